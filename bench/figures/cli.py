@@ -1,0 +1,68 @@
+"""The command `python -m bench figures`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from bench.figures.page import render
+from bench.figures.sweeps import SWEEPS
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results"
+
+
+def load_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
+    """All committed results, in the order of the page."""
+    names = ["grid", *SWEEPS, "overhead"]
+    paths = {name: folder / f"{name}.json" for name in names}
+    return {n: json.loads(p.read_text()) for n, p in paths.items() if p.exists()}
+
+
+def figures(
+    measure: Annotated[
+        str, typer.Option(help=f"First run these again: all, or {','.join(SWEEPS)}.")
+    ] = "",
+    results: Annotated[Path, typer.Option(help="Folder of the numbers.")] = RESULTS,
+    docs: Annotated[Path, typer.Option(help="Where bench.md and bench/ go.")] = ROOT
+    / "docs",
+    processes: Annotated[int, typer.Option(help="Cells at a time.", min=1)] = 2,
+) -> None:
+    """PNG, CSV and docs/bench.md from the numbers in bench/results."""
+    console = Console()
+    try:
+        for name in _names(measure):
+            # Here: rendering needs neither vLLM nor a process pool.
+            from bench.figures import measure as runs
+
+            result = runs.measure(SWEEPS[name], console, processes=processes)
+            console.print(f"wrote {runs.save(name, result, results)}")
+    except (ValueError, RuntimeError) as error:
+        console.print(
+            f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False
+        )
+        raise typer.Exit(1) from None
+    found = load_results(results)
+    if not found:
+        raise typer.BadParameter(f"no results in {results}")
+    from bench.figures.plots import draw  # matplotlib
+
+    for name, result in found.items():
+        draw(name, result, docs / "bench")
+    (docs / "bench.md").write_text(render(found))
+    console.print(f"wrote {docs / 'bench.md'}")
+
+
+def _names(text: str) -> list[str]:
+    if text == "all":
+        return list(SWEEPS)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in SWEEPS:
+            raise ValueError(f"figure {name!r}: expected {', '.join(SWEEPS)}")
+    return names

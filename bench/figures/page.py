@@ -1,0 +1,177 @@
+"""docs/bench.md from the numbers in bench/results. Pure text, deterministic."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench import grid_bars
+
+Json = Mapping[str, Any]
+_INTRO = """# Bench report
+
+Written by `python -m bench figures` from `bench/results/*.json`; do not edit. Every
+section names the command that measured it. JCT: seconds from a program's first request
+to its last token, tool gaps included. All of it is vLLM's own scheduler and ours in
+virtual time, with a step-time model of Llama-3.1-8B on an A100-80 (`bench/sim`):
+no GPU was used, and seconds are the model's. `oracle` knows the future; it is a
+reference point, not a bound.
+"""
+
+
+def render(results: Mapping[str, Json]) -> str:
+    """The whole page. results: by name, "grid", "overhead" or a sweep's."""
+    parts = [_INTRO]
+    if "grid" in results:
+        parts.append(_grid(results["grid"]))
+    for name, result in results.items():
+        if name not in ("grid", "overhead"):
+            parts.append(_sweep(name, result))
+    if "overhead" in results:
+        parts.append(_overhead(results["overhead"]))
+    return "\n".join(parts)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown; the first column is text."""
+    align = ["---", *("--:" for _ in header[1:])]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, align, *rows])
+
+
+def by_arm(result: Json, key: str) -> dict[str, dict[str, float]]:
+    """Mean over the seeds, by arm and x, both in the order of the rows."""
+    seen: dict[str, dict[str, list[float]]] = {}
+    for row in result["rows"]:
+        seen.setdefault(row["arm"], {}).setdefault(row["x"], []).append(row[key])
+    return {
+        arm: {x: statistics.fmean(values) for x, values in own.items()}
+        for arm, own in seen.items()
+    }
+
+
+def losses(result: Json) -> list[str]:
+    """Where `adaptive` is behind another arm that knows no future, by over 1 %."""
+    means = by_arm(result, "mean_jct_s")
+    ours = means.get("adaptive", {})
+    found = []
+    for x, mine in ours.items():
+        rivals = {
+            arm: own[x]
+            for arm, own in means.items()
+            if arm.partition(":")[0] not in ("adaptive", "oracle") and x in own
+        }
+        best = min(rivals, key=lambda arm: rivals[arm], default="")
+        if best and mine > 1.01 * rivals[best]:
+            found.append(f"{x}: {best} by {100 * (mine / rivals[best] - 1):.1f} %")
+    return found
+
+
+def _sweep(name: str, result: Json) -> str:
+    lines = [
+        f"## {result['title']}",
+        "",
+        f"After the {result['source']}. {result['programs']} programs a cell, vLLM "
+        f"{result['vllm']}: `{result['command']}`. {result['note']}".rstrip(),
+        "",
+        f"![{name}](bench/{name}.png)",
+        "",
+    ]
+    # Columns in the order of the points, whatever arm has which.
+    xs = list(dict.fromkeys(row["x"] for row in result["rows"]))
+    for key, title in (
+        ("mean_jct_s", "mean"),
+        ("p90_jct_s", "P90"),
+        ("p95_jct_s", "P95"),
+    ):
+        header = [f"{title} JCT, s", *(f"{result['x']} {x}" for x in xs)]
+        rows = [
+            [f"`{arm}`", *(f"{own[x]:.0f}" if x in own else "" for x in xs)]
+            for arm, own in by_arm(result, key).items()
+        ]
+        lines += [table(header, rows), ""]
+    behind = losses(result)
+    lines.append(
+        f"adaptive is behind at {'; '.join(behind)}."
+        if behind
+        else "adaptive is behind nowhere."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _grid(result: Json) -> str:
+    setting, rows = result["setting"], result["rows"]
+    lines = [
+        "## The grid",
+        "",
+        f"Workloads x pools x loads, lines `{setting['half']}` of the traces, seeds "
+        f"{setting['seeds']}, {setting['programs']:g} times the programs of "
+        f"`bench/grid_spec.py`, vLLM {setting['vllm']}: `{setting['command']}`. "
+        "Loads are multiples of plain vLLM's saturation.",
+        "",
+        table(
+            ["bar", "limit", "reached", "where", "verdict"],
+            [
+                [
+                    bar["name"],
+                    f"{bar['limit']:g}",
+                    "" if bar["reached"] is None else f"{bar['reached']:.3f}",
+                    bar["where"],
+                    bar["verdict"],
+                ]
+                for bar in result["bars"]
+            ],
+        ),
+        "",
+        "Mean JCT over plain vLLM's (first number: its seconds).",
+        "",
+    ]
+    arms = list(rows[0]["arms"])
+    body = []
+    for row in rows:
+        means = [statistics.fmean(row["arms"][arm]["mean_jct_s"]) for arm in arms]
+        ratios = [f"{mean / means[0]:.2f}" for mean in means[1:]]
+        body.append([grid_bars.label(row), f"{means[0]:.0f}", *ratios])
+    lines += [table(["cell", *arms], body), "", *_regrets(rows, arms)]
+    return "\n".join(lines) + "\n"
+
+
+def _regrets(rows: Sequence[Json], arms: Sequence[str]) -> list[str]:
+    if grid_bars.REFERENCE not in arms:
+        return []
+    means = {
+        arm: statistics.fmean(grid_bars.regret(row, arm) for row in rows)
+        for arm in arms
+        if arm != grid_bars.REFERENCE
+    }
+    ordered = sorted(means.items(), key=lambda item: item[1])
+    body = [[f"`{arm}`", f"{value:+.3f}"] for arm, value in ordered]
+    return [
+        "Mean regret to `oracle` (JCT over its, less one); negative: it is beaten.",
+        "",
+        "![regret](bench/regret.png)",
+        "",
+        table(["arm", "mean regret"], body),
+    ]
+
+
+def _overhead(result: Json) -> str:
+    body = [
+        [
+            row["load"],
+            f"{row['plain_ms']:.3f}",
+            f"{row['ours_ms']:.3f}",
+            f"{row['ratio']:.3f}",
+            f"{row['more_ms']:.3f}",
+        ]
+        for row in result["rows"]
+    ]
+    header = ["load", "vLLM ms", "TTLScheduler ms", "ratio", "more ms"]
+    programs = f"{result['running']} running and {result['waiting']} waiting programs"
+    return (
+        "## Scheduler overhead\n\n"
+        f"After the paper's Table 4. CPU milliseconds a step, {programs}, engines in "
+        f"turns in one process: `{result['command']}`. Bars: ratio 1.10, 0.1 ms "
+        "more.\n\n![overhead](bench/overhead.png)\n\n"
+        f"{table(header, body)}\n"
+    )

@@ -1,0 +1,59 @@
+"""`bench lmcache-plugin`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from bench.lmcache_plugin import PluginBenchOptions, run_plugin_bench
+
+_DEFAULTS = PluginBenchOptions()
+
+
+def lmcache_plugin(
+    engine: Annotated[
+        str, typer.Option(help="sim (no server), toy (no model) or vllm (CPU).")
+    ] = _DEFAULTS.engine,
+    programs: Annotated[int, typer.Option(min=1)] = _DEFAULTS.programs,
+    rate: Annotated[float, typer.Option(help="Arrivals a second.")] = _DEFAULTS.rate,
+    token_scale: Annotated[float, typer.Option()] = _DEFAULTS.token_scale,
+    gap_cap: Annotated[float, typer.Option(help="Seconds.")] = _DEFAULTS.gap_cap_s,
+    l1_share: Annotated[
+        float, typer.Option(help="L1 as a share of the working set.")
+    ] = _DEFAULTS.l1_share,
+    arms: Annotated[
+        str, typer.Option(help="Of LRU, ARC, IsolatedLRU, ttl; by comma.")
+    ] = ",".join(_DEFAULTS.arms),
+    policy: Annotated[
+        str, typer.Option(help="Retention policy of the ttl arm.")
+    ] = _DEFAULTS.policy,
+    uniform: Annotated[
+        bool, typer.Option(help="Contexts drawn at random: nothing to learn.")
+    ] = False,
+    seed: Annotated[int, typer.Option()] = _DEFAULTS.seed,
+    trace: Annotated[Path | None, typer.Option(help="Replay this trace.")] = None,
+    out: Annotated[Path, typer.Option()] = _DEFAULTS.out,
+    model: Annotated[Path, typer.Option()] = _DEFAULTS.model,
+) -> None:
+    """LMCache with our server module against its own eviction policies."""
+    if engine not in ("sim", "toy", "vllm"):
+        raise typer.BadParameter(f"engine {engine!r}: expected sim, toy or vllm")
+    options = PluginBenchOptions(
+        engine=engine,
+        programs=programs,
+        rate=rate,
+        token_scale=token_scale,
+        gap_cap_s=gap_cap,
+        seed=seed,
+        l1_share=l1_share,
+        arms=tuple(arms.split(",")),
+        policy=policy,
+        trace=trace,
+        uniform=uniform,
+        out=out,
+        model=model,
+    )
+    raise typer.Exit(run_plugin_bench(options, Console()))

@@ -1,0 +1,1 @@
+"""The neutral bench: vLLM's own scheduler and our connector in virtual time."""

@@ -1,0 +1,212 @@
+"""One cell: workload x engine x arm x seed, from arguments to checked numbers."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bench.sim import tier_link
+from bench.sim.agents import Agent, RequestFactory
+from bench.sim.arms import ArmSetting, own_file
+from bench.sim.checks import check
+from bench.sim.engine import Simulation
+from bench.sim.gates import Gate, OpenGate
+from bench.sim.hardware import HARDWARE
+from bench.sim.lookups import remember_lookups
+from bench.sim.models import MODELS
+from bench.sim.mori import MoriGate
+from bench.sim.offload import parse_offload
+from bench.sim.oracle import OracleGate, ShortestRemaining
+from bench.sim.recorder import Recorder
+from bench.sim.reshape import mean_context
+from bench.sim.settings import Cell, CellResult
+from bench.sim.steptime import StepTime
+from bench.sim.thunderagent import ThunderAgentGate
+from bench.sim.tier_policy import tiered
+from bench.sim.tiers import TierStore
+from bench.sim.workload import Workload, build
+from ttlcache.clock import VirtualClock, default_clock, stopwatch_s, use_clock
+from ttlcache_connector.connector import TTLConnector, find_connector
+from ttlcache_connector.harness import EngineHarness, EngineSpec
+
+_SCHEDULER = "ttlcache_connector.scheduler.TTLScheduler"
+
+
+def run_cell(cell: Cell) -> CellResult:
+    """Simulate and check.
+
+    Raises:
+        SimulationError: stuck, or a conservation law is broken.
+    """
+    began_s, began_cpu_s = stopwatch_s(), time.process_time()
+    workload = build(cell.workload)
+    model = MODELS[cell.engine.model]
+    step_time = StepTime.of(HARDWARE[cell.engine.hardware], model)
+    clock, recorder, store = VirtualClock(), Recorder(), _tier_store(cell)
+    with _no_gc(), use_clock(clock), tier_link.use_tiers(store):
+        harness = EngineHarness(_engine_spec(cell, workload, step_time))
+        scheduler = harness.scheduler
+        connector = find_connector(scheduler.connector)
+        remember_lookups(scheduler.kv_cache_manager)
+        if cell.arm.order == "srpt" and connector is not None and connector.side:
+            assert connector.side.controller is not None
+            connector.side.controller.ordering = ShortestRemaining()
+        Simulation(
+            scheduler,
+            clock,
+            workload,
+            _factory(cell, step_time),
+            step_time,
+            recorder,
+            gate=_gate(cell, connector),
+            connector=connector,
+            transfers=getattr(scheduler.connector, "tiers", None),
+            shared_tokens=cell.workload.shared_tokens,
+            longest_stride=cell.engine.decode_stride,
+            block_tokens=cell.engine.block_size,
+        ).run()
+        check(workload, recorder, scheduler, connector)
+    metrics = recorder.metrics(
+        model.kv_bytes_per_token * cell.engine.block_size, workload.chats
+    )
+    metrics["reload_s"] = store.reload_s if store is not None else 0.0
+    metrics["reload_tokens"] = store.loaded_tokens if store is not None else 0
+    metrics["connector"] = _counts(connector)
+    wall = {
+        "wall_s": stopwatch_s() - began_s,
+        "cpu_s": time.process_time() - began_cpu_s,
+    }
+    return CellResult(metrics, wall)
+
+
+@contextmanager
+def _no_gc() -> Iterator[None]:
+    """A cell makes millions of small objects and hardly a cycle."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+        gc.collect()
+
+
+def _tier_store(cell: Cell) -> TierStore | None:
+    offload = parse_offload(cell.engine.offload)
+    if not offload:
+        return None
+    model = MODELS[cell.engine.model]
+    hardware = HARDWARE[cell.engine.hardware]
+    return TierStore(offload, hardware, model.kv_bytes_per_token, model.tp)
+
+
+def _engine_spec(cell: Cell, workload: Workload, step_time: StepTime) -> EngineSpec:
+    engine = cell.engine
+    context = round(mean_context(workload.programs))
+    prefill_s = step_time.prefill_s(context, engine.max_num_batched_tokens)
+    extra = cell.arm.extra_config(ArmSetting(prefill_s))
+    spec: dict[str, Any] = {
+        "num_blocks": engine.blocks,
+        "block_tokens": engine.block_size,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "max_model_len": engine.max_context,
+        "policy": "priority" if cell.arm.order == "srpt" else "fcfs",
+        "connector": extra is not None,
+        "extra_config": extra or {},
+    }
+    if engine.offload != "none":
+        tier_link.register()
+        spec["connector"] = True
+        spec["kv_connector"] = tier_link.PLAIN
+        if extra is not None:
+            spec["kv_connector"] = tier_link.WITH_PINS
+            spec["scheduler_cls"] = _SCHEDULER
+            spec["extra_config"] = tiered(extra)
+    return EngineSpec(**spec)
+
+
+def _factory(cell: Cell, step_time: StepTime) -> RequestFactory:
+    work = remaining_s(step_time)
+    return RequestFactory(
+        cell.engine.block_size,
+        tell_last=cell.engine.tell_last,
+        tell_gap=cell.arm.tell_gap,
+        priority=(
+            (lambda agent: round(1e3 * work(agent)))
+            if cell.arm.order == "srpt"
+            else None
+        ),
+    )
+
+
+def remaining_s(step_time: StepTime) -> Callable[[Agent], float]:
+    """Engine seconds of all turns that a program has left, alone."""
+
+    def work(agent: Agent) -> float:
+        prompt, output = agent.remaining_tokens()
+        return prompt * step_time.token_s + output * step_time.decode_s
+
+    return work
+
+
+def _gate(cell: Cell, connector: TTLConnector | None) -> Gate:
+    arm = cell.arm
+    found = own_file(arm.file) if arm.file and arm.gate else GATES
+    return found[arm.gate](cell, connector)
+
+
+def _open_gate(cell: Cell, connector: TTLConnector | None) -> Gate:
+    return OpenGate()
+
+
+def _thunderagent(cell: Cell, connector: TTLConnector | None) -> Gate:
+    return ThunderAgentGate(cell.engine.pool_tokens)
+
+
+def _mori(cell: Cell, connector: TTLConnector | None) -> Gate:
+    assert connector is not None
+    assert connector.side is not None
+    pins = connector.side.controller.pins
+
+    def unpin(program_id: str) -> None:
+        for pin in list(pins):
+            if pin.program.program_id == program_id:
+                pins.set_deadline(pin, default_clock().now_s())
+
+    store = tier_link.current_store()
+    cpu_tokens = store.cpu.capacity_tokens if store is not None else 0
+    return MoriGate(cell.engine.pool_tokens, cpu_tokens, unpin)
+
+
+def _oracle(cell: Cell, connector: TTLConnector | None) -> Gate:
+    model, hardware = MODELS[cell.engine.model], HARDWARE[cell.engine.hardware]
+    step_time = StepTime.of(hardware, model)
+    return OracleGate(
+        cell.engine.pool_tokens, remaining_s(step_time), step_time.token_s
+    )
+
+
+#: Gates by the name that an arm uses.
+GATES: dict[str, Callable[[Cell, TTLConnector | None], Gate]] = {
+    "": _open_gate,
+    "thunderagent": _thunderagent,
+    "mori": _mori,
+    "oracle": _oracle,
+}
+
+
+def _counts(connector: TTLConnector | None) -> dict[str, Any]:
+    """The connector's own counters, as "name" or "name.label"."""
+    if connector is None or connector.side is None:
+        return {}
+    controller = connector.side.controller
+    totals = controller.metrics.totals if controller is not None else {}
+    return {
+        f"{name}.{label}" if label else name: count
+        for (name, label), count in sorted(totals.items())
+    }

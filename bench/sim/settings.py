@@ -1,0 +1,57 @@
+"""What a cell is: plain data, hashable, picklable, JSON-able."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bench.sim.arms import Arm
+from bench.sim.models import MODELS
+from bench.sim.workload import WorkloadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetting:
+    """The engine of a cell; blocks of `block_size` tokens.
+
+    tell_last: whether clients say which turn is their last one.
+    decode_stride: most steps that one call of `schedule()` stands for; the results
+        are the same whatever it is (`bench.sim.stride`).
+    """
+
+    hardware: str = "a100-80"
+    model: str = "llama-3.1-8b"
+    blocks: int = 24_000
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    offload: str = "none"
+    tell_last: bool = True
+    decode_stride: int = 1024
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that fit; one block is vLLM's null block."""
+        return (self.blocks - 1) * self.block_size
+
+    @property
+    def max_context(self) -> int:
+        """A context must fit into the model and, alone, into the pool."""
+        return min(MODELS[self.model].max_tokens, self.pool_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Everything that determines a result."""
+
+    arm: Arm
+    engine: EngineSetting
+    workload: WorkloadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """metrics: deterministic. wall: seconds of this machine, never compared."""
+
+    metrics: dict[str, Any]
+    wall: dict[str, float]

@@ -1,0 +1,105 @@
+"""Every name of vLLM that the connector touches, file by file.
+
+Two kinds: hooks, which vLLM calls and we override, so that our parameters must be
+vLLM's; and uses, which we call or read. tests/connector/test_surface.py holds them
+against the sources of supported and refused versions.
+"""
+
+from __future__ import annotations
+
+_CORE = "vllm/v1/core/"
+_KV = "vllm/distributed/kv_transfer/kv_connector/"
+_BASE = _KV + "v1/base.py"
+_STATS = _KV + "v1/metrics.py"
+
+#: "file::Class" -> methods of ours that vLLM calls with its own arguments.
+HOOKS: dict[str, tuple[str, ...]] = {
+    _BASE + "::KVConnectorBase_V1": (
+        "__init__",
+        "on_new_request",
+        "get_num_new_matched_tokens",
+        "update_state_after_alloc",
+        "build_connector_meta",
+        "request_finished",
+        "reset_cache",
+        "shutdown",
+        "get_kv_connector_stats",
+        "build_kv_connector_stats",
+        "build_prom_metrics",
+        "bind_kv_cache_manager",
+        "bind_gpu_block_pool",
+        "requires_kv_delivery",
+        "start_load_kv",
+        "wait_for_layer_load",
+        "save_kv_layer",
+        "wait_for_save",
+    ),
+    _BASE + "::SupportsHMA": ("request_finished_all_groups",),
+    _STATS + "::KVConnectorStats": ("reset", "aggregate", "reduce", "is_empty"),
+    _STATS + "::KVConnectorPromMetrics": ("__init__", "observe"),
+    _CORE + "sched/request_queue.py::RequestQueue": (
+        "add_request",
+        "peek_request",
+        "pop_request",
+        "prepend_request",
+        "prepend_requests",
+        "remove_request",
+        "remove_requests",
+        "__bool__",
+        "__len__",
+        "__iter__",
+    ),
+}
+
+#: "file::Class" -> what we call or read, with the parameters that we name.
+USES: dict[str, tuple[str, ...]] = {
+    _CORE + "sched/scheduler.py::Scheduler": (
+        "add_request(request)",
+        "schedule()",
+        *("waiting", "running", "requests", "connector", "kv_cache_manager"),
+        *("defer_block_free", "deferred_frees"),
+    ),
+    _CORE + "sched/async_scheduler.py::AsyncScheduler": ("schedule()", "waiting"),
+    _CORE + "kv_cache_manager.py::KVCacheManager": (
+        "allocate_slots(request, num_new_tokens, num_new_computed_tokens, "
+        "num_lookahead_tokens, full_sequence_must_fit, reserved_blocks, "
+        "has_scheduled_reqs)",
+        "reset_prefix_cache()",
+        "get_block_ids(request_id)",
+        *("block_pool", "kv_cache_config", "watermark_blocks", "coordinator"),
+    ),
+    _CORE + "block_pool.py::BlockPool": (
+        "touch(blocks)",
+        "free_blocks(ordered_blocks)",
+        "get_num_free_blocks()",
+        *("blocks", "num_gpu_blocks", "hash_block_size"),
+    ),
+    _CORE + "kv_cache_utils.py::KVCacheBlock": (
+        *("block_id", "ref_cnt", "block_hash", "is_null"),
+    ),
+    "vllm/v1/request.py::Request": (
+        *("request_id", "num_tokens", "num_prompt_tokens", "num_output_tokens"),
+        *("num_computed_tokens", "all_token_ids", "output_token_ids"),
+        *("block_hashes", "kv_transfer_params", "sampling_params", "cache_salt"),
+        *("session_id", "priority", "status", "arrival_time", "resumable"),
+    ),
+    "vllm/v1/request.py::RequestStatus": (
+        *("RUNNING", "PREEMPTED", "FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"),
+        "FINISHED_REPETITION",
+    ),
+    _KV + "factory.py::KVConnectorFactory": (
+        "register_connector(name, module_path, class_name)",
+    ),
+    "vllm/engine/arg_utils.py::EngineArgs": ("create_engine_config()",),
+    "vllm/config/scheduler.py::SchedulerConfig": (
+        *("policy", "async_scheduling", "scheduler_cls", "get_scheduler_cls()"),
+    ),
+    "vllm/config/cache.py::CacheConfig": ("enable_prefix_caching",),
+    "vllm/config/kv_transfer.py::KVTransferConfig": (
+        *("kv_connector", "kv_connector_extra_config"),
+    ),
+    "vllm/config/model.py::ModelConfig": ("skip_tokenizer_init",),
+    "vllm/tool_parsers/abstract_tool_parser.py::ToolParserManager": (
+        "get_tool_parser(name)",
+    ),
+}

@@ -1,0 +1,1 @@
+"""Randomised schedules on vLLM's real scheduler: no wedge, no leak, no broken table."""

@@ -1,0 +1,49 @@
+"""Many seeds in parallel processes; a failing one is printed and can be replayed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One seed's result; `failure` is None when all held."""
+
+    seed: int
+    steps: int
+    failure: str | None = None
+
+
+def play(seed: int) -> Outcome:
+    """Run one schedule in this process."""
+    # vLLM is slow to import: only where schedules run.
+    from bench.wedge.schedule import Schedule
+
+    schedule = Schedule(seed)
+    try:
+        return Outcome(seed, schedule.run())
+    except Exception:  # noqa: BLE001 - every exception is a finding
+        return Outcome(seed, 0, traceback.format_exc(limit=-6))
+
+
+def play_all(first_seed: int, count: int, processes: int) -> Iterator[Outcome]:
+    """Outcomes in the order of seeds `first_seed` … `first_seed + count - 1`."""
+    seeds = range(first_seed, first_seed + count)
+    if processes == 1:
+        _quiet()
+        yield from map(play, seeds)
+        return
+    with ProcessPoolExecutor(processes, initializer=_quiet) as pool:
+        yield from pool.map(play, seeds, chunksize=8)
+
+
+def _quiet() -> None:
+    """Thousands of engines start: keep their logs out of this process's output."""
+    # Errors, too: every bad block that a worker reports is one.
+    os.environ["VLLM_LOGGING_LEVEL"] = "CRITICAL"
+    logging.getLogger("vllm").setLevel(logging.CRITICAL)

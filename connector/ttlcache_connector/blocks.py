@@ -1,0 +1,158 @@
+"""Pins as reference counts on vLLM's block pool.
+
+A pin is one reference on each of its blocks, nothing else: vLLM frees the
+finished request as always, and the next turn finds the blocks by ordinary
+prefix caching.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from ttlcache.events import Shrunk
+from ttlcache.types import Pressure
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+# A long context has thousands of blocks, all walked while the engine waits: what is
+# done to each of them runs in C where it can.
+_block_id = attrgetter("block_id")
+_ref_cnt = attrgetter("ref_cnt")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The pinnable blocks of a finished request, root first; their tokens.
+
+    footprint_blocks: its memory, shared blocks divided among those who use them.
+    """
+
+    blocks: list[KVCacheBlock]
+    kv_tokens: int
+    footprint_blocks: float
+
+
+class PinLedger:
+    """Which blocks each pin references. Implements `BlockHolder`."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        group_block_tokens: Sequence[int],
+        queue_counts: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> None:
+        """
+        Args:
+            group_block_tokens: tokens per block of each KV cache group.
+            queue_counts: running and waiting requests right now.
+        """
+        self.pool = pool
+        self.waiting_blocks = 0  # what the head of the queue lacked last
+        self._group_block_tokens = tuple(group_block_tokens)
+        self._queue_counts = queue_counts
+        self._held: dict[int, list[KVCacheBlock]] = {}
+        self._refs: Counter[int] = Counter()
+
+    @property
+    def pool_blocks(self) -> int:
+        """Usable blocks: all but vLLM's null block."""
+        return int(self.pool.num_gpu_blocks) - 1
+
+    def candidate(self, block_ids: tuple[list[int], ...]) -> Candidate:
+        """Only blocks with a hash can be hit again; partial ones are left out."""
+        blocks: list[KVCacheBlock] = []
+        kv_tokens = 0
+        for ids, block_tokens in zip(block_ids, self._group_block_tokens, strict=True):
+            own = list(map(self.pool.blocks.__getitem__, ids))
+            while own and not _can_be_hit(own[-1]):
+                own.pop()
+            kv_tokens = max(kv_tokens, len(own) * block_tokens)
+            blocks += filter(_can_be_hit, own)
+        users = Counter(map(_ref_cnt, blocks))
+        footprint = sum(count / max(1, each) for each, count in users.items())
+        return Candidate(blocks, kv_tokens, footprint)
+
+    def count_unpinned(self, blocks: Sequence[KVCacheBlock]) -> int:
+        pinned = sum(map(self._refs.__contains__, map(_block_id, blocks)))
+        return len(blocks) - pinned
+
+    def hold(self, pin_id: int, blocks: Sequence[KVCacheBlock]) -> None:
+        """Reference `blocks` for a pin; they must be referenced or free now."""
+        self.pool.touch(blocks)
+        self._held[pin_id] = list(blocks)
+        self._refs.update(map(_block_id, blocks))
+
+    def release(self, pin_id: int) -> int:
+        return self._drop(self._held.pop(pin_id, []))
+
+    def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
+        """Drop references from the tail.
+
+        With several KV cache groups a shortened prefix is not a hit any more
+        (the sliding window before its new end is gone), so the pin goes whole.
+        """
+        blocks = self._held.get(pin_id, [])
+        if not self.is_divisible or drop_blocks >= len(blocks):
+            return Shrunk(self.release(pin_id), 0, 0)
+        keep = len(blocks) - max(0, drop_blocks)
+        tail = blocks[keep:]
+        del blocks[keep:]
+        return Shrunk(self._drop(tail), keep, keep * self._group_block_tokens[0])
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether a prefix of a pin is a hit: not with several KV cache groups."""
+        return len(self._group_block_tokens) == 1
+
+    def is_freeable(self, pin_id: int) -> bool:
+        # From the tail: what others use is mostly a common prefix.
+        return any(
+            block.ref_cnt == self._refs[block.block_id]
+            for block in reversed(self._held.get(pin_id, []))
+        )
+
+    def pressure(self) -> Pressure:
+        num_running, num_waiting = self._queue_counts()
+        return Pressure(
+            pool_blocks=self.pool_blocks,
+            free_blocks=self.pool.get_num_free_blocks(),
+            pinned_blocks=len(self._refs),
+            num_running=num_running,
+            num_waiting=num_waiting,
+            waiting_blocks=self.waiting_blocks,
+        )
+
+    def references(self) -> dict[int, int]:
+        """Our references per block id, for the invariant checker."""
+        return dict(self._refs)
+
+    def pinned_ids(self) -> dict[int, int]:
+        """Number of blocks of each pin, for the invariant checker."""
+        return {pin_id: len(blocks) for pin_id, blocks in self._held.items()}
+
+    def _drop(self, blocks: list[KVCacheBlock]) -> int:
+        """Give references back tail first, so that prefixes are evicted last."""
+        if not blocks:
+            return 0
+        before = self.pool.get_num_free_blocks()
+        refs = self._refs
+        for block_id in map(_block_id, blocks):
+            count = refs[block_id]
+            if count > 1:
+                refs[block_id] = count - 1
+            else:
+                del refs[block_id]
+        self.pool.free_blocks(reversed(blocks))
+        return int(self.pool.get_num_free_blocks() - before)
+
+
+def _can_be_hit(block: KVCacheBlock) -> bool:
+    # Blocks outside a sliding window were replaced by the null block.
+    return block.block_hash is not None and not block.is_null

@@ -1,0 +1,1 @@
+"""Commands of `ttlcache` that need vLLM; loaded by `ttlcache.cli.lazy`."""

@@ -1,0 +1,214 @@
+"""`ttlcache doctor`: what is installed here, and what will be used."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ttlcache.config import TTLCacheConfig, load_config
+from ttlcache.errors import ConfigError, UnsupportedEngineError
+from ttlcache_connector import compat, plugin
+from ttlcache_connector.knowledge import load_costs
+
+OK, NOTE, BAD = "ok", "note", "BAD"
+_STYLE = {OK: "green", NOTE: "yellow", BAD: "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: BAD means that retention will not work."""
+
+    state: str
+    what: str
+    text: str
+
+
+def run(config: str, url: str | None, lmcache: str | None, api_key: str | None) -> None:
+    """Print all findings; exit status 1 if one of them is BAD."""
+    console = Console()
+    found = list(findings(config, url, lmcache, api_key))
+    grid = Table(title="ttlcache doctor", title_justify="left")
+    for name in ("", "", ""):
+        grid.add_column(name, overflow="fold")
+    for finding in found:
+        state = f"[{_STYLE[finding.state]}]{finding.state}[/]"
+        grid.add_row(state, finding.what, escape(finding.text))
+    console.print(grid)
+    raise typer.Exit(1 if any(f.state == BAD for f in found) else 0)
+
+
+def findings(
+    config: str, url: str | None, lmcache: str | None, api_key: str | None = None
+) -> Iterator[Finding]:
+    """Everything that is worth knowing, one after the other."""
+    yield Finding(OK, "python", f"{platform.python_version()}, {platform.machine()}")
+    yield Finding(OK, "ttlcache", compat.ttlcache_version())
+    settings = None
+    try:
+        settings = load_config(json.loads(config))
+    except (ConfigError, ValueError) as error:
+        yield Finding(BAD, "configuration", str(error))
+    yield _vllm(settings)
+    yield _plugin()
+    yield _guess("middleware", _middleware)
+    if settings is not None:
+        yield from _settings(settings)
+    yield _guess("GPU", _gpu)
+    yield _package("lmcache", "no lower tier: an expired pin costs a prefill")
+    if lmcache is not None:
+        yield _reach(lmcache)
+    if url is not None:
+        yield from _server(url, api_key)
+
+
+def _vllm(settings: TTLCacheConfig | None) -> Finding:
+    allow = settings is not None and settings.allow_untested_vllm
+    try:
+        version = compat.check_vllm(allow_untested=allow)
+    except UnsupportedEngineError as error:
+        return Finding(BAD, "vllm", str(error))
+    except ImportError as error:
+        return Finding(BAD, "vllm", f"cannot be imported: {error}")
+    return Finding(OK, "vllm", f"{version} (tested: {compat.tested_range()})")
+
+
+def _plugin() -> Finding:
+    points = importlib.metadata.entry_points(group="vllm.general_plugins")
+    if not any(point.name == "ttlcache" for point in points):
+        text = "vLLM does not find our plugin: is ttlcache installed where vLLM is?"
+        return Finding(BAD, "plugin", text)
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "ttlcache" not in allowed.split(","):
+        text = f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading it: add ttlcache"
+        return Finding(BAD, "plugin", text)
+    plugin.register()
+    factory = importlib.import_module(
+        "vllm.distributed.kv_transfer.kv_connector.factory"
+    ).KVConnectorFactory
+    cls = factory.get_connector_class_by_name(plugin.CONNECTOR)
+    return Finding(OK, "plugin", f"{plugin.CONNECTOR} is {cls.__module__}")
+
+
+def _middleware() -> Finding:
+    if compat.can_install_middleware():
+        return Finding(OK, "middleware", "agents' session headers are read by itself")
+    text = f"not for this vLLM: start it with --middleware {plugin.MIDDLEWARE}"
+    return Finding(NOTE, "middleware", text)
+
+
+def _settings(settings: TTLCacheConfig) -> Iterator[Finding]:
+    yield Finding(
+        OK,
+        "policy",
+        f"{settings.policy} {settings.policy_options or ''}, ordering "
+        f"{settings.ordering}, admission {settings.admission}".replace(" ,", ","),
+    )
+    if settings.profile_path is None:
+        text = "none: prefill costs are learnt from the first requests"
+        yield Finding(NOTE, "profile_path", text + " (ttlcache profile writes one)")
+    else:
+        yield _guess("profile_path", lambda: _profile(settings))
+    for name in ("record_path", "history_path"):
+        value = getattr(settings, name)
+        if value is None:
+            without = "nothing to explain" if name == "record_path" else "a cold start"
+            yield Finding(NOTE, name, f"not set: {without}")
+        else:
+            folder = Path(value) if name == "record_path" else Path(value).parent
+            yield _writable(name, folder)
+
+
+def _profile(settings: TTLCacheConfig) -> Finding:
+    costs = load_costs(settings)
+    text = f"16k tokens prefill in {costs.prefill_s(16_000):.3g} s"
+    return Finding(OK, "profile_path", f"{settings.profile_path}: {text}")
+
+
+def _writable(name: str, folder: Path) -> Finding:
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if os.access(place, os.W_OK) and place.is_dir():
+        return Finding(OK, name, str(folder))
+    return Finding(BAD, name, f"{folder} cannot be written")
+
+
+def _gpu() -> Finding:
+    torch = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        return Finding(
+            NOTE, "GPU", "none: vLLM's CPU backend, pins live in host memory"
+        )
+    names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+    count = torch.cuda.device_count()
+    return Finding(OK, "GPU", f"{count} x {', '.join(sorted(names))}; {_cupy()}")
+
+
+def _cupy() -> str:
+    try:
+        cupy = importlib.import_module("cupy")
+        return f"CuPy {cupy.__version__}"
+    except ImportError:
+        return "no CuPy"
+
+
+def _package(name: str, without: str) -> Finding:
+    try:
+        return Finding(OK, name, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(NOTE, name, f"not installed: {without}")
+
+
+def _reach(address: str) -> Finding:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host or "127.0.0.1", int(port)), timeout=3.0):
+            return Finding(OK, "LMCache server", f"{address} answers")
+    except (OSError, ValueError) as error:
+        return Finding(BAD, "LMCache server", f"{address}: {error}")
+
+
+def _server(url: str, api_key: str | None) -> Iterator[Finding]:
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        with httpx.Client(base_url=url, timeout=10.0, headers=headers) as http:
+            metrics = http.get("/metrics").text
+            live = http.get("/ttlcache/programs")
+    except httpx.HTTPError as error:
+        yield Finding(BAD, "server", f"{url}: {error}")
+        return
+    if "ttlcache_pool_blocks" not in metrics:
+        yield Finding(BAD, "server", f"{url} runs without TTLConnector")
+        return
+    caching = 'enable_prefix_caching="False"' not in metrics
+    yield Finding(OK if caching else BAD, "server", f"{url}, prefix caching {caching}")
+    if live.status_code != 200:
+        yield Finding(NOTE, "server", f"/ttlcache/programs: {live.status_code}")
+        return
+    for engine in live.json()["engines"]:
+        on = engine.get("gauges", {}).get("retention_enabled", 0.0)
+        text = (
+            "retention is on" if on else "retention has turned itself off: see its log"
+        )
+        yield Finding(OK if on else BAD, "server", text)
+
+
+def _guess(what: str, look: Callable[[], Finding]) -> Finding:
+    """A check that itself may fail on machines we have not seen."""
+    try:
+        return look()
+    except Exception as error:  # noqa: BLE001 - a doctor must not die of a patient
+        return Finding(BAD, what, f"{type(error).__name__}: {error}")

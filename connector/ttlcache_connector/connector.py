@@ -1,0 +1,263 @@
+"""TTLConnector: delegation only, one role object inside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+
+from ttlcache.config import load_config
+from ttlcache.events import Admission, Urgency
+from ttlcache_connector import compat
+from ttlcache_connector.scheduler_side import SchedulerSide
+from ttlcache_connector.stats import TTLConnectorStats, TTLPromMetrics
+from ttlcache_connector.worker_side import WorkerSide
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorTransferResults,
+        KVConnectorWorkerMetadata,
+    )
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+    from ttlcache_connector.queue import ProgramQueue
+
+
+class TTLConnector(KVConnectorBase_V1, SupportsHMA):
+    """Retains finished turns' KV blocks for a computed time-to-live."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        role: KVConnectorRole,
+        kv_cache_config: KVCacheConfig,
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.config = load_config(self._kv_transfer_config.kv_connector_extra_config)
+        compat.check_vllm(allow_untested=self.config.allow_untested_vllm)
+        compat.check_engine(vllm_config)
+        self.side: SchedulerSide | None = None
+        self._scheduler_seen = False
+        compat.check_lower_tier(
+            self.config.lower_tier, allow_untested=self.config.allow_untested_vllm
+        )
+        self.worker: WorkerSide | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            self.side = SchedulerSide(vllm_config, kv_cache_config, self.config)
+            compat.expose_control()
+        elif self.config.lower_tier != "none":
+            self.worker = WorkerSide(vllm_config, kv_cache_config, self.config)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False
+
+    # --- scheduler role: vLLM's hooks ----------------------------------------
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        self._kv_cache_manager = kv_cache_manager
+        self._side.bind(kv_cache_manager.block_pool, kv_cache_manager)
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        self._side.bind(gpu_block_pool, None)
+
+    def on_new_request(self, request: Request) -> None:
+        self._side.arrive(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        self._side.note_local_hit(request, num_computed_tokens)
+        return self._side.lower.match(request, num_computed_tokens)
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        self._side.lower.allocated(request, blocks, num_external_tokens)
+        self._side.admitted(request)
+        if num_external_tokens:
+            self._side.loads(request)
+
+    def build_connector_meta(
+        self, scheduler_output: SchedulerOutput
+    ) -> KVConnectorMetadata:
+        if not self._scheduler_seen:
+            self._side.foreign_step()
+        return self._side.lower.build_metadata(scheduler_output)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        if self._side.lower.is_set:
+            self._side.worker_output(connector_output)
+
+    def has_pending_push_work(self) -> bool:
+        return self.side is not None and self.side.lower.has_work()
+
+    def request_finished(
+        self, request: Request, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self._side.finished(request, block_ids)
+        return False, None
+
+    def reset_cache(self) -> bool | None:
+        self._side.release_all()
+        return self._side.lower.reset()
+
+    def shutdown(self) -> None:
+        if self.side is not None:
+            self.side.shutdown()
+        if self.worker is not None:
+            self.worker.shutdown()
+
+    # --- scheduler role: our scheduler's callbacks ---------------------------
+
+    def attach_scheduler(self, scheduler: Scheduler, queue: ProgramQueue) -> None:
+        self._scheduler_seen = True
+        self._side.attach(scheduler, queue)
+        self._side.log_start(type(scheduler).__name__, ours=True)
+
+    def before_step(self) -> None:
+        self._side.before_step()
+
+    def priority(self, request: Request) -> tuple[int, ...]:
+        """Sort key in the waiting queue; smaller is served first."""
+        return self._side.priority(request)
+
+    def admission(self, request: Request, needed_blocks: int) -> Admission:
+        """Whether a waiting request may take memory now."""
+        return self._side.admission(request, needed_blocks)
+
+    def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
+        """Blocks freed from pins now for `request`."""
+        return self._side.eviction(needed_blocks, request, urgency)
+
+    def promote_at_s(self, request: Request) -> float:
+        """When waiting alone changes the request's priority."""
+        return self._side.promote_at_s(request)
+
+    def promote(self, request: Request) -> None:
+        """That time has come."""
+        self._side.promote(request)
+
+    def stand_back(self, request: Request) -> bool:
+        """Whether the place of a waiting request is out of date."""
+        return self._side.stand_back(request)
+
+    def on_aged(self) -> None:
+        self._side.note_aged()
+
+    # --- scheduler role: clients of the API server ----------------------------
+
+    def control(self, order: dict[str, Any]) -> dict[str, Any]:
+        """A program's end or progress, or a question; see `ttlcache.control`."""
+        return self._side.control(order)
+
+    # --- metrics -------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> TTLConnectorStats | None:
+        if self.worker is not None:
+            return self.worker.take_stats()
+        return None if self.side is None else self.side.take_stats()
+
+    @classmethod
+    def build_kv_connector_stats(
+        cls, data: dict[str, Any] | None = None
+    ) -> TTLConnectorStats:
+        return TTLConnectorStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> TTLPromMetrics:
+        return TTLPromMetrics(
+            vllm_config, metric_types, labelnames, per_engine_labelvalues
+        )
+
+    # --- worker role: moves nothing unless there is a lower tier -------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        if self.worker is not None:
+            self.worker.register(kv_caches)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        if self.worker is not None:
+            self.worker.before_forward(kv_connector_metadata)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        if self.worker is not None:
+            self.worker.load(self._get_connector_metadata(), forward_context)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,
+        attn_metadata: Any,
+        **kwargs: Any,
+    ) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        if self.worker is not None:
+            self.worker.save(self._get_connector_metadata())
+
+    def get_finished(
+        self, finished_req_ids: set[str]
+    ) -> tuple[set[str] | None, set[str] | None]:
+        if self.worker is None:
+            return None, None
+        return None, self.worker.poll(finished_req_ids).received
+
+    def get_transfer_results(
+        self, finished_req_ids: set[str]
+    ) -> KVConnectorTransferResults:
+        if self.worker is None:
+            return super().get_transfer_results(finished_req_ids)
+        return compat.transfer_results(self.worker.poll(finished_req_ids))
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return set() if self.worker is None else self.worker.take_invalid_blocks()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return None if self.worker is None else self.worker.report()
+
+    # --- inside --------------------------------------------------------------
+
+    @property
+    def _side(self) -> SchedulerSide:
+        assert self.side is not None, "scheduler-role hook called on a worker"
+        return self.side
+
+
+def find_connector(connector: Any) -> TTLConnector | None:
+    """Our connector: the given one, or a child of a MultiConnector."""
+    if isinstance(connector, TTLConnector):
+        return connector
+    for child in getattr(connector, "_connectors", ()):
+        if isinstance(child, TTLConnector):
+            return child
+    return None

@@ -1,0 +1,128 @@
+"""`/ttlcache/…`: what clients and `ttlcache top` tell and ask a live server.
+
+    POST /ttlcache/programs/{id}/end        the program is over
+    POST /ttlcache/programs/{id}/progress   {"eta_s": 12.5} or {"done": 3, "total": 9}
+    GET  /ttlcache/programs                 programs and pins, as `ttlcache top` shows
+
+The body may name a `cache_salt`, the tenant of the program. With `--api-key` the
+same key is asked for here.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from ttlcache_connector import compat
+from ttlcache_connector.http_identity import label
+
+log = compat.logger(__name__)
+
+MAX_BODY_BYTES = 64 * 1024
+_PROGRAM = re.compile(r"/ttlcache/programs/(.+)/(end|progress)")
+_FIELDS = {
+    "end": {"cache_salt"},
+    "progress": {"cache_salt", "eta_s", "done", "total", "elapsed_s"},
+}
+
+
+class _BadRequestError(Exception):
+    """The client's mistake; its text is the answer."""
+
+
+async def answer(path: str, scope: Any, receive: Any, send: Any) -> None:
+    """Serve one request under `/ttlcache/`; never raises for what a client sent."""
+    try:
+        status, content = await _respond(path, scope, receive)
+    except _BadRequestError as error:
+        status, content = 400, {"error": str(error)}
+    except Exception:
+        log.warning("ttlcache: %s failed", path, exc_info=True)
+        status, content = 503, {"error": "the engine did not answer"}
+    body = json.dumps(content).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _respond(path: str, scope: Any, receive: Any) -> tuple[int, Any]:
+    state = scope["app"].state
+    if not _authorized(scope, getattr(state, "args", None)):
+        return 401, {"error": "Unauthorized"}
+    if path == "/ttlcache/programs" and scope["method"] == "GET":
+        answers = await compat.ask_engines(state.engine_client, {"do": "programs"})
+        return 200, {"engines": answers}
+    match = _PROGRAM.fullmatch(path)
+    if match is None:
+        return 404, {"error": f"no such path: {path}"}
+    if scope["method"] != "POST":
+        return 405, {"error": "POST it"}
+    program_id = label(unquote(match[1]))
+    if program_id is None:
+        raise _BadRequestError("the program id is empty")
+    fields = await _fields(receive, match[2])
+    order = {"do": match[2], "program_id": program_id, **fields}
+    answers = await compat.ask_engines(state.engine_client, order)
+    known = [a for a in answers if a.get("known")]
+    if not known:
+        return 404, {"program_id": program_id, "known": False}
+    return 200, {"program_id": program_id, **known[0]}
+
+
+async def _fields(receive: Any, action: str) -> dict[str, Any]:
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY_BYTES:
+            raise _BadRequestError(f"the body is longer than {MAX_BODY_BYTES} bytes")
+        if not message.get("more_body", False):
+            break
+    if not body.strip():
+        return {}
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        raise _BadRequestError("the body is no JSON") from None
+    if not isinstance(fields, dict):
+        raise _BadRequestError("the body is no JSON object")
+    unknown = sorted(set(fields) - _FIELDS[action])
+    if unknown:
+        raise _BadRequestError(
+            f"unknown field {unknown[0]!r}, expected: {sorted(_FIELDS[action])}"
+        )
+    _check(fields)
+    return fields
+
+
+def _check(fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        if name == "cache_salt":
+            if not isinstance(value, str):
+                raise _BadRequestError(f"cache_salt has value {value!r}: no string")
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= 1e9:
+            raise _BadRequestError(
+                f"{name} has value {value!r}, expected: a number in [0, 1e9]"
+            )
+
+
+def _authorized(scope: Any, args: Any) -> bool:
+    keys = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
+    keys = [key for key in keys if key]
+    if not keys:
+        return True
+    headers = {name.lower(): value for name, value in scope["headers"]}
+    given = headers.get(b"authorization", b"")
+    # Every key is compared, in constant time each.
+    matches = [hmac.compare_digest(given, f"Bearer {key}".encode()) for key in keys]
+    return any(matches)

@@ -1,0 +1,85 @@
+"""What must hold between any two steps, checked against vLLM's own tables.
+
+Run after every step in tests, and in production with `debug_invariants`.
+O(blocks in use + requests).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ttlcache.controller import Controller
+from ttlcache_connector.blocks import PinLedger
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+
+def violations(
+    scheduler: Scheduler, controller: Controller, ledger: PinLedger
+) -> list[str]:
+    """Every broken invariant as one sentence; empty when all hold."""
+    return [
+        *_tables(controller, ledger),
+        *_references(scheduler, ledger),
+        *_requests(scheduler, controller),
+    ]
+
+
+def _tables(controller: Controller, ledger: PinLedger) -> Iterator[str]:
+    pins = {pin.pin_id: pin.kv_blocks for pin in controller.pins}
+    if pins != ledger.pinned_ids():
+        yield f"pin table {pins} and ledger {ledger.pinned_ids()} differ"
+    if sum(pins.values()) != controller.pins.kv_blocks:
+        yield f"pins hold {sum(pins.values())} blocks, the table says otherwise"
+    for pin in controller.pins:
+        # A request that waits when its program ends may still claim.
+        if pin.program.ended and not pin.held:
+            yield f"pin {pin.pin_id} of ended program {pin.program.program_id!r}"
+
+
+def _references(scheduler: Scheduler, ledger: PinLedger) -> Iterator[str]:
+    """Each block's count is ours plus vLLM's; free blocks have none."""
+    expected = Counter(ledger.references())
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    for manager in managers:
+        for blocks in manager.req_to_blocks.values():
+            expected.update(b.block_id for b in blocks if not b.is_null)
+    for _, blocks in scheduler.deferred_frees:
+        expected.update(b.block_id for b in blocks if not b.is_null)
+    used = 0
+    for block in ledger.pool.blocks:
+        if block.is_null:
+            continue
+        used += block.ref_cnt > 0
+        if block.ref_cnt != expected[block.block_id]:
+            yield (
+                f"block {block.block_id} has {block.ref_cnt} references, "
+                f"expected {expected[block.block_id]}"
+            )
+    free = ledger.pool.get_num_free_blocks()
+    if used + free != ledger.pool_blocks:
+        yield f"{used} used + {free} free blocks of {ledger.pool_blocks}"
+
+
+def _requests(scheduler: Scheduler, controller: Controller) -> Iterator[str]:
+    live = scheduler.requests
+    for request_id, record in controller.requests.items():
+        if request_id not in live:
+            yield f"request {request_id} left the engine but not our table"
+        pin = controller.pins.get(record.pin_id)
+        if pin is not None and request_id not in pin.holders:
+            yield f"request {request_id} wants pin {pin.pin_id} without holding it"
+    for pin in controller.pins:
+        for request_id in pin.holders:
+            if request_id not in controller.requests:
+                yield f"pin {pin.pin_id} is held by unknown request {request_id}"
+    in_flight = Counter(id(r.program) for r in controller.requests.values())
+    for program in controller.programs:
+        if program.in_flight != in_flight[id(program)]:
+            yield f"program {program.program_id!r} counts {program.in_flight} turns"
+    for request in scheduler.waiting:
+        if request.request_id not in live:
+            yield f"request {request.request_id} waits but is unknown to vLLM"

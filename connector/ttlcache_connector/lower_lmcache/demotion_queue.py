@@ -1,0 +1,113 @@
+"""Which computed KV is stored when."""
+
+from __future__ import annotations
+
+from lmcache.integration.vllm.lazy_offload_policy.base import (
+    BlockHashes,
+    DrainSignals,
+    LazyOffloadDrain,
+    OffloadPolicy,
+    PendingStoreItem,
+)
+from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
+
+#: Copies ahead of expiry begin only while fewer turns than this are being copied.
+AHEAD_IN_FLIGHT = 1
+
+
+class DemotionQueue(OffloadPolicy):
+    """Which computed KV is stored when: what `demote` says.
+
+    LMCache offers every full chunk of every request as soon as it is computed. It
+    stays here until the turn's pin expires, and is dropped when the next turn claims
+    the pin: that turn offers the same chunks again, with its own.
+    """
+
+    def __init__(self, mode: str) -> None:
+        self._mode = mode
+        self._pending: dict[
+            str, list[tuple[LMCacheMPRequestMetadata, BlockHashes]]
+        ] = {}
+        self._due: dict[str, None] = {}  # in this order
+        self._ahead: dict[str, None] = {}
+        self._broken: set[str] = set()
+        self._emptied: list[str] = []
+        self.emitted: list[str] = []  # in the last drain
+
+    # what LMCache calls
+
+    def add(self, meta: LMCacheMPRequestMetadata, block_hashes: BlockHashes) -> None:
+        request_id = meta.request_id
+        if request_id in self._broken:
+            return
+        if any(block_hash is None for block_hash in block_hashes.values()):
+            self._broken.add(request_id)  # a gap would make the rest unreachable
+            return
+        self._pending.setdefault(request_id, []).append((meta, block_hashes))
+        if self._mode == "write-through":
+            self._due[request_id] = None
+
+    def drain(self, signals: DrainSignals) -> LazyOffloadDrain:
+        drain = LazyOffloadDrain(emptied_request_ids=self._emptied)
+        self._emptied = []
+        self.emitted = []
+        ready = [r for r in self._due if r not in signals.blocked_request_ids]
+        if not ready and len(signals.blocked_request_ids) < AHEAD_IN_FLIGHT:
+            ready = [r for r in self._ahead if r in self._pending][:1]
+        for request_id in ready:
+            self._due.pop(request_id, None)
+            self._ahead.pop(request_id, None)
+            ops = self._pending.pop(request_id, None)
+            if ops:
+                drain.items.append(PendingStoreItem(request_id, ops))
+                drain.emptied_request_ids.append(request_id)
+                self.emitted.append(request_id)
+        return drain
+
+    def has_pending_request(self, request_id: str) -> bool:
+        return request_id in self._pending
+
+    def drop_request(self, request_id: str) -> int:
+        self._broken.discard(request_id)
+        return self._drop(request_id)
+
+    def discard_for_reuse(self, request_id: str) -> None:
+        self.drop_request(request_id)
+
+    def release_request(self, request_id: str) -> None:
+        self._broken.discard(request_id)
+
+    def mark_store_failed(self, request_id: str) -> int:
+        self._broken.add(request_id)
+        return self._drop(request_id)
+
+    def log_final_stats(self) -> None:
+        return
+
+    # what we call
+
+    def is_due(self, request_id: str) -> bool:
+        """Store it in the next step; False if there is nothing to store."""
+        if request_id not in self._pending:
+            return False
+        self._due[request_id] = None
+        return True
+
+    def may_go_ahead(self, request_id: str) -> None:
+        """Store it when nothing else is being stored."""
+        if request_id in self._pending:
+            self._ahead[request_id] = None
+
+    def forget(self, request_id: str) -> None:
+        if self._drop(request_id):
+            self._emptied.append(request_id)
+
+    @property
+    def has_due(self) -> bool:
+        """Whether another step would store something, or end a session."""
+        return bool(self._due or self._ahead or self._emptied)
+
+    def _drop(self, request_id: str) -> int:
+        self._due.pop(request_id, None)
+        self._ahead.pop(request_id, None)
+        return len(self._pending.pop(request_id, ()))

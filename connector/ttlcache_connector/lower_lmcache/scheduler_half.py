@@ -1,0 +1,212 @@
+"""Beside the scheduler: lookups, loads and demotions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lmcache.integration.vllm.lmcache_mp_metadata import (
+    LMCacheMPConnectorMetadata,
+    LMCacheMPWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from ttlcache.clock import default_clock
+from ttlcache.config import TTLCacheConfig
+from ttlcache_connector.lower_lmcache.connect import connect
+from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
+from ttlcache_connector.lower_lmcache.sources import Sources
+from ttlcache_connector.tiers import Loaded, Reload, SchedulerTier, TierMetadata
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A load under way; since_s: when it began, less the wait for its lookup."""
+
+    tokens: int
+    since_s: float
+    blocks: frozenset[int]
+
+
+class SchedulerHalf(SchedulerTier):
+    """Lookups, loads and demotions."""
+
+    def __init__(
+        self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
+    ) -> None:
+        self._mode = config.demote
+        self._now_s = default_clock().now_s
+        self._inner = connect(KVConnectorRole.SCHEDULER, vllm_config, kv_cache_config)
+        self._adapter = self._inner.scheduler_adapter
+        self._manager = self._inner._lazy_offload_manager  # noqa: SLF001
+        self._queue = DemotionQueue(config.demote)
+        self._pool: BlockPool | None = None
+        self._loads: dict[str, _Load] = {}
+        # When a lookup was first waited for, and for how long.
+        self._asked_s: dict[str, float] = {}
+        self._lookup_s: dict[str, float] = {}
+        self._ahead: tuple[str, list[int], str] | None = None  # promotion under way
+        self._sources = Sources(self._adapter, self._now_s)
+
+    def bind(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._inner.bind_gpu_block_pool(pool)
+        self._manager._policy = self._queue  # noqa: SLF001 - no registry, see above
+
+    def is_up(self) -> bool:
+        return bool(self._adapter.is_healthy)
+
+    def arrive(self, request: Request, *, has_pin: bool) -> None:
+        if not has_pin and not self._is_foreign(request):
+            self._inner.on_new_request(request)
+
+    def match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
+        tracker = self._inner._get_or_create_request_tracker(request)  # noqa: SLF001
+        if self._is_foreign(request):
+            tracker.max_offload_tokens = 0
+            return 0, False
+        asked = request.request_id in self._adapter._pending_lookups  # noqa: SLF001
+        chunk = self._adapter.lmcache_tokens_per_chunk
+        if not asked and request.num_tokens // chunk * chunk <= hit_tokens:
+            # What is in GPU memory reaches as far as anything below could.
+            align = self._inner._hit_alignment_tokens  # noqa: SLF001
+            tracker.num_vllm_hit_tokens = hit_tokens // align * align
+            return 0, False
+        now_s = self._now_s()
+        asked_s = self._asked_s.setdefault(request.request_id, now_s)
+        tokens, is_async = self._inner.get_num_new_matched_tokens(request, hit_tokens)
+        if tokens is not None:
+            self._lookup_s.setdefault(request.request_id, now_s - asked_s)
+        return tokens, bool(tokens) and is_async
+
+    def allocated(
+        self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
+    ) -> None:
+        # Without a tracker every later step would fail for all requests.
+        self._inner._get_or_create_request_tracker(request)  # noqa: SLF001
+        self._inner.update_state_after_alloc(request, blocks, loaded_tokens)
+        if loaded_tokens:
+            ids = frozenset(i for group in blocks.get_block_ids() for i in group)
+            since_s = self._now_s() - self._lookup_s.get(request.request_id, 0.0)
+            self._loads[request.request_id] = _Load(loaded_tokens, since_s, ids)
+        self._asked_s.pop(request.request_id, None)
+        self._lookup_s.pop(request.request_id, None)
+
+    def promote(self, request_id: str, tokens: Sequence[int], salt: str) -> bool:
+        if self._ahead is not None or self._loads or not self.is_up():
+            return False
+        self._ahead = (f"ttlcache-ahead-{request_id}", list(tokens), salt)
+        self._adapter.maybe_submit_lookup_request(*self._ahead)
+        return True
+
+    def _end_promotion(self) -> None:
+        """A lookup brings its context to CPU memory; nobody reads it for now."""
+        if self._ahead is None:
+            return
+        name, tokens, salt = self._ahead
+        found = self._adapter.check_lookup_result(name)
+        if found is None:
+            return
+        self._ahead = None
+        if found:
+            self._adapter.free_lookup_locks(tokens, 0, found, name, salt)
+        self._adapter.cleanup_lookup_result(name)
+        self._adapter.end_session(name)
+
+    def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
+        self._end_promotion()
+        inner: LMCacheMPConnectorMetadata = self._inner.build_connector_meta(output)
+        if not output.total_num_scheduled_tokens:
+            # LMCache leaves such steps out; vLLM 0.32 executes what they order.
+            actions = self._manager._drain(output, self._pool)  # noqa: SLF001
+            for store in actions.stores_to_submit:
+                inner.add_request_metadata(store)
+            for request_id in actions.sessions_to_end:
+                self._adapter.end_session(request_id)
+        for request_id in self._queue.emitted:
+            self.on_settled(request_id)
+        self._queue.emitted = []
+        return TierMetadata(inner)
+
+    def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
+        self._asked_s.pop(request.request_id, None)
+        self._lookup_s.pop(request.request_id, None)
+        if request.request_id in self._adapter._pending_lookups:  # noqa: SLF001
+            # It leaves without blocks. LMCache would keep what it had found locked
+            # in memory for as long as the longest queue may be.
+            tokens = list(request.all_token_ids)
+            chunk = self._adapter.lmcache_tokens_per_chunk
+            self._adapter.free_lookup_locks(
+                tokens,
+                0,
+                len(tokens) // chunk * chunk,
+                request.request_id,
+                request.cache_salt or "",
+            )
+        self._inner.request_finished_all_groups(request, block_ids)
+
+    def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:
+        self._inner.update_connector_output(output)
+        stores = output.kv_connector_worker_meta
+        if isinstance(stores, LMCacheMPWorkerMetadata):
+            for request_id in stores.completed_store_requests:
+                failed = request_id in stores.failed_store_requests
+                self.on_demotion("failed" if failed else "stored")
+        ended = []
+        failed = getattr(output, "failed_recving", None) or ()
+        for request_id in output.finished_recving or ():
+            load = self._loads.pop(request_id, None)
+            if load is None:
+                continue
+            bad = not load.blocks.isdisjoint(output.invalid_block_ids)
+            tokens = 0 if bad or request_id in failed else load.tokens
+            ended.append(Loaded(request_id, tokens))
+            if tokens:
+                self._sources.ask(request_id, tokens, self._now_s() - load.since_s)
+        return ended
+
+    def reloads(self) -> list[Reload]:
+        return self._sources.known()
+
+    def has_work(self) -> bool:
+        if self._queue.has_due or self._sources.is_waiting or self._ahead:
+            return True
+        return bool(self._inner.has_pending_push_work())
+
+    def demote(self, request_id: str) -> bool:
+        return self._queue.is_due(request_id) and self.is_up()
+
+    def ahead(self, request_id: str) -> None:
+        if self._mode == "idle-ahead":
+            self._queue.may_go_ahead(request_id)
+
+    def forget(self, request_id: str) -> None:
+        self._queue.forget(request_id)
+
+    def references(self) -> dict[int, int]:
+        slots = self._manager._requests._slots.values()  # noqa: SLF001
+        batches = (slot.in_flight for slot in slots if slot.in_flight is not None)
+        return dict(Counter(i for batch in batches for i in batch.block_ids))
+
+    def reset(self) -> bool:
+        return self._inner.reset_cache() is not False
+
+    def shutdown(self) -> None:
+        self._inner.shutdown()
+
+    @staticmethod
+    def _is_foreign(request: Request) -> bool:
+        """LMCache's keys know neither adapters nor embeddings: never mix those."""
+        return (
+            request.lora_request is not None
+            or getattr(request, "prompt_embeds", None) is not None
+        )

@@ -1,0 +1,84 @@
+"""From which tier a load was served: only the server knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
+
+from ttlcache_connector import compat
+from ttlcache_connector.tiers import Reload
+
+#: How long the answer to where a load came from is waited for.
+SOURCE_TIMEOUT_S = 2.0
+
+
+@dataclass(slots=True)
+class _Question:
+    """Where a finished load's bytes came from."""
+
+    request_id: str
+    tokens: int
+    seconds: float
+    asked_s: float
+    answer: Any
+
+
+class Sources:
+    """Asks the server from which tier loads were served (`lmcache_module`).
+
+    A server without that module says so once; CPU memory is assumed then.
+    """
+
+    def __init__(self, adapter: Any, now_s: Callable[[], float]) -> None:
+        (self._client, *_) = adapter.req_clients.values()
+        self._now_s = now_s
+        self._tells = True
+        self._open: list[_Question] = []
+        self._known: list[Reload] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._open)
+
+    def ask(self, request_id: str, tokens: int, seconds: float) -> None:
+        if not self._tells:
+            self._known.append(Reload("cpu", tokens, seconds))
+            return
+        answer = self._call(request_id)
+        self._open.append(_Question(request_id, tokens, seconds, self._now_s(), answer))
+
+    def known(self) -> list[Reload]:
+        questions, self._open = self._open, []
+        for question in questions:
+            tier = self._tier(question)
+            if tier is None:
+                self._open.append(question)
+            else:
+                self._known.append(Reload(tier, question.tokens, question.seconds))
+        known, self._known = self._known, []
+        return known
+
+    def _tier(self, question: _Question) -> str | None:
+        late = self._now_s() - question.asked_s > SOURCE_TIMEOUT_S
+        if not question.answer.query():
+            return "cpu" if late else None
+        answer = question.answer.result(timeout=0)
+        if not answer.success:
+            self._tells = False
+            return "cpu"
+        found = json.loads(answer.payload)
+        if not found and not late:
+            # The server's own event is on its way to the module.
+            question.answer = self._call(question.request_id)
+            return None
+        return "disk" if found.get("disk") else "cpu"
+
+    def _call(self, request_id: str) -> Any:
+        payload = json.dumps(request_id).encode()
+        return self._client.server_module_call(
+            ServerModuleCallRequest(method=compat.LOOKUP_TIERS, payload=payload)
+        )

@@ -1,0 +1,158 @@
+"""ASGI middleware: agents' own headers and bodies become vLLM's session id.
+
+The plugin adds it to the API server by itself when TTLConnector is used; for other
+set-ups it can be named with vLLM's `--middleware`. Twice does no harm. Responses are
+not touched. Whatever goes wrong in here costs the request its identity, never its
+answer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from prometheus_client import Counter
+
+from ttlcache.metrics import HTTP_COUNTERS
+from ttlcache_connector import http_control
+from ttlcache_connector.compat import logger
+from ttlcache_connector.http_identity import (
+    RULES,
+    SESSION_HEADER,
+    Clues,
+    from_body,
+    from_headers,
+    split_path,
+    with_hints,
+)
+
+log = logger(__name__)
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+#: Where programs make their turns.
+GENERATING = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
+)
+#: Longer bodies pass unread; the engine then goes by headers and by the prompt.
+MAX_BODY_BYTES = 8 * 1024 * 1024
+_SEEN = "ttlcache"
+
+
+class ProgramIdMiddleware:
+    """Finds the program of each request; answers `/ttlcache/…` itself."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self._requests, self._errors = _counters()
+        self._logged = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _SEEN in scope:
+            await self.app(scope, receive, send)
+            return
+        session, path = _resolve(scope)
+        if path.startswith("/ttlcache/"):
+            await http_control.answer(path, scope, receive, send)
+            return
+        # A copy: whoever wraps us keeps seeing the request as it came.
+        scope = {**scope, _SEEN: True}
+        if session is not None:
+            root = scope.get("root_path", "")
+            scope["path"] = root + path
+            scope["raw_path"] = scope["path"].encode("utf-8", "surrogateescape")
+        if scope["method"] == "POST" and path in GENERATING:
+            receive = await self._identify(scope, receive, session)
+        await self.app(scope, receive, send)
+
+    async def _identify(
+        self, scope: Scope, receive: Receive, url_session: str | None
+    ) -> Receive:
+        messages, body = await _read(receive)
+        try:
+            headers = scope["headers"]
+            clues = Clues() if body is None else from_body(body)
+            by_header = from_headers(headers)
+            if by_header is None and url_session is not None:
+                by_header = ("url", url_session)
+            rule, session = by_header or (clues.rule, clues.session)
+            if rule != "x-session-id" and session is not None:
+                scope["headers"] = [*headers, (SESSION_HEADER, session.encode())]
+            changed = None if body is None else with_hints(body, clues)
+            if changed is not None:
+                messages = [{"type": "http.request", "body": changed}]
+                scope["headers"] = _with_length(scope["headers"], len(changed))
+            self._requests.labels(rule).inc()
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self._fault()
+        return _replay(messages, receive)
+
+    def _fault(self) -> None:
+        self._errors.inc()
+        if not self._logged:
+            self._logged = True
+            log.warning(
+                "ttlcache: the middleware failed; requests go on without identity "
+                "(logged once)",
+                exc_info=True,
+            )
+
+
+def _resolve(scope: Scope) -> tuple[str | None, str]:
+    """The session in the URL, and the path that vLLM knows."""
+    path = scope["path"]
+    root = scope.get("root_path", "")
+    if root and path.startswith(root + "/"):
+        path = path[len(root) :]
+    return split_path(path)
+
+
+async def _read(receive: Receive) -> tuple[list[Message], bytes | None]:
+    """What has come, and the whole body; None if too long, cut off or no JSON."""
+    messages: list[Message] = []
+    size = 0
+    while True:
+        message = await receive()
+        messages.append(message)
+        if message["type"] != "http.request":
+            return messages, None
+        size += len(message.get("body", b""))
+        if size > MAX_BODY_BYTES:
+            return messages, None
+        if not message.get("more_body", False):
+            return messages, b"".join(m.get("body", b"") for m in messages)
+
+
+def _replay(messages: list[Message], receive: Receive) -> Receive:
+    """`messages` first, then whatever the server still has to say."""
+    pending = iter(messages)
+
+    async def replay() -> Message:
+        for message in pending:
+            return message
+        return await receive()
+
+    return replay
+
+
+def _with_length(
+    headers: list[tuple[bytes, bytes]], length: int
+) -> list[tuple[bytes, bytes]]:
+    kept = [h for h in headers if h[0].lower() != b"content-length"]
+    return [*kept, (b"content-length", str(length).encode())]
+
+
+@functools.cache
+def _counters() -> tuple[Counter, Counter]:
+    """Our counters in this process's registry, which takes each name once."""
+    requests, errors = (
+        Counter(name, text, labels) for name, (text, labels) in HTTP_COUNTERS.items()
+    )
+    for rule in RULES:
+        requests.labels(rule)
+    return requests, errors

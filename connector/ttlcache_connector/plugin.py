@@ -1,0 +1,108 @@
+"""Entry point `vllm.general_plugins`: makes `TTLConnector` a name vLLM knows.
+
+It runs in every vLLM process of every user who has this package installed, so
+it does nothing but register, and nothing at all happens to servers that do not
+name our connector.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+CONNECTOR = "TTLConnector"
+SYNC_SCHEDULER = "ttlcache_connector.scheduler.TTLScheduler"
+ASYNC_SCHEDULER = "ttlcache_connector.scheduler.AsyncTTLScheduler"
+MIDDLEWARE = "ttlcache_connector.middleware.ProgramIdMiddleware"
+_MARK = "_ttlcache_wrapped"
+
+
+def register() -> None:
+    """Idempotent; called by vLLM before any configuration is built."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.engine.arg_utils import EngineArgs
+
+    try:
+        KVConnectorFactory.register_connector(
+            CONNECTOR, "ttlcache_connector.connector", CONNECTOR
+        )
+    except ValueError:
+        return  # registered before, and EngineArgs with it
+    _wrap_engine_config(EngineArgs)
+
+
+def _wrap_engine_config(engine_args: Any) -> None:
+    original = engine_args.create_engine_config
+    if getattr(original, _MARK, False):
+        return
+
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        vllm_config = original(self, *args, **kwargs)
+        configure(vllm_config)
+        return vllm_config
+
+    setattr(create_engine_config, _MARK, True)
+    engine_args.create_engine_config = create_engine_config
+
+
+def configure(vllm_config: Any) -> None:
+    """Check our settings early and name our scheduler, if our connector is used.
+
+    Raises:
+        ConfigError: before any process or weight is loaded.
+        UnsupportedEngineError: vLLM outside the tested range.
+    """
+    for extra in _our_extra_configs(vllm_config.kv_transfer_config):
+        _name_tool_parser(extra, sys.argv)
+        from ttlcache.config import load_config
+        from ttlcache_connector import compat
+
+        config = load_config(extra)
+        compat.check_vllm(allow_untested=config.allow_untested_vllm)
+        compat.check_engine(vllm_config)
+        compat.check_combination(vllm_config, config.admission)
+        compat.install_middleware(MIDDLEWARE)
+        compat.check_lower_tier(
+            config.lower_tier, allow_untested=config.allow_untested_vllm
+        )
+        if config.lower_tier != "none":
+            # vLLM's default fails the request when a load fails.
+            vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+        scheduler_config = vllm_config.scheduler_config
+        if scheduler_config.scheduler_cls is None:
+            scheduler_config.scheduler_cls = (
+                ASYNC_SCHEDULER if scheduler_config.async_scheduling else SYNC_SCHEDULER
+            )
+
+
+def _name_tool_parser(extra: dict[str, Any], argv: Sequence[str]) -> None:
+    """Hand the API server's --tool-call-parser on to the engine process.
+
+    It is an option of the frontend, which the engine's configuration lacks.
+    """
+    for index, argument in enumerate(argv):
+        name, equals, value = argument.partition("=")
+        if name not in ("--tool-call-parser", "--tool_call_parser"):
+            continue
+        if not equals and index + 1 < len(argv):
+            value = argv[index + 1]
+        if value:
+            extra.setdefault("tool_call_parser", value)
+
+
+def _our_extra_configs(transfer_config: Any) -> Iterator[dict[str, Any]]:
+    """The extra config of each TTLConnector, direct or inside a MultiConnector."""
+    if transfer_config is None:
+        return
+    if transfer_config.kv_connector_extra_config is None:
+        transfer_config.kv_connector_extra_config = {}
+    extra = transfer_config.kv_connector_extra_config
+    if transfer_config.kv_connector == CONNECTOR:
+        yield extra
+    elif transfer_config.kv_connector == "MultiConnector":
+        for child in extra.get("connectors", ()):
+            if isinstance(child, dict) and child.get("kv_connector") == CONNECTOR:
+                yield child.setdefault("kv_connector_extra_config", {})

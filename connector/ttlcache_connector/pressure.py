@@ -1,0 +1,160 @@
+"""The one place where memory pressure shows: `allocate_slots` returning None.
+
+The bound KV cache manager's method is wrapped, not vLLM's class: it covers
+running and waiting requests, our scheduler and foreign ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from vllm.v1.request import RequestStatus
+
+from ttlcache.events import Admission, Urgency
+from ttlcache_connector.guard import Faults
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
+
+
+class Reclaims(Protocol):
+    """What the guard asks; `SchedulerSide` implements it."""
+
+    faults: Faults
+
+    def admission(self, request: Request, needed_blocks: int) -> Admission: ...
+
+    def eviction(
+        self, needed_blocks: int, request: Request, urgency: Urgency
+    ) -> int: ...
+
+    def num_running(self) -> int | None: ...
+
+    def is_loading(self) -> bool: ...
+
+    def is_overdue(self, request: Request) -> bool: ...
+
+    def drop_rest(self) -> int: ...
+
+    def release_all(self) -> None: ...
+
+
+class AllocationGuard:
+    """Retries failed allocations after pins gave way."""
+
+    def __init__(self, manager: KVCacheManager, side: Reclaims) -> None:
+        self._manager = manager
+        self._side = side
+        self._allocate: Callable[..., Any] = manager.allocate_slots
+        self._reset: Callable[[], bool] = manager.reset_prefix_cache
+        self._block_tokens = [
+            group.kv_cache_spec.block_size
+            for group in manager.kv_cache_config.kv_cache_groups
+        ]
+
+    def install(self) -> None:
+        """Shadow two methods of this one manager object."""
+        self._manager.allocate_slots = self.allocate_slots
+        self._manager.reset_prefix_cache = self.reset_prefix_cache
+
+    def allocate_slots(
+        self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """`KVCacheManager.allocate_slots`, with pins that give way."""
+        if request.status is RequestStatus.RUNNING:
+            # Every running request at every step: the common way out comes first.
+            blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
+            if blocks is not None:
+                return blocks
+        urgency = self._urgency(request, kwargs)
+        if urgency is Urgency.WAITING and self._must_wait(request, kwargs):
+            return None
+        blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
+        if blocks is not None:
+            return blocks
+        needed = 0
+        while True:
+            missing = self._missing_blocks(request, num_new_tokens, kwargs)
+            needed = max(2 * needed, missing)
+            if not self._evict(needed, request, urgency):
+                return None
+            blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
+            if blocks is not None:
+                return blocks
+
+    def reset_prefix_cache(self) -> bool:
+        """vLLM refuses to reset while any block is referenced: pins go first."""
+        self._side.release_all()  # guarded there
+        return self._reset()
+
+    def _urgency(self, request: Request, kwargs: dict[str, Any]) -> Urgency:
+        try:
+            return self._find_urgency(request, kwargs)
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self._side.faults.record("urgency")
+            return Urgency.STALLED  # the one that cannot wedge
+
+    def _find_urgency(self, request: Request, kwargs: dict[str, Any]) -> Urgency:
+        if request.status.name == "RUNNING":
+            return Urgency.RUNNING
+        running = self._side.num_running()
+        if running is None:  # a foreign scheduler: vLLM tells, or we assume the worst
+            running = int(kwargs.get("has_scheduled_reqs", False))
+        # What waits for remote KV holds its blocks and will run and free them: only
+        # without that does the engine stand still.
+        if running == 0 and not self._side.is_loading():
+            return Urgency.STALLED
+        return Urgency.OVERDUE if self._side.is_overdue(request) else Urgency.WAITING
+
+    def _must_wait(self, request: Request, kwargs: dict[str, Any]) -> bool:
+        tokens = request.num_tokens - kwargs.get("num_new_computed_tokens", 0)
+        needed = sum(-(-tokens // size) for size in self._block_tokens)
+        try:
+            return self._side.admission(request, needed) is Admission.WAIT
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self._side.faults.record("admission")
+            return False
+
+    def _evict(self, needed: int, request: Request, urgency: Urgency) -> int:
+        try:
+            return self._side.eviction(needed, request, urgency)
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self._side.faults.record("eviction")
+        # A broken reclaimer must not wedge an engine in which nothing runs.
+        return self._side.drop_rest() if urgency is Urgency.STALLED else 0
+
+    def _missing_blocks(
+        self, request: Request, num_new_tokens: int, kwargs: dict[str, Any]
+    ) -> int:
+        try:
+            return self._count_missing(request, num_new_tokens, kwargs)
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self._side.faults.record("missing_blocks")
+            return 1
+
+    def _count_missing(
+        self, request: Request, num_new_tokens: int, kwargs: dict[str, Any]
+    ) -> int:
+        """How many free blocks the failed call lacked, roughly, at least 1.
+
+        Exact only for one full-attention group; the caller doubles it until the
+        call succeeds or nothing is left to take.
+        """
+        hit_tokens = kwargs.get("num_new_computed_tokens", 0)
+        tokens = request.num_computed_tokens + hit_tokens + num_new_tokens
+        tokens += kwargs.get("num_lookahead_tokens", 0)
+        tokens += kwargs.get("num_external_computed_tokens", 0)
+        if kwargs.get("full_sequence_must_fit"):
+            tokens = max(tokens, request.num_tokens)
+        owned = self._manager.get_block_ids(request.request_id)
+        required = sum(
+            -(-tokens // size) - hit_tokens // size - len(ids)
+            for size, ids in zip(self._block_tokens, owned, strict=True)
+        )
+        required += kwargs.get("reserved_blocks", 0)
+        if request.status.name != "RUNNING" and kwargs.get("has_scheduled_reqs", True):
+            required += self._manager.watermark_blocks
+        free = self._manager.block_pool.get_num_free_blocks()
+        return max(1, int(required - free))

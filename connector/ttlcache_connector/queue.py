@@ -1,0 +1,194 @@
+"""The waiting queue in program order, as vLLM's `RequestQueue`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from sortedcontainers import SortedKeyList
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.request import Request
+
+
+class Ranks(Protocol):
+    """Who tells the order; `TTLConnector` does."""
+
+    def priority(self, request: Request) -> tuple[int, ...]:
+        """Sort key; must stay the same until `ProgramQueue.rekey` is called."""
+        ...
+
+    def promote_at_s(self, request: Request) -> float:
+        """When waiting alone changes the key; `math.inf` for never."""
+        ...
+
+    def promote(self, request: Request) -> None:
+        """That time has come: `priority` answers anew from now on."""
+        ...
+
+    def stand_back(self, request: Request) -> bool:
+        """Whether the place of the head is out of date: `priority` answers anew."""
+        ...
+
+    def on_aged(self) -> None:
+        """A request reached the bound on waiting."""
+        ...
+
+
+class _Entry:
+    """A queued request with the keys it was sorted in with."""
+
+    __slots__ = ("key", "promote_at_s", "queued_s", "request")
+
+    def __init__(
+        self,
+        request: Request,
+        key: tuple[int, ...],
+        queued_s: float,
+        promote_at_s: float,
+    ) -> None:
+        self.request = request
+        self.key = key
+        self.queued_s = queued_s
+        self.promote_at_s = promote_at_s
+
+
+class ProgramQueue(RequestQueue):
+    """O(log n) per operation; never scanned by a scheduling step.
+
+    Requests come out by key. Places that went out of date are put right when they
+    reach the head, each at most once per quantum of its family. One that has waited
+    for `max_wait_s` comes out first, whatever its key: the last resort.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        now_s: Callable[[], float],
+        max_wait_s: float,
+    ) -> None:
+        self._ranks = ranks
+        self._now_s = now_s
+        self._max_wait_s = max_wait_s
+        self._entries: dict[str, _Entry] = {}
+        self._by_key: SortedKeyList = SortedKeyList(key=lambda e: e.key)
+        self._by_age: SortedKeyList = SortedKeyList(key=lambda e: e.queued_s)
+        self._by_promotion: SortedKeyList = SortedKeyList(key=lambda e: e.promote_at_s)
+        # Skipped requests leave and return within a step: their age must last.
+        self._since: dict[str, float] = {}
+        self._peeked: _Entry | None = None
+        self._aged: set[str] = set()
+
+    def add_request(self, request: Request) -> None:
+        request_id = request.request_id
+        if request_id in self._entries:
+            self._remove(request_id)
+        queued_s = self._since.setdefault(request_id, self._now_s())
+        ranks = self._ranks
+        entry = _Entry(
+            request, ranks.priority(request), queued_s, ranks.promote_at_s(request)
+        )
+        self._entries[request_id] = entry
+        self._by_key.add(entry)
+        self._by_age.add(entry)
+        if entry.promote_at_s < math.inf:
+            self._by_promotion.add(entry)
+
+    def peek_request(self) -> Request:
+        if not self._entries:
+            raise IndexError("peek from an empty queue")
+        self._peeked = self._head()
+        return self._peeked.request
+
+    def pop_request(self) -> Request:
+        """Remove the request last peeked at, or the head.
+
+        vLLM peeks, allocates, then pops. Allocation may release pins and so
+        change keys; the pop must still return what was allocated for.
+        """
+        if not self._entries:
+            raise IndexError("pop from an empty queue")
+        entry = self._peeked if self._peeked is not None else self._head()
+        self._remove(entry.request.request_id)
+        return entry.request
+
+    def prepend_request(self, request: Request) -> None:
+        self.add_request(request)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self.add_request(request)
+
+    def remove_request(self, request: Request) -> None:
+        self.remove_requests((request,))
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            if request.request_id in self._entries:
+                self._remove(request.request_id)
+            self.forget(request.request_id)
+
+    def rekey(self, request_id: str) -> None:
+        """The request's place in the order changed; no-op if it is not queued."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return
+        self._by_key.remove(entry)
+        entry.key = self._ranks.priority(entry.request)
+        self._by_key.add(entry)
+
+    def forget(self, request_id: str) -> None:
+        """The request was admitted or left: its waiting time is over."""
+        self._since.pop(request_id, None)
+        self._aged.discard(request_id)
+
+    def is_aged(self, request_id: str) -> bool:
+        """Whether the request has waited longer than the bound."""
+        return request_id in self._aged
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter([entry.request for entry in self._by_key])
+
+    def changes_s(self) -> Iterator[float]:
+        """When time alone will change the order, for simulators."""
+        if self._by_age:
+            yield self._by_age[0].queued_s + self._max_wait_s
+        if self._by_promotion:
+            yield self._by_promotion[0].promote_at_s
+
+    def _promote_due(self) -> None:
+        now_s = self._now_s()
+        while self._by_promotion and self._by_promotion[0].promote_at_s <= now_s:
+            entry: _Entry = self._by_promotion.pop(0)
+            entry.promote_at_s = math.inf
+            self._ranks.promote(entry.request)
+            self.rekey(entry.request.request_id)
+
+    def _head(self) -> _Entry:
+        self._promote_due()
+        oldest: _Entry = self._by_age[0]
+        if self._now_s() - oldest.queued_s > self._max_wait_s:
+            if oldest.request.request_id not in self._aged:
+                self._aged.add(oldest.request.request_id)
+                self._ranks.on_aged()
+            return oldest
+        first: _Entry = self._by_key[0]
+        while self._ranks.stand_back(first.request):
+            self.rekey(first.request.request_id)
+            first = self._by_key[0]
+        return first
+
+    def _remove(self, request_id: str) -> None:
+        entry = self._entries.pop(request_id)
+        self._by_key.remove(entry)
+        self._by_age.remove(entry)
+        if entry.promote_at_s < math.inf:
+            self._by_promotion.remove(entry)
+        if self._peeked is entry:
+            self._peeked = None

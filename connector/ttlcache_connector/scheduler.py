@@ -1,0 +1,61 @@
+"""vLLM's schedulers with a program queue and pins that give way.
+
+`schedule()` stays vLLM's own. We replace the queue, expire pins before each
+step, and let the connector's guard handle failed allocations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from ttlcache.clock import default_clock
+from ttlcache_connector.connector import TTLConnector, find_connector
+from ttlcache_connector.queue import ProgramQueue
+
+
+class _ProgramScheduling:
+    """Mixed in before a vLLM scheduler class."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        connector = find_connector(self.connector)  # type: ignore[attr-defined]
+        if connector is None:
+            raise ValueError(
+                f"{type(self).__name__} needs TTLConnector: start the server with "
+                """--kv-transfer-config '{"kv_connector":"TTLConnector","""
+                """"kv_role":"kv_both"}'"""
+            )
+        self._ttl: TTLConnector = connector
+        self.waiting = ProgramQueue(
+            connector,
+            now_s=default_clock().now_s,
+            max_wait_s=connector.config.max_queue_wait_s,
+        )
+        # vLLM defers frees so that a connector's load cannot overwrite blocks
+        # that an in-flight step still writes. Pins alone load nothing.
+        loads = connector.config.lower_tier != "none"
+        if self.connector is connector and not loads:  # type: ignore[attr-defined]
+            self.defer_block_free = False
+        connector.attach_scheduler(self, self.waiting)
+
+    def add_request(self, request: Request) -> None:
+        # Before queueing: the queue needs to know the program.
+        self._ttl.on_new_request(request)
+        super().add_request(request)  # type: ignore[misc]
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self._ttl.before_step()
+        return super().schedule(*args, **kwargs)  # type: ignore[misc]
+
+
+class TTLScheduler(_ProgramScheduling, Scheduler):
+    """For `async_scheduling` off."""
+
+
+class AsyncTTLScheduler(_ProgramScheduling, AsyncScheduler):
+    """For `async_scheduling` on."""

@@ -1,0 +1,103 @@
+"""`ttlcache serve-tiers`: an LMCache server with the settings that agents need.
+
+It only builds a command line; LMCache itself runs in the process that it starts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: LMCache ships no `python -m` entry of its own.
+_RUN = "import sys; from lmcache.cli.main import main; sys.argv[0] = 'lmcache'; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """What the tiers are to hold, and where the server listens."""
+
+    cpu_gb: float = 20.0
+    disk: Path | None = None
+    """Folder of the disk tier, None for no disk tier."""
+    disk_gb: float = 100.0
+    host: str = "127.0.0.1"
+    port: int = 5555
+    http_port: int = 8090
+    metrics_port: int = 9090
+    chunk_tokens: int = 256
+    """Smallest unit that is stored; a multiple of vLLM's block size."""
+    hold_reads_s: int = 1800
+    """How long a found context stays where it is while its request queues."""
+    extra: tuple[str, ...] = ()
+
+    @property
+    def shm_name(self) -> str:
+        """Shared memory through which the workers copy."""
+        return f"ttlcache_{self.port}"
+
+    @property
+    def segment(self) -> Path:
+        """Its file; a server that was killed leaves it behind."""
+        return Path("/dev/shm", f"lmcache_l1_pool_{self.shm_name}")
+
+    def command(self) -> list[str]:
+        """The server's command line."""
+        args = [
+            *(sys.executable, "-c", _RUN, "server"),
+            *("--host", self.host, "--port", str(self.port)),
+            *("--http-port", str(self.http_port)),
+            *("--prometheus-port", str(self.metrics_port)),
+            *("--l1-size-gb", f"{self.cpu_gb:g}"),
+            *("--chunk-size", str(self.chunk_tokens)),
+            *("--eviction-policy", "LRU"),
+            # LMCache's default refuses workers that copy by themselves, and lets
+            # them wait for five minutes before they say so.
+            *("--supported-transfer-mode", "auto"),
+            *("--shm-name", self.shm_name),
+            *("--max-workers", "4"),
+            # What came up from disk for a turn is asked for again by the next one.
+            *("--l2-prefetch-policy", "retain"),
+            *("--l1-read-ttl-seconds", str(self.hold_reads_s)),
+            *("--session-ttl-seconds", str(self.hold_reads_s)),
+        ]
+        if self.disk is not None:
+            args += ["--l2-adapter", json.dumps(self._disk_adapter())]
+        module = {"module_path": "ttlcache_connector.lmcache_module", "config": {}}
+        args += ["--server-module", json.dumps(module)]
+        return [*args, *self.extra]
+
+    def environment(self) -> dict[str, str]:
+        """What the server's environment needs on top of ours."""
+        return {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
+
+    def connector_config(self) -> dict[str, Any]:
+        """The matching `kv_connector_extra_config`."""
+        return {
+            "lower_tier": "lmcache",
+            "lmcache.mp.host": f"tcp://{self.host}",
+            "lmcache.mp.port": self.port,
+        }
+
+    def vllm_flag(self) -> str:
+        """The matching flag of `vllm serve`, for a shell."""
+        transfer = {
+            "kv_connector": "TTLConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": self.connector_config(),
+        }
+        return f"--kv-transfer-config '{json.dumps(transfer)}'"
+
+    def _disk_adapter(self) -> dict[str, Any]:
+        return {
+            "type": "fs_native",
+            "base_path": str(self.disk),
+            "max_capacity_gb": self.disk_gb,
+            "eviction": {
+                "eviction_policy": "LRU",
+                "trigger_watermark": 0.9,
+                "eviction_ratio": 0.1,
+            },
+        }

@@ -1,0 +1,286 @@
+"""The contract of a lower tier: where KV goes when it leaves GPU memory.
+
+A tier has two halves, as vLLM's connectors have: one beside the scheduler, which
+knows what is where, and one in each worker, which moves bytes. `NoTier` is the
+scheduler's half of `lower_tier: none`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+
+from ttlcache.config import TTLCacheConfig
+from ttlcache.metrics import MetricsBuffer
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+
+@dataclass
+class TierMetadata(KVConnectorMetadata):
+    """What the scheduler's half tells the workers' halves in one step.
+
+    inner: the tier's own orders, None where there are none.
+    abandoned: loads that were promised to vLLM but could not be ordered, with the
+        blocks that stay empty: the worker reports them as failed.
+    """
+
+    inner: Any = None
+    abandoned: dict[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Tokens of a request that came back just now; 0 where that failed."""
+
+    request_id: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """What it cost; known somewhat later, for the tier tells where they came from."""
+
+    tier: str
+    tokens: int
+    seconds: float
+
+
+class SchedulerTier(ABC):
+    """The half beside the scheduler. Every call is on the scheduler's thread.
+
+    None may block for longer than a few milliseconds, and each may raise: the caller
+    counts it and goes on without the tier.
+    """
+
+    #: Told the request whose blocks need not be held for its copy any more.
+    on_settled: Callable[[str], None] = staticmethod(lambda request_id: None)
+
+    #: Told how a turn's way down ended: "stored", "failed" or "dropped".
+    on_demotion: Callable[[str], None] = staticmethod(lambda outcome: None)
+
+    @abstractmethod
+    def bind(self, pool: BlockPool) -> None:
+        """The block pool exists."""
+
+    @abstractmethod
+    def is_up(self) -> bool:
+        """Whether the tier answers."""
+
+    @abstractmethod
+    def arrive(self, request: Request, *, has_pin: bool) -> None:
+        """A request came: promote what it needs while it queues, unless pinned."""
+
+    @abstractmethod
+    def match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
+        """Tokens beyond the local hit that can be loaded, and whether to wait.
+
+        None: not known yet, ask again in the next step. Must be idempotent.
+        """
+
+    @abstractmethod
+    def allocated(
+        self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
+    ) -> None:
+        """The request got its blocks, `loaded_tokens` of them to be loaded."""
+
+    @abstractmethod
+    def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
+        """Orders of this step; called once a step, after all allocations."""
+
+    @abstractmethod
+    def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
+        """The request ended. What is to be demoted of it is told by `demote`."""
+
+    @abstractmethod
+    def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:
+        """What the workers report of a step; returns the loads that ended."""
+
+    @abstractmethod
+    def reloads(self) -> list[Reload]:
+        """What loads cost, as far as it became known since the last call."""
+
+    @abstractmethod
+    def has_work(self) -> bool:
+        """Whether steps are needed although no request is left."""
+
+    @abstractmethod
+    def demote(self, request_id: str) -> bool:
+        """Copy a finished request's KV down now.
+
+        Returns:
+            Whether there is anything to copy. If so its blocks should stay as they
+            are until `on_settled`; where they do not, as much as is left is copied.
+        """
+
+    @abstractmethod
+    def ahead(self, request_id: str) -> None:
+        """Copy a finished, pinned request's KV down when nothing else is copied."""
+
+    @abstractmethod
+    def promote(self, request_id: str, tokens: Sequence[int], salt: str) -> bool:
+        """Bring a context nearer, from disk to CPU memory, if nothing else moves.
+
+        Returns:
+            Whether that began; False: ask again later.
+        """
+
+    @abstractmethod
+    def forget(self, request_id: str) -> None:
+        """Nobody will ask for what this finished request has and others have not."""
+
+    @abstractmethod
+    def references(self) -> dict[int, int]:
+        """References that the tier holds, per block id."""
+
+    @abstractmethod
+    def reset(self) -> bool:
+        """Drop what the tier holds; whether it did."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Let go of everything."""
+
+
+class NoTier(SchedulerTier):
+    """Nothing below the GPU."""
+
+    def bind(self, pool: BlockPool) -> None:
+        return
+
+    def is_up(self) -> bool:
+        return False
+
+    def arrive(self, request: Request, *, has_pin: bool) -> None:
+        return
+
+    def match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
+        return 0, False
+
+    def allocated(
+        self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
+    ) -> None:
+        return
+
+    def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
+        return TierMetadata()
+
+    def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
+        return
+
+    def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:
+        return []
+
+    def reloads(self) -> list[Reload]:
+        return []
+
+    def has_work(self) -> bool:
+        return False
+
+    def demote(self, request_id: str) -> bool:
+        return False
+
+    def ahead(self, request_id: str) -> None:
+        return
+
+    def promote(self, request_id: str, tokens: Sequence[int], salt: str) -> bool:
+        return False
+
+    def forget(self, request_id: str) -> None:
+        return
+
+    def references(self) -> dict[int, int]:
+        return {}
+
+    def reset(self) -> bool:
+        return True
+
+    def shutdown(self) -> None:
+        return
+
+
+@dataclass
+class Transfers:
+    """What the worker's half reports after a step: vLLM's own fields.
+
+    invalid_blocks: blocks whose load failed (models with one KV cache group).
+    failed: requests whose load failed (models with several).
+    """
+
+    received: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    invalid_blocks: set[int] = field(default_factory=set)
+
+
+class WorkerTier(ABC):
+    """The half in a worker: moves bytes, never raises into a step, never blocks it."""
+
+    metrics: MetricsBuffer
+
+    @abstractmethod
+    def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """vLLM's KV tensors, by layer."""
+
+    @abstractmethod
+    def before_forward(self, metadata: TierMetadata) -> None:
+        """Blocks may be overwritten from now on."""
+
+    @abstractmethod
+    def load(self, metadata: TierMetadata, forward_context: Any) -> None:
+        """Start the loads of this step."""
+
+    @abstractmethod
+    def save(self, metadata: TierMetadata) -> None:
+        """Start the copies of this step: what the forward pass wrote is ordered."""
+
+    @abstractmethod
+    def poll(self, finished_ids: Collection[str]) -> Transfers:
+        """What ended since the last call."""
+
+    @abstractmethod
+    def report(self) -> Any:
+        """What the scheduler's half wants to know, None for nothing."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Stop all copies."""
+
+
+def scheduler_tier(
+    config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
+) -> SchedulerTier:
+    """The scheduler's half of the configured tier.
+
+    Raises:
+        ConfigError: it cannot be used as configured.
+    """
+    if config.lower_tier == "none":
+        return NoTier()
+    from ttlcache_connector import lower_lmcache
+
+    return lower_lmcache.SchedulerHalf(config, vllm_config, kv_cache_config)
+
+
+def worker_tier(
+    config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
+) -> WorkerTier | None:
+    """The worker's half of the configured tier, None for none.
+
+    Raises:
+        ConfigError: it cannot be used as configured.
+    """
+    if config.lower_tier == "none":
+        return None
+    from ttlcache_connector import lower_lmcache
+
+    return lower_lmcache.WorkerHalf(config, vllm_config, kv_cache_config)

@@ -1,0 +1,101 @@
+"""Tell an LMCache server's module what the engine's side knows of a turn.
+
+The seam for TTLConnector, or for any other process beside the engine: it computes a
+TTL, the server keeps the turn's KV in L1 for so long. Never waits, never raises: a
+server that is slow or gone costs the hint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
+
+from ttlcache_lmcache import hints
+from ttlcache_lmcache.hints import Hint
+
+#: Calls without an answer yet; beyond it hints are dropped.
+MAX_IN_FLIGHT = 64
+
+
+class RequestClient(Protocol):
+    """What we use of LMCache's client; its connector's adapter holds one per server."""
+
+    def server_module_call(self, request: Any) -> Any: ...
+
+
+class HintClient:
+    """Sends hints over LMCache's own transport.
+
+    Args:
+        client: as from `connect`, or one that LMCache's vLLM connector has open
+            (`adapter.req_clients`).
+    """
+
+    def __init__(self, client: RequestClient) -> None:
+        self._client = client
+        self._in_flight: deque[Any] = deque()
+        self.sent = 0
+        self.dropped = 0
+        self.refused = 0
+
+    def send(self, told: Sequence[Hint]) -> bool:
+        """Send without waiting; False if they were dropped."""
+        if not told:
+            return True
+        self.poll()
+        if len(self._in_flight) >= MAX_IN_FLIGHT:
+            self.dropped += len(told)
+            return False
+        try:
+            self._in_flight.append(_call(self._client, hints.SET_TTL, told))
+        except Exception:  # noqa: BLE001 - a hint is not worth a step
+            self.dropped += len(told)
+            return False
+        self.sent += len(told)
+        return True
+
+    def poll(self) -> None:
+        """Take answers that came; one that is refused counts as such."""
+        while self._in_flight:
+            try:
+                if not self._in_flight[0].query():
+                    return
+                answer = self._in_flight.popleft().result(timeout=0)
+                self.refused += not answer.success
+            except Exception:  # noqa: BLE001 - the server went away
+                self.refused += 1
+                return
+
+
+def connect(url: str) -> Any:
+    """A client of the server at `url`, e.g. `tcp://127.0.0.1:5555`."""
+    import zmq
+    from lmcache.v1.multiprocess.transport.factory import RequestClientFactory
+
+    return RequestClientFactory.create(url, context=zmq.Context.instance())
+
+
+def read_stats(client: RequestClient, timeout_s: float = 5.0) -> dict[str, Any]:
+    """The module's numbers; waits for them.
+
+    Raises:
+        TimeoutError: no answer.
+        RuntimeError: the server runs without the module.
+    """
+    request = ServerModuleCallRequest(method=hints.STATS, payload=b"")
+    answer = client.server_module_call(request).result(timeout=timeout_s)
+    if not answer.success:
+        raise RuntimeError(answer.error)
+    found: dict[str, Any] = json.loads(answer.payload)
+    return found
+
+
+def _call(client: RequestClient, method: str, told: Sequence[Hint]) -> Any:
+    payload = hints.encode(told)
+    return client.server_module_call(
+        ServerModuleCallRequest(method=method, payload=payload)
+    )

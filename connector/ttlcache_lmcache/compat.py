@@ -1,0 +1,150 @@
+"""All knowledge about LMCache versions and about what it keeps private, in one file."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import re
+from typing import Any
+
+from ttlcache.errors import ConfigError, UnsupportedEngineError
+
+#: First tested version, and the first one beyond the tested range.
+TESTED_FROM = (0, 5, 6)
+TESTED_BELOW = (0, 6)
+_OVERRIDE = '"allow_untested_lmcache": true'
+
+
+def logger(name: str) -> logging.Logger:
+    """A logger that shows: LMCache's handlers sit on loggers that it made itself."""
+    from lmcache.logging import init_logger
+
+    made: logging.Logger = init_logger(name)
+    return made
+
+
+def lmcache_version() -> str | None:
+    """The installed version, None where LMCache is not installed."""
+    try:
+        return importlib.metadata.version("lmcache")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def ttlcache_version() -> str:
+    try:
+        return importlib.metadata.version("ttlcache")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def is_tested(version: str) -> bool:
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    return TESTED_FROM <= numbers < TESTED_BELOW
+
+
+def check_lmcache(*, allow_untested: bool) -> str:
+    """Refuse LMCache versions that no test of ours has seen.
+
+    Returns:
+        The version.
+
+    Raises:
+        UnsupportedEngineError: not installed, or untested and not overridden.
+    """
+    version = lmcache_version()
+    if version is None:
+        raise UnsupportedEngineError("LMCache is not installed: pip install lmcache")
+    if is_tested(version):
+        return version
+    tested = f">={_dotted(TESTED_FROM)},<{_dotted(TESTED_BELOW)}"
+    if not allow_untested:
+        raise UnsupportedEngineError(
+            f"LMCache {version} is outside the range that ttlcache's plugins were "
+            f"tested with ({tested}); set {_OVERRIDE} in the plugin's configuration "
+            "to try it"
+        )
+    logger(__name__).warning(
+        "ttlcache runs on untested LMCache %s (tested: %s)", version, tested
+    )
+    return version
+
+
+def l1_managers(storage_manager: Any) -> list[Any]:
+    """The server's L1 managers; 0.5 has no public accessor.
+
+    Raises:
+        UnsupportedEngineError: this LMCache keeps them elsewhere.
+    """
+    managers = getattr(storage_manager, "_l1_managers_by_id", None)
+    if not managers:
+        raise UnsupportedEngineError(
+            f"LMCache {lmcache_version()}: no L1 managers found (private attribute "
+            "_l1_managers_by_id); ttlcache's server module cannot watch L1"
+        )
+    return list(managers.values())
+
+
+def swap_eviction_policies(storage_manager: Any, make_policy: Any) -> int:
+    """Give every L1 eviction controller a policy of ours; how many there were.
+
+    LMCache 0.5 has a closed list of eviction policies and no plugin point for more.
+    The server serves nobody yet when its modules are built, so no key is lost.
+
+    Raises:
+        UnsupportedEngineError: this LMCache keeps its policies elsewhere.
+    """
+    controllers = getattr(storage_manager, "_eviction_controllers", None)
+    if not controllers or not all(
+        hasattr(each, "_eviction_policy")
+        and hasattr(each, "_l1_manager")
+        and hasattr(getattr(each, "_listener", None), "_policy")
+        for each in controllers
+    ):
+        raise UnsupportedEngineError(
+            f"LMCache {lmcache_version()}: its L1 eviction controllers look different "
+            'from those tested; set "swap_eviction": false to run without our order'
+        )
+    for controller in controllers:
+        policy = make_policy(controller._l1_manager)  # noqa: SLF001
+        controller._eviction_policy = policy  # noqa: SLF001
+        controller._listener._policy = policy  # noqa: SLF001
+    return len(controllers)
+
+
+def keys_of_page(page: Any) -> list[Any]:
+    """The object keys of one page of `list_l2_keys`."""
+    return [entry.key.to_object_key() for entry in page.entries]
+
+
+def check_event_bus(server_context: Any) -> None:
+    """Lookups reach us over LMCache's event bus only.
+
+    Raises:
+        ConfigError: it is turned off.
+    """
+    if not server_context.event_bus.enabled:
+        raise ConfigError(
+            "ttlcache's server module needs LMCache's event bus to see lookups; "
+            "remove --disable-observability (value: set, expected: not set)"
+        )
+
+
+def check_hash(engine_config: Any) -> None:
+    """Refuse the in-process mode's default hash: other processes have other keys.
+
+    Raises:
+        ConfigError: `pre_caching_hash_algorithm` is "builtin" and nothing seeds it.
+    """
+    name = getattr(engine_config, "pre_caching_hash_algorithm", None)
+    if name == "builtin" and os.environ.get("PYTHONHASHSEED", "random") == "random":
+        raise ConfigError(
+            "key 'pre_caching_hash_algorithm' has value 'builtin', expected: "
+            "'sha256_cbor' (Python's own hash differs in every process, so nothing on "
+            "disk would ever be found again)"
+        )
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(str(n) for n in numbers)

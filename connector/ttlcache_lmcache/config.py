@@ -1,0 +1,150 @@
+"""Settings of the three plugins: frozen, checked at start, unknown keys refused."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ttlcache import policies
+from ttlcache.errors import ConfigError
+
+_Settings = TypeVar("_Settings", bound="PluginConfig")
+
+
+class PluginConfig(BaseModel):
+    """What all plugins share."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    allow_untested_lmcache: bool = Field(
+        default=False, description="Run on LMCache versions outside the tested range."
+    )
+
+
+class ServerModuleConfig(PluginConfig):
+    """`config` of `--server-module`."""
+
+    policy: str = Field(
+        default="adaptive",
+        description="Retention policy by name, see `ttlcache.policies.names()`.",
+    )
+    policy_options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the policy."
+    )
+    max_ttl_s: float = Field(
+        default=600.0,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="Upper bound of every TTL in seconds.",
+    )
+    program_idle_s: float = Field(
+        default=3600.0,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="A program silent for this long counts as ended.",
+    )
+    max_programs: int = Field(
+        default=100_000,
+        ge=1,
+        description="Programs remembered at once; the longest idle is forgotten.",
+    )
+    demote_above: float = Field(
+        default=0.5,
+        ge=0.0,
+        le=1.0,
+        description="At expiry, what L2 has leaves L1 while more than this share of L1 "
+        "is used; 0: always. Free memory is worth nothing.",
+    )
+    sweep_interval_s: float = Field(
+        default=0.25,
+        gt=0.0,
+        le=60.0,
+        description="Seconds between two looks for expired programs.",
+    )
+    swap_eviction: bool = Field(
+        default=True,
+        description="Evict from L1 in our order, and only as much as is needed; false: "
+        "LMCache's policy as configured.",
+    )
+    profile_path: str | None = Field(
+        default=None, description="File with prefill and reload costs to start from."
+    )
+
+
+class TierConfig(PluginConfig):
+    """Memory and disk of the L2 adapter (`adapter_params`) and the storage plugin."""
+
+    path: str = Field(min_length=1, description="Folder of the disk tier.")
+    disk_bytes: int = Field(ge=0, description="Most bytes of files; 0: no disk tier.")
+    memory_bytes: int = Field(
+        default=0, ge=0, description="Most bytes held in memory; 0: no memory tier."
+    )
+    memory_ttl_s: float = Field(
+        default=60.0,
+        ge=0.0,
+        description="Seconds since the last use after which memory gives it to disk.",
+    )
+    disk_ttl_s: float = Field(
+        default=86_400.0,
+        gt=0.0,
+        description="Seconds since the last use after which it is removed for good.",
+    )
+    write_through: bool = Field(
+        default=True,
+        description="Write to disk at once, so that a crash loses nothing that was "
+        "reported stored; false: only when memory gives it up.",
+    )
+    num_threads: int = Field(default=4, ge=1, le=64, description="Threads that copy.")
+    sweep_interval_s: float = Field(
+        default=1.0, gt=0.0, le=3600.0, description="Seconds between two expiry looks."
+    )
+
+
+class StoragePluginConfig(TierConfig):
+    """The in-process plugin's `extra_config` keys, without their prefix."""
+
+
+def load(kind: type[_Settings], raw: Mapping[str, Any], where: str) -> _Settings:
+    """Validate a plugin's settings.
+
+    Args:
+        where: what the user wrote it under, for the error text.
+
+    Raises:
+        ConfigError: unknown key (with the nearest valid one), wrong type or range,
+            missing key, unknown policy or policy option.
+    """
+    try:
+        config = kind.model_validate(dict(raw))
+    except ValidationError as error:
+        problems = (_explain(kind, dict(item)) for item in error.errors())
+        raise ConfigError(f"{where}: " + "; ".join(problems)) from None
+    if isinstance(config, ServerModuleConfig):
+        policies.create(config.policy, config.policy_options)
+    if isinstance(config, TierConfig) and not (config.disk_bytes + config.memory_bytes):
+        raise ConfigError(
+            f"{where}: keys 'disk_bytes' and 'memory_bytes' have value 0, "
+            "expected: bytes for at least one of them"
+        )
+    return config
+
+
+def _explain(kind: type[PluginConfig], item: dict[str, Any]) -> str:
+    key = str(item["loc"][0]) if item["loc"] else "?"
+    names = list(kind.model_fields)
+    if item["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+        help_text = (
+            f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(names)}"
+        )
+        return f"unknown key {key!r} (value {item.get('input')!r}); {help_text}"
+    field = kind.model_fields.get(key)
+    meaning = f" ({field.description})" if field is not None else ""
+    if item["type"] == "missing":
+        return f"key {key!r} is missing{meaning}"
+    return (
+        f"key {key!r} has value {item.get('input')!r}, expected: {item['msg']}{meaning}"
+    )

@@ -1,0 +1,56 @@
+"""What a client may tell the server module about a request: one JSON list per call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ttlcache.errors import ConfigError
+
+#: Methods of the server module's RPC (LMCache's server-module envelope).
+SET_TTL = "ttlcache.set_ttl"
+STATS = "ttlcache.stats"
+#: Hints in one call; a scheduler's step finishes fewer requests than this.
+MAX_HINTS = 4096
+
+
+class Hint(BaseModel):
+    """About the turn that ended, or is about to end, with this request.
+
+    request_id: the engine's id of it, as its LMCache connector passes it on.
+    ttl_s: seconds to keep its KV, counted from when the server hears of it.
+    is_last_step: no turn follows; its KV goes first.
+    tool: what runs until the next turn: the key of the gap history.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    request_id: str = Field(min_length=1, max_length=512)
+    ttl_s: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    is_last_step: bool = False
+    tool: str | None = Field(default=None, max_length=64)
+
+
+_HINTS = TypeAdapter(list[Hint])
+
+
+def encode(hints: Sequence[Hint]) -> bytes:
+    return _HINTS.dump_json(list(hints), exclude_defaults=True)
+
+
+def decode(payload: bytes) -> list[Hint]:
+    """Parse the payload of a `SET_TTL` call.
+
+    Raises:
+        ConfigError: not a JSON list of hints, or too many.
+    """
+    try:
+        hints = _HINTS.validate_json(payload)
+    except ValidationError as error:
+        raise ConfigError(f"{SET_TTL}: {error}") from None
+    if len(hints) > MAX_HINTS:
+        raise ConfigError(
+            f"{SET_TTL}: {len(hints)} hints, expected: at most {MAX_HINTS}"
+        )
+    return hints

@@ -1,0 +1,314 @@
+"""A tier over memory and disk behind LMCache's L1.
+
+    lmcache server … --l2-adapter '{"type": "plugin",
+        "module_path": "ttlcache_lmcache.l2_adapter", "class_name": "TTLL2Adapter",
+        "adapter_params": {"path": "/nvme/kv", "disk_bytes": 500000000000}}'
+
+LMCache polls: it submits a task, waits for the event of its kind, and asks for the
+result once. Copies run on a thread pool; lookups are answered at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.api import (
+    EncodedObjectKey,
+    KeyEntry,
+    KeyListPage,
+    MemoryLayoutDesc,
+    ObjectKey,
+)
+from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface, L2TaskId
+from lmcache.v1.memory_management import MemoryObj
+from lmcache.v1.platform import create_event_notifier
+
+from ttlcache.clock import Clock, default_clock
+from ttlcache_lmcache import compat
+from ttlcache_lmcache.config import TierConfig, load
+from ttlcache_lmcache.store import TieredStore
+
+_WHERE = "--l2-adapter adapter_params"
+_SEPARATOR = "@"  # LMCache keeps it out of model names and salts
+
+
+def encode_key(key: ObjectKey) -> bytes:
+    parts = (
+        key.chunk_hash.hex(),
+        f"{key.kv_rank:x}",
+        str(key.object_group_id),
+        key.cache_salt,
+        key.model_name,
+    )
+    return _SEPARATOR.join(parts).encode()
+
+
+def decode_key(raw: bytes) -> ObjectKey:
+    chunk_hash, rank, group, salt, model = raw.decode().split(_SEPARATOR)
+    return ObjectKey(
+        chunk_hash=bytes.fromhex(chunk_hash),
+        model_name=model,
+        kv_rank=int(rank, 16),
+        object_group_id=int(group),
+        cache_salt=salt,
+    )
+
+
+class TTLL2Adapter(L2AdapterInterface):
+    """LMCache's side of `TieredStore`.
+
+    Raises:
+        ConfigError: wrong parameters, or a folder that cannot be used.
+        UnsupportedEngineError: an LMCache that was not tested.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Any],
+        l1_memory_desc: L1MemoryDesc | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        config = load(TierConfig, params, _WHERE)
+        compat.check_lmcache(allow_untested=config.allow_untested_lmcache)
+        super().__init__(max_capacity_bytes=_capacity_bytes(config))
+        self._logger = compat.logger(__name__)
+        self._store_event = create_event_notifier()
+        self._lookup_event = create_event_notifier()
+        self._load_event = create_event_notifier()
+        self._tasks = itertools.count(1)
+        self._lock = threading.Lock()
+        self._stored: dict[L2TaskId, L2StoreResult] = {}
+        self._looked_up: dict[L2TaskId, Bitmap] = {}
+        self._loaded: dict[L2TaskId, Bitmap] = {}
+        # What listeners were told is there; they hear of a key in the right order.
+        self._told_lock = threading.RLock()
+        self._told: dict[bytes, int] = {}
+        self._store = TieredStore(
+            config, clock if clock is not None else default_clock(), self._on_removed
+        )
+        self._tell_stored([header.key for header in self._store.headers()])
+        self._pool = ThreadPoolExecutor(config.num_threads, "ttlcache-l2")
+        self._stop = threading.Event()
+        self._sweeper = threading.Thread(
+            target=self._sweep_until_stopped,
+            args=(config.sweep_interval_s,),
+            name="ttlcache-l2-sweep",
+            daemon=True,
+        )
+        self._sweeper.start()
+        self._logger.info(
+            "ttlcache L2 tier at %s: %d bytes on disk, %d in memory, %d objects found",
+            config.path,
+            config.disk_bytes,
+            config.memory_bytes,
+            len(self._told),
+        )
+
+    # events
+
+    def get_store_event_fd(self) -> int:
+        return int(self._store_event.fileno())
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        return int(self._lookup_event.fileno())
+
+    def get_load_event_fd(self) -> int:
+        return int(self._load_event.fileno())
+
+    # store
+
+    def submit_store_task(
+        self, keys: list[ObjectKey], objects: list[MemoryObj]
+    ) -> L2TaskId:
+        task = next(self._tasks)
+        self._submit(lambda: self._run_store(task, keys, objects))
+        return task
+
+    def _run_store(
+        self, task: L2TaskId, keys: list[ObjectKey], objects: list[MemoryObj]
+    ) -> None:
+        stored: list[bytes] = []
+        total = 0
+        try:
+            for key, each in zip(keys, objects, strict=True):
+                raw, data = encode_key(key), each.byte_array
+                if self._store.put(raw, data):
+                    stored.append(raw)
+                    total += len(data)
+            self._tell_stored(stored)
+        finally:
+            result = L2StoreResult(len(stored) == len(keys), total)
+            with self._lock:
+                self._stored[task] = result
+            self._store_event.notify()
+
+    def pop_completed_store_tasks(self) -> dict[L2TaskId, L2StoreResult]:
+        with self._lock:
+            done, self._stored = self._stored, {}
+        return done
+
+    # lookup
+
+    def submit_lookup_and_lock_task(
+        self,
+        keys: list[ObjectKey],
+        group_layout_descs: dict[int, MemoryLayoutDesc],
+    ) -> L2TaskId:
+        task = next(self._tasks)
+        found = self._store.lock([encode_key(key) for key in keys])
+        result = _bitmap(found)
+        with self._lock:
+            self._looked_up[task] = result
+        hits = [key for key, hit in zip(keys, found, strict=True) if hit]
+        if hits:
+            self._notify_keys_accessed(hits)
+        self._lookup_event.notify()
+        return task
+
+    def query_lookup_and_lock_result(self, task_id: L2TaskId) -> Bitmap | None:
+        with self._lock:
+            return self._looked_up.pop(task_id, None)
+
+    def submit_unlock(self, keys: list[ObjectKey]) -> None:
+        self._store.unlock([encode_key(key) for key in keys])
+
+    # load
+
+    def submit_load_task(
+        self, keys: list[ObjectKey], objects: list[MemoryObj]
+    ) -> L2TaskId:
+        task = next(self._tasks)
+        self._submit(lambda: self._run_load(task, keys, objects))
+        return task
+
+    def _run_load(
+        self, task: L2TaskId, keys: list[ObjectKey], objects: list[MemoryObj]
+    ) -> None:
+        found = [False] * len(keys)
+        try:
+            for index, (key, each) in enumerate(zip(keys, objects, strict=True)):
+                buffer = memoryview(each.byte_array)
+                found[index] = self._store.read_into(encode_key(key), buffer)
+        finally:
+            with self._lock:
+                self._loaded[task] = _bitmap(found)
+            self._load_event.notify()
+
+    def query_load_result(self, task_id: L2TaskId) -> Bitmap | None:
+        with self._lock:
+            return self._loaded.pop(task_id, None)
+
+    # management
+
+    def delete(self, keys: list[ObjectKey]) -> None:
+        """Remove objects; those that a lookup promised to a load stay."""
+        gone = self._store.delete([encode_key(key) for key in keys])
+        self._on_removed(gone)
+
+    def list_l2_keys(
+        self,
+        model_name: str | None = None,
+        page_size: int = 500,
+        cursor: str | None = None,
+    ) -> KeyListPage:
+        """Keys in order; the cursor is the last one given out."""
+        if page_size <= 0:
+            raise ValueError(f"page_size {page_size}: expected a positive number")
+        try:
+            after = bytes.fromhex(cursor) if cursor is not None else b""
+        except ValueError:
+            raise ValueError(f"cursor {cursor!r} is malformed") from None
+        headers = sorted(self._store.headers(), key=lambda header: header.key)
+        rest = [header for header in headers if header.key > after]
+        if model_name is not None:
+            rest = [h for h in rest if decode_key(h.key).model_name == model_name]
+        page = rest[:page_size]
+        entries = tuple(
+            KeyEntry(_encoded(decode_key(header.key)), header.size) for header in page
+        )
+        more = len(rest) > page_size
+        return KeyListPage(entries, page[-1].key.hex() if more else None)
+
+    def report_status(self) -> dict[str, Any]:
+        return {
+            "is_healthy": self._sweeper.is_alive(),
+            "type": "TTLL2Adapter",
+            **self._store.status(),
+        }
+
+    def close(self) -> None:
+        """Finish what was submitted and bring to disk what is in memory only."""
+        self._stop.set()
+        self._sweeper.join(timeout=10.0)
+        self._pool.shutdown(wait=True)
+        self._store.close()
+        for event in (self._store_event, self._lookup_event, self._load_event):
+            event.close()
+
+    # inside
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except Exception:
+                self._logger.exception("ttlcache: L2 task failed")
+
+        self._pool.submit(guarded)
+
+    def _tell_stored(self, raws: Sequence[bytes]) -> None:
+        with self._told_lock:
+            there = {raw: self._store.find(raw) for raw in dict.fromkeys(raws)}
+            new = {
+                raw: header.size
+                for raw, header in there.items()
+                if header is not None and raw not in self._told
+            }
+            if new:
+                self._told.update(new)
+                keys = [decode_key(raw) for raw in new]
+                self._notify_keys_stored(keys, list(new.values()))
+
+    def _on_removed(self, gone: Sequence[tuple[bytes, int]]) -> None:
+        with self._told_lock:
+            old = {
+                raw: self._told.pop(raw)
+                for raw, _ in gone
+                if raw in self._told and self._store.find(raw) is None
+            }
+            if old:
+                keys = [decode_key(raw) for raw in old]
+                self._notify_keys_deleted(keys, list(old.values()))
+
+    def _sweep_until_stopped(self, interval_s: float) -> None:
+        while not self._stop.wait(interval_s):
+            try:
+                self._store.sweep()
+            except Exception:
+                self._logger.exception("ttlcache: L2 sweep failed")
+
+
+def _capacity_bytes(config: TierConfig) -> int:
+    """What the tier holds in all: copies in memory of what is on disk count once."""
+    if config.write_through and config.disk_bytes:
+        return config.disk_bytes
+    return config.disk_bytes + config.memory_bytes
+
+
+def _bitmap(found: Sequence[bool]) -> Bitmap:
+    bitmap = Bitmap(len(found))
+    for index, hit in enumerate(found):
+        if hit:
+            bitmap.set(index)
+    return bitmap
+
+
+def _encoded(key: ObjectKey) -> EncodedObjectKey:
+    encoded: EncodedObjectKey = key.to_encoded_object_key()
+    return encoded

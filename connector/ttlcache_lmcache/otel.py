@@ -1,0 +1,62 @@
+"""Our numbers in LMCache's own metrics: the OpenTelemetry provider that it set up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from opentelemetry import metrics
+
+from ttlcache_lmcache.tier import Tier
+
+#: Gauges by the key of `Tier.status`.
+GAUGES = {
+    "programs": "Programs remembered.",
+    "programs_running": "Programs of which a request runs.",
+    "programs_in_ttl": "Idle programs inside their TTL.",
+    "programs_expired": "Idle programs beyond it.",
+    "l1_objects": "Objects in L1.",
+    "l2_objects": "Objects known to be in L2.",
+}
+#: Counters by the key of `Tier.counts`.
+COUNTERS = {
+    "turns_continued": "Turns recognised as going on with a program.",
+    "programs_finished": "Programs that a client called finished.",
+    "expired": "Programs whose TTL ran out.",
+    "demoted": "Objects dropped from L1 at expiry because L2 has them.",
+    "evicted": "Objects chosen by our order when LMCache wanted room.",
+    "hints": "Hints that came in over the RPC.",
+    "forgotten": "Programs forgotten because they were silent.",
+    "policy_errors": "Exceptions of the retention policy.",
+}
+_PREFIX = "lmcache_mp.ttlcache_"
+
+
+def export(tier: Tier, errors: Mapping[str, int]) -> None:
+    """Register them; read whenever LMCache's metrics are."""
+    meter = metrics.get_meter("ttlcache")
+
+    def gauge(key: str) -> Any:
+        def read(_options: Any) -> Iterable[metrics.Observation]:
+            value = tier.status()[key]
+            return [metrics.Observation(value)]  # type: ignore[arg-type]
+
+        return read
+
+    def counter(key: str) -> Any:
+        def read(_options: Any) -> Iterable[metrics.Observation]:
+            return [metrics.Observation(tier.counts[key])]
+
+        return read
+
+    def hook_errors(_options: Any) -> Iterable[metrics.Observation]:
+        found = dict(errors)
+        return [metrics.Observation(n, {"hook": hook}) for hook, n in found.items()]
+
+    for key, text in GAUGES.items():
+        meter.create_observable_gauge(_PREFIX + key, [gauge(key)], description=text)
+    for key, text in COUNTERS.items():
+        meter.create_observable_counter(_PREFIX + key, [counter(key)], description=text)
+    meter.create_observable_counter(
+        _PREFIX + "hook_errors", [hook_errors], description="Exceptions in our hooks."
+    )

@@ -1,0 +1,242 @@
+"""Programs, recognised by nothing but the chunks that their requests look up.
+
+LMCache hashes a context in chunks, each hash over everything before it: a context is a
+chain of hashes, and the next turn of a program is the request whose chain goes on where
+an idle program's chain ended.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ttlcache.types import FINAL_TOOL, Decision, GapKey
+
+#: (model, chunk hash). The hash alone would mix models.
+Chunk: TypeAlias = tuple[str, bytes]
+
+#: Gaps of which nobody said what runs in them.
+UNKNOWN_GAP = GapKey("__unknown__")
+FINAL_GAP = GapKey(FINAL_TOOL)
+
+
+@dataclass(slots=True, eq=False)
+class ChainProgram:
+    """One program.
+
+    chain: chunks of its latest context, from the start.
+    prompt_chunks: how many of them the last turn's prompt had.
+    running: requests of it under way.
+    seen_s: when it was last heard of; once nothing runs, when that ended.
+    is_told: the deadline is a client's; the policy is not asked again.
+    decision: what the policy said at the start of the gap, until the gap ends.
+    deadline_s: while nothing runs, until when it is inside its TTL.
+    """
+
+    number: int
+    arrived_s: float
+    chain: list[Chunk]
+    prompt_chunks: int
+    context_tokens: int
+    turns: int = 0
+    running: set[str] = field(default_factory=set)
+    seen_s: float = 0.0
+    deadline_s: float = 0.0
+    is_finished: bool = False
+    is_told: bool = False
+    gap_key: GapKey = UNKNOWN_GAP
+    decision: Decision | None = None
+
+    @property
+    def leaves(self) -> tuple[Chunk, ...]:
+        """Where the next turn may go on: behind the context, or behind the prompt.
+
+        Behind the prompt only, where the generated tokens come back in another
+        form (stripped reasoning, another tokenisation).
+        """
+        chain, prompt = self.chain, self.prompt_chunks
+        if not chain:
+            return ()
+        if 0 < prompt < len(chain):
+            return (chain[-1], chain[prompt - 1])
+        return (chain[-1],)
+
+
+class ProgramBook:
+    """All programs and who holds which chunk. Not thread-safe: the caller locks.
+
+    Args:
+        max_programs: programs remembered; the longest idle is forgotten.
+    """
+
+    def __init__(self, max_programs: int) -> None:
+        self._max = max_programs
+        self._numbers = itertools.count()
+        self._idle: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
+        self._running: dict[ChainProgram, None] = {}
+        self._by_request: dict[str, ChainProgram] = {}
+        self._by_leaf: dict[Chunk, dict[ChainProgram, None]] = {}
+        self._holders: dict[Chunk, dict[ChainProgram, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._idle) + len(self._running)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def programs(self) -> list[ChainProgram]:
+        return [*self._idle, *self._running]
+
+    def idle(self) -> list[ChainProgram]:
+        """Programs of which nothing runs, the longest idle first."""
+        return list(self._idle)
+
+    def under_way(self) -> list[ChainProgram]:
+        return list(self._running)
+
+    def holders(self, chunk: Chunk) -> Sequence[ChainProgram]:
+        return tuple(self._holders.get(chunk, ()))
+
+    def num_holders(self, chunk: Chunk) -> int:
+        return len(self._holders.get(chunk, ()))
+
+    def is_held(self, chunk: Chunk) -> bool:
+        return chunk in self._holders
+
+    def of_request(self, request_id: str) -> ChainProgram | None:
+        """The program of a request under way."""
+        return self._by_request.get(request_id)
+
+    def begin(
+        self, request_id: str, chain: Sequence[Chunk], tokens: int, now_s: float
+    ) -> tuple[ChainProgram, bool]:
+        """A request looks its prompt up.
+
+        Returns:
+            Its program, and whether that goes on with a turn (False: it is new, or
+            the request is known already, as after a preemption).
+        """
+        known = self._by_request.get(request_id)
+        if known is not None:
+            return known, False
+        program = self._continued(chain, tokens)
+        goes_on = program is not None
+        if program is None:
+            self._make_room()
+            program = ChainProgram(next(self._numbers), now_s, [], 0, 0)
+        else:
+            self._unlist(program)
+        self._set_chain(program, list(chain))
+        program.prompt_chunks = len(chain)
+        program.context_tokens = tokens
+        program.is_finished = program.is_told = False
+        program.seen_s = now_s
+        program.running.add(request_id)
+        self._by_request[request_id] = program
+        self._running[program] = None
+        return program, goes_on
+
+    def extend(self, chain: Sequence[Chunk]) -> ChainProgram | None:
+        """A request's whole context is known now: what it generated counts, too.
+
+        Returns:
+            The program whose chain `chain` extends, None if nobody's.
+        """
+        for depth in range(len(chain), 0, -1):
+            for program in reversed(self.holders(chain[depth - 1])):
+                if len(program.chain) == depth:
+                    if depth < len(chain):
+                        self._lengthen(program, chain[depth:])
+                    return program
+        return None
+
+    def end(self, request_id: str, now_s: float) -> ChainProgram | None:
+        """A request is over; its program if nothing of it runs any more."""
+        program = self._by_request.pop(request_id, None)
+        if program is None:
+            return None
+        program.running.discard(request_id)
+        if program.running:
+            return None
+        self._running.pop(program, None)
+        program.turns += 1
+        program.seen_s = now_s
+        self._idle[program] = None
+        self._list(program)
+        return program
+
+    def forget(self, program: ChainProgram) -> None:
+        """Nothing is known of it any more; its chunks are nobody's."""
+        for request_id in program.running:
+            self._by_request.pop(request_id, None)
+        self._unlist(program)
+        self._running.pop(program, None)
+        self._set_chain(program, [])
+
+    def _continued(self, chain: Sequence[Chunk], tokens: int) -> ChainProgram | None:
+        for depth in range(len(chain), 0, -1):
+            for program in self._by_leaf.get(chain[depth - 1], ()):
+                if self._may_continue(program, depth, len(chain), tokens):
+                    return program
+        return None
+
+    def _may_continue(
+        self, program: ChainProgram, depth: int, length: int, tokens: int
+    ) -> bool:
+        if tokens < program.context_tokens:
+            return False
+        if depth == len(program.chain):
+            return True
+        # Behind the prompt only: a system prompt that others start with, too, is no
+        # sign of this program.
+        return length > depth and len(self._holders[program.chain[depth - 1]]) == 1
+
+    def _lengthen(self, program: ChainProgram, more: Sequence[Chunk]) -> None:
+        was_idle = program in self._idle
+        if was_idle:
+            self._unlist_leaves(program)
+        for chunk in more:
+            self._holders.setdefault(chunk, {})[program] = None
+        program.chain.extend(more)
+        if was_idle:
+            self._list(program)
+
+    def _set_chain(self, program: ChainProgram, chain: list[Chunk]) -> None:
+        common = 0
+        for old, new in zip(program.chain, chain, strict=False):
+            if old != new:
+                break
+            common += 1
+        for chunk in program.chain[common:]:
+            holders = self._holders.get(chunk, {})
+            holders.pop(program, None)
+            if not holders:
+                self._holders.pop(chunk, None)
+        for chunk in chain[common:]:
+            self._holders.setdefault(chunk, {})[program] = None
+        program.chain = chain
+
+    def _list(self, program: ChainProgram) -> None:
+        for leaf in program.leaves:
+            self._by_leaf.setdefault(leaf, {})[program] = None
+
+    def _unlist(self, program: ChainProgram) -> None:
+        self._idle.pop(program, None)
+        self._unlist_leaves(program)
+
+    def _unlist_leaves(self, program: ChainProgram) -> None:
+        for leaf in program.leaves:
+            listed = self._by_leaf.get(leaf)
+            if listed is not None:
+                listed.pop(program, None)
+                if not listed:
+                    del self._by_leaf[leaf]
+
+    def _make_room(self) -> None:
+        while len(self) >= self._max:
+            oldest = next(iter(self._idle), None) or next(iter(self._running))
+            self.forget(oldest)

@@ -1,0 +1,106 @@
+"""Which objects are in L1 and which in L2, by chunk. Not thread-safe.
+
+An object is one worker's (and one layer group's) part of a chunk. LMCache's keys are
+used as they are: hashable, with `model_name` and `chunk_hash`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from ttlcache_lmcache.programs import Chunk
+
+
+class ObjectKey(Protocol):
+    """What we read of LMCache's `ObjectKey`."""
+
+    @property
+    def chunk_hash(self) -> bytes: ...
+
+    @property
+    def model_name(self) -> str: ...
+
+
+def chunk_of(key: ObjectKey) -> Chunk:
+    return (key.model_name, key.chunk_hash)
+
+
+class Residency:
+    """Objects in L1, by chunk and with the time of the chunk's last use; L2's keys."""
+
+    def __init__(self) -> None:
+        self._l1: dict[Chunk, dict[ObjectKey, None]] = {}
+        self._used_s: dict[Chunk, float] = {}
+        self._reserved: dict[ObjectKey, None] = {}
+        self._l2: set[ObjectKey] = set()
+        self._num_l1 = 0
+
+    @property
+    def num_l1(self) -> int:
+        """Objects in L1, those being written included."""
+        return self._num_l1 + len(self._reserved)
+
+    @property
+    def num_l2(self) -> int:
+        return len(self._l2)
+
+    @property
+    def objects_a_chunk(self) -> float:
+        """Mean number of objects of a chunk in L1, 1 while there are none."""
+        return self._num_l1 / len(self._l1) if self._l1 else 1.0
+
+    def reserve(self, keys: Iterable[ObjectKey]) -> None:
+        """Space was reserved; a writer that dies leaves it to eviction."""
+        for key in keys:
+            if key not in self._l1.get(chunk_of(key), ()):
+                self._reserved[key] = None
+
+    def write(self, keys: Iterable[ObjectKey], now_s: float) -> None:
+        for key in keys:
+            self._reserved.pop(key, None)
+            chunk = chunk_of(key)
+            objects = self._l1.setdefault(chunk, {})
+            if key not in objects:
+                objects[key] = None
+                self._num_l1 += 1
+            self._used_s[chunk] = now_s
+
+    def touch(self, chunk: Chunk, now_s: float) -> None:
+        if chunk in self._used_s:
+            self._used_s[chunk] = now_s
+
+    def delete(self, keys: Iterable[ObjectKey]) -> None:
+        for key in keys:
+            self._reserved.pop(key, None)
+            chunk = chunk_of(key)
+            objects = self._l1.get(chunk)
+            if objects is None or key not in objects:
+                continue
+            del objects[key]
+            self._num_l1 -= 1
+            if not objects:
+                del self._l1[chunk]
+                del self._used_s[chunk]
+
+    def objects(self, chunk: Chunk) -> list[ObjectKey]:
+        """The chunk's objects in L1."""
+        return list(self._l1.get(chunk, ()))
+
+    def reserved(self) -> list[ObjectKey]:
+        return list(self._reserved)
+
+    def chunks(self) -> Iterator[tuple[Chunk, float]]:
+        """Every chunk in L1 with the time of its last use."""
+        return iter(self._used_s.items())
+
+    def add_l2(self, keys: Iterable[ObjectKey]) -> None:
+        self._l2.update(keys)
+
+    def drop_l2(self, keys: Iterable[ObjectKey]) -> None:
+        self._l2.difference_update(keys)
+
+    def is_in_l2(self, chunk: Chunk) -> bool:
+        """Whether L2 has everything of the chunk that L1 has."""
+        objects = self._l1.get(chunk)
+        return bool(objects) and all(key in self._l2 for key in objects or ())

@@ -1,0 +1,189 @@
+"""TTL retention inside `lmcache server`.
+
+    lmcache server … --server-module \
+        '{"module_path": "ttlcache_lmcache.server_module", "config": {…}}'
+
+LMCache's documented extension point. It watches L1 and L2, keeps a deadline per
+program, orders L1's eviction, and drops from L1 at expiry what L2 has.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from lmcache.v1.multiprocess.ext_server_module import server_module_handler
+
+from ttlcache.clock import Clock, default_clock
+from ttlcache.errors import ConfigError
+from ttlcache_lmcache import compat, hints, otel
+from ttlcache_lmcache.config import ServerModuleConfig, load
+from ttlcache_lmcache.costs import TierCosts
+from ttlcache_lmcache.eviction import TTLEvictionPolicy
+from ttlcache_lmcache.listeners import L1Events, L2Events, RequestEvents
+from ttlcache_lmcache.tier import Tier
+
+_WHERE = "--server-module config"
+#: Keys read from an adapter at once when the server starts.
+_PAGE = 10_000
+
+
+class TTLServerModule:
+    """The glue: LMCache's server on one side, `Tier` on the other.
+
+    Raises:
+        ConfigError: the configuration is wrong, or LMCache's event bus is off.
+        UnsupportedEngineError: an LMCache that was not tested.
+    """
+
+    def __init__(self, build_context: Any, clock: Clock | None = None) -> None:
+        self._config = load(ServerModuleConfig, build_context.config, _WHERE)
+        self._version = compat.check_lmcache(
+            allow_untested=self._config.allow_untested_lmcache
+        )
+        self._context = build_context.server_context
+        compat.check_event_bus(self._context)
+        self._logger = compat.logger(__name__)
+        self._storage = self._context.storage_manager
+        self._l1s = compat.l1_managers(self._storage)
+        self.errors: Counter[str] = Counter()
+        self.tier = Tier(
+            self._config,
+            clock if clock is not None else default_clock(),
+            self._used,
+            TierCosts(_profile(self._config)),
+        )
+        self._attach()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._sweep_until_stopped, name="ttlcache-sweep", daemon=True
+        )
+        self._thread.start()
+        self._logger.info(
+            "ttlcache %s in LMCache %s: policy=%s max_ttl_s=%g demote_above=%g "
+            "eviction=%s",
+            compat.ttlcache_version(),
+            self._version,
+            self._config.policy,
+            self._config.max_ttl_s,
+            self._config.demote_above,
+            "ours" if self._config.swap_eviction else "LMCache's",
+        )
+
+    def _attach(self) -> None:
+        if self._config.swap_eviction:
+            compat.swap_eviction_policies(
+                self._storage,
+                lambda _manager: TTLEvictionPolicy(self.tier, self._on_error),
+            )
+        l1_events = L1Events(self.tier, self._on_error)
+        for manager in self._l1s:
+            manager.register_listener(l1_events)
+        self._storage.register_l2_listener(L2Events(self.tier, self._on_error))
+        self._read_l2()
+        events = RequestEvents(self.tier, self._context.chunk_size, self._on_error)
+        events.subscribe(self._context.event_bus)
+        otel.export(self.tier, self.errors)
+
+    def _read_l2(self) -> None:
+        """What L2 still has from before; adapters that cannot list it tell at hits."""
+        for _, adapter in self._storage.l2_adapters():
+            cursor: str | None = None
+            try:
+                while True:
+                    page = adapter.list_l2_keys(page_size=_PAGE, cursor=cursor)
+                    self.tier.stored_below(compat.keys_of_page(page))
+                    cursor = page.next_page_token
+                    if cursor is None:
+                        break
+            except NotImplementedError:
+                continue
+            except Exception as error:  # noqa: BLE001 - anybody's adapter
+                self._on_error("list_l2_keys", error)
+
+    # what LMCache calls
+
+    @property
+    def context(self) -> Any:
+        return self._context
+
+    def report_status(self) -> dict[str, Any]:
+        status = {**self.tier.status(), "errors": dict(self.errors)}
+        return {"ttlcache": {**status, "is_sweeping": self._thread.is_alive()}}
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10.0)
+
+    @server_module_handler(hints.SET_TTL)
+    def set_ttl(self, payload: bytes) -> bytes:
+        told = hints.decode(payload)
+        for hint in told:
+            self.tier.hint(hint)
+        return json.dumps({"accepted": len(told)}).encode()
+
+    @server_module_handler(hints.STATS)
+    def stats(self, payload: bytes) -> bytes:
+        return json.dumps(self.report_status()["ttlcache"]).encode()
+
+    # the sweep
+
+    def _sweep_until_stopped(self) -> None:
+        while not self._stop.wait(self._config.sweep_interval_s):
+            try:
+                self.sweep()
+            except Exception as error:  # noqa: BLE001 - retention must not die
+                self._on_error("sweep", error)
+
+    def sweep(self) -> int:
+        """Let deadlines pass and demote; how many objects left L1."""
+        keys = self.tier.sweep()
+        demoted = self._delete(keys)
+        self.tier.counts["demoted"] += demoted
+        if self._config.swap_eviction:
+            # LMCache's own loop looks once a second; a burst may come any time.
+            self._delete(self.tier.to_evict(self._is_evictable))
+        return demoted
+
+    def _delete(self, keys: list[Any]) -> int:
+        deleted = 0
+        for manager in self._l1s if keys else ():
+            results = manager.delete(keys)
+            deleted += sum(1 for each in results.values() if each.name == "SUCCESS")
+        return deleted
+
+    def _is_evictable(self, key: Any) -> bool:
+        return any(manager.is_key_evictable(key) for manager in self._l1s)
+
+    def _used(self) -> float:
+        pairs = [manager.get_memory_usage() for manager in self._l1s]
+        used, total = (sum(column) for column in zip(*pairs, strict=True))
+        return used / total if total else 0.0
+
+    def _on_error(self, hook: str, error: BaseException) -> None:
+        self.errors[hook] += 1
+        if self.errors[hook] == 1:
+            self._logger.error("ttlcache: %s failed", hook, exc_info=error)
+
+
+def _profile(config: ServerModuleConfig) -> dict[str, Any] | None:
+    if config.profile_path is None:
+        return None
+    try:
+        profile = json.loads(Path(config.profile_path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{_WHERE}: key 'profile_path' has value {config.profile_path!r}, "
+            f"expected: a readable JSON file ({error})"
+        ) from None
+    if not isinstance(profile, dict):
+        raise ConfigError(f"{_WHERE}: profile_path: expected a JSON object")
+    return profile
+
+
+def build_server_modules(build_context: Any) -> TTLServerModule:
+    """What LMCache calls."""
+    return TTLServerModule(build_context)

@@ -1,0 +1,70 @@
+"""docs/bench.md is what the renderer gives; the figures are drawn from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.figures.cli import ROOT, load_results
+from bench.figures.page import losses, render
+from bench.figures.plots import draw
+from bench.figures.sweeps import SWEEPS, ablation_arms
+from bench.sim.arms import parse_arms
+
+COMMITTED = load_results()
+
+
+def test_the_page_is_what_the_renderer_gives():
+    assert (ROOT / "docs" / "bench.md").read_text() == render(COMMITTED)
+
+
+@pytest.mark.parametrize("name", list(COMMITTED))
+def test_every_committed_figure_can_be_drawn_again(name, tmp_path):
+    draw(name, COMMITTED[name], tmp_path)
+    files = {"grid": ["regret.png", "grid.csv"]}.get(
+        name, [f"{name}.png", f"{name}.csv"]
+    )
+    for file in files:
+        assert (tmp_path / file).stat().st_size > 0
+        assert (ROOT / "docs" / "bench" / file).exists()
+    csv = files[1]
+    committed = ROOT / "docs" / "bench" / csv
+    assert (tmp_path / csv).read_text() == committed.read_text()
+
+
+def test_every_number_has_its_command():
+    page = render(COMMITTED)
+    for name, result in COMMITTED.items():
+        command = result["setting"]["command"] if name == "grid" else result["command"]
+        assert f"`{command}`" in page
+
+
+def test_losses_are_told():
+    rows = [
+        {"x": "1", "arm": "vllm", "mean_jct_s": 100.0},
+        {"x": "1", "arm": "adaptive", "mean_jct_s": 110.0},
+        {"x": "1", "arm": "oracle", "mean_jct_s": 50.0},
+        {"x": "2", "arm": "vllm", "mean_jct_s": 100.0},
+        {"x": "2", "arm": "adaptive", "mean_jct_s": 100.5},
+    ]
+    assert losses({"rows": rows}) == ["1: vllm by 10.0 %"]
+
+
+def test_every_sweep_has_cells_and_the_ablation_names_every_switch():
+    for sweep in SWEEPS.values():
+        assert sweep.cells()
+    names = [arm.name for arm in parse_arms(ablation_arms())]
+    assert names[:5] == ["vllm", "program-fcfs", "static-ttl", "cachettl", "adaptive"]
+    assert len(names) > 6
+
+
+def test_the_command_renders_and_refuses(tmp_path):
+    result = CliRunner().invoke(app, ["figures", "--docs", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "bench.md").read_text()
+    assert page == (Path(ROOT) / "docs" / "bench.md").read_text()
+    result = CliRunner().invoke(app, ["figures", "--measure", "nothing"])
+    assert result.exit_code == 1

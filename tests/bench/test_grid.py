@@ -1,0 +1,144 @@
+"""The grid: which cells, which verdict, the same bytes again."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench import grid, grid_bars
+from bench.cli import app
+from bench.grid_spec import GridOptions, crowd_of, places, points, probe
+from bench.sim.options import cells_of
+from bench.sim.run import cell_key
+
+SYNTHETIC = GridOptions(workloads=("swe", "bfcl"), arms="vllm,cachettl")
+
+
+def _row(load: str = "one", **mean: float) -> dict:
+    arms = {
+        arm: {"mean_jct_s": [jct_s, jct_s], "p99_jct_s": [2 * jct_s, 2 * jct_s]}
+        for arm, jct_s in mean.items()
+    }
+    return {"workload": "w", "pool": "small", "load": load, "arms": arms}
+
+
+def _bars(rows: list[dict]) -> list[grid_bars.Bar]:
+    return grid_bars.bars(rows)
+
+
+def test_bars_by_hand():
+    rows = [
+        _row("half", vllm=100.0, cachettl=100.0, adaptive=100.0, oracle=100.0),
+        _row("two", vllm=400.0, cachettl=200.0, adaptive=98.0, oracle=80.0),
+    ]
+    geomean, worst, half, p99, regret = _bars(rows)
+    assert geomean.reached == pytest.approx(math.sqrt(0.49))
+    assert worst.reached == 1.0
+    assert half.reached == 1.0
+    assert half.where == "w small half"
+    assert p99.reached == 1.0
+    assert regret.reached == pytest.approx((18 / 80) / (120 / 80))
+    assert [bar.verdict for bar in _bars(rows)] == ["pass"] * 5
+
+
+def test_a_lost_cell_is_named_and_variants_are_no_rivals():
+    rows = [_row(vllm=100.0, cachettl=100.0, adaptive=50.0, oracle=1.0)]
+    rows[0]["arms"]['adaptive:{"x": 1}'] = {"mean_jct_s": [9.0], "p99_jct_s": [9.0]}
+    rows += [_row("two", vllm=100.0, cachettl=90.0, adaptive=99.0, oracle=1.0)]
+    worst = _bars(rows)[1]
+    assert worst.reached == pytest.approx(1.1)
+    assert (worst.where, worst.verdict) == ("w small two", "FAIL")
+
+
+def test_what_was_not_run_is_not_passed():
+    verdicts = {bar.verdict for bar in _bars([_row(vllm=1.0)])}
+    assert verdicts == {"not measured"}
+
+
+def test_loads_are_multiples_of_the_saturation_and_seeds_follow_the_half():
+    where = places(replace(SYNTHETIC, pools=("small",)))
+    found = points(SYNTHETIC, where, [0.1, 0.02])
+    assert [point.rate for point in found] == [0.05, 0.1, 0.2, 0.01, 0.02, 0.04]
+    seeds = [cell.workload.seed for cell in found[0].cells["vllm"]]
+    assert seeds == [0, 1]
+    assert replace(SYNTHETIC, half="odd").seed_list() == [100, 101]
+
+
+def test_pools_are_counted_in_contexts():
+    small, large, offload = places(replace(SYNTHETIC, workloads=("swe",)))
+    assert large.engine.blocks == pytest.approx(3 * small.engine.blocks, rel=0.01)
+    assert offload.engine.blocks == small.engine.blocks
+    assert offload.engine.offload.startswith("cpu:")
+    assert crowd_of(small) == 16
+    closed = probe(offload)
+    assert closed.workload.arrivals == "closed:16"
+    assert closed.engine.offload == "none"
+
+
+def test_a_missing_trace_is_named():
+    with pytest.raises(ValueError, match="--traces"):
+        places(GridOptions(traces=Path("nowhere"), workloads=("weka_claude_code",)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"workloads": ("x",)}, {"pools": ("x",)}, {"loads": ("x",)}, {"half": "x"}],
+)
+def test_nonsense_is_refused(change):
+    with pytest.raises(ValueError, match="expected one of"):
+        places(replace(SYNTHETIC, **change))
+
+
+def test_rules_of_adaptive_concern_its_own_cells_only(monkeypatch):
+    options = replace(_sim_options(), arms="vllm,cachettl,adaptive,oracle")
+    before = [cell_key(cell) for cell in cells_of(options)]
+    monkeypatch.setattr(
+        "bench.sim.run._source_hash", lambda with_adaptive: f"new {with_adaptive}"
+    )
+    after = [cell_key(cell) for cell in cells_of(options)]
+    assert len({*before, *after}) == 8
+    from bench.sim import run
+
+    uses = [run._uses_adaptive(cell.arm) for cell in cells_of(options)]
+    assert uses == [False, False, True, True]
+
+
+def _sim_options():
+    from bench.sim.options import SMOKE
+
+    return SMOKE
+
+
+def test_a_grid_of_one_cell_twice(tmp_path, monkeypatch):
+    pytest.importorskip("vllm")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["grid", "--workloads", "swe", "--pools", "small", "--loads", "two"]
+    arguments += ["--arms", "vllm,cachettl", "--programs", "0.08", "--seeds", "3"]
+    for name in ("a", "b"):
+        out = ["--out", str(tmp_path / f"{name}.json"), "--processes", "1"]
+        result = CliRunner().invoke(app, [*arguments, *out])
+        assert result.exit_code == 0, result.output
+        assert "not measured" in result.output
+    first = (tmp_path / "a.json").read_bytes()
+    assert first == (tmp_path / "b.json").read_bytes()
+    stored = json.loads(first)
+    assert list(stored["rows"][0]["arms"]) == ["vllm", "cachettl"]
+    assert "--programs 0.08" in stored["setting"]["command"]
+    assert len(list(Path("out/cache/sim").glob("*.json"))) == 3  # with the probe
+
+
+def test_the_command_line_refuses_nonsense():
+    result = CliRunner().invoke(app, ["grid", "--pools", "huge"])
+    assert result.exit_code == 1
+    assert "expected one of" in result.output
+
+
+def test_the_command_repeats_the_options():
+    text = grid.command(replace(SYNTHETIC, seeds="7", programs=0.5))
+    assert "--workloads swe,bfcl" in text
+    assert "--arms 'vllm,cachettl' --half even --seeds 7 --programs 0.5" in text

@@ -1,0 +1,113 @@
+"""The metric definitions against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bench import metrics
+from bench.metrics import TurnRecord
+
+
+def turn(
+    program_id: str,
+    index: int,
+    arrival_s: float,
+    departure_s: float,
+    prompt: int = 100,
+    cached: int = 0,
+    queue_s: float = 0.0,
+    output: tuple[int, ...] = (1, 2, 3, 4),
+    logprob: float = -1.0,
+) -> TurnRecord:
+    return TurnRecord(
+        program_id=program_id,
+        turn=index,
+        arrival_s=arrival_s,
+        first_token_s=arrival_s + queue_s + 0.25,
+        departure_s=departure_s,
+        queue_s=queue_s,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        output_token_ids=output,
+        first_logprob=logprob,
+    )
+
+
+def two_programs() -> list[TurnRecord]:
+    return [
+        turn("b", 0, 2.0, 4.0, prompt=200, queue_s=1.0),
+        turn("a", 1, 5.0, 7.0, prompt=300, cached=96, queue_s=0.5),
+        turn("a", 0, 0.0, 3.0, prompt=100),
+        turn("b", 1, 8.0, 12.0, prompt=400, cached=160),
+    ]
+
+
+def test_jct_is_last_departure_minus_first_arrival() -> None:
+    assert metrics.jct_s(two_programs()) == {"a": 7.0, "b": 10.0}
+
+
+def test_summary_of_two_programs() -> None:
+    summary = metrics.summarize(two_programs())
+    assert summary.num_programs == 2
+    assert summary.num_turns == 4
+    assert summary.mean_jct_s == 8.5
+    assert summary.p50_jct_s == 8.5
+    assert summary.p90_jct_s == pytest.approx(9.7)
+    assert summary.p95_jct_s == pytest.approx(9.85)
+    assert summary.p99_jct_s == pytest.approx(9.97)
+    assert summary.makespan_s == 12.0
+    assert summary.programs_per_s == pytest.approx(2 / 12)
+    assert summary.time_to_90pct_s == 12.0
+    assert summary.prompt_hit == pytest.approx(256 / 1000)
+    assert summary.mean_wait_s == pytest.approx(1.5 / 4)
+    assert summary.mean_ttft_s == pytest.approx((1.25 + 0.75 + 0.25 + 0.25) / 4)
+    assert summary.kept_gap_share == 0.5
+    assert (summary.prompt_tokens, summary.cached_tokens) == (1000, 256)
+    assert summary.output_tokens == 16
+
+
+def test_a_gap_is_kept_when_90_percent_of_the_context_before_it_was_cached() -> None:
+    # "a" left 104 tokens: 96 cached is 92 %; "b" left 204: 160 is 78 %.
+    assert metrics.kept_gaps(two_programs()) == {("a", 0): True, ("b", 0): False}
+
+
+def test_time_to_a_share_counts_whole_programs() -> None:
+    ends = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 50.0]
+    records = [turn(f"p{n}", 0, 0.0, end) for n, end in enumerate(ends)]
+    assert metrics.time_to_share_s(records, 0.9) == 9.0
+    assert metrics.time_to_share_s(records, 0.91) == 50.0
+    assert metrics.time_to_share_s(records, 0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("q", "expected"), [(0, 10.0), (25, 15.0), (50, 20.0), (75, 30.0), (100, 40.0)]
+)
+def test_percentile_interpolates(q: float, expected: float) -> None:
+    assert metrics.percentile([40.0, 10.0, 20.0], q) == expected
+
+
+def test_no_records_is_an_error() -> None:
+    with pytest.raises(ValueError, match="nothing to summarize"):
+        metrics.summarize([])
+
+
+def test_equal_outputs_compare_equal_whatever_their_order() -> None:
+    records = two_programs()
+    result = metrics.compare_outputs(records, list(reversed(records)))
+    assert result.tokens_identical
+    assert result.differing_turns == ()
+    assert result.first_token_logprob_max_diff == 0.0
+
+
+def test_differing_and_missing_turns_are_named() -> None:
+    left = [turn("a", 0, 0, 1, logprob=-1.0), turn("a", 1, 2, 3, logprob=-2.0)]
+    right = [turn("a", 0, 0, 1, output=(1, 2, 3, 5), logprob=-1.5)]
+    result = metrics.compare_outputs(left, right)
+    assert not result.tokens_identical
+    assert result.differing_turns == (("a", 0), ("a", 1))
+    assert result.first_token_logprob_max_diff == 0.5
+    nothing = metrics.compare_outputs(left, [])
+    assert not nothing.tokens_identical
+    assert math.isnan(nothing.first_token_logprob_max_diff)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import csv
+import math
+
+import pytest
+
+from bench.pin_vs_reload import (
+    Recovery,
+    plot,
+    policy_ttls,
+    priced,
+    table,
+    ttl_table,
+    write_csv,
+)
+from ttlcache import policies
+from ttlcache.types import Pressure
+
+FOUND = [
+    Recovery(n, 4096 * n, 0.1, 0.1 + n * 1e-5, 0.1 + n * 3e-5, 0.1 + n * 1e-3)
+    for n in (1024, 4096, 16384)
+]
+
+
+def test_break_even_gaps_follow_from_the_price_of_memory():
+    r = priced(FOUND[1], 2.0 / FOUND[1].kv_bytes)
+    assert r.hold_cost == pytest.approx(2.0)
+    assert r.cpu_gap_s == pytest.approx(0.04096 / 2)
+    assert r.disk_gap_s == pytest.approx(3 * r.cpu_gap_s)
+    assert r.prefill_gap_s == pytest.approx(100 * r.cpu_gap_s)
+
+
+def test_memory_that_nobody_misses_is_held_for_ever():
+    assert priced(FOUND[0], 0.0).prefill_gap_s == math.inf
+
+
+def test_a_cheap_reload_shortens_the_policies_own_ttls():
+    pressure = Pressure(pool_blocks=640, num_running=1, num_waiting=2)
+    ttls = policy_ttls(FOUND, [0.5, 1.0, 2.0, 5.0] * 60, pressure)
+    assert set(ttls) == set(policies.names())
+    for without, with_cpu in ttls["ski-rental"]:
+        assert with_cpu < without
+    assert ttls["none"] == [(0.0, 0.0)] * 3
+
+
+def test_table_csv_and_plot_hold_every_length(tmp_path):
+    found = [priced(r, 1e-7) for r in FOUND]
+    assert table(found).row_count == 3
+    ttls = policy_ttls(found, [1.0] * 200, Pressure(pool_blocks=640))
+    assert ttl_table(found, ttls).row_count == len(ttls)
+    write_csv(found, tmp_path / "r.csv")
+    with (tmp_path / "r.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["context_tokens"]) for row in rows] == [1024, 4096, 16384]
+    assert plot(found, tmp_path / "p.png").stat().st_size > 1000

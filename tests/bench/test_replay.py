@@ -1,0 +1,161 @@
+"""The replay client against a fake completions API in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from bench.metrics import TurnRecord
+from bench.replay import ReplayOptions, ReplayResult, new_token_ids, replay_with
+from bench.workloads import Program, Turn
+
+AGENT = Program(
+    "agent", 0.0, (Turn(6, 3, "pytest", 0.05), Turn(4, 2, "ls", 0.0), Turn(3, 2, "", 0))
+)
+
+
+class FakeServer:
+    """Answers with token ids 100, 101, … and remembers the bodies."""
+
+    def __init__(self, fail_at: int = -1, drop_tokens: int = 0) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.fail_at = fail_at
+        self.drop_tokens = drop_tokens
+        self.with_usage = True
+        self.with_done = True
+        self.app = Starlette(
+            routes=[Route("/v1/completions", self.complete, methods=["POST"])]
+        )
+
+    async def complete(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        if len(self.bodies) - 1 == self.fail_at:
+            return JSONResponse({"error": "pool on fire"}, status_code=500)
+        return StreamingResponse(self.stream(body), media_type="text/event-stream")
+
+    async def stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        for n in range(body["max_tokens"] - self.drop_tokens):
+            logprobs = {"token_logprobs": [-0.5 - n]}
+            yield event(choices=[{"token_ids": [100 + n], "logprobs": logprobs}])
+        usage: dict[str, Any] = {"prompt_tokens": len(body["prompt"])}
+        if self.with_usage:
+            usage["prompt_tokens_details"] = {"cached_tokens": 2}
+        yield event(choices=[], usage=usage, metrics={"queue_time_ms": 250.0})
+        if self.with_done:
+            yield "data: [DONE]\n\n"
+
+
+def event(**fields: Any) -> str:
+    return f"data: {json.dumps(fields)}\n\n"
+
+
+def run(
+    server: FakeServer,
+    options: ReplayOptions | None = None,
+    seen: list[TurnRecord] | None = None,
+) -> ReplayResult:
+    async def go() -> ReplayResult:
+        transport = httpx.ASGITransport(app=server.app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://x"
+        ) as client:
+            on_turn = None if seen is None else seen.append
+            return await replay_with(
+                client, [AGENT], options or ReplayOptions(), on_turn
+            )
+
+    return asyncio.run(go())
+
+
+def test_each_prompt_extends_the_last_by_its_real_output_and_new_tokens() -> None:
+    server = FakeServer()
+    run(server)
+    first, second, third = (body["prompt"] for body in server.bodies)
+    new = [
+        new_token_ids("agent", n, t, ReplayOptions()) for n, t in enumerate(AGENT.turns)
+    ]
+    assert first == new[0]
+    assert second == [*first, 100, 101, 102, *new[1]]
+    assert third == [*second, 100, 101, *new[2]]
+    assert all(5 <= token < 2048 for token in first)
+
+
+def test_records_hold_what_the_server_said() -> None:
+    seen: list[TurnRecord] = []
+    result = run(FakeServer(), seen=seen)
+    assert result.failures == ()
+    assert list(result.records) == seen
+    first, second, _ = result.records
+    assert first.output_token_ids == (100, 101, 102)
+    assert (first.first_logprob, first.queue_s, first.cached_tokens) == (-0.5, 0.25, 2)
+    assert (first.prompt_tokens, first.context_tokens, first.tool) == (6, 9, "pytest")
+    assert first.arrival_s <= first.first_token_s <= first.departure_s
+    assert second.arrival_s - first.departure_s >= 0.05, "the tool's time is slept"
+
+
+def test_requests_ask_for_exactly_the_recorded_output() -> None:
+    server = FakeServer()
+    run(server)
+    body = server.bodies[0]
+    assert (body["max_tokens"], body["min_tokens"]) == (3, 3)
+    assert body["ignore_eos"] is True
+    assert body["temperature"] == 0.0
+
+
+def test_hints_name_program_tool_and_last_step() -> None:
+    server = FakeServer()
+    run(server)
+    hints = [body["kv_transfer_params"]["ttlcache"] for body in server.bodies]
+    assert hints == [
+        {"program_id": "agent", "is_last_step": False, "tool": "pytest"},
+        {"program_id": "agent", "is_last_step": False, "tool": "ls"},
+        {"program_id": "agent", "is_last_step": True},
+    ]
+    silent = FakeServer()
+    run(silent, ReplayOptions(hints=False))
+    assert all("kv_transfer_params" not in body for body in silent.bodies)
+
+
+def test_the_seed_decides_the_tokens() -> None:
+    turn = AGENT.turns[0]
+    zero = new_token_ids("agent", 0, turn, ReplayOptions(seed=0))
+    assert zero == new_token_ids("agent", 0, turn, ReplayOptions(seed=0))
+    assert zero != new_token_ids("agent", 0, turn, ReplayOptions(seed=1))
+    assert zero != new_token_ids("agent", 1, turn, ReplayOptions(seed=0))
+
+
+def test_a_failed_request_ends_its_program_and_is_reported() -> None:
+    server = FakeServer(fail_at=1)
+    result = run(server)
+    assert len(result.records) == 1
+    (failure,) = result.failures
+    assert (failure.program_id, failure.turn) == ("agent", 1)
+    assert "HTTP 500" in failure.reason
+    assert "pool on fire" in failure.reason
+    assert len(server.bodies) == 2
+
+
+def test_missing_tokens_are_a_failure() -> None:
+    (failure,) = run(FakeServer(drop_tokens=1)).failures
+    assert "2 output tokens, expected 3" in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("with_usage", "--enable-prompt-tokens-details"), ("with_done", "without [DONE]")],
+)
+def test_incomplete_streams_are_failures(missing: str, message: str) -> None:
+    server = FakeServer()
+    setattr(server, missing, False)
+    (failure,) = run(server).failures
+    assert message in failure.reason

@@ -1,0 +1,232 @@
+"""Tiny cells through vLLM's own scheduler: conservation, determinism, order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from bench.sim import cell as cell_module
+from bench.sim import stride as stride_module
+from bench.sim.arms import ARMS, parse_arms
+from bench.sim.cell import run_cell
+from bench.sim.errors import SimulationError
+from bench.sim.settings import Cell, EngineSetting
+from bench.sim.workload import WorkloadSpec
+
+ENGINE = EngineSetting(blocks=2_000, max_num_batched_tokens=1024)
+LOAD = WorkloadSpec(
+    "swe", programs=4, rate=1.0, seed=1, max_context=ENGINE.max_context // 4
+)
+
+
+def _run(arm: str, engine: EngineSetting = ENGINE, load: WorkloadSpec = LOAD):
+    return run_cell(Cell(parse_arms(arm)[0], engine, load)).metrics
+
+
+@pytest.mark.parametrize("arm", list(ARMS))
+def test_every_arm_serves_every_turn(arm):
+    metrics = _run(arm)  # raises where a conservation law is broken
+    assert metrics["num_programs"] == 4
+    assert metrics["mean_jct_s"] > 0
+
+
+@pytest.mark.parametrize("offload", ["cpu:4", "cpu:1+ssd:20"])
+@pytest.mark.parametrize("arm", ["vllm", "cachettl", "adaptive", "mori", "oracle"])
+def test_every_kind_of_arm_with_tiers(arm, offload):
+    metrics = _run(arm, replace(ENGINE, offload=offload))
+    assert metrics["num_programs"] == 4
+
+
+def test_tiers_spare_prefill():
+    small = replace(ENGINE, blocks=1_000)
+    without, tiered = (
+        _run("vllm", small),
+        _run("vllm", replace(small, offload="cpu:50")),
+    )
+    assert tiered["reload_tokens"] > 0
+    assert tiered["prefill_s"] < without["prefill_s"]
+    assert tiered["prompt_hit"] > without["prompt_hit"]
+
+
+def test_same_cell_same_numbers():
+    assert _run("cachettl") == _run("cachettl")
+
+
+PRESSED = replace(ENGINE, blocks=1_000)
+CROWD = replace(LOAD, programs=8, rate=2.0)
+
+
+@pytest.mark.parametrize("arm", list(ARMS))
+def test_strides_change_nothing(arm):
+    """To the last bit, under pressure, where waiting requests are refused."""
+    fine = _run(arm, replace(PRESSED, decode_stride=1), CROWD)
+    coarse = _run(arm, PRESSED, CROWD)
+    for metrics in (fine, coarse):
+        del metrics["connector"]  # counts how often it was asked
+    assert coarse == fine
+
+
+@pytest.mark.parametrize("arm", ["vllm", "cachettl", "adaptive"])
+def test_strides_change_next_to_nothing_with_tiers(arm):
+    """Far within the two percent that a coarser step may cost."""
+    engine = replace(PRESSED, offload="cpu:1+ssd:20")
+    fine = _run(arm, replace(engine, decode_stride=1), CROWD)
+    coarse = _run(arm, engine, CROWD)["mean_jct_s"]
+    assert coarse == pytest.approx(fine["mean_jct_s"], rel=1e-3)
+
+
+def test_a_stride_that_vllm_schedules_otherwise_is_an_error(monkeypatch):
+    monkeypatch.setattr(stride_module.Strides, "_new_blocks", lambda *args: 0)
+    with pytest.raises(SimulationError, match="was planned as"):
+        _run("vllm", replace(ENGINE, blocks=700), replace(CROWD, rate=9.0))
+
+
+ARM_FILE = """
+from bench.sim.arms import Arm
+from bench.sim.gates import OpenGate
+
+class Slow(OpenGate):
+    def arrive(self, agent, now_s):
+        seen.append(agent.program_id)
+        return [agent]
+
+seen = []
+
+def slow(cell, connector):
+    return Slow()
+
+ARM = Arm("mine", "a test", {"policy": "fixed", "policy_options": {"ttl_s": 9.0}},
+          gate="slow")
+"""
+
+
+def test_an_arm_of_its_own_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(ARM_FILE)
+    metrics = _run(str(path))
+    assert metrics["connector"]["pins.claimed"] > 0
+    with pytest.raises(ValueError, match="no such file"):
+        parse_arms(str(tmp_path / "nothing.py"))
+    path.write_text("ARM = 3")
+    with pytest.raises(ValueError, match="expected ARM"):
+        parse_arms(str(path))
+
+
+class Doubting:
+    """A scheduler that has nothing to say for a while, then goes on."""
+
+    def __init__(self, scheduler, silent):
+        self._real, self._silent = scheduler.schedule, silent
+
+    def __call__(self):
+        if not self._silent:
+            return self._real()
+        self._silent -= 1
+        return SchedulerOutput.make_empty()
+
+
+@pytest.mark.parametrize(("silent", "most_s"), [(1, 0.0), (2, 1.5)])
+def test_an_empty_step_is_not_idleness(monkeypatch, silent, most_s):
+    """Time stands still until asking again has changed nothing."""
+    load = replace(LOAD, rate=1.0)  # somebody comes while the first one is kept waiting
+    plain = _run("vllm", load=load)
+    real = cell_module.Simulation
+
+    def simulation(scheduler, *args, **kwargs):
+        scheduler.schedule = Doubting(scheduler, silent)
+        return real(scheduler, *args, **kwargs)
+
+    monkeypatch.setattr(cell_module, "Simulation", simulation)
+    late = _run("vllm", load=load)
+    assert late["empty_steps"] == silent
+    assert 0 <= late["mean_jct_s"] - plain["mean_jct_s"] <= most_s + 1e-9
+
+
+def test_remembered_lookups_change_nothing(monkeypatch):
+    load = replace(LOAD, shared_tokens=500)
+    for arm in ("vllm", "cachettl"):
+        fast = _run(arm, load=load)
+        monkeypatch.setattr(cell_module, "remember_lookups", lambda manager: None)
+        assert _run(arm, load=load) == fast
+        monkeypatch.undo()
+
+
+def test_an_idle_engine_serves_a_turn_in_its_own_time():
+    """One program, nobody else: JCT = gaps + what the step-time model says."""
+    load = replace(LOAD, programs=1)
+    metrics = _run("vllm", load=load)
+    assert metrics["mean_wait_s"] == 0.0
+    workload = cell_module.build(load)
+    gaps_s = sum(turn.gap_s for turn in workload.programs[0].turns)
+    assert metrics["mean_jct_s"] == pytest.approx(metrics["busy_s"] + gaps_s)
+    # vLLM keeps the prefix of an idle pool by itself, but for partial blocks.
+    assert metrics["kept_gap_share"] == 1.0
+
+
+def test_a_shared_prompt_is_cached_once():
+    alone = _run("vllm", load=LOAD)["prefill_s"]
+    shared = _run("vllm", load=replace(LOAD, shared_tokens=1000))["prefill_s"]
+    assert shared < alone
+
+
+def test_closed_loop_keeps_n_in_flight():
+    metrics = _run("vllm", load=replace(LOAD, arrivals="closed:1"))
+    assert metrics["mean_wait_s"] == 0.0
+    assert metrics["makespan_s"] == pytest.approx(4 * metrics["mean_jct_s"])
+
+
+def test_program_order_beats_request_order_when_memory_is_short():
+    load = replace(LOAD, programs=8, rate=2.0)
+    engine = replace(ENGINE, blocks=1_000)
+    assert (
+        _run("program-fcfs", engine, load)["mean_jct_s"]
+        < _run("vllm", engine, load)["mean_jct_s"]
+    )
+
+
+def test_a_broken_law_is_named(monkeypatch):
+    real = cell_module.build
+
+    def other(spec):
+        workload = real(spec)
+        first, *rest = workload.programs
+        turn = replace(first.turns[0], output_tokens=first.turns[0].output_tokens + 1)
+        changed = replace(first, turns=(turn, *first.turns[1:]))
+        return replace(workload, programs=(changed, *rest))
+
+    def check(workload, recorder, scheduler, connector):
+        return real_check(other(LOAD), recorder, scheduler, connector)
+
+    real_check = cell_module.check
+    monkeypatch.setattr(cell_module, "check", check)
+    with pytest.raises(SimulationError, match="output tokens"):
+        _run("vllm")
+
+
+def test_a_wedge_is_an_error_not_a_hang(monkeypatch):
+    """A gate that never lets anybody through."""
+
+    class Shut:
+        def arrive(self, agent, now_s):
+            return []
+
+        def finish(self, agent, now_s):
+            return []
+
+        def tick(self, now_s):
+            return []
+
+        def next_s(self):
+            return None
+
+        def next_tick_s(self):
+            return None
+
+    monkeypatch.setitem(cell_module.GATES, "", lambda cell, connector: Shut())
+    with pytest.raises(SimulationError, match="no event is due"):
+        _run("vllm")

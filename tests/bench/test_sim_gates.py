@@ -1,0 +1,97 @@
+"""ThunderAgent's and MORI's gates by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from bench.sim.agents import Agent
+from bench.sim.mori import MoriGate
+from bench.sim.thunderagent import FORCE_RESUME_S, ThunderAgentGate
+from bench.workloads import Program, Turn
+
+
+def _agent(index: int, tokens: int, turns: int = 3) -> Agent:
+    body = tuple(Turn(tokens if i == 0 else 10, 10, "t", 1.0) for i in range(turns))
+    return Agent(index, Program(f"p{index}", 0.0, body), 0)
+
+
+def _next(agent: Agent) -> None:
+    agent.context_tokens = agent.prompt_tokens + agent.current.output_tokens
+    agent.turn += 1
+
+
+def test_thunderagent_admits_what_fits_and_restores_shortest_first():
+    gate = ThunderAgentGate(1_000)
+    big, small, long = _agent(0, 700), _agent(1, 250), _agent(2, 500)
+    assert gate.arrive(big, 0.0) == [big]
+    assert gate.arrive(long, 0.1) == []
+    assert gate.arrive(small, 0.2) == []  # fits, but somebody is paused already
+    assert gate.tick(4.9) == []
+    assert gate.tick(5.0) == []  # 700 + 100 run: no room for 250 + 100
+    gate.finish(big, 6.0)
+    # 700 * 2^-4 + 100 at t = 10: room for both, the shorter one first.
+    assert gate.tick(10.0) == [small]
+    assert gate.next_s() == 15.0
+
+
+def test_thunderagent_pauses_acting_programs_first_and_shortest_first():
+    gate = ThunderAgentGate(2_000)
+    agents = [_agent(i, size) for i, size in enumerate((600, 500, 400))]
+    for agent in agents:
+        assert gate.arrive(agent, 0.0) == [agent]
+    for agent in agents[1:]:
+        gate.finish(agent, 4.9)
+        _next(agent)
+    gate._capacity = 1_300  # the same programs, less memory
+    assert gate.tick(5.0) == []
+    assert gate.arrive(agents[2], 6.0) == []  # 400, the shortest acting one
+    assert gate.arrive(agents[1], 6.0) == [agents[1]]
+
+
+def test_thunderagent_marks_a_reasoning_program_and_pauses_it_later():
+    gate = ThunderAgentGate(1_000)
+    agent = _agent(0, 800)
+    assert gate.arrive(agent, 0.0) == [agent]
+    gate._capacity = 100
+    gate.tick(5.0)
+    gate.finish(agent, 6.0)
+    _next(agent)
+    assert gate.arrive(agent, 7.0) == []
+    assert gate.tick(7.0 + FORCE_RESUME_S) == [agent]
+
+
+def test_mori_demotes_the_idlest_member_for_a_busy_one():
+    unpinned: list[str] = []
+    gate = MoriGate(2_000, 0, unpinned.append)
+    idle, busy, new = _agent(0, 700), _agent(1, 700), _agent(2, 700)
+    assert gate.arrive(idle, 0.0) == [idle]
+    assert gate.arrive(busy, 0.0) == [busy]
+    idle.service_s = busy.service_s = 1.0
+    gate.finish(idle, 1.0)
+    assert gate.arrive(new, 9.0) == [new]  # `idle` acts for 8 s of 9
+    assert unpinned == ["p0"]
+    _next(idle)
+    assert gate.arrive(idle, 10.0) == []  # nobody idle enough to make room
+    gate.finish(busy, 11.0)
+    busy.turn = len(busy.program.turns) - 1
+    gate.finish(busy, 11.0)  # ends
+    assert gate.tick(15.0) == [idle]
+
+
+def test_mori_promotes_the_cpu_tier_before_waiting_programs():
+    gate = MoriGate(1_000, 1_000, lambda program_id: None)
+    first, new = _agent(0, 600), _agent(1, 700)
+    assert gate.arrive(first, 0.0) == [first]
+    first.service_s = 10.0
+    gate.finish(first, 10.0)
+    gate._go_down(gate._programs["p0"])
+    other = _agent(2, 700)
+    assert gate.arrive(other, 10.0) == [other]
+    assert gate.arrive(new, 10.5) == []
+    _next(first)
+    assert gate.arrive(first, 11.0) == []
+    other.turn = len(other.program.turns) - 1
+    gate.finish(other, 12.0)
+    assert gate.tick(15.0) == [first]

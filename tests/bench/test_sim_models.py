@@ -1,0 +1,172 @@
+"""Step times by hand, gap moments, workloads, links."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from bench.sim.gap_mix import BFCL_TOOLS, SWE_TOOLS, GapMix, Tool
+from bench.sim.hardware import HARDWARE, Hardware
+from bench.sim.models import MODELS, Model
+from bench.sim.offload import Offload, parse_offload
+from bench.sim.steptime import MBU, MFU, OVERHEAD_S, TP_EFFICIENCY, StepTime
+from bench.sim.tiers import LINK_EFFICIENCY, LINK_LATENCY_S, Link, Tier, TierStore
+from bench.workloads import Moments
+
+TOY_GPU = Hardware("toy", flops=1e12, hbm=1e11, link=1e9, ssd_read=2e8, ssd_write=1e8)
+TOY = Model("toy", 1e9, layers=10, heads=8, kv_heads=2, head_dim=64, max_tokens=8192)
+
+
+def test_a_decode_step_reads_weights_and_contexts():
+    step = StepTime.of(TOY_GPU, TOY)
+    weights = 2e9
+    kv = 2 * 2 * 64 * 2 * 10 * (1000 + 500)  # K and V, heads, dim, bytes, layers
+    wanted = (weights + kv) / (1e11 * MBU) + OVERHEAD_S
+    assert step.seconds([(1, 1000), (1, 500)]) == pytest.approx(wanted)
+
+
+def test_a_prefill_step_is_bound_by_flops():
+    step = StepTime.of(TOY_GPU, TOY)
+    matrices = 2 * 1e9 * 512
+    attention = 4 * 10 * 8 * 64 * 512 * (2048 - 256)
+    wanted = (matrices + attention) / (1e12 * MFU) + OVERHEAD_S
+    assert step.seconds([(512, 2048)]) == pytest.approx(wanted)
+
+
+def test_chunks_of_a_prompt_attend_to_what_came_before():
+    step = StepTime.of(TOY_GPU, TOY)
+    chunks = step.seconds([(512, 512)]) + step.seconds([(488, 1000)])
+    assert step.prefill_s(1000, 512) == pytest.approx(chunks)
+
+
+def test_tensor_parallel_divides_everything_but_the_overhead():
+    four = Model("toy4", 1e9, 10, 8, 2, 64, 8192, tp=4)
+    one_s = StepTime.of(TOY_GPU, TOY).seconds([(1, 100)]) - OVERHEAD_S
+    four_s = StepTime.of(TOY_GPU, four).seconds([(1, 100)]) - OVERHEAD_S
+    assert four_s == pytest.approx(one_s / (4 * TP_EFFICIENCY))
+
+
+def test_window_layers_read_the_window_only():
+    gemma = MODELS["gemma-3-12b"]
+    assert gemma.kv_bytes(4096) == 8192 * (4096 * 8 + 1024 * 40)
+    assert gemma.kv_bytes_per_token == 8192 * 8
+    step = StepTime.of(HARDWARE["h100"], gemma)
+    grown_s = step.seconds([(1, 8192)]) - step.seconds([(1, 4096)])
+    assert grown_s == pytest.approx(4096 * 8 * 8192 / (3.35e12 * MBU))
+
+
+def test_published_sizes():
+    assert MODELS["llama-3.1-8b"].kv_bytes_per_token == 131_072
+    assert MODELS["llama-3.1-70b"].kv_bytes_per_token == 327_680
+    assert MODELS["qwen3-32b"].kv_bytes_per_token == 262_144
+    # Weights must fit into the GPUs that serve them.
+    assert MODELS["llama-3.1-70b"].params * 2 < 4 * 80e9
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tools"),
+    [
+        (Moments(0.925, 3.550), SWE_TOOLS),
+        (Moments(1.923, 2.133), BFCL_TOOLS),
+    ],
+)
+def test_gaps_have_the_stated_moments(wanted, tools):
+    mix = GapMix.fit(wanted, tools)
+    assert mix.moments.mean == pytest.approx(wanted.mean)
+    assert mix.moments.std == pytest.approx(wanted.std)
+    rng = random.Random(1)
+    drawn = [mix.draw(rng)[1] for _ in range(60_000)]
+    assert statistics.fmean(drawn) == pytest.approx(wanted.mean, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tools", "name", "share"),
+    [
+        (Moments(0.925, 3.550), SWE_TOOLS, "cd", 0.941),
+        (Moments(1.923, 2.133), BFCL_TOOLS, "fetch_url", 0.525),
+    ],
+)
+def test_slowest_tenth_has_the_stated_share(wanted, tools, name, share):
+    mix = GapMix.fit(wanted, tools)
+    rng = random.Random(2)
+    drawn = (mix.draw(rng) for _ in range(150_000))
+    own = sorted(seconds for tool, seconds in drawn if tool == name)
+    slowest = own[int(0.9 * len(own)) :]
+    assert sum(slowest) / sum(own) == pytest.approx(share, abs=0.02)
+
+
+def test_impossible_moments_are_refused():
+    tools = (Tool("a", 0.9, 0.01), Tool("b", 0.1, 10.0))
+    with pytest.raises(ValueError, match="std"):
+        GapMix.fit(Moments(1.0, 0.1), tools)
+
+
+def test_a_link_serves_in_order():
+    link = Link(100.0)
+    assert link.book(50, ready_s=10.0) == (10.0, pytest.approx(10.5 + LINK_LATENCY_S))
+    start_s, end_s = link.book(100, ready_s=10.1)
+    assert start_s == pytest.approx(10.5 + LINK_LATENCY_S)
+    assert end_s == pytest.approx(11.5 + 2 * LINK_LATENCY_S)
+    assert link.busy_s == pytest.approx(1.5 + 2 * LINK_LATENCY_S)
+
+
+def test_a_tier_evicts_the_least_recently_used_tail_first():
+    tier = Tier(100)
+    tier.put("a", 60, now_s=0.0, arrives_s=0.0)
+    tier.put("b", 30, now_s=0.0, arrives_s=0.0)
+    tier.touch("a")
+    tier.put("c", 30, now_s=0.0, arrives_s=0.0)
+    assert [tier.tokens(name, 0.0) for name in "abc"] == [60, 10, 30]
+    tier.put("d", 20, now_s=0.0, arrives_s=0.0)
+    assert [tier.tokens(name, 0.0) for name in "abcd"] == [50, 0, 30, 20]
+    assert tier.used_tokens == 100
+
+
+def test_what_is_on_its_way_cannot_be_read():
+    tier = Tier(1000)
+    tier.put("a", 100, now_s=0.0, arrives_s=5.0)
+    assert tier.tokens("a", 4.9) == 0
+    assert tier.expected("a") == 100
+    assert tier.tokens("a", 5.0) == 100
+    tier.put("a", 150, now_s=6.0, arrives_s=8.0)
+    assert tier.tokens("a", 7.0) == 100
+    assert tier.tokens("a", 8.0) == 150
+
+
+def test_a_load_pays_for_the_slowest_link():
+    store = TierStore(Offload(1000.0, 10_000.0), TOY_GPU, bytes_per_token=1.0)
+    store.write("a", 800, now_s=0.0)
+    store.write("b", 600, now_s=100.0)  # pushes half of "a" out of the CPU tier
+    assert store.cpu.tokens("a", 200.0) == 400
+    assert store.readable("a", 200.0) == 800
+    cpu = store.load("b", 0, 600, now_s=200.0)
+    rate = 1e9 * LINK_EFFICIENCY
+    assert cpu.tier == "cpu"
+    assert cpu.arrives_s - 200.0 == pytest.approx(LINK_LATENCY_S + 600 / rate)
+    ssd = store.load("a", 0, 800, now_s=300.0)
+    assert ssd.tier == "ssd"
+    wanted = LINK_LATENCY_S + 400 / (2e8 * LINK_EFFICIENCY)
+    assert ssd.arrives_s - 300.0 == pytest.approx(wanted)
+
+
+def test_an_ended_program_leaves_every_tier():
+    store = TierStore(Offload(1000.0, 1000.0), TOY_GPU, bytes_per_token=1.0)
+    store.write("a", 500, now_s=0.0)
+    assert store.holder("a") == "cpu"
+    store.drop("a")
+    assert store.holder("a") is None
+    assert store.cpu.used_tokens == store.ssd.used_tokens == 0
+
+
+@pytest.mark.parametrize("text", ["", "cpu", "ssd:3", "cpu:0", "cpu:1+cpu:2", "x:1"])
+def test_bad_offload_is_refused(text):
+    with pytest.raises(ValueError, match="offload"):
+        parse_offload(text)
+
+
+def test_offload():
+    assert parse_offload("none") == Offload()
+    assert parse_offload("cpu:100+ssd:400") == Offload(100e9, 400e9)
+    assert not parse_offload("none")

@@ -1,0 +1,132 @@
+"""Options, cache, JSON, command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.sim import run
+from bench.sim.arms import ARMS, ArmSetting, parse_arms
+from bench.sim.options import SMOKE, SimOptions, cells_of
+from bench.sim.settings import CellResult
+from ttlcache.config import load_config
+
+
+def test_arms_split_outside_braces():
+    arms = parse_arms('vllm,cachettl:{"max_ttl_s": 5.0, "admission": "none"},oracle')
+    assert [arm.name.partition(":")[0] for arm in arms] == [
+        "vllm",
+        "cachettl",
+        "oracle",
+    ]
+    extra = arms[1].extra_config(ArmSetting(1.0))
+    assert extra["policy"] == "cachettl"
+    assert extra["max_ttl_s"] == 5.0
+
+
+@pytest.mark.parametrize(
+    "text", ["nobody", "cachettl:{", "cachettl:3", 'vllm:{"policy": "none"}']
+)
+def test_bad_arms_are_refused(text):
+    with pytest.raises(ValueError, match="arm"):
+        parse_arms(text)
+
+
+def test_static_ttl_is_the_cold_start_of_the_mean_context():
+    extra = ARMS["static-ttl"].extra_config(
+        ArmSetting(mean_prefill_s=2.718281828459045)
+    )
+    assert extra["policy_options"]["ttl_s"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", ["cachettl", "adaptive", "ski-rental", "program-fcfs"])
+def test_our_arms_run_with_the_defaults(name):
+    extra = ARMS[name].extra_config(ArmSetting(1.0))
+    assert not {"max_queue_wait_s", "seniority_quantum_s"} & set(extra)
+    load_config(extra)
+
+
+@pytest.mark.parametrize("name", ["autellix", "continuum-v1", "mori", "oracle"])
+def test_rivals_have_no_bound_on_waiting(name):
+    config = load_config(ARMS[name].extra_config(ArmSetting(1.0)))
+    assert config.max_queue_wait_s == config.seniority_quantum_s == 1e9
+
+
+def test_cells_are_arms_times_seeds():
+    cells = cells_of(SimOptions(arms="vllm,cachettl", seeds="0,7"))
+    assert [(c.arm.name, c.workload.seed) for c in cells] == [
+        ("vllm", 0),
+        ("vllm", 7),
+        ("cachettl", 0),
+        ("cachettl", 7),
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seeds": "x"},
+        {"half": "odd"},
+        {"half": "first", "workload": "trace:x"},
+        {"arms": "nobody"},
+        {"engine": replace(SMOKE.engine, hardware="tpu")},
+        {"engine": replace(SMOKE.engine, model="gpt")},
+        {"engine": replace(SMOKE.engine, offload="tape:1")},
+    ],
+)
+def test_bad_options_are_refused(change):
+    with pytest.raises(ValueError):
+        cells_of(replace(SMOKE, **change))
+
+
+def test_the_key_depends_on_every_argument():
+    base = cells_of(SMOKE)[0]
+    others = [
+        cells_of(replace(SMOKE, seeds="1"))[0],
+        cells_of(replace(SMOKE, rate=0.06))[0],
+        cells_of(replace(SMOKE, engine=replace(SMOKE.engine, blocks=8_001)))[0],
+        cells_of(SMOKE)[1],
+    ]
+    assert len({run.cell_key(c) for c in [base, *others]}) == 5
+    assert run.cell_key(base) == run.cell_key(cells_of(SMOKE)[0])
+
+
+def test_json_has_no_wall_time_and_has_regret():
+    cells = cells_of(SimOptions(arms="cachettl,oracle"))
+    results = [
+        CellResult({"mean_jct_s": 120.0}, {"wall_s": 1.0, "cpu_s": 1.0}),
+        CellResult({"mean_jct_s": 100.0}, {"wall_s": 2.0}),
+    ]
+    text = run.to_json(cells, results)
+    assert "wall" not in text
+    rows = json.loads(text)["cells"]
+    assert rows[0]["regret"] == pytest.approx(0.2)
+    other = [CellResult(r.metrics, {"wall_s": 99.0}) for r in results]
+    assert run.to_json(cells, other) == text
+
+
+def test_two_runs_write_the_same_bytes_and_the_second_is_cached(tmp_path, monkeypatch):
+    pytest.importorskip("vllm")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["sim", "--programs", "2", "--rate", "0.5", "--blocks", "1500"]
+    arguments += ["--arms", "vllm,cachettl"]
+    runner = CliRunner()
+    for name, more in (("a", []), ("b", []), ("c", ["--no-cache"])):
+        out = ["--out", str(tmp_path / f"{name}.json"), *more]
+        result = runner.invoke(app, [*arguments, *out])
+        assert result.exit_code == 0, result.output
+    first = (tmp_path / "a.json").read_bytes()
+    assert first == (tmp_path / "b.json").read_bytes()
+    assert first == (tmp_path / "c.json").read_bytes()
+    assert len(list((tmp_path / run.CACHE).glob("*.json"))) == 2
+    assert (tmp_path / "a.wall.json").exists()
+
+
+def test_the_command_line_refuses_nonsense():
+    result = CliRunner().invoke(app, ["sim", "--arms", "nobody"])
+    assert result.exit_code == 1
+    assert "expected one of" in result.output

@@ -1,0 +1,290 @@
+"""The soak's agents, watch and verdict, without vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from typer.testing import CliRunner
+
+from bench import soak_report
+from bench.cli import app
+from bench.soak import SoakOptions
+from bench.soak_agents import AgentOptions, Fleet
+from bench.soak_cli import default_traces
+from bench.soak_report import Bounds, Ending, SoakResult
+from bench.soak_requests import JUNK, STYLES, Requests, Tally, identify
+from bench.soak_watch import (
+    Sample,
+    Watch,
+    descendants,
+    growth_mib,
+    read_probe,
+    rss_mib,
+)
+from bench.workloads import Program, Turn, longest_context
+
+PROGRAM = Program("p", 0.0, (Turn(6, 3, "pytest", 0.0), Turn(4, 2, "", 0.0)))
+BOUNDS = Bounds(agents=4, max_queue_wait_s=20.0, rss_growth_mib=64.0)
+ENDING = Ending(319, 319, 319, 0, 1, {"claimed": 9.0}, 2, 1, 3)
+
+
+class FakeServer:
+    """Streams as many tokens as asked for; counts connections that were cut."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.status = status
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[str | None] = []
+        self.app = Starlette(
+            routes=[Route("/v1/completions", self.complete, methods=["POST"])]
+        )
+
+    async def complete(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        self.headers.append(request.headers.get("X-Session-ID"))
+        if self.status != 200:
+            return JSONResponse({"error": "on fire"}, status_code=self.status)
+        return StreamingResponse(self.stream(body), media_type="text/event-stream")
+
+    async def stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        for n in range(body["max_tokens"]):
+            yield event(choices=[{"token_ids": [100 + n]}])
+        usage = {"prompt_tokens": len(body["prompt"])}
+        yield event(
+            choices=[],
+            usage=usage | {"prompt_tokens_details": {"cached_tokens": 1}},
+            metrics={"queue_time_ms": 250.0},
+        )
+        yield "data: [DONE]\n\n"
+
+
+def event(**fields: Any) -> str:
+    return f"data: {json.dumps(fields)}\n\n"
+
+
+def play(server: FakeServer, turns: int, **options: Any) -> Tally:
+    """Agents until so many turns were answered, or one failed."""
+
+    async def go() -> Tally:
+        transport = httpx.ASGITransport(app=server.app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://x"
+        ) as client:
+            stop = asyncio.Event()
+
+            def seen() -> None:
+                if requests.tally.answered >= turns:
+                    stop.set()
+
+            requests = Requests(client, "tiny", seen)
+            fleet = Fleet(
+                requests, [PROGRAM], AgentOptions(2, ramp_s=0.0, **options), stop
+            )
+            limit_s = 300.0 if server.status == 200 else 0.2
+            asyncio.get_running_loop().call_later(limit_s, stop.set)
+            await fleet.prepare()
+            await fleet.run()
+            return fleet.tally
+
+    return asyncio.run(go())
+
+
+def result(**changes: Any) -> SoakResult:
+    """A soak of 100 s in which everything held."""
+    samples = [
+        Sample(5.0 * i, 500.0, 800.0, 700, 70_000, 0.02, {"free_blocks": 5.0})
+        for i in range(21)
+    ]
+    tally = Tally(100, styles={"hints": 9}, waits_s=[1.0, 30.0], longest_service_s=4.0)
+    held = SoakResult(tally, Watch(samples), ENDING, (), 100.0)
+    return replace(held, **changes)
+
+
+def failed(found: SoakResult) -> list[str]:
+    return [c.name for c in soak_report.checks(found, BOUNDS) if not c.ok]
+
+
+def test_agents_grow_their_prompts_by_real_answers() -> None:
+    server = FakeServer()
+    tally = play(server, 80, abort_share=0.0, junk_share=0.0)
+    assert tally.failed == 0
+    assert tally.programs > 5
+    assert tally.waits_s[0] == 0.25
+    junk = [body.get("kv_transfer_params") for body in server.bodies[: len(JUNK)]]
+    assert junk == [{"ttlcache": each} for each in JUNK], "every label at once"
+    bodies = server.bodies[len(JUNK) + 1 :]
+    firsts = [body["prompt"] for body in bodies if body["max_tokens"] == 3]
+    seconds = [body["prompt"] for body in bodies if body["max_tokens"] == 2]
+    for prompt in seconds:
+        start = prompt[:-4]
+        assert start[-3:] == [100, 101, 102]
+        assert start[:-3] in firsts
+    assert {len(prompt) for prompt in firsts} == {6, 6 + 96}, "some share a prefix"
+    assert any(server.headers), "some are known by their session"
+
+
+def test_aborted_turns_are_counted_apart_and_sometimes_retried() -> None:
+    server = FakeServer()
+    tally = play(server, 60, abort_share=0.5)
+    assert tally.failed == 0
+    assert tally.aborted > 10
+    assert 0 < tally.left < tally.aborted
+    assert tally.junk_hints > 0
+
+
+def test_a_refused_request_is_a_failure_with_its_text() -> None:
+    tally = play(FakeServer(status=500), 1)
+    assert "HTTP 500" in tally.reasons[0]
+    assert "on fire" in tally.reasons[0]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_every_style_says_what_its_name_promises(style: str) -> None:
+    turn = Turn(5, 5, "pytest", 2.0)
+    params, headers = identify(style, "me", turn, last=False)
+    assert ("me" in json.dumps([params, headers])) == (style != "prefix")
+    assert bool(headers) == (style == "session")
+    if style in ("hints", "wishes"):
+        last, _ = identify(style, "me", turn, last=True)
+        assert last["ttlcache"]["is_last_step"] is True
+        assert "ttl" not in last["ttlcache"]
+
+
+def test_nothing_is_wrong_with_a_soak_that_held() -> None:
+    assert failed(result()) == []
+
+
+def sampled(**changes: Any) -> Watch:
+    """The usual samples, the last five of them changed."""
+    samples = result().watch.samples
+    return Watch([*samples[:-5], *(replace(s, **changes) for s in samples[-5:])])
+
+
+@pytest.mark.parametrize(
+    ("changes", "broken"),
+    [
+        ({"log_errors": ("ERROR x",)}, "errors in the server's log"),
+        ({"tally": Tally(answered=5, failed=1, waits_s=[0.0])}, "requests answered"),
+        ({"tally": Tally(waits_s=[0.0])}, "requests answered"),
+        ({"watch": Watch(result().watch.samples, ["no"])}, "scrapes of /metrics"),
+        ({"watch": sampled(api_rss_mib=600.0)}, "growth of the API server"),
+        ({"watch": sampled(engine_rss_mib=900.0)}, "growth of the engine core"),
+        ({"watch": sampled(metrics_lines=701)}, "lines of /metrics"),
+        ({"ending": replace(ENDING, hook_errors=1)}, "exceptions in hooks"),
+        ({"own_mib": (1.0, 33.0, 2.0)}, "ttlcache's own objects"),
+        ({"ending": replace(ENDING, retention_enabled=0)}, "retention still on"),
+        ({"ending": replace(ENDING, free_after_ttl=318)}, "all TTLs"),
+        ({"ending": replace(ENDING, free_after_reset=math.nan)}, "after a reset"),
+        ({"tally": Tally(5, waits_s=[37.0], longest_service_s=4.0)}, "longest wait"),
+    ],
+)
+def test_every_broken_promise_is_named(changes: dict[str, Any], broken: str) -> None:
+    (name,) = failed(result(**changes))
+    assert broken in name
+
+
+def test_vanilla_vllm_is_asked_for_the_servers_promises_only() -> None:
+    nothing_of_ours = Ending(0, 0, 0, 0, 0, {}, 2, 0, 0)
+    assert failed(result(vanilla=True, ending=nothing_of_ours)) == []
+    grown = result(vanilla=True, watch=sampled(engine_rss_mib=900.0))
+    assert [name for name in failed(grown) if "growth" in name] == failed(grown) != []
+    options = SoakOptions(vanilla=True)
+    assert options.server().kv_transfer_config is None
+    assert options.server().extra_env == SoakOptions().server().extra_env
+
+
+def test_the_probe_sees_our_objects_and_no_others(tmp_path: Path) -> None:
+    from bench import soak_probe
+    from ttlcache.gaps import GapHistory
+    from ttlcache.types import GapKey
+
+    tracemalloc.start()
+    try:
+        foreign = [bytes(1 << 20) for _ in range(4)]
+        assert soak_probe.own_mib() < 0.1
+        history = GapHistory()
+        for number in range(20_000):
+            history.observe(GapKey(f"tool{number}"), 1.0)
+        assert soak_probe.own_mib() > 1.0
+    finally:
+        tracemalloc.stop()
+    assert len(foreign) == 4
+    path = tmp_path / "own_mib.jsonl"
+    assert read_probe(path) == []
+    path.write_text('{"at_s": 1.0, "own_mib": 2.5}\n')
+    assert read_probe(path) == [2.5]
+
+
+def test_growth_before_the_end_of_the_warm_up_does_not_count() -> None:
+    samples = result().watch.samples
+    cold = [replace(s, engine_rss_mib=100.0, metrics_lines=1) for s in samples[:5]]
+    assert failed(result(watch=Watch([*cold, *samples[5:]]))) == []
+    assert growth_mib([1.0, 9.0, 1.0, 5.0, 3.0, 99.0, 3.0]) == 2.0
+    assert math.isnan(growth_mib([]))
+
+
+def test_the_summary_and_the_file_hold_the_numbers() -> None:
+    found = result()
+    checks = soak_report.checks(found, BOUNDS)
+    console = Console(file=io.StringIO(), width=160)
+    console.print(soak_report.load_table(found), soak_report.checks_table(checks))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for word in ("longest wait", "30.0 s", "claimed 9", "engine core", "319"):
+        assert word in text
+    written = json.loads(json.dumps(soak_report.to_json(found, checks, {})))
+    assert written["ok"] is True
+    assert written["tally"]["wait_s"]["p100"] == 30.0
+    assert len(written["samples"]) == 21
+
+
+def test_memory_and_children_of_a_process_are_read_from_proc() -> None:
+    code = "import sys; sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
+        assert child.pid in descendants(os.getpid())
+        child.communicate(b"")
+    assert rss_mib(os.getpid()) > 1.0
+    assert rss_mib(child.pid) == 0.0
+
+
+def test_the_synthetic_workload_fits_the_model() -> None:
+    options = SoakOptions()
+    longest = longest_context(options.workload())
+    assert longest + 96 + 150 <= options.server().max_model_len
+
+
+def test_the_traces_are_mixed_and_fit_the_model() -> None:
+    traces = default_traces(Console(file=io.StringIO()))
+    if not traces:
+        pytest.skip("../shared/traces is not there")
+    options = SoakOptions(traces=traces)
+    programs = options.workload()
+    assert longest_context(programs) + 96 + 150 <= options.server().max_model_len
+    assert len({p.program_id for p in programs[:3]}) == 3
+
+
+def test_missing_traces_are_said(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    assert default_traces(console, tmp_path) == ()
+    assert "synthetic" in console.file.getvalue()  # type: ignore[attr-defined]
+    outcome = CliRunner().invoke(app, ["soak", "--trace", "no-such-file.gz"])
+    assert outcome.exit_code == 1
+    assert "no such file" in outcome.output

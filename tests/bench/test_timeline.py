@@ -1,0 +1,65 @@
+"""The timeline's spans, and that a picture is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib import image
+
+from bench import timeline
+from bench.metrics import TurnRecord
+
+
+def turn(index: int, arrival_s: float, departure_s: float, cached: int) -> TurnRecord:
+    return TurnRecord(
+        program_id="agent",
+        turn=index,
+        arrival_s=arrival_s,
+        first_token_s=arrival_s + 0.5,
+        departure_s=departure_s,
+        queue_s=0.25,
+        prompt_tokens=1000 * (index + 1),
+        cached_tokens=cached,
+        output_token_ids=(1, 2),
+        first_logprob=-1.0,
+    )
+
+
+def three_turns() -> list[TurnRecord]:
+    return [turn(0, 0.0, 1.0, 0), turn(1, 2.0, 3.0, 992), turn(2, 5.0, 6.0, 640)]
+
+
+def test_spans_cover_a_program_without_holes() -> None:
+    (row,) = timeline.spans(three_turns()).values()
+    assert [(span.kind, span.start_s, span.end_s) for span in row] == [
+        (timeline.WAITING, 0.0, 0.25),
+        (timeline.RUNNING, 0.25, 1.0),
+        (timeline.GAP_KEPT, 1.0, 2.0),
+        (timeline.WAITING, 2.0, 2.25),
+        (timeline.RUNNING, 2.25, 3.0),
+        (timeline.GAP_LOST, 3.0, 5.0),
+        (timeline.WAITING, 5.0, 5.25),
+        (timeline.RUNNING, 5.25, 6.0),
+    ]
+
+
+def test_a_picture_with_a_panel_an_arm_is_written(tmp_path: Path) -> None:
+    records = three_turns()
+    others = [replace(record, program_id="other") for record in records]
+    path = tmp_path / "deep" / "timeline.png"
+    arms = {"vanilla": records, "ttlcache": [*records, *others]}
+    assert timeline.draw(arms, path, "two arms") == path
+    picture = image.imread(path)
+    assert picture.shape[0] > 300
+    assert picture.shape[1] > 1200
+    for colour in timeline.COLOURS.values():
+        rgb = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+        match = abs(picture[..., :3] - rgb).max(axis=-1) < 0.01
+        assert match.sum() > 50, f"{colour} is not in the picture"
+
+
+def test_an_arm_without_records_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing to summarize"):
+        timeline.draw({"vanilla": []}, tmp_path / "t.png", "empty")

@@ -1,0 +1,120 @@
+"""The transfer bench on the CPU: it verifies, it pairs, it says what was not run."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.transfer_arms import EngineArm, OneCopy, make_arms
+from bench.transfer_cli import write_csv
+from bench.transfer_memory import PARTS, CellMemory, CellShape, all_shapes
+from bench.transfer_run import Bar, bars, run, verify
+from ttlcache.transfer import Direction, ReferenceEngine
+
+CPU = torch.device("cpu")
+SHAPE = CellShape("LBNHC", 4096, 3, 4, 1 << 20)
+
+
+class Broken(EngineArm):
+    """Loses, moves or adds bytes."""
+
+    def __init__(self, how):
+        super().__init__("broken", ReferenceEngine())
+        self.how = how
+
+    def move(self, memory, direction, part):
+        super().move(memory, direction, part)
+        if self.how == "does nothing on load" and direction is Direction.LOAD:
+            memory.wipe_blocks(part)
+        elif self.how == "loses the last byte" and direction is Direction.STORE:
+            chunk = memory.chunks(part)[-1].view(torch.uint8).flatten()
+            chunk[-1] ^= 1
+        elif self.how == "strays" and direction is Direction.LOAD:
+            free = set(range(memory.num_blocks)) - set(memory.parts[part].tolist())
+            memory.kv_caches["layers.0"][min(free)] = 0
+        elif self.how == "writes on store" and direction is Direction.STORE:
+            memory.pool[0] ^= 1
+
+
+@pytest.mark.parametrize(
+    "how", ["does nothing on load", "loses the last byte", "strays", "writes on store"]
+)
+def test_wrong_bytes_are_found(how):
+    memory = CellMemory(SHAPE, CPU)
+    arm = Broken(how)
+    assert verify(arm, memory) != ""
+    arm.how = "not at all"
+    assert verify(arm, memory) == ""
+    result = run([SHAPE], 1, CPU, arms=[OneCopy(), Broken(how)])
+    assert result.num_wrong == 1
+    assert {row.arm for row in result.rows} == {"one copy"}
+
+
+@pytest.mark.parametrize("layout", ["LBNHC", "LBHNC", "BLNHC", "LHBNC"])
+def test_runs_are_as_long_as_asked_and_parts_disjoint(layout):
+    memory = CellMemory(replace(SHAPE, layout=layout), CPU)
+    seen = [block for part in memory.parts for block in part.tolist()]
+    assert len(seen) == len(set(seen)) == PARTS * memory.shape.blocks
+    assert max(seen) < memory.num_blocks
+    steps = [b - a for a, b in itertools.pairwise(seen)]
+    joined = sum(step == 1 for step in steps) / len(steps)
+    assert joined == pytest.approx(2 / 3, abs=0.02)
+
+
+def test_every_arm_of_this_machine_is_right_or_says_why():
+    arms, absent = make_arms(CPU)
+    shapes = all_shapes(("LBNHC", "LBHNC", "BLNHC"), (4096,), (1,), 4, 1 << 19)
+    result = run(shapes, 2, CPU, arms=arms)
+    assert result.num_wrong == 0, result.skipped
+    assert {row.arm for row in result.rows} >= {"one copy", "reference"}
+    assert {row.direction for row in result.rows} == {"store", "load"}
+    assert all(row.gb_per_s > 0 and row.of_peak > 0 for row in result.rows)
+    reasons = {arm.name: arm.reason for arm in absent}
+    assert "CUDA" in reasons["cupy"]
+    assert "CUDA" in reasons["vLLM swap_blocks_batch"]
+
+
+def test_the_bar_is_about_the_worst_row():
+    shape = CellShape("LBHNC", 128 << 10, 1, 2, 1 << 20)
+    result = run(
+        [shape], 2, CPU, arms=[OneCopy(), EngineArm("reference", ReferenceEngine())]
+    )
+    (bar,) = bars(result)
+    mine = [row.of_peak_cpu for row in result.rows if row.arm == "reference"]
+    assert bar.value == min(mine)
+    assert not Bar("x", 0.79, 0.8, result.rows[0]).passed
+    assert bars(replace(result, rows=[])) == []
+
+
+def test_the_command_writes_json_and_csv(tmp_path):
+    words = "transfer --layouts LBNHC --pages-kib 4 --runs 2 --layers 2 --mib 1 "
+    words += f"--rounds 1 --device cpu --out {tmp_path}"
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 0, done.output
+    assert "not run: cupy: no CUDA device" in done.output
+    found = json.loads((tmp_path / "transfer.json").read_text())
+    lines = list(csv.DictReader((tmp_path / "transfer.csv").open()))
+    assert len(lines) == len(found["rows"])
+    assert {line["arm"] for line in lines} == {row["arm"] for row in found["rows"]}
+
+
+def test_wrong_options_are_named(tmp_path):
+    for words in (["--pages-kib", "x"], ["--layouts", "XYZ"], ["--device", "tpu"]):
+        done = CliRunner().invoke(app, ["transfer", *words, "--out", str(tmp_path)])
+        assert done.exit_code == 2
+    if not torch.cuda.is_available():
+        done = CliRunner().invoke(app, ["transfer", "--device", "cuda"])
+        assert done.exit_code == 1
+        assert "not run: no CUDA device" in done.output
+
+
+def test_an_empty_csv_has_its_heading(tmp_path):
+    write_csv([], tmp_path / "x.csv")
+    assert (tmp_path / "x.csv").read_text().startswith("layout,page_bytes")

@@ -1,0 +1,76 @@
+"""Real vLLM schedulers with our connector, a virtual clock, no model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ttlcache.clock import VirtualClock, use_clock
+from ttlcache_connector.harness import EngineHarness, EngineSpec
+from ttlcache_connector.invariants import violations
+
+HOLD_5S = {"policy": "fixed", "policy_options": {"ttl_s": 5.0}}
+
+
+@pytest.fixture
+def clock() -> Iterator[VirtualClock]:
+    with use_clock(VirtualClock(100.0)) as virtual:
+        yield virtual
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def async_scheduling(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def make_engine(clock: VirtualClock) -> Callable[..., EngineHarness]:
+    """Engines whose invariants are checked after every step."""
+
+    def make(**spec: Any) -> EngineHarness:
+        spec.setdefault("extra_config", HOLD_5S)
+        engine = EngineHarness(replace(EngineSpec(), **spec))
+        engine.on_step = lambda: check(engine)
+        return engine
+
+    return make
+
+
+def check(engine: EngineHarness) -> None:
+    side = engine.connector.side
+    assert violations(engine.scheduler, side.controller, side.ledger) == []
+    assert side.faults.total == 0
+
+
+def totals(engine: EngineHarness) -> dict[str, int]:
+    """Counters so far, as "name" or "name:label"."""
+    counter = engine.connector.side.controller.metrics.totals
+    return {f"{n}:{label}" if label else n: c for (n, label), c in counter.items()}
+
+
+def pinned(engine: EngineHarness) -> int:
+    return engine.connector.side.ledger.pressure().pinned_blocks
+
+
+def free(engine: EngineHarness) -> int:
+    return engine.pool.get_num_free_blocks()
+
+
+@pytest.fixture
+def our_log() -> Iterator[list[str]]:
+    """Messages that our loggers emitted."""
+    messages: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    handler = Collect()
+    ours = logging.getLogger("vllm.ttlcache_connector")
+    ours.addHandler(handler)
+    yield messages
+    ours.removeHandler(handler)

@@ -1,0 +1,131 @@
+"""Throws from inside every hook: below the guards, where real bugs would be.
+
+Each point is the innermost call that a hook makes, named by the label under which
+its exception must be counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+#: point -> (object below the connector's side, method, labels it is counted under).
+POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
+    "arrive": ("controller", "arrive", frozenset({"arrive"})),
+    "priority": ("controller", "priority", frozenset({"priority"})),
+    "promote_at_s": ("controller", "promote_at_s", frozenset({"promote_at_s"})),
+    "promote": ("controller", "promote", frozenset({"promote"})),
+    "admission": ("controller", "admission", frozenset({"admission"})),
+    "reclaim": ("controller", "reclaim", frozenset({"eviction"})),
+    "note_local_hit": ("_local_hits", "__setitem__", frozenset({"note_local_hit"})),
+    "admit": ("controller", "admit", frozenset({"admitted"})),
+    "prefilled": (
+        "controller",
+        "prefilled",
+        frozenset({"before_step", "finished"}),
+    ),
+    "finish": ("controller", "finish", frozenset({"finished"})),
+    "candidate": ("ledger", "candidate", frozenset({"finished"})),
+    "hold": ("ledger", "hold", frozenset({"finished"})),
+    "tick": ("controller", "tick", frozenset({"before_step"})),
+    "save_if_due": ("_history", "save_if_due", frozenset({"before_step"})),
+    "drain": ("controller.metrics", "drain", frozenset({"take_stats"})),
+    "release_all": ("controller", "release_all", frozenset({"release_pins"})),
+    # Not hooks, but what they all lean on: blocks, the queue, the counters.
+    "release": (
+        "ledger",
+        "release",
+        frozenset(
+            {
+                *("arrive", "admitted", "finished", "before_step", "eviction"),
+                *("release_pins", "drop_rest"),
+            }
+        ),
+    ),
+    "pressure": (
+        "ledger",
+        "pressure",
+        frozenset({"finished", "before_step", "admission", "eviction", "take_stats"}),
+    ),
+    "rekey": (
+        "_queue",
+        "rekey",
+        frozenset({"arrive", "admitted", "finished", "before_step", "eviction"}),
+    ),
+    "is_aged": ("_queue", "is_aged", frozenset({"urgency"})),
+    "aged": ("controller.metrics", "count", frozenset({"note_aged"})),
+}
+
+
+#: The environment variable by which tests/e2e/faulty_connector.py knows its folder.
+FOLDER_VARIABLE = "TTLCACHE_TEST_FAULTS"
+#: Its point in the API server's process: those throws are nobody's hook errors.
+OBSERVE = "observe"
+
+
+class InjectedError(RuntimeError):
+    """What the guards must catch."""
+
+
+class Injector:
+    """Replaces methods by ones that throw every n-th time, and counts the throws."""
+
+    def __init__(self, every: int, told: Callable[[str], None] = lambda point: None):
+        self.every = every
+        self.thrown: Counter[str] = Counter()
+        self.called: Counter[str] = Counter()
+        self.is_on = True
+        self._told = told
+
+    def wrap(self, point: str, method: Any, only: Any = None) -> Any:
+        """`method`, throwing; `only` tells from its arguments which calls count."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.is_on and (only is None or only(*args)):
+                self.called[point] += 1
+                if self.called[point] % self.every == 0:
+                    self.thrown[point] += 1
+                    self._told(point)
+                    raise InjectedError(point)
+            return method(*args, **kwargs)
+
+        return call
+
+    def install(self, side: Any, point: str) -> None:
+        """On one engine's scheduler side."""
+        path, name, _ = POINTS[point]
+        target = side
+        *parents, last = path.split(".")
+        for part in parents:
+            target = getattr(target, part)
+        owner, target = target, getattr(target, last)
+        only = (lambda what, *_: what == "aged_requests") if point == "aged" else None
+        if name.startswith("__") or not hasattr(target, "__dict__"):
+            # Special methods are looked up on the class, slots cannot be shadowed.
+            method = self.wrap(point, getattr(type(target), name), _second(only))
+            members = {name: method, "__slots__": ()}
+            copy = type(type(target).__name__, (type(target),), members)
+            setattr(owner, last, _moved(target, copy))
+        else:
+            setattr(target, name, self.wrap(point, getattr(target, name), only))
+
+
+def _second(only: Any) -> Any:
+    return None if only is None else lambda _self, *args: only(*args)
+
+
+def _moved(target: Any, cls: Any) -> Any:
+    """The same contents as an object of a subclass."""
+    if isinstance(target, dict):
+        return cls(target)
+    target.__class__ = cls
+    return target
+
+
+@contextmanager
+def paused(injector: Injector) -> Iterator[None]:
+    injector.is_on = False
+    yield
+    injector.is_on = True

@@ -1,0 +1,188 @@
+"""Admission on program memory, asked by vLLM's real scheduler.
+
+32 blocks of 16 tokens. A and B have 15 blocks each, C needs 4: there is memory for
+it once A is done, but not beside what A will come back with.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.connector.conftest import free
+
+CONTROL = {
+    "policy": "none",
+    "ordering": "ttl-aware",
+    "admission": "working-set",
+    "admission_half_life_s": 5.0,
+}
+
+
+def add(engine, program, tokens, *, turn=1, max_tokens=4, **hints):
+    return engine.add(
+        f"{program}-{turn}",
+        range(1000 * ord(program), 1000 * ord(program) + tokens),
+        max_tokens=max_tokens,
+        hints={"program_id": program, "tool": "bash", **hints},
+    )
+
+
+def step(engine, count=3):
+    """A few steps; the ids of the requests that got memory in them."""
+    scheduled = []
+    for _ in range(count):
+        scheduled += [new.req_id for new in engine.step().scheduled_new_reqs]
+    return scheduled
+
+
+@pytest.fixture
+def full_engine(make_engine, async_scheduling):
+    """A's tool runs, B decodes for long, C waits at the head of the queue."""
+
+    def make(**config):
+        engine = make_engine(
+            num_blocks=33,
+            async_scheduling=async_scheduling,
+            extra_config={**CONTROL, **config},
+        )
+        add(engine, "A", 240)
+        engine.run()
+        add(engine, "B", 240, max_tokens=200)
+        assert step(engine) == ["B-1"]
+        add(engine, "C", 60)
+        return engine
+
+    return make
+
+
+def finish_all(engine):
+    engine.run(max_steps=1000)
+    assert free(engine) == 32
+    controller = engine.connector.side.controller
+    assert controller.requests == {}
+
+
+def test_a_new_program_waits_although_its_prompt_would_fit(full_engine):
+    engine = full_engine()
+    assert free(engine) >= 4
+    assert step(engine, 20) == []
+    assert [r.request_id for r in engine.scheduler.waiting] == ["C-1"]
+    finish_all(engine)
+    assert "C-1" in engine.finished
+
+
+def test_without_admission_control_it_does_not_wait(full_engine):
+    engine = full_engine(admission="none")
+    assert step(engine) == ["C-1"]
+    finish_all(engine)
+
+
+def test_it_gets_in_when_the_others_have_acted_long_enough(full_engine, clock):
+    # B reasons with 15 blocks, A acts with 15.25: 15 + 15.25 / 2^(t / 5) + 4 <= 32
+    # from t = 1.15 on.
+    engine = full_engine()
+    clock.advance(1.1)
+    assert step(engine) == []
+    clock.advance(0.1)
+    assert step(engine) == ["C-1"]
+    finish_all(engine)
+
+
+def test_it_gets_in_when_a_program_ends(full_engine):
+    engine = full_engine(admission_half_life_s=1e6)
+    assert step(engine) == []
+    engine.connector.side.controller.end("", "A")
+    assert step(engine) == ["C-1"]
+    finish_all(engine)
+
+
+def test_it_gets_in_when_it_has_waited_too_long(full_engine, clock):
+    engine = full_engine(admission_half_life_s=1e6, max_queue_wait_s=30.0)
+    clock.advance(29.0)
+    assert step(engine) == []
+    clock.advance(2.0)
+    assert step(engine) == ["C-1"]
+    finish_all(engine)
+
+
+def test_it_gets_in_when_nothing_runs(full_engine):
+    # Scenario: B is done, too, and acts; by the sum there is no room for ages.
+    engine = full_engine(admission_half_life_s=1e6)
+    while "B-1" not in engine.finished:
+        assert step(engine, 1) == []
+    assert step(engine, 2) == ["C-1"]
+    finish_all(engine)
+
+
+def test_programs_under_way_are_never_held_back(full_engine):
+    # Scenario: A comes back while C waits. It is served; C goes on waiting.
+    engine = full_engine(admission_half_life_s=1e6)
+    add(engine, "A", 250, turn=2)
+    assert step(engine) == ["A-2"]
+    assert [r.request_id for r in engine.scheduler.waiting] == ["C-1"]
+    finish_all(engine)
+
+
+def test_who_waits_holds_nobody_behind_it_back_for_ever(full_engine, clock):
+    # C stands at the head; D behind it would fit, but new programs go in order.
+    engine = full_engine()
+    add(engine, "D", 20)
+    assert step(engine) == []
+    clock.advance(60.0)
+    assert step(engine) == ["C-1", "D-1"]
+    finish_all(engine)
+
+
+def test_an_aborted_wait_leaves_nothing_behind(full_engine):
+    engine = full_engine()
+    engine.abort("C-1")
+    assert step(engine) == []
+    finish_all(engine)
+    assert "C-1" not in engine.finished
+
+
+def test_a_sub_agent_of_a_program_under_way_is_not_held_back(full_engine):
+    engine = full_engine(admission_half_life_s=1e6)
+    engine.abort("C-1")
+    add(engine, "S", 60, parent_id="A")
+    assert step(engine) == ["S-1"]
+    finish_all(engine)
+
+
+def test_random_programs_under_admission_control_never_wedge(make_engine, clock):
+    for seed in range(6):
+        rng = random.Random(seed)
+        engine = make_engine(
+            num_blocks=24,
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            async_scheduling=bool(seed % 2),
+            extra_config={
+                **CONTROL,
+                "policy": "fixed",
+                "policy_options": {"ttl_s": 300.0},
+                "max_pinned_fraction": 1.0,
+                "ordering": rng.choice(["ttl-aware", "program-fcfs"]),
+            },
+        )
+        contexts = {
+            f"P{i}": [i] * rng.randrange(5, 60) for i in range(rng.randrange(2, 8))
+        }
+        for turn in range(4):
+            for program, context in contexts.items():
+                engine.add(
+                    f"{program}-{turn}",
+                    context + [rng.randrange(1000)] * rng.randrange(1, 20),
+                    max_tokens=rng.randrange(1, 12),
+                    hints={"program_id": program, "is_last_step": turn == 3},
+                )
+                for _ in range(rng.randrange(3)):
+                    engine.step()
+            engine.run(max_steps=2000)
+            for program in contexts:
+                request = engine.finished[f"{program}-{turn}"]
+                contexts[program] = list(request.all_token_ids)
+            clock.advance(rng.uniform(-1, 20))
+        assert free(engine) == 23, f"seed {seed}"

@@ -1,0 +1,207 @@
+"""What becomes of pins above a lower tier, on vLLM's real scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.connector.conftest import free, pinned, totals
+from ttlcache_connector import scheduler_side
+from ttlcache_connector.tiers import NoTier, TierMetadata
+
+
+class FakeTier(NoTier):
+    """Says yes to everything, and copies when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.up = True
+        self.found: Any = (0, False)
+        self.fails: set[str] = set()
+        self.told: list[TierMetadata] = []
+
+    def is_up(self) -> bool:
+        return self.up
+
+    def arrive(self, request, *, has_pin):
+        self.calls.append(("arrive-pinned" if has_pin else "arrive", _id(request)))
+
+    def match(self, request, hit_tokens):
+        self._maybe_fail("match")
+        return self.found
+
+    def allocated(self, request, blocks, loaded_tokens):
+        self._maybe_fail("allocated")
+
+    def build_metadata(self, output):
+        self._maybe_fail("build_metadata")
+        self.told.append(TierMetadata("orders"))
+        return self.told[-1]
+
+    def demote(self, request_id):
+        self.calls.append(("demote", request_id))
+        return self.up
+
+    def ahead(self, request_id):
+        self.calls.append(("ahead", request_id))
+
+    def forget(self, request_id):
+        self.calls.append(("forget", request_id))
+
+    def of(self, name: str) -> list[str]:
+        return [request_id for call, request_id in self.calls if call == name]
+
+    def _maybe_fail(self, name: str) -> None:
+        if name in self.fails:
+            raise RuntimeError(f"{name} is broken")
+
+
+def _id(request: Any) -> str:
+    return str(request.request_id)
+
+
+@pytest.fixture
+def tier(monkeypatch) -> FakeTier:
+    fake = FakeTier()
+    monkeypatch.setattr(scheduler_side, "scheduler_tier", lambda *_: fake)
+    return fake
+
+
+def extra(**options: Any) -> dict[str, Any]:
+    hold = {"policy": "fixed", "policy_options": {"ttl_s": 5.0}}
+    return {**hold, "max_pinned_fraction": 1.0, "lower_tier": "lmcache", **options}
+
+
+PROMPT = list(range(1, 101))
+HINTS = {"program_id": "p", "tool": "bash"}
+
+
+def test_an_expired_pin_stays_until_its_copy_has_begun(make_engine, clock, tier):
+    engine = make_engine(extra_config=extra())
+    engine.turn("a", PROMPT, hints=HINTS)
+    held = pinned(engine)
+    assert held > 0
+    assert tier.of("ahead") == ["a"]
+    clock.advance(5.1)
+    engine.step()
+    assert totals(engine)["pins:expired"] == 1
+    assert tier.of("demote") == ["a"]
+    assert pinned(engine) == held  # not a pin any more, but not free either
+    tier.on_settled("a")
+    assert pinned(engine) == 0
+    assert free(engine) == 63
+
+
+def test_where_the_tier_has_nothing_to_copy_the_blocks_go_at_once(
+    make_engine, clock, tier
+):
+    engine = make_engine(extra_config=extra())
+    engine.turn("a", PROMPT, hints=HINTS)
+    tier.up = False
+    clock.advance(5.1)
+    engine.step()
+    assert pinned(engine) == 0
+
+
+def test_a_claimed_pin_and_an_ended_program_are_forgotten(make_engine, clock, tier):
+    engine = make_engine(extra_config=extra())
+    context = engine.turn("a", PROMPT, hints=HINTS)
+    engine.turn("b", [*context, 7, 8], hints=HINTS | {"is_last_step": True})
+    assert tier.of("arrive-pinned") == ["b"]
+    assert tier.of("forget") == ["a", "b"]
+    assert tier.of("demote") == []
+    assert free(engine) == 63
+
+
+def test_a_turn_that_is_not_worth_a_pin_is_copied_at_once(make_engine, clock, tier):
+    engine = make_engine(extra_config=extra(policy="none", policy_options={}))
+    engine.turn("a", PROMPT, hints=HINTS)
+    assert tier.of("demote") == ["a"]
+    assert pinned(engine) == len(PROMPT) // 16
+    tier.on_settled("a")
+    assert free(engine) == 63
+
+
+def test_an_aborted_request_leaves_nothing_to_copy(make_engine, clock, tier):
+    engine = make_engine(extra_config=extra())
+    engine.add("a", PROMPT, max_tokens=50, hints=HINTS)
+    engine.step()
+    engine.abort("a")
+    engine.run()
+    assert tier.of("forget") == ["a"]
+
+
+def test_a_waiting_request_lets_the_copy_end_but_not_for_ever(make_engine, clock, tier):
+    engine = make_engine(extra_config=extra(demote_wait_s=0.2))
+    engine.turn("a", list(range(600)), hints=HINTS)  # 37 of 63 blocks
+    clock.advance(5.1)
+    engine.add("b", list(range(5000, 5600)), hints={"program_id": "q"})
+    for _ in range(3):
+        engine.step()
+    assert "b" not in engine.finished
+    assert pinned(engine) == 37
+    clock.advance(0.3)
+    engine.run()
+    assert "b" in engine.finished
+
+
+def test_a_waiting_request_goes_on_as_soon_as_the_copy_has_ended(
+    make_engine, clock, tier
+):
+    engine = make_engine(extra_config=extra(demote_wait_s=10.0))
+    engine.turn("a", list(range(600)), hints=HINTS)
+    clock.advance(5.1)
+    engine.add("b", list(range(5000, 5600)), hints={"program_id": "q"})
+    engine.step()
+    tier.on_settled("a")
+    engine.run()
+    assert "b" in engine.finished
+
+
+def test_a_running_request_takes_the_memory_at_once(make_engine, clock, tier):
+    engine = make_engine(extra_config=extra(demote_wait_s=10.0))
+    engine.add("b", list(range(5000, 5400)), max_tokens=200, hints={"program_id": "q"})
+    engine.step()
+    engine.turn("a", list(range(320)), max_tokens=2, hints=HINTS)
+    engine.run()
+    assert "b" in engine.finished
+    assert engine.finished["b"].num_preemptions == 0
+
+
+@pytest.mark.parametrize("call", ["match", "allocated", "build_metadata"])
+def test_a_broken_tier_is_a_miss(make_engine, clock, tier, call, our_log):
+    engine = make_engine(extra_config=extra())
+    tier.fails = {call}
+    for number in range(3):
+        engine.turn(f"r{number}", PROMPT, hints=HINTS)
+    assert len(engine.finished) == 3
+    counted = [c for name, c in totals(engine).items() if call in name]
+    assert counted
+    assert counted[0] >= 1
+    assert sum(call in line for line in our_log) == 1
+
+
+def test_a_promised_load_that_cannot_be_ordered_is_given_up(make_engine, clock, tier):
+    engine = make_engine(extra_config=extra())
+    tier.found = (48, True)
+    tier.fails = {"allocated"}
+    request = engine.add("a", PROMPT, hints=HINTS)
+    output = engine.step()
+    given_up = output.kv_connector_metadata.abandoned
+    assert list(given_up) == ["a"]
+    assert len(given_up["a"]) == 3
+    assert request.status.name == "WAITING_FOR_REMOTE_KVS"
+
+
+def test_one_line_when_the_tier_goes_and_one_when_it_comes_back(
+    make_engine, clock, tier, our_log
+):
+    engine = make_engine(extra_config=extra())
+    for up in (True, False, False, True, True):
+        tier.up = up
+        engine.turn(f"{len(engine.finished)}", PROMPT, hints={"program_id": "x"})
+    assert sum("does not answer" in line for line in our_log) == 1
+    assert sum("answers again" in line for line in our_log) == 1
+    assert totals(engine)["tier_outages"] == 1
+    assert engine.connector.side.controller.lower_tier == "cpu"

@@ -1,0 +1,339 @@
+"""Whatever breaks in our hooks, the engine serves on."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from tests.connector.conftest import HOLD_5S, free, totals
+from tests.connector.injection import POINTS, InjectedError, Injector, paused
+from ttlcache.controller import Controller
+from ttlcache.policies.fixed import FixedTTL
+from ttlcache.types import Decision
+from ttlcache_connector import scheduler_side
+from ttlcache_connector.connector import TTLConnector
+from ttlcache_connector.failsafe import MAX_SLOW_IN_A_ROW, Pace
+from ttlcache_connector.scheduler_side import SchedulerSide
+from ttlcache_connector.stats import _KNOWN_LABELS
+
+
+def break_hook(monkeypatch, name: str, every: int = 1) -> None:
+    original = getattr(Controller, name)
+    calls = itertools.count(1)
+
+    def broken(self, *args, **kwargs):
+        if next(calls) % every == 0:
+            raise InjectedError(name)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Controller, name, broken)
+
+
+def serve(engine) -> None:
+    """Ten programs of three turns on a pool that does not hold them."""
+    contexts = {p: list(range(100 * p, 100 * p + 80)) for p in range(10)}
+    for turn in range(3):
+        for program, context in contexts.items():
+            engine.add(
+                f"{program}-{turn}",
+                [*context, turn],
+                max_tokens=10,
+                hints={"program_id": str(program), "is_last_step": turn == 2},
+            )
+        engine.run(max_steps=3000)
+        for program in contexts:
+            done = engine.finished[f"{program}-{turn}"]
+            contexts[program] = list(done.all_token_ids)
+
+
+BUSY = {
+    **HOLD_5S,
+    "max_pinned_fraction": 1.0,
+    "max_queue_wait_s": 2.0,
+    "max_hook_faults": 1_000_000,
+}
+
+
+@pytest.mark.parametrize(("every", "async_scheduling"), [(1, False), (3, True)])
+@pytest.mark.parametrize("point", POINTS)
+def test_every_hook_may_throw(
+    make_engine, clock, point, every, async_scheduling, tmp_path
+):
+    if (point, every) == ("release", 1):
+        every = 2  # a pool that never takes a block back serves nobody
+    engine = make_engine(
+        num_blocks=30,
+        max_num_seqs=3,
+        async_scheduling=async_scheduling,
+        extra_config={
+            **BUSY,
+            "ordering": "plas" if point == "promote" else "ttl-aware",
+            "history_path": str(tmp_path / "gaps.json"),
+        },
+    )
+    side = engine.connector.side
+    injector = Injector(every)
+    injector.install(side, point)
+
+    def after_step() -> None:
+        clock.advance(0.1)
+        side.take_stats()
+        if point == "release_all" and clock.now_s() % 3.0 < 0.1:
+            engine.scheduler.reset_prefix_cache()
+
+    engine.on_step = after_step
+    serve(engine)
+    assert len(engine.finished) == 30
+    assert injector.thrown[point] > 0, f"{injector.called[point]} calls"
+    counted = {
+        key.split(":")[1]: number
+        for key, number in totals(engine).items()
+        if key.startswith("hook_errors:")
+    }
+    assert sum(counted.values()) == side.faults.total == injector.thrown[point]
+    assert set(counted) <= POINTS[point][2] & set(_KNOWN_LABELS["hook_errors"])
+    # Nothing stays behind, though every table may have been interrupted.
+    with paused(injector):
+        engine.scheduler.reset_prefix_cache()
+    assert free(engine) == 29
+    assert side.ledger.references() == {}
+
+
+def test_the_table_names_every_hook():
+    """Whoever adds a guarded hook adds its injection, or says why not here."""
+    guarded = {
+        name
+        for name, method in vars(SchedulerSide).items()
+        if hasattr(method, "__wrapped__")
+    }
+    unreachable = {"foreign_step", "shutdown", *AT_WILL}  # see the tests below
+    counted = frozenset().union(*(labels for _, _, labels in POINTS.values()))
+    assert guarded - unreachable <= counted
+
+
+#: Hooks that no step of an engine without a lower tier calls -> what they rest on.
+AT_WILL = {
+    "control": ("controller", "tick"),
+    "loads": ("controller", "reloading"),
+    "worker_output": ("lower", "worker_output"),
+}
+
+
+@pytest.mark.parametrize("hook", AT_WILL)
+def test_hooks_outside_of_steps_may_throw(make_engine, monkeypatch, hook):
+    engine = make_engine(num_blocks=40)
+    engine.turn("A-1", range(100))
+    engine.on_step = None  # a fault is what this is about
+    side = engine.connector.side
+    owner, name = AT_WILL[hook]
+
+    def broken(*_, **__):
+        raise InjectedError(hook)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(side, owner), name, broken)
+        getattr(side, hook)(SimpleNamespace(request_id="A-2"))
+    side.take_stats()
+    assert totals(engine)[f"hook_errors:{hook}"] == 1
+    assert hook in _KNOWN_LABELS["hook_errors"]
+    assert len(engine.turn("A-2", range(100))) > 100
+
+
+def test_a_foreign_scheduler_survives_a_broken_step(make_engine, monkeypatch):
+    engine = make_engine(
+        num_blocks=40, scheduler_cls="vllm.v1.core.sched.scheduler.Scheduler"
+    )
+    engine.on_step = None
+
+    def broken(*_, **__):
+        raise InjectedError("log_start")
+
+    monkeypatch.setattr(engine.connector.side, "log_start", broken)
+    engine.turn("A-1", range(100))
+    assert "A-1" in engine.finished
+    assert totals(engine)["hook_errors:foreign_step"] > 0
+
+
+def test_a_broken_shutdown_still_frees_every_block(make_engine):
+    engine = make_engine(num_blocks=40)
+    engine.turn("A-1", range(100), hints={"program_id": "A"})
+    assert free(engine) < 39
+    Injector(1).install(engine.connector.side, "release_all")
+    engine.scheduler.shutdown()
+    assert free(engine) == 39
+
+
+def test_a_broken_reclaimer_does_not_wedge(make_engine):
+    """Pins for ever hold the pool, and the one who takes them always throws."""
+    engine = make_engine(
+        num_blocks=31,
+        extra_config={**BUSY, "policy_options": {"ttl_s": 1e6}, "max_ttl_s": 1e6},
+    )
+    engine.on_step = None
+    for program in range(3):
+        start = 1000 * program
+        hints = {"program_id": str(program)}
+        engine.turn(f"{program}", range(start, start + 130), hints=hints)
+    assert free(engine) < 10
+    Injector(1).install(engine.connector.side, "reclaim")
+    engine.add("Z", range(9000, 9400), max_tokens=20)
+    engine.run(max_steps=100)
+    assert "Z" in engine.finished
+
+
+def test_references_that_a_fault_left_behind_do_not_wedge(make_engine):
+    """The table forgot the pins, the ledger did not: they go when nothing runs."""
+    engine = make_engine(
+        num_blocks=31, extra_config={**BUSY, "policy_options": {"ttl_s": 300.0}}
+    )
+    engine.on_step = None
+    for program in range(3):
+        start = 1000 * program
+        hints = {"program_id": str(program)}
+        engine.turn(f"{program}", range(start, start + 130), hints=hints)
+    side = engine.connector.side
+    injector = Injector(1)
+    injector.install(side, "release")
+    for program in range(3):
+        with pytest.raises(InjectedError):
+            side.controller.end("", str(program))
+    assert len(side.controller.pins) == 0
+    assert free(engine) < 10
+    with paused(injector):
+        engine.add("Z", range(9000, 9400), max_tokens=20)
+        engine.run(max_steps=100)
+    assert "Z" in engine.finished
+
+
+@pytest.mark.parametrize("point", ["arrive", "hold", "tick", "drain", "note_local_hit"])
+def test_faults_of_any_hook_turn_retention_off(make_engine, clock, point):
+    engine = make_engine(num_blocks=30, extra_config={**BUSY, "max_hook_faults": 5})
+    side = engine.connector.side
+    Injector(1).install(side, point)
+
+    def after_step() -> None:
+        clock.advance(0.1)
+        side.take_stats()
+
+    engine.on_step = after_step
+    serve(engine)
+    assert not side.controller.retention_enabled
+    assert free(engine) == 29
+
+
+def test_the_worker_role_has_nothing_that_could_throw(make_engine):
+    config = make_engine(num_blocks=40).config
+    worker = TTLConnector(config, KVConnectorRole.WORKER, None)
+    assert worker.side is None
+    assert worker.start_load_kv(None) is None
+    assert worker.wait_for_layer_load("layer.0") is None
+    assert worker.save_kv_layer("layer.0", None, None) is None
+    assert worker.wait_for_save() is None
+    assert worker.get_finished({"a"}) == (None, None)
+    assert worker.get_kv_connector_stats() is None
+    worker.shutdown()
+
+
+def test_enough_faults_turn_retention_off_for_good(make_engine, monkeypatch, our_log):
+    engine = make_engine(num_blocks=40, extra_config={**HOLD_5S, "max_hook_faults": 3})
+    engine.on_step = None
+    engine.turn("A-1", range(100), hints={"program_id": "A"})
+    assert free(engine) < 39
+    with monkeypatch.context() as broken:
+        break_hook(broken, "tick")
+        for _ in range(5):
+            engine.step()
+    assert free(engine) == 39
+    assert not engine.connector.side.controller.retention_enabled
+    engine.turn("B-1", range(100), hints={"program_id": "B"})
+    assert free(engine) == 39
+    assert sum("hook before_step failed" in m for m in our_log) == 1
+    assert sum("retention is now off" in m for m in our_log) == 1
+
+
+@pytest.mark.parametrize("answer", [float("nan"), -1.0, 1e308, float("inf")])
+def test_a_policy_that_answers_nonsense(make_engine, monkeypatch, answer):
+    monkeypatch.setattr(FixedTTL, "decide", lambda *_: Decision(answer, "nonsense"))
+    engine = make_engine(num_blocks=40)
+    engine.turn("A-1", range(100), hints={"program_id": "A"})
+    if answer > 0:
+        (pin,) = engine.connector.side.controller.pins
+        assert pin.deadline_s == engine.connector.side._clock.now_s() + 300.0
+    else:
+        assert free(engine) == 39
+        assert totals(engine)["hook_errors:policy"] == 1
+
+
+@pytest.mark.parametrize("answer", [None, "soon", (), {}])
+def test_a_policy_whose_answer_is_no_decision(make_engine, monkeypatch, answer):
+    monkeypatch.setattr(FixedTTL, "decide", lambda *_: answer)
+    engine = make_engine(num_blocks=40)
+    engine.turn("A-1", range(100), hints={"program_id": "A"})
+    assert free(engine) == 39
+    assert totals(engine)["hook_errors:policy"] == 1
+
+
+def test_a_policy_that_takes_a_second_is_not_asked_for_long(
+    make_engine, monkeypatch, our_log
+):
+    stopwatch = itertools.count()  # every look at it is a second later
+    monkeypatch.setattr(scheduler_side, "stopwatch_s", lambda: float(next(stopwatch)))
+    engine = make_engine(num_blocks=60)
+    engine.on_step = None
+    for program in range(5):
+        start = 1000 * program
+        engine.turn(f"{program}", range(start, start + 60))
+        enabled = engine.connector.side.controller.retention_enabled
+        assert enabled == (program < MAX_SLOW_IN_A_ROW - 1)
+    assert free(engine) == 59
+    assert totals(engine)["hook_errors:slow"] == 1
+    assert sum("took more than" in line for line in our_log) == 1
+
+
+def test_one_slow_decision_now_and_then_is_forgiven():
+    pace = Pace()
+    for _ in range(20):
+        assert not pace.is_lost(10.0)
+        assert not pace.is_lost(10.0)
+        assert not pace.is_lost(0.001)
+
+
+JUNK = [
+    {"ttl": -1},
+    {"ttl": "soon"},
+    {"ttl": {"a": [1]}},
+    {"program_id": "x" * 1_000_000},
+    {"program_id": ["A"]},
+    {"is_last_step": "yes"},
+    {"tool": 7},
+    {"tool_eta_s": float("nan")},
+    {"priority_class": 1e9},
+    {"colour": "blue"},
+]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=lambda j: next(iter(j)))
+def test_bad_hints_cost_retention_only(make_engine, junk):
+    engine = make_engine(num_blocks=40)
+    engine.turn("A-1", range(100), hints=junk)
+    assert "A-1" in engine.finished
+    assert free(engine) == 39
+    assert sum(n for k, n in totals(engine).items() if k.startswith("hints_rej")) == 1
+
+
+def test_debug_invariants_name_what_is_broken(make_engine, our_log):
+    engine = make_engine(
+        num_blocks=40, extra_config={**HOLD_5S, "debug_invariants": True}
+    )
+    engine.on_step = None
+    engine.turn("A-1", range(100), hints={"program_id": "A"})
+    engine.step()
+    assert "hook_errors:invariants" not in totals(engine)
+    (pin,) = engine.connector.side.controller.pins
+    engine.pool.touch([engine.connector.side.ledger._held[pin.pin_id][0]])
+    engine.step()
+    assert totals(engine)["hook_errors:invariants"] == 1
+    assert any("has 2 references, expected 1" in line for line in our_log)

@@ -1,0 +1,206 @@
+"""Which program an HTTP request belongs to: every header and body form once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ttlcache.hints import parse_hints
+from ttlcache_connector.http_identity import (
+    RULES,
+    Clues,
+    from_body,
+    from_headers,
+    label,
+    split_path,
+    with_hints,
+)
+
+CHAT = [
+    {"role": "system", "content": "You are an agent."},
+    {"role": "user", "content": "Fix the bug."},
+]
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps({"model": "m", "messages": CHAT, **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("header", "rule"),
+    [
+        ("X-TTLCache-Program", "x-ttlcache-program"),
+        ("X-Claude-Code-Session-Id", "claude-code"),
+        ("x-session-affinity", "session-affinity"),
+        ("session-id", "codex"),
+        ("session_id", "codex"),
+        ("X-Session-ID", "x-session-id"),
+    ],
+)
+def test_headers(header, rule):
+    assert from_headers([(header.encode(), b" s-1 ")]) == (rule, "s-1")
+    assert rule in RULES
+
+
+def test_vllms_own_header_outranks_the_others():
+    both = [(b"session-id", b"codex-1"), (b"x-session-id", b"own")]
+    assert from_headers(both) == ("x-session-id", "own")
+
+
+def test_empty_headers_name_nothing():
+    assert from_headers([(b"session-id", b"  "), (b"accept", b"*/*")]) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule", "session"),
+    [
+        ({"job_id": 17}, "job-id", "17"),
+        ({"session_id": "s"}, "body-session", "s"),
+        ({"metadata": {"session_id": "s"}}, "body-session", "s"),
+        (
+            {"metadata": {"user_id": '{"device_id":"d","session_id":"c-1"}'}},
+            "claude-code-body",
+            "c-1",
+        ),
+        (
+            {"metadata": {"user_id": "user_ab_account__session_57a121ec-f78c"}},
+            "claude-code-body",
+            "57a121ec-f78c",
+        ),
+        ({"job_id": "j", "user": "u"}, "job-id", "j"),
+    ],
+)
+def test_bodies_that_name_a_program(fields, rule, session):
+    clues = from_body(body(**fields))
+    assert (clues.rule, clues.session) == (rule, session)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"prompt_cache_key": "k"}, "prompt-cache-key"),
+        ({"safety_identifier": "k"}, "safety-identifier"),
+        ({"user": "k"}, "user"),
+        ({"metadata": {"user_id": "k"}}, "user"),
+    ],
+)
+def test_a_users_name_is_joined_with_the_conversations_opening(fields, rule):
+    first = from_body(body(**fields))
+    assert first.rule == rule
+    later = [*CHAT, {"role": "assistant", "content": "ls"}]
+    marked = [dict(m) for m in later]
+    marked[1]["cache_control"] = {"type": "ephemeral"}
+    other = [CHAT[0], {"role": "user", "content": "Another task."}]
+    assert from_body(body(**{**fields, "messages": later})).session == first.session
+    assert from_body(body(**{**fields, "messages": marked})).session == first.session
+    assert from_body(body(**{**fields, "messages": other})).session != first.session
+
+
+def test_a_users_name_alone_tells_no_program():
+    completion = json.dumps({"prompt": "x", "user": "k"}).encode()
+    assert from_body(completion).session is None
+    stored = {"previous_response_id": "r", "user": "k"}
+    assert from_body(body(**stored)).session is None
+
+
+def test_text_inside_a_message_is_no_field():
+    talk = '"job_id": 3, "cache_control": {"type": "ephemeral", "ttl": "1h"}'
+    chat = [{"role": "user", "content": talk}]
+    assert from_body(body(messages=chat)) == Clues()
+
+
+@pytest.mark.parametrize(
+    ("markers", "ttl"),
+    [
+        ([{"type": "ephemeral"}], "5m"),
+        ([{"type": "ephemeral", "ttl": "1h"}, {"type": "ephemeral"}], "1h"),
+        ([{"type": "ephemeral", "ttl": "soon"}], None),
+        ([{"type": "other", "ttl": "1h"}], None),
+    ],
+)
+def test_anthropic_cache_control_becomes_a_wish(markers, ttl):
+    blocks = [{"type": "text", "text": "t", "cache_control": m} for m in markers]
+    hints = from_body(body(system=blocks)).hints
+    assert hints == ({} if ttl is None else {"ttlcache": {"ttl": ttl}})
+    assert parse_hints(dict(hints)).rejected == ()
+
+
+def test_vllm_continuums_fields_reach_the_engine_as_they_came():
+    sent = body(
+        job_id="j", is_last_step=True, this_func_call="pytest", last_func_call="ls"
+    )
+    clues = from_body(sent)
+    changed = with_hints(sent, clues)
+    got = json.loads(changed)
+    assert changed.startswith(sent[:-1])
+    hints = parse_hints(got["kv_transfer_params"])
+    assert (hints.program_id, hints.is_last_step, hints.tools) == (
+        "j",
+        True,
+        ("pytest",),
+    )
+    assert {k: v for k, v in got.items() if k != "kv_transfer_params"} == json.loads(
+        sent
+    )
+
+
+def test_a_clients_own_hints_win_and_stay():
+    own = {"do_remote_decode": True, "ttlcache": {"program_id": "mine"}}
+    sent = body(job_id="j", kv_transfer_params=own)
+    got = json.loads(with_hints(sent, from_body(sent)))["kv_transfer_params"]
+    assert got == {"job_id": "j", **own}
+    assert parse_hints(got).program_id == "mine"
+
+
+def test_nothing_to_add_leaves_the_body_alone():
+    plain = body(user="u")
+    assert with_hints(plain, from_body(plain)) is None
+
+
+def test_parameters_that_vllm_will_refuse_stay_as_they_are():
+    for wrong in ([], "x", 3):
+        sent = body(job_id="j", kv_transfer_params=wrong)
+        assert with_hints(sent, from_body(sent)) is None
+    sent = body(job_id="j", kv_transfer_params=None)
+    assert json.loads(with_hints(sent, from_body(sent)))["kv_transfer_params"]
+
+
+def test_hints_too_large_are_left_out():
+    sent = body(this_func_call="x" * 10_000)
+    assert with_hints(sent, from_body(sent)) is None
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"user": 1',
+        b'{"user": {"a": [',
+        b'{"user": "x", "messages": 7}',
+        b'{"metadata": 3, "user": "\xff"}',
+        b'{"metadata": {"user_id": "{"}}',
+        b'{"user_id": 1, "metadata": ' + b"[" * 100_000,
+        b'{"metadata": {"user_id": {"session_id": []}}, "job_id": [1]}',
+    ],
+)
+def test_junk_says_nothing(junk):
+    clues = from_body(junk)
+    assert clues.session is None
+    assert clues.rule == "none"
+
+
+def test_ids_are_bounded_and_fit_into_a_header():
+    assert label("x" * 256) == "x" * 256
+    for odd in ("x" * 257, "é", "a\nb", "\ud800"):
+        assert label(odd).startswith("sha256-")
+    for nothing in ("", "  ", None, True, 1.5, ["a"], 1 << 200):
+        assert label(nothing) is None
+
+
+def test_a_session_in_the_url():
+    assert split_path("/sessions/a%20b/v1/messages") == ("a b", "/v1/messages")
+    assert split_path("/v1/messages") == (None, "/v1/messages")
+    assert split_path("/sessions/a") == (None, "/sessions/a")

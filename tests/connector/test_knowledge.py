@@ -1,0 +1,220 @@
+"""What survives a restart, and what a profile file tells."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.connector.conftest import HOLD_5S
+from ttlcache import gap_store
+from ttlcache.config import TTLCacheConfig
+from ttlcache.errors import ConfigError
+from ttlcache.gaps import GapHistory
+from ttlcache.types import GapKey
+from ttlcache_connector import knowledge
+from ttlcache_connector.knowledge import MIN_SAVE_INTERVAL_S, HistoryFile
+
+#: A failure, never a duration.
+HANG_S = 300.0
+
+
+def one_gap(engine, clock, seconds: float) -> None:
+    context = engine.turn("A-1", range(50), hints={"program_id": "A", "tool": "ls"})
+    clock.advance(seconds)
+    engine.turn("A-2", [*context, 1], hints={"program_id": "A", "is_last_step": True})
+
+
+def test_the_gap_history_survives_a_restart(make_engine, clock, tmp_path):
+    extra = {**HOLD_5S, "history_path": str(tmp_path / "gaps.json")}
+    first = make_engine(num_blocks=40, extra_config=extra)
+    one_gap(first, clock, 2.5)
+    first.scheduler.shutdown()
+    second = make_engine(num_blocks=40, extra_config=extra)
+    gaps = second.connector.side.controller.gaps
+    assert gaps.total == 1
+    assert list(gaps.durations(GapKey("ls"))) == [2.5]
+
+
+def test_it_is_saved_while_running(make_engine, clock, tmp_path):
+    path = tmp_path / "gaps.json"
+    engine = make_engine(
+        num_blocks=40, extra_config={**HOLD_5S, "history_path": str(path)}
+    )
+    one_gap(engine, clock, 2.5)
+    assert not path.exists()
+    clock.advance(MIN_SAVE_INTERVAL_S)
+    engine.step()
+    history = engine.connector.side._history
+    assert history.flush(HANG_S)
+    assert json.loads(path.read_text())
+    # Nothing new: nothing is written, however long it goes on.
+    path.unlink()
+    clock.advance(1000.0)
+    engine.step()
+    assert history.flush(HANG_S)
+    assert not path.exists()
+
+
+class SlowDisk:
+    """Stands for `gap_store.write`: blocks until it is let go."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.free = threading.Event()
+        self.writes = 0
+        monkeypatch.setattr(gap_store, "write", self)
+
+    def __call__(self, records, path, pause=None) -> bool:
+        self.writes += 1
+        return self.free.wait(HANG_S)
+
+
+def test_the_engine_waits_for_no_disk_and_writes_once_at_a_time(
+    make_engine, clock, tmp_path, monkeypatch
+):
+    disk = SlowDisk(monkeypatch)
+    engine = make_engine(
+        num_blocks=40,
+        extra_config={**HOLD_5S, "history_path": str(tmp_path / "gaps.json")},
+    )
+    for _ in range(5):
+        one_gap(engine, clock, 2.5)
+        clock.advance(1000.0)
+        engine.step()
+    assert disk.writes == 1
+    disk.free.set()
+    assert engine.connector.side._history.flush(HANG_S)
+    engine.step()
+    assert engine.connector.side._history.flush(HANG_S)
+    assert disk.writes == 2
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_end(
+    make_engine, clock, tmp_path, monkeypatch, our_log
+):
+    disk = SlowDisk(monkeypatch)
+    path = tmp_path / "gaps.json"
+    engine = make_engine(
+        num_blocks=40, extra_config={**HOLD_5S, "history_path": str(path)}
+    )
+    one_gap(engine, clock, 2.5)
+    engine.connector.side._history.close(timeout_s=0.05)
+    assert disk.writes == 1
+    assert any("not saved" in line for line in our_log)
+    disk.free.set()
+
+
+def full_disk(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "fdopen"])
+def test_a_full_disk_keeps_the_old_file_and_the_engine(
+    make_engine, clock, tmp_path, monkeypatch, call, caplog
+):
+    path = tmp_path / "gaps.json"
+    extra = {**HOLD_5S, "history_path": str(path)}
+    first = make_engine(num_blocks=40, extra_config=extra)
+    one_gap(first, clock, 2.5)
+    first.scheduler.shutdown()
+    before = path.read_bytes()
+    monkeypatch.setattr(gap_store.os, call, full_disk)
+    engine = make_engine(num_blocks=40, extra_config=extra)
+    one_gap(engine, clock, 2.5)
+    clock.advance(MIN_SAVE_INTERVAL_S)
+    engine.step()
+    engine.scheduler.shutdown()
+    assert "No space left" in caplog.text
+    assert engine.connector.side.faults.total == 0
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["gaps.json"]
+
+
+def test_a_file_that_the_kernel_cuts_off_is_not_put_in_place(tmp_path):
+    """A real limit, in a process of its own: the write fails in the middle."""
+    script = f"""
+import resource, sys
+from ttlcache import gap_store
+from ttlcache.gaps import GapHistory
+from ttlcache.gaps import GapHistory
+from ttlcache.types import GapKey
+history = GapHistory()
+for number in range(1000):
+    history.observe(GapKey("bash", str(number)), 1.5)
+assert gap_store.save(history, {str(tmp_path / "gaps.json")!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+assert not gap_store.save(history, {str(tmp_path / "gaps.json")!r})
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert gap_store.load(tmp_path / "gaps.json").total == 1000
+    assert [each.name for each in tmp_path.iterdir()] == ["gaps.json"]
+
+
+def test_large_histories_are_saved_less_often(tmp_path):
+    config = TTLCacheConfig(history_path=str(tmp_path / "gaps.json"))
+    history = HistoryFile(config, 0.0)
+    for number in range(40_000):
+        history.gaps.observe(GapKey(f"tool{number % 500}"), 1.0)
+    history.save_if_due(MIN_SAVE_INTERVAL_S)
+    assert history.flush(HANG_S)
+    # 500 windows of 80 records, and the newest 10,000 of all.
+    every_s = 50_000 * knowledge.SAVE_INTERVAL_S_PER_RECORD
+    history.gaps.observe(GapKey("tool1"), 1.0)
+    before = (tmp_path / "gaps.json").stat().st_ino
+    history.save_if_due(MIN_SAVE_INTERVAL_S + every_s - 1.0)
+    assert history.flush(HANG_S)
+    assert (tmp_path / "gaps.json").stat().st_ino == before
+    history.save_if_due(MIN_SAVE_INTERVAL_S + every_s)
+    assert history.flush(HANG_S)
+    assert (tmp_path / "gaps.json").stat().st_ino != before
+
+
+def test_copying_is_a_small_part_of_saving(tmp_path):
+    """What the engine's thread does, against what it did: in CPU time."""
+    history = GapHistory()
+    for number in range(1024 * 64):
+        history.observe(GapKey(f"tool{number % 1024}"), number / 7)
+    copy_s, save_s = [], []
+    for _ in range(3):
+        began_s = time.thread_time()
+        records = gap_store.snapshot(history)
+        copied_s = time.thread_time()
+        gap_store.write(records, tmp_path / "gaps.json")
+        copy_s.append(copied_s - began_s)
+        save_s.append(time.thread_time() - began_s)
+    assert min(copy_s) < 0.1 * min(save_s)
+
+
+def test_a_history_that_cannot_be_written_stops_nothing(make_engine, clock, tmp_path):
+    folder = tmp_path / "a file, no folder"
+    folder.write_text("")
+    extra = {**HOLD_5S, "history_path": str(folder / "gaps.json")}
+    engine = make_engine(num_blocks=40, extra_config=extra)
+    one_gap(engine, clock, 2.5)
+    clock.advance(MIN_SAVE_INTERVAL_S)
+    engine.step()
+    engine.scheduler.shutdown()
+    assert engine.connector.side.faults.total == 0
+
+
+def test_a_profile_seeds_the_costs(make_engine, tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"prefill": [0.0, 0.001, 0.0]}))
+    costs = make_engine(
+        extra_config={**HOLD_5S, "profile_path": str(path)}
+    ).connector.side.controller.costs
+    assert costs.prefill_s(1000) > 0
+
+
+@pytest.mark.parametrize("content", [None, "no json", "[]", '{"prefill": "x"}'])
+def test_a_wrong_profile_stops_the_server(make_engine, tmp_path, content):
+    path = tmp_path / "profile.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match="prof"):
+        make_engine(extra_config={**HOLD_5S, "profile_path": str(path)})

@@ -1,0 +1,334 @@
+"""Every KV layout of vLLM: vLLM's own allocator and views, our addresses."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheGroupSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+    group_kernel_blocks,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.worker.utils import allocate_kv_cache
+
+from ttlcache.errors import TransferError
+from ttlcache.transfer import ReferenceEngine
+from ttlcache_connector.kv_layouts import namespace, read_layout, read_layouts
+from ttlcache_connector.kv_mover import BlockCopier, make_engine
+
+BLOCKS, LAYERS, PER_CHUNK = 11, 3, 4
+FULL = FullAttentionSpec(
+    block_size=16, num_kv_heads=4, head_size=8, dtype=torch.bfloat16
+)
+MLA = MLAAttentionSpec(
+    block_size=16, num_kv_heads=1, head_size=72, dtype=torch.bfloat16
+)
+WINDOW = SlidingWindowSpec(
+    block_size=16,
+    num_kv_heads=4,
+    head_size=8,
+    dtype=torch.bfloat16,
+    sliding_window=64,
+)
+LAYOUTS = list(KVCacheLayout)
+
+
+def registered(layout, groups, kernel_block_sizes=None):
+    """What vLLM would allocate and register: its own functions, CPU memory."""
+    page = max(
+        group.kv_cache_spec.page_size_bytes * len(group.layer_names) for group in groups
+    )
+    cache_config = SimpleNamespace(
+        get_resolved_kv_cache_layout=lambda: layout,
+        num_gpu_blocks_override=BLOCKS,
+        prefix_cache_retention_interval=None,
+    )
+    vllm_config = SimpleNamespace(
+        cache_config=cache_config,
+        attention_config=SimpleNamespace(hisparse_config=None),
+    )
+    config = get_kv_cache_config_from_groups(vllm_config, groups, page * BLOCKS)
+    config.kv_cache_layout = layout.name
+    caches = allocate_kv_cache(config, torch.device("cpu"), layout, kernel_block_sizes)
+    return caches, config
+
+
+def one_group(spec, num_layers=LAYERS):
+    return [KVCacheGroupSpec([f"l{i}" for i in range(num_layers)], spec)]
+
+
+def fill(caches):
+    """Every byte of the one buffer random."""
+    storage = next(iter(caches.values())).untyped_storage()
+    raw = torch.empty(0, dtype=torch.uint8).set_(storage)
+    raw.random_(0, 256, generator=torch.Generator().manual_seed(1))
+    return raw
+
+
+def blocks_of(caches, names, config, ids):
+    """The logical bytes of blocks, by vLLM's own views."""
+    views = (group_kernel_blocks(caches[name], config.num_blocks) for name in names)
+    return [view[ids].contiguous().view(torch.uint8).clone() for view in views]
+
+
+def chunks_for(group, count):
+    nbytes = group.layout.chunk_bytes(PER_CHUNK)
+    shape = (1, PER_CHUNK * 16, nbytes // (PER_CHUNK * 16))
+    return [torch.zeros(shape, dtype=torch.uint8) for _ in range(count)]
+
+
+def check_round_trip(caches, config, group):
+    """Store blocks, load them into others; nothing else changes."""
+    raw, (old, new) = fill(caches), ([7, 2, 3, 4, 9], [1, 10, 5, 6, 8])
+    before, wanted = raw.clone(), blocks_of(caches, group.layer_names, config, old)
+    copier = BlockCopier(group, ReferenceEngine())
+    try:
+        chunks = chunks_for(group, 2)
+        copier.gather([*old, 0, 0, 0], PER_CHUNK, chunks)
+        assert torch.equal(raw, before)
+        # The tail of the last chunk is block 0 three times over; leave it there.
+        copier.scatter(new, PER_CHUNK, chunks)
+    finally:
+        copier.close()
+    for was, now in zip(
+        wanted, blocks_of(caches, group.layer_names, config, new), strict=True
+    ):
+        assert torch.equal(was, now)
+    kept = [b for b in range(BLOCKS) if b not in new]
+    after = raw.clone()
+    raw.copy_(before)
+    expected = blocks_of(caches, group.layer_names, config, kept)
+    raw.copy_(after)
+    for was, now in zip(
+        expected, blocks_of(caches, group.layer_names, config, kept), strict=True
+    ):
+        assert torch.equal(was, now)
+    changed = int((after != before).sum())
+    assert changed <= len(new) * group.layout.block_bytes
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("spec", [FULL, MLA], ids=["attention", "mla"])
+def test_every_layout(layout, spec):
+    caches, config = registered(layout, one_group(spec))
+    group = read_layout(caches, config)
+    assert group.layout.name == layout.name
+    assert group.layout.block_bytes == LAYERS * spec.page_size_bytes
+    check_round_trip(caches, config, group)
+
+
+@pytest.mark.parametrize(
+    ("layout", "pieces"),
+    [
+        ("LBNHC", (LAYERS, 2048)),  # CUDA's default: a page a layer
+        ("LBHNC", (LAYERS, 2048)),  # the CPU backend's
+        ("LHBNC", (LAYERS * 4, 512)),  # heads outside blocks
+        ("BLHNC", (1, LAYERS * 2048)),  # a block is one piece
+        ("BLNHC", (1, LAYERS * 2048)),
+        ("BHLNC", (1, LAYERS * 2048)),
+    ],
+)
+def test_pieces_are_as_large_as_the_layout_allows(layout, pieces):
+    caches, config = registered(KVCacheLayout[layout], one_group(FULL))
+    (planes,) = read_layout(caches, config).layout.groups
+    assert (planes.rows, planes.piece_bytes) == pieces
+    assert planes.is_dense
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_hybrid_groups_overlay_the_same_bytes(layout):
+    groups = [
+        KVCacheGroupSpec(["full0", "full1"], FULL),
+        KVCacheGroupSpec(["window0", "window1"], WINDOW),
+    ]
+    caches, config = registered(layout, groups)
+    layouts = read_layouts(caches, config)
+    assert [g.layer_names for g in layouts] == [
+        ("full0", "full1"),
+        ("window0", "window1"),
+    ]
+    assert layouts[0].layout.groups == layouts[1].layout.groups
+    for group in layouts:
+        check_round_trip(caches, config, group)
+    with pytest.raises(TransferError, match="2 KV cache groups"):
+        read_layout(caches, config)
+
+
+@pytest.mark.parametrize("layout", ["LBNHC", "BLNHC", "BLHNC"])
+def test_layers_of_different_pages_share_a_block(layout):
+    index = dataclasses.replace(MLA, head_size=24)
+    specs = {"l0": MLA, "l0.index": index, "l1": MLA, "l1.index": index}
+    both = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=specs)
+    groups = [KVCacheGroupSpec(list(specs), both)]
+    caches, config = registered(KVCacheLayout[layout], groups)
+    group = read_layout(caches, config)
+    assert group.layout.block_bytes == sum(s.page_size_bytes for s in specs.values())
+    assert not group.token_major
+    check_round_trip(caches, config, group)
+
+
+@pytest.mark.parametrize("layout", ["LBNHC", "LBHNC"])
+def test_kernel_blocks_are_parts_of_a_block(layout):
+    spec = dataclasses.replace(FULL, block_size=64)
+    caches, config = registered(KVCacheLayout[layout], one_group(spec), [16])
+    assert caches["l0"].shape[0] == 4 * BLOCKS
+    group = read_layout(caches, config)
+    assert group.layout.num_blocks == BLOCKS
+    assert group.layout.block_bytes == LAYERS * spec.page_size_bytes
+    check_round_trip(caches, config, group)
+
+
+@pytest.mark.parametrize("layout", ["LBNHC", "LBHNC", "BLNHC"])
+def test_padding_stays_where_it_is(layout):
+    spec = dataclasses.replace(FULL, page_size_padded=FULL.page_size_bytes + 256)
+    caches, config = registered(KVCacheLayout[layout], one_group(spec))
+    group = read_layout(caches, config)
+    assert group.layout.block_bytes == LAYERS * FULL.real_page_size_bytes
+    check_round_trip(caches, config, group)
+
+
+def test_fingerprints_tell_orders_apart_and_nothing_else():
+    found = {}
+    for layout, spec in itertools.product(LAYOUTS, (FULL, MLA)):
+        prints = {
+            read_layout(*registered(layout, one_group(spec))).layout.fingerprint
+            for _ in range(2)
+        }
+        assert len(prints) == 1
+        found[layout.name, spec] = prints.pop()
+    assert len({found[name, FULL] for name in KVCacheLayout.__members__}) == len(
+        LAYOUTS
+    )
+    # One head: these orders are the same bytes.
+    assert found["LBNHC", MLA] == found["LBHNC", MLA]
+    assert found["LBNHC", FULL] != found["LBNHC", MLA]
+
+
+@pytest.mark.parametrize("layout", ["LBNHC", "LBHNC"])
+def test_lmcaches_own_order_needs_no_namespace(layout):
+    """LMCache's gather and ours: the same bytes exactly where we say so."""
+    base = pytest.importorskip("lmcache.v1.multiprocess.transfer_context.base")
+    caches, config = registered(KVCacheLayout[layout], one_group(FULL))
+    fill(caches)
+    group = read_layout(caches, config)
+    assert group.token_major == (layout == "LBNHC")
+    assert (namespace(config) == "") == group.token_major
+    ids = [7, 2, 3, 4]
+    ours = chunks_for(group, 1)
+    copier = BlockCopier(group, ReferenceEngine())
+    copier.gather(ids, PER_CHUNK, ours)
+    copier.close()
+    hints = {"kv_layout": "NHD" if layout == "LBNHC" else "HND"}
+    theirs = base.gather_paged_kv_to_cpu(caches, ids, PER_CHUNK, layout_hints=hints)
+    same = torch.equal(
+        ours[0].flatten(), theirs[0].contiguous().view(torch.uint8).flatten()
+    )
+    assert same == group.token_major
+
+
+def test_namespaces_are_one_for_scheduler_and_workers():
+    names = {
+        (layout.name, spec): namespace(registered(layout, one_group(spec))[1])
+        for layout, spec in itertools.product(LAYOUTS, (FULL, MLA))
+    }
+    assert names["LBNHC", FULL] == names["LBNHC", MLA] == ""
+    others = [name for (layout, _), name in names.items() if layout != "LBNHC"]
+    assert len(set(others)) == len(others)
+    assert all(name.startswith("##ttlcache-raw-v1-") for name in others)
+
+
+def test_our_order_under_lmcaches_name_is_refused():
+    """Pages of two sizes: no namespace by the layout's name, yet not LMCache's bytes.
+
+    Padding and kernel blocks change nothing in the order of a stored block.
+    """
+    padded = dataclasses.replace(FULL, page_size_padded=FULL.page_size_bytes + 256)
+    caches, config = registered(KVCacheLayout.LBNHC, one_group(padded))
+    assert namespace(config) == ""
+    assert read_layout(caches, config).token_major
+    kernel = registered(
+        KVCacheLayout.LBNHC, one_group(dataclasses.replace(FULL, block_size=64)), [16]
+    )
+    assert read_layout(*kernel).token_major
+    index = dataclasses.replace(MLA, head_size=24)
+    specs = {"l0": MLA, "l0.index": index}
+    both = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=specs)
+    mixed = registered(KVCacheLayout.LBNHC, [KVCacheGroupSpec(list(specs), both)])
+    with pytest.raises(TransferError, match="another order"):
+        BlockCopier.make(*mixed)
+
+
+def test_without_shared_memory_nothing_is_stored():
+    caches, config = registered(KVCacheLayout.LBHNC, one_group(FULL))
+    copier = BlockCopier.make(caches, config)
+    with pytest.raises(TransferError, match="shares no memory"):
+        copier.gather([1], PER_CHUNK, None)
+    copier.close()
+
+
+def test_null_windows_and_skipped_tokens():
+    caches, config = registered(KVCacheLayout.LBNHC, one_group(FULL))
+    group = read_layout(caches, config)
+    raw = fill(caches)
+    copier = BlockCopier(group, ReferenceEngine())
+    chunks = chunks_for(group, 2)
+    copier.gather([1, 2, 3, 4, 5, 6, 7, 8], PER_CHUNK, chunks)
+    only = chunks_for(group, 1)
+    copier.gather([1, 2, 3, 4, 5, 6, 7, 8], PER_CHUNK, only, indices=[1])
+    assert torch.equal(only[0], chunks[1])
+    raw.zero_()
+    copier.scatter([1, 2, 3, 4, 5, 6, 7, 8], PER_CHUNK, chunks, skip_tokens=3 * 16)
+    copier.close()
+    held = blocks_of(caches, ["l1"], config, list(range(BLOCKS)))[0]
+    assert [b for b in range(BLOCKS) if held[b].any()] == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda c: c.clear(), "no KV tensors"),
+        (lambda c: c.pop("l1"), "no KV tensor for"),
+        (lambda c: c.update(l1=[c["l1"]]), "not a tensor of blocks"),
+        (lambda c: c.update(l1=c["l1"].flatten()[:99]), "not a tensor of blocks"),
+        (lambda c: c.update(l1=c["l1"][:5]), "does not count 11 blocks"),
+        (lambda c: c.update(l1=c["l1"].transpose(0, 1)), "does not count 11 blocks"),
+        (lambda c: c.update(l1=c["l1"][:, :1].expand(-1, 4, -1, -1)), "axes overlap"),
+        (lambda c: c.update(l1=c["l0"]), "overlap"),
+        (lambda c: c.update(l1=c["l1"].to("meta")), "several devices"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_we_cannot_serve_is_refused_with_its_reason(change, reason):
+    caches, config = registered(KVCacheLayout.LBNHC, one_group(FULL))
+    change(caches)
+    with pytest.raises(TransferError, match=reason):
+        read_layout(caches, config)
+
+
+def test_other_devices_have_no_engine():
+    with pytest.raises(TransferError, match="xpu"):
+        make_engine(torch.device("xpu"))
+    if not torch.cuda.is_available():
+        with pytest.raises(TransferError, match=r"no CUDA device|cupy"):
+            make_engine(torch.device("cuda", 0))
+
+
+def test_a_failed_copy_is_an_error_and_small_chunks_are_refused():
+    caches, config = registered(KVCacheLayout.LBNHC, one_group(FULL))
+    copier = BlockCopier(read_layout(caches, config), ReferenceEngine())
+    with pytest.raises(TransferError, match="a chunk of"):
+        copier.gather([1], PER_CHUNK, [torch.zeros(1, 16, 8, dtype=torch.uint8)])
+    with pytest.raises(TransferError, match="block id 99"):
+        copier.gather([99], PER_CHUNK, chunks_for(copier.group, 1))
+    copier.close()
+    with pytest.raises(TransferError, match="closed"):
+        copier.gather([1], PER_CHUNK, chunks_for(copier.group, 1))

@@ -1,0 +1,236 @@
+"""The ASGI middleware in front of a plain Starlette application."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+
+from ttlcache_connector import compat, http_control
+from ttlcache_connector import middleware as module
+from ttlcache_connector.middleware import MAX_BODY_BYTES, ProgramIdMiddleware
+
+
+async def echo(request: Request) -> JSONResponse:
+    raw = await request.body()
+    return JSONResponse(
+        {
+            "path": request.url.path,
+            "session": request.headers.get("x-session-id"),
+            "length": request.headers.get("content-length"),
+            "bytes": len(raw),
+            "body": raw.decode("utf-8", "replace")[:2000],
+        }
+    )
+
+
+async def stream(request: Request) -> StreamingResponse:
+    await request.body()
+
+    async def parts():
+        for part in (b"data: 1\n\n", b"data: 2\n\n"):
+            yield part
+
+    return StreamingResponse(parts(), media_type="text/event-stream")
+
+
+def application(*, api_key: list[str] | None = None, engine: object = None) -> object:
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", echo, methods=["POST"]),
+            Route("/v1/completions", stream, methods=["POST"]),
+        ]
+    )
+    app.state.args = SimpleNamespace(api_key=api_key)
+    app.state.engine_client = SimpleNamespace(engine_core=engine)
+    app.add_middleware(ProgramIdMiddleware)
+    return app
+
+
+async def call(app: object, method: str, path: str, **kwargs: object):
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        return await http.request(method, path, **kwargs)
+
+
+def post(app: object, path: str, **kwargs: object):
+    import asyncio
+
+    return asyncio.run(call(app, "POST", path, **kwargs))
+
+
+CHAT = "/v1/chat/completions"
+
+
+def test_an_agents_header_becomes_vllms():
+    answer = post(application(), CHAT, json={}, headers={"session-id": "c-1"}).json()
+    assert answer["session"] == "c-1"
+
+
+def test_vllms_own_header_stays():
+    headers = {"x-session-id": "own", "session-id": "c-1"}
+    assert post(application(), CHAT, json={}, headers=headers).json()["session"] == (
+        "own"
+    )
+
+
+def test_the_url_names_a_session_and_is_rewritten():
+    answer = post(application(), f"/sessions/s-9{CHAT}", json={"a": 1}).json()
+    assert (answer["session"], answer["path"]) == ("s-9", CHAT)
+
+
+def test_added_hints_arrive_with_the_right_length():
+    sent = {"job_id": "j", "messages": []}
+    answer = post(application(), CHAT, json=sent).json()
+    assert answer["session"] == "j"
+    assert int(answer["length"]) == answer["bytes"]
+    assert json.loads(answer["body"])["kv_transfer_params"] == {"job_id": "j"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"job_id"',
+        b'{"user": [1, 2}',
+        b"\xff\xfe",
+        b'{"user": "u", "x": "' + b"y" * (MAX_BODY_BYTES + 1) + b'"}',
+        b'{"job_id": {"a": ' + b"[" * 5000,
+    ],
+)
+def test_what_we_cannot_read_passes_untouched(content):
+    answer = post(application(), CHAT, content=content).json()
+    assert answer["bytes"] == len(content)
+    assert answer["session"] is None
+
+
+def test_a_fault_of_ours_costs_the_identity_only(monkeypatch):
+    def broken(_: object) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(module, "from_headers", broken)
+    _, errors = module._counters()
+    before = errors._value.get()
+    answer = post(application(), CHAT, json={"x": 1}, headers={"session-id": "c"})
+    assert answer.status_code == 200
+    assert answer.json()["session"] is None
+    assert errors._value.get() == before + 1
+
+
+def test_streams_pass_piece_by_piece():
+    answer = post(application(), "/v1/completions", json={"user": "u"})
+    assert answer.text == "data: 1\n\ndata: 2\n\n"
+
+
+def test_twice_is_once():
+    app = application()
+    app.add_middleware(ProgramIdMiddleware)
+    answer = post(app, f"/sessions/s{CHAT}", json={"job_id": "j"}).json()
+    assert answer["session"] == "s"
+    assert answer["body"].count("kv_transfer_params") == 1
+
+
+class Engine:
+    """Answers utility calls as two data-parallel engines would."""
+
+    def __init__(self, known: bool = True) -> None:
+        self.orders: list[dict] = []
+        self.known = known
+
+    async def call_utility_all_async(self, method: str, text: str) -> list[str]:
+        assert method == "ttlcache_control"
+        self.orders.append(json.loads(text))
+        return ["{}", json.dumps({"known": self.known, "pins": []})]
+
+
+def test_end_and_progress_reach_every_engine():
+    engine = Engine()
+    app = application(engine=engine)
+    assert post(app, "/ttlcache/programs/a%2Fb/end").json()["known"] is True
+    done = post(app, "/ttlcache/programs/p/progress", json={"done": 3, "total": 9})
+    assert done.status_code == 200
+    assert engine.orders == [
+        {"do": "end", "program_id": "a/b"},
+        {"do": "progress", "program_id": "p", "done": 3, "total": 9},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        ("/ttlcache/programs/p/progress", b"{", 400),
+        ("/ttlcache/programs/p/progress", b"[1]", 400),
+        ("/ttlcache/programs/p/progress", b'{"eta_s": "soon"}', 400),
+        ("/ttlcache/programs/p/progress", b'{"eta_s": -1}', 400),
+        ("/ttlcache/programs/p/progress", b'{"eta_s": NaN}', 400),
+        ("/ttlcache/programs/p/progress", b'{"colour": 1}', 400),
+        ("/ttlcache/programs/p/progress", b'"' + b"x" * 100_000 + b'"', 400),
+        ("/ttlcache/programs/%20/end", b"", 400),
+        ("/ttlcache/nothing", b"", 404),
+    ],
+)
+def test_nonsense_is_refused_by_name(path, content, status):
+    answer = post(application(engine=Engine()), path, content=content)
+    assert answer.status_code == status
+    assert answer.json()["error"]
+
+
+def test_an_unknown_program_is_404_and_a_dead_engine_503():
+    path = "/ttlcache/programs/p/end"
+    assert post(application(engine=Engine(known=False)), path).status_code == 404
+    assert post(application(engine=object()), path).status_code == 503
+
+
+def test_the_servers_key_is_asked_for():
+    app = application(api_key=["k1", "k2"], engine=Engine())
+    path = "/ttlcache/programs/p/end"
+    assert post(app, path).status_code == 401
+    assert post(app, path, headers={"authorization": "Bearer k2"}).status_code == 200
+
+
+def test_the_plugin_adds_it_to_the_servers_list_once(monkeypatch):
+    calls = []
+    fake = SimpleNamespace(
+        init_entrypoints_middleware=lambda args, app, tasks: calls.append(
+            args.middleware
+        )
+    )
+    monkeypatch.setitem(compat.sys.modules, compat._APP_MODULE, fake)
+    compat.install_middleware("a.B")
+    compat.install_middleware("a.B")
+    fake.init_entrypoints_middleware(SimpleNamespace(middleware=["x.Y"]), None, ())
+    fake.init_entrypoints_middleware(SimpleNamespace(middleware=["a.B"]), None, ())
+    assert calls == [["x.Y", "a.B"], ["a.B"]]
+
+
+def test_the_control_module_documents_what_it_serves():
+    for path in ("/end", "/progress", "/ttlcache/programs"):
+        assert path in http_control.__doc__
+
+
+def test_a_vllm_that_answers_for_all_its_engines_at_once():
+    class Older:
+        async def call_utility_async(self, method: str, text: str) -> str:
+            return json.dumps({"known": True, "order": json.loads(text)})
+
+    answer = post(application(engine=Older()), "/ttlcache/programs/p/end")
+    assert answer.json()["order"] == {"do": "end", "program_id": "p"}
+
+
+def test_the_engines_method_finds_our_connector(monkeypatch):
+    from ttlcache_connector import connector as connector_module
+
+    class Ours:
+        def control(self, order: dict) -> dict:
+            return {"did": order["do"]}
+
+    monkeypatch.setattr(connector_module, "find_connector", lambda c: c)
+    for found, expected in ((Ours(), {"did": "end"}), (None, {})):
+        core = SimpleNamespace(scheduler=SimpleNamespace(connector=found))
+        assert json.loads(compat._control(core, '{"do": "end"}')) == expected

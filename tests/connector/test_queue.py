@@ -1,0 +1,165 @@
+"""The program queue against vLLM's `RequestQueue` contract."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm import SamplingParams
+from vllm.v1.request import Request
+
+from ttlcache_connector.queue import ProgramQueue
+
+
+def request(name: str) -> Request:
+    return Request(name, [1], SamplingParams(max_tokens=1), None)
+
+
+class Rig:
+    """A queue whose keys and clock the test sets by hand."""
+
+    def __init__(self, max_wait_s: float = 10.0) -> None:
+        self.keys: dict[str, tuple[int, ...]] = {}
+        self.now_s = 0.0
+        self.aged = 0
+        self.promotions: dict[str, float] = {}
+        self.moved: dict[str, tuple[int, ...]] = {}
+        self.queue = ProgramQueue(self, lambda: self.now_s, max_wait_s)
+
+    def priority(self, request: Request) -> tuple[int, ...]:
+        return self.keys[request.request_id]
+
+    def promote_at_s(self, request: Request) -> float:
+        return self.promotions.get(request.request_id, math.inf)
+
+    def promote(self, request: Request) -> None:
+        self.keys[request.request_id] = (-1,)
+
+    def stand_back(self, request: Request) -> bool:
+        key = self.moved.pop(request.request_id, None)
+        if key is not None:
+            self.keys[request.request_id] = key
+        return key is not None
+
+    def on_aged(self) -> None:
+        self.aged += 1
+
+    def add(self, name: str, *key: int) -> Request:
+        self.keys[name] = key
+        added = request(name)
+        self.queue.add_request(added)
+        return added
+
+
+def test_smallest_key_first():
+    rig = Rig()
+    for name, key in (("b", 2), ("a", 1), ("c", 3)):
+        rig.add(name, key)
+    assert [r.request_id for r in rig.queue] == ["a", "b", "c"]
+    assert [rig.queue.pop_request().request_id for _ in range(3)] == ["a", "b", "c"]
+    assert not rig.queue
+    with pytest.raises(IndexError):
+        rig.queue.pop_request()
+    with pytest.raises(IndexError):
+        rig.queue.peek_request()
+
+
+def test_pop_returns_what_was_peeked_even_if_keys_changed_in_between():
+    rig = Rig()
+    rig.add("a", 1)
+    rig.add("b", 2)
+    assert rig.queue.peek_request().request_id == "a"
+    rig.keys["b"] = (0,)
+    rig.queue.rekey("b")
+    assert rig.queue.pop_request().request_id == "a"
+    assert rig.queue.pop_request().request_id == "b"
+
+
+def test_rekey_moves_and_ignores_strangers():
+    rig = Rig()
+    rig.add("a", 1)
+    rig.add("b", 2)
+    rig.keys["a"] = (9,)
+    rig.queue.rekey("a")
+    rig.queue.rekey("nobody")
+    assert rig.queue.peek_request().request_id == "b"
+
+
+def test_age_beats_key_and_survives_being_skipped():
+    rig = Rig(max_wait_s=10.0)
+    rig.add("old", 9)
+    rig.now_s = 6.0
+    skipped = rig.queue.pop_request()
+    rig.queue.prepend_requests([skipped])
+    rig.add("new", 1)
+    rig.now_s = 11.0
+    assert rig.queue.peek_request().request_id == "old"
+    assert rig.queue.peek_request().request_id == "old"
+    assert rig.queue.is_aged("old")
+    assert rig.aged == 1
+
+
+def test_age_starts_again_after_admission():
+    rig = Rig(max_wait_s=10.0)
+    rig.add("a", 9)
+    rig.queue.pop_request()
+    rig.queue.forget("a")
+    rig.now_s = 100.0
+    rig.add("a", 9)
+    rig.add("b", 1)
+    assert rig.queue.peek_request().request_id == "b"
+
+
+def test_removing_absent_requests_is_no_error():
+    rig = Rig()
+    a = rig.add("a", 1)
+    rig.queue.remove_requests([a, request("ghost")])
+    rig.queue.remove_request(a)
+    assert len(rig.queue) == 0
+
+
+def test_promotion_strikes_at_its_time():
+    rig = Rig(max_wait_s=1e9)
+    rig.promotions = {"slow": 5.0}
+    rig.add("slow", 9)
+    rig.add("quick", 1)
+    assert rig.queue.peek_request().request_id == "quick"
+    rig.now_s = 5.0
+    assert rig.queue.peek_request().request_id == "slow"
+    assert rig.queue.pop_request().request_id == "slow"
+    assert rig.queue.pop_request().request_id == "quick"
+
+
+def test_places_out_of_date_are_put_right_at_the_head():
+    rig = Rig(max_wait_s=1e9)
+    for key, name in enumerate("abcd"):
+        rig.add(name, key)
+    rig.moved = {"a": (9,), "b": (8,), "d": (0,)}
+    assert rig.queue.peek_request().request_id == "c"
+    assert rig.moved == {"d": (0,)}  # nobody else was looked at
+    order = [rig.queue.pop_request().request_id for _ in range(4)]
+    assert order == ["c", "d", "b", "a"]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.sampled_from("apxr"), st.integers(0, 9)), max_size=60))
+def test_behaves_like_a_sorted_list(operations):
+    rig = Rig(max_wait_s=1e9)
+    model: dict[str, int] = {}
+    for index, (operation, key) in enumerate(operations):
+        name = f"{key}"
+        if operation == "a":
+            rig.add(name, key, index)
+            model[name] = index
+        elif operation == "p" and model:
+            expected = min(model, key=lambda n: (int(n), model[n]))
+            assert rig.queue.pop_request().request_id == expected
+            del model[expected]
+        elif operation == "x":
+            rig.queue.remove_request(request(name))
+            model.pop(name, None)
+        elif operation == "r":
+            rig.queue.rekey(name)
+        assert len(rig.queue) == len(model)

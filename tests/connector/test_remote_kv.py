@@ -1,0 +1,82 @@
+"""A request that waits for remote KV holds its blocks: the engine is not stalled."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from tests.connector.conftest import check, free, pinned
+from ttlcache_connector.connector import TTLConnector
+
+NAME = "TestLoadingConnector"
+
+
+class LoadingConnector(TTLConnector):
+    """Requests named "load…" find all but the last block of their prompt remotely."""
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        super().get_num_new_matched_tokens(request, num_computed_tokens)
+        remote = (request.num_tokens - 1) // 16 * 16 - num_computed_tokens
+        if request.request_id.startswith("load") and remote > 0:
+            return remote, True
+        return 0, False
+
+
+@pytest.fixture
+def engine(make_engine):
+    with contextlib.suppress(ValueError):  # the fixture ran before
+        KVConnectorFactory.register_connector(NAME, __name__, "LoadingConnector")
+    return make_engine(
+        num_blocks=40,
+        kv_connector=NAME,
+        scheduler_cls="ttlcache_connector.scheduler.TTLScheduler",
+        extra_config={
+            "policy": "fixed",
+            "policy_options": {"ttl_s": 300.0},
+            "max_queue_wait_s": 1e6,
+        },
+    )
+
+
+def receive(engine, request_id):
+    """The load arrives, as a worker reports it."""
+    output = engine.scheduler.schedule()
+    assert not output.total_num_scheduled_tokens
+    engine.scheduler.update_from_output(
+        output,
+        ModelRunnerOutput(
+            req_ids=[],
+            req_id_to_index={},
+            kv_connector_output=KVConnectorOutput(finished_recving={request_id}),
+        ),
+    )
+
+
+def test_pins_outlast_a_load_and_a_stalled_engine_still_takes_them(engine):
+    # Scenario, 39 blocks:
+    #   1. A's turn is pinned: 12 blocks.
+    #   2. A request loads its KV: it holds its blocks, nothing runs.
+    #   3. One that came later does not fit beside them. A is older: it waits.
+    #   4. The load arrives and its request runs to its end.
+    #   5. Then nothing else is there to wait for: A's pin gives way.
+    engine.turn("A-1", range(200), hints={"program_id": "A", "tool": "x"})
+    assert pinned(engine) == 12
+    engine.add("load", range(1000, 1300), session_id="L")
+    engine.step()
+    assert engine.scheduler.requests["load"].status.name == "WAITING_FOR_REMOTE_KVS"
+    assert free(engine) < 39 - 12
+    engine.add("late", range(2000, 2480), session_id="N")  # 30 blocks and one more
+    for _ in range(3):
+        engine.step()
+        assert pinned(engine) == 12
+        assert not engine.scheduler.running
+    receive(engine, "load")
+    engine.run()
+    assert list(engine.finished) == ["A-1", "load", "late"]
+    check(engine)

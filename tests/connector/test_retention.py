@@ -1,0 +1,297 @@
+"""The life of a pin on vLLM's real scheduler and block pool.
+
+Blocks hold 16 tokens. The pool has 40 blocks, 39 without vLLM's null block.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.connector.conftest import HOLD_5S, free, pinned, totals
+
+PROMPT = list(range(1, 150))  # 149 tokens; with 20 of output 168 have KV: 10 blocks
+
+
+def first_turn(engine, program="A", prompt=PROMPT, **hints):
+    return engine.turn(
+        f"{program}-1",
+        prompt,
+        max_tokens=20,
+        hints={"program_id": program, "tool": "bash", **hints},
+    )
+
+
+def test_next_turn_claims_the_pin(make_engine, clock, async_scheduling):
+    engine = make_engine(num_blocks=40, async_scheduling=async_scheduling)
+    context = first_turn(engine)
+    assert pinned(engine) == 10
+    assert free(engine) == 29
+    clock.advance(1.0)
+    engine.turn(
+        "A-2", context + [7] * 30, hints={"program_id": "A", "is_last_step": True}
+    )
+    assert totals(engine)["pins:claimed"] == 1
+    assert totals(engine)["prefill_tokens_saved"] == 160
+    assert pinned(engine) == 0
+    assert free(engine) == 39
+
+
+def test_pin_expires_at_its_deadline_and_not_before(make_engine, clock):
+    engine = make_engine(num_blocks=40)
+    first_turn(engine)
+    clock.advance(4.9)
+    engine.step()
+    assert pinned(engine) == 10
+    clock.advance(0.2)
+    engine.step()
+    assert pinned(engine) == 0
+    assert free(engine) == 39
+    assert totals(engine)["pins:expired"] == 1
+
+
+def test_expired_kv_is_still_found_while_nobody_needs_the_memory(make_engine, clock):
+    engine = make_engine(num_blocks=40)
+    context = first_turn(engine)
+    clock.advance(6.0)
+    engine.step()
+    engine.add("A-2", context + [7] * 30, hints={"program_id": "A"})
+    engine.step()
+    assert engine.connector.side.controller.requests["A-2"].cached_tokens == 160
+
+
+def test_last_step_is_not_pinned_and_ends_the_program(make_engine):
+    engine = make_engine(num_blocks=40)
+    first_turn(engine, is_last_step=True)
+    assert pinned(engine) == 0
+    assert free(engine) == 39
+    assert totals(engine)["programs_ended:last_step"] == 1
+
+
+def test_pin_is_not_expired_while_its_next_turn_waits(make_engine, clock):
+    engine = make_engine(num_blocks=40, max_num_seqs=1)
+    context = first_turn(engine)
+    engine.add("B-1", range(5000, 5040), max_tokens=30, hints={"program_id": "B"})
+    engine.step()
+    engine.add("A-2", context + [7] * 30, hints={"program_id": "A"})
+    clock.advance(60.0)
+    engine.step()
+    assert pinned(engine) == 10
+    engine.run()
+    assert totals(engine)["pins:claimed"] == 1
+
+
+def test_two_programs_share_a_prefix_and_its_blocks_count_once(make_engine, clock):
+    engine = make_engine(num_blocks=60)
+    shared = list(range(1, 129))  # 8 blocks
+    a = first_turn(engine, "A", shared + [9001] * 32)
+    b = first_turn(engine, "B", shared + [9002] * 32)
+    # 160 + 19 tokens have KV: 11 blocks each, 8 of them the same ones.
+    assert pinned(engine) == 14
+    assert free(engine) == 59 - 14
+    engine.turn("A-2", [*a, 1, 2, 3], hints={"program_id": "A", "is_last_step": True})
+    assert pinned(engine) == 11
+    engine.turn("B-2", [*b, 1, 2, 3], hints={"program_id": "B", "is_last_step": True})
+    assert free(engine) == 59
+    assert totals(engine)["pins:claimed"] == 2
+
+
+def test_rewritten_history_supersedes_the_tail_and_keeps_the_prefix(make_engine, clock):
+    engine = make_engine(num_blocks=40)
+    context = first_turn(engine)
+    engine.add("A-2", context[:100] + [8] * 60, hints={"program_id": "A"})
+    # 100 common tokens are 6 full blocks.
+    assert pinned(engine) == 6
+    engine.run()
+    assert totals(engine)["pins:claimed"] == 1
+    program = engine.connector.side.controller.programs.get(("", "A"))
+    assert program.reuse_share == pytest.approx(1 + 0.5 * (6 / 10 - 1))
+
+
+def test_a_program_that_drops_its_tail_is_pinned_only_where_it_reuses(make_engine):
+    engine = make_engine(num_blocks=80)
+    context = first_turn(engine)
+    for turn in range(2, 6):
+        context = engine.turn(
+            f"A-{turn}",
+            context[:100] + [turn] * 60,
+            max_tokens=20,
+            hints={"program_id": "A", "tool": "bash"},
+        )
+    assert 6 <= pinned(engine) < 11
+
+
+def test_completely_different_prompt_is_a_branch_and_leaves_the_pin(make_engine):
+    engine = make_engine(num_blocks=80)
+    context = first_turn(engine)
+    engine.turn("A-sub", range(6000, 6100), hints={"program_id": "A", "tool": "ls"})
+    assert totals(engine)["pins_started"] == 2
+    engine.turn("A-2", context + [7] * 30, hints={"program_id": "A"})
+    assert totals(engine)["pins:claimed"] == 1
+
+
+def test_prefix_inference_needs_no_id(make_engine, clock, async_scheduling):
+    engine = make_engine(num_blocks=60, async_scheduling=async_scheduling)
+    context = engine.turn("x1", PROMPT, max_tokens=20)
+    other = engine.turn("y1", [*PROMPT[:128], *range(7000, 7030)], max_tokens=20)
+    clock.advance(0.5)
+    engine.turn("x2", context + [7] * 30, max_tokens=4)
+    engine.turn("y2", other + [7] * 30, max_tokens=4)
+    counted = totals(engine)
+    assert counted["turns_identified:prefix"] == 2
+    assert counted["turns_identified:new"] == 2
+    assert counted["pins:claimed"] == 2
+
+
+def test_session_id_identifies_a_program(make_engine):
+    engine = make_engine(num_blocks=40)
+    context = engine.turn("x1", PROMPT, max_tokens=20, session_id="s-1")
+    engine.turn("x2", context + [7] * 30, session_id="s-1")
+    assert totals(engine)["turns_identified:session"] == 2
+    assert totals(engine)["pins:claimed"] == 1
+
+
+def test_ids_are_labels_inside_their_cache_salt(make_engine):
+    engine = make_engine(num_blocks=60)
+    hints = {"program_id": "A", "tool": "bash"}
+    context = engine.turn("x1", PROMPT, max_tokens=20, hints=hints, cache_salt="one")
+    engine.turn("y1", context + [7] * 30, hints=hints, cache_salt="two")
+    counted = totals(engine)
+    assert counted["programs_started"] == 2
+    assert "pins:claimed" not in counted
+    assert "pins:superseded" not in counted
+
+
+def test_pins_never_exceed_their_share_of_the_pool(make_engine):
+    engine = make_engine(
+        num_blocks=41, extra_config={**HOLD_5S, "max_pinned_fraction": 0.5}
+    )
+    for index, program in enumerate("ABCD"):
+        first_turn(engine, program, range(1000 * index + 1, 1000 * index + 150))
+        assert pinned(engine) <= 20
+    # Each turn offers 10 blocks: the first two fit, older programs keep theirs.
+    assert {p.program.program_id for p in engine.connector.side.controller.pins} == {
+        "A",
+        "B",
+    }
+
+
+def test_an_older_program_takes_the_share_of_a_younger_one(make_engine):
+    engine = make_engine(
+        num_blocks=61, extra_config={**HOLD_5S, "max_pinned_fraction": 0.25}
+    )
+    engine.add("A-1", PROMPT, max_tokens=40, hints={"program_id": "A", "tool": "ls"})
+    engine.step()
+    first_turn(engine, "B", range(2000, 2100))
+    engine.run()
+    owners = {p.program.program_id for p in engine.connector.side.controller.pins}
+    assert "A" in owners
+    assert pinned(engine) <= 15
+
+
+def test_client_ttl_is_a_wish_within_the_cap(make_engine, clock):
+    engine = make_engine(num_blocks=40, extra_config={**HOLD_5S, "max_ttl_s": 10.0})
+    first_turn(engine, ttl="1h")
+    (pin,) = engine.connector.side.controller.pins
+    assert pin.deadline_s == clock.now_s() + 10.0
+    engine.connector.side.controller.end("", "A")
+    first_turn(engine, "B", ttl=0)
+    assert pinned(engine) == 0
+
+
+def test_abort_of_a_waiting_turn_gives_the_pin_back_to_its_deadline(make_engine, clock):
+    engine = make_engine(num_blocks=40, max_num_seqs=1)
+    context = first_turn(engine)
+    engine.add("B-1", range(5000, 5040), max_tokens=50, hints={"program_id": "B"})
+    engine.step()
+    engine.add("A-2", context + [7] * 30, hints={"program_id": "A"})
+    engine.abort("A-2")
+    engine.step()
+    assert pinned(engine) == 10
+    engine.add("A-2b", context + [7] * 30, hints={"program_id": "A"})
+    engine.run()
+    assert totals(engine)["pins:claimed"] == 1
+
+
+def test_abort_of_a_running_turn_pins_nothing(make_engine, async_scheduling):
+    engine = make_engine(num_blocks=40, async_scheduling=async_scheduling)
+    engine.add("A-1", PROMPT, max_tokens=50, hints={"program_id": "A"})
+    for _ in range(3):
+        engine.step()
+    engine.abort("A-1")
+    engine.run()
+    engine.step()
+    assert pinned(engine) == 0
+    assert free(engine) == 39
+
+
+def test_reset_prefix_cache_succeeds_with_live_pins(make_engine):
+    engine = make_engine(num_blocks=40)
+    first_turn(engine)
+    assert pinned(engine) == 10
+    assert engine.scheduler.reset_prefix_cache() is True
+    assert free(engine) == 39
+    assert totals(engine)["pins:reset"] == 1
+
+
+def test_reset_of_running_requests_does_not_raise(make_engine):
+    engine = make_engine(num_blocks=60)
+    first_turn(engine)
+    engine.add("B-1", range(5000, 5040), max_tokens=30, hints={"program_id": "B"})
+    engine.step()
+    assert engine.scheduler.reset_prefix_cache(
+        reset_running_requests=True, reset_connector=True
+    )
+    engine.run()
+    assert "B-1" in engine.finished
+
+
+def test_shutdown_releases_every_pin(make_engine):
+    engine = make_engine(num_blocks=40)
+    first_turn(engine)
+    engine.scheduler.shutdown()
+    assert free(engine) == 39
+
+
+def test_hybrid_groups_pin_window_and_full_attention_together(
+    make_engine, async_scheduling
+):
+    engine = make_engine(
+        num_blocks=80, sliding_window=48, async_scheduling=async_scheduling
+    )
+    context = first_turn(engine)
+    assert 10 < pinned(engine) < 20  # 10 full-attention blocks and a window's worth
+    engine.turn(
+        "A-2", context + [7] * 30, hints={"program_id": "A", "is_last_step": True}
+    )
+    assert totals(engine)["pins:claimed"] == 1
+    assert totals(engine)["prefill_tokens_saved"] == 160
+    assert free(engine) == 79
+
+
+def test_policy_none_behaves_like_vllm(make_engine):
+    engine = make_engine(num_blocks=40, extra_config={"policy": "none"})
+    first_turn(engine)
+    assert pinned(engine) == 0
+
+
+def test_same_tokens_with_and_without_the_connector(make_engine, async_scheduling):
+    def outputs(**spec):
+        engine = make_engine(num_blocks=24, async_scheduling=async_scheduling, **spec)
+        if not spec.get("connector", True):
+            engine.on_step = None
+        contexts = {p: list(range(100 * p + 1, 100 * p + 90)) for p in range(1, 5)}
+        for turn in range(3):
+            for program, context in contexts.items():
+                engine.add(
+                    f"{program}-{turn}",
+                    [*context, turn, program],
+                    max_tokens=12,
+                    hints={"program_id": str(program), "tool": "bash"},
+                )
+            engine.run()
+            for program in contexts:
+                done = engine.finished[f"{program}-{turn}"]
+                contexts[program] = list(done.all_token_ids)
+        return contexts
+
+    assert outputs() == outputs(connector=False, extra_config={})

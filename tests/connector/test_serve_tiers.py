@@ -1,0 +1,130 @@
+"""`ttlcache serve-tiers` and the settings that reach LMCache's connector."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+from vllm.config import KVTransferConfig
+
+from ttlcache.config import load_config
+from ttlcache.errors import ConfigError, UnsupportedEngineError
+from ttlcache_connector import compat, plugin
+from ttlcache_connector.harness import EngineSpec, build_vllm_config
+from ttlcache_connector.lower_lmcache import connect
+from ttlcache_connector.serve_tiers import TierOptions
+
+
+@pytest.fixture
+def serve_tiers():
+    import typer
+
+    from ttlcache_connector.serve_tiers_cli import serve_tiers
+
+    app = typer.Typer()
+    app.command()(serve_tiers)
+    return lambda *args: CliRunner().invoke(app, list(args))
+
+
+def test_it_prints_a_flag_that_vllm_takes(serve_tiers, tmp_path):
+    done = serve_tiers("--print-only", "--port", "7001", "--disk", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    flag = re.search(r"--kv-transfer-config '(.*)'", done.output)[1]
+    transfer = json.loads(flag)
+    assert transfer["kv_connector"] == "TTLConnector"
+    extra = transfer["kv_connector_extra_config"]
+    assert load_config(extra).lower_tier == "lmcache"
+    assert extra["lmcache.mp.port"] == 7001
+    command = shlex.split(done.output.strip().splitlines()[-1])
+    assert command[command.index("--port") + 1] == "7001"
+    disk = json.loads(command[command.index("--l2-adapter") + 1])
+    assert disk["base_path"] == str(tmp_path)
+    assert disk["eviction"]  # without it LMCache does not bound the disk
+
+
+def test_more_arguments_reach_the_server(serve_tiers):
+    done = serve_tiers("--print-only", "--", "--separate-object-groups")
+    assert done.output.strip().endswith("--separate-object-groups")
+
+
+def test_an_untested_pair_is_refused(serve_tiers, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.9.9")
+    done = serve_tiers("--print-only")
+    assert done.exit_code == 1
+    assert "LMCache 0.9.9" in done.output
+
+
+def test_no_disk_by_default():
+    assert "--l2-adapter" not in TierOptions().command()
+    assert TierOptions(port=7).segment == Path("/dev/shm/lmcache_l1_pool_ttlcache_7")
+
+
+def test_without_lmcache_the_server_says_what_to_install(monkeypatch):
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(ConfigError, match="one pip command"):
+        compat.check_lower_tier("lmcache", allow_untested=False)
+    compat.check_lower_tier("none", allow_untested=False)
+
+
+def test_an_untested_pair_may_be_tried(monkeypatch):
+    monkeypatch.setattr(compat, "vllm_version", lambda: "0.31.0")
+    with pytest.raises(UnsupportedEngineError, match=r"vLLM 0\.31\.0.*>=0\.32"):
+        compat.check_lower_tier("lmcache", allow_untested=False)
+    compat.check_lower_tier("lmcache", allow_untested=True)
+
+
+def test_a_failed_load_is_recomputed_and_not_an_error():
+    config = build_vllm_config(EngineSpec(extra_config={"lower_tier": "lmcache"}))
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    config = build_vllm_config(EngineSpec())
+    assert config.kv_transfer_config.kv_load_failure_policy == "fail"
+
+
+def extra_of(**keys: object) -> dict[str, object]:
+    transfer = SimpleNamespace(kv_connector_extra_config=dict(keys))
+    inner = connect._inner_config(SimpleNamespace(kv_transfer_config=transfer))
+    assert transfer.kv_connector_extra_config == keys  # ours stays as it was
+    return inner.kv_transfer_config.kv_connector_extra_config
+
+
+def test_lmcache_gets_its_own_keys_and_defaults_that_fit_agents():
+    extra = extra_of(**{"lmcache.mp.port": 7, "lmcache.mp.mq_timeout": 9.0})
+    assert extra["lmcache.mp.port"] == 7
+    assert extra["lmcache.mp.mq_timeout"] == 9.0
+    assert extra["lmcache.mp.save_decode_cache"] is True
+    assert extra["lmcache.mp.lazy_offload"] is True
+
+
+def test_what_demote_decides_cannot_be_said_twice():
+    with pytest.raises(ConfigError, match=r"lazy_offload.*'demote' decides"):
+        extra_of(**{"lmcache.mp.lazy_offload": False})
+
+
+def test_no_server_is_an_error_that_says_what_to_start(monkeypatch):
+    def refuse(*args: object) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(connect, "LMCacheMPConnector", refuse)
+    transfer = SimpleNamespace(kv_connector_extra_config={"lmcache.mp.port": 7})
+    with pytest.raises(ConfigError, match=r":7; start it first.*serve-tiers"):
+        connect.connect(None, SimpleNamespace(kv_transfer_config=transfer), None)
+
+
+def test_the_documented_multi_connector_is_one_that_vllm_builds():
+    text = (Path(__file__).parents[2] / "docs" / "tiers.md").read_text()
+    example = json.loads(re.search(r"```json\n(.*?)```", text, re.DOTALL)[1])
+    transfer = KVTransferConfig(**example)
+    config = build_vllm_config(
+        EngineSpec(connector=False, engine_args={"kv_transfer_config": transfer})
+    )
+    assert config.scheduler_config.scheduler_cls == plugin.SYNC_SCHEDULER
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"

@@ -1,0 +1,87 @@
+"""From the controller's buffer to vLLM's Prometheus registry."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+from tests.connector.injection import Injector, paused
+from ttlcache.metrics import COUNTERS, GAUGES
+from ttlcache_connector.connector import TTLConnector
+
+TYPES = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
+
+
+@pytest.fixture
+def prom(make_engine):
+    """vLLM's frontend: two engines, its usual labels."""
+    config = make_engine(num_blocks=40).config
+    before = set(REGISTRY._collector_to_names)
+    yield TTLConnector.build_prom_metrics(
+        config, TYPES, ["model_name", "engine"], {0: ["m", "0"], 1: ["m", "1"]}
+    )
+    for collector in set(REGISTRY._collector_to_names) - before:
+        REGISTRY.unregister(collector)
+
+
+def sample(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(name, {"model_name": "m", **labels})
+
+
+def test_events_travel_serialised_and_arrive_under_their_names(prom, make_engine):
+    engine = make_engine(num_blocks=40)
+    context = engine.turn("A-1", range(149), max_tokens=20, hints={"program_id": "A"})
+    engine.turn("A-2", [*context, 1], hints={"program_id": "A", "ttl": -1})
+    side = engine.connector.side
+    side.count("pins_started", "")  # whatever the engine drained already is gone
+    side.controller.metrics.count("pins", "claimed")
+    side.controller.metrics.observe("gap_seconds", 1.5)
+    stats = side.take_stats()
+    payload = msgspec.msgpack.decode(msgspec.msgpack.encode(stats.to_dict()))
+    prom.observe(payload, engine_idx=1)
+    assert sample("ttlcache_pins_total", engine="1", outcome="claimed") == 1
+    assert sample("ttlcache_pins_total", engine="0", outcome="claimed") == 0
+    assert sample("ttlcache_gap_seconds_sum", engine="1") == 1.5
+    assert sample("ttlcache_pool_blocks", engine="1") == 39
+
+
+def test_every_metric_shows_from_the_start(prom):
+    for name in (*GAUGES, *(n for n, (_, label) in COUNTERS.items() if not label)):
+        suffix = "" if name in GAUGES else "_total"
+        assert sample(f"ttlcache_{name}{suffix}", engine="0") is not None
+
+
+def test_aggregating_adds_up(make_engine):
+    build = TTLConnector.build_kv_connector_stats
+    one = build({"counters": [["pins", "claimed", 2]], "observations": {"x": [1.0]}})
+    two = build({"counters": [["pins", "claimed", 3]], "gauges": {"pins_active": 4}})
+    both = one.aggregate(two)
+    assert both.reduce() == {
+        "ttlcache pins claimed": 5,
+        "ttlcache pins_active": 4,
+    }
+    assert not both.is_empty()
+    both.reset()
+    assert both.is_empty()
+
+
+def test_a_fault_while_reporting_loses_no_count(make_engine):
+    engine = make_engine(num_blocks=40)
+    side = engine.connector.side
+    side.controller.metrics.count("pins", "claimed")
+    injector = Injector(1)
+    injector.install(side, "pressure")
+    assert side.take_stats() is None
+    with paused(injector):
+        counters = side.take_stats().data["counters"]
+    assert ["pins", "claimed", 1] in counters
+    assert ["hook_errors", "take_stats", 1] in counters
+
+
+def test_nothing_is_sent_while_nothing_happens(make_engine, clock):
+    side = make_engine(num_blocks=40).connector.side
+    assert side.take_stats() is not None
+    assert side.take_stats() is None
+    clock.advance(1.5)
+    assert side.take_stats() is not None

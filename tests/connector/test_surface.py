@@ -1,0 +1,162 @@
+"""vLLM's names and signatures, version by version, against what the connector uses.
+
+The files in surface/ were read from the sources of each version (`make surface`); the
+installed vLLM is read anew. Refused versions are there to show what they lack.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import vllm
+
+from bench.surface.extract import missing, reader, surface
+from bench.surface.needs import HOOKS, USES
+from ttlcache.errors import UnsupportedEngineError
+from ttlcache_connector import compat
+from ttlcache_connector.connector import TTLConnector
+from ttlcache_connector.queue import ProgramQueue
+from ttlcache_connector.stats import TTLConnectorStats, TTLPromMetrics
+
+FOLDER = Path(__file__).parent / "surface"
+VERSIONS = {
+    state["version"]: state["names"]
+    for state in (json.loads(path.read_text()) for path in FOLDER.glob("*.json"))
+}
+#: What refused versions lack; the others lack nothing.
+LACKS = {
+    "0.25.1": [
+        "KVConnectorBase_V1.bind_kv_cache_manager",
+        "KVConnectorBase_V1.requires_kv_delivery",
+        "Request.session_id",
+    ]
+}
+OURS = {
+    "KVConnectorBase_V1": TTLConnector,
+    "SupportsHMA": TTLConnector,
+    "KVConnectorStats": TTLConnectorStats,
+    "KVConnectorPromMetrics": TTLPromMetrics,
+    "RequestQueue": ProgramQueue,
+}
+CONNECTOR = Path(inspect.getfile(TTLConnector)).parent
+
+
+def is_tested(version: str) -> bool:
+    minor = tuple(int(part) for part in version.split(".")[:2])
+    return compat.TESTED_FROM <= minor < compat.TESTED_BELOW
+
+
+def installed() -> Path:
+    return Path(vllm.__file__).parents[1]
+
+
+@pytest.mark.parametrize("version", sorted(VERSIONS))
+def test_what_each_version_lacks_is_known(version):
+    assert missing(VERSIONS[version]) == LACKS.get(version, [])
+    assert not (is_tested(version) and version in LACKS)
+
+
+def test_each_tested_minor_version_is_recorded_and_both_neighbours():
+    (major, first), (_, beyond) = compat.TESTED_FROM, compat.TESTED_BELOW
+    recorded = {version.rpartition(".")[0] for version in VERSIONS}
+    assert {f"{major}.{minor}" for minor in range(first, beyond)} <= recorded
+    assert any(not is_tested(v) and v > f"{major}.{beyond}" for v in VERSIONS)
+    assert any(not is_tested(v) and v < f"{major}.{first}" for v in VERSIONS)
+
+
+def test_the_installed_vllm_has_every_name():
+    found = surface(reader(installed()))
+    assert missing(found) == []
+    # A release has one surface: what was recorded is what is installed.
+    release = vllm.__version__.partition("+")[0]
+    if release in VERSIONS:
+        assert found == VERSIONS[release]
+
+
+HOOK_NAMES = sorted(
+    (where.partition("::")[2], name) for where, names in HOOKS.items() for name in names
+)
+
+
+@pytest.mark.parametrize("version", sorted(v for v in VERSIONS if v not in LACKS))
+@pytest.mark.parametrize(("cls", "hook"), HOOK_NAMES)
+def test_our_hooks_take_what_vllm_passes(version, cls, hook):
+    theirs = VERSIONS[version][f"{cls}.{hook}"]
+    ours = inspect.getattr_static(OURS[cls], hook)
+    if theirs == "":
+        assert isinstance(ours, property)
+        return
+    ours = getattr(ours, "__func__", ours)  # of a class method
+    parameters = list(inspect.signature(ours).parameters.values())[1:]
+    names = [
+        {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "") + p.name
+        for p in parameters
+    ]
+    if "*args" in names and "**kwargs" in names:
+        return  # handed on as they come
+    assert names[: len(theirs)] == theirs
+    assert all(p.default is not p.empty for p in parameters[len(theirs) :])
+
+
+@pytest.mark.parametrize("version", sorted(v for v in VERSIONS if v not in LACKS))
+def test_vllms_queue_asks_for_no_method_that_ours_lacks(version):
+    abstract = set(VERSIONS[version]["RequestQueue:abstract"])
+    assert abstract
+    assert abstract <= set(vars(ProgramQueue))
+
+
+@pytest.mark.parametrize(
+    ("variable", "cls"),
+    [("request", "Request"), ("block", "KVCacheBlock"), ("pool", "BlockPool")],
+)
+def test_the_table_names_everything_that_the_code_touches(variable, cls):
+    used = {
+        node.attr
+        for path in CONNECTOR.glob("*.py")
+        if path.name != "harness.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and (
+            (isinstance(node.value, ast.Name) and node.value.id == variable)
+            or (isinstance(node.value, ast.Attribute) and node.value.attr == variable)
+        )
+    }
+    (listed,) = (names for where, names in USES.items() if where.endswith(f"::{cls}"))
+    assert used
+    assert used <= {name.partition("(")[0] for name in listed}
+
+
+def test_a_rename_in_vllm_would_be_seen():
+    real = reader(installed())
+
+    def changed(path: str) -> str | None:
+        text = real(path)
+        if text is None or not path.startswith("vllm/v1/core/"):
+            return text
+        text = text.replace("def get_num_free_blocks", "def count_free_blocks")
+        return text.replace("ordered_blocks", "blocks_in_order")
+
+    assert missing(surface(changed)) == [
+        "BlockPool.free_blocks(ordered_blocks)",
+        "BlockPool.get_num_free_blocks",
+    ]
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.29.9", "0.33.0", "0.33rc1", "1.0.0"])
+def test_untested_versions_are_refused_by_name(monkeypatch, version):
+    monkeypatch.setattr(compat, "vllm_version", lambda: version)
+    with pytest.raises(UnsupportedEngineError) as caught:
+        compat.check_vllm(allow_untested=False)
+    for part in (version, ">=0.30,<0.33", "allow_untested_vllm"):
+        assert part in str(caught.value)
+    assert compat.check_vllm(allow_untested=True) == version
+
+
+@pytest.mark.parametrize("version", ["0.30.0", "0.31.1", "0.32.0", "0.32.1+cpu"])
+def test_tested_versions_are_accepted(monkeypatch, version):
+    monkeypatch.setattr(compat, "vllm_version", lambda: version)
+    assert compat.check_vllm(allow_untested=False) == version

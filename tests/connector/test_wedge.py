@@ -1,0 +1,45 @@
+"""500 randomised schedules; `python -m bench wedge` plays as many as you like."""
+
+from __future__ import annotations
+
+import pytest
+
+import ttlcache.reclaim
+from bench.wedge.run import play
+from ttlcache.events import Urgency
+from ttlcache_connector.blocks import PinLedger
+
+FIRST_SEED = 1_000_000
+
+
+@pytest.mark.parametrize("chunk", range(10))
+def test_no_wedge_no_leak_no_broken_invariant(chunk):
+    seeds = range(FIRST_SEED + 50 * chunk, FIRST_SEED + 50 * (chunk + 1))
+    failures = [o for o in map(play, seeds) if o.failure is not None]
+    assert not failures, "\n".join(f"seed {o.seed}: {o.failure}" for o in failures)
+
+
+def failures(count: int) -> str:
+    found = [o.failure for o in map(play, range(count)) if o.failure is not None]
+    return "\n".join(found)
+
+
+def test_the_search_finds_a_wedge(monkeypatch):
+    """If pins did not give way when nothing runs, this suite would say so."""
+    original = ttlcache.reclaim.Reclaimer.reclaim
+
+    def stubborn(self, needed, urgency, *asker):
+        if urgency is Urgency.STALLED:
+            return 0
+        return original(self, needed, urgency, *asker)
+
+    monkeypatch.setattr(ttlcache.reclaim.Reclaimer, "reclaim", stubborn)
+    assert "wedge" in failures(30)
+
+
+def test_the_search_finds_a_leak(monkeypatch):
+    original = PinLedger._drop
+    monkeypatch.setattr(PinLedger, "_drop", lambda s, blocks: original(s, blocks[:-1]))
+    found = failures(10)
+    assert "0 pins" in found
+    assert "blocks free" in found or "free blocks" in found

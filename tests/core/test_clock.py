@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from ttlcache.clock import (
+    SystemClock,
+    VirtualClock,
+    default_clock,
+    stopwatch_s,
+    use_clock,
+)
+
+
+def test_system_clock_and_stopwatch_do_not_go_backwards():
+    clock = SystemClock()
+    assert clock.now_s() <= clock.now_s()
+    assert stopwatch_s() <= stopwatch_s()
+
+
+def test_virtual_clock_moves_only_when_told():
+    clock = VirtualClock(start_s=10.0)
+    assert clock.now_s() == 10.0
+    clock.advance(2.5)
+    assert clock.now_s() == 12.5
+    clock.advance(-5.0)
+    assert clock.now_s() == 7.5
+    clock.set(1.0)
+    assert clock.now_s() == 1.0
+
+
+def test_the_default_is_the_system_clock():
+    assert isinstance(default_clock(), SystemClock)
+
+
+def test_use_clock_nests_and_restores():
+    before = default_clock()
+    outer, inner = VirtualClock(), VirtualClock()
+    with use_clock(outer) as clock:
+        assert clock is default_clock() is outer
+        with use_clock(inner):
+            assert default_clock() is inner
+        assert default_clock() is outer
+    assert default_clock() is before
+
+
+def test_use_clock_restores_after_an_exception():
+    before = default_clock()
+    with pytest.raises(RuntimeError), use_clock(VirtualClock()):
+        raise RuntimeError
+    assert default_clock() is before

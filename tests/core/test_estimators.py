@@ -1,0 +1,174 @@
+"""Estimators against hand-worked numbers, numpy and lifelines."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lifelines import KaplanMeierFitter
+from lifelines.utils import restricted_mean_survival_time
+
+from ttlcache.estimators import (
+    EMPTY_CURVE,
+    Memoryfulness,
+    SlidingMean,
+    ecdf,
+    empirical_bernstein,
+    kaplan_meier,
+    survival_of_sorted,
+)
+
+
+def test_sliding_mean_is_zero_when_empty_and_forgets() -> None:
+    mean = SlidingMean(window=3)
+    assert (mean.value, mean.count) == (0.0, 0)
+    for value in (1.0, 2.0, 3.0):
+        mean.observe(value)
+    assert mean.value == 2.0
+    mean.observe(10.0)  # 2, 3, 10
+    assert (mean.value, mean.count) == (5.0, 3)
+
+
+def test_sliding_mean_does_not_drift() -> None:
+    mean = SlidingMean(window=10)
+    mean.observe(1e16)  # swallows the small ones while it is in the sum
+    for _ in range(25):
+        mean.observe(0.1)
+    assert mean.value == pytest.approx(0.1, abs=1e-12)
+
+
+def numpy_eta(lengths: list[int]) -> float:
+    k = np.concatenate([np.arange(1, n + 1) for n in lengths])
+    left = np.concatenate([n - np.arange(1, n + 1) for n in lengths])
+    return float(-np.corrcoef(k, left)[0, 1])
+
+
+def memory_of(lengths: list[int], window: int = 1000) -> Memoryfulness:
+    memory = Memoryfulness(window)
+    for turns in lengths:
+        memory.add(turns)
+    return memory
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_eta_equals_numpy(lengths: list[int]) -> None:
+    memory = memory_of(lengths)
+    if max(lengths) == 1:
+        assert memory.eta == 1.0  # every pair is (1, 0): no variance
+    else:
+        assert memory.eta == pytest.approx(numpy_eta(lengths), abs=1e-9)
+
+
+def test_eta_by_hand() -> None:
+    # Lengths 1 and 2: pairs (1, 0), (1, 1), (2, 0).
+    # n=3, sum k=4, sum m=1, sum kk=6, sum mm=1, sum km=1
+    # cov = 3*1 - 4*1 = -1; var k = 18-16 = 2; var m = 3-1 = 2; corr = -1/2.
+    assert memory_of([1, 2]).eta == pytest.approx(0.5, abs=1e-15)
+
+
+def test_eta_of_one_length_is_one_and_undefined_is_one() -> None:
+    assert Memoryfulness().eta == 1.0
+    assert memory_of([7] * 20).eta == pytest.approx(1.0, abs=1e-12)
+    assert memory_of([1, 1, 1]).eta == 1.0
+
+
+def test_eta_is_negative_for_long_tails() -> None:
+    # Most programs stop at once, a few go on for ever: progress reveals more work.
+    lengths = [1] * 400 + [100, 100]
+    assert numpy_eta(lengths) < -0.1
+    assert memory_of(lengths).eta == pytest.approx(numpy_eta(lengths), abs=1e-9)
+
+
+def test_eta_window_forgets_whole_programs() -> None:
+    memory = memory_of([50, 3, 9, 4], window=3)
+    assert memory.eta == pytest.approx(numpy_eta([3, 9, 4]), abs=1e-9)
+    assert memory.programs == 3
+    assert memory.avg_turns == pytest.approx(16 / 3)
+
+
+def test_programs_without_a_turn_are_ignored() -> None:
+    memory = memory_of([0, -3])
+    assert (memory.programs, memory.avg_turns, memory.eta) == (0, 0.0, 1.0)
+
+
+def test_ecdf_counts_ties_and_is_zero_when_empty() -> None:
+    values = np.array([1.0, 2.0, 2.0, 4.0])
+    assert [ecdf(values, t) for t in (0.5, 1.0, 2.0, 3.9, 4.0)] == [
+        0.0,
+        0.25,
+        0.75,
+        0.75,
+        1.0,
+    ]
+    assert ecdf(np.empty(0), 1.0) == 0.0
+
+
+def test_empirical_bernstein_by_hand() -> None:
+    # delta = 3/e makes L = 1: 2 + sqrt(2*9/18) + 3*6/18 = 2 + 1 + 1.
+    bound = empirical_bernstein(2.0, 3.0, 18, bound=6.0, delta=3 / math.e)
+    assert bound == pytest.approx(4.0)
+
+
+def test_kaplan_meier_by_hand() -> None:
+    # 5 gaps: 1, 2, 2 ended, one given up at 2, one at 3.
+    # t=1: 5 at risk, S = 4/5. t=2: 4 at risk (the censored one too), 2 end: S = 2/5.
+    curve = kaplan_meier([1, 2, 2, 2, 3], [True, True, True, False, False])
+    assert curve.times.tolist() == [1.0, 2.0]
+    assert curve.survival.tolist() == pytest.approx([0.8, 0.4])
+    assert curve.held_s.tolist() == pytest.approx([1.0, 1.8])  # 1, then + 0.8 * 1
+    assert [curve.at(t) for t in (0.9, 1.0, 1.9, 99.0)] == pytest.approx(
+        [1.0, 0.8, 0.8, 0.4]
+    )
+    # E[min(T, 1.5)] = 1 + 0.8 / 2; beyond the last event S stays 0.4.
+    assert curve.restricted_mean(1.5) == pytest.approx(1.4)
+    assert curve.restricted_mean(4.0) == pytest.approx(1.8 + 0.8)
+    assert curve.restricted_mean(-1.0) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_kaplan_meier_equals_lifelines(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 200))
+    # Rounded, so that there are ties between and among events and censorings.
+    durations = np.round(rng.lognormal(0.0, 1.0, n), 1)
+    observed = rng.random(n) < rng.uniform(0.2, 1.0)
+    observed[0] = True
+    curve = kaplan_meier(durations, observed)
+    fitted = KaplanMeierFitter().fit(durations, observed)
+    expected = fitted.survival_function_at_times(curve.times).to_numpy()
+    np.testing.assert_allclose(curve.survival, expected, atol=1e-12)
+    assert set(curve.times) == set(durations[observed])
+    tau_s = float(np.median(durations))
+    rmst = restricted_mean_survival_time(fitted, t=tau_s)
+    assert curve.restricted_mean(tau_s) == pytest.approx(rmst, abs=1e-9)
+
+
+def test_without_censoring_survival_is_one_minus_ecdf() -> None:
+    values = np.sort(np.random.default_rng(1).exponential(1.0, 500))
+    curve = survival_of_sorted(values, np.empty(0))
+    for t in (0.1, 1.0, 5.0):
+        assert curve.at(t) == pytest.approx(1.0 - ecdf(values, t))
+    assert curve.held_s[-1] == pytest.approx(values.mean())
+
+
+def test_conditional_curve_by_hand() -> None:
+    # Gaps 1, 2, 4, 8; after 2 s two are left: 2 s and 6 s more.
+    curve = kaplan_meier([1, 2, 4, 8], [True] * 4).given_survival(2.0)
+    assert curve.times.tolist() == [2.0, 6.0]
+    assert curve.survival.tolist() == [0.5, 0.0]
+    assert curve.held_s.tolist() == [2.0, 4.0]  # 2, then + 0.5 * 4
+
+
+def test_conditional_curve_at_its_ends() -> None:
+    curve = kaplan_meier([1, 2], [True, True])
+    assert curve.given_survival(0.0) is curve
+    assert curve.given_survival(-1.0) is curve
+    assert curve.given_survival(0.5).times.tolist() == [0.5, 1.5]
+    assert curve.given_survival(2.0) is EMPTY_CURVE
+    assert curve.restricted_mean(math.inf) == 1.5
+    assert EMPTY_CURVE.at(5.0) == 1.0
+    assert len(kaplan_meier([3.0], [False]).times) == 0

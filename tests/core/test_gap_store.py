@@ -1,0 +1,207 @@
+"""Gap histories on disk: round trip, and every way a file can be wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from ttlcache import gap_store
+from ttlcache.gaps import GapHistory
+from ttlcache.types import USER_GAP, GapKey
+
+GIT = GapKey("bash", "git", "status")
+
+
+def sample_history() -> GapHistory:
+    history = GapHistory()
+    for gap_s in (3.0, 1.0, 2.5):
+        history.observe(GIT, gap_s)
+    history.censor(GIT, 7.0)
+    history.observe(USER_GAP, 600.0)
+    return history
+
+
+def state_of(history: GapHistory) -> dict[str, tuple[list[float], list[bool]]]:
+    return {str(r.key): (r.gaps_s, r.completed) for r in history.export()}
+
+
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "gaps.json"
+    assert gap_store.save(sample_history(), path)
+    return path
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    loaded = gap_store.load(saved(tmp_path))
+    assert state_of(loaded) == state_of(sample_history())
+    assert loaded.total == 3
+    assert loaded.survival(GIT).at(3.0) == sample_history().survival(GIT).at(3.0)
+    assert os.listdir(tmp_path) == ["gaps.json"]
+
+
+def test_loading_fills_the_given_history_and_keeps_its_limits(tmp_path: Path) -> None:
+    history = GapHistory(window=2)
+    assert gap_store.load(saved(tmp_path), history) is history
+    assert history.durations(GIT).tolist() == [2.5]  # the last two: 2.5 and > 7
+    assert history.count_censored(GIT) == 1
+
+
+def test_open_gaps_are_not_saved(tmp_path: Path) -> None:
+    history = GapHistory()
+    history.start("open", GIT, 0.0)
+    path = tmp_path / "gaps.json"
+    assert gap_store.save(history, path)
+    loaded = gap_store.load(path)
+    assert (loaded.num_open, loaded.total) == (0, 0)
+
+
+def test_a_missing_file_is_a_silent_first_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = gap_store.load(tmp_path / "none.json")
+    assert loaded.total == 0
+    assert caplog.records == []
+
+
+def edited(**changes: object) -> bytes:
+    window = {"key": None, "gaps_s": [1.0], "completed": "1"}
+    state: dict[str, object] = {
+        "format": gap_store.FORMAT,
+        "version": gap_store.VERSION,
+        "windows": [window | changes.pop("window", {})],  # type: ignore[operator]
+    }
+    return json.dumps(state | changes).encode()
+
+
+WRONG = {
+    "empty": b"",
+    "not json": b"\x00\x01\x02 nonsense",
+    "not utf-8": b'{"format": "\xff\xfe"}',
+    "truncated": edited()[:-10],
+    "a list": b"[1, 2]",
+    "a number": b"7",
+    "deep": b"[" * 100_000,
+    "another format": edited(format="other"),
+    "an unknown version": edited(version=99),
+    "no version": edited(version=None),
+    "windows of another type": edited(windows={"a": 1}),
+    "a window of another type": edited(windows=[3]),
+    "too many windows": edited(windows=[{}] * (gap_store.MAX_KEYS + 2)),
+    "no records": edited(window={"gaps_s": None}),
+    "marks too short": edited(window={"completed": ""}),
+    "unknown marks": edited(window={"completed": "x"}),
+    "negative gap": edited(window={"gaps_s": [-1.0]}),
+    "nan": edited(window={"gaps_s": [float("nan")]}),
+    "infinite": edited(window={"gaps_s": [float("inf")]}),
+    "beyond a lifetime": edited(window={"gaps_s": [1e10]}),
+    "boolean gap": edited(window={"gaps_s": [True]}),
+    "text gap": edited(window={"gaps_s": ["1"]}),
+    "gap beyond floats": edited(window={"gaps_s": [10**400]}),
+    "key too short": edited(window={"key": ["bash"]}),
+    "key of numbers": edited(window={"key": [1, 2, 3]}),
+    "key of another type": edited(window={"key": "bash"}),
+}
+
+
+@pytest.mark.parametrize("content", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_file_is_an_empty_history_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    path = tmp_path / "gaps.json"
+    path.write_bytes(content)
+    loaded = gap_store.load(path)
+    assert state_of(loaded) == state_of(GapHistory())
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+    assert str(path) in caplog.text
+
+
+def test_the_edited_file_is_right_when_nothing_is_edited(tmp_path: Path) -> None:
+    path = tmp_path / "gaps.json"
+    path.write_bytes(edited())
+    assert gap_store.load(path).total == 1
+
+
+def test_every_truncation_is_an_empty_history(tmp_path: Path) -> None:
+    content = saved(tmp_path).read_bytes()
+    path = tmp_path / "cut.json"
+    for size in range(len(content)):
+        path.write_bytes(content[:size])
+        assert gap_store.load(path).total == 0
+
+
+def test_a_huge_file_is_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path)
+    monkeypatch.setattr(gap_store, "MAX_FILE_BYTES", 10)
+    assert gap_store.load(path).total == 0
+    assert "larger than 10 bytes" in caplog.text
+
+
+def test_a_folder_in_the_file_s_place_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert gap_store.load(tmp_path).total == 0
+    assert not gap_store.save(sample_history(), tmp_path)
+    assert len(caplog.records) == 2
+    assert os.listdir(tmp_path) == []
+
+
+def test_saving_where_no_folder_is_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not gap_store.save(sample_history(), tmp_path / "no" / "gaps.json")
+    assert "not saved" in caplog.text
+
+
+def test_a_failed_save_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root may write to read-only folders, so the failure is injected as well.
+    path = saved(tmp_path)
+    before = path.read_bytes()
+
+    def refuse(source: object, target: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(gap_store.os, "replace", refuse)
+    assert not gap_store.save(GapHistory(), path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["gaps.json"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to read-only folders")
+def test_a_read_only_folder_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = saved(tmp_path)
+    tmp_path.chmod(0o500)
+    try:
+        assert not gap_store.save(GapHistory(), path)
+    finally:
+        tmp_path.chmod(0o700)
+    assert "not saved" in caplog.text
+    assert gap_store.load(path).total == 3
+
+
+def test_the_file_is_bounded_and_keeps_the_freshest(tmp_path: Path) -> None:
+    history = GapHistory(window=1000, max_keys=3000)
+    for number in range(2000):
+        for _ in range(10):
+            history.observe(GapKey(f"tool{number}"), number / 7)
+    for _ in range(1000):
+        history.observe(GapKey("busy"), 123.456789)
+    path = tmp_path / "gaps.json"
+    assert gap_store.save(history, path)
+    assert path.stat().st_size < 4_000_000
+    loaded = gap_store.load(path)
+    assert loaded.count(GapKey("busy")) == gap_store.MAX_RECORDS
+    assert loaded.count(GapKey("tool1999")) == 10
+    assert loaded.count(GapKey("tool0")) == 0
+    assert loaded.total == gap_store.MAX_GLOBAL_RECORDS
+    # The freshest key is still the last to go.
+    assert str(next(r.key for r in loaded.export() if r.key)) == "busy"

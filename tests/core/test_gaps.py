@@ -1,0 +1,294 @@
+"""Gap history: recording, back-off, censoring, forgetting, bounds."""
+
+from __future__ import annotations
+
+import math
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ttlcache.estimators import kaplan_meier
+from ttlcache.gaps import MAX_GAP_S, GapHistory
+from ttlcache.types import APPROVAL_GAP, FINAL_GAP, USER_GAP, GapKey
+
+GIT_STATUS = GapKey("bash", "git", "status")
+GIT = GapKey("bash", "git")
+BASH = GapKey("bash")
+
+
+def durations(history: GapHistory, key: GapKey | None = None) -> list[float]:
+    return history.durations(key).tolist()
+
+
+def test_a_gap_is_recorded_under_every_coarser_key() -> None:
+    history = GapHistory()
+    history.start("turn 1", GIT_STATUS, now_s=10.0)
+    assert history.finish("turn 1", now_s=12.5) == 2.5
+    for key in (GIT_STATUS, GIT, BASH, None):
+        assert durations(history, key) == [2.5]
+        assert history.count(key) == 1
+    assert history.count(GapKey("search")) == 0
+    assert history.total == 1
+
+
+def test_unknown_tokens_record_nothing() -> None:
+    history = GapHistory()
+    assert history.finish("never opened", 1.0) is None
+    history.abandon("never opened", 1.0)
+    history.drop("never opened")
+    assert history.total == 0
+    history.start("a", BASH, 0.0)
+    history.drop("a")
+    assert history.finish("a", 1.0) is None
+
+
+def test_a_clock_that_goes_back_gives_zero() -> None:
+    history = GapHistory()
+    history.start("a", BASH, 10.0)
+    assert history.finish("a", 9.0) == 0.0
+    history.start("b", BASH, 10.0)
+    history.abandon("b", 9.0)
+    assert durations(history, BASH) == [0.0]
+    assert history.count_censored(BASH) == 1
+
+
+def test_opening_a_token_again_replaces_it() -> None:
+    history = GapHistory()
+    history.start("a", GIT, 0.0)
+    history.start("a", GapKey("search"), 5.0)
+    assert history.num_open == 1
+    assert history.finish("a", 6.0) == 1.0
+    assert history.count(GIT) == 0
+
+
+@pytest.mark.parametrize("key", [USER_GAP, FINAL_GAP, APPROVAL_GAP])
+def test_human_gaps_stay_out_of_the_global_window(key: GapKey) -> None:
+    history = GapHistory()
+    history.observe(key, 600.0)
+    history.censor(key, 600.0)
+    assert history.total == 0
+    assert history.count_censored(None) == 0
+    assert durations(history, key) == [600.0]
+
+
+def test_parallel_calls_are_tools() -> None:
+    history = GapHistory()
+    both = GapKey.parallel((GIT, GapKey("search")))
+    history.observe(both, 3.0)
+    assert history.total == 1
+    assert history.best_key(both, 0) == both
+
+
+def test_back_off_finds_the_finest_key_with_enough_records() -> None:
+    history = GapHistory()
+    for key, times in ((GIT_STATUS, 2), (GIT, 3), (BASH, 4)):
+        for _ in range(times):
+            history.observe(key, 1.0)
+    # status 2, git 2 + 3, bash 2 + 3 + 4
+    assert history.best_key(GIT_STATUS, 1) == GIT_STATUS
+    assert history.best_key(GIT_STATUS, 2) == GIT
+    assert history.best_key(GIT_STATUS, 5) == BASH
+    assert history.best_key(GIT_STATUS, 9) is None
+    assert history.best_key(GapKey("search"), 0) is None
+
+
+def test_back_off_can_count_censored_gaps() -> None:
+    history = GapHistory()
+    history.censor(GIT, 1.0)
+    assert history.best_key(GIT, 0) is None
+    assert history.best_key(GIT, 0, with_censored=True) == GIT
+
+
+def test_abandoned_gaps_count_in_survival_only() -> None:
+    history = GapHistory()
+    for token, key in (("a", GIT), ("b", GIT)):
+        history.start(token, key, 0.0)
+    history.finish("a", 1.0)
+    history.abandon("b", 5.0)
+    assert durations(history, GIT) == [1.0]
+    assert history.survival(GIT).at(1.0) == pytest.approx(0.5)
+
+
+def test_open_gaps_are_censored_at_their_age() -> None:
+    history = GapHistory()
+    for _ in range(3):
+        history.observe(GIT, 1.0)
+    history.start("open", GIT, now_s=10.0)
+    assert history.survival(GIT).at(1.0) == 0.0
+    # Half a second old: it says nothing yet about gaps of 1 s.
+    assert history.survival(GIT, now_s=10.5).at(1.0) == 0.0
+    # Four seconds old: one of four lasted longer than 1 s.
+    assert history.survival(GIT, now_s=14.0).at(1.0) == pytest.approx(0.25)
+    history.drop("open")
+    assert history.survival(GIT, now_s=14.0).at(1.0) == 0.0
+
+
+def test_too_many_open_gaps_censor_the_oldest() -> None:
+    history = GapHistory(max_open=2)
+    for number in range(3):
+        history.start(number, BASH, now_s=float(number))
+    assert history.num_open == 2
+    assert history.count_censored(BASH) == 1
+    assert history.finish(0, 9.0) is None
+    assert history.finish(2, 9.0) == 7.0
+
+
+def test_the_horizon_censors_open_and_late_gaps() -> None:
+    history = GapHistory(horizon_s=60.0)
+    history.start("gone", BASH, 0.0)
+    history.start("late", BASH, 5.0)
+    history.start("next", BASH, 64.0)  # 64 s: "gone" is over, "late" is not
+    assert history.num_open == 2
+    assert history.finish("late", 70.0) == 65.0
+    assert history.total == 0
+    assert history.survival(BASH).times.tolist() == []
+    assert history.count_censored(BASH) == 2
+    history.observe(BASH, 59.0)
+    assert history.survival(BASH).at(59.0) == pytest.approx(2 / 3)
+
+
+def test_nonsense_is_not_recorded() -> None:
+    history = GapHistory()
+    for gap_s in (math.nan, math.inf):
+        history.observe(BASH, gap_s)
+        history.censor(BASH, gap_s)
+    assert history.total == history.count_censored(None) == 0
+    history.observe(BASH, -1.0)
+    history.observe(BASH, 1e300)
+    assert durations(history) == [0.0, MAX_GAP_S]
+
+
+def test_snapshots_are_read_only_and_do_not_move() -> None:
+    history = GapHistory(window=3)
+    history.observe(BASH, 1.0)
+    before = history.durations(BASH)
+    assert history.durations(BASH) is before
+    with pytest.raises(ValueError, match="read-only"):
+        before[0] = 9.0
+    for gap_s in (3.0, 2.0, 5.0):
+        history.observe(BASH, gap_s)
+    assert before.tolist() == [1.0]
+    assert durations(history, BASH) == [2.0, 3.0, 5.0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), max_size=120),
+    st.integers(1, 30),
+)
+@settings(max_examples=300, deadline=None)
+def test_windows_equal_the_last_records(
+    records: list[tuple[int, bool, bool]], window: int
+) -> None:
+    history = GapHistory(window=window, global_window=2 * window)
+    seen: list[tuple[int, bool]] = []
+    for gap_s, completed, look in records:
+        (history.observe if completed else history.censor)(BASH, gap_s)
+        seen.append((gap_s, completed))
+        if not look:  # changes pile up until somebody looks
+            continue
+        for key, size in ((BASH, window), (None, 2 * window)):
+            kept = seen[-size:]
+            assert durations(history, key) == sorted(g for g, c in kept if c)
+            assert history.count(key) == sum(c for _, c in kept)
+            assert history.count_censored(key) == sum(not c for _, c in kept)
+            expected = kaplan_meier([g for g, _ in kept], [c for _, c in kept])
+            curve = history.survival(key)
+            for t in range(6):
+                assert curve.at(t) == pytest.approx(expected.at(t), abs=1e-12)
+
+
+def test_long_curves_lag_by_a_bounded_share() -> None:
+    history = GapHistory()
+    for _ in range(5000):
+        history.observe(BASH, 1.0)
+    history.survival(None)
+    lag = 0
+    while history.survival(None).at(0.5) == 1.0:  # up to date would be less
+        history.observe(BASH, 0.0)
+        lag += 1
+    assert 5000 // 64 <= lag <= 5100 // 64 + 1
+    assert history.survival(None).at(0.5) == pytest.approx(1.0 - lag / (5000 + lag))
+
+
+def test_windows_follow_a_shift_of_the_distribution() -> None:
+    rng = np.random.default_rng(3)
+    history = GapHistory(window=200, global_window=500)
+    for gap_s in rng.exponential(1.0, 5000).tolist():
+        history.observe(GIT, gap_s)
+    assert np.median(history.durations(GIT)) == pytest.approx(math.log(2), rel=0.3)
+    for gap_s in rng.exponential(20.0, 500).tolist():
+        history.observe(GIT, gap_s)
+    for key in (GIT, None):
+        assert np.median(history.durations(key)) == pytest.approx(
+            20 * math.log(2), rel=0.3
+        )
+        assert history.survival(key).at(1.0) > 0.9
+
+
+def test_least_recently_written_keys_are_forgotten_first() -> None:
+    history = GapHistory(max_keys=2)
+    a, b, c = GapKey("a"), GapKey("b"), GapKey("c")
+    for key in (a, b, a, c):
+        history.observe(key, 1.0)
+    assert [history.count(key) for key in (a, b, c)] == [2, 0, 1]
+    assert history.total == 4
+    # Reading does not keep a key alive.
+    history.durations(a)
+    history.observe(b, 1.0)
+    assert [history.count(key) for key in (a, b, c)] == [0, 1, 1]
+
+
+def test_a_gap_outlives_the_forgetting_of_its_key() -> None:
+    history = GapHistory(max_keys=1)
+    history.start("a", GapKey("a"), 0.0)
+    history.observe(GapKey("b"), 1.0)
+    assert history.finish("a", 2.0) == 2.0
+    assert history.count(GapKey("a")) == 1
+
+
+def test_memory_is_bounded_over_100k_distinct_keys() -> None:
+    history = GapHistory(max_keys=256)
+
+    def feed(first: int, count: int) -> None:
+        for number in range(first, first + count):
+            history.start(number, GapKey("bash", f"exe{number}", "run"), float(number))
+            history.finish(number, number + 1.0)
+
+    feed(0, 80_000)
+    tracemalloc.start()  # late, because it slows everything down tenfold
+    try:
+        feed(80_000, 10_000)  # every cache and window is now a traced one
+        before, _ = tracemalloc.get_traced_memory()
+        feed(90_000, 10_000)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # A window each would be above 10 MB; a table may be resized once.
+    assert after - before < 1_000_000
+    assert len(list(history.export())) == 256 + 1
+    assert history.num_open == 0
+
+
+def test_dropping_an_open_gap_of_a_forgotten_key() -> None:
+    history = GapHistory(max_keys=1)
+    history.start("a", GapKey("a"), 0.0)
+    history.observe(GapKey("b"), 1.0)  # forgets "a"
+    history.start("b", GapKey("b"), 0.0)
+    history.observe(GapKey("a"), 1.0)  # a new window that does not know the token
+    history.drop("a")
+    history.drop("b")
+    assert history.num_open == 0
+    assert history.survival(GapKey("a"), now_s=99.0).at(1.0) == 0.0
+
+
+def test_recording_is_cheap() -> None:
+    history = GapHistory()
+    before_s = time.process_time()  # a busy machine is no slow code
+    for number in range(5_000):
+        history.start(number, GIT_STATUS, float(number))
+        history.finish(number, number + 0.5)
+    assert (time.process_time() - before_s) / 5_000 < 200e-6  # about 10 µs when idle

@@ -1,0 +1,526 @@
+"""Do the tests notice? Chosen lines are broken one at a time, each in a copy.
+
+Every mutation names the test that must fail for it. The copy holds the package and
+its tests; `conftest.py` in it makes sure that it, not this checkout, is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+AT_ONCE = 2
+TESTS_FAILED = 1  # exit statuses of pytest; broken imports have others
+ALL_PASSED = 0
+
+CONFTEST = """
+from pathlib import Path
+import ttlcache
+
+here = Path(__file__).parent
+assert Path(ttlcache.__file__).is_relative_to(here), f"imported {ttlcache.__file__}"
+"""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Replace `original` in `file` of the package: `caught_by` in tests/core fails."""
+
+    file: str
+    original: str
+    mutated: str
+    caught_by: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.mutated.strip().splitlines()[0].strip()}"
+
+
+def policy(file: str, original: str, mutated: str, test: str) -> Mutation:
+    return Mutation(f"policies/{file}", original, mutated, f"test_policies_{test}")
+
+
+MUTATIONS = [
+    # between turns: progress of tools, and what recordings say of the gaps
+    Mutation(
+        "progress.py",
+        "if ttl_s > 0:",
+        "if ttl_s >= 0:",
+        "test_control.py::test_an_eta_beyond_the_worth_releases_now",
+    ),
+    Mutation(
+        "retention.py",
+        "longest_s - waited_s)",
+        "longest_s)",
+        "test_control.py::test_max_ttl_bounds_the_whole_gap",
+    ),
+    Mutation(
+        "explain.py",
+        "missed = decided.benefit_s if gap_s > ttl_s else 0.0",
+        "missed = decided.benefit_s if gap_s < ttl_s else 0.0",
+        "test_recording.py::test_regret_is_the_cost_above_hindsight_and_above_ski_rental",
+    ),
+    # policies: the argmax, its terms and its cold start
+    policy(
+        "cachettl.py",
+        "best = int(values.argmax())",
+        "best = int(values.argmin())",
+        "paper.py::test_cachettl_by_hand",
+    ),
+    policy(
+        "cachettl.py",
+        "values -= gaps_s * float(records)",
+        "values -= gaps_s",
+        "paper.py::test_cachettl_by_hand",
+    ),
+    policy(
+        "cachettl.py",
+        "math.log(benefit_s) if",
+        "math.log1p(benefit_s) if",
+        "paper.py::test_cachettl_cold_start",
+    ),
+    policy(
+        "cachettl.py",
+        "bounded(delay_s * eta + recovery_s)",
+        "bounded(delay_s + recovery_s)",
+        "paper.py::test_cachettl_by_hand",
+    ),
+    policy(
+        "cachettl.py",
+        "eta = view.eta if sample is not None else 1.0",
+        "eta = view.eta",
+        "paper.py::test_cachettl_cold_start",
+    ),
+    policy(
+        "cachettl.py",
+        "if gaps.total <= k:",
+        "if gaps.total < k:",
+        "paper.py::test_cachettl_cold_start",
+    ),
+    policy(
+        "continuum_v1.py",
+        "**2 / bound_s * scale",
+        "**2 / bound_s",
+        "paper.py::test_continuum_v1_per_tool_and_global",
+    ),
+    policy(
+        "continuum_public.py",
+        "if mean_s > self.options.threshold_s:",
+        "if mean_s >= self.options.threshold_s:",
+        "paper.py::test_continuum_public",
+    ),
+    policy(
+        "infercept.py",
+        "return 2.0 * swap_s",
+        "return swap_s",
+        "paper.py::test_infercept_by_hand",
+    ),
+    policy(
+        "base.py",
+        "left_s = ttl_s - max(turn.waited_s, 0.0)",
+        "left_s = ttl_s",
+        "paper.py::test_cachettl_later_in_the_gap_keeps_its_plan",
+    ),
+    policy(
+        "adaptive.py",
+        "values -= costs_s * terms.price",
+        "values -= costs_s",
+        "adaptive.py::test_idle_memory_is_free_and_scarce_memory_is_dear",
+    ),
+    policy(
+        "adaptive.py",
+        "curve = curve.given_survival(turn.waited_s)",
+        "curve = curve.given_survival(0.0)",
+        "adaptive.py::test_deciding_again_uses_what_the_wait_tells",
+    ),
+    # estimators
+    Mutation(
+        "estimators.py",
+        "at_risk -= _count_below(censored, events)",
+        "at_risk -= 0.0",
+        "test_policies_adaptive.py::test_deciding_again_uses_what_the_wait_tells"
+        " test_estimators.py::test_kaplan_meier_equals_lifelines",
+    ),
+    Mutation(
+        "estimators.py",
+        "values.searchsorted(bounds)",
+        'values.searchsorted(bounds, side="right")',
+        "test_estimators.py::test_kaplan_meier_by_hand",
+    ),
+    Mutation(
+        "estimators.py",
+        "spread + 3.0 * bound * log_term / count",
+        "spread + bound * log_term / count",
+        "test_policies_paper.py::test_continuum_v1_with_plain_numbers",
+    ),
+    Mutation(
+        "estimators.py",
+        "return -max(-1.0, min(1.0, corr))",
+        "return max(-1.0, min(1.0, corr))",
+        "test_estimators.py::test_eta_by_hand",
+    ),
+    # pins: who goes first, who expires when
+    Mutation(
+        "pins.py",
+        "(-pin.priority_class, *pin.rank,",
+        "(-pin.priority_class, *(-n for n in pin.rank),",
+        "test_pins.py::test_victims_are_the_latest_programs_first_and_held_pins_last",
+    ),
+    Mutation(
+        "pins.py",
+        "                held.append(pin)",
+        "                yield pin",
+        "test_pins.py::test_victims_are_the_latest_programs_first_and_held_pins_last",
+    ),
+    Mutation(
+        "pins.py",
+        "while deadlines and deadlines[0][0] <= now_s:",
+        "while deadlines and deadlines[0][0] < now_s:",
+        "test_pins.py::test_pins_expire_at_their_deadline_oldest_first",
+    ),
+    # reclaim
+    Mutation(
+        "reclaim.py",
+        "weaker = pin.rank > rank",
+        "weaker = pin.rank >= rank",
+        "test_turns.py::test_a_sub_agents_pin_is_as_old_as_its_parent",
+    ),
+    Mutation(
+        "reclaim.py",
+        "return pin.pin_id != own_pin_id and self.holder.is_freeable(pin.pin_id)",
+        "return self.holder.is_freeable(pin.pin_id)",
+        "test_reclaim.py::test_the_own_pin_goes_only_when_the_engine_is_stalled",
+    ),
+    Mutation(
+        "reclaim.py",
+        "if offered >= needed:",
+        "if offered:",
+        "test_reclaim.py::test_a_waiting_request_takes_from_younger_programs_only",
+    ),
+    # places in the order
+    Mutation(
+        "reclaim.py",
+        "(pin.held and not pin.is_junior)",
+        "pin.held",
+        "test_seniority.py"
+        "::test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held",
+    ),
+    Mutation(
+        "controller.py",
+        "record.claim_counts = not seniority.is_spent",
+        "record.claim_counts = True",
+        "test_seniority.py::test_a_used_up_program_stands_behind_who_came_meanwhile",
+    ),
+    Mutation(
+        "ordering.py",
+        "return (self.key(turn)[2], turn.request_seq)",
+        "return (turn.program_seq,)",
+        "test_seniority.py::test_under_plas_pins_rank_by_service_not_by_arrival",
+    ),
+    # continuation and open turns
+    Mutation(
+        "continuation.py",
+        "key=lambda t: (t.num_hashes, t.token)",
+        "key=lambda t: t.token",
+        "test_continuation.py::test_the_longest_turn_wins_then_the_latest",
+    ),
+    Mutation(
+        "continuation.py",
+        "if program.in_flight or not program.open_turns:",
+        "if not program.open_turns:",
+        "test_continuation.py"
+        "::test_while_another_request_is_under_way_a_new_prompt_branches",
+    ),
+    Mutation(
+        "continuation.py",
+        "alone = len(program.open_turns) == 1",
+        "alone = True",
+        "test_continuation.py"
+        "::test_a_rewrite_beside_other_open_turns_leaves_the_unpinned_one_open",
+    ),
+    Mutation(
+        "turns.py",
+        "turn.continued = True",
+        "turn.continued = False",
+        "test_turns.py::test_a_claimed_turn_is_over_and_a_second_branch_of_it_is_new",
+    ),
+    Mutation(
+        "turns.py",
+        "max(pin.deadline_s, now_s + ttl_s)",
+        "now_s + ttl_s",
+        "test_turns.py::test_renewing_never_shortens_and_is_capped",
+    ),
+    Mutation(
+        "turns.py",
+        "if not self._is_held(turn)]",
+        "if turn]",
+        "test_turns.py"
+        "::test_turns_that_somebody_waits_for_do_not_count_against_the_bound",
+    ),
+    # retention
+    Mutation(
+        "retention.py",
+        "self.config.max_ttl_s - waited_s",
+        "self.config.max_ttl_s",
+        "test_retention.py::test_all_in_all_no_pin_outlives_max_ttl",
+    ),
+    Mutation(
+        "retention.py",
+        "keep -= max(0, self._missing(finish, keep))",
+        "keep -= max(0, self._missing(finish, 0))",
+        "test_retention.py::test_room_made_by_blocks_of_its_own_is_no_room",
+    ),
+    # ordering and admission
+    Mutation(
+        "ordering.py",
+        "not turn.claimable,\n            turn.program_seq,",
+        "turn.claimable,\n            turn.program_seq,",
+        "test_ordering.py::test_order_of_service",
+    ),
+    Mutation(
+        "ordering.py",
+        "level = 1 + int(",
+        "level = int(",
+        "test_ordering.py::test_service_ranges_double",
+    ),
+    Mutation(
+        "ordering.py",
+        "self.BETA * turn.service_s - turn.wait_s",
+        "self.BETA * turn.service_s",
+        "test_ordering.py"
+        "::test_a_starved_call_is_promoted_when_its_wait_is_four_times_the_service",
+    ),
+    Mutation(
+        "admission.py",
+        "self._acting_blocks *= self._discount(now_s - self._as_of_s)",
+        "self._acting_blocks *= 1.0",
+        "test_admission.py::test_reasoning_counts_whole_and_acting_halves_with_time",
+    ),
+    Mutation(
+        "admission.py",
+        "share.kv_blocks * self._discount(waited_s)",
+        "share.kv_blocks",
+        "test_admission.py::test_a_program_counts_once_whatever_it_does",
+    ),
+    Mutation(
+        "admission.py",
+        "_Share(kv_blocks, self._as_of_s)",
+        "_Share(kv_blocks, now_s)",
+        "test_admission.py::test_the_sum_equals_its_definition",
+    ),
+    Mutation(
+        "controller.py",
+        "if program.ended and not program.in_flight:",
+        "if False:",
+        "test_admission.py::test_a_program_that_ends_under_way_leaves_nothing_behind",
+    ),
+    Mutation(
+        "controller.py",
+        "since_s = record.promoted_s",
+        "since_s = record.queued_s",
+        "test_plas.py"
+        "::test_a_starved_call_is_promoted_and_its_programs_counters_start_anew",
+    ),
+    Mutation(
+        "controller.py",
+        "if facts is None or facts.requested_ttl_s is not None:",
+        "if facts is None:",
+        "test_retention.py::test_a_clients_own_ttl_is_final",
+    ),
+    # hints
+    Mutation(
+        "hints.py",
+        "if not math.isfinite(seconds) or seconds < 0:",
+        "if not math.isfinite(seconds) or seconds <= 0:",
+        "test_hints.py::test_limits_themselves_are_allowed",
+    ),
+    Mutation(
+        "hints.py",
+        '_UNIT_S[match[2] or "s"]',
+        '_UNIT_S[match[2] or "ms"]',
+        "test_hints.py::test_durations",
+    ),
+    # gaps: back-off, and whose gaps are the tools'
+    Mutation(
+        "gaps.py",
+        "if records > min_records:",
+        "if records >= min_records:",
+        "test_gaps.py::test_back_off_finds_the_finest_key_with_enough_records",
+    ),
+    Mutation(
+        "gaps.py",
+        "if not is_human_gap(key):",
+        "if True:",
+        "test_gaps.py::test_human_gaps_stay_out_of_the_global_window",
+    ),
+    Mutation(
+        "types.py",
+        "keys.append(GapKey(self.tool, self.executable))",
+        "keys.append(self)",
+        "test_gaps.py::test_a_gap_is_recorded_under_every_coarser_key",
+    ),
+    # costs
+    Mutation(
+        "costs.py",
+        "b * (n * n - known * known)",
+        "b * (n * n)",
+        "test_costs.py::test_prefill_by_hand",
+    ),
+    Mutation(
+        "costs.py",
+        "1.0 + (running + 1.0) / waiting",
+        "1.0 + running / waiting",
+        "test_costs.py::test_memory_price_by_hand",
+    ),
+    Mutation(
+        "costs.py",
+        "pressure.waiting_blocks <= 0 and pressure.free_blocks > reserve",
+        "pressure.free_blocks > reserve",
+        "test_costs.py::test_memory_price_by_hand",
+    ),
+    # expected work
+    Mutation(
+        "worksize.py",
+        "at_risk = np.cumsum((ended + live)[::-1])[::-1]",
+        "at_risk = np.cumsum(ended[::-1])[::-1]",
+        "test_worksize.py::test_turns_left_with_programs_under_way",
+    ),
+    Mutation(
+        "worksize.py",
+        "+ survival[longest] * longest",
+        "+ 0 * survival[longest]",
+        "test_worksize.py::test_turns_left_with_programs_under_way",
+    ),
+    Mutation(
+        "worksize.py",
+        "max(work.turns - 1, 0) + PRIOR_TURNS",
+        "work.turns + PRIOR_TURNS",
+        "test_worksize.py::test_work_left_by_hand",
+    ),
+    Mutation(
+        "ordering.py",
+        "return (self.level(turn.work_left_s), turn.program_seq)",
+        "return (turn.program_seq,)",
+        "test_least_work.py::test_least_work_takes_the_pins_of_more_work",
+    ),
+    # patience and whole victims
+    Mutation(
+        "reclaim.py",
+        "min(pin.patient_until_s, pin.firm_until_s)",
+        "pin.firm_until_s",
+        "test_patience.py::test_patience_ends",
+    ),
+    Mutation(
+        "reclaim.py",
+        "if pin.held or pin.is_junior:",
+        "if pin.is_junior:",
+        "test_patience.py::test_no_patience_for_whom_waits_already",
+    ),
+    Mutation(
+        "reclaim.py",
+        "if pin.whole or drop_blocks >= pin.kv_blocks:",
+        "if drop_blocks >= pin.kv_blocks:",
+        "test_patience.py::test_a_whole_pin_goes_as_a_whole",
+    ),
+    # identity by prefix
+    Mutation(
+        "prefixes.py",
+        "room = min(self._block_tokens, num_tokens - start)",
+        "room = min(self._block_tokens, num_tokens - start + 1)",
+        "test_prefixes.py::test_the_same_prompt_again_is_another_program",
+    ),
+]
+
+
+def make_copy(folder: Path) -> Path:
+    """The package and its tests, with a guard on what is imported."""
+    ignore = shutil.ignore_patterns("__pycache__", "test_mutations.py")
+    shutil.copytree(ROOT / "ttlcache", folder / "ttlcache", ignore=ignore)
+    shutil.copytree(ROOT / "tests/core", folder / "tests/core", ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    (folder / "conftest.py").write_text(CONFTEST)
+    return folder
+
+
+def run_tests(folder: Path, selections: list[str]) -> tuple[int, str]:
+    """Exit status and end of the output of pytest inside the copy."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    ids = [
+        f"tests/core/{each}" for selection in selections for each in selection.split()
+    ]
+    done = subprocess.run(
+        [*command, *ids],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def try_mutation(folder: Path, mutation: Mutation) -> tuple[int, str]:
+    source = make_copy(folder) / "ttlcache" / mutation.file
+    text = source.read_text()
+    source.write_text(text.replace(mutation.original, mutation.mutated))
+    try:
+        return run_tests(folder, [mutation.caught_by])
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def verdicts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Mutation, Future[tuple[int, str]]]]:
+    """Of every mutation that is asked about, how its tests will have ended."""
+    base = tmp_path_factory.mktemp("mutants")
+    asked = {
+        item.callspec.params["mutation"]: None
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    }
+    pool = ThreadPoolExecutor(AT_ONCE)
+    yield {
+        mutation: pool.submit(try_mutation, base / str(number), mutation)
+        for number, mutation in enumerate(asked)
+    }
+    pool.shutdown(cancel_futures=True)
+
+
+def test_every_snippet_is_in_its_file_once() -> None:
+    for mutation in MUTATIONS:
+        text = (ROOT / "ttlcache" / mutation.file).read_text()
+        assert text.count(mutation.original) == 1, f"update the list: {mutation}"
+        assert mutation.original != mutation.mutated
+
+
+def test_unchanged_the_copy_passes(tmp_path: Path) -> None:
+    selections = sorted({mutation.caught_by for mutation in MUTATIONS})
+    status, output = run_tests(make_copy(tmp_path), selections)
+    assert status == ALL_PASSED, output
+
+
+def test_a_copy_without_the_package_is_refused(tmp_path: Path) -> None:
+    # Then the editable install would be imported, and the mutation tested nowhere.
+    shutil.rmtree(make_copy(tmp_path) / "ttlcache")
+    status, output = run_tests(tmp_path, ["test_pins.py::test_no_pin_has_no_pin"])
+    assert status not in (ALL_PASSED, TESTS_FAILED)
+    assert "imported" in output
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+def test_the_mutation_is_caught(
+    mutation: Mutation, verdicts: dict[Mutation, Future[tuple[int, str]]]
+) -> None:
+    status, output = verdicts[mutation].result()
+    assert status == TESTS_FAILED, f"survived: {mutation}\n{output}"

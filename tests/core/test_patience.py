@@ -1,0 +1,113 @@
+"""What a policy asks of the reclaimer: patience while nothing runs, whole victims."""
+
+from __future__ import annotations
+
+import pytest
+
+from ttlcache.events import Urgency
+from ttlcache.retention import MAX_PATIENCE_S
+from ttlcache.testing import FakeEngine
+
+STALLED, WAITING, RUNNING = Urgency.STALLED, Urgency.WAITING, Urgency.RUNNING
+
+
+def make_engine(**config):
+    defaults = {
+        "policy": "fixed",
+        "policy_options": {"ttl_s": 100.0},
+        "max_pinned_fraction": 1.0,
+    }
+    return FakeEngine({**defaults, **config}, pool_blocks=20, block_tokens=1)
+
+
+def pin(engine, label, blocks=8, patience_s=5.0, whole=True):
+    """A program whose pin has been given these properties."""
+    prompt = [1000 * ord(label) + i for i in range(blocks)]
+    engine.turn(f"{label}-0", prompt, [7], program=label)
+    [found] = [p for p in engine.controller.pins if p.program.program_id == label]
+    found.patient_until_s = engine.clock.now_s() + patience_s
+    found.whole = whole
+    return found
+
+
+def pinned(engine):
+    return {p.program.program_id: p.kv_blocks for p in engine.controller.pins}
+
+
+def test_patience_ends():
+    engine = make_engine()
+    pin(engine, "A")
+    pin(engine, "B")
+    engine.arrive("r", list(range(8)), program="R")
+    assert not engine.admit("r")
+    engine.clock.advance(4.9)
+    assert not engine.admit("r")
+    engine.clock.advance(0.1)
+    assert engine.admit("r")
+    assert pinned(engine) == {"A": 8}
+    engine.check()
+
+
+def test_who_is_out_of_patience_goes_if_that_is_enough():
+    engine = make_engine()
+    pin(engine, "A", patience_s=0.0)
+    pin(engine, "B", patience_s=50.0)
+    engine.arrive("r", list(range(8)), program="R")
+    assert engine.admit("r")
+    assert pinned(engine) == {"B": 8}
+    engine.arrive("big", list(range(100, 119)), program="S")
+    engine.finish("r")
+    assert engine.controller.reclaim(19, STALLED, "big") == 0
+    assert "B" in pinned(engine)
+    engine.check()
+
+
+def test_no_patience_for_whom_waits_already():
+    engine = make_engine()
+    held = pin(engine, "A", patience_s=50.0)
+    engine.arrive("A-1", [*(65000 + i for i in range(8)), 7, 8], program="A")
+    assert held.held
+    engine.arrive("r", list(range(15)), program="R")
+    assert engine.admit("r")
+
+
+def test_no_patience_once_the_policy_has_given_up():
+    engine = make_engine()
+    pin(engine, "A", patience_s=50.0).firm_until_s = engine.clock.now_s()
+    engine.arrive("r", list(range(15)), program="R")
+    assert engine.admit("r")
+
+
+@pytest.mark.parametrize("urgency", [WAITING, RUNNING])
+def test_patience_is_for_stalls_only(urgency):
+    engine = make_engine()
+    engine.arrive("r", list(range(8)), program="R")  # older than A
+    pin(engine, "A", patience_s=50.0)
+    assert engine.controller.reclaim(3, urgency, "r") == 8
+
+
+def test_a_whole_pin_goes_as_a_whole():
+    engine = make_engine()
+    pin(engine, "A", whole=False)
+    pin(engine, "B")
+    engine.arrive("r", [1], program="R")
+    assert engine.controller.reclaim(1, RUNNING, "r") == 8
+    assert pinned(engine) == {"A": 8}
+    assert engine.controller.reclaim(1, RUNNING, "r") == 1
+    assert pinned(engine) == {"A": 7}
+    engine.check()
+
+
+def test_adaptive_asks_for_both_within_the_cap():
+    engine = make_engine(policy="adaptive", policy_options={})
+    context = engine.turn("a", [1, 2, 3, 4], [7, 8], program="A")
+    [found] = engine.controller.pins
+    patience_s = found.patient_until_s - found.created_s
+    recovery_s = engine.controller.costs.recovery_s(len(context) - 1)
+    assert patience_s == pytest.approx(recovery_s)
+    assert found.whole
+    for _ in range(200):  # a dreadfully slow engine
+        engine.controller.costs.observe_prefill(4, 0, 1e4)
+    engine.turn("b", [11, 12, 13, 14], [7, 8], program="B")
+    slow = max(engine.controller.pins, key=lambda p: p.pin_id)
+    assert slow.patient_until_s - slow.created_s == MAX_PATIENCE_S

@@ -1,0 +1,106 @@
+"""Policies by name: creation, options, errors, outside policies."""
+
+from __future__ import annotations
+
+import pytest
+
+from ttlcache import policies
+from ttlcache.errors import ConfigError
+from ttlcache.policies.base import Policy, View
+from ttlcache.policies.fixed import FixedTTL
+from ttlcache.types import Decision, TurnFacts
+
+NAMES = (
+    "none",
+    "fixed",
+    "ski-rental",
+    "continuum-public",
+    "continuum-v1",
+    "cachettl",
+    "infercept",
+    "adaptive",
+)
+
+
+class Outside(Policy):
+    name = "outside"
+
+    def decide(self, turn: TurnFacts, view: View) -> Decision:
+        return Decision(0.0, "outside")
+
+
+class NotAPolicy:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "_TARGETS", dict(policies._TARGETS))
+
+
+def test_every_name_loads_the_class_of_that_name() -> None:
+    assert policies.names()[: len(NAMES)] == NAMES
+    for name in NAMES:
+        assert policies.create(name).name == name
+
+
+def test_options_reach_the_policy() -> None:
+    policy = policies.create("fixed", {"ttl_s": 7})
+    assert isinstance(policy, FixedTTL)
+    assert policy.options.ttl_s == 7.0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("cachetll", {}, ["'cachetll'", "mean 'cachettl'", *NAMES]),
+        ("", {}, ["''", *NAMES]),
+        ("fixed", {"ttl": 1}, ["'fixed'", "'ttl'", "mean 'ttl_s'"]),
+        ("fixed", {"ttl_s": -1}, ["'ttl_s'", "'fixed'", "-1", "greater than"]),
+        ("fixed", {"ttl_s": "soon"}, ["'ttl_s'", "'soon'", "number"]),
+        ("fixed", {"ttl_s": float("nan")}, ["'ttl_s'", "nan"]),
+        ("none", {"x": 1}, ["'none'", "'x'"]),
+        ("cachettl", {"k": 1.5}, ["'k'", "1.5", "integer"]),
+        ("adaptive", {"censored": "maybe"}, ["'censored'", "'maybe'", "boolean"]),
+        ("continuum-v1", {"delta": 0, "b_s": 0}, ["'delta'", "'b_s'"]),
+        ("infercept", {"swap_hidden": 2}, ["'swap_hidden'", "2"]),
+    ],
+)
+def test_errors_name_key_value_and_expectation(
+    name: str, options: dict[str, object], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policies.create(name, options)
+    assert caught.value.__cause__ is None
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_an_outside_policy_can_be_registered() -> None:
+    policies.register("outside", f"{__name__}:Outside")
+    policies.register("outside", f"{__name__}:Outside")  # twice is no error
+    assert "outside" in policies.names()
+    assert policies.create("outside").name == "outside"
+
+
+def test_registering_needs_a_free_name_and_a_full_target() -> None:
+    with pytest.raises(ConfigError, match="'fixed' is taken"):
+        policies.register("fixed", "elsewhere:Fixed")
+    for target in ("module", "module:", ":Class", ""):
+        with pytest.raises(ConfigError, match=r"expected 'package\.module:Class'"):
+            policies.register("mine", target)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("ttlcache.policies.fixed:Gone", "cannot load"),
+        ("no.such.module:Gone", "cannot load"),
+        ("ttlcache.costs:CostModel", "not a subclass of Policy"),
+        ("ttlcache.costs:MEAN_WINDOW", "not a subclass of Policy"),
+    ],
+)
+def test_a_bad_target_fails_when_it_is_used(target: str, words: str) -> None:
+    policies.register("bad", target)
+    with pytest.raises(ConfigError, match=words):
+        policies.create("bad")

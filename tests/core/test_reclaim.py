@@ -1,0 +1,180 @@
+"""Which pins give way. Programs are numbered by arrival: A before B before C."""
+
+from __future__ import annotations
+
+import pytest
+
+from ttlcache.events import Urgency
+from ttlcache.testing import FakeEngine
+from ttlcache.types import PinOutcome
+
+WAITING, RUNNING, STALLED = Urgency.WAITING, Urgency.RUNNING, Urgency.STALLED
+
+
+def make_engine(pool_blocks=32, **kwargs):
+    config = {"policy": "fixed", "policy_options": {"ttl_s": 60.0}}
+    config["max_pinned_fraction"] = 1.0
+    return FakeEngine(config, pool_blocks=pool_blocks, block_tokens=1, **kwargs)
+
+
+def pin_of(engine, label):
+    return next(p for p in engine.controller.pins if p.program.program_id == label)
+
+
+def pinned(engine):
+    """Blocks pinned per program."""
+    return {p.program.program_id: p.kv_blocks for p in engine.controller.pins}
+
+
+def pin_blocks(engine, label, count, first_token=None):
+    """A program of its own with `count` pinned blocks; its context."""
+    start = first_token if first_token is not None else 1000 * ord(label)
+    prompt = list(range(start, start + count))
+    return engine.turn(f"{label}-1", prompt, [7], program=label)
+
+
+def victims(engine):
+    return engine.controller.metrics.totals["pins", PinOutcome.VICTIM]
+
+
+def test_the_latest_program_goes_first_tail_first_and_no_more_than_needed():
+    engine = make_engine()
+    for label in "ABC":
+        pin_blocks(engine, label, 4)
+    engine.arrive("r", [1], program="R")
+    before = list(engine.holder.held[pin_of(engine, "C").pin_id])
+    assert engine.controller.reclaim(2, RUNNING, "r") == 2
+    assert pinned(engine) == {"A": 4, "B": 4, "C": 2}
+    assert engine.holder.held[pin_of(engine, "C").pin_id] == before[:2]
+    assert engine.controller.reclaim(3, RUNNING, "r") == 3
+    assert pinned(engine) == {"A": 4, "B": 3}
+    assert victims(engine) == 1
+    engine.check()
+
+
+def test_asking_for_nothing_asks_for_one_block():
+    engine = make_engine()
+    pin_blocks(engine, "A", 4)
+    assert engine.controller.reclaim(0, RUNNING, "unknown") == 1
+    assert pinned(engine) == {"A": 3}
+
+
+def test_a_waiting_request_takes_from_younger_programs_only():
+    engine = make_engine()
+    pin_blocks(engine, "A", 4)
+    engine.arrive("b", [1], program="B")
+    pin_blocks(engine, "C", 4)
+    assert engine.controller.reclaim(3, WAITING, "b") == 3
+    assert pinned(engine) == {"A": 4, "C": 1}
+    # One block of C is all that B may have: taking it would be waste.
+    assert engine.controller.reclaim(2, WAITING, "b") == 0
+    assert pinned(engine) == {"A": 4, "C": 1}
+    assert engine.controller.reclaim(1, WAITING, "b") == 1
+    assert pinned(engine) == {"A": 4}
+    assert engine.controller.reclaim(1, WAITING, "b") == 0
+    engine.check()
+
+
+def test_a_waiting_request_leaves_pins_alone_that_are_about_to_pay_off():
+    engine = make_engine()
+    engine.arrive("a", [1], program="A")
+    context = pin_blocks(engine, "B", 4)
+    engine.arrive("b", context, program="B")
+    assert engine.controller.reclaim(1, WAITING, "a") == 0
+    assert engine.controller.reclaim(1, RUNNING, "a") == 1
+
+
+def test_a_request_that_never_arrived_waits_behind_all_programs():
+    engine = make_engine()
+    pin_blocks(engine, "A", 4)
+    assert engine.controller.reclaim(1, WAITING, "unknown") == 0
+    assert engine.controller.reclaim(9, STALLED, "unknown") == 4
+
+
+def test_the_own_pin_goes_only_when_the_engine_is_stalled():
+    engine = make_engine()
+    context = pin_blocks(engine, "A", 4)
+    pin_blocks(engine, "B", 4)
+    engine.arrive("a", [*context, 1], program="A")
+    assert engine.controller.reclaim(9, RUNNING, "a") == 4
+    assert pinned(engine) == {"A": 4}
+    assert engine.controller.reclaim(9, RUNNING, "a") == 0
+    assert engine.controller.reclaim(3, STALLED, "a") == 3
+    assert pinned(engine) == {"A": 1}
+    assert engine.controller.reclaim(9, STALLED, "a") == 1
+    assert pinned(engine) == {}
+    assert engine.rekeyed == ["a"]  # nothing to claim any more
+    engine.check()
+
+
+def test_blocks_that_two_pins_share_are_freed_when_both_gave_way():
+    engine = make_engine()
+    context = pin_blocks(engine, "A", 4)
+    engine.turn("b-1", [*context[:4], 50, 51], [7], program="B")
+    engine.arrive("r", [1], program="R")
+    assert pinned(engine) == {"A": 4, "B": 6}
+    assert engine.holder.pressure().pinned_blocks == 6
+    assert engine.controller.reclaim(3, RUNNING, "r") == 3
+    assert pinned(engine) == {"A": 3, "B": 3}
+    engine.check()
+
+
+def test_nothing_freed_means_nothing_left():
+    # Scenario:
+    #   1. Program A is pinned: blocks 0 to 7.
+    #   2. Somebody else, a copy under way, references the tail, blocks 4 to 7.
+    #   3. Two blocks are wanted. The first ones dropped do not become free.
+    #   4. The pin gives way further: 0 would mean that asking again is pointless.
+    engine = make_engine(pool_blocks=9)
+    pin_blocks(engine, "A", 8)
+    tail = engine.holder.held[pin_of(engine, "A").pin_id][4:]
+    engine.holder.take(tail)
+    assert engine.controller.reclaim(2, STALLED, "r") == 2
+    assert pinned(engine) == {"A": 2}
+    assert engine.controller.reclaim(9, STALLED, "r") == 2
+    assert engine.controller.reclaim(9, STALLED, "r") == 0
+    assert engine.holder.drop(tail) == 4
+    assert engine.holder.free_blocks == 9
+
+
+def test_a_holder_that_cannot_shorten_a_pin_gives_it_whole():
+    engine = make_engine(whole_pins=True)
+    pin_blocks(engine, "A", 4)
+    assert engine.controller.reclaim(1, RUNNING, "r") == 4
+    assert pinned(engine) == {}
+    assert victims(engine) == 1
+    engine.check()
+
+
+@pytest.mark.parametrize("urgency", [RUNNING, STALLED])
+def test_more_than_there_is_frees_all_there_is(urgency):
+    engine = make_engine()
+    for label in "AB":
+        pin_blocks(engine, label, 4)
+    assert engine.controller.reclaim(1000, urgency, "r") == 8
+    assert engine.controller.reclaim(1000, urgency, "r") == 0
+    assert engine.holder.free_blocks == 32
+
+
+def test_no_wedge_a_stalled_request_gets_in_over_any_pins():
+    engine = make_engine(pool_blocks=8)
+    context = pin_blocks(engine, "A", 3)
+    pin_blocks(engine, "B", 4)
+    engine.arrive("a", [*context, 1, 2, 3, 4], program="A")
+    assert engine.admit("a")
+    assert engine.controller.metrics.totals["prefill_tokens_saved", ""] == 3
+    engine.check()
+
+
+def test_a_waiting_request_that_may_take_nothing_waits():
+    engine = make_engine(pool_blocks=8)
+    pin_blocks(engine, "A", 4)
+    engine.arrive("b", [1, 2, 3], program="B")
+    assert engine.admit("b")
+    engine.arrive("c", [4, 5], program="C")
+    assert not engine.admit("c")
+    assert pinned(engine) == {"A": 4}
+    engine.finish("b")
+    assert engine.admit("c")
+    assert engine.decode("c", [])
+    engine.check()

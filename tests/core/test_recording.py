@@ -1,0 +1,241 @@
+"""From events to explanations: a small story is recorded and read again.
+
+Program "a": turn 1 is pinned and claimed, turn 2's pin expires before turn 3 comes,
+turn 3 is its last. Program "b": its pin falls to memory pressure.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ttlcache import continuum_format, perfetto
+from ttlcache.analyze import Spread, summarize
+from ttlcache.cli import app
+from ttlcache.explain import verdicts
+from ttlcache.journal import EVENTS, Journal
+from ttlcache.recorder import Recorder
+from ttlcache.recording import RecordingError, load
+from ttlcache.testing.fake_engine import FakeEngine
+from ttlcache.types import Decision
+
+WALL_S = 1_000_000.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "recording"
+    head = {"wall_minus_clock_s": WALL_S, "pool_blocks": 16}
+    recorder = Recorder(place, EVENTS, head, run="7-1")
+    engine = FakeEngine(
+        {"policy": "fixed", "policy_options": {"ttl_s": 5.0}},
+        pool_blocks=16,
+        journal=Journal(recorder),
+    )
+    first = engine.turn("a1", list(range(17)), [90, 91, 92, 93], program="a")
+    engine.step(seconds=2.0)
+    second = engine.turn("a2", [*first, 1, 2, 3], [94], program="a")
+    engine.step(seconds=9.0)
+    engine.turn("a3", [*second, 4], [95], program="a", is_last_step=True)
+    engine.turn("b1", list(range(200, 230)), [96], program="b")
+    engine.step(seconds=1.0)
+    engine.turn("c1", list(range(300, 362)), [97], program="c", is_last_step=True)
+    engine.controller.journal.close()
+    return place
+
+
+def test_programs_turns_and_pins_come_back(folder):
+    recording = load(folder)
+    assert [log.program for log in recording.programs] == ["a", "b", "c"]
+    log = recording.find("a")
+    assert (len(log.turns), log.how) == (3, "last_step")
+    one, two, three = log.turns
+    assert one.arrive_s == WALL_S
+    assert (one.relation, two.relation) == ("branches", "continues")
+    assert two.gap_s == pytest.approx(2.0)
+    assert one.next_gap_s == two.gap_s
+    assert one.decided.tool == "tool"
+    assert one.decided.ttl_s == 5.0
+    assert (one.pin.outcome, one.pin.lived_s) == ("claimed", pytest.approx(2.0))
+    assert two.claimed_pin == one.pin.pin
+    assert (two.pin.outcome, three.claimed_pin) == ("expired", None)
+    assert log.jct_s == pytest.approx(11.0)
+    assert recording.find("b").turns[0].pin.outcome == "victim"
+
+
+def test_every_return_claims_or_says_why_not(folder):
+    one, two, three = verdicts(load(folder).find("a"))
+    assert one.claim == "first turn: nothing to claim"
+    assert two.claim.startswith("claimed pin 1")
+    assert three.claim.startswith("pin 2 expired")
+    assert "claimed after 2 s" in one.after
+    assert three.after == "program over (last_step)"
+
+
+def test_regret_is_the_cost_above_hindsight_and_above_ski_rental(folder):
+    one, two, _ = verdicts(load(folder).find("a"))
+    benefit = one.turn.decided.benefit_s
+    # Claimed after 2 s: those seconds. The oracle pays the cheaper of both.
+    assert one.cost_s == pytest.approx(2.0)
+    assert one.oracle_s == pytest.approx(min(2.0, benefit))
+    assert one.constant_s == pytest.approx(2.0 if benefit >= 2.0 else 2 * benefit)
+    # Held and lost: the seconds held and the reload.
+    held = two.turn.pin.lived_s
+    assert two.cost_s == pytest.approx(held + two.turn.decided.benefit_s)
+
+
+def test_the_summary_counts_everything_once(folder):
+    summary = summarize(load(folder))
+    assert (summary.programs, summary.turns) == (3, 5)
+    assert summary.outcomes == {"claimed": 1, "expired": 1, "victim": 1}
+    assert summary.jct.count == 3
+    assert summary.jct.max == pytest.approx(11.0)
+    assert summary.makespan_s == pytest.approx(12.0)
+    assert summary.cached_tokens > 0
+    assert summary.saved_tokens == 20
+    assert summary.gaps["tool"].count == 2
+    assert json.loads(json.dumps(summary.to_json()))["turns"] == 5
+
+
+def test_statistics_of_nothing_and_of_known_numbers():
+    assert Spread.of([]) == Spread()
+    spread = Spread.of([float(n) for n in range(1, 101)])
+    assert (spread.mean, spread.p50, spread.min, spread.max) == (50.5, 50.5, 1, 100)
+    assert spread.p95 == pytest.approx(95.05)
+
+
+def test_a_recording_cut_off_in_mid_line_is_read_up_to_there(folder):
+    path = next(folder.glob("*.jsonl"))
+    content = path.read_bytes()
+    whole = content.count(b"\n")
+    for cut in range(len(content) - 300, len(content), 7):
+        path.write_bytes(content[:cut])
+        assert load(folder).programs
+    path.write_bytes(content + b'{"t": 1, "ev": "of another version"}\n[1]\n\xff\n')
+    assert len(list(load(folder).turns())) == 5
+    assert whole > 20
+
+
+def test_what_is_no_recording_is_refused(tmp_path):
+    (tmp_path / "x.json").write_text("{}")
+    for place in (tmp_path, tmp_path / "absent", tmp_path / "x.json"):
+        with pytest.raises(RecordingError):
+            load(place)
+
+
+def test_vllm_continuums_format_both_ways(folder, tmp_path):
+    jobs = continuum_format.export(load(folder))
+    names = [next(iter(event)) for event in jobs["a"]]
+    assert names.count("Request_arrival_time") == 3
+    assert names.index("pinned_time") < names.index("unpinned_time")
+    assert names[0] == "Request_arrival_time"
+    stamps = [next(iter(event.values())) for event in jobs["a"]]
+    assert stamps == sorted(stamps)
+    path = tmp_path / continuum_format.FILE_NAME
+    path.write_text(json.dumps(jobs))
+    ours, theirs = summarize(load(folder)), summarize(load(tmp_path))
+    assert theirs.source == "vllm-continuum"
+    for name in ("programs", "turns", "jct", "wait", "cache_hit_ratio", "pin"):
+        assert getattr(theirs, name) == getattr(ours, name), name
+
+
+def test_a_file_as_vllm_continuum_writes_it(tmp_path):
+    job = [
+        {"Request_arrival_time": 10.0},
+        {"waiting_to_running": 11.0, "prompt_length": 100, "hit_length": 0},
+        {"Request_evicted_from_running_queue_time": 11.5},
+        {"evicted_to_running": 12.0, "prompt_length": 100, "hit_length": 96},
+        {"Request_departure_time": 13.0},
+        {"pinned_time": 13.0},
+        {"Request_arrival_time": 14.0},
+        {"unpinned_time": 14.5},
+        {"waiting_to_running": 14.5, "prompt_length": 200, "hit_length": 100},
+        {"Request_departure_time": 16.0},
+    ]
+    path = tmp_path / "scheduler_timestamps"
+    path.write_text(json.dumps({"job-1": job}))
+    summary = summarize(load(path))
+    assert (summary.turns, summary.preemptions) == (2, 1)
+    assert summary.jct.mean == pytest.approx(6.0)
+    assert summary.cache_hit_ratio == pytest.approx(100 / 300)
+    assert summary.wait.mean == pytest.approx(0.75)
+    assert (summary.pin.count, summary.pin.mean) == (1, pytest.approx(1.5))
+
+
+def test_the_trace_for_perfetto(folder):
+    trace = perfetto.export(load(folder))
+    events = trace["traceEvents"]
+    json.dumps(trace)
+    assert {event["ph"] for event in events} == {"M", "X", "C"}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert all(span["dur"] >= 0 and span["ts"] >= 0 for span in spans)
+    assert {s["name"] for s in spans} >= {"turn", "tool: claimed", "tool: expired"}
+    counters = [e["args"]["blocks"] for e in events if e["ph"] == "C"]
+    assert counters[-1] == 0
+    assert max(counters) > 0
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_commands_on_a_recording(folder, tmp_path):
+    assert "job completion" in run("analyze", folder, "--json", tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text())["programs"] == 3
+    text = run("explain", "a", "--from", folder)
+    for part in ("turn 3", "claimed pin 1", "regret against the oracle", "last_step"):
+        assert part in text
+    plain = run("explain", "a", "--from", folder, "--json").splitlines()
+    assert json.loads(plain[1])["claimed"] is True
+    out = tmp_path / "plots"
+    assert run("plot", folder, "--out", out)
+    assert {path.name for path in out.glob("*.png")} == {
+        "timeline.png",
+        "gaps.png",
+        "pinned.png",
+        "jct.png",
+    }
+    assert all(path.stat().st_size > 5000 for path in out.glob("*.png"))
+    run("export", folder, "--perfetto", tmp_path / "t", "--continuum", tmp_path / "s")
+    assert json.loads((tmp_path / "t").read_text())["traceEvents"]
+    assert "vllm-continuum" in run("analyze", tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("analyze", "nowhere"),
+        ("explain", "nobody", "--from", "FOLDER"),
+        ("export", "FOLDER"),
+    ],
+)
+def test_mistakes_end_with_a_sentence(arguments, folder):
+    arguments = [str(folder) if a == "FOLDER" else a for a in arguments]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1
+    assert "error:" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_policy_of_somebody_else_may_give_anything_as_inputs(tmp_path):
+    recorder = Recorder(tmp_path, EVENTS, {}, run="1-1")
+    engine = FakeEngine({"policy": "fixed"}, journal=Journal(recorder))
+    engine.controller._retention.policy.decide = lambda turn, view: Decision(
+        1.0, "odd", {"text": "x" * 999, "inf": float("inf"), 7: None, "n": 1.5}
+    )
+    engine.turn("r1", list(range(20)), [50], program="p")
+    engine.controller.journal.close()
+    inputs = load(tmp_path).find("p").turns[0].decided.inputs
+    assert inputs == {"inf": float("inf"), "n": 1.5}
+
+
+def test_nothing_secret_is_recorded(folder):
+    text = next(folder.glob("*.jsonl")).read_text()
+    for kind, fields in EVENTS.items():
+        assert not {"tenant", "cache_salt", "text", "tokens_ids"} & set(fields), kind
+    assert "tenant" not in text

@@ -1,0 +1,194 @@
+"""Places in the program order: how they are used up, shared and taken back."""
+
+from __future__ import annotations
+
+import pytest
+
+from ttlcache.events import Urgency
+from ttlcache.seniority import Seniority
+from ttlcache.testing import FakeEngine
+
+QUANTUM_S = 10.0
+
+
+def make_engine(**config):
+    return FakeEngine(
+        {
+            "policy": "fixed",
+            "policy_options": {"ttl_s": 1000.0},
+            "ordering": "ttl-aware",
+            "max_ttl_s": 1000.0,
+            "max_pinned_fraction": 1.0,
+            "seniority_quantum_s": QUANTUM_S,
+            **config,
+        },
+        pool_blocks=64,
+        block_tokens=1,
+    )
+
+
+def serve(engine, request_id, program, seconds, prompt=None, **hints):
+    """A turn of `program` that runs for `seconds`; its context."""
+    tokens = prompt or [1000 * ord(program[0]), 1, 2]
+    engine.arrive(request_id, tokens, program=program, **hints)
+    assert engine.admit(request_id)
+    engine.clock.advance(seconds)
+    assert engine.decode(request_id, [7])
+    engine.finish(request_id)
+    return [*tokens, 7]
+
+
+def order(engine, *request_ids):
+    return sorted(request_ids, key=engine.controller.priority)
+
+
+def place(engine, program):
+    return engine.controller.programs.get(("", program)).seniority
+
+
+def pinned(engine):
+    return {p.program.program_id: p.kv_blocks for p in engine.controller.pins}
+
+
+def test_a_quantum_is_used_up_once_and_begins_anew_with_an_admission():
+    mine = Seniority(1)
+    assert not mine.charge(6.0, QUANTUM_S)
+    assert mine.charge(6.0, QUANTUM_S)
+    mine.requeue(5)
+    assert not mine.charge(60.0, QUANTUM_S)  # ran on, has lost its place already
+    mine.on_admission()
+    assert (mine.seq, mine.used_s, mine.is_spent) == (5, 0.0, False)
+    mine.charge(4.0, QUANTUM_S)
+    mine.on_admission()
+    assert mine.used_s == 4.0  # only what was used up begins anew
+
+
+@pytest.mark.parametrize("ordering", ["ttl-aware", "program-fcfs"])
+def test_a_used_up_program_stands_behind_who_came_meanwhile(ordering):
+    engine = make_engine(ordering=ordering)
+    context = serve(engine, "a1", "A", 6.0)
+    engine.arrive("b1", [5, 6], program="B")
+    engine.arrive("a2", context, program="A")
+    assert order(engine, "b1", "a2") == ["a2", "b1"]
+    engine.admit("a2")
+    engine.clock.advance(4.0)
+    engine.decode("a2", [7])
+    engine.finish("a2")
+    engine.arrive("a3", [*context, 7], program="A")
+    engine.arrive("c1", [8, 9], program="C")
+    assert order(engine, "a3", "b1", "c1") == ["b1", "a3", "c1"]
+    assert engine.controller.metrics.totals["quanta_used_up", ""] == 1
+    engine.check()
+
+
+def test_the_claim_counts_again_after_the_next_admission():
+    engine = make_engine()
+    context = serve(engine, "a1", "A", QUANTUM_S)
+    engine.arrive("a2", context, program="A")
+    engine.arrive("b1", [5, 6], program="B")
+    assert order(engine, "b1", "a2") == ["a2", "b1"]  # came first; no class of its own
+    assert engine.controller.priority("a2")[2] == engine.controller.priority("b1")[2]
+    engine.admit("a2")
+    engine.clock.advance(1.0)
+    engine.decode("a2", [7])
+    engine.finish("a2")
+    engine.arrive("a3", [*context, 7], program="A")
+    assert engine.controller.priority("a3")[2] < engine.controller.priority("b1")[2]
+
+
+def test_sub_agents_charge_the_whole_family():
+    engine = make_engine()
+    serve(engine, "p1", "P", 4.0)
+    serve(engine, "c1", "child", 4.0, parent_id="P")
+    serve(engine, "g1", "grandchild", 1.0, parent_id="child")
+    assert place(engine, "grandchild") is place(engine, "P")
+    first = place(engine, "P").seq
+    serve(engine, "c2", "other", 1.0, parent_id="P")
+    assert place(engine, "P").is_spent
+    assert place(engine, "P").seq > first
+    engine.arrive("n1", [5], program="N")
+    engine.arrive("c3", [6], program="yet-another", parent_id="P")
+    # The family stands before N, at its new place: N came after that.
+    assert order(engine, "n1", "c3") == ["c3", "n1"]
+
+
+def test_waiting_siblings_move_back_when_they_reach_the_head():
+    engine = make_engine()
+    serve(engine, "p1", "P", 4.0)
+    engine.arrive("c1", [5], program="c", parent_id="P")
+    engine.arrive("n1", [6], program="N")
+    serve(engine, "d1", "d", 6.0, parent_id="P")
+    assert order(engine, "n1", "c1") == ["c1", "n1"]  # not looked at yet
+    assert engine.controller.stand_back("c1")
+    assert not engine.controller.stand_back("c1")
+    assert not engine.controller.stand_back("n1")
+    assert order(engine, "n1", "c1") == ["n1", "c1"]
+    assert not engine.controller.stand_back("unheard of")
+
+
+def test_what_was_preempted_is_in_the_middle_of_its_turn():
+    engine = make_engine()
+    engine.arrive("c1", [5], program="c")
+    engine.admit("c1")
+    serve(engine, "c2", "c", QUANTUM_S)
+    engine.preempt("c1")
+    assert not engine.controller.stand_back("c1")
+
+
+def test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held():
+    # Scenario: B comes while A runs; A's quantum is used up with that turn.
+    #   1. A's next turn waits and holds the pin. B stands before it.
+    #   2. B may take that pin. C, who came after A's turn, may not.
+    engine = make_engine()
+    engine.arrive("a1", list(range(10)), program="A")
+    engine.admit("a1")
+    engine.arrive("b1", [50, 51], program="B")
+    engine.clock.advance(QUANTUM_S)
+    engine.decode("a1", [7])
+    engine.finish("a1")
+    engine.arrive("a2", [*range(10), 7], program="A")
+    engine.arrive("c1", [60, 61], program="C")
+    assert engine.controller.reclaim(2, Urgency.WAITING, "c1") == 0
+    assert engine.controller.reclaim(2, Urgency.WAITING, "b1") == 2
+    assert pinned(engine) == {"A": 8}
+    assert engine.controller.reclaim(8, Urgency.WAITING, "b1") == 8
+    assert engine.rekeyed == ["a2"]
+    engine.check()
+
+
+def test_a_held_pin_within_the_quantum_is_safe():
+    engine = make_engine()
+    engine.arrive("b1", [50, 51], program="B")
+    context = serve(engine, "a1", "A", 1.0)
+    engine.arrive("a2", context, program="A")
+    assert engine.controller.reclaim(1, Urgency.WAITING, "b1") == 0
+
+
+# --- an ordering with a rank of its own ------------------------------------------
+
+
+def test_under_plas_pins_rank_by_service_not_by_arrival():
+    # A came first and was served most; N is new. A's pin is the weaker one, and B's,
+    # with less service than A's, is out of A's reach.
+    engine = make_engine(ordering="plas", seniority_quantum_s=1e6)
+    context = serve(engine, "a1", "A", 40.0, prompt=[1, 2, 3])
+    serve(engine, "b1", "B", 5.0, prompt=[11, 12, 13, 14])
+    engine.arrive("n1", [21], program="N")
+    engine.arrive("a2", context, program="A")
+    assert order(engine, "n1", "a2") == ["n1", "a2"]
+    assert engine.controller.reclaim(1, Urgency.WAITING, "a2") == 0
+    assert [p.program.program_id for p in engine.controller.pins.victims()] == [
+        "B",
+        "A",
+    ]  # A's is held
+    assert engine.controller.reclaim(4, Urgency.WAITING, "n1") == 4
+    assert pinned(engine) == {"A": 3}
+
+
+def test_under_plas_equals_rank_in_the_order_of_their_requests():
+    engine = make_engine(ordering="plas", seniority_quantum_s=1e6)
+    engine.arrive("n1", [21], program="N")
+    serve(engine, "a1", "A", 0.5, prompt=[1, 2, 3])
+    engine.arrive("m1", [31], program="M")
+    assert engine.controller.reclaim(1, Urgency.WAITING, "m1") == 0
+    assert engine.controller.reclaim(1, Urgency.WAITING, "n1") == 1

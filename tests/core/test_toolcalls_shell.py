@@ -1,0 +1,168 @@
+"""Shell commands as agents write them, and the program that dominates each."""
+
+from __future__ import annotations
+
+import pytest
+
+from ttlcache.toolcalls import shell_key
+from ttlcache.types import FINAL_GAP, GapKey
+
+# command, executable, second word
+CHAINS = [
+    ("pytest", "pytest", ""),
+    ("cd /repo && pytest", "pytest", ""),
+    ("cd /repo; pytest -x", "pytest", ""),
+    ("cd /repo\npytest -x\n", "pytest", ""),
+    ("cd /repo || exit 1\nmake", "make", ""),
+    ("export A=1 && source .venv/bin/activate && npm test", "npm", "test"),
+    ("conda activate env && python a.py", "python", "*.py"),
+    ("set -e; echo start; cargo build; echo done", "cargo", "build"),
+    ("pytest; ls", "pytest", ""),
+    ("pytest; git status", "pytest", ""),
+    ("git status && git push", "git", "push"),
+    ("ls && echo done", "ls", ""),
+    ("cd /repo", "cd", ""),
+    ("cd /repo && ls", "ls", ""),
+    ("echo hi", "echo", ""),
+    ("mkdir b && cd b && cmake .. && make -j8", "make", ""),
+    ("pip install x && python a.py", "python", "*.py"),
+    ("(cd a && make)", "make", ""),
+    ("{ cd a; make; }", "make", ""),
+    ("if [ -f Makefile ]; then make test; fi", "make", "test"),
+    ("for f in *.py; do python $f; done", "python", ""),
+    ("while true; do curl -s x; sleep 1; done", "sleep", ""),
+    ("! make", "make", ""),
+    ("./server & pytest", "pytest", ""),
+    ("pytest & ls", "ls", ""),
+    ("python s.py > log 2>&1 &", "python", "*.py"),
+    ("make \\\n  -j4 \\\n  test", "make", "test"),
+    ("# run it\nmake test # now", "make", "test"),
+    ("pytest &> log.txt", "pytest", ""),
+    ("2>/dev/null make", "make", ""),
+]
+PIPES = [
+    ("pytest | tail -5", "pytest", ""),
+    ("pytest 2>&1 | tee log", "pytest", ""),
+    ("cat a | grep b", "cat", ""),
+    ("echo y | apt-get install x", "apt-get", "install"),
+    ("cat in.txt | ./solve", "solve", ""),
+    ("make |& head", "make", ""),
+    ("find . -name '*.py' | xargs ruff check", "ruff", ""),
+]
+WRAPPED = [
+    ("timeout 30 pytest", "pytest", ""),
+    ("timeout -k 5 30s pytest", "pytest", ""),
+    ("timeout --signal=KILL 30 make", "make", ""),
+    ("sudo -E make install", "make", "install"),
+    ("sudo -u app npm start", "npm", "start"),
+    ("time make", "make", ""),
+    ("nohup python s.py", "python", "*.py"),
+    ("env A=b C=d make", "make", ""),
+    ("A=b C='d e' make", "make", ""),
+    ("A=$(pwd) make", "make", ""),
+    ("nice -n 10 make", "make", ""),
+    ("timeout 9 sudo -E env A=b nice make test", "make", "test"),
+    ("env", "env", ""),
+    ("A=b", "", ""),
+    ('bash -c "cd x && make test"', "make", "test"),
+    ("bash -lc 'npm test'", "npm", "test"),
+    ("""bash -c "python -c \\"print(1)\\"" """, "python", "-c"),
+    ("bash run.sh", "bash", "*.sh"),
+    ("bash -c 'bash -c \"pytest\"'", "pytest", ""),
+    ("uv run pytest", "pytest", ""),
+    ("uv run --with x -p 3.12 pytest -q", "pytest", ""),
+    ("uv run a.py", "python", "*.py"),
+    ("uv run -m pytest", "pytest", ""),
+    ("uv sync", "uv", "sync"),
+    ("poetry run python -m pytest", "pytest", ""),
+    ("poetry install", "poetry", "install"),
+    ("coverage run -m pytest", "pytest", ""),
+    ("conda run -n env make", "make", ""),
+    ("npx -y jest --ci", "jest", ""),
+    ("npx @scope/tool@1.2 build", "tool", "build"),
+    ("docker exec -it web pytest", "pytest", ""),
+    ("docker exec -u app -w /x web bash -c 'make test'", "make", "test"),
+    ("docker compose exec web pytest", "pytest", ""),
+    ("docker run x", "docker", "run"),
+    ("docker compose up -d", "docker", "compose"),
+]
+WORDS = [
+    ("/usr/bin/python3 /tmp/a1b2.py --n 3", "python", "*.py"),
+    ("python3.11 -u a.py", "python", "*.py"),
+    ("python -c 'print(1)'", "python", "-c"),
+    ("python - <<'E'\nprint(1)\nE", "python", "-"),
+    ("python3 -m pip install -r r.txt", "pip", "install"),
+    ("python -W ignore -m pytest a.py", "pytest", "*.py"),
+    ("python a.py -m x", "python", "*.py"),
+    ("python -m", "python", ""),
+    ("pip3 install numpy", "pip", "install"),
+    ("pytest tests/test_a.py::test_b[x.y]", "pytest", "*.py"),
+    ("pytest -k 'a and b' tests", "pytest", ""),
+    ("git -C /x clone u", "git", "clone"),
+    ("git --no-pager log", "git", "log"),
+    ("npm run build", "npm", "build"),
+    ("npm run test:unit", "npm", "test:unit"),
+    ("./gradlew test", "gradlew", "test"),
+    ("make -C build -j 8 all", "make", "all"),
+    ("cmake --build build", "cmake", "--build"),
+    ("gcc -O2 -o out a.c", "gcc", "*.c"),
+    ("curl -s https://x.org/a.json", "curl", ""),
+    ("grep -rn foo src", "grep", ""),
+    ("cat a/b.txt", "cat", "*.txt"),
+    ("go test ./...", "go", "test"),
+    ("apt-get -y install x", "apt-get", "install"),
+    ("./run_tests.sh", "run_tests.sh", ""),
+    ("sleep 10", "sleep", ""),
+    ("node server.js", "node", "*.js"),
+]
+ODD = [
+    ("", "", ""),
+    ("   \n\t", "", ""),
+    ("# only a comment", "", ""),
+    ("echo it's && make", "make", ""),
+    ("echo 'it && make", "make", ""),
+    ('grep "a && make', "make", ""),
+    ("echo 'a && b; c' && make", "make", ""),
+    ("make $(cat <<E", "make", ""),
+    ("cat > a.py <<'EOF'\npytest\nEOF", "cat", ""),
+    ("cat > a.py <<EOF && make\nnpm test\nEOF\n", "make", ""),
+    ("cat <<A <<B\nx\nA\npytest\nB\nmake", "make", ""),
+    ("cat <<-EOF\n\tpytest\n\tEOF\nmake", "make", ""),
+    ("cat <<EOF\npytest", "cat", ""),
+    ("cat <<< pytest; make", "make", ""),
+    ("&& || ;", "", ""),
+    ("| make", "make", ""),
+    ("/", "", ""),
+    ("C-c", "", ""),
+    ("ma\x00ke\x1b[0m te\x07st", "make[0m", ""),
+]
+
+
+def rows() -> list[object]:
+    table = {"chain": CHAINS, "pipe": PIPES, "wrapped": WRAPPED, "word": WORDS}
+    table["odd"] = ODD
+    return [
+        pytest.param(*row, id=f"{group}-{row[0][:40]!r}")
+        for group, group_rows in table.items()
+        for row in group_rows
+    ]
+
+
+@pytest.mark.parametrize(("command", "executable", "second"), rows())
+def test_command_gives_this_key(command: str, executable: str, second: str) -> None:
+    assert shell_key(command) == GapKey("bash", executable, second)
+
+
+@pytest.mark.parametrize("marker", ["COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"])
+@pytest.mark.parametrize("form", ["echo {}", "cd x && echo '{}'", 'bash -c "echo {}"'])
+def test_final_marker_ends_the_program(form: str, marker: str) -> None:
+    assert shell_key(form.format(marker)) == FINAL_GAP
+
+
+def test_marker_in_a_file_is_no_end() -> None:
+    command = "grep -r COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT ."
+    assert shell_key(command) == GapKey("bash", "grep")
+
+
+def test_tool_name_is_kept() -> None:
+    assert shell_key("make", "run_command") == GapKey("run_command", "make")

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttlcache.toolcalls import key_for_tool
+from ttlcache.toolclass import TOOL_CLASSES, tool_class
+from ttlcache.types import APPROVAL_GAP, FINAL_GAP, USER_GAP, GapKey
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (FINAL_GAP, "final"),
+        (USER_GAP, "user"),
+        (APPROVAL_GAP, "approval"),
+        (GapKey("unknown"), "unknown"),
+        (GapKey.parallel((GapKey("a"), GapKey("b"))), "parallel"),
+        (key_for_tool("Task"), "subagent"),
+        (GapKey("bash"), "shell"),
+        (GapKey("bash", "ls"), "shell-look"),
+        (GapKey("bash", "pytest", "-x"), "shell-run"),
+        (GapKey("bash", "deploy.sh"), "shell"),
+        (GapKey("WebSearch"), "search"),
+        (GapKey("fetch_url"), "fetch"),
+        (GapKey("str_replace_editor"), "edit"),
+        (GapKey("read_file"), "read"),
+        (GapKey("calendar"), "other"),
+    ],
+)
+def test_classes(key, expected):
+    assert tool_class(key) == expected
+
+
+@given(st.text(), st.text(), st.text())
+def test_whatever_a_model_writes_the_labels_are_known(tool, executable, second):
+    assert tool_class(GapKey(tool, executable, second)) in TOOL_CLASSES

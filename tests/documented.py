@@ -1,0 +1,56 @@
+"""The commands that README and docs tell people to type."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+LIVE = "http://localhost:8000"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One line of a bash block."""
+
+    page: str
+    text: str
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.text, comments=True)
+
+    @property
+    def asks_a_server(self) -> bool:
+        return "localhost:8000" in self.text and self.words[0] in ("curl", "ttlcache")
+
+
+def commands() -> list[Command]:
+    """All of them, without comments, continued lines joined."""
+    found = []
+    for page in PAGES:
+        for block in _BLOCK.findall(page.read_text()):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.strip() and not line.lstrip().startswith("#"):
+                    found.append(Command(page.name, line.strip()))
+    return found
+
+
+def of_recordings() -> list[Command]:
+    """`ttlcache` commands that need no server and no model."""
+    return [
+        command
+        for command in commands()
+        if command.words[0] == "ttlcache"
+        and command.words[1] not in ("profile", "doctor", "serve-tiers")
+        and not command.asks_a_server
+    ]
+
+
+def of_servers() -> list[Command]:
+    """Commands that talk to a running server."""
+    return [command for command in commands() if command.asks_a_server]

@@ -1,0 +1,167 @@
+"""Real vLLM CPU servers over HTTP, with a tiny model of seeded random weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.server import ServerOptions, VLLMServer, by_label, total
+from bench.tiny_model import build
+from ttlcache.recording import load
+
+#: Small enough to be under pressure within seconds; blocks hold 32 tokens.
+POOL_BLOCKS = 140
+#: TTL of the session's server in seconds. Tests that need a pin to live say so by a
+#: wish; no test relies on one turn following the other within a time.
+TTL_S = 30.0
+#: Anything longer is a hang, on the slowest of machines.
+HANG_S = 300.0
+
+
+class Agent:
+    """A client: completions on token ids, and the numbers on /metrics."""
+
+    def __init__(self, server: VLLMServer) -> None:
+        self.server = server
+        # A connection each: on a busy machine the server may close an idle one just
+        # when a request is on its way.
+        self.http = httpx.Client(
+            base_url=server.base_url,
+            timeout=HANG_S,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
+        self.recording = Path()
+
+    def ask(
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int = 8,
+        hints: object = None,
+        headers: dict[str, str] | None = None,
+        **body: Any,
+    ) -> dict[str, Any]:
+        """One turn; the answer's choice with `context` = prompt + output ids."""
+        request: dict[str, Any] = {
+            "model": "tiny",
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "min_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "logprobs": 1,
+            "return_token_ids": True,
+            **body,
+        }
+        if hints is not None:
+            request["kv_transfer_params"] = {"ttlcache": hints}
+        response = self.http.post("/v1/completions", json=request, headers=headers)
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        choice = answer["choices"][0]
+        usage = answer["usage"]
+        choice["cached_tokens"] = usage["prompt_tokens_details"]["cached_tokens"]
+        choice["context"] = [*prompt, *choice["token_ids"]]
+        return choice
+
+    def count(self, name: str, label: str | None = None, value: str = "") -> float:
+        """A metric's sum, or its value where `label` is `value`."""
+        samples = self.server.metrics()
+        if label is None:
+            return total(samples, name)
+        return by_label(samples, name, label).get(value, 0.0)
+
+    def pins(self, outcome: str) -> float:
+        return self.count("ttlcache_pins_total", "outcome", outcome)
+
+    def settle(self) -> None:
+        """One turn of an ended program: the engine steps and reports."""
+        self.ask([11, 12, 13], max_tokens=2, hints={"is_last_step": True})
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def start_server(
+    model: Path, log: Path, extra: dict[str, Any] | None, **options: Any
+) -> VLLMServer:
+    """`extra` is kv_connector_extra_config; None starts vanilla vLLM."""
+    transfer = None
+    if extra is not None:
+        transfer = {
+            "kv_connector": "TTLConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+        }
+    os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # /reset_prefix_cache
+    settings = {"num_blocks": POOL_BLOCKS, "max_model_len": 4096, "max_num_seqs": 8}
+    return VLLMServer(
+        model,
+        ServerOptions(**(settings | options), kv_transfer_config=transfer),
+        log,
+    )
+
+
+@pytest.fixture(scope="session")
+def vanilla(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """Recorded answers of vanilla vLLM: filled once, its server is gone then."""
+    from tests.e2e.test_mixed_load import play
+    from tests.e2e.test_operations import answers_to_broken
+    from tests.e2e.test_same_output import record
+    from tests.e2e.test_tiers import uncached
+
+    log = tmp_path_factory.mktemp("vanilla") / "server.log"
+    with start_server(tiny_model, log, None) as server:
+        rounds = []
+        for _ in range(3):
+            Agent(server).http.post("/reset_prefix_cache").raise_for_status()
+            rounds.append(record(Agent(server)))
+        # The first one compiles kernels.
+        answers = rounds[1] | {"cpu_s": min(each["cpu_s"] for each in rounds[1:])}
+        answers["uncached"] = uncached(Agent(server))
+        broken = answers_to_broken(Agent(server))
+        mixed = play(Agent(server), identify=False)
+        return answers | {"broken": broken, "mixed": mixed}
+
+
+@pytest.fixture(scope="session")
+def agent(
+    vanilla: dict[str, Any], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Agent]:
+    """A server whose every turn is pinned for `TTL_S`; checked at the very end.
+
+    After all programs ended no block may be referenced and no error be logged.
+    """
+    log = tmp_path_factory.mktemp("ttl") / "server.log"
+    extra = {
+        "policy": "fixed",
+        "policy_options": {"ttl_s": TTL_S},
+        "max_pinned_fraction": 1.0,
+        "record_path": str(log.parent / "recording"),
+    }
+    with start_server(tiny_model, log, extra) as server:
+        agent = Agent(server)
+        agent.recording = log.parent / "recording"
+        yield agent
+        agent.http.post("/reset_prefix_cache").raise_for_status()
+        agent.settle()
+        assert agent.count("ttlcache_free_blocks") == POOL_BLOCKS - 1
+        assert agent.count("vllm:kv_cache_usage_perc") == 0
+        assert agent.count("ttlcache_hook_errors_total") == 0
+        # vLLM itself logs every malformed request that it refuses.
+        refusals = ("[validation.py:", "[exception.py:")
+        errors = server.errors_in_log()
+        assert [e for e in errors if not any(r in e for r in refusals)] == []
+    # SIGTERM: the end of every pin was still written.
+    pins = [turn.pin for _, turn in load(agent.recording).turns() if turn.pin]
+    assert pins
+    assert all(pin.outcome is not None for pin in pins)

@@ -1,0 +1,214 @@
+"""Agents' own client libraries, with nothing in them that knows ttlcache.
+
+The tiny model cannot think: vLLM's structured outputs make it write what an agent
+would. Every conversation starts with the same system prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+
+from ttlcache.explain import verdicts
+from ttlcache.recording import ProgramLog, TurnLog, load
+
+pytestmark = pytest.mark.e2e
+
+AGENTS = 5
+SYSTEM = "You are a careful agent. " * 12
+ACTION = r"run (ls|cat|pytest) [a-z]{3,8}"
+REGEX = {"structured_outputs": {"regex": ACTION}}
+#: Response ids of one conversation, in order.
+Conversation = Callable[[int], list[str]]
+
+
+def talk(conversation: Conversation) -> list[list[str]]:
+    """Several agents at once; the response ids of each."""
+    with ThreadPoolExecutor(AGENTS) as pool:
+        return list(pool.map(conversation, range(AGENTS)))
+
+
+def recorded(agent, ids: Iterable[str]) -> dict[str, tuple[ProgramLog, TurnLog]]:
+    """Response id -> program and turn, once the recorder has written them all."""
+    wanted = set(ids)
+    deadline = time.monotonic() + 30.0
+    while True:
+        found = {}
+        for log, turn in load(agent.recording).turns():
+            for name in wanted:
+                if turn.request.startswith(name) and turn.finish_s is not None:
+                    found[name] = (log, turn)
+        if set(found) == wanted or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def check(agent, conversations: list[list[str]], turns: int) -> None:
+    """Each conversation is one program of its own; each return claims, or says why."""
+    found = recorded(agent, (name for ids in conversations for name in ids))
+    owners = defaultdict(set)
+    for number, ids in enumerate(conversations):
+        assert len(ids) == turns
+        for name in ids:
+            owners[id(found[name][0]), number].add(found[name][0].program)
+    programs = [next(iter(names)) for names in owners.values()]
+    assert len(programs) == len(conversations), "a conversation is in two programs"
+    assert len(set(programs)) == len(programs), "two conversations are one program"
+    for ids in conversations:
+        log = found[ids[0]][0]
+        by_turn = {verdict.turn.turn: verdict for verdict in verdicts(log)}
+        for name in ids[1:]:
+            verdict = by_turn[found[name][1].turn]
+            excuses = ("expired", "victim", "no room under", "superseded")
+            assert verdict.claimed or any(e in verdict.claim for e in excuses), (
+                verdict.claim
+            )
+    claimed = sum(found[name][1].claimed_pin is not None for name in found)
+    assert claimed > 0.5 * (len(found) - AGENTS)
+
+
+def test_openai_chat(agent):
+    client = openai.OpenAI(base_url=f"{agent.server.base_url}/v1", api_key="none")
+
+    def conversation(number: int) -> list[str]:
+        chat = [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": f"Repair module {number}."},
+        ]
+        ids = []
+        for _ in range(20):
+            answer = client.chat.completions.create(
+                model="tiny", messages=chat, max_tokens=16, extra_body=REGEX
+            )
+            ids.append(answer.id)
+            chat.append(
+                {"role": "assistant", "content": answer.choices[0].message.content}
+            )
+            chat.append({"role": "user", "content": "exit status 0"})
+        return ids
+
+    check(agent, talk(conversation), 20)
+
+
+def test_openai_streamed_chat_arrives_in_pieces(agent):
+    client = openai.OpenAI(base_url=f"{agent.server.base_url}/v1", api_key="none")
+    chat = [{"role": "user", "content": "Go on."}]
+    stream = client.chat.completions.create(
+        model="tiny", messages=chat, max_tokens=12, stream=True, user="u-1"
+    )
+    pieces = [piece for piece in stream if piece.choices]
+    assert len(pieces) > 3
+
+
+def test_openai_responses_and_completions(agent):
+    client = openai.OpenAI(base_url=f"{agent.server.base_url}/v1", api_key="none")
+
+    def responses(number: int) -> list[str]:
+        turns = [{"role": "user", "content": f"Draw picture {number}."}]
+        ids = []
+        for _ in range(4):
+            answer = client.responses.create(
+                model="tiny",
+                instructions=SYSTEM,
+                input=turns,
+                max_output_tokens=12,
+                prompt_cache_key="all-the-same",
+            )
+            ids.append(answer.id)
+            turns.append({"role": "assistant", "content": answer.output_text})
+            turns.append({"role": "user", "content": "next"})
+        return ids
+
+    def completions(number: int) -> list[str]:
+        prompt, ids = f"{SYSTEM} Story {number}:", []
+        for _ in range(4):
+            answer = client.completions.create(
+                model="tiny", prompt=prompt, max_tokens=12, extra_body=REGEX
+            )
+            ids.append(answer.id)
+            prompt += answer.choices[0].text + " And then?"
+        return ids
+
+    check(agent, talk(responses), 4)
+    check(agent, talk(completions), 4)
+
+
+def test_anthropic_messages(agent):
+    client = anthropic.Anthropic(base_url=agent.server.base_url, api_key="none")
+
+    def conversation(number: int) -> list[str]:
+        chat = [{"role": "user", "content": f"Translate chapter {number}."}]
+        ids = []
+        for _ in range(20):
+            answer = client.messages.create(
+                model="tiny", max_tokens=12, system=SYSTEM, messages=chat
+            )
+            ids.append(answer.id)
+            chat.append({"role": "assistant", "content": answer.content[0].text})
+            chat.append({"role": "user", "content": "next"})
+        return ids
+
+    check(agent, talk(conversation), 20)
+
+
+def test_claude_codes_requests_are_one_program_by_header_and_by_body(agent):
+    client = anthropic.Anthropic(base_url=agent.server.base_url, api_key="none")
+    chat = [{"role": "user", "content": "hello"}]
+    system = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]
+    identity = {"device_id": "d", "account_uuid": "", "session_id": "cc-1"}
+    calls = (
+        {"extra_headers": {"X-Claude-Code-Session-Id": "cc-1"}},
+        {"metadata": {"user_id": json.dumps(identity)}},
+        {"metadata": {"user_id": "user_0a_account__session_cc-1-legacy"}},
+    )
+    ids = [
+        client.messages.create(
+            model="tiny", max_tokens=4, system=system, messages=chat, **call
+        ).id
+        for call in calls
+    ]
+    found = recorded(agent, ids)
+    assert [found[name][0].program for name in ids] == ["cc-1", "cc-1", "cc-1-legacy"]
+    # `cache_control` without a ttl asks for five minutes.
+    assert [found[name][1].decided.ttl_s for name in ids] == [300.0] * 3
+    for program in ("cc-1", "cc-1-legacy"):
+        end = agent.http.post(f"/ttlcache/programs/{program}/end")
+        assert end.json()["known"] is True
+
+
+MINI = Path(__file__).with_name("mini_agents.py")
+
+
+def test_mini_swe_agent(agent, tmp_path):
+    """The real agent, its real local environment: commands that take real seconds."""
+    done = subprocess.run(
+        [sys.executable, str(MINI), agent.server.base_url, str(AGENTS), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={
+            **os.environ,
+            "MSWEA_GLOBAL_CONFIG_DIR": str(tmp_path),
+            "MSWEA_SILENT_STARTUP": "1",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "HOME": str(tmp_path),
+        },
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    conversations = json.loads(done.stdout.splitlines()[-1])
+    check(agent, conversations, 6)
+    found = recorded(agent, conversations[0])
+    tools = {found[name][1].decided.tool for name in conversations[0]}
+    assert {tool.split()[1] for tool in tools} <= {"sleep", "ls"}, tools

@@ -1,0 +1,190 @@
+"""A real `lmcache server` with our server module and L2 adapter, and a real client.
+
+The client speaks LMCache's protocol without a model (`bench.lmcache_engine`) and
+compares every byte that it gets. One server serves all tests; the last kills it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.lmcache_server import LMCacheOptions, LMCacheServer, ttl_l2_adapter
+from bench.server import by_label, total
+
+pytest.importorskip("lmcache", reason="LMCache is an extra")
+
+from bench.lmcache_engine import LMCacheEngine
+from ttlcache_lmcache.client import HintClient, read_stats
+from ttlcache_lmcache.hints import Hint
+
+pytestmark = pytest.mark.e2e
+
+CHUNK = 32
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lmcache")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[LMCacheServer]:
+    options = LMCacheOptions(
+        l1_gb=1 / 64,
+        chunk_tokens=CHUNK,
+        ttl_module={
+            "policy": "fixed",
+            "policy_options": {"ttl_s": 300.0},
+            "demote_above": 0.0,
+            "sweep_interval_s": 0.05,
+        },
+        l2_adapter=ttl_l2_adapter(
+            path=str(folder / "kv"), disk_bytes=1 << 28, memory_bytes=1 << 20
+        ),
+    )
+    with LMCacheServer(options, folder / "lmcache.log") as running:
+        yield running
+
+
+@pytest.fixture
+def engine(server: LMCacheServer) -> Iterator[LMCacheEngine]:
+    connected = LMCacheEngine(server.url, CHUNK, hidden=128)
+    yield connected
+    connected.close()
+
+
+def context(name: str, chunks: int) -> list[int]:
+    seed = sum(name.encode()) * 7919
+    return [5 + (seed + i * i * 31) % 2000 for i in range(chunks * CHUNK)]
+
+
+def becomes_true(check: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if check():
+            return True
+        time.sleep(0.05)
+    return check()
+
+
+def stats(engine: LMCacheEngine) -> dict[str, Any]:
+    return read_stats(engine.client, timeout_s=PATIENCE_S)
+
+
+def test_turns_are_recognised_and_every_byte_comes_back(
+    server: LMCacheServer, engine: LMCacheEngine
+) -> None:
+    prompt = context("grow", 3)
+    assert engine.turn(prompt, context("a", 1)) == 0
+    prompt += context("a", 1) + context("result", 2)
+    assert engine.turn(prompt, []) == 4 * CHUNK
+    assert becomes_true(lambda: stats(engine)["counts"].get("turns_continued") == 1)
+    assert server.status()["ttlcache"]["errors"] == {}
+
+
+def test_hints_over_the_rpc_decide(engine: LMCacheEngine) -> None:
+    kept, short, ended = (context(name, 3) for name in ("kept", "short", "ended"))
+    engine.turn(kept, [], request_id="kept")
+    engine.turn(short, [], request_id="short")
+    engine.turn(ended, [], request_id="ended")
+    before = stats(engine)
+    assert becomes_true(lambda: stats(engine)["l2_objects"] >= 15)
+    client = HintClient(engine.client)
+    hints = [
+        Hint(request_id="short", ttl_s=0.1),
+        Hint(request_id="ended", is_last_step=True),
+    ]
+    assert client.send(hints)
+    # Both leave L1, since L2 has them; the one that was kept stays.
+    expected = before["l1_objects"] - 6
+    assert becomes_true(lambda: stats(engine)["l1_objects"] == expected)
+    assert stats(engine)["counts"]["demoted"] >= 6
+    client.poll()
+    assert (client.sent, client.dropped, client.refused) == (2, 0, 0)
+    # What left L1 comes back from L2, bit by bit.
+    assert engine.turn(short, []) == 3 * CHUNK
+    assert engine.turn(kept, []) == 3 * CHUNK
+
+
+def test_a_malformed_hint_is_refused_and_nothing_else(engine: LMCacheEngine) -> None:
+    from lmcache.v1.multiprocess.protocols.server_module import (
+        ServerModuleCallRequest,
+    )
+
+    request = ServerModuleCallRequest(
+        method="ttlcache.set_ttl", payload=b'[{"request": "x"}]'
+    )
+    answer = engine.client.server_module_call(request).result(timeout=PATIENCE_S)
+    assert not answer.success
+    assert "request_id" in answer.error
+    assert engine.turn(context("grow", 3), []) == 3 * CHUNK
+
+
+def test_under_pressure_what_expired_goes_and_what_is_kept_stays(
+    server: LMCacheServer, engine: LMCacheEngine
+) -> None:
+    """Eight programs of a fifth of L1 each, after one whose TTL a hint made long: LRU
+    would evict that one first."""
+    l1_bytes = server.status()["storage_manager"]["l1_usage"][1]
+    chunks = int(l1_bytes / engine.chunk_bytes / 5)
+    client, first = HintClient(engine.client), context("first", chunks)
+    client.send([Hint(request_id="first", ttl_s=250.0)])
+    engine.turn(first, [], request_id="first")
+    for index in range(8):
+        request_id = f"later-{index}"
+        client.send([Hint(request_id=request_id, ttl_s=0.0)])
+        engine.turn(context(request_id * 3, chunks), [], request_id=request_id)
+        time.sleep(0.2)  # LMCache drops stores that find no room; so may we
+    found = stats(engine)
+    assert found["counts"].get("evicted", 0) + found["counts"]["demoted"] > 7 * chunks
+    loads = _loads(server)
+    assert engine.turn(first, []) == len(first)
+    assert _loads(server) == loads, "it was in L1"
+    assert engine.turn(context("later-0" * 3, chunks), []) == len(first)
+    assert _loads(server) == loads + chunks, "this one was not"
+    samples = server.metrics()
+    assert by_label(samples, "lmcache_mp_ttlcache_hook_errors_total", "hook") == {}
+    assert total(samples, "lmcache_mp_ttlcache_programs") >= 9
+
+
+def test_sigkill_loses_nothing_and_a_truncated_file_is_a_miss(
+    server: LMCacheServer, engine: LMCacheEngine, folder: Path
+) -> None:
+    whole, cut = context("whole", 4), context("to-be-cut", 2)
+    engine.turn(whole, [])
+    assert becomes_true(lambda: _files(folder) == stats(engine)["l2_objects"])
+    known = set((folder / "kv").glob("??/*.kv"))
+    engine.turn(cut, [])
+    assert becomes_true(lambda: _files(folder) == len(known) + 2)
+    for path in set((folder / "kv").glob("??/*.kv")) - known:
+        path.write_bytes(path.read_bytes()[:-100])
+    server.kill()
+    server.start()
+    again = LMCacheEngine(server.url, CHUNK, hidden=128)
+    # The server module was told by the adapter what is there.
+    assert stats(again)["l2_objects"] == _adapter(server)["objects"] == len(known)
+    assert again.turn(whole, []) == len(whole)
+    assert again.turn(cut, []) == 0
+    again.close()
+
+
+def _files(folder: Path) -> int:
+    return len(list((folder / "kv").glob("??/*.kv")))
+
+
+def _adapter(server: LMCacheServer) -> dict[str, Any]:
+    (found,) = server.status()["storage_manager"]["l2_adapters"]
+    adapter: dict[str, Any] = found
+    return adapter
+
+
+def _loads(server: LMCacheServer) -> int:
+    counts = _adapter(server)["counts"]
+    loads: int = counts.get("disk_hits", 0) + counts.get("memory_hits", 0)
+    return loads

@@ -1,0 +1,236 @@
+"""The server's end, by SIGTERM and by the death of its engine; and the next start.
+
+Both tests use one history file, which no engine of theirs may lose: the second
+server is the restart after the first one's engine was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bench.server import VLLMServer
+from tests.e2e.conftest import HANG_S, Agent, start_server
+from ttlcache import gap_store
+from ttlcache.gaps import GapHistory
+from ttlcache.types import GapKey
+
+pytestmark = pytest.mark.e2e
+log = logging.getLogger(__name__)
+
+#: Gaps that "an earlier server" saw.
+SEEDED = GapKey("pytest")
+SEEDED_GAPS_S = (11.25, 12.5, 13.75)
+#: The one that the tests add.
+GAP_S = 0.3
+#: Turns under way at the end; together they fit the pool.
+TURNS = 3
+TURN_TOKENS = 600
+#: How long vLLM may drain: longer than the turns take anywhere.
+DRAIN_S = int(HANG_S)
+
+
+@pytest.fixture(scope="module")
+def history_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("history") / "gaps.json"
+    history = GapHistory()
+    for gap_s in SEEDED_GAPS_S:
+        history.observe(SEEDED, gap_s)
+    assert gap_store.save(history, path)
+    return path
+
+
+def start(model: Path, log_path: Path, history_path: Path) -> VLLMServer:
+    extra = {
+        "policy": "fixed",
+        "policy_options": {"ttl_s": 60.0},
+        "history_path": str(history_path),
+    }
+    drain = ("--shutdown-timeout", str(DRAIN_S))
+    return start_server(model, log_path, extra, extra_args=drain)
+
+
+@dataclass
+class Scrapes:
+    """/metrics in a loop, and once more after the end."""
+
+    url: str
+    ends: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        last = False
+        while not last:
+            last = self.stop.is_set()
+            try:
+                url = f"{self.url}/metrics"
+                end = str(httpx.get(url, timeout=HANG_S).status_code)
+            except httpx.TransportError as error:
+                end = type(error).__name__
+            self.ends.append(end)
+            self.stop.wait(0.05)
+
+
+class Turn(threading.Thread):
+    """A streamed turn; `tokens` grows while it is answered."""
+
+    def __init__(self, url: str, index: int) -> None:
+        super().__init__(daemon=True)
+        self.url = url
+        self.body = {
+            "model": "tiny",
+            "prompt": [5 + index] * 64,
+            "max_tokens": TURN_TOKENS,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "return_token_ids": True,
+            "kv_transfer_params": {"ttlcache": {"program_id": f"running-{index}"}},
+        }
+        self.tokens = 0
+
+    def run(self) -> None:
+        url = f"{self.url}/v1/completions"
+        with (
+            contextlib.suppress(httpx.TransportError),
+            httpx.stream("POST", url, json=self.body, timeout=HANG_S) as response,
+        ):
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    choices = json.loads(line.removeprefix("data: ")).get("choices")
+                    self.tokens += sum(len(c["token_ids"]) for c in choices or ())
+
+
+def one_gap(agent: Agent, name: str) -> float:
+    """A program of two turns with a call of the seeded tool between them.
+
+    Returns:
+        Seconds that both together took: the gap is shorter.
+    """
+    began_s = time.monotonic()
+    hints = {"program_id": name, "tool": "pytest", "ttl": "5m"}
+    first = agent.ask([7] * 100, hints=hints)
+    time.sleep(GAP_S)
+    last = {"program_id": name, "is_last_step": True}
+    agent.ask([*first["context"], 8, 9], hints=last)
+    return time.monotonic() - began_s
+
+
+@dataclass
+class Busy:
+    """A live pin, turns under way, and somebody who scrapes."""
+
+    turns: list[Turn]
+    scrapes: Scrapes
+    scraper: threading.Thread
+
+    def nothing_hangs(self) -> None:
+        """Everybody was answered or told off; the scraper ends up without a server."""
+        for turn in self.turns:
+            turn.join(HANG_S)
+            assert not turn.is_alive()
+        self.scrapes.stop.set()
+        self.scraper.join(HANG_S)
+        assert not self.scraper.is_alive()
+        log.info("scrapes: %s", Counter(self.scrapes.ends))
+        assert self.scrapes.ends[-1] == "ConnectError"
+        assert not any("Timeout" in end for end in self.scrapes.ends)
+
+
+def engine_pid(server: VLLMServer) -> int:
+    (pid,) = set(re.findall(r"EngineCore pid=(\d+)", log_of(server)))
+    return int(pid)
+
+
+def freeze_in_mid_turn(agent: Agent) -> Busy:
+    """The engine stands still (SIGSTOP) with every turn begun and none done.
+
+    Only so is "under way" true on machines of any speed.
+    """
+    hints = {"program_id": "pinned", "tool": "pytest", "ttl": "5m"}
+    agent.ask([9] * 200, hints=hints)
+    assert agent.count("ttlcache_pins_active") >= 1
+    url, engine = agent.server.base_url, engine_pid(agent.server)
+    for _ in range(20):
+        turns = [Turn(url, index) for index in range(TURNS)]
+        for turn in turns:
+            turn.start()
+        deadline = time.monotonic() + HANG_S
+        while not all(turn.tokens for turn in turns):
+            assert time.monotonic() < deadline, "the turns did not start"
+            time.sleep(0.005)
+        os.kill(engine, signal.SIGSTOP)
+        if all(turn.tokens < TURN_TOKENS // 2 for turn in turns):
+            break
+        os.kill(engine, signal.SIGCONT)  # this process slept too long: once more
+        for turn in turns:
+            turn.join(HANG_S)
+    else:
+        pytest.fail("never were all turns under way")
+    scrapes = Scrapes(url)
+    scraper = threading.Thread(target=scrapes.run, daemon=True)
+    scraper.start()
+    return Busy(turns, scrapes, scraper)
+
+
+def test_a_killed_engine_ends_the_server_with_an_error(
+    tiny_model, tmp_path, history_path
+):
+    with start(tiny_model, tmp_path / "server.log", history_path) as server:
+        agent = Agent(server)
+        one_gap(agent, "before")
+        process = server._process
+        working = freeze_in_mid_turn(agent)
+        os.kill(engine_pid(server), signal.SIGKILL)
+        log.info("exit status %d", process.wait(HANG_S))
+        working.nothing_hangs()
+        assert all(turn.tokens < TURN_TOKENS for turn in working.turns)
+        assert any("Engine" in line for line in server.errors_in_log())
+    # Nothing half-written: the file is a whole one.
+    kept = gap_store.load(history_path)
+    assert kept.durations(SEEDED).tolist()[-3:] == pytest.approx(SEEDED_GAPS_S)
+
+
+def test_sigterm_drains_and_the_history_survives_the_restart(
+    tiny_model, tmp_path, history_path
+):
+    written = history_path.stat().st_mtime_ns
+    # A server that was killed while it wrote leaves a file of its own behind.
+    before = {path.name for path in history_path.parent.iterdir()}
+    with start(tiny_model, tmp_path / "server.log", history_path) as server:
+        agent = Agent(server)
+        assert "gap history" not in log_of(server), "the history was not usable"
+        both_s = one_gap(agent, "after")
+        assert agent.pins("claimed") == 1
+        process = server._process
+        working = freeze_in_mid_turn(agent)
+        process.send_signal(signal.SIGTERM)
+        os.kill(engine_pid(server), signal.SIGCONT)
+        log.info("exit status %d", process.wait(2 * DRAIN_S))
+        working.nothing_hangs()
+        assert [turn.tokens for turn in working.turns] == [TURN_TOKENS] * TURNS
+        ours = [line for line in server.errors_in_log() if "ttlcache" in line]
+        assert ours == []
+    assert history_path.stat().st_mtime_ns > written
+    saved = gap_store.load(history_path)
+    # What the first server knew, and the one gap that this one saw.
+    new, *old = saved.durations(SEEDED).tolist()
+    assert old == pytest.approx(SEEDED_GAPS_S)
+    assert GAP_S <= new < both_s
+    assert {path.name for path in history_path.parent.iterdir()} == before
+
+
+def log_of(server: VLLMServer) -> str:
+    return server.log_path.read_text(errors="replace")

@@ -1,0 +1,331 @@
+"""Every byte of the KV, through vLLM's scheduler, our halves and a real LMCache server.
+
+No model: the "forward pass" writes a fixed function of token and position into a real
+KV tensor, and before every step each byte that vLLM believes to be computed is compared
+with it. A block that was overwritten, mixed up, or read too early cannot hide.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.outputs import KVConnectorOutput
+
+from bench.tier_server import TierServer
+from ttlcache.types import GapKey
+from ttlcache_connector.connector import TTLConnector
+from ttlcache_connector.harness import (
+    EngineHarness,
+    EngineSpec,
+    build_kv_cache_config,
+)
+from ttlcache_connector.invariants import violations
+from ttlcache_connector.serve_tiers import TierOptions
+
+pytestmark = pytest.mark.e2e
+
+BLOCK = 16
+HEADS, CONTENT = 2, 64
+WAIT_S = 60.0
+
+
+class Worker(EngineHarness):
+    """The harness with a worker: a KV tensor, and our connector's worker role."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        self.kv = torch.zeros(spec.num_blocks, HEADS, BLOCK, CONTENT, dtype=torch.int16)
+        view = self.kv.view(torch.bfloat16)
+        # The engine core would have resolved it: the CPU backend's.
+        self.config.cache_config.kv_cache_layout = "LBHNC"
+        self.worker = TTLConnector(
+            self.config, KVConnectorRole.WORKER, build_kv_cache_config(spec)
+        )
+        self.worker.register_kv_caches({"layer.0": view})
+        self.on_step = self.check
+        self.moved: dict[str, int] = {}
+
+    def execute(self, output: Any) -> KVConnectorOutput:
+        """As vLLM's model runner does it."""
+        self.verify(output)
+        metadata = output.kv_connector_metadata
+        self.worker.handle_preemptions(metadata)
+        self.worker.bind_connector_metadata(metadata)
+        self._forward(output)
+        self.worker.start_load_kv(None)
+        self.worker.wait_for_save()
+        done = self.worker.get_transfer_results(output.finished_req_ids)
+        report = KVConnectorOutput(
+            finished_sending=done.finished_sending or None,
+            finished_recving=done.finished_recving or None,
+            invalid_block_ids=self.worker.get_block_ids_with_load_errors(),
+            kv_connector_worker_meta=self.worker.build_connector_worker_meta(),
+        )
+        report.failed_recving = done.failed_recving
+        stats = self.worker.get_kv_connector_stats()
+        for name, label, by in stats.data["counters"] if stats else ():
+            key = f"{name}:{label}"
+            self.moved[key] = self.moved.get(key, 0) + by
+        self.worker.clear_connector_metadata()
+        return report
+
+    def verify(self, output: Any) -> None:
+        """What vLLM counts as computed is there, to the last byte."""
+        for request_id, new in output.num_scheduled_tokens.items():
+            request = self.scheduler.requests.get(request_id)
+            if request is None:
+                continue
+            computed = request.num_computed_tokens - new
+            tokens = request.all_token_ids[:computed]
+            found = self._rows(request_id)[:computed]
+            assert torch.equal(found, _content(tokens)), f"{request_id} is corrupt"
+
+    def check(self) -> None:
+        side = self.connector.side
+        assert violations(self.scheduler, side.controller, side.ledger) == []
+        assert side.faults.total == side.lower.faults.total == 0
+        assert self.worker.worker.faults.total == 0
+
+    def settle(self) -> None:
+        """Step until pins and copies have come to an end."""
+        deadline = time.monotonic() + WAIT_S
+        side = self.connector.side
+        while time.monotonic() < deadline:
+            self.step()
+            busy = side.lower.has_work() or side.ledger.references()
+            if not busy and not len(side.controller.pins):
+                return
+            time.sleep(0.005)
+        raise AssertionError("copies do not end")
+
+    def close(self) -> None:
+        self.connector.shutdown()
+        self.worker.shutdown()
+
+    def _forward(self, output: Any) -> None:
+        for request_id, new in output.num_scheduled_tokens.items():
+            request = self.scheduler.requests.get(request_id)
+            if request is None:
+                continue
+            end = request.num_computed_tokens
+            (blocks,) = self.scheduler.kv_cache_manager.get_block_ids(request_id)
+            rows = _content(request.all_token_ids[:end])[end - new :]
+            positions = torch.arange(end - new, end - new + len(rows))
+            pages = torch.tensor(blocks)[positions // BLOCK]
+            self.kv[pages, :, positions % BLOCK] = rows
+
+    def _rows(self, request_id: str) -> torch.Tensor:
+        (blocks,) = self.scheduler.kv_cache_manager.get_block_ids(request_id)
+        # [blocks, heads, slots, content] to one row a token.
+        pages = self.kv[torch.tensor(blocks)].permute(0, 2, 1, 3)
+        return pages.reshape(-1, HEADS, CONTENT)
+
+
+def _content(tokens: Any) -> torch.Tensor:
+    """[tokens, heads, content]: a function of all tokens up to each position."""
+    mixed = torch.tensor(list(tokens), dtype=torch.int64)
+    mixed = torch.cumsum(mixed * 40_503 + 12_345, 0)
+    cells = torch.arange(HEADS * CONTENT) * 7919 + 1
+    rows = (mixed[:, None] * cells[None, :]) >> 3
+    return (rows % 30_000).to(torch.int16).reshape(-1, HEADS, CONTENT)
+
+
+@pytest.fixture(scope="module")
+def tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierServer]:
+    folder = tmp_path_factory.mktemp("bytes")
+    options = TierOptions(
+        cpu_gb=0.1, disk=folder / "disk", disk_gb=1.0, chunk_tokens=BLOCK
+    )
+    with TierServer(options, folder / "lmcache.log") as server:
+        yield server
+
+
+@pytest.fixture
+def make_worker(tiers: TierServer) -> Iterator[Any]:
+    made: list[Worker] = []
+
+    def make(num_blocks: int = 64, ttl_s: float = 0.2, **extra: Any) -> Worker:
+        config = {
+            "policy": "fixed",
+            "policy_options": {"ttl_s": ttl_s},
+            "max_pinned_fraction": 1.0,
+            **tiers.options.connector_config(),
+            **extra,
+        }
+        spec = EngineSpec(num_blocks=num_blocks, extra_config=config)
+        made.append(Worker(spec))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.close()
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1, 30_000) for _ in range(length)]
+
+
+def empty_gpu(engine: Worker) -> None:
+    assert engine.scheduler.reset_prefix_cache()
+    engine.kv.fill_(-1)
+
+
+def hints(name: str, *, last: bool = False) -> dict[str, Any]:
+    return {"program_id": name, "tool": "bash", "is_last_step": last}
+
+
+def test_a_round_trip_through_cpu_and_disk(make_worker, tiers):
+    engine = make_worker()
+    context = engine.turn("a", prompt(1, 200), hints=hints("p"))
+    time.sleep(0.25)
+    engine.settle()
+    chunk = HEADS * CONTENT * BLOCK * 2
+    assert engine.moved["tier_bytes:demoted"] == 12 * chunk
+    for index, empty in enumerate((lambda: None, lambda: to_disk(tiers))):
+        empty()
+        empty_gpu(engine)
+        # Verified before its first step, see `execute`.
+        engine.turn(f"again-{index}", [*context, 5], hints=hints("q", last=True))
+        assert engine.moved["tier_bytes:promoted"] == (index + 1) * 12 * chunk
+    engine.settle()
+    totals = engine.connector.side.controller.metrics.totals
+    assert totals["reloads", "cpu"] == totals["reloads", "disk"] == 1
+
+
+def test_a_context_is_back_in_cpu_memory_before_its_program(make_worker, tiers):
+    engine = make_worker(promote_ahead=True)
+    side = engine.connector.side
+    for _ in range(20):
+        side.controller.gaps.observe(GapKey("bash"), 1000.0)
+    context = engine.turn("a", prompt(50, 200), hints=hints("ahead"))
+    time.sleep(0.25)
+    engine.settle()
+    empty_gpu(engine)
+    to_disk(tiers)
+    (turn,) = side._promoter._waiting
+    assert turn.due_s > side._clock.now_s() + 900
+    turn.due_s = side._clock.now_s()  # its time has come
+    engine.settle()
+    assert not side._promoter._waiting
+    engine.turn("b", [*context, 5], hints=hints("ahead", last=True))
+    engine.settle()
+    totals = side.controller.metrics.totals
+    assert (totals["reloads", "cpu"], totals["reloads", "disk"]) == (1, 0)
+
+
+def test_an_aborted_request_leaves_nothing_locked(make_worker, tiers):
+    """LMCache clears only what nobody has reserved for reading."""
+    engine = make_worker()
+    context = engine.turn("a", prompt(70, 200), hints=hints("locks"))
+    time.sleep(0.25)
+    engine.settle()
+    empty_gpu(engine)
+    half = engine.connector.side.lower.tier
+    request = engine.add("b", [*context, 5], hints=hints("locks"))
+    deadline = time.monotonic() + WAIT_S
+    while half._adapter.check_lookup_result("b") is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    engine.abort("b")
+    engine.run()
+    assert request.is_finished()
+    time.sleep(0.5)
+    tiers.clear_cpu()
+    for file in tiers.options.disk.glob("*.data"):
+        file.unlink()
+    promoted = engine.moved.get("tier_bytes:promoted", 0)
+    engine.turn("c", [*context, 5], hints=hints("locks", last=True))
+    assert engine.moved.get("tier_bytes:promoted", 0) == promoted
+
+
+def to_disk(tiers: TierServer) -> None:
+    time.sleep(1.0)
+    tiers.clear_cpu()
+
+
+@pytest.mark.parametrize("mode", ["expiry", "write-through", "idle-ahead"])
+def test_random_agents_on_a_small_pool(make_worker, mode):
+    """Expiry, claims, victims, preemptions, aborts: whatever comes, no wrong byte."""
+    engine = make_worker(num_blocks=40, ttl_s=0.05, demote=mode, demote_wait_s=0.05)
+    rng = random.Random(7)
+    contexts = {f"{mode}{i}": prompt(100 + i, 60) for i in range(6)}
+    running: dict[str, str] = {}
+    for number in range(40):
+        name = rng.choice(sorted(contexts))
+        if name not in running.values():
+            request_id = f"{name}-{number}"
+            tokens = [*contexts[name], *prompt(number, rng.randrange(1, 30))]
+            if len(tokens) > 350:
+                tokens = prompt(1000 + number, 60)
+            last = rng.random() < 0.1
+            engine.add(
+                request_id,
+                tokens,
+                max_tokens=rng.randrange(2, 20),
+                hints=hints(name, last=last),
+            )
+            running[request_id] = name
+        for _ in range(rng.randrange(1, 8)):
+            engine.step()
+        if running and rng.random() < 0.05:
+            victim = rng.choice(sorted(running))
+            engine.abort(victim)
+            del running[victim]
+        for request_id in [r for r in running if r in engine.finished]:
+            contexts[running.pop(request_id)] = list(
+                engine.finished[request_id].all_token_ids
+            )
+        if rng.random() < 0.2:
+            time.sleep(0.02)
+    engine.run()
+    engine.settle()
+    assert engine.pool.get_num_free_blocks() == 39
+    assert engine.moved["tier_bytes:demoted"] > 0
+    assert engine.moved["tier_bytes:promoted"] > 0
+
+
+def test_a_server_that_dies_under_way(make_worker, tiers):
+    """Loads fail, tokens are computed, nothing is wrong and nothing hangs."""
+    engine = make_worker(num_blocks=200, **{"lmcache.mp.mq_timeout": 1.0})
+    contexts = [
+        engine.turn(f"first-{i}", prompt(500 + i, 100), hints=hints(f"d{i}"))
+        for i in range(8)
+    ]
+    time.sleep(0.25)
+    engine.settle()
+    empty_gpu(engine)
+    for index, context in enumerate(contexts):
+        engine.add(f"next-{index}", [*context, 9], hints=hints(f"d{index}", last=True))
+    engine.step()
+    tiers.kill()
+    began = time.monotonic()
+    while any(f"next-{i}" not in engine.finished for i in range(8)):
+        engine.step()
+        assert time.monotonic() - began < WAIT_S
+    assert engine.pool.get_num_free_blocks() == 199
+    tiers.options = replace(tiers.options)
+    tiers.start()
+    deadline = time.monotonic() + WAIT_S
+    while not engine.connector.side.lower.is_up():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    promoted = engine.moved.get("tier_bytes:promoted", 0)
+    number = 0
+    # The two roles notice each for itself that the server is back.
+    while engine.moved.get("tier_bytes:promoted", 0) == promoted:
+        assert time.monotonic() < deadline
+        number += 1
+        context = engine.turn(f"back-{number}", prompt(900, 100), hints=hints("back"))
+        time.sleep(0.25)
+        engine.settle()
+        empty_gpu(engine)
+        last = hints("back", last=True)
+        engine.turn(f"again-{number}", [*context, 9], hints=last)

@@ -1,0 +1,287 @@
+"""Pins above a real LMCache server: GPU, CPU memory, disk, and a server that dies.
+
+Pins last 1.5 s. Chunks are one block of 32 tokens, so that no tail is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.server import by_label, total
+from bench.tier_server import TierServer
+from tests.e2e.conftest import Agent, start_server
+from ttlcache_connector.serve_tiers import TierOptions
+
+pytestmark = pytest.mark.e2e
+
+PROGRAMS = 50
+TTL_S = 1.5
+BLOCK = 32
+FIRST_TOKENS = 200
+#: What a turn leaves: the KV of its last token does not exist.
+KEPT = (FIRST_TOKENS + 8 - 1) // BLOCK * BLOCK
+
+
+def first_prompt(index: int) -> list[int]:
+    return [5 + (index * 7919 + i * i * 31 + i * 3) % 2000 for i in range(FIRST_TOKENS)]
+
+
+def tool_result(index: int) -> list[int]:
+    return [5 + (index * 104_729 + i * 17) % 2000 for i in range(40)]
+
+
+def uncached(agent: Any) -> list[list[list[int]]]:
+    """Both turns of every program, with no cache at all: a salt of its own each."""
+
+    def both(index: int) -> list[list[int]]:
+        first = agent.ask(first_prompt(index), cache_salt=f"first-{index}")
+        prompt = first["context"] + tool_result(index)
+        second = agent.ask(prompt, cache_salt=f"second-{index}")
+        assert first["cached_tokens"] == second["cached_tokens"] == 0
+        return [first["token_ids"], second["token_ids"]]
+
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(both, range(PROGRAMS)))
+
+
+class Tiered:
+    """The two servers and what a client does to them."""
+
+    def __init__(self, agent: Agent, tiers: TierServer) -> None:
+        self.agent = agent
+        self.tiers = tiers
+
+    def first(
+        self, index: int, name: str, *, stays: bool = False, **body: Any
+    ) -> dict[str, Any]:
+        """A first turn; its pin lasts `TTL_S`, or for as long as the test does."""
+        hints = {"program_id": f"{name}-{index}", "tool": "bash"}
+        if stays:
+            hints["ttl"] = "300s"
+        return self.agent.ask(first_prompt(index), hints=hints, **body)
+
+    def second(self, first: dict[str, Any], index: int, name: str, **body: Any) -> Any:
+        hints = {"program_id": f"{name}-{index}", "is_last_step": True}
+        return self.agent.ask(
+            first["context"] + tool_result(index), hints=hints, **body
+        )
+
+    def let_expire(self) -> None:
+        """All pins expire and are copied down; an idle engine does not step."""
+        deadline = time.monotonic() + 30.0
+        time.sleep(TTL_S)
+        while time.monotonic() < deadline:
+            self.agent.settle()
+            samples = self.agent.server.metrics()
+            if not total(samples, "ttlcache_pins_active") and not total(
+                samples, "ttlcache_demoting_blocks"
+            ):
+                self.agent.settle()
+                return
+        raise AssertionError("pins did not expire")
+
+    def empty_gpu(self) -> None:
+        self.agent.http.post("/reset_prefix_cache").raise_for_status()
+
+    def empty_cpu(self) -> None:
+        """Only what lies on disk stays; it is written within moments."""
+        deadline = time.monotonic() + 30.0
+        files = -1
+        while time.monotonic() < deadline:
+            now = len(list(Path(self.tiers.options.disk).glob("*.data")))
+            if now == files:
+                self.tiers.clear_cpu()
+                return
+            files = now
+            time.sleep(0.5)
+        raise AssertionError("the disk tier does not come to rest")
+
+    def reloads(self) -> tuple[int, int]:
+        """So many from CPU memory, so many from disk; they are told a little later."""
+        self.agent.settle()
+        found = by_label(self.agent.server.metrics(), "ttlcache_reloads_total", "tier")
+        return round(found["cpu"]), round(found["disk"])
+
+    def misses(self) -> float:
+        """Outages and failed reloads: a busy machine may have some by itself."""
+        failed = self.agent.count("ttlcache_failed_reloads_total")
+        return failed + self.agent.count("ttlcache_tier_outages_total")
+
+    def reloads_become(self, cpu: int, disk: int) -> bool:
+        deadline = time.monotonic() + 30.0
+        while time.monotonic() < deadline:
+            if self.reloads() == (cpu, disk):
+                return True
+            time.sleep(0.1)
+        return False
+
+
+@pytest.fixture(scope="module")
+def tiered(
+    vanilla: dict[str, Any], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Tiered]:
+    folder = tmp_path_factory.mktemp("tiers")
+    options = TierOptions(
+        cpu_gb=0.25, disk=folder / "disk", disk_gb=1.0, chunk_tokens=BLOCK
+    )
+    with TierServer(options, folder / "lmcache.log") as tiers:
+        extra = {
+            "policy": "fixed",
+            "policy_options": {"ttl_s": TTL_S},
+            "max_pinned_fraction": 1.0,
+            "debug_invariants": True,
+            **tiers.options.connector_config(),
+        }
+        with start_server(
+            tiny_model, folder / "vllm.log", extra, num_blocks=700
+        ) as server:
+            agent = Agent(server)
+            yield Tiered(agent, tiers)
+            assert agent.count("ttlcache_hook_errors_total") == 0
+            agent.http.post("/reset_prefix_cache").raise_for_status()
+            agent.settle()
+            assert agent.count("ttlcache_free_blocks") == 699
+            assert server.errors_in_log() == []
+
+
+def test_each_tier_gives_back_the_same_bytes(tiered):
+    """Equal contexts that share nothing: their salts differ."""
+    names = ("gpu", "cpu", "disk")
+    firsts = {n: tiered.first(999, n, stays=n == "gpu", cache_salt=n) for n in names}
+    seconds = {"gpu": tiered.second(firsts["gpu"], 999, "gpu", cache_salt="gpu")}
+    assert tiered.agent.pins("claimed") == 1
+    assert tiered.reloads() == (0, 0)
+    tiered.let_expire()
+    tiered.empty_gpu()
+    seconds["cpu"] = tiered.second(firsts["cpu"], 999, "cpu", cache_salt="cpu")
+    assert tiered.reloads_become(1, 0)
+    tiered.empty_cpu()
+    seconds["disk"] = tiered.second(firsts["disk"], 999, "disk", cache_salt="disk")
+    assert tiered.reloads_become(1, 1)
+    for name in names:
+        assert seconds[name]["cached_tokens"] == KEPT
+        assert seconds[name]["token_ids"] == seconds["gpu"]["token_ids"]
+        logprobs = seconds[name]["logprobs"]["token_logprobs"]
+        assert logprobs == seconds["gpu"]["logprobs"]["token_logprobs"]
+
+
+def test_outputs_are_those_of_a_run_without_any_cache(tiered, vanilla):
+    expected = vanilla["uncached"]
+    cpu, disk = tiered.reloads()
+    misses = tiered.misses()
+    claimed = tiered.agent.pins("claimed")
+
+    later = list(range(0, PROGRAMS, 3))
+
+    def first(index: int) -> dict[str, Any]:
+        return tiered.first(index, "same", stays=index not in later)
+
+    def second(index: int) -> dict[str, Any]:
+        return tiered.second(firsts[index], index, "same")
+
+    with ThreadPoolExecutor(8) as pool:
+        # In reverse, so that the programs that go on at once are the newest.
+        firsts = list(pool.map(first, range(PROGRAMS)))
+        at_once = [i for i in range(PROGRAMS) if i not in later]
+        answers = dict(zip(at_once[::-1], pool.map(second, at_once[::-1]), strict=True))
+        tiered.let_expire()
+        tiered.empty_gpu()
+        half = len(later) // 2
+        answers.update(zip(later[:half], pool.map(second, later[:half]), strict=True))
+        tiered.empty_cpu()
+        answers.update(zip(later[half:], pool.map(second, later[half:]), strict=True))
+    for index in range(PROGRAMS):
+        assert firsts[index]["token_ids"] == expected[index][0]
+        assert answers[index]["token_ids"] == expected[index][1]
+    if tiered.misses() == misses:  # none of the 2 s answers was late on this machine
+        assert tiered.reloads_become(cpu + half, disk + len(later) - half)
+        assert all(answers[i]["cached_tokens"] == KEPT for i in later)
+    assert tiered.agent.pins("claimed") == claimed + len(at_once)
+
+
+def test_what_is_below_is_not_written_again(tiered):
+    """Turn by turn only the new chunks are copied down."""
+    context = tiered.first(500, "grows")["context"]
+    hints = {"program_id": "grows-500", "tool": "bash"}
+    moved = []
+    for turn in range(3):
+        before = tiered.agent.count(*DEMOTED)
+        tiered.let_expire()
+        moved.append(tiered.agent.count(*DEMOTED) - before)
+        tiered.empty_gpu()
+        prompt = context + tool_result(turn)
+        context = tiered.agent.ask(prompt, hints=hints)["context"]
+    tiered.agent.ask([9], max_tokens=1, hints=hints | {"is_last_step": True})
+    chunk_bytes = moved[0] / (KEPT // BLOCK)
+    # 48 tokens a turn are one block or two.
+    assert all(1 <= m / chunk_bytes <= 2 for m in moved[1:])
+
+
+DEMOTED = ("ttlcache_tier_bytes_total", "direction", "demoted")
+
+
+def test_a_server_that_stops_dies_and_comes_back(tiered, vanilla):
+    """100 turns over one outage of each kind; then a full server."""
+    expected = vanilla["uncached"]
+    log = Path(tiered.agent.server.log_path)
+    lines = log.read_text().count("the lower tier does not answer")
+    outages = tiered.agent.count("ttlcache_tier_outages_total")
+    seconds: list[float] = []
+
+    def turn(index: int, name: str) -> dict[str, Any]:
+        began = time.monotonic()
+        answer = tiered.first(index % PROGRAMS, name)
+        seconds.append(time.monotonic() - began)
+        assert answer["token_ids"] == expected[index % PROGRAMS][0]
+        return answer
+
+    def load(begin: int, end: int) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda i: turn(i, f"out{i}"), range(begin, end)))
+
+    load(0, 25)
+    usual = max(seconds)
+    with ThreadPoolExecutor(1) as other:
+        running = other.submit(load, 25, 50)
+        tiered.tiers.pause()  # answers nothing, is not gone
+        running.result()
+        tiered.tiers.resume()
+        tiered.empty_gpu()
+        running = other.submit(load, 50, 75)
+        tiered.tiers.kill()
+        running.result()
+        load(75, 90)
+        tiered.tiers.options = replace(tiered.tiers.options, cpu_gb=0.02, disk=None)
+        tiered.tiers.start()
+        load(90, 100)
+    assert len(seconds) == 100
+    # A slow machine is slow without an outage, too.
+    assert max(seconds) < 5.0 + 3 * usual
+    assert hits_resume(tiered, expected[3][1])
+    told = log.read_text().count("the lower tier does not answer") - lines
+    assert told == tiered.agent.count("ttlcache_tier_outages_total") - outages >= 1
+
+
+def hits_resume(tiered: Tiered, expected: list[int]) -> bool:
+    """The server came back empty, and evicts once a second while it is full."""
+    deadline = time.monotonic() + 90.0
+    number = 0
+    while time.monotonic() < deadline:
+        cpu, disk = tiered.reloads()
+        number += 1
+        first = tiered.first(3, f"back-{number}")
+        tiered.let_expire()
+        tiered.empty_gpu()
+        second = tiered.second(first, 3, f"back-{number}")
+        assert second["token_ids"] == expected
+        time.sleep(0.5)
+        if tiered.reloads() == (cpu + 1, disk):
+            return True
+    return False

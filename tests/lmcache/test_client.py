@@ -1,0 +1,74 @@
+"""The hint client: it neither waits nor raises. The real RPC: tests/e2e."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcache", reason="LMCache is an extra")
+
+from ttlcache_lmcache import hints
+from ttlcache_lmcache.client import MAX_IN_FLIGHT, HintClient
+from ttlcache_lmcache.hints import Hint
+
+HINT = Hint(request_id="r", ttl_s=1.0)
+
+
+class Answer:
+    def __init__(self) -> None:
+        self.is_there = False
+        self.success = True
+
+    def query(self) -> bool:
+        return self.is_there
+
+    def result(self, timeout: float | None = None) -> Answer:
+        assert self.is_there, "would wait"
+        return self
+
+
+class Server:
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.payloads: list[bytes] = []
+        self.is_gone = False
+
+    def server_module_call(self, request: Any) -> Answer:
+        if self.is_gone:
+            raise ConnectionError
+        assert request.method == hints.SET_TTL
+        self.payloads.append(request.payload)
+        self.answers.append(Answer())
+        return self.answers[-1]
+
+
+def test_hints_arrive_as_they_were() -> None:
+    server = Server()
+    client = HintClient(server)
+    assert client.send([HINT, Hint(request_id="s", is_last_step=True)])
+    assert hints.decode(server.payloads[0])[0] == HINT
+    assert client.send([])
+    assert len(server.payloads) == 1
+
+
+def test_a_silent_server_costs_hints_and_no_time() -> None:
+    server = Server()
+    client = HintClient(server)
+    for _ in range(MAX_IN_FLIGHT):
+        assert client.send([HINT])
+    assert not client.send([HINT])
+    assert client.dropped == 1
+    for answer in server.answers:
+        answer.is_there = True
+    server.answers[3].success = False
+    assert client.send([HINT])
+    assert client.refused == 1
+
+
+def test_a_server_that_is_gone_raises_nothing() -> None:
+    server = Server()
+    server.is_gone = True
+    client = HintClient(server)
+    assert not client.send([HINT])
+    assert (client.sent, client.dropped) == (0, 1)

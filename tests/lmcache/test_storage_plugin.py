@@ -1,0 +1,230 @@
+"""The in-process plugin under LMCache's own StorageManager parts.
+
+Each test is one of the defects of LMCache 0.5.6's own disk backend that was proven
+by running it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcache", reason="LMCache is an extra")
+
+import torch
+from lmcache.utils import CacheEngineKey
+from lmcache.v1.config import LMCacheEngineConfig
+from lmcache.v1.memory_management import MemoryFormat
+from lmcache.v1.metadata import LMCacheMetadata
+from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
+
+from ttlcache.errors import ConfigError
+from ttlcache_lmcache.storage_plugin import TTLStoragePlugin
+
+SHAPE = torch.Size([2, 2, 16, 64])
+PREFIX = "storage_plugin.ttl"
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    thread = threading.Thread(target=made.run_forever, daemon=True)
+    thread.start()
+    yield made
+    made.call_soon_threadsafe(made.stop)
+    thread.join(10.0)
+
+
+def engine_config(folder: Path, **extra: Any) -> LMCacheEngineConfig:
+    settings = {
+        f"{PREFIX}.module_path": "ttlcache_lmcache.storage_plugin",
+        f"{PREFIX}.class_name": "TTLStoragePlugin",
+        f"{PREFIX}.path": str(folder / "ours"),
+        f"{PREFIX}.disk_bytes": 1 << 24,
+        **{f"{PREFIX}.{key}": value for key, value in extra.items()},
+    }
+    return LMCacheEngineConfig.from_defaults(
+        chunk_size=16,
+        local_cpu=False,
+        max_local_cpu_size=0.05,
+        local_disk=str(folder / "theirs"),
+        max_local_disk_size=0.05,
+        pre_caching_hash_algorithm="sha256_cbor",
+        storage_plugins=["ttl"],
+        extra_config=settings,
+    )
+
+
+def metadata() -> LMCacheMetadata:
+    return LMCacheMetadata(
+        model_name="toy",
+        world_size=1,
+        local_world_size=1,
+        worker_id=0,
+        local_worker_id=0,
+        kv_dtype=torch.float32,
+        kv_shape=(2, 2, 16, 1, 64),
+        role="worker",
+        chunk_size=16,
+    )
+
+
+class Plugin:
+    """The plugin with LMCache's allocator, as LMCache builds it."""
+
+    def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop) -> None:
+        self.config = engine_config(folder)
+        self.cpu = LocalCPUBackend(self.config, metadata(), "cpu")
+        self.loop = loop
+        self.backend = self.make()
+
+    def make(self) -> TTLStoragePlugin:
+        return TTLStoragePlugin(
+            config=self.config,
+            dst_device="cpu",
+            metadata=metadata(),
+            local_cpu_backend=self.cpu,
+            loop=self.loop,
+        )
+
+    def fill(self, number: int) -> Any:
+        each = self.cpu.allocate(SHAPE, torch.float32, MemoryFormat.KV_2LTD)
+        assert each is not None
+        each.tensor.copy_(tensor(number))
+        return each
+
+    def put(self, number: int) -> None:
+        each = self.fill(number)
+        for future in self.backend.batched_submit_put_task([key(number)], [each]):
+            future.result(timeout=60.0)
+        each.ref_count_down()
+
+    def get(self, number: int) -> torch.Tensor | None:
+        each = self.backend.get_blocking(key(number))
+        if each is None:
+            return None
+        found = each.tensor.clone().reshape(SHAPE)
+        each.ref_count_down()
+        return found
+
+
+def tensor(number: int) -> torch.Tensor:
+    return torch.rand(SHAPE, generator=torch.Generator().manual_seed(number))
+
+
+def key(number: int) -> CacheEngineKey:
+    return CacheEngineKey("toy", 1, 0, number, torch.float32)
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, loop: asyncio.AbstractEventLoop) -> Iterator[Plugin]:
+    made = Plugin(tmp_path, loop)
+    yield made
+    made.backend.close()
+
+
+def test_bytes_shape_and_type_come_back(plugin: Plugin) -> None:
+    for number in range(5):
+        plugin.put(number)
+    for number in range(5):
+        found = plugin.get(number)
+        assert found is not None
+        assert torch.equal(found, tensor(number))
+    assert plugin.get(99) is None
+    assert plugin.backend.batched_contains([key(0), key(1), key(9)], pin=True) == 2
+    assert not plugin.backend.remove(key(0))  # pinned
+    assert plugin.backend.unpin(key(0))
+    assert plugin.backend.remove(key(0))
+    assert not plugin.backend.contains(key(0))
+
+
+def test_a_restart_finds_it_again(plugin: Plugin) -> None:
+    """LMCache's index lives in memory only: its files are orphans afterwards."""
+    plugin.put(1)
+    plugin.backend.close()
+    plugin.backend = plugin.make()
+    found = plugin.get(1)
+    assert found is not None
+    assert torch.equal(found, tensor(1))
+
+
+def test_removing_gives_the_quota_back(plugin: Plugin) -> None:
+    """LMCache's `remove` leaks it."""
+    for number in range(4):
+        plugin.put(number)
+    assert plugin.backend.status()["disk_bytes"] != 0
+    assert plugin.backend.batched_remove([key(n) for n in range(4)]) == 4
+    assert plugin.backend.status()["disk_bytes"] == 0
+
+
+def test_a_missing_file_is_a_miss_and_leaks_no_memory(
+    plugin: Plugin, tmp_path: Path
+) -> None:
+    """LMCache's raises KeyError and loses the staging object."""
+    plugin.put(1)
+    free = plugin.cpu.memory_allocator.memcheck()
+    for path in (tmp_path / "ours").glob("**/*.kv"):
+        path.unlink()
+    assert plugin.get(1) is None
+    assert plugin.cpu.memory_allocator.memcheck() == free
+    many = [plugin.fill(n) for n in range(20)]  # there is room for them still
+    for each in many:
+        each.ref_count_down()
+
+
+def test_a_truncated_file_is_a_miss_and_lmcaches_is_a_hit(
+    plugin: Plugin, tmp_path: Path
+) -> None:
+    """The difference: theirs returns wrong bytes."""
+    plugin.put(1)
+    theirs_path = tmp_path / "theirs"
+    theirs = LocalDiskBackend(
+        plugin.config, plugin.loop, plugin.cpu, "cpu", None, metadata()
+    )
+    each, done = plugin.fill(1), threading.Event()
+    theirs.submit_put_task(key(1), each, on_complete_callback=lambda _key: done.set())
+    assert done.wait(60.0)
+    (ours_file,) = (tmp_path / "ours").glob("**/*.kv")
+    (theirs_file,) = (p for p in theirs_path.rglob("*") if p.is_file())
+    for path in (ours_file, theirs_file):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert plugin.get(1) is None
+    hit = theirs.get_blocking(key(1))
+    assert hit is not None, "LMCache has mended it: say so in docs/lmcache.md"
+    assert not torch.equal(hit.tensor.reshape(SHAPE), tensor(1))
+
+
+def test_the_async_calls_stop_at_the_first_miss(plugin: Plugin) -> None:
+    for number in (0, 1, 3):
+        plugin.put(number)
+    keys = [key(n) for n in range(4)]
+    lookup = plugin.backend.batched_async_contains("id", keys)
+    assert asyncio.run_coroutine_threadsafe(lookup, plugin.loop).result(60.0) == 2
+    load = plugin.backend.batched_get_non_blocking("id", keys)
+    found = asyncio.run_coroutine_threadsafe(load, plugin.loop).result(60.0)
+    assert [
+        torch.equal(f.tensor.reshape(SHAPE), tensor(n)) for n, f in enumerate(found)
+    ]
+    assert len(found) == 2
+
+
+def test_wrong_settings_are_refused(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+
+    def build(config: LMCacheEngineConfig) -> None:
+        TTLStoragePlugin("cpu", config, metadata(), None, loop).close()
+
+    with pytest.raises(ConfigError, match="did you mean 'disk_ttl_s'"):
+        build(engine_config(tmp_path, disk_ttl=1.0))
+    config = engine_config(tmp_path)
+    config.pre_caching_hash_algorithm = "builtin"
+    with pytest.raises(ConfigError, match="sha256_cbor"):
+        build(config)

@@ -1,0 +1,305 @@
+"""Programs from chains of chunk hashes, their deadlines, and what leaves L1."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ttlcache.clock import VirtualClock
+from ttlcache.errors import ConfigError
+from ttlcache_lmcache import hints
+from ttlcache_lmcache.config import ServerModuleConfig, TierConfig, load
+from ttlcache_lmcache.hints import Hint
+from ttlcache_lmcache.tier import Tier
+
+CHUNK = 10
+
+
+@dataclass(frozen=True)
+class Key:
+    """Stands for LMCache's `ObjectKey`."""
+
+    chunk_hash: bytes
+    model_name: str = "m"
+    kv_rank: int = 0
+
+
+class World:
+    """A tier with its L1 and L2; contexts are strings, one chunk a letter."""
+
+    def __init__(self, **config: Any) -> None:
+        self.clock = VirtualClock(1000.0)
+        self.used = 1.0
+        values = {"policy": "fixed", "policy_options": {"ttl_s": 10.0}, **config}
+        self.tier = Tier(
+            load(ServerModuleConfig, values, "test"), self.clock, lambda: self.used
+        )
+        self.l1: dict[Key, None] = {}
+        self.ranks = 1
+
+    def keys(self, context: str, start: int = 0) -> list[Key]:
+        # As LMCache hashes: each chunk over all that is before it.
+        ends = range(start + 1, len(context) + 1)
+        return [
+            Key(context[:end].encode(), kv_rank=rank)
+            for end in ends
+            for rank in range(self.ranks)
+        ]
+
+    def begin(self, request: str, prompt: str, extra: int = 0) -> None:
+        hashes = [prompt[:end].encode() for end in range(1, len(prompt) + 1)]
+        self.tier.lookup(request, "m", hashes, len(prompt) * CHUNK + extra)
+
+    def finish(self, request: str, context: str, in_l2: bool = True) -> None:
+        new = [key for key in self.keys(context) if key not in self.l1]
+        self.tier.reserved(new)
+        self.tier.written(new)
+        self.l1.update(dict.fromkeys(new))
+        if in_l2:
+            self.tier.stored_below(new)
+        self.tier.ended(request)
+        self.tier.context(self.keys(context))
+
+    def turn(
+        self, request: str, prompt: str, output: str = "", in_l2: bool = True
+    ) -> None:
+        self.begin(request, prompt)
+        self.finish(request, prompt + output, in_l2)
+        self.clock.advance(1.0)
+
+    def delete(self, keys: list[Any]) -> None:
+        for key in keys:
+            self.l1.pop(key)
+        self.tier.deleted(keys)
+
+    def order(self) -> list[str]:
+        return [key.chunk_hash.decode() for key in self.tier.eviction_order()]
+
+    def sweep(self) -> list[str]:
+        return [key.chunk_hash.decode() for key in self.tier.sweep()]
+
+    def count(self, name: str) -> int:
+        return self.tier.counts[name]
+
+    def programs(self) -> int:
+        number = self.tier.status()["programs"]
+        assert isinstance(number, int)
+        return number
+
+
+def test_a_longer_chain_goes_on_with_its_program() -> None:
+    world = World()
+    world.turn("r1", "sab", "cd")
+    world.turn("r2", "sabcde", "f")
+    assert world.programs() == 1
+    assert world.count("turns_continued") == 1
+
+
+def test_programs_that_share_a_system_prompt_stay_apart() -> None:
+    world = World()
+    world.turn("r1", "sa", "b")
+    world.turn("r2", "sx", "y")
+    world.turn("r3", "s")
+    assert world.programs() == 3
+    world.turn("r4", "sxyz")
+    assert (world.programs(), world.count("turns_continued")) == (3, 1)
+
+
+def test_stripped_reasoning_is_the_same_program() -> None:
+    """The output comes back in another form: the prompt alone is a prefix."""
+    world = World()
+    world.turn("r1", "sab", "XY")
+    world.turn("r2", "sabxyz")
+    assert world.programs() == 1
+    # What only the old form had is nobody's, and goes early.
+    world.clock.advance(100.0)
+    assert world.order()[:2] == ["sabX", "sabXY"]
+
+
+def test_expired_goes_before_kept_and_tail_before_prefix() -> None:
+    world = World()
+    world.turn("r1", "ab")
+    world.clock.advance(5.0)
+    world.turn("r2", "xy")
+    assert world.order() == ["ab", "a", "xy", "x"]  # both kept: the longest idle first
+    world.tier.hint(Hint(request_id="r1", ttl_s=100.0))
+    world.clock.advance(12.0)
+    assert world.order() == ["xy", "x", "ab", "a"]  # the second has expired
+
+
+def test_a_shared_prefix_goes_with_its_last_holder() -> None:
+    world = World()
+    world.turn("r1", "sa")
+    world.turn("r2", "sb")
+    assert world.order() == ["sa", "sb", "s"]
+
+
+def test_all_parts_of_a_chunk_go_together() -> None:
+    world = World()
+    world.ranks = 2
+    world.turn("r1", "ab")
+    assert world.order() == ["ab", "ab", "a", "a"]
+
+
+def test_finished_goes_first_of_all() -> None:
+    world = World()
+    world.turn("r1", "ab")
+    world.clock.advance(100.0)
+    world.tier.hint(Hint(request_id="r2", is_last_step=True))
+    world.turn("r2", "xy")
+    assert world.order() == ["xy", "x", "ab", "a"]
+
+
+def test_at_expiry_l1_drops_what_l2_has() -> None:
+    world = World()
+    world.turn("r1", "sa")
+    world.turn("r2", "sb", in_l2=False)
+    world.clock.advance(7.5)
+    assert world.sweep() == []
+    world.clock.advance(1.0)
+    assert world.sweep() == ["sa"]  # the prefix belongs to a program inside its TTL
+    world.delete(world.tier.sweep())
+    world.clock.advance(1.0)
+    assert world.sweep() == ["s"]  # L2 does not have "sb" yet: only r1's part
+    world.tier.stored_below(world.keys("sb", start=1))
+    assert set(world.sweep()) == {"sb", "s"}
+
+
+def test_free_memory_is_not_swept() -> None:
+    world = World(demote_above=0.5)
+    world.turn("r1", "ab")
+    world.clock.advance(100.0)
+    world.used = 0.5
+    assert world.sweep() == []
+    world.used = 0.6
+    assert world.sweep() == ["ab", "a"]
+
+
+def test_a_new_turn_renews() -> None:
+    world = World()
+    world.turn("r1", "ab")
+    world.clock.advance(8.0)
+    world.turn("r2", "abc")
+    world.clock.advance(8.0)
+    assert world.sweep() == []
+    world.begin("r3", "abcd")
+    world.clock.advance(500.0)
+    assert world.sweep() == []  # a request runs
+    world.finish("r3", "abcd")
+    assert world.sweep() == []
+
+
+def test_a_hint_counts_before_and_after_the_end() -> None:
+    world = World()
+    world.tier.hint(Hint(request_id="r1", ttl_s=2.0))
+    world.turn("r1", "ab")
+    world.turn("r2", "xy")
+    world.tier.hint(Hint(request_id="r2", ttl_s=100.0))
+    world.clock.advance(20.0)
+    assert world.sweep() == ["ab", "a"]
+    world.clock.advance(80.0)
+    assert set(world.sweep()) == {"ab", "a", "xy", "x"}
+
+
+def test_a_hint_is_capped() -> None:
+    world = World(max_ttl_s=5.0)
+    world.tier.hint(Hint(request_id="r1", ttl_s=1e9))
+    world.turn("r1", "ab")
+    world.clock.advance(5.0)
+    assert world.sweep() == ["ab", "a"]
+
+
+def test_events_may_come_in_another_order() -> None:
+    """LMCache's bus is another thread: the end may be heard before the context."""
+    world = World()
+    world.tier.context(world.keys("ab"))
+    world.begin("r1", "ab")
+    world.tier.ended("r1")
+    world.tier.written(world.keys("abc"))
+    world.tier.context(world.keys("abc"))
+    world.turn("r2", "abcd")
+    assert (world.programs(), world.count("turns_continued")) == (1, 1)
+    world.tier.ended("never seen")
+
+
+def test_the_silent_are_forgotten() -> None:
+    world = World(program_idle_s=60.0, max_programs=3)
+    for index in range(5):
+        world.turn(f"r{index}", f"{index}a")
+    assert world.programs() == 3
+    world.begin("dies", "zz")
+    world.clock.advance(61.0)
+    world.sweep()
+    assert world.programs() == 0
+    assert world.order()  # nobody's now, but still to be evicted
+
+
+@dataclass
+class Raises:
+    def decide(self, *_: Any) -> None:
+        raise RuntimeError
+
+
+def test_a_policy_that_raises_costs_the_retention_only() -> None:
+    world = World()
+    world.tier._policy = Raises()  # type: ignore[assignment]
+    world.turn("r1", "ab")
+    assert world.count("policy_errors") == 1
+    assert world.sweep() == ["ab", "a"]
+
+
+def test_adaptive_lets_go_of_programs_that_do_not_return() -> None:
+    """Nobody says that a program is finished: the gaps of the others tell."""
+    world = World(policy="adaptive", policy_options={"min_records": 20})
+    rng = random.Random(0)
+    for program in range(40):
+        context = chr(256 + program)
+        for turn in range(3):
+            world.turn(f"{program}-{turn}", context)
+            world.clock.advance(rng.uniform(0.0, 4.0))
+            context += "x"
+    world.clock.advance(1.0)
+    kept = world.tier.status()["programs_in_ttl"]
+    assert isinstance(kept, int)
+    assert kept <= 4, "those of the last seconds only"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_order_holds_every_object_of_l1_once(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(max_programs=8, program_idle_s=50.0)
+    contexts: list[str] = []
+    for step in range(200):
+        if contexts and rng.random() < 0.7:
+            context = rng.choice(contexts)[: rng.randrange(1, 12)]
+        else:
+            context = rng.choice("st")
+        context += rng.choice("abc") * rng.randrange(3)
+        contexts = [*contexts[-20:], context]
+        world.begin(f"r{step}", context)
+        if rng.random() < 0.9:
+            world.finish(f"r{step}", context + rng.choice(["", "x"]))
+        world.clock.advance(rng.random() * 5.0)
+        if rng.random() < 0.3:
+            world.delete(world.tier.sweep())
+        order = world.tier.eviction_order()
+        assert len(order) == len(set(order))
+        assert set(order) == set(world.l1)
+        if order and rng.random() < 0.3:
+            world.delete(order[: len(order) // 3])
+
+
+def test_wrong_settings_are_named() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'max_ttl_s'"):
+        load(ServerModuleConfig, {"max_ttl": 1.0}, "here")
+    with pytest.raises(ConfigError, match="here: key 'path' is missing"):
+        load(TierConfig, {"disk_bytes": 1}, "here")
+    with pytest.raises(ConfigError, match="at least one"):
+        load(TierConfig, {"path": "x", "disk_bytes": 0}, "here")
+    with pytest.raises(ConfigError, match="unknown policy"):
+        load(ServerModuleConfig, {"policy": "lru"}, "here")
+    with pytest.raises(ConfigError, match="request_id"):
+        hints.decode(b'[{"request": "x"}]')

@@ -1,0 +1,110 @@
+"""Every command in README and docs is run: here, in tests/e2e, or as said below."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.documented import PAGES, ROOT, commands, of_recordings, of_servers
+from ttlcache.cli import app
+from ttlcache.cli.config import table
+from ttlcache.config import TTLCacheConfig, load_config
+from ttlcache.journal import EVENTS, Journal
+from ttlcache.recorder import Recorder
+from ttlcache.testing.fake_engine import FakeEngine
+
+#: First word of a command -> where it is run.
+RUN_ELSEWHERE = {
+    "make": "tests/test_readme.py",
+    "vllm": "tests/test_readme.py checks the flag, tests/e2e serves with it",
+    "pip": "tests/test_packaging.py builds what it would install",
+    "lmcache": "tests/lmcache checks the flags, tests/e2e serves with them",
+    "export": "a client's own setting",
+    "python": "tests/bench runs every command of the benches",
+    "PIP_EXTRA_INDEX_URL=ADDRESS_OF_THE_CPU_INDEX": "a pip setting before make demo",
+}
+TIERS = [c for c in commands() if c.words[:2] == ["ttlcache", "serve-tiers"]]
+PROFILE = [c for c in commands() if c.words[:2] == ["ttlcache", "profile"]]
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """A recording of a program called job-17."""
+    place = tmp_path / "recording"
+    engine = FakeEngine(
+        {"policy": "fixed"}, journal=Journal(Recorder(place, EVENTS, {}, run="1-1"))
+    )
+    context = engine.turn("r1", list(range(20)), [50], program="job-17")
+    engine.step(seconds=1.0)
+    engine.turn("r2", [*context, 1], [51], program="job-17", is_last_step=True)
+    engine.controller.journal.close()
+    return place
+
+
+@pytest.mark.parametrize("command", of_recordings(), ids=lambda c: c.text)
+def test_commands_on_a_recording(command, recording, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    replaced = {"/var/log/ttlcache": str(recording), "PROGRAM": "job-17"}
+    words = [replaced.get(word, word) for word in command.words[1:]]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("command", TIERS, ids=lambda c: c.text)
+def test_commands_that_start_tiers(command):
+    result = CliRunner().invoke(app, [*command.words[1:], "--print-only"])
+    assert result.exit_code == 0, result.output
+    assert "vllm serve" in result.output
+
+
+def test_no_command_is_left_out():
+    run_here = {c.text for c in [*of_recordings(), *of_servers(), *PROFILE, *TIERS]}
+    for command in commands():
+        elsewhere = command.words[0] in RUN_ELSEWHERE
+        assert elsewhere or command.text in run_here, command
+    assert len(of_recordings()) >= 6
+    assert len(of_servers()) >= 6
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda c: c.text)
+def test_every_line_is_shell(command):
+    subprocess.run(["bash", "-n", "-c", command.text], check=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_other_blocks_parse(page):
+    text = page.read_text()
+    for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
+        tomllib.loads(block)
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        ast.parse(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(((?!https?:)[^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_configuration_page_is_generated():
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert table() in page, "run `ttlcache config --into docs/configuration.md`"
+    for name in TTLCacheConfig.model_fields:
+        assert f"| `{name}` |" in page
+    example = re.search(r"kv_connector_extra_config\":(\{.*?\})\}'", page)[1]
+    load_config(json.loads(example))
+
+
+def test_the_clients_page_names_every_rule():
+    from ttlcache_connector.http_identity import STRONG_HEADERS
+
+    page = (ROOT / "docs" / "clients.md").read_text().lower()
+    for header in STRONG_HEADERS:
+        assert header.decode() in page

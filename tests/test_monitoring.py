@@ -1,0 +1,87 @@
+"""The dashboard and the alerts ask for metrics that exist, under labels they have."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ttlcache.metrics import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAM_LABELS,
+    HISTOGRAMS,
+    HTTP_COUNTERS,
+)
+
+FOLDER = Path(__file__).parents[1] / "docs" / "monitoring"
+DASHBOARD = json.loads((FOLDER / "grafana.json").read_text())
+ALERTS = (FOLDER / "alerts.yml").read_text()
+DASHBOARD_EXPRESSIONS = [
+    target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]
+]
+_ALERT = re.compile(r"expr: (?:>-\n)?(.*?)\n        (?:for|labels):", re.DOTALL)
+EXPRESSIONS = [*DASHBOARD_EXPRESSIONS, *_ALERT.findall(ALERTS)]
+#: vLLM's own metrics that we rely on; tests/e2e sees them on a real server.
+VLLM = {
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:prompt_tokens_total",
+}
+
+
+def metric_labels() -> dict[str, set[str]]:
+    """Every exposed name with the labels of ours that it has."""
+    known = {
+        f"ttlcache_{name}_total": set(label.split("/")) if label else set()
+        for name, (_, label) in COUNTERS.items()
+    }
+    known |= {f"ttlcache_{name}": set() for name in GAUGES}
+    known |= {
+        f"{name}_total": set(labels) for name, (_, labels) in HTTP_COUNTERS.items()
+    }
+    for name in HISTOGRAMS:
+        label = HISTOGRAM_LABELS.get(name)
+        own = {label} if label else set()
+        known[f"ttlcache_{name}_bucket"] = own | {"le"}
+        known[f"ttlcache_{name}_sum"] = known[f"ttlcache_{name}_count"] = own
+    return known
+
+
+def names_in(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:ttlcache_|vllm:)\w+", expression))
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_every_expression_asks_for_metrics_that_exist(expression):
+    known = metric_labels()
+    names = names_in(expression)
+    assert names
+    assert names <= known.keys() | VLLM, names - known.keys()
+    asked = set(re.findall(r"\{(\w+)=", expression))
+    for group in re.findall(r"by \(([^)]*)\)", expression):
+        asked |= {label.strip() for label in group.split(",")}
+    ours = [known[name] for name in names if name in known]
+    for label in asked - {"instance"}:
+        assert any(label in labels for labels in ours), label
+
+
+def test_every_metric_is_on_the_dashboard():
+    shown = set().union(*map(names_in, DASHBOARD_EXPRESSIONS))
+    for name in [*COUNTERS, *GAUGES, *HISTOGRAMS]:
+        assert any(s.startswith(f"ttlcache_{name}") for s in shown), name
+    for name in HTTP_COUNTERS:
+        assert f"{name}_total" in shown
+
+
+def test_panels_do_not_overlap_and_have_unique_ids():
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    places = {(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels}
+    assert len(places) == len(panels)
+
+
+def test_the_alerts_are_found_by_this_test():
+    assert len(EXPRESSIONS) - len(DASHBOARD_EXPRESSIONS) == ALERTS.count("- alert:")

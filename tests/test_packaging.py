@@ -1,0 +1,38 @@
+"""What `pip install ttlcache` would install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_wheel_has_core_connector_command_and_plugin(tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "hatchling",
+            "build",
+            "-t",
+            "wheel",
+            "-d",
+            str(tmp_path),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        names = set(wheel.namelist())
+        points = next(name for name in names if name.endswith("entry_points.txt"))
+        declared = wheel.read(points).decode()
+    assert {"ttlcache/cli/__init__.py", "ttlcache_connector/middleware.py"} <= names
+    assert not any(name.startswith(("bench/", "tests/")) for name in names)
+    assert "ttlcache = ttlcache.cli:app" in declared
+    assert "ttlcache = ttlcache_connector.plugin:register" in declared

@@ -1,0 +1,152 @@
+"""One contract, every engine that runs here."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import pytest
+
+from ttlcache.errors import TransferError
+from ttlcache.testing.fake_cuda import FakeCuda
+from ttlcache.testing.host_kernels import (
+    HostKernelEngine,
+    build_host_kernels,
+    call_host_kernel,
+    find_compiler,
+)
+from ttlcache.testing.transfer_cases import ARENA_BYTES
+from ttlcache.testing.transfer_contract import Arena, TransferContract
+from ttlcache.transfer import Direction, ReferenceEngine
+from ttlcache.transfer.cupy_engine import CupyEngine
+from ttlcache.transfer.kernels import KERNELS
+from ttlcache.transfer.methods import Method
+
+
+class TestReference(TransferContract):
+    def make_engine(self):
+        return ReferenceEngine()
+
+
+@pytest.fixture(scope="module")
+def host_library(tmp_path_factory):
+    if find_compiler() is None:
+        pytest.skip("no C++ compiler here: the kernels' host build was not checked")
+    return build_host_kernels(tmp_path_factory.mktemp("csrc"))
+
+
+class TestHostKernels(TransferContract):
+    """The CUDA kernels' source as C++; small tiles, so that rows are cut, too."""
+
+    shape = (3, 256)
+
+    @pytest.fixture(autouse=True)
+    def _library(self, host_library):
+        self.library = host_library
+
+    def make_engine(self):
+        return HostKernelEngine(self.library, *self.shape)
+
+
+class TestHostKernelsOneWarp(TestHostKernels):
+    shape = (1, 4096)
+
+
+class FakeArena(Arena):
+    """Memory that the fake device knows."""
+
+    def __init__(self, address):
+        self.address, self.num_bytes = address, ARENA_BYTES
+
+
+class CupyOnFake(TransferContract):
+    """The CUDA engine on a device whose streams run in random order."""
+
+    method = None
+    seeds = itertools.count()
+
+    def make_runtime(self):
+        return FakeCuda(seed=next(self.seeds))
+
+    def make_engine(self):
+        self.runtime = self.make_runtime()
+        return CupyEngine(self.runtime, method=self.method)
+
+    def make_arena(self, engine, device):
+        if device:
+            return FakeArena(self.runtime.alloc_device(ARENA_BYTES))
+        address = self.runtime.alloc_pageable(ARENA_BYTES)
+        engine.pinned.pin(address, ARENA_BYTES)
+        return FakeArena(address)
+
+
+class TestCupyBatch(CupyOnFake):
+    method = Method.BATCH
+
+
+class TestCupyCopy2d(CupyOnFake):
+    method = Method.COPY_2D
+
+
+class TestCupyKernel(CupyOnFake):
+    """Run records packed by the engine, read back by the fake's plain copier."""
+
+    method = Method.KERNEL_8
+
+
+class TestCupyHostKernel(CupyOnFake):
+    """The same, carried out by the real kernels' host build."""
+
+    method = Method.KERNEL_8
+
+    @pytest.fixture(autouse=True)
+    def _library(self, host_library):
+        self.library = host_library
+
+    def make_runtime(self):
+        def run(kernel, args):
+            call_host_kernel(self.library, kernel, args, num_warps=2)
+
+        return FakeCuda(seed=next(self.seeds), run_kernel=run)
+
+
+class TestCupySingle(CupyOnFake):
+    method = Method.SINGLE
+
+
+class TestCupyUnmeasured(CupyOnFake):
+    """No calibration, a driver without batch copies, narrow pitches."""
+
+    def make_runtime(self):
+        fake = super().make_runtime()
+        fake.has_batch_copy, fake.max_pitch_bytes = False, 4096
+        return fake
+
+
+def test_the_host_build_refuses_a_broken_source(tmp_path, monkeypatch):
+    if find_compiler() is None:
+        pytest.skip("no C++ compiler here")
+    wrong = tmp_path / "copy_runs.cu"
+    wrong.write_text("int broken(")
+    monkeypatch.setattr("ttlcache.testing.host_kernels.source_path", lambda: wrong)
+    with pytest.raises(TransferError, match="error"):
+        build_host_kernels(tmp_path)
+
+
+def test_the_core_stays_without_cupy_and_torch():
+    """Importing the engines imports neither; a process of its own tells."""
+    import subprocess
+
+    code = (
+        "import sys, ttlcache.transfer.cupy_engine, ttlcache.transfer.calibrate, "
+        "ttlcache.transfer.cupy_runtime; "
+        "print([m for m in ('cupy', 'torch', 'vllm', 'lmcache') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_both_directions_have_a_kernel():
+    assert set(KERNELS) == set(Direction)

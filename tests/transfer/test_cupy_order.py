@@ -1,0 +1,301 @@
+"""Order by events: what may overtake what, on a device that tries everything."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from ttlcache.testing.fake_cuda import FakeCuda
+from ttlcache.transfer import BlockLayout, Direction, Failure, plan_copies
+from ttlcache.transfer.calibrate import calibrate
+from ttlcache.transfer.cuda_api import CudaError
+from ttlcache.transfer.cupy_engine import CupyEngine
+from ttlcache.transfer.layout import Plane
+from ttlcache.transfer.methods import CANDIDATES, Method, Probe, Ranking
+
+LAYERS, BLOCKS, PIECE, PER_CHUNK = 4, 16, 512, 4
+POOL = LAYERS * BLOCKS * PIECE
+CHUNK = LAYERS * PER_CHUNK * PIECE
+METHODS = (Method.BATCH, Method.COPY_2D, Method.KERNEL_8)
+SEEDS = range(12)
+
+
+class Device:
+    """A pool, a host buffer, a forward stream and the engine under test."""
+
+    def __init__(self, seed, method, **fake):
+        self.cuda = FakeCuda(seed=seed, **fake)
+        self.engine = CupyEngine(self.cuda, method=method)
+        self.pool = self.cuda.alloc_device(POOL)
+        self.host = self.cuda.alloc_host(4 * CHUNK)
+        self.engine.pinned.adopt(self.host, 4 * CHUNK)
+        self.forward = self.cuda.create_stream(low_priority=False)
+        planes = [
+            Plane(self.pool + layer * BLOCKS * PIECE, PIECE, PIECE)
+            for layer in range(LAYERS)
+        ]
+        self.layout = BlockLayout.from_planes("test", BLOCKS, planes)
+
+    def plan(self, direction, ids, chunk=0):
+        chunks = [self.host + chunk * CHUNK]
+        return plan_copies(direction, self.layout, ids, chunks, PER_CHUNK)
+
+    def fill(self, address, size, value):
+        ctypes.memset(address, value, size)
+
+    def block(self, block):
+        """The set of byte values in a block."""
+        found = set()
+        for layer in range(LAYERS):
+            at = self.pool + (layer * BLOCKS + block) * PIECE
+            found |= set(ctypes.string_at(at, PIECE))
+        return found
+
+    def chunk(self, chunk=0):
+        return set(ctypes.string_at(self.host + chunk * CHUNK, CHUNK))
+
+    def write_forward(self, value):
+        """A forward pass that writes the whole pool; its event."""
+        self.cuda.enqueue(self.forward, lambda: self.fill(self.pool, POOL, value))
+        event = self.cuda.create_event()
+        self.cuda.record(event, self.forward)
+        return event
+
+    def finish(self):
+        assert self.engine.flush(60)
+        return self.engine.poll()
+
+
+@pytest.fixture(params=[(m, s) for m in METHODS for s in SEEDS], ids=str)
+def device(request):
+    method, seed = request.param
+    return Device(seed, method)
+
+
+def test_a_store_waits_for_the_forward_pass_that_writes_its_blocks(device):
+    event = device.write_forward(7)
+    device.engine.submit(device.plan(Direction.STORE, [3, 4, 9, 1]), after=event)
+    device.cuda.destroy_event(event)  # allowed as soon as submit has returned
+    (outcome,) = device.finish()
+    assert outcome.ok
+    assert device.chunk() == {7}
+
+
+def test_the_forward_pass_waits_for_the_load(device):
+    device.fill(device.host, CHUNK, 9)
+    seen = []
+    ticket = device.engine.submit(device.plan(Direction.LOAD, [3, 4, 9, 1]))
+    device.engine.order_after(ticket, device.forward)
+    device.cuda.enqueue(device.forward, lambda: seen.append(device.block(9)))
+    while not seen:
+        device.cuda.progress(1)
+    assert seen == [{9}]
+
+
+def test_without_the_events_the_order_is_lost():
+    """The fake is adversarial enough for the two tests above to mean something."""
+    stale, early = 0, 0
+    for seed in range(40):
+        device = Device(seed, Method.BATCH)
+        device.write_forward(7)
+        device.engine.submit(device.plan(Direction.STORE, [3, 4, 9, 1]))
+        device.finish()
+        stale += device.chunk() != {7}
+        device.fill(device.host, CHUNK, 9)
+        seen = []
+        device.engine.submit(device.plan(Direction.LOAD, [3, 4, 9, 1]))
+        device.cuda.enqueue(
+            device.forward, lambda d=device, s=seen: s.append(d.block(9))
+        )
+        while not seen:
+            device.cuda.progress(1)
+        early += seen != [{9}]
+    assert stale > 0
+    assert early > 0
+
+
+def test_the_steps_path_never_waits(device):
+    for step in range(20):
+        event = device.write_forward(step)
+        device.engine.submit(device.plan(Direction.STORE, [1, 2]), after=event)
+        ticket = device.engine.submit(device.plan(Direction.LOAD, [5, 6], chunk=1))
+        device.engine.order_after(ticket, device.forward)
+        device.engine.poll()
+    assert "wait" not in device.cuda.calls
+    device.finish()
+    assert "wait" not in device.cuda.calls
+
+
+def test_steady_state_allocates_nothing(device):
+    plans = [device.plan(d, [1, 2, 5]) for d in Direction]
+    for plan in plans:
+        device.engine.submit(plan)
+        device.finish()
+    before = (device.cuda.live_allocations, device.cuda.calls.count("create_event"))
+    for plan in plans * 10:
+        device.engine.submit(plan)
+        device.finish()
+    after = (device.cuda.live_allocations, device.cuda.calls.count("create_event"))
+    assert after == before
+
+
+def test_close_gives_everything_back(device):
+    device.engine.submit(device.plan(Direction.STORE, [1, 2]))
+    device.engine.close()
+    assert len(device.engine.poll()) == 1
+    assert device.cuda.live_allocations == 2  # the test's own pool and buffer
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("call", ["copy_batch", "copy_2d", "launch", "stream_wait"])
+def test_a_failed_call_is_a_failed_outcome_and_the_next_plan_works(method, call):
+    device = Device(1, method)
+    event = device.write_forward(7)
+    device.cuda.fail[call] = 1
+    device.engine.submit(device.plan(Direction.STORE, [3, 4, 9, 1]), after=event)
+    (outcome,) = device.finish()
+    hit = call not in device.cuda.fail
+    assert hit == (not outcome.ok)
+    if hit:
+        assert outcome.failure is Failure.DEVICE_ERROR
+        assert call in outcome.detail
+    device.cuda.fail.clear()
+    device.engine.submit(device.plan(Direction.STORE, [3, 4, 9, 1]), after=event)
+    (outcome,) = device.finish()
+    assert outcome.ok
+    assert device.chunk() == {7}
+
+
+def test_a_failure_is_not_reported_before_its_copies_have_stopped():
+    """The second 2-D copy is refused; the first one still uses the buffers."""
+    device = Device(0, Method.COPY_2D)
+    device.cuda.fail["copy_2d"] = 2
+    gate = []
+    load = device.plan(Direction.LOAD, [1, 3])
+    event = device.cuda.create_event()
+    device.cuda.enqueue(device.forward, lambda: gate.append(1))
+    device.cuda.record(event, device.forward)
+    device.engine.submit(load, after=event)
+    seen = []
+    while not seen:
+        seen = device.engine.poll()
+        assert not seen or gate
+    assert not seen[0].ok
+
+
+def test_if_no_event_can_be_recorded_the_engine_is_broken():
+    device = Device(0, Method.BATCH)
+    device.cuda.fail["record"] = 2  # begun is recorded, done is not
+    device.engine.submit(device.plan(Direction.STORE, [1]))
+    device.engine.submit(device.plan(Direction.STORE, [2]))
+    outcomes = device.engine.poll()
+    assert [outcome.failure for outcome in outcomes] == [Failure.BROKEN] * 2
+
+
+def test_an_error_of_the_device_ends_all_plans_and_later_ones_at_once():
+    device = Device(0, Method.BATCH)
+    for direction in Direction:
+        device.engine.submit(device.plan(direction, [1, 2]))
+    device.cuda.broken = "illegal address"
+    for direction in Direction:
+        device.engine.submit(device.plan(direction, [1, 2]))
+    outcomes = device.finish()
+    assert len(outcomes) == 4
+    assert all(not outcome.ok for outcome in outcomes)
+    device.engine.submit(device.plan(Direction.STORE, [1]))
+    assert device.engine.poll()[0].failure is Failure.BROKEN
+    device.engine.close()
+
+
+def test_a_load_that_the_forward_pass_could_not_wait_for_does_not_count():
+    device = Device(0, Method.BATCH)
+    ticket = device.engine.submit(device.plan(Direction.LOAD, [1, 2]))
+    device.cuda.fail["stream_wait"] = 1
+    device.engine.order_after(ticket, device.forward)
+    (outcome,) = device.finish()
+    assert outcome.failure is Failure.DEVICE_ERROR
+
+
+def test_unpinned_host_memory_is_refused():
+    device = Device(0, Method.KERNEL_8)
+    pageable = device.cuda.alloc_pageable(CHUNK)
+    plans = [
+        plan_copies(d, device.layout, [1], [place], PER_CHUNK)
+        for d in Direction
+        # Outside, and reaching out of a pinned range at its end.
+        for place in (pageable, device.host + 4 * CHUNK - PIECE)
+    ]
+    for plan in plans:
+        device.engine.submit(plan)
+        assert device.engine.poll()[0].failure is Failure.NOT_PINNED
+    device.engine.pinned.pin(pageable, CHUNK)
+    for plan in plans[::2]:
+        device.engine.submit(plan)
+        assert device.finish()[0].ok
+    device.engine.pinned.release(pageable)
+    device.engine.submit(plans[0])
+    assert device.engine.poll()[0].failure is Failure.NOT_PINNED
+
+
+@pytest.fixture(scope="module")
+def ranking():
+    return calibrate(FakeCuda(seed=3))
+
+
+def test_what_the_device_cannot_do_is_not_chosen(ranking):
+    """Wide pitches, no batch copies, kernels that cannot see the host."""
+    lacks = {"max_pitch_bytes": PIECE, "has_batch_copy": False}
+    for more in ({}, {"kernels_reach_host": False}):
+        device = Device(0, None, **lacks, **more)
+        for engine in (device.engine, CupyEngine(device.cuda, ranking)):
+            engine.pinned.adopt(device.host, 4 * CHUNK)
+            engine.submit(device.plan(Direction.STORE, [1, 3]))
+            assert engine.flush(60)
+            assert engine.poll()[0].ok
+        assert device.cuda.calls.count("copy_batch") == 0
+        assert (device.cuda.calls.count("launch") == 0) == bool(more)
+        able = calibrate(FakeCuda(has_batch_copy=False, **more)).cost
+        kernels = {Method.KERNEL_8, Method.KERNEL_32}
+        found = set().union(*able.values())
+        assert found - {Method.COPY_2D} == (set() if more else kernels)
+
+
+def test_calibration_ranks_what_this_device_can_do(ranking):
+    assert {p.direction for p in ranking.cost} == set(Direction)
+    small = ranking.order(Direction.LOAD, True, 1_000)
+    assert set(small) == set(CANDIDATES)
+    # One call a piece is the worst of all for small flat pieces.
+    assert small[-1] is Method.COPY_2D
+
+
+def test_a_kernel_must_win_clearly():
+    probe = Probe(Direction.STORE, False, 128 << 10)
+    ranking = Ranking({probe: {Method.BATCH: 1.0, Method.KERNEL_8: 0.95}})
+    assert ranking.order(*probe_key(probe))[0] is Method.BATCH
+    ranking = Ranking({probe: {Method.BATCH: 1.0, Method.KERNEL_8: 0.5}})
+    assert ranking.order(*probe_key(probe))[0] is Method.KERNEL_8
+
+
+def probe_key(probe):
+    return probe.direction, probe.flat, probe.piece_bytes
+
+
+def test_a_probe_that_fails_stops_the_calibration_and_leaks_nothing():
+    fake = FakeCuda(fail={"alloc_host": 1})
+    with pytest.raises(CudaError):
+        calibrate(fake)
+    assert fake.live_allocations == 0
+
+
+def test_reading_the_pool_while_it_is_written_would_show():
+    """The fake's copies are real: a store shows the bytes of its moment."""
+    device = Device(5, Method.BATCH)
+    data = np.random.default_rng(0).integers(0, 256, POOL, np.uint8)
+    ctypes.memmove(device.pool, data.ctypes.data, POOL)
+    device.engine.submit(device.plan(Direction.STORE, [0, 1, 2, 3]))
+    device.finish()
+    stored = np.frombuffer(ctypes.string_at(device.host, CHUNK), np.uint8)
+    expected = data.reshape(LAYERS, BLOCKS, PIECE)[:, :4]
+    np.testing.assert_array_equal(stored, expected.ravel())

@@ -1,0 +1,31 @@
+"""`ttlcache …`: one module a command.
+
+Commands that need vLLM live in `ttlcache_connector.cli` and are loaded when called,
+so that the others run on a laptop that only has a recording.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from ttlcache.cli.analyze import analyze
+from ttlcache.cli.config import config
+from ttlcache.cli.explain import explain
+from ttlcache.cli.export import export
+from ttlcache.cli.lazy import connector_command, doctor, profile
+from ttlcache.cli.plot import plot
+from ttlcache.cli.top import top
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+
+
+@app.callback()
+def main() -> None:
+    """Look into a vLLM server that runs with ttlcache, live or from its recording."""
+
+
+for command in (doctor, profile, top, explain, analyze, plot, export, config):
+    app.command()(command)
+app.command()(connector_command("serve_tiers_cli", "serve_tiers"))

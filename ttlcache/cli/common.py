@@ -1,0 +1,61 @@
+"""What several commands share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ttlcache.recording import Recording, RecordingError, load
+
+RecordingPath = Annotated[
+    Path,
+    typer.Argument(help="Folder of a recording, one of its files, or vllm-continuum's"),
+]
+JsonPath = Annotated[
+    Path | None, typer.Option("--json", help="Write all numbers to this file.")
+]
+ServerUrl = Annotated[str, typer.Option("--url", help="Address of the vLLM server.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key", envvar="VLLM_API_KEY", help="The server's --api-key, if it has one"
+    ),
+]
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def fail(text: object) -> NoReturn:
+    """Say what went wrong and end with status 1."""
+    console = Console(stderr=True)
+    console.print(f"[red]error:[/] {escape(str(text))}", soft_wrap=True)
+    raise typer.Exit(1)
+
+
+def read(place: Path) -> Recording:
+    """The recording, or the end of the command."""
+    try:
+        recording = load(place)
+    except (RecordingError, OSError) as error:
+        fail(error)
+    if not recording.programs:
+        fail(f"{place}: the recording holds no program yet")
+    return recording
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def seconds(value: float | None) -> str:
+    """Three digits and a unit that fits."""
+    if value is None:
+        return "-"
+    if value and abs(value) < 1.0:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value:.3g} s" if abs(value) < 1000 else f"{value:.0f} s"

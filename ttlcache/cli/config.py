@@ -1,0 +1,84 @@
+"""`ttlcache config`: every key of `kv_connector_extra_config`, as a Markdown table."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic.fields import FieldInfo
+
+from ttlcache.config import TTLCacheConfig
+
+#: When somebody would want another value than the default.
+CHANGE_WHEN = {
+    "policy": "the results on your own trace say so (`python -m bench gaps`)",
+    "ordering": "single requests matter more than whole programs: `request-fcfs`",
+    "admission": "contexts of the programs under way exceed the pool all day",
+    "max_pinned_fraction": "chats without tools share the server and wait too long",
+    "max_ttl_s": "gaps last longer and memory is idle",
+    "max_queue_wait_s": "somebody watches: lower; batch jobs only: higher",
+    "program_idle_s": "agents pause for longer, e.g. for people",
+    "prefix_inference": "all clients send ids and the last microseconds count",
+    "tool_detection": "all clients send `tool`, or outputs are no business of ours",
+    "profile_path": "the first minutes after a start matter: `ttlcache profile`",
+    "history_path": "the first minutes after a restart matter",
+    "record_path": "you want `ttlcache explain`, `analyze`, `plot` or `export`",
+    "debug_invariants": "you report a bug",
+    "allow_untested_vllm": "you accept that nobody has tried this version",
+}
+_TABLE = re.compile(r"^\| key \|.*\n(?:\|.*\n)*", re.MULTILINE)
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+def config(
+    into: Annotated[
+        Path | None, typer.Option(help="Replace the table in this page.")
+    ] = None,
+) -> None:
+    """Print the configuration table of the documentation."""
+    if into is None:
+        typer.echo(table())
+        return
+    page = into.read_text()
+    into.write_text(_TABLE.sub(lambda _: table() + "\n", page, count=1))
+
+
+def table() -> str:
+    """The table in docs/configuration.md."""
+    rows = ["| key | type | default | meaning | change it when |"]
+    rows.append("|---|---|---|---|---|")
+    for name, field in TTLCacheConfig.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        cells = (
+            f"`{name}`",
+            _kind(field),
+            f"`{json.dumps(default)}`",
+            str(field.description),
+            CHANGE_WHEN.get(name, ""),
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _kind(field: FieldInfo) -> str:
+    """The type as an operator writes it in JSON, with its range."""
+    text = str(getattr(field.annotation, "__name__", "") or field.annotation)
+    args: tuple[Any, ...] = getattr(field.annotation, "__args__", ())
+    if args and all(isinstance(arg, str) for arg in args):
+        return "one of " + ", ".join(f"`{arg}`" for arg in args)
+    names = {"str": "string", "bool": "bool", "int": "integer", "float": "number"}
+    kind = next((name for part, name in names.items() if text.startswith(part)), "")
+    if "dict" in text:
+        kind = "object"
+    if type(None) in args:
+        kind = "string or null"
+    bounds = [
+        f"{sign} {value:g}"
+        for limit in field.metadata
+        for part, sign in _BOUNDS.items()
+        if (value := getattr(limit, part, None)) is not None
+    ]
+    return ", ".join([kind, *bounds])

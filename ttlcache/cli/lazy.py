@@ -1,0 +1,58 @@
+"""Commands whose code needs vLLM: only their signatures are here."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ttlcache.cli.common import ApiKey, fail
+
+
+def doctor(
+    config: Annotated[
+        str, typer.Option(help="JSON: the kv_connector_extra_config to be used.")
+    ] = "{}",
+    url: Annotated[
+        str | None, typer.Option(help="Also ask this running vLLM server.")
+    ] = None,
+    lmcache: Annotated[
+        str | None, typer.Option(help="HOST:PORT of an LMCache server to reach.")
+    ] = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Check this machine and say what will be used, and why."""
+    _connector("doctor").run(config, url, lmcache, api_key)
+
+
+def profile(
+    model: Annotated[str, typer.Argument(help="Folder or name of the model.")],
+    out: Annotated[Path, typer.Option(help="File for profile_path.")] = Path(
+        "profile.json"
+    ),
+    max_tokens: Annotated[
+        int, typer.Option(help="Longest prompt measured.", min=1000)
+    ] = 32_000,
+    budget_s: Annotated[
+        float, typer.Option(help="Seconds of measuring, without the start.", min=5.0)
+    ] = 90.0,
+    engine: Annotated[
+        str, typer.Option(help="JSON: more arguments of vllm.LLM.")
+    ] = "{}",
+) -> None:
+    """Measure prefill at 1000, 2000, 4000 … tokens and fit the cost curve."""
+    _connector("profile").run(model, out, max_tokens, budget_s, engine)
+
+
+def connector_command(module: str, name: str) -> Any:
+    """A command of the connector that can show its options without vLLM."""
+    return getattr(importlib.import_module(f"ttlcache_connector.{module}"), name)
+
+
+def _connector(name: str) -> Any:
+    try:
+        return importlib.import_module(f"ttlcache_connector.cli.{name}")
+    except ImportError as error:
+        return fail(f"{error}: this command needs vLLM beside ttlcache")

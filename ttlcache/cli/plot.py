@@ -1,0 +1,28 @@
+"""`ttlcache plot DIR`: four figures of a recording."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ttlcache.cli.common import RecordingPath, fail, read
+
+
+def plot(
+    place: RecordingPath,
+    out: Annotated[Path, typer.Option(help="Folder for the PNG files.")] = Path(
+        "plots"
+    ),
+) -> None:
+    """Timeline, gaps by tool, pinned memory over time, completion times."""
+    recording = read(place)
+    try:
+        from ttlcache import plots
+    except ImportError as error:
+        fail(f"{error}; pip install 'ttlcache[plot]'")
+    console = Console()
+    for path in plots.draw_all(recording, out):
+        console.print(str(path), soft_wrap=True, highlight=False)

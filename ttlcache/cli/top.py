@@ -1,0 +1,104 @@
+"""`ttlcache top`: programs and pins of a live server."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from ttlcache.cli.common import DEFAULT_URL, ApiKey, ServerUrl, fail, seconds
+
+
+def top(
+    url: ServerUrl = DEFAULT_URL,
+    interval_s: Annotated[
+        float, typer.Option("--interval", help="Seconds between looks.", min=0.1)
+    ] = 1.0,
+    rows: Annotated[int, typer.Option(help="Programs shown.", min=1)] = 25,
+    once: Annotated[bool, typer.Option("--once", help="Print and leave.")] = False,
+    api_key: ApiKey = None,
+) -> None:
+    """Programs, pins, TTL left, hit rate and pressure, live."""
+    console = Console()
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    with httpx.Client(base_url=url, headers=headers, timeout=15.0) as http:
+        screen = _screen(_ask(http), rows)
+        if once:
+            console.print(screen)
+            return
+        ticks = threading.Event()
+        with Live(screen, console=console, screen=True) as live:
+            try:
+                while not ticks.wait(interval_s):
+                    live.update(_screen(_ask(http), rows))
+            except KeyboardInterrupt:
+                return
+
+
+def _ask(http: httpx.Client) -> list[dict[str, Any]]:
+    try:
+        answer = http.get("/ttlcache/programs")
+    except httpx.HTTPError as error:
+        return fail(f"{http.base_url}: {error}")
+    if answer.status_code == 404:
+        return fail(f"{http.base_url} does not run ttlcache (no /ttlcache/programs)")
+    if answer.status_code != 200:
+        return fail(f"{http.base_url}: {answer.status_code} {answer.text[:200]}")
+    engines: list[dict[str, Any]] = answer.json()["engines"]
+    return engines
+
+
+def _screen(engines: list[dict[str, Any]], rows: int) -> Group:
+    parts: list[Any] = []
+    for number, engine in enumerate(engines):
+        name = f"engine {number}: " if len(engines) > 1 else ""
+        parts.append(name + summary_line(engine))
+    programs = [row for engine in engines for row in engine.get("programs", ())]
+    parts.append(_table(programs[:rows]))
+    return Group(*parts)
+
+
+def summary_line(engine: dict[str, Any]) -> str:
+    """Pool, pins and outcomes of one engine in a line."""
+    gauges, totals = engine.get("gauges", {}), engine.get("totals", {})
+    pool = gauges.get("pool_blocks", 0) or 1
+    ended = {
+        name.removeprefix("pins:"): count
+        for name, count in totals.items()
+        if name.startswith("pins:")
+    }
+    claimed, all_pins = ended.get("claimed", 0), sum(ended.values())
+    rate = f"{claimed / all_pins:.0%}" if all_pins else "-"
+    off = "" if gauges.get("retention_enabled", 1) else " RETENTION IS OFF"
+    return (
+        f"{gauges.get('programs_active', 0):.0f} programs, "
+        f"{gauges.get('pins_active', 0):.0f} pins on "
+        f"{gauges.get('pinned_blocks', 0) / pool:.0%} of {pool:.0f} blocks, "
+        f"{gauges.get('free_blocks', 0) / pool:.0%} free; pins claimed {rate} of "
+        f"{all_pins} ({', '.join(f'{k} {v}' for k, v in sorted(ended.items()))}); "
+        f"{totals.get('prefill_tokens_saved', 0):,} tokens of prefill saved{off}"
+    )
+
+
+def _table(programs: list[dict[str, Any]]) -> Table:
+    grid = Table()
+    grid.add_column("program", overflow="ellipsis", max_width=44)
+    for name in ("turns", "running", "tool", "gap", "pins", "blocks", "TTL left"):
+        grid.add_column(name, justify="left" if name == "tool" else "right")
+    for row in programs:
+        grid.add_row(
+            row["program"],
+            str(row["turns"]),
+            str(row["running"] or ""),
+            row["tool"],
+            seconds(row["gap_s"]),
+            str(row["pins"] or ""),
+            str(row["pinned_blocks"] or ""),
+            seconds(row["ttl_left_s"]),
+        )
+    return grid

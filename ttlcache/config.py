@@ -1,0 +1,213 @@
+"""The one configuration of ttlcache: `kv_connector_extra_config`, validated once.
+
+Unknown keys and ill-typed values are errors that name the key, the value and
+what was expected: a misspelt key must stop the server, not change its policy.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ttlcache import policies
+from ttlcache.errors import ConfigError
+
+#: Orderings in which programs that have started come before new ones.
+PROGRAM_ORDERINGS = ("ttl-aware", "program-fcfs")
+
+#: Keys of lower tiers, which are passed through to them unread.
+LOWER_TIER_PREFIXES = ("lmcache.",)
+
+
+class TTLCacheConfig(BaseModel):
+    """Settings of the retention layer. Frozen; every field has a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    policy: str = Field(
+        default="adaptive",
+        description="Retention policy by name, see `ttlcache.policies.names()`.",
+    )
+    policy_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description='Options of the policy, e.g. {"ttl_s": 2.0} for "fixed".',
+    )
+    ordering: Literal[
+        "ttl-aware", "program-fcfs", "request-fcfs", "plas", "least-work"
+    ] = Field(
+        default="ttl-aware",
+        description="Order of the waiting queue; the paper's (§4.3) is ttl-aware.",
+    )
+    admission: Literal["none", "working-set"] = Field(
+        default="none",
+        description="Whether new programs wait while those under way fill the pool.",
+    )
+    admission_half_life_s: float = Field(
+        default=5.0,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="A program whose tool runs this long counts half (working-set).",
+    )
+    max_pinned_fraction: float = Field(
+        default=0.9,
+        ge=0.0,
+        le=1.0,
+        description="Largest share of the KV pool that pins may hold together.",
+    )
+    max_ttl_s: float = Field(
+        default=300.0,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="Upper bound of every TTL in seconds, client wishes included.",
+    )
+    seniority_quantum_s: float = Field(
+        default=600.0,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="After so many seconds of service a program queues as if new.",
+    )
+    max_queue_wait_s: float = Field(
+        default=3600.0,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="Last resort: who waited this long goes first, whatever the order.",
+    )
+    program_idle_s: float = Field(
+        default=900.0,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="A program silent for this long counts as ended.",
+    )
+    max_programs: int = Field(
+        default=100_000,
+        ge=1,
+        description="Programs remembered at once; the longest idle is forgotten.",
+    )
+    prefix_inference: bool = Field(
+        default=True,
+        description="Recognise programs without any id by their growing prompt.",
+    )
+    tool_detection: bool = Field(
+        default=True,
+        description="Read the next tool from the output text when no hint names it.",
+    )
+    detect_tail_tokens: int = Field(
+        default=2048,
+        ge=16,
+        le=65_536,
+        description="Output tokens at the end of a turn searched for tool calls.",
+    )
+    tool_call_parser: str | None = Field(
+        default=None,
+        description="vLLM tool parser asked where ours see no call; default: the "
+        "server's --tool-call-parser.",
+    )
+    lower_tier: Literal["none", "lmcache"] = Field(
+        default="none",
+        description="Where the KV of expired pins goes: nowhere, or to LMCache.",
+    )
+    demote: Literal["expiry", "write-through", "idle-ahead"] = Field(
+        default="expiry",
+        description="When KV is copied to the lower tier: when its pin expires, as "
+        "soon as it is computed, or before its pin expires while nothing is copied.",
+    )
+    demote_wait_s: float = Field(
+        default=0.25,
+        ge=0.0,
+        le=10.0,
+        description="How long a waiting request lets an expired pin be copied before "
+        "it takes the memory.",
+    )
+    promote_ahead: bool = Field(
+        default=False,
+        description="Bring KV from disk to CPU memory before its program is expected.",
+    )
+    max_hook_faults: int = Field(
+        default=100,
+        ge=1,
+        description="After this many exceptions in hooks within 10 minutes, "
+        "retention turns itself off.",
+    )
+    profile_path: str | None = Field(
+        default=None,
+        description="File with prefill and reload costs to start from.",
+    )
+    history_path: str | None = Field(
+        default=None,
+        description="File that keeps the gap history over restarts.",
+    )
+    record_path: str | None = Field(
+        default=None,
+        description="Folder for recordings, which `ttlcache explain` and others read.",
+    )
+    debug_invariants: bool = Field(
+        default=False,
+        description="Check reference accounting after every step (slow).",
+    )
+    allow_untested_vllm: bool = Field(
+        default=False,
+        description="Run on vLLM versions outside the tested range.",
+    )
+
+
+def load_config(raw: Mapping[str, Any] | None) -> TTLCacheConfig:
+    """Validate `kv_connector_extra_config`.
+
+    Keys that begin with a lower tier's prefix ("lmcache.") are its own and are left
+    to it.
+
+    Raises:
+        ConfigError: unknown key (with the nearest valid one), wrong type or range,
+            unknown policy or policy option, a lower tier's key without that tier.
+    """
+    ours = {k: v for k, v in (raw or {}).items() if not _is_foreign(k)}
+    try:
+        config = TTLCacheConfig.model_validate(ours)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+    for key in (raw or {}).keys() - ours.keys():
+        if not key.startswith(config.lower_tier + "."):
+            raise ConfigError(
+                f"kv_connector_extra_config: key {key!r} has no effect with "
+                f"lower_tier {config.lower_tier!r}, expected: lower_tier "
+                f"{key.partition('.')[0]!r}"
+            )
+    policies.create(config.policy, config.policy_options)
+    if config.admission != "none" and config.ordering not in PROGRAM_ORDERINGS:
+        # Otherwise a held-back newcomer could stand before programs under way.
+        raise ConfigError(
+            f"kv_connector_extra_config: key 'admission' has value "
+            f"{config.admission!r}, expected: 'none' with ordering "
+            f"{config.ordering!r}, or ordering one of {PROGRAM_ORDERINGS}"
+        )
+    return config
+
+
+def _is_foreign(key: object) -> bool:
+    return isinstance(key, str) and key.startswith(LOWER_TIER_PREFIXES)
+
+
+def _explain(error: ValidationError) -> str:
+    lines = [_explain_one(dict(item)) for item in error.errors()]
+    return "kv_connector_extra_config: " + "; ".join(lines)
+
+
+def _explain_one(item: dict[str, Any]) -> str:
+    key = str(item["loc"][0]) if item["loc"] else "?"
+    value = item.get("input")
+    if item["type"] == "extra_forbidden":
+        return f"unknown key {key!r} (value {value!r}){_nearest(key)}"
+    field = TTLCacheConfig.model_fields.get(key)
+    meaning = f" ({field.description})" if field is not None else ""
+    return f"key {key!r} has value {value!r}, expected: {item['msg']}{meaning}"
+
+
+def _nearest(key: str) -> str:
+    names = list(TTLCacheConfig.model_fields)
+    match = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    if match:
+        return f"; did you mean {match[0]!r}?"
+    return f"; valid keys: {', '.join(names)}"

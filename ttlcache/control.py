@@ -1,0 +1,89 @@
+"""What clients say about a program between its turns, and what operators ask.
+
+An order is a plain dict, already checked by the adapter that took it:
+
+    {"do": "end", "program_id": …}
+    {"do": "progress", "program_id": …, "eta_s": … | "done": …, "total": …}
+    {"do": "programs"}
+
+Each may carry "cache_salt", the tenant of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from ttlcache.controller import Controller
+from ttlcache.programs import Program
+
+#: Programs named in one answer; a screen holds fewer.
+MAX_LISTED = 200
+
+
+def obey(controller: Controller, order: Mapping[str, Any], now_s: float) -> Any:
+    """Carry out one order; the answer as plain data."""
+    action = order.get("do")
+    if action == "programs":
+        return _listing(controller, now_s)
+    tenant, program_id = str(order.get("cache_salt", "")), str(order["program_id"])
+    if action == "end":
+        return {"known": controller.end(tenant, program_id)}
+    return _progress(controller, tenant, program_id, order)
+
+
+def remaining_s(order: Mapping[str, Any], waited_s: float) -> float | None:
+    """Seconds until the tool ends: announced, or extrapolated from done of total.
+
+    `elapsed_s` is the tool's own time if the client knows it; else the gap's.
+    """
+    if "eta_s" in order:
+        return float(order["eta_s"])
+    done, total = float(order.get("done", 0)), float(order.get("total", 0))
+    if done <= 0 or total <= 0:
+        return None
+    elapsed_s = float(order.get("elapsed_s", waited_s))
+    return elapsed_s * max(total - done, 0.0) / done
+
+
+def _progress(
+    controller: Controller, tenant: str, program_id: str, order: Mapping[str, Any]
+) -> dict[str, Any]:
+    held = controller.progress(
+        tenant, program_id, lambda waited_s: remaining_s(order, waited_s)
+    )
+    if held is None:
+        return {"known": False}
+    return {"known": True, "pins": held}
+
+
+def _listing(controller: Controller, now_s: float) -> dict[str, Any]:
+    """The most recently active programs, newest first, and totals."""
+    programs = list(islice(reversed(controller.programs), MAX_LISTED))
+    totals = controller.metrics.totals
+    return {
+        "programs": [_row(controller, program, now_s) for program in programs],
+        "totals": {
+            f"{name}:{label}" if label else name: count
+            for (name, label), count in sorted(totals.items())
+        },
+    }
+
+
+def _row(controller: Controller, program: Program, now_s: float) -> dict[str, Any]:
+    pins = [controller.pins.get(turn.pin_id) for turn in program.open_turns]
+    live = [pin for pin in pins if pin is not None]
+    last = program.open_turns[-1] if program.open_turns else None
+    return {
+        "program": program.program_id,
+        "turns": program.turns_finished,
+        "running": program.in_flight,
+        "tool": str(last.gap_key) if last else "",
+        "gap_s": round(now_s - last.finish_s, 3) if last else None,
+        "pins": len(live),
+        "pinned_blocks": sum(pin.kv_blocks for pin in live),
+        "ttl_left_s": round(min(p.deadline_s for p in live) - now_s, 3)
+        if live
+        else None,
+    }

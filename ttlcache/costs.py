@@ -1,0 +1,223 @@
+"""What losing a pinned context costs, and what holding it costs others.
+
+Every number starts from a profile or a stated default and is then fitted to what
+the engine really did, because a wrong curve misprices every decision: a prefill
+curve used where a reload was possible overstates the benefit many times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ttlcache.curve_fit import OnlineFit
+from ttlcache.errors import ConfigError
+from ttlcache.estimators import SlidingMean
+from ttlcache.types import Pressure
+
+#: Seconds per prompt token before anything is known: an 8B model on an A100 at half
+#: its bf16 peak (2 * 8e9 flop / 156e12 flop/s). The first real prefills replace it.
+DEFAULT_PREFILL = (1e-4, 0.0, 0.0)
+#: Seconds per output token before any was seen: the same model, weights read once from
+#: 1.6 TB/s, and a few milliseconds around it.
+DEFAULT_DECODE_S = 0.02
+#: With more of the pool free than this, and nobody known to lack blocks, memory is not
+#: what the queue waits for.
+RESERVE_SHARE = 0.1
+#: Returns and turns over which T and M are averaged.
+MEAN_WINDOW = 1000
+#: Seconds per token beyond which a profile can only be a mistake.
+_MAX_COEFFICIENT = 1e6
+
+
+def _prefill_features(context: float, cached: float) -> tuple[float, float, float]:
+    return (context - cached, context * context - cached * cached, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPrice:
+    """Shadow price of memory and weight of lost work, per request that waits.
+
+    A fluid queue. Blocks withheld for a second, a share s of the pool, delay each of
+    the w that wait by up to s seconds: w * s. Recovery of a lost context for r seconds
+    takes the GPU from all: the r it waits itself, the n that run and the w that wait:
+    (w + n + 1) * r. Only the ratio counts, so both are divided by w.
+
+    per_s: s; 0 while nobody waits for memory.
+    weight: (w + n + 1) / w; what a second of recovery counts.
+    """
+
+    per_s: float
+    weight: float
+
+
+class CostModel:
+    """Prefill and reload seconds, queueing delay, footprint, price of memory.
+
+    Args:
+        profile: {"prefill": [a, b, c], "reload": {tier: [latency_s, s_per_token]}},
+            both optional; P(n) = a n + b n^2 + c seconds (CacheTTL v4 §5.2).
+
+    Raises:
+        ConfigError: the profile has another content than that.
+    """
+
+    def __init__(self, profile: Mapping[str, object] | None = None) -> None:
+        prefill, reloads = _parse_profile(profile or {})
+        lengths = (1_000.0, 4_000.0, 16_000.0, 64_000.0)
+        anchors = [_prefill_features(n, 0.0) for n in lengths]
+        self._prefill = OnlineFit(prefill, anchors)
+        self._reloads = {tier: _reload_fit(seed) for tier, seed in reloads.items()}
+        self._return_waits = SlidingMean(MEAN_WINDOW)
+        self._footprints = SlidingMean(MEAN_WINDOW)
+        self._decodes = SlidingMean(MEAN_WINDOW)
+
+    def prefill_s(self, context_tokens: float, cached_tokens: float = 0) -> float:
+        """P(context) - P(cached), never negative; the constant counts once."""
+        if not context_tokens > cached_tokens:
+            return 0.0
+        n, known = context_tokens, cached_tokens if cached_tokens > 0.0 else 0.0
+        a, b, c = self._prefill.theta
+        # `_prefill_features` written out: every decision comes through here.
+        seconds = a * (n - known) + b * (n * n - known * known) + c
+        return seconds if seconds > 0.0 else 0.0
+
+    def observe_prefill(
+        self, prompt_tokens: int, cached_tokens: int, seconds: float
+    ) -> None:
+        """A prompt of which `cached_tokens` were there took `seconds` to compute."""
+        if _is_measurement(seconds) and 0 <= cached_tokens < prompt_tokens:
+            self._prefill.observe(
+                _prefill_features(prompt_tokens, cached_tokens), seconds
+            )
+
+    def observe_decode(self, seconds: float) -> None:
+        """An output token after the first took so long, in whatever batch it was."""
+        if _is_measurement(seconds):
+            self._decodes.observe(seconds)
+
+    @property
+    def decode_token_s(self) -> float:
+        """Mean seconds of an output token."""
+        return self._decodes.value if self._decodes.count else DEFAULT_DECODE_S
+
+    def reload_s(self, tier: str, tokens: float) -> float:
+        """Seconds to bring `tokens` back from `tier`; inf for a tier never seen."""
+        fit = self._reloads.get(tier)
+        if fit is None:
+            return math.inf
+        return max(fit.predict((1.0, max(tokens, 0.0))), 0.0)
+
+    def observe_reload(self, tier: str, tokens: int, seconds: float) -> None:
+        if not _is_measurement(seconds) or tokens <= 0:
+            return
+        fit = self._reloads.get(tier)
+        if fit is None:
+            # Nothing but one point is known: read it as pure bandwidth.
+            fit = self._reloads[tier] = _reload_fit((0.0, seconds / tokens))
+        fit.observe((1.0, float(tokens)), seconds)
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Lower tiers with a known reload curve."""
+        return tuple(self._reloads)
+
+    def recovery_s(self, context_tokens: float, tier: str | None = None) -> float:
+        """PrefillReload: the cheaper way back, where `tier` holds the KV or nobody."""
+        prefill_s = self.prefill_s(context_tokens)
+        if tier is None:
+            return prefill_s
+        return min(prefill_s, self.reload_s(tier, context_tokens))
+
+    def observe_return_wait(self, wait_s: float) -> None:
+        """A returning turn whose KV was gone queued for `wait_s` seconds."""
+        if wait_s >= 0.0 and math.isfinite(wait_s):
+            self._return_waits.observe(wait_s)
+
+    @property
+    def queueing_delay_s(self) -> float:
+        """T of CacheTTL v4 §4.2: sliding mean of those waits, 0 at the start."""
+        return self._return_waits.value
+
+    def observe_footprint(self, kv_blocks: float) -> None:
+        if kv_blocks > 0 and math.isfinite(kv_blocks):
+            self._footprints.observe(kv_blocks)
+
+    @property
+    def average_footprint_blocks(self) -> float:
+        """M of CacheTTL v4 §4.1 in blocks, 0 at the start."""
+        return self._footprints.value
+
+    def memory_price(self, pressure: Pressure, kv_blocks: float) -> MemoryPrice | None:
+        """What holding `kv_blocks` costs those who wait, and what losing them costs.
+
+        None for an unknown pool. See `MemoryPrice` for the model.
+        """
+        pool, waiting = pressure.pool_blocks, max(pressure.num_waiting, 0)
+        if pool <= 0:
+            return None
+        running = max(pressure.num_running, 0)
+        if waiting == 0 or _is_slot_queue(pressure):
+            return MemoryPrice(0.0, running + 1.0)
+        share = min(max(kv_blocks, 0.0) / pool, 1.0)
+        return MemoryPrice(share, 1.0 + (running + 1.0) / waiting)
+
+    @property
+    def flat_price(self) -> float:
+        """Price of a held second in CacheTTL's own cost model (v4 §4.1)."""
+        return 1.0
+
+    def to_profile(self) -> dict[str, object]:
+        """The curves as they stand; what the constructor accepts."""
+        return {
+            "prefill": list(self._prefill.theta),
+            "reload": {tier: list(fit.theta) for tier, fit in self._reloads.items()},
+        }
+
+
+def _is_slot_queue(pressure: Pressure) -> bool:
+    """Whether those who wait lack a place in the batch, not memory."""
+    reserve = RESERVE_SHARE * pressure.pool_blocks
+    return pressure.waiting_blocks <= 0 and pressure.free_blocks > reserve
+
+
+def _is_measurement(seconds: float) -> bool:
+    return seconds > 0.0 and math.isfinite(seconds)
+
+
+def _reload_fit(seed: Sequence[float]) -> OnlineFit:
+    anchors = ((1.0, 1_000.0), (1.0, 16_000.0))
+    return OnlineFit(seed, anchors)
+
+
+def _parse_profile(
+    profile: Mapping[str, object],
+) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
+    unknown = sorted(set(profile) - {"prefill", "reload"})
+    if unknown:
+        raise ConfigError(
+            f"profile key {unknown[0]!r} is unknown: expected 'prefill' or 'reload'"
+        )
+    prefill = _coefficients("prefill", profile.get("prefill", DEFAULT_PREFILL), 3)
+    reloads = profile.get("reload", {})
+    if not isinstance(reloads, Mapping):
+        raise ConfigError(
+            f"profile.reload = {reloads!r}: expected a mapping of tier names"
+        )
+    curves = {
+        str(tier): _coefficients(f"reload.{tier}", value, 2)
+        for tier, value in reloads.items()
+    }
+    return prefill, curves
+
+
+def _coefficients(key: str, value: object, size: int) -> tuple[float, ...]:
+    expected = f"expected {size} numbers in [0, {_MAX_COEFFICIENT:g}], not all 0"
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ConfigError(f"profile.{key} = {value!r}: {expected}")
+    good = [v for v in value if isinstance(v, int | float) and not isinstance(v, bool)]
+    numbers = tuple(float(v) for v in good if 0 <= v <= _MAX_COEFFICIENT)
+    if len(numbers) != size or len(value) != size or not any(numbers):
+        raise ConfigError(f"profile.{key} = {value!r}: {expected}")
+    return numbers

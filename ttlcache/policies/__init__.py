@@ -1,0 +1,99 @@
+"""Retention policies by name. Adding one: a file here and a line in `_TARGETS`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from ttlcache.errors import ConfigError
+from ttlcache.policies.base import Policy, PolicyOptions, View
+
+__all__ = ["Policy", "PolicyOptions", "View", "create", "names", "register"]
+
+# Name -> "module:Class". Imported on first use: one broken module of an outside
+# author must not take the others down.
+_TARGETS: dict[str, str] = {
+    "none": "ttlcache.policies.none:NoRetention",
+    "fixed": "ttlcache.policies.fixed:FixedTTL",
+    "ski-rental": "ttlcache.policies.ski_rental:SkiRental",
+    "continuum-public": "ttlcache.policies.continuum_public:ContinuumPublic",
+    "continuum-v1": "ttlcache.policies.continuum_v1:ContinuumV1",
+    "cachettl": "ttlcache.policies.cachettl:CacheTTL",
+    "infercept": "ttlcache.policies.infercept:InferCept",
+    "adaptive": "ttlcache.policies.adaptive:Adaptive",
+}
+
+
+#: Those that come with ttlcache.
+SHIPPED = tuple(_TARGETS)
+
+
+def names() -> tuple[str, ...]:
+    """Every registered policy name."""
+    return tuple(_TARGETS)
+
+
+def register(name: str, target: str) -> None:
+    """Make "package.module:Class" selectable as `name`.
+
+    Raises:
+        ConfigError: the name is taken by another class, or `target` has no colon.
+    """
+    module, colon, class_name = target.partition(":")
+    if not (module and colon and class_name):
+        raise ConfigError(f"policy target {target!r}: expected 'package.module:Class'")
+    taken = _TARGETS.setdefault(name, target)
+    if taken != target:
+        raise ConfigError(f"policy name {name!r} is taken by {taken}")
+
+
+def create(name: str, options: Mapping[str, object] | None = None) -> Policy:
+    """A policy by its registered name.
+
+    Raises:
+        ConfigError: unknown name, unknown option or wrong option value; the text
+            names the key, the value and what was expected.
+    """
+    policy_class = _load(name)
+    try:
+        return policy_class.from_options(options or {})
+    except ValidationError as error:
+        raise ConfigError(_explain(policy_class, name, error)) from None
+
+
+def _load(name: str) -> type[Policy]:
+    target = _TARGETS.get(name)
+    if target is None:
+        raise ConfigError(_unknown("policy", name, names()))
+    module, _, class_name = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"policy {name!r}: cannot load {target}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise ConfigError(f"policy {name!r}: {target} is not a subclass of Policy")
+    return found
+
+
+def _explain(policy: type[Policy], name: str, error: ValidationError) -> str:
+    problems = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            known = tuple(policy.Options.model_fields)
+            problems.append(_unknown(f"option of policy {name!r}", key, known))
+        else:
+            expected = item["msg"][:1].lower() + item["msg"][1:]
+            problems.append(
+                f"option {key!r} of policy {name!r} = {item['input']!r}: {expected}"
+            )
+    return "; ".join(problems)
+
+
+def _unknown(what: str, value: object, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.0)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {what}: {value!r}; {hint}expected one of: {', '.join(known)}"

@@ -1,0 +1,234 @@
+"""Our own rule: CacheTTL's bargain with the costs that are really paid.
+
+    tau* = argmax over tau of F(tau) * B - price * E[min(gap, tau)]
+    B    = weight * PrefillReload(r)
+
+What differs from CacheTTL v4 (`cachettl`), each behind its own option so that an
+ablation can take it away (docs/design.md §5):
+
+charge_what_is_used   a pin that is claimed early stops costing: E[min(gap, tau)]
+                      instead of tau.
+price_memory          both sides are delays of others (`costs.MemoryPrice`): a held
+                      second delays those who wait by the share of the pool it takes,
+                      a second of recovery all who wait and all who run. While nobody
+                      waits memory is free and the TTL infinite. Queueing again, the
+                      paper's T * eta, is no waste: somebody else is served meanwhile.
+                      Off, or with an unknown pool: price 1, B = T * eta +
+                      PrefillReload(r).
+patient_stalls        an engine with nothing to run waits for a pin's next turn for as
+                      long as recovering its context would take (ski rental) before it
+                      takes the pin.
+whole_victims         under pressure a pin goes as a whole: of programs that all lost
+                      their tails none can run without taking somebody else's.
+censored              F from Kaplan-Meier: gaps that never ended, and those still
+                      open, count too.
+use_eta               the client's own estimate of the gap, when it gives one.
+redecide              with part of the gap over, F is conditional on having lasted so
+                      long; off: the first plan's remainder.
+ski_rental_fallback   B / price (2-competitive, no prediction) while a tool's data are
+                      thin, and while predictions have lately done clearly worse.
+                      Off, and for turns without a tool call: the paper's T_default
+                      while data are thin.
+ski_rental_floor      never below B / price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from ttlcache.estimators import EMPTY, SurvivalCurve, survival_of_sorted
+from ttlcache.gaps import is_human_gap
+from ttlcache.policies.base import Policy, PolicyOptions, View, remaining
+from ttlcache.policies.cachettl import bounded, default_ttl_s
+from ttlcache.types import Decision, GapKey, TurnFacts
+
+#: Predictions must lose by this factor before ski rental takes over: misses count at
+#: once, but what a short TTL saves on a program that ended counts when it is forgotten.
+REGRET_MARGIN = 1.2
+
+
+class AdaptiveOptions(PolicyOptions):
+    """Switches as in the module's docstring, and three numbers.
+
+    min_records: gaps (ended or not) above which a key's history is trusted.
+    eta_margin: a client's estimate is stretched by this factor.
+    min_outcomes: outcomes before the running regret may overrule predictions.
+    """
+
+    charge_what_is_used: bool = True
+    price_memory: bool = True
+    patient_stalls: bool = True
+    whole_victims: bool = True
+    censored: bool = True
+    use_eta: bool = True
+    redecide: bool = True
+    ski_rental_fallback: bool = True
+    ski_rental_floor: bool = False
+    min_records: int = Field(default=50, ge=0)
+    eta_margin: float = Field(default=1.5, ge=1.0, allow_inf_nan=False)
+    min_outcomes: int = Field(default=100, ge=1)
+
+
+@dataclass(slots=True)
+class RunningRegret:
+    """Recent cost of predicted TTLs against ski rental's, on the same gaps."""
+
+    planned_s: float = 0.0
+    ski_s: float = 0.0
+    outcomes: int = 0
+
+    _FORGET = 0.99  # about the last 100 outcomes count
+
+    def add(self, planned_s: float, ski_s: float) -> None:
+        self.planned_s = self._FORGET * self.planned_s + planned_s
+        self.ski_s = self._FORGET * self.ski_s + ski_s
+        self.outcomes += 1
+
+    @property
+    def predictions_lose(self) -> bool:
+        return self.planned_s > REGRET_MARGIN * self.ski_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """B and the price of memory, as this decision sees them."""
+
+    benefit_s: float
+    price: float
+
+    @property
+    def ski_s(self) -> float:
+        return self.benefit_s / self.price
+
+
+class Adaptive(Policy):
+    """TTL by priced survival analysis, with ski rental as the safety net."""
+
+    name = "adaptive"
+    reads_eta = True
+    Options = AdaptiveOptions
+    options: AdaptiveOptions
+
+    def __init__(self, options: PolicyOptions | None = None) -> None:
+        super().__init__(options)
+        self._regret = RunningRegret()
+
+    def decide(self, turn: TurnFacts, view: View) -> Decision:
+        decision = self._decide(turn, view)
+        patience_s = view.recovery_s(turn) if self.options.patient_stalls else 0.0
+        return decision._replace(
+            patience_s=patience_s, whole=self.options.whole_victims
+        )
+
+    def _decide(self, turn: TurnFacts, view: View) -> Decision:
+        terms = self._terms(turn, view)
+        inputs = {"benefit_s": terms.benefit_s, "price": terms.price}
+        if terms.price <= 0.0:
+            return Decision(math.inf, "memory-free", inputs)
+        if terms.benefit_s <= 0.0:
+            return Decision(0.0, "no-benefit", inputs)
+        eta_ttl_s = self._by_client_eta(turn, terms)
+        if eta_ttl_s is not None:
+            return Decision(eta_ttl_s, "client-eta", inputs)
+        inputs["ski_s"] = terms.ski_s
+        ttl_s, reason = self._by_history(turn, view, terms, inputs)
+        if self.options.ski_rental_floor:
+            ttl_s = max(ttl_s, remaining(terms.ski_s, turn))
+        return Decision(ttl_s, reason, inputs)
+
+    def _terms(self, turn: TurnFacts, view: View) -> _Terms:
+        recovery_s = view.recovery_s(turn)
+        price = None
+        if self.options.price_memory:
+            price = view.costs.memory_price(view.pressure, turn.kv_blocks)
+        if price is not None:
+            return _Terms(bounded(price.weight * recovery_s), price.per_s)
+        delay_s = view.costs.queueing_delay_s * view.eta
+        return _Terms(bounded(delay_s + recovery_s), view.costs.flat_price)
+
+    def _by_client_eta(self, turn: TurnFacts, terms: _Terms) -> float | None:
+        """Hold until the announced end if that wait is worth it; None: no estimate.
+
+        An estimate already overrun says nothing more: back to the history.
+        """
+        if not self.options.use_eta or turn.tool_eta_s is None:
+            return None
+        left_s = turn.tool_eta_s - max(turn.waited_s, 0.0)
+        if not left_s > 0.0:
+            return None
+        if terms.price * left_s > terms.benefit_s:
+            return 0.0
+        return left_s * self.options.eta_margin
+
+    def _by_history(
+        self, turn: TurnFacts, view: View, terms: _Terms, inputs: dict[str, float]
+    ) -> tuple[float, str]:
+        curve, source = self._curve(turn.gap_key, view)
+        ski_s = remaining(terms.ski_s, turn)
+        if curve is None:
+            # Most turns without a tool call end their program, which the history
+            # learns late (an end is seen when the program has been silent for long):
+            # ski rental would hold every one of them for all of B.
+            if self.options.ski_rental_fallback and not is_human_gap(turn.gap_key):
+                return ski_s, "ski-rental:cold"
+            return remaining(default_ttl_s(terms.ski_s), turn), "default"
+        planned_s = self._plan(curve, turn, terms)
+        inputs["planned_s"] = planned_s
+        if self._distrusts_predictions():
+            return ski_s, "ski-rental:regret"
+        return planned_s, source
+
+    def _curve(self, key: GapKey, view: View) -> tuple[SurvivalCurve | None, str]:
+        gaps, enough = view.gaps, self.options.min_records
+        found = gaps.best_key(key, enough, with_censored=self.options.censored)
+        if found is None and (is_human_gap(key) or gaps.total <= enough):
+            return None, ""
+        if self.options.censored:
+            curve = gaps.survival(found, view.now_s)
+        else:
+            curve = survival_of_sorted(gaps.durations(found), EMPTY)
+        return curve, "survival:global" if found is None else "survival:key"
+
+    def _plan(self, curve: SurvivalCurve, turn: TurnFacts, terms: _Terms) -> float:
+        conditional = self.options.redecide and turn.waited_s > 0.0
+        if conditional:
+            curve = curve.given_survival(turn.waited_s)
+        costs_s = curve.held_s if self.options.charge_what_is_used else curve.times
+        if len(costs_s) == 0:
+            return 0.0  # nobody who waited this long is known to have come back
+        # F B - price cost, less the constant B: in place, this is the hot path.
+        values = curve.survival * -terms.benefit_s
+        values -= costs_s * terms.price
+        best = int(values.argmax())
+        worth_s = float(values[best]) + terms.benefit_s
+        ttl_s = float(curve.times[best]) if worth_s > 0.0 else 0.0
+        return ttl_s if conditional else remaining(ttl_s, turn)
+
+    def _distrusts_predictions(self) -> bool:
+        return (
+            self.options.ski_rental_fallback
+            and self._regret.outcomes >= self.options.min_outcomes
+            and self._regret.predictions_lose
+        )
+
+    def observe_outcome(
+        self,
+        key: GapKey,
+        gap_s: float,
+        ttl_s: float,
+        inputs: Mapping[str, float] | None = None,
+    ) -> None:
+        """Charge both rules for the gap: memory held, and B where it ran out."""
+        if inputs is None or "planned_s" not in inputs or math.isnan(gap_s):
+            return
+        benefit_s, price = inputs["benefit_s"], inputs["price"]
+
+        def loss_s(tau_s: float) -> float:
+            missed = tau_s < gap_s < math.inf  # a gap that never ends loses nothing
+            return price * min(gap_s, tau_s) + (benefit_s if missed else 0.0)
+
+        self._regret.add(loss_s(inputs["planned_s"]), loss_s(inputs["ski_s"]))

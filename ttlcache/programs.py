@@ -1,0 +1,234 @@
+"""The program table: who is who, in which order they came, what they wait for.
+
+A program is an agent's whole job. Several of its turns may be in flight at once
+(sub-agents, branches, retries); a finished turn that nobody continued yet is
+"open". The table is bounded: idle programs are forgotten oldest first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import InitVar, dataclass, field
+
+from ttlcache.seniority import Seniority
+from ttlcache.types import Decision, GapKey, TurnFacts
+from ttlcache.worksize import Work
+
+#: Open turns kept per program besides those whose next request waits already;
+#: parallel branches beyond it lose the oldest.
+MAX_OPEN_TURNS = 16
+
+#: (tenant, program id): an id is a label inside its tenant, never across. Of a program
+#: without an id, its arrival number: no client can send that.
+ProgramKey = tuple[str, str] | int
+#: Longest client string kept as it is; of a longer one only a digest is.
+MAX_KEY_CHARS = 256
+
+
+def client_key(tenant: str, label: str) -> tuple[str, str]:
+    """The key of an id that a client chose, inside a tenant that it chose as well.
+
+    Bounded in size.
+    """
+    return bounded(tenant), bounded(label)
+
+
+def bounded(text: str) -> str:
+    """`text`, or a digest of it where it is long."""
+    if len(text) <= MAX_KEY_CHARS:
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A finished turn whose continuation has not arrived yet.
+
+    num_hashes, last_hash: the prefix-cache hash of its last full block; hashes
+        are chained, so equal hashes at one index mean equal tokens up to there.
+    hashes: the engine's own list with all of them, and maybe later ones; kept only
+        while the turn is pinned.
+    decision: what the policy answered at its end, for learning from the outcome.
+    facts: what it was asked then, kept only while the turn is pinned.
+    continued: the next turn has arrived, but has not claimed the pin yet.
+    """
+
+    token: int
+    finish_s: float
+    gap_key: GapKey
+    context_tokens: int
+    num_hashes: int = 0
+    last_hash: bytes = b""
+    hashes: Sequence[bytes] = ()
+    pin_id: int | None = None
+    decision: Decision | None = None
+    facts: TurnFacts | None = None
+    continued: bool = False
+
+    def continued_by(self, hashes: Sequence[bytes], num_tokens: int) -> bool:
+        """Whether a prompt extends this turn's whole context."""
+        if self.num_hashes == 0:
+            return num_tokens >= self.context_tokens
+        if len(hashes) < self.num_hashes:
+            return False
+        return hashes[self.num_hashes - 1] == self.last_hash
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """One agent's job as this engine sees it.
+
+    service_s, wait_s: cumulative time of its requests running and queued, since
+        the last promotion (PLAS).
+    tenant: isolation domain, also of programs without an id; its pins share the
+        cap with other tenants' pins.
+    seniority: its place in the program order, shared by a parent and its sub-agents.
+    """
+
+    key: ProgramKey
+    arrival_seq: InitVar[int]
+    parent: Program | None = None
+    tenant: str = ""
+    priority_class: int = 0
+    turns_finished: int = 0
+    in_flight: int = 0
+    ended: bool = False
+    last_seen_s: float = 0.0
+    reuse_share: float = 1.0
+    service_s: float = 0.0
+    wait_s: float = 0.0
+    open_turns: list[Turn] = field(default_factory=list)
+    work: Work | None = None
+    seniority: Seniority = field(init=False)
+
+    def __post_init__(self, arrival_seq: int) -> None:
+        self.seniority = Seniority(arrival_seq)
+
+    @property
+    def program_id(self) -> str:
+        return f"anonymous-{self.key}" if isinstance(self.key, int) else self.key[1]
+
+    def adopt(self, parent: Program) -> None:
+        """Become a sub-agent of `parent`, which is maybe one itself."""
+        if parent is self or parent.parent is self:
+            return
+        self.parent = parent
+        self.seniority = parent.seniority
+
+
+class ProgramTable:
+    """All live programs, least recently active first. O(1) per operation."""
+
+    def __init__(self, max_programs: int, idle_s: float) -> None:
+        self._max = max_programs
+        self._idle_s = idle_s
+        self._programs: OrderedDict[ProgramKey, Program] = OrderedDict()
+        self._next_seq = 0
+        self._tenants: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def __iter__(self) -> Iterator[Program]:
+        return iter(self._programs.values())
+
+    def __reversed__(self) -> Iterator[Program]:
+        return reversed(self._programs.values())
+
+    @property
+    def num_tenants(self) -> int:
+        """Tenants with a live program."""
+        return len(self._tenants)
+
+    def get(self, key: ProgramKey) -> Program | None:
+        return self._programs.get(key)
+
+    def next_seq(self) -> int:
+        """The next number of the arrival order."""
+        self._next_seq += 1
+        return self._next_seq
+
+    def get_or_create(self, key: tuple[str, str], now_s: float) -> Program:
+        """The live program of `key`; an ended one is succeeded by a new one."""
+        program = self._programs.get(key)
+        if program is None:
+            return self._create(key, key[0], self.next_seq(), now_s)
+        program.last_seen_s = now_s
+        self._programs.move_to_end(key)
+        return program
+
+    def create_anonymous(self, tenant: str, now_s: float) -> Program:
+        """A new program without an id; its key is its arrival number."""
+        number = self.next_seq()
+        return self._create(number, tenant, number, now_s)
+
+    def _create(
+        self, key: ProgramKey, tenant: str, number: int, now_s: float
+    ) -> Program:
+        program = Program(key, arrival_seq=number, tenant=tenant)
+        program.last_seen_s = now_s
+        self._programs[key] = program
+        self._tenants[tenant] += 1
+        return program
+
+    def touch(self, program: Program, now_s: float) -> None:
+        """Mark as active now. A program that was forgotten meanwhile stays so."""
+        program.last_seen_s = now_s
+        if self._programs.get(program.key) is program:
+            self._programs.move_to_end(program.key)
+
+    def remove(self, program: Program) -> None:
+        """Forget; requests in flight keep their reference and see `ended`."""
+        program.ended = True
+        if self._programs.get(program.key) is program:
+            del self._programs[program.key]
+            self._tenants[program.tenant] -= 1
+            if not self._tenants[program.tenant]:
+                del self._tenants[program.tenant]
+
+    def idle(self, now_s: float) -> Iterator[Program]:
+        """Programs to forget now: silent too long, or too many of them.
+
+        The caller removes each one before asking for the next. Programs with a
+        turn in flight are never idle.
+        """
+        while self._programs:
+            program = next(iter(self._programs.values()))
+            overdue = now_s - program.last_seen_s > self._idle_s
+            if not overdue and len(self._programs) <= self._max:
+                return
+            if program.in_flight:
+                # Active after all; what makes it old is a long turn.
+                self._programs.move_to_end(program.key)
+                program.last_seen_s = now_s
+                if len(self._programs) > self._max:
+                    return
+                continue
+            yield program
+
+    def next_idle_s(self) -> float | None:
+        """When the next program may have to be forgotten, for simulators."""
+        if not self._programs:
+            return None
+        return next(iter(self._programs.values())).last_seen_s + self._idle_s
+
+
+def shared_blocks(
+    mine: Sequence[bytes], theirs: Sequence[bytes], limit: float = math.inf
+) -> int:
+    """Number of leading hashes that two chained hash lists have in common.
+
+    Hashes are chained, so equality is monotone and a binary search suffices. Those
+    from `limit` on do not count.
+    """
+    low, high = 0, int(min(len(mine), len(theirs), limit))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if mine[middle - 1] == theirs[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,299 @@
+"""A CUDA device made of this process's memory, for unit tests of the engine's order.
+
+Streams are queues of operations. Whenever the engine looks at an event, a seeded
+random scheduler runs some operations of any stream whose head may run: all that CUDA
+permits may happen, so a missing event shows as wrong bytes. Copies are real; memory
+outside live allocations and kernels on unpinned host memory are errors that break the
+device for good, as on a real one. It says nothing about speed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttlcache.transfer.cuda_api import CudaError
+from ttlcache.transfer.kernels import KERNELS, RUN_BYTES, RUN_FIELDS
+from ttlcache.transfer.plan import Addresses, Counts
+
+ALIGNMENT = 256
+#: Made-up speeds: bytes a second, seconds a call, seconds a piece of a batch.
+LINK_BYTES_PER_S, CALL_S, PIECE_S = 50e9, 3e-6, 1e-7
+
+
+@dataclass
+class _Event:
+    recorded: int = 0
+    reached: int = 0
+    at_s: float = 0.0
+
+
+@dataclass
+class _Op:
+    """An operation in a stream; `ready` says whether it may run."""
+
+    run: Callable[[], None]
+    ready: Callable[[], bool] = lambda: True
+
+
+@dataclass
+class FakeCuda:
+    """`CudaRuntime` in virtual time; `calls` lists every call by name.
+
+    Args:
+        seed: of the scheduler.
+        fail: call name → the number of that call that fails (1: the next one).
+        run_kernel: carries out packed runs, e.g. the host build; default: memmove.
+    """
+
+    seed: int = 0
+    has_batch_copy: bool = True
+    kernels_reach_host: bool = True
+    max_pitch_bytes: int = 2**31 - 1
+    fail: dict[str, int] = field(default_factory=dict)
+    run_kernel: Callable[[str, tuple[int, ...]], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.calls: list[str] = []
+        self.now_s = 0.0
+        self.broken = ""
+        self._random = random.Random(self.seed)
+        self._handles = itertools.count(1)
+        self._streams: dict[int, deque[_Op]] = {}
+        self._events: dict[int, _Event] = {}
+        self._memory: dict[int, tuple[NDArray[np.uint8], int, str]] = {}
+        self._bases: list[int] = []
+
+    # Streams and events
+
+    def activate(self) -> None:
+        self._called("activate")
+
+    def create_stream(self, low_priority: bool) -> int:
+        self._called("create_stream")
+        handle = next(self._handles)
+        self._streams[handle] = deque()
+        return handle
+
+    def destroy_stream(self, stream: int) -> None:
+        self._called("destroy_stream")
+        while self._streams[stream]:
+            self.progress(1)
+        del self._streams[stream]
+
+    def create_event(self) -> int:
+        self._called("create_event")
+        handle = next(self._handles)
+        self._events[handle] = _Event()
+        return handle
+
+    def destroy_event(self, event: int) -> None:
+        self._called("destroy_event")
+        del self._events[event]  # streams that wait for it hold the object itself
+
+    def record(self, event: int, stream: int) -> None:
+        self._called("record")
+        held = self._events[event]
+        held.recorded = number = held.recorded + 1
+
+        def reach() -> None:
+            held.reached, held.at_s = number, self.now_s
+
+        self._streams[stream].append(_Op(reach))
+
+    def stream_wait(self, stream: int, event: int) -> None:
+        self._called("stream_wait")
+        held = self._events[event]
+        number = held.recorded
+        self._streams[stream].append(
+            _Op(lambda: None, lambda: held.reached >= number),
+        )
+
+    def is_done(self, event: int) -> bool:
+        self._called("is_done")
+        self.progress(self._random.randrange(4))
+        self._check_broken("is_done")
+        held = self._events[event]
+        return held.reached == held.recorded
+
+    def wait(self, event: int) -> None:
+        self._called("wait")
+        while not self.is_done(event):
+            pass
+
+    def elapsed_s(self, first: int, last: int) -> float:
+        self._called("elapsed_s")
+        return self._events[last].at_s - self._events[first].at_s
+
+    def enqueue(self, stream: int, run: Callable[[], None]) -> None:
+        """The test's own work (a forward pass) on a stream."""
+        self._streams[stream].append(_Op(run))
+
+    def progress(self, steps: int) -> None:
+        """Run up to so many operations, of streams chosen by chance."""
+        for _ in range(steps):
+            heads = [q for q in self._streams.values() if q and q[0].ready()]
+            if not heads:
+                return
+            self._random.choice(heads).popleft().run()
+
+    # Copies and kernels
+
+    def copy_2d(
+        self,
+        dst: int,
+        dst_pitch: int,
+        src: int,
+        src_pitch: int,
+        width: int,
+        rows: int,
+        stream: int,
+    ) -> None:
+        self._called("copy_2d")
+        pitches = (dst_pitch, src_pitch)
+        if rows > 1 and not width <= min(pitches) <= max(pitches):
+            raise CudaError(f"copy_2d: pitches {pitches} for width {width}")
+        if rows > 1 and max(pitches) > self.max_pitch_bytes:
+            raise CudaError(f"copy_2d: pitch {max(pitches)} too large")
+
+        def run() -> None:
+            self.now_s += CALL_S + width * rows / LINK_BYTES_PER_S
+            for row in range(rows):
+                self._move(dst + row * dst_pitch, src + row * src_pitch, width)
+
+        self._streams[stream].append(_Op(run))
+
+    def copy_batch(
+        self,
+        dst: Addresses,
+        src: Addresses,
+        size: Counts,
+        stable_source: bool,
+        stream: int,
+    ) -> None:
+        self._called("copy_batch")
+        if not self.has_batch_copy:
+            raise CudaError("copy_batch: the driver lacks it")
+        # Pieces of a batch have no order among themselves.
+        copies = list(zip(dst.tolist(), src.tolist(), size.tolist(), strict=True))
+        self._random.shuffle(copies)
+
+        def run() -> None:
+            total = sum(size for _, _, size in copies)
+            self.now_s += CALL_S + len(copies) * PIECE_S + total / LINK_BYTES_PER_S
+            for copy in copies:
+                self._move(*copy)
+
+        self._streams[stream].append(_Op(run))
+
+    def launch(
+        self, kernel: str, ctas: int, args: tuple[int, ...], stream: int
+    ) -> None:
+        self._called("launch")
+        if kernel not in KERNELS.values() or ctas < 1:
+            raise CudaError(f"launch: {kernel} on {ctas} thread blocks")
+
+        def run() -> None:
+            runs = self._runs(args)
+            self.now_s += 2 * CALL_S
+            for row in runs:
+                for start in (row[0], row[1]):
+                    self._demand(start, 1, for_kernel=True)
+            if self.run_kernel is not None and not self.broken:
+                self.run_kernel(kernel, args)
+            elif not self.broken:
+                for src, dst, src_pitch, dst_pitch, width, rows, _ in runs:
+                    for at in range(rows):
+                        self._move(dst + at * dst_pitch, src + at * src_pitch, width)
+
+        self._streams[stream].append(_Op(run))
+
+    def _runs(self, args: tuple[int, ...]) -> list[list[int]]:
+        address, count = args[:2]
+        raw = ctypes.string_at(address, count * RUN_BYTES)
+        return np.frombuffer(raw, np.uint64).reshape(-1, len(RUN_FIELDS)).tolist()
+
+    def _move(self, dst: int, src: int, size: int) -> None:
+        self._demand(dst, size)
+        self._demand(src, size)
+        if not self.broken:
+            ctypes.memmove(dst, src, size)
+
+    # Memory
+
+    def alloc_device(self, num_bytes: int) -> int:
+        self._called("alloc_device")
+        return self._alloc(num_bytes, "device")
+
+    def alloc_host(self, num_bytes: int) -> int:
+        self._called("alloc_host")
+        return self._alloc(num_bytes, "pinned")
+
+    def alloc_pageable(self, num_bytes: int) -> int:
+        """Ordinary host memory: kernels must not touch it."""
+        return self._alloc(num_bytes, "pageable")
+
+    def free_device(self, address: int) -> None:
+        self._free(address, "device")
+
+    def free_host(self, address: int) -> None:
+        self._free(address, "pinned")
+
+    def pin(self, address: int, num_bytes: int) -> None:
+        self._called("pin")
+        array, _, kind = self._memory[address]
+        if kind != "pageable":
+            raise CudaError(f"pin: {kind} memory")
+        self._memory[address] = (array, num_bytes, "registered")
+
+    def unpin(self, address: int) -> None:
+        array, size, _ = self._memory[address]
+        self._memory[address] = (array, size, "pageable")
+
+    @property
+    def live_allocations(self) -> int:
+        return len(self._memory)
+
+    def _alloc(self, num_bytes: int, kind: str) -> int:
+        array = np.zeros(num_bytes + ALIGNMENT, np.uint8)
+        address = -(-array.ctypes.data // ALIGNMENT) * ALIGNMENT
+        self._memory[address] = (array, num_bytes, kind)
+        bisect.insort(self._bases, address)
+        return address
+
+    def _free(self, address: int, kind: str) -> None:
+        if self._memory.pop(address)[2] != kind:
+            raise CudaError("freed as another kind of memory")
+        self._bases.remove(address)
+
+    def _demand(self, address: int, size: int, for_kernel: bool = False) -> None:
+        place = bisect.bisect(self._bases, address) - 1
+        base = self._bases[place] if place >= 0 else 0
+        _, held, kind = self._memory.get(base, (None, 0, "no"))
+        inside = base <= address and address + size <= base + held
+        if not inside or (for_kernel and kind == "pageable"):
+            self.broken = f"illegal address {address:#x} in {kind} memory"
+
+    # Faults
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if name not in ("destroy_event", "destroy_stream"):
+            self._check_broken(name)
+        if name in self.fail:
+            self.fail[name] -= 1
+            if self.fail[name] == 0:
+                del self.fail[name]
+                raise CudaError(f"{name}: made to fail")
+
+    def _check_broken(self, name: str) -> None:
+        if self.broken:
+            raise CudaError(f"{name}: {self.broken}")

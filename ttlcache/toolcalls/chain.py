@@ -1,0 +1,76 @@
+"""The parser chain: from the output text of a turn to its gap key."""
+
+from __future__ import annotations
+
+from ttlcache.toolcalls.anthropic import AnthropicInvoke
+from ttlcache.toolcalls.base import Parser, combine
+from ttlcache.toolcalls.deepseek import DeepSeek
+from ttlcache.toolcalls.fenced import FencedShell, code_blocks, without
+from ttlcache.toolcalls.function_xml import FunctionXml
+from ttlcache.toolcalls.harmony import Harmony
+from ttlcache.toolcalls.hermes import Hermes
+from ttlcache.toolcalls.json_items import JsonItems
+from ttlcache.toolcalls.llama import LlamaPythonic, LlamaPythonTag
+from ttlcache.toolcalls.mistral import Mistral
+from ttlcache.toolcalls.terminal_bench import TerminalBench
+from ttlcache.types import GapKey
+
+#: Characters of a text that are looked at: its head, which names the tool of one
+#: long call, and its tail, where the calls of a long answer are.
+HEAD_LIMIT = 8 * 1024
+TAIL_LIMIT = 24 * 1024
+SCAN_LIMIT = HEAD_LIMIT + TAIL_LIMIT
+
+# Explicit tags come before shapes that prose or arguments can have by chance.
+_TAGGED: tuple[Parser, ...] = (
+    Harmony(),
+    DeepSeek(),
+    Mistral(),
+    FunctionXml(),
+    AnthropicInvoke(),
+    Hermes(),
+    LlamaPythonTag(),
+)
+_SHAPED: tuple[Parser, ...] = (TerminalBench(), JsonItems(), LlamaPythonic())
+_FENCED: tuple[Parser, ...] = (FencedShell(),)
+_REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
+
+def detect(text: str, *, fences: bool = True) -> GapKey | None:
+    """The gap key of the calls that a turn's output makes; None without a call.
+
+    `fences` off: shell blocks are prose, because the server has tool calls of its own.
+
+    Never raises. Linear time: one search for the end of the reasoning, then
+    `SCAN_LIMIT` characters at most are parsed.
+    Calls that the model only thought of, before the end of its reasoning, and
+    calls inside source code blocks do not count. Special tokens should be in the
+    text: most formats are marked by them.
+    """
+    answer = _window(_answer(text))
+    code = code_blocks(answer)
+    # A tag after a block that nothing closes is a call; a mere shape there is code.
+    tagged = without(answer, (block for block in code if block.closed))
+    shaped = without(answer, code)
+    stages = ((tagged, _TAGGED), (shaped, _SHAPED), (answer, _FENCED))
+    for part, parsers in stages if fences else stages[:2]:
+        for parser in parsers:
+            if keys := parser.parse(part):
+                return combine(keys)
+    return None
+
+
+def _window(text: str) -> str:
+    if len(text) <= SCAN_LIMIT:
+        return text
+    return text[:HEAD_LIMIT] + text[-TAIL_LIMIT:]
+
+
+def _answer(text: str) -> str:
+    """`text` after its reasoning; chat templates may have opened that already."""
+    for opening, closing in _REASONING:
+        reasoning, closed, answer = text.partition(closing)
+        is_open = text[:64].lstrip().startswith(opening)
+        if is_open or (closed and opening not in reasoning):
+            return answer
+    return text

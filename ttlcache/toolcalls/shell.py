@@ -1,0 +1,245 @@
+"""The gap key of a shell command: which program will dominate its time.
+
+Rules, in order:
+1. Of a script, the last command that is not instant counts (cd, ls, grep, ... are);
+   without one, the last that is no prefix (cd, export, echo, ...); else the last.
+   A command put into the background is instant.
+2. Of a pipeline, the first stage of the highest of these ranks.
+3. Wrappers (timeout, sudo, env, uv run, docker exec, bash -c, ...) are looked
+   through; `python -m x` is the program x; python3.11 is python, pip3 is pip.
+4. The second word is a subcommand, or for a file its extension (`*.py`), so that
+   names that change from run to run make no keys of their own.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from ttlcache.toolcalls.shell_lexer import Pipeline, split_script
+from ttlcache.toolcalls.shell_programs import (
+    HEADERS,
+    INSTANT,
+    KEYWORDS,
+    MODE_FLAGS,
+    NO_SUBCOMMAND,
+    PREFIX_PAIRS,
+    PREFIXES,
+    SCRIPT_RUNNERS,
+    SHELLS,
+    SLOW_GIT,
+    VALUE_FLAGS,
+    WRAPPERS,
+    Wrapper,
+)
+from ttlcache.toolcalls.text import clean
+from ttlcache.types import FINAL_GAP, GapKey
+
+_MAX_NESTING = 3  # bash -c "bash -c ..."
+_MAX_WRAPPERS = 8
+# Echoed on a line of its own, these end a mini-swe-agent program.
+_FINAL_MARKERS = frozenset(
+    {"COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", "MINI_SWE_AGENT_FINAL_OUTPUT"}
+)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=")
+_VERSIONED = re.compile(r"(python|pip)[\d.]+$")
+_TMUX_KEY = re.compile(r"(?:[CMS]-.{1,6}|\^.)$")
+_SUBCOMMAND = re.compile(r"[a-z][a-z0-9_:-]{0,23}$")
+_EXTENSION = re.compile(
+    r"[^=]*[\w\])}*-](\.[A-Za-z][A-Za-z0-9]{0,4})(?:::.*)?$", re.DOTALL
+)
+
+
+class _Rank(IntEnum):
+    PREFIX = 0
+    INSTANT = 1
+    REAL = 2
+    FINAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    rank: _Rank
+    executable: str
+    second: str = ""
+
+
+def shell_key(command: str, tool: str = "bash") -> GapKey:
+    """The gap key of `command` run by `tool`; `tool` alone where nothing runs.
+
+    Linear time; never raises, whatever the quoting.
+    """
+    program = _dominating(command, depth=0)
+    if program is None:
+        return GapKey(clean(tool))
+    if program.rank is _Rank.FINAL:
+        return FINAL_GAP
+    return GapKey(clean(tool), clean(program.executable), clean(program.second))
+
+
+def join_argv(argv: Iterable[str]) -> str:
+    """The command line of an argument vector."""
+    return shlex.join(argv)
+
+
+def _dominating(script: str, depth: int) -> _Program | None:
+    if depth > _MAX_NESTING:
+        return None
+    chosen: _Program | None = None
+    for pipeline in split_script(script):
+        program = _of_pipeline(pipeline, depth)
+        if program and (chosen is None or program.rank >= chosen.rank):
+            chosen = program
+    return chosen
+
+
+def _of_pipeline(pipeline: Pipeline, depth: int) -> _Program | None:
+    chosen: _Program | None = None
+    for words in pipeline.stages:
+        program = _of_command(words, depth)
+        if program and (chosen is None or program.rank > chosen.rank):
+            chosen = program
+    if chosen and pipeline.background:
+        return replace(chosen, rank=min(chosen.rank, _Rank.INSTANT))
+    return chosen
+
+
+def _of_command(words: list[str], depth: int) -> _Program | None:
+    words = _unwrap(words)
+    if not words or words[0] in HEADERS:
+        return None
+    executable, arguments = _executable(words[0]), words[1:]
+    if executable in SHELLS and (script := _inline_script(arguments)) is not None:
+        return _dominating(script, depth + 1)
+    module = _module_call(arguments) if executable == "python" else None
+    if module:
+        executable, arguments = module[0], module[1:]
+    elif executable.endswith(".py") and words[0] == executable:
+        # `uv run train.py`; a file of the PATH is not called so.
+        executable, arguments = "python", words
+    if not executable or _TMUX_KEY.match(executable):
+        return None
+    return _program(executable, arguments)
+
+
+def _program(executable: str, arguments: list[str]) -> _Program:
+    second = _second(executable, arguments)
+    rank = _Rank.REAL
+    if executable == "echo" and not _FINAL_MARKERS.isdisjoint(arguments):
+        rank = _Rank.FINAL
+    elif executable in PREFIXES or (executable, second) in PREFIX_PAIRS:
+        rank = _Rank.PREFIX
+    elif executable in INSTANT or (executable == "git" and second not in SLOW_GIT):
+        rank = _Rank.INSTANT
+    return _Program(rank, executable, second)
+
+
+def _unwrap(words: list[str]) -> list[str]:
+    """The words without what stands before the program itself."""
+    for _ in range(_MAX_WRAPPERS):
+        words = _drop_assignments(words)
+        inner = _drop_wrapper(words)
+        # `sudo -l`, `env`, `time`: the wrapper is what runs.
+        if inner is None or not inner:
+            return words
+        words = inner
+    return words
+
+
+def _drop_assignments(words: list[str]) -> list[str]:
+    start = 0
+    while start < len(words) and (
+        _ASSIGNMENT.match(words[start]) or words[start] in KEYWORDS
+    ):
+        start += 1
+    return words[start:]
+
+
+def _drop_wrapper(words: list[str]) -> list[str] | None:
+    """The command that a wrapper runs; None where there is no wrapper."""
+    if not words:
+        return None
+    names = (_executable(words[0]), *words[1:3])
+    for length in (3, 2, 1):
+        wrapper = WRAPPERS.get(names[:length])
+        if wrapper is not None:
+            return _after_options(words[length:], wrapper)
+    return None
+
+
+def _after_options(words: list[str], wrapper: Wrapper) -> list[str]:
+    start, positionals = 0, wrapper.positionals
+    while start < len(words):
+        word = words[start]
+        if word == "-m":  # coverage run -m pytest, uv run -m pytest
+            return ["python", *words[start:]]
+        if word in wrapper.value_flags:
+            start += 2
+        elif word.startswith("-") and word != "-":
+            start += 1
+        elif positionals:
+            positionals, start = positionals - 1, start + 1
+        else:
+            break
+    return words[start:]
+
+
+def _executable(word: str) -> str:
+    name = word.rstrip("/").rpartition("/")[2]
+    if word.startswith("@") or "@" in name[1:]:  # npx @scope/tool@1.2
+        name = name[:1] + name[1:].partition("@")[0]
+    version = _VERSIONED.match(name)
+    return version[1] if version else name
+
+
+def _inline_script(arguments: list[str]) -> str | None:
+    """The script of `bash -c script`, with -lc and other flags before it."""
+    for index, word in enumerate(arguments[:-1]):
+        if not word.startswith("-"):
+            return None
+        if word.endswith("c") and not word.startswith("--"):
+            return arguments[index + 1]
+    return None
+
+
+def _module_call(arguments: list[str]) -> list[str]:
+    """The words from `x` on of `python -W y -m x ...`; empty where no module runs."""
+    skip = False
+    for index, word in enumerate(arguments):
+        if word == "-m":
+            return arguments[index + 1 :]
+        if not skip and not word.startswith("-"):
+            break  # `python train.py -m x`: the flag belongs to the script
+        skip = word in VALUE_FLAGS["python"]
+    return []
+
+
+def _second(executable: str, arguments: list[str]) -> str:
+    value_flags = VALUE_FLAGS.get(executable, frozenset())
+    modes = MODE_FLAGS.get(executable, frozenset())
+    skip = False
+    for word in arguments:
+        if skip or word.isdigit():
+            skip = False
+        elif word in modes:
+            return word
+        elif word.startswith(("-", "+")):
+            skip = word in value_flags
+        elif executable in SCRIPT_RUNNERS and word in ("run", "run-script"):
+            continue
+        else:
+            return _second_word(executable, word)
+    return ""
+
+
+def _second_word(executable: str, word: str) -> str:
+    if "://" in word:
+        return ""
+    extension = _EXTENSION.match(word[:256])
+    if extension:
+        return "*" + extension[1]
+    is_subcommand = executable not in NO_SUBCOMMAND and _SUBCOMMAND.match(word)
+    return word if is_subcommand else ""

@@ -1,0 +1,83 @@
+"""Measure the methods on the device at hand, once, before the first step."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+
+from ttlcache.errors import TransferError
+from ttlcache.transfer.base import Direction
+from ttlcache.transfer.cuda_api import CudaRuntime
+from ttlcache.transfer.cupy_engine import CupyEngine
+from ttlcache.transfer.layout import BlockLayout, Plane
+from ttlcache.transfer.methods import (
+    CANDIDATES,
+    MAX_PIECES,
+    PIECE_BYTES,
+    ROWS,
+    SCRATCH_BYTES,
+    Method,
+    Probe,
+    Ranking,
+    measure,
+)
+from ttlcache.transfer.plan import CopyPlan, plan_copies
+
+FLUSH_S = 30.0
+
+
+def calibrate(runtime: CudaRuntime) -> Ranking:
+    """Rank the methods for this device; takes well under a second and 32 MiB.
+
+    Raises:
+        CudaError: the device lacks the memory.
+        TransferError: a probe failed or did not end.
+    """
+    methods = tuple(method for method in CANDIDATES if method.runs_on(runtime))
+    with contextlib.ExitStack() as stack:
+        runtime.activate()
+        device = runtime.alloc_device(SCRATCH_BYTES)
+        stack.callback(runtime.free_device, device)
+        host = runtime.alloc_host(SCRATCH_BYTES)
+        stack.callback(runtime.free_host, host)
+        engines = {method: CupyEngine(runtime, method=method) for method in methods}
+        for engine in engines.values():
+            stack.callback(engine.close)
+            engine.pinned.adopt(host, SCRATCH_BYTES)
+
+        def run(probe: Probe, method: Method) -> float:
+            plan = probe_plan(probe, device, host)
+            return _seconds(engines[method], plan) / plan.num_bytes
+
+        # The first launch compiles; nobody should pay for it in a ranking.
+        for method in methods:
+            for direction in Direction:
+                run(Probe(direction, True, PIECE_BYTES[0]), method)
+        return measure(run, methods)
+
+
+def probe_plan(probe: Probe, device: int, host: int) -> CopyPlan:
+    """Every second block of a small pool: nothing merges, as in a worn pool."""
+    rows = ROWS[0] if probe.flat else ROWS[1]
+    num_pieces = min(MAX_PIECES, SCRATCH_BYTES // (2 * probe.piece_bytes))
+    num_blocks = max(1, num_pieces // rows)
+    stride = 2 * num_blocks * probe.piece_bytes
+    planes = [
+        Plane(device + row * stride, probe.piece_bytes, probe.piece_bytes)
+        for row in range(rows)
+    ]
+    layout = BlockLayout.from_planes("probe", 2 * num_blocks, planes)
+    ids = np.arange(0, 2 * num_blocks, 2)
+    return plan_copies(probe.direction, layout, ids, [host], num_blocks)
+
+
+def _seconds(engine: CupyEngine, plan: CopyPlan) -> float:
+    """Between the plan's two events: issuing included, waiting for `flush` not."""
+    engine.submit(plan)
+    if not engine.flush(FLUSH_S):
+        raise TransferError(f"a probe did not end within {FLUSH_S} s")
+    (outcome,) = engine.poll()
+    if not outcome.ok:
+        raise TransferError(f"a probe failed: {outcome.detail}")
+    return outcome.seconds
