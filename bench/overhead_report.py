@@ -71,7 +71,7 @@ def run(
         lambda chunk: console.print(_progress(chunk), highlight=False),
     )
     console.print(_chunk_table(chunks, scale_policy))
-    decide = [time_decide(name, repeats) for name in policies.names()]
+    decide = [time_decide(name, repeats) for name in policies.SHIPPED]
     console.print(_decide_table(decide))
     turns = [
         time_turns(policy, identity, repeats)

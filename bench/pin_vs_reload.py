@@ -107,7 +107,6 @@ class Client:
     def to_disk(self) -> None:
         """Out of CPU memory, too."""
         self.expire()
-        self._rest()
         self._tiers.clear_cpu()
 
     def lose(self) -> None:
@@ -143,17 +142,6 @@ class Client:
         self._programs += 1
         seed = self._programs * 7919
         return [5 + (seed + i * i * 31 + i) % (self._vocab - 5) for i in range(number)]
-
-    def _rest(self) -> None:
-        folder = self._tiers.options.disk
-        assert folder is not None
-        size = -1
-        while True:
-            now = sum(1 for _ in folder.glob("*.data"))
-            if now == size:
-                return
-            size = now
-            time.sleep(0.5)
 
 
 def measure(

@@ -11,12 +11,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
 from bench.server import ServerError
 from ttlcache_connector.serve_tiers import TierOptions
+
+#: In `/status`: what is on its way to the disk.
+_WRITING = ("pending_keys_count", "in_flight_task_count")
 
 
 class TierServer:
@@ -85,10 +88,38 @@ class TierServer:
         self._signal(signal.SIGKILL)
         self._forget()
 
-    def clear_cpu(self) -> None:
-        """Drop the CPU tier; what is on disk stays."""
-        url = f"http://127.0.0.1:{self.options.http_port}/cache/clear"
-        httpx.post(url, timeout=30.0).raise_for_status()
+    def clear_cpu(self, timeout_s: float = 60.0) -> None:
+        """Empty the CPU tier once all that it holds is on disk.
+
+        Raises:
+            ServerError: something is still being written, or locked, after
+                `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        rested = 0
+        while time.monotonic() < deadline:
+            status = self._storage()
+            busy = status["store_controller"]
+            rested = 0 if any(busy[name] for name in _WRITING) else rested + 1
+            # What was stored a moment ago is not queued for the disk yet.
+            if rested >= 3:
+                httpx.post(self._url("/cache/clear"), timeout=30.0).raise_for_status()
+                if not self.cpu_chunks():
+                    return
+            time.sleep(0.1)
+        raise ServerError(f"the CPU tier does not become empty: {self._storage()}")
+
+    def cpu_chunks(self) -> int:
+        """Chunks in the CPU tier, those being read or written among them."""
+        return int(self._storage()["l1_manager"]["total_object_count"])
+
+    def _storage(self) -> dict[str, Any]:
+        answer = httpx.get(self._url("/status"), timeout=30.0).raise_for_status()
+        manager: dict[str, Any] = answer.json()["storage_manager"]
+        return manager
+
+    def _url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.options.http_port}{path}"
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -105,7 +136,7 @@ class TierServer:
         process = self._process
         assert process is not None
         deadline = time.monotonic() + self.start_timeout_s
-        url = f"http://127.0.0.1:{self.options.http_port}/healthcheck"
+        url = self._url("/healthcheck")
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 break

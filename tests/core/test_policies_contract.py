@@ -12,7 +12,7 @@ from ttlcache.testing.policy_contract import PolicyContract
 from ttlcache.types import Decision, TurnFacts
 
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
-    **{name: (name, {}) for name in policies.names()},
+    **{name: (name, {}) for name in policies.SHIPPED},
     "fixed-forever": ("fixed", {"ttl_s": math.inf}),
     "cachettl-k0": ("cachettl", {"k": 0}),
     "infercept-async": ("infercept", {"swap_hidden": 1.0}),

@@ -156,6 +156,7 @@ def make_worker(tiers: TierServer) -> Iterator[Any]:
             "policy": "fixed",
             "policy_options": {"ttl_s": ttl_s},
             "max_pinned_fraction": 1.0,
+            "lmcache.mp.mq_timeout": WAIT_S,  # a busy machine is no outage
             **tiers.options.connector_config(),
             **extra,
         }
@@ -189,7 +190,7 @@ def test_a_round_trip_through_cpu_and_disk(make_worker, tiers):
     engine.settle()
     chunk = HEADS * CONTENT * BLOCK * 2
     assert engine.moved["tier_bytes:demoted"] == 12 * chunk
-    for index, empty in enumerate((lambda: None, lambda: to_disk(tiers))):
+    for index, empty in enumerate((lambda: None, tiers.clear_cpu)):
         empty()
         empty_gpu(engine)
         # Verified before its first step, see `execute`.
@@ -209,12 +210,16 @@ def test_a_context_is_back_in_cpu_memory_before_its_program(make_worker, tiers):
     time.sleep(0.25)
     engine.settle()
     empty_gpu(engine)
-    to_disk(tiers)
+    tiers.clear_cpu()
     (turn,) = side._promoter._waiting
     assert turn.due_s > side._clock.now_s() + 900
     turn.due_s = side._clock.now_s()  # its time has come
     engine.settle()
     assert not side._promoter._waiting
+    deadline = time.monotonic() + WAIT_S
+    while tiers.cpu_chunks() < 12:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     engine.turn("b", [*context, 5], hints=hints("ahead", last=True))
     engine.settle()
     totals = side.controller.metrics.totals
@@ -237,18 +242,12 @@ def test_an_aborted_request_leaves_nothing_locked(make_worker, tiers):
     engine.abort("b")
     engine.run()
     assert request.is_finished()
-    time.sleep(0.5)
     tiers.clear_cpu()
     for file in tiers.options.disk.glob("*.data"):
         file.unlink()
     promoted = engine.moved.get("tier_bytes:promoted", 0)
     engine.turn("c", [*context, 5], hints=hints("locks", last=True))
     assert engine.moved.get("tier_bytes:promoted", 0) == promoted
-
-
-def to_disk(tiers: TierServer) -> None:
-    time.sleep(1.0)
-    tiers.clear_cpu()
 
 
 @pytest.mark.parametrize("mode", ["expiry", "write-through", "idle-ahead"])

@@ -90,19 +90,6 @@ class Tiered:
     def empty_gpu(self) -> None:
         self.agent.http.post("/reset_prefix_cache").raise_for_status()
 
-    def empty_cpu(self) -> None:
-        """Only what lies on disk stays; it is written within moments."""
-        deadline = time.monotonic() + 30.0
-        files = -1
-        while time.monotonic() < deadline:
-            now = len(list(Path(self.tiers.options.disk).glob("*.data")))
-            if now == files:
-                self.tiers.clear_cpu()
-                return
-            files = now
-            time.sleep(0.5)
-        raise AssertionError("the disk tier does not come to rest")
-
     def reloads(self) -> tuple[int, int]:
         """So many from CPU memory, so many from disk; they are told a little later."""
         self.agent.settle()
@@ -162,7 +149,7 @@ def test_each_tier_gives_back_the_same_bytes(tiered):
     tiered.empty_gpu()
     seconds["cpu"] = tiered.second(firsts["cpu"], 999, "cpu", cache_salt="cpu")
     assert tiered.reloads_become(1, 0)
-    tiered.empty_cpu()
+    tiered.tiers.clear_cpu()
     seconds["disk"] = tiered.second(firsts["disk"], 999, "disk", cache_salt="disk")
     assert tiered.reloads_become(1, 1)
     for name in names:
@@ -195,7 +182,7 @@ def test_outputs_are_those_of_a_run_without_any_cache(tiered, vanilla):
         tiered.empty_gpu()
         half = len(later) // 2
         answers.update(zip(later[:half], pool.map(second, later[:half]), strict=True))
-        tiered.empty_cpu()
+        tiered.tiers.clear_cpu()
         answers.update(zip(later[half:], pool.map(second, later[half:]), strict=True))
     for index in range(PROGRAMS):
         assert firsts[index]["token_ids"] == expected[index][0]
