@@ -7,6 +7,7 @@ with it. A block that was overwritten, mixed up, or read too early cannot hide.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -257,7 +258,13 @@ def test_random_agents_on_a_small_pool(make_worker, mode):
     rng = random.Random(7)
     contexts = {f"{mode}{i}": prompt(100 + i, 60) for i in range(6)}
     running: dict[str, str] = {}
-    for number in range(40):
+    deadline = time.monotonic() + WAIT_S
+    # On a fast machine the first rounds are over before a pin expires.
+    for number in itertools.count():
+        both = {"tier_bytes:demoted", "tier_bytes:promoted"}
+        if number >= 40 and both <= engine.moved.keys():
+            break
+        assert time.monotonic() < deadline, engine.moved
         name = rng.choice(sorted(contexts))
         if name not in running.values():
             request_id = f"{name}-{number}"
@@ -287,8 +294,6 @@ def test_random_agents_on_a_small_pool(make_worker, mode):
     engine.run()
     engine.settle()
     assert engine.pool.get_num_free_blocks() == 39
-    assert engine.moved["tier_bytes:demoted"] > 0
-    assert engine.moved["tier_bytes:promoted"] > 0
 
 
 def test_a_server_that_dies_under_way(make_worker, tiers):
