@@ -51,6 +51,15 @@ def of_recordings() -> list[Command]:
     ]
 
 
+def of_doctors() -> list[Command]:
+    """`ttlcache doctor` without a running server."""
+    return [
+        command
+        for command in commands()
+        if command.words[:2] == ["ttlcache", "doctor"] and not command.asks_a_server
+    ]
+
+
 def of_servers() -> list[Command]:
     """Commands that talk to a running server."""
     return [command for command in commands() if command.asks_a_server]

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.documented import PAGES, ROOT, commands, of_recordings, of_servers
+from tests.documented import (
+    PAGES,
+    ROOT,
+    commands,
+    of_doctors,
+    of_recordings,
+    of_servers,
+)
 from ttlcache.cli import app
 from ttlcache.cli.config import table
 from ttlcache.config import TTLCacheConfig, load_config
@@ -64,8 +71,26 @@ def test_commands_that_start_tiers(command):
     assert "vllm serve" in result.output
 
 
+@pytest.mark.parametrize("command", of_doctors(), ids=lambda c: c.text)
+def test_commands_that_ask_the_doctor(command, tmp_path, monkeypatch):
+    pytest.importorskip("lmcache", reason="LMCache is an extra")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / command.page).read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    here = str(tmp_path / "kv")
+    (tmp_path / "lmcache.yaml").write_text(example.replace("/nvme/kv", here))
+    words = [word.replace("/nvme/kv", here) for word in command.words[1:]]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    for plugin in ("server module", "L2 adapter", "storage plugin"):
+        assert plugin in result.output
+    assert not (tmp_path / "kv").exists(), "the doctor made a folder"
+
+
 def test_no_command_is_left_out():
-    run_here = {c.text for c in [*of_recordings(), *of_servers(), *PROFILE, *TIERS]}
+    live = [*of_servers(), *PROFILE]
+    run_here = {c.text for c in [*of_recordings(), *of_doctors(), *TIERS, *live]}
+    assert len(of_doctors()) >= 4
     for command in commands():
         elsewhere = command.words[0] in RUN_ELSEWHERE
         assert elsewhere or command.text in run_here, command

@@ -19,12 +19,17 @@ def doctor(
         str | None, typer.Option(help="Also ask this running vLLM server.")
     ] = None,
     lmcache: Annotated[
-        str | None, typer.Option(help="HOST:PORT of an LMCache server to reach.")
+        list[str] | None,
+        typer.Option(
+            help="HOST:PORT of an LMCache server to reach; or what LMCache is given to "
+            "load our plugins: the JSON of --server-module or --l2-adapter, an "
+            "lmcache.yaml, or the word plugins. May be repeated."
+        ),
     ] = None,
     api_key: ApiKey = None,
 ) -> None:
     """Check this machine and say what will be used, and why."""
-    _connector("doctor").run(config, url, lmcache, api_key)
+    _connector("doctor").run(config, url, lmcache or (), api_key)
 
 
 def profile(
