@@ -41,8 +41,14 @@ def profile(
         int, typer.Option(help="Longest prompt measured.", min=1000)
     ] = 32_000,
     budget_s: Annotated[
-        float, typer.Option(help="Seconds of measuring, without the start.", min=5.0)
-    ] = 90.0,
+        float,
+        typer.Option(
+            "--budget",
+            help="Seconds for all of it. Lengths that would take longer are skipped "
+            "and named; at least 30 s are for measuring, whatever the start took.",
+            min=5.0,
+        ),
+    ] = 150.0,
     engine: Annotated[
         str, typer.Option(help="JSON: more arguments of vllm.LLM.")
     ] = "{}",
