@@ -7,6 +7,7 @@ a full disk) is read up to there; lines of a later version are skipped.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,11 @@ class RecordingError(ValueError):
 
 @dataclass(slots=True)
 class PinLog:
-    """A pin's life. `changes` are (time, what) of its extensions and shrinkings."""
+    """A pin's life.
+
+    kv_blocks: as it began. changes: (time, what) of its extensions and shrinkings.
+    sizes: (time, blocks) after each shrinking.
+    """
 
     pin: int
     start_s: float
@@ -31,6 +36,7 @@ class PinLog:
     outcome: str | None = None
     end_s: float | None = None
     changes: list[tuple[float, str]] = field(default_factory=list)
+    sizes: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def lived_s(self) -> float:
@@ -137,6 +143,21 @@ class Recording:
         """The program of that id; of several runs the last one's."""
         found = [log for log in self.programs if log.program == program]
         return found[-1] if found else None
+
+    def max_ttl_s(self, log: ProgramLog) -> float:
+        """The cap on TTLs in that program's run; none where the head does not say."""
+        config = self.runs.get(log.run, {}).get("config", {})
+        return float(config.get("max_ttl_s", math.inf))
+
+    @property
+    def last_s(self) -> float:
+        """When the last thing in it happened, as far as turns and pins tell."""
+        found = [log.end_s or log.arrive_s for log in self.programs]
+        for _, turn in self.turns():
+            pin = turn.pin
+            found += [turn.arrive_s, turn.finish_s or 0.0]
+            found.append(0.0 if pin is None else pin.end_s or pin.start_s)
+        return max(found, default=0.0)
 
     def turns(self) -> Iterator[tuple[ProgramLog, TurnLog]]:
         for program in self.programs:
@@ -294,6 +315,9 @@ class _Reader:
 
     def _shrink(self, now_s: float, line: Mapping[str, Any]) -> None:
         self._change(now_s, line, f"shrunk to {line['kv_blocks']} blocks")
+        turn = self._turn(line)
+        if turn is not None and turn.pin is not None:
+            turn.pin.sizes.append((now_s, line["kv_blocks"]))
 
     def _change(self, now_s: float, line: Mapping[str, Any], what: str) -> None:
         turn = self._turn(line)
