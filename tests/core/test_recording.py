@@ -137,7 +137,9 @@ def test_a_recording_cut_off_in_mid_line_is_read_up_to_there(folder):
     for cut in range(len(content) - 300, len(content), 7):
         path.write_bytes(content[:cut])
         assert load(folder).programs
-    path.write_bytes(content + b'{"t": 1, "ev": "of another version"}\n[1]\n\xff\n')
+    odd = b'{"t": 1, "ev": "of another version"}\n[1]\n\xff\n'
+    odd += b'{"t": 1, "ev": "arrive"}\n{"t": "x", "ev": "end"}\n{"ev": "unpin"}\n'
+    path.write_bytes(content + odd)
     assert len(list(load(folder).turns())) == 5
     assert whole > 20
 
