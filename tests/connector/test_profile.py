@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable
 
 import pytest
+from typer.testing import CliRunner
 
+from ttlcache.cli import app
 from ttlcache.costs import CostModel
 from ttlcache_connector.cli.sweep import FIRST_TOKENS, MAX_REPEATS, Curve, fit, sweep
 
@@ -103,3 +105,12 @@ def test_the_file_is_what_the_connector_reads(tmp_path):
     path.write_text(json.dumps({"prefill": list(fit([(1000, 0.1), (2000, 0.2)]))}))
     costs = load_costs(load_config({"profile_path": str(path)}))
     assert costs.prefill_s(1500) == pytest.approx(0.15, rel=0.05)
+
+
+def test_a_vllm_that_does_not_start_ends_the_command_with_a_sentence(tmp_path):
+    out = tmp_path / "profile.json"
+    done = CliRunner().invoke(app, ["profile", str(tmp_path), "--out", str(out)])
+    assert done.exit_code == 1
+    assert "error: vLLM did not start" in done.output
+    assert "Traceback" not in done.output
+    assert not out.exists()

@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ttlcache.cli.common import fail
 from ttlcache.clock import stopwatch_s
 from ttlcache.costs import CostModel
 from ttlcache_connector.cli.sweep import Curve, Measure, sweep
@@ -37,7 +38,10 @@ def run(model: str, out: Path, max_tokens: int, budget_s: float, engine: str) ->
     except ValueError as error:
         raise typer.BadParameter(f"--engine {engine!r}: {error}") from None
     console.print("starting vLLM …")
-    llm = _start(model, max_tokens, arguments)
+    try:
+        llm = _start(model, arguments)
+    except Exception as error:  # noqa: BLE001 - vLLM raises anything
+        fail(f"vLLM did not start: {error} --engine passes it other arguments.")
     longest = min(max_tokens, llm.llm_engine.model_config.max_model_len - 1)
     start_s = stopwatch_s() - began_s
     left_s = max(budget_s - start_s, min(budget_s, MIN_MEASURING_S))
@@ -59,7 +63,7 @@ def run(model: str, out: Path, max_tokens: int, budget_s: float, engine: str) ->
     )
 
 
-def _start(model: str, max_tokens: int, arguments: dict[str, Any]) -> Any:
+def _start(model: str, arguments: dict[str, Any]) -> Any:
     from vllm import LLM
 
     settings = {
