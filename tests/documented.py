@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+_INLINE = re.compile(r"`(?:python -m )?bench ([^`]+)`")
 LIVE = "http://localhost:8000"
 
 
@@ -51,6 +52,31 @@ def of_recordings() -> list[Command]:
     ]
 
 
+def of_doctors() -> list[Command]:
+    """`ttlcache doctor` without a running server."""
+    return [
+        command
+        for command in commands()
+        if command.words[:2] == ["ttlcache", "doctor"] and not command.asks_a_server
+    ]
+
+
 def of_servers() -> list[Command]:
     """Commands that talk to a running server."""
     return [command for command in commands() if command.asks_a_server]
+
+
+def of_benches() -> list[Command]:
+    """`bench …`, in blocks of their own and in running text, as its arguments only."""
+    blocks = [
+        Command(command.page, command.text.removeprefix("python -m bench "))
+        for command in commands()
+        if command.text.startswith("python -m bench ")
+    ]
+    inline = [
+        Command(page.name, " ".join(text.split()))
+        for page in [*PAGES, ROOT / "bench" / "README.md"]
+        for text in _INLINE.findall(page.read_text())
+    ]
+    unique = {command.text: command for command in [*blocks, *inline]}
+    return [c for c in unique.values() if c.text not in ("…", "--help")]

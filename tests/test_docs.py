@@ -10,9 +10,20 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from tests.documented import PAGES, ROOT, commands, of_recordings, of_servers
+from bench.cli import app as bench_app
+from bench.sim.arms import parse_arms
+from tests.documented import (
+    PAGES,
+    ROOT,
+    commands,
+    of_benches,
+    of_doctors,
+    of_recordings,
+    of_servers,
+)
 from ttlcache.cli import app
 from ttlcache.cli.config import table
 from ttlcache.config import TTLCacheConfig, load_config
@@ -27,7 +38,7 @@ RUN_ELSEWHERE = {
     "pip": "tests/test_packaging.py builds what it would install",
     "lmcache": "tests/lmcache checks the flags, tests/e2e serves with them",
     "export": "a client's own setting",
-    "python": "tests/bench runs every command of the benches",
+    "python": "parsed here; tests/bench runs the benches, smaller",
     "PIP_EXTRA_INDEX_URL=ADDRESS_OF_THE_CPU_INDEX": "a pip setting before make demo",
 }
 TIERS = [c for c in commands() if c.words[:2] == ["ttlcache", "serve-tiers"]]
@@ -64,8 +75,40 @@ def test_commands_that_start_tiers(command):
     assert "vllm serve" in result.output
 
 
+@pytest.mark.parametrize("command", of_doctors(), ids=lambda c: c.text)
+def test_commands_that_ask_the_doctor(command, tmp_path, monkeypatch):
+    pytest.importorskip("lmcache", reason="LMCache is an extra")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / command.page).read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    here = str(tmp_path / "kv")
+    (tmp_path / "lmcache.yaml").write_text(example.replace("/nvme/kv", here))
+    words = [word.replace("/nvme/kv", here) for word in command.words[1:]]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    for plugin in ("server module", "L2 adapter", "storage plugin"):
+        assert plugin in result.output
+    assert not (tmp_path / "kv").exists(), "the doctor made a folder"
+
+
+@pytest.mark.parametrize("command", of_benches(), ids=lambda c: c.text)
+def test_commands_of_benches_are_accepted(command, tmp_path):
+    """They take minutes to hours: names, options, values and arms are checked."""
+    name, *words = command.words
+    bench = typer.main.get_command(bench_app).commands[name]
+    if not words:
+        return  # names the command, which exists
+    words = [str(tmp_path) if word in ("DIR", "TRACE…") else word for word in words]
+    context = bench.make_context(name, words)
+    if name == "sim" and "my_arm.py" not in command.text:
+        assert parse_arms(context.params["arms"])
+
+
 def test_no_command_is_left_out():
-    run_here = {c.text for c in [*of_recordings(), *of_servers(), *PROFILE, *TIERS]}
+    assert len(of_benches()) >= 25
+    live = [*of_servers(), *PROFILE]
+    run_here = {c.text for c in [*of_recordings(), *of_doctors(), *TIERS, *live]}
+    assert len(of_doctors()) >= 4
     for command in commands():
         elsewhere = command.words[0] in RUN_ELSEWHERE
         assert elsewhere or command.text in run_here, command

@@ -1,24 +1,38 @@
 """Why each turn of a program was kept or not, and what that was worth.
 
-The cost of a turn is what the policies themselves reckon with: `price` times the
-seconds held, plus B if the next turn came and found nothing. The oracle knows the gap
-and pays min(price * gap, B); the constant is ski rental's, TTL = B / price for every
-turn. Regret is the cost above theirs.
+Costs and their references, the oracle and the best constant, come from
+`ttlcache.hindsight`. Regret is the cost above theirs.
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ttlcache.recording import Decided, ProgramLog, TurnLog
+from ttlcache.hindsight import best_constant_s, constant_s, cost_s, oracle_s
+from ttlcache.recording import ProgramLog, TurnLog
+
+#: How a pin ended -> as a sentence goes on that begins with it.
+_ENDS = {
+    "claimed": "was claimed",
+    "expired": "expired",
+    "victim": "gave its memory to others (victim)",
+    "superseded": "was superseded by another turn",
+    "ended": "was released with its program",
+    "reset": "was dropped by a reset",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One turn. Costs are None where no decision was recorded.
+    """One turn. Costs are None where no decision was recorded, or a pin still lives.
 
     claim: how the turn began: which pin it claimed, or why none.
     after: what was decided at its end, and what became of it.
+    constant_s: under the TTL that, given to all turns of the program, would have cost
+        least.
     """
 
     turn: TurnLog
@@ -34,53 +48,69 @@ class Verdict:
         return self.turn.claimed_pin is not None
 
 
-def verdicts(log: ProgramLog) -> list[Verdict]:
-    """One verdict a turn, in order of arrival."""
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Turns that are judged together, under the best constant of their own.
+
+    claimed: of the turns after them, those that found the pin. All in seconds.
+    """
+
+    name: str
+    turns: int
+    returned: int
+    claimed: int
+    cost_s: float
+    oracle_s: float
+    constant_s: float
+    constant_ttl_s: float
+
+
+def verdicts(log: ProgramLog, max_ttl_s: float = math.inf) -> list[Verdict]:
+    """One verdict a turn, in order of arrival.
+
+    Args:
+        max_ttl_s: the cap that the references keep, too.
+    """
     by_turn = {turn.turn: turn for turn in log.turns}
-    return [
-        _verdict(turn, number, by_turn.get(turn.follows or 0), log)
-        for number, turn in enumerate(log.turns, 1)
-    ]
+    ttl_s = best_constant_s(_judged(log), max_ttl_s)
+    found = []
+    for number, turn in enumerate(log.turns, 1):
+        before = by_turn.get(turn.follows or 0)
+        claim = claim_text(turn, before, first=number == 1)
+        costs: tuple[float, ...] = ()
+        if (cost := cost_s(turn)) is not None:
+            costs = (cost, oracle_s(turn, max_ttl_s), constant_s(turn, ttl_s))
+        found.append(Verdict(turn, number, claim, after_text(turn, log), *costs))
+    return found
 
 
-def _verdict(
-    turn: TurnLog, number: int, before: TurnLog | None, log: ProgramLog
-) -> Verdict:
-    claim = claim_text(turn, before, first=number == 1)
-    after = after_text(turn, log)
-    decided = turn.decided
-    if decided is None:
-        return Verdict(turn, number, claim, after)
-    held_s = turn.pin.lived_s if turn.pin is not None else 0.0
-    cost_s = _cost_s(decided, held_s, turn)
-    ski_s = decided.benefit_s / decided.price if decided.price else 0.0
-    return Verdict(
-        turn,
-        number,
-        claim,
-        after,
-        cost_s,
-        _oracle_s(decided, turn.next_gap_s),
-        _constant_s(decided, ski_s, turn.next_gap_s),
+def by_tool(log: ProgramLog, max_ttl_s: float = math.inf) -> list[Group]:
+    """The program as a whole, then each tool, the most frequent first."""
+    judged = _judged(log)
+    tools = defaultdict(list)
+    for turn in judged:
+        tools[turn.decided.tool if turn.decided is not None else ""].append(turn)
+    ordered = sorted(tools.items(), key=lambda item: -len(item[1]))
+    groups = [("all", judged), *ordered]
+    return [_group(name, turns, max_ttl_s) for name, turns in groups]
+
+
+def _judged(log: ProgramLog) -> list[TurnLog]:
+    return [turn for turn in log.turns if cost_s(turn) is not None]
+
+
+def _group(name: str, turns: Sequence[TurnLog], max_ttl_s: float) -> Group:
+    ttl_s = best_constant_s(turns, max_ttl_s)
+    return Group(
+        name=name,
+        turns=len(turns),
+        returned=sum(turn.next_gap_s is not None for turn in turns),
+        claimed=sum(turn.next_claimed for turn in turns),
+        cost_s=sum(cost_s(turn) or 0.0 for turn in turns),
+        oracle_s=sum(oracle_s(turn, max_ttl_s) for turn in turns),
+        constant_s=sum(constant_s(turn, ttl_s) for turn in turns),
+        constant_ttl_s=ttl_s,
     )
-
-
-def _cost_s(decided: Decided, held_s: float, turn: TurnLog) -> float:
-    lost = turn.next_gap_s is not None and not turn.next_claimed
-    return decided.price * held_s + (decided.benefit_s if lost else 0.0)
-
-
-def _oracle_s(decided: Decided, gap_s: float | None) -> float:
-    if gap_s is None:
-        return 0.0
-    return min(decided.price * gap_s, decided.benefit_s)
-
-
-def _constant_s(decided: Decided, ttl_s: float, gap_s: float | None) -> float:
-    if gap_s is None:
-        return decided.price * ttl_s
-    missed = decided.benefit_s if gap_s > ttl_s else 0.0
-    return decided.price * min(gap_s, ttl_s) + missed
 
 
 def claim_text(turn: TurnLog, before: TurnLog | None, *, first: bool) -> str:
@@ -116,7 +146,8 @@ def _lost_text(turn: TurnLog, before: TurnLog) -> str:
         return f"pin {pin.pin} was still held by another request{hit}"
     early_s = turn.arrive_s - pin.end_s
     when = f"{early_s:.3g} s before" if early_s >= 0 else f"{-early_s:.3g} s after"
-    return f"pin {pin.pin} {pin.outcome} {when} it came{hit}"
+    ended = _ENDS.get(pin.outcome, pin.outcome)
+    return f"pin {pin.pin} {ended} {when} it came{hit}"
 
 
 def after_text(turn: TurnLog, log: ProgramLog) -> str:
@@ -134,4 +165,5 @@ def after_text(turn: TurnLog, log: ProgramLog) -> str:
     changes = "".join(f"; {what}" for _, what in pin.changes)
     if pin.outcome is None:
         return f"pin {pin.pin}: still held{changes}"
-    return f"pin {pin.pin}: {pin.outcome} after {pin.lived_s:.3g} s{changes}"
+    ended = _ENDS.get(pin.outcome, pin.outcome)
+    return f"pin {pin.pin} {ended} after {pin.lived_s:.3g} s{changes}"

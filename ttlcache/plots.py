@@ -14,6 +14,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
 
 from ttlcache.perfetto import pinned_over_time
 from ttlcache.recording import ProgramLog, Recording
@@ -26,6 +27,7 @@ COLOURS = {
     "pinned in vain": "#e6b655",
     "gap, not pinned": "#dcdcdc",
 }
+_HELD, _POOL = COLOURS["pinned, claimed"], COLOURS["running"]
 _MAX_PROGRAMS = 60
 _MAX_TOOLS = 8
 
@@ -35,6 +37,8 @@ def draw_all(recording: Recording, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     shown = min(len(recording.programs), _MAX_PROGRAMS)
     heights = {"timeline": max(3.0, 1.4 + 0.22 * shown)}
+    mpl.rcParams.update({"font.size": 10, "axes.titlesize": 12, "axes.titlepad": 10})
+    mpl.rcParams["axes.axisbelow"] = True
     painters: dict[str, Callable[[Recording, Axes], None]] = {
         "timeline": timeline,
         "gaps": gap_curves,
@@ -67,8 +71,11 @@ def timeline(recording: Recording, axis: Axes) -> None:
     names = [log.program[:24] for log in programs]
     axis.set_yticks(range(len(programs)), names, fontsize=7)
     axis.set_ylim(len(programs) - 0.4, -0.6)
+    axis.set_xlim(left=0)
     axis.set_xlabel("seconds since the first arrival")
-    axis.set_title(f"{len(programs)} of {len(recording.programs)} programs", loc="left")
+    count = len(recording.programs)
+    part = "" if len(programs) == count else f", the first {len(programs)} of {count}"
+    axis.set_title(f"Programs over time{part}", loc="left")
     handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items()]
     axis.figure.legend(
         handles=handles, loc="outside lower center", ncols=5, frameon=False
@@ -107,41 +114,61 @@ def gap_curves(recording: Recording, axis: Axes) -> None:
         # A label that starts with "_", as ours for reserved tools, is left out.
         _curve(axis, values, f"{tool.strip('_')} ({len(values)})")
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.grid(which="major", color="#eeeeee")
     axis.set_xlabel("seconds between a turn's end and the next turn")
     axis.set_ylabel("share of the gaps")
+    axis.set_title("Gaps by tool (cumulative)", loc="left")
     if gaps:
-        axis.legend(frameon=False, fontsize=8)
+        # Beside the axes: curves of short and of long tools fill every corner.
+        axis.figure.legend(
+            loc="outside right upper", frameon=False, title="tool (gaps)"
+        )
 
 
 def pinned_memory(recording: Recording, axis: Axes) -> None:
     """KV blocks held by pins over time."""
-    levels = pinned_over_time(recording)
+    origin_s = recording.programs[0].arrive_s
+    end_s = recording.last_s - origin_s
+    levels = [(now_s - origin_s, count) for now_s, count in pinned_over_time(recording)]
     if levels:
-        origin_s = recording.programs[0].arrive_s
-        times = [now_s - origin_s for now_s, _ in levels]
-        blocks = [count for _, count in levels]
-        axis.fill_between(times, blocks, step="post", color="#80c490")
+        levels = [(0.0, 0), *levels, (end_s, levels[-1][1])]
+        times, blocks = zip(*levels, strict=True)
+        axis.fill_between(times, blocks, step="post", color=_HELD, label="pins")
     pools = {int(run.get("pool_blocks", 0)) for run in recording.runs.values()} - {0}
     if len(pools) == 1:
-        axis.axhline(pools.pop(), color="#22577a", linewidth=1, label="KV pool")
-        axis.legend(frameon=False)
+        pool = pools.pop()
+        axis.axhline(pool, color=_POOL, linewidth=1.2, label=f"KV pool, {pool:,}")
     axis.set_ylim(bottom=0)
+    axis.set_xlim(0, max(end_s, 1e-3))
     axis.set_xlabel("seconds since the first arrival")
-    axis.set_ylabel("KV blocks pinned")
+    axis.set_ylabel("KV blocks")
+    axis.set_title(
+        "Memory held by pins (a block that two pins share counts twice)", loc="left"
+    )
+    axis.figure.legend(loc="outside right upper", frameon=False)
 
 
 def completion_times(recording: Recording, axis: Axes) -> None:
     """Distribution of the programs' job completion times."""
     jcts = [s for log in recording.programs if (s := log.jct_s) is not None]
     if jcts:
-        _curve(axis, jcts, f"{len(jcts)} programs, mean {np.mean(jcts):.3g} s")
-        axis.legend(frameon=False)
+        _curve(axis, jcts, f"{len(jcts)} programs")
+        mean_s = float(np.mean(jcts))
+        axis.axvline(
+            mean_s, color="#777777", linestyle="--", label=f"mean {mean_s:.3g} s"
+        )
+        axis.legend(frameon=False, loc="lower right")
+    axis.grid(color="#eeeeee")
+    axis.set_xlim(left=0)
     axis.set_xlabel("job completion time, seconds")
     axis.set_ylabel("share of the programs")
+    axis.set_title("Job completion times (cumulative)", loc="left")
 
 
 def _curve(axis: Axes, values: Sequence[float], label: str) -> None:
     ordered = np.sort(np.asarray(values, dtype=np.float64))
-    shares = np.arange(1, len(ordered) + 1) / len(ordered)
+    ordered = np.concatenate([ordered[:1], ordered])  # rises from 0
+    shares = np.arange(len(ordered)) / (len(ordered) - 1)
     axis.step(ordered, shares, where="post", label=label)
     axis.set_ylim(0, 1.02)

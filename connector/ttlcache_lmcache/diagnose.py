@@ -6,12 +6,13 @@ Imports nothing of LMCache at the top: it must run where LMCache is missing.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ttlcache.errors import TTLCacheError
+from ttlcache.errors import ConfigError, TTLCacheError
 from ttlcache_lmcache import compat, config, disk_index
 
 #: LMCache's classes that each plugin derives from or calls, as "module:name".
@@ -60,14 +61,16 @@ def diagnose(
 
     Args:
         server_module: `config` of `--server-module`.
-        l2_adapter: `adapter_params` of `--l2-adapter`; its folder is opened, so a
-            server that uses it is reported as such.
+        l2_adapter: `adapter_params` of `--l2-adapter`; its folder is locked for
+            a moment, so a server that uses it is reported as such.
         storage_plugin: the in-process plugin's settings without their prefix.
 
     Returns:
         One finding a check, good ones included; nothing is raised.
     """
-    findings = [_version()]
+    given = (server_module, l2_adapter, storage_plugin)
+    allow = any(raw.get("allow_untested_lmcache") is True for raw in given if raw)
+    findings = [_version(allow)]
     if not findings[0].is_ok and compat.lmcache_version() is None:
         return findings
     findings += [_imports(plugin, names) for plugin, names in _USED.items()]
@@ -80,12 +83,13 @@ def diagnose(
     return findings
 
 
-def _version() -> Finding:
+def _version(allow_untested: bool) -> Finding:
     try:
-        version = compat.check_lmcache(allow_untested=False)
+        version = compat.check_lmcache(allow_untested=allow_untested)
     except TTLCacheError as error:
         return Finding("LMCache version", False, str(error))
-    return Finding("LMCache version", True, f"{version}, tested")
+    tested = "tested" if compat.is_tested(version) else "not tested, but allowed"
+    return Finding("LMCache version", True, f"{version}, {tested}")
 
 
 def _imports(plugin: str, names: tuple[str, ...]) -> Finding:
@@ -106,7 +110,7 @@ def _attempt(
     try:
         return Finding(where, True, check(raw, where))
     except TTLCacheError as error:
-        return Finding(where, False, str(error))
+        return Finding(where, False, str(error).removeprefix(f"{where}: "))
 
 
 def _server_module(raw: Mapping[str, Any], where: str) -> str:
@@ -116,6 +120,24 @@ def _server_module(raw: Mapping[str, Any], where: str) -> str:
 
 def _tier(raw: Mapping[str, Any], where: str) -> str:
     found = config.load(config.TierConfig, raw, where)
-    disk_index.unlock_folder(disk_index.lock_folder(Path(found.path)))
+    _check_folder(Path(found.path))
     text = f"{found.disk_bytes} bytes on disk, {found.memory_bytes} in memory"
     return f"{text}; the folder can be used"
+
+
+def _check_folder(folder: Path) -> None:
+    """As the plugin will; but a folder that is not there yet is not made.
+
+    Raises:
+        ConfigError: not a folder, not writable, or another process has it.
+    """
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if place == folder:
+        disk_index.unlock_folder(disk_index.lock_folder(folder))
+    elif not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"key 'path' has value {str(folder)!r}, expected: a writable folder "
+            f"({place} cannot be written)"
+        )

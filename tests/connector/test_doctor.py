@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from ttlcache.cli import app
 from ttlcache_connector import compat
-from ttlcache_connector.cli.doctor import BAD, OK, findings
+from ttlcache_connector.cli.doctor import findings
+from ttlcache_connector.cli.findings import BAD, NOTE, OK
 
 
-def states(config: str = "{}", **kwargs: object) -> dict[str, str]:
-    found = findings(config, kwargs.get("url"), kwargs.get("lmcache"))
+def states(
+    config: str = "{}", url: str | None = None, lmcache: str | None = None
+) -> dict[str, str]:
+    found = findings(config, url, [] if lmcache is None else [lmcache])
     return {finding.what: finding.state for finding in found}
 
 
@@ -66,3 +70,96 @@ def test_the_exit_status_is_the_verdict():
     failed = CliRunner().invoke(app, ["doctor", "--config", '{"polcy": 1}'])
     assert failed.exit_code == 1
     assert "did you mean" in failed.output
+
+
+PLUGINS = ("server module", "L2 adapter", "storage plugin")
+MODULE = '{"module_path": "ttlcache_lmcache.server_module", "config": %s}'
+ADAPTER = (
+    '{"type": "plugin", "module_path": "ttlcache_lmcache.l2_adapter", '
+    '"class_name": "%s", "adapter_params": {"path": "%s", "disk_bytes": 1000}}'
+)
+YAML = """
+storage_plugins: ["{name}"]
+pre_caching_hash_algorithm: {hash}
+extra_config:
+  storage_plugin.ours.module_path: ttlcache_lmcache.storage_plugin
+  storage_plugin.ours.class_name: TTLStoragePlugin
+  storage_plugin.ours.path: {path}
+  storage_plugin.ours.disk_bytes: 1000
+"""
+
+
+def lmcache_texts(given: str) -> dict[str, tuple[str, str]]:
+    pytest.importorskip("lmcache", reason="LMCache is an extra")
+    return {f.what: (f.state, f.text) for f in findings("{}", None, [given])}
+
+
+def test_lmcaches_plugins_load_here():
+    found = lmcache_texts("plugins")
+    assert {what: found[what] for what in PLUGINS} == dict.fromkeys(
+        PLUGINS, (OK, "loads")
+    )
+    assert found["LMCache version"][0] == OK
+
+
+def test_what_lmcache_is_given_is_checked_as_it_is(tmp_path):
+    good = lmcache_texts(MODULE % '{"max_ttl_s": 5.0}')
+    assert good["--server-module config"][0] == OK
+    state, text = lmcache_texts(MODULE % '{"max_ttl": 5.0}')["--server-module config"]
+    assert (state, "did you mean 'max_ttl_s'" in text) == (BAD, True)
+    for broken in ("{", "{}", '{"module_path": "ttlcache"}', MODULE % "3"):
+        assert lmcache_texts(broken)["JSON"][0] == BAD, broken
+
+    folder = tmp_path / "kv"
+    good = lmcache_texts(ADAPTER % ("TTLL2Adapter", folder))
+    assert good["--l2-adapter adapter_params"][0] == OK
+    assert not folder.exists()
+    assert lmcache_texts(ADAPTER % ("Other", folder))["JSON"][0] == BAD
+    folder.write_text("a file")
+    for place in (folder, folder / "below"):
+        found = lmcache_texts(ADAPTER % ("TTLL2Adapter", place))
+        state, text = found["--l2-adapter adapter_params"]
+        assert (state, "writable folder" in text) == (BAD, True)
+
+
+def test_a_yaml_that_lmcache_would_go_on_without_is_bad(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    path = tmp_path / "lmcache.yaml"
+    settings = {"name": "ours", "hash": "sha256_cbor", "path": tmp_path / "kv"}
+    path.write_text(YAML.format(**settings))
+    assert lmcache_texts(str(path))["storage_plugins extra_config"][0] == OK
+    for wrong, reason in (
+        ({"name": "other"}, "storage_plugins is ['other']"),
+        ({"hash": "builtin"}, "sha256_cbor"),
+    ):
+        path.write_text(YAML.format(**(settings | wrong)))
+        state, text = lmcache_texts(str(path))[str(path)]
+        assert (state, reason in text) == (BAD, True)
+    path.write_text("- no\n- mapping\n")
+    assert lmcache_texts(str(path))[str(path)][0] == BAD
+    absent = str(tmp_path / "absent.yaml")
+    assert lmcache_texts(absent)[absent][0] == BAD
+
+
+def test_an_lmcache_that_was_not_tested_is_bad_unless_allowed(monkeypatch):
+    from ttlcache_lmcache import compat as lmcache_compat
+
+    monkeypatch.setattr(lmcache_compat, "lmcache_version", lambda: "0.9.0")
+    assert lmcache_texts("plugins")["LMCache version"][0] == BAD
+    allowed = lmcache_texts(MODULE % '{"allow_untested_lmcache": true}')
+    assert allowed["LMCache version"] == (OK, "0.9.0, not tested, but allowed")
+
+
+def test_lmcaches_plugins_need_no_vllm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert states()["vllm"] == BAD
+    assert states(lmcache="127.0.0.1:1")["vllm"] == BAD
+    assert states(lmcache="plugins")["vllm"] == NOTE
+
+
+def test_without_lmcache_an_address_is_still_reached(monkeypatch):
+    from ttlcache_lmcache import compat as lmcache_compat
+
+    monkeypatch.setattr(lmcache_compat, "lmcache_version", lambda: None)
+    assert states(lmcache="127.0.0.1:1")["LMCache version"] == NOTE
+    assert states(lmcache="plugins")["LMCache version"] == BAD

@@ -3,52 +3,89 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
+from typer.testing import CliRunner
 
+from ttlcache.cli import app
 from ttlcache.costs import CostModel
-from ttlcache_connector.cli.profile import FIRST_TOKENS, fit, profile
+from ttlcache_connector.cli.sweep import FIRST_TOKENS, MAX_REPEATS, Curve, fit, sweep
 
 A, B, C = 2e-5, 3e-10, 0.004
 
 
 class Engine:
-    """Time passes only while it prefills."""
+    """Time passes only while it prefills; `stall` tells how long a call waits."""
 
-    def __init__(self, scale: float = 1.0) -> None:
+    def __init__(
+        self, scale: float = 1.0, stall: Callable[[int], float] = lambda call: 0.0
+    ) -> None:
         self.now_s = 0.0
         self.asked: list[int] = []
         self.scale = scale
+        self.stall = stall
 
     def measure(self, tokens: int) -> float:
         self.asked.append(tokens)
-        # A stall in every second measurement: the fastest counts.
-        stall = 0.5 * (len(self.asked) % 2)
-        seconds = self.scale * (A * tokens + B * tokens**2 + C) + stall
+        seconds = self.scale * (A * tokens + B * tokens**2 + C)
+        seconds += self.stall(len(self.asked))
         self.now_s += seconds
         return seconds
 
+    def sweep(self, longest: int, budget_s: float) -> Curve:
+        return sweep(self.measure, longest, budget_s, lambda: self.now_s)
+
+
+FITTED = [1000, 2000, 4000, 8000, 16000, 32000]
+UNSEEN = [1500, 3000, 6000, 12000, 24000]
+
 
 def test_a_known_curve_is_found_and_unseen_lengths_are_predicted():
-    engine = Engine()
-    curve = profile(engine.measure, 32_000, 90.0, lambda: engine.now_s)
+    # A stall in every second measurement: the fastest counts.
+    engine = Engine(stall=lambda call: 0.5 * (call % 2))
+    curve = engine.sweep(32_000, 90.0)
     assert curve.coefficients == pytest.approx((A, B, C), rel=1e-6)
-    assert [n for n, _, _ in curve.fitted] == [1000, 2000, 4000, 8000, 16000, 32000]
-    assert [n for n, _, _ in curve.unseen] == [1500, 3000, 6000, 12000, 24000]
+    assert [point.tokens for point in curve.fitted] == FITTED
+    assert [point.tokens for point in curve.unseen] == UNSEEN
     assert curve.median_error < 1e-6
+    assert curve.skipped == []
 
 
-def test_it_ends_within_its_budget():
+def test_what_agrees_is_not_repeated():
+    engine = Engine()
+    curve = engine.sweep(32_000, 90.0)
+    assert {point.times for point in curve.points} == {2}
+    assert len(engine.asked) == 1 + 2 * len(FITTED + UNSEEN)
+
+
+def test_what_does_not_agree_is_repeated_so_often_and_no_more():
+    engine = Engine(stall=lambda call: 10.0 * call)
+    curve = engine.sweep(2_000, 1e9)
+    assert {point.times for point in curve.points} == {MAX_REPEATS}
+
+
+def test_it_ends_within_its_budget_and_names_what_it_skipped():
     engine = Engine(scale=100.0)
-    curve = profile(engine.measure, 1_000_000, 60.0, lambda: engine.now_s)
-    assert engine.now_s < 60.0 * 1.5
+    curve = engine.sweep(1_000_000, 60.0)
+    assert engine.now_s < 60.0
     assert len(curve.fitted) >= 2
+    assert len(curve.skipped) > 5
+    assert min(curve.skipped) > max(engine.asked)
+
+
+def test_a_length_is_tried_if_it_fits_the_time_that_is_left():
+    # All five lengths twice take 53 s, the first three once 11 s.
+    for budget_s, is_measured in ((60.0, True), (12.0, False)):
+        curve = Engine(scale=100.0).sweep(4_000, budget_s)
+        assert (4_000 not in curve.skipped) == is_measured
 
 
 def test_a_short_model_is_profiled_as_far_as_it_goes():
     engine = Engine()
-    curve = profile(engine.measure, 700, 90.0, lambda: engine.now_s)
-    assert [n for n, _, _ in curve.fitted] == [700]
+    curve = engine.sweep(700, 90.0)
+    assert [point.tokens for point in curve.fitted] == [700]
+    assert curve.median_error is None
     assert max(engine.asked) == 700
     assert FIRST_TOKENS > 700
 
@@ -68,3 +105,12 @@ def test_the_file_is_what_the_connector_reads(tmp_path):
     path.write_text(json.dumps({"prefill": list(fit([(1000, 0.1), (2000, 0.2)]))}))
     costs = load_costs(load_config({"profile_path": str(path)}))
     assert costs.prefill_s(1500) == pytest.approx(0.15, rel=0.05)
+
+
+def test_a_vllm_that_does_not_start_ends_the_command_with_a_sentence(tmp_path):
+    out = tmp_path / "profile.json"
+    done = CliRunner().invoke(app, ["profile", str(tmp_path), "--out", str(out)])
+    assert done.exit_code == 1
+    assert "error: vLLM did not start" in done.output
+    assert "Traceback" not in done.output
+    assert not out.exists()

@@ -26,7 +26,7 @@ ENGINE = {
 def test_the_documented_command(tiny_model, tmp_path):
     (command,) = (c for c in commands() if c.words[:2] == ["ttlcache", "profile"])
     words = [str(tiny_model) if w == "MODEL" else w for w in command.words[1:]]
-    more = ["--budget-s", "20", "--max-tokens", "2000", "--engine", json.dumps(ENGINE)]
+    more = ["--budget", "20", "--max-tokens", "2000", "--engine", json.dumps(ENGINE)]
     done = subprocess.run(
         [sys.executable, "-m", "ttlcache.cli", *words, *more],
         cwd=tmp_path,
@@ -37,6 +37,7 @@ def test_the_documented_command(tiny_model, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "unseen" in done.stdout
+    assert "median error on unseen lengths" in done.stdout
     written = json.loads((tmp_path / "profile.json").read_text())
     costs = CostModel(written)
     assert 0 < costs.prefill_s(1000) < costs.prefill_s(2000)

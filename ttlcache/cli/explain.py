@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ttlcache.cli.common import fail, read, seconds
-from ttlcache.explain import Verdict, verdicts
+from ttlcache.explain import Group, Verdict, by_tool, verdicts
 from ttlcache.recording import ProgramLog, Recording
 
 
@@ -28,7 +28,8 @@ def explain(
     """Each turn of a program: tool, history, TTL and why, outcome, regret."""
     recording = read(place)
     log = _find(recording, program)
-    found = verdicts(log)
+    max_ttl_s = recording.max_ttl_s(log)
+    found = verdicts(log, max_ttl_s)
     console = Console()
     if as_json:
         for verdict in found:
@@ -36,7 +37,10 @@ def explain(
         return
     for verdict in found:
         _print_turn(verdict, console)
-    console.print(_sums(log, found))
+    groups = by_tool(log, max_ttl_s)
+    console.print(_sums(log, found, groups[0]))
+    if groups[0].turns:
+        console.print(_groups(groups))
 
 
 def _find(recording: Recording, program: str) -> ProgramLog:
@@ -62,9 +66,10 @@ def _print_turn(verdict: Verdict, console: Console) -> None:
     console.print(f"  begin   {escape(verdict.claim)}", highlight=False)
     if decided is not None:
         inputs = " ".join(f"{k}={v:.4g}" for k, v in decided.inputs.items())
+        known = f"{decided.records} gap{'' if decided.records == 1 else 's'} known"
         console.print(
-            f"  tool    {escape(decided.tool)} ({decided.records} gaps of it known)\n"
-            f"  decided {seconds(decided.ttl_s)} because {escape(decided.reason)} "
+            f"  tool    {escape(decided.tool)} ({known})\n"
+            f"  TTL     {seconds(decided.ttl_s)}: {escape(decided.reason)} "
             f"({escape(inputs)})\n"
             f"  pool    {decided.free_blocks:,} of {decided.pool_blocks:,} blocks "
             f"free, {decided.pinned_blocks:,} pinned; {decided.running} running, "
@@ -73,19 +78,15 @@ def _print_turn(verdict: Verdict, console: Console) -> None:
             soft_wrap=True,
         )
     console.print(f"  end     {escape(verdict.after)}", highlight=False)
-    if verdict.cost_s is not None and turn.decided is not None:
+    if verdict.cost_s is not None:
         console.print(
             f"  cost    {seconds(verdict.cost_s)}; oracle {seconds(verdict.oracle_s)}, "
-            f"constant {seconds(verdict.constant_s)}",
+            f"best constant {seconds(verdict.constant_s)}",
             highlight=False,
         )
 
 
-def _sums(log: ProgramLog, found: list[Verdict]) -> Table:
-    costs = [v for v in found if v.cost_s is not None]
-    cost_s = sum(v.cost_s or 0.0 for v in costs)
-    oracle_s = sum(v.oracle_s or 0.0 for v in costs)
-    constant_s = sum(v.constant_s or 0.0 for v in costs)
+def _sums(log: ProgramLog, found: list[Verdict], whole: Group) -> Table:
     grid = Table(title=f"program {escape(log.program)}", title_justify="left", box=None)
     grid.add_column("")
     grid.add_column("", justify="right")
@@ -99,12 +100,29 @@ def _sums(log: ProgramLog, found: list[Verdict]) -> Table:
         ("claimed a pin", str(sum(v.claimed for v in found))),
         ("prefill saved", seconds(sum(v.turn.saved_s for v in found))),
         ("held in vain", seconds(sum(in_vain))),
-        ("regret against the oracle", seconds(cost_s - oracle_s)),
-        ("regret against the constant", seconds(cost_s - constant_s)),
+        ("regret against the oracle", seconds(whole.cost_s - whole.oracle_s)),
+        (
+            f"regret against the best constant, {seconds(whole.constant_ttl_s)}",
+            seconds(whole.cost_s - whole.constant_s),
+        ),
         ("job completion", seconds(log.jct_s)),
         ("ended", log.how or "not yet"),
     ):
         grid.add_row(name, value)
+    return grid
+
+
+def _groups(groups: list[Group]) -> Table:
+    title = "cost by tool, beside what hindsight would have paid"
+    grid = Table(title=title, title_justify="left", box=None)
+    grid.add_column("", overflow="ellipsis", no_wrap=True, max_width=24)
+    for name in ("turns", "came back", "claimed", "cost", "oracle", "best constant"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    grid.add_column("its TTL", justify="right", no_wrap=True)
+    for group in groups:
+        sums = (group.cost_s, group.oracle_s, group.constant_s, group.constant_ttl_s)
+        counts = (group.turns, group.returned, group.claimed)
+        grid.add_row(escape(group.name), *map(str, counts), *map(seconds, sums))
     return grid
 
 

@@ -33,5 +33,5 @@ def export(
         (to_continuum, continuum_format.export),
     ):
         if path is not None:
-            write_json(path, content(recording))
+            write_json(path, content(recording), indent=None)  # for machines
             console.print(str(path), soft_wrap=True, highlight=False)

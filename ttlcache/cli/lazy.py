@@ -19,12 +19,17 @@ def doctor(
         str | None, typer.Option(help="Also ask this running vLLM server.")
     ] = None,
     lmcache: Annotated[
-        str | None, typer.Option(help="HOST:PORT of an LMCache server to reach.")
+        list[str] | None,
+        typer.Option(
+            help="HOST:PORT of an LMCache server to reach; or what LMCache is given to "
+            "load our plugins: the JSON of --server-module or --l2-adapter, an "
+            "lmcache.yaml, or the word plugins. May be repeated."
+        ),
     ] = None,
     api_key: ApiKey = None,
 ) -> None:
     """Check this machine and say what will be used, and why."""
-    _connector("doctor").run(config, url, lmcache, api_key)
+    _connector("doctor").run(config, url, lmcache or (), api_key)
 
 
 def profile(
@@ -36,8 +41,14 @@ def profile(
         int, typer.Option(help="Longest prompt measured.", min=1000)
     ] = 32_000,
     budget_s: Annotated[
-        float, typer.Option(help="Seconds of measuring, without the start.", min=5.0)
-    ] = 90.0,
+        float,
+        typer.Option(
+            "--budget",
+            help="Seconds for all of it. Lengths that would take longer are skipped "
+            "and named; at least 30 s are for measuring, whatever the start took.",
+            min=5.0,
+        ),
+    ] = 150.0,
     engine: Annotated[
         str, typer.Option(help="JSON: more arguments of vllm.LLM.")
     ] = "{}",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
-import socket
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -21,22 +20,16 @@ from rich.table import Table
 from ttlcache.config import TTLCacheConfig, load_config
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_connector import compat, plugin
+from ttlcache_connector.cli import doctor_lmcache
+from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
 from ttlcache_connector.knowledge import load_costs
 
-OK, NOTE, BAD = "ok", "note", "BAD"
 _STYLE = {OK: "green", NOTE: "yellow", BAD: "bold red"}
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line: BAD means that retention will not work."""
-
-    state: str
-    what: str
-    text: str
-
-
-def run(config: str, url: str | None, lmcache: str | None, api_key: str | None) -> None:
+def run(
+    config: str, url: str | None, lmcache: Sequence[str], api_key: str | None
+) -> None:
     """Print all findings; exit status 1 if one of them is BAD."""
     console = Console()
     found = list(findings(config, url, lmcache, api_key))
@@ -51,7 +44,10 @@ def run(config: str, url: str | None, lmcache: str | None, api_key: str | None) 
 
 
 def findings(
-    config: str, url: str | None, lmcache: str | None, api_key: str | None = None
+    config: str,
+    url: str | None = None,
+    lmcache: Sequence[str] = (),
+    api_key: str | None = None,
 ) -> Iterator[Finding]:
     """Everything that is worth knowing, one after the other."""
     yield Finding(OK, "python", f"{platform.python_version()}, {platform.machine()}")
@@ -61,17 +57,30 @@ def findings(
         settings = load_config(json.loads(config))
     except (ConfigError, ValueError) as error:
         yield Finding(BAD, "configuration", str(error))
-    yield _vllm(settings)
-    yield _plugin()
-    yield _guess("middleware", _middleware)
+    has_vllm = _has_vllm()
+    if has_vllm:
+        yield _vllm(settings)
+        yield _guess("plugin", _plugin)
+        yield _guess("middleware", _middleware)
+    else:
+        # LMCache's plugins run under other engines, too.
+        state = NOTE if doctor_lmcache.asks_for_plugins(lmcache) else BAD
+        yield Finding(state, "vllm", "not installed: TTLConnector cannot run here")
     if settings is not None:
         yield from _settings(settings)
-    yield _guess("GPU", _gpu)
+    if has_vllm:
+        yield _guess("GPU", _gpu)
     yield _package("lmcache", "no lower tier: an expired pin costs a prefill")
-    if lmcache is not None:
-        yield _reach(lmcache)
+    yield from doctor_lmcache.findings(lmcache)
     if url is not None:
         yield from _server(url, api_key)
+
+
+def _has_vllm() -> bool:
+    try:
+        return importlib.util.find_spec("vllm") is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _vllm(settings: TTLCacheConfig | None) -> Finding:
@@ -80,7 +89,7 @@ def _vllm(settings: TTLCacheConfig | None) -> Finding:
         version = compat.check_vllm(allow_untested=allow)
     except UnsupportedEngineError as error:
         return Finding(BAD, "vllm", str(error))
-    except ImportError as error:
+    except Exception as error:  # noqa: BLE001 - e.g. a CUDA library that is missing
         return Finding(BAD, "vllm", f"cannot be imported: {error}")
     return Finding(OK, "vllm", f"{version} (tested: {compat.tested_range()})")
 
@@ -170,15 +179,6 @@ def _package(name: str, without: str) -> Finding:
         return Finding(OK, name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Finding(NOTE, name, f"not installed: {without}")
-
-
-def _reach(address: str) -> Finding:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host or "127.0.0.1", int(port)), timeout=3.0):
-            return Finding(OK, "LMCache server", f"{address} answers")
-    except (OSError, ValueError) as error:
-        return Finding(BAD, "LMCache server", f"{address}: {error}")
 
 
 def _server(url: str, api_key: str | None) -> Iterator[Finding]:

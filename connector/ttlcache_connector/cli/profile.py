@@ -1,60 +1,36 @@
 """`ttlcache profile`: the paper's offline profile (CacheTTL v4 §5.2).
 
-Prompts of 1000, 2000, 4000 … tokens are prefilled one at a time, each several times;
-P(n) = a n + b n^2 + c is fitted with a, b, c >= 0 to the fastest of each length, with
-relative errors weighing alike. Lengths between those measured check the fit.
+Prompts of 1000, 2000, 4000 … tokens are prefilled one at a time (`sweep`), and
+P(n) = a n + b n^2 + c is fitted (`fit`). Lengths between those check it. The budget
+is the whole command's: what vLLM's start leaves of it is for measuring.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ttlcache.cli.common import fail
 from ttlcache.clock import stopwatch_s
 from ttlcache.costs import CostModel
+from ttlcache_connector.cli.sweep import Curve, Measure, sweep
 
-FIRST_TOKENS = 1_000
-REPEATS = 3
-#: Lengths between the measured ones, as multiples of them: never fitted to.
-CHECK_AT = 1.5
-#: Seconds for one prompt of this many tokens -> seconds.
-Measure = Callable[[int], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """The fit and how well it predicts.
-
-    fitted, unseen: (tokens, measured seconds, predicted seconds).
-    """
-
-    coefficients: tuple[float, float, float]
-    fitted: list[tuple[int, float, float]]
-    unseen: list[tuple[int, float, float]]
-
-    @property
-    def median_error(self) -> float:
-        """Median relative error on lengths that were not fitted to."""
-        errors = [abs(guess / real - 1.0) for _, real, guess in self.unseen]
-        return statistics.median(errors) if errors else 0.0
+#: Seconds of measuring however long vLLM took to start.
+MIN_MEASURING_S = 30.0
 
 
 def run(model: str, out: Path, max_tokens: int, budget_s: float, engine: str) -> None:
     """Start vLLM, measure, fit, write `out`."""
     console = Console()
+    began_s = stopwatch_s()
     try:
         arguments = json.loads(engine)
         if not isinstance(arguments, dict):
@@ -62,11 +38,16 @@ def run(model: str, out: Path, max_tokens: int, budget_s: float, engine: str) ->
     except ValueError as error:
         raise typer.BadParameter(f"--engine {engine!r}: {error}") from None
     console.print("starting vLLM …")
-    llm = _start(model, max_tokens, arguments)
+    try:
+        llm = _start(model, arguments)
+    except Exception as error:  # noqa: BLE001 - vLLM raises anything
+        fail(f"vLLM did not start: {error} --engine passes it other arguments.")
     longest = min(max_tokens, llm.llm_engine.model_config.max_model_len - 1)
-    curve = profile(
-        _prefill_of(llm), longest, budget_s, stopwatch_s, _Bar(console, budget_s)
-    )
+    start_s = stopwatch_s() - began_s
+    left_s = max(budget_s - start_s, min(budget_s, MIN_MEASURING_S))
+    console.print(f"started in {start_s:.0f} s, {left_s:.0f} s for measuring")
+    with _Bar(console, left_s) as bar:
+        curve = sweep(_prefill_of(llm), longest, left_s, stopwatch_s, bar)
     content: dict[str, Any] = {"prefill": list(curve.coefficients)}
     reload = _reload(llm.llm_engine.vllm_config)
     if reload is not None:
@@ -75,97 +56,14 @@ def run(model: str, out: Path, max_tokens: int, budget_s: float, engine: str) ->
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(content) + "\n")
     _print(curve, reload, console)
-    console.print(f'profile: {escape(str(out))}  ("profile_path")', soft_wrap=True)
-
-
-def profile(
-    measure: Measure,
-    longest: int,
-    budget_s: float,
-    now_s: Callable[[], float],
-    told: Callable[[str, float], None] = lambda what, spent_s: None,
-) -> Curve:
-    """Measure within about `budget_s` seconds and fit.
-
-    The lengths take turns, so that a burst of somebody else's load does not meet all
-    measurements of one length. Prefill is at most quadratic, which bounds the next
-    length's seconds: one that would not end in time is left out.
-    """
-    started_s = now_s()
-
-    def left_s() -> float:
-        return budget_s - (now_s() - started_s)
-
-    measure(FIRST_TOKENS // 4)  # compiles, warms up
-    best: dict[int, float] = {}
-    for length in _lengths(longest):
-        if best:
-            before = max(best)
-            bound_s = best[before] * (length / before) ** 2
-            if left_s() < (REPEATS - 1) * sum(best.values()) + REPEATS * bound_s:
-                break
-        told(f"{length:,} tokens", now_s() - started_s)
-        best[length] = measure(length)
-    for _ in range(REPEATS - 1):
-        for length, seconds in best.items():
-            if left_s() > 2.0 * seconds:
-                told(f"{length:,} tokens", now_s() - started_s)
-                best[length] = min(seconds, measure(length))
-    measured = {n for n in best if n not in _between(longest)}
-    coefficients = fit([(n, best[n]) for n in sorted(measured)])
-    costs = CostModel({"prefill": list(coefficients)})
-    rows = [(n, s, costs.prefill_s(n)) for n, s in sorted(best.items())]
-    return Curve(
-        coefficients,
-        [row for row in rows if row[0] in measured],
-        [row for row in rows if row[0] not in measured],
+    spent_s = stopwatch_s() - began_s
+    console.print(
+        f'profile: {escape(str(out))}  ("profile_path"), after {spent_s:.0f} s',
+        soft_wrap=True,
     )
 
 
-def _lengths(longest: int) -> list[int]:
-    """1000, 1500, 2000, 3000, 4000 … tokens; `longest` alone if it is shorter."""
-    doubled = [min(FIRST_TOKENS, longest)]
-    while doubled[-1] * 2 <= longest:
-        doubled.append(doubled[-1] * 2)
-    return sorted({*doubled, *_between(longest)})
-
-
-def _between(longest: int) -> set[int]:
-    """Lengths that check the fit."""
-    found, length = set(), FIRST_TOKENS
-    while int(length * CHECK_AT) <= longest:
-        found.add(int(length * CHECK_AT))
-        length *= 2
-    return found
-
-
-def fit(points: Sequence[tuple[int, float]]) -> tuple[float, float, float]:
-    """Non-negative least squares of relative errors: (a, b, c) of P(n).
-
-    Exact: with three coefficients every support can be tried.
-    """
-    tokens = np.array([n for n, _ in points], dtype=np.float64)
-    seconds = np.array([s for _, s in points], dtype=np.float64)
-    rows = np.stack([tokens, tokens**2, np.ones_like(tokens)], axis=1)
-    rows /= seconds[:, None]
-    scale = np.abs(rows).max(axis=0)  # n^2 and 1 differ by orders of magnitude
-    best, best_loss = np.zeros(3), float("inf")
-    for size in (1, 2, 3):
-        for support in map(list, combinations(range(3), size)):
-            found, *_ = np.linalg.lstsq(
-                rows[:, support] / scale[support], np.ones(len(points)), rcond=None
-            )
-            candidate = np.zeros(3)
-            candidate[support] = found / scale[support]
-            loss = float(((rows @ candidate - 1.0) ** 2).sum())
-            # Of equally good ones the simplest: two points fit every pair of terms.
-            if candidate.min() >= 0.0 and loss < best_loss - 1e-12:
-                best, best_loss = candidate, loss
-    a, b, c = (float(v) for v in best)
-    return a, b, c
-
-
-def _start(model: str, max_tokens: int, arguments: dict[str, Any]) -> Any:
+def _start(model: str, arguments: dict[str, Any]) -> Any:
     from vllm import LLM
 
     settings = {
@@ -236,27 +134,51 @@ class _Bar:
             BarColumn(),
             TimeElapsedColumn(),
             console=console,
+            transient=True,
         )
         self._task = self._progress.add_task("warming up", total=budget_s)
 
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
     def __call__(self, what: str, spent_s: float) -> None:
         self._progress.update(self._task, description=what, completed=spent_s)
-        self._progress.refresh()
 
 
 def _print(curve: Curve, reload: tuple[float, float] | None, console: Console) -> None:
     grid = Table(title="prefill", title_justify="left")
-    for name in ("tokens", "measured", "predicted", "error", ""):
+    for name in ("tokens", "times", "spread", "fastest", "predicted", "error", ""):
         grid.add_column(name, justify="right")
-    rows = [(*row, "fitted") for row in curve.fitted]
-    rows += [(*row, "unseen") for row in curve.unseen]
-    for tokens, real, guess, kind in sorted(rows):
-        error = f"{guess / real - 1:+.1%}"
-        grid.add_row(f"{tokens:,}", f"{real:.4g} s", f"{guess:.4g} s", error, kind)
+    for point in curve.points:
+        grid.add_row(
+            f"{point.tokens:,}",
+            str(point.times),
+            "-" if point.spread is None else f"{point.spread:.1%}",
+            f"{point.seconds:.4g} s",
+            f"{point.predicted_s:.4g} s",
+            f"{point.error:+.1%}",
+            "fitted" if point.is_fitted else "unseen",
+        )
     console.print(grid)
     a, b, c = curve.coefficients
     console.print(f"P(n) = {a:.3g} n + {b:.3g} n^2 + {c:.3g} s", highlight=False)
-    console.print(f"median error on unseen lengths: {curve.median_error:.1%}")
+    error = curve.median_error
+    if error is None:
+        console.print("no length was left to check the fit with")
+    else:
+        console.print(f"median error on unseen lengths: {error:.1%}")
+    if curve.skipped:
+        lengths = ", ".join(f"{tokens:,}" for tokens in curve.skipped)
+        console.print(
+            f"not measured, as time would not have sufficed: {lengths} tokens; "
+            "a larger --budget reaches them",
+            style="yellow",
+            highlight=False,
+        )
     if reload is not None:
         console.print(
             f"reload from host: {reload[0]:.3g} s + {reload[1]:.3g} s a token"
