@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+
+pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
+
 from lmcache.integration.vllm.lazy_offload_policy.base import DrainSignals
 
 from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
