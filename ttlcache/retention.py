@@ -54,9 +54,10 @@ class Retention:
             return decision._replace(
                 ttl_s=ttl_s, reason="client", firm_s=decision.ttl_s
             )
-        if decision.ttl_s <= self.config.max_ttl_s:
+        longest_s = self.config.max_ttl_s
+        if decision.ttl_s <= longest_s:
             return decision
-        return decision._replace(ttl_s=self.config.max_ttl_s)
+        return Decision(longest_s, *decision[1:])  # `_replace` takes four times as long
 
     def _wishes_are_full(self, view: View) -> bool:
         """Whether wishes hold all that they may while several tenants are served.

@@ -144,8 +144,8 @@ MUTATIONS = [
     # estimators
     Mutation(
         "estimators.py",
-        "at_risk -= _count_below(censored, events)",
-        "at_risk -= 0.0",
+        "survival -= _count_below(censored, events)",
+        "survival -= 0.0",
         "test_policies_adaptive.py::test_deciding_again_uses_what_the_wait_tells"
         " test_estimators.py::test_kaplan_meier_equals_lifelines",
     ),
