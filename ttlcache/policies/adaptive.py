@@ -205,8 +205,8 @@ class Adaptive(Policy):
         costs_s = curve.held_s if self.options.charge_what_is_used else curve.times
         if len(costs_s) == 0:
             return 0.0  # nobody who waited this long is known to have come back
-        # What is lost on average, as a share of B: least where F B - price cost is most.
-        # Not to hold loses all of B. In place, this is the hot path.
+        # Lost on average, as a share of B: least where F B - price cost is most. Not to
+        # hold loses all of B. In place, this is the hot path.
         losses = costs_s * (terms.price / terms.benefit_s)
         losses += curve.survival
         best = int(losses.argmin())
