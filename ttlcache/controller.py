@@ -522,7 +522,7 @@ class Controller:
         decision = self._retention.decide(facts, view)
         self.last_decision = decision
         self.journal.decide(now_s, record, facts, decision, view)
-        turn.decision = self._retention.memo(decision)
+        turn.memo = self._retention.memo(decision)
         self.metrics.observe("ttl_seconds", decision.ttl_s)
         if decision.ttl_s <= 0 or finish.kv_blocks <= 0:
             return None

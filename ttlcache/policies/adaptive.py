@@ -110,6 +110,7 @@ class Adaptive(Policy):
 
     name = "adaptive"
     reads_eta = True
+    learns_from = ("planned_s", "benefit_s", "price")
     Options = AdaptiveOptions
     options: AdaptiveOptions
 
@@ -233,7 +234,7 @@ class Adaptive(Policy):
         benefit_s, price = inputs["benefit_s"], inputs["price"]
         self._regret.add(
             _loss_s(gap_s, inputs["planned_s"], benefit_s, price),
-            _loss_s(gap_s, inputs["ski_s"], benefit_s, price),
+            _loss_s(gap_s, benefit_s / price, benefit_s, price),
         )
 
 
