@@ -94,7 +94,7 @@ def before(**changes: object) -> TurnLog:
             turn(),
             before(pin=pin("victim", 102.0)),
             False,
-            "pin 7 victim 2 s after it came",
+            "pin 7 gave its memory to others (victim) 2 s after it came",
         ),
     ],
 )
@@ -125,7 +125,7 @@ def changed(log: PinLog) -> PinLog:
         (
             turn(decided=decided(), pin=changed(pin("claimed", 92.5))),
             "",
-            "pin 7: claimed after 2.5 s; re-decided: 3 s from then",
+            "pin 7 was claimed after 2.5 s; re-decided: 3 s from then",
         ),
     ],
 )

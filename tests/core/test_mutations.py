@@ -63,10 +63,10 @@ MUTATIONS = [
         "test_control.py::test_max_ttl_bounds_the_whole_gap",
     ),
     Mutation(
-        "explain.py",
-        "missed = decided.benefit_s if gap_s > ttl_s else 0.0",
-        "missed = decided.benefit_s if gap_s < ttl_s else 0.0",
-        "test_recording.py::test_regret_is_the_cost_above_hindsight_and_above_ski_rental",
+        "hindsight.py",
+        "return decided.price * ttl_s + decided.benefit_s",
+        "return decided.price * ttl_s",
+        "test_hindsight.py::test_known_costs",
     ),
     # policies: the argmax, its terms and its cold start
     policy(
