@@ -162,6 +162,8 @@ def gaps(
             if arm not in result.scores:
                 raise typer.BadParameter(f"--explain {arm}: no such row")
             console.print(*gap_report.explanation(result, arm))
+    if len(results) > 1:
+        console.print(gap_report.summary(results))
     if json_path is not None:
         _write_json(json_path, gap_report.to_json(results, options))
 

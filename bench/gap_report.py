@@ -35,6 +35,14 @@ DEFAULT_ARMS = (
     # Never any history: B / price for every gap, the rule that needs no prediction.
     Arm("adaptive: no history", "adaptive", {"min_records": 10**9}),
 )
+_HEADINGS = (
+    "in time",
+    "pinned s/turn",
+    "cost s/turn",
+    "to constant",
+    "to oracle",
+    "to oracle s/turn",
+)
 #: Groups printed by `--explain`; the JSON has all.
 EXPLAIN_ROWS = 12
 
@@ -147,23 +155,33 @@ def table(result: TraceResult) -> Table:
         title_justify="left",
     )
     view.add_column("policy")
-    headings = (
-        "in time",
-        "pinned s/turn",
-        "cost s/turn",
-        "to constant",
-        "to oracle",
-        "to oracle s/turn",
-    )
-    for heading in headings:
+    for heading in _HEADINGS:
         view.add_column(heading, justify="right")
-    ranked = sorted(result.scores.items(), key=lambda item: item[1].cost_s)
-    for name, own in ranked:
+    for name, own in _ranked(result):
         view.add_row(name, *_cells(own, best, ideal))
     view.add_section()
     view.add_row(f"best constant {best.ttl_s:.4g} s", *_cells(best, best, ideal))
     view.add_row("oracle", *_cells(ideal, best, ideal))
     return view
+
+
+def summary(results: Sequence[TraceResult]) -> Table:
+    """All traces in one table, without the references' own rows."""
+    view = Table(title="all traces", title_justify="left")
+    view.add_column("trace", overflow="fold")
+    view.add_column("policy", overflow="fold")
+    for heading in _HEADINGS:
+        view.add_column(heading, justify="right")
+    for result in results:
+        best, ideal = result.best_constant, result.oracle
+        for name, own in _ranked(result):
+            view.add_row(result.trace, name, *_cells(own, best, ideal))
+        view.add_section()
+    return view
+
+
+def _ranked(result: TraceResult) -> list[tuple[str, Score]]:
+    return sorted(result.scores.items(), key=lambda item: item[1].cost_s)
 
 
 def _cells(own: Score, best: Score, ideal: Score) -> tuple[str, ...]:

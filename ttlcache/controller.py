@@ -189,9 +189,11 @@ class Controller:
         self._adopt(program, arrival)
         self._stand(record)
         program.in_flight += 1
-        followed = self._turns.follow(program, continuation, record.request_id)
-        record.pin_id = followed.pin.pin_id if followed.pin is not None else None
-        record.reusable_tokens = followed.reusable_tokens
+        pin, record.reusable_tokens = self._turns.follow(
+            program, continuation, record.request_id, now_s
+        )
+        if pin is not None:
+            record.pin_id = pin.pin_id
         self.journal.arrive(now_s, record, rule, arrival, continuation)
         return record
 
@@ -484,17 +486,17 @@ class Controller:
 
     def _queued(self, record: RequestRecord, preempted: bool) -> QueuedTurn:
         program = record.program
-        return QueuedTurn(
-            user_priority=record.user_priority,
-            preempted=preempted,
-            claimable=record.claim_counts and self.pins.get(record.pin_id) is not None,
-            program_seq=record.program_seq,
-            request_seq=record.seq,
-            service_s=program.service_s,
-            wait_s=program.wait_s,
-            queued_s=record.queued_s,
-            promoted=record.promoted_s is not None,
-            work_left_s=record.work_left_s,
+        return QueuedTurn(  # by position: names cost half a microsecond here
+            record.user_priority,
+            preempted,
+            record.claim_counts and self.pins.get(record.pin_id) is not None,
+            record.program_seq,
+            record.seq,  # request_seq
+            program.service_s,
+            program.wait_s,
+            record.queued_s,
+            record.promoted_s is not None,
+            record.work_left_s,
         )
 
     def _retain(
@@ -503,7 +505,7 @@ class Controller:
         program = record.program
         turn = self._finished_turn(record, finish, now_s)
         self._turns.open(program, turn)
-        self._remember(program, finish)
+        self._identifier.remember(program, finish)
         self.costs.observe_footprint(finish.footprint_blocks or finish.kv_blocks)
         if not self.retention_enabled or record.hints.rejected:
             return None
@@ -520,7 +522,7 @@ class Controller:
         decision = self._retention.decide(facts, view)
         self.last_decision = decision
         self.journal.decide(now_s, record, facts, decision, view)
-        turn.decision = self._retention.memo(decision)
+        turn.memo = self._retention.memo(decision)
         self.metrics.observe("ttl_seconds", decision.ttl_s)
         if decision.ttl_s <= 0 or finish.kv_blocks <= 0:
             return None
@@ -566,12 +568,6 @@ class Controller:
         self.pins.set_deadline(pin, now_s + ttl_s)
         self.journal.extend(now_s, pin, "re-decided")
         return True
-
-    def _remember(self, program: Program, finish: Finish) -> None:
-        if not isinstance(program.key, int):
-            return  # it has an id
-        for num_tokens in (finish.prompt_tokens, finish.num_tokens - 1):
-            self._identifier.remember(program, finish.hashes, num_tokens, finish.tokens)
 
     @staticmethod
     def _gap_key(hints: Hints, finish: Finish) -> GapKey:

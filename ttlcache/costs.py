@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ttlcache.curve_fit import OnlineFit
 from ttlcache.errors import ConfigError
@@ -35,8 +35,7 @@ def _prefill_features(context: float, cached: float) -> tuple[float, float, floa
     return (context - cached, context * context - cached * cached, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPrice:
+class MemoryPrice(NamedTuple):
     """Shadow price of memory and weight of lost work, per request that waits.
 
     A fluid queue. Blocks withheld for a second, a share s of the pool, delay each of
@@ -154,13 +153,15 @@ class CostModel:
 
         None for an unknown pool. See `MemoryPrice` for the model.
         """
-        pool, waiting = pressure.pool_blocks, max(pressure.num_waiting, 0)
+        pool, waiting = pressure.pool_blocks, pressure.num_waiting
         if pool <= 0:
             return None
         running = max(pressure.num_running, 0)
-        if waiting == 0 or _is_slot_queue(pressure):
+        if waiting <= 0 or (
+            pressure.waiting_blocks <= 0 and pressure.free_blocks > RESERVE_SHARE * pool
+        ):  # those who wait lack a place in the batch, not memory
             return MemoryPrice(0.0, running + 1.0)
-        share = min(max(kv_blocks, 0.0) / pool, 1.0)
+        share = min(max(kv_blocks / pool, 0.0), 1.0)
         return MemoryPrice(share, 1.0 + (running + 1.0) / waiting)
 
     @property
@@ -174,12 +175,6 @@ class CostModel:
             "prefill": list(self._prefill.theta),
             "reload": {tier: list(fit.theta) for tier, fit in self._reloads.items()},
         }
-
-
-def _is_slot_queue(pressure: Pressure) -> bool:
-    """Whether those who wait lack a place in the batch, not memory."""
-    reserve = RESERVE_SHARE * pressure.pool_blocks
-    return pressure.waiting_blocks <= 0 and pressure.free_blocks > reserve
 
 
 def _is_measurement(seconds: float) -> bool:

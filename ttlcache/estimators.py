@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+IntArray: TypeAlias = npt.NDArray[np.int64]
 #: Up to so many elements, a numpy call costs more than what it computes.
 _FEW = 1024
 
@@ -139,8 +141,7 @@ def empirical_bernstein(
     return mean + spread + 3.0 * bound * log_term / count
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SurvivalCurve:
+class SurvivalCurve(NamedTuple):
     """Right-continuous step function S(t) = P(T > t), with its running integral.
 
     times: event times in seconds, ascending, ties allowed; S steps there only.
@@ -209,24 +210,39 @@ def survival_of_sorted(events: FloatArray, censored: FloatArray) -> SurvivalCurv
     if len(censored) == 0:
         survival = np.arange(n - 1, -1, -1, dtype=np.float64) / n
     else:
-        total = n + len(censored)
-        at_risk = np.arange(float(total), len(censored), -1.0)
-        at_risk -= _count_below(censored, events)
-        survival = np.multiply.accumulate(1.0 - 1.0 / at_risk)
+        # Up to some hundred records the number of calls is the cost: hence tables.
+        counts_down, factors = _at_risk_tables((n + len(censored)).bit_length())
+        first = len(counts_down) - 1 - n - len(censored)
+        at_risk = counts_down[first : first + n] - _count_below(censored, events)
+        survival = factors.take(at_risk)
+        np.multiply.accumulate(survival, out=survival)
     # Area of each step: the survival before the event times the step's width.
     areas: FloatArray = events.copy()
-    areas[1:] -= events[:-1]
-    areas[1:] *= survival[:-1]
+    widths = areas[1:]
+    widths -= events[:-1]
+    widths *= survival[:-1]
     np.add.accumulate(areas, out=areas)
     return SurvivalCurve(events, read_only(survival), read_only(areas))
 
 
-def _count_below(values: FloatArray, bounds: FloatArray) -> FloatArray:
+@lru_cache(maxsize=64)
+def _at_risk_tables(bits: int) -> tuple[IntArray, FloatArray]:
+    """All numbers below 2^bits, descending, and 1 - 1/k for each of them, ascending.
+
+    The latter is what survival is multiplied by at an event with k at risk.
+    """
+    counts_down = np.arange((1 << bits) - 1, -1, -1)
+    at_risk = np.arange(1 << bits, dtype=np.float64)
+    at_risk[0] = 1.0  # never asked for: who has the event is at risk
+    return counts_down, read_only(1.0 - 1.0 / at_risk)
+
+
+def _count_below(values: FloatArray, bounds: FloatArray) -> IntArray:
     """How many of `values` are smaller, for each of `bounds`; both ascending."""
     if len(bounds) <= _FEW:  # fewer calls, but a search for each bound
-        return values.searchsorted(bounds).astype(np.float64)
+        return values.searchsorted(bounds)
     places = bounds.searchsorted(values, side="right")
-    return np.bincount(places, minlength=len(bounds))[: len(bounds)].cumsum(dtype=float)
+    return np.bincount(places, minlength=len(bounds))[: len(bounds)].cumsum()
 
 
 def kaplan_meier(durations: npt.ArrayLike, observed: npt.ArrayLike) -> SurvivalCurve:

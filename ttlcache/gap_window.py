@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
 
 import numpy as np
@@ -29,11 +30,12 @@ _MAX_PENDING = 16
 class _SortedView:
     """Ascending copy of those ring records whose flag is `flag`, kept lazily."""
 
-    __slots__ = ("_flag", "_pending", "_stale", "_values")
+    __slots__ = ("_flag", "_pending", "_sorted", "_stale", "_values")
 
     def __init__(self, flag: int) -> None:
         self._flag = flag
-        self._values = EMPTY
+        self._sorted: array[float] = array("d")
+        self._values = EMPTY  # the same memory
         self._pending: list[tuple[float, bool]] = []
         self._stale = False
 
@@ -51,51 +53,22 @@ class _SortedView:
             mask = np.frombuffer(flags, dtype=np.uint8) == self._flag
             chosen = np.frombuffer(values)[mask]
             chosen.sort()
-            self._values = read_only(chosen)
+            self._show(array("d", chosen.tobytes()))
             self._stale = False
-        pending = self._pending
-        if not pending:
-            return self._values
-        if [is_new for _, is_new in pending] == [False, True]:
-            (removed, _), (added, _) = pending
-            self._values = _exchanged(self._values, removed, added)
-        else:
-            for value, is_new in pending:
-                self._values = (_with if is_new else _without)(self._values, value)
-        pending.clear()
+        elif self._pending:
+            changed = self._sorted[:]  # readers keep what they have
+            for value, is_new in self._pending:
+                if is_new:
+                    insort(changed, value)
+                else:
+                    del changed[bisect_left(changed, value)]
+            self._pending.clear()
+            self._show(changed)
         return self._values
 
-
-def _with(values: FloatArray, added: float) -> FloatArray:
-    """A copy with one value more: one memmove instead of a sort."""
-    index = int(values.searchsorted(added))
-    result = np.empty(len(values) + 1)
-    result[:index] = values[:index]
-    result[index] = added
-    result[index + 1 :] = values[index:]
-    return read_only(result)
-
-
-def _exchanged(values: FloatArray, removed: float, added: float) -> FloatArray:
-    """A copy with one occurrence of `removed` less and one value more: a full ring."""
-    hole, place = int(values.searchsorted(removed)), int(values.searchsorted(added))
-    result = values.copy()
-    if hole < place:
-        place -= 1
-        result[hole:place] = values[hole + 1 : place + 1]
-    else:
-        result[place + 1 : hole + 1] = values[place:hole]
-    result[place] = added
-    return read_only(result)
-
-
-def _without(values: FloatArray, removed: float) -> FloatArray:
-    """A copy with one occurrence of `removed` less."""
-    index = int(values.searchsorted(removed))
-    result = np.empty(len(values) - 1)
-    result[:index] = values[:index]
-    result[index:] = values[index + 1 :]
-    return read_only(result)
+    def _show(self, ascending: array[float]) -> None:
+        self._sorted = ascending
+        self._values = read_only(np.frombuffer(ascending))
 
 
 class GapWindow:
@@ -179,9 +152,8 @@ class GapWindow:
         Exact up to 256 records; above, up to 1/64 of the records late, because
         a new curve costs more than a decision may.
         """
-        stride = 1
-        if len(self) > _EXACT_RECORDS:
-            stride = len(self) // _LAG_SHARE
+        records = len(self._values)
+        stride = 1 if records <= _EXACT_RECORDS else records // _LAG_SHARE
         if self._version - self._curve_version >= stride or self._aged(now_s, stride):
             self._curve = self._build(now_s)
             self._curve_version = self._version
@@ -199,11 +171,12 @@ class GapWindow:
     def _build(self, now_s: float | None) -> SurvivalCurve:
         censored = self._censored.get(self._values, self._flags)
         if now_s is not None and self.open_since_s:
-            starts = np.fromiter(self.open_since_s.values(), dtype=np.float64)
-            ages = now_s - starts
-            np.maximum(ages, 0.0, out=ages)
-            censored = np.concatenate((censored, ages))
+            since_s = self.open_since_s
+            ages = now_s - np.fromiter(since_s.values(), np.float64, len(since_s))
+            censored = np.concatenate((censored, ages)) if len(censored) else ages
             censored.sort()
+            if censored.item(0) < 0.0:  # the clock went back
+                np.maximum(censored, 0.0, out=censored)
         return survival_of_sorted(self.durations(), censored)
 
     def export(self, limit: int | None = None) -> tuple[array[float], bytes]:

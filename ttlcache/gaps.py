@@ -124,7 +124,7 @@ class GapHistory:
         if opened is None:
             return None
         key, since_s = opened
-        gap_s = max(now_s - since_s, 0.0)
+        gap_s = now_s - since_s if now_s > since_s else 0.0
         self._record(key, gap_s, completed=gap_s < self._horizon_s)
         return gap_s
 
@@ -162,7 +162,8 @@ class GapHistory:
     def _record(self, key: GapKey, gap_s: float, completed: bool) -> None:
         if not math.isfinite(gap_s):
             return
-        gap_s = min(max(gap_s, 0.0), MAX_GAP_S)
+        if not 0.0 <= gap_s <= MAX_GAP_S:
+            gap_s = 0.0 if gap_s < 0.0 else MAX_GAP_S
         if gap_s >= self._horizon_s:
             gap_s, completed = self._horizon_s, False
         self.num_recorded += 1

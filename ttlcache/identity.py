@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ttlcache.events import Arrival
-from ttlcache.prefixes import PrefixIndex, TokenSlice
+from ttlcache.events import Arrival, Finish
+from ttlcache.prefixes import PrefixIndex
 from ttlcache.programs import Program, ProgramTable, bounded, client_key
 from ttlcache.types import IdentityRule
 
@@ -30,16 +28,16 @@ class Identifier:
         tenant = bounded(arrival.tenant)
         return self._programs.create_anonymous(tenant, now_s), IdentityRule.NEW
 
-    def remember(
-        self,
-        program: Program,
-        hashes: Sequence[bytes],
-        num_tokens: int,
-        tokens: TokenSlice,
-    ) -> None:
-        """Make a context of an anonymous program recognisable."""
-        if self._prefixes is not None and isinstance(program.key, int):
-            self._prefixes.remember(program.key, hashes, num_tokens, tokens)
+    def remember(self, program: Program, finish: Finish) -> None:
+        """Make a finished turn of a program without an id recognisable.
+
+        By its prompt as well: some clients drop what a turn put out.
+        """
+        number = program.key
+        if self._prefixes is None or not isinstance(number, int):
+            return
+        for num_tokens in (finish.prompt_tokens, finish.num_tokens - 1):
+            self._prefixes.remember(number, finish.hashes, num_tokens, finish.tokens)
 
     @staticmethod
     def _explicit(arrival: Arrival) -> tuple[IdentityRule, str | None]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 #: (user priority, class, class, place, …, request arrival)
 PriorityKey = tuple[int, ...]
@@ -13,8 +12,7 @@ PriorityKey = tuple[int, ...]
 Rank = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedTurn:
+class QueuedTurn(NamedTuple):
     """What an ordering may know about a waiting request."""
 
     user_priority: int  # smaller is served first; 0 unless the engine allows it

@@ -107,18 +107,22 @@ class PrefixIndex:
     ) -> Program | None:
         """The program of the longest matching context that ends in block `index`."""
         place = self._places[hashes[index]]
-        contexts = place if isinstance(place, dict) else dict([_unpacked(place)])
+        if isinstance(place, int):
+            place = {place >> _NUMBER_BITS: place & _NUMBER_MASK}
         start = (index + 1) * self._block_tokens
-        room = min(self._block_tokens, num_tokens - start)
-        tail = tuple(tokens(start, start + room - 1))
-        for length in range(room - 1, -1, -1):
-            number = contexts.get(_digest(tail[:length]))
-            if number is None:
-                continue
-            program = program_of(number)
-            if program is not None:
-                return program
-        return None
+        stop = min(start + self._block_tokens, num_tokens) - 1
+        if stop < start:
+            return None  # a continuation has more than the context
+        tail = tuple(tokens(start, stop))
+        while True:
+            number = place.get(_digest(tail))
+            if number is not None:
+                program = program_of(number)
+                if program is not None:
+                    return program
+            if not tail:
+                return None
+            tail = tail[:-1]
 
     def _add(
         self, key: bytes, place: int | dict[int, int], digest: int, number: int
@@ -128,7 +132,7 @@ class PrefixIndex:
             self._size += digest not in place
             place[digest] = number
             return
-        old_digest, old_number = _unpacked(place)
+        old_digest, old_number = place >> _NUMBER_BITS, place & _NUMBER_MASK
         if old_digest == digest:
             self._places[key] = digest << _NUMBER_BITS | number
         else:
@@ -153,7 +157,3 @@ class PrefixIndex:
 
 def _digest(tail: tuple[int, ...]) -> int:
     return hash(tail) & _DIGEST_MASK if tail else 0
-
-
-def _unpacked(context: int) -> tuple[int, int]:
-    return context >> _NUMBER_BITS, context & _NUMBER_MASK

@@ -51,7 +51,7 @@ class Turn:
         are chained, so equal hashes at one index mean equal tokens up to there.
     hashes: the engine's own list with all of them, and maybe later ones; kept only
         while the turn is pinned.
-    decision: what the policy answered at its end, for learning from the outcome.
+    memo: of what the policy answered at its end, what it learns from the outcome by.
     facts: what it was asked then, kept only while the turn is pinned.
     continued: the next turn has arrived, but has not claimed the pin yet.
     """
@@ -64,7 +64,7 @@ class Turn:
     last_hash: bytes = b""
     hashes: Sequence[bytes] = ()
     pin_id: int | None = None
-    decision: Decision | None = None
+    memo: Decision | bytes | None = None
     facts: TurnFacts | None = None
     continued: bool = False
 

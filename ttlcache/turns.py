@@ -92,13 +92,17 @@ class TurnBook:
             self.close(turn, PinOutcome.SUPERSEDED)
 
     def follow(
-        self, program: Program, continuation: Continuation, request_id: str
+        self,
+        program: Program,
+        continuation: Continuation,
+        request_id: str,
+        now_s: float,
     ) -> Followed:
         """A request goes on from a turn: close its gap, hold its pin."""
         turn = continuation.turn
         if turn is None:
             return Followed()
-        gap_s = self._gaps.finish(turn.token, self._clock.now_s())
+        gap_s = self._gaps.finish(turn.token, now_s)
         if gap_s is not None:
             self._metrics.observe("gap_seconds", gap_s)
             self._metrics.observe("tool_gap_seconds", gap_s, tool_class(turn.gap_key))

@@ -239,6 +239,28 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     assert (again.output, out.read_text()) == (first.output, written)
 
 
+def test_several_traces_end_in_one_table(tmp_path: Path) -> None:
+    paths = [
+        str(write(tmp_path / f"{name}.jsonl.gz", recorded({"tool_s": gap_s}, {})))
+        for name, gap_s in (("short", 1.0), ("long", 50.0))
+    ]
+    arms = ["--policy", "none", "--policy", 'fixed:{"ttl_s": 3}']
+    one = CliRunner().invoke(app, ["gaps", paths[0], *arms])
+    assert "all traces" not in one.output
+    both = CliRunner().invoke(app, ["gaps", *paths, *arms], env={"COLUMNS": "160"})
+    assert both.exit_code == 0, both.output
+    rows = [
+        line.split("│")[1:4] for line in both.output.split("all traces")[1].split("\n")
+    ]
+    told = [tuple(cell.strip() for cell in row) for row in rows if len(row) == 3]
+    assert told == [
+        ("short", "fixed ttl_s=3", "1.000"),
+        ("short", "none", "0.000"),
+        ("long", "none", "0.000"),  # three seconds held in vain cost more
+        ("long", "fixed ttl_s=3", "0.000"),
+    ]
+
+
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["gaps", str(tmp_path / "none.gz")])
     assert result.exit_code == 1

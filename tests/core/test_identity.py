@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ttlcache.events import Arrival
+from ttlcache.events import Arrival, Finish
 from ttlcache.hints import Hints
 from ttlcache.identity import Identifier
 from ttlcache.prefixes import PrefixIndex
@@ -37,8 +37,17 @@ def arrival(tokens=PROMPT, *, program=None, session=None, tenant=""):
 
 
 def remember(identifier, program, tokens, tenant=""):
-    hashes = chain_hashes(tokens, BLOCK, tenant)
-    identifier.remember(program, hashes, len(tokens), lambda i, j: tokens[i:j])
+    identifier.remember(
+        program,
+        Finish(
+            request_id="finished",
+            completed=True,
+            num_tokens=len(tokens) + 1,  # the last one's KV does not exist
+            prompt_tokens=len(tokens),
+            hashes=chain_hashes(tokens, BLOCK, tenant),
+            tokens=lambda start, stop: tokens[start:stop],
+        ),
+    )
 
 
 def test_a_hint_outranks_a_session(identifier):

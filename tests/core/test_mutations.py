@@ -63,10 +63,10 @@ MUTATIONS = [
         "test_control.py::test_max_ttl_bounds_the_whole_gap",
     ),
     Mutation(
-        "explain.py",
-        "missed = decided.benefit_s if gap_s > ttl_s else 0.0",
-        "missed = decided.benefit_s if gap_s < ttl_s else 0.0",
-        "test_recording.py::test_regret_is_the_cost_above_hindsight_and_above_ski_rental",
+        "hindsight.py",
+        "return decided.price * ttl_s + decided.benefit_s",
+        "return decided.price * ttl_s",
+        "test_hindsight.py::test_known_costs",
     ),
     # policies: the argmax, its terms and its cold start
     policy(
@@ -131,8 +131,8 @@ MUTATIONS = [
     ),
     policy(
         "adaptive.py",
-        "values -= costs_s * terms.price",
-        "values -= costs_s",
+        "losses = costs_s * (terms.price / terms.benefit_s)",
+        "losses = costs_s * (1.0 / terms.benefit_s)",
         "adaptive.py::test_idle_memory_is_free_and_scarce_memory_is_dear",
     ),
     policy(
@@ -144,8 +144,8 @@ MUTATIONS = [
     # estimators
     Mutation(
         "estimators.py",
-        "at_risk -= _count_below(censored, events)",
-        "at_risk -= 0.0",
+        "- _count_below(censored, events)",
+        "- 0",
         "test_policies_adaptive.py::test_deciding_again_uses_what_the_wait_tells"
         " test_estimators.py::test_kaplan_meier_equals_lifelines",
     ),
@@ -382,8 +382,8 @@ MUTATIONS = [
     ),
     Mutation(
         "costs.py",
-        "pressure.waiting_blocks <= 0 and pressure.free_blocks > reserve",
-        "pressure.free_blocks > reserve",
+        "pressure.waiting_blocks <= 0 and pressure.free_blocks >",
+        "pressure.free_blocks >",
         "test_costs.py::test_memory_price_by_hand",
     ),
     # expected work
@@ -433,8 +433,8 @@ MUTATIONS = [
     # identity by prefix
     Mutation(
         "prefixes.py",
-        "room = min(self._block_tokens, num_tokens - start)",
-        "room = min(self._block_tokens, num_tokens - start + 1)",
+        "stop = min(start + self._block_tokens, num_tokens) - 1",
+        "stop = min(start + self._block_tokens, num_tokens + 1) - 1",
         "test_prefixes.py::test_the_same_prompt_again_is_another_program",
     ),
 ]

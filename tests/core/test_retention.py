@@ -393,3 +393,34 @@ def test_a_program_that_rewrites_its_history_is_pinned_as_far_as_it_reuses():
     pin = next(iter(engine.controller.pins))
     # The learnt share is a little above 4 of 10, the pin a whole block.
     assert pin.kv_blocks == 5
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (None, {"n": 0.1, "m": math.inf}),
+        (("m", "n"), {"n": 0.1, "m": math.inf}),
+        (("n",), {"n": 0.1}),
+        ((), {}),
+    ],
+)
+def test_a_policy_is_told_what_it_says_it_learns_from(
+    scripted, monkeypatch, names, told
+):
+    lessons = []
+    decision = Decision(5.0, "test", {"n": 0.1, "m": math.inf})
+    monkeypatch.setattr(Scripted, "learns_from", names)
+    engine = scripted(decision, lesson=lessons)
+    engine.turn("r1", [1, 2, 3], program="A")
+    engine.step(seconds=3.0)
+    engine.arrive("r2", [1, 2, 3, 1, 1, 4], program="A")
+    assert lessons == [("tool", 3.0, 5.0, told)]  # to the last bit
+
+
+def test_nothing_is_learnt_from_a_decision_without_what_is_read(scripted, monkeypatch):
+    lessons = []
+    monkeypatch.setattr(Scripted, "learns_from", ("n", "absent"))
+    engine = scripted(Decision(5.0, "test", {"n": 1.0}), lesson=lessons)
+    engine.turn("r1", [1, 2, 3], program="A")
+    engine.arrive("r2", [1, 2, 3, 1, 1, 4], program="A")
+    assert lessons == []

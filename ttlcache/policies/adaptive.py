@@ -37,6 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -93,8 +94,7 @@ class RunningRegret:
         return self.planned_s > REGRET_MARGIN * self.ski_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Terms:
+class _Terms(NamedTuple):
     """B and the price of memory, as this decision sees them."""
 
     benefit_s: float
@@ -110,6 +110,7 @@ class Adaptive(Policy):
 
     name = "adaptive"
     reads_eta = True
+    learns_from = ("planned_s", "benefit_s", "price")
     Options = AdaptiveOptions
     options: AdaptiveOptions
 
@@ -118,30 +119,35 @@ class Adaptive(Policy):
         self._regret = RunningRegret()
 
     def decide(self, turn: TurnFacts, view: View) -> Decision:
-        decision = self._decide(turn, view)
-        patience_s = view.recovery_s(turn) if self.options.patient_stalls else 0.0
-        return decision._replace(
-            patience_s=patience_s, whole=self.options.whole_victims
+        recovery_s = view.recovery_s(turn)
+        terms = self._terms(turn, view, recovery_s)
+        inputs = {"benefit_s": terms.benefit_s, "price": terms.price}
+        ttl_s, reason = self._ttl_s(turn, view, terms, inputs)
+        options = self.options
+        return Decision(
+            ttl_s,
+            reason,
+            inputs,
+            patience_s=recovery_s if options.patient_stalls else 0.0,
+            whole=options.whole_victims,
         )
 
-    def _decide(self, turn: TurnFacts, view: View) -> Decision:
-        terms = self._terms(turn, view)
-        inputs = {"benefit_s": terms.benefit_s, "price": terms.price}
+    def _ttl_s(
+        self, turn: TurnFacts, view: View, terms: _Terms, inputs: dict[str, float]
+    ) -> tuple[float, str]:
         if terms.price <= 0.0:
-            return Decision(math.inf, "memory-free", inputs)
+            return math.inf, "memory-free"
         if terms.benefit_s <= 0.0:
-            return Decision(0.0, "no-benefit", inputs)
+            return 0.0, "no-benefit"
         eta_ttl_s = self._by_client_eta(turn, terms)
         if eta_ttl_s is not None:
-            return Decision(eta_ttl_s, "client-eta", inputs)
-        inputs["ski_s"] = terms.ski_s
+            return eta_ttl_s, "client-eta"
         ttl_s, reason = self._by_history(turn, view, terms, inputs)
         if self.options.ski_rental_floor:
             ttl_s = max(ttl_s, remaining(terms.ski_s, turn))
-        return Decision(ttl_s, reason, inputs)
+        return ttl_s, reason
 
-    def _terms(self, turn: TurnFacts, view: View) -> _Terms:
-        recovery_s = view.recovery_s(turn)
+    def _terms(self, turn: TurnFacts, view: View, recovery_s: float) -> _Terms:
         price = None
         if self.options.price_memory:
             price = view.costs.memory_price(view.pressure, turn.kv_blocks)
@@ -167,19 +173,19 @@ class Adaptive(Policy):
     def _by_history(
         self, turn: TurnFacts, view: View, terms: _Terms, inputs: dict[str, float]
     ) -> tuple[float, str]:
+        ski_s = inputs["ski_s"] = terms.ski_s
         curve, source = self._curve(turn.gap_key, view)
-        ski_s = remaining(terms.ski_s, turn)
         if curve is None:
             # Most turns without a tool call end their program, which the history
             # learns late (an end is seen when the program has been silent for long):
             # ski rental would hold every one of them for all of B.
             if self.options.ski_rental_fallback and not is_human_gap(turn.gap_key):
-                return ski_s, "ski-rental:cold"
-            return remaining(default_ttl_s(terms.ski_s), turn), "default"
+                return remaining(ski_s, turn), "ski-rental:cold"
+            return remaining(default_ttl_s(ski_s), turn), "default"
         planned_s = self._plan(curve, turn, terms)
         inputs["planned_s"] = planned_s
         if self._distrusts_predictions():
-            return ski_s, "ski-rental:regret"
+            return remaining(ski_s, turn), "ski-rental:regret"
         return planned_s, source
 
     def _curve(self, key: GapKey, view: View) -> tuple[SurvivalCurve | None, str]:
@@ -200,12 +206,12 @@ class Adaptive(Policy):
         costs_s = curve.held_s if self.options.charge_what_is_used else curve.times
         if len(costs_s) == 0:
             return 0.0  # nobody who waited this long is known to have come back
-        # F B - price cost, less the constant B: in place, this is the hot path.
-        values = curve.survival * -terms.benefit_s
-        values -= costs_s * terms.price
-        best = int(values.argmax())
-        worth_s = float(values[best]) + terms.benefit_s
-        ttl_s = float(curve.times[best]) if worth_s > 0.0 else 0.0
+        # Lost on average, as a share of B: least where F B - price cost is most. Not to
+        # hold loses all of B. In place, this is the hot path.
+        losses = costs_s * (terms.price / terms.benefit_s)
+        losses += curve.survival
+        best = int(losses.argmin())
+        ttl_s = curve.times.item(best) if losses.item(best) < 1.0 else 0.0
         return ttl_s if conditional else remaining(ttl_s, turn)
 
     def _distrusts_predictions(self) -> bool:
@@ -226,9 +232,14 @@ class Adaptive(Policy):
         if inputs is None or "planned_s" not in inputs or math.isnan(gap_s):
             return
         benefit_s, price = inputs["benefit_s"], inputs["price"]
+        self._regret.add(
+            _loss_s(gap_s, inputs["planned_s"], benefit_s, price),
+            _loss_s(gap_s, benefit_s / price, benefit_s, price),
+        )
 
-        def loss_s(tau_s: float) -> float:
-            missed = tau_s < gap_s < math.inf  # a gap that never ends loses nothing
-            return price * min(gap_s, tau_s) + (benefit_s if missed else 0.0)
 
-        self._regret.add(loss_s(inputs["planned_s"]), loss_s(inputs["ski_s"]))
+def _loss_s(gap_s: float, tau_s: float, benefit_s: float, price: float) -> float:
+    """What holding for `tau_s` cost, the gap being known."""
+    if tau_s < gap_s:  # missed; a gap that never ends loses nothing
+        return price * tau_s + (benefit_s if gap_s < math.inf else 0.0)
+    return price * gap_s

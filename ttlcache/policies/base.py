@@ -55,6 +55,9 @@ class Policy(ABC):
     name: ClassVar[str]
     #: Whether `decide` makes use of `turn.tool_eta_s`.
     reads_eta: ClassVar[bool] = False
+    #: Which of `Decision.inputs` `observe_outcome` reads; None: all there are. Of a
+    #: decision that lacks one of these nothing is learnt. Every open gap keeps them.
+    learns_from: ClassVar[tuple[str, ...] | None] = None
     Options: ClassVar[type[PolicyOptions]] = PolicyOptions
 
     def __init__(self, options: PolicyOptions | None = None) -> None:
@@ -94,7 +97,7 @@ class Policy(ABC):
         Args:
             gap_s: seconds until the next turn arrived; math.inf if it never did.
             ttl_s: the TTL decided at the start of the gap.
-            inputs: `Decision.inputs` of that decision.
+            inputs: `Decision.inputs` of that decision, as far as `learns_from` says.
         """
 
 

@@ -90,9 +90,9 @@ class CacheTTL(Policy):
 
 def bounded(benefit_s: float) -> float:
     """The benefit as a finite number; NaN (0 * inf upstream) counts as nothing."""
-    if math.isnan(benefit_s):
-        return 0.0
-    return max(-MAX_BENEFIT_S, min(benefit_s, MAX_BENEFIT_S))
+    if -MAX_BENEFIT_S <= benefit_s <= MAX_BENEFIT_S:
+        return benefit_s
+    return 0.0 if math.isnan(benefit_s) else math.copysign(MAX_BENEFIT_S, benefit_s)
 
 
 def default_ttl_s(benefit_s: float) -> float:

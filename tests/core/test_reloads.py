@@ -1,0 +1,89 @@
+"""A prompt of which a part comes back from a lower tier: what is learnt of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ttlcache.testing import FakeEngine
+
+PROMPT = list(range(40))
+
+
+@pytest.fixture
+def engine():
+    engine = FakeEngine()
+    engine.measured = []
+    engine.controller.costs.observe_prefill = lambda *seen: engine.measured.append(seen)
+    return engine
+
+
+def counted(engine, name, label=""):
+    return engine.controller.metrics.totals[name, label]
+
+
+def admit(engine, request_id="r"):
+    engine.arrive(request_id, PROMPT, program="A")
+    engine.admit(request_id)
+
+
+def test_the_time_of_a_reload_is_no_prefill(engine):
+    admit(engine)
+    engine.controller.reloading("r")
+    engine.step(seconds=30.0)
+    engine.controller.reloaded("r", 24)
+    engine.step(seconds=2.0)
+    engine.decode("r", [1])
+    # 16 of 40 tokens in two seconds, not 40 in 32.
+    assert engine.measured == [(40, 24, 2.0)]
+
+
+def test_a_second_admission_after_the_reload_begins_the_prefill(engine):
+    admit(engine)
+    engine.controller.reloading("r")
+    engine.step(seconds=30.0)
+    engine.controller.admit("r", 0)  # the engine schedules it again, KV in place
+    engine.step(seconds=2.0)
+    engine.decode("r", [1])
+    assert engine.measured == [(40, 0, 2.0)]
+
+
+def test_a_failed_reload_is_counted_and_all_is_prefilled(engine):
+    admit(engine)
+    engine.controller.reloading("r")
+    engine.step(seconds=5.0)
+    engine.controller.reloaded("r", 0)
+    assert counted(engine, "failed_reloads") == 1
+    engine.controller.admit("r", 0)
+    engine.step(seconds=3.0)
+    engine.decode("r", [1])
+    assert engine.measured == [(40, 0, 3.0)]
+
+
+def test_reloads_of_requests_that_are_gone_change_nothing(engine):
+    engine.controller.reloading("gone")
+    engine.controller.reloaded("gone", 8)
+    assert counted(engine, "failed_reloads") == 0
+    assert engine.controller.requests == {}
+
+
+def test_the_first_token_is_measured_once_and_only_after_admission(engine):
+    engine.arrive("r", PROMPT, program="A")
+    engine.controller.prefilled("r", 40)  # never admitted: no time to measure
+    engine.controller.prefilled("gone", 40)
+    assert engine.measured == []
+    engine.admit("r")
+    engine.step(seconds=1.0)
+    engine.decode("r", [1])
+    engine.step(seconds=1.0)
+    engine.decode("r", [1])
+    assert engine.measured == [(40, 0, 1.0)]
+
+
+def test_what_a_reload_cost_is_learnt_per_tier(engine):
+    for _ in range(50):
+        engine.controller.learn_reload("cpu", 1000, 0.5)
+    assert engine.controller.costs.reload_s("cpu", 1000) == pytest.approx(0.5, rel=0.05)
+    assert engine.controller.costs.tiers == ("cpu",)
+    assert counted(engine, "reloads", "cpu") == 50
+    assert counted(engine, "reloaded_tokens", "cpu") == 50_000
+    assert engine.controller.metrics.observations["reload_seconds"] == [0.5] * 50

@@ -1,0 +1,114 @@
+"""Whatever was seen and whatever is asked: 0 <= TTL <= cap, for every policy."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ttlcache import policies
+from ttlcache.clock import VirtualClock
+from ttlcache.config import load_config
+from ttlcache.costs import CostModel
+from ttlcache.gaps import GapHistory
+from ttlcache.metrics import MetricsBuffer
+from ttlcache.pins import PinTable
+from ttlcache.policies.base import View
+from ttlcache.reclaim import Reclaimer
+from ttlcache.retention import Retention
+from ttlcache.testing.fake_holder import FakeHolder
+from ttlcache.types import FINAL_GAP, USER_GAP, GapKey, Pressure, TurnFacts
+
+KEYS = (GapKey("bash", "git", "status"), GapKey("search"), USER_GAP, FINAL_GAP)
+SECONDS = st.one_of(
+    st.sampled_from([0.0, 1e-300, 1e-9, 1.0, 1e9, 1e300]),
+    st.floats(0.0, 1e4, allow_nan=False),
+)
+#: (key, seconds, whether the next turn came)
+RECORDS = st.lists(st.tuples(st.sampled_from(KEYS), SECONDS, st.booleans()))
+PRESSURES = st.builds(Pressure, *[st.integers(-2, 10_000)] * 6)
+COEFFICIENTS = st.floats(1e-12, 1e6)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    history = GapHistory()
+    for key, gap_s, came in draw(RECORDS):
+        (history.observe if came else history.censor)(key, gap_s)
+    for number, since_s in enumerate(draw(st.lists(SECONDS, max_size=5))):
+        history.start(number, KEYS[number % len(KEYS)], since_s)
+    profile: dict[str, object] = {"prefill": [draw(COEFFICIENTS) for _ in range(3)]}
+    if draw(st.booleans()):
+        profile["reload"] = {"cpu": [draw(COEFFICIENTS), draw(COEFFICIENTS)]}
+    costs = CostModel(profile)
+    for wait_s in draw(st.lists(SECONDS, max_size=2)):
+        costs.observe_return_wait(wait_s)
+    return View(
+        history,
+        costs,
+        draw(st.floats(-1.0, 1.0)),
+        draw(st.floats(0.0, 1e4)),
+        draw(PRESSURES),
+        draw(st.none() | SECONDS),
+        "cpu" if "reload" in profile else None,
+    )
+
+
+TURNS = st.builds(
+    TurnFacts,
+    program_id=st.just("p"),
+    turn_index=st.integers(1, 1000),
+    gap_key=st.sampled_from((*KEYS, GapKey("never seen"))),
+    context_tokens=st.integers(1, 10**7),
+    kv_blocks=st.integers(0, 10**6),
+    requested_ttl_s=st.none() | SECONDS,
+    tool_eta_s=st.none() | SECONDS,
+)
+
+
+def retention_of(name: str, options: dict[str, object], cap_s: float) -> Retention:
+    pins, holder = PinTable(), FakeHolder(1000, 16)
+    reclaimer = Reclaimer(pins, holder, lambda pin, outcome: 0, VirtualClock())
+    return Retention(
+        load_config({"max_ttl_s": cap_s}),
+        policies.create(name, options),
+        pins,
+        holder,
+        reclaimer,
+        MetricsBuffer(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in policies.SHIPPED),
+        ("cachettl", {"k": 0}),
+        ("adaptive", {"min_records": 0}),
+        ("adaptive", {"min_records": 0, "price_memory": False}),
+        ("continuum-v1", {"n_min": 1}),
+    ],
+)
+@given(view=views(), turn=TURNS, waited_s=SECONDS, cap_s=st.floats(0.0, 1e4))
+@settings(max_examples=50, deadline=None)
+def test_ttls_lie_between_nothing_and_the_cap(
+    name: str,
+    options: dict[str, object],
+    view: View,
+    turn: TurnFacts,
+    waited_s: float,
+    cap_s: float,
+) -> None:
+    retention = retention_of(name, options, cap_s)
+    for facts in (turn, turn._replace(waited_s=waited_s)):
+        own = retention.policy.decide(facts, view)
+        assert own.ttl_s >= 0.0  # not NaN
+        assert not math.isnan(own.patience_s)
+    decided = retention.decide(turn, view)
+    assert 0.0 <= decided.ttl_s <= cap_s
+    # Of a gap that is longer than the cap already: less than nothing, so it ends.
+    assert retention.prolong(turn, waited_s, view) <= cap_s - waited_s
+    assert retention.replan(turn, waited_s, view) <= cap_s - waited_s
+    assert not retention.metrics.totals  # nobody raised, nobody was overruled
