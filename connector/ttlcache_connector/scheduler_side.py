@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.request import RequestStatus
+
 from ttlcache import control
 from ttlcache.clock import default_clock, stopwatch_s
 from ttlcache.config import TTLCacheConfig
@@ -44,8 +46,11 @@ if TYPE_CHECKING:
 
 log = compat.logger(__name__)
 
-#: Gauges are sent at least this often while the engine steps, and on every event.
+#: Gauges are sent at least this often while the engine steps.
 GAUGE_INTERVAL_S = 1.0
+#: Events are sent at once when the engine comes to rest, and at most this often while
+#: requests run: turns end at nearly every step, and to send costs more than to count.
+EVENT_INTERVAL_S = 0.1
 
 
 class SchedulerSide:
@@ -91,6 +96,7 @@ class SchedulerSide:
         self._promoter: Promoter | None = None
         self._scheduler: Scheduler | None = None
         self._queue: ProgramQueue | None = None
+        self._heeds_priority = vllm_config.scheduler_config.policy == "priority"
         self._local_hits: dict[str, int] = {}
         self._prefilling: dict[str, Request] = {}
         self._gauges_sent_s = float("-inf")
@@ -208,7 +214,7 @@ class SchedulerSide:
 
     def priority(self, request: Request) -> tuple[int, ...]:
         """Sort key of a waiting request (callback of the program queue)."""
-        preempted = request.status.name == "PREEMPTED"
+        preempted = request.status is RequestStatus.PREEMPTED
         try:
             if self.controller is not None:
                 return self.controller.priority(request.request_id, preempted=preempted)
@@ -302,7 +308,7 @@ class SchedulerSide:
             return
         if request.num_output_tokens:
             controller.prefilled(request.request_id, request.num_prompt_tokens)
-        completed = request.status.name in _COMPLETED and not request.resumable
+        completed = request.status in _COMPLETED and not request.resumable
         candidate = ledger.candidate(block_ids if completed else _no_blocks(block_ids))
         order = controller.finish(
             Finish(
@@ -440,9 +446,13 @@ class SchedulerSide:
         """What happened since the last call; None when there is nothing to say."""
         if self.controller is None or self.ledger is None:
             return None
-        now_s = self._clock.now_s()
         metrics = self.controller.metrics
-        if metrics.is_empty() and now_s - self._gauges_sent_s < GAUGE_INTERVAL_S:
+        if metrics.is_empty():
+            interval_s = GAUGE_INTERVAL_S
+        else:
+            interval_s = EVENT_INTERVAL_S if self.num_running() else 0.0
+        now_s = self._clock.now_s()
+        if now_s - self._gauges_sent_s < interval_s:
             return None
         gauges = self._gauges()  # may fail: then nothing was drained yet
         self._gauges_sent_s = now_s
@@ -523,9 +533,7 @@ class SchedulerSide:
 
     def _user_priority(self, request: Request) -> int:
         # vLLM ignores `priority` unless the operator allowed it; so do we.
-        if self._vllm_config.scheduler_config.policy == "priority":
-            return int(request.priority)
-        return 0
+        return int(request.priority) if self._heeds_priority else 0
 
     def _queue_counts(self) -> tuple[int, int]:
         scheduler = self._scheduler
@@ -549,13 +557,15 @@ class SchedulerSide:
 
 
 #: Finished normally; aborted, ignored and failed requests are not retained.
-_COMPLETED = frozenset(
-    {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"}
+_COMPLETED = (
+    RequestStatus.FINISHED_STOPPED,
+    RequestStatus.FINISHED_LENGTH_CAPPED,
+    RequestStatus.FINISHED_REPETITION,
 )
 
 
 def _is_loading(request: Request) -> bool:
-    return bool(request.status.name == "WAITING_FOR_REMOTE_KVS")
+    return request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
 
 
 def _no_blocks(block_ids: tuple[list[int], ...]) -> tuple[list[int], ...]:
