@@ -179,7 +179,9 @@ class AllocationGuard:
             for size, ids in zip(self._block_tokens, owned, strict=True)
         )
         required += kwargs.get("reserved_blocks", 0)
-        if request.status is not RequestStatus.RUNNING and kwargs.get("has_scheduled_reqs", True):
+        if request.status is not RequestStatus.RUNNING and kwargs.get(
+            "has_scheduled_reqs", True
+        ):
             required += self._manager.watermark_blocks
         free = self._manager.block_pool.get_num_free_blocks()
         return max(1, int(required - free))
