@@ -5,7 +5,7 @@ Three engines in one process take the same steps in turns: `RUNNING` requests ru
 is ours: what vLLM itself does for any connector is told apart from what we do.
 
 seats     every seat is taken, everybody decodes: the queue is not looked at
-memory    the pool is full: the head of the queue is refused at every step
+memory    seats are left, but no memory: the head of the queue is refused at every step
 turnover  about two turns end at every step, each one's context is decided about and
           pinned or not, and as many programs come; all engines serve the same
 
@@ -36,7 +36,8 @@ from ttlcache_connector.harness import EngineHarness, EngineSpec
 RUNNING, WAITING = 256, 1000
 MAX_RATIO, MAX_MORE_S = 1.10, 1e-4
 _PROMPT, _BLOCK = 512, 16
-_HUGE = 100_000  # a prompt that no full pool takes
+_HUGE = 130_000  # a prompt of more blocks than `memory` has free
+_MAX_GROWTH = 448  # tokens that each running request of `memory` may decode
 LOADS = ("seats", "memory", "turnover")
 #: Whose connector each engine has.
 PLAIN, IDLE, OURS = "", idle_connector.NAME, "TTLConnector"
@@ -95,7 +96,8 @@ class _Engine:
     def __init__(self, connector: str, load: str, running: int, waiting: int) -> None:
         self._turnover = load == "turnover"
         grows = 2 * running * (_PROMPT + 4096) // _BLOCK
-        blocks = grows if load != "memory" else running * (_PROMPT + 1024) // _BLOCK
+        full = running * (_PROMPT + _MAX_GROWTH) // _BLOCK
+        blocks = grows if load != "memory" else full
         self.harness = EngineHarness(
             EngineSpec(
                 num_blocks=blocks,
@@ -151,6 +153,8 @@ def run(
 
 def measure(load: str, steps: int, running: int, waiting: int) -> Paired:
     """One load; `idle_connector` is registered."""
+    if load == "memory":
+        steps = min(steps, _MAX_GROWTH * 9 // 10 - running // 16)
     engines = [
         _Engine(connector, load, running, waiting) for connector in (PLAIN, IDLE, OURS)
     ]

@@ -41,9 +41,13 @@ def test_all_engines_serve_the_same(load: str) -> None:
         running = [request.request_id for request in plain.running]
         assert [request.request_id for request in idle.running] == running
         assert len(ours.running) == len(running)
+        if load != "turnover":
+            assert len(running) == RUNNING
     if load == "turnover":
         assert ours.connector.side.controller.pins
     assert len(ours.waiting) == len(plain.waiting)
+    # What keeps the others waiting is what the load says.
+    assert (plain.max_num_running_reqs > RUNNING) == (load == "memory")
 
 
 def result(ours_ms: float, more_ms: float) -> Paired:
