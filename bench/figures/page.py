@@ -175,7 +175,7 @@ def _overhead(result: Json) -> str:
         "## Scheduler overhead\n\n"
         f"After the paper's Table 4. CPU milliseconds a step, {programs}, engines in "
         f"turns in one process: `{result['command']}`. Bars: ratio 1.10, 0.1 ms "
-        "more. \"Any connector\" is vLLM with one whose hooks do nothing.\n\n"
+        'more. "Any connector" is vLLM with one whose hooks do nothing.\n\n'
         "![overhead](bench/overhead.png)\n\n"
         f"{table(header, body)}\n"
     )
