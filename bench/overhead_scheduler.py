@@ -1,42 +1,52 @@
 """`python -m bench overhead --scheduler`: TTLScheduler against plain vLLM, paired.
 
-Two engines in one process take the same steps in turns: `RUNNING` requests run and
-`WAITING` wait, no model. Three loads:
+Three engines in one process take the same steps in turns: `RUNNING` requests run and
+`WAITING` wait, no model. One is plain vLLM, one has a connector that does nothing, one
+is ours: what vLLM itself does for any connector is told apart from what we do.
 
 seats     every seat is taken, everybody decodes: the queue is not looked at
-memory    the pool is full: the head of the queue is refused at every step
+memory    seats are left, but no memory: the head of the queue is refused at every step
 turnover  about two turns end at every step, each one's context is decided about and
-          pinned or not, and as many programs come; both engines serve the same
+          pinned or not, and as many programs come; all engines serve the same
 
-A step is `schedule()`, `update_from_output()` and, in `turnover`, `add_request()`.
-CPU time; the median of the steps' differences is taken pair by pair, so a busy
-machine blurs both sides alike.
+A step is `schedule()`, `update_from_output()` and, in `turnover`, `add_request()`;
+made-up samples and requests are not counted. CPU time; the median of the steps'
+differences is taken step by step, so a busy machine blurs all sides alike. The heap
+is frozen as vLLM's engine core freezes it.
 """
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from vllm.utils.gc_utils import freeze_gc_heap
 
+from bench import idle_connector
 from ttlcache_connector.harness import EngineHarness, EngineSpec
 
 RUNNING, WAITING = 256, 1000
 MAX_RATIO, MAX_MORE_S = 1.10, 1e-4
 _PROMPT, _BLOCK = 512, 16
-_HUGE = 100_000  # a prompt that no full pool takes
-_LOADS = ("seats", "memory", "turnover")
+_HUGE = 130_000  # a prompt of more blocks than `memory` has free
+_MAX_GROWTH = 448  # tokens that each running request of `memory` may decode
+LOADS = ("seats", "memory", "turnover")
+#: Whose connector each engine has.
+PLAIN, IDLE, OURS = "", idle_connector.NAME, "TTLConnector"
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Milliseconds a step. more_ms: median of the paired differences."""
+    """Milliseconds a step. more_ms, idle_more_ms: median of the paired differences
+    to plain vLLM, of ours and of the connector that does nothing."""
 
     load: str
     steps: int
@@ -45,6 +55,8 @@ class Paired:
     plain_mean_ms: float
     ours_mean_ms: float
     more_ms: float
+    idle_ms: float
+    idle_more_ms: float
 
     @property
     def ratio(self) -> float:
@@ -55,14 +67,37 @@ class Paired:
         return self.ratio <= MAX_RATIO and self.more_ms <= 1e3 * MAX_MORE_S
 
 
-class _Engine:
-    """One of the two, with its load."""
+class _Stopwatch:
+    """Adds up the CPU seconds of the methods that it was told of."""
 
-    def __init__(self, ours: bool, load: str, running: int, waiting: int) -> None:
-        self._load = load
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def take_s(self) -> float:
+        """Seconds since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def watch(self, target: Any, name: str) -> None:
+        method = getattr(target, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began_s = time.process_time()
+            result = method(*args, **kwargs)
+            self._seconds += time.process_time() - began_s
+            return result
+
+        setattr(target, name, timed)
+
+
+class _Engine:
+    """One of the three, with its load."""
+
+    def __init__(self, connector: str, load: str, running: int, waiting: int) -> None:
         self._turnover = load == "turnover"
         grows = 2 * running * (_PROMPT + 4096) // _BLOCK
-        blocks = grows if load != "memory" else running * (_PROMPT + 1024) // _BLOCK
+        full = running * (_PROMPT + _MAX_GROWTH) // _BLOCK
+        blocks = grows if load != "memory" else full
         self.harness = EngineHarness(
             EngineSpec(
                 num_blocks=blocks,
@@ -70,7 +105,8 @@ class _Engine:
                 max_num_seqs=running + (0 if load != "memory" else 64),
                 max_num_batched_tokens=8192,
                 max_model_len=131_072,
-                connector=ours,
+                connector=connector != PLAIN,
+                kv_connector=connector,
             )
         )
         self._next = running + waiting
@@ -82,22 +118,19 @@ class _Engine:
             size = _HUGE if load == "memory" and index == running else _PROMPT
             self._add([index + 1] * size, index)
         self.harness.finished.clear()
+        self._watch = _Stopwatch()
+        for name in ("schedule", "update_from_output", "add_request"):
+            self._watch.watch(self.harness.scheduler, name)
 
     def step(self) -> float:
-        """CPU seconds of a step; requests are built outside of it."""
-        began_s = time.process_time()
+        """CPU seconds of a step; samples and requests are made up outside of it."""
         self.harness.step()
-        seconds = time.process_time() - began_s
-        if not self._turnover:
-            return seconds
-        for _ in range(len(self.harness.finished)):
-            self._next += 1
-            prompt = [self._next] * _PROMPT
-            began_s = time.process_time()
-            self._add(prompt, self._next)
-            seconds += time.process_time() - began_s
-        self.harness.finished.clear()
-        return seconds
+        if self._turnover:
+            for _ in range(len(self.harness.finished)):
+                self._next += 1
+                self._add([self._next] * _PROMPT, self._next)
+            self.harness.finished.clear()
+        return self._watch.take_s()
 
     def _add(self, prompt: list[int], index: int) -> None:
         # Staggered lengths: ends are spread evenly over the steps.
@@ -114,38 +147,56 @@ def run(
     steps: int, console: Console, *, running: int = RUNNING, waiting: int = WAITING
 ) -> list[Paired]:
     """Measure all loads; engines in turns, a warm-up of a tenth."""
-    return [_measure(load, steps, running, waiting) for load in _LOADS]
+    idle_connector.register()
+    return [measure(load, steps, running, waiting) for load in LOADS]
 
 
-def _measure(load: str, steps: int, running: int, waiting: int) -> Paired:
-    plain = _Engine(False, load, running, waiting)
-    ours = _Engine(True, load, running, waiting)
-    left, right = _alternate(plain.step, ours.step, steps + steps // 10)
-    left, right = left[steps // 10 :], right[steps // 10 :]
+def measure(load: str, steps: int, running: int, waiting: int) -> Paired:
+    """One load; `idle_connector` is registered."""
+    if load == "memory":
+        steps = min(steps, _MAX_GROWTH * 9 // 10 - running // 16)
+    engines = [
+        _Engine(connector, load, running, waiting) for connector in (PLAIN, IDLE, OURS)
+    ]
+    warm = steps // 10
+    with _frozen_heap():
+        seconds = _alternate([engine.step for engine in engines], steps + warm)
+    plain, idle, ours = (each[warm:] for each in seconds)
     return Paired(
         load,
         steps,
-        1e3 * statistics.median(left),
-        1e3 * statistics.median(right),
-        1e3 * statistics.fmean(left),
-        1e3 * statistics.fmean(right),
-        1e3 * statistics.median(b - a for a, b in zip(left, right, strict=True)),
+        1e3 * statistics.median(plain),
+        1e3 * statistics.median(ours),
+        1e3 * statistics.fmean(plain),
+        1e3 * statistics.fmean(ours),
+        _more_ms(plain, ours),
+        1e3 * statistics.median(idle),
+        _more_ms(plain, idle),
     )
 
 
-def _alternate(
-    first: Callable[[], float], second: Callable[[], float], steps: int
-) -> tuple[list[float], list[float]]:
-    """Who goes first changes from step to step."""
-    left, right = [], []
+def _more_ms(plain: list[float], other: list[float]) -> float:
+    return 1e3 * statistics.median(b - a for a, b in zip(plain, other, strict=True))
+
+
+@contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """What stands when serving begins is no business of the garbage collector's."""
+    freeze_gc_heap()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _alternate(engines: list[Callable[[], float]], steps: int) -> list[list[float]]:
+    """Seconds of each engine's steps. Who goes first changes from step to step."""
+    seconds: list[list[float]] = [[] for _ in engines]
     for step in range(steps):
-        if step % 2:
-            left.append(first())
-            right.append(second())
-        else:
-            right.append(second())
-            left.append(first())
-    return left, right
+        for turn in range(len(engines)):
+            which = (step + turn) % len(engines)
+            seconds[which].append(engines[which]())
+    return seconds
 
 
 def print_table(results: list[Paired], console: Console) -> bool:
@@ -154,15 +205,19 @@ def print_table(results: list[Paired], console: Console) -> bool:
         title=f"milliseconds a step, {RUNNING} running, {WAITING} waiting",
         box=box.SIMPLE,
     )
-    for name in ("load", "vLLM", "TTLScheduler", "ratio", "more", "means", "verdict"):
+    for name in ("load", "vLLM", "any connector", "TTLScheduler", "ratio"):
+        view.add_column(name)
+    for name in ("more", "of it vLLM's", "means", "verdict"):
         view.add_column(name)
     for r in results:
         view.add_row(
             r.load,
             f"{r.plain_ms:.3f}",
+            f"{r.idle_ms:.3f}",
             f"{r.ours_ms:.3f}",
             f"{r.ratio:.3f}",
             f"{r.more_ms:.3f}",
+            f"{r.idle_more_ms:.3f}",
             f"{r.plain_mean_ms:.3f} / {r.ours_mean_ms:.3f}",
             "pass" if r.passed else "FAIL",
         )

@@ -91,7 +91,7 @@ class MetricsBuffer:
 
     totals: Counter[tuple[str, str]] = field(default_factory=Counter)
     observations: dict[str, list[float]] = field(default_factory=dict)
-    _drained: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _drained: dict[tuple[str, str], int] = field(default_factory=dict)
     _has_counted: bool = False
 
     def count(self, name: str, label: str = "", by: int = 1) -> None:
@@ -116,12 +116,14 @@ class MetricsBuffer:
             {"counters": [[name, label, n], …], "observations": {name: [value, …]}}
             with "name/label" for the names of labelled observations.
         """
-        counted = self.totals - self._drained  # counts that are not 0
-        data = {
-            "counters": [[n, label, c] for (n, label), c in counted.items()],
-            "observations": self.observations,
-        }
-        self._drained.update(counted)
+        drained = self._drained
+        counters = []
+        for key, total in self.totals.items():
+            count = total - drained.get(key, 0)
+            if count > 0:
+                drained[key] = total
+                counters.append([*key, count])
+        data = {"counters": counters, "observations": self.observations}
         self._has_counted = False
         self.observations = {}
         return data

@@ -74,10 +74,8 @@ class PinLedger:
             while own and not _can_be_hit(own[-1]):
                 own.pop()
             kv_tokens = max(kv_tokens, len(own) * block_tokens)
-            blocks += filter(_can_be_hit, own)
-        users = Counter(map(_ref_cnt, blocks))
-        footprint = sum(count / max(1, each) for each, count in users.items())
-        return Candidate(blocks, kv_tokens, footprint)
+            blocks += [b for b in own if b.block_hash is not None and not b.is_null]
+        return Candidate(blocks, kv_tokens, _footprint(blocks))
 
     def count_unpinned(self, blocks: Sequence[KVCacheBlock]) -> int:
         pinned = sum(map(self._refs.__contains__, map(_block_id, blocks)))
@@ -151,6 +149,14 @@ class PinLedger:
                 del refs[block_id]
         self.pool.free_blocks(reversed(blocks))
         return int(self.pool.get_num_free_blocks() - before)
+
+
+def _footprint(blocks: Sequence[KVCacheBlock]) -> float:
+    users = list(map(_ref_cnt, blocks))
+    if users.count(1) == len(users):
+        return float(len(users))  # as most often: nobody shares any
+    counts = Counter(users)
+    return sum(count / max(1, each) for each, count in counts.items())
 
 
 def _can_be_hit(block: KVCacheBlock) -> bool:

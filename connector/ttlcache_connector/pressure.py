@@ -56,18 +56,13 @@ class AllocationGuard:
 
     def install(self) -> None:
         """Shadow two methods of this one manager object."""
-        self._manager.allocate_slots = self.allocate_slots
+        self._manager.allocate_slots = self._short_way()
         self._manager.reset_prefix_cache = self.reset_prefix_cache
 
     def allocate_slots(
         self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any
     ) -> Any:
         """`KVCacheManager.allocate_slots`, with pins that give way."""
-        if request.status is RequestStatus.RUNNING:
-            # Every running request at every step: the common way out comes first.
-            blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
-            if blocks is not None:
-                return blocks
         urgency = self._urgency(request, kwargs)
         if urgency is Urgency.WAITING and self._must_wait(request, kwargs):
             return None
@@ -89,6 +84,36 @@ class AllocationGuard:
         self._side.release_all()  # guarded there
         return self._reset()
 
+    def _short_way(self) -> Callable[..., Any]:
+        """`allocate_slots` that first tries what every running request needs.
+
+        Called for each of them at every step, so it is a function that spells out
+        the arguments of that call: to hand on whatever comes costs four times as much.
+        """
+        allocate, long_way = self._allocate, self.allocate_slots
+        running = RequestStatus.RUNNING
+
+        def allocate_slots(
+            request: Request,
+            num_new_tokens: int,
+            *args: Any,
+            num_lookahead_tokens: int | None = None,
+            **kwargs: Any,
+        ) -> Any:
+            if num_lookahead_tokens is not None:
+                if request.status is running and not (args or kwargs):
+                    blocks = allocate(
+                        request,
+                        num_new_tokens,
+                        num_lookahead_tokens=num_lookahead_tokens,
+                    )
+                    if blocks is not None:
+                        return blocks
+                kwargs["num_lookahead_tokens"] = num_lookahead_tokens
+            return long_way(request, num_new_tokens, *args, **kwargs)
+
+        return allocate_slots
+
     def _urgency(self, request: Request, kwargs: dict[str, Any]) -> Urgency:
         try:
             return self._find_urgency(request, kwargs)
@@ -97,7 +122,7 @@ class AllocationGuard:
             return Urgency.STALLED  # the one that cannot wedge
 
     def _find_urgency(self, request: Request, kwargs: dict[str, Any]) -> Urgency:
-        if request.status.name == "RUNNING":
+        if request.status is RequestStatus.RUNNING:
             return Urgency.RUNNING
         running = self._side.num_running()
         if running is None:  # a foreign scheduler: vLLM tells, or we assume the worst
@@ -154,7 +179,9 @@ class AllocationGuard:
             for size, ids in zip(self._block_tokens, owned, strict=True)
         )
         required += kwargs.get("reserved_blocks", 0)
-        if request.status.name != "RUNNING" and kwargs.get("has_scheduled_reqs", True):
+        if request.status is not RequestStatus.RUNNING and kwargs.get(
+            "has_scheduled_reqs", True
+        ):
             required += self._manager.watermark_blocks
         free = self._manager.block_pool.get_num_free_blocks()
         return max(1, int(required - free))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.connector.conftest import free, pinned, totals
-from ttlcache_connector import scheduler_side
+from ttlcache_connector import side_parts
 from ttlcache_connector.tiers import NoTier, TierMetadata
 
 
@@ -64,7 +64,7 @@ def _id(request: Any) -> str:
 @pytest.fixture
 def tier(monkeypatch) -> FakeTier:
     fake = FakeTier()
-    monkeypatch.setattr(scheduler_side, "scheduler_tier", lambda *_: fake)
+    monkeypatch.setattr(side_parts, "scheduler_tier", lambda *_: fake)
     return fake
 
 

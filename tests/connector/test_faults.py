@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from types import SimpleNamespace
 
@@ -106,7 +107,7 @@ def test_the_table_names_every_hook():
     """Whoever adds a guarded hook adds its injection, or says why not here."""
     guarded = {
         name
-        for name, method in vars(SchedulerSide).items()
+        for name, method in inspect.getmembers(SchedulerSide)
         if hasattr(method, "__wrapped__")
     }
     unreachable = {"foreign_step", "shutdown", *AT_WILL}  # see the tests below

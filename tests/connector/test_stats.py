@@ -9,6 +9,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from tests.connector.injection import Injector, paused
 from ttlcache.metrics import COUNTERS, GAUGES
 from ttlcache_connector.connector import TTLConnector
+from ttlcache_connector.scheduler_side import EVENT_INTERVAL_S
 
 TYPES = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
 
@@ -85,3 +86,21 @@ def test_nothing_is_sent_while_nothing_happens(make_engine, clock):
     assert side.take_stats() is None
     clock.advance(1.5)
     assert side.take_stats() is not None
+
+
+def test_events_wait_a_moment_while_requests_run_and_none_is_lost(make_engine, clock):
+    engine = make_engine(num_blocks=40)
+    side = engine.connector.side
+    engine.add("A-1", range(100), max_tokens=8, hints={"program_id": "A"})
+    engine.step()
+    clock.advance(1.0)
+    assert side.take_stats() is not None
+    side.controller.metrics.count("pins", "claimed")
+    assert side.num_running() == 1
+    assert side.take_stats() is None
+    clock.advance(2 * EVENT_INTERVAL_S)
+    assert side.take_stats().data["counters"] == [["pins", "claimed", 1]]
+    side.controller.metrics.count("pins", "expired")
+    engine.abort("A-1")
+    assert side.num_running() == 0
+    assert ["pins", "expired", 1] in side.take_stats().data["counters"]

@@ -1,0 +1,218 @@
+"""What the scheduler role is made of: controller, ledger, tier, guards, and who ends
+their service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ttlcache.clock import default_clock
+from ttlcache.config import TTLCacheConfig
+from ttlcache.controller import Controller
+from ttlcache_connector import compat
+from ttlcache_connector.blocks import PinLedger
+from ttlcache_connector.demotion import DemotingLedger
+from ttlcache_connector.failsafe import Pace, drop_everything
+from ttlcache_connector.guard import Faults, guarded
+from ttlcache_connector.knowledge import HistoryFile, load_costs, open_journal
+from ttlcache_connector.pressure import AllocationGuard
+from ttlcache_connector.promotion import Promoter
+from ttlcache_connector.tier_side import TierSide
+from ttlcache_connector.tiers import scheduler_tier
+from ttlcache_connector.tooltext import OutputReader
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+    from ttlcache_connector.queue import ProgramQueue
+
+log = compat.logger(__name__)
+
+
+class SideParts:
+    """Builds the parts of one engine's scheduler role, and lets everything go.
+
+    Until `bind` was called there is no pool and nothing is retained.
+    """
+
+    def __init__(
+        self, vllm_config: Any, kv_cache_config: Any, config: TTLCacheConfig
+    ) -> None:
+        self._config = config
+        self._vllm_config = vllm_config
+        self._groups = kv_cache_config.kv_cache_groups
+        self._reader = (
+            OutputReader(
+                vllm_config.model_config,
+                config.detect_tail_tokens,
+                config.tool_call_parser,
+            )
+            if config.tool_detection
+            else None
+        )
+        self._clock = default_clock()
+        self.faults = Faults(
+            config.max_hook_faults,
+            self._count_fault,
+            self._turn_off,
+            self._clock.now_s,
+        )
+        self.lower = TierSide(
+            scheduler_tier(config, vllm_config, kv_cache_config),
+            config.max_hook_faults,
+            self.count,
+            self._clock.now_s,
+        )
+        self._costs = load_costs(config)
+        self._history = HistoryFile(config, self._clock.now_s())
+        self.controller: Controller | None = None
+        self.ledger: PinLedger | None = None
+        self._demoting: DemotingLedger | None = None
+        self._promoter: Promoter | None = None
+        self._scheduler: Scheduler | None = None
+        self._queue: ProgramQueue | None = None
+        self._heeds_priority = vllm_config.scheduler_config.policy == "priority"
+        self._local_hits: dict[str, int] = {}
+        self._prefilling: dict[str, Request] = {}
+        self._gauges_sent_s = float("-inf")
+        self._pace = Pace()
+        self.announced = False
+
+    def bind(self, pool: BlockPool, manager: KVCacheManager | None) -> None:
+        """The pool exists: from now on turns can be retained.
+
+        Without the manager nothing could make pins give way: nothing is retained.
+        """
+        if manager is None:
+            log.warning(
+                "ttlcache: this vLLM does not bind its KV cache manager; retention "
+                "stays off"
+            )
+            return
+        sizes = [group.kv_cache_spec.block_size for group in self._groups]
+        demoting: DemotingLedger | None = None
+        if self.lower.is_set:
+            self.lower.tier.bind(pool)
+            demoting = DemotingLedger(
+                pool,
+                sizes,
+                self._queue_counts,
+                tier=self.lower.tier,
+                clock=self._clock,
+                wait_s=self._config.demote_wait_s,
+            )
+        self._demoting = demoting
+        self.ledger = demoting or PinLedger(pool, sizes, self._queue_counts)
+        self.controller = Controller(
+            self._config,
+            self._clock,
+            self.ledger,
+            block_tokens=pool.hash_block_size,
+            gaps=self._history.gaps,
+            costs=self._costs,
+            on_rekey=self._rekey,
+            journal=open_journal(self._config, self._clock, self._about(pool)),
+            on_pin_end=demoting.pin_ends if demoting else None,
+        )
+        if demoting is not None and self._config.promote_ahead:
+            self._promoter = promoter = Promoter(self.lower.tier, self.controller)
+            demoting.on_turn_end = lambda pin, outcome, request_id: promoter.pin_ended(
+                pin, outcome, request_id, self._clock.now_s()
+            )
+        AllocationGuard(manager, self).install()
+
+    def attach(self, scheduler: Scheduler, queue: ProgramQueue) -> None:
+        """Our own scheduler introduces itself; a foreign one never does."""
+        self._scheduler = scheduler
+        self._queue = queue
+
+    def log_start(self, scheduler_name: str, ours: bool) -> None:
+        """The one line that says what runs."""
+        self.announced = True
+        ledger = self.ledger
+        log.info(
+            "ttlcache %s on vLLM %s: policy=%s%s ordering=%s max_pinned_fraction=%g "
+            "(%s of %s blocks) max_ttl_s=%g scheduler=%s kv_groups=%d "
+            "async_scheduling=%s lower_tier=%s",
+            compat.ttlcache_version(),
+            compat.vllm_version(),
+            self._config.policy,
+            self._config.policy_options or "",
+            self._config.ordering,
+            self._config.max_pinned_fraction,
+            int(self._config.max_pinned_fraction * ledger.pool_blocks)
+            if ledger
+            else "?",
+            ledger.pool_blocks if ledger else "?",
+            self._config.max_ttl_s,
+            scheduler_name,
+            len(self._groups),
+            self._vllm_config.scheduler_config.async_scheduling,
+            f"{self._config.lower_tier} demote={self._config.demote}"
+            if self.lower.is_set
+            else "none",
+        )
+        if not ours:
+            log.warning(
+                "ttlcache: scheduler class %s is not ours: turns are pinned and "
+                "pins give way under pressure, but programs are not ordered",
+                scheduler_name,
+            )
+
+    def release_all(self) -> None:
+        """Every reference goes, also those that a failing table has lost."""
+        self.release_pins()
+        self.drop_rest()
+
+    @guarded()
+    def release_pins(self) -> None:
+        """Every pin that the controller knows."""
+        if self.controller is not None:
+            self.controller.release_all()
+        if self._demoting is not None:
+            self._demoting.release_demoting()
+
+    @guarded(fallback=0)
+    def drop_rest(self) -> int:
+        """Blocks freed by giving back whatever is still referenced, unasked."""
+        return 0 if self.ledger is None else drop_everything(self.ledger)
+
+    def count(self, name: str, label: str = "") -> None:
+        if self.controller is not None:
+            self.controller.metrics.count(name, label)
+
+    def num_running(self) -> int | None:
+        """Running requests, None under a foreign scheduler."""
+        return None if self._scheduler is None else len(self._scheduler.running)
+
+    def _about(self, pool: BlockPool) -> dict[str, Any]:
+        """Head of a recording."""
+        return {
+            "model": str(getattr(self._vllm_config.model_config, "model", "")),
+            "vllm": compat.vllm_version(),
+            "ttlcache": compat.ttlcache_version(),
+            "block_tokens": pool.hash_block_size,
+            "pool_blocks": pool.num_gpu_blocks - 1,
+        }
+
+    def _queue_counts(self) -> tuple[int, int]:
+        scheduler = self._scheduler
+        if scheduler is None:
+            return 0, 0
+        return len(scheduler.running), len(scheduler.waiting)
+
+    def _rekey(self, request_id: str) -> None:
+        if self._queue is not None:
+            self._queue.rekey(request_id)
+
+    def _count_fault(self, hook: str) -> None:
+        self.count("hook_errors", hook)
+
+    def _turn_off(self) -> None:
+        try:
+            if self.controller is not None:
+                self.controller.disable()
+        finally:
+            self.drop_rest()

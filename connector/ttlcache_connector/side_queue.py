@@ -1,0 +1,103 @@
+"""What the waiting queue and the allocation guard ask about a request."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from vllm.v1.request import RequestStatus
+
+from ttlcache.events import Admission, Urgency
+from ttlcache_connector.failsafe import drop_orphans
+from ttlcache_connector.guard import guarded
+from ttlcache_connector.request_facts import is_loading
+from ttlcache_connector.side_parts import SideParts
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+class QueueAnswers(SideParts):
+    """Order, admission and memory of requests that wait."""
+
+    def priority(self, request: Request) -> tuple[int, ...]:
+        """Sort key of a waiting request (callback of the program queue)."""
+        preempted = request.status is RequestStatus.PREEMPTED
+        try:
+            if self.controller is not None:
+                return self.controller.priority(request.request_id, preempted=preempted)
+        except KeyError:
+            pass  # its arrival failed and was counted: last, in order of time
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self.faults.record("priority")
+        age = int(request.arrival_time * 1e6)
+        return (self._user_priority(request), not preempted, 1, age, 0)
+
+    def admission(self, request: Request, needed_blocks: int) -> Admission:
+        """Whether a waiting request may take memory now."""
+        if self.controller is None:
+            return Admission.ADMIT
+        return self.controller.admission(request.request_id, needed_blocks)
+
+    def promote_at_s(self, request: Request) -> float:
+        """When the request's anti-starvation rule strikes; never by default."""
+        try:
+            if self.controller is not None:
+                return self.controller.promote_at_s(request.request_id)
+        except KeyError:
+            pass
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self.faults.record("promote_at_s")
+        return math.inf
+
+    @guarded()
+    def promote(self, request: Request) -> None:
+        if self.controller is not None:
+            self.controller.promote(request.request_id)
+
+    def stand_back(self, request: Request) -> bool:
+        """Whether the head of the queue must be sorted in anew."""
+        try:
+            if self.controller is not None:
+                return self.controller.stand_back(request.request_id)
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self.faults.record("stand_back")
+        return False
+
+    @guarded()
+    def note_aged(self) -> None:
+        """A request reached the bound on waiting."""
+        self.count("aged_requests")
+
+    def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
+        """Blocks freed from pins, 0 when nothing (more) may be taken."""
+        if self.controller is None or self.ledger is None:
+            return 0
+        if urgency is not Urgency.RUNNING:
+            self.ledger.waiting_blocks = needed_blocks
+        freed = 0
+        if self._demoting is not None:
+            running = urgency is Urgency.RUNNING
+            freed = self._demoting.relieve(needed_blocks, at_once=running)
+            if freed >= needed_blocks:
+                return freed
+            needed_blocks -= freed
+            if not running and self._demoting.soon_free() >= needed_blocks:
+                return 0  # a copy of milliseconds against a prefill of seconds
+        freed += self.controller.reclaim(needed_blocks, urgency, request.request_id)
+        if not freed and urgency is Urgency.STALLED:
+            # Nothing runs, nothing frees: what a fault left behind goes, too.
+            return drop_orphans(self.controller, self.ledger)
+        return freed
+
+    def is_loading(self) -> bool:
+        """Whether a request that holds its blocks waits for remote KV."""
+        # Looked up among those admitted, not in the queue: thousands may wait there.
+        return any(is_loading(request) for request in self._prefilling.values())
+
+    def is_overdue(self, request: Request) -> bool:
+        return self._queue is not None and self._queue.is_aged(request.request_id)
+
+    def _user_priority(self, request: Request) -> int:
+        # vLLM ignores `priority` unless the operator allowed it; so do we.
+        return int(request.priority) if self._heeds_priority else 0
