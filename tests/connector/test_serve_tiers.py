@@ -13,6 +13,8 @@ import pytest
 from typer.testing import CliRunner
 from vllm.config import KVTransferConfig
 
+pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
+
 from ttlcache.config import load_config
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_connector import compat, plugin
