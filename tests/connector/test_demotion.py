@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
+
 from tests.connector.conftest import free, pinned, totals
 from ttlcache_connector import side_parts
 from ttlcache_connector.tiers import NoTier, TierMetadata
