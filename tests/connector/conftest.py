@@ -13,6 +13,7 @@ from ttlcache.clock import VirtualClock, use_clock
 from ttlcache_connector.harness import EngineHarness, EngineSpec
 from ttlcache_connector.invariants import violations
 
+OUR_LOGGERS = ("vllm.ttlcache_connector", "ttlcache")
 HOLD_5S = {"policy": "fixed", "policy_options": {"ttl_s": 5.0}}
 
 
@@ -70,7 +71,9 @@ def our_log() -> Iterator[list[str]]:
             messages.append(record.getMessage())
 
     handler = Collect()
-    ours = logging.getLogger("vllm.ttlcache_connector")
-    ours.addHandler(handler)
+    ours = [logging.getLogger(name) for name in OUR_LOGGERS]
+    for each in ours:
+        each.addHandler(handler)
     yield messages
-    ours.removeHandler(handler)
+    for each in ours:
+        each.removeHandler(handler)

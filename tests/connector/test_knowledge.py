@@ -129,7 +129,7 @@ def test_a_full_disk_keeps_the_old_file_and_the_engine(
     clock.advance(MIN_SAVE_INTERVAL_S)
     engine.step()
     engine.scheduler.shutdown()
-    assert any("not saved" in line for line in our_log)
+    assert any("No space left" in line for line in our_log)
     assert engine.connector.side.faults.total == 0
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["gaps.json"]
