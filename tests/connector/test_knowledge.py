@@ -124,6 +124,8 @@ def test_a_full_disk_keeps_the_old_file_and_the_engine(
     first.scheduler.shutdown()
     before = path.read_bytes()
     monkeypatch.setattr(gap_store.os, call, full_disk)
+    # What configures logging in this process (vLLM 0.30's CLI) turns others' off.
+    monkeypatch.setattr(gap_store.logger, "disabled", False)
     engine = make_engine(num_blocks=40, extra_config=extra)
     one_gap(engine, clock, 2.5)
     clock.advance(MIN_SAVE_INTERVAL_S)
