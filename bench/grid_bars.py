@@ -33,18 +33,18 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
     """All bars of the grid; rows as in `bench.grid.to_rows`."""
     return [
         _geomean(rows),
-        _worst(rows, f"worst cell {OURS} / best other arm", 1.03, _best_rival),
+        _worst(rows, f"worst cell {OURS} / best other arm", 1.03, best_rival),
         _worst(
             [row for row in rows if row["load"] == "half"],
             f"worst cell at half load {OURS} / {PLAIN}",
             1.01,
-            lambda row: _value(row, PLAIN),
+            lambda row: mean_of(row, PLAIN),
         ),
         _worst(
             rows,
             f"worst cell p99 {OURS} / {PLAIN}",
             1.0,
-            lambda row: _value(row, PLAIN, "p99_jct_s"),
+            lambda row: mean_of(row, PLAIN, "p99_jct_s"),
             "p99_jct_s",
         ),
         _regret(rows),
@@ -57,28 +57,28 @@ def label(row: Mapping[str, Any]) -> str:
 
 def regret(row: Mapping[str, Any], arm: str) -> float:
     """Mean JCT over the oracle's, less one; nan where one of them is missing."""
-    return _value(row, arm) / _value(row, REFERENCE) - 1.0
+    return mean_of(row, arm) / mean_of(row, REFERENCE) - 1.0
 
 
-def _value(row: Mapping[str, Any], arm: str, key: str = "mean_jct_s") -> float:
+def mean_of(row: Mapping[str, Any], arm: str, key: str = "mean_jct_s") -> float:
     """Mean over the seeds."""
     own = row["arms"].get(arm)
     return statistics.fmean(own[key]) if own else math.nan
 
 
-def _best_rival(row: Mapping[str, Any]) -> float:
-    """Variants of our own arm ("adaptive:{...}") are no rivals."""
+def best_rival(row: Mapping[str, Any]) -> float:
+    """JCT of the best other arm; variants of our own ("adaptive-…") are no rivals."""
     rivals = [
-        _value(row, arm)
+        mean_of(row, arm)
         for arm in row["arms"]
-        if arm != REFERENCE and arm.partition(":")[0] != OURS
+        if arm != REFERENCE and not arm.startswith(OURS)
     ]
     return min(rivals, default=math.nan)
 
 
 def _geomean(rows: Sequence[Mapping[str, Any]]) -> Bar:
     name = f"geometric mean {OURS} / {BASE}"
-    ratios = list(_known(_value(row, OURS) / _value(row, BASE) for row in rows))
+    ratios = list(_known(mean_of(row, OURS) / mean_of(row, BASE) for row in rows))
     if not ratios:
         return Bar(name, 0.85, math.nan)
     return Bar(name, 0.85, statistics.geometric_mean(ratios), f"{len(ratios)} cells")
@@ -93,7 +93,7 @@ def _worst(
 ) -> Bar:
     worst, where = math.nan, ""
     for row in rows:
-        ratio = _value(row, OURS, key) / against(row)
+        ratio = mean_of(row, OURS, key) / against(row)
         if not math.isnan(ratio) and not ratio <= worst:
             worst, where = ratio, label(row)
     return Bar(name, limit, worst, where)

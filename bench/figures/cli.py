@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from bench.figures.page import render
+from bench.figures.summary import render_summary, write_into
 from bench.figures.sweeps import SWEEPS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,9 +32,12 @@ def figures(
     results: Annotated[Path, typer.Option(help="Folder of the numbers.")] = RESULTS,
     docs: Annotated[Path, typer.Option(help="Where bench.md and bench/ go.")] = ROOT
     / "docs",
+    readme: Annotated[
+        Path, typer.Option(help="Page whose results section is written anew.")
+    ] = ROOT / "README.md",
     processes: Annotated[int, typer.Option(help="Cells at a time.", min=1)] = 2,
 ) -> None:
-    """PNG, CSV and docs/bench.md from the numbers in bench/results."""
+    """PNG, CSV, docs/bench.md, README's results: from the numbers in bench/results."""
     console = Console()
     try:
         for name in _names(measure):
@@ -56,6 +60,9 @@ def figures(
         draw(name, result, docs / "bench")
     (docs / "bench.md").write_text(render(found))
     console.print(f"wrote {docs / 'bench.md'}")
+    if "grid" in found:
+        write_into(readme, render_summary(found["grid"]))
+        console.print(f"wrote the results into {readme}")
 
 
 def _names(text: str) -> list[str]:

@@ -11,6 +11,7 @@ from bench.cli import app
 from bench.figures.cli import ROOT, load_results
 from bench.figures.page import losses, render
 from bench.figures.plots import draw
+from bench.figures.summary import BEGIN, END, render_summary, write_into
 from bench.figures.sweeps import SWEEPS, ablation_arms
 from bench.sim.arms import parse_arms
 
@@ -62,9 +63,46 @@ def test_every_sweep_has_cells_and_the_ablation_names_every_switch():
 
 
 def test_the_command_renders_and_refuses(tmp_path):
-    result = CliRunner().invoke(app, ["figures", "--docs", str(tmp_path)])
+    readme = Path(ROOT) / "README.md"
+    copy = tmp_path / "README.md"
+    copy.write_text(readme.read_text())
+    to = ["--docs", str(tmp_path), "--readme", str(copy)]
+    result = CliRunner().invoke(app, ["figures", *to])
     assert result.exit_code == 0, result.output
     page = (tmp_path / "bench.md").read_text()
     assert page == (Path(ROOT) / "docs" / "bench.md").read_text()
+    assert copy.read_text() == readme.read_text()
     result = CliRunner().invoke(app, ["figures", "--measure", "nothing"])
     assert result.exit_code == 1
+
+
+def a_grid() -> dict:
+    def row(load, **jct):
+        arms = {arm: {"mean_jct_s": [value, value]} for arm, value in jct.items()}
+        return {"workload": "swe", "pool": "small", "load": load, "arms": arms}
+
+    return {
+        "setting": {"command": "python -m bench grid"},
+        "rows": [
+            row("half", vllm=10.0, cachettl=10.0, adaptive=10.0, oracle=9.0),
+            row("two", vllm=100.0, cachettl=40.0, adaptive=20.0, oracle=10.0),
+            row("two", vllm=100.0, cachettl=10.0, adaptive=20.0, oracle=10.0),
+        ],
+    }
+
+
+def test_the_summary_is_of_the_grids_numbers():
+    text = render_summary(a_grid())
+    assert "| `adaptive` | 1.00 | 0.20 | 0.34 |" in text
+    assert "| `cachettl` | 1.00 | 0.20 | 0.34 |" in text
+    assert "ahead by more than 1 % in 1 and behind by more than 1 % in 1" in text
+
+
+def test_the_summary_goes_between_its_markers(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    write_into(page, "new")
+    assert page.read_text() == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    page.write_text("no place")
+    with pytest.raises(ValueError, match="expected"):
+        write_into(page, "new")
