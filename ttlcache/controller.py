@@ -160,7 +160,7 @@ class Controller:
             holder,
             self._reclaimer,
             self.metrics,
-            lambda: self.programs.num_tenants,
+            lambda: self.programs.num_tenants(clock.now_s()),
         )
         self._turns.learn = self._retention.learn
         self._admission = admission.create(
@@ -182,6 +182,7 @@ class Controller:
         self.metrics.count("turns_identified", rule.value)
         if len(self.programs) > known:
             self.metrics.count("programs_started")
+            self._retention.make_room_for_others()
         for reason in arrival.hints.rejected:
             self.metrics.count("hints_rejected", reason)
         continuation = relate(program, arrival.hashes, arrival.num_tokens)

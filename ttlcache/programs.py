@@ -77,6 +77,11 @@ class Turn:
         return hashes[self.num_hashes - 1] == self.last_hash
 
 
+#: A tenant whose last program ended still counts for so long: its next one may come.
+TENANT_MEMORY_S = 60.0
+_MAX_LEFT = 1024
+
+
 @dataclass(slots=True, eq=False)
 class Program:
     """One agent's job as this engine sees it.
@@ -128,6 +133,8 @@ class ProgramTable:
         self._programs: OrderedDict[ProgramKey, Program] = OrderedDict()
         self._next_seq = 0
         self._tenants: Counter[str] = Counter()
+        # Without a live program: when they were last seen, oldest end first.
+        self._left: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -138,10 +145,12 @@ class ProgramTable:
     def __reversed__(self) -> Iterator[Program]:
         return reversed(self._programs.values())
 
-    @property
-    def num_tenants(self) -> int:
-        """Tenants with a live program."""
-        return len(self._tenants)
+    def num_tenants(self, now_s: float) -> int:
+        """Tenants with a live program, now or within `TENANT_MEMORY_S`."""
+        left = self._left
+        while left and now_s - next(iter(left.values())) > TENANT_MEMORY_S:
+            left.popitem(last=False)
+        return len(self._tenants) + len(left)
 
     def get(self, key: ProgramKey) -> Program | None:
         return self._programs.get(key)
@@ -172,6 +181,7 @@ class ProgramTable:
         program.last_seen_s = now_s
         self._programs[key] = program
         self._tenants[tenant] += 1
+        self._left.pop(tenant, None)
         return program
 
     def touch(self, program: Program, now_s: float) -> None:
@@ -188,6 +198,9 @@ class ProgramTable:
             self._tenants[program.tenant] -= 1
             if not self._tenants[program.tenant]:
                 del self._tenants[program.tenant]
+                self._left[program.tenant] = program.last_seen_s
+                if len(self._left) > _MAX_LEFT:
+                    self._left.popitem(last=False)
 
     def idle(self, now_s: float) -> Iterator[Program]:
         """Programs to forget now: silent too long, or too many of them.

@@ -99,6 +99,20 @@ class Reclaimer:
             self._shrink(pin, blocks)
             blocks -= before - (pin.kv_blocks if self.pins.get(pin.pin_id) else 0)
 
+    def trim_wishes(self, most_blocks: int) -> None:
+        """End pins that only a client's wish keeps while those hold too much.
+
+        One of them may cross the line, as when wishes are granted.
+        """
+        now_s = self.clock.now_s()
+        for pin in self.pins.victims():
+            if self.pins.wished_blocks <= most_blocks:
+                return
+            needless = self.pins.wished_blocks - pin.kv_blocks >= most_blocks
+            lapsed = pin.wished and not pin.held and now_s >= pin.firm_until_s
+            if needless and lapsed:
+                self.end_pin(pin, PinOutcome.VICTIM)
+
     def _for_waiting(
         self,
         needed: int,

@@ -56,7 +56,7 @@ class Retention:
         wish_s = facts.requested_ttl_s
         if wish_s is not None:
             ttl_s = min(wish_s, self.config.max_ttl_s)
-            if ttl_s > decision.ttl_s and self._wishes_are_full(view):
+            if ttl_s > decision.ttl_s and self._wishes_beyond() >= 0:
                 ttl_s = decision.ttl_s
             return decision._replace(
                 ttl_s=ttl_s, reason="client", firm_s=decision.ttl_s
@@ -66,16 +66,25 @@ class Retention:
             return decision
         return Decision(longest_s, *decision[1:])  # `_replace` takes four times as long
 
-    def _wishes_are_full(self, view: View) -> bool:
-        """Whether wishes hold all that they may while several tenants are served.
+    def make_room_for_others(self) -> None:
+        """A program came: while its tenant was away, wishes may have taken all."""
+        if self._wishes_beyond() > 0:
+            self.reclaimer.trim_wishes(self._most_wished_blocks())
+
+    def _wishes_beyond(self) -> int:
+        """Blocks by which wishes exceed what they may hold among several tenants.
 
         A pin that no policy wants costs the others even if nobody waits: the free
         part of the pool is their prefix cache.
         """
-        if self.num_tenants() <= 1:
-            return False
-        cap_blocks = self.config.max_pinned_fraction * view.pressure.pool_blocks
-        return self.pins.wished_blocks >= WISHED_SHARE * cap_blocks
+        wished = self.pins.wished_blocks
+        if not wished or self.num_tenants() <= 1:
+            return -1
+        return wished - self._most_wished_blocks()
+
+    def _most_wished_blocks(self) -> int:
+        pool_blocks = self.holder.pressure().pool_blocks
+        return int(WISHED_SHARE * self.config.max_pinned_fraction * pool_blocks)
 
     def memo(self, decision: Decision) -> Decision | bytes | None:
         """What is worth keeping of it until the gap ends: nothing for most.

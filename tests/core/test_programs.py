@@ -4,6 +4,7 @@ import pytest
 
 from ttlcache.programs import (
     MAX_KEY_CHARS,
+    TENANT_MEMORY_S,
     Program,
     ProgramTable,
     Turn,
@@ -180,12 +181,22 @@ def test_a_program_is_called_by_its_label():
 
 def test_tenants_are_counted_while_they_have_programs():
     table = make_table(("one", "A"), ("one", "B"), ("two", "A"))
-    assert table.num_tenants == 2
+    assert table.num_tenants(9.0) == 2
+    left_s = table.get(("two", "A")).last_seen_s
     for key in (("one", "A"), ("two", "A"), ("two", "A")):
         program = table.get(key)
         if program is not None:
             table.remove(program)
             table.remove(program)
-    assert table.num_tenants == 1
+    # Its next program may come.
+    assert table.num_tenants(left_s + TENANT_MEMORY_S) == 2
+    assert table.num_tenants(left_s + TENANT_MEMORY_S + 1) == 1
     table.create_anonymous("one", 9.0)
-    assert table.num_tenants == 1
+    assert table.num_tenants(9.0) == 1
+
+
+def test_tenants_that_left_are_remembered_within_bounds():
+    table = ProgramTable(10, 60.0)
+    for number in range(3000):
+        table.remove(table.get_or_create((f"salt-{number}", "A"), 1.0))
+    assert table.num_tenants(1.0) == 1024

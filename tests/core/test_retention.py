@@ -127,6 +127,25 @@ def test_wishes_beyond_the_policy_hold_a_quarter_where_tenants_share(scripted):
     assert ttl_of(engine) == [60.0]
 
 
+def test_who_comes_back_to_a_pool_full_of_wishes_gets_room(scripted):
+    engine = scripted(Decision(1.0, "test"), max_ttl_s=600, max_pinned_fraction=1.0)
+    pins = engine.controller.pins
+    for number in range(5):
+        engine.turn(f"r{number}", [number] * 8, program=f"P{number}", ttl="1h")
+    assert pins.wished_blocks == 5 * 9
+    quarter = engine.controller._holder.pressure().pool_blocks / 4
+    # Within the second that the policy gives, too, nobody loses anything.
+    engine.turn("early", [98] * 8, program="early", tenant="two", last=True)
+    assert pins.wished_blocks == 5 * 9
+    engine.step(2.0)
+    engine.turn("other", [99] * 8, program="other", tenant="two", last=True)
+    assert quarter <= pins.wished_blocks < quarter + 9
+    # Between its programs that tenant is not forgotten.
+    for number in range(10, 14):
+        engine.turn(f"r{number}", [number] * 8, program=f"P{number}", ttl="1h")
+    assert pins.wished_blocks < quarter + 9
+
+
 @pytest.mark.parametrize(
     "answer",
     [
