@@ -215,7 +215,7 @@ def overhead(
 
         paired = overhead_scheduler.run(steps or 600, console)
         if json_path is not None:
-            _write_json(json_path, overhead_scheduler.to_json(paired))
+            _write_json(json_path, overhead_scheduler.to_json(paired, steps or 600))
         raise typer.Exit(0 if overhead_scheduler.print_table(paired, console) else 1)
     result = overhead_report.run(programs, idle_programs, repeats, console)
     if json_path is not None:

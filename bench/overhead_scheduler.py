@@ -226,11 +226,11 @@ def print_table(results: list[Paired], console: Console) -> bool:
     return all(r.passed for r in results)
 
 
-def to_json(results: list[Paired]) -> dict[str, Any]:
+def to_json(results: list[Paired], steps: int = 200) -> dict[str, Any]:
     """Rows for bench/results."""
     return {
         "name": "overhead",
-        "command": "python -m bench overhead --scheduler",
+        "command": f"python -m bench overhead --scheduler --steps {steps}",
         "running": RUNNING,
         "waiting": WAITING,
         "rows": [

@@ -39,18 +39,22 @@ class Reader:
         }
 
     def read(self, path: Path) -> None:
+        self._run = ""  # until the file says that it is one of ours
         for line in _lines(path):
-            if line.get("ev") == "start":
-                if line.get("format") == FORMAT:
-                    self._run = path.name.rsplit("-", 1)[0]
-                    self._offset_s = float(line.get("wall_minus_clock_s", 0.0))
-                    self.runs.setdefault(self._run, line)
-                continue
-            handler = self._handlers.get(line.get("ev", ""))
-            if handler is not None and self._run:
-                # A line of another version, or one that a bad disk changed.
-                with contextlib.suppress(KeyError, TypeError, ValueError):
-                    handler(float(line["t"]) + self._offset_s, line)
+            # A line of another version, or one that a bad disk changed.
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._read_line(path, line)
+
+    def _read_line(self, path: Path, line: dict[str, Any]) -> None:
+        if line.get("ev") == "start":
+            if line.get("format") == FORMAT:
+                self._offset_s = float(line.get("wall_minus_clock_s", 0.0))
+                self._run = path.name.rsplit("-", 1)[0]
+                self.runs.setdefault(self._run, line)
+            return
+        handler = self._handlers.get(line.get("ev", ""))
+        if handler is not None and self._run:
+            handler(float(line["t"]) + self._offset_s, line)
 
     def result(self) -> Recording:
         programs = [log for log in self._programs.values() if log.turns]

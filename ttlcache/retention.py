@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from struct import Struct
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache.events import BlockHolder, Finish
@@ -40,11 +40,11 @@ class Retention:
     metrics: MetricsBuffer
     num_tenants: Callable[[], int] = lambda: 1
     _learns: bool = field(init=False)
-    _packed: Struct = field(init=False)
+    _packed: struct.Struct = field(init=False)
 
     def __post_init__(self) -> None:
         self._learns = type(self.policy).observe_outcome is not Policy.observe_outcome
-        self._packed = Struct(f"{1 + len(self.policy.learns_from or ())}d")
+        self._packed = struct.Struct(f"{1 + len(self.policy.learns_from or ())}d")
 
     def decide(self, facts: TurnFacts, view: View) -> Decision:
         """The policy's answer, or the client's wish, both within `max_ttl_s`.
@@ -98,7 +98,7 @@ class Retention:
             return decision
         try:
             return self._packed.pack(decision.ttl_s, *map(inputs.__getitem__, names))
-        except KeyError:
+        except (KeyError, TypeError, struct.error):  # not what the policy promised
             return None
 
     def prolong(self, facts: TurnFacts, waited_s: float, view: View) -> float:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -118,7 +119,9 @@ def look(client: httpx.Client, server: VLLMServer) -> Look:
     response = client.get("/metrics")
     response.raise_for_status()
     numbers = parse_metrics(response.text)
-    pids = [server.pid, *descendants(server.pid)]
+    # vLLM's worker runs none of our code here, and grows by itself: by 102 MiB under
+    # 10,000 sessions without us.
+    pids = [p for p in (server.pid, *descendants(server.pid)) if not _is_worker(p)]
     return Look(
         metrics_lines=response.text.count("\n"),
         metrics_bytes=len(response.content),
@@ -128,6 +131,13 @@ def look(client: httpx.Client, server: VLLMServer) -> Look:
         hook_errors=total(numbers, "ttlcache_hook_errors_total"),
         retention_enabled=total(numbers, "ttlcache_retention_enabled"),
     )
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return "Worker" in Path("/proc", str(pid), "comm").read_text()
+    except OSError:
+        return False
 
 
 def _send(client: httpx.Client, number: int) -> int:

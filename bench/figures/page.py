@@ -165,11 +165,12 @@ def _overhead(result: Json) -> str:
             f"{row['ratio']:.3f}",
             f"{row['more_ms']:.3f}",
             f"{row['idle_more_ms']:.3f}",
+            "pass" if row["ratio"] <= 1.10 and row["more_ms"] <= 0.1 else "FAIL",
         ]
         for row in result["rows"]
     ]
     header = ["load", "vLLM ms", "any connector ms", "TTLScheduler ms"]
-    header += ["ratio", "more ms", "of it any connector's"]
+    header += ["ratio", "more ms", "of it any connector's", "bar"]
     programs = f"{result['running']} running and {result['waiting']} waiting programs"
     return (
         "## Scheduler overhead\n\n"

@@ -33,6 +33,8 @@ def render_summary(grid: Json) -> str:
     better, worse = _against_the_best(rows)
     return "\n".join(
         [
+            "## Results",
+            "",
             f"Geometric means over {len(rows)} cells (workload x pool x load; loads "
             "are multiples of plain vLLM's saturation), vLLM's own scheduler in "
             "virtual time, Llama-3.1-8B on an A100-80: "

@@ -44,6 +44,7 @@ def play_all(first_seed: int, count: int, processes: int) -> Iterator[Outcome]:
 
 def _quiet() -> None:
     """Thousands of engines start: keep their logs out of this process's output."""
-    # Errors, too: every bad block that a worker reports is one.
+    # Errors, too: every bad block that a worker reports is one. Only in processes
+    # of our own: it is never taken back.
     os.environ["VLLM_LOGGING_LEVEL"] = "CRITICAL"
     logging.getLogger("vllm").setLevel(logging.CRITICAL)

@@ -40,7 +40,7 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
         *("note_local_hit", "admitted", "note_aged", "finished", "before_step"),
         *("eviction", "missing_blocks", "release_pins", "drop_rest", "foreign_step"),
         *("take_stats", "policy", "slow", "invariants", "shutdown"),
-        *("control", "loads", "worker_output"),
+        *("control", "loads", "worker_output", "stand_back"),
     ),
     "reloads": ("cpu", "disk"),
     "reloaded_tokens": ("cpu", "disk"),

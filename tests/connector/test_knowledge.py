@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import subprocess
 import sys
 import threading
@@ -125,8 +124,6 @@ def test_a_full_disk_keeps_the_old_file_and_the_engine(
     first.scheduler.shutdown()
     before = path.read_bytes()
     monkeypatch.setattr(gap_store.os, call, full_disk)
-    # Another test's imports may have told the root logger to be quiet.
-    monkeypatch.setattr(gap_store.logger, "level", logging.WARNING)
     engine = make_engine(num_blocks=40, extra_config=extra)
     one_gap(engine, clock, 2.5)
     clock.advance(MIN_SAVE_INTERVAL_S)

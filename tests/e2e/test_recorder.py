@@ -86,7 +86,8 @@ class Talker(threading.Thread):
 
 
 def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    wide = {"COLUMNS": "160"}
+    result = CliRunner(env=wide).invoke(app, [str(a) for a in arguments])
     assert result.exit_code == 0, result.output
     return result.output
 

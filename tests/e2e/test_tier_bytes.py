@@ -322,6 +322,7 @@ def test_a_server_that_dies_under_way(make_worker, tiers):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     promoted = engine.moved.get("tier_bytes:promoted", 0)
+    deadline = time.monotonic() + 3 * WAIT_S
     number = 0
     # The two roles notice each for itself that the server is back.
     while engine.moved.get("tier_bytes:promoted", 0) == promoted:
