@@ -60,9 +60,8 @@ def figures(
         draw(name, result, docs / "bench")
     (docs / "bench.md").write_text(render(found))
     console.print(f"wrote {docs / 'bench.md'}")
-    if "grid" in found:
-        write_into(readme, render_summary(found["grid"]))
-        console.print(f"wrote the results into {readme}")
+    write_into(readme, render_summary(found))
+    console.print(f"wrote the results into {readme}")
 
 
 def _names(text: str) -> list[str]:

@@ -92,10 +92,21 @@ def a_grid() -> dict:
 
 
 def test_the_summary_is_of_the_grids_numbers():
-    text = render_summary(a_grid())
+    text = render_summary({"grid": a_grid()})
     assert "| `adaptive` | 1.00 | 0.20 | 0.34 |" in text
     assert "| `cachettl` | 1.00 | 0.20 | 0.34 |" in text
     assert "ahead by more than 1 % in 1 and behind by more than 1 % in 1" in text
+
+
+def test_readme_has_the_results_of_the_loads():
+    text = render_summary(COMMITTED)
+    assert "## Results" in text
+    assert "| `adaptive` | " in text
+    swe = [r for r in COMMITTED["load-swe"]["rows"] if r["x"] == "0.05"]
+    jct = {row["arm"]: row["mean_jct_s"] for row in swe}
+    assert f" {jct['adaptive'] / jct['vllm']:.2f} " in text
+    assert text in (Path(ROOT) / "README.md").read_text()
+    assert render_summary({}) == ""
 
 
 def test_the_summary_goes_between_its_markers(tmp_path):
