@@ -100,7 +100,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         return self._side.lower.build_metadata(scheduler_output)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        if self._side.lower.is_set:
+        # Without a tier of ours, too: another connector beside us may load.
+        if self._side.lower.is_set or connector_output.finished_recving:
             self._side.worker_output(connector_output)
 
     def has_pending_push_work(self) -> bool:

@@ -94,6 +94,7 @@ class SchedulerSide(QueueAnswers):
             self.lower.tier_finished(request, block_ids)
         self._local_hits.pop(request.request_id, None)
         self._prefilling.pop(request.request_id, None)
+        self._arrived.discard(request.request_id)
         if self._queue is not None:
             self._queue.forget(request.request_id)
         controller, ledger = self.controller, self.ledger
@@ -164,12 +165,16 @@ class SchedulerSide(QueueAnswers):
     @guarded()
     def loads(self, request: Request) -> None:
         """The request's KV is on its way from below."""
+        self._arrived.discard(request.request_id)
         if self.controller is not None:
             self.controller.reloading(request.request_id)
 
     @guarded()
     def worker_output(self, output: KVConnectorOutput) -> None:
         """What the workers did in a step."""
+        # Others' loads, too: beside us there may be another connector.
+        self._arrived.update(output.finished_recving or ())
+        self._arrived.intersection_update(self._prefilling)
         loads = self.lower.worker_output(output)
         if self.controller is None:
             return
@@ -203,6 +208,7 @@ class SchedulerSide(QueueAnswers):
         ]
         for request in done:
             del self._prefilling[request.request_id]
+            self._arrived.discard(request.request_id)
             self.controller.prefilled(request.request_id, request.num_prompt_tokens)
 
     @guarded()

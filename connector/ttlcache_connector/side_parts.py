@@ -76,6 +76,7 @@ class SideParts:
         self._heeds_priority = vllm_config.scheduler_config.policy == "priority"
         self._local_hits: dict[str, int] = {}
         self._prefilling: dict[str, Request] = {}
+        self._arrived: set[str] = set()  # of these, whose remote KV is there
         self._gauges_sent_s = float("-inf")
         self._pace = Pace()
         self.announced = False

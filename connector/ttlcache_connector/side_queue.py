@@ -91,9 +91,16 @@ class QueueAnswers(SideParts):
         return freed
 
     def is_loading(self) -> bool:
-        """Whether a request that holds its blocks waits for remote KV."""
+        """Whether a request that holds its blocks waits for remote KV.
+
+        One whose KV is there does not: vLLM calls it loading until its turn comes,
+        which may never be while the one before it lacks memory that pins hold.
+        """
         # Looked up among those admitted, not in the queue: thousands may wait there.
-        return any(is_loading(request) for request in self._prefilling.values())
+        return any(
+            is_loading(request) and request_id not in self._arrived
+            for request_id, request in self._prefilling.items()
+        )
 
     def is_overdue(self, request: Request) -> bool:
         return self._queue is not None and self._queue.is_aged(request.request_id)

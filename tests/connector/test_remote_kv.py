@@ -44,8 +44,8 @@ def engine(make_engine):
     )
 
 
-def receive(engine, request_id):
-    """The load arrives, as a worker reports it."""
+def receive(engine, *request_ids):
+    """The loads arrive, as a worker reports it."""
     output = engine.scheduler.schedule()
     assert not output.total_num_scheduled_tokens
     engine.scheduler.update_from_output(
@@ -53,7 +53,7 @@ def receive(engine, request_id):
         ModelRunnerOutput(
             req_ids=[],
             req_id_to_index={},
-            kv_connector_output=KVConnectorOutput(finished_recving={request_id}),
+            kv_connector_output=KVConnectorOutput(finished_recving=set(request_ids)),
         ),
     )
 
@@ -79,4 +79,39 @@ def test_pins_outlast_a_load_and_a_stalled_engine_still_takes_them(engine):
     receive(engine, "load")
     engine.run()
     assert list(engine.finished) == ["A-1", "load", "late"]
+    check(engine)
+
+
+def test_loads_that_arrived_do_not_keep_each_other_waiting(make_engine, engine):
+    """Found by the bench's grid: nothing ran, two had their KV, pins held the rest."""
+    # Scenario, 38 blocks:
+    #   1. A runs; two requests load 12 blocks each.
+    #   2. A grows to the 14 blocks that are left, ends, and is pinned with all of them.
+    #   3. Both loads arrive. Each lacks a block; vLLM calls the second one loading
+    #      until the first one runs. A is older than both.
+    engine = make_engine(
+        num_blocks=39,
+        kv_connector=NAME,
+        scheduler_cls="ttlcache_connector.scheduler.TTLScheduler",
+        extra_config={
+            "policy": "fixed",
+            "policy_options": {"ttl_s": 300.0},
+            "max_pinned_fraction": 1.0,
+            "max_queue_wait_s": 1e6,
+        },
+    )
+    hints = {"program_id": "A", "tool": "x"}
+    engine.add("A-1", range(160), hints=hints, max_tokens=65)
+    engine.step()
+    for index in (1, 2):
+        start = 1000 * index
+        engine.add(f"load-{index}", range(start, start + 193), session_id=f"{index}")
+    engine.step()
+    while "A-1" not in engine.finished:
+        engine.step()
+    assert pinned(engine) == 14
+    assert free(engine) == 0
+    receive(engine, "load-1", "load-2")
+    engine.run()
+    assert {"load-1", "load-2"} <= engine.finished.keys()
     check(engine)
