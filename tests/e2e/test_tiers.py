@@ -188,9 +188,7 @@ def test_outputs_are_those_of_a_run_without_any_cache(tiered, vanilla):
         assert firsts[index]["token_ids"] == expected[index][0]
         assert answers[index]["token_ids"] == expected[index][1]
     if tiered.misses() == misses:  # none of the 2 s answers was late on this machine
-        from_cpu, from_disk = tiered.reloads()
-        assert from_cpu > cpu
-        assert from_disk > disk
+        assert sum(tiered.reloads()) > cpu + disk
     assert tiered.agent.pins("claimed") == claimed + len(at_once)
 
 
