@@ -29,7 +29,7 @@ from rich.table import Table
 
 from bench.metrics import jct_s
 from bench.replay import ReplayOptions, replay
-from bench.server import VLLMServer, total
+from bench.server import ServerError, VLLMServer, total
 from bench.tier_server import TierServer
 from bench.workloads import Program
 from ttlcache import policies
@@ -107,7 +107,8 @@ class Client:
     def to_disk(self) -> None:
         """Out of CPU memory, too."""
         self.expire()
-        self._tiers.clear_cpu()
+        if not self._tiers.clear_cpu():
+            raise ServerError("the CPU tier does not become empty")
 
     def lose(self) -> None:
         """Out of everything."""

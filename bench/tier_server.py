@@ -88,12 +88,15 @@ class TierServer:
         self._signal(signal.SIGKILL)
         self._forget()
 
-    def clear_cpu(self, timeout_s: float = 60.0) -> None:
+    def clear_cpu(self, timeout_s: float = 60.0) -> bool:
         """Empty the CPU tier once all that it holds is on disk.
 
+        Returns:
+            False where something stays: after an outage the server keeps what a
+            lookup had found locked for a reader who gave up.
+
         Raises:
-            ServerError: something is still being written, or locked, after
-                `timeout_s`.
+            ServerError: something is still being written after `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         rested = 0
@@ -105,8 +108,10 @@ class TierServer:
             if rested >= 3:
                 httpx.post(self._url("/cache/clear"), timeout=30.0).raise_for_status()
                 if not self.cpu_chunks():
-                    return
+                    return True
             time.sleep(0.1)
+        if rested:
+            return False
         raise ServerError(f"the CPU tier does not become empty: {self._storage()}")
 
     def cpu_chunks(self) -> int:

@@ -314,12 +314,16 @@ class Controller:
             record.cached_tokens += tokens
             record.prefill_from_s = self._clock.now_s()
 
-    def learn_reload(self, tier: str, tokens: int, seconds: float) -> None:
-        """What a reload cost, from the order to the arrival of the last byte."""
-        self.metrics.count("reloads", tier)
-        self.metrics.count("reloaded_tokens", tier, by=tokens)
+    def learn_reload(self, tier: str | None, tokens: int, seconds: float) -> None:
+        """What a reload cost, from the order to the arrival of the last byte.
+
+        tier: None where it is not known from which one it came.
+        """
+        self.metrics.count("reloads", tier or "unknown")
+        self.metrics.count("reloaded_tokens", tier or "unknown", by=tokens)
         self.metrics.observe("reload_seconds", seconds)
-        self.costs.observe_reload(tier, tokens, seconds)
+        if tier is not None:
+            self.costs.observe_reload(tier, tokens, seconds)
 
     # --- a request goes --------------------------------------------------
 

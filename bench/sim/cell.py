@@ -46,8 +46,8 @@ def run_cell(cell: Cell) -> CellResult:
     model = MODELS[cell.engine.model]
     step_time = StepTime.of(HARDWARE[cell.engine.hardware], model)
     clock, recorder, store = VirtualClock(), Recorder(), _tier_store(cell)
-    with _no_gc(), use_clock(clock), tier_link.use_tiers(store):
-        harness = EngineHarness(_engine_spec(cell, workload, step_time))
+    with no_gc(), use_clock(clock), tier_link.use_tiers(store):
+        harness = EngineHarness(engine_spec(cell, workload, step_time))
         scheduler = harness.scheduler
         connector = find_connector(scheduler.connector)
         remember_lookups(scheduler.kv_cache_manager)
@@ -58,7 +58,7 @@ def run_cell(cell: Cell) -> CellResult:
             scheduler,
             clock,
             workload,
-            _factory(cell, step_time),
+            request_factory(cell, step_time),
             step_time,
             recorder,
             gate=_gate(cell, connector),
@@ -74,7 +74,7 @@ def run_cell(cell: Cell) -> CellResult:
     )
     metrics["reload_s"] = store.reload_s if store is not None else 0.0
     metrics["reload_tokens"] = store.loaded_tokens if store is not None else 0
-    metrics["connector"] = _counts(connector)
+    metrics["connector"] = connector_counts(connector)
     wall = {
         "wall_s": stopwatch_s() - began_s,
         "cpu_s": time.process_time() - began_cpu_s,
@@ -83,7 +83,7 @@ def run_cell(cell: Cell) -> CellResult:
 
 
 @contextmanager
-def _no_gc() -> Iterator[None]:
+def no_gc() -> Iterator[None]:
     """A cell makes millions of small objects and hardly a cycle."""
     was_on = gc.isenabled()
     gc.disable()
@@ -104,7 +104,7 @@ def _tier_store(cell: Cell) -> TierStore | None:
     return TierStore(offload, hardware, model.kv_bytes_per_token, model.tp)
 
 
-def _engine_spec(cell: Cell, workload: Workload, step_time: StepTime) -> EngineSpec:
+def engine_spec(cell: Cell, workload: Workload, step_time: StepTime) -> EngineSpec:
     engine = cell.engine
     context = round(mean_context(workload.programs))
     prefill_s = step_time.prefill_s(context, engine.max_num_batched_tokens)
@@ -130,7 +130,7 @@ def _engine_spec(cell: Cell, workload: Workload, step_time: StepTime) -> EngineS
     return EngineSpec(**spec)
 
 
-def _factory(cell: Cell, step_time: StepTime) -> RequestFactory:
+def request_factory(cell: Cell, step_time: StepTime) -> RequestFactory:
     work = remaining_s(step_time)
     return RequestFactory(
         cell.engine.block_size,
@@ -200,7 +200,7 @@ GATES: dict[str, Callable[[Cell, TTLConnector | None], Gate]] = {
 }
 
 
-def _counts(connector: TTLConnector | None) -> dict[str, Any]:
+def connector_counts(connector: TTLConnector | None) -> dict[str, Any]:
     """The connector's own counters, as "name" or "name.label"."""
     if connector is None or connector.side is None:
         return {}

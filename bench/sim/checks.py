@@ -23,7 +23,20 @@ def check(
     Raises:
         SimulationError: naming every law that is broken.
     """
-    broken = [*_turns(workload, recorder)]
+    raise_broken(
+        [*check_turns(workload, recorder), *check_engine(scheduler, connector)]
+    )
+
+
+def raise_broken(broken: list[str]) -> None:
+    """Raises SimulationError where there is anything."""
+    if broken:
+        raise SimulationError("; ".join(broken))
+
+
+def check_engine(scheduler: Scheduler, connector: TTLConnector | None) -> list[str]:
+    """Laws of one engine that has nothing left to do. Releases all pins."""
+    broken = []
     if connector is not None and connector.side is not None:
         connector.side.release_all()
         faults = connector.side.faults.total
@@ -35,11 +48,11 @@ def check(
     free, usable = pool.get_num_free_blocks(), pool.num_gpu_blocks - 1
     if free != usable:
         broken.append(f"{usable - free} of {usable} blocks leaked")
-    if broken:
-        raise SimulationError("; ".join(broken))
+    return broken
 
 
-def _turns(workload: Workload, recorder: Recorder) -> list[str]:
+def check_turns(workload: Workload, recorder: Recorder) -> list[str]:
+    """Every turn of every program finished once, with the tokens it should have."""
     broken = []
     expected = {
         (program.program_id, index): turn

@@ -44,7 +44,11 @@ def sim(
     seeds: Annotated[str, typer.Option(help="0,1,2")] = _RUN.seeds,
     out: Annotated[Path | None, typer.Option(help="Results, as JSON.")] = None,
     arrivals: Annotated[
-        str, typer.Option(help="poisson, bursty (CV 2) or closed:N.")
+        str,
+        typer.Option(
+            help="poisson, bursty (CV 2), closed:N, or rollout:N:K: batches of N, the "
+            "next one when K % have ended, the cache emptied in between."
+        ),
     ] = _RUN.arrivals,
     turn_scale: Annotated[
         int, typer.Option(help="Turns times this, at constant tokens.")
@@ -67,6 +71,18 @@ def sim(
     shared_tokens: Annotated[
         int, typer.Option(help="System prompt that all programs share.")
     ] = _RUN.shared_tokens,
+    replicas: Annotated[
+        int, typer.Option(help="Engines behind a router.", min=1)
+    ] = _RUN.replicas,
+    routing: Annotated[
+        str,
+        typer.Option(
+            help="session, sticky, cache-aware, least-loaded, round-robin; a,b,…"
+        ),
+    ] = _RUN.routing,
+    fail_at_s: Annotated[
+        float, typer.Option(help="When the busiest replica dies; 0: never.", min=0.0)
+    ] = _RUN.fail_s,
     tell_last: Annotated[
         bool, typer.Option(help="Clients say which turn is their last one.")
     ] = _ENGINE.tell_last,
@@ -111,6 +127,9 @@ def sim(
         chat=chat,
         chat_rate=chat_rate,
         shared_tokens=shared_tokens,
+        replicas=replicas,
+        routing=routing,
+        fail_s=fail_at_s,
         engine=engine,
         processes=processes,
         use_cache=cache,

@@ -18,6 +18,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from bench.sim.agents import Agent, InFlight, RequestFactory
 from bench.sim.errors import SimulationError
 from bench.sim.events import EventQueue
+from bench.sim.feed import Feed
 from bench.sim.foresight import Foresight
 from bench.sim.gates import Gate
 from bench.sim.recorder import Recorder
@@ -80,9 +81,9 @@ class Simulation:
             for index, program in enumerate(workload.programs)
         ]
         self._arrivals: EventQueue[Agent] = EventQueue()
-        for agent in agents[: workload.initial]:
+        self._feed = Feed(agents, workload.loop)
+        for agent in self._feed.first:
             self._arrivals.push(agent.program.arrival_s, agent)
-        self._later = agents[workload.initial :][::-1]  # closed loop: the next is last
         self._left = len(agents)
         self._live: dict[str, InFlight] = {}
         self._empty: tuple[Any, ...] | None = None
@@ -95,24 +96,31 @@ class Simulation:
             SimulationError: requests wait, nothing runs, and nothing will change.
         """
         while self._left:
-            now_s = self._clock.now_s()
-            self._deliver(now_s)
-            if not self._live:
-                self._advance_to(self._next_event_s(), "nothing is queued")
-                continue
-            plan = self._strides.plan(now_s, self._events_s())
-            self._strides.before_call()
-            output = self._schedule(plan)
-            if output.total_num_scheduled_tokens:
-                self._empty, self._empty_steps = None, 0
-                self._step(output, plan)
-            else:
-                self._empty_step(output)
+            self.advance()
+        self._recorder.rollout_steps = self._feed.steps
+
+    def advance(self) -> None:
+        """One call of `schedule()`, or to the next event where nothing is queued."""
+        now_s = self._clock.now_s()
+        self._deliver(now_s)
+        if not self._live:
+            self._advance_to(self._next_event_s(), "nothing is queued")
+            return
+        plan = self._strides.plan(now_s, self._events_s())
+        self._strides.before_call()
+        output = self._schedule(plan)
+        if output.total_num_scheduled_tokens:
+            self._empty, self._empty_steps = None, 0
+            self._step(output, plan)
+        else:
+            self._empty_step(output)
 
     def _deliver(self, now_s: float) -> None:
         while (due := self._arrivals.pop_due(now_s)) is not None:
             arrival_s, agent = due
-            agent.start_s = arrival_s
+            if not agent.is_retry:
+                agent.start_s = arrival_s
+            agent.is_retry = False
             self._submit(self._gate.arrive(agent, now_s))
         self._submit(self._gate.tick(now_s))
 
@@ -224,14 +232,29 @@ class Simulation:
         released = self._gate.finish(agent, now_s)
         if agent.is_last:
             self._left -= 1
-            if self._later:
-                self._arrivals.push(now_s, self._later.pop())
+            self._program_ended(agent, now_s)
         else:
             gap_s = agent.current.gap_s
             agent.context_tokens = request.num_tokens
             agent.turn += 1
-            self._arrivals.push(now_s + gap_s, agent)
+            self._send(agent, now_s + gap_s)
         self._submit(released)
+
+    def _send(self, agent: Agent, time_s: float) -> None:
+        """The agent's next turn will come then."""
+        self._arrivals.push(time_s, agent)
+
+    def _program_ended(self, agent: Agent, now_s: float) -> None:
+        steps = self._feed.steps
+        for following in self._feed.ended(agent):
+            self._arrivals.push(now_s, following)
+        if self._feed.steps > steps:
+            self._update_weights()
+
+    def _update_weights(self) -> None:
+        """New weights: no KV is worth anything, that of stragglers neither."""
+        self._strides.disturb()
+        self._scheduler.reset_prefix_cache(reset_running_requests=True)
 
     # --- time ----------------------------------------------------------------
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
 from bench.sim import report, run
-from bench.sim.arms import parse_arms
+from bench.sim.arms import Arm, parse_arms
+from bench.sim.feed import parse_loop
 from bench.sim.hardware import HARDWARE
 from bench.sim.models import MODELS
 from bench.sim.offload import parse_offload
-from bench.sim.settings import Cell, EngineSetting
+from bench.sim.routing import ROUTERS
+from bench.sim.settings import Cell, EngineSetting, FleetSetting
 from bench.sim.workload import WorkloadSpec
 
 DEFAULT_ARMS = "vllm,program-fcfs,static-ttl,cachettl,adaptive"
@@ -35,6 +37,9 @@ class SimOptions:
     chat: str = ""
     chat_rate: float = 0.0
     shared_tokens: int = 0
+    replicas: int = 1
+    routing: str = "session"
+    fail_s: float = 0.0
     engine: EngineSetting = field(default_factory=EngineSetting)
     processes: int = 2
     use_cache: bool = True
@@ -67,11 +72,37 @@ def cells_of(options: SimOptions) -> list[Cell]:
         seeds = [int(seed) for seed in options.seeds.split(",")]
     except ValueError:
         raise ValueError(f"seeds {options.seeds!r}: expected 0,1,2") from None
+    arms = parse_arms(options.arms)
     return [
-        Cell(arm, engine, _workload(options, seed))
-        for arm in parse_arms(options.arms)
+        Cell(arm, engine, _workload(options, seed), fleet)
+        for arm in arms
+        for fleet in _fleets(options, arms)
         for seed in seeds
     ]
+
+
+def _fleets(options: SimOptions, arms: Sequence[Arm]) -> list[FleetSetting | None]:
+    """One a way of routing; none for an engine alone.
+
+    Raises:
+        ValueError: what is not modelled for fleets.
+    """
+    loop = parse_loop(options.arrivals)
+    if loop is not None and loop.share and options.engine.offload != "none":
+        raise ValueError("rollout: not modelled with a lower tier")
+    if options.replicas == 1:
+        if options.fail_s:
+            raise ValueError("fail-at-s: a fleet of one would be gone")
+        return [None]
+    if options.engine.offload != "none" or loop is not None or options.chat:
+        raise ValueError("replicas: not modelled with offload, loops or chats")
+    gated = [arm.name for arm in arms if arm.gate or arm.order]
+    if gated:
+        raise ValueError(f"replicas: not modelled for {', '.join(gated)}")
+    names = [name.strip() for name in options.routing.split(",")]
+    for name in names:
+        _known("routing", name, ROUTERS)
+    return [FleetSetting(options.replicas, name, options.fail_s) for name in names]
 
 
 def _workload(options: SimOptions, seed: int) -> WorkloadSpec:

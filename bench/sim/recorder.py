@@ -5,6 +5,7 @@ Turn-level metrics are `bench.metrics`' own; this adds what only the engine sees
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +20,7 @@ class Recorder:
 
     prefill_s: seconds that steps took longer for having prompt tokens in them.
     pinned_block_s: blocks referenced by pins, integrated over time.
+    rollout_steps: batches of a rollout loop that are done.
     """
 
     def __init__(self) -> None:
@@ -29,7 +31,7 @@ class Recorder:
         self.prefill_s = 0.0
         self.pinned_block_s = 0.0
         self.preemptions = 0
-        self.sampled_tokens = 0
+        self.rollout_steps = 0
 
     def step(self, seconds: float, prefill_s: float, pinned_blocks: int) -> None:
         self.steps += 1
@@ -82,6 +84,10 @@ class Recorder:
             "pinned_byte_s": self.pinned_block_s * block_bytes,
             "preemptions": self.preemptions,
         }
+        if self.rollout_steps:
+            per_s = self.rollout_steps / result["makespan_s"]
+            result["rollout_steps"] = self.rollout_steps
+            result["rollout_steps_per_min"] = 60.0 * per_s
         if chats:
             own = [t for t in self.turns if t.program_id in chats]
             summary = summarize(own)
@@ -89,3 +95,17 @@ class Recorder:
             result["chat_p95_ttft_s"] = summary.p95_ttft_s
             result["chat_turns"] = summary.num_turns
         return result
+
+
+def merged(recorders: Sequence[Recorder]) -> Recorder:
+    """What happened on all of them."""
+    both = Recorder()
+    for each in recorders:
+        both.turns += each.turns
+        both.steps += each.steps
+        both.empty_steps += each.empty_steps
+        both.busy_s += each.busy_s
+        both.prefill_s += each.prefill_s
+        both.pinned_block_s += each.pinned_block_s
+        both.preemptions += each.preemptions
+    return both

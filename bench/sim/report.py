@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -11,7 +11,7 @@ from rich.table import Table
 from bench.sim.settings import Cell, CellResult
 
 #: Columns of a terminal that shows all numbers in full.
-MIN_WIDTH = 130
+MIN_WIDTH = 180
 #: Column, metric, digits.
 _COLUMNS = (
     ("mean JCT s", "mean_jct_s", 1),
@@ -26,20 +26,33 @@ _COLUMNS = (
 )
 
 
+#: Columns of fleets and of rollouts.
+_FLEET_COLUMNS = (("moved", "moved_share", 3), ("imbalance", "load_imbalance", 2))
+_ROLLOUT_COLUMNS = (("steps/min", "rollout_steps_per_min", 3),)
+
+
+def _columns(metrics: Mapping[str, object]) -> tuple[tuple[str, str, int], ...]:
+    more = (*_FLEET_COLUMNS, *_ROLLOUT_COLUMNS)
+    known = tuple(column for column in more if column[1] in metrics)
+    t90 = (("t90 s", "time_to_90pct_s", 0),) if known else ()
+    return (*_COLUMNS, *known, *t90)
+
+
 def table(cells: Sequence[Cell], results: Sequence[CellResult]) -> Table:
     """One row an arm: means over its seeds; JCT relative to the first arm."""
     by_arm: dict[str, list[CellResult]] = {}
     for cell, result in zip(cells, results, strict=True):
-        by_arm.setdefault(cell.arm.name, []).append(result)
+        by_arm.setdefault(cell.name, []).append(result)
     title = f"{cells[0].workload.name}, {len(results) // len(by_arm)} seed(s)"
     view = Table(title=title, box=box.SIMPLE)
     view.add_column("arm")
-    for name in ("x first", *(name for name, _, _ in _COLUMNS), "CPU s"):
+    columns = _columns(results[0].metrics)
+    for name in ("x first", *(name for name, _, _ in columns), "CPU s"):
         view.add_column(name, justify="right")
     first_s = _mean(next(iter(by_arm.values())), "mean_jct_s")
     for arm, own in by_arm.items():
         relative = _mean(own, "mean_jct_s") / first_s
-        numbers = [f"{_mean(own, key):.{digits}f}" for _, key, digits in _COLUMNS]
+        numbers = [f"{_mean(own, key):.{digits}f}" for _, key, digits in columns]
         cpu_s = statistics.fmean(result.wall["cpu_s"] for result in own)
         view.add_row(arm, f"{relative:.3f}", *numbers, f"{cpu_s:.0f}")
     return view

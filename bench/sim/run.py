@@ -71,7 +71,7 @@ def run_cells(
 
 
 def label(cell: Cell) -> str:
-    return f"{cell.workload.name} {cell.arm.name} seed {cell.workload.seed}"
+    return f"{cell.workload.name} {cell.name} seed {cell.workload.seed}"
 
 
 def _submit(
@@ -98,8 +98,9 @@ def _run(cell: Cell) -> CellResult:
     # Here, not above: only the workers pay for importing vLLM.
     with open(os.devnull, "w") as sink, contextlib.redirect_stderr(sink):
         from bench.sim.cell import run_cell
+        from bench.sim.fleet_cell import run_fleet
 
-    return run_cell(cell)
+    return run_fleet(cell) if cell.fleet else run_cell(cell)
 
 
 # --- cache -------------------------------------------------------------------
@@ -119,11 +120,12 @@ def cell_key(cell: Cell) -> str:
 
 def _plain(cell: Cell) -> dict[str, Any]:
     arm = cell.arm
-    return {
+    plain = {
         "arm": [arm.name, dict(arm.override)],
         "engine": asdict(cell.engine),
         "workload": asdict(cell.workload),
     }
+    return plain | ({"fleet": asdict(cell.fleet)} if cell.fleet else {})
 
 
 def _data_files(cell: Cell) -> list[Path]:
@@ -195,12 +197,14 @@ def _save(cache: Path | None, cell: Cell, result: CellResult) -> None:
 def to_json(cells: Sequence[Cell], results: Sequence[CellResult]) -> str:
     """Sorted keys, shortest floats that read back: same numbers, same bytes."""
     rows = [
-        {"arm": cell.arm.name, "seed": cell.workload.seed, "metrics": result.metrics}
+        {"arm": cell.name, "seed": cell.workload.seed, "metrics": result.metrics}
         for cell, result in zip(cells, results, strict=True)
     ]
     _add_regret(rows)
     first = _plain(cells[0])
     del first["arm"], first["workload"]["seed"]
+    if "fleet" in first:
+        del first["fleet"]["routing"]
     return json.dumps({"setting": first, "cells": rows}, indent=1, sort_keys=True)
 
 

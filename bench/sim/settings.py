@@ -41,12 +41,29 @@ class EngineSetting:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetSetting:
+    """Replicas behind a router. fail_s: when one of them dies; 0: none does."""
+
+    replicas: int
+    routing: str
+    fail_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
-    """Everything that determines a result."""
+    """Everything that determines a result. fleet: None for one engine alone."""
 
     arm: Arm
     engine: EngineSetting
     workload: WorkloadSpec
+    fleet: FleetSetting | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the arm, and how turns find their replica."""
+        return (
+            f"{self.arm.name} @ {self.fleet.routing}" if self.fleet else self.arm.name
+        )
 
 
 @dataclass(frozen=True, slots=True)

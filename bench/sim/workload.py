@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.sim.feed import Loop, parse_loop
 from bench.sim.gap_mix import BFCL_TOOLS, SWE_TOOLS, GapMix, Tool
 from bench.sim.reshape import fit_context, stretch
 from bench.sim.tracefile import recorded_chats, recorded_programs
@@ -58,7 +59,7 @@ class WorkloadSpec:
     """What to replay.
 
     name: a key of `SHAPES`, or "trace:PATH".
-    rate: mean arrivals a second. arrivals: poisson, bursty, or closed:N.
+    rate: mean arrivals a second. arrivals: poisson, bursty, closed:N or rollout:N:K.
     turn_scale: factor on the number of turns at constant tokens.
     half: "", or "odd" / "even" lines of the trace file (the first line is odd).
     chat: path of a trace of chats that run in the background, or "".
@@ -82,13 +83,13 @@ class WorkloadSpec:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Programs by arrival; of a closed loop only `initial` arrive by themselves.
+    """Programs by arrival, or in the order in which a loop takes them.
 
     chats: ids of background programs, not counted in the agents' metrics.
     """
 
     programs: tuple[Program, ...]
-    initial: int
+    loop: Loop | None = None
     chats: frozenset[str] = frozenset()
 
 
@@ -102,19 +103,19 @@ def build(spec: WorkloadSpec) -> Workload:
     if spec.programs < 1 or spec.rate <= 0 or spec.turn_scale < 1:
         raise ValueError("programs, rate and turn scale must be positive")
     bodies = _bodies(spec)
-    closed = _closed_size(spec.arrivals)
-    times = [0.0] * len(bodies) if closed else _arrivals(spec, len(bodies))
+    loop = parse_loop(spec.arrivals)
+    times = [0.0] * len(bodies) if loop else _arrivals(spec, len(bodies))
     programs = [
         Program(f"agent-{i:04d}", time_s, turns)
         for i, (time_s, turns) in enumerate(zip(times, bodies, strict=True))
     ]
     if not spec.chat:
-        return Workload(tuple(programs), closed or len(programs))
-    if closed:
+        return Workload(tuple(programs), loop)
+    if loop:
         raise ValueError("chat in the background needs an open loop")
     chats = _chats(spec, until_s=times[-1])
     both = sorted([*programs, *chats], key=lambda p: (p.arrival_s, p.program_id))
-    return Workload(tuple(both), len(both), frozenset(c.program_id for c in chats))
+    return Workload(tuple(both), None, frozenset(c.program_id for c in chats))
 
 
 def _bodies(spec: WorkloadSpec) -> list[tuple[Turn, ...]]:
@@ -167,23 +168,14 @@ def _arrivals(spec: WorkloadSpec, count: int) -> list[float]:
     rng = random.Random(f"{spec.seed}/arrivals/{spec.arrivals}")
     if spec.arrivals not in ("poisson", "bursty"):
         raise ValueError(
-            f"arrivals {spec.arrivals!r}: expected poisson, bursty or closed:N"
+            f"arrivals {spec.arrivals!r}: expected poisson, bursty, closed:N or "
+            "rollout:N:K"
         )
     shape = 1.0 if spec.arrivals == "poisson" else _BURSTY_SHAPE
     times = [0.0]
     while len(times) < count:
         times.append(times[-1] + rng.gammavariate(shape, 1.0 / (shape * spec.rate)))
     return times
-
-
-def _closed_size(arrivals: str) -> int:
-    """N of "closed:N", 0 for an open loop."""
-    kind, _, number = arrivals.partition(":")
-    if kind != "closed":
-        return 0
-    if not number.isdigit() or int(number) < 1:
-        raise ValueError(f"arrivals {arrivals!r}: expected closed:N with N >= 1")
-    return int(number)
 
 
 def _chats(spec: WorkloadSpec, until_s: float) -> list[Program]:

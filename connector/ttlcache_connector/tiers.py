@@ -49,9 +49,12 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """What it cost; known somewhat later, for the tier tells where they came from."""
+    """What it cost; known somewhat later, for the tier tells where they came from.
 
-    tier: str
+    tier: None where it did not tell in time.
+    """
+
+    tier: str | None
     tokens: int
     seconds: float
 

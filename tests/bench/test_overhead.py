@@ -100,6 +100,7 @@ def reference_us() -> float:
     return micros(samples_ns).median
 
 
+@pytest.mark.speed
 @pytest.mark.parametrize("policy", overhead_report.TURN_POLICIES)
 def test_a_turn_costs_no_more_than_a_little_python(policy: str) -> None:
     # A ratio, so that the machine matters little; it was 4.7 and 5.2 when written, and

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.sim.feed import Loop
 from bench.sim.reshape import fit_context, mean_context
 from bench.sim.workload import SHAPES, WorkloadSpec, build
 from bench.workloads import Program, Turn
@@ -55,7 +56,7 @@ def test_poisson_and_bursty_have_the_rate():
 
 
 def test_closed_loop_starts_with_n():
-    assert build(replace(SWE, arrivals="closed:7")).initial == 7
+    assert build(replace(SWE, arrivals="closed:7")).loop == Loop(7)
     with pytest.raises(ValueError, match="closed:N"):
         build(replace(SWE, arrivals="closed:0"))
 

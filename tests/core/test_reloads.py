@@ -87,3 +87,10 @@ def test_what_a_reload_cost_is_learnt_per_tier(engine):
     assert counted(engine, "reloads", "cpu") == 50
     assert counted(engine, "reloaded_tokens", "cpu") == 50_000
     assert engine.controller.metrics.observations["reload_seconds"] == [0.5] * 50
+
+
+def test_a_reload_from_nobody_knows_where_is_counted_and_teaches_nothing(engine):
+    engine.controller.learn_reload(None, 1000, 0.5)
+    assert engine.controller.costs.tiers == ()
+    assert counted(engine, "reloads", "unknown") == 1
+    assert counted(engine, "reloaded_tokens", "unknown") == 1000

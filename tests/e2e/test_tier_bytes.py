@@ -191,8 +191,8 @@ def test_a_round_trip_through_cpu_and_disk(make_worker, tiers):
     engine.settle()
     chunk = HEADS * CONTENT * BLOCK * 2
     assert engine.moved["tier_bytes:demoted"] == 12 * chunk
-    for index, empty in enumerate((lambda: None, tiers.clear_cpu)):
-        empty()
+    for index, empty in enumerate((lambda: True, tiers.clear_cpu)):
+        assert empty()
         empty_gpu(engine)
         # Verified before its first step, see `execute`.
         engine.turn(f"again-{index}", [*context, 5], hints=hints("q", last=True))
@@ -211,7 +211,7 @@ def test_a_context_is_back_in_cpu_memory_before_its_program(make_worker, tiers):
     time.sleep(0.25)
     engine.settle()
     empty_gpu(engine)
-    tiers.clear_cpu()
+    assert tiers.clear_cpu()
     (turn,) = side._promoter._waiting
     assert turn.due_s > side._clock.now_s() + 900
     turn.due_s = side._clock.now_s()  # its time has come
@@ -243,7 +243,7 @@ def test_an_aborted_request_leaves_nothing_locked(make_worker, tiers):
     engine.abort("b")
     engine.run()
     assert request.is_finished()
-    tiers.clear_cpu()
+    assert tiers.clear_cpu()
     for file in tiers.options.disk.glob("*.data"):
         file.unlink()
     promoted = engine.moved.get("tier_bytes:promoted", 0)

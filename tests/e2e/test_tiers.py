@@ -6,11 +6,11 @@ Pins last 1.5 s. Chunks are one block of 32 tokens, so that no tail is lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,9 +20,11 @@ from tests.e2e.conftest import Agent, start_server
 from ttlcache_connector.serve_tiers import TierOptions
 
 pytestmark = pytest.mark.e2e
+T = TypeVar("T")
 
 PROGRAMS = 50
 TTL_S = 1.5
+MAX_ATTEMPTS = 5
 BLOCK = 32
 FIRST_TOKENS = 200
 #: What a turn leaves: the KV of its last token does not exist.
@@ -75,7 +77,7 @@ class Tiered:
 
     def let_expire(self) -> None:
         """All pins expire and are copied down; an idle engine does not step."""
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + 120.0
         time.sleep(TTL_S)
         while time.monotonic() < deadline:
             self.agent.settle()
@@ -94,6 +96,7 @@ class Tiered:
         """So many from CPU memory, so many from disk; they are told a little later."""
         self.agent.settle()
         found = by_label(self.agent.server.metrics(), "ttlcache_reloads_total", "tier")
+        assert not found["unknown"]
         return round(found["cpu"]), round(found["disk"])
 
     def misses(self) -> float:
@@ -102,7 +105,7 @@ class Tiered:
         return failed + self.agent.count("ttlcache_tier_outages_total")
 
     def reloads_become(self, cpu: int, disk: int) -> bool:
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + 60.0
         while time.monotonic() < deadline:
             if self.reloads() == (cpu, disk):
                 return True
@@ -138,24 +141,52 @@ def tiered(
             assert server.errors_in_log() == []
 
 
+def undisturbed(tiered: Tiered, attempt: Callable[[int], T]) -> T:
+    """What `attempt` saw, once the tier answered in time all the while.
+
+    An answer that takes longer than 2 s is an outage, and a busy machine has some.
+    """
+    for number in range(MAX_ATTEMPTS):
+        before = tiered.misses()
+        seen = attempt(number)
+        if tiered.misses() == before:
+            return seen
+    raise AssertionError("the tier is never there for long")
+
+
 def test_each_tier_gives_back_the_same_bytes(tiered):
     """Equal contexts that share nothing: their salts differ."""
-    names = ("gpu", "cpu", "disk")
-    firsts = {n: tiered.first(999, n, stays=n == "gpu", cache_salt=n) for n in names}
-    seconds = {"gpu": tiered.second(firsts["gpu"], 999, "gpu", cache_salt="gpu")}
-    assert tiered.agent.pins("claimed") == 1
-    assert tiered.reloads() == (0, 0)
-    tiered.let_expire()
-    tiered.empty_gpu()
-    seconds["cpu"] = tiered.second(firsts["cpu"], 999, "cpu", cache_salt="cpu")
-    assert tiered.reloads_become(1, 0)
-    tiered.tiers.clear_cpu()
-    seconds["disk"] = tiered.second(firsts["disk"], 999, "disk", cache_salt="disk")
-    assert tiered.reloads_become(1, 1)
-    for name in names:
-        assert seconds[name]["cached_tokens"] == KEPT
-        assert seconds[name]["token_ids"] == seconds["gpu"]["token_ids"]
-        logprobs = seconds[name]["logprobs"]["token_logprobs"]
+
+    def attempt(number: int) -> tuple[dict[str, Any], list[float]]:
+        salts = {name: f"{name}-{number}" for name in ("gpu", "cpu", "disk")}
+        firsts = {
+            name: tiered.first(999, salt, stays=name == "gpu", cache_salt=salt)
+            for name, salt in salts.items()
+        }
+
+        def second(name: str) -> dict[str, Any]:
+            return tiered.second(firsts[name], 999, salts[name], cache_salt=salts[name])
+
+        claimed = tiered.agent.pins("claimed")
+        cpu, disk = tiered.reloads()
+        seconds = {"gpu": second("gpu")}
+        came = [tiered.agent.pins("claimed") == claimed + 1]
+        came.append(tiered.reloads() == (cpu, disk))
+        tiered.let_expire()
+        tiered.empty_gpu()
+        seconds["cpu"] = second("cpu")
+        came.append(tiered.reloads_become(cpu + 1, disk))
+        came.append(tiered.tiers.clear_cpu())
+        seconds["disk"] = second("disk")
+        came.append(tiered.reloads_become(cpu + 1, disk + 1))
+        return seconds, came
+
+    seconds, came = undisturbed(tiered, attempt)
+    assert came == [True] * 5
+    for second in seconds.values():
+        assert second["cached_tokens"] == KEPT
+        assert second["token_ids"] == seconds["gpu"]["token_ids"]
+        logprobs = second["logprobs"]["token_logprobs"]
         assert logprobs == seconds["gpu"]["logprobs"]["token_logprobs"]
 
 
@@ -182,29 +213,38 @@ def test_outputs_are_those_of_a_run_without_any_cache(tiered, vanilla):
         tiered.empty_gpu()
         half = len(later) // 2
         answers.update(zip(later[:half], pool.map(second, later[:half]), strict=True))
-        tiered.tiers.clear_cpu()
+        emptied = tiered.tiers.clear_cpu()
         answers.update(zip(later[half:], pool.map(second, later[half:]), strict=True))
     for index in range(PROGRAMS):
         assert firsts[index]["token_ids"] == expected[index][0]
         assert answers[index]["token_ids"] == expected[index][1]
     if tiered.misses() == misses:  # none of the 2 s answers was late on this machine
-        assert sum(tiered.reloads()) > cpu + disk
+        assert emptied
+        assert [answers[i]["cached_tokens"] for i in later] == [KEPT] * len(later)
+        assert tiered.reloads_become(cpu + half, disk + len(later) - half)
     assert tiered.agent.pins("claimed") == claimed + len(at_once)
 
 
 def test_what_is_below_is_not_written_again(tiered):
     """Turn by turn only the new chunks are copied down."""
-    context = tiered.first(500, "grows")["context"]
-    hints = {"program_id": "grows-500", "tool": "bash"}
-    moved = []
-    for turn in range(3):
-        before = tiered.agent.count(*DEMOTED)
-        tiered.let_expire()
-        moved.append(tiered.agent.count(*DEMOTED) - before)
-        tiered.empty_gpu()
-        prompt = context + tool_result(turn)
-        context = tiered.agent.ask(prompt, hints=hints)["context"]
-    tiered.agent.ask([9], max_tokens=1, hints=hints | {"is_last_step": True})
+
+    def attempt(number: int) -> list[float]:
+        salt = f"grows-{number}"
+        context = tiered.first(500, salt, cache_salt=salt)["context"]
+        hints = {"program_id": f"{salt}-500", "tool": "bash"}
+        moved = []
+        for turn in range(3):
+            before = tiered.agent.count(*DEMOTED)
+            tiered.let_expire()
+            moved.append(tiered.agent.count(*DEMOTED) - before)
+            tiered.empty_gpu()
+            prompt = context + tool_result(turn)
+            answer = tiered.agent.ask(prompt, hints=hints, cache_salt=salt)
+            context = answer["context"]
+        tiered.agent.ask([9], max_tokens=1, hints=hints | {"is_last_step": True})
+        return moved
+
+    moved = undisturbed(tiered, attempt)
     chunk_bytes = moved[0] / (KEPT // BLOCK)
     # 48 tokens a turn are one block or two.
     assert all(1 <= m / chunk_bytes <= 2 for m in moved[1:])
@@ -249,7 +289,7 @@ def test_a_server_that_stops_dies_and_comes_back(tiered, vanilla):
         load(90, 100)
     assert len(seconds) == 100
     # A slow machine is slow without an outage, too.
-    assert max(seconds) < 5.0 + 3 * usual
+    assert max(seconds) < 5.0 + 5 * usual
     assert hits_resume(tiered, expected[3][1])
     told = log.read_text().count("the lower tier does not answer") - lines
     assert told == tiered.agent.count("ttlcache_tier_outages_total") - outages >= 1

@@ -12,8 +12,9 @@ from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequ
 from ttlcache_connector import compat
 from ttlcache_connector.tiers import Reload
 
-#: How long the answer to where a load came from is waited for.
-SOURCE_TIMEOUT_S = 2.0
+#: How long the answer to where a load came from is waited for. A load whose source
+#: stays unknown is counted, and teaches nothing about what either tier costs.
+SOURCE_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
@@ -55,7 +56,8 @@ class Sources:
         questions, self._open = self._open, []
         for question in questions:
             tier = self._tier(question)
-            if tier is None:
+            late = self._now_s() - question.asked_s > SOURCE_TIMEOUT_S
+            if tier is None and not late:
                 self._open.append(question)
             else:
                 self._known.append(Reload(tier, question.tokens, question.seconds))
@@ -63,15 +65,15 @@ class Sources:
         return known
 
     def _tier(self, question: _Question) -> str | None:
-        late = self._now_s() - question.asked_s > SOURCE_TIMEOUT_S
+        """None where it is not known yet."""
         if not question.answer.query():
-            return "cpu" if late else None
+            return None
         answer = question.answer.result(timeout=0)
         if not answer.success:
             self._tells = False
             return "cpu"
         found = json.loads(answer.payload)
-        if not found and not late:
+        if not found:
             # The server's own event is on its way to the module.
             question.answer = self._call(question.request_id)
             return None

@@ -1,0 +1,252 @@
+"""Many replicas in one virtual time: routers, conservation, failure, rollouts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("vllm")
+
+from bench.cli import app
+from bench.sim import cell as cell_module
+from bench.sim import fleet_cell
+from bench.sim.agents import Agent
+from bench.sim.arms import parse_arms
+from bench.sim.cell import run_cell
+from bench.sim.engine import Simulation
+from bench.sim.feed import Feed, Loop, parse_loop
+from bench.sim.fleet_cell import run_fleet
+from bench.sim.options import SimOptions, cells_of
+from bench.sim.routing import (
+    BALANCE_ABS_THRESHOLD,
+    ROUTERS,
+    CacheAware,
+    Seen,
+    Session,
+    Sticky,
+)
+from bench.sim.settings import Cell, EngineSetting, FleetSetting
+from bench.sim.workload import Workload, WorkloadSpec, build
+from bench.workloads import Program, Turn
+
+ENGINE = EngineSetting(blocks=1_000, max_num_batched_tokens=1024)
+LOAD = WorkloadSpec(
+    "swe", programs=12, rate=2.0, seed=1, max_context=ENGINE.max_context // 4
+)
+
+
+def agent(name: str = "a", *, prompt: int = 100, shared: int = 0) -> Agent:
+    turns = (Turn(prompt, 10, "bash", 1.0), Turn(50, 10, "bash", 1.0))
+    return Agent(0, Program(name, 0.0, turns), shared)
+
+
+def cell(routing: str, arm: str = "adaptive", **fleet: float) -> Cell:
+    setting = FleetSetting(3, routing, **fleet)
+    return Cell(parse_arms(arm)[0], ENGINE, LOAD, setting)
+
+
+# --- routers -----------------------------------------------------------------
+
+
+def test_round_robin_takes_turns():
+    router, seen = ROUTERS["round-robin"](), [Seen(0), Seen(1), Seen(2)]
+    assert [router.route(agent(), seen).index for _ in range(4)] == [0, 1, 2, 0]
+
+
+def test_a_session_moves_only_when_its_replica_dies():
+    router, seen = Session(), [Seen(index) for index in range(8)]
+    names = [f"p{number}" for number in range(400)]
+    homes = {name: router.route(agent(name), seen).index for name in names}
+    assert min(Counter(homes.values()).values()) > 25
+    left = [each for each in seen if each.index != 3]
+    for name in names:
+        after = router.route(agent(name), left).index
+        assert after == homes[name] or homes[name] == 3
+
+
+def test_sticky_starts_where_fewest_programs_are():
+    router, seen = Sticky(), [Seen(0, programs=2), Seen(1, programs=1)]
+    one = agent("one")
+    assert router.route(one, seen).index == 1
+    seen[1].programs = 9
+    assert router.route(one, seen).index == 1
+    assert router.route(one, seen[:1]).index == 0
+
+
+def test_cache_aware_follows_the_longest_prefix():
+    router, seen = CacheAware(), [Seen(0), Seen(1)]
+    one = agent("one")
+    seen[1].sent(one)
+    assert router.route(one, seen).index == 1
+    # Less than the threshold is known: where least was sent.
+    seen[1].sent_tokens["one"] = 30
+    assert router.route(one, seen).index == 0
+
+
+def test_cache_aware_gives_up_on_the_prefix_out_of_balance():
+    router, seen = CacheAware(), [Seen(0), Seen(1)]
+    one = agent("one")
+    seen[1].sent(one)
+    seen[1].in_flight = BALANCE_ABS_THRESHOLD
+    assert router.route(one, seen).index == 1
+    seen[1].in_flight += 1
+    assert router.route(one, seen).index == 0
+
+
+def test_a_shared_prompt_counts_as_known():
+    router, seen = CacheAware(), [Seen(0), Seen(1)]
+    seen[1].sent(agent("other"))
+    assert router.route(agent("new", shared=80), seen).index == 1
+    assert router.route(agent("new"), seen).index == 0
+
+
+# --- fleets ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("routing", list(ROUTERS))
+def test_every_router_serves_every_turn(routing):
+    metrics = run_fleet(cell(routing)).metrics  # raises where a law is broken
+    assert metrics["num_programs"] == 12
+    assert metrics["moved_turns"] > 0 or routing != "round-robin"
+    assert metrics["moved_turns"] == 0 or routing not in ("session", "sticky")
+
+
+@pytest.mark.parametrize("arm", ["vllm", "cachettl"])
+def test_replicas_behind_a_static_router_are_engines_alone(arm, monkeypatch):
+    """Each serves what it would serve without the others, to the last digit."""
+    both = run_fleet(cell("session", arm)).metrics
+    programs = build(LOAD).programs
+    router, seen = Session(), [Seen(index) for index in range(3)]
+    parts: dict[int, list[Program]] = {}
+    for index, program in enumerate(programs):
+        home = router.route(Agent(index, program, 0), seen).index
+        parts.setdefault(home, []).append(program)
+    # The cold start's TTL comes from the mean context: keep that of all programs.
+    spec = cell_module.engine_spec
+    whole = Workload(programs)
+    monkeypatch.setattr(cell_module, "engine_spec", lambda c, w, s: spec(c, whole, s))
+    alone = []
+    for own in parts.values():
+        monkeypatch.setattr(cell_module, "build", lambda _, own=own: Workload(own))
+        alone.append(run_cell(Cell(parse_arms(arm)[0], ENGINE, LOAD)).metrics)
+    assert both["steps"] == sum(each["steps"] for each in alone)
+    total_s = sum(each["mean_jct_s"] * each["num_programs"] for each in alone)
+    assert both["mean_jct_s"] * 12 == pytest.approx(total_s, rel=1e-12)
+    assert both["cached_tokens"] == sum(each["cached_tokens"] for each in alone)
+
+
+@pytest.mark.parametrize("routing", list(ROUTERS))
+def test_programs_of_a_dead_replica_finish_elsewhere(routing):
+    whole = run_fleet(cell(routing)).metrics
+    metrics = run_fleet(cell(routing, fail_s=5.0)).metrics
+    assert metrics["num_programs"] == 12
+    assert metrics["retried_turns"] > 0
+    assert metrics["mean_jct_s"] > whole["mean_jct_s"]
+
+
+def test_affinity_keeps_what_round_robin_loses():
+    session, spread = (run_fleet(cell(name)) for name in ("session", "round-robin"))
+    assert session.metrics["prompt_hit"] > 1.3 * spread.metrics["prompt_hit"]
+
+
+def test_same_fleet_same_numbers():
+    once, again = (run_fleet(cell("cache-aware", fail_s=5.0)) for _ in range(2))
+    assert once.metrics == again.metrics
+
+
+def test_a_leak_on_one_replica_is_found(monkeypatch):
+    monkeypatch.setattr(
+        fleet_cell, "check_engine", lambda scheduler, connector: ["a leak"]
+    )
+    with pytest.raises(RuntimeError, match="replica 2: a leak"):
+        run_fleet(cell("session"))
+
+
+def test_the_command_line_compares_routings(tmp_path):
+    out = tmp_path / "fleet.json"
+    arguments = ["sim", "--replicas", "2", "--routing", "session,round-robin"]
+    arguments += ["--arms", "adaptive", "--programs", "4", "--rate", "1.0"]
+    arguments += ["--blocks", "8000", "--no-cache", "--processes", "1"]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())["cells"]
+    names = [row["arm"] for row in rows]
+    assert names == ["adaptive @ session", "adaptive @ round-robin"]
+    assert all(row["metrics"]["num_programs"] == 4 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"routing": "luck"}, "routing 'luck'"),
+        ({"arms": "thunderagent"}, "not modelled for thunderagent"),
+        ({"engine": replace(ENGINE, offload="cpu:4")}, "not modelled with offload"),
+        ({"arrivals": "closed:2"}, "not modelled with"),
+        ({"replicas": 1, "fail_s": 3.0}, "a fleet of one"),
+    ],
+)
+def test_what_is_not_modelled_is_refused(options, match):
+    settings = {"replicas": 2, "arms": "adaptive", "engine": ENGINE} | options
+    with pytest.raises(ValueError, match=match):
+        cells_of(SimOptions(**settings))
+
+
+# --- loops -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["closed:0", "closed:", "rollout:4", "rollout:4:0", "rollout:4:101"]
+)
+def test_loops_that_mean_nothing_are_refused(text):
+    with pytest.raises(ValueError, match="arrivals"):
+        parse_loop(text)
+
+
+def test_the_next_batch_starts_when_enough_of_this_one_have_ended():
+    agents = [agent(f"p{number}") for number in range(8)]
+    feed = Feed(agents, Loop(4, 0.5))
+    first = feed.first
+    assert first == agents[:4]
+    assert feed.ended(first[0]) == []
+    assert feed.ended(first[1]) == agents[4:]
+    assert feed.steps == 1
+    assert feed.ended(first[2]) == []  # a straggler of the step before
+    assert feed.ended(agents[4]) == []
+    assert feed.ended(agents[5]) == []
+    assert feed.steps == 2
+    assert feed.ended(agents[6]) == []
+    assert feed.steps == 2
+
+
+@pytest.mark.parametrize("arm", ["vllm", "cachettl", "adaptive", "thunderagent"])
+def test_rollouts_step_by_step(arm):
+    load = replace(LOAD, arrivals="rollout:4:75")
+    metrics = run_cell(Cell(parse_arms(arm)[0], ENGINE, load)).metrics
+    assert metrics["num_programs"] == 12
+    assert metrics["rollout_steps"] == 3
+    minutes = metrics["makespan_s"] / 60.0
+    assert metrics["rollout_steps_per_min"] == pytest.approx(3 / minutes)
+
+
+def test_new_weights_make_all_kv_worthless(monkeypatch):
+    """Of a prompt that all share, each batch finds nothing."""
+    load = replace(LOAD, shared_tokens=1000, arrivals="rollout:2:100")
+    rollouts = Cell(parse_arms("adaptive")[0], ENGINE, load)
+    emptied = run_cell(rollouts).metrics
+    monkeypatch.setattr(Simulation, "_update_weights", lambda self: None)
+    kept = run_cell(rollouts).metrics
+    assert emptied["rollout_steps"] == kept["rollout_steps"] == 6
+    assert kept["cached_tokens"] - emptied["cached_tokens"] > 1000
+
+
+def test_stragglers_go_on_with_new_weights():
+    """Preempted and prefilled again, pins of programs between turns dropped."""
+    load = replace(LOAD, arrivals="rollout:6:20")
+    metrics = run_cell(Cell(parse_arms("adaptive")[0], ENGINE, load)).metrics
+    assert metrics["num_programs"] == 12
+    assert metrics["preemptions"] > 0
+    assert metrics["connector"]["pins.reset"] > 0
