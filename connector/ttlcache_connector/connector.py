@@ -16,12 +16,14 @@ from ttlcache.events import Admission, Urgency
 from ttlcache_connector import compat
 from ttlcache_connector.scheduler_side import SchedulerSide
 from ttlcache_connector.stats import TTLConnectorStats, TTLPromMetrics
+from ttlcache_connector.tiers import NameOfBlocks
 from ttlcache_connector.worker_side import WorkerSide
 
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorHandshakeMetadata,
         KVConnectorTransferResults,
         KVConnectorWorkerMetadata,
     )
@@ -74,6 +76,13 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._side.bind(gpu_block_pool, None)
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        told = [m.name for m in metadata.values() if isinstance(m, NameOfBlocks)]
+        if told:
+            self._side.lower.tier.blocks_are_named(told)
 
     def on_new_request(self, request: Request) -> None:
         self._side.arrive(request)
@@ -201,6 +210,10 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self.worker is not None:
             self.worker.register(kv_caches)
+
+    def get_handshake_metadata(self) -> NameOfBlocks | None:
+        name = None if self.worker is None else self.worker.name_of_blocks()
+        return None if name is None else NameOfBlocks(name)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if self.worker is not None:

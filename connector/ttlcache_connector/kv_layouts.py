@@ -89,11 +89,17 @@ def namespace(kv_cache_config: Any) -> str:
         return ""
     specs = [
         (type(spec).__name__, spec.block_size, spec.page_size_bytes, str(dtype))
-        for spec in (group.kv_cache_spec for group in kv_cache_config.kv_cache_groups)
+        for spec in map(_first_spec, kv_cache_config.kv_cache_groups)
         for dtype in [getattr(spec, "dtype", None)]
     ]
     digest = hashlib.blake2b(repr(specs).encode(), digest_size=4).hexdigest()
     return f"##ttlcache-raw-v{FORMAT_VERSION}-{name}-{digest}"
+
+
+def _first_spec(group: Any) -> Any:
+    """The group's spec as the scheduler sees it: one of several like it."""
+    specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return next(iter(specs.values())) if specs else group.kv_cache_spec
 
 
 def _layout_name(kv_cache_config: Any) -> str:

@@ -6,6 +6,7 @@ tier (LMCache's pinned shared memory); the bytes go straight there and back.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,10 @@ class BlockCopier:
         )
         return cls(group, engine)
 
+    @property
+    def engine_name(self) -> str:
+        return self._engine.name
+
     def adopt_host(self, address: int, num_bytes: int, *, is_pinned: bool) -> None:
         """Tell of the chunks' memory before the first copy; pins it if need be.
 
@@ -103,6 +108,17 @@ class BlockCopier:
             (pinned.adopt if is_pinned else pinned.pin)(address, num_bytes)
         except CudaError as error:
             raise TransferError(str(error)) from error
+
+    def forget_host(self, address: int) -> None:
+        """Chunks there are not copied any more; their memory may be unmapped."""
+        pinned = getattr(self._engine, "pinned", None)
+        if pinned is None:
+            return
+        from ttlcache.transfer.cuda_api import CudaError
+
+        # A device that refuses has lost the memory already.
+        with contextlib.suppress(CudaError):
+            pinned.release(address)
 
     def gather(
         self,

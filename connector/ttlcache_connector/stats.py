@@ -45,6 +45,7 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
     "reloads": ("cpu", "disk", "unknown"),
     "reloaded_tokens": ("cpu", "disk", "unknown"),
     "tier_bytes": ("demoted", "promoted"),
+    "tier_mover_bytes": ("reference", "cupy", "lmcache"),
     "demotions": ("stored", "failed", "dropped"),
     "hints_rejected": ("unknown_key", "duration", "id_type", "id_too_long"),
 }

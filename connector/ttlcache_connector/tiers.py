@@ -12,7 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+)
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache.metrics import MetricsBuffer
@@ -37,6 +40,17 @@ class TierMetadata(KVConnectorMetadata):
 
     inner: Any = None
     abandoned: dict[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass
+class NameOfBlocks(KVConnectorHandshakeMetadata):
+    """What a worker tells the scheduler once, before the first step.
+
+    Only where it differs from what both compute: vLLM's MultiConnector passes on the
+    word of one connector alone.
+    """
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +89,9 @@ class SchedulerTier(ABC):
     @abstractmethod
     def bind(self, pool: BlockPool) -> None:
         """The block pool exists."""
+
+    def blocks_are_named(self, names: Collection[str]) -> None:  # noqa: B027
+        """Workers store under these names, not under what both halves compute."""
 
     @abstractmethod
     def is_up(self) -> bool:
@@ -233,6 +250,10 @@ class WorkerTier(ABC):
     @abstractmethod
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """vLLM's KV tensors, by layer."""
+
+    def name_of_blocks(self) -> str | None:
+        """Under which name it stores, if that is not what both halves compute."""
+        return None
 
     @abstractmethod
     def before_forward(self, metadata: TierMetadata) -> None:

@@ -38,6 +38,10 @@ class WorkerSide:
         """
         self._tier.register(kv_caches)
 
+    def name_of_blocks(self) -> str | None:
+        """Under which name blocks are stored, if the scheduler cannot know it."""
+        return self._tier.name_of_blocks()
+
     @guarded()
     def before_forward(self, metadata: Any) -> None:
         if isinstance(metadata, TierMetadata):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.lower_lmcache.connect import connect
 from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
+from ttlcache_connector.lower_lmcache.registration import own_name
 from ttlcache_connector.lower_lmcache.sources import Sources
 from ttlcache_connector.tiers import Loaded, Reload, SchedulerTier, TierMetadata
 
@@ -47,6 +48,7 @@ class SchedulerHalf(SchedulerTier):
         self._now_s = default_clock().now_s
         self._inner = connect(KVConnectorRole.SCHEDULER, vllm_config, kv_cache_config)
         self._adapter = self._inner.scheduler_adapter
+        self._adapter.model_name += own_name(vllm_config, kv_cache_config)
         self._manager = self._inner._lazy_offload_manager  # noqa: SLF001
         self._queue = DemotionQueue(config.demote)
         self._pool: BlockPool | None = None
@@ -61,6 +63,9 @@ class SchedulerHalf(SchedulerTier):
         self._pool = pool
         self._inner.bind_gpu_block_pool(pool)
         self._manager._policy = self._queue  # noqa: SLF001 - no registry, see above
+
+    def blocks_are_named(self, names: Collection[str]) -> None:
+        (self._adapter.model_name,) = set(names)
 
     def is_up(self) -> bool:
         return bool(self._adapter.is_healthy)

@@ -1,77 +1,29 @@
-"""Bytes between vLLM's KV tensors and LMCache's memory, on a thread of ours."""
+"""LMCache's worker-driven transfer, on a thread of ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from lmcache.v1.multiprocess.futures import MessagingFuture
-from lmcache.v1.multiprocess.transfer_context.base import (
-    gather_paged_kv_to_cpu,
-    scatter_cpu_to_paged_kv,
-)
 from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
     EngineDrivenTransferContext,
 )
 
 from ttlcache.metrics import MetricsBuffer
+from ttlcache_connector.lower_lmcache.copiers import Copier
 from ttlcache_connector.movethread import Move, MoveThread
 
-
-class LMCacheCopier:
-    """Copies between vLLM's KV tensors and LMCache's chunks by LMCache's own code.
-
-    The seam for another mover: the same two methods. `chunks` are CPU tensors of one
-    LMCache chunk each; `blocks` are `blocks_in_chunk` block ids for each chunk.
-    """
-
-    def __init__(self, kv_caches: dict[str, torch.Tensor], context: Any) -> None:
-        self._kv_caches = kv_caches
-        self._format = {
-            "layout_hints": context._layout_hints,  # noqa: SLF001
-            "engine_kv_format": context._engine_kv_format,  # noqa: SLF001
-            "engine_type": context._engine_type,  # noqa: SLF001
-        }
-
-    def gather(
-        self,
-        blocks: list[int],
-        blocks_in_chunk: int,
-        chunks: list[torch.Tensor] | None,
-        indices: list[int] | None,
-    ) -> list[torch.Tensor]:
-        """KV blocks to chunks; `indices` says which chunks `chunks` are."""
-        return gather_paged_kv_to_cpu(
-            self._kv_caches,
-            blocks,
-            blocks_in_chunk,
-            out=chunks,
-            chunk_indices=indices,
-            **self._format,
-        )
-
-    def scatter(
-        self,
-        blocks: list[int],
-        blocks_in_chunk: int,
-        chunks: list[torch.Tensor],
-        skip_tokens: int,
-    ) -> None:
-        """Chunks to KV blocks, without the first `skip_tokens` of them."""
-        scatter_cpu_to_paged_kv(
-            self._kv_caches,
-            blocks,
-            chunks,
-            blocks_in_chunk,
-            skip_first_n_tokens=skip_tokens,
-            **self._format,
-        )
+#: Copied without a look at whether it is still wanted: the forward thread, which gives
+#: copies up, waits for no more than this.
+MAX_PART_BYTES = 64 << 20
 
 
 class ThreadedTransfer(EngineDrivenTransferContext):
-    """LMCache's worker-driven transfer, on our thread."""
+    """One registration with one server; LMCache hands out slots, `copier` fills them."""
 
     def __init__(
         self,
@@ -80,28 +32,33 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         thread: MoveThread,
         metrics: MetricsBuffer,
         answer_timeout_s: float,
-        make_copier: Callable[[dict[str, torch.Tensor], Any], Any] = LMCacheCopier,
+        copier: Copier,
     ) -> None:
         super().__init__(instance_id, req_client)
         self._thread = thread
         self._metrics = metrics
         self._answer_timeout_s = answer_timeout_s
-        self._make_copier = make_copier
-        self._copier: Any = None
+        self._copier = copier
+        self._device = torch.device("cpu")
         self.moves: dict[MessagingFuture[bool], Move] = {}
 
     def register(
         self, kv_caches: dict[str, torch.Tensor], *args: Any, **kw: Any
     ) -> None:
+        """
+        Raises:
+            TransferError: the copier cannot reach this server's memory.
+        """
         super().register(kv_caches, *args, **kw)
+        self._device = next(iter(kv_caches.values())).device
         self.engine_driven_context.mq_timeout = self._answer_timeout_s
-        self._copier = self._make_copier(kv_caches, self)
+        self._copier.attach(self.engine_driven_context)
 
     def create_recorded_event(self) -> Any:
-        if not torch.cuda.is_available():
+        if self._device.type != "cuda":
             return None  # the CPU's forward pass is over when we are called
         event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def submit_store(
@@ -143,6 +100,11 @@ class ThreadedTransfer(EngineDrivenTransferContext):
             self.moves = wanted
             self._thread.retain(wanted.values())
 
+    def close(self) -> None:
+        # A chunk that somebody still looks at keeps its memory mapped.
+        with contextlib.suppress(BufferError):
+            super().close()
+
     def _submit(self, run: Callable[[Move], bool], *, is_load: bool) -> Any:
         future: MessagingFuture[bool] = MessagingFuture()
         self.moves[future] = self._thread.submit(
@@ -155,16 +117,22 @@ class ThreadedTransfer(EngineDrivenTransferContext):
     ) -> bool:
         context = self.engine_driven_context
         slots = context.prepare_store(key, self._instance_id)
-        chunks, indices = slots if slots is not None else (None, None)
-        if indices is not None and not indices:
-            return True  # all of it is below already, or there is no room for it
-        if event is not None:
-            event.synchronize()
-        with move.copying():
-            chunks = self._copier.gather(blocks, per_chunk, chunks, indices)
+        chunks: list[torch.Tensor] = []
+        if slots is None:  # no shared memory
+            with move.copying():
+                chunks = self._copier.gather(blocks, per_chunk, None, event)
+        else:
+            chunks, indices = slots
+            if not indices:
+                return True  # all of it is below already, or there is no room for it
+            blocks = [b for i in indices for b in blocks[i * per_chunk :][:per_chunk]]
+            for first, part in _parts(chunks):
+                ids = blocks[first * per_chunk :][: len(part) * per_chunk]
+                with move.copying():
+                    self._copier.gather(ids, per_chunk, part, event)
         ok = bool(context.commit_store(key, self._instance_id, chunks))
         if ok:
-            self._metrics.count("tier_bytes", "demoted", _num_bytes(chunks))
+            self._count("demoted", chunks)
         return ok
 
     def _load(
@@ -181,15 +149,26 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         try:
             if chunks is None or len(chunks) * per_chunk != len(blocks):
                 return False
-            if event is not None:
-                event.synchronize()
-            with move.copying():
-                self._copier.scatter(blocks, per_chunk, chunks, skip_tokens)
+            for first, part in _parts(chunks):
+                ids = blocks[first * per_chunk :][: len(part) * per_chunk]
+                skip = max(0, skip_tokens - first * int(part[0].shape[-2]))
+                with move.copying():
+                    self._copier.scatter(ids, per_chunk, part, skip, event)
         finally:
             context.commit_retrieve(key, self._instance_id)
-        self._metrics.count("tier_bytes", "promoted", _num_bytes(chunks))
+        self._count("promoted", chunks)
         return True
 
+    def _count(self, direction: str, chunks: Iterable[torch.Tensor]) -> None:
+        num_bytes = sum(chunk.numel() * chunk.element_size() for chunk in chunks)
+        self._metrics.count("tier_bytes", direction, num_bytes)
+        self._metrics.count("tier_mover_bytes", self._copier.name, num_bytes)
 
-def _num_bytes(chunks: Iterable[torch.Tensor]) -> int:
-    return sum(chunk.numel() * chunk.element_size() for chunk in chunks)
+
+def _parts(chunks: list[torch.Tensor]) -> Iterator[tuple[int, list[torch.Tensor]]]:
+    """Chunks in portions of a bounded size, each with the index of its first."""
+    if not chunks:
+        return
+    size = max(1, MAX_PART_BYTES // (chunks[0].numel() * chunks[0].element_size()))
+    for first in range(0, len(chunks), size):
+        yield first, chunks[first : first + size]

@@ -16,14 +16,13 @@ from ttlcache.errors import ConfigError
 from ttlcache.metrics import MetricsBuffer
 from ttlcache_connector import compat
 from ttlcache_connector.lower_lmcache.connect import connect
+from ttlcache_connector.lower_lmcache.registration import Registration
 from ttlcache_connector.lower_lmcache.transfer import ThreadedTransfer
 from ttlcache_connector.movethread import MoveThread
 from ttlcache_connector.tiers import TierMetadata, Transfers, WorkerTier
 
 log = compat.logger(__name__)
 
-#: Seconds that start-up and re-registration may take: they map GPU memory.
-REGISTER_TIMEOUT_S = 60.0
 #: A load that took longer is given up, and its tokens are prefilled.
 LOAD_TIMEOUT_S = 4.0
 
@@ -39,9 +38,10 @@ class WorkerHalf(WorkerTier):
         self._inner = connect(KVConnectorRole.WORKER, vllm_config, kv_cache_config)
         self._adapter = self._inner.worker_adapter
         self._thread = MoveThread("ttlcache-move")
+        self._registration = Registration(
+            self._adapter, self._thread, self.metrics, vllm_config, kv_cache_config
+        )
         self._since_s: dict[str, float] = {}
-        self._lmcache_register = self._adapter._send_register_kv_caches_request  # noqa: SLF001
-        self._adapter._send_register_kv_caches_request = self._register  # noqa: SLF001
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         try:
@@ -52,6 +52,13 @@ class WorkerHalf(WorkerTier):
                 "KV cache; start it with --supported-transfer-mode auto, as "
                 "ttlcache serve-tiers does"
             ) from None
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"lower_tier 'lmcache': LMCache refuses this model: {error}"
+            ) from error
+
+    def name_of_blocks(self) -> str | None:
+        return self._registration.changed_name
 
     def before_forward(self, metadata: TierMetadata) -> None:
         if metadata.inner is not None:
@@ -111,55 +118,7 @@ class WorkerHalf(WorkerTier):
     def shutdown(self) -> None:
         self._thread.close()
         self._inner.shutdown()
-
-    def _register(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """At start, and on LMCache's heartbeat thread after a server came back."""
-        adapter = self._adapter
-        if not self._is_ours(kv_caches):
-            if adapter._mp_transfer_mode is None:  # noqa: SLF001
-                # The other mode knows one KV cache group only.
-                adapter._mp_transfer_mode = "lmcache_driven"  # noqa: SLF001
-            answer_timeout_s, adapter._mq_timeout = (  # noqa: SLF001
-                adapter._mq_timeout,  # noqa: SLF001
-                REGISTER_TIMEOUT_S,
-            )
-            try:
-                self._lmcache_register(kv_caches)
-            finally:
-                adapter._mq_timeout = answer_timeout_s  # noqa: SLF001
-            return
-        context = ThreadedTransfer(
-            adapter.instance_id,
-            adapter.req_client,
-            self._thread,
-            self.metrics,
-            adapter._mq_timeout,  # noqa: SLF001
-        )
-        context.register(
-            kv_caches,
-            adapter.model_name,
-            adapter.world_size,
-            adapter.blocks_in_chunk,
-            REGISTER_TIMEOUT_S,
-            layout_hints=adapter._layout_hints,  # noqa: SLF001
-            engine_group_infos=adapter.engine_group_infos,
-        )
-        adapter.kv_caches = kv_caches
-        adapter.transfer_ctx = context
-
-    def _is_ours(self, kv_caches: dict[str, torch.Tensor]) -> bool:
-        """Whether our thread moves the bytes, or LMCache's server."""
-        groups = len(self._adapter.engine_group_infos)
-        device = next(iter(kv_caches.values())).device.type
-        ours = groups <= 1 and device == "cpu"
-        log.info(
-            "ttlcache: KV moves between GPU and LMCache by %s (KV cache groups: %d, "
-            "device: %s)",
-            "this worker" if ours else "LMCache's own mover",
-            groups,
-            device,
-        )
-        return ours
+        self._registration.close()
 
     def _give_up_late_loads(self) -> None:
         now_s = self._now_s()
