@@ -7,6 +7,7 @@ with it. A block that was overwritten, mixed up, or read too early cannot hide.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import time
@@ -20,7 +21,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 
 from bench.tier_server import TierServer
+from ttlcache.errors import TransferError
 from ttlcache.types import GapKey
+from ttlcache_connector import kv_mover
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.harness import (
     EngineHarness,
@@ -28,12 +31,14 @@ from ttlcache_connector.harness import (
     build_kv_cache_config,
 )
 from ttlcache_connector.invariants import violations
+from ttlcache_connector.lower_lmcache import registration, transfer
 from ttlcache_connector.serve_tiers import TierOptions
 
 pytestmark = pytest.mark.e2e
 
 BLOCK = 16
 HEADS, CONTENT = 2, 64
+CHUNK_BYTES = HEADS * CONTENT * BLOCK * 2
 WAIT_S = 60.0
 
 
@@ -50,8 +55,12 @@ class Worker(EngineHarness):
             self.config, KVConnectorRole.WORKER, build_kv_cache_config(spec)
         )
         self.worker.register_kv_caches({"layer.0": view})
+        # As vLLM's engine core does it before the first step.
+        if told := self.worker.get_handshake_metadata():
+            self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): told})
         self.on_step = self.check
         self.moved: dict[str, int] = {}
+        self.closed = False
 
     def execute(self, output: Any) -> KVConnectorOutput:
         """As vLLM's model runner does it."""
@@ -107,8 +116,11 @@ class Worker(EngineHarness):
         raise AssertionError("copies do not end")
 
     def close(self) -> None:
-        self.connector.shutdown()
-        self.worker.shutdown()
+        """Once; LMCache's adapters would wait for a server that is gone."""
+        if not self.closed:
+            self.closed = True
+            self.connector.shutdown()
+            self.worker.shutdown()
 
     def _forward(self, output: Any) -> None:
         for request_id, new in output.num_scheduled_tokens.items():
@@ -149,10 +161,17 @@ def tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierServer]:
 
 
 @pytest.fixture
-def make_worker(tiers: TierServer) -> Iterator[Any]:
+def make_worker(tiers: TierServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made: list[Worker] = []
+    # Several portions a request.
+    monkeypatch.setattr(transfer, "MAX_PART_BYTES", 5 * CHUNK_BYTES)
 
-    def make(num_blocks: int = 64, ttl_s: float = 0.2, **extra: Any) -> Worker:
+    def make(
+        num_blocks: int = 64,
+        ttl_s: float = 0.2,
+        tiers: TierServer = tiers,
+        **extra: Any,
+    ) -> Worker:
         config = {
             "policy": "fixed",
             "policy_options": {"ttl_s": ttl_s},
@@ -189,17 +208,71 @@ def test_a_round_trip_through_cpu_and_disk(make_worker, tiers):
     context = engine.turn("a", prompt(1, 200), hints=hints("p"))
     time.sleep(0.25)
     engine.settle()
-    chunk = HEADS * CONTENT * BLOCK * 2
-    assert engine.moved["tier_bytes:demoted"] == 12 * chunk
+    assert engine.moved["tier_bytes:demoted"] == 12 * CHUNK_BYTES
     for index, empty in enumerate((lambda: True, tiers.clear_cpu)):
         assert empty()
         empty_gpu(engine)
         # Verified before its first step, see `execute`.
         engine.turn(f"again-{index}", [*context, 5], hints=hints("q", last=True))
-        assert engine.moved["tier_bytes:promoted"] == (index + 1) * 12 * chunk
+        assert engine.moved["tier_bytes:promoted"] == ((index + 1) * 12 * CHUNK_BYTES)
     engine.settle()
     totals = engine.connector.side.controller.metrics.totals
     assert totals["reloads", "cpu"] == totals["reloads", "disk"] == 1
+
+
+def test_our_engine_moves_every_byte(make_worker):
+    engine = make_worker()
+    round_trip(engine, 150)
+    moved = engine.moved
+    assert moved["tier_mover_bytes:reference"] == 2 * 12 * CHUNK_BYTES
+    assert "tier_mover_bytes:lmcache" not in moved
+
+
+def test_lmcaches_mover_serves_what_ours_refuses(make_worker, monkeypatch, caplog):
+    """It stores another order of bytes, so neither side reads what ours wrote."""
+    ours = make_worker()
+    round_trip(ours, 151)
+
+    def refuse(*args: Any) -> None:
+        raise TransferError("a layout that nobody has seen")
+
+    monkeypatch.setattr(kv_mover, "read_layout", refuse)
+    with heard(caplog):
+        theirs = make_worker()
+    assert "own mover, in this worker (a layout that nobody" in caplog.text
+    round_trip(theirs, 151)  # nothing was found of the same context
+    moved = theirs.moved
+    assert moved["tier_mover_bytes:lmcache"] == 2 * 12 * CHUNK_BYTES
+    assert "tier_mover_bytes:reference" not in moved
+
+
+@contextlib.contextmanager
+def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """vLLM's loggers do not hand on what they are told."""
+    registration.log.addHandler(caplog.handler)
+    yield
+    registration.log.removeHandler(caplog.handler)
+
+
+def test_a_server_without_shared_memory(tmp_path, make_worker):
+    options = TierOptions(cpu_gb=0.1, chunk_tokens=BLOCK, extra=("--shm-name", ""))
+    with TierServer(options, tmp_path / "lmcache.log") as server:
+        engine = make_worker(tiers=server)
+        round_trip(engine, 152)
+        assert engine.moved["tier_mover_bytes:reference"] == 2 * 12 * CHUNK_BYTES
+        engine.close()
+
+
+def round_trip(engine: Worker, seed: int) -> None:
+    """A context goes below and comes back; `execute` compares every byte."""
+    before = dict(engine.moved)
+    context = engine.turn(f"down-{seed}", prompt(seed, 200), hints=hints("p"))
+    engine.settle()
+    empty_gpu(engine)
+    engine.turn(f"up-{seed}", [*context, 5], hints=hints("p", last=True))
+    for way in ("demoted", "promoted"):
+        key = f"tier_bytes:{way}"
+        assert engine.moved[key] - before.get(key, 0) == 12 * CHUNK_BYTES
 
 
 def test_a_context_is_back_in_cpu_memory_before_its_program(make_worker, tiers):

@@ -241,6 +241,11 @@ class FakeCuda:
         """Ordinary host memory: kernels must not touch it."""
         return self._alloc(num_bytes, "pageable")
 
+    def take_over(self, address: int, num_bytes: int, kind: str) -> None:
+        """Memory that others allocated and keep: `device` or `pageable`."""
+        self._memory[address] = (np.zeros(0, np.uint8), num_bytes, kind)
+        bisect.insort(self._bases, address)
+
     def free_device(self, address: int) -> None:
         self._free(address, "device")
 
@@ -255,6 +260,7 @@ class FakeCuda:
         self._memory[address] = (array, num_bytes, "registered")
 
     def unpin(self, address: int) -> None:
+        self._called("unpin")
         array, size, _ = self._memory[address]
         self._memory[address] = (array, size, "pageable")
 

@@ -1,7 +1,7 @@
 """Who copies a request's bytes between vLLM's KV tensors and LMCache's chunks.
 
 Chunks are CPU tensors of one LMCache chunk each; `blocks` are `blocks_in_chunk` block
-ids for each chunk; `event` is what the forward pass recorded, None on the CPU.
+ids for each chunk. What the blocks depend on has happened when a copier is called.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class Copier(ABC):
         blocks: list[int],
         blocks_in_chunk: int,
         chunks: list[torch.Tensor] | None,
-        event: Any,
     ) -> list[torch.Tensor]:
         """KV blocks to chunks, to new ones where the server shares no memory."""
 
@@ -54,7 +53,6 @@ class Copier(ABC):
         blocks_in_chunk: int,
         chunks: list[torch.Tensor],
         skip_tokens: int,
-        event: Any,
     ) -> None:
         """Chunks to KV blocks, without the first `skip_tokens` of them."""
 
@@ -108,14 +106,11 @@ class OwnCopier(Copier):
         blocks: list[int],
         blocks_in_chunk: int,
         chunks: list[torch.Tensor] | None,
-        event: Any,
     ) -> list[torch.Tensor]:
         if chunks is None:
             count = len(blocks) // blocks_in_chunk
             chunks = [torch.empty(self._shape, dtype=self._dtype) for _ in range(count)]
-        return self._blocks.gather(
-            blocks, blocks_in_chunk, chunks, after=_raw_handle(event)
-        )
+        return self._blocks.gather(blocks, blocks_in_chunk, chunks)
 
     def scatter(
         self,
@@ -123,11 +118,8 @@ class OwnCopier(Copier):
         blocks_in_chunk: int,
         chunks: list[torch.Tensor],
         skip_tokens: int,
-        event: Any,
     ) -> None:
-        self._blocks.scatter(
-            blocks, blocks_in_chunk, chunks, skip_tokens, _raw_handle(event)
-        )
+        self._blocks.scatter(blocks, blocks_in_chunk, chunks, skip_tokens)
 
     def close(self) -> None:
         self._blocks.close()
@@ -147,7 +139,6 @@ class LMCacheCopier(Copier):
         blocks: list[int],
         blocks_in_chunk: int,
         chunks: list[torch.Tensor] | None,
-        event: Any,
     ) -> list[torch.Tensor]:
         return gather_paged_kv_to_cpu(
             self._kv_caches,
@@ -163,7 +154,6 @@ class LMCacheCopier(Copier):
         blocks_in_chunk: int,
         chunks: list[torch.Tensor],
         skip_tokens: int,
-        event: Any,
     ) -> None:
         scatter_cpu_to_paged_kv(
             self._kv_caches,
@@ -188,7 +178,3 @@ def _memory_of(context: EngineDrivenContextShm) -> tuple[int, int, bool]:
     """Address and size of LMCache's memory as mapped here; whether it is pinned."""
     first = context._make_tensor_view(0, 1, [1], "uint8")  # noqa: SLF001
     return first.data_ptr(), context._pool_size, context._pinned  # noqa: SLF001
-
-
-def _raw_handle(event: Any) -> int:
-    return 0 if event is None else int(event.cuda_event)

@@ -23,7 +23,7 @@ MAX_PART_BYTES = 64 << 20
 
 
 class ThreadedTransfer(EngineDrivenTransferContext):
-    """One registration with one server; LMCache hands out slots, `copier` fills them."""
+    """Registered with one server: LMCache hands out slots, `copier` fills them."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
     def create_recorded_event(self) -> Any:
         if self._device.type != "cuda":
             return None  # the CPU's forward pass is over when we are called
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(blocking=True)  # the mover sleeps until it
         event.record(torch.cuda.current_stream(self._device))
         return event
 
@@ -117,10 +117,11 @@ class ThreadedTransfer(EngineDrivenTransferContext):
     ) -> bool:
         context = self.engine_driven_context
         slots = context.prepare_store(key, self._instance_id)
+        _wait_for(event)
         chunks: list[torch.Tensor] = []
         if slots is None:  # no shared memory
             with move.copying():
-                chunks = self._copier.gather(blocks, per_chunk, None, event)
+                chunks = self._copier.gather(blocks, per_chunk, None)
         else:
             chunks, indices = slots
             if not indices:
@@ -129,7 +130,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
             for first, part in _parts(chunks):
                 ids = blocks[first * per_chunk :][: len(part) * per_chunk]
                 with move.copying():
-                    self._copier.gather(ids, per_chunk, part, event)
+                    self._copier.gather(ids, per_chunk, part)
         ok = bool(context.commit_store(key, self._instance_id, chunks))
         if ok:
             self._count("demoted", chunks)
@@ -149,11 +150,12 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         try:
             if chunks is None or len(chunks) * per_chunk != len(blocks):
                 return False
+            _wait_for(event)
             for first, part in _parts(chunks):
                 ids = blocks[first * per_chunk :][: len(part) * per_chunk]
                 skip = max(0, skip_tokens - first * int(part[0].shape[-2]))
                 with move.copying():
-                    self._copier.scatter(ids, per_chunk, part, skip, event)
+                    self._copier.scatter(ids, per_chunk, part, skip)
         finally:
             context.commit_retrieve(key, self._instance_id)
         self._count("promoted", chunks)
@@ -163,6 +165,12 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         num_bytes = sum(chunk.numel() * chunk.element_size() for chunk in chunks)
         self._metrics.count("tier_bytes", direction, num_bytes)
         self._metrics.count("tier_mover_bytes", self._copier.name, num_bytes)
+
+
+def _wait_for(event: Any) -> None:
+    """Outside of `copying`: a copy is given up without waiting for a forward pass."""
+    if event is not None:
+        event.synchronize()
 
 
 def _parts(chunks: list[torch.Tensor]) -> Iterator[tuple[int, list[torch.Tensor]]]:

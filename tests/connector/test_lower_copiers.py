@@ -1,0 +1,347 @@
+"""Our transfer path on LMCache's shared memory, also on a device that is made up."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
+
+from lmcache.v1.distributed.api import MemoryLayoutDesc
+from lmcache.v1.multiprocess.futures import MessagingFuture
+from lmcache.v1.multiprocess.transfer_context.base import EngineDrivenContextMetadata
+from lmcache.v1.multiprocess.transfer_context.shm import EngineDrivenContextShm
+from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from tests.connector.test_kv_layouts import FULL, LAYERS, fill, one_group, registered
+from ttlcache.errors import TransferError
+from ttlcache.metrics import MetricsBuffer
+from ttlcache.testing.fake_cuda import FakeCuda
+from ttlcache.transfer.cupy_engine import CupyEngine
+from ttlcache_connector import kv_mover
+from ttlcache_connector.kv_layouts import namespace
+from ttlcache_connector.lower_lmcache import copiers, registration, transfer
+from ttlcache_connector.lower_lmcache.copiers import LMCacheCopier, OwnCopier
+from ttlcache_connector.lower_lmcache.transfer import ThreadedTransfer
+from ttlcache_connector.movethread import MoveThread
+
+WAIT_S = 60.0
+PER_CHUNK, CHUNKS = 2, 4
+HINTS = {"kv_layout": "HND"}
+SHAPE = torch.Size([LAYERS, PER_CHUNK * 16, 4 * 16])
+CHUNK_BYTES = SHAPE.numel() * 2
+
+
+class Server:
+    """Answers what LMCache's server answers, at once, from memory of its own."""
+
+    def __init__(self, name: str, memory: mmap.mmap) -> None:
+        self.name, self.memory = name, memory
+
+    def context(self) -> EngineDrivenContextShm:
+        layout = MemoryLayoutDesc(shapes=[SHAPE], dtypes=[torch.bfloat16])
+        metadata = EngineDrivenContextMetadata(layout, block_size=16, use_mla=True)
+        size = len(self.memory)
+        return EngineDrivenContextShm(metadata, self, WAIT_S, self.name, size)
+
+    def slots(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "offset": i * CHUNK_BYTES,
+                "length": CHUNK_BYTES,
+                "shape": list(SHAPE),
+                "dtype": "bfloat16",
+            }
+            for i in range(CHUNKS)
+        ]
+
+    def prepare_store(self, *_: object) -> Any:
+        indices = list(range(CHUNKS))
+        answer = {"slots": self.slots(), "chunk_indices": indices}
+        return _answered(SimpleNamespace(context=answer))
+
+    def prepare_retrieve(self, *_: object) -> Any:
+        context = {"slots": self.slots()}
+        return _answered(SimpleNamespace(success=True, context=context))
+
+    def commit_store(self, *_: object) -> Any:
+        return _answered(True)
+
+    def commit_retrieve(self, *_: object) -> Any:
+        return _answered(True)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Random bytes are not equal to themselves as floats."""
+    return torch.equal(one.view(torch.int16), other.view(torch.int16))
+
+
+def _answered(value: Any) -> MessagingFuture[Any]:
+    future: MessagingFuture[Any] = MessagingFuture()
+    future.set_result(value)
+    return future
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    path = Path("/dev/shm", f"ttlcache-test-{uuid.uuid4().hex}")
+    with path.open("xb+") as file:
+        file.truncate(CHUNKS * CHUNK_BYTES)
+        yield Server(path.name, mmap.mmap(file.fileno(), CHUNKS * CHUNK_BYTES))
+    path.unlink()
+
+
+@pytest.fixture
+def tensors() -> tuple[Any, Any]:
+    return registered(KVCacheLayout.LBHNC, one_group(FULL))
+
+
+class Threaded(ThreadedTransfer):
+    """Registered without a server's answer."""
+
+    def __init__(self, server: Server, copier: Any) -> None:
+        self.thread = MoveThread("test")
+        super().__init__(7, server, self.thread, MetricsBuffer(), WAIT_S, copier)
+        self._engine_driven_context = server.context()
+        copier.attach(self._engine_driven_context)
+
+    def moved(self, future: MessagingFuture[bool]) -> bool:
+        return future.result(timeout=WAIT_S)
+
+
+def test_a_round_trip_in_portions(server, tensors, monkeypatch):
+    """Every portion lies where a copy in one piece would have put it."""
+    caches, config = tensors
+    raw = fill(caches)
+    before = raw.clone()
+    moves = Threaded(server, OwnCopier(caches, config, HINTS))
+    blocks = [[3, 1, 2, 9, 8, 4, 7, 6]]
+    assert moves.moved(moves.submit_store("r", None, caches, blocks, None, PER_CHUNK))
+    whole = bytes(server.memory)
+    server.memory[:] = bytes(len(server.memory))
+    monkeypatch.setattr(transfer, "MAX_PART_BYTES", 3 * CHUNK_BYTES)
+    assert moves.moved(moves.submit_store("r", None, caches, blocks, None, PER_CHUNK))
+    assert bytes(server.memory) == whole
+    raw.zero_()
+    skip = 5 * 16  # two chunks and a block
+    assert moves.moved(
+        moves.submit_retrieve("r", None, caches, blocks, None, PER_CHUNK, skip)
+    )
+    after = raw.clone()
+    for name, cache in caches.items():
+        raw.copy_(before)
+        wanted = cache[blocks[0][5:]].clone()
+        raw.copy_(after)
+        assert same_bits(cache[blocks[0][5:]], wanted), name
+        assert same_bits(cache[blocks[0][:5]], torch.zeros_like(cache[:5]))
+    moves.thread.close()
+
+
+def test_the_mover_waits_for_the_forward_pass_before_it_locks(server, tensors):
+    """Whoever gives a copy up waits for copies only, never for a forward pass."""
+    caches, config = tensors
+    moves = Threaded(server, OwnCopier(caches, config, HINTS))
+    seen: list[bool] = []
+
+    class Event:
+        def synchronize(self) -> None:
+            seen.append(moves.thread._copy_lock.locked())
+            fill(caches)
+
+    blocks = [[3, 1, 2, 9, 8, 4, 7, 6]]
+    store = moves.submit_store("r", None, caches, blocks, Event(), PER_CHUNK)
+    assert moves.moved(store)
+    stored = bytes(server.memory)
+    store = moves.submit_store("r", None, caches, blocks, None, PER_CHUNK)
+    assert moves.moved(store)
+    assert stored == bytes(server.memory)  # as the forward pass left them
+    load = moves.submit_retrieve("r", None, caches, blocks, Event(), PER_CHUNK)
+    assert moves.moved(load)
+    assert seen == [False, False]
+    moves.thread.close()
+
+
+def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatch):
+    """By a device that takes copies to and from unpinned memory for faults."""
+    cuda = FakeCuda(seed=3)
+    monkeypatch.setattr(kv_mover, "make_engine", lambda device: CupyEngine(cuda))
+    caches, config = tensors
+    pool = fill(caches)
+    before = pool.clone()
+    context = server.context()
+    chunks = context._build_slot_tensors(server.slots())
+    cuda.take_over(pool.data_ptr(), pool.numel(), "device")
+    cuda.take_over(chunks[0].data_ptr(), len(server.memory), "pageable")
+    copier, blocks = OwnCopier(caches, config, HINTS), [3, 1, 2, 9, 8, 4, 7, 6]
+    assert copier.name == "cupy"
+    for times in (1, 2):
+        copier.attach(context)
+        copier.gather(blocks, PER_CHUNK, chunks)
+        pool.zero_()
+        copier.scatter(blocks, PER_CHUNK, chunks, 0)
+        for cache in caches.values():
+            assert cache[blocks].view(torch.int16).any()
+        copier.detach()
+        assert cuda.calls.count("pin") == cuda.calls.count("unpin") == times
+        with pytest.raises(TransferError, match="never pinned"):
+            copier.gather(blocks, PER_CHUNK, chunks)
+    cache = caches["l1"]
+    after = cache[blocks].clone()
+    pool.copy_(before)
+    assert same_bits(after, cache[blocks])
+    assert not cuda.broken
+    copier.close()
+
+
+def test_on_a_device_memory_must_be_shared(tensors, monkeypatch):
+    caches, config = tensors
+    copier = OwnCopier(caches, config, HINTS)
+    layout = MemoryLayoutDesc(shapes=[SHAPE], dtypes=[torch.bfloat16])
+    pickled = SimpleNamespace(layout_desc=layout)
+    copier.attach(pickled)  # new chunks for every store
+    copier._device = torch.device("cuda", 0)
+    with pytest.raises(TransferError, match="shares no memory"):
+        copier.attach(pickled)
+    copier.close()
+
+
+def test_a_block_that_lmcache_counts_otherwise_is_refused(tensors, monkeypatch):
+    caches, config = tensors
+    monkeypatch.setattr(copiers, "_block_bytes", lambda *_: 4096)
+    with pytest.raises(TransferError, match="for which LMCache has 4096"):
+        OwnCopier(caches, config, HINTS)
+
+
+class Adapter(SimpleNamespace):
+    """What `Registration` reads of LMCache's worker adapter."""
+
+    def __init__(self, groups: int = 1, mode: str | None = None) -> None:
+        super().__init__(
+            model_name="model",
+            engine_group_infos=[None] * groups,
+            transfer_ctx=None,
+            _layout_hints=HINTS,
+            _mp_transfer_mode=mode,
+            _mq_timeout=1.0,
+            registered_by_server=0,
+        )
+
+    def _send_register_kv_caches_request(self, kv_caches: Any) -> None:
+        self.registered_by_server += 1
+
+
+def registration_of(adapter: Adapter, config: Any, mode: str | None = None) -> Any:
+    extra = {} if mode is None else {"lmcache.mp.mp_transfer_mode": mode}
+    vllm_config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra)
+    )
+    thread = MoveThread("test")
+    made = registration.Registration(
+        adapter, thread, MetricsBuffer(), vllm_config, config
+    )
+    made.name_here = registration.own_name(vllm_config, config)
+    made.thread = thread
+    return made
+
+
+def test_several_groups_are_left_to_lmcaches_server(tensors):
+    groups = [*one_group(FULL), KVCacheGroupSpec(["w0"], FULL)]
+    caches, config = registered(KVCacheLayout.LBHNC, groups)
+    adapter = Adapter(groups=2)
+    made = registration_of(adapter, config)
+    assert made.name_here == ""
+    adapter._send_register_kv_caches_request(caches)
+    assert adapter.registered_by_server == 1
+    assert (adapter.model_name, made.changed_name) == ("model", None)
+    assert adapter._mp_transfer_mode == "lmcache_driven"
+    made.thread.close()
+
+
+def test_who_asks_for_lmcaches_server_gets_it(tensors):
+    caches, config = tensors
+    adapter = Adapter(mode="lmcache_driven")
+    made = registration_of(adapter, config, "lmcache_driven")
+    adapter._send_register_kv_caches_request(caches)
+    assert adapter.registered_by_server == 1
+    assert (adapter.model_name, made.changed_name) == ("model", None)
+    made.thread.close()
+
+
+def test_groups_that_only_lmcache_splits_change_the_name(tensors):
+    """The scheduler's half, which cannot know, is told the name that holds."""
+    caches, config = tensors
+    adapter = Adapter(groups=2)
+    made = registration_of(adapter, config)
+    assert adapter.model_name == "model" + made.name_here != "model"
+    adapter._send_register_kv_caches_request(caches)
+    assert adapter.model_name == made.changed_name == "model"
+    made.thread.close()
+
+
+def test_what_an_old_server_prepared_is_given_up(server, tensors):
+    """A restart: no slot of the old server is filled and told to the new one."""
+    caches, config = tensors
+    adapter = Adapter(groups=2)
+    made = registration_of(adapter, config)
+    begun, go = threading.Event(), threading.Event()
+    wrote: list[bool] = []
+
+    def store(move: Any) -> bool:
+        begun.set()
+        assert go.wait(WAIT_S)
+        with move.copying():
+            wrote.append(True)
+        return True
+
+    ended: list[bool] = []
+    made.thread.submit(store, ended.append, is_load=False)
+    made.thread.submit(store, ended.append, is_load=False)
+    assert begun.wait(WAIT_S)
+    adapter._send_register_kv_caches_request(caches)
+    go.set()
+    deadline = time.monotonic() + WAIT_S
+    while len(ended) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert ended == [False, False]
+    assert wrote == []
+    made.thread.close()
+
+
+def test_both_halves_name_layers_of_one_kind_alike():
+    """vLLM's scheduler sees one spec where the workers see one a layer."""
+    specs = {f"l{i}": FULL for i in range(LAYERS)}
+    groups = one_group(UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=specs))
+    _, worker = registered(KVCacheLayout.LBHNC, groups)
+    scheduler = generate_scheduler_kv_cache_config([worker])
+    assert namespace(worker) == namespace(scheduler) != ""
+
+
+def test_lmcaches_own_code_fills_the_same_chunks(server, tensors):
+    """The fallback in this worker: another order of bytes, the same blocks back."""
+    caches, _ = tensors
+    raw = fill(caches)
+    before = raw.clone()
+    moves = Threaded(server, LMCacheCopier(caches, HINTS))
+    blocks = [[3, 1, 2, 9, 8, 4, 7, 6]]
+    assert moves.moved(moves.submit_store("r", None, caches, blocks, None, PER_CHUNK))
+    raw.zero_()
+    assert moves.moved(
+        moves.submit_retrieve("r", None, caches, blocks, None, PER_CHUNK)
+    )
+    after = {name: cache[blocks[0]].clone() for name, cache in caches.items()}
+    raw.copy_(before)
+    for name, cache in caches.items():
+        assert same_bits(after[name], cache[blocks[0]])
+    moves.thread.close()
