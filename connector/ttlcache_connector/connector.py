@@ -16,7 +16,7 @@ from ttlcache.events import Admission, Urgency
 from ttlcache_connector import compat
 from ttlcache_connector.scheduler_side import SchedulerSide
 from ttlcache_connector.stats import TTLConnectorStats, TTLPromMetrics
-from ttlcache_connector.tiers import NameOfBlocks
+from ttlcache_connector.tiers import NameOfBlocks, worker_tier
 from ttlcache_connector.worker_side import WorkerSide
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         if role is KVConnectorRole.SCHEDULER:
             self.side = SchedulerSide(vllm_config, kv_cache_config, self.config)
             compat.expose_control()
-        elif self.config.lower_tier != "none":
-            self.worker = WorkerSide(vllm_config, kv_cache_config, self.config)
+        elif tier := worker_tier(self.config, vllm_config, kv_cache_config):
+            self.worker = WorkerSide(tier, self.config)
 
     @property
     def requires_kv_delivery(self) -> bool:

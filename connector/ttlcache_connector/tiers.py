@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache.metrics import MetricsBuffer
+from ttlcache_connector import compat
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+log = compat.logger(__name__)
 
 
 @dataclass
@@ -292,13 +295,19 @@ def scheduler_tier(
         return NoTier()
     from ttlcache_connector import lower_lmcache
 
+    if why := lower_lmcache.refusal(kv_cache_config):
+        log.warning(
+            "ttlcache: no lower tier for this model, what pins lose is prefilled: %s",
+            why,
+        )
+        return NoTier()
     return lower_lmcache.SchedulerHalf(config, vllm_config, kv_cache_config)
 
 
 def worker_tier(
     config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
 ) -> WorkerTier | None:
-    """The worker's half of the configured tier, None for none.
+    """The worker's half of the configured tier, None where the scheduler has none.
 
     Raises:
         ConfigError: it cannot be used as configured.
@@ -307,4 +316,6 @@ def worker_tier(
         return None
     from ttlcache_connector import lower_lmcache
 
+    if lower_lmcache.refusal(kv_cache_config):
+        return None
     return lower_lmcache.WorkerHalf(config, vllm_config, kv_cache_config)

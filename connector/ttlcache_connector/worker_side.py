@@ -9,7 +9,7 @@ from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.guard import Faults, guarded
 from ttlcache_connector.stats import TTLConnectorStats
-from ttlcache_connector.tiers import TierMetadata, Transfers, worker_tier
+from ttlcache_connector.tiers import TierMetadata, Transfers, WorkerTier
 
 if TYPE_CHECKING:
     import torch
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 class WorkerSide:
     """Guards every call of a step; start-up may fail."""
 
-    def __init__(
-        self, vllm_config: Any, kv_cache_config: Any, config: TTLCacheConfig
-    ) -> None:
-        tier = worker_tier(config, vllm_config, kv_cache_config)
-        assert tier is not None
+    def __init__(self, tier: WorkerTier, config: TTLCacheConfig) -> None:
         self._tier = tier
         self.faults = Faults(
             config.max_hook_faults, self._count, lambda: None, default_clock().now_s

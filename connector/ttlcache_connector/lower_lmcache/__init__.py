@@ -8,11 +8,13 @@ is copied. What is changed:
   policies (`LazyOffloadManager._policy`);
 - *how* bytes move, where there is one KV cache group: LMCache's worker-driven
   protocol (it hands out slots of its memory, the worker copies) on a thread of ours,
-  so that a server that is slow or gone costs a miss and never a step;
+  so that a server that is slow or gone costs a miss and never a step, and by our own
+  transfer path where that serves the model (`registration`);
 - its timeouts, which are meant for start-up and would stall requests for minutes.
 """
 
+from ttlcache_connector.lower_lmcache.fits import refusal
 from ttlcache_connector.lower_lmcache.scheduler_half import SchedulerHalf
 from ttlcache_connector.lower_lmcache.worker_half import WorkerHalf
 
-__all__ = ["SchedulerHalf", "WorkerHalf"]
+__all__ = ["SchedulerHalf", "WorkerHalf", "refusal"]
