@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
+from lmcache.integration.vllm.lazy_offload_manager import _coalesce_store_metadata
 from lmcache.integration.vllm.lazy_offload_policy.base import DrainSignals
+from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
+from lmcache.integration.vllm.vllm_multi_process_adapter import LoadStoreOp
 
 from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
 
+CHUNK, BLOCK = 64, 32
+
 
 def offer(queue: DemotionQueue, request_id: str, *, hashed: bool = True) -> None:
-    meta = SimpleNamespace(request_id=request_id)
-    queue.add(meta, {1: b"hash" if hashed else None})
+    op = LoadStoreOp(token_ids=[], block_ids=[[1, 2]], start=0, end=CHUNK)
+    meta = LMCacheMPRequestMetadata(request_id, "STORE", op)
+    queue.add(meta, {1: b"one" if hashed else None, 2: b"two"})
 
 
 def drain(queue: DemotionQueue, *blocked: str) -> list[str]:
@@ -26,7 +30,7 @@ def drain(queue: DemotionQueue, *blocked: str) -> list[str]:
 
 
 def test_nothing_is_stored_before_it_is_due():
-    queue = DemotionQueue("expiry")
+    queue = DemotionQueue("expiry", CHUNK)
     offer(queue, "a")
     offer(queue, "a")
     assert drain(queue) == []
@@ -37,8 +41,32 @@ def test_nothing_is_stored_before_it_is_due():
     assert not queue.is_due("a")
 
 
+def test_a_prompt_is_offered_chunk_by_chunk():
+    """So that an overwritten tail takes nothing but itself along."""
+    queue = DemotionQueue("expiry", CHUNK)
+    ids = [7, 3, 9, 1, 4, 8]
+    op = LoadStoreOp(token_ids=list(range(500)), block_ids=[ids], start=64, end=256)
+    meta = LMCacheMPRequestMetadata("a", "STORE", op, cache_salt="s")
+    queue.add(meta, {i: bytes([i]) for i in ids})
+    assert queue.is_due("a")
+    (item,) = queue.drain(DrainSignals(0, 0, set(), set())).items
+    assert [(m.op.start, m.op.end, m.op.block_ids) for m, _ in item.metadatas] == [
+        (64, 128, [[7, 3]]),
+        (128, 192, [[9, 1]]),
+        (192, 256, [[4, 8]]),
+    ]
+    assert [hashes for _, hashes in item.metadatas] == [
+        {7: b"\x07", 3: b"\x03"},
+        {9: b"\x09", 1: b"\x01"},
+        {4: b"\x04", 8: b"\x08"},
+    ]
+    assert {m.cache_salt for m, _ in item.metadatas} == {"s"}
+    merged = _coalesce_store_metadata([m for m, _ in item.metadatas])
+    assert (merged.op.start, merged.op.end, merged.op.block_ids) == (64, 256, [ids])
+
+
 def test_a_request_with_a_store_under_way_waits():
-    queue = DemotionQueue("write-through")
+    queue = DemotionQueue("write-through", CHUNK)
     offer(queue, "a")
     offer(queue, "b")
     assert drain(queue, "a") == ["b"]
@@ -46,7 +74,7 @@ def test_a_request_with_a_store_under_way_waits():
 
 
 def test_forgotten_turns_are_not_stored_and_their_sessions_end():
-    queue = DemotionQueue("expiry")
+    queue = DemotionQueue("expiry", CHUNK)
     offer(queue, "a")
     queue.is_due("a")
     queue.forget("a")
@@ -58,7 +86,7 @@ def test_forgotten_turns_are_not_stored_and_their_sessions_end():
 
 
 def test_ahead_one_at_a_time_and_only_while_nothing_else_is_copied():
-    queue = DemotionQueue("idle-ahead")
+    queue = DemotionQueue("idle-ahead", CHUNK)
     for name in "abc":
         offer(queue, name)
     queue.may_go_ahead("a")
@@ -74,7 +102,7 @@ def test_ahead_one_at_a_time_and_only_while_nothing_else_is_copied():
 
 @pytest.mark.parametrize("broken", ["unhashed", "failed"])
 def test_after_a_gap_nothing_more_of_the_request_is_stored(broken):
-    queue = DemotionQueue("expiry")
+    queue = DemotionQueue("expiry", CHUNK)
     offer(queue, "a")
     if broken == "unhashed":
         offer(queue, "a", hashed=False)

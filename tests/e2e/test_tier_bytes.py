@@ -327,7 +327,13 @@ def test_an_aborted_request_leaves_nothing_locked(make_worker, tiers):
 @pytest.mark.parametrize("mode", ["expiry", "write-through", "idle-ahead"])
 def test_random_agents_on_a_small_pool(make_worker, mode):
     """Expiry, claims, victims, preemptions, aborts: whatever comes, no wrong byte."""
-    engine = make_worker(num_blocks=40, ttl_s=0.05, demote=mode, demote_wait_s=0.05)
+    engine = make_worker(
+        num_blocks=40,
+        ttl_s=0.05,
+        demote=mode,
+        demote_wait_s=0.05,
+        max_pinned_fraction=0.5,  # some pins hold a part of their turn only
+    )
     rng = random.Random(7)
     contexts = {f"{mode}{i}": prompt(100 + i, 60) for i in range(6)}
     running: dict[str, str] = {}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from lmcache.integration.vllm.lazy_offload_policy.base import (
     BlockHashes,
     DrainSignals,
@@ -23,8 +26,9 @@ class DemotionQueue(OffloadPolicy):
     the pin: that turn offers the same chunks again, with its own.
     """
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, chunk_tokens: int) -> None:
         self._mode = mode
+        self._chunk_tokens = chunk_tokens
         self._pending: dict[
             str, list[tuple[LMCacheMPRequestMetadata, BlockHashes]]
         ] = {}
@@ -59,7 +63,10 @@ class DemotionQueue(OffloadPolicy):
             self._ahead.pop(request_id, None)
             ops = self._pending.pop(request_id, None)
             if ops:
-                drain.items.append(PendingStoreItem(request_id, ops))
+                # LMCache leaves out an operation of which a block was overwritten, and
+                # what follows; a prompt is one operation, and its tail goes first.
+                chunks = [chunk for op in ops for chunk in self._chunks(*op)]
+                drain.items.append(PendingStoreItem(request_id, chunks))
                 drain.emptied_request_ids.append(request_id)
                 self.emitted.append(request_id)
         return drain
@@ -106,6 +113,22 @@ class DemotionQueue(OffloadPolicy):
     def has_due(self) -> bool:
         """Whether another step would store something, or end a session."""
         return bool(self._due or self._ahead or self._emptied)
+
+    def _chunks(
+        self, meta: LMCacheMPRequestMetadata, hashes: BlockHashes
+    ) -> Iterator[tuple[LMCacheMPRequestMetadata, BlockHashes]]:
+        """The operation chunk by chunk; LMCache puts it together again."""
+        op, size = meta.op, self._chunk_tokens
+        count = (op.end - op.start) // size
+        for number in range(count):
+            ids = [
+                group[number * len(group) // count : (number + 1) * len(group) // count]
+                for group in op.block_ids
+            ]
+            start = op.start + number * size
+            part = replace(op, block_ids=ids, start=start, end=start + size)
+            own = {i: hashes[i] for group in ids for i in group}
+            yield replace(meta, op=part), own
 
     def _drop(self, request_id: str) -> int:
         self._due.pop(request_id, None)

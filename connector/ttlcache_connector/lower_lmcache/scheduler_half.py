@@ -50,7 +50,8 @@ class SchedulerHalf(SchedulerTier):
         self._adapter = self._inner.scheduler_adapter
         self._adapter.model_name += own_name(vllm_config, kv_cache_config)
         self._manager = self._inner._lazy_offload_manager  # noqa: SLF001
-        self._queue = DemotionQueue(config.demote)
+        chunk_tokens = self._adapter.lmcache_tokens_per_chunk
+        self._queue = DemotionQueue(config.demote, chunk_tokens)
         self._pool: BlockPool | None = None
         self._loads: dict[str, _Load] = {}
         # When a lookup was first waited for, and for how long.
