@@ -15,11 +15,10 @@ from __future__ import annotations
 import csv
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-import httpx
 import matplotlib as mpl
 
 mpl.use("Agg")
@@ -28,20 +27,15 @@ from matplotlib import pyplot as plt
 from rich.table import Table
 
 from bench.metrics import jct_s
+from bench.pin_vs_reload_client import WAYS, Client
 from bench.replay import ReplayOptions, replay
-from bench.server import ServerError, VLLMServer, total
-from bench.tier_server import TierServer
+from bench.server import VLLMServer
 from bench.workloads import Program
 from ttlcache import policies
 from ttlcache.costs import CostModel
 from ttlcache.gaps import GapHistory
 from ttlcache.policies.base import View
 from ttlcache.types import GapKey, Pressure, TurnFacts
-
-#: Tokens that the next turn adds; they are prefilled in any case.
-NEW_TOKENS = 32
-#: Pins of the timed programs last this long unless they are claimed.
-PIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,100 +59,18 @@ class Recovery:
     prefill_gap_s: float = 0.0
 
 
-class Client:
-    """One program at a time, in token ids that nobody else uses."""
-
-    def __init__(self, server: VLLMServer, tiers: TierServer, vocab: int) -> None:
-        self._http = httpx.Client(base_url=server.base_url, timeout=600.0)
-        self._server = server
-        self._tiers = tiers
-        self._vocab = vocab
-        self._programs = 0
-
-    def time_next_turn(self, tokens: int, lose: Callable[[], None]) -> float:
-        """Seconds of a turn that extends `tokens`, after `lose` took place."""
-        self._programs += 1
-        name = f"timed-{self._programs}"
-        context = self._tokens(tokens)
-        self._ask(context, {"program_id": name, "tool": "timed"})
-        lose()
-        more = [*context, *self._tokens(NEW_TOKENS)]
-        began = time.perf_counter()
-        self._ask(more, {"program_id": name, "is_last_step": True})
-        return time.perf_counter() - began
-
-    def keep(self) -> None:
-        """The pin is claimed in time."""
-
-    def expire(self) -> None:
-        """Out of GPU memory; the copy is below."""
-        time.sleep(PIN_S)
-        deadline = time.monotonic() + 60.0
-        while time.monotonic() < deadline:
-            self.poke()
-            samples = self._server.metrics()
-            waiting = total(samples, "ttlcache_demoting_blocks")
-            if not waiting and not total(samples, "ttlcache_pins_active"):
-                self.poke()
-                self._http.post("/reset_prefix_cache").raise_for_status()
-                return
-        raise RuntimeError("the pin did not expire")
-
-    def to_disk(self) -> None:
-        """Out of CPU memory, too."""
-        self.expire()
-        if not self._tiers.clear_cpu():
-            raise ServerError("the CPU tier does not become empty")
-
-    def lose(self) -> None:
-        """Out of everything."""
-        self.to_disk()
-        folder = self._tiers.options.disk
-        assert folder is not None
-        for file in folder.glob("*.data"):
-            file.unlink()
-
-    def hold(self, tokens: int) -> None:
-        """Pin a context of the oldest program until `release`."""
-        self._ask(self._tokens(tokens), {"program_id": "held", "ttl": "300s"})
-
-    def release(self) -> None:
-        self._ask([7], {"program_id": "held", "is_last_step": True})
-
-    def poke(self) -> None:
-        """An idle engine does not step."""
-        self._ask([11, 12], {"is_last_step": True})
-
-    def _ask(self, prompt: Sequence[int], hints: dict[str, object]) -> None:
-        body = {
-            "model": "tiny",
-            "prompt": list(prompt),
-            "max_tokens": 1,
-            "temperature": 0,
-            "kv_transfer_params": {"ttlcache": hints},
-        }
-        self._http.post("/v1/completions", json=body).raise_for_status()
-
-    def _tokens(self, number: int) -> list[int]:
-        self._programs += 1
-        seed = self._programs * 7919
-        return [5 + (seed + i * i * 31 + i) % (self._vocab - 5) for i in range(number)]
-
-
 def measure(
     client: Client, lengths: Sequence[int], repeats: int, bytes_per_token: int
 ) -> Iterator[Recovery]:
     """Time every way back at every length; lengths in ascending order."""
     for tokens in lengths:
-        ways = (client.keep, client.expire, client.to_disk, client.lose)
-        for way in ways:
+        for way in WAYS:
             client.time_next_turn(tokens, way)  # compiles what this length needs
-        claimed, cpu, disk, prefill = (
-            statistics.median(
-                client.time_next_turn(tokens, way) for _ in range(repeats)
-            )
-            for way in ways
-        )
+        # In turns: what else the machine does meets every way.
+        rounds = [
+            [client.time_next_turn(tokens, way) for way in WAYS] for _ in range(repeats)
+        ]
+        claimed, cpu, disk, prefill = map(statistics.median, zip(*rounds, strict=True))
         yield Recovery(tokens, tokens * bytes_per_token, claimed, cpu, disk, prefill)
 
 

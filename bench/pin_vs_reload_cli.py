@@ -37,6 +37,7 @@ def pin_vs_reload(
     from bench import demo_report, tiny_model
     from bench import pin_vs_reload as bench
     from bench.demo import CONNECTOR
+    from bench.pin_vs_reload_client import PIN_S, Client
     from bench.server import ServerOptions, VLLMServer
     from bench.tier_server import TierServer
     from bench.workloads import synthetic
@@ -59,7 +60,7 @@ def pin_vs_reload(
     with TierServer(options, out / "lmcache.log") as tiers:
         extra = {
             "policy": "fixed",
-            "policy_options": {"ttl_s": bench.PIN_S},
+            "policy_options": {"ttl_s": PIN_S},
             "max_pinned_fraction": 1.0,
             **tiers.options.connector_config(),
         }
@@ -70,7 +71,7 @@ def pin_vs_reload(
         )
         model = tiny_model.build(model)
         with VLLMServer(model, server_options, out / "server.log", 600.0) as server:
-            client = bench.Client(server, tiers, shape.vocab)
+            client = Client(server, tiers, shape.vocab)
             found = []
             for recovery in bench.measure(
                 client, tokens, repeats, shape.kv_bytes_per_token
@@ -102,6 +103,11 @@ def pin_vs_reload(
         "recoveries": [asdict(recovery) for recovery in found],
         "job_seconds_per_byte_second": price,
         "held_tokens": held,
+        "pool_tokens": room,
+        "programs": programs,
+        "rate": rate,
+        "repeats": repeats,
+        "rounds": rounds,
         "policy_ttls_s": ttls,
         "versions": demo_report.versions(),
         "cpu_count": os.cpu_count(),

@@ -7,17 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench import grid_bars
+from bench.figures import tiers
+from bench.figures.text import table
 
 Json = Mapping[str, Any]
 _INTRO = """# Bench report
 
 Written by `python -m bench figures` from `bench/results/*.json`; do not edit. Every
 section names the command that measured it. JCT: seconds from a program's first request
-to its last token, tool gaps included. All of it is vLLM's own scheduler and ours in
-virtual time, with a step-time model of Llama-3.1-8B on an A100-80 (`bench/sim`):
-no GPU was used, and seconds are the model's. `oracle` knows the future; it is a
-reference point, not a bound.
+to its last token, tool gaps included. What says nothing else is vLLM's own scheduler
+and ours in virtual time, with a step-time model of Llama-3.1-8B on an A100-80
+(`bench/sim`): no GPU was used, and seconds are the model's. `oracle` knows the future;
+it is a reference point, not a bound.
 """
+#: Results that are no sweep.
+_OTHERS = ("grid", "overhead", "pin-vs-reload")
 
 
 def render(results: Mapping[str, Json]) -> str:
@@ -26,17 +30,13 @@ def render(results: Mapping[str, Json]) -> str:
     if "grid" in results:
         parts.append(_grid(results["grid"]))
     for name, result in results.items():
-        if name not in ("grid", "overhead"):
+        if name not in _OTHERS:
             parts.append(_sweep(name, result))
+    if "pin-vs-reload" in results:
+        parts.append(tiers.pin_vs_reload(results["pin-vs-reload"]))
     if "overhead" in results:
         parts.append(_overhead(results["overhead"]))
     return "\n".join(parts)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown; the first column is text."""
-    align = ["---", *("--:" for _ in header[1:])]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, align, *rows])
 
 
 def by_arm(result: Json, key: str) -> dict[str, dict[str, float]]:

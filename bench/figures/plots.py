@@ -15,6 +15,7 @@ from matplotlib import pyplot as plt
 
 from bench import grid_bars
 from bench.figures.page import by_arm
+from bench.figures.tiers import draw_pin_vs_reload
 
 _SIZE = (7.5, 4.0)
 _DPI = 110
@@ -27,6 +28,8 @@ def draw(name: str, result: Mapping[str, Any], folder: Path) -> None:
         _draw_regret(result, folder)
     elif name == "overhead":
         _draw_overhead(result, folder)
+    elif name == "pin-vs-reload":
+        draw_pin_vs_reload(result, folder)
     else:
         _draw_sweep(name, result, folder)
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import grid_bars
-from bench.figures.page import by_arm, losses, table
+from bench.figures import tiers
+from bench.figures.page import by_arm, losses
+from bench.figures.text import table
 
 BEGIN = "<!-- results: written by `python -m bench figures` -->"
 END = "<!-- end of results -->"
@@ -29,6 +31,8 @@ def render_summary(results: Mapping[str, Json]) -> str:
         parts.append(_loads(results))
     if "grid" in results:
         parts.append(_grid(results["grid"]))
+    if "pin-vs-reload" in results:
+        parts.append(tiers.summary(results["pin-vs-reload"]))
     if not parts:
         return ""
     intro = (

@@ -1,0 +1,96 @@
+"""Sections and figures of what was measured on real servers with a lower tier."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.figures.text import table
+
+Json = Mapping[str, Any]
+
+#: Ways back of a context, and the column of the table.
+_WAYS = {"cpu": "CPU", "disk": "disk", "prefill": "prefill"}
+
+
+def pin_vs_reload(result: Json) -> str:
+    """Seconds of the next turn by where its KV is, and when holding it pays."""
+    rows = result["recoveries"]
+    seconds = [
+        [
+            f"{row['context_tokens']:,}",
+            f"{row['kv_bytes'] / 1e6:.1f}",
+            *(f"{row[f'{way}_s']:.3f}" for way in ("claimed", *_WAYS)),
+            f"{row['hold_cost']:.3f}",
+            *(_seconds(row[f"{way}_gap_s"]) for way in _WAYS),
+        ]
+        for row in rows
+    ]
+    header = ["context, tokens", "KV, MB", "in GPU memory, s"]
+    header += ["from CPU, s", "from disk, s", "prefill, s"]
+    header += ["hold, s/s", *(f"gap, {name}, s" for name in _WAYS.values())]
+    lengths = [f"{row['context_tokens']:,}" for row in rows]
+    ttls = [
+        [f"`{name}`", *(f"{none:.2f} / {cpu:.2f}" for none, cpu in pairs)]
+        for name, pairs in result["policy_ttls_s"].items()
+    ]
+    intro = (
+        "On vLLM's CPU build with the demo's tiny model, above a real LMCache server: "
+        f"`{result['command']}`. Seconds of a program's next turn by where its context "
+        "is. Hold: job seconds that others lose for each second that it stays, from "
+        f"{result['rounds']} pairs of replays of {result['programs']} programs, "
+        f"{result['rate']:g} a second, with and without {result['held_tokens']:,} of "
+        f"{result['pool_tokens']:,} tokens held. Gap: the tool call for which holding "
+        "costs others as much as the way back costs the program; for shorter ones "
+        f"holding pays. {result.get('note', '')}"
+    )
+    return (
+        f"## Hold, reload or prefill\n\n{intro.rstrip()}\n\n"
+        f"![pin-vs-reload](bench/pin-vs-reload.png)\n\n{table(header, seconds)}\n\n"
+        "TTL that each policy gives a turn of that length in the same setting, "
+        "seconds: without a lower tier / with CPU memory below.\n\n"
+        f"{table(['policy', *lengths], ttls)}\n"
+    )
+
+
+def summary(result: Json) -> str:
+    """One sentence for README: the longest context."""
+    row = result["recoveries"][-1]
+    return (
+        "Measured on vLLM's CPU build with a tiny model above a real LMCache server: "
+        f"the next turn of a {row['context_tokens']:,}-token context takes "
+        f"{row['prefill_s']:.1f} s with a prefill, {row['cpu_s']:.2f} s from CPU "
+        f"memory, {row['disk_s']:.2f} s from disk, {row['claimed_s']:.2f} s from a "
+        f"pin. {result.get('note', '')}"
+    ).rstrip()
+
+
+def draw_pin_vs_reload(result: Json, folder: Path) -> None:
+    """`pin-vs-reload.png` and `.csv`."""
+    from matplotlib import pyplot as plt
+
+    rows: Sequence[Json] = result["recoveries"]
+    with (folder / "pin-vs-reload.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    tokens = [row["context_tokens"] for row in rows]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, 3.6))
+    left.plot(tokens, [row["claimed_s"] for row in rows], "o-", label="in GPU memory")
+    for way, name in _WAYS.items():
+        left.plot(tokens, [row[f"{way}_s"] for row in rows], "o-", label=name)
+        right.plot(tokens, [row[f"{way}_gap_s"] for row in rows], "o-", label=name)
+    left.set(ylabel="next turn, s")
+    right.set(ylabel="break-even gap, s")
+    for axes in (left, right):
+        axes.set(xlabel="context, tokens", xscale="log", yscale="log")
+        axes.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(folder / "pin-vs-reload.png", dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+def _seconds(value: float) -> str:
+    return "any" if value == float("inf") else f"{value:.2f}"
