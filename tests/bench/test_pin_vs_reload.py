@@ -14,6 +14,7 @@ from bench.pin_vs_reload import (
     ttl_table,
     write_csv,
 )
+from bench.pin_vs_reload_client import TRIES, Client
 from ttlcache import policies
 from ttlcache.types import Pressure
 
@@ -42,6 +43,44 @@ def test_a_cheap_reload_shortens_the_policies_own_ttls():
     for without, with_cpu in ttls["ski-rental"]:
         assert with_cpu < without
     assert ttls["none"] == [(0.0, 0.0)] * 3
+
+
+class Asked(Client):
+    """Answers from a list; every entry is what one turn found."""
+
+    def __init__(self, turns):
+        self.turns, self._programs, self._vocab = turns, 0, 100
+        self.counts = {"claimed": 0.0, "cpu": 0.0, "disk": 0.0}
+        self.first = False
+
+    def _bring(self, way):
+        pass
+
+    def _poke(self):
+        pass
+
+    def _sources(self):
+        return dict(self.counts)
+
+    def _ask(self, prompt, hints):
+        self.first = not self.first
+        if self.first:
+            return 0
+        source, cached = self.turns.pop(0)
+        if source:
+            self.counts[source] += 1
+        return cached
+
+
+def test_a_turn_served_from_elsewhere_is_not_counted():
+    """A reset that vLLM refused leaves the context in GPU memory, for example."""
+    client = Asked([("claimed", 96), ("cpu", 96), ("disk", 96), ("", 0)])
+    assert client.time_next_turn(96, "disk") >= 0
+    assert client.turns == [("", 0)]
+    assert client.time_next_turn(96, "prefill") >= 0
+    client = Asked([("cpu", 96)] * TRIES)
+    with pytest.raises(RuntimeError, match="do not come by way of 'prefill'"):
+        client.time_next_turn(96, "prefill")
 
 
 def test_table_csv_and_plot_hold_every_length(tmp_path):

@@ -99,7 +99,7 @@ def two_turns(agent: Agent, lose: Callable[[], None]) -> int:
     again = agent.ask(PROMPT, hints=hints)
     assert again["token_ids"] == first["token_ids"]
     lose()
-    agent.http.post("/reset_prefix_cache").raise_for_status()
+    empty_gpu(agent)
     second = agent.ask([*again["context"], *MORE], hints=hints | {"is_last_step": True})
     assert second["token_ids"] == fresh["token_ids"]
     return int(second["cached_tokens"])
@@ -123,6 +123,16 @@ def test_with_one_group_it_has_one(hybrid_model, tiers, tmp_path):
         assert cached == (len(PROMPT) + 8 - 1) // BLOCK * BLOCK
         moved = agent.count("ttlcache_tier_mover_bytes_total", "mover", "reference")
         assert moved == agent.count("ttlcache_tier_bytes_total") > 0
+
+
+def empty_gpu(agent: Agent) -> None:
+    """Refused while a copy under way holds blocks."""
+    deadline = time.monotonic() + 120.0
+    while time.monotonic() < deadline:
+        if agent.http.post("/reset_prefix_cache").json()["success"]:
+            return
+        agent.settle()
+    raise AssertionError("blocks are held for ever")
 
 
 def below(agent: Agent) -> None:
