@@ -42,8 +42,8 @@ WINDOW = SlidingWindowSpec(
 LAYOUTS = list(KVCacheLayout)
 
 
-def registered(layout, groups, kernel_block_sizes=None):
-    """What vLLM would allocate and register: its own functions, CPU memory."""
+def registered(layout, groups, kernel_block_sizes=None, device="cpu"):
+    """What vLLM would allocate and register: its own functions."""
     page = max(
         group.kv_cache_spec.page_size_bytes * len(group.layer_names) for group in groups
     )
@@ -58,7 +58,8 @@ def registered(layout, groups, kernel_block_sizes=None):
     )
     config = get_kv_cache_config_from_groups(vllm_config, groups, page * BLOCKS)
     config.kv_cache_layout = layout.name
-    caches = allocate_kv_cache(config, torch.device("cpu"), layout, kernel_block_sizes)
+    on = torch.device(device)
+    caches = allocate_kv_cache(config, on, layout, kernel_block_sizes)
     return caches, config
 
 

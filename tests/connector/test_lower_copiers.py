@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 import time
@@ -93,13 +94,19 @@ def _answered(value: Any) -> MessagingFuture[Any]:
     return future
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
+@contextlib.contextmanager
+def shared_memory_server() -> Iterator[Server]:
     path = Path("/dev/shm", f"ttlcache-test-{uuid.uuid4().hex}")
     with path.open("xb+") as file:
         file.truncate(CHUNKS * CHUNK_BYTES)
         yield Server(path.name, mmap.mmap(file.fileno(), CHUNKS * CHUNK_BYTES))
     path.unlink()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with shared_memory_server() as answering:
+        yield answering
 
 
 @pytest.fixture
@@ -110,11 +117,13 @@ def tensors() -> tuple[Any, Any]:
 class Threaded(ThreadedTransfer):
     """Registered without a server's answer."""
 
-    def __init__(self, server: Server, copier: Any) -> None:
+    def __init__(self, server: Server, copier: Any, kv_caches: Any = None) -> None:
         self.thread = MoveThread("test")
         super().__init__(7, server, self.thread, MetricsBuffer(), WAIT_S, copier)
         self._engine_driven_context = server.context()
         copier.attach(self._engine_driven_context)
+        if kv_caches is not None:
+            self._device = next(iter(kv_caches.values())).device
 
     def moved(self, future: MessagingFuture[bool]) -> bool:
         return future.result(timeout=WAIT_S)

@@ -1,0 +1,53 @@
+"""Our mover as the lower tier uses it: CUDA tensors, LMCache's pinned shared memory."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("layout", ["LBNHC", "LBHNC"])
+def test_blocks_go_to_lmcaches_memory_and_come_back(runtime, server, layout):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("not run: torch sees no CUDA device")
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    from tests.connector import test_kv_layouts as cases
+    from tests.connector import test_lower_copiers as lower
+    from ttlcache_connector.lower_lmcache.copiers import OwnCopier
+
+    caches, config = cases.registered(
+        KVCacheLayout[layout], cases.one_group(cases.FULL), device="cuda"
+    )
+    hints = {"kv_layout": "NHD" if layout == "LBNHC" else "HND"}
+    moves = lower.Threaded(server, OwnCopier(caches, config, hints), caches)
+    blocks = [3, 1, 2, 9, 8, 4, 7, 6]
+    stream = torch.cuda.current_stream()
+    for cache in caches.values():
+        cache.view(torch.int16).random_(-30_000, 30_000)
+    wanted = {name: cache[blocks].cpu() for name, cache in caches.items()}
+    event = moves.create_recorded_event()  # after the writes above, in stream order
+    store = moves.submit_store("r", None, caches, [blocks], event, lower.PER_CHUNK)
+    assert moves.moved(store)
+    for cache in caches.values():
+        cache.zero_()
+    event = moves.create_recorded_event()
+    load = moves.submit_retrieve("r", None, caches, [blocks], event, lower.PER_CHUNK)
+    assert moves.moved(load)
+    stream.synchronize()
+    for name, cache in caches.items():
+        assert lower.same_bits(cache[blocks].cpu(), wanted[name])
+    moves.thread.close()
+    moves.close()
+
+
+@pytest.fixture
+def server():
+    pytest.importorskip("lmcache")
+    pytest.importorskip("vllm")
+    from tests.connector.test_lower_copiers import shared_memory_server
+
+    with shared_memory_server() as answering:
+        yield answering
