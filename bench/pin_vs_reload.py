@@ -13,6 +13,7 @@ as the recovery costs the program itself.
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -188,7 +189,7 @@ def ttl_table(
 def write_csv(recoveries: Sequence[Recovery], path: Path) -> None:
     """One row a context length."""
     with path.open("w", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields(Recovery)])
         writer.writerows([list(asdict(r).values()) for r in recoveries])
 
@@ -212,10 +213,13 @@ def plot(recoveries: Sequence[Recovery], path: Path) -> Path:
     left.set(xlabel="context, tokens", ylabel="next turn, s", xscale="log")
     right.set(xlabel="context, tokens", ylabel="break-even gap, s", xscale="log")
     for axes in (left, right):
-        axes.set_yscale("log")
+        # Where nobody misses the memory, holding pays for any gap: nothing to draw.
+        drawn = [value for line in axes.lines for value in line.get_ydata()]
+        if any(math.isfinite(value) and value > 0 for value in drawn):
+            axes.set_yscale("log")
         axes.legend()
         axes.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
     return path

@@ -111,6 +111,7 @@ def pin_vs_reload(
         "policy_ttls_s": ttls,
         "versions": demo_report.versions(),
         "cpu_count": os.cpu_count(),
+        "machine": f"{os.cpu_count()} cores",
         "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
     }
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n")

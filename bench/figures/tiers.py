@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,8 @@ def pin_vs_reload(result: Json) -> str:
         for name, pairs in result["policy_ttls_s"].items()
     ]
     intro = (
-        "On vLLM's CPU build with the demo's tiny model, above a real LMCache server: "
-        f"`{result['command']}`. Seconds of a program's next turn by where its context "
+        "On vLLM's CPU build with the demo's tiny model, above a real LMCache server, "
+        f"{result['machine']}: `{result['command']}`. Seconds of a program's next turn by where its context "
         "is. Hold: job seconds that others lose for each second that it stays, from "
         f"{result['rounds']} pairs of replays of {result['programs']} programs, "
         f"{result['rate']:g} a second, with and without {result['held_tokens']:,} of "
@@ -63,33 +62,17 @@ def summary(result: Json) -> str:
         f"the next turn of a {row['context_tokens']:,}-token context takes "
         f"{row['prefill_s']:.1f} s with a prefill, {row['cpu_s']:.2f} s from CPU "
         f"memory, {row['disk_s']:.2f} s from disk, {row['claimed_s']:.2f} s from a "
-        f"pin. {result.get('note', '')}"
-    ).rstrip()
+        f"pin ({result['machine']})."
+    )
 
 
 def draw_pin_vs_reload(result: Json, folder: Path) -> None:
-    """`pin-vs-reload.png` and `.csv`."""
-    from matplotlib import pyplot as plt
+    """`pin-vs-reload.png` and `.csv`: the bench's own."""
+    from bench.pin_vs_reload import Recovery, plot, write_csv
 
-    rows: Sequence[Json] = result["recoveries"]
-    with (folder / "pin-vs-reload.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    tokens = [row["context_tokens"] for row in rows]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, 3.6))
-    left.plot(tokens, [row["claimed_s"] for row in rows], "o-", label="in GPU memory")
-    for way, name in _WAYS.items():
-        left.plot(tokens, [row[f"{way}_s"] for row in rows], "o-", label=name)
-        right.plot(tokens, [row[f"{way}_gap_s"] for row in rows], "o-", label=name)
-    left.set(ylabel="next turn, s")
-    right.set(ylabel="break-even gap, s")
-    for axes in (left, right):
-        axes.set(xlabel="context, tokens", xscale="log", yscale="log")
-        axes.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(folder / "pin-vs-reload.png", dpi=110, metadata={"Software": None})
-    plt.close(figure)
+    found = [Recovery(**row) for row in result["recoveries"]]
+    write_csv(found, folder / "pin-vs-reload.csv")
+    plot(found, folder / "pin-vs-reload.png")
 
 
 def _seconds(value: float) -> str:

@@ -93,3 +93,5 @@ def test_table_csv_and_plot_hold_every_length(tmp_path):
         rows = list(csv.DictReader(file))
     assert [int(row["context_tokens"]) for row in rows] == [1024, 4096, 16384]
     assert plot(found, tmp_path / "p.png").stat().st_size > 1000
+    free = [priced(r, 0.0) for r in FOUND]  # nobody misses the memory
+    assert plot(free, tmp_path / "free.png").stat().st_size > 1000
