@@ -37,7 +37,8 @@ def pin_vs_reload(result: Json) -> str:
     ]
     intro = (
         "On vLLM's CPU build with the demo's tiny model, above a real LMCache server, "
-        f"{result['machine']}: `{result['command']}`. Seconds of a program's next turn by where its context "
+        f"{result['machine']}: `{result['command']}`. "
+        "Seconds of a program's next turn by where its context "
         "is. Hold: job seconds that others lose for each second that it stays, from "
         f"{result['rounds']} pairs of replays of {result['programs']} programs, "
         f"{result['rate']:g} a second, with and without {result['held_tokens']:,} of "

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ttlcache.clock import Clock
-from ttlcache.events import Shrunk
 from ttlcache.pins import Pin
 from ttlcache.types import PinOutcome
 from ttlcache_connector.blocks import PinLedger
@@ -68,11 +67,7 @@ class DemotingLedger(PinLedger):
         self._ending = (pin, outcome)
 
     def unpinned(self, request_id: str, blocks: Sequence[KVCacheBlock]) -> None:
-        """Blocks of a turn that somebody may come back to, but that no pin holds.
-
-        All of the turn or its tail: without the tail the rest is no whole hit, and
-        below, only what begins with the first token is found. So the turn is copied.
-        """
+        """A turn that somebody may come back to, but that is not worth a pin."""
         if blocks and self._tier.demote(request_id):
             self.pool.touch(blocks)
             for block in blocks:
@@ -88,20 +83,12 @@ class DemotingLedger(PinLedger):
             return super().release(pin_id)
         if ending[1] not in _COMES_BACK:
             self._tier.forget(request_id)
-            self.settled(request_id)  # a tail that waited for its copy
             return super().release(pin_id)
         if self._tier.demote(request_id) and ending[1] is PinOutcome.EXPIRED:
             self._keep(request_id, self._held.pop(pin_id, []))
             return 0
         # Memory is needed now: the tier copies what nobody overwrites in this step.
         return super().release(pin_id)
-
-    def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
-        """As for a victim: the tier copies what nobody overwrites in this step."""
-        request_id = self._turn_of.get(pin_id)
-        if request_id is not None:
-            self._tier.demote(request_id)
-        return super().shrink(pin_id, drop_blocks)
 
     def settled(self, request_id: str) -> None:
         """The tier holds the blocks itself now, or does not want them any more."""

@@ -154,7 +154,6 @@ class SchedulerSide(QueueAnswers):
         assert self._demoting is not None
         if order is not None:
             self._demoting.is_turn_of(order.pin_id, request.request_id)
-            self._demoting.unpinned(request.request_id, blocks[order.kv_blocks :])
             self.lower.tier.ahead(request.request_id)
             if self._promoter is not None:
                 self._promoter.pinned(request)

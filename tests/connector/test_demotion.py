@@ -161,42 +161,6 @@ def test_a_waiting_request_goes_on_as_soon_as_the_copy_has_ended(
     assert "b" in engine.finished
 
 
-def test_what_a_pin_has_no_room_for_is_copied_at_once(make_engine, clock, tier):
-    """Only a part of the turn is pinned; its tail stays until the copy has begun."""
-    engine = make_engine(extra_config=extra(max_pinned_fraction=0.2))
-    engine.turn("a", list(range(600)), hints=HINTS)
-    (pin,) = engine.connector.side.controller.pins
-    assert 0 < pin.kv_blocks < 37
-    assert tier.of("demote") == ["a"]
-    assert pinned(engine) == 37
-    tier.on_settled("a")
-    assert pinned(engine) == pin.kv_blocks
-
-
-def test_a_tail_is_let_go_with_a_claim(make_engine, clock, tier):
-    """The next turn holds the blocks itself, and offers them again."""
-    engine = make_engine(extra_config=extra(max_pinned_fraction=0.2))
-    engine.turn("a", list(range(600)), hints=HINTS)
-    engine.add("b", list(range(610)), hints={**HINTS, "is_last_step": True})
-    engine.run()
-    assert totals(engine)["pins:claimed"] == 1
-    assert tier.of("forget")[0] == "a"
-    assert pinned(engine) == 0
-    assert free(engine) == 63
-
-
-def test_a_pin_that_gives_blocks_up_is_copied(make_engine, clock, tier):
-    """What is left of it comes back alone otherwise."""
-    engine = make_engine(extra_config=extra())
-    engine.turn("a", list(range(600)), hints=HINTS)  # 37 of 63 blocks
-    assert tier.of("demote") == []
-    ledger = engine.connector.side.ledger
-    (pin,) = engine.connector.side.controller.pins
-    shrunk = ledger.shrink(pin.pin_id, 10)
-    assert shrunk.freed_blocks == 10
-    assert tier.of("demote") == ["a"]
-
-
 def test_a_running_request_takes_the_memory_at_once(make_engine, clock, tier):
     engine = make_engine(extra_config=extra(demote_wait_s=10.0))
     engine.add("b", list(range(5000, 5400)), max_tokens=200, hints={"program_id": "q"})
