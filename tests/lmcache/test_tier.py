@@ -245,7 +245,7 @@ class Raises:
 
 def test_a_policy_that_raises_costs_the_retention_only() -> None:
     world = World()
-    world.tier._policy = Raises()  # type: ignore[assignment]
+    world.tier._advice._policy = Raises()  # type: ignore[assignment]
     world.turn("r1", "ab")
     assert world.count("policy_errors") == 1
     assert world.sweep() == ["ab", "a"]
