@@ -165,9 +165,6 @@ class TTLL2Adapter(L2AdapterInterface):
         result = _bitmap(found)
         with self._lock:
             self._looked_up[task] = result
-        hits = [key for key, hit in zip(keys, found, strict=True) if hit]
-        if hits:
-            self._notify_keys_accessed(hits)
         self._lookup_event.notify()
         return task
 
@@ -195,6 +192,9 @@ class TTLL2Adapter(L2AdapterInterface):
             for index, (key, each) in enumerate(zip(keys, objects, strict=True)):
                 buffer = memoryview(each.byte_array)
                 found[index] = self._store.read_into(encode_key(key), buffer)
+            loaded = [key for key, hit in zip(keys, found, strict=True) if hit]
+            if loaded:
+                self._notify_keys_accessed(loaded)
         finally:
             with self._lock:
                 self._loaded[task] = _bitmap(found)
