@@ -98,6 +98,10 @@ class Residency:
                     return model
         return None
 
+    def has(self, chunk: Chunk) -> bool:
+        """Whether L1 has something of the chunk."""
+        return chunk in self._l1
+
     def objects(self, chunk: Chunk) -> list[ObjectKey]:
         """The chunk's objects in L1."""
         return list(self._l1.get(chunk, ()))

@@ -6,7 +6,6 @@ request threads (some while it holds L1's lock), its event bus and its eviction 
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +16,12 @@ from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.costs import TierCosts
 from ttlcache_lmcache.headroom import Headroom
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.order import chunks_to_evict, is_protected
+from ttlcache_lmcache.order import (
+    chunks_to_come,
+    chunks_to_evict,
+    chunks_without_place,
+    is_protected,
+)
 from ttlcache_lmcache.programs import Chunk
 from ttlcache_lmcache.residency import ObjectKey, Residency, chunk_of
 from ttlcache_lmcache.turns import Turns
@@ -102,7 +106,10 @@ class Tier:
     def reserved(self, keys: Sequence[ObjectKey]) -> None:
         with self._lock:
             self._residency.reserve(keys)
-            self._headroom.wrote(len(keys))
+            self._headroom.wrote(sum(not self._is_announced(key) for key in keys))
+
+    def _is_announced(self, key: ObjectKey) -> bool:
+        return any(each.running for each in self._book.holders(chunk_of(key)))
 
     def written(self, keys: Sequence[ObjectKey]) -> None:
         now_s = self._clock.now_s()
@@ -144,15 +151,30 @@ class Tier:
         Args:
             is_eligible: whether L1 may delete an object now.
         """
-        used = self._usage()
+        used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
-            number = self._headroom.missing(self._residency.num_l1, used)
-        if not number:
-            return []
-        eligible = (key for key in self.eviction_order() if is_eligible(key))
-        chosen = list(itertools.islice(eligible, number))
+            keys = self._without_place(used, now_s)
+        chosen = [key for key in keys if is_eligible(key)]
         self.counts["evicted"] += len(chosen)
         return chosen
+
+    def _without_place(self, used: float, now_s: float) -> list[ObjectKey]:
+        objects = self._residency.num_l1
+        if not objects or used <= 0.0:
+            return []
+        capacity = objects / used
+        a_chunk = self._residency.objects_a_chunk
+        room = capacity - self._headroom.wanted(capacity)
+        to_come = chunks_to_come(self._book, self._residency) * a_chunk
+        if objects + to_come <= room:
+            return []
+        keys = self._residency.reserved()
+        chunks = chunks_without_place(
+            self._book, self._residency, int(room / a_chunk), now_s
+        )
+        for chunk in chunks:
+            keys.extend(self._residency.objects(chunk))
+        return keys
 
     def sweep(self) -> list[ObjectKey]:
         """Let deadlines pass.
