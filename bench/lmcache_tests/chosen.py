@@ -42,24 +42,12 @@ NO_PLACE: dict[str, str] = {
     "test_cache_engine.py": "needs a CUDA device",
 }
 
-_SLOW = "needs the mock adapter to be as slow as its bandwidth setting says"
 _ATTRIBUTES = "reads or sets attributes that only LocalDiskBackend has"
 _FILES = "looks for LMCache's own file names on disk"
 _SHARDS = "spreads one tier over several paths: LocalDiskBackend's own feature"
 
 #: (end of the file's name, test) -> why it cannot run against a plugin.
 _CANNOT: dict[tuple[str, str], str] = {
-    ("test_mock_l2_adapter.py", "test_store_completion_is_delayed_by_bandwidth"): _SLOW,
-    ("test_prefetch_controller.py", "test_remove_waits_for_in_flight_load"): _SLOW,
-    (
-        "test_prefetch_controller.py",
-        "test_requests_during_drain_release_their_admission_slot",
-    ): _SLOW,
-    ("test_prefetch_controller.py", "test_stop_releases_in_flight_locks"): _SLOW,
-    (
-        "test_l1_l2_state_metrics.py",
-        "test_no_leak_after_shutdown_with_inflight_loads",
-    ): _SLOW,
     (
         "test_report_status.py",
         "test_report_status_shape_with_l2",

@@ -29,6 +29,8 @@ _TIMEOUT_S = 300.0
 
 
 class Outcome(StrEnum):
+    """What became of a test."""
+
     PASSED = "passed"
     FAILED = "failed"
     CANNOT = "cannot"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from lmcache.v1.distributed.l2_adapters import fs_l2_adapter, mock_l2_adapter
 from lmcache.v1.storage_backend import local_disk_backend
 
 from bench.lmcache_tests.chosen import reason_not_to_run
-from ttlcache_lmcache.l2_adapter import TTLL2Adapter, encode_key
+from ttlcache_lmcache.l2_adapter import TTLL2Adapter
+from ttlcache_lmcache.l2_keys import encode_key
 from ttlcache_lmcache.storage_plugin import TTLStoragePlugin
 
 #: The property of a test that used one of ours.
@@ -32,17 +34,30 @@ _reached = 0
 
 
 def _was_reached() -> None:
-    global _reached  # noqa: PLW0603 - pytest gives hooks no state of ours
+    global _reached
     _reached += 1
 
 
 class AsMock(TTLL2Adapter):
-    """In place of `MockL2Adapter`; its questions for tests are answered, too."""
+    """In place of `MockL2Adapter`: as slow as that is told to be, and it answers the
+    mock's questions for tests."""
 
     def __init__(self, config: Any) -> None:
         _was_reached()
+        self._bytes_a_second = config.mock_bandwidth_gb * 2**30
         size = int(config.max_size_gb * 2**30)
         super().__init__({"path": tempfile.mkdtemp(), "disk_bytes": size})
+
+    def _run_store(self, task: Any, keys: Any, objects: Any) -> None:
+        self._take_time(objects)
+        super()._run_store(task, keys, objects)
+
+    def _run_load(self, task: Any, keys: Any, objects: Any) -> None:
+        self._take_time(objects)
+        super()._run_load(task, keys, objects)
+
+    def _take_time(self, objects: Any) -> None:
+        time.sleep(sum(each.get_size() for each in objects) / self._bytes_a_second)
 
     def report_status(self) -> dict[str, Any]:
         own = {"stored_object_count": self.debug_get_stored_object_count()}

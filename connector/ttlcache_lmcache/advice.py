@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from ttlcache import policies
 from ttlcache.gaps import GapHistory
@@ -12,6 +13,9 @@ from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.costs import TierCosts
 from ttlcache_lmcache.programs import ChainProgram
 from ttlcache_lmcache.residency import Residency
+
+#: Called with the name of what failed and what it raised.
+OnError = Callable[[str, BaseException], None]
 
 
 class Advice:
@@ -23,12 +27,14 @@ class Advice:
         costs: TierCosts,
         residency: Residency,
         counts: Counter[str],
+        on_error: OnError,
     ) -> None:
         self._policy = policies.create(config.policy, config.policy_options)
         self._gaps = GapHistory(horizon_s=config.program_idle_s)
         self._costs = costs
         self._residency = residency
         self._counts = counts
+        self._on_error = on_error
 
     @property
     def gaps_recorded(self) -> int:
@@ -50,8 +56,8 @@ class Advice:
             self._policy.observe_outcome(
                 program.gap_key, gap_s, decision.ttl_s, decision.inputs
             )
-        except Exception:  # noqa: BLE001 - policies may be anybody's code
-            self._counts["policy_errors"] += 1
+        except Exception as error:  # noqa: BLE001 - policies may be anybody's code
+            self._failed(error)
 
     def no_gap(self, program: ChainProgram) -> None:
         """No turn follows: nothing to learn from."""
@@ -79,10 +85,14 @@ class Advice:
             self._costs.observe_benefit(view.recovery_s(turn))
         try:
             decision = self._policy.decide(turn, view)
-        except Exception:  # noqa: BLE001 - policies may be anybody's code
-            self._counts["policy_errors"] += 1
+        except Exception as error:  # noqa: BLE001 - policies may be anybody's code
+            self._failed(error)
             return Decision(0.0, "policy:raised")
         return decision if decision.ttl_s >= 0 else Decision(0.0, "policy:nonsense")
+
+    def _failed(self, error: BaseException) -> None:
+        self._counts["policy_errors"] += 1
+        self._on_error("policy", error)
 
     def reloaded(self, tokens: int, seconds: float) -> None:
         """So many tokens came up from L2."""

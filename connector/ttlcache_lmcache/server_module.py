@@ -55,6 +55,7 @@ class TTLServerModule:
             clock if clock is not None else default_clock(),
             self._used,
             TierCosts(_profile(self._config)),
+            self._on_error,
         )
         self._attach()
         self._stop = threading.Event()

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from ttlcache.clock import Clock
-from ttlcache_lmcache.advice import Advice
+from ttlcache_lmcache.advice import Advice, OnError
 from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.costs import TierCosts
 from ttlcache_lmcache.headroom import Headroom
@@ -32,6 +32,7 @@ class Tier:
 
     Args:
         usage: reads how much of L1 is used, from 0 to 1; called without our lock.
+        on_error: told of a policy that raises; called with our lock.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Tier:
         clock: Clock,
         usage: Callable[[], float],
         costs: TierCosts | None = None,
+        on_error: OnError = lambda _what, _error: None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -49,7 +51,7 @@ class Tier:
         self._residency = Residency()
         self._headroom = Headroom()
         costs = costs if costs is not None else TierCosts()
-        self._advice = Advice(config, costs, self._residency, self.counts)
+        self._advice = Advice(config, costs, self._residency, self.counts, on_error)
         self._turns = Turns(config, self._advice, self.counts)
         self._book = self._turns.book
 
