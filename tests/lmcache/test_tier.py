@@ -250,13 +250,13 @@ def test_room_is_made_for_what_is_looked_up_but_by_seniority_only() -> None:
     world = World()
     world.turn("old", "ab")
     world.turn("young", "xy")
-    world.used = 4 / 6  # places for six: two are free
+    world.used = 4 / 6.2  # places for six: two are free
     assert world.evicted() == []
     world.begin("new", "qrs")  # three are to come: there is no place for the last
     assert world.evicted() == []  # and nobody who goes before it gives up his
     world.begin("grown", "abcd")
     assert world.evicted() == []
-    world.used = 4 / 5
+    world.used = 4 / 5.2
     assert world.evicted() == ["xy"]  # the older program takes what it needs
     world.finish("grown", "abcd")
     world.clock.advance(11.0)  # what is expired makes room for anybody
