@@ -3,8 +3,8 @@
 LMCache evicts a fixed share (a fifth) of everything once a second when L1 is fuller
 than its watermark (four fifths): on average a quarter of L1 stays empty. Stores that
 find no room are dropped, so some must be free. What a request under way will write is
-known from its lookup; this is about the rest, such as what it generates, and the turns
-of an engine that looks up little.
+known from its lookup; this is about the rest: what it generates, requests that are over
+before anybody looks, and the turns of an engine that looks up little.
 """
 
 from __future__ import annotations

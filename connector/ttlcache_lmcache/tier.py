@@ -50,6 +50,7 @@ class Tier:
         self.counts: Counter[str] = Counter()
         self._residency = Residency()
         self._headroom = Headroom()
+        self._looked_s = float("-inf")
         costs = costs if costs is not None else TierCosts()
         self._advice = Advice(config, costs, self._residency, self.counts, on_error)
         self._turns = Turns(config, self._advice, self.counts)
@@ -111,7 +112,11 @@ class Tier:
             self._headroom.wrote(sum(not self._is_announced(key) for key in keys))
 
     def _is_announced(self, key: ObjectKey) -> bool:
-        return any(each.running for each in self._book.holders(chunk_of(key)))
+        """Whether room was made for it: its request was under way at the last look."""
+        return any(
+            each.running and each.seen_s <= self._looked_s
+            for each in self._book.holders(chunk_of(key))
+        )
 
     def written(self, keys: Sequence[ObjectKey]) -> None:
         now_s = self._clock.now_s()
@@ -188,6 +193,7 @@ class Tier:
         used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
             self._headroom.look()
+            self._looked_s = now_s
             self._turns.pass_time(now_s)
             if used <= self._config.demote_above:
                 return []

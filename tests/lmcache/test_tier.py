@@ -247,9 +247,11 @@ def test_the_silent_are_forgotten() -> None:
 
 
 def test_room_is_made_for_what_is_looked_up_but_by_seniority_only() -> None:
-    world = World()
+    world = World(demote_above=1.0)
     world.turn("old", "ab")
     world.turn("young", "xy")
+    for _ in range(400):
+        world.sweep()  # that these came unannounced is long ago
     world.used = 4 / 6.2  # places for six: two are free
     assert world.evicted() == []
     world.begin("new", "qrs")  # three are to come: there is no place for the last
@@ -261,6 +263,22 @@ def test_room_is_made_for_what_is_looked_up_but_by_seniority_only() -> None:
     world.finish("grown", "abcd")
     world.clock.advance(11.0)  # what is expired makes room for anybody
     assert world.evicted()[-1] == "x"
+
+
+def test_requests_that_are_over_before_a_look_find_room_later() -> None:
+    world = World(demote_above=1.0)
+    for index in range(10):
+        world.turn(f"r{index}", chr(65 + index) + "abc")
+        world.sweep()
+    world.used = 1.0
+    assert len(world.evicted()) >= 4  # as much as one of them writes
+    world = World(demote_above=1.0)
+    for index in range(10):
+        world.begin(f"r{index}", chr(65 + index) + "abc")
+        world.sweep()  # room is made for it now
+        world.finish(f"r{index}", chr(65 + index) + "abc")
+    world.used = 1.0
+    assert len(world.evicted()) < 4
 
 
 def test_what_nobody_announces_finds_some_room() -> None:
