@@ -18,6 +18,8 @@ from bench.figures.cli import figures
 from bench.gap_costs import CostSetting
 from bench.grid_cli import grid
 from bench.lmcache_plugin_cli import lmcache_plugin
+from bench.lmcache_store_cli import lmcache_store
+from bench.lmcache_tests.cli import lmcache_tests
 from bench.pin_vs_reload_cli import pin_vs_reload
 from bench.server import ServerError
 from bench.sim.cli import sim
@@ -41,6 +43,8 @@ app.command("surface")(surface_command)
 app.command()(demote)
 app.command()(pin_vs_reload)
 app.command()(lmcache_plugin)
+app.command()(lmcache_store)
+app.command()(lmcache_tests)
 _COSTS = CostSetting()
 
 

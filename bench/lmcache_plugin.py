@@ -36,6 +36,8 @@ from bench.workloads import SWE_BENCH, Program, Turn, synthetic
 _TOY_HIDDEN = 256
 #: The stock policies and ours; `ttl` is LRU's server with our module.
 ARMS = ("LRU", "ARC", "ttl")
+#: Only in the simulation: what no eviction can surpass.
+ORACLE = "oracle"
 #: Seconds that a turn takes in the simulation.
 SIM_SERVICE_S = 1.0
 _UNIFORM_CONTEXTS = 24
@@ -149,7 +151,7 @@ def run_plugin_bench(options: PluginBenchOptions, console: Console) -> int:
     )
     run = _run_sim if options.engine == "sim" else _run
     results = [run(name, programs, l1_gb, options) for name in options.arms]
-    stock = [r.prompt_hit for r in results if r.name != "ttl"]
+    stock = [r.prompt_hit for r in results if r.name not in ("ttl", ORACLE)]
     table = Table("arm", "prompt hit", "of best stock", "turns", "seconds", "problems")
     for each in results:
         ratio = each.prompt_hit / max(stock) if stock and max(stock) else float("nan")
@@ -198,11 +200,16 @@ def _run(
 def _run_sim(
     name: str, programs: Sequence[Program], l1_gb: float, options: PluginBenchOptions
 ) -> PluginArmResult:
+    from bench.lmcache_oracle import Oracle
     from bench.lmcache_sim import Simulation
 
     chunk_bytes = options.kv_bytes_per_token * options.chunk_tokens
     capacity = int(l1_gb * 2**30 / chunk_bytes)
-    sim = Simulation(name, capacity, options.chunk_tokens, options.policy)
+    sim = (
+        Oracle(capacity, options.chunk_tokens)
+        if name == ORACLE
+        else Simulation(name, capacity, options.chunk_tokens, options.policy)
+    )
     found = sim.run(programs, options.seed, SIM_SERVICE_S)
     return PluginArmResult(
         name,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bench.lmcache_plugin import PluginBenchOptions, run_plugin_bench
+from bench.lmcache_plugin import ORACLE, PluginBenchOptions, run_plugin_bench
 
 _DEFAULTS = PluginBenchOptions()
 
@@ -25,7 +25,8 @@ def lmcache_plugin(
         float, typer.Option(help="L1 as a share of the working set.")
     ] = _DEFAULTS.l1_share,
     arms: Annotated[
-        str, typer.Option(help="Of LRU, ARC, IsolatedLRU, ttl; by comma.")
+        str,
+        typer.Option(help="Of LRU, ARC, IsolatedLRU, ttl, oracle (sim); by comma."),
     ] = ",".join(_DEFAULTS.arms),
     policy: Annotated[
         str, typer.Option(help="Retention policy of the ttl arm.")
@@ -39,6 +40,8 @@ def lmcache_plugin(
     model: Annotated[Path, typer.Option()] = _DEFAULTS.model,
 ) -> None:
     """LMCache with our server module against its own eviction policies."""
+    if engine != "sim" and ORACLE in arms.split(","):
+        raise typer.BadParameter("the oracle is for --engine sim")
     if engine not in ("sim", "toy", "vllm"):
         raise typer.BadParameter(f"engine {engine!r}: expected sim, toy or vllm")
     options = PluginBenchOptions(

@@ -1,24 +1,16 @@
-"""A real `lmcache server` as a context manager: start, wait, read, kill, stop."""
+"""A real `lmcache server` with our plugins, or with LMCache's own policies alone."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-import httpx
-
-from bench.server import ServerError, parse_metrics
+from bench.lmcache_process import LMCacheProcess
+from bench.ports import free_ports
 
 #: The plugins, as docs/lmcache.md gives them.
 SERVER_MODULE = "ttlcache_lmcache.server_module"
@@ -64,112 +56,26 @@ def ttl_l2_adapter(**params: Any) -> dict[str, Any]:
     }
 
 
-class LMCacheServer:
+class LMCacheServer(LMCacheProcess):
     """Runs one server for the length of a ``with`` block, on free ports."""
 
     def __init__(
         self, options: LMCacheOptions, log_path: Path, start_timeout_s: float = 180.0
     ) -> None:
+        super().__init__(log_path, start_timeout_s)
         self.options = options
-        self.log_path = log_path
-        self.start_timeout_s = start_timeout_s
-        self.port, self.http_port = _free_ports(2)
+        self.port, self.http_port = free_ports(2)
         self.url = f"tcp://127.0.0.1:{self.port}"
-        self.base_url = f"http://127.0.0.1:{self.http_port}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     @property
     def command(self) -> list[str]:
         script = str(Path(sys.executable).with_name("lmcache"))
         return [script, "server", *self.options.arguments(self.port, self.http_port)]
 
-    def start(self) -> None:
-        """Start, also again after `kill`; on the same ports.
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"LMCACHE_TRACK_USAGE": "false", "NO_COLOR": "1"}
 
-        Raises:
-            ServerError: it did not start; the text ends with its log's tail.
-        """
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "LMCACHE_TRACK_USAGE": "false", "NO_COLOR": "1"},
-                start_new_session=True,
-            )
-        try:
-            self._wait_ready()
-        except BaseException:
-            self.stop()
-            raise
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash would end it."""
-        if self._process is not None:
-            self._kill_group(self._process)
-            self._process = None
-
-    def stop(self, grace_s: float = 15.0) -> None:
-        """SIGTERM, then SIGKILL to what is left of its group."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
-        self._kill_group(process)
-
-    def status(self) -> dict[str, Any]:
-        response = httpx.get(f"{self.base_url}/status", timeout=30.0)
-        response.raise_for_status()
-        found: dict[str, Any] = response.json()
-        return found
-
-    def metrics(self) -> dict[Any, float]:
-        """All samples of `/metrics` now."""
-        response = httpx.get(f"{self.base_url}/metrics", timeout=30.0)
-        response.raise_for_status()
-        return parse_metrics(response.text)
-
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
-
-    @staticmethod
-    def _kill_group(process: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-    def _wait_ready(self) -> None:
-        process = self._process
-        assert process is not None
-        deadline = time.monotonic() + self.start_timeout_s
-        while time.monotonic() < deadline and process.poll() is None:
-            with contextlib.suppress(httpx.TransportError):
-                url = f"{self.base_url}/healthcheck"
-                if httpx.get(url, timeout=5.0).status_code == 200:
-                    return
-            time.sleep(0.2)
-        tail = "\n".join(self.log().splitlines()[-30:])
-        raise ServerError(f"lmcache server did not start:\n{tail}")
-
-
-def _free_ports(number: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"

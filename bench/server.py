@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from typing import Any, Self
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+
+from bench.ports import free_ports
 
 _LOG_TAIL_LINES = 40
 #: A level at the line's start, or an uncaught exception; vLLM puts "(EngineCore
@@ -115,7 +116,7 @@ class VLLMServer:
         self.options = options
         self.log_path = log_path
         self.start_timeout_s = start_timeout_s
-        self.port = _free_port()
+        self.port = free_ports(1)[0]
         self.base_url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
         self._served_log_bytes: int | None = None
@@ -249,9 +250,3 @@ def by_label(
             group = dict(labels).get(label, "")
             sums[group] = sums.get(group, 0.0) + value
     return sums
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

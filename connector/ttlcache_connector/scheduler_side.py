@@ -24,6 +24,7 @@ from ttlcache_connector.request_facts import (
 )
 from ttlcache_connector.side_queue import QueueAnswers
 from ttlcache_connector.stats import TTLConnectorStats
+from ttlcache_connector.telling import turn_end
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -102,6 +103,7 @@ class SchedulerSide(QueueAnswers):
             return
         if request.num_output_tokens:
             controller.prefilled(request.request_id, request.num_prompt_tokens)
+        record = controller.requests.get(request.request_id)
         completed = request.status in COMPLETED and not request.resumable
         candidate = ledger.candidate(block_ids if completed else no_blocks(block_ids))
         order = controller.finish(
@@ -124,6 +126,10 @@ class SchedulerSide(QueueAnswers):
             ledger.hold(order.pin_id, candidate.blocks[: order.kv_blocks])
         if self._demoting is not None:
             self._let_down(request, candidate.blocks, order)
+            if completed and record is not None:
+                self.lower.tell(
+                    turn_end(request.request_id, record, controller.last_decision)
+                )
         took_s = stopwatch_s() - started_s
         controller.metrics.observe("decide_seconds", took_s)
         if controller.retention_enabled and self._pace.is_lost(took_s):

@@ -31,6 +31,8 @@ class TierOptions:
     """Smallest unit that is stored; a multiple of vLLM's block size."""
     hold_reads_s: int = 1800
     """How long a found context stays where it is while its request queues."""
+    retention: bool = False
+    """Deadlines and programs decide what leaves CPU memory, not LMCache's LRU."""
     extra: tuple[str, ...] = ()
 
     @property
@@ -65,8 +67,8 @@ class TierOptions:
         ]
         if self.disk is not None:
             args += ["--l2-adapter", json.dumps(self._disk_adapter())]
-        module = {"module_path": "ttlcache_connector.lmcache_module", "config": {}}
-        args += ["--server-module", json.dumps(module)]
+        for path in self._modules():
+            args += ["--server-module", json.dumps({"module_path": path, "config": {}})]
         return [*args, *self.extra]
 
     def environment(self) -> dict[str, str]:
@@ -89,6 +91,10 @@ class TierOptions:
             "kv_connector_extra_config": self.connector_config(),
         }
         return f"--kv-transfer-config '{json.dumps(transfer)}'"
+
+    def _modules(self) -> tuple[str, ...]:
+        ours = "ttlcache_connector.lmcache_module"
+        return (ours, "ttlcache_lmcache.server_module") if self.retention else (ours,)
 
     def _disk_adapter(self) -> dict[str, Any]:
         return {

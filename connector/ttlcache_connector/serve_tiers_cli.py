@@ -41,6 +41,14 @@ def serve_tiers(
         int,
         typer.Option(help="Smallest unit stored; a multiple of vLLM's block.", min=1),
     ] = _DEFAULTS.chunk_tokens,
+    retention: Annotated[
+        bool,
+        typer.Option(
+            "--retention",
+            help="Evict from CPU memory by program and deadline, as told by the "
+            "connector, not by LMCache's LRU.",
+        ),
+    ] = False,
     print_only: Annotated[
         bool, typer.Option("--print-only", help="Print both command lines and end.")
     ] = False,
@@ -64,6 +72,7 @@ def serve_tiers(
         http_port=http_port,
         metrics_port=metrics_port,
         chunk_tokens=chunk_tokens,
+        retention=retention,
         extra=tuple(server_args or ()),
     )
     typer.echo("Start vLLM with:\n")

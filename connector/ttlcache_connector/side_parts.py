@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache.controller import Controller
+from ttlcache.pins import Pin
+from ttlcache.types import PinOutcome
 from ttlcache_connector import compat
 from ttlcache_connector.blocks import PinLedger
 from ttlcache_connector.demotion import DemotingLedger
@@ -16,6 +18,7 @@ from ttlcache_connector.guard import Faults, guarded
 from ttlcache_connector.knowledge import HistoryFile, load_costs, open_journal
 from ttlcache_connector.pressure import AllocationGuard
 from ttlcache_connector.promotion import Promoter
+from ttlcache_connector.telling import pin_end
 from ttlcache_connector.tier_side import TierSide
 from ttlcache_connector.tiers import scheduler_tier
 from ttlcache_connector.tooltext import OutputReader
@@ -117,17 +120,24 @@ class SideParts:
             journal=open_journal(self._config, self._clock, self._about(pool)),
             on_pin_end=demoting.pin_ends if demoting else None,
         )
-        if demoting is not None and self._config.promote_ahead:
-            self._promoter = promoter = Promoter(self.lower.tier, self.controller)
-            demoting.on_turn_end = lambda pin, outcome, request_id: promoter.pin_ended(
-                pin, outcome, request_id, self._clock.now_s()
-            )
+        if demoting is not None:
+            demoting.on_turn_end = self._pin_ended
+            if self._config.promote_ahead:
+                self._promoter = Promoter(self.lower.tier, self.controller)
         AllocationGuard(manager, self).install()
 
     def attach(self, scheduler: Scheduler, queue: ProgramQueue) -> None:
         """Our own scheduler introduces itself; a foreign one never does."""
         self._scheduler = scheduler
         self._queue = queue
+
+    def _pin_ended(self, pin: Pin, outcome: PinOutcome, request_id: str) -> None:
+        if self._promoter is not None:
+            now_s = self._clock.now_s()
+            self._promoter.pin_ended(pin, outcome, request_id, now_s)
+        told = pin_end(outcome, request_id)
+        if told is not None:
+            self.lower.tell(told)
 
     def log_start(self, scheduler_name: str, ours: bool) -> None:
         """The one line that says what runs."""

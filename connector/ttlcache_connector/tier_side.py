@@ -13,6 +13,7 @@ from ttlcache_connector.tiers import (
     Reload,
     SchedulerTier,
     TierMetadata,
+    TurnEnd,
 )
 
 if TYPE_CHECKING:
@@ -120,6 +121,11 @@ class TierSide:
     @guarded()
     def tier_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         self.tier.finished(request, block_ids)
+
+    @guarded()
+    def tell(self, turn: TurnEnd) -> None:
+        if self.is_up():
+            self.tier.tell(turn)
 
     @guarded(fallback=())
     def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -74,6 +74,22 @@ class Reload:
     tier: str | None
     tokens: int
     seconds: float
+
+
+class TurnEnd(NamedTuple):
+    """What was decided of a turn that ended.
+
+    program: whose it was, by a name that tells nothing of its tenant.
+    ttl_s: for how long it is worth GPU memory; None: the program has ended.
+    is_final: a client's own wish, which nobody prolongs.
+    tool: what runs until the next turn, from coarse to fine; empty: not known.
+    """
+
+    request_id: str
+    program: str | None = None
+    ttl_s: float | None = None
+    is_final: bool = False
+    tool: tuple[str, ...] = ()
 
 
 class SchedulerTier(ABC):
@@ -163,6 +179,10 @@ class SchedulerTier(ABC):
         """Nobody will ask for what this finished request has and others have not."""
 
     @abstractmethod
+    def tell(self, turn: TurnEnd) -> None:
+        """What was decided of a turn, for a tier that decides by itself, too."""
+
+    @abstractmethod
     def references(self) -> dict[int, int]:
         """References that the tier holds, per block id."""
 
@@ -220,6 +240,9 @@ class NoTier(SchedulerTier):
         return False
 
     def forget(self, request_id: str) -> None:
+        return
+
+    def tell(self, turn: TurnEnd) -> None:
         return
 
     def references(self) -> dict[int, int]:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
 
+from ttlcache.clock import default_clock
 from ttlcache_lmcache import hints
 from ttlcache_lmcache.hints import Hint
 
 #: Calls without an answer yet; beyond it hints are dropped.
 MAX_IN_FLIGHT = 64
+#: Answers of a server that went away never come.
+ANSWER_TIMEOUT_S = 10.0
 
 
 class RequestClient(Protocol):
@@ -33,14 +36,25 @@ class HintClient:
     Args:
         client: as from `connect`, or one that LMCache's vLLM connector has open
             (`adapter.req_clients`).
+        now_s: reads a clock that never goes back.
+
+    Attributes:
+        refusal: what the server said when it refused hints, None if it never did.
     """
 
-    def __init__(self, client: RequestClient) -> None:
+    def __init__(
+        self,
+        client: RequestClient,
+        now_s: Callable[[], float] | None = None,
+    ) -> None:
         self._client = client
-        self._in_flight: deque[Any] = deque()
+        self._now_s = now_s if now_s is not None else default_clock().now_s
+        self._in_flight: deque[tuple[float, Any]] = deque()
+        self.refusal: str | None = None
         self.sent = 0
         self.dropped = 0
         self.refused = 0
+        self.unanswered = 0
 
     def send(self, told: Sequence[Hint]) -> bool:
         """Send without waiting; False if they were dropped."""
@@ -51,24 +65,31 @@ class HintClient:
             self.dropped += len(told)
             return False
         try:
-            self._in_flight.append(_call(self._client, hints.SET_TTL, told))
+            answer = _call(self._client, hints.SET_TTL, told)
         except Exception:  # noqa: BLE001 - a hint is not worth a step
             self.dropped += len(told)
             return False
+        self._in_flight.append((self._now_s(), answer))
         self.sent += len(told)
         return True
 
     def poll(self) -> None:
         """Take answers that came; one that is refused counts as such."""
         while self._in_flight:
+            sent_s, future = self._in_flight[0]
             try:
-                if not self._in_flight[0].query():
+                if future.query():
+                    answer = future.result(timeout=0)
+                    if not answer.success:
+                        self.refused += 1
+                        self.refusal = answer.error
+                elif self._now_s() - sent_s < ANSWER_TIMEOUT_S:
                     return
-                answer = self._in_flight.popleft().result(timeout=0)
-                self.refused += not answer.success
+                else:
+                    self.unanswered += 1
             except Exception:  # noqa: BLE001 - the server went away
-                self.refused += 1
-                return
+                self.unanswered += 1
+            self._in_flight.popleft()
 
 
 def connect(url: str) -> Any:

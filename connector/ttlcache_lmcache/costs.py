@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ttlcache.costs import CostModel
+from ttlcache.costs import CostModel, MemoryPrice
 from ttlcache.estimators import SlidingMean
 from ttlcache.types import Pressure
 
@@ -36,6 +36,7 @@ class TierCosts(CostModel):
     def observe_gap(self, gap_s: float) -> None:
         self._gap_s.observe(gap_s)
 
-    def memory_price(self, pressure: Pressure) -> float:
+    def memory_price(self, pressure: Pressure, kv_blocks: float) -> MemoryPrice:
         gap_s = self._gap_s.value
-        return self._benefit_s.value / gap_s if gap_s > 0.0 else 0.0
+        per_s = self._benefit_s.value / gap_s if gap_s > 0.0 else 0.0
+        return MemoryPrice(per_s, 1.0)

@@ -1,14 +1,13 @@
-"""How much of L1 must be free until the next look.
+"""How much of L1 must be free for what nobody announces.
 
 LMCache evicts a fixed share (a fifth) of everything once a second when L1 is fuller
 than its watermark (four fifths): on average a quarter of L1 stays empty. Stores that
-find no room are dropped, so some must be free, but only as much as is written between
-two looks.
+find no room are dropped, so some must be free. What a request under way will write is
+known from its lookup; this is about the rest: what it generates, requests that are over
+before anybody looks, and the turns of an engine that looks up little.
 """
 
 from __future__ import annotations
-
-import math
 
 #: Room for so many times the largest burst lately.
 _MARGIN = 1.5
@@ -16,7 +15,7 @@ _MARGIN = 1.5
 _MEMORY = 0.98
 #: Least and most free objects as shares of those that fit. More is not worth it: a
 #: store that is dropped costs no more than what had to go for it.
-_LEAST, _MOST = 0.04, 0.25
+_LEAST, _MOST = 0.01, 0.25
 
 
 class Headroom:
@@ -34,16 +33,7 @@ class Headroom:
         self._burst = max(self._burst * _MEMORY, float(self._now))
         self._now = 0
 
-    def missing(self, objects: int, used: float) -> int:
-        """Objects to evict now.
-
-        Args:
-            objects: how many are in L1.
-            used: the share of L1 that they take.
-        """
-        if objects <= 0 or used <= 0.0:
-            return 0
-        capacity = objects / used
+    def wanted(self, capacity: float) -> float:
+        """Objects that should be free where so many fit."""
         burst = max(self._burst, float(self._now))
-        wanted = min(max(_MARGIN * burst, _LEAST * capacity), _MOST * capacity)
-        return max(0, math.ceil(objects - (capacity - wanted)))
+        return min(max(_MARGIN * burst, _LEAST * capacity), _MOST * capacity)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ttlcache.errors import ConfigError
+from ttlcache.types import GapKey
 
 #: Methods of the server module's RPC (LMCache's server-module envelope).
 SET_TTL = "ttlcache.set_ttl"
@@ -14,14 +16,20 @@ STATS = "ttlcache.stats"
 #: Hints in one call; a scheduler's step finishes fewer requests than this.
 MAX_HINTS = 4096
 
+Part = Annotated[str, Field(max_length=64)]
+
 
 class Hint(BaseModel):
     """About the turn that ended, or is about to end, with this request.
 
     request_id: the engine's id of it, as its LMCache connector passes it on.
-    ttl_s: seconds to keep its KV, counted from when the server hears of it.
+    ttl_s: seconds to keep its KV, counted from the turn's end.
     is_last_step: no turn follows; its KV goes first.
-    tool: what runs until the next turn: the key of the gap history.
+    tool: what runs until the next turn: the key of the gap history, in up to three
+        parts from coarse to fine.
+    program: whose turn it is, by any name; for turns that look nothing up.
+    is_over: the turn is over now, though its session may end later.
+    is_final: after `ttl_s` it is given up; false: the module's policy is asked then.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -29,7 +37,15 @@ class Hint(BaseModel):
     request_id: str = Field(min_length=1, max_length=512)
     ttl_s: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     is_last_step: bool = False
-    tool: str | None = Field(default=None, max_length=64)
+    tool: str | tuple[Part, ...] | None = Field(default=None, max_length=64)
+    program: str | None = Field(default=None, min_length=1, max_length=512)
+    is_over: bool = False
+    is_final: bool = True
+
+    @property
+    def gap_key(self) -> GapKey | None:
+        parts = (self.tool,) if isinstance(self.tool, str) else self.tool
+        return GapKey(*parts[:3]) if parts and parts[0] else None
 
 
 _HINTS = TypeAdapter(list[Hint])

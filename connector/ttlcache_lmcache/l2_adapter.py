@@ -17,13 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lmcache.lmcache_native import Bitmap
-from lmcache.v1.distributed.api import (
-    EncodedObjectKey,
-    KeyEntry,
-    KeyListPage,
-    MemoryLayoutDesc,
-    ObjectKey,
-)
+from lmcache.v1.distributed.api import KeyListPage, MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface, L2TaskId
 from lmcache.v1.memory_management import MemoryObj
@@ -32,32 +26,11 @@ from lmcache.v1.platform import create_event_notifier
 from ttlcache.clock import Clock, default_clock
 from ttlcache_lmcache import compat
 from ttlcache_lmcache.config import TierConfig, load
+from ttlcache_lmcache.l2_keys import encode_key, page_of_keys
+from ttlcache_lmcache.l2_told import Told
 from ttlcache_lmcache.store import TieredStore
 
 _WHERE = "--l2-adapter adapter_params"
-_SEPARATOR = "@"  # LMCache keeps it out of model names and salts
-
-
-def encode_key(key: ObjectKey) -> bytes:
-    parts = (
-        key.chunk_hash.hex(),
-        f"{key.kv_rank:x}",
-        str(key.object_group_id),
-        key.cache_salt,
-        key.model_name,
-    )
-    return _SEPARATOR.join(parts).encode()
-
-
-def decode_key(raw: bytes) -> ObjectKey:
-    chunk_hash, rank, group, salt, model = raw.decode().split(_SEPARATOR)
-    return ObjectKey(
-        chunk_hash=bytes.fromhex(chunk_hash),
-        model_name=model,
-        kv_rank=int(rank, 16),
-        object_group_id=int(group),
-        cache_salt=salt,
-    )
 
 
 class TTLL2Adapter(L2AdapterInterface):
@@ -86,13 +59,15 @@ class TTLL2Adapter(L2AdapterInterface):
         self._stored: dict[L2TaskId, L2StoreResult] = {}
         self._looked_up: dict[L2TaskId, Bitmap] = {}
         self._loaded: dict[L2TaskId, Bitmap] = {}
-        # What listeners were told is there; they hear of a key in the right order.
-        self._told_lock = threading.RLock()
-        self._told: dict[bytes, int] = {}
         self._store = TieredStore(
-            config, clock if clock is not None else default_clock(), self._on_removed
+            config,
+            clock if clock is not None else default_clock(),
+            lambda gone: self._told.removed(gone),
         )
-        self._tell_stored([header.key for header in self._store.headers()])
+        self._told = Told(
+            self._store.find, self._notify_keys_stored, self._notify_keys_deleted
+        )
+        self._told.stored([header.key for header in self._store.headers()])
         self._pool = ThreadPoolExecutor(config.num_threads, "ttlcache-l2")
         self._stop = threading.Event()
         self._sweeper = threading.Thread(
@@ -141,7 +116,7 @@ class TTLL2Adapter(L2AdapterInterface):
                 if self._store.put(raw, data):
                     stored.append(raw)
                     total += len(data)
-            self._tell_stored(stored)
+            self._told.stored(stored)
         finally:
             result = L2StoreResult(len(stored) == len(keys), total)
             with self._lock:
@@ -165,9 +140,6 @@ class TTLL2Adapter(L2AdapterInterface):
         result = _bitmap(found)
         with self._lock:
             self._looked_up[task] = result
-        hits = [key for key, hit in zip(keys, found, strict=True) if hit]
-        if hits:
-            self._notify_keys_accessed(hits)
         self._lookup_event.notify()
         return task
 
@@ -195,6 +167,9 @@ class TTLL2Adapter(L2AdapterInterface):
             for index, (key, each) in enumerate(zip(keys, objects, strict=True)):
                 buffer = memoryview(each.byte_array)
                 found[index] = self._store.read_into(encode_key(key), buffer)
+            loaded = [key for key, hit in zip(keys, found, strict=True) if hit]
+            if loaded:
+                self._notify_keys_accessed(loaded)
         finally:
             with self._lock:
                 self._loaded[task] = _bitmap(found)
@@ -209,7 +184,7 @@ class TTLL2Adapter(L2AdapterInterface):
     def delete(self, keys: list[ObjectKey]) -> None:
         """Remove objects; those that a lookup promised to a load stay."""
         gone = self._store.delete([encode_key(key) for key in keys])
-        self._on_removed(gone)
+        self._told.removed(gone)
 
     def list_l2_keys(
         self,
@@ -217,23 +192,8 @@ class TTLL2Adapter(L2AdapterInterface):
         page_size: int = 500,
         cursor: str | None = None,
     ) -> KeyListPage:
-        """Keys in order; the cursor is the last one given out."""
-        if page_size <= 0:
-            raise ValueError(f"page_size {page_size}: expected a positive number")
-        try:
-            after = bytes.fromhex(cursor) if cursor is not None else b""
-        except ValueError:
-            raise ValueError(f"cursor {cursor!r} is malformed") from None
-        headers = sorted(self._store.headers(), key=lambda header: header.key)
-        rest = [header for header in headers if header.key > after]
-        if model_name is not None:
-            rest = [h for h in rest if decode_key(h.key).model_name == model_name]
-        page = rest[:page_size]
-        entries = tuple(
-            KeyEntry(_encoded(decode_key(header.key)), header.size) for header in page
-        )
-        more = len(rest) > page_size
-        return KeyListPage(entries, page[-1].key.hex() if more else None)
+        headers = self._store.headers()
+        return page_of_keys(headers, model_name, page_size, cursor)
 
     def report_status(self) -> dict[str, Any]:
         return {
@@ -262,30 +222,6 @@ class TTLL2Adapter(L2AdapterInterface):
 
         self._pool.submit(guarded)
 
-    def _tell_stored(self, raws: Sequence[bytes]) -> None:
-        with self._told_lock:
-            there = {raw: self._store.find(raw) for raw in dict.fromkeys(raws)}
-            new = {
-                raw: header.size
-                for raw, header in there.items()
-                if header is not None and raw not in self._told
-            }
-            if new:
-                self._told.update(new)
-                keys = [decode_key(raw) for raw in new]
-                self._notify_keys_stored(keys, list(new.values()))
-
-    def _on_removed(self, gone: Sequence[tuple[bytes, int]]) -> None:
-        with self._told_lock:
-            old = {
-                raw: self._told.pop(raw)
-                for raw, _ in gone
-                if raw in self._told and self._store.find(raw) is None
-            }
-            if old:
-                keys = [decode_key(raw) for raw in old]
-                self._notify_keys_deleted(keys, list(old.values()))
-
     def _sweep_until_stopped(self, interval_s: float) -> None:
         while not self._stop.wait(interval_s):
             try:
@@ -307,8 +243,3 @@ def _bitmap(found: Sequence[bool]) -> Bitmap:
         if hit:
             bitmap.set(index)
     return bitmap
-
-
-def _encoded(key: ObjectKey) -> EncodedObjectKey:
-    encoded: EncodedObjectKey = key.to_encoded_object_key()
-    return encoded

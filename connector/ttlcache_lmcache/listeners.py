@@ -12,6 +12,7 @@ from typing import Any
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L1ManagerListener, L2AdapterListener
 from lmcache.v1.mp_observability.event import Event, EventType
+from lmcache.v1.multiprocess.token_hasher import TokenHasher
 
 from ttlcache_lmcache.tier import Tier
 
@@ -130,3 +131,22 @@ class RequestEvents:
         if began_s is not None and objects > 0:
             seconds = event.timestamp - began_s
             self._tier.reloaded(objects, self._chunk_tokens, seconds)
+
+
+class SessionEvents:
+    """Requests that stored something and looked nothing up: only the session knows
+    what they have. Those that did are told of by `RequestEvents`."""
+
+    def __init__(self, tier: Tier, on_error: OnError) -> None:
+        self._tier = tier
+        self._on_error = on_error
+
+    def destroyed(self, session: Any) -> None:
+        """LMCache's session is over."""
+        try:
+            if session.lookup_ipc_key is None and session.token_ids:
+                hashes = [TokenHasher.hash_to_bytes(h) for h in session.get_hashes(0)]
+                tokens = len(session.token_ids)
+                self._tier.stored_by(session.request_id, hashes, tokens)
+        except Exception as error:  # noqa: BLE001 - LMCache's sessions must end
+            self._on_error("session", error)

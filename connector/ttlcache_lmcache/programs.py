@@ -31,6 +31,7 @@ class ChainProgram:
     prompt_chunks: how many of them the last turn's prompt had.
     running: requests of it under way.
     seen_s: when it was last heard of; once nothing runs, when that ended.
+    since_s: when its last turn ended, maybe before its session did.
     is_told: the deadline is a client's; the policy is not asked again.
     decision: what the policy said at the start of the gap, until the gap ends.
     deadline_s: while nothing runs, until when it is inside its TTL.
@@ -44,6 +45,7 @@ class ChainProgram:
     turns: int = 0
     running: set[str] = field(default_factory=set)
     seen_s: float = 0.0
+    since_s: float = 0.0
     deadline_s: float = 0.0
     is_finished: bool = False
     is_told: bool = False
@@ -163,11 +165,45 @@ class ProgramBook:
         if program.running:
             return None
         self._running.pop(program, None)
-        program.turns += 1
-        program.seen_s = now_s
-        self._idle[program] = None
-        self._list(program)
+        self._rest(program, now_s)
         return program
+
+    def adopt(
+        self,
+        chain: Sequence[Chunk],
+        tokens: int,
+        program: ChainProgram | None,
+        now_s: float,
+    ) -> ChainProgram:
+        """A context that no lookup announced is there.
+
+        Args:
+            program: whose it is; None: whose chain it extends, or a new program's.
+        """
+        is_news = program is None
+        if program is None:
+            program = self.extend(chain)
+        if program is None:
+            self._make_room()
+            program = ChainProgram(next(self._numbers), now_s, [], 0, 0)
+        if program.running:
+            return program  # its session says at its end what it has
+        self._unlist(program)
+        self._set_chain(program, list(chain))
+        program.prompt_chunks = min(program.prompt_chunks, len(chain))
+        program.context_tokens = tokens
+        if is_news:
+            self._rest(program, now_s)
+        else:
+            self._idle[program] = None
+            self._list(program)
+        return program
+
+    def heard_of(self, program: ChainProgram, now_s: float) -> None:
+        """A turn of it ended of which nothing was looked up."""
+        if not program.running and program.chain:
+            self._unlist(program)
+            self._rest(program, now_s)
 
     def forget(self, program: ChainProgram) -> None:
         """Nothing is known of it any more; its chunks are nobody's."""
@@ -194,6 +230,12 @@ class ProgramBook:
         # Behind the prompt only: a system prompt that others start with, too, is no
         # sign of this program.
         return length > depth and len(self._holders[program.chain[depth - 1]]) == 1
+
+    def _rest(self, program: ChainProgram, now_s: float) -> None:
+        program.turns += 1
+        program.seen_s = now_s
+        self._idle[program] = None
+        self._list(program)
 
     def _lengthen(self, program: ChainProgram, more: Sequence[Chunk]) -> None:
         was_idle = program in self._idle

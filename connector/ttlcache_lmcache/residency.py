@@ -6,7 +6,8 @@ used as they are: hashable, with `model_name` and `chunk_hash`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from ttlcache_lmcache.programs import Chunk
@@ -32,6 +33,7 @@ class Residency:
     def __init__(self) -> None:
         self._l1: dict[Chunk, dict[ObjectKey, None]] = {}
         self._used_s: dict[Chunk, float] = {}
+        self._models: Counter[str] = Counter()  # chunks in L1
         self._reserved: dict[ObjectKey, None] = {}
         self._l2: set[ObjectKey] = set()
         self._num_l1 = 0
@@ -60,6 +62,8 @@ class Residency:
         for key in keys:
             self._reserved.pop(key, None)
             chunk = chunk_of(key)
+            if chunk not in self._l1:
+                self._models[chunk[0]] += 1
             objects = self._l1.setdefault(chunk, {})
             if key not in objects:
                 objects[key] = None
@@ -82,6 +86,21 @@ class Residency:
             if not objects:
                 del self._l1[chunk]
                 del self._used_s[chunk]
+                self._models[chunk[0]] -= 1
+                if not self._models[chunk[0]]:
+                    del self._models[chunk[0]]
+
+    def model_of(self, hashes: Sequence[bytes]) -> str | None:
+        """The model of which L1 has one of these chunks, the last ones first."""
+        for each in reversed(hashes):
+            for model in self._models:
+                if (model, bytes(each)) in self._used_s:
+                    return model
+        return None
+
+    def has(self, chunk: Chunk) -> bool:
+        """Whether L1 has something of the chunk."""
+        return chunk in self._l1
 
     def objects(self, chunk: Chunk) -> list[ObjectKey]:
         """The chunk's objects in L1."""

@@ -23,7 +23,7 @@ from ttlcache_lmcache import compat, hints, otel
 from ttlcache_lmcache.config import ServerModuleConfig, load
 from ttlcache_lmcache.costs import TierCosts
 from ttlcache_lmcache.eviction import TTLEvictionPolicy
-from ttlcache_lmcache.listeners import L1Events, L2Events, RequestEvents
+from ttlcache_lmcache.listeners import L1Events, L2Events, RequestEvents, SessionEvents
 from ttlcache_lmcache.tier import Tier
 
 _WHERE = "--server-module config"
@@ -55,6 +55,7 @@ class TTLServerModule:
             clock if clock is not None else default_clock(),
             self._used,
             TierCosts(_profile(self._config)),
+            self._on_error,
         )
         self._attach()
         self._stop = threading.Event()
@@ -86,6 +87,8 @@ class TTLServerModule:
         self._read_l2()
         events = RequestEvents(self.tier, self._context.chunk_size, self._on_error)
         events.subscribe(self._context.event_bus)
+        sessions = self._context.session_manager.destroy_listeners
+        sessions.append(SessionEvents(self.tier, self._on_error).destroyed)
         otel.export(self.tier, self.errors)
 
     def _read_l2(self) -> None:
@@ -112,6 +115,7 @@ class TTLServerModule:
 
     def report_status(self) -> dict[str, Any]:
         status = {**self.tier.status(), "errors": dict(self.errors)}
+        status["recent_turns"] = self.tier.recent_turns()
         return {"ttlcache": {**status, "is_sweeping": self._thread.is_alive()}}
 
     def close(self) -> None:

@@ -6,27 +6,25 @@ request threads (some while it holds L1's lock), its event bus and its eviction 
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from ttlcache import policies
 from ttlcache.clock import Clock
-from ttlcache.gaps import GapHistory
-from ttlcache.policies.base import View
-from ttlcache.types import Decision, GapKey, TurnFacts
+from ttlcache_lmcache.advice import Advice, OnError
 from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.costs import TierCosts
 from ttlcache_lmcache.headroom import Headroom
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.order import chunks_to_evict, is_protected
-from ttlcache_lmcache.programs import FINAL_GAP, ChainProgram, Chunk, ProgramBook
+from ttlcache_lmcache.order import (
+    chunks_to_come,
+    chunks_to_evict,
+    chunks_without_place,
+    is_protected,
+)
+from ttlcache_lmcache.programs import Chunk
 from ttlcache_lmcache.residency import ObjectKey, Residency, chunk_of
-
-#: Requests remembered after their end, and hints before it.
-MEMORY = 8192
+from ttlcache_lmcache.turns import Turns
 
 
 class Tier:
@@ -34,6 +32,7 @@ class Tier:
 
     Args:
         usage: reads how much of L1 is used, from 0 to 1; called without our lock.
+        on_error: told of a policy that raises; called with our lock.
     """
 
     def __init__(
@@ -42,23 +41,20 @@ class Tier:
         clock: Clock,
         usage: Callable[[], float],
         costs: TierCosts | None = None,
+        on_error: OnError = lambda _what, _error: None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._usage = usage
-        self._policy = policies.create(config.policy, config.policy_options)
-        self._gaps = GapHistory(horizon_s=config.program_idle_s)
-        self._costs = costs if costs is not None else TierCosts()
-        self._book = ProgramBook(config.max_programs)
-        self._residency = Residency()
-        self._headroom = Headroom()
-        self._hints: OrderedDict[str, Hint] = OrderedDict()
-        self._ended: OrderedDict[str, ChainProgram] = OrderedDict()
-        self._deadlines: list[tuple[float, int, ChainProgram]] = []
-        self._order = itertools.count()  # of equal deadlines
-        self._leaving: dict[ChainProgram, None] = {}
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
+        self._residency = Residency()
+        self._headroom = Headroom()
+        self._looked_s = float("-inf")
+        costs = costs if costs is not None else TierCosts()
+        self._advice = Advice(config, costs, self._residency, self.counts, on_error)
+        self._turns = Turns(config, self._advice, self.counts)
+        self._book = self._turns.book
 
     # the life of a turn
 
@@ -69,13 +65,7 @@ class Tier:
         chain = [(model, bytes(each)) for each in hashes]
         now_s = self._clock.now_s()
         with self._lock:
-            program, goes_on = self._book.begin(request_id, chain, tokens, now_s)
-            self._leaving.pop(program, None)
-            if goes_on:
-                self.counts["turns_continued"] += 1
-                gap_s = self._gaps.finish(program.number, now_s)
-                if gap_s is not None:
-                    self._learn(program, gap_s)
+            self._turns.lookup(request_id, chain, tokens, now_s)
 
     def context(self, keys: Sequence[ObjectKey]) -> None:
         """Objects were used: a hit, or all of a request that ended."""
@@ -94,95 +84,39 @@ class Tier:
         """A request is over."""
         now_s = self._clock.now_s()
         with self._lock:
-            program = self._book.end(request_id, now_s)
-            if program is None:
-                return
-            self._ended[request_id] = program
-            _bound(self._ended)
-            self._decide(program, self._hints.pop(request_id, None), now_s)
+            self._turns.ended(request_id, now_s)
+
+    def stored_by(self, request_id: str, hashes: Sequence[bytes], tokens: int) -> None:
+        """A request is over that looked nothing up; its chunks, from the start."""
+        now_s = self._clock.now_s()
+        with self._lock:
+            model = self._residency.model_of(hashes)
+            if model is None:
+                return  # nothing of it is in L1
+            chain = [(model, bytes(each)) for each in hashes]
+            for chunk in chain:
+                self._residency.touch(chunk, now_s)
+            self._turns.stored(request_id, chain, tokens, now_s)
 
     def hint(self, hint: Hint) -> None:
         """What a client knows of a turn that ended or is about to."""
         now_s = self._clock.now_s()
         with self._lock:
-            self.counts["hints"] += 1
-            program = self._ended.get(hint.request_id)
-            if program is None:
-                self._hints[hint.request_id] = hint
-                _bound(self._hints)
-            elif not program.running:
-                self._decide(program, hint, now_s)
-
-    def _decide(self, program: ChainProgram, hint: Hint | None, now_s: float) -> None:
-        """A turn ended (or more is known of one that did): set the deadline."""
-        program.is_finished = hint is not None and hint.is_last_step
-        if hint is not None and hint.tool:
-            program.gap_key = GapKey(hint.tool)
-        if program.is_finished:
-            self.counts["programs_finished"] += 1
-            self._gaps.drop(program.number)
-            program.gap_key, program.decision = FINAL_GAP, None
-            program.deadline_s = now_s
-            self._leaving[program] = None
-            return
-        self._gaps.start(program.number, program.gap_key, now_s)
-        wish_s = hint.ttl_s if hint is not None else None
-        program.is_told = wish_s is not None
-        decision = self._ask(program, now_s, waited_s=0.0)
-        program.decision = decision
-        ttl_s = decision.ttl_s if wish_s is None else wish_s
-        self._set_deadline(program, now_s, min(ttl_s, self._config.max_ttl_s))
-
-    def _set_deadline(self, program: ChainProgram, now_s: float, ttl_s: float) -> None:
-        program.deadline_s = now_s + ttl_s
-        heapq.heappush(
-            self._deadlines, (program.deadline_s, next(self._order), program)
-        )
-
-    def _ask(self, program: ChainProgram, now_s: float, waited_s: float) -> Decision:
-        leaf = program.chain[-1] if program.chain else None
-        in_l2 = leaf is not None and self._residency.is_in_l2(leaf)
-        turn = TurnFacts(
-            program_id=str(program.number),
-            turn_index=program.turns,
-            gap_key=program.gap_key,
-            context_tokens=program.context_tokens,
-            kv_blocks=len(program.chain),
-            waited_s=waited_s,
-        )
-        view = View(
-            gaps=self._gaps,
-            costs=self._costs,
-            now_s=now_s,
-            tier="disk" if in_l2 else None,
-        )
-        if waited_s == 0.0:
-            self._costs.observe_benefit(view.recovery_s(turn))
-        try:
-            decision = self._policy.decide(turn, view)
-        except Exception:  # noqa: BLE001 - policies may be anybody's code
-            self.counts["policy_errors"] += 1
-            return Decision(0.0, "policy:raised")
-        return decision if decision.ttl_s >= 0 else Decision(0.0, "policy:nonsense")
-
-    def _learn(self, program: ChainProgram, gap_s: float) -> None:
-        self._costs.observe_gap(gap_s)
-        decision, program.decision = program.decision, None
-        if decision is None:
-            return
-        try:
-            self._policy.observe_outcome(
-                program.gap_key, gap_s, decision.ttl_s, decision.inputs
-            )
-        except Exception:  # noqa: BLE001 - policies may be anybody's code
-            self.counts["policy_errors"] += 1
+            self._turns.hint(hint, now_s)
 
     # what is where
 
     def reserved(self, keys: Sequence[ObjectKey]) -> None:
         with self._lock:
             self._residency.reserve(keys)
-            self._headroom.wrote(len(keys))
+            self._headroom.wrote(sum(not self._is_announced(key) for key in keys))
+
+    def _is_announced(self, key: ObjectKey) -> bool:
+        """Whether room was made for it: its request was under way at the last look."""
+        return any(
+            each.running and each.seen_s <= self._looked_s
+            for each in self._book.holders(chunk_of(key))
+        )
 
     def written(self, keys: Sequence[ObjectKey]) -> None:
         now_s = self._clock.now_s()
@@ -205,7 +139,7 @@ class Tier:
         """`objects` came up from L2 within `seconds`."""
         with self._lock:
             tokens = round(objects * chunk_tokens / self._residency.objects_a_chunk)
-            self._costs.observe_reload("disk", tokens, seconds)
+            self._advice.reloaded(tokens, seconds)
 
     # what leaves
 
@@ -224,15 +158,30 @@ class Tier:
         Args:
             is_eligible: whether L1 may delete an object now.
         """
-        used = self._usage()
+        used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
-            number = self._headroom.missing(self._residency.num_l1, used)
-        if not number:
-            return []
-        eligible = (key for key in self.eviction_order() if is_eligible(key))
-        chosen = list(itertools.islice(eligible, number))
+            keys = self._without_place(used, now_s)
+        chosen = [key for key in keys if is_eligible(key)]
         self.counts["evicted"] += len(chosen)
         return chosen
+
+    def _without_place(self, used: float, now_s: float) -> list[ObjectKey]:
+        objects = self._residency.num_l1
+        if not objects or used <= 0.0:
+            return []
+        capacity = objects / used
+        a_chunk = self._residency.objects_a_chunk
+        room = capacity - self._headroom.wanted(capacity)
+        to_come = chunks_to_come(self._book, self._residency) * a_chunk
+        if objects + to_come <= room:
+            return []
+        keys = self._residency.reserved()
+        chunks = chunks_without_place(
+            self._book, self._residency, int(room / a_chunk), now_s
+        )
+        for chunk in chunks:
+            keys.extend(self._residency.objects(chunk))
+        return keys
 
     def sweep(self) -> list[ObjectKey]:
         """Let deadlines pass.
@@ -244,47 +193,15 @@ class Tier:
         used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
             self._headroom.look()
-            self._expire(now_s)
-            self._forget_silent(now_s)
+            self._looked_s = now_s
+            self._turns.pass_time(now_s)
             if used <= self._config.demote_above:
                 return []
             return self._demotable(now_s)
 
-    def _expire(self, now_s: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            deadline_s, _, program = heapq.heappop(self._deadlines)
-            if program.running or program.deadline_s != deadline_s:
-                continue  # it went on, or got another deadline
-            if program.is_finished or not program.chain:
-                continue
-            left_s = self._prolongation_s(program, now_s)
-            if left_s > 0.0:
-                self._set_deadline(program, now_s, left_s)
-                continue
-            self.counts["expired"] += 1
-            self._leaving[program] = None
-
-    def _prolongation_s(self, program: ChainProgram, now_s: float) -> float:
-        """At its deadline a program is asked about once more, as a pin is."""
-        if program.is_told:
-            return 0.0
-        waited_s = now_s - program.seen_s
-        ttl_s = self._ask(program, now_s, waited_s).ttl_s
-        return min(ttl_s, self._config.max_ttl_s - waited_s)
-
-    def _forget_silent(self, now_s: float) -> None:
-        horizon_s = now_s - self._config.program_idle_s
-        for candidates in (self._book.idle(), self._book.under_way()):
-            for program in candidates:
-                if program.seen_s > horizon_s:
-                    break
-                self._leaving.pop(program, None)
-                self._book.forget(program)
-                self.counts["forgotten"] += 1
-
     def _demotable(self, now_s: float) -> list[ObjectKey]:
         keys: dict[ObjectKey, None] = {}
-        for program in list(self._leaving):
+        for program in list(self._turns.leaving):
             is_gone = True  # nothing of it alone is in L1
             for chunk in reversed(program.chain):
                 if any(is_protected(p, now_s) for p in self._book.holders(chunk)):
@@ -295,8 +212,10 @@ class Tier:
                     break  # the tail goes first
                 keys.update(dict.fromkeys(objects))
             if is_gone:
-                del self._leaving[program]
+                del self._turns.leaving[program]
         return list(keys)
+
+    # what is shown
 
     def status(self) -> dict[str, object]:
         """Plain numbers for `/status`, metrics and the RPC."""
@@ -312,11 +231,11 @@ class Tier:
                 "programs_expired": len(idle) - kept,
                 "l1_objects": self._residency.num_l1,
                 "l2_objects": self._residency.num_l2,
-                "gaps_recorded": self._gaps.total,
+                "gaps_recorded": self._advice.gaps_recorded,
                 "counts": dict(self.counts),
             }
 
-
-def _bound(memory: OrderedDict[str, ChainProgram] | OrderedDict[str, Hint]) -> None:
-    while len(memory) > MEMORY:
-        memory.popitem(last=False)
+    def recent_turns(self) -> list[dict[str, object]]:
+        """The turns that ended last and their deadlines, the youngest first."""
+        with self._lock:
+            return self._turns.recent(self._clock.now_s())

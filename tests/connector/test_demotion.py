@@ -10,7 +10,7 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 
 from tests.connector.conftest import free, pinned, totals
 from ttlcache_connector import side_parts
-from ttlcache_connector.tiers import NoTier, TierMetadata
+from ttlcache_connector.tiers import NoTier, TierMetadata, TurnEnd
 
 
 class FakeTier(NoTier):
@@ -22,6 +22,7 @@ class FakeTier(NoTier):
         self.found: Any = (0, False)
         self.fails: set[str] = set()
         self.told: list[TierMetadata] = []
+        self.ends: list[TurnEnd] = []
 
     def is_up(self) -> bool:
         return self.up
@@ -47,6 +48,10 @@ class FakeTier(NoTier):
 
     def ahead(self, request_id):
         self.calls.append(("ahead", request_id))
+
+    def tell(self, turn):
+        self._maybe_fail("tell")
+        self.ends.append(turn)
 
     def forget(self, request_id):
         self.calls.append(("forget", request_id))
@@ -125,6 +130,37 @@ def test_a_turn_that_is_not_worth_a_pin_is_copied_at_once(make_engine, clock, ti
     assert free(engine) == 63
 
 
+def test_the_tier_is_told_what_was_decided(make_engine, clock, tier):
+    engine = make_engine(extra_config=extra())
+    context = engine.turn("a", PROMPT, hints=HINTS)
+    engine.turn("b", [*context, 7, 8], hints=HINTS | {"ttl": "9s"})
+    engine.turn("other", range(200, 300), hints={"program_id": "q"}, cache_salt="t")
+    policy, wish, other = tier.ends
+    assert policy == TurnEnd("a", policy.program, 5.0, is_final=False, tool=("bash",))
+    assert wish == TurnEnd("b", policy.program, 9.0, is_final=True, tool=("bash",))
+    assert other.program != policy.program
+    assert "t" not in tier.ends[2].tool
+
+
+def test_the_tier_is_told_of_ended_programs(make_engine, clock, tier):
+    engine = make_engine(extra_config=extra())
+    context = engine.turn("a", PROMPT, hints=HINTS)
+    engine.turn("b", [*context, 7, 8], hints=HINTS | {"is_last_step": True})
+    assert [t.request_id for t in tier.ends if t.ttl_s is None] == ["b"]
+    engine.turn("c", range(200, 300), hints={"program_id": "q"})
+    engine.connector.side.control({"do": "end", "program_id": "q"})
+    assert tier.ends[-1] == TurnEnd("c")
+
+
+def test_nothing_is_told_of_a_request_that_did_not_complete(make_engine, clock, tier):
+    engine = make_engine(extra_config=extra())
+    engine.add("a", PROMPT, max_tokens=50, hints=HINTS)
+    engine.step()
+    engine.abort("a")
+    engine.run()
+    assert tier.ends == []
+
+
 def test_an_aborted_request_leaves_nothing_to_copy(make_engine, clock, tier):
     engine = make_engine(extra_config=extra())
     engine.add("a", PROMPT, max_tokens=50, hints=HINTS)
@@ -171,7 +207,7 @@ def test_a_running_request_takes_the_memory_at_once(make_engine, clock, tier):
     assert engine.finished["b"].num_preemptions == 0
 
 
-@pytest.mark.parametrize("call", ["match", "allocated", "build_metadata"])
+@pytest.mark.parametrize("call", ["match", "allocated", "build_metadata", "tell"])
 def test_a_broken_tier_is_a_miss(make_engine, clock, tier, call, our_log):
     engine = make_engine(extra_config=extra())
     tier.fails = {call}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import re
 import shlex
@@ -53,6 +54,19 @@ def test_it_prints_a_flag_that_vllm_takes(serve_tiers, tmp_path):
 def test_more_arguments_reach_the_server(serve_tiers):
     done = serve_tiers("--print-only", "--", "--separate-object-groups")
     assert done.output.strip().endswith("--separate-object-groups")
+
+
+def test_retention_loads_the_module_that_is_told_deadlines(serve_tiers):
+    def modules(*args: str) -> list[str]:
+        command = shlex.split(
+            serve_tiers("--print-only", *args).output.strip().splitlines()[-1]
+        )
+        flags = itertools.pairwise(command)
+        specs = [json.loads(text) for flag, text in flags if flag == "--server-module"]
+        return [spec["module_path"] for spec in specs]
+
+    assert modules() == ["ttlcache_connector.lmcache_module"]
+    assert modules("--retention")[1:] == ["ttlcache_lmcache.server_module"]
 
 
 def test_an_untested_pair_is_refused(serve_tiers, monkeypatch):

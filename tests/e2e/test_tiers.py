@@ -139,6 +139,8 @@ def tiered(
             agent.settle()
             assert agent.count("ttlcache_free_blocks") == 699
             assert server.errors_in_log() == []
+            log = server.log_path.read_text()
+            assert log.count("takes no hints") == 1, "it runs without that module"
 
 
 def undisturbed(tiered: Tiered, attempt: Callable[[int], T]) -> T:

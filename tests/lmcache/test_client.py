@@ -8,8 +8,9 @@ import pytest
 
 pytest.importorskip("lmcache", reason="LMCache is an extra")
 
+from ttlcache.clock import VirtualClock
 from ttlcache_lmcache import hints
-from ttlcache_lmcache.client import MAX_IN_FLIGHT, HintClient
+from ttlcache_lmcache.client import ANSWER_TIMEOUT_S, MAX_IN_FLIGHT, HintClient
 from ttlcache_lmcache.hints import Hint
 
 HINT = Hint(request_id="r", ttl_s=1.0)
@@ -19,6 +20,7 @@ class Answer:
     def __init__(self) -> None:
         self.is_there = False
         self.success = True
+        self.error = "unknown method"
 
     def query(self) -> bool:
         return self.is_there
@@ -64,6 +66,30 @@ def test_a_silent_server_costs_hints_and_no_time() -> None:
     server.answers[3].success = False
     assert client.send([HINT])
     assert client.refused == 1
+
+
+def test_what_a_server_refuses_is_said() -> None:
+    server = Server()
+    client = HintClient(server)
+    client.send([HINT])
+    assert client.refusal is None
+    server.answers[0].is_there = True
+    server.answers[0].success = False
+    client.poll()
+    assert client.refusal == "unknown method"
+
+
+def test_answers_that_never_come_do_not_end_the_hints() -> None:
+    """A server that was restarted does not answer what the old one was told."""
+    server, clock = Server(), VirtualClock()
+    client = HintClient(server, clock.now_s)
+    for _ in range(MAX_IN_FLIGHT):
+        client.send([HINT])
+    clock.advance(ANSWER_TIMEOUT_S - 1.0)
+    assert not client.send([HINT])
+    clock.advance(1.0)
+    assert client.send([HINT])
+    assert client.unanswered == MAX_IN_FLIGHT
 
 
 def test_a_server_that_is_gone_raises_nothing() -> None:

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import subprocess
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.lmcache_store import SIZE, Hammer, content, get, survive_kills
 from ttlcache.clock import VirtualClock
 from ttlcache.errors import ConfigError
 from ttlcache_lmcache import records
 from ttlcache_lmcache.config import TierConfig
 from ttlcache_lmcache.store import TieredStore
 
-SIZE = 1000
-
-
-def content(key: bytes, size: int = SIZE) -> bytes:
-    return random.Random(key).randbytes(size)
-
 
 def make(path: Path, clock: VirtualClock | None = None, **settings: Any) -> TieredStore:
     values = {"path": str(path), "disk_bytes": 1 << 20, **settings}
     return TieredStore(TierConfig(**values), clock or VirtualClock())
-
-
-def get(store: TieredStore, key: bytes, size: int = SIZE) -> bytes | None:
-    buffer = bytearray(size)
-    return bytes(buffer) if store.read_into(key, memoryview(buffer)) else None
 
 
 def file_of(store_path: Path) -> Path:
@@ -172,73 +156,9 @@ def test_other_bytes_replace_the_old_unless_promised(tmp_path: Path) -> None:
     assert get(store, b"a") == content(b"new")
 
 
-class Hammer:
-    """Mixed operations from many threads; a watcher checks the budgets."""
-
-    KEYS = 200
-    MEMORY = 20 * SIZE
-    DISK = 60 * SIZE
-
-    def __init__(self, path: Path, write_through: bool) -> None:
-        self.clock = VirtualClock()
-        self.store = make(
-            path,
-            self.clock,
-            memory_bytes=self.MEMORY,
-            disk_bytes=self.DISK,
-            memory_ttl_s=5.0,
-            disk_ttl_s=50.0,
-            write_through=write_through,
-        )
-        self.problems: list[str] = []
-        self.hits = 0
-
-    def work(self, seed: int, operations: int) -> None:
-        try:
-            self._work(random.Random(seed), operations)
-        except Exception as error:  # noqa: BLE001 - told to the main thread
-            self.problems.append(repr(error))
-
-    def _work(self, rng: random.Random, operations: int) -> None:
-        for _ in range(operations):
-            key = b"%d" % rng.randrange(self.KEYS)
-            choice = rng.random()
-            if choice < 0.35:
-                self.store.put(key, content(key))
-            elif choice < 0.8:
-                locked = self.store.lock([key])[0]
-                found = get(self.store, key)
-                if locked:
-                    self.store.unlock([key])
-                if found is not None:
-                    self.hits += 1
-                    if found != content(key):
-                        self.problems.append(f"wrong bytes for {key!r}")
-            elif choice < 0.9:
-                self.store.delete([key])
-            else:
-                self.clock.advance(rng.random() * 0.2)
-                self.store.sweep()
-            if self.store.memory_bytes > self.MEMORY:
-                self.problems.append("memory budget")
-            if self.store.disk_bytes > self.DISK:
-                self.problems.append("disk budget")
-
-    def run(self, threads: int, operations: int) -> None:
-        workers = [
-            threading.Thread(target=self.work, args=(i, operations // threads))
-            for i in range(threads)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(timeout=1800.0)
-            assert not worker.is_alive(), "deadlock"
-
-
 @pytest.mark.parametrize("write_through", [True, False])
 def test_eight_threads(tmp_path: Path, write_through: bool) -> None:
-    """A short form; a million were run once (docs/lmcache.md)."""
+    """A short form; `bench lmcache-store` runs a million."""
     hammer = Hammer(tmp_path, write_through)
     hammer.run(threads=8, operations=8_000)
     assert hammer.problems == []
@@ -248,42 +168,8 @@ def test_eight_threads(tmp_path: Path, write_through: bool) -> None:
     assert hammer.store.status()["locked"] == 0
 
 
-WRITER = """
-import random, sys
-from ttlcache.clock import SystemClock
-from ttlcache_lmcache.config import TierConfig
-from ttlcache_lmcache.store import TieredStore
-store = TieredStore(TierConfig(path=sys.argv[1], disk_bytes=1 << 24), SystemClock())
-for i in range(10**9):
-    key = b"%d" % i
-    assert store.put(key, random.Random(key).randbytes(20_000))
-    print(i, flush=True)
-"""
-
-
 def test_sigkill_loses_nothing_that_was_stored(tmp_path: Path) -> None:
-    """Killed at random moments; each time every stored object is whole or absent."""
-    rng = random.Random(7)
-    folder = tmp_path / "kv"
-    for _ in range(4):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(folder)],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        assert process.stdout is not None
-        last = -1
-        for _ in range(rng.randrange(1, 150)):
-            last = int(process.stdout.readline())
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        store = make(folder, disk_bytes=1 << 24)
-        for index in range(last + 1):
-            key = b"%d" % index
-            assert get(store, key, 20_000) == content(key, 20_000), index
-        for header in store.headers():
-            assert get(store, header.key, 20_000) == content(header.key, 20_000)
-        assert not list(folder.glob("??/*.writing"))
-        store.close()
-        for path in folder.glob("??/*.kv"):
-            path.unlink()
+    """A few of the kills of `bench lmcache-store`, at random moments."""
+    found = survive_kills(tmp_path / "kv", kills=4, seed=7)
+    assert found.problems == []
+    assert found.found >= found.stored >= 4

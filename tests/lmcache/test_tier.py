@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ttlcache import policies
 from ttlcache.clock import VirtualClock
 from ttlcache.errors import ConfigError
 from ttlcache_lmcache import hints
@@ -33,9 +34,13 @@ class World:
     def __init__(self, **config: Any) -> None:
         self.clock = VirtualClock(1000.0)
         self.used = 1.0
+        self.failed: list[str] = []
         values = {"policy": "fixed", "policy_options": {"ttl_s": 10.0}, **config}
         self.tier = Tier(
-            load(ServerModuleConfig, values, "test"), self.clock, lambda: self.used
+            load(ServerModuleConfig, values, "test"),
+            self.clock,
+            lambda: self.used,
+            on_error=lambda what, _error: self.failed.append(what),
         )
         self.l1: dict[Key, None] = {}
         self.ranks = 1
@@ -81,6 +86,10 @@ class World:
     def sweep(self) -> list[str]:
         return [key.chunk_hash.decode() for key in self.tier.sweep()]
 
+    def evicted(self) -> list[str]:
+        chosen = self.tier.to_evict(lambda _key: True)
+        return [key.chunk_hash.decode() for key in chosen]
+
     def count(self, name: str) -> int:
         return self.tier.counts[name]
 
@@ -124,7 +133,7 @@ def test_expired_goes_before_kept_and_tail_before_prefix() -> None:
     world.turn("r1", "ab")
     world.clock.advance(5.0)
     world.turn("r2", "xy")
-    assert world.order() == ["ab", "a", "xy", "x"]  # both kept: the longest idle first
+    assert world.order() == ["xy", "x", "ab", "a"]  # both kept: the latest first
     world.tier.hint(Hint(request_id="r1", ttl_s=100.0))
     world.clock.advance(12.0)
     assert world.order() == ["xy", "x", "ab", "a"]  # the second has expired
@@ -134,7 +143,7 @@ def test_a_shared_prefix_goes_with_its_last_holder() -> None:
     world = World()
     world.turn("r1", "sa")
     world.turn("r2", "sb")
-    assert world.order() == ["sa", "sb", "s"]
+    assert world.order() == ["sb", "sa", "s"]
 
 
 def test_all_parts_of_a_chunk_go_together() -> None:
@@ -237,6 +246,61 @@ def test_the_silent_are_forgotten() -> None:
     assert world.order()  # nobody's now, but still to be evicted
 
 
+def test_room_is_made_for_what_is_looked_up_but_by_seniority_only() -> None:
+    world = World(demote_above=1.0)
+    world.turn("old", "ab")
+    world.turn("young", "xy")
+    for _ in range(400):
+        world.sweep()  # that these came unannounced is long ago
+    world.used = 4 / 6.2  # places for six: two are free
+    assert world.evicted() == []
+    world.begin("new", "qrs")  # three are to come: there is no place for the last
+    assert world.evicted() == []  # and nobody who goes before it gives up his
+    world.begin("grown", "abcd")
+    assert world.evicted() == []
+    world.used = 4 / 5.2
+    assert world.evicted() == ["xy"]  # the older program takes what it needs
+    world.finish("grown", "abcd")
+    world.clock.advance(11.0)  # what is expired makes room for anybody
+    assert world.evicted()[-1] == "x"
+
+
+def test_requests_that_are_over_before_a_look_find_room_later() -> None:
+    world = World(demote_above=1.0)
+    for index in range(10):
+        world.turn(f"r{index}", chr(65 + index) + "abc")
+        world.sweep()
+    world.used = 1.0
+    assert len(world.evicted()) >= 4  # as much as one of them writes
+    world = World(demote_above=1.0)
+    for index in range(10):
+        world.begin(f"r{index}", chr(65 + index) + "abc")
+        world.sweep()  # room is made for it now
+        world.finish(f"r{index}", chr(65 + index) + "abc")
+    world.used = 1.0
+    assert len(world.evicted()) < 4
+
+
+def test_what_nobody_announces_finds_some_room() -> None:
+    world = World()
+    for index in range(25):
+        world.turn(f"r{index}", chr(65 + index) + "x")
+    world.used = 1.0
+    assert 1 <= len(world.evicted()) < 25
+
+
+@pytest.mark.parametrize("policy", policies.names())
+def test_every_policy_can_be_asked(policy: str) -> None:
+    """The core's costs and ours change together."""
+    world = World(policy=policy, policy_options={})
+    for index in range(3):
+        world.turn(f"r{index}", "abc"[: index + 1])
+        world.clock.advance(3.0)
+        world.sweep()
+    assert world.count("turns_continued") == 2
+    assert world.count("policy_errors") == 0
+
+
 @dataclass
 class Raises:
     def decide(self, *_: Any) -> None:
@@ -245,9 +309,10 @@ class Raises:
 
 def test_a_policy_that_raises_costs_the_retention_only() -> None:
     world = World()
-    world.tier._policy = Raises()  # type: ignore[assignment]
+    world.tier._advice._policy = Raises()  # type: ignore[assignment]
     world.turn("r1", "ab")
     assert world.count("policy_errors") == 1
+    assert world.failed == ["policy"]
     assert world.sweep() == ["ab", "a"]
 
 

@@ -17,9 +17,16 @@ from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.lower_lmcache.connect import connect
 from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
+from ttlcache_connector.lower_lmcache.hint_sender import HintSender
 from ttlcache_connector.lower_lmcache.registration import own_name
 from ttlcache_connector.lower_lmcache.sources import Sources
-from ttlcache_connector.tiers import Loaded, Reload, SchedulerTier, TierMetadata
+from ttlcache_connector.tiers import (
+    Loaded,
+    Reload,
+    SchedulerTier,
+    TierMetadata,
+    TurnEnd,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -59,6 +66,8 @@ class SchedulerHalf(SchedulerTier):
         self._lookup_s: dict[str, float] = {}
         self._ahead: tuple[str, list[int], str] | None = None  # promotion under way
         self._sources = Sources(self._adapter, self._now_s)
+        self._hints = HintSender(self._adapter, self._now_s)
+        self._was_up = True
 
     def bind(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -69,7 +78,11 @@ class SchedulerHalf(SchedulerTier):
         (self._adapter.model_name,) = set(names)
 
     def is_up(self) -> bool:
-        return bool(self._adapter.is_healthy)
+        up = bool(self._adapter.is_healthy)
+        if up and not self._was_up:
+            self._hints.begin_anew()
+        self._was_up = up
+        return up
 
     def arrive(self, request: Request, *, has_pin: bool) -> None:
         if not has_pin and not self._is_foreign(request):
@@ -197,6 +210,9 @@ class SchedulerHalf(SchedulerTier):
 
     def forget(self, request_id: str) -> None:
         self._queue.forget(request_id)
+
+    def tell(self, turn: TurnEnd) -> None:
+        self._hints.tell(turn)
 
     def references(self) -> dict[int, int]:
         slots = self._manager._requests._slots.values()  # noqa: SLF001

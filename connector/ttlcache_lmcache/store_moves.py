@@ -1,0 +1,163 @@
+"""Between memory and disk: copies, and room for them.
+
+No byte is copied while the lock is held: an entry is busy meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from ttlcache_lmcache import records
+from ttlcache_lmcache.config import TierConfig
+from ttlcache_lmcache.records import CorruptRecordError
+from ttlcache_lmcache.store_index import Entry, Index, oldest
+
+#: Told keys and sizes of objects that went away by themselves.
+OnRemoved = Callable[[Sequence[tuple[bytes, int]]], None]
+
+
+class Moves:
+    """Moves the entries of one index, each place within its bytes. Takes the lock."""
+
+    def __init__(
+        self,
+        config: TierConfig,
+        index: Index,
+        lock: threading.Lock,
+        counts: Counter[str],
+        on_removed: OnRemoved,
+    ) -> None:
+        self._config = config
+        self._index = index
+        self._lock = lock
+        self._counts = counts
+        self._on_removed = on_removed
+
+    def admit_to_memory(self, entry: Entry, data: memoryview) -> bool:
+        """Copy a busy entry to memory; False if there is no room for it."""
+        size = entry.header.size
+        while True:
+            with self._lock:
+                if entry.is_dead or size > self._config.memory_bytes:
+                    return False
+                if entry.data is not None:
+                    return True
+                if self._index.memory_bytes + size <= self._config.memory_bytes:
+                    self._index.memory_bytes += size  # reserved before it is taken
+                    break
+            if not self.demote_one(float("inf")):
+                return False
+        copy = bytes(data)
+        with self._lock:
+            if entry.data is not None or entry.is_dead:
+                self._index.memory_bytes -= size
+                return entry.data is not None
+            entry.data = copy
+            self._index.memory[entry.header.key] = entry
+        return True
+
+    def demote_one(self, used_before_s: float) -> bool:
+        """Free memory of the longest idle object; False if there is none to free.
+
+        Without room on disk it is lost: the youngest bytes win.
+        """
+        with self._lock:
+            entry = oldest(self._index.memory)
+            if entry is None or entry.used_s > used_before_s:
+                return False
+            if entry.is_on_disk or not self._config.disk_bytes:
+                if used_before_s < float("inf") and not entry.is_on_disk:
+                    return False  # nowhere to go, and nobody needs the room
+                self._index.forget_memory(entry)
+                gone = [] if entry.is_on_disk else [self._index.drop(entry)]
+                data = None
+            else:
+                gone, data = [], entry.data
+                entry.busy += 1
+        if data is not None:
+            self.write(entry, memoryview(data))
+            with self._lock:
+                self._index.forget_memory(entry)
+                self._counts["demoted"] += entry.is_on_disk
+                if not entry.is_on_disk and not entry.is_dead:
+                    gone.append(self._index.drop(entry))
+            self.release(entry)
+        self.tell(gone)
+        return True
+
+    # disk
+
+    def write(self, entry: Entry, data: memoryview) -> bool:
+        """Write the file of a busy entry; False if there is no room for it."""
+        need = entry.header.file_bytes
+        if not self._reserve_disk(entry, need):
+            return False
+        try:
+            records.write(self._index.path(entry), entry.header, data)
+        except OSError:
+            with self._lock:
+                self._index.disk_bytes -= need
+                self._counts["write_errors"] += 1
+            return False
+        with self._lock:
+            entry.is_on_disk = True
+            self._index.disk[entry.header.key] = entry
+        return True
+
+    def _reserve_disk(self, entry: Entry, need: int) -> bool:
+        gone: list[Entry] = []
+        with self._lock:
+            if entry.is_dead or need > self._config.disk_bytes:
+                return False
+            while self._index.disk_bytes + need > self._config.disk_bytes:
+                victim = oldest(self._index.disk)
+                if victim is None:
+                    break
+                self._counts["disk_evicted"] += 1
+                self._index.forget_disk(victim)
+                if victim.data is None:
+                    gone.append(self._index.drop(victim))
+            has_room = self._index.disk_bytes + need <= self._config.disk_bytes
+            if has_room:
+                self._index.disk_bytes += need
+        self.tell(gone)
+        return has_room
+
+    def read_file(self, entry: Entry, buffer: memoryview) -> bool:
+        """Copy a busy entry from its file; False, and no file, if that is damaged."""
+        path = self._index.path(entry)
+        try:
+            records.read_into(path, entry.header, buffer)
+        except (OSError, CorruptRecordError):
+            gone: list[Entry] = []
+            with self._lock:
+                self._counts["corrupt"] += 1
+                if not entry.is_dead:
+                    self._index.forget_disk(entry)
+                    if entry.data is None:
+                        gone.append(self._index.drop(entry))
+            self.tell(gone)
+            return False
+        self._counts["disk_hits"] += 1
+        with contextlib.suppress(OSError):
+            os.utime(path)  # its age survives a restart
+        if self._config.memory_bytes:
+            self.admit_to_memory(entry, buffer)
+        return True
+
+    def release(self, entry: Entry) -> bool:
+        """A copy is over; whether the object is there. Takes the lock itself."""
+        with self._lock:
+            entry.busy -= 1
+            if not (entry.busy or entry.is_there or entry.is_dead):
+                self._index.drop(entry)
+            return entry.is_there
+
+    def tell(self, gone: Sequence[Entry]) -> None:
+        """These left for good, by themselves."""
+        if gone:
+            self._on_removed([(e.header.key, e.header.size) for e in gone])

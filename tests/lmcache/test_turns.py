@@ -1,0 +1,123 @@
+"""An engine that keeps KV by itself: it says when turns end, and looks up little."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.lmcache.test_tier import CHUNK, World
+from ttlcache_lmcache.hints import Hint, decode, encode
+
+
+class Engine(World):
+    """A world whose engine pins turns: sessions end when the pin does."""
+
+    def store(self, request: str, context: str, in_l2: bool = True) -> None:
+        """The session of a request ends that looked nothing up."""
+        new = [key for key in self.keys(context) if key not in self.l1]
+        self.tier.reserved(new)
+        self.tier.written(new)
+        self.l1.update(dict.fromkeys(new))
+        if in_l2:
+            self.tier.stored_below(new)
+        hashes = [context[:end].encode() for end in range(1, len(context) + 1)]
+        self.tier.stored_by(request, hashes, len(context) * CHUNK)
+        self.tier.ended(request)
+
+    def tell(self, request: str, **fields: Any) -> None:
+        hint = Hint(request_id=request, is_over=True, is_final=False, **fields)
+        self.tier.hint(decode(encode([hint]))[0])
+
+    def shown(self, request: str) -> dict[str, Any]:
+        found = self.tier.recent_turns()
+        return next(each for each in found if each["request_id"] == request)
+
+
+def nothing_by_itself() -> Engine:
+    return Engine(policy="fixed", policy_options={"ttl_s": 0.0})
+
+
+def test_a_ttl_counts_from_the_turns_end_not_from_the_sessions() -> None:
+    world = nothing_by_itself()
+    world.begin("r1", "ab")
+    world.tell("r1", ttl_s=30.0, program="p")
+    world.clock.advance(20.0)  # pinned meanwhile
+    world.finish("r1", "abc")
+    assert world.shown("r1")["ttl_s"] == 30.0
+    assert world.shown("r1")["left_s"] == 10.0
+    assert world.shown("r1")["chunks"] == 3
+    world.clock.advance(9.0)
+    assert world.sweep() == []
+    world.clock.advance(2.0)
+    assert world.sweep() == ["abc", "ab", "a"]
+
+
+def test_a_turn_that_looked_nothing_up_is_its_programs() -> None:
+    """The second turn claims the first one's pin: it asks the server for nothing."""
+    world = nothing_by_itself()
+    world.begin("r1", "ab")
+    world.tell("r1", ttl_s=30.0, program="p")
+    world.finish("r1", "ab")
+    world.clock.advance(10.0)
+    world.tell("r2", ttl_s=50.0, program="p")
+    assert world.shown("r2")["left_s"] == 50.0  # what r1 left is renewed
+    world.clock.advance(40.0)
+    assert world.sweep() == []
+    world.store("r2", "abcd")
+    assert world.programs() == 1
+    assert world.shown("r2")["chunks"] == 4
+    assert world.shown("r2")["left_s"] == 10.0
+    # A later lookup goes on with it.
+    world.turn("r3", "abcde")
+    assert (world.programs(), world.count("turns_continued")) == (1, 1)
+
+
+def test_a_hint_is_remembered_until_something_is_stored() -> None:
+    world = nothing_by_itself()
+    world.tell("r1", ttl_s=30.0, program="p")
+    world.clock.advance(10.0)
+    world.store("r1", "ab")
+    assert world.shown("r1")["left_s"] == 20.0
+    world.store("r2", "xy")  # nobody said anything of this one
+    assert world.shown("r2")["ttl_s"] == 0.0
+    world.clock.advance(1.0)
+    assert world.sweep() == ["xy", "x"]
+
+
+def test_the_last_step_is_first_to_go() -> None:
+    world = nothing_by_itself()
+    world.store("kept", "ab", in_l2=False)
+    world.tell("kept", ttl_s=100.0, program="p")
+    world.clock.advance(5.0)
+    world.tell("done", is_last_step=True, program="q")
+    world.store("done", "xy", in_l2=False)
+    assert world.shown("done")["is_finished"]
+    assert world.order() == ["xy", "x", "ab", "a"]
+    assert world.sweep() == []  # L2 has none of it
+    world.tier.stored_below(world.keys("xy") + world.keys("ab"))
+    assert world.sweep() == ["xy", "x"]
+
+
+def test_after_a_ttl_that_is_not_final_the_servers_own_policy_decides() -> None:
+    for is_final, left in ((True, ["ab", "a"]), (False, [])):
+        world = Engine(policy="fixed", policy_options={"ttl_s": 10.0})
+        world.begin("r1", "ab")
+        hint = Hint(request_id="r1", ttl_s=3.0, is_over=True, is_final=is_final)
+        world.tier.hint(hint)
+        world.finish("r1", "ab")
+        world.clock.advance(4.0)
+        assert world.sweep() == left
+
+
+def test_a_tool_of_several_parts_is_one_gap_key() -> None:
+    world = nothing_by_itself()
+    world.begin("r1", "ab")
+    world.tell("r1", ttl_s=1.0, tool=("bash", "git", "status"))
+    (program,) = world.tier._book.programs()
+    assert program.gap_key == ("bash", "git", "status")
+
+
+def test_what_is_not_in_l1_is_nobodys() -> None:
+    world = nothing_by_itself()
+    world.tier.stored_by("r1", [b"a", b"ab"], 20)
+    world.tier.stored_by("r2", [], 0)
+    assert world.programs() == 0
