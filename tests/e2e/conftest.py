@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,17 @@ class Agent:
 
     def pins(self, outcome: str) -> float:
         return self.count("ttlcache_pins_total", "outcome", outcome)
+
+    def empty_gpu(self) -> None:
+        """Forget the prefix cache; vLLM refuses while a copy still holds blocks."""
+        deadline = time.monotonic() + HANG_S
+        while time.monotonic() < deadline:
+            answer = self.http.post("/reset_prefix_cache").raise_for_status()
+            if answer.json()["success"]:
+                return
+            time.sleep(0.1)
+            self.settle()
+        raise AssertionError("the prefix cache is never reset")
 
     def settle(self) -> None:
         """One turn of an ended program: the engine steps and reports."""

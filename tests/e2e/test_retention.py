@@ -143,7 +143,7 @@ def test_finished_programs_go_first_and_deadlines_hold(told):
     told.hears(f"later-{3 * CONTEXTS - 1}")
     gone = told.status["counts"].get("evicted", 0) - evicted
     assert gone > CONTEXTS * KEPT
-    told.agent.http.post("/reset_prefix_cache").raise_for_status()
+    told.agent.empty_gpu()
     assert told.turn(10, "kept")["cached_tokens"] == KEPT * CHUNK
     assert told.turn(11, "done-again")["cached_tokens"] == 0
 

@@ -83,7 +83,7 @@ def serving(
     with start_server(model, log, extra, num_blocks=200, extra_args=args) as server:
         agent = Agent(server)
         yield agent, log.read_text()
-        agent.http.post("/reset_prefix_cache").raise_for_status()
+        agent.empty_gpu()
         agent.settle()
         assert agent.count("ttlcache_hook_errors_total") == 0
         assert agent.count("ttlcache_free_blocks") == 199

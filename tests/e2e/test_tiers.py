@@ -90,7 +90,7 @@ class Tiered:
         raise AssertionError("pins did not expire")
 
     def empty_gpu(self) -> None:
-        self.agent.http.post("/reset_prefix_cache").raise_for_status()
+        self.agent.empty_gpu()
 
     def reloads(self) -> tuple[int, int]:
         """So many from CPU memory, so many from disk; they are told a little later."""
@@ -135,7 +135,7 @@ def tiered(
             agent = Agent(server)
             yield Tiered(agent, tiers)
             assert agent.count("ttlcache_hook_errors_total") == 0
-            agent.http.post("/reset_prefix_cache").raise_for_status()
+            agent.empty_gpu()
             agent.settle()
             assert agent.count("ttlcache_free_blocks") == 699
             assert server.errors_in_log() == []
