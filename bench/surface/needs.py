@@ -57,7 +57,7 @@ USES: dict[str, tuple[str, ...]] = {
         "add_request(request)",
         "schedule()",
         *("waiting", "running", "requests", "connector", "kv_cache_manager"),
-        *("defer_block_free", "deferred_frees"),
+        *("defer_block_free", "deferred_frees", "_inflight_prefills"),
     ),
     _CORE + "sched/async_scheduler.py::AsyncScheduler": ("schedule()", "waiting"),
     _CORE + "kv_cache_manager.py::KVCacheManager": (

@@ -12,6 +12,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
+from bench.wedge.loading import Elsewhere, fill
 from bench.wedge.spec import RandomEngine
 from ttlcache.clock import VirtualClock
 from ttlcache_connector.harness import (
@@ -55,6 +56,7 @@ class DrivenEngine:
     rng: random.Random
     clock: VirtualClock
     harness: EngineHarness = field(init=False)
+    elsewhere: Elsewhere | None = None
     steps: int = 0
     stuck_steps: int = 0
 
@@ -65,7 +67,17 @@ class DrivenEngine:
         self.harness.worker_says = self._worker_says
         if self.random_engine.drafts:
             self.harness.on_output = self._propose
-        if self.random_engine.worker_faults:
+        if self.random_engine.loads is not None:
+            loads = self.random_engine.loads
+            self.elsewhere = Elsewhere(
+                self.rng,
+                spec.block_tokens,
+                loads.share,
+                loads.failing,
+                loads.pace,
+            )
+            fill(self.scheduler.connector, self.elsewhere)
+        if self.random_engine.worker_faults or self.elsewhere is not None:
             recompute = self.rng.random() < 0.5  # kv_load_failure_policy
             self.scheduler.recompute_kv_load_failures = recompute
 
@@ -79,9 +91,10 @@ class DrivenEngine:
 
     def step(self) -> None:
         """One engine step; raises `ScheduleFailure`."""
+        moves = self._moves_elsewhere()
         output = self.harness.step()
         self.steps += 1
-        self._watch(output)
+        self._watch(output, moved=self._moves_elsewhere() > moves)
         self.check()
 
     def check(self) -> None:
@@ -92,11 +105,27 @@ class DrivenEngine:
         if broken:
             raise ScheduleFailure("; ".join(broken[:3]))
 
-    def _watch(self, output: SchedulerOutput) -> None:
+    @property
+    def is_loading(self) -> bool:
+        """Whether KV from elsewhere is on its way, be it to an aborted request."""
+        return self.elsewhere is not None and self.elsewhere.is_pending
+
+    def holds_blocks_waiting(self) -> bool:
+        """Whether a request that does not run holds blocks, or one that is gone."""
+        block_ids = self.scheduler.kv_cache_manager.get_block_ids
+        running = {request.request_id for request in self.scheduler.running}
+        waiting = self.scheduler.requests.keys() - running
+        return self.is_loading or any(any(block_ids(name)) for name in waiting)
+
+    def _moves_elsewhere(self) -> int:
+        return 0 if self.elsewhere is None else self.elsewhere.moves
+
+    def _watch(self, output: SchedulerOutput, *, moved: bool) -> None:
         waiting = [
             request
-            for request in self.scheduler.waiting
+            for request in self.scheduler.requests.values()
             if request.status != RequestStatus.WAITING_FOR_STREAMING_REQ
+            and not request.is_finished()  # aborted, its load under way
         ]
         # An idle streaming session holds blocks and a batch slot; vLLM alone waits
         # for its client then. It is a wedge of ours only if pins wait with it.
@@ -107,7 +136,8 @@ class DrivenEngine:
         idle = not output.total_num_scheduled_tokens and not self.scheduler.running
         if idle and waiting and self._pass_patience():
             return
-        self.stuck_steps = self.stuck_steps + 1 if idle and waiting else 0
+        stuck = idle and waiting and not moved and not self.is_loading
+        self.stuck_steps = self.stuck_steps + 1 if stuck else 0
         if self.stuck_steps >= WEDGE_STEPS:
             pins = len(self.side.controller.pins)
             raise ScheduleFailure(
@@ -131,7 +161,13 @@ class DrivenEngine:
         return True
 
     def _worker_says(self) -> KVConnectorOutput | None:
-        """Now and then a worker reports that blocks of a running request are bad."""
+        """What the worker reports of a step: loads that arrived, bad blocks."""
+        if self.elsewhere is not None:
+            return self.elsewhere.report(idle=not self.scheduler.running)
+        return self._bad_blocks()
+
+    def _bad_blocks(self) -> KVConnectorOutput | None:
+        """Now and then blocks of a running request are bad."""
         running = self.scheduler.running
         if not self.random_engine.worker_faults or not running:
             return None

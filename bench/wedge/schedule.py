@@ -86,20 +86,26 @@ class Schedule:
             (3, self._reset),
             (2, self._rewrite),
             (3, self._stream),
+            (0 if self.spec.loads is None else 8, self._pile_up),
         )
         weights = [weight for weight, _ in actions]
         (_, action), *_ = self.rng.choices(actions, weights)
         action()
 
     def _new_program(self) -> None:
-        shared = self.shared[: self.rng.choice((0, 0, 17, 40))]
-        own = [self.rng.randrange(1000, 30_000) for _ in range(self._length())]
+        client = self._new_client()
+        self._ask(client, client.context)
+
+    def _new_client(self, length: int | None = None) -> Client:
+        shared = self.shared[: self.rng.choice((0, 0, 17, 40))] if not length else []
+        length = length or self._length()
+        own = [self.rng.randrange(1000, 30_000) for _ in range(length)]
         name = f"P{len(self.clients)}"
         kind = self.rng.choice(("hint", "hint", "session", "prefix"))
         salt = self.rng.choice((None, None, "one", "two"))
         client = Client(name, [*shared, *own], kind, salt)
         self.clients.append(client)
-        self._ask(client, client.context)
+        return client
 
     def _next_turn(self) -> None:
         client = self._pick(lambda c: not c.pending)
@@ -108,6 +114,28 @@ class Schedule:
             return
         new = [self.rng.randrange(1000, 30_000) for _ in range(self._length())]
         self._ask(client, [*client.context, *new])
+
+    def _pile_up(self) -> None:
+        """An old program's long answer takes what loads under way were promised."""
+        for _ in range(40):
+            if self.engine.scheduler.has_unfinished_requests():
+                self.engine.step()
+        self._collect()
+        old = self._pick(lambda c: not c.pending) or self._new_client()
+        size = self.spec.block_tokens
+        small = [self.rng.choice((2, 3)) for _ in range(self.rng.choice((2, 3)))]
+        # It ends with a full block: all that it held can be pinned.
+        blocks = self.engine.harness.pool.get_num_free_blocks() - sum(small)
+        blocks += len(old.context) // size
+        max_tokens = blocks * size - len(old.context)
+        self._ask(old, [*old.context, 5], max_tokens=max(1, min(200, max_tokens)))
+        self.engine.step()
+        for count in small:
+            client = self._new_client(count * size + 1)
+            self._ask(client, client.context)
+        for _ in range(200):
+            if old.pending <= self.engine.scheduler.requests.keys():
+                self.engine.step()
 
     def _retry(self) -> None:
         client = self._pick(lambda c: bool(c.pending))
@@ -177,12 +205,19 @@ class Schedule:
 
     def _reset(self) -> None:
         self.engine.harness.drain()
-        # vLLM itself raises when a streaming session keeps its blocks.
-        force = not self.sessions and self.rng.random() < 0.5
+        # vLLM itself raises when a streaming session or a load keeps its blocks.
+        force = self.rng.random() < 0.5 and not self.engine.holds_blocks_waiting()
         self.engine.scheduler.reset_prefix_cache(reset_running_requests=force)
 
-    def _ask(self, client: Client, prompt: list[int], *, keep: bool = True) -> None:
-        max_tokens = self.rng.choice((1, 2, 5, 20))
+    def _ask(
+        self,
+        client: Client,
+        prompt: list[int],
+        *,
+        keep: bool = True,
+        max_tokens: int | None = None,
+    ) -> None:
+        max_tokens = max_tokens or self.rng.choice((1, 2, 5, 20))
         room = self.spec.capacity_tokens - max_tokens
         prompt = prompt[: max(1, room)]
         if room < 1:
@@ -250,6 +285,8 @@ class Schedule:
             if self.engine.steps > DRAIN_STEPS:
                 raise ScheduleFailure("requests do not end")
         self.engine.harness.drain()
+        while self.engine.is_loading:  # for aborted requests, whose blocks wait for it
+            self.engine.step()
         controller = self.engine.side.controller
         self.clock.advance(1e10)
         self.engine.step()

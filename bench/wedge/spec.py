@@ -6,7 +6,9 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bench.wedge import loading
 from ttlcache_connector.harness import EngineSpec
+from ttlcache_connector.plugin import ASYNC_SCHEDULER, SYNC_SCHEDULER
 
 POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fixed", {"ttl_s": 0.0}),
@@ -22,6 +24,22 @@ POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @dataclass(frozen=True)
+class Loads:
+    """Some requests load their KV from elsewhere, while others run or wait.
+
+    share: of the requests, how many find KV elsewhere.
+    failing: share of the loads that fail.
+    pace: share of the steps after which loads arrive while others run.
+    beside: a stranger loads, in a MultiConnector with TTLConnector.
+    """
+
+    share: float
+    failing: float
+    pace: float
+    beside: bool
+
+
+@dataclass(frozen=True)
 class RandomEngine:
     """An engine spec and how its steps are driven.
 
@@ -34,6 +52,7 @@ class RandomEngine:
     depth: int = 1
     drafts: int = 0
     worker_faults: bool = False
+    loads: Loads | None = None
 
     @property
     def block_tokens(self) -> int:
@@ -86,7 +105,62 @@ def random_engine(rng: random.Random) -> RandomEngine:
     # only with nothing else in flight.
     faults = depth == 1 and not drafts and not hybrid and rng.random() < 0.25
     depth = depth if not drafts else 1 + asynchronous
-    return RandomEngine(engine, depth, drafts, faults)
+    # In hybrid caches vLLM promises loads fewer blocks than they then take, and so
+    # wedges by itself.
+    if faults or hybrid or rng.random() > 0.35:
+        return RandomEngine(engine, depth, drafts, faults)
+    # A failed load that is tried again may wedge vLLM; our scheduler prevents that.
+    may_fail = engine.scheduler_cls is None
+    loads = Loads(
+        share=rng.choice((0.3, 0.6, 0.9)),
+        failing=rng.choice((0.0, 0.0, 0.2)) if may_fail else 0.0,
+        pace=rng.choice((0.05, 0.3, 1.0)),
+        beside=rng.random() < 0.5,
+    )
+    if rng.random() < 0.6:
+        engine = _cramped(rng, engine)
+        loads = replace(loads, share=0.9, pace=0.0)
+    return RandomEngine(_with_loads(engine, loads), depth, drafts, loads=loads)
+
+
+def _cramped(rng: random.Random, engine: EngineSpec) -> EngineSpec:
+    """Pins that nobody but a stalled engine takes, in a pool that they can fill."""
+    extra = {
+        "policy": "fixed",
+        "policy_options": {"ttl_s": 1e6},
+        "max_pinned_fraction": 1.0,
+        "max_ttl_s": 1e9,
+        "max_queue_wait_s": 1e6,
+        "seniority_quantum_s": 1e6,
+    }
+    return replace(
+        engine,
+        num_blocks=rng.choice((14, 20, 27)),
+        max_num_seqs=rng.choice((4, 8)),
+        extra_config={**engine.extra_config, **extra},
+    )
+
+
+def _with_loads(engine: EngineSpec, loads: Loads) -> EngineSpec:
+    loading.register()
+    if not loads.beside:
+        ours = ASYNC_SCHEDULER if engine.async_scheduling else SYNC_SCHEDULER
+        return replace(
+            engine,
+            kv_connector=loading.OURS,
+            scheduler_cls=engine.scheduler_cls or ours,
+        )
+    children = [
+        {
+            "kv_connector": "TTLConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": dict(engine.extra_config),
+        },
+        {"kv_connector": loading.BESIDE, "kv_role": "kv_both"},
+    ]
+    return replace(
+        engine, kv_connector="MultiConnector", extra_config={"connectors": children}
+    )
 
 
 def _with_drafts(engine: EngineSpec, drafts: int) -> EngineSpec:

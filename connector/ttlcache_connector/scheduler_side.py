@@ -14,6 +14,7 @@ from ttlcache_connector.failsafe import (
     MAX_SLOW_IN_A_ROW,
     SLOW_FINISH_S,
 )
+from ttlcache_connector.failed_loads import put_back
 from ttlcache_connector.guard import guarded
 from ttlcache_connector.invariants import violations
 from ttlcache_connector.request_facts import (
@@ -188,8 +189,14 @@ class SchedulerSide(QueueAnswers):
             self.controller.reloaded(load.request_id, load.tokens)
 
     @guarded()
+    def put_back_failed_loads(self) -> None:
+        if self._scheduler is not None:
+            put_back(self._scheduler)
+
+    @guarded()
     def before_step(self) -> None:
         """Expire pins; see which prefills are done."""
+        self.put_back_failed_loads()
         if self.controller is None:
             return
         if self.ledger is not None:

@@ -41,6 +41,7 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
         *("eviction", "missing_blocks", "release_pins", "drop_rest", "foreign_step"),
         *("take_stats", "policy", "slow", "invariants", "shutdown"),
         *("control", "loads", "worker_output", "stand_back"),
+        "put_back_failed_loads",
     ),
     "reloads": ("cpu", "disk", "unknown"),
     "reloaded_tokens": ("cpu", "disk", "unknown"),

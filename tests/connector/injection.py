@@ -31,6 +31,11 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "hold": ("ledger", "hold", frozenset({"finished"})),
     "tick": ("controller", "tick", frozenset({"before_step"})),
     "save_if_due": ("_history", "save_if_due", frozenset({"before_step"})),
+    "failed_loads": (
+        "_scheduler._inflight_prefills",
+        "__len__",
+        frozenset({"put_back_failed_loads"}),
+    ),
     "drain": ("controller.metrics", "drain", frozenset({"take_stats"})),
     "release_all": ("controller", "release_all", frozenset({"release_pins"})),
     # Not hooks, but what they all lean on: blocks, the queue, the counters.
@@ -118,7 +123,7 @@ def _second(only: Any) -> Any:
 
 def _moved(target: Any, cls: Any) -> Any:
     """The same contents as an object of a subclass."""
-    if isinstance(target, dict):
+    if isinstance(target, dict | set):
         return cls(target)
     target.__class__ = cls
     return target

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import RequestStatus
 
 from tests.connector.conftest import check, free, pinned
 from ttlcache_connector.connector import TTLConnector
+from ttlcache_connector.plugin import SYNC_SCHEDULER
 
 NAME = "TestLoadingConnector"
 
@@ -114,4 +116,62 @@ def test_loads_that_arrived_do_not_keep_each_other_waiting(make_engine, engine):
     receive(engine, "load-1", "load-2")
     engine.run()
     assert {"load-1", "load-2"} <= engine.finished.keys()
+    check(engine)
+
+
+def report(engine, **output):
+    """What the worker says with the next step's output, and that step."""
+    engine.worker_says = lambda: KVConnectorOutput(**output)
+    engine.step()
+    engine.worker_says = lambda: None
+
+
+def first_block(engine, request_id):
+    return engine.scheduler.kv_cache_manager.get_block_ids(request_id)[0][0]
+
+
+def is_loading(engine, request_id):
+    request = engine.scheduler.requests[request_id]
+    return request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
+
+
+def test_a_load_that_failed_is_not_in_its_own_way(make_engine, engine):
+    """Found by `bench wedge`: vLLM reserved for it what it had given back."""
+    engine = make_engine(num_blocks=24, kv_connector=NAME, scheduler_cls=SYNC_SCHEDULER)
+    engine.scheduler.recompute_kv_load_failures = True
+    engine.add("load", range(193))  # 13 of 23 blocks
+    engine.step()
+    bad = first_block(engine, "load")
+    report(engine, finished_recving={"load"}, invalid_block_ids={bad})
+    engine.step()
+    engine.step()
+    assert free(engine) == 23 - 12
+    assert is_loading(engine, "load")
+    report(engine, finished_recving={"load"})
+    engine.run()
+    assert "load" in engine.finished
+    check(engine)
+
+
+def test_a_load_that_failed_is_in_nobodys_way(engine):
+    # Scenario, 39 blocks:
+    #   1. Two requests load 12 blocks each, a third one grows to the other 15.
+    #   2. One load fails and does not fit any more; the other arrives.
+    engine.scheduler.recompute_kv_load_failures = True
+    engine.add("runs", range(160), max_tokens=140)
+    engine.step()
+    for index in (1, 2):
+        engine.add(f"load-{index}", range(1000 * index, 1000 * index + 193))
+    while free(engine):
+        engine.step()
+    bad = first_block(engine, "load-1")
+    arrived = {"load-1", "load-2"}
+    report(engine, finished_recving=arrived, invalid_block_ids={bad})
+    while "load-2" not in engine.finished:
+        engine.step()
+    assert "runs" not in engine.finished
+    while not is_loading(engine, "load-1"):
+        engine.step()
+    report(engine, finished_recving={"load-1"})
+    engine.run()
     check(engine)
