@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import deque
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 OURS = "WedgeLoadingConnector"
 BESIDE = "WedgeShelf"
 
-#: vLLM 0.32 and newer name failed loads by request, older ones by block only.
-NAMES_FAILED_REQUESTS = any(f.name == "failed_recving" for f in fields(KVConnectorOutput))
+#: Before 0.32 vLLM looks first at whoever it skipped last, be it a request without
+#: blocks before those whose KV has arrived, and so wedges by itself.
+VLLM_COPES = tuple(map(int, vllm.__version__.split(".")[:2])) >= (0, 32)
 
 
 @dataclass
@@ -134,7 +136,7 @@ class Elsewhere:
         # The blocks of an aborted one are nobody's business any more.
         if load.request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS:
             return
-        if NAMES_FAILED_REQUESTS and self.rng.random() < 0.5:
+        if self.rng.random() < 0.5:
             output.failed_recving.add(name)
         else:
             output.invalid_block_ids.add(self.rng.choice(load.block_ids))

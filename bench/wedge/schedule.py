@@ -61,38 +61,44 @@ class Schedule:
         Raises:
             ScheduleFailure: a wedge, a leak, a broken invariant.
         """
-        with use_clock(self.clock):
-            self.spec: RandomEngine = random_engine(self.rng)
-            self.engine = DrivenEngine(self.spec, self.rng, self.clock)
+        self.start(random_engine(self.rng))
         for _ in range(self.length):
             self._act()
-            for _ in range(self.rng.choice((0, 1, 1, 2, 5))):
-                self.engine.step()
-                self.clock.advance(self.rng.choice((0.0, 0.01, 0.01, 0.2)))
-            self._collect()
-        self._finish()
+            self.steps(self.rng.choice((0, 1, 1, 2, 5)))
+        self.finish()
         return self.engine.steps
+
+    def start(self, spec: RandomEngine) -> None:
+        self.spec = spec
+        with use_clock(self.clock):
+            self.engine = DrivenEngine(spec, self.rng, self.clock)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.engine.step()
+            self.clock.advance(self.rng.choice((0.0, 0.01, 0.01, 0.2)))
+        self._collect()
 
     def _act(self) -> None:
         actions = (
-            (30, self._next_turn),
-            (14, self._new_program),
-            (8, self._abort),
-            (6, self._retry),
-            (6, self._branch),
-            (4, self._parallel_samples),
-            (4, self._jump),
-            (3, self._end),
-            (3, self._reset),
-            (2, self._rewrite),
-            (3, self._stream),
-            (0 if self.spec.loads is None else 8, self._pile_up),
+            (30, self.next_turn),
+            (14, self.new_program),
+            (8, self.abort),
+            (6, self.retry),
+            (6, self.branch),
+            (4, self.parallel_samples),
+            (4, self.jump),
+            (3, self.end),
+            (3, self.reset),
+            (2, self.rewrite),
+            (3, self.stream),
+            (0 if self.spec.loads is None else 8, self.pile_up),
         )
         weights = [weight for weight, _ in actions]
         (_, action), *_ = self.rng.choices(actions, weights)
         action()
 
-    def _new_program(self) -> None:
+    def new_program(self) -> None:
         client = self._new_client()
         self._ask(client, client.context)
 
@@ -107,15 +113,15 @@ class Schedule:
         self.clients.append(client)
         return client
 
-    def _next_turn(self) -> None:
+    def next_turn(self) -> None:
         client = self._pick(lambda c: not c.pending)
         if client is None:
-            self._new_program()
+            self.new_program()
             return
         new = [self.rng.randrange(1000, 30_000) for _ in range(self._length())]
         self._ask(client, [*client.context, *new])
 
-    def _pile_up(self) -> None:
+    def pile_up(self) -> None:
         """An old program's long answer takes what loads under way were promised."""
         for _ in range(40):
             if self.engine.scheduler.has_unfinished_requests():
@@ -137,31 +143,31 @@ class Schedule:
             if old.pending <= self.engine.scheduler.requests.keys():
                 self.engine.step()
 
-    def _retry(self) -> None:
+    def retry(self) -> None:
         client = self._pick(lambda c: bool(c.pending))
         if client is not None:
             self._ask(client, client.context)
 
-    def _branch(self) -> None:
+    def branch(self) -> None:
         client = self._pick(lambda c: True)
         if client is not None:
             cut = self.rng.randrange(len(client.context) + 1)
             self._ask(client, [*client.context[:cut], 7, 8, 9], keep=False)
 
-    def _rewrite(self) -> None:
+    def rewrite(self) -> None:
         client = self._pick(lambda c: not c.pending and len(c.context) > 4)
         if client is not None:
             client.context = client.context[: self.rng.randrange(1, 40)]
             self._ask(client, [*client.context, 5, 5])
 
-    def _parallel_samples(self) -> None:
+    def parallel_samples(self) -> None:
         """`n > 1` is several requests with one prompt."""
         client = self._pick(lambda c: not c.pending)
         if client is not None:
             for _ in range(self.rng.choice((2, 3))):
                 self._ask(client, client.context, keep=False)
 
-    def _stream(self) -> None:
+    def stream(self) -> None:
         """A streaming session: chunks of input under one request id."""
         if self.spec.engine.max_num_seqs == 1:
             return  # an idle session would hold the only slot
@@ -189,21 +195,21 @@ class Schedule:
             request_id, range(50, 50 + tokens), max_tokens=3, resumable=resumable
         )
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
         live = list(self.engine.scheduler.requests)
         if live:
             self.engine.harness.abort(self.rng.choice(live))
 
-    def _jump(self) -> None:
+    def jump(self) -> None:
         self.clock.advance(self.rng.choice((-50.0, 1.0, 6.0, 30.0, 1000.0)))
 
-    def _end(self) -> None:
+    def end(self) -> None:
         client = self._pick(lambda c: not c.ended)
         if client is not None:
             client.ended = True
             self.engine.side.controller.end(client.salt or "", client.name)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
         self.engine.harness.drain()
         # vLLM itself raises when a streaming session or a load keeps its blocks.
         force = self.rng.random() < 0.5 and not self.engine.holds_blocks_waiting()
@@ -275,7 +281,7 @@ class Schedule:
                 if done is not None and len(done) > len(client.context):
                     client.context = done
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """All clients go home: everything ends, every block comes back."""
         for session in self.sessions:
             self.engine.harness.abort(session)

@@ -72,8 +72,11 @@ class RandomEngine:
         return "enable_lora" in self.engine.engine_args
 
 
-def random_engine(rng: random.Random) -> RandomEngine:
-    """Draw an engine; everything depends on `rng` only."""
+def random_engine(rng: random.Random, *, load_share: float = 0.35) -> RandomEngine:
+    """Draw an engine; everything depends on the arguments only.
+
+    load_share: of the engines that vLLM can load KV into, how many do.
+    """
     asynchronous = rng.random() < 0.4
     block_tokens = rng.choice((8, 16))
     queue_policy = rng.choice(("fcfs", "fcfs", "fcfs", "priority"))
@@ -107,7 +110,7 @@ def random_engine(rng: random.Random) -> RandomEngine:
     depth = depth if not drafts else 1 + asynchronous
     # In hybrid caches vLLM promises loads fewer blocks than they then take, and so
     # wedges by itself.
-    if faults or hybrid or rng.random() > 0.35:
+    if faults or hybrid or rng.random() > load_share or not loading.VLLM_COPES:
         return RandomEngine(engine, depth, drafts, faults)
     # A failed load that is tried again may wedge vLLM; our scheduler prevents that.
     may_fail = engine.scheduler_cls is None

@@ -1,9 +1,9 @@
 """Requests whose load from elsewhere failed: vLLM's books, put right.
 
-vLLM frees the blocks of such a request, if nothing of them is good, but leaves it among
-those that hold blocks, before the whole waiting queue, and goes on reserving for it what
-it held. If it does not fit then, nobody behind it is looked at, not even those who hold
-the memory, and nothing runs any more, pins or no pins.
+vLLM frees the blocks of such a request, if nothing of them is good, but leaves it
+among those that hold blocks, before the whole waiting queue, and goes on reserving for
+it what it held. If it does not fit then, nobody behind it is looked at, not even those
+who hold the memory: the engine may stand still, pins or no pins.
 """
 
 from __future__ import annotations

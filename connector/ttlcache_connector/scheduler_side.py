@@ -10,11 +10,11 @@ from ttlcache.clock import stopwatch_s
 from ttlcache.events import Arrival, Finish, HoldOrder
 from ttlcache.hints import parse_hints
 from ttlcache_connector import compat
+from ttlcache_connector.failed_loads import put_back
 from ttlcache_connector.failsafe import (
     MAX_SLOW_IN_A_ROW,
     SLOW_FINISH_S,
 )
-from ttlcache_connector.failed_loads import put_back
 from ttlcache_connector.guard import guarded
 from ttlcache_connector.invariants import violations
 from ttlcache_connector.request_facts import (
