@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 import ttlcache.reclaim
+from bench.wedge import loading
 from bench.wedge.run import play
 from ttlcache.events import Urgency
 from ttlcache_connector.blocks import PinLedger
+from ttlcache_connector.request_facts import is_loading
+from ttlcache_connector.side_queue import QueueAnswers
 
 FIRST_SEED = 1_000_000
 
@@ -35,6 +38,17 @@ def test_the_search_finds_a_wedge(monkeypatch):
 
     monkeypatch.setattr(ttlcache.reclaim.Reclaimer, "reclaim", stubborn)
     assert "wedge" in failures(30)
+
+
+@pytest.mark.skipif(not loading.VLLM_COPES, reason="loads wedge this vLLM by itself")
+def test_the_search_finds_loads_that_wait_for_each_other(monkeypatch):
+    """If those whose KV has arrived still counted as loading, it would say so."""
+
+    def any_load(self):
+        return any(map(is_loading, self._prefilling.values()))
+
+    monkeypatch.setattr(QueueAnswers, "is_loading", any_load)
+    assert "wedge" in failures(25)
 
 
 def test_the_search_finds_a_leak(monkeypatch):
