@@ -16,6 +16,7 @@ from typing import Any
 
 from bench.sim.agents import Agent
 from bench.sim.engine import Simulation
+from bench.sim.errors import SimulationError
 from bench.sim.events import EventQueue
 from bench.sim.routing import Router, Seen
 from bench.sim.workload import Workload
@@ -118,6 +119,10 @@ class Fleet:
             start_s = self._starts.next_s()
             event_s = min(math.inf if start_s is None else start_s, self._fail_s)
             if event_s <= replica_s:
+                if event_s == math.inf:
+                    raise SimulationError(
+                        f"{self._left} programs are left and nobody has any to serve"
+                    )
                 self._handle(event_s)
                 continue
             self._advance(self.replicas[heapq.heappop(heap)[1]], event_s)

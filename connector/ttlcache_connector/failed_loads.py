@@ -31,9 +31,11 @@ def put_back(scheduler: Scheduler) -> None:
         if request.status is not RequestStatus.RUNNING
         and not any(block_ids(request.request_id))
     ]
-    for request in lost:
-        under_way.discard(request)
+    # A set has no order of its own: the same history gives the same queue.
+    for request in sorted(lost, key=lambda r: (r.arrival_time, r.request_id)):
+        # First in, then out: whatever happens, it is in some queue.
+        scheduler.waiting.add_request(request)
         for name in _FIRST_QUEUES:
             if hasattr(scheduler, name):
                 getattr(scheduler, name).remove_requests((request,))
-        scheduler.waiting.add_request(request)
+        under_way.discard(request)

@@ -126,7 +126,10 @@ class TTLServerModule:
     def set_ttl(self, payload: bytes) -> bytes:
         told = hints.decode(payload)
         for hint in told:
-            self.tier.hint(hint)
+            try:
+                self.tier.hint(hint)
+            except Exception as error:  # noqa: BLE001 - the others are to be heard
+                self._on_error("hint", error)
         return json.dumps({"accepted": len(told)}).encode()
 
     @server_module_handler(hints.STATS)

@@ -27,6 +27,9 @@ from ttlcache_lmcache.programs import (
 
 #: Requests remembered after their end, hints before it, and programs' names.
 MEMORY = 8192
+#: Less is rounding: added to the time it may leave it as it is, and a deadline that has
+#: passed would be set again for ever.
+MIN_PROLONGATION_S = 1e-3
 #: Of the requests that ended, so many are shown.
 SHOWN = 32
 
@@ -158,7 +161,7 @@ class Turns:
             if program.is_finished or not program.chain:
                 continue
             left_s = self._prolongation_s(program, now_s)
-            if left_s > 0.0:
+            if left_s > MIN_PROLONGATION_S:
                 self._set_deadline(program, now_s + left_s)
                 continue
             self._counts["expired"] += 1

@@ -18,7 +18,9 @@ from bench.sim.agents import Agent
 from bench.sim.arms import parse_arms
 from bench.sim.cell import run_cell
 from bench.sim.engine import Simulation
+from bench.sim.errors import SimulationError
 from bench.sim.feed import Feed, Loop, parse_loop
+from bench.sim.fleet import Replica
 from bench.sim.fleet_cell import run_fleet
 from bench.sim.options import SimOptions, cells_of
 from bench.sim.routing import (
@@ -162,8 +164,14 @@ def test_a_leak_on_one_replica_is_found(monkeypatch):
     monkeypatch.setattr(
         fleet_cell, "check_engine", lambda scheduler, connector: ["a leak"]
     )
-    with pytest.raises(RuntimeError, match="replica 2: a leak"):
+    with pytest.raises(SimulationError, match="replica 2: a leak"):
         run_fleet(cell("session"))
+
+
+def test_a_turn_that_gets_lost_is_an_error_and_no_endless_loop(monkeypatch):
+    monkeypatch.setattr(Replica, "send", lambda self, agent, time_s: None)
+    with pytest.raises(SimulationError, match="12 programs are left"):
+        run_fleet(cell("sticky"))
 
 
 def test_the_command_line_compares_routings(tmp_path):

@@ -121,3 +121,24 @@ def test_what_is_not_in_l1_is_nobodys() -> None:
     world.tier.stored_by("r1", [b"a", b"ab"], 20)
     world.tier.stored_by("r2", [], 0)
     assert world.programs() == 0
+
+
+def unlucky_s(ttl_s: float) -> float:
+    """A moment from which `ttl_s` seconds later a rounding error is left of them."""
+    moments = (number * 0.7 + 1e5 for number in range(100_000))
+    for since_s in moments:
+        now_s = since_s + ttl_s
+        left_s = ttl_s - (now_s - since_s)
+        if left_s > 0.0 and now_s + left_s == now_s:
+            return since_s
+    raise AssertionError("none found")
+
+
+def test_a_rounding_error_is_not_asked_about_for_ever() -> None:
+    world = Engine(policy="fixed", policy_options={"ttl_s": 1e9}, max_ttl_s=300.0)
+    world.clock.set(unlucky_s(300.0))
+    world.begin("r1", "ab")
+    world.tell("r1", program="p")
+    world.finish("r1", "ab")
+    world.clock.set(world.clock.now_s() + 300.0)
+    assert world.sweep() == ["ab", "a"]

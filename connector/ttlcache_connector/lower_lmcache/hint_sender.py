@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pydantic import ValidationError
+
 from ttlcache_connector.compat import logger
 from ttlcache_connector.tiers import TurnEnd
 from ttlcache_lmcache.client import HintClient
@@ -25,6 +27,7 @@ class HintSender:
         self._now_s = now_s
         self._clients: list[HintClient] = []
         self._logged = False
+        self.dropped = 0
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -33,7 +36,15 @@ class HintSender:
         self._clients = [HintClient(client, self._now_s) for client in clients]
 
     def tell(self, turn: TurnEnd) -> None:
-        told = [_hint(turn)]
+        if not self._clients:
+            return
+        try:
+            told = [_hint(turn)]
+        except ValidationError:
+            # A client chose an id that is too long, say. That is no fault of the tier:
+            # many faults would turn it off for everybody.
+            self.dropped += 1
+            return
         for client in list(self._clients):
             client.send(told)
             if client.refusal is not None:
