@@ -20,6 +20,8 @@ from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.stats import TTLPromMetrics
 
 EVERY = 10
+#: vLLM's own set, which its scheduler reads, too: tests/connector has it.
+NOT_OURS = {"failed_loads"}
 #: Points that exist only once the scheduler has introduced itself.
 _OF_THE_QUEUE = {name for name, (path, *_) in POINTS.items() if path == "_queue"}
 #: Answers of the policy by mood.
@@ -92,7 +94,7 @@ class FaultyTTLConnector(TTLConnector):
         super().bind_kv_cache_manager(kv_cache_manager)
         self._faults = _Faults()
         for point in POINTS:
-            if point not in _OF_THE_QUEUE:
+            if point not in _OF_THE_QUEUE | NOT_OURS:
                 self._faults.install(self.side, point)
         retention = self.side.controller._retention
         retention.policy = MoodyPolicy(retention.policy)
