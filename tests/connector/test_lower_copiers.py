@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from tests.connector.test_kv_layouts import FULL, LAYERS, fill, one_group, regis
 from ttlcache.errors import TransferError
 from ttlcache.metrics import MetricsBuffer
 from ttlcache.testing.fake_cuda import FakeCuda
+from ttlcache.transfer import ReferenceEngine
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache_connector import kv_mover
 from ttlcache_connector.kv_layouts import namespace
@@ -154,6 +156,43 @@ def test_a_round_trip_in_portions(server, tensors, monkeypatch):
         raw.copy_(after)
         assert same_bits(cache[blocks[0][5:]], wanted), name
         assert same_bits(cache[blocks[0][:5]], torch.zeros_like(cache[:5]))
+    moves.thread.close()
+
+
+class SlowEngine(ReferenceEngine):
+    """Three waits end before the copies do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[bool] = []
+
+    def submit(self, plan: Any, after: int = 0) -> Any:
+        self._plan = plan
+        return len(self.waits)
+
+    def flush(self, timeout_s: float) -> bool:
+        self.waits.append(len(self.waits) == 3)
+        if self.waits[-1]:
+            self.ticket = super().submit(self._plan)
+            assert super().flush(WAIT_S)
+        return self.waits[-1]
+
+    def poll(self) -> list[Any]:
+        return [replace(outcome, ticket=0) for outcome in super().poll()]
+
+
+def test_nobody_hears_of_a_slow_copy_before_it_is_over(server, tensors, monkeypatch):
+    """Its blocks and chunks would be somebody else's while it still writes."""
+    engine = SlowEngine()
+    monkeypatch.setattr(kv_mover, "make_engine", lambda _: engine)
+    caches, config = tensors
+    fill(caches)
+    moves = Threaded(server, OwnCopier(caches, config, HINTS))
+    assert moves.moved(
+        moves.submit_store("r", None, caches, [[3, 1, 2, 9, 8, 4, 7, 6]], None, 2)
+    )
+    assert engine.waits == [False, False, False, True]
+    assert any(bytes(server.memory))
     moves.thread.close()
 
 
