@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
@@ -31,15 +31,27 @@ def play(seed: int) -> Outcome:
         return Outcome(seed, 0, traceback.format_exc(limit=-6))
 
 
-def play_all(first_seed: int, count: int, processes: int) -> Iterator[Outcome]:
+def play_alone(seed: int) -> Outcome:
+    """Run one schedule of what vLLM does by itself."""
+    from bench.wedge import alone
+
+    return alone.play_alone(seed)
+
+
+def play_all(
+    first_seed: int,
+    count: int,
+    processes: int,
+    play_one: Callable[[int], Outcome] = play,
+) -> Iterator[Outcome]:
     """Outcomes in the order of seeds `first_seed` … `first_seed + count - 1`."""
     seeds = range(first_seed, first_seed + count)
     if processes == 1:
         _quiet()
-        yield from map(play, seeds)
+        yield from map(play_one, seeds)
         return
     with ProcessPoolExecutor(processes, initializer=_quiet) as pool:
-        yield from pool.map(play, seeds, chunksize=8)
+        yield from pool.map(play_one, seeds, chunksize=8)
 
 
 def _quiet() -> None:

@@ -46,6 +46,8 @@ class Client:
 class Schedule:
     """Plays one seed against one engine."""
 
+    driver = DrivenEngine
+
     def __init__(self, seed: int, length: int = 60) -> None:
         self.rng = random.Random(seed)
         self.length = length
@@ -61,17 +63,20 @@ class Schedule:
         Raises:
             ScheduleFailure: a wedge, a leak, a broken invariant.
         """
-        self.start(random_engine(self.rng))
+        self.start(self.draw())
         for _ in range(self.length):
             self._act()
             self.steps(self.rng.choice((0, 1, 1, 2, 5)))
         self.finish()
         return self.engine.steps
 
+    def draw(self) -> RandomEngine:
+        return random_engine(self.rng)
+
     def start(self, spec: RandomEngine) -> None:
         self.spec = spec
         with use_clock(self.clock):
-            self.engine = DrivenEngine(spec, self.rng, self.clock)
+            self.engine = self.driver(spec, self.rng, self.clock)
 
     def steps(self, count: int) -> None:
         for _ in range(count):

@@ -90,7 +90,7 @@ def random_engine(rng: random.Random, *, load_share: float = 0.35) -> RandomEngi
         sliding_window=rng.choice((None, None, None, 2 * block_tokens)),
         mamba_mode=rng.choice((None,) * 8 + ("none", "align", "all")),
         policy=queue_policy,
-        scheduler_cls=_foreign(asynchronous) if rng.random() < 0.1 else None,
+        scheduler_cls=plain_scheduler(asynchronous) if rng.random() < 0.1 else None,
         extra_config=_extra_config(rng, queue_policy),
     )
     drafts = 0
@@ -109,7 +109,7 @@ def random_engine(rng: random.Random, *, load_share: float = 0.35) -> RandomEngi
     faults = depth == 1 and not drafts and not hybrid and rng.random() < 0.25
     depth = depth if not drafts else 1 + asynchronous
     # In hybrid caches vLLM promises loads fewer blocks than they then take, and so
-    # wedges by itself.
+    # wedges by itself (`bench.wedge.alone`).
     if faults or hybrid or rng.random() > load_share or not loading.VLLM_COPES:
         return RandomEngine(engine, depth, drafts, faults)
     # A failed load that is tried again may wedge vLLM; our scheduler prevents that.
@@ -181,7 +181,8 @@ def _with_drafts(engine: EngineSpec, drafts: int) -> EngineSpec:
     )
 
 
-def _foreign(asynchronous: bool) -> str:
+def plain_scheduler(asynchronous: bool) -> str:
+    """vLLM's own."""
     if asynchronous:
         return "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
     return "vllm.v1.core.sched.scheduler.Scheduler"

@@ -6,7 +6,7 @@ import pytest
 
 import ttlcache.reclaim
 from bench.wedge import loading
-from bench.wedge.run import play
+from bench.wedge.run import play, play_alone
 from ttlcache.events import Urgency
 from ttlcache_connector.blocks import PinLedger
 from ttlcache_connector.request_facts import is_loading
@@ -57,3 +57,19 @@ def test_the_search_finds_a_leak(monkeypatch):
     found = failures(10)
     assert "0 pins" in found
     assert "blocks free" in found or "free blocks" in found
+
+
+def test_what_is_left_out_is_played_without_us():
+    """Whether vLLM copes is vLLM's; that nothing of ours is in there is not."""
+    from bench.wedge.alone import AloneSchedule
+
+    schedule = AloneSchedule(3)
+    schedule.start(schedule.draw())
+    scheduler = schedule.engine.scheduler
+    assert type(scheduler).__module__.startswith("vllm.")
+    assert type(scheduler.connector).__name__ == loading.BESIDE.removeprefix("Wedge")
+    assert scheduler.kv_cache_config.has_mamba_layers or (
+        len(scheduler.kv_cache_config.kv_cache_groups) > 1
+    )
+    outcomes = [play_alone(seed) for seed in range(12)]
+    assert sum(outcome.steps for outcome in outcomes) > 100
