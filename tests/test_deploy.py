@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -213,10 +212,3 @@ def test_no_image_is_unpinned():
     assert not re.search(r":latest\b", "\n".join(texts))
     for service in COMPOSE["services"].values():
         assert ":" in service["image"]
-
-
-def test_json_in_flags_is_json():
-    for _, words in COMMANDS:
-        for flag, value in zip(words, words[1:], strict=False):
-            if flag == "--kv-transfer-config":
-                json.loads(filled(value))

@@ -88,14 +88,17 @@ def _fleet(replicas: int, fail_s: float = 0.0, routing: str = ROUTINGS) -> SimOp
     )
 
 
-def _full_fleet(replicas: int) -> SimOptions:
-    whole = replace(BASE, arms="adaptive", programs=10_000, rate=0.83)
-    if replicas == FULL_FLEET:
-        routing = "session,sticky,cache-aware"
-        return replace(whole, replicas=FULL_FLEET, routing=routing)
-    seeds = ",".join(map(str, range(16)))
-    share = round(whole.programs / FULL_FLEET)
-    return replace(whole, programs=share, rate=whole.rate / FULL_FLEET, seeds=seeds)
+def _full_fleet(programs: int, replicas: int, seeds: str = "0") -> SimOptions:
+    """Of 64 replicas at 0.83 programs a second, or a share of that."""
+    return replace(
+        BASE,
+        arms="adaptive",
+        programs=programs,
+        rate=0.83 * replicas / FULL_FLEET,
+        replicas=replicas,
+        routing="session,sticky,cache-aware",
+        seeds=seeds,
+    )
 
 
 def ablation_arms() -> str:
@@ -177,7 +180,8 @@ _ALL = (
         "replicas",
         {str(n): _fleet(n) for n in (1, 4, 16)},
         note=f"{FLEET_RATE:g} programs a second and replica, arm `adaptive`. `session` "
-        "is vllm-router's `consistent_hash`, `sticky` its `sticky_least_loaded`.",
+        "is a hash of the id, as in vllm-router's `consistent_hash`; `sticky` starts a "
+        "program where the fewest are.",
         tables=FLEET_TABLES,
         programs=f"{PROGRAMS} programs a replica",
     ),
@@ -199,12 +203,18 @@ _ALL = (
         "fleet-full",
         "64 replicas, 10,000 programs",
         "paper, §6.2",
-        "replicas",
-        {str(n): _full_fleet(n) for n in (1, FULL_FLEET)},
-        note="One replica has 1/64 of the rate and of the programs; mean of 16 seeds, "
-        "whose arrivals differ.",
+        "replicas x programs",
+        {
+            "1 x 156": _full_fleet(156, 1, "0,1,2,3"),
+            f"{FULL_FLEET} x 1,000": _full_fleet(1_000, FULL_FLEET),
+            f"{FULL_FLEET} x 10,000": _full_fleet(10_000, FULL_FLEET),
+        },
+        note="0.83 programs a second for 64 replicas, arm `adaptive`; one replica has "
+        "1/64 of the rate and of the programs, mean of 4 seeds. `session` is "
+        "a hash of the id, as in vllm-router's `consistent_hash`; `sticky` starts a "
+        "program where the fewest are.",
         tables=(*FLEET_TABLES, ("load_imbalance", "busiest replica / mean", 2)),
-        programs="156 or 10,000 programs a cell",
+        programs="156, 1,000 or 10,000 programs a cell",
     ),
     Sweep(
         "rollout",

@@ -1,4 +1,4 @@
-"""vLLM's RL flow on a real server: pause, other weights, resume; pins and a lower tier."""
+"""vLLM's RL flow on a real server: pause, other weights, resume."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def let_go_below(agent: Agent) -> None:
         agent.settle()
 
 
-def test_after_a_weight_update_no_kv_of_the_old_weights_is_used(
-    agent, tiers, tmp_path
-):
+def test_after_a_weight_update_no_kv_of_the_old_weights_is_used(agent, tiers, tmp_path):
     new_weights = build(tmp_path / "new", seed=1)
     below = ask(agent, PROMPT, "below")
     let_go_below(agent)
