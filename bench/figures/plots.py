@@ -116,6 +116,7 @@ def _save(figure: Any, path: Path) -> None:
 
 def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     with path.open("w", newline="") as out:
-        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+        names = list(dict.fromkeys(key for row in rows for key in row))
+        writer = csv.DictWriter(out, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
