@@ -39,7 +39,6 @@ RUN_ELSEWHERE = {
     "lmcache": "tests/lmcache checks the flags, tests/e2e serves with them",
     "docker": "tests/test_deploy.py checks what it would build and start",
     "kubectl": "tests/test_deploy.py checks what it would apply",
-    "helm": "tests/test_deploy.py checks the values' flags",
     "export": "a client's own setting",
     "python": "parsed here; tests/bench runs the benches, smaller",
     "PIP_EXTRA_INDEX_URL=ADDRESS_OF_THE_CPU_INDEX": "a pip setting before make demo",
