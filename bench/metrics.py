@@ -65,6 +65,7 @@ class Summary:
     time_to_90pct_s: float
     makespan_s: float
     programs_per_s: float
+    turns_per_min: float
     prompt_hit: float
     kept_gap_share: float
     mean_wait_s: float
@@ -97,6 +98,7 @@ def summarize(records: Sequence[TurnRecord]) -> Summary:
         time_to_90pct_s=time_to_share_s(records, 0.9),
         makespan_s=makespan_s(records),
         programs_per_s=len(jcts) / makespan_s(records),
+        turns_per_min=60.0 * len(records) / makespan_s(records),
         prompt_hit=prompt_hit(records),
         kept_gap_share=_mean([float(k) for k in kept.values()]) if kept else 0.0,
         mean_wait_s=_mean([record.queue_s for record in records]),

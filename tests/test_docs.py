@@ -37,6 +37,8 @@ RUN_ELSEWHERE = {
     "vllm": "tests/test_readme.py checks the flag, tests/e2e serves with it",
     "pip": "tests/test_packaging.py builds what it would install",
     "lmcache": "tests/lmcache checks the flags, tests/e2e serves with them",
+    "docker": "tests/test_deploy.py checks what it would build and start",
+    "kubectl": "tests/test_deploy.py checks what it would apply",
     "export": "a client's own setting",
     "python": "parsed here; tests/bench runs the benches, smaller",
     "PIP_EXTRA_INDEX_URL=ADDRESS_OF_THE_CPU_INDEX": "a pip setting before make demo",

@@ -418,6 +418,15 @@ class Controller:
         self.retention_enabled = False
         self.release_all()
 
+    def working_set_blocks(self) -> float:
+        """What the contexts of the programs under way take, or will again."""
+        return self._admission.load_blocks(self._clock.now_s())
+
+    def num_waiting_programs(self) -> int:
+        """Programs of which a request was not given memory yet."""
+        waiting = (r.program for r in self.requests.values() if r.admitted_s is None)
+        return len(set(map(id, waiting)))
+
     # --- inside ------------------------------------------------------------
 
     def _new_record(

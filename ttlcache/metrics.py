@@ -48,6 +48,10 @@ GAUGES: dict[str, str] = {
     "free_blocks": "KV blocks that nobody references.",
     "pool_blocks": "KV blocks of the pool without the null block.",
     "programs_active": "Programs in the table.",
+    "waiting_programs": "Programs of which a request waits for its memory.",
+    "working_set_blocks": (
+        "KV blocks of the programs under way, those in a tool call discounted by time."
+    ),
     "queueing_delay_seconds": "T: mean queueing delay of returns whose KV was gone.",
     "memoryfulness": "Eta: how much progress tells about remaining turns.",
     "demoting_blocks": "KV blocks of ended pins that wait for their copy.",

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.figures.sweeps import PROGRAMS, Sweep
+from bench.figures.sweeps import Sweep
 from bench.sim import run
 
 #: Everything that docs/bench.md shows, committed.
@@ -43,9 +43,13 @@ def measure(
     rows = [
         {
             "x": x,
-            "arm": cell.arm.name,
+            "arm": cell.name,
             "seed": cell.workload.seed,
-            **{key: float(f"{result.metrics[key]:.{_DIGITS}g}") for key in _KEPT},
+            **{
+                key: float(f"{result.metrics[key]:.{_DIGITS}g}")
+                for key in dict.fromkeys([*_KEPT, *(key for key, *_ in sweep.tables)])
+                if key in result.metrics
+            },
         }
         for (x, cell), result in zip(cells, results, strict=True)
     ]
@@ -55,7 +59,8 @@ def measure(
         "source": sweep.source,
         "x": sweep.x,
         "note": sweep.note,
-        "programs": PROGRAMS,
+        "programs": sweep.programs,
+        "tables": sweep.tables,
         "vllm": run.vllm_version(),
         "command": f"python -m bench figures --measure {sweep.name}",
         "rows": rows,

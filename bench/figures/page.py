@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench import grid_bars
-from bench.figures import tiers
+from bench.figures import fleets, tiers
 from bench.figures.text import table
 
 Json = Mapping[str, Any]
@@ -20,6 +20,12 @@ and ours in virtual time, with a step-time model of Llama-3.1-8B on an A100-80
 (`bench/sim`): no GPU was used, and seconds are the model's. `oracle` knows the future;
 it is a reference point, not a bound.
 """
+#: Metric, title and digits of sweeps that say nothing else.
+JCT_TABLES = (
+    ("mean_jct_s", "mean JCT, s", 0),
+    ("p90_jct_s", "P90 JCT, s", 0),
+    ("p95_jct_s", "P95 JCT, s", 0),
+)
 #: Results that are no sweep.
 _OTHERS = ("grid", "overhead", "pin-vs-reload")
 
@@ -39,11 +45,22 @@ def render(results: Mapping[str, Json]) -> str:
     return "\n".join(parts)
 
 
+def programs_of(result: Json) -> str:
+    """How many programs, in words; results of before were 40 a cell."""
+    programs = result["programs"]
+    return programs if isinstance(programs, str) else f"{programs} programs a cell"
+
+
+def tables_of(result: Json) -> Sequence[Sequence[Any]]:
+    return result.get("tables", JCT_TABLES)
+
+
 def by_arm(result: Json, key: str) -> dict[str, dict[str, float]]:
     """Mean over the seeds, by arm and x, both in the order of the rows."""
     seen: dict[str, dict[str, list[float]]] = {}
     for row in result["rows"]:
-        seen.setdefault(row["arm"], {}).setdefault(row["x"], []).append(row[key])
+        if key in row:
+            seen.setdefault(row["arm"], {}).setdefault(row["x"], []).append(row[key])
     return {
         arm: {x: statistics.fmean(values) for x, values in own.items()}
         for arm, own in seen.items()
@@ -71,7 +88,7 @@ def _sweep(name: str, result: Json) -> str:
     lines = [
         f"## {result['title']}",
         "",
-        f"After the {result['source']}. {result['programs']} programs a cell, vLLM "
+        f"After the {result['source']}. {programs_of(result)}, vLLM "
         f"{result['vllm']}: `{result['command']}`. {result['note']}".rstrip(),
         "",
         f"![{name}](bench/{name}.png)",
@@ -79,23 +96,22 @@ def _sweep(name: str, result: Json) -> str:
     ]
     # Columns in the order of the points, whatever arm has which.
     xs = list(dict.fromkeys(row["x"] for row in result["rows"]))
-    for key, title in (
-        ("mean_jct_s", "mean"),
-        ("p90_jct_s", "P90"),
-        ("p95_jct_s", "P95"),
-    ):
-        header = [f"{title} JCT, s", *(f"{result['x']} {x}" for x in xs)]
+    for key, title, digits in tables_of(result):
+        header = [title, *(f"{result['x']} {x}" for x in xs)]
         rows = [
-            [f"`{arm}`", *(f"{own[x]:.0f}" if x in own else "" for x in xs)]
+            [f"`{arm}`", *(f"{own[x]:.{digits}f}" if x in own else "" for x in xs)]
             for arm, own in by_arm(result, key).items()
         ]
         lines += [table(header, rows), ""]
-    behind = losses(result)
-    lines.append(
-        f"adaptive is behind at {'; '.join(behind)}."
-        if behind
-        else "adaptive is behind nowhere."
-    )
+    lines += fleets.notes(name, result)
+    if (
+        any(row["arm"] == "adaptive" for row in result["rows"])
+        and len(by_arm(result, "mean_jct_s")) > 1
+        and name not in fleets.NAMES
+    ):
+        behind = losses(result)
+        where = f"at {'; '.join(behind)}" if behind else "nowhere"
+        lines.append(f"adaptive is behind {where}.")
     return "\n".join(lines) + "\n"
 
 

@@ -14,11 +14,13 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 from bench import grid_bars
-from bench.figures.page import by_arm
+from bench.figures.page import by_arm, programs_of, tables_of
 from bench.figures.tiers import draw_pin_vs_reload
 
 _SIZE = (7.5, 4.0)
 _DPI = 110
+#: Sweeps whose x is no axis.
+_BARS = ("ablation", "fleet-failure", "fleet-full", "rollout")
 
 
 def draw(name: str, result: Mapping[str, Any], folder: Path) -> None:
@@ -38,8 +40,9 @@ def _draw_sweep(name: str, result: Mapping[str, Any], folder: Path) -> None:
     _write(folder / f"{name}.csv", result["rows"])
     figure, axes = plt.subplots(figsize=_SIZE)
     xs = list(dict.fromkeys(row["x"] for row in result["rows"]))
-    means = by_arm(result, "mean_jct_s")
-    if name == "ablation":
+    (key, title, _), *_ = tables_of(result)
+    means = by_arm(result, key)
+    if name in _BARS:
         _bars(axes, means, xs)
     else:
         for arm, own in means.items():
@@ -47,8 +50,8 @@ def _draw_sweep(name: str, result: Mapping[str, Any], folder: Path) -> None:
             axes.plot(points, list(own.values()), marker="o", label=arm)
         axes.set_xticks(range(len(xs)), xs)
     axes.set_xlabel(result["x"])
-    axes.set_ylabel("mean JCT, s")
-    axes.set_title(f"{result['title']} ({result['programs']} programs a cell)")
+    axes.set_ylabel(title)
+    axes.set_title(f"{result['title']} ({programs_of(result)})")
     axes.legend(fontsize=6)
     _save(figure, folder / f"{name}.png")
 
@@ -113,6 +116,7 @@ def _save(figure: Any, path: Path) -> None:
 
 def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     with path.open("w", newline="") as out:
-        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+        names = list(dict.fromkeys(key for row in rows for key in row))
+        writer = csv.DictWriter(out, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -6,9 +6,10 @@ Adding one: one entry in `SWEEPS`. Everything synthetic, so that anybody can rer
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from bench.figures.page import JCT_TABLES
 from bench.sim.options import SimOptions, cells_of
 from bench.sim.settings import Cell, EngineSetting
 from ttlcache import policies
@@ -16,14 +17,36 @@ from ttlcache import policies
 MAIN_ARMS = "vllm,program-fcfs,continuum-public,cachettl,thunderagent,adaptive,oracle"
 FEW_ARMS = "vllm,cachettl,adaptive"
 PROGRAMS = 40
+ROUTINGS = "session,sticky,cache-aware,least-loaded,round-robin"
 #: 384,000 tokens in blocks of 64: what an A100-80 has left beside the 8B weights.
 ENGINE = EngineSetting(blocks=6_000, block_size=64)
+#: Programs a second and replica: three quarters of what one can serve.
+FLEET_RATE = 0.02
+FULL_FLEET = 64
 BASE = SimOptions(programs=PROGRAMS, rate=0.05, engine=ENGINE)
+
+FLEET_TABLES = (
+    ("mean_jct_s", "mean JCT, s", 1),
+    ("p95_jct_s", "P95 JCT, s", 1),
+    ("programs_per_s", "programs/s", 4),
+    ("prompt_hit", "prompt hit", 3),
+)
+ROLLOUT = replace(
+    BASE,
+    workload="openhands",
+    arrivals="rollout:64:90",
+    programs=256,
+    arms="vllm,thunderagent,cachettl,adaptive,program-fcfs",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One figure. points: options by x value, in order of x."""
+    """One figure. points: options by x value, in order of x.
+
+    tables: metric, what the page calls it, digits; the first one is drawn.
+    programs: of a cell, in words where points differ.
+    """
 
     name: str
     title: str
@@ -31,7 +54,8 @@ class Sweep:
     x: str
     points: Mapping[str, SimOptions]
     note: str = ""
-    metrics: Sequence[str] = field(default=("mean_jct_s", "p90_jct_s", "p95_jct_s"))
+    tables: Sequence[tuple[str, str, int]] = JCT_TABLES
+    programs: str = f"{PROGRAMS} programs a cell"
 
     def cells(self) -> list[tuple[str, Cell]]:
         """All cells with their x."""
@@ -49,6 +73,32 @@ def _engine(**change: Any) -> SimOptions:
 def _loads(workload: str, rates: Sequence[float]) -> dict[str, SimOptions]:
     options = replace(BASE, workload=workload, arms=MAIN_ARMS)
     return {f"{rate:g}": replace(options, rate=rate) for rate in rates}
+
+
+def _fleet(replicas: int, fail_s: float = 0.0, routing: str = ROUTINGS) -> SimOptions:
+    """The same load a replica, whatever their number."""
+    return replace(
+        BASE,
+        arms="adaptive",
+        programs=PROGRAMS * replicas,
+        rate=FLEET_RATE * replicas,
+        replicas=replicas,
+        routing=routing,
+        fail_s=fail_s,
+    )
+
+
+def _full_fleet(programs: int, replicas: int, seeds: str = "0") -> SimOptions:
+    """Of 64 replicas at 0.83 programs a second, or a share of that."""
+    return replace(
+        BASE,
+        arms="adaptive",
+        programs=programs,
+        rate=0.83 * replicas / FULL_FLEET,
+        replicas=replicas,
+        routing="session,sticky,cache-aware",
+        seeds=seeds,
+    )
 
 
 def ablation_arms() -> str:
@@ -122,6 +172,64 @@ _ALL = (
             for name in ("swe", "bfcl")
         },
         note="A row `adaptive:{...}` is adaptive with that idea turned off.",
+    ),
+    Sweep(
+        "fleet",
+        "Replicas behind a router",
+        "paper, §6.2",
+        "replicas",
+        {str(n): _fleet(n) for n in (1, 4, 16)},
+        note=f"{FLEET_RATE:g} programs a second and replica, arm `adaptive`. `session` "
+        "is a hash of the id, as in vllm-router's `consistent_hash`; `sticky` starts a "
+        "program where the fewest are.",
+        tables=FLEET_TABLES,
+        programs=f"{PROGRAMS} programs a replica",
+    ),
+    Sweep(
+        "fleet-failure",
+        "The busiest of 16 replicas dies",
+        "failures that routers see",
+        "dies at",
+        {
+            "never": _fleet(16, routing="session,sticky,cache-aware"),
+            "1000 s": _fleet(16, 1000.0, "session,sticky,cache-aware"),
+        },
+        note="Half of the programs have arrived by then. Its turns in flight are sent "
+        "again, elsewhere, and it does not come back.",
+        tables=(*FLEET_TABLES, ("retried_turns", "turns sent again", 0)),
+        programs=f"{PROGRAMS} programs a replica",
+    ),
+    Sweep(
+        "fleet-full",
+        "64 replicas, 10,000 programs",
+        "paper, §6.2",
+        "replicas x programs",
+        {
+            "1 x 156": _full_fleet(156, 1, "0,1,2,3"),
+            f"{FULL_FLEET} x 1,000": _full_fleet(1_000, FULL_FLEET),
+            f"{FULL_FLEET} x 10,000": _full_fleet(10_000, FULL_FLEET),
+        },
+        note="0.83 programs a second for 64 replicas, arm `adaptive`; one replica has "
+        "1/64 of the rate and of the programs, mean of 4 seeds. `session` is "
+        "a hash of the id, as in vllm-router's `consistent_hash`; `sticky` starts a "
+        "program where the fewest are.",
+        tables=(*FLEET_TABLES, ("load_imbalance", "busiest replica / mean", 2)),
+        programs="156, 1,000 or 10,000 programs a cell",
+    ),
+    Sweep(
+        "rollout",
+        "Reinforcement-learning rollouts, OpenHands-like",
+        "paper, Table 5",
+        "programs at once",
+        {"64": ROLLOUT},
+        note="Batches of 64; the next one starts, with new weights and an empty cache, "
+        "when 90 % of this one have ended.",
+        tables=(
+            ("turns_per_min", "turns a minute", 1),
+            ("time_to_90pct_s", "time to 90 % of all programs, s", 0),
+            ("mean_jct_s", "mean JCT, s", 0),
+        ),
+        programs="256 programs",
     ),
 )
 SWEEPS: dict[str, Sweep] = {sweep.name: sweep for sweep in _ALL}

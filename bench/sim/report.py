@@ -28,12 +28,16 @@ _COLUMNS = (
 
 #: Columns of fleets and of rollouts.
 _FLEET_COLUMNS = (("moved", "moved_share", 3), ("imbalance", "load_imbalance", 2))
-_ROLLOUT_COLUMNS = (("steps/min", "rollout_steps_per_min", 3),)
+_ROLLOUT_COLUMNS = (
+    ("turns/min", "turns_per_min", 1),
+    ("batches/min", "rollout_steps_per_min", 3),
+)
 
 
 def _columns(metrics: Mapping[str, object]) -> tuple[tuple[str, str, int], ...]:
-    more = (*_FLEET_COLUMNS, *_ROLLOUT_COLUMNS)
-    known = tuple(column for column in more if column[1] in metrics)
+    known = _FLEET_COLUMNS if "moved_share" in metrics else ()
+    if "rollout_steps" in metrics:
+        known = (*known, *_ROLLOUT_COLUMNS)
     t90 = (("t90 s", "time_to_90pct_s", 0),) if known else ()
     return (*_COLUMNS, *known, *t90)
 

@@ -276,6 +276,8 @@ class SchedulerSide(QueueAnswers):
             "free_blocks": pressure.free_blocks,
             "pool_blocks": pressure.pool_blocks,
             "programs_active": len(controller.programs),
+            "waiting_programs": controller.num_waiting_programs(),
+            "working_set_blocks": controller.working_set_blocks(),
             "queueing_delay_seconds": controller.costs.queueing_delay_s,
             "memoryfulness": controller.memory.eta,
             "demoting_blocks": self._demoting.demoting_blocks if self._demoting else 0,

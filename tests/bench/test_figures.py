@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
+from bench.figures import fleets
 from bench.figures.cli import ROOT, load_results
 from bench.figures.page import losses, render
 from bench.figures.plots import draw
@@ -52,6 +53,32 @@ def test_losses_are_told():
         {"x": "2", "arm": "adaptive", "mean_jct_s": 100.5},
     ]
     assert losses({"rows": rows}) == ["1: vllm by 10.0 %"]
+
+
+def test_fleets_are_held_against_their_bars():
+    def row(x, arm, jct_s, per_s=1.0):
+        return {"x": x, "arm": arm, "mean_jct_s": jct_s, "programs_per_s": per_s}
+
+    rows = [
+        row("1", "adaptive", 9.0, 0.9),
+        row("1", "adaptive", 9.0, 1.1),
+        row("64", "adaptive @ session", 12.0, 62.0),
+        row("64", "adaptive @ sticky", 8.0),
+        row("64", "adaptive @ cache-aware", 10.0),
+    ]
+    (text,) = fleets.notes("fleet-full", {"rows": rows})
+    assert "one replica's: 0.969" in text
+    assert "`session` 1.20, `sticky` 0.80 (bar: 1)" in text
+    # What was not run is not told.
+    (text,) = fleets.notes("fleet-full", {"rows": rows[2:]})
+    assert "one replica" not in text
+
+
+def test_rollouts_are_held_against_their_bars():
+    turns = {"vllm": 10.0, "cachettl": 20.0, "thunderagent": 40.0, "adaptive": 30.0}
+    rows = [{"x": "64", "arm": a, "turns_per_min": n} for a, n in turns.items()]
+    (text,) = fleets.notes("rollout", {"rows": rows})
+    assert "3.00x `vllm`, 1.50x `cachettl`, 0.75x `thunderagent`" in text
 
 
 def test_every_sweep_has_cells_and_the_ablation_names_every_switch():

@@ -59,6 +59,7 @@ def test_summary_of_two_programs() -> None:
     assert summary.p99_jct_s == pytest.approx(9.97)
     assert summary.makespan_s == 12.0
     assert summary.programs_per_s == pytest.approx(2 / 12)
+    assert summary.turns_per_min == pytest.approx(4 / 12 * 60)
     assert summary.time_to_90pct_s == 12.0
     assert summary.prompt_hit == pytest.approx(256 / 1000)
     assert summary.mean_wait_s == pytest.approx(1.5 / 4)

@@ -104,3 +104,25 @@ def test_events_wait_a_moment_while_requests_run_and_none_is_lost(make_engine, c
     engine.abort("A-1")
     assert side.num_running() == 0
     assert ["pins", "expired", 1] in side.take_stats().data["counters"]
+
+
+def test_what_routers_ask_for(make_engine, clock):
+    """Two programs fit into 39 blocks of 16 tokens, the third one waits."""
+    engine = make_engine(num_blocks=40)
+    side = engine.connector.side
+    for number, name in enumerate("ABC"):
+        tokens = range(1000 * number, 1000 * number + 256)
+        engine.add(f"{name}-1", tokens, max_tokens=8, hints={"program_id": name})
+    # Of one program, two requests.
+    engine.add("C-2", range(9000, 9256), max_tokens=8, hints={"program_id": "C"})
+    engine.step()
+    clock.advance(1.5)
+    gauges = side.take_stats().data["gauges"]
+    assert gauges["waiting_programs"] == 1
+    assert gauges["working_set_blocks"] == pytest.approx(2 * 16)
+    assert gauges["free_blocks"] < 256 / 16
+    engine.run()
+    clock.advance(1.5)
+    gauges = side.take_stats().data["gauges"]
+    assert gauges["waiting_programs"] == 0
+    assert 0 < gauges["working_set_blocks"] < 4 * 17

@@ -220,6 +220,48 @@ def test_a_round_trip_through_cpu_and_disk(make_worker, tiers):
     assert totals["reloads", "cpu"] == totals["reloads", "disk"] == 1
 
 
+def test_new_weights_make_what_lies_below_worthless(make_worker, tiers):
+    """vLLM's RL flow: after `reset_connector` nothing older is ever loaded."""
+    engine = make_worker()
+    context = engine.turn("old", prompt(40, 200), hints=hints("w"))
+    time.sleep(0.25)
+    engine.settle()
+    assert engine.moved["tier_bytes:demoted"] == 12 * CHUNK_BYTES
+    before = dict(engine.moved)
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.kv.fill_(-1)
+    assert tiers.clear_cpu()  # what LMCache keeps on disk is still there
+    engine.turn("new", [*context, 5], hints=hints("w"))
+    assert engine.moved == before
+    # What the new weights made goes below and comes back.
+    time.sleep(0.25)
+    engine.settle()
+    assert engine.moved["tier_bytes:demoted"] > before["tier_bytes:demoted"]
+    empty_gpu(engine)
+    engine.turn("again", [*context, 6], hints=hints("w", last=True))
+    assert engine.moved["tier_bytes:promoted"] == 12 * CHUNK_BYTES
+
+
+def test_a_request_that_waits_across_a_reset_is_prefilled(make_worker, tiers):
+    """Its lookup was under way, or had found KV that is worthless by now."""
+    engine = make_worker()
+    context = engine.turn("stored", prompt(41, 200), hints=hints("v"))
+    time.sleep(0.25)
+    engine.settle()
+    empty_gpu(engine)
+    before = dict(engine.moved)
+    adapter = engine.connector.side.lower.tier._adapter
+    engine.add("waits", [*context, 5], max_tokens=3, hints=hints("v", last=True))
+    assert "waits" in adapter._pending_lookups
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.run()
+    assert engine.finished["waits"].num_output_tokens == 3
+    engine.settle()
+    assert engine.moved.get("tier_bytes:promoted") == before.get("tier_bytes:promoted")
+    assert not adapter._pending_lookups
+    assert tiers.clear_cpu()  # nothing stays locked for a reader who never comes
+
+
 def test_our_engine_moves_every_byte(make_worker):
     engine = make_worker()
     round_trip(engine, 150)

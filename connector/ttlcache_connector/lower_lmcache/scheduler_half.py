@@ -17,6 +17,7 @@ from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.lower_lmcache.connect import connect
 from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
+from ttlcache_connector.lower_lmcache.epochs import Epochs
 from ttlcache_connector.lower_lmcache.hint_sender import HintSender
 from ttlcache_connector.lower_lmcache.registration import own_name
 from ttlcache_connector.lower_lmcache.sources import Sources
@@ -59,6 +60,7 @@ class SchedulerHalf(SchedulerTier):
         self._manager = self._inner._lazy_offload_manager  # noqa: SLF001
         chunk_tokens = self._adapter.lmcache_tokens_per_chunk
         self._queue = DemotionQueue(config.demote, chunk_tokens)
+        self._epochs = Epochs(self._inner)
         self._pool: BlockPool | None = None
         self._loads: dict[str, _Load] = {}
         # When a lookup was first waited for, and for how long.
@@ -123,7 +125,8 @@ class SchedulerHalf(SchedulerTier):
     def promote(self, request_id: str, tokens: Sequence[int], salt: str) -> bool:
         if self._ahead is not None or self._loads or not self.is_up():
             return False
-        self._ahead = (f"ttlcache-ahead-{request_id}", list(tokens), salt)
+        below = self._epochs.salt(salt)
+        self._ahead = (f"ttlcache-ahead-{request_id}", list(tokens), below)
         self._adapter.maybe_submit_lookup_request(*self._ahead)
         return True
 
@@ -159,18 +162,8 @@ class SchedulerHalf(SchedulerTier):
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         self._asked_s.pop(request.request_id, None)
         self._lookup_s.pop(request.request_id, None)
-        if request.request_id in self._adapter._pending_lookups:  # noqa: SLF001
-            # It leaves without blocks. LMCache would keep what it had found locked
-            # in memory for as long as the longest queue may be.
-            tokens = list(request.all_token_ids)
-            chunk = self._adapter.lmcache_tokens_per_chunk
-            self._adapter.free_lookup_locks(
-                tokens,
-                0,
-                len(tokens) // chunk * chunk,
-                request.request_id,
-                request.cache_salt or "",
-            )
+        # It may leave without blocks.
+        self._epochs.forget_lookup(request.request_id)
         self._inner.request_finished_all_groups(request, block_ids)
 
     def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:
@@ -220,7 +213,8 @@ class SchedulerHalf(SchedulerTier):
         return dict(Counter(i for batch in batches for i in batch.block_ids))
 
     def reset(self) -> bool:
-        return self._inner.reset_cache() is not False
+        self._epochs.begin_anew()
+        return True
 
     def shutdown(self) -> None:
         self._inner.shutdown()

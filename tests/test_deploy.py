@@ -1,0 +1,214 @@
+"""deploy/: linted, valid by schema, and every flag known to the program it is for."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from check_jsonschema.cli import main as check_jsonschema
+from click.testing import CliRunner
+from typer.testing import CliRunner as TyperRunner
+from yamllint import linter
+from yamllint.config import YamlLintConfig
+
+from tests.test_monitoring import metric_labels, names_in
+from ttlcache.cli import app
+from ttlcache.config import load_config
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+FILES = sorted([*DEPLOY.rglob("*.yaml"), *DEPLOY.rglob("*.yml")])
+#: A custom resource, and kustomize's own: the Kubernetes schemas have neither.
+NO_SCHEMA = {"ScaledObject", "Kustomization"}
+KUBERNETES = [
+    (path.name, document)
+    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+    for document in yaml.safe_load_all(path.read_text())
+]
+COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+HELM = {p.stem: yaml.safe_load(p.read_text()) for p in (DEPLOY / "helm").glob("*")}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(DEPLOY))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_yaml_is_clean(path):
+    config = YamlLintConfig(file=str(DEPLOY / ".yamllint"))
+    problems = list(linter.run(path.read_text(), config, str(path)))
+    assert [str(problem) for problem in problems] == []
+
+
+def test_compose_is_valid():
+    path = str(DEPLOY / "compose" / "compose.yaml")
+    result = CliRunner().invoke(
+        check_jsonschema, ["--builtin-schema", "vendor.compose-spec", path]
+    )
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("file", "document"),
+    [pair for pair in KUBERNETES if pair[1]["kind"] not in NO_SCHEMA],
+    ids=lambda value: value if isinstance(value, str) else value["kind"],
+)
+def test_manifests_are_valid(file, document):
+    kubernetes_validate.validate(document, "1.34", strict=True)
+
+
+def test_the_validator_finds_mistakes():
+    _, vllm = next(p for p in KUBERNETES if p[1]["kind"] == "Deployment")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(
+            vllm | {"spec": {**vllm["spec"], "replica": 2}}, "1.34", strict=True
+        )
+
+
+def test_kustomization_names_files_that_exist():
+    (kustomization,) = [d for _, d in KUBERNETES if d["kind"] == "Kustomization"]
+    named = set(kustomization["resources"]) | {"keda.yaml", "kustomization.yaml"}
+    assert named == {file for file, _ in KUBERNETES}
+
+
+def test_compose_mounts_files_that_exist():
+    folder = DEPLOY / "compose"
+    mounts = [
+        volume.split(":")[0]
+        for service in COMPOSE["services"].values()
+        for volume in service.get("volumes", ())
+    ]
+    for source in mounts:
+        if source.startswith("."):
+            assert (folder / source).resolve().exists(), source
+        else:
+            assert source in COMPOSE["volumes"]
+    build = COMPOSE["services"]["lmcache"]["build"]
+    assert ((folder / build["context"]).resolve() / build["dockerfile"]).exists()
+
+
+# --- flags -------------------------------------------------------------------
+
+
+def containers() -> Iterator[tuple[str, list[str]]]:
+    """Where it is, and its whole command line."""
+    for key, service in COMPOSE["services"].items():
+        if "command" in service:
+            yield f"compose/{key}", [*service["entrypoint"], *service["command"]]
+    for file, document in KUBERNETES:
+        template = document.get("spec", {}).get("template", {})
+        for container in template.get("spec", {}).get("containers", ()):
+            yield f"kubernetes/{file}", [*container["command"], *container["args"]]
+    for container in HELM["llm-d"]["decode"]["containers"]:
+        yield "helm/llm-d", [*container["command"], *container["args"]]
+    for model in HELM["production-stack"]["servingEngineSpec"]["modelSpec"]:
+        arguments = model["vllmConfig"]["extraArgs"]
+        yield "helm/production-stack", ["vllm", "serve", model["modelURL"], *arguments]
+
+
+COMMANDS = list(containers())
+
+
+def _of(program: str) -> list[Any]:
+    found = [
+        pytest.param([filled(word) for word in words[1:]], id=where)
+        for where, words in COMMANDS
+        if words[0] == program
+    ]
+    assert found
+    return found
+
+
+def filled(word: str) -> str:
+    """Variables as compose and Kubernetes replace them."""
+    word = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word)
+    return word.replace("$(HOST_IP)", "10.0.0.1")
+
+
+def test_every_container_of_ours_is_checked():
+    programs = {words[0] for _, words in COMMANDS}
+    assert programs == {"vllm", "ttlcache", "vllm-router"}
+    assert len(COMMANDS) == 9
+
+
+@pytest.mark.parametrize("words", _of("vllm"))
+def test_vllm_knows_its_flags(words):
+    pytest.importorskip("vllm")
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    assert words[0] == "serve"
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(words[1:])
+    transfer = arguments.kv_transfer_config
+    assert transfer.kv_connector == "TTLConnector"
+    extra = {
+        key: value
+        for key, value in transfer.kv_connector_extra_config.items()
+        if not key.startswith("lmcache.")
+    }
+    load_config(extra)
+
+
+@pytest.mark.parametrize("words", _of("ttlcache"))
+def test_ttlcache_knows_its_flags(words):
+    pytest.importorskip("lmcache")
+    result = TyperRunner().invoke(app, [*words, "--print-only"])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("words", _of("vllm-router"))
+def test_the_router_knows_its_flags(words):
+    from vllm_router.router_args import RouterArgs
+
+    parser = argparse.ArgumentParser()
+    RouterArgs.add_cli_args(parser, exclude_host_port=False)
+    found = RouterArgs.from_cli_args(parser.parse_args(words))
+    assert found.policy == "consistent_hash"
+    if not found.service_discovery:
+        assert found.worker_urls == ["http://vllm-0:8000", "http://vllm-1:8000"]
+
+
+def test_replicas_and_lmcache_agree_on_the_port():
+    for where, words in COMMANDS:
+        line = " ".join(words)
+        if '"lower_tier"' in line:
+            assert '"lmcache.mp.port": 5555' in line, where
+        if words[:2] == ["ttlcache", "serve-tiers"]:
+            assert "--port=" not in line or "--port=5555" in line, where
+
+
+def test_compose_s_prometheus_scrapes_ports_that_are_served():
+    config = yaml.safe_load((DEPLOY / "compose" / "prometheus.yml").read_text())
+    targets = {
+        target
+        for job in config["scrape_configs"]
+        for static in job["static_configs"]
+        for target in static["targets"]
+    }
+    assert targets == {"vllm-0:8000", "vllm-1:8000", "router:29000", "lmcache:9090"}
+    assert {target.split(":")[0] for target in targets} <= COMPOSE["services"].keys()
+
+
+def test_keda_asks_for_metrics_that_exist():
+    (scaled,) = [d for _, d in KUBERNETES if d["kind"] == "ScaledObject"]
+    names = {d["metadata"]["name"] for _, d in KUBERNETES if d["kind"] == "Deployment"}
+    assert scaled["spec"]["scaleTargetRef"]["name"] in names
+    asked: set[str] = set()
+    for trigger in scaled["spec"]["triggers"]:
+        assert trigger["type"] == "prometheus"
+        assert float(trigger["metadata"]["threshold"]) > 0
+        asked |= names_in(trigger["metadata"]["query"])
+    assert asked <= metric_labels().keys() | {"vllm:prompt_tokens_total"}
+    assert {"ttlcache_waiting_programs", "ttlcache_working_set_blocks"} <= asked
+
+
+def test_no_image_is_unpinned():
+    texts = [path.read_text() for path in [*FILES, DEPLOY / "docker" / "Dockerfile"]]
+    assert not re.search(r":latest\b", "\n".join(texts))
+    for service in COMPOSE["services"].values():
+        assert ":" in service["image"]
