@@ -40,7 +40,7 @@ CPU_POOLS = 2
 #: peaks at one to one and a half (two where tools are slow) and has fallen at three.
 CROWDS = (1.0, 1.5, 2.0)
 #: Programs of a cell: enough that a pool is filled several times over.
-PROGRAMS = {"small": 48, "large": 120, "offload": 48}
+PROGRAMS = {"small": 32, "large": 72, "offload": 32}
 #: Of that, where a program has several times the turns of the others': still more turns
 #: in a cell than anywhere else.
 SHARE_OF_PROGRAMS = {"openhands": 0.5}
