@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,10 @@ from bench import grid_bars
 from bench.grid_spec import (
     GridOptions,
     Point,
-    crowd_of,
     places,
     points,
-    probe,
+    probes,
+    saturation,
 )
 from bench.sim import run
 from bench.sim.settings import CellResult
@@ -63,21 +64,23 @@ def run_grid(
         ValueError, RuntimeError: bad options; cells that failed, after all others.
     """
     where = places(options)
-    probes = run.run_cells(
-        [probe(place) for place in where],
+    asked = [
+        (place, crowd, cell) for place in where for crowd, cell in probes(place).items()
+    ]
+    probed = run.run_cells(
+        [cell for _, _, cell in asked],
         processes=processes,
         cache=cache,
         console=console,
     )
-    saturation = [
-        crowd_of(place) / result.metrics["mean_jct_s"]  # Little's law
-        for place, result in zip(where, probes, strict=True)
-    ]
-    grid = points(options, where, saturation)
+    jct_s: dict[int, dict[int, float]] = defaultdict(dict)
+    for (place, crowd, _), result in zip(asked, probed, strict=True):
+        jct_s[id(place)][crowd] = result.metrics["mean_jct_s"]
+    grid = points(options, where, [saturation(jct_s[id(place)]) for place in where])
     cells = [cell for point in grid for own in point.cells.values() for cell in own]
     results = run.run_cells(cells, processes=processes, cache=cache, console=console)
     rows = to_rows(grid, dict(zip(map(id, cells), results, strict=True)))
-    cpu_s = sum(result.wall["cpu_s"] for result in [*probes, *results])
+    cpu_s = sum(result.wall["cpu_s"] for result in [*probed, *results])
     return GridResult(rows, grid_bars.bars(rows), cpu_s)
 
 

@@ -8,10 +8,12 @@ Pools are counted in final contexts, so that a pool means the same for every wor
     large      CONTEXTS["large"] of them
     offload    small, and a CPU tier of CPU_POOLS small pools
 
-A load is a multiple of plain vLLM's saturation: N / mean JCT of a closed loop of N
-programs, `CROWD` times as many as the pool has final contexts (no connector, no tier,
-a seed of its own). Programs under way have half of their final context on average, so
-twice the pool is wanted. Measured once per workload and pool and cached like any cell.
+A load is a multiple of plain vLLM's saturation: the most programs a second that it
+sustains, however many are let in at a time. That is the largest N / mean JCT (Little's
+law) of closed loops of N programs, `CROWDS` times the final contexts of the pool
+(no connector, no tier, a seed of its own). With more programs than that contexts
+evict each other and throughput falls to a third of it or less: at a rate taken from
+there nothing is short. Measured once per workload and pool, cached like any cell.
 """
 
 from __future__ import annotations
@@ -34,11 +36,20 @@ LOADS = {"half": 0.5, "one": 1.0, "two": 2.0}
 POOLS = ("small", "large", "offload")
 CONTEXTS = {"small": 4, "large": 12, "offload": 4}
 CPU_POOLS = 2
-CROWD = 4
+#: Programs in flight of the closed loops, in final contexts of the pool: throughput
+#: peaks at one to one and a half (two where tools are slow) and has fallen at three.
+CROWDS = (1.0, 1.5, 2.0)
 #: Programs of a cell: enough that a pool is filled several times over.
-PROGRAMS = {"small": 48, "large": 120, "offload": 48}
+PROGRAMS = {"small": 32, "large": 72, "offload": 32}
+#: Of that, where a program has several times the turns of the others': still more turns
+#: in a cell than anywhere else.
+SHARE_OF_PROGRAMS = {"openhands": 0.5}
+#: Variants of `adaptive` are compared in docs/policy.md, and are no rivals.
+GRID_ARMS = tuple(arm for arm in ARMS if not arm.startswith("adaptive-"))
 #: Saturation and mean contexts come from programs that no cell replays.
 PROBE_SEED = 1000
+#: At least so many programs in a closed loop: few would be its start and its end.
+PROBE_PROGRAMS = 24
 #: Seeds by half: what is tuned on `odd` is reported on `even`.
 SEEDS = {"odd": "100,101", "even": "0,1"}
 #: Larger blocks than vLLM's 16 make a cell three times cheaper and change little.
@@ -56,7 +67,7 @@ class GridOptions:
     workloads: Sequence[str] = WORKLOADS
     loads: Sequence[str] = tuple(LOADS)
     pools: Sequence[str] = POOLS
-    arms: str = ",".join(ARMS)
+    arms: str = ",".join(GRID_ARMS)
     half: str = "even"
     seeds: str = ""
     programs: float = 1.0
@@ -107,19 +118,30 @@ def places(options: GridOptions) -> list[Place]:
     ]
 
 
-def probe(place: Place) -> Cell:
-    """The closed loop that shows the saturation of a place."""
-    crowd = crowd_of(place)
-    spec = replace(
-        place.spec, seed=PROBE_SEED, programs=3 * crowd, arrivals=f"closed:{crowd}"
-    )
-    return Cell(ARMS["vllm"], replace(place.engine, offload="none"), spec)
+def probes(place: Place) -> dict[int, Cell]:
+    """The closed loops that show the saturation of a place, by programs in flight."""
+    engine = replace(place.engine, offload="none")
+    return {
+        crowd: Cell(ARMS["vllm"], engine, _closed(place.spec, crowd))
+        for crowd in crowds_of(place)
+    }
 
 
-def crowd_of(place: Place) -> int:
-    """Programs in flight of a place's closed loop."""
+def saturation(mean_jct_s: Mapping[int, float]) -> float:
+    """Programs/s. mean_jct_s: of the closed loops, by programs in flight."""
+    return max(crowd / jct_s for crowd, jct_s in mean_jct_s.items())
+
+
+def crowds_of(place: Place) -> list[int]:
+    """Programs in flight of a place's closed loops."""
     mean, _ = _final_contexts(place.spec)
-    return max(4, round(CROWD * place.engine.pool_tokens / mean))
+    contexts = place.engine.pool_tokens / mean
+    return sorted({max(2, round(crowd * contexts)) for crowd in CROWDS})
+
+
+def _closed(spec: WorkloadSpec, crowd: int) -> WorkloadSpec:
+    programs = max(PROBE_PROGRAMS, 3 * crowd)
+    return replace(spec, seed=PROBE_SEED, programs=programs, arrivals=f"closed:{crowd}")
 
 
 def points(
@@ -159,7 +181,8 @@ def _place(options: GridOptions, workload: str, pool: str) -> Place:
                 f"synthetic workloads ({', '.join(SYNTHETIC)}) with --workloads"
             )
         name, half = f"trace:{path}", options.half
-    programs = max(4, round(options.programs * PROGRAMS[pool]))
+    share = options.programs * SHARE_OF_PROGRAMS.get(workload, 1.0)
+    programs = max(4, round(share * PROGRAMS[pool]))
     spec = WorkloadSpec(name, programs, rate=1.0, seed=0, half=half)
     mean, longest = _final_contexts(spec)
     tokens = max(CONTEXTS[pool] * mean, 1.1 * longest)

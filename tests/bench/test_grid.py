@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bench import grid, grid_bars
 from bench.cli import app
-from bench.grid_spec import GridOptions, crowd_of, places, points, probe
+from bench.grid_spec import GridOptions, places, points, probes, saturation
 from bench.sim.options import cells_of
 from bench.sim.run import cell_key
 
@@ -74,10 +74,18 @@ def test_pools_are_counted_in_contexts():
     assert large.engine.blocks == pytest.approx(3 * small.engine.blocks, rel=0.01)
     assert offload.engine.blocks == small.engine.blocks
     assert offload.engine.offload.startswith("cpu:")
-    assert crowd_of(small) == 16
-    closed = probe(offload)
-    assert closed.workload.arrivals == "closed:16"
-    assert closed.engine.offload == "none"
+    closed = probes(offload)
+    assert [cell.workload.arrivals for cell in closed.values()] == [
+        "closed:4",
+        "closed:6",
+        "closed:8",
+    ]
+    assert {cell.engine.offload for cell in closed.values()} == {"none"}
+
+
+def test_saturation_is_the_peak_and_not_what_is_left_under_thrashing():
+    # Little's law: 4 / 100 s, 6 / 120 s, 8 / 800 s.
+    assert saturation({4: 100.0, 6: 120.0, 8: 800.0}) == pytest.approx(0.05)
 
 
 def test_a_missing_trace_is_named():
@@ -129,7 +137,7 @@ def test_a_grid_of_one_cell_twice(tmp_path, monkeypatch):
     stored = json.loads(first)
     assert list(stored["rows"][0]["arms"]) == ["vllm", "cachettl"]
     assert "--programs 0.08" in stored["setting"]["command"]
-    assert len(list(Path("out/cache/sim").glob("*.json"))) == 3  # with the probe
+    assert len(list(Path("out/cache/sim").glob("*.json"))) == 5  # with the probes
 
 
 def test_the_command_line_refuses_nonsense():
