@@ -47,6 +47,10 @@ class EngineCounters:
     """Bytes copied between GPU and lower tier, by direction."""
     reloaded_tokens: Mapping[str, int] = field(default_factory=dict)
     """Prompt tokens that came back from a lower tier, by tier."""
+    lower_tier_hits: float = 0.0
+    """Prompt tokens that the lower tier held and GPU memory did not."""
+    failed_reloads: float = 0.0
+    """Reloads that the lower tier promised and did not bring."""
 
     @property
     def prompt_hit(self) -> float:
@@ -100,7 +104,7 @@ def run_arm(
         ready_s = time.monotonic()
         result = replay(server.base_url, programs, options, on_turn)
         ended_s = time.monotonic()
-        engine = _read_engine(server, before, options)
+        engine = read_engine(server, before, options)
     return ArmResult(
         name=arm.name,
         command=tuple(server.command),
@@ -135,9 +139,10 @@ def _send_throwaway(base_url: str, options: ReplayOptions, length: int) -> None:
     httpx.post(url, json=body, timeout=options.request_timeout_s).raise_for_status()
 
 
-def _read_engine(
+def read_engine(
     server: VLLMServer, before: Mapping[SampleKey, float], options: ReplayOptions
 ) -> EngineCounters:
+    """What a server counted since `before`."""
     after = server.metrics()
     # An idle engine does not step, so the connector's last events are reported
     # with the next request.
@@ -165,6 +170,8 @@ def _read_engine(
         pinned_blocks_at_end=total(flushed, "ttlcache_pinned_blocks"),
         tier_bytes=grown_by("ttlcache_tier_bytes_total", "direction"),
         reloaded_tokens=grown_by("ttlcache_reloaded_tokens_total", "tier"),
+        lower_tier_hits=grown("vllm:external_prefix_cache_hits_total"),
+        failed_reloads=grown("ttlcache_failed_reloads_total", flushed),
     )
 
 

@@ -39,6 +39,8 @@ class TurnRecord:
     tool: str = ""
     gap_s: float = 0.0
     """Length of the gap that follows; 0 after the last turn."""
+    server: str = ""
+    """Model name in the answer: names the replica where each has its own."""
 
     @property
     def ttft_s(self) -> float:

@@ -22,6 +22,7 @@ from bench.workloads import Program, Turn
 
 #: Token ids below this are the tokenizer's special tokens.
 FIRST_TOKEN_ID = 5
+_MAX_BACKOFF_S = 8.0
 
 
 class RequestFailed(RuntimeError):
@@ -48,14 +49,19 @@ class ReplayOptions:
     hints: bool = True
     """Send program id, tool and last step in ``kv_transfer_params``."""
     request_timeout_s: float = 300.0
+    session_header: bool = False
+    """Send the program id as ``X-Session-ID``, too."""
+    retries: int = 0
+    """How often a failed request is sent again, as agents' HTTP clients do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Completed turns and failed ones."""
+    """Completed turns, failed ones, and attempts that were made again."""
 
     records: tuple[TurnRecord, ...]
     failures: tuple[Failure, ...]
+    retried: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ class _Answer:
     prompt_tokens: int
     cached_tokens: int
     queue_s: float
+    server: str
 
 
 def replay(
@@ -104,7 +111,24 @@ async def replay_with(
     """:func:`replay` on a given client."""
     records: list[TurnRecord] = []
     failures: list[Failure] = []
+    retried: list[Failure] = []
     start_s = time.monotonic()
+
+    async def ask(program: Program, index: int, prompt: list[int]) -> _Answer | None:
+        body = _body(program, index, prompt, options)
+        headers = {"X-Session-ID": program.program_id} if options.session_header else {}
+        num_tokens = program.turns[index].output_tokens
+        for attempt in range(options.retries + 1):
+            try:
+                return await _complete(client, body, headers, num_tokens, start_s)
+            except (RequestFailed, httpx.HTTPError) as error:
+                reason = f"{type(error).__name__}: {error}"
+                failure = Failure(program.program_id, index, reason)
+            if attempt < options.retries:
+                retried.append(failure)
+                await asyncio.sleep(min(0.5 * 2**attempt, _MAX_BACKOFF_S))
+        failures.append(failure)
+        return None
 
     async def run(program: Program) -> None:
         await asyncio.sleep(program.arrival_s)
@@ -112,12 +136,8 @@ async def replay_with(
         for index, turn in enumerate(program.turns):
             prompt += new_token_ids(program.program_id, index, turn, options)
             arrival_s = time.monotonic() - start_s
-            body = _body(program, index, prompt, options)
-            try:
-                answer = await _complete(client, body, turn.output_tokens, start_s)
-            except (RequestFailed, httpx.HTTPError) as error:
-                reason = f"{type(error).__name__}: {error}"
-                failures.append(Failure(program.program_id, index, reason))
+            answer = await ask(program, index, prompt)
+            if answer is None:
                 return
             records.append(_record(program, index, arrival_s, answer))
             if on_turn is not None:
@@ -129,7 +149,7 @@ async def replay_with(
     async with asyncio.TaskGroup() as tasks:
         for program in programs:
             tasks.create_task(run(program))
-    return ReplayResult(tuple(records), tuple(failures))
+    return ReplayResult(tuple(records), tuple(failures), tuple(retried))
 
 
 def new_token_ids(
@@ -171,14 +191,21 @@ def _body(
 
 
 async def _complete(
-    client: httpx.AsyncClient, body: dict[str, Any], num_tokens: int, start_s: float
+    client: httpx.AsyncClient,
+    body: dict[str, Any],
+    headers: dict[str, str],
+    num_tokens: int,
+    start_s: float,
 ) -> _Answer:
     """One streamed completion, checked to have exactly the tokens asked for."""
     token_ids: list[int] = []
     first_logprob = first_token_s = departure_s = math.nan
     usage: dict[str, Any] = {}
     timing: dict[str, Any] = {}
-    async with client.stream("POST", "/v1/completions", json=body) as response:
+    server = ""
+    async with client.stream(
+        "POST", "/v1/completions", json=body, headers=headers
+    ) as response:
         if response.status_code != 200:
             text = (await response.aread()).decode(errors="replace")
             raise RequestFailed(f"HTTP {response.status_code}: {text[:500]}")
@@ -187,6 +214,7 @@ async def _complete(
                 raise RequestFailed(f"error in the stream: {chunk['error']}")
             usage = chunk.get("usage") or usage
             timing = chunk.get("metrics") or timing
+            server = chunk.get("model") or server
             for choice in chunk["choices"]:
                 now_s = time.monotonic() - start_s
                 if choice.get("token_ids"):
@@ -211,6 +239,7 @@ async def _complete(
         usage["prompt_tokens"],
         details.get("cached_tokens") or 0,
         timing["queue_time_ms"] / 1000.0,
+        server,
     )
 
 
@@ -242,4 +271,5 @@ def _record(
         first_logprob=answer.first_logprob,
         tool=turn.tool,
         gap_s=turn.gap_s,
+        server=answer.server,
     )

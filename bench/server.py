@@ -177,6 +177,12 @@ class VLLMServer:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def kill(self) -> None:
+        """SIGKILL to the whole group, as a crash of the machine would end it."""
+        os.killpg(self.pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
     def metrics(self) -> dict[SampleKey, float]:
         """All samples of ``/metrics`` now."""
         response = httpx.get(f"{self.base_url}/metrics", timeout=30.0)

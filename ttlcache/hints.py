@@ -18,6 +18,9 @@ MAX_TOOL_CHARS = 256
 MAX_TOOLS = 32
 MAX_PRIORITY_CLASS = 1_000
 
+#: Session ids that begin so tell a router where to go, and not whose a request is.
+ROUTE_PREFIX = "ttlcache-route-"
+
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h)?")
 _UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 

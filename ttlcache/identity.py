@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ttlcache.events import Arrival, Finish
+from ttlcache.hints import ROUTE_PREFIX
 from ttlcache.prefixes import PrefixIndex
 from ttlcache.programs import Program, ProgramTable, bounded, client_key
 from ttlcache.types import IdentityRule
@@ -43,7 +44,10 @@ class Identifier:
     def _explicit(arrival: Arrival) -> tuple[IdentityRule, str | None]:
         if arrival.hints.program_id is not None:
             return IdentityRule.HINT, arrival.hints.program_id
-        return IdentityRule.SESSION, arrival.session_id or None
+        session = arrival.session_id or None
+        if session is not None and session.startswith(ROUTE_PREFIX):
+            session = None
+        return IdentityRule.SESSION, session
 
     def _by_prefix(self, arrival: Arrival) -> Program | None:
         if self._prefixes is None:

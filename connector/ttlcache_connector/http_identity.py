@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from ttlcache.hints import MAX_ID_CHARS, parse_duration_s
+from ttlcache.hints import MAX_ID_CHARS, ROUTE_PREFIX, parse_duration_s
 
 #: vLLM's own header; it outranks everything found here (rule 2).
 SESSION_HEADER = b"x-session-id"
@@ -135,7 +135,7 @@ def from_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str] | No
     """(rule, id) of the first header that names a program."""
     found = {name.lower(): value for name, value in headers}
     own = label(found.get(SESSION_HEADER, b"").decode("latin-1"))
-    if own is not None:
+    if own is not None and not own.startswith(ROUTE_PREFIX):
         return "x-session-id", own
     for name, rule in STRONG_HEADERS.items():
         session = label(found.get(name, b"").decode("latin-1"))
@@ -166,6 +166,18 @@ def from_body(body: bytes) -> Clues:
         hints = {}  # vLLM refuses it, and must see it as it is
         params = None
     return Clues(rule, session, hints, params)
+
+
+def conversation(body: bytes) -> bytes | None:
+    """What stays the same in all turns of a conversation, None where nothing does.
+
+    System prompt and first user message: enough to send them all to one place, too
+    little to call two programs that share them one.
+    """
+    try:
+        return _opening(_BODY.decode(body))
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return None
 
 
 def with_hints(body: bytes, clues: Clues) -> bytes | None:

@@ -9,14 +9,22 @@ answer.
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
 from prometheus_client import Counter
 
 from ttlcache.metrics import HTTP_COUNTERS
 from ttlcache_connector import http_control
 from ttlcache_connector.compat import logger
+from ttlcache_connector.http_asgi import (
+    GENERATING,
+    App,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    replay,
+    with_length,
+)
 from ttlcache_connector.http_identity import (
     RULES,
     SESSION_HEADER,
@@ -29,18 +37,6 @@ from ttlcache_connector.http_identity import (
 
 log = logger(__name__)
 
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-#: Where programs make their turns.
-GENERATING = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
-)
-#: Longer bodies pass unread; the engine then goes by headers and by the prompt.
-MAX_BODY_BYTES = 8 * 1024 * 1024
 _SEEN = "ttlcache"
 
 
@@ -73,7 +69,7 @@ class ProgramIdMiddleware:
     async def _identify(
         self, scope: Scope, receive: Receive, url_session: str | None
     ) -> Receive:
-        messages, body = await _read(receive)
+        messages, body = await read_body(receive)
         try:
             headers = scope["headers"]
             clues = Clues() if body is None else from_body(body)
@@ -86,11 +82,11 @@ class ProgramIdMiddleware:
             changed = None if body is None else with_hints(body, clues)
             if changed is not None:
                 messages = [{"type": "http.request", "body": changed}]
-                scope["headers"] = _with_length(scope["headers"], len(changed))
+                scope["headers"] = with_length(scope["headers"], len(changed))
             self._requests.labels(rule).inc()
         except Exception:  # noqa: BLE001 - the serving path fails open
             self._fault()
-        return _replay(messages, receive)
+        return replay(messages, receive)
 
     def _fault(self) -> None:
         self._errors.inc()
@@ -110,41 +106,6 @@ def _resolve(scope: Scope) -> tuple[str | None, str]:
     if root and path.startswith(root + "/"):
         path = path[len(root) :]
     return split_path(path)
-
-
-async def _read(receive: Receive) -> tuple[list[Message], bytes | None]:
-    """What has come, and the whole body; None if too long, cut off or no JSON."""
-    messages: list[Message] = []
-    size = 0
-    while True:
-        message = await receive()
-        messages.append(message)
-        if message["type"] != "http.request":
-            return messages, None
-        size += len(message.get("body", b""))
-        if size > MAX_BODY_BYTES:
-            return messages, None
-        if not message.get("more_body", False):
-            return messages, b"".join(m.get("body", b"") for m in messages)
-
-
-def _replay(messages: list[Message], receive: Receive) -> Receive:
-    """`messages` first, then whatever the server still has to say."""
-    pending = iter(messages)
-
-    async def replay() -> Message:
-        for message in pending:
-            return message
-        return await receive()
-
-    return replay
-
-
-def _with_length(
-    headers: list[tuple[bytes, bytes]], length: int
-) -> list[tuple[bytes, bytes]]:
-    kept = [h for h in headers if h[0].lower() != b"content-length"]
-    return [*kept, (b"content-length", str(length).encode())]
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""Several real vLLM replicas behind a real vllm-router, on this machine."""

@@ -1,0 +1,130 @@
+"""Which key a request is routed by: pure functions on its headers, URL and body."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ttlcache.hints import ROUTE_PREFIX, Hints, parse_hints
+from ttlcache_connector.front.prompts import PromptMemory
+from ttlcache_connector.http_identity import (
+    Clues,
+    conversation,
+    from_body,
+    from_headers,
+    with_hints,
+)
+
+#: vllm-router passes none of the client's headers on for these: an id in a header or
+#: in the URL has to be told to the replica in the body.
+HEADERLESS = frozenset({"/v1/messages", "/v1/responses"})
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What is known of a request.
+
+    rule: where the key was found, "none" without one.
+    key: what the router hashes; None: the request passes unchanged.
+    program: the client's own id of the program, None where it has none.
+    parent: the client's id of the program that started this one.
+    in_body: the replica finds `program` in the body by itself.
+    """
+
+    rule: str = "none"
+    key: str | None = None
+    program: str | None = None
+    parent: str | None = None
+    in_body: bool = True
+
+
+class _Asked(msgspec.Struct):
+    """The fields of a body that no other part of us looks at."""
+
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
+
+
+_ASKED = msgspec.json.Decoder(_Asked)
+
+
+def find(
+    headers: Iterable[tuple[bytes, bytes]],
+    url_session: str | None,
+    body: bytes | None,
+    prompts: PromptMemory,
+) -> Route:
+    """The route of a generating request; the first rule that applies wins.
+
+    As in the replica, a program id in the hints outranks headers, and those the body.
+    """
+    asked = _decode(body)
+    hints = Hints() if asked is None else _hints(asked)
+    header = from_headers(headers)
+    if header is None and url_session is not None:
+        header = ("url", url_session)
+    if hints.program_id is not None:
+        return Route("hint", hints.program_id, hints.program_id, hints.parent_id)
+    if header is not None:
+        rule, session = header
+        return Route(rule, session, session, hints.parent_id, in_body=False)
+    clues = Clues() if body is None else from_body(body)
+    if clues.session is not None:
+        return Route(clues.rule, clues.session, clues.session, hints.parent_id)
+    return _by_content(body, asked, hints, prompts)
+
+
+def _by_content(
+    body: bytes | None, asked: _Asked | None, hints: Hints, prompts: PromptMemory
+) -> Route:
+    if hints.parent_id is not None:
+        return Route("parent", hints.parent_id)
+    if body is None or asked is None:
+        return Route()
+    opening = conversation(body)
+    if opening is not None:
+        digest = hashlib.blake2b(opening, digest_size=16).hexdigest()
+        return Route("conversation", ROUTE_PREFIX + digest)
+    # Up to the closing quote or bracket, which the next turn's prompt goes on behind.
+    prompt = bytes(asked.prompt).rstrip(b' \n\r\t"]')
+    if prompt:
+        return Route("prompt", ROUTE_PREFIX + prompts.key(prompt))
+    return Route()
+
+
+def named(body: bytes, program: str) -> bytes:
+    """The body with the program's id among its hints."""
+    asked = _decode(body)
+    params = asked.kv_transfer_params if asked is not None else None
+    params = dict(params) if isinstance(params, Mapping) else {}
+    own = params.pop("ttlcache", None)
+    if own is not None and not isinstance(own, Mapping):
+        return body  # the replica rejects and counts it, as it came
+    hints = {"ttlcache": {"program_id": program, **(own or {})}}
+    changed = with_hints(body, Clues(hints=hints, params=params))
+    return body if changed is None else changed
+
+
+def rank_of(key: str, ranks: int) -> int:
+    """A data-parallel rank, the same for a key at any time and place."""
+    digest = hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest) % ranks
+
+
+def _decode(body: bytes | None) -> _Asked | None:
+    if body is None:
+        return None
+    try:
+        return _ASKED.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return None
+
+
+def _hints(asked: _Asked) -> Hints:
+    extra = asked.vllm_xargs if isinstance(asked.vllm_xargs, Mapping) else None
+    return parse_hints(asked.kv_transfer_params, extra)

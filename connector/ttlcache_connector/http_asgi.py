@@ -1,0 +1,55 @@
+"""ASGI messages of a request: read up to a bound, and given on as they came."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+#: Where programs make their turns.
+GENERATING = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
+)
+#: Longer bodies pass unread; the engine then goes by headers and by the prompt.
+MAX_BODY_BYTES = 8 * 1024 * 1024
+
+
+async def read_body(receive: Receive) -> tuple[list[Message], bytes | None]:
+    """What has come, and the whole body; None if it is too long or was cut off."""
+    messages: list[Message] = []
+    size = 0
+    while True:
+        message = await receive()
+        messages.append(message)
+        if message["type"] != "http.request":
+            return messages, None
+        size += len(message.get("body", b""))
+        if size > MAX_BODY_BYTES:
+            return messages, None
+        if not message.get("more_body", False):
+            return messages, b"".join(m.get("body", b"") for m in messages)
+
+
+def replay(messages: list[Message], receive: Receive) -> Receive:
+    """`messages` first, then whatever the server still has to say."""
+    pending = iter(messages)
+
+    async def replayed() -> Message:
+        for message in pending:
+            return message
+        return await receive()
+
+    return replayed
+
+
+def with_length(
+    headers: list[tuple[bytes, bytes]], length: int
+) -> list[tuple[bytes, bytes]]:
+    """The headers of a body that has another length now."""
+    kept = [h for h in headers if h[0].lower() != b"content-length"]
+    return [*kept, (b"content-length", str(length).encode())]
