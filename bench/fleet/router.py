@@ -28,6 +28,7 @@ class Router(HTTPProcess):
         extra_args: Sequence[str] = (),
     ) -> None:
         port, metrics_port = free_ports(2)
+        self.worker_urls = tuple(worker_urls)
         self.base_url = f"http://127.0.0.1:{port}"
         command = [
             str(Path(sys.executable).with_name("vllm-router")),

@@ -42,16 +42,16 @@ class FleetOptions:
     """Sizes of the demo; the defaults take about six minutes on two cores."""
 
     arms: tuple[str, ...] = (REFERENCE, "round-robin", "cache-aware", "session")
-    programs: int = 12
+    programs: int = 10
     rate: float = 1.5
     """Program arrivals per second."""
     replicas: int = 2
-    blocks: int = 384
+    blocks: int = 288
     """KV pool of each replica, in blocks of 32 tokens."""
-    token_scale: float = 0.08
-    gap_cap_s: float = 5.0
+    token_scale: float = 0.06
+    gap_cap_s: float = 4.0
     seed: int = 0
-    tier_gb: float | None = None
+    tier_gb: float | None = 0.5
     """CPU memory of one LMCache server that all replicas share; None: none."""
     kill_at_turn: int | None = None
     out: Path = Path("out/fleet")

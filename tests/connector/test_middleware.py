@@ -14,7 +14,8 @@ from starlette.routing import Route
 
 from ttlcache_connector import compat, http_control
 from ttlcache_connector import middleware as module
-from ttlcache_connector.middleware import MAX_BODY_BYTES, ProgramIdMiddleware
+from ttlcache_connector.http_asgi import MAX_BODY_BYTES
+from ttlcache_connector.middleware import ProgramIdMiddleware
 
 
 async def echo(request: Request) -> JSONResponse:

@@ -19,6 +19,8 @@ from ttlcache_connector.http_identity import (
     with_hints,
 )
 
+#: A shorter prompt is nobody's context, and the beginning of too many others.
+MIN_PROMPT_BYTES = 16
 #: vllm-router passes none of the client's headers on for these: an id in a header or
 #: in the URL has to be told to the replica in the body.
 HEADERLESS = frozenset({"/v1/messages", "/v1/responses"})
@@ -92,7 +94,7 @@ def _by_content(
         return Route("conversation", ROUTE_PREFIX + digest)
     # Up to the closing quote or bracket, which the next turn's prompt goes on behind.
     prompt = bytes(asked.prompt).rstrip(b' \n\r\t"]')
-    if prompt:
+    if prompt.startswith((b'"', b"[")) and len(prompt) >= MIN_PROMPT_BYTES:
         return Route("prompt", ROUTE_PREFIX + prompts.key(prompt))
     return Route()
 

@@ -1,0 +1,206 @@
+"""What passes through the front: everything, as it came, both ways, at once."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from bench.fleet.front import Front
+from bench.ports import free_ports
+from tests.front.conftest import HANG_S
+from ttlcache_connector.front.keys import rank_of
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def http(direct):
+    with httpx.Client(base_url=direct.base_url, timeout=HANG_S) as client:
+        yield client
+
+
+@pytest.fixture
+def upstream(upstreams):
+    with httpx.Client(base_url=upstreams["left"].base_url, timeout=HANG_S) as client:
+        yield client
+
+
+def becomes(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + HANG_S
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def left(upstream: httpx.Client) -> int:
+    return upstream.get("/state").json()["left"]
+
+
+def test_a_request_passes_as_it_came(http):
+    body = b'{ "model":"tiny",  "user": "u", "x": [1, 2.50, "\\u00e4"] }\n'
+    answer = http.post(
+        "/v1/embeddings?a=1&b=%2F",
+        content=body,
+        headers={"Authorization": "Bearer k", "X-Own": "yes"},
+    ).json()
+    assert answer["body"].encode() == body
+    assert answer["query"] == "a=1&b=%2F"
+    assert answer["headers"]["authorization"] == "Bearer k"
+    assert answer["headers"]["x-own"] == "yes"
+    assert "x-session-id" not in answer["headers"]
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 429, 500, 503])
+def test_the_status_is_the_upstreams(http, status):
+    assert http.post(CHAT, json={"status": status}).status_code == status
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no json",
+        b"[]",
+        b'"text"',
+        b"{}",
+        b"\xff\xfe",
+        b'{"messages": 3, "prompt": {"a": 1}}',
+        b'{"kv_transfer_params": [1], "vllm_xargs": "no"}',
+        b"[" * 60_000,
+        gzip.compress(b'{"messages": []}'),
+    ],
+)
+def test_without_identity_a_turn_passes_unchanged(http, body):
+    answer = http.post(CHAT, content=body).json()
+    assert answer["size"] == len(body)
+    assert answer["body"].encode() == body or not body.isascii()
+    assert "x-session-id" not in answer["headers"]
+    assert "x-data-parallel-rank" not in answer["headers"]
+
+
+def test_a_body_longer_than_what_is_read_is_streamed(http):
+    messages = [{"role": "user", "content": "x" * 9_000_000}]
+    answer = http.post(
+        CHAT, json={"messages": messages}, headers={"session-id": "long"}
+    ).json()
+    assert answer["size"] > 9_000_000
+    assert answer["headers"]["x-session-id"] == "long"
+
+
+def test_a_body_in_chunks_passes(http):
+    def chunks():
+        for _ in range(20):
+            yield b" " * 50_000
+        yield b'{"prompt": "comes in pieces"}'
+
+    answer = http.post("/v1/completions", content=chunks()).json()
+    assert answer["size"] == 1_000_000 + 29
+    assert answer["headers"]["x-session-id"].startswith("ttlcache-route-")
+
+
+def test_events_arrive_one_by_one(http, upstream):
+    """None waits for the end, which is a thousand events away."""
+    before = left(upstream)
+    with http.stream("POST", CHAT, json={"events": 1_000_000}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = answer.iter_lines()
+        seen = [json.loads(next(lines).removeprefix("data: "))["number"]]
+        next(lines)
+        seen.append(json.loads(next(lines).removeprefix("data: "))["number"])
+        assert seen == [0, 1]
+    assert becomes(lambda: left(upstream) == before + 1), "it streams to nobody"
+
+
+def test_a_stream_ends_as_the_upstreams_does(http):
+    with http.stream("POST", CHAT, json={"events": 5}) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    assert len(lines) == 6
+
+
+def test_a_client_that_leaves_before_the_answer_is_told_upstream(direct, upstream):
+    before, held = left(upstream), upstream.get("/state").json()["held"]
+    address = ("127.0.0.1", httpx.URL(direct.base_url).port)
+    body = b'{"hold": true}'
+    with socket.create_connection(address, timeout=HANG_S) as connection:
+        connection.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
+            + str(len(body)).encode()
+            + b"\r\n\r\n"
+            + body
+        )
+        assert becomes(lambda: upstream.get("/state").json()["held"] == held + 1)
+        assert left(upstream) == before
+    assert becomes(lambda: left(upstream) == before + 1)
+
+
+def test_a_slow_reader_holds_the_upstream_back(direct, upstream):
+    """Nothing is piled up in between: memory is bounded by the sockets' buffers."""
+    before = upstream.get("/state").json()["streamed"]
+    address = ("127.0.0.1", httpx.URL(direct.base_url).port)
+    body = b'{"flood": 2000}'  # MiB
+    with socket.create_connection(address, timeout=HANG_S) as connection:
+        connection.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
+            + str(len(body)).encode()
+            + b"\r\n\r\n"
+            + body
+        )
+        assert connection.recv(100)
+
+        def streamed() -> int:
+            return upstream.get("/state").json()["streamed"] - before
+
+        assert becomes(lambda: streamed() > 0)
+        last = -1
+        while last != (last := streamed()):
+            time.sleep(0.5)
+        assert last < 200, "MiB that nobody has read"
+
+
+def test_an_upstream_that_is_not_there_is_502(folder):
+    (nobody,) = free_ports(1)
+    with Front(f"http://127.0.0.1:{nobody}", (), folder / "alone.log") as front:
+        answer = httpx.post(f"{front.base_url}{CHAT}", json={}, timeout=HANG_S)
+        assert answer.status_code == 502
+        assert answer.json()["error"]["type"] == "upstream_error"
+        status = httpx.get(f"{front.base_url}/front/status", timeout=HANG_S).json()
+        assert status["upstream_errors"] == 1
+
+
+def test_an_answer_that_breaks_off_does_not_look_whole(http):
+    with (
+        pytest.raises(httpx.RemoteProtocolError),
+        http.stream("POST", CHAT, json={"breaks": True}) as answer,
+    ):
+        answer.read()
+
+
+def test_a_program_keeps_to_its_data_parallel_rank(http):
+    def rank(name: str, **headers: str) -> str:
+        answer = http.post(CHAT, json={}, headers={"X-Session-ID": name, **headers})
+        return answer.json()["headers"]["x-data-parallel-rank"]
+
+    ranks = {f"p{i}": rank(f"p{i}") for i in range(40)}
+    assert set(ranks.values()) == {"0", "1", "2", "3"}
+    assert all(rank(name) == value for name, value in ranks.items())
+    assert all(str(rank_of(name, 4)) == value for name, value in ranks.items())
+    assert rank("p0", **{"X-data-parallel-rank": "7"}) == "7", "the client's own"
+
+
+def test_many_at_once(http):
+    def ask(number: int) -> str:
+        answer = http.post(CHAT, json={}, headers={"X-Session-ID": f"m{number}"})
+        return answer.json()["headers"]["x-session-id"]
+
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(ask, range(200))) == [f"m{i}" for i in range(200)]

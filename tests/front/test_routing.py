@@ -1,0 +1,214 @@
+"""1,000 turns through the real vllm-router: where do they land?
+
+About routing alone: two light upstreams stand in for vLLM, which is in tests/e2e and
+in `bench fleet`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.front.conftest import HANG_S
+
+Request = tuple[str, dict[str, str], dict[str, Any]]
+TURNS = 8
+
+
+def words(rng: random.Random, number: int) -> str:
+    return " ".join(f"w{rng.randrange(10_000)}" for _ in range(number))
+
+
+def chat(seed: int, turn: int) -> list[dict[str, str]]:
+    """What an agent sends in this turn: everything said so far."""
+    rng = random.Random(seed)
+    messages = [
+        {"role": "system", "content": "You are an agent. " * 50},
+        {"role": "user", "content": f"task {seed}: {words(rng, 30)}"},
+    ]
+    for _ in range(turn):
+        messages.append({"role": "assistant", "content": words(rng, 20)})
+        messages.append({"role": "user", "content": words(rng, 60)})
+    return messages
+
+
+def text(seed: int, turn: int) -> str:
+    """The same as one growing string."""
+    return "\n".join(f"{m['role']}: {m['content']}" for m in chat(seed, turn))
+
+
+def ids(seed: int, turn: int) -> list[int]:
+    rng = random.Random(seed)
+    shared = [7] * 500
+    return shared + [rng.randrange(2000) for _ in range(40 + 90 * turn)]
+
+
+WITH_ID: dict[str, Callable[[int, int], Request]] = {
+    "X-Session-ID": lambda i, t: (
+        "/v1/chat/completions",
+        {"X-Session-ID": f"own-{i}"},
+        {"messages": chat(i, t)},
+    ),
+    "Claude Code": lambda i, t: (
+        "/v1/messages",
+        {"X-Claude-Code-Session-Id": f"claude-{i}"},
+        {"messages": chat(i, t)[1:], "system": "s", "max_tokens": 3},
+    ),
+    "Codex": lambda i, t: (
+        "/v1/responses",
+        {"session-id": f"codex-{i}"},
+        {"input": chat(i, t)},
+    ),
+    "URL": lambda i, t: (
+        f"/sessions/url-{i}/v1/chat/completions",
+        {},
+        {"messages": chat(i, t)},
+    ),
+    "hint": lambda i, t: (
+        "/v1/completions",
+        {},
+        {
+            "prompt": ids(i, t),
+            "kv_transfer_params": {"ttlcache": {"program_id": f"hint-{i}"}},
+        },
+    ),
+    "user": lambda i, t: (
+        "/v1/chat/completions",
+        {},
+        {"messages": chat(i, t), "user": "one-for-all"},
+    ),
+    "request ids": lambda i, t: (
+        "/v1/chat/completions",
+        {"X-Session-ID": f"traced-{i}", "X-Request-ID": f"{i}-{t}"},
+        {"messages": chat(i, t)},
+    ),
+}
+WITHOUT_ID: dict[str, Callable[[int, int], Request]] = {
+    "chat": lambda i, t: ("/v1/chat/completions", {}, {"messages": chat(i, t)}),
+    "Anthropic": lambda i, t: (
+        "/v1/messages",
+        {},
+        {"messages": chat(i, t)[1:], "system": "s", "max_tokens": 3},
+    ),
+    "responses": lambda i, t: ("/v1/responses", {}, {"input": chat(i, t)}),
+    "text": lambda i, t: ("/v1/completions", {}, {"prompt": text(i, t)}),
+    "token ids": lambda i, t: ("/v1/completions", {}, {"prompt": ids(i, t)}),
+}
+
+
+def land(
+    base_url: str, kinds: dict[str, Callable[[int, int], Request]], turns: int = 1000
+) -> Any:
+    """Who served each turn of each program; at least `turns`, 32 at a time."""
+    programs = [(k, i) for i in range(-(-turns // (TURNS * len(kinds)))) for k in kinds]
+    served: dict[tuple[str, int], list[str]] = {}
+    gate = asyncio.Semaphore(32)
+
+    async def run(client: httpx.AsyncClient, kind: str, number: int) -> None:
+        seed = number * 1000 + sorted(kinds).index(kind)
+        for turn in range(TURNS):
+            path, headers, body = kinds[kind](seed, turn)
+            async with gate:
+                answer = await client.post(
+                    path, headers=headers, json={"model": "tiny", **body}
+                )
+            assert answer.status_code == 200, answer.text
+            served.setdefault((kind, number), []).append(answer.json()["name"])
+
+    async def main() -> None:
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with httpx.AsyncClient(
+            base_url=base_url, timeout=HANG_S, limits=limits
+        ) as client:
+            await asyncio.gather(*(run(client, *program) for program in programs))
+
+    asyncio.run(main())
+    return served
+
+
+def share_at_home(served: dict[tuple[str, int], list[str]]) -> float:
+    """Turns that landed where their program's first one did."""
+    turns = [name == own[0] for own in served.values() for name in own]
+    return sum(turns) / len(turns)
+
+
+def assert_both_are_used(served: dict[tuple[str, int], list[str]]) -> None:
+    homes = [own[0] for own in served.values()]
+    for name in ("left", "right"):
+        assert homes.count(name) > len(homes) / 5
+
+
+def test_programs_with_an_id_always_land_at_home(front):
+    served = land(front.base_url, WITH_ID)
+    assert sum(map(len, served.values())) >= 1000
+    assert share_at_home(served) == 1.0
+    assert_both_are_used(served)
+
+
+def test_programs_without_an_id_land_at_home(front):
+    served = land(front.base_url, WITHOUT_ID)
+    assert sum(map(len, served.values())) >= 1000
+    assert share_at_home(served) >= 0.99
+    assert_both_are_used(served)
+
+
+def test_without_the_front_programs_without_an_id_do_not(router):
+    """What the front is for; with an id in X-Session-ID the router needs no help."""
+    served = land(router.base_url, WITHOUT_ID, turns=200)
+    assert share_at_home(served) < 0.8
+    own = {"X-Session-ID": WITH_ID["X-Session-ID"]}
+    assert share_at_home(land(router.base_url, own, turns=200)) == 1.0
+
+
+@pytest.mark.parametrize("kind", ["Claude Code", "Codex", "URL"])
+def test_the_replica_learns_whose_turn_it_is(front, kind):
+    """vllm-router drops all headers of some paths: the id is in the body then."""
+    path, headers, body = WITH_ID[kind](77, 1)
+    answer = httpx.post(
+        f"{front.base_url}{path}", headers=headers, json=body, timeout=HANG_S
+    ).json()
+    name = {"Claude Code": "claude-77", "Codex": "codex-77", "URL": "url-77"}[kind]
+    told = answer["headers"].get("x-session-id"), answer["body"]
+    assert told[0] == name or f'"program_id":"{name}"' in told[1]
+    assert answer["path"] == path.removeprefix("/sessions/url-77")
+
+
+def test_the_end_of_a_program_is_told_to_its_replica(front):
+    for number in range(20):
+        session = {"X-Session-ID": f"ends-{number}"}
+        turn = httpx.post(
+            f"{front.base_url}/v1/chat/completions",
+            headers=session,
+            json={"model": "tiny", "messages": chat(number, 0)},
+            timeout=HANG_S,
+        )
+        end = httpx.post(
+            f"{front.base_url}/ttlcache/programs/ends-{number}/end", timeout=HANG_S
+        )
+        assert end.json()["name"] == turn.json()["name"]
+        assert end.json()["path"] == f"/ttlcache/programs/ends-{number}/end"
+
+
+def test_a_replica_that_goes_and_comes_back_gets_its_programs_again(front, router):
+    """Drained by the router's own call; its programs move, all others stay."""
+    kinds = {"chat": WITHOUT_ID["chat"], "hint": WITH_ID["hint"]}
+    before = land(front.base_url, kinds, turns=200)
+    gone = next(iter(before.values()))[0]
+    (url,) = [u for u in router.worker_urls if _name(u) == gone]
+    router.remove(url)
+    during = land(front.base_url, kinds, turns=200)
+    assert {name for own in during.values() for name in own} == {"left", "right"} - {
+        gone
+    }
+    router.add(url)
+    after = land(front.base_url, kinds, turns=200)
+    assert after == before
+
+
+def _name(url: str) -> str:
+    return httpx.get(f"{url}/name", timeout=HANG_S).json()["name"]

@@ -1,0 +1,121 @@
+"""A light server in a vLLM's place: who got which request, with which headers.
+
+For tests of routing and of the proxy alone; no engine and no model.
+    python -m tests.front.upstream NAME PORT
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+
+NAME = sys.argv[1] if len(sys.argv) > 2 else "upstream"
+#: What it was told last, and what tests ask it about.
+STATE: dict[str, Any] = {
+    "left": 0,
+    "waiting": 0,
+    "programs": [],
+    "held": 0,
+    "streamed": 0,
+}
+
+
+async def health(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("ok")
+
+
+async def metrics(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(
+        f'vllm:num_requests_waiting{{engine="0"}} {STATE["waiting"]}\n'
+    )
+
+
+async def state(request: Request) -> JSONResponse:
+    if request.method == "POST":
+        STATE.update(await request.json())
+    return JSONResponse(STATE)
+
+
+async def programs(request: Request) -> JSONResponse:
+    rows = [{"program": name} for name in STATE["programs"]]
+    return JSONResponse({"engines": [{"programs": rows}]})
+
+
+async def stream(events: int) -> Any:
+    try:
+        for number in range(events):
+            yield f'data: {{"number": {number}}}\n\n'.encode()
+            await asyncio.sleep(0.01)
+        yield b"data: [DONE]\n\n"
+    except asyncio.CancelledError:
+        STATE["left"] += 1
+        raise
+
+
+async def flood(mebibytes: int) -> Any:
+    for _ in range(mebibytes):
+        yield b"x" * 2**20
+        STATE["streamed"] += 1
+
+
+async def broken() -> Any:
+    yield b"not all of it"
+
+
+async def anything(request: Request) -> Any:
+    size = 0
+    body = b""
+    async for chunk in request.stream():
+        size += len(chunk)
+        body += chunk[: max(0, 65536 - len(body))]
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        asked = {}
+    if not isinstance(asked, dict):
+        asked = {}
+    if asked.get("hold"):
+        STATE["held"] += 1
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.01)
+        STATE["left"] += 1
+        return PlainTextResponse("nobody listens")
+    if asked.get("flood"):
+        return StreamingResponse(flood(asked["flood"]))
+    if asked.get("breaks"):
+        return StreamingResponse(broken(), headers={"content-length": "100"})
+    if asked.get("events"):
+        return StreamingResponse(
+            stream(asked["events"]), media_type="text/event-stream"
+        )
+    answer = {
+        "name": NAME,
+        "path": request.url.path,
+        "query": request.url.query,
+        "headers": dict(request.headers),
+        "size": size,
+        "body": body.decode(errors="replace"),
+    }
+    return JSONResponse(answer, status_code=asked.get("status", 200))
+
+
+app = Starlette(
+    routes=[
+        Route("/health", health),
+        Route("/metrics", metrics),
+        Route("/state", state, methods=["GET", "POST"]),
+        Route("/ttlcache/programs", programs),
+        Route("/{path:path}", anything, methods=["GET", "POST", "DELETE", "PUT"]),
+    ]
+)
+
+if __name__ == "__main__":
+    uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
