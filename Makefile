@@ -11,7 +11,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-e2e test-speed test-matrix surface gpu wedge soak check clean
+.PHONY: help setup demo demo-fleet test test-fast test-e2e test-speed test-matrix surface gpu wedge soak check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ $(STAMP): pyproject.toml requirements/cpu.txt
 
 demo: $(STAMP) ## Vanilla vLLM against TTLConnector on a small pool (TRACE=path to replay a trace)
 	$(BIN)/python -m bench demo $(if $(TRACE),--trace '$(TRACE)') $(DEMO_ARGS)
+
+demo-fleet: $(STAMP) ## Two replicas behind vllm-router: routing policies compared
+	$(BIN)/python -m bench fleet $(DEMO_ARGS)
 
 test: $(STAMP) check ## Everything: linters, contracts, unit, connector and end-to-end tests
 	$(BIN)/python -m pytest -m 'not speed'

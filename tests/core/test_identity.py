@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ttlcache.events import Arrival, Finish
-from ttlcache.hints import Hints
+from ttlcache.hints import ROUTE_PREFIX, Hints
 from ttlcache.identity import Identifier
 from ttlcache.prefixes import PrefixIndex
 from ttlcache.programs import ProgramTable
@@ -104,6 +104,20 @@ def test_tenants_do_not_see_each_other(identifier):
     remember(identifier, anonymous, PROMPT, tenant="red")
     _, rule = identifier.identify(arrival([*PROMPT, 6], tenant="blue"), 0.0)
     assert rule is IdentityRule.NEW
+
+
+def test_a_routing_key_names_nobody(identifier):
+    # Two agents with one opening are sent to one replica; they stay two programs.
+    key = f"{ROUTE_PREFIX}0123"
+    one, rule = identifier.identify(arrival(session=key), 0.0)
+    assert rule is IdentityRule.NEW
+    remember(identifier, one, PROMPT)
+    two, rule = identifier.identify(arrival([9, 9], session=key), 0.0)
+    assert rule is IdentityRule.NEW
+    assert two is not one
+    again, rule = identifier.identify(arrival([*PROMPT, 6], session=key), 0.0)
+    assert again is one
+    assert rule is IdentityRule.PREFIX
 
 
 def test_a_client_cannot_name_an_anonymous_program(identifier):
