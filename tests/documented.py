@@ -47,7 +47,7 @@ def of_recordings() -> list[Command]:
         command
         for command in commands()
         if command.words[0] == "ttlcache"
-        and command.words[1] not in ("profile", "doctor", "serve-tiers")
+        and command.words[1] not in ("profile", "doctor", "serve-tiers", "front")
         and not command.asks_a_server
     ]
 
@@ -64,6 +64,17 @@ def of_doctors() -> list[Command]:
 def of_servers() -> list[Command]:
     """Commands that talk to a running server."""
     return [command for command in commands() if command.asks_a_server]
+
+
+def of_fleets() -> list[Command]:
+    """Commands that start or ask a router and what stands before it."""
+    return [
+        command
+        for command in commands()
+        if command.words[0] == "vllm-router"
+        or command.words[:2] == ["ttlcache", "front"]
+        or (command.words[0] == "curl" and "127.0.0.1:30000" in command.text)
+    ]
 
 
 def of_benches() -> list[Command]:

@@ -21,6 +21,7 @@ from tests.documented import (
     commands,
     of_benches,
     of_doctors,
+    of_fleets,
     of_recordings,
     of_servers,
 )
@@ -109,6 +110,8 @@ def test_commands_of_benches_are_accepted(command, tmp_path):
 def test_no_command_is_left_out():
     assert len(of_benches()) >= 25
     live = [*of_servers(), *PROFILE]
+    # tests/front/test_documented.py runs those of fleets.
+    live += of_fleets()
     run_here = {c.text for c in [*of_recordings(), *of_doctors(), *TIERS, *live]}
     assert len(of_doctors()) >= 4
     for command in commands():

@@ -216,7 +216,7 @@ def test_pins_of_a_drained_replica_expire_by_themselves(fleet):
 
 
 def test_unchanged_clients_stay_with_their_replica(fleet):
-    """No id anywhere: `ttlcache front` before the router, prefix rule in the replica."""
+    """No id anywhere: the front keeps them apart for the router, prefixes here."""
     with (
         fleet.router("front") as router,
         Front(router.base_url, fleet.cluster.urls, fleet.folder / "front.log") as front,
