@@ -28,6 +28,7 @@ class FakeServer:
 
     def __init__(self, fail_at: int = -1, drop_tokens: int = 0) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.sessions: list[str | None] = []
         self.fail_at = fail_at
         self.drop_tokens = drop_tokens
         self.with_usage = True
@@ -39,6 +40,7 @@ class FakeServer:
     async def complete(self, request: Request) -> Response:
         body = await request.json()
         self.bodies.append(body)
+        self.sessions.append(request.headers.get("x-session-id"))
         if len(self.bodies) - 1 == self.fail_at:
             return JSONResponse({"error": "pool on fire"}, status_code=500)
         return StreamingResponse(self.stream(body), media_type="text/event-stream")
@@ -159,3 +161,22 @@ def test_incomplete_streams_are_failures(missing: str, message: str) -> None:
     setattr(server, missing, False)
     (failure,) = run(server).failures
     assert message in failure.reason
+
+
+def test_a_failed_request_is_sent_again_as_often_as_asked() -> None:
+    server = FakeServer(fail_at=1)
+    result = run(server, ReplayOptions(retries=1))
+    assert result.failures == ()
+    assert [failure.turn for failure in result.retried] == [1]
+    assert server.bodies[1] == server.bodies[2]
+    assert len(result.records) == 3
+    assert len(run(FakeServer(fail_at=1)).records) == 1
+
+
+def test_the_program_is_named_in_the_session_header_if_asked() -> None:
+    server = FakeServer()
+    run(server)
+    assert server.sessions == [None] * 3
+    server = FakeServer()
+    run(server, ReplayOptions(session_header=True, hints=False))
+    assert server.sessions == ["agent"] * 3

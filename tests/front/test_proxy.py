@@ -59,6 +59,31 @@ def test_a_request_passes_as_it_came(http):
     assert "x-session-id" not in answer["headers"]
 
 
+def test_escapes_in_a_path_stay(http):
+    answer = http.get("/v1/models/org%2Fname%20x").json()
+    assert answer["raw_path"] == "/v1/models/org%2Fname%20x"
+
+
+def test_no_header_is_made_up(direct):
+    """Such as encodings that this client could not undo."""
+    address = ("127.0.0.1", httpx.URL(direct.base_url).port)
+    with socket.create_connection(address, timeout=HANG_S) as connection:
+        connection.sendall(
+            b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        text = b"".join(iter(lambda: connection.recv(65536), b""))
+    headers = json.loads(text.partition(b"\r\n\r\n")[2])["headers"]
+    assert set(headers) == {"host"}
+
+
+@pytest.mark.parametrize("name", ["two\r\nX-Evil: 1", "naïve", "\u0000", "x" * 9999])
+def test_any_id_makes_a_header(http, name):
+    hints = {"ttlcache": {"program_id": name[:256]}}
+    answer = http.post(CHAT, json={"kv_transfer_params": hints}).json()
+    assert answer["headers"]["x-session-id"].isprintable()
+    assert "x-evil" not in answer["headers"]
+
+
 @pytest.mark.parametrize("status", [200, 400, 404, 429, 500, 503])
 def test_the_status_is_the_upstreams(http, status):
     assert http.post(CHAT, json={"status": status}).status_code == status

@@ -99,6 +99,7 @@ async def anything(request: Request) -> Any:
     answer = {
         "name": NAME,
         "path": request.url.path,
+        "raw_path": request.scope["raw_path"].decode(),
         "query": request.url.query,
         "headers": dict(request.headers),
         "size": size,

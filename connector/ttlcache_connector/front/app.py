@@ -48,7 +48,6 @@ _HOP_BY_HOP = frozenset(
         b"host",
     }
 )
-_PATH_SAFE = "/:@!$&'()*+,;=~-._%"
 _PROGRAM = re.compile(r"/ttlcache/programs/(.+)/(?:end|progress)")
 _CONNECT_TIMEOUT_S = 10.0
 #: Shorter than the 5 s after which vLLM closes an idle connection.
@@ -125,7 +124,9 @@ class Front:
         messages, body = await read_body(receive)
         if messages[-1]["type"] == "http.disconnect":
             return
-        session, scope["path"] = split_path(scope["path"])
+        # Raw: what is escaped in a path means something else than what is not.
+        raw = scope.get("raw_path") or quote(scope["path"]).encode()
+        session, scope["path"] = split_path(raw.decode("latin-1"))
         try:
             body = await self._route(scope, session, body)
         except Exception:  # without a key it still is a request
@@ -174,11 +175,14 @@ class Front:
         scope["headers"] = kept
 
     async def _forward(self, scope: Scope, upload: Upload, send: Send) -> None:
-        request = self._client.build_request(
+        # Not the client's own builder: it adds headers, such as encodings that this
+        # client may not be able to undo.
+        request = httpx.Request(
             scope["method"],
             self._url(scope),
             headers=[h for h in scope["headers"] if h[0].lower() not in _HOP_BY_HOP],
             content=upload.content,
+            extensions={"timeout": self._client.timeout.as_dict()},
         )
         try:
             answer = await self._client.send(request, stream=True)
@@ -201,9 +205,8 @@ class Front:
                 await answer.aclose()
 
     def _url(self, scope: Scope) -> httpx.URL:
-        path = quote(scope["path"], safe=_PATH_SAFE).encode()
+        raw = self._upstream.raw_path.rstrip(b"/") + scope["path"].encode("latin-1")
         query = scope.get("query_string", b"")
-        raw = self._upstream.raw_path.rstrip(b"/") + path
         return self._upstream.copy_with(raw_path=raw + (b"?" + query if query else b""))
 
 

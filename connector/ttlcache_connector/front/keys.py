@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from ttlcache.hints import ROUTE_PREFIX, Hints, parse_hints
+from ttlcache.hints import NO_HINTS, ROUTE_PREFIX, Hints, parse_hints
 from ttlcache_connector.front.prompts import PromptMemory
 from ttlcache_connector.http_identity import (
     Clues,
     conversation,
     from_body,
     from_headers,
+    label,
     with_hints,
 )
 
@@ -66,26 +67,27 @@ def find(
     As in the replica, a program id in the hints outranks headers, and those the body.
     """
     asked = _decode(body)
-    hints = Hints() if asked is None else _hints(asked)
+    hints = NO_HINTS if asked is None else _hints(asked)
+    program, parent = label(hints.program_id), label(hints.parent_id)
     header = from_headers(headers)
     if header is None and url_session is not None:
         header = ("url", url_session)
-    if hints.program_id is not None:
-        return Route("hint", hints.program_id, hints.program_id, hints.parent_id)
+    if program is not None:
+        return Route("hint", program, program, parent)
     if header is not None:
         rule, session = header
-        return Route(rule, session, session, hints.parent_id, in_body=False)
+        return Route(rule, session, session, parent, in_body=False)
     clues = Clues() if body is None else from_body(body)
     if clues.session is not None:
-        return Route(clues.rule, clues.session, clues.session, hints.parent_id)
-    return _by_content(body, asked, hints, prompts)
+        return Route(clues.rule, clues.session, clues.session, parent)
+    if parent is not None:
+        return Route("parent", parent)
+    return _by_content(body, asked, prompts)
 
 
 def _by_content(
-    body: bytes | None, asked: _Asked | None, hints: Hints, prompts: PromptMemory
+    body: bytes | None, asked: _Asked | None, prompts: PromptMemory
 ) -> Route:
-    if hints.parent_id is not None:
-        return Route("parent", hints.parent_id)
     if body is None or asked is None:
         return Route()
     opening = conversation(body)

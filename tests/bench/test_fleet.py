@@ -1,0 +1,126 @@
+"""The fleet demo's numbers, table and verdict, without a server."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from bench.arms import EngineCounters
+from bench.cli import app
+from bench.fleet import plot, report
+from bench.fleet.arms import ARMS, Death, FleetResult, arm_json
+from bench.fleet.run import FleetOptions
+from bench.metrics import TurnRecord, compare_outputs, summarize
+from bench.replay import Failure
+
+ENGINE = EngineCounters(
+    1000, 400, 2.0, 4, 0, {}, 0, 0, 0, 0, {}, {"cpu": 96}, lower_tier_hits=100
+)
+
+
+def record(program: str, turn: int, server: str, cached: int = 90) -> TurnRecord:
+    return TurnRecord(
+        program_id=program,
+        turn=turn,
+        arrival_s=10.0 * turn,
+        first_token_s=10.0 * turn + 1.0,
+        departure_s=10.0 * turn + 2.0,
+        queue_s=0.5,
+        prompt_tokens=100,
+        cached_tokens=cached,
+        output_token_ids=(7,),
+        first_logprob=-1.0,
+        server=server,
+    )
+
+
+#: a stays; b moves once and finds its KV; c moves once and finds nothing.
+RECORDS = (
+    *(record("a", turn, "replica-0") for turn in range(3)),
+    *(record("b", turn, f"replica-{int(turn < 2)}") for turn in range(3)),
+    *(
+        record("c", turn, f"replica-{int(turn < 1)}", 90 * (turn != 1))
+        for turn in (0, 1)
+    ),
+)
+
+
+def result(name: str = "session", **changes: object) -> FleetResult:
+    made = FleetResult(
+        name, RECORDS, (), (), (), summarize(RECORDS), (ENGINE, ENGINE), (("vllm",),)
+    )
+    return replace(made, **changes)
+
+
+def test_hits_are_shares_of_all_prompt_tokens():
+    found = result()
+    assert found.gpu_hit == pytest.approx(0.4)
+    assert found.reloaded == pytest.approx(0.1)
+
+
+def test_a_turn_stayed_where_the_one_before_it_ran():
+    assert result().stayed == pytest.approx(3 / 5)
+    assert arm_json(result())["turns_by_replica"] == {"replica-0": 5, "replica-1": 3}
+
+
+def test_what_a_death_cost():
+    facts = report.migration(result(death=Death("replica-1", 12.0)))
+    assert facts is not None
+    assert facts["moved_programs"] == 2
+    assert facts["whole_prefills"] == 1
+    assert (facts["found_tokens"], facts["context_tokens"]) == (90, 200)
+    assert facts["reloaded_tokens"] == 192
+    assert report.migration(result()) is None
+    (line,) = report.deaths([result(), result(death=Death("replica-1", 12.0))])
+    assert "2 programs moved" in line
+    assert "1 were prefilled whole" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"failures": (Failure("a", 1, "gone"),)}, "did not finish"),
+        ({"log_errors": ("ERROR x",)}, "errors in the replicas' logs"),
+        ({"retried": (Failure("a", 1, "500"),)}, "every replica lived"),
+        ({"retried": (Failure("a", 1, "500"),), "death": Death("r", 1.0)}, None),
+        ({"records": RECORDS[:-1]}, "differ from the first arm's"),
+    ],
+)
+def test_what_ends_the_demo_with_a_problem(changes, said):
+    seen = result(**changes)
+    found = report.problems(seen, compare_outputs(RECORDS, seen.records))
+    assert [said in text for text in found] == ([] if said is None else [True])
+
+
+def test_the_table_and_the_plot(tmp_path):
+    low = replace(ENGINE, prefix_cache_hits=200)
+    arms = [result("round-robin", engines=(low, low)), result()]
+    console = Console(file=io.StringIO(), width=140)
+    console.print(report.table(arms))
+    printed = console.file.getvalue()
+    (session,) = [line for line in printed.splitlines() if "session" in line]
+    for cell in ("40.0%", "2.00", "10.0%", "60%", "5 + 3"):
+        assert cell in session
+    assert plot.draw(arms, tmp_path / "fleet.png").stat().st_size > 1000
+    json.dumps([arm_json(arm) for arm in arms])
+
+
+def test_every_default_arm_exists_and_has_a_workload_that_fits():
+    options = FleetOptions()
+    assert set(options.arms) <= set(ARMS)
+    assert ARMS[options.arms[0]].policy is None, "what the others are compared with"
+    assert len(options.workload()) == options.programs
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--arms", "session,nobody"], ["--arms", ","], ["--connector-config", "[]"]],
+)
+def test_bad_options_are_refused(arguments):
+    assert CliRunner().invoke(app, ["fleet", *arguments]).exit_code == 2
