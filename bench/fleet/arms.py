@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +30,35 @@ class FleetArm:
     policy: vllm-router's `--policy`; None: one replica, and no router.
     session: clients send `X-Session-ID`.
     front: clients send no id at all, `ttlcache front` finds one.
+    tier: the replicas share one LMCache server.
     """
 
     name: str
     policy: str | None
     session: bool = False
     front: bool = False
+    tier: bool = False
 
 
 REFERENCE = "single"
 ROUND_ROBIN = "round-robin"
 SESSION = "session"
+#: Appended to an arm's name where the replicas share a lower tier.
+WITH_TIER = "+lmcache"
+_ROUTINGS = (
+    FleetArm(REFERENCE, None),
+    FleetArm(ROUND_ROBIN, "round_robin"),
+    FleetArm("cache-aware", "cache_aware"),
+    FleetArm(SESSION, "consistent_hash", session=True),
+    FleetArm("sticky", "sticky_least_loaded", session=True),
+    FleetArm("front", "consistent_hash", front=True),
+)
 ARMS = {
-    arm.name: arm
-    for arm in (
-        FleetArm(REFERENCE, None),
-        FleetArm(ROUND_ROBIN, "round_robin"),
-        FleetArm("cache-aware", "cache_aware"),
-        FleetArm(SESSION, "consistent_hash", session=True),
-        FleetArm("sticky", "sticky_least_loaded", session=True),
-        FleetArm("front", "consistent_hash", front=True),
-    )
+    **{arm.name: arm for arm in _ROUTINGS},
+    **{
+        arm.name + WITH_TIER: replace(arm, name=arm.name + WITH_TIER, tier=True)
+        for arm in _ROUTINGS
+    },
 }
 
 
@@ -62,7 +70,8 @@ class FleetSetting:
     server: ServerOptions
     replicas: int
     config: Mapping[str, Any]
-    tier_gb: float | None
+    tier_gb: float
+    """CPU memory of the LMCache server in arms that have one."""
     out: Path
     seed: int
     kill_at_turn: int | None = None
@@ -141,12 +150,15 @@ def run_arm(
         retries=RETRIES,
     )
     replicas = 1 if arm.policy is None else setting.replicas
+    # Whatever replica a program comes back to finds its KV below: each chunk is copied
+    # as soon as it is computed, so that a dead replica takes nothing along.
+    below = {"demote": "write-through"} if arm.tier else {}
     cluster = Cluster(
         setting.model,
         setting.server,
         replicas,
-        setting.config,
-        setting.tier_gb,
+        {**below, **setting.config},
+        setting.tier_gb if arm.tier else None,
         folder,
     )
     with ExitStack() as stack:

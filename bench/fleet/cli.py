@@ -43,9 +43,10 @@ def fleet(
     tier_gb: Annotated[
         float,
         typer.Option(
-            help="GB of one LMCache server that all replicas share; 0: none.", min=0.0
+            help="GB of the LMCache server that replicas share in +lmcache arms.",
+            min=0.01,
         ),
-    ] = _DEFAULTS.tier_gb or 0.0,
+    ] = _DEFAULTS.tier_gb,
     kill_at_turn: Annotated[
         int | None,
         typer.Option(
@@ -73,7 +74,7 @@ def fleet(
         token_scale=token_scale,
         gap_cap_s=gap_cap,
         seed=seed,
-        tier_gb=tier_gb or None,
+        tier_gb=tier_gb,
         kill_at_turn=kill_at_turn,
         out=out,
         model=model,

@@ -9,11 +9,9 @@ from typing import Any
 from rich.table import Table
 
 from bench.demo_report import MAX_LOGPROB_DIFF
-from bench.fleet.arms import ROUND_ROBIN, FleetResult, turns_by_replica
+from bench.fleet.arms import ROUND_ROBIN, WITH_TIER, FleetResult, turns_by_replica
 from bench.metrics import OutputComparison, TurnRecord, by_program
 
-#: The demo of the issue this bench was made for: session-affine over round robin.
-WANTED_RATIO = 1.3
 _COLUMNS = (
     "GPU hit",
     "x round robin",
@@ -32,8 +30,8 @@ def table(results: Sequence[FleetResult]) -> Table:
     grid.add_column("routing")
     for name in _COLUMNS:
         grid.add_column(name, justify="right")
-    base = next((r.gpu_hit for r in results if r.name == ROUND_ROBIN), 0.0)
     for result in results:
+        base = _round_robin(result, results)
         summary = result.summary
         spread = turns_by_replica(result.records).values()
         grid.add_row(
@@ -48,6 +46,12 @@ def table(results: Sequence[FleetResult]) -> Table:
             str(len(result.retried)),
         )
     return grid
+
+
+def _round_robin(result: FleetResult, results: Sequence[FleetResult]) -> float:
+    """GPU hit of round robin with the same tiers; 0 where that was not run."""
+    tier = WITH_TIER if result.name.endswith(WITH_TIER) else ""
+    return next((r.gpu_hit for r in results if r.name == ROUND_ROBIN + tier), 0.0)
 
 
 def problems(result: FleetResult, outputs: OutputComparison) -> list[str]:

@@ -27,6 +27,9 @@ from bench.fleet import plot, report
 from bench.fleet.arms import (
     ARMS,
     REFERENCE,
+    ROUND_ROBIN,
+    SESSION,
+    WITH_TIER,
     FleetArm,
     FleetResult,
     FleetSetting,
@@ -39,36 +42,37 @@ from bench.workloads import Program
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """Sizes of the demo; the defaults take about six minutes on two cores."""
+    """Sizes of the demo; the defaults take about six minutes on two idle cores."""
 
-    arms: tuple[str, ...] = (REFERENCE, "round-robin", "cache-aware", "session")
-    programs: int = 10
+    arms: tuple[str, ...] = (
+        REFERENCE,
+        ROUND_ROBIN,
+        "cache-aware",
+        SESSION,
+        ROUND_ROBIN + WITH_TIER,
+        SESSION + WITH_TIER,
+    )
+    programs: int = 8
     rate: float = 1.5
     """Program arrivals per second."""
     replicas: int = 2
-    blocks: int = 288
+    blocks: int = 320
     """KV pool of each replica, in blocks of 32 tokens."""
     token_scale: float = 0.06
     gap_cap_s: float = 4.0
     seed: int = 0
-    tier_gb: float | None = 0.5
-    """CPU memory of one LMCache server that all replicas share; None: none."""
+    tier_gb: float = 0.5
     kill_at_turn: int | None = None
     out: Path = Path("out/fleet")
     model: Path = Path("out/models/tiny")
     connector_config: Mapping[str, Any] = field(default_factory=dict)
 
     def setting(self, model: Path) -> FleetSetting:
-        # Whatever replica a program comes back to finds its KV below: each chunk is
-        # copied as soon as it is computed, so that a dead replica takes nothing along.
-        config: dict[str, Any] = {}
-        if self.tier_gb is not None:
-            config["demote"] = "write-through"
         return FleetSetting(
             model,
             self._demo().server(None),
             self.replicas,
-            {**config, **self.connector_config},
+            self.connector_config,
             self.tier_gb,
             self.out,
             self.seed,
@@ -103,8 +107,7 @@ def run(options: FleetOptions, console: Console) -> int:
     num_turns = sum(len(program.turns) for program in programs)
     console.print(
         f"{len(programs)} programs, {num_turns} turns; {options.replicas} replicas "
-        f"with a KV pool of {options.blocks * 32:,} tokens each; shared LMCache: "
-        + ("none" if options.tier_gb is None else f"{options.tier_gb:g} GB"),
+        f"with a KV pool of {options.blocks * 32:,} tokens each",
         soft_wrap=True,
     )
     results: list[FleetResult] = []
