@@ -146,6 +146,9 @@ def fleet(
         "policy_options": {"ttl_s": 300.0},
         "demote": "write-through",
         "debug_invariants": True,
+        # By default an answer of LMCache later than 2 s is a miss; here it is a busy
+        # machine.
+        "lmcache.mp.mq_timeout": 60.0,
     }
     with Cluster(tiny_model, options, 2, config, 0.25, folder) as cluster:
         yield Fleet(cluster, folder)
