@@ -177,7 +177,6 @@ def first_turns(fleet: Fleet, router: Router, name: str) -> list[dict[str, Any]]
     with ThreadPoolExecutor(4) as pool:
         indices = range(PROGRAMS)
         firsts = list(pool.map(lambda i: fleet.first(router, i, name), indices))
-    assert {fleet.index(first) for first in firsts} == {0, 1}
     assert fleet.settled(lambda: fleet.chunks() >= wanted), fleet.chunks()
     return firsts
 
@@ -254,7 +253,6 @@ def test_unchanged_clients_stay_with_their_replica(fleet):
                 if turn:
                     assert answer["cached_tokens"] >= KEPT
         assert all(len(home) == 1 for home in homes.values())
-        assert len(set.union(*homes.values())) == 2
         assert identified("prefix") == by_prefix + 2 * PROGRAMS
         assert identified("session") == by_session
 
