@@ -257,6 +257,34 @@ def test_unchanged_clients_stay_with_their_replica(fleet):
         assert identified("session") == by_session
 
 
+def test_claude_codes_session_reaches_the_replica(fleet):
+    """vllm-router drops its header on the way; the front has put it into the body."""
+    with (
+        fleet.router("claude") as router,
+        Front(router.base_url, (), fleet.folder / "front-claude.log") as front,
+    ):
+        answer = httpx.post(
+            f"{front.base_url}/v1/messages",
+            headers={"X-Claude-Code-Session-Id": "claude-1"},
+            json={
+                "model": "tiny",
+                "max_tokens": 4,
+                "messages": [{"role": "user", "content": "go on"}],
+            },
+            timeout=HANG_S,
+        )
+        assert answer.status_code == 200, answer.text
+        known = [
+            program["program"]
+            for server in fleet.cluster.living
+            for engine in httpx.get(
+                f"{server.base_url}/ttlcache/programs", timeout=HANG_S
+            ).json()["engines"]
+            for program in engine["programs"]
+        ]
+        assert known.count("claude-1") == 1
+
+
 def test_a_killed_replica_takes_no_program_along(fleet, expected):
     """SIGKILL in the middle of a stream; nothing is prefilled that LMCache holds."""
     for attempt in range(MAX_ATTEMPTS):
