@@ -42,7 +42,7 @@ from bench.workloads import Program
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """Sizes of the demo; the defaults take about six minutes on two idle cores."""
+    """Sizes of the demo; the defaults took 16 minutes of CPU time on a busy machine."""
 
     arms: tuple[str, ...] = (
         REFERENCE,
