@@ -27,9 +27,11 @@ class Oracle(Simulation):
 
     def end(self, request: str, context: Sequence[int]) -> None:
         keys = self.keys(context)
+        start = self._hits.pop(request)
         self._depth.update((key, depth) for depth, key in enumerate(keys))
         ranked = sorted(
-            self.l1.union(keys), key=lambda key: (self._next_s(key), self._depth[key])
+            self.l1.union(keys[start:]),
+            key=lambda key: (self._next_s(key), self._depth[key]),
         )
         best = ranked[: self.capacity]
         self.l1 = {key for key in best if self._next_s(key) < math.inf}
