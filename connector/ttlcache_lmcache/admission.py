@@ -74,9 +74,8 @@ class Admissions:
         owner = self._owner(keys)
         refused = self._refused(keys, owner) if owner and may_refuse else set()
         new -= refused
-        limit = rank(owner, now_s) if owner and may_refuse else None
         victims = self._make_room(
-            len(new) - free, owner, limit, rank, now_s, is_eligible
+            len(new) - free, owner, rank, now_s, may_refuse, is_eligible
         )
         lack = len(new) - free - len(victims)
         if lack > 0:
@@ -127,12 +126,13 @@ class Admissions:
         self,
         lack: int,
         owner: ChainProgram | None,
-        limit: Rank | None,
         rank: Ranking,
         now_s: float,
+        may_refuse: bool,
         is_eligible: IsEligible,
     ) -> list[ObjectKey]:
         """Objects that may go; fewer than `lack` where nobody is worth less."""
+        limit = rank(owner, now_s) if owner and may_refuse else None
         victims = [key for key in self._residency.reserved() if is_eligible(key)]
         is_anew = self._order is None or not self._order.is_good(rank, now_s)
         while len(victims) < lack:
@@ -141,7 +141,8 @@ class Admissions:
                 self._order = _Order(leaving(entries, self._book), rank, now_s)
             order = self._order
             assert order is not None
-            self._take(order, victims, lack, owner, limit, is_eligible)
+            is_anybodys = owner is None and may_refuse
+            self._take(order, victims, lack, owner, limit, is_anybodys, is_eligible)
             if is_anew or order.next is not None:
                 break
             is_anew = True  # the old order is used up: what has come since?
@@ -154,12 +155,15 @@ class Admissions:
         lack: int,
         owner: ChainProgram | None,
         limit: Rank | None,
+        is_anybodys: bool,
         is_eligible: IsEligible,
     ) -> None:
         while order.next is not None and len(victims) < lack:
             rank, program, chunk = order.next
             if limit is not None and (rank >= limit or program is owner):
                 return
+            if is_anybodys and any(p.running for p in self._book.holders(chunk)):
+                return  # maybe just the request that stores: its prefix is wanted
             order.take()
             if owner is not None and self._book.holds(owner, chunk):
                 continue  # its own prefix is worth more than its tail
