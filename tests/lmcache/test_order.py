@@ -282,12 +282,10 @@ def test_the_ranking_that_hits_more_takes_over() -> None:
     experts = Experts({"wrong": wrong, "right": right})
     assert experts.ruling == "wrong"
     now_s = 0.0
-    for pair in range(40):  # two at a time work, then never again: last use is right
-        for turn in range(10):
+    for number in range(40):  # two at a time work, then never again: last use is right
+        pair = [program(2 * number, 5), program(2 * number + 1, 5)]
+        for each in pair * 5:
             now_s += 1.0
-            each = program(pair * 2 + turn % 2, 5) if turn < 2 else programs[turn % 2]
-            programs = [each, each] if turn == 0 else programs
-            programs[turn % 2] = each
             each.seen_s = now_s
             experts.looked_up(each)
             experts.stored(each, 10, now_s)
