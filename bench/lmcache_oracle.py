@@ -1,7 +1,8 @@
-"""The most that any eviction could serve from L1: it knows every lookup to come.
+"""What an eviction could serve from L1 that knows every lookup to come.
 
 Belady's rule by chunk: when a turn's chunks are written, those stay that are looked up
-soonest, prefix before tail. Nothing is dropped, and nothing kept free.
+soonest, prefix before tail. Nothing is dropped, and nothing kept free. It is no strict
+bound: it may keep a tail whose prefix it gave up.
 """
 
 from __future__ import annotations
