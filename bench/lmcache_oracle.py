@@ -1,7 +1,8 @@
-"""The most that any eviction could serve from L1: it knows every lookup to come.
+"""What an eviction could serve from L1 that knows every lookup to come.
 
 Belady's rule by chunk: when a turn's chunks are written, those stay that are looked up
-soonest, prefix before tail. Nothing is dropped, and nothing kept free.
+soonest, prefix before tail. Nothing is dropped, and nothing kept free. It is no strict
+bound: it may keep a tail whose prefix it gave up.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ class Oracle(Simulation):
 
     def end(self, request: str, context: Sequence[int]) -> None:
         keys = self.keys(context)
+        start = self._hits.pop(request)
         self._depth.update((key, depth) for depth, key in enumerate(keys))
         ranked = sorted(
-            self.l1.union(keys), key=lambda key: (self._next_s(key), self._depth[key])
+            self.l1.union(keys[start:]),
+            key=lambda key: (self._next_s(key), self._depth[key]),
         )
         best = ranked[: self.capacity]
         self.l1 = {key for key in best if self._next_s(key) < math.inf}

@@ -36,7 +36,7 @@ from bench.workloads import SWE_BENCH, Program, Turn, synthetic
 _TOY_HIDDEN = 256
 #: The stock policies and ours; `ttl` is LRU's server with our module.
 ARMS = ("LRU", "ARC", "ttl")
-#: Only in the simulation: what no eviction can surpass.
+#: Only in the simulation: Belady's rule, which knows every lookup to come.
 ORACLE = "oracle"
 #: Seconds that a turn takes in the simulation.
 SIM_SERVICE_S = 1.0
@@ -62,6 +62,8 @@ class PluginBenchOptions:
     arms: tuple[str, ...] = ARMS
     policy: str = "adaptive"
     trace: Path | None = None
+    half: str = ""
+    """Lines of the trace: odd, even, or all."""
     uniform: bool = False
     """Requests for contexts drawn at random, with equal chances: nothing to learn."""
     out: Path = Path("out/lmcache-plugin")
@@ -79,7 +81,9 @@ class PluginBenchOptions:
             max_context_tokens=(self.blocks - 1) * 32,
             gap_cap_s=self.gap_cap_s,
         )
-        return from_trace(self.trace, self.programs, self.rate, self.seed, scale)
+        return from_trace(
+            self.trace, self.programs, self.rate, self.seed, scale, self.half
+        )
 
     @property
     def kv_bytes_per_token(self) -> int:

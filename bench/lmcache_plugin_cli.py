@@ -36,6 +36,9 @@ def lmcache_plugin(
     ] = False,
     seed: Annotated[int, typer.Option()] = _DEFAULTS.seed,
     trace: Annotated[Path | None, typer.Option(help="Replay this trace.")] = None,
+    half: Annotated[
+        str, typer.Option(help="Lines of the trace: odd or even; all if empty.")
+    ] = _DEFAULTS.half,
     out: Annotated[Path, typer.Option()] = _DEFAULTS.out,
     model: Annotated[Path, typer.Option()] = _DEFAULTS.model,
 ) -> None:
@@ -44,6 +47,8 @@ def lmcache_plugin(
         raise typer.BadParameter("the oracle is for --engine sim")
     if engine not in ("sim", "toy", "vllm"):
         raise typer.BadParameter(f"engine {engine!r}: expected sim, toy or vllm")
+    if half not in ("", "odd", "even"):
+        raise typer.BadParameter(f"half {half!r}: expected odd or even")
     options = PluginBenchOptions(
         engine=engine,
         programs=programs,
@@ -55,6 +60,7 @@ def lmcache_plugin(
         arms=tuple(arms.split(",")),
         policy=policy,
         trace=trace,
+        half=half,
         uniform=uniform,
         out=out,
         model=model,

@@ -1,7 +1,10 @@
 """LMCache's L1 and eviction loop in virtual time, with LMCache's policies or our tier.
 
 What is modelled: whole chunks, a look at the watermark every second, stores that are
-dropped when nothing is free. The policies are LMCache's own objects and our `Tier`.
+dropped when nothing is free, and that begin where the lookup's hit ended, as those of
+LMCache's connectors do: what is evicted while its request runs is not written again.
+LMCache drops a whole store that does not fit; here what fits is kept, for stock, too.
+The policies are LMCache's own objects and our `Tier`.
 Serving a turn takes `service_s`; the gaps are the workload's.
 """
 
@@ -51,6 +54,10 @@ class _Stock:
     def lookup(self, request: str, keys: list[ObjectKey], tokens: int) -> None:
         self._policy.on_keys_touched([key for key in keys if key in self._l1])
 
+    def admit(self, keys: list[ObjectKey], free: int) -> tuple[list[Any], list[Any]]:
+        """What of `keys` is stored where so many fit, and what goes for it."""
+        return keys[:free], []
+
     def written(self, keys: list[ObjectKey]) -> None:
         self._policy.on_keys_reserved(keys)
         self._policy.on_keys_created(keys)
@@ -72,9 +79,15 @@ class _Ours:
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
+        tier.makes_room_ahead = False
 
     def lookup(self, request: str, keys: list[ObjectKey], tokens: int) -> None:
         self.tier.lookup(request, "sim", [key.chunk_hash for key in keys], tokens)
+
+    def admit(self, keys: list[ObjectKey], free: int) -> tuple[list[Any], list[Any]]:
+        found = self.tier.admit(keys, True, lambda _key: True)
+        self.tier.deleted(found.victims)
+        return found.keys[: free + len(found.victims)], found.victims
 
     def written(self, keys: list[ObjectKey]) -> None:
         self.tier.reserved(keys)
@@ -100,6 +113,7 @@ class Simulation:
     ) -> None:
         self.clock = VirtualClock()
         self.l1: set[ObjectKey] = set()
+        self._hits: dict[str, int] = {}
         self.capacity = capacity
         self.chunk_tokens = chunk_tokens
         self.result = SimResult()
@@ -121,6 +135,7 @@ class Simulation:
     def begin(self, request: str, prompt: Sequence[int]) -> None:
         keys = self.keys(prompt)
         hits = next((i for i, k in enumerate(keys) if k not in self.l1), len(keys))
+        self._hits[request] = hits
         self.result.turns += 1
         self.result.prompt_tokens += len(prompt)
         self.result.cached_tokens += hits * self.chunk_tokens
@@ -128,8 +143,10 @@ class Simulation:
 
     def end(self, request: str, context: Sequence[int]) -> None:
         keys = self.keys(context)
-        new = [key for key in keys if key not in self.l1]
-        fit = new[: self.capacity - len(self.l1)]
+        start = self._hits.pop(request)
+        new = [key for key in keys[start:] if key not in self.l1]
+        fit, gone = self.arm.admit(new, self.capacity - len(self.l1))
+        self.l1.difference_update(gone)
         self.result.dropped_chunks += len(new) - len(fit)
         self.l1.update(fit)
         self.arm.written(fit)

@@ -13,6 +13,7 @@ import statistics
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,16 @@ def from_trace(
     rate: float,
     seed: int,
     scale: TraceScale | None = None,
+    half: str = "",
 ) -> tuple[Program, ...]:
     """The first programs of a trace with two turns or more, scaled to the model.
 
     Arrivals are Poisson with ``rate`` per second, because most traces have none. An
     unknown tool time becomes the median of the file's known ones, or the mean of the
     paper's SWE-bench row when the file knows none.
+
+    Args:
+        half: "odd" or "even": only these lines, counted from 1; "": all.
 
     Raises:
         TraceError: unreadable file, bad line, or no usable program.
@@ -62,7 +67,8 @@ def from_trace(
         )
     scale = scale or TraceScale()
     recorded = []
-    for program in _read(path):
+    first = {"": 0, "odd": 0, "even": 1}[half]
+    for program in islice(_read(path), first, None, 2 if half else 1):
         if len(program.turns) >= 2:
             recorded.append(
                 replace(program, turns=_end(program.turns[: scale.max_turns]))

@@ -13,6 +13,7 @@ from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.costs import TierCosts
 from ttlcache_lmcache.programs import ChainProgram
 from ttlcache_lmcache.residency import Residency
+from ttlcache_lmcache.returns import Returns
 
 #: Called with the name of what failed and what it raised.
 OnError = Callable[[str, BaseException], None]
@@ -31,6 +32,7 @@ class Advice:
     ) -> None:
         self._policy = policies.create(config.policy, config.policy_options)
         self._gaps = GapHistory(horizon_s=config.program_idle_s)
+        self.returns = Returns(self._gaps)
         self._costs = costs
         self._residency = residency
         self._counts = counts
@@ -49,6 +51,7 @@ class Advice:
         if gap_s is None:
             return
         self._costs.observe_gap(gap_s)
+        self.returns.observe_gap(gap_s)
         decision, program.decision = program.decision, None
         if decision is None:
             return

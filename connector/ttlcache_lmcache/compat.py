@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import logging
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 from ttlcache.errors import ConfigError, UnsupportedEngineError
@@ -111,6 +113,26 @@ def swap_eviction_policies(storage_manager: Any, make_policy: Any) -> int:
         controller._eviction_policy = policy  # noqa: SLF001
         controller._listener._policy = policy  # noqa: SLF001
     return len(controllers)
+
+
+def guard_stores(
+    storage_manager: Any, make_gate: Callable[[Callable[..., Any]], Any]
+) -> bool:
+    """Put a gate before the storage manager's `reserve_write`.
+
+    Returns:
+        False where one gate does not do: stores go to several L1s, of which each
+        would need its own budget, or this LMCache looks different.
+    """
+    reserve = getattr(storage_manager, "reserve_write", None)
+    writers = getattr(storage_manager, "_write_managers", ())
+    if reserve is None or len(writers) != 1 or len(l1_managers(storage_manager)) != 1:
+        return False
+    names = list(inspect.signature(reserve).parameters)
+    if names != ["keys", "layout_desc"]:
+        return False
+    storage_manager.reserve_write = make_gate(reserve)
+    return True
 
 
 def keys_of_page(page: Any) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -68,6 +68,17 @@ class ServerModuleConfig(PluginConfig):
         default=True,
         description="Evict from L1 in our order, and only as much as is needed; false: "
         "LMCache's policy as configured.",
+    )
+    order: Literal["return", "deadline"] = Field(
+        default="return",
+        description="What leaves L1 first: what is wanted again latest, by the gaps "
+        "seen (or by last use, where that hits more); or what the policy's deadlines "
+        "say.",
+    )
+    admission: bool = Field(
+        default=True,
+        description="Make room at the moment of a store, and without L2 refuse what is "
+        "worth less than all of L1; false: make room ahead, take whatever fits.",
     )
     profile_path: str | None = Field(
         default=None, description="File with prefill and reload costs to start from."

@@ -1,12 +1,7 @@
-"""In which order chunks leave L1, and which must leave now.
+"""In which order chunks leave L1, and which must leave ahead of what will be written.
 
-First to go: finished programs, then what belongs to no program and is no longer used,
-then expired ones by deadline, then what no program is known for yet; last, programs
-inside their TTL or with a request under way, the latest program first (the victim
-order of the paper's §5.2). Where contexts take turns and do not all fit, an order by
-last use gives every one of them up just before it is wanted; by seniority some stay
-whole. Of one program the tail goes before the prefix, and what programs share goes
-with the last of them.
+The order of programs is a `Ranking` of ranks.py. Of one program the tail goes before
+the prefix, and what programs share goes with the last of them.
 """
 
 from __future__ import annotations
@@ -15,53 +10,37 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ttlcache_lmcache.programs import ChainProgram, Chunk, ProgramBook
+from ttlcache_lmcache.ranks import Rank, Ranking, of_stray
 from ttlcache_lmcache.residency import Residency
 
-#: A chunk of no program is given this long to be claimed by one: what a request
-#: generates is known to be its program's only when the request ends.
-GRACE_S = 30.0
-
-_FINISHED, _STRAY, _EXPIRED, _FRESH_STRAY, _KEPT = range(5)
-#: What is worth least first: its rank, whether something runs of it, its chunks.
-_Queue = list[tuple[tuple[int, float], bool, Sequence[Chunk]]]
+#: What is worth least first: its rank, whose it is, its chunks.
+Queue = list[tuple[Rank, ChainProgram | None, Sequence[Chunk]]]
 
 
-def _program_rank(program: ChainProgram, now_s: float) -> tuple[int, float]:
-    if program.running or (not program.is_finished and program.deadline_s > now_s):
-        return (_KEPT, -float(program.number))
-    if program.is_finished:
-        return (_FINISHED, program.seen_s)
-    return (_EXPIRED, program.deadline_s)
-
-
-def is_protected(program: ChainProgram, now_s: float) -> bool:
-    """Whether something runs of it or it is inside its TTL."""
-    return _program_rank(program, now_s)[0] >= _KEPT
-
-
-def _queue(book: ProgramBook, residency: Residency, now_s: float) -> _Queue:
-    queue: _Queue = [
-        (_program_rank(program, now_s), bool(program.running), program.chain)
-        for program in book.programs()
+def queue(
+    book: ProgramBook, residency: Residency, rank: Ranking, now_s: float
+) -> Queue:
+    """All programs, and the chunks in L1 that are nobody's."""
+    found: Queue = [
+        (rank(program, now_s), program, program.chain) for program in book.programs()
     ]
     for chunk, used_s in residency.chunks():
         if not book.is_held(chunk):
-            kind = _FRESH_STRAY if now_s - used_s < GRACE_S else _STRAY
-            queue.append(((kind, used_s), False, [chunk]))
-    queue.sort(key=lambda entry: entry[0])
-    return queue
+            found.append((of_stray(used_s, now_s), None, [chunk]))
+    found.sort(key=lambda entry: entry[0])
+    return found
 
 
-def chunks_to_evict(
-    book: ProgramBook, residency: Residency, now_s: float
-) -> Iterator[Chunk]:
-    """Every chunk of L1 once, in the order in which they should go."""
+def leaving(
+    entries: Queue, book: ProgramBook
+) -> Iterator[tuple[Rank, ChainProgram | None, Chunk]]:
+    """Every chunk once, in the order in which they should go."""
     passed: Counter[Chunk] = Counter()
-    for _, _, chain in _queue(book, residency, now_s):
-        for chunk in reversed(chain):
+    for rank, program, chain in entries:
+        for chunk in reversed(tuple(chain)):
             passed[chunk] += 1
             if passed[chunk] >= book.num_holders(chunk):
-                yield chunk
+                yield rank, program, chunk
 
 
 def chunks_to_come(book: ProgramBook, residency: Residency) -> int:
@@ -74,7 +53,7 @@ def chunks_to_come(book: ProgramBook, residency: Residency) -> int:
 
 
 def chunks_without_place(
-    book: ProgramBook, residency: Residency, places: int, now_s: float
+    entries: Queue, residency: Residency, places: int
 ) -> list[Chunk]:
     """Chunks of L1 that have to go if it holds `places`, the first to go first.
 
@@ -84,7 +63,8 @@ def chunks_without_place(
     """
     placed: set[Chunk] = set()
     homeless: list[list[Chunk]] = []
-    for _, is_running, chain in reversed(_queue(book, residency, now_s)):
+    for _, program, chain in reversed(entries):
+        is_running = program is not None and bool(program.running)
         without = []
         for chunk in chain:
             if chunk in placed or not (is_running or residency.has(chunk)):

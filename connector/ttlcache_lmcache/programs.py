@@ -35,6 +35,7 @@ class ChainProgram:
     is_told: the deadline is a client's; the policy is not asked again.
     decision: what the policy said at the start of the gap, until the gap ends.
     deadline_s: while nothing runs, until when it is inside its TTL.
+    refused_from: the first chunk of its chain that L1 refused in this turn.
     """
 
     number: int
@@ -49,6 +50,7 @@ class ChainProgram:
     deadline_s: float = 0.0
     is_finished: bool = False
     is_told: bool = False
+    refused_from: int | None = None
     gap_key: GapKey = UNKNOWN_GAP
     decision: Decision | None = None
 
@@ -106,6 +108,9 @@ class ProgramBook:
     def num_holders(self, chunk: Chunk) -> int:
         return len(self._holders.get(chunk, ()))
 
+    def holds(self, program: ChainProgram, chunk: Chunk) -> bool:
+        return program in self._holders.get(chunk, ())
+
     def is_held(self, chunk: Chunk) -> bool:
         return chunk in self._holders
 
@@ -136,6 +141,7 @@ class ProgramBook:
         program.prompt_chunks = len(chain)
         program.context_tokens = tokens
         program.is_finished = program.is_told = False
+        program.refused_from = None
         program.seen_s = now_s
         program.running.add(request_id)
         self._by_request[request_id] = program

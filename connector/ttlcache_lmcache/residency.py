@@ -102,6 +102,10 @@ class Residency:
         """Whether L1 has something of the chunk."""
         return chunk in self._l1
 
+    def has_object(self, key: ObjectKey) -> bool:
+        """Whether L1 has it, or somebody is writing it."""
+        return key in self._reserved or key in self._l1.get(chunk_of(key), ())
+
     def objects(self, chunk: Chunk) -> list[ObjectKey]:
         """The chunk's objects in L1."""
         return list(self._l1.get(chunk, ()))

@@ -24,6 +24,7 @@ from ttlcache_lmcache.config import ServerModuleConfig, load
 from ttlcache_lmcache.costs import TierCosts
 from ttlcache_lmcache.eviction import TTLEvictionPolicy
 from ttlcache_lmcache.listeners import L1Events, L2Events, RequestEvents, SessionEvents
+from ttlcache_lmcache.store_gate import StoreGate
 from ttlcache_lmcache.tier import Tier
 
 _WHERE = "--server-module config"
@@ -57,6 +58,7 @@ class TTLServerModule:
             TierCosts(_profile(self._config)),
             self._on_error,
         )
+        self._is_gated = False
         self._attach()
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -80,6 +82,7 @@ class TTLServerModule:
                 self._storage,
                 lambda _manager: TTLEvictionPolicy(self.tier, self._on_error),
             )
+            self._is_gated = self._config.admission and self._guard_stores()
         l1_events = L1Events(self.tier, self._on_error)
         for manager in self._l1s:
             manager.register_listener(l1_events)
@@ -90,6 +93,26 @@ class TTLServerModule:
         sessions = self._context.session_manager.destroy_listeners
         sessions.append(SessionEvents(self.tier, self._on_error).destroyed)
         otel.export(self.tier, self.errors)
+
+    def _guard_stores(self) -> bool:
+        def gate(reserve: Any) -> StoreGate:
+            return StoreGate(
+                self.tier,
+                reserve,
+                self._delete,
+                self._is_evictable,
+                self._has_l2,
+                self._on_error,
+            )
+
+        if compat.guard_stores(self._storage, gate):
+            self.tier.makes_room_ahead = self._has_l2()
+            return True
+        self._logger.info("ttlcache: several L1s: room is made ahead of stores")
+        return False
+
+    def _has_l2(self) -> bool:
+        return bool(self._storage.l2_adapters())
 
     def _read_l2(self) -> None:
         """What L2 still has from before; adapters that cannot list it tell at hits."""
@@ -150,6 +173,8 @@ class TTLServerModule:
         keys = self.tier.sweep()
         demoted = self._delete(keys)
         self.tier.counts["demoted"] += demoted
+        # Loads from L2 ask nobody: room for them is made ahead.
+        self.tier.makes_room_ahead = not self._is_gated or self._has_l2()
         if self._config.swap_eviction:
             # LMCache's own loop looks once a second; a burst may come any time.
             self._delete(self.tier.to_evict(self._is_evictable))

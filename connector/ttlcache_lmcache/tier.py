@@ -11,18 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from ttlcache.clock import Clock
+from ttlcache_lmcache.admission import Admission, Admissions
 from ttlcache_lmcache.advice import Advice, OnError
+from ttlcache_lmcache.ahead import RoomAhead
 from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.costs import TierCosts
-from ttlcache_lmcache.headroom import Headroom
+from ttlcache_lmcache.experts import Experts
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.order import (
-    chunks_to_come,
-    chunks_to_evict,
-    chunks_without_place,
-    is_protected,
-)
-from ttlcache_lmcache.programs import Chunk
+from ttlcache_lmcache.order import Queue, leaving, queue
+from ttlcache_lmcache.programs import ChainProgram, Chunk
+from ttlcache_lmcache.ranks import by_deadline, by_return, by_use, is_protected
 from ttlcache_lmcache.residency import ObjectKey, Residency, chunk_of
 from ttlcache_lmcache.turns import Turns
 
@@ -33,6 +31,10 @@ class Tier:
     Args:
         usage: reads how much of L1 is used, from 0 to 1; called without our lock.
         on_error: told of a policy that raises; called with our lock.
+
+    Attributes:
+        makes_room_ahead: whether `to_evict` names what has to go before anybody asks;
+            False where `admit` is asked at every store.
     """
 
     def __init__(
@@ -49,12 +51,18 @@ class Tier:
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self._residency = Residency()
-        self._headroom = Headroom()
-        self._looked_s = float("-inf")
         costs = costs if costs is not None else TierCosts()
         self._advice = Advice(config, costs, self._residency, self.counts, on_error)
         self._turns = Turns(config, self._advice, self.counts)
         self._book = self._turns.book
+        self._admissions = Admissions(self._book, self._residency)
+        self._experts = Experts(
+            {"deadline": by_deadline}
+            if config.order == "deadline"
+            else {"return": by_return(self._advice.returns), "recent": by_use}
+        )
+        self._ahead = RoomAhead(self._book, self._residency)
+        self.makes_room_ahead = True
 
     # the life of a turn
 
@@ -66,6 +74,9 @@ class Tier:
         now_s = self._clock.now_s()
         with self._lock:
             self._turns.lookup(request_id, chain, tokens, now_s)
+            program = self._book.of_request(request_id)
+            if program is not None:
+                self._experts.looked_up(program)
 
     def context(self, keys: Sequence[ObjectKey]) -> None:
         """Objects were used: a hit, or all of a request that ended."""
@@ -82,9 +93,24 @@ class Tier:
 
     def ended(self, request_id: str) -> None:
         """A request is over."""
-        now_s = self._clock.now_s()
+        used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
+            program = self._book.of_request(request_id)
             self._turns.ended(request_id, now_s)
+            if program is not None:
+                self._shadow(program, used, now_s)
+
+    def _shadow(self, program: ChainProgram, used: float, now_s: float) -> None:
+        capacity = self._capacity(used)
+        if capacity is not None:
+            self._advice.returns.redraw(now_s)
+            places = int(capacity / self._residency.objects_a_chunk)
+            self._experts.stored(program, places, now_s)
+
+    def _capacity(self, used: float) -> float | None:
+        """Objects that fit into L1; None while it is empty: nobody knows."""
+        objects = self._residency.num_l1
+        return objects / used if objects and used > 0.0 else None
 
     def stored_by(self, request_id: str, hashes: Sequence[bytes], tokens: int) -> None:
         """A request is over that looked nothing up; its chunks, from the start."""
@@ -109,14 +135,12 @@ class Tier:
     def reserved(self, keys: Sequence[ObjectKey]) -> None:
         with self._lock:
             self._residency.reserve(keys)
-            self._headroom.wrote(sum(not self._is_announced(key) for key in keys))
+            self._ahead.wrote(keys)
 
-    def _is_announced(self, key: ObjectKey) -> bool:
-        """Whether room was made for it: its request was under way at the last look."""
-        return any(
-            each.running and each.seen_s <= self._looked_s
-            for each in self._book.holders(chunk_of(key))
-        )
+    def has_all(self, keys: Sequence[ObjectKey]) -> bool:
+        """Whether L1 has all of these, or somebody is writing them."""
+        with self._lock:
+            return all(self._residency.has_object(key) for key in keys)
 
     def written(self, keys: Sequence[ObjectKey]) -> None:
         now_s = self._clock.now_s()
@@ -148,9 +172,40 @@ class Tier:
         now_s = self._clock.now_s()
         with self._lock:
             keys = self._residency.reserved()
-            for chunk in chunks_to_evict(self._book, self._residency, now_s):
+            for _, _, chunk in leaving(self._queue(now_s), self._book):
                 keys.extend(self._residency.objects(chunk))
             return keys
+
+    def _queue(self, now_s: float) -> Queue:
+        self._advice.returns.redraw(now_s)
+        return queue(self._book, self._residency, self._experts.rank, now_s)
+
+    def admit(
+        self,
+        keys: Sequence[ObjectKey],
+        may_refuse: bool,
+        is_eligible: Callable[[ObjectKey], bool],
+    ) -> Admission:
+        """Which of `keys` may be stored now, and what has to leave for them.
+
+        Args:
+            may_refuse: False where what L1 does not take is lost for L2, too.
+            is_eligible: whether L1 may delete an object now; called with our lock.
+        """
+        used, now_s = self._usage(), self._clock.now_s()
+        with self._lock:
+            capacity = self._capacity(used)
+            if capacity is None:
+                return Admission(list(keys), [])
+            self._advice.returns.redraw(now_s)
+            free = max(int(capacity + 1e-6) - self._residency.num_l1, 0)
+            rank = self._experts.rank
+            found = self._admissions.decide(
+                keys, free, rank, now_s, may_refuse, is_eligible
+            )
+            self.counts["evicted"] += len(found.victims)
+            self.counts["refused"] += len(keys) - len(found.keys)
+            return found
 
     def to_evict(self, is_eligible: Callable[[ObjectKey], bool]) -> list[ObjectKey]:
         """What has to go now, so that what is written until the next look fits.
@@ -158,30 +213,17 @@ class Tier:
         Args:
             is_eligible: whether L1 may delete an object now.
         """
+        if not self.makes_room_ahead:
+            return []
         used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
-            keys = self._without_place(used, now_s)
+            capacity = self._capacity(used)
+            if capacity is None or not self._ahead.is_needed(capacity):
+                return []
+            keys = self._ahead.without_place(self._queue(now_s), capacity)
         chosen = [key for key in keys if is_eligible(key)]
         self.counts["evicted"] += len(chosen)
         return chosen
-
-    def _without_place(self, used: float, now_s: float) -> list[ObjectKey]:
-        objects = self._residency.num_l1
-        if not objects or used <= 0.0:
-            return []
-        capacity = objects / used
-        a_chunk = self._residency.objects_a_chunk
-        room = capacity - self._headroom.wanted(capacity)
-        to_come = chunks_to_come(self._book, self._residency) * a_chunk
-        if objects + to_come <= room:
-            return []
-        keys = self._residency.reserved()
-        chunks = chunks_without_place(
-            self._book, self._residency, int(room / a_chunk), now_s
-        )
-        for chunk in chunks:
-            keys.extend(self._residency.objects(chunk))
-        return keys
 
     def sweep(self) -> list[ObjectKey]:
         """Let deadlines pass.
@@ -192,8 +234,7 @@ class Tier:
         """
         used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
-            self._headroom.look()
-            self._looked_s = now_s
+            self._ahead.look(now_s)
             self._turns.pass_time(now_s)
             if used <= self._config.demote_above:
                 return []
@@ -232,6 +273,8 @@ class Tier:
                 "l1_objects": self._residency.num_l1,
                 "l2_objects": self._residency.num_l2,
                 "gaps_recorded": self._advice.gaps_recorded,
+                "order": self._experts.ruling,
+                "shadow_hits": self._experts.hits(),
                 "counts": dict(self.counts),
             }
 

@@ -16,7 +16,6 @@ from typing import NamedTuple, TypeVar
 from ttlcache_lmcache.advice import Advice
 from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.order import is_protected
 from ttlcache_lmcache.programs import (
     FINAL_GAP,
     UNKNOWN_GAP,
@@ -24,6 +23,7 @@ from ttlcache_lmcache.programs import (
     Chunk,
     ProgramBook,
 )
+from ttlcache_lmcache.ranks import is_protected
 
 #: Requests remembered after their end, hints before it, and programs' names.
 MEMORY = 8192
@@ -77,8 +77,11 @@ class Turns:
 
     def ended(self, request_id: str, now_s: float) -> None:
         """The session of a request that looked something up is over."""
+        known = self.book.of_request(request_id)
+        began_s = known.seen_s if known is not None else now_s
         program = self.book.end(request_id, now_s)
         if program is not None:
+            self._advice.returns.observe_service(now_s - began_s)
             self._is_over(request_id, program, now_s)
 
     def stored(

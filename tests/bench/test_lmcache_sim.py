@@ -1,0 +1,70 @@
+"""LMCache's L1 in virtual time: who keeps what."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lmcache")
+
+from bench.lmcache_sim import Simulation
+from bench.traces import TraceScale, from_trace
+from bench.workloads import Program, Turn
+
+CHUNK = 64
+ARMS = ("LRU", "ARC", "ttl")
+
+
+def takes_turns(programs: int, turns: int, gap_s: float) -> tuple[Program, ...]:
+    """Programs of ten chunks that all wait for as long."""
+    return tuple(
+        Program(
+            f"p{index}",
+            index * 0.9,
+            (Turn(10 * CHUNK, 4, "t", gap_s), *[Turn(8, 4, "t", gap_s)] * (turns - 1)),
+        )
+        for index in range(programs)
+    )
+
+
+def test_where_contexts_take_turns_ours_keeps_some_and_never_more_than_fits() -> None:
+    programs = takes_turns(10, 8, 10.0)
+    hit = {}
+    for arm in ARMS:
+        sim = Simulation(arm, 50, CHUNK)
+        hit[arm] = sim.run(programs, 0, 1.0).prompt_hit
+        assert len(sim.l1) <= 50
+    assert hit["ttl"] > max(0.3, 1.5 * hit["LRU"], 1.5 * hit["ARC"])
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_what_was_evicted_while_its_request_ran_is_not_written_again(arm: str) -> None:
+    """A store begins where the lookup's hit ended."""
+    sim = Simulation(arm, 50, CHUNK)
+    tokens = list(range(3 * CHUNK))
+    sim.begin("r1", tokens)
+    sim.end("r1", tokens)
+    sim.begin("r2", tokens)
+    sim.l1.clear()
+    sim.end("r2", [*tokens, *range(CHUNK)])
+    assert sim.l1 == {sim.keys([*tokens, *range(CHUNK)])[3]}
+
+
+def test_the_halves_of_a_trace_are_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    turn = {"new_prompt_tokens": 100, "output_tokens": 9, "tool": "t", "tool_s": 1.0}
+    with gzip.open(path, "wt") as lines:
+        for number in range(1, 6):
+            line = {"program_id": f"line-{number}", "turns": [turn, turn]}
+            lines.write(json.dumps(line) + "\n")
+
+    def ids(half: str) -> list[str]:
+        found = from_trace(path, 9, 1.0, 0, TraceScale(), half)
+        return [program.program_id for program in found]
+
+    assert ids("odd") == ["line-1", "line-3", "line-5"]
+    assert ids("even") == ["line-2", "line-4"]
+    assert len(ids("")) == 5

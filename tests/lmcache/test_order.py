@@ -1,0 +1,316 @@
+"""What L1 keeps: worth from gaps, room at the store, and which ranking rules."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ttlcache.clock import VirtualClock
+from ttlcache.estimators import kaplan_meier
+from ttlcache_lmcache.config import ServerModuleConfig, load
+from ttlcache_lmcache.experts import Experts
+from ttlcache_lmcache.hints import Hint
+from ttlcache_lmcache.programs import ChainProgram
+from ttlcache_lmcache.returns import ReturnCurve
+from ttlcache_lmcache.store_gate import StoreGate
+from ttlcache_lmcache.tier import Tier
+
+
+@dataclass(frozen=True)
+class Key:
+    """Stands for LMCache's `ObjectKey`."""
+
+    chunk_hash: bytes
+    model_name: str = "m"
+    kv_rank: int = 0
+
+
+class L1:
+    """An L1 of `capacity` objects behind the gate; contexts are one chunk a letter."""
+
+    def __init__(self, capacity: int, *, has_l2: bool = False, **config: Any) -> None:
+        self.clock = VirtualClock(1000.0)
+        self.capacity = capacity
+        self.keys: dict[Key, None] = {}
+        self.locked: set[Key] = set()
+        self.errors: list[str] = []
+        self.tier = Tier(
+            load(ServerModuleConfig, config, "test"),
+            self.clock,
+            lambda: len(self.keys) / capacity,
+        )
+        self.tier.makes_room_ahead = False
+        self.gate = StoreGate(
+            self.tier,
+            self.reserve,
+            self.delete,
+            lambda key: key in self.keys and key not in self.locked,
+            lambda: has_l2,
+            lambda hook, _error: self.errors.append(hook),
+        )
+        self._numbers = iter(range(1_000_000))
+
+    def reserve(self, keys: list[Key], _layout: Any) -> dict[Key, int]:
+        """As LMCache: all new ones, or none where they do not fit."""
+        new = [key for key in keys if key not in self.keys]
+        if len(self.keys) + len(new) > self.capacity:
+            return {}
+        self.keys.update(dict.fromkeys(new))
+        self.tier.reserved(new)
+        self.tier.written(new)
+        return dict.fromkeys(new, 1)
+
+    def delete(self, keys: list[Key]) -> int:
+        for key in keys:
+            del self.keys[key]
+        self.tier.deleted(keys)
+        return len(keys)
+
+    def chain(self, context: str) -> list[Key]:
+        return [Key(context[:end].encode()) for end in range(1, len(context) + 1)]
+
+    def begin(self, context: str) -> tuple[str, int]:
+        """A request; how many of its chunks L1 has."""
+        chain, request = self.chain(context), f"r{next(self._numbers)}"
+        hashes = [key.chunk_hash for key in chain]
+        hits = next((i for i, k in enumerate(chain) if k not in self.keys), len(chain))
+        self.tier.lookup(request, "m", hashes, len(context))
+        return request, hits
+
+    def turn(self, context: str, output: str = "", took_s: float = 0.1) -> int:
+        request, hits = self.begin(context)
+        self.clock.advance(took_s)
+        chain = self.chain(context + output)
+        self.gate(chain[hits:], None)
+        self.tier.context(chain)
+        self.tier.ended(request)
+        return hits
+
+    def held(self) -> set[str]:
+        return {key.chunk_hash.decode() for key in self.keys}
+
+
+# worth
+
+
+def test_the_worth_of_waiting_is_the_discounted_return() -> None:
+    """Against the sum written out, on random gaps of which some never ended."""
+    rng = random.Random(1)
+    gaps = [rng.expovariate(0.5) for _ in range(200)]
+    ended = [rng.random() < 0.8 for _ in gaps]
+    curve = kaplan_meier(gaps, ended)
+    horizon_s = 3.0
+    drawn = ReturnCurve(curve, horizon_s)
+    for waited_s in (0.0, 0.5, 2.0, 5.0):
+        expected, before = 0.0, curve.at(waited_s)
+        for time, left in zip(curve.times, curve.survival, strict=True):
+            if time > waited_s:
+                discount = math.exp(-(time - waited_s) / horizon_s)
+                expected += (before - left) * discount
+                before = left
+        assert drawn.after(waited_s) == pytest.approx(expected / curve.at(waited_s))
+
+
+def test_long_silence_is_worth_nothing_and_overflows_nothing() -> None:
+    drawn = ReturnCurve(kaplan_meier([1.0, 2.0, 3000.0], [True, True, True]), 0.01)
+    assert drawn.after(0.0) < 1e-40
+    assert drawn.after(2999.999) == pytest.approx(math.exp(-0.1))
+    assert drawn.after(3000.0) == drawn.after(1e9) == 0.0
+
+
+def test_a_long_curve_is_thinned_and_still_right() -> None:
+    gaps = [0.001 * i for i in range(1, 20_001)]
+    drawn = ReturnCurve(kaplan_meier(gaps, [True] * len(gaps)), 10.0)
+    # T uniform on (0, 20]: E[exp(-T / 10)] = (1 - exp(-2)) / 2.
+    assert drawn.after(0.0) == pytest.approx((1 - math.exp(-2)) / 2, rel=0.01)
+
+
+# admission
+
+
+def test_l1_may_be_full_to_the_last_object() -> None:
+    l1 = L1(4)
+    l1.turn("ab")
+    l1.turn("xy")
+    assert l1.held() == {"a", "ab", "x", "xy"}
+    assert l1.tier.to_evict(lambda _key: True) == []
+
+
+def test_contexts_that_take_turns_do_not_push_each_other_out() -> None:
+    l1 = L1(8)
+    contexts = {name: name + "." * 3 for name in "abcd"}  # 16 chunks, places for 8
+    hits = [0, 0, 0]
+    for round_ in range(30):
+        for name in contexts:
+            hits[round_ // 10] += l1.turn(contexts[name])
+            l1.clock.advance(1.0)
+    # Last use would hit nothing at all: each is gone just before it is wanted.
+    assert hits[2] >= 0.4 * 10 * 16
+    assert len(l1.keys) <= 8
+
+
+def test_what_never_returns_gives_way_though_nobody_says_that_it_ended() -> None:
+    l1 = L1(12)
+    for program in range(30):
+        context = chr(0x100 + program) + "..."
+        for _ in range(6):
+            hits = l1.turn(context)
+            l1.clock.advance(0.5)
+        assert program < 3 or hits == 4, program
+
+
+def test_a_finished_program_gives_way_at_once() -> None:
+    l1 = L1(4)
+    l1.turn("ab")
+    request, _ = l1.begin("xy")
+    l1.gate(l1.chain("xy"), None)
+    l1.tier.hint(Hint(request_id=request, is_last_step=True))
+    l1.tier.ended(request)
+    l1.turn("pq")
+    assert l1.held() == {"a", "ab", "p", "pq"}
+
+
+def test_a_clients_ttl_outlasts_everybody() -> None:
+    l1 = L1(4)
+    request, _ = l1.begin("abcd")
+    l1.gate(l1.chain("abcd"), None)
+    l1.tier.hint(Hint(request_id=request, ttl_s=50.0))
+    l1.tier.ended(request)
+    for _ in range(5):
+        assert l1.turn("xy") == 0
+        l1.clock.advance(1.0)
+    assert l1.held() == {"a", "ab", "abc", "abcd"}
+    l1.clock.advance(60.0)
+    l1.turn("xy")
+    assert l1.held() == {"a", "ab", "x", "xy"}  # the tail went
+
+
+def test_what_is_locked_stays_and_the_store_takes_what_fits() -> None:
+    l1 = L1(4)
+    l1.turn("abcd")
+    l1.tier.hint(Hint(request_id="r0", is_last_step=True))
+    l1.locked = set(l1.chain("abc"))
+    l1.turn("xyz")
+    assert l1.held() == {"a", "ab", "abc", "x"}
+
+
+def test_after_a_refusal_nothing_behind_it_is_taken_in_this_turn() -> None:
+    l1 = L1(4)
+    request, _ = l1.begin("abcd")
+    l1.gate(l1.chain("abcd"), None)
+    l1.tier.hint(Hint(request_id=request, ttl_s=50.0))
+    l1.tier.ended(request)
+    request, _ = l1.begin("xyz")
+    assert l1.gate(l1.chain("xy"), None) == {}
+    l1.delete(l1.chain("abcd")[3:])  # one place is free, and "xyz" alone is no use
+    assert list(l1.gate(l1.chain("xyz")[1:], None)) == []
+    l1.tier.ended(request)
+    request, _ = l1.begin("xyz")
+    assert list(l1.gate(l1.chain("xyz"), None)) == l1.chain("x")
+
+
+def test_with_l2_nothing_is_refused() -> None:
+    l1 = L1(4, has_l2=True)
+    request, _ = l1.begin("abcd")
+    l1.gate(l1.chain("abcd"), None)
+    l1.tier.hint(Hint(request_id=request, ttl_s=50.0))
+    l1.tier.ended(request)
+    l1.turn("xy")
+    assert l1.held() == {"a", "ab", "x", "xy"}
+
+
+def test_a_gate_that_fails_lets_the_store_through() -> None:
+    l1 = L1(4)
+    l1.tier.admit = lambda *_: 1 / 0  # type: ignore[method-assign]
+    assert len(l1.gate(l1.chain("ab"), None)) == 2
+    assert l1.errors == ["admission"]
+
+
+def test_memory_in_pieces_costs_the_tail_only() -> None:
+    """L1 says that there is room, but LMCache cannot allocate so much at once."""
+    l1 = L1(100)
+    l1.turn("a")
+    real = l1.reserve
+    l1.gate._reserve = lambda keys, layout: {} if len(keys) > 2 else real(keys, layout)
+    assert list(l1.gate(l1.chain("vwxyz"), None)) == l1.chain("vw")
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("has_l2", [False, True])
+def test_the_budget_holds_and_no_prefix_is_missing_a_chunk(
+    seed: int, has_l2: bool
+) -> None:
+    rng = random.Random(seed)
+    l1 = L1(20, has_l2=has_l2)
+    contexts = [rng.choice("st") + chr(0x100 + i) for i in range(8)]
+    for _ in range(200):
+        which = rng.randrange(len(contexts))
+        if len(contexts[which]) > 10:
+            contexts[which] = "s" + chr(0x200 + rng.randrange(1000))
+        contexts[which] += rng.choice(["", "p", "pq"])
+        l1.turn(contexts[which], rng.choice(["", "o"]), rng.random())
+        l1.clock.advance(rng.expovariate(1.0))
+        assert len(l1.keys) <= 20
+        held = l1.held()
+        if has_l2:
+            continue  # the store of an unknown may take what lies before it
+        # An old answer that did not come back is nobody's, and goes a little later.
+        orphans = [key for key in held if len(key) > 1 and key[:-1] not in held]
+        assert not any(l1.tier._book.is_held(("m", key.encode())) for key in orphans)
+    assert l1.errors == []
+
+
+# who rules
+
+
+def program(number: int, chunks: int) -> ChainProgram:
+    chain = [("m", b"%d/%d" % (number, i)) for i in range(chunks)]
+    return ChainProgram(number, 0.0, chain, chunks, chunks)
+
+
+def test_the_ranking_that_hits_more_takes_over() -> None:
+    def wrong(each: ChainProgram, _now_s: float) -> tuple[int, float, float]:
+        return (0, -each.seen_s, 0.0)  # the one just used goes first
+
+    def right(each: ChainProgram, _now_s: float) -> tuple[int, float, float]:
+        return (0, each.seen_s, 0.0)
+
+    experts = Experts({"wrong": wrong, "right": right})
+    assert experts.ruling == "wrong"
+    now_s = 0.0
+    for number in range(40):  # two at a time work, then never again: last use is right
+        pair = [program(2 * number, 5), program(2 * number + 1, 5)]
+        for each in pair * 5:
+            now_s += 1.0
+            each.seen_s = now_s
+            experts.looked_up(each)
+            experts.stored(each, 10, now_s)
+    assert experts.ruling == "right"
+    assert experts.hits()["right"] > experts.hits()["wrong"]
+
+
+def test_a_shadow_never_holds_more_than_fits() -> None:
+    rng = random.Random(3)
+    experts = Experts({"any": lambda each, _now_s: (0, rng.random(), 0.0)})
+    programs = [program(i, rng.randrange(1, 9)) for i in range(20)]
+    shadow = experts._shadows["any"]
+    for step in range(2000):
+        each = rng.choice(programs)
+        each.chain = each.chain[: rng.randrange(1, 9)] or each.chain
+        if not rng.randrange(100):
+            each.chain = []  # forgotten
+        experts.looked_up(each)
+        experts.stored(each, 25, step * 0.1)
+        assert 0 <= shadow._used == sum(shadow._held.values()) <= 25
+    assert experts.ruling == "any"
+
+
+def test_status_says_who_rules() -> None:
+    status = L1(4).tier.status()
+    assert status["order"] == "return"
+    assert set(status["shadow_hits"]) == {"return", "recent"}  # type: ignore[call-overload]
+    assert L1(4, order="deadline").tier.status()["order"] == "deadline"
