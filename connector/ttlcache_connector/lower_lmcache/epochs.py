@@ -18,6 +18,7 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
 )
 
 from ttlcache_connector.compat import logger
+from ttlcache_connector.lower_lmcache.forsaken import Forsaken
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -28,11 +29,13 @@ log = logger(__name__)
 class Epochs:
     """Salts of lookups and stores, through LMCache's trackers of requests."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, forsaken: Forsaken) -> None:
         """
         Args:
             inner: LMCache's connector, scheduler role.
+            forsaken: takes lookups that are not waited for any more.
         """
+        self._forsaken = forsaken
         self._suffix = ""
         self._adapter = inner.scheduler_adapter
         self._trackers: dict[str, LMCacheMPRequestTracker] = inner.request_trackers
@@ -54,17 +57,11 @@ class Epochs:
         log.info("ttlcache: the lower tier was reset: what lies there is not used")
 
     def forget_lookup(self, request_id: str) -> None:
-        """Nobody will load what a lookup finds.
-
-        LMCache would keep it locked in memory for as long as the longest queue may be.
-        """
+        """Nobody will load what a lookup finds."""
         tracker = self._trackers.get(request_id)
-        if tracker is None or request_id not in self._adapter._pending_lookups:  # noqa: SLF001
-            return
-        tokens = tracker.get_token_ids()
-        chunk = self._adapter.lmcache_tokens_per_chunk
-        end = len(tokens) // chunk * chunk
-        self._adapter.free_lookup_locks(tokens, 0, end, request_id, tracker.cache_salt)
+        if tracker is not None:
+            tokens = list(tracker.get_token_ids())
+            self._forsaken.add(request_id, tokens, tracker.cache_salt)
 
     def _prefill(self, tracker: LMCacheMPRequestTracker) -> None:
         """It waits, and asked or was about to: let it ask for nothing."""

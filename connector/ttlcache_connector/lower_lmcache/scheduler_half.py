@@ -18,6 +18,7 @@ from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.lower_lmcache.connect import connect
 from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
 from ttlcache_connector.lower_lmcache.epochs import Epochs
+from ttlcache_connector.lower_lmcache.forsaken import Forsaken
 from ttlcache_connector.lower_lmcache.hint_sender import HintSender
 from ttlcache_connector.lower_lmcache.registration import own_name
 from ttlcache_connector.lower_lmcache.sources import Sources
@@ -60,7 +61,8 @@ class SchedulerHalf(SchedulerTier):
         self._manager = self._inner._lazy_offload_manager  # noqa: SLF001
         chunk_tokens = self._adapter.lmcache_tokens_per_chunk
         self._queue = DemotionQueue(config.demote, chunk_tokens)
-        self._epochs = Epochs(self._inner)
+        self._forsaken = Forsaken(self._adapter)
+        self._epochs = Epochs(self._inner, self._forsaken)
         self._pool: BlockPool | None = None
         self._loads: dict[str, _Load] = {}
         # When a lookup was first waited for, and for how long.
@@ -146,6 +148,7 @@ class SchedulerHalf(SchedulerTier):
 
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
         self._end_promotion()
+        self._forsaken.settle()
         inner: LMCacheMPConnectorMetadata = self._inner.build_connector_meta(output)
         if not output.total_num_scheduled_tokens:
             # LMCache leaves such steps out; vLLM 0.32 executes what they order.
@@ -190,7 +193,12 @@ class SchedulerHalf(SchedulerTier):
         return self._sources.known()
 
     def has_work(self) -> bool:
-        if self._queue.has_due or self._sources.is_waiting or self._ahead:
+        if (
+            self._queue.has_due
+            or self._sources.is_waiting
+            or self._ahead
+            or self._forsaken
+        ):
             return True
         return bool(self._inner.has_pending_push_work())
 

@@ -1,0 +1,71 @@
+"""Lookups that nobody waits for any more, until their locks are released.
+
+What a lookup finds is locked in the server's memory for its reader, for as long as the
+longest queue may be. The server can release it only once the lookup has ended and while
+its session lasts; LMCache's connector ends the session of an aborted request at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class _Lookup:
+    tokens: list[int]
+    salt: str
+    ended: bool = False  # its session's end was asked for
+
+
+class Forsaken:
+    """Keeps LMCache's record of such lookups until they have ended."""
+
+    def __init__(self, adapter: Any) -> None:
+        """
+        Args:
+            adapter: LMCache's, of the scheduler; two of its methods are wrapped.
+        """
+        self._adapter = adapter
+        self._lookups: dict[str, _Lookup] = {}
+        self._clean_up, self._end = adapter.cleanup_lookup_result, adapter.end_session
+        adapter.cleanup_lookup_result = self._clean_up_later
+        adapter.end_session = self._end_later
+
+    def __len__(self) -> int:
+        return len(self._lookups)
+
+    def add(self, request_id: str, tokens: list[int], salt: str) -> None:
+        """The lookup of `request_id`, if there is one, has lost its reader.
+
+        Args:
+            tokens, salt: as they were looked up.
+        """
+        if request_id in self._adapter._pending_lookups:  # noqa: SLF001
+            self._lookups.setdefault(request_id, _Lookup(tokens, salt))
+
+    def settle(self) -> None:
+        """Release what ended lookups locked; never waits."""
+        for request_id, lookup in list(self._lookups.items()):
+            found = self._adapter.check_lookup_result(request_id)
+            if found is None:
+                continue
+            if found:
+                self._adapter.free_lookup_locks(
+                    lookup.tokens, 0, found, request_id, lookup.salt
+                )
+            del self._lookups[request_id]
+            self._clean_up(request_id)
+            if lookup.ended:
+                self._end(request_id)
+
+    def _clean_up_later(self, request_id: str) -> None:
+        if request_id not in self._lookups:
+            self._clean_up(request_id)
+
+    def _end_later(self, request_id: str) -> Any:
+        lookup = self._lookups.get(request_id)
+        if lookup is None:
+            return self._end(request_id)
+        lookup.ended = True
+        return None
