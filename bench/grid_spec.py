@@ -12,8 +12,8 @@ A load is a multiple of plain vLLM's saturation: the most programs a second that
 sustains, however many are let in at a time. That is the largest N / mean JCT (Little's
 law) of closed loops of N programs, `CROWDS` times the final contexts of the pool
 (no connector, no tier, a seed of its own). With more programs than that contexts
-evict each other and throughput falls to a third of it or less: at a rate taken from
-there nothing is short. Measured once per workload and pool, cached like any cell.
+evict each other and throughput falls, to a third of it in places: at a rate taken from
+there little is short. Measured once per workload and pool, cached like any cell.
 """
 
 from __future__ import annotations
