@@ -52,7 +52,10 @@ _MARKERS = re.compile(
     + rb')"\s*:'
 )
 _CACHE_CONTROL = re.compile(rb'"cache_control"\s*:\s*(\{[^{}]*\})')
-_CACHE_CONTROL_FIELD = re.compile(rb',?\s*"cache_control"\s*:\s*(?:\{[^{}]*\}|null)')
+#: Blanks are counted: a long run must not be looked at from each of its blanks.
+_CACHE_CONTROL_FIELD = re.compile(
+    rb'(?:,\s{0,99})?"cache_control"\s*:\s*(?:\{[^{}]*\}|null)'
+)
 _LEGACY_USER_ID = re.compile(r"_session_([0-9A-Za-z-]{8,64})$")
 #: Anthropic's default for a marker without a ttl.
 _DEFAULT_CACHE_TTL = "5m"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from ttlcache.hints import parse_hints
 from ttlcache_connector.http_identity import (
     RULES,
     Clues,
+    conversation,
     from_body,
     from_headers,
     label,
@@ -204,3 +206,21 @@ def test_a_session_in_the_url():
     assert split_path("/sessions/a%20b/v1/messages") == ("a b", "/v1/messages")
     assert split_path("/v1/messages") == (None, "/v1/messages")
     assert split_path("/sessions/a") == (None, "/sessions/a")
+
+
+def test_blanks_without_end_are_read_once():
+    """A body of blanks must not cost its square: 1 MB would take minutes."""
+    text = " " * 1_000_000 + ", " * 100_000
+    body = {"messages": [{"role": "user", "content": text}]}
+    opening = conversation(msgspec.json.encode(body))
+    assert opening is not None
+    assert text.encode() in opening
+
+
+def test_cache_markers_are_no_part_of_the_opening():
+    def body(marker: str) -> bytes:
+        return b'{"messages":[{"role":"user","content":"x"%s}]}' % marker.encode()
+
+    bare = conversation(body(""))
+    assert conversation(body(',\n    "cache_control": {"type":"ephemeral"}')) == bare
+    assert conversation(body(',"cache_control":null')) == bare

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
+import pytest
 
 from ttlcache_connector.front import app as app_module
 from ttlcache_connector.front.app import Front
@@ -73,3 +75,80 @@ def test_other_paths_of_its_own_do_not_exist():
     assert asyncio.run(ask("/front/health")) == 200
     assert asyncio.run(ask("/front/status")) == 200
     assert asyncio.run(ask("/front/secrets")) == 404
+
+
+def seen_by_upstream(path: str = "/v1/chat/completions", **request: Any) -> Any:
+    """What the upstream got, and the answer's status."""
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, stream=httpx.ByteStream(b"served"))
+
+    front = front_before(answer)
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app=front)
+        async with httpx.AsyncClient(transport=transport) as http:
+            url = httpx.URL("http://f").copy_with(raw_path=path.encode())
+            return (
+                await http.send(http.build_request("POST", url, **request))
+            ).status_code
+
+    return asyncio.run(ask()), seen
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/add_worker",
+        "/remove_worker?url=x",
+        "/pause",
+        "/collective_rpc",
+        "/v1/%2e%2e/pause",
+    ],
+)
+def test_administration_is_not_for_clients(path):
+    status, seen = seen_by_upstream(path)
+    assert (status, seen) == (404, [])
+
+
+@pytest.mark.parametrize(
+    "path", ["*", "", "/../admin", "/v1/../pause", "/v1/./models", "/v1/%2E%2e/pause"]
+)
+def test_a_path_that_means_another_one_is_refused(path):
+    """Clients tidy up their URLs, so not through one."""
+    for every_path in (False, True):
+        front = Front("http://up", Replicas((), PressureBound()), every_path=every_path)
+        assert not front._may_pass(path)
+    assert front._may_pass("/v1/models")
+
+
+def test_a_child_in_the_body_is_not_taken_for_its_parent():
+    """The header is the parent's key; the replica reads hints before it."""
+    body = {
+        "session_id": "child",
+        "messages": [{"role": "user", "content": "x"}],
+        "kv_transfer_params": {"ttlcache": {"parent_id": "parent"}},
+    }
+    status, (request,) = seen_by_upstream(json=body)
+    assert status == 200
+    assert request.headers["x-session-id"] == "parent"
+    hints = json.loads(request.content)["kv_transfer_params"]["ttlcache"]
+    assert hints == {"program_id": "child", "parent_id": "parent"}
+
+
+def test_a_child_without_an_id_gets_one_that_stays():
+    def body(*turns: str) -> dict[str, Any]:
+        messages = [{"role": "user", "content": turn} for turn in turns]
+        hints = {"parent_id": "parent", "is_last_step": True}
+        return {"messages": messages, "kv_transfer_params": {"ttlcache": hints}}
+
+    ids = []
+    for asked in (body("a"), body("a", "b"), body("other")):
+        _, (request,) = seen_by_upstream(json=asked)
+        assert request.headers["x-session-id"] == "parent"
+        hints = json.loads(request.content)["kv_transfer_params"]["ttlcache"]
+        ids.append(hints["program_id"])
+    assert ids[0] == ids[1] != ids[2]
+    assert "parent" not in ids

@@ -66,13 +66,30 @@ def test_children_are_forgotten_in_the_end():
     assert family.of("c99") == "p"
 
 
-def test_programs_are_not_remembered():
-    family = Family(Pressure())
+def test_what_is_remembered_has_a_bound():
+    family = Family(Pressure(), max_children=10)
     for number in range(100):
         route = Route("hint", f"p{number}", f"p{number}")
         assert asyncio.run(family.key(route)) == f"p{number}"
     assert asyncio.run(family.key(Route())) is None
-    assert len(family) == 0
+    assert len(family) == 10
+
+
+def test_nobody_sends_another_ones_program_away():
+    family = Family(Pressure())
+
+    async def key(name: str, parent: str | None, tenant: str = "") -> str | None:
+        return await family.key(Route("hint", name, name, parent), tenant)
+
+    async def story() -> None:
+        assert await key("victim", None) == "victim"
+        assert await key("victim", "attacker") == "victim", "it was no child before"
+        assert await key("later", "attacker", "A") == "attacker"
+        assert await key("later", None, "B") == "later", "another tenant's"
+
+    asyncio.run(story())
+    assert family.of("later", "B") == "later"
+    assert family.of("later", "A") == "attacker"
 
 
 def test_a_gauge_is_summed_over_its_labels():

@@ -6,6 +6,7 @@ Whatever goes wrong in finding a key costs the request its key, never its answer
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -48,6 +49,12 @@ _HOP_BY_HOP = frozenset(
         b"host",
     }
 )
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+#: First parts of the paths that clients have a use for.
+OPEN = frozenset(
+    {"v1", "v2", "ttlcache", "health", "ping", "version", "tokenize", "detokenize"}
+    | {"score", "rerank", "pooling", "classify", "metrics"}
+)
 _PROGRAM = re.compile(r"/ttlcache/programs/(.+)/(?:end|progress)")
 _CONNECT_TIMEOUT_S = 10.0
 #: Shorter than the 5 s after which vLLM closes an idle connection.
@@ -61,6 +68,7 @@ class Front:
         upstream: base URL of the router.
         replicas: asked whether a sub-agent may follow its parent.
         ranks: data-parallel ranks of the one vLLM behind; 0: none are named.
+        every_path: pass on the upstream's administration, too.
         client: what talks to the upstream; ours by default.
     """
 
@@ -70,7 +78,10 @@ class Front:
         replicas: Replicas,
         ranks: int = 0,
         client: httpx.AsyncClient | None = None,
+        *,
+        every_path: bool = False,
     ) -> None:
+        self._every_path = every_path
         self._upstream = httpx.URL(upstream.rstrip("/"))
         self._ranks = ranks
         self._replicas = replicas
@@ -91,6 +102,13 @@ class Front:
             await self._own(scope["path"], send)
         else:
             await self._pass_on(dict(scope), receive, send)
+
+    def _may_pass(self, path: str) -> bool:
+        """The router's and vLLM's own administration is not for clients."""
+        parts = unquote(path).replace("\\", "/").split("/")
+        if not path.startswith("/") or not {".", ".."}.isdisjoint(parts):
+            return False  # what it means is decided elsewhere
+        return self._every_path or parts[1] in OPEN
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -127,6 +145,11 @@ class Front:
         # Raw: what is escaped in a path means something else than what is not.
         raw = scope.get("raw_path") or quote(scope["path"]).encode()
         session, scope["path"] = split_path(raw.decode("latin-1"))
+        if not self._may_pass(scope["path"]):
+            await _answer(
+                send, 404, {"error": "the front passes this path on to nobody"}
+            )
+            return
         try:
             body = await self._route(scope, session, body)
         except Exception:  # without a key it still is a request
@@ -150,13 +173,15 @@ class Front:
             return body
         route = find(scope["headers"], url_session, body, self._prompts)
         self.routed[route.rule] += 1
-        key = await self._family.key(route)
+        key = await self._family.key(route, _tenant(scope))
         if key is None:
             return body
         self._set_key(scope, key)
-        # The replica takes the key for the program's id, or never sees it.
-        unknown = key != route.program or path in HEADERLESS
-        if body is not None and route.program and unknown and not route.in_body:
+        # The replica takes the key for the program's id where the hints do not name
+        # one, or it never sees it.
+        unsaid = path in HEADERLESS and not route.in_body
+        mistaken = key != route.program and route.rule != "hint"
+        if body is not None and route.program and (mistaken or unsaid):
             return named(body, route.program)
         return body
 
@@ -165,7 +190,7 @@ class Front:
         match = _PROGRAM.fullmatch(scope["path"])
         program = label(unquote(match[1])) if match else url_session
         if program is not None:
-            self._set_key(scope, self._family.of(program))
+            self._set_key(scope, self._family.of(program, _tenant(scope)))
 
     def _set_key(self, scope: Scope, key: str) -> None:
         kept = [h for h in scope["headers"] if h[0].lower() != SESSION_HEADER]
@@ -222,6 +247,12 @@ def upstream_client() -> httpx.AsyncClient:
         follow_redirects=False,
         trust_env=False,
     )
+
+
+def _tenant(scope: Scope) -> str:
+    """Whose programs these are: what clients may know of each other's ids ends here."""
+    told = [h[1] for h in scope["headers"] if h[0].lower() in _CREDENTIALS]
+    return hashlib.blake2b(b"\0".join(told), digest_size=8).hexdigest() if told else ""
 
 
 async def _give_back(answer: httpx.Response, send: Send) -> None:

@@ -39,6 +39,12 @@ def front(
             min=0,
         ),
     ] = 0,
+    every_path: Annotated[
+        bool,
+        typer.Option(
+            "--every-path", help="Also the administration of what is behind the front."
+        ),
+    ] = False,
 ) -> None:
     """Give programs without a session id a stable one, before a router.
 
@@ -51,7 +57,7 @@ def front(
 
     bound = PressureBound(pressure_metric, pressure_bound)
     replicas = Replicas(replica or (), bound, os.environ.get("VLLM_API_KEY"))
-    app = Front(upstream, replicas, ranks)
+    app = Front(upstream, replicas, ranks, every_path=every_path)
     # Nothing ends a stream but its upstream and its client; log lines a request
     # would be most of the proxy's work.
     uvicorn.run(app, host=host, port=port, access_log=False, log_level="warning")

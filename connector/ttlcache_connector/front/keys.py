@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,8 @@ class Route:
 
     rule: where the key was found, "none" without one.
     key: what the router hashes; None: the request passes unchanged.
-    program: the client's own id of the program, None where it has none.
+    program: the client's own id of the program, None where it has none; a sub-agent
+        without one gets one.
     parent: the client's id of the program that started this one.
     in_body: the replica finds `program` in the body by itself.
     """
@@ -80,9 +82,19 @@ def find(
     clues = Clues() if body is None else from_body(body)
     if clues.session is not None:
         return Route(clues.rule, clues.session, clues.session, parent)
+    content = _by_content(body, asked, prompts)
     if parent is not None:
-        return Route("parent", parent)
-    return _by_content(body, asked, prompts)
+        child = _child_of(parent, content.key)
+        return Route("parent", parent, child, parent, in_body=False)
+    return content
+
+
+def _child_of(parent: str, key: str | None) -> str:
+    """An id for a sub-agent that has none: in the replica it is not its parent."""
+    if key is None:
+        return f"ttlcache-child-{uuid.uuid4().hex}"
+    name = f"{parent}\0{key}".encode("utf-8", "replace")
+    return f"ttlcache-child-{hashlib.blake2b(name, digest_size=16).hexdigest()}"
 
 
 def _by_content(

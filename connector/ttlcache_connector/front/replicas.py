@@ -46,7 +46,7 @@ class Replicas:
         client: httpx.AsyncClient | None = None,
     ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = client or httpx.AsyncClient(timeout=_TIMEOUT_S)
+        self._client = client or httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
         self._headers = headers
         self._bound = bound
         self._urls = tuple(url.rstrip("/") for url in urls)

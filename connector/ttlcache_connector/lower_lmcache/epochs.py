@@ -9,6 +9,7 @@ evicted in time, least recently used first.
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 log = logger(__name__)
+
+#: What LMCache 0.5 allows in a salt.
+MAX_SALT, FORBIDDEN = 128, frozenset("@/\\\0")
+#: Where a tracker keeps the salt as the client sent it.
+_AS_SENT = "ttlcache_salt_as_sent"
 
 
 class Epochs:
@@ -43,17 +49,23 @@ class Epochs:
         inner._get_or_create_request_tracker = self._tracker_of  # noqa: SLF001
 
     def salt(self, salt: str) -> str:
-        """What a client's salt is called below."""
-        return salt + self._suffix
+        """What a client's salt is called below.
+
+        LMCache refuses long ones and some characters; clients may send either.
+        """
+        name = salt + self._suffix
+        if len(name) <= MAX_SALT and FORBIDDEN.isdisjoint(name):
+            return name
+        return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
     def begin_anew(self) -> None:
         """What was computed until now is never asked for again."""
-        ended, self._suffix = self._suffix, f"~{uuid.uuid4().hex[:16]}"
+        self._suffix = f"~{uuid.uuid4().hex[:16]}"
         for tracker in self._trackers.values():
             # The others have KV of before the reset, or are made anew as preempted.
             if tracker.state is LMCacheMPRequestState.PREFETCHING:
                 self._prefill(tracker)
-                tracker.cache_salt = self.salt(tracker.cache_salt.removesuffix(ended))
+                tracker.cache_salt = self.salt(vars(tracker)[_AS_SENT])
         log.info("ttlcache: the lower tier was reset: what lies there is not used")
 
     def forget_lookup(self, request_id: str) -> None:
@@ -74,5 +86,6 @@ class Epochs:
         known = self._trackers.get(request.request_id)
         tracker: LMCacheMPRequestTracker = self._make(request)
         if tracker is not known:
+            vars(tracker)[_AS_SENT] = tracker.cache_salt
             tracker.cache_salt = self.salt(tracker.cache_salt)
         return tracker

@@ -50,11 +50,12 @@ class Forsaken:
             found = self._adapter.check_lookup_result(request_id)
             if found is None:
                 continue
+            # First of all: one that cannot be released must not be tried for ever.
+            del self._lookups[request_id]
             if found:
                 self._adapter.free_lookup_locks(
                     lookup.tokens, 0, found, request_id, lookup.salt
                 )
-            del self._lookups[request_id]
             self._clean_up(request_id)
             if lookup.ended:
                 self._end(request_id)
