@@ -43,22 +43,26 @@ class Forsaken:
         """
         if request_id in self._adapter._pending_lookups:  # noqa: SLF001
             self._lookups.setdefault(request_id, _Lookup(tokens, salt))
+            self._settle(request_id)  # nothing may be left to run after an abort
 
     def settle(self) -> None:
         """Release what ended lookups locked; never waits."""
-        for request_id, lookup in list(self._lookups.items()):
-            found = self._adapter.check_lookup_result(request_id)
-            if found is None:
-                continue
-            # First of all: one that cannot be released must not be tried for ever.
-            del self._lookups[request_id]
-            if found:
-                self._adapter.free_lookup_locks(
-                    lookup.tokens, 0, found, request_id, lookup.salt
-                )
-            self._clean_up(request_id)
-            if lookup.ended:
-                self._end(request_id)
+        for request_id in list(self._lookups):
+            self._settle(request_id)
+
+    def _settle(self, request_id: str) -> None:
+        found = self._adapter.check_lookup_result(request_id)
+        if found is None:
+            return
+        # First of all: one that cannot be released must not be tried for ever.
+        lookup = self._lookups.pop(request_id)
+        if found:
+            self._adapter.free_lookup_locks(
+                lookup.tokens, 0, found, request_id, lookup.salt
+            )
+        self._clean_up(request_id)
+        if lookup.ended:
+            self._end(request_id)
 
     def _clean_up_later(self, request_id: str) -> None:
         if request_id not in self._lookups:
