@@ -54,7 +54,7 @@ class Epochs:
         LMCache refuses long ones and some characters; clients may send either.
         """
         name = salt + self._suffix
-        if len(name) <= MAX_SALT and FORBIDDEN.isdisjoint(name):
+        if name.isascii() and len(name) <= MAX_SALT and FORBIDDEN.isdisjoint(name):
             return name
         return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
