@@ -17,10 +17,6 @@ class AdmissionControl(ABC):
     """Told what programs do; asked whether a new one may start."""
 
     @abstractmethod
-    def load_blocks(self, now_s: float) -> float:
-        """The projected KV of the programs under way, in blocks."""
-
-    @abstractmethod
     def reasons(self, program: Program, kv_blocks: float, now_s: float) -> None:
         """A turn of `program` is under way with a context of `kv_blocks`."""
 
@@ -37,6 +33,24 @@ class AdmissionControl(ABC):
         self, program: Program, kv_blocks: float, pool_blocks: int, now_s: float
     ) -> Admission:
         """Whether a request of `program` needing `kv_blocks` may take memory."""
+
+
+class AdmitAll(AdmissionControl):
+    """No control: what fits, runs."""
+
+    def reasons(self, program: Program, kv_blocks: float, now_s: float) -> None:
+        """Not counted."""
+
+    def acts(self, program: Program, kv_blocks: float, now_s: float) -> None:
+        """Not counted."""
+
+    def leaves(self, program: Program, now_s: float) -> None:
+        """Not counted."""
+
+    def admit(
+        self, program: Program, kv_blocks: float, pool_blocks: int, now_s: float
+    ) -> Admission:
+        return Admission.ADMIT
 
 
 @dataclass(slots=True)
@@ -70,6 +84,7 @@ class WorkingSet(AdmissionControl):
         self._as_of_s = 0.0
 
     def load_blocks(self, now_s: float) -> float:
+        """The projected KV of the programs under way, in blocks."""
         self._decay(now_s)
         return self._reasoning_blocks + self._acting_blocks
 
@@ -114,15 +129,6 @@ class WorkingSet(AdmissionControl):
         return float(2.0 ** (-seconds / self._half_life_s))
 
 
-class AdmitAll(WorkingSet):
-    """No control: what fits, runs. The load is known all the same, for `/metrics`."""
-
-    def admit(
-        self, program: Program, kv_blocks: float, pool_blocks: int, now_s: float
-    ) -> Admission:
-        return Admission.ADMIT
-
-
 def create(name: str, half_life_s: float) -> AdmissionControl:
     """By its configured name, "none" or "working-set"."""
-    return (WorkingSet if name == "working-set" else AdmitAll)(half_life_s)
+    return WorkingSet(half_life_s) if name == "working-set" else AdmitAll()

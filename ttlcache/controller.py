@@ -419,8 +419,15 @@ class Controller:
         self.release_all()
 
     def working_set_blocks(self) -> float:
-        """What the contexts of the programs under way take, or will again."""
-        return self._admission.load_blocks(self._clock.now_s())
+        """What running requests take, and pins: less, the longer their tool runs."""
+        now_s, half_life_s = self._clock.now_s(), self.config.admission_half_life_s
+        admitted = (r for r in self.requests.values() if r.admitted_s is not None)
+        running = sum(r.num_tokens for r in admitted) / self._block_tokens
+        waits_s = (
+            (pin.kv_blocks, max(0.0, now_s - pin.created_s)) for pin in self.pins
+        )
+        held = sum(n * 2.0 ** (-wait_s / half_life_s) for n, wait_s in waits_s)
+        return float(running + held)
 
     def num_waiting_programs(self) -> int:
         """Programs of which a request was not given memory yet."""

@@ -50,7 +50,7 @@ GAUGES: dict[str, str] = {
     "programs_active": "Programs in the table.",
     "waiting_programs": "Programs of which a request waits for its memory.",
     "working_set_blocks": (
-        "KV blocks of the programs under way, those in a tool call discounted by time."
+        "KV blocks of running requests, and of pins discounted by the time they waited."
     ),
     "queueing_delay_seconds": "T: mean queueing delay of returns whose KV was gone.",
     "memoryfulness": "Eta: how much progress tells about remaining turns.",

@@ -100,13 +100,9 @@ def test_no_control_admits_everything():
     control, program = admission.create("none", HALF_LIFE_S), make_program()
     assert isinstance(control, AdmitAll)
     control.reasons(program, 100, now_s=0.0)
-    assert admitted(control, make_program(2), 1000, 16)
-    # The load is known all the same: routers ask for it.
-    assert control.load_blocks(0.0) == 100
     control.acts(program, 100, now_s=0.0)
-    assert control.load_blocks(HALF_LIFE_S) == pytest.approx(50)
-    control.leaves(program, now_s=HALF_LIFE_S)
-    assert control.load_blocks(HALF_LIFE_S) == 0
+    control.leaves(program, now_s=0.0)
+    assert admitted(control, make_program(2), 1000, 16)
 
 
 class Recomputed:
