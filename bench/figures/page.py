@@ -148,8 +148,48 @@ def _grid(result: Json) -> str:
         means = [statistics.fmean(row["arms"][arm]["mean_jct_s"]) for arm in arms]
         ratios = [f"{mean / means[0]:.2f}" for mean in means[1:]]
         body.append([grid_bars.label(row), f"{means[0]:.0f}", *ratios])
-    lines += [table(["cell", *arms], body), "", *_regrets(rows, arms)]
+    lines += [table(["cell", *arms], body), "", *_by_load(rows, arms)]
+    lines += _regrets(rows, arms)
     return "\n".join(lines) + "\n"
+
+
+def _by_load(rows: Sequence[Json], arms: Sequence[str]) -> list[str]:
+    """Each arm over cachettl by load, and over the best arm where it loses most."""
+    if grid_bars.BASE not in arms:
+        return []
+    loads = list(dict.fromkeys(row["load"] for row in rows))
+    rivals = [arm for arm in arms if arm != grid_bars.REFERENCE]
+
+    def over_base(arm: str, load: str | None = None) -> float:
+        return statistics.geometric_mean(
+            grid_bars.mean_of(row, arm) / grid_bars.mean_of(row, grid_bars.BASE)
+            for row in rows
+            if load in (None, row["load"])
+        )
+
+    def worst(arm: str) -> float:
+        return max(
+            grid_bars.mean_of(row, arm)
+            / min(grid_bars.mean_of(row, rival) for rival in rivals)
+            for row in rows
+        )
+
+    body = [
+        [
+            f"`{arm}`",
+            *(f"{over_base(arm, load):.3f}" for load in loads),
+            f"{over_base(arm):.3f}",
+            f"{worst(arm):.2f}",
+        ]
+        for arm in sorted(arms, key=over_base)
+    ]
+    header = ["arm", *loads, "all", "worst cell over the best arm"]
+    return [
+        f"Geometric means of mean JCT over `{grid_bars.BASE}`'s:",
+        "",
+        table(header, body),
+        "",
+    ]
 
 
 def _regrets(rows: Sequence[Json], arms: Sequence[str]) -> list[str]:

@@ -97,6 +97,8 @@ def test_after_a_weight_update_no_kv_of_the_old_weights_is_used(agent, tiers, tm
 @pytest.mark.parametrize("reset", ["/reset_prefix_cache?reset_external=true", "/sleep"])
 def test_other_ways_to_say_so(agent, reset):
     """The reset that trainers call themselves, and the one that sleep implies."""
+    ask(agent, PROMPT, "below")
+    let_go_below(agent)  # or nothing could come back from there
     first = ask(agent, PROMPT, "p", ttl="300s")
     post(agent, reset)
     if reset == "/sleep":
@@ -104,4 +106,5 @@ def test_other_ways_to_say_so(agent, reset):
     assert agent.count("ttlcache_pins_active") == 0
     second = ask(agent, [*first["context"], *RESULT], "p", is_last_step=True)
     assert second["cached_tokens"] == 0
+    assert agent.count("ttlcache_reloaded_tokens_total") == 0
     assert agent.pins("reset") == 1
