@@ -29,7 +29,7 @@ class Pin:
     wished: the client asked for more than the policy gives.
     patient_until_s: before it an engine that has nothing to run waits rather than take
         the pin.
-    whole: it gives way as a whole.
+    least_blocks: with fewer it is not worth keeping, and goes as a whole.
     """
 
     pin_id: int
@@ -45,7 +45,7 @@ class Pin:
     firm_until_s: float = math.inf
     wished: bool = False
     patient_until_s: float = -math.inf
-    whole: bool = False
+    least_blocks: int = 0
     holders: set[str] = field(default_factory=set)
 
     @property
@@ -105,7 +105,7 @@ class PinTable:
         firm_s: float = math.inf,
         rank: Rank | None = None,
         patience_s: float = 0.0,
-        whole: bool = False,
+        least_blocks: int = 0,
     ) -> Pin:
         """Start a pin that expires at `now_s + ttl_s` unless somebody holds it.
 
@@ -126,7 +126,7 @@ class PinTable:
             now_s + firm_s,  # firm_until_s
             firm_s < ttl_s,  # wished
             now_s + patience_s,  # patient_until_s
-            whole,
+            least_blocks,
         )
         turn.pin_id = pin.pin_id
         self._pins[pin.pin_id] = pin

@@ -201,7 +201,7 @@ class Reclaimer:
         return freed
 
     def _shrink(self, pin: Pin, drop_blocks: int) -> int:
-        if pin.whole or drop_blocks >= pin.kv_blocks:
+        if pin.kv_blocks - drop_blocks < max(1, pin.least_blocks):
             return self.end_pin(pin, PinOutcome.VICTIM)
         shrunk = self.holder.shrink(pin.pin_id, drop_blocks)
         if shrunk.kept_blocks <= 0:

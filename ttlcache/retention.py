@@ -173,7 +173,7 @@ class Retention:
             firm_s=decision.firm_s,
             rank=rank,
             patience_s=min(decision.patience_s, MAX_PATIENCE_S),
-            whole=decision.whole,
+            least_blocks=math.ceil(min(1.0, decision.whole_below) * keep),
         )
 
     def _ask(self, facts: TurnFacts, view: View) -> Decision:

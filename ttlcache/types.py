@@ -120,7 +120,9 @@ class Decision(NamedTuple):
         wish, which anybody's waiting request overrules. Policies leave it alone.
     patience_s: for so long after the turn's end an engine that has nothing to run
         rather waits for the next turn than take the pin. 0: it gives way at once.
-    whole: under pressure the pin goes as a whole, not block by block.
+    whole_below: under pressure the pin gives way block by block, tail first, while it
+        keeps this share of its blocks, and then as a whole. 0: to the last block;
+        1: always as a whole.
     """
 
     ttl_s: float
@@ -128,7 +130,7 @@ class Decision(NamedTuple):
     inputs: Mapping[str, float] = NO_INPUTS
     firm_s: float = math.inf
     patience_s: float = 0.0
-    whole: bool = False
+    whole_below: float = 0.0
 
 
 class Pressure(NamedTuple):

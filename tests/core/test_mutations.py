@@ -426,9 +426,15 @@ MUTATIONS = [
     ),
     Mutation(
         "reclaim.py",
-        "if pin.whole or drop_blocks >= pin.kv_blocks:",
+        "if pin.kv_blocks - drop_blocks < max(1, pin.least_blocks):",
         "if drop_blocks >= pin.kv_blocks:",
         "test_patience.py::test_a_whole_pin_goes_as_a_whole",
+    ),
+    Mutation(
+        "reclaim.py",
+        "if pin.kv_blocks - drop_blocks < max(1, pin.least_blocks):",
+        "if pin.least_blocks or drop_blocks >= pin.kv_blocks:",
+        "test_patience.py::test_a_pin_gives_some_blocks_before_it_goes_as_a_whole",
     ),
     # identity by prefix
     Mutation(

@@ -1,6 +1,8 @@
-"""What a policy asks of the reclaimer: patience while nothing runs, whole victims."""
+"""What a policy asks of the reclaimer: patience in a stall, how a pin is torn."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 
@@ -20,13 +22,13 @@ def make_engine(**config):
     return FakeEngine({**defaults, **config}, pool_blocks=20, block_tokens=1)
 
 
-def pin(engine, label, blocks=8, patience_s=5.0, whole=True):
+def pin(engine, label, blocks=8, patience_s=5.0, least_blocks=None):
     """A program whose pin has been given these properties."""
     prompt = [1000 * ord(label) + i for i in range(blocks)]
     engine.turn(f"{label}-0", prompt, [7], program=label)
     [found] = [p for p in engine.controller.pins if p.program.program_id == label]
     found.patient_until_s = engine.clock.now_s() + patience_s
-    found.whole = whole
+    found.least_blocks = blocks if least_blocks is None else least_blocks
     return found
 
 
@@ -88,13 +90,24 @@ def test_patience_is_for_stalls_only(urgency):
 
 def test_a_whole_pin_goes_as_a_whole():
     engine = make_engine()
-    pin(engine, "A", whole=False)
+    pin(engine, "A", least_blocks=0)
     pin(engine, "B")
     engine.arrive("r", [1], program="R")
     assert engine.controller.reclaim(1, RUNNING, "r") == 8
     assert pinned(engine) == {"A": 8}
     assert engine.controller.reclaim(1, RUNNING, "r") == 1
     assert pinned(engine) == {"A": 7}
+    engine.check()
+
+
+def test_a_pin_gives_some_blocks_before_it_goes_as_a_whole():
+    engine = make_engine()
+    pin(engine, "A", blocks=10, least_blocks=8)
+    engine.arrive("r", [1], program="R")
+    assert engine.controller.reclaim(2, RUNNING, "r") == 2
+    assert pinned(engine) == {"A": 8}
+    assert engine.controller.reclaim(1, RUNNING, "r") == 8
+    assert pinned(engine) == {}
     engine.check()
 
 
@@ -105,7 +118,7 @@ def test_adaptive_asks_for_both_within_the_cap():
     patience_s = found.patient_until_s - found.created_s
     recovery_s = engine.controller.costs.recovery_s(len(context) - 1)
     assert patience_s == pytest.approx(recovery_s)
-    assert found.whole
+    assert found.least_blocks == math.ceil(0.8 * found.kv_blocks)
     for _ in range(200):  # a dreadfully slow engine
         engine.controller.costs.observe_prefill(4, 0, 1e4)
     engine.turn("b", [11, 12, 13, 14], [7, 8], program="B")

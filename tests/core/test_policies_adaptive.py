@@ -97,9 +97,9 @@ def test_queueing_again_counts_in_the_paper_s_bargain_only() -> None:
 def test_patience_is_the_recovery_and_victims_are_whole() -> None:
     view = view_of(history_of([1.0] * 4), Pressure(100, num_waiting=1))
     decision = adaptive().decide(turn_of(5), view)
-    assert (decision.patience_s, decision.whole) == (5.0, True)
+    assert (decision.patience_s, decision.whole_below) == (5.0, 0.8)
     other = adaptive(patient_stalls=False, whole_victims=False).decide(turn_of(5), view)
-    assert (other.patience_s, other.whole) == (0.0, False)
+    assert (other.patience_s, other.whole_below) == (0.0, 0.0)
 
 
 def test_gaps_that_never_ended_count() -> None:

@@ -18,8 +18,9 @@ price_memory          both sides are delays of others (`costs.MemoryPrice`): a h
 patient_stalls        an engine with nothing to run waits for a pin's next turn for as
                       long as recovering its context would take (ski rental) before it
                       takes the pin.
-whole_victims         under pressure a pin goes as a whole: of programs that all lost
-                      their tails none can run without taking somebody else's.
+whole_victims         under pressure a pin may lose a little of its tail, and beyond
+                      that goes as a whole (`whole_below`): of programs that all lost
+                      much none can run without taking somebody else's.
 censored              F from Kaplan-Meier: gaps that never ended, and those still
                       open, count too.
 use_eta               the client's own estimate of the gap, when it gives one.
@@ -53,8 +54,10 @@ REGRET_MARGIN = 1.2
 
 
 class AdaptiveOptions(PolicyOptions):
-    """Switches as in the module's docstring, and three numbers.
+    """Switches as in the module's docstring, and four numbers.
 
+    whole_below: share of its blocks with less of which a pin goes as a whole; 1: as
+        soon as it loses any.
     min_records: gaps (ended or not) above which a key's history is trusted.
     eta_margin: a client's estimate is stretched by this factor.
     min_outcomes: outcomes before the running regret may overrule predictions.
@@ -69,6 +72,7 @@ class AdaptiveOptions(PolicyOptions):
     redecide: bool = True
     ski_rental_fallback: bool = True
     ski_rental_floor: bool = False
+    whole_below: float = Field(default=0.8, ge=0.0, le=1.0)
     min_records: int = Field(default=50, ge=0)
     eta_margin: float = Field(default=1.5, ge=1.0, allow_inf_nan=False)
     min_outcomes: int = Field(default=100, ge=1)
@@ -129,7 +133,7 @@ class Adaptive(Policy):
             reason,
             inputs,
             patience_s=recovery_s if options.patient_stalls else 0.0,
-            whole=options.whole_victims,
+            whole_below=options.whole_below if options.whole_victims else 0.0,
         )
 
     def _ttl_s(
