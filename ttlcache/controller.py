@@ -15,7 +15,7 @@ from typing import Any
 
 from ttlcache import admission, policies, progress
 from ttlcache.clock import Clock
-from ttlcache.config import TTLCacheConfig
+from ttlcache.config import PROGRAM_ORDERINGS, TTLCacheConfig
 from ttlcache.continuation import relate
 from ttlcache.costs import CostModel
 from ttlcache.estimators import Memoryfulness
@@ -153,6 +153,7 @@ class Controller:
         self._reclaimer = Reclaimer(
             self.pins, holder, self._turns.end_pin, clock, config.max_pinned_fraction
         )
+        self.owed = self._reclaimer.owed
         self._retention = Retention(
             config,
             policies.create(config.policy, config.policy_options),
@@ -233,16 +234,25 @@ class Controller:
         self._stand(record)
         return True
 
-    def admission(self, request_id: str, kv_blocks: float) -> Admission:
-        """Whether a waiting request needing `kv_blocks` may take memory now."""
+    def admission(
+        self, request_id: str, kv_blocks: float, *, by_program: bool = True
+    ) -> Admission:
+        """Whether a waiting request needing `kv_blocks` may take memory now.
+
+        by_program: whether the queue stands in this controller's order. Who is kept
+        waiting at the head of another one would keep programs before it waiting.
+        """
         record = self.requests.get(request_id)
         if record is None or record.admitted_s is not None:
             return Admission.ADMIT
+        now_s, pressure = self._clock.now_s(), self._holder.pressure()
+        if self.owed and by_program and self.config.ordering in PROGRAM_ORDERINGS:
+            rank = self.ordering.rank(self._queued(record, preempted=False))
+            spare = pressure.free_blocks - kv_blocks
+            if not self.owed.leaves_room(record.program, rank, spare, now_s):
+                return Admission.WAIT
         return self._admission.admit(
-            record.program,
-            kv_blocks,
-            self._holder.pressure().pool_blocks,
-            self._clock.now_s(),
+            record.program, kv_blocks, pressure.pool_blocks, now_s
         )
 
     def admit(self, request_id: str, cached_tokens: int) -> None:
@@ -267,6 +277,7 @@ class Controller:
             record.program.seniority.on_admission()
             blocks = record.num_tokens / self._block_tokens
             self._admission.reasons(record.program, blocks, now_s)
+            self.owed.settle(record.program)
         elif record.prefill_from_s is not None:
             record.prefill_from_s = now_s  # its reload is over: the prefill begins
         pin = self.pins.get(record.pin_id)
@@ -412,6 +423,7 @@ class Controller:
         """Prefix-cache reset, sleep, shutdown: every pin goes."""
         for pin in list(self.pins):
             self._turns.end_pin(pin, PinOutcome.RESET)
+        self.owed.clear()
 
     def disable(self) -> None:
         """Stop retaining for good; requests go on as if we were not there."""
@@ -428,6 +440,10 @@ class Controller:
         )
         held = sum(n * 2.0 ** (-wait_s / half_life_s) for n, wait_s in waits_s)
         return float(running + held)
+
+    def owed_blocks(self) -> int:
+        """What is left free for programs that lost their pins to pressure."""
+        return self.owed.blocks(self._clock.now_s())
 
     def num_waiting_programs(self) -> int:
         """Programs of which a request was not given memory yet."""
@@ -619,6 +635,7 @@ class Controller:
         now_s = self._clock.now_s()
         self.journal.end(now_s, program, how)
         self._admission.leaves(program, now_s)
+        self.owed.settle(program)
         if program.turns_finished:
             self.memory.add(program.turns_finished)
         if program.work is not None:

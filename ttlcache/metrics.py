@@ -52,6 +52,7 @@ GAUGES: dict[str, str] = {
     "working_set_blocks": (
         "KV blocks of running requests, and of pins discounted by the time they waited."
     ),
+    "owed_blocks": "KV blocks left free for programs that lost them to pressure.",
     "queueing_delay_seconds": "T: mean queueing delay of returns whose KV was gone.",
     "memoryfulness": "Eta: how much progress tells about remaining turns.",
     "demoting_blocks": "KV blocks of ended pins that wait for their copy.",

@@ -30,6 +30,7 @@ class Pin:
     patient_until_s: before it an engine that has nothing to run waits rather than take
         the pin.
     least_blocks: with fewer it is not worth keeping, and goes as a whole.
+    owed_s: for so long room is left for what it loses under pressure.
     """
 
     pin_id: int
@@ -46,6 +47,7 @@ class Pin:
     wished: bool = False
     patient_until_s: float = -math.inf
     least_blocks: int = 0
+    owed_s: float = 0.0
     holders: set[str] = field(default_factory=set)
 
     @property
@@ -106,6 +108,7 @@ class PinTable:
         rank: Rank | None = None,
         patience_s: float = 0.0,
         least_blocks: int = 0,
+        owed_s: float = 0.0,
     ) -> Pin:
         """Start a pin that expires at `now_s + ttl_s` unless somebody holds it.
 
@@ -127,6 +130,7 @@ class PinTable:
             firm_s < ttl_s,  # wished
             now_s + patience_s,  # patient_until_s
             least_blocks,
+            owed_s,
         )
         turn.pin_id = pin.pin_id
         self._pins[pin.pin_id] = pin

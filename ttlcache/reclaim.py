@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from ttlcache.clock import Clock
 from ttlcache.events import BlockHolder, Urgency
 from ttlcache.ordering import Rank
+from ttlcache.owed import RoomOwed
 from ttlcache.pins import Pin, PinTable
 from ttlcache.programs import Program
 from ttlcache.types import PinOutcome
@@ -36,6 +37,7 @@ class Reclaimer:
     end_pin: EndPin
     clock: Clock
     max_pinned_fraction: float = 1.0
+    owed: RoomOwed = field(default_factory=RoomOwed)
     # What was asked for in vain, as long as nothing changes: a blocked head of the
     # queue asks at every step.
     _vain: tuple[object, ...] | None = field(default=None, init=False)
@@ -201,6 +203,13 @@ class Reclaimer:
         return freed
 
     def _shrink(self, pin: Pin, drop_blocks: int) -> int:
+        before = pin.kv_blocks
+        freed = self._drop(pin, drop_blocks)
+        left = 0 if self.pins.get(pin.pin_id) is None else pin.kv_blocks
+        self.owed.lost(pin, before - left, self.clock.now_s())
+        return freed
+
+    def _drop(self, pin: Pin, drop_blocks: int) -> int:
         if pin.kv_blocks - drop_blocks < max(1, pin.least_blocks):
             return self.end_pin(pin, PinOutcome.VICTIM)
         shrunk = self.holder.shrink(pin.pin_id, drop_blocks)

@@ -174,6 +174,7 @@ class Retention:
             rank=rank,
             patience_s=min(decision.patience_s, MAX_PATIENCE_S),
             least_blocks=math.ceil(min(1.0, decision.whole_below) * keep),
+            owed_s=min(decision.owed_s, self.config.max_ttl_s),
         )
 
     def _ask(self, facts: TurnFacts, view: View) -> Decision:

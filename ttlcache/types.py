@@ -123,6 +123,8 @@ class Decision(NamedTuple):
     whole_below: under pressure the pin gives way block by block, tail first, while it
         keeps this share of its blocks, and then as a whole. 0: to the last block;
         1: always as a whole.
+    owed_s: for so long after it lost blocks under pressure, waiting requests of
+        programs after its own leave room for them (`ttlcache.owed`).
     """
 
     ttl_s: float
@@ -131,6 +133,7 @@ class Decision(NamedTuple):
     firm_s: float = math.inf
     patience_s: float = 0.0
     whole_below: float = 0.0
+    owed_s: float = 0.0
 
 
 class Pressure(NamedTuple):

@@ -278,6 +278,7 @@ class SchedulerSide(QueueAnswers):
             "programs_active": len(controller.programs),
             "waiting_programs": controller.num_waiting_programs(),
             "working_set_blocks": controller.working_set_blocks(),
+            "owed_blocks": controller.owed_blocks(),
             "queueing_delay_seconds": controller.costs.queueing_delay_s,
             "memoryfulness": controller.memory.eta,
             "demoting_blocks": self._demoting.demoting_blocks if self._demoting else 0,

@@ -37,7 +37,10 @@ class QueueAnswers(SideParts):
         """Whether a waiting request may take memory now."""
         if self.controller is None:
             return Admission.ADMIT
-        return self.controller.admission(request.request_id, needed_blocks)
+        ours = self._scheduler is not None and not self._heeds_priority
+        return self.controller.admission(
+            request.request_id, needed_blocks, by_program=ours
+        )
 
     def promote_at_s(self, request: Request) -> float:
         """When the request's anti-starvation rule strikes; never by default."""

@@ -137,3 +137,25 @@ def test_rare_faults_do_not_add_up(make_engine, clock, monkeypatch):
     for _ in range(3):
         engine.step()
     assert not engine.connector.side.controller.retention_enabled
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_newcomer_leaves_room_that_is_owed(make_engine, policy):
+    """Not under client priorities: there it might stand before those it waits for."""
+    adaptive = {"policy": "adaptive", "max_pinned_fraction": 1.0}
+    engine = make_engine(num_blocks=40, policy=policy, extra_config=adaptive)
+    engine.add("old", range(9000, 9100), max_tokens=400, hints={"program_id": "old"})
+    engine.step()
+    engine.turn("A-0", range(300), hints={"program_id": "A", "tool": "x"})
+    controller = engine.connector.side.controller
+    for _ in range(350):
+        if controller.owed_blocks() > 4:
+            break
+        engine.step()
+    assert free(engine) > 4, "the rest of the pin went at once"
+    engine.add("N", range(5000, 5040), max_tokens=2, hints={"program_id": "N"})
+    engine.step()
+    held_back = "N" not in {r.request_id for r in engine.scheduler.running}
+    assert held_back == (policy == "fcfs")
+    engine.run()
+    assert not engine.scheduler.waiting

@@ -436,6 +436,31 @@ MUTATIONS = [
         "if pin.least_blocks or drop_blocks >= pin.kv_blocks:",
         "test_patience.py::test_a_pin_gives_some_blocks_before_it_goes_as_a_whole",
     ),
+    # room owed
+    Mutation(
+        "owed.py",
+        "if theirs >= rank or",
+        "if",
+        "test_owed.py::test_programs_before_the_loser_are_not_held_back",
+    ),
+    Mutation(
+        "owed.py",
+        "if debt.program.tenant == program.tenant:",
+        "if True:",
+        "test_owed.py::test_another_tenant_is_not_held_back",
+    ),
+    Mutation(
+        "controller.py",
+        "self.owed.clear()",
+        "pass",
+        "test_owed.py::test_a_reset_leaves_nothing_to_come_back_to",
+    ),
+    Mutation(
+        "controller.py",
+        "self.owed.settle(record.program)",
+        "pass",
+        "test_owed.py::test_a_newcomer_leaves_room_for_who_lost_its_pin",
+    ),
     # identity by prefix
     Mutation(
         "prefixes.py",

@@ -21,6 +21,8 @@ patient_stalls        an engine with nothing to run waits for a pin's next turn 
 whole_victims         under pressure a pin may lose a little of its tail, and beyond
                       that goes as a whole (`whole_below`): of programs that all lost
                       much none can run without taking somebody else's.
+room_owed             what a program lost under pressure is left free for its return by
+                      programs after it (`ttlcache.owed`), up to the longest TTL.
 censored              F from Kaplan-Meier: gaps that never ended, and those still
                       open, count too.
 use_eta               the client's own estimate of the gap, when it gives one.
@@ -67,6 +69,7 @@ class AdaptiveOptions(PolicyOptions):
     price_memory: bool = True
     patient_stalls: bool = True
     whole_victims: bool = True
+    room_owed: bool = True
     censored: bool = True
     use_eta: bool = True
     redecide: bool = True
@@ -133,6 +136,7 @@ class Adaptive(Policy):
             reason,
             inputs,
             patience_s=recovery_s if options.patient_stalls else 0.0,
+            owed_s=math.inf if options.room_owed else 0.0,
             whole_below=options.whole_below if options.whole_victims else 0.0,
         )
 

@@ -22,7 +22,7 @@ from typing import Any
 from ttlcache.clock import VirtualClock
 from ttlcache.config import load_config
 from ttlcache.controller import Controller, RequestRecord
-from ttlcache.events import Arrival, Finish, HoldOrder, Urgency
+from ttlcache.events import Admission, Arrival, Finish, HoldOrder, Urgency
 from ttlcache.hints import parse_hints
 from ttlcache.journal import NullJournal
 from ttlcache.programs import MAX_OPEN_TURNS
@@ -125,6 +125,10 @@ class FakeEngine:
         if urgency is None:
             urgency = Urgency.WAITING if self.holder.num_running else Urgency.STALLED
         needed = self._blocks_for(len(request.tokens))
+        if urgency is Urgency.WAITING:
+            new = needed - len(self.holder.find(usable))
+            if self.controller.admission(request_id, new) is Admission.WAIT:
+                return False
         while True:
             cached = self.holder.find(usable)
             unreferenced = sum(1 for b in cached if not self.holder.references[b])
