@@ -146,7 +146,8 @@ def test_a_newcomer_leaves_room_that_is_owed(make_engine, policy):
     engine = make_engine(num_blocks=40, policy=policy, extra_config=adaptive)
     engine.add("old", range(9000, 9100), max_tokens=400, hints={"program_id": "old"})
     engine.step()
-    engine.turn("A-0", range(300), hints={"program_id": "A", "tool": "x"})
+    hints = {"program_id": "A", "tool": "x"}
+    engine.add("A-0", range(300), max_tokens=3, hints=hints)
     controller = engine.connector.side.controller
     for _ in range(350):
         if controller.owed_blocks() > 4:
