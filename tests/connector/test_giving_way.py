@@ -142,8 +142,12 @@ def test_rare_faults_do_not_add_up(make_engine, clock, monkeypatch):
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_a_newcomer_leaves_room_that_is_owed(make_engine, policy):
     """Not under client priorities: there it might stand before those it waits for."""
-    adaptive = {"policy": "adaptive", "max_pinned_fraction": 1.0}
-    engine = make_engine(num_blocks=40, policy=policy, extra_config=adaptive)
+    extra = {
+        "policy": "adaptive",
+        "policy_options": {"room_owed": True},
+        "max_pinned_fraction": 1.0,
+    }
+    engine = make_engine(num_blocks=40, policy=policy, extra_config=extra)
     engine.add("old", range(9000, 9100), max_tokens=400, hints={"program_id": "old"})
     engine.step()
     hints = {"program_id": "A", "tool": "x"}

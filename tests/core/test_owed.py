@@ -16,7 +16,11 @@ POOL = 40
 
 
 def make_engine(**config):
-    defaults = {"policy": "adaptive", "max_pinned_fraction": 1.0}
+    defaults = {
+        "policy": "adaptive",
+        "policy_options": {"room_owed": True},
+        "max_pinned_fraction": 1.0,
+    }
     return FakeEngine({**defaults, **config}, pool_blocks=POOL, block_tokens=1)
 
 

@@ -102,6 +102,16 @@ def test_patience_is_the_recovery_and_victims_are_whole() -> None:
     assert (other.patience_s, other.whole_below) == (0.0, 0.0)
 
 
+def test_with_a_tier_below_victims_are_whole_and_nothing_is_owed() -> None:
+    view = view_of(history_of([1.0] * 4), Pressure(100, num_waiting=1))
+    policy = adaptive(room_owed=True)
+    alone = policy.decide(turn_of(5), view)
+    above = policy.decide(turn_of(5), view._replace(tier="cpu"))
+    assert (alone.whole_below, alone.owed_s) == (0.8, math.inf)
+    assert (above.whole_below, above.owed_s) == (1.0, 0.0)
+    assert adaptive().decide(turn_of(5), view).owed_s == 0.0
+
+
 def test_gaps_that_never_ended_count() -> None:
     # 1, 1 came back, two were given up at 5. F(1) = 1/2: 0.75 - 1 < 0.
     history = history_of([1, 1])

@@ -20,9 +20,11 @@ patient_stalls        an engine with nothing to run waits for a pin's next turn 
                       takes the pin.
 whole_victims         under pressure a pin may lose a little of its tail, and beyond
                       that goes as a whole (`whole_below`): of programs that all lost
-                      much none can run without taking somebody else's.
-room_owed             what a program lost under pressure is left free for its return by
-                      programs after it (`ttlcache.owed`), up to the longest TTL.
+                      much none can run without taking somebody else's. With a lower
+                      tier, where a lost context costs a copy, always as a whole.
+room_owed             off: with it, what a program lost under pressure is left free for
+                      its return by programs after it (`ttlcache.owed`), up to the
+                      longest TTL; pays where tools are fast and no tier is below.
 censored              F from Kaplan-Meier: gaps that never ended, and those still
                       open, count too.
 use_eta               the client's own estimate of the gap, when it gives one.
@@ -69,7 +71,7 @@ class AdaptiveOptions(PolicyOptions):
     price_memory: bool = True
     patient_stalls: bool = True
     whole_victims: bool = True
-    room_owed: bool = True
+    room_owed: bool = False
     censored: bool = True
     use_eta: bool = True
     redecide: bool = True
@@ -136,9 +138,15 @@ class Adaptive(Policy):
             reason,
             inputs,
             patience_s=recovery_s if options.patient_stalls else 0.0,
-            owed_s=math.inf if options.room_owed else 0.0,
-            whole_below=options.whole_below if options.whole_victims else 0.0,
+            owed_s=math.inf if options.room_owed and view.tier is None else 0.0,
+            whole_below=self._whole_below(view),
         )
+
+    def _whole_below(self, view: View) -> float:
+        if not self.options.whole_victims:
+            return 0.0
+        # What a tier below holds comes back by a copy: its room is worth more.
+        return self.options.whole_below if view.tier is None else 1.0
 
     def _ttl_s(
         self, turn: TurnFacts, view: View, terms: _Terms, inputs: dict[str, float]
