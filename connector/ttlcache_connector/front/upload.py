@@ -116,7 +116,8 @@ class Upload:
 
     def content(self) -> bytes | AsyncIterator[bytes]:
         """For httpx, whose requests keep bytes until the answer ends: a generator."""
-        return self._chunks() if self._more or self._buffer else b""
+        empty = not (self._more or self._buffer or self._begun)
+        return b"" if empty else self._chunks()
 
     def end(self) -> None:
         """The upstream takes no more of it. It may answer before it has it all."""
