@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import json
 import socket
 import sys
+import threading
+from collections.abc import Iterator
 
 import pytest
 from typer.testing import CliRunner
@@ -63,6 +67,75 @@ def test_addresses_that_answer_and_that_do_not():
     assert states(lmcache="127.0.0.1:1")["LMCache server"] == BAD
     assert states(lmcache="nonsense")["LMCache server"] == BAD
     assert states(url="http://127.0.0.1:1")["server"] == BAD
+
+
+#: What other servers, and older ones, could answer at our path.
+FOREIGN = [
+    "<html>",
+    "",
+    "[]",
+    "5",
+    "null",
+    "[" * 100_000,
+    '{"error": "no"}',
+    '{"engines": 5}',
+    '{"engines": ["x"]}',
+    '{"engines": [{"gauges": 3}]}',
+    '{"engines": [{"programs": [{"name": "x"}]}]}',
+]
+
+
+@contextlib.contextmanager
+def answering(text: str) -> Iterator[str]:
+    """The URL of a server with our metrics that says `text` at our path."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            ours = self.path == "/metrics"
+            self.wfile.write(b"ttlcache_pool_blocks 5" if ours else text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("text", FOREIGN, ids=lambda text: text[:40])
+def test_a_foreign_answer_is_said_to_be_one(text):
+    with answering(text) as url:
+        for command in (["doctor", "--url", url], ["top", "--once", "--url", url]):
+            done = CliRunner().invoke(app, command, env={"COLUMNS": "400"})
+            assert isinstance(done.exception, SystemExit), done.exception
+            assert done.exit_code == 1
+            assert "/ttlcache/programs is not ttlcache's" in done.output
+
+
+def test_our_own_answer_is_read():
+    row = {"program": "p", "turns": 1, "running": 0, "tool": "", "gap_s": None}
+    row |= {"pins": 0, "pinned_blocks": 0, "ttl_left_s": None}
+    text = json.dumps({"engines": [{"programs": [row]}, {"gauges": {"x": 1}}]})
+    with answering(text) as url:
+        done = CliRunner().invoke(app, ["top", "--once", "--url", url])
+        assert done.exit_code == 0, done.output
+        assert [
+            f.text for f in findings("{}", url) if f.what == "server" and f.state == BAD
+        ] == ["retention has turned itself off: see its log"] * 2
+
+
+@pytest.mark.parametrize("url", ["http://x:abc", "nonsense", "http://x\n"])
+def test_a_url_that_is_none_is_said_to_be_none(url):
+    assert states(url=url)["server"] == BAD
+    done = CliRunner().invoke(app, ["top", "--once", "--url", url])
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit)
 
 
 def test_the_exit_status_is_the_verdict():

@@ -5,9 +5,13 @@ Blocks hold 16 tokens. The pool has 40 blocks, 39 without vLLM's null block.
 
 from __future__ import annotations
 
+import json
+
+import httpx
 import pytest
 
 from tests.connector.conftest import HOLD_5S, free, pinned, totals
+from ttlcache.cli.live import engines_of
 
 PROMPT = list(range(1, 150))  # 149 tokens; with 20 of output 168 have KV: 10 blocks
 
@@ -34,6 +38,17 @@ def test_next_turn_claims_the_pin(make_engine, clock, async_scheduling):
     assert totals(engine)["prefill_tokens_saved"] == 160
     assert pinned(engine) == 0
     assert free(engine) == 39
+
+
+def test_what_a_live_server_tells_is_what_top_and_doctor_expect(make_engine):
+    engine = make_engine(num_blocks=40)
+    first_turn(engine)
+    told = engine.connector.side.control({"do": "programs"})
+    request = httpx.Request("GET", "http://x/ttlcache/programs")
+    text = json.dumps({"engines": [told]})
+    (read,) = engines_of(httpx.Response(200, text=text, request=request))
+    assert read["programs"][0]["pinned_blocks"] == 10
+    assert read["gauges"]["pool_blocks"] == 39
 
 
 def test_pin_expires_at_its_deadline_and_not_before(make_engine, clock):

@@ -124,6 +124,12 @@ def test_a_path_that_means_another_one_is_refused(path):
     assert front._may_pass("/v1/models")
 
 
+def test_a_url_that_cannot_be_passed_on_is_the_clients_fault():
+    """Long enough to pass the server, too long with the upstream's own path."""
+    status, seen = seen_by_upstream("/v1/" + "y" * 65_530)
+    assert (status, seen) == (400, [])
+
+
 def test_a_child_in_the_body_is_not_taken_for_its_parent():
     """The header is the parent's key; the replica reads hints before it."""
     body = {

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
+import tracemalloc
+from collections.abc import Callable
 
 import pytest
 import typer
@@ -13,6 +16,9 @@ from tests.documented import ROOT, of_fleets
 from tests.front.conftest import HANG_S
 from ttlcache.cli import app
 from ttlcache.config import load_config
+from ttlcache_connector.front.app import Front
+from ttlcache_connector.front.prompts import MAX_PROMPTS, STEP_BYTES, PromptMemory
+from ttlcache_connector.front.replicas import PressureBound, Replicas
 
 STARTS = [c for c in of_fleets() if c.words[0] != "curl"]
 ASKS = [c for c in of_fleets() if c.words[0] == "curl"]
@@ -52,6 +58,45 @@ def test_commands_that_ask_the_router(command, router, upstreams):
 def test_the_page_has_all_kinds_of_commands():
     assert len(STARTS) >= 3
     assert ASKS
+
+
+def test_the_defaults_are_those_of_the_command():
+    params = {p.name: p for p in typer.main.get_command(app).commands["front"].params}
+    told = re.findall(r"`--([a-z-]+)`\s+\(([\d.]+)\)", PAGE)
+    assert len(told) == 3
+    for option, value in told:
+        assert params[option.replace("-", "_")].default == float(value), option
+
+
+def test_status_tells_what_the_page_lists():
+    front = Front("http://up", Replicas((), PressureBound()))
+    listed = PAGE.split("`/front/status` tells")[1].split("`date`")[0]
+    assert set(re.findall(r"`([a-z_]+)`", listed)) == set(front.status())
+
+
+def prompts_mb(rest_bytes: Callable[[], int]) -> float:
+    """Memory of all prompts that the front remembers, from a tenth of them."""
+    rng = random.Random(1)
+    tracemalloc.start()
+    try:
+        memory = PromptMemory(max_prompts=MAX_PROMPTS // 10)
+        for _ in range(MAX_PROMPTS // 10):
+            memory.key(rng.randbytes(STEP_BYTES + rest_bytes()))
+        return 10 * tracemalloc.get_traced_memory()[0] / 1e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_prompts_take_the_memory_that_the_page_tells():
+    number, usual_mb, most_mb = re.search(
+        r"([\d,]+)\s+prompts at most \((\d+) MB as a rule, at most (\d+) MB\)", PAGE
+    ).groups()
+    assert int(number.replace(",", "")) == MAX_PROMPTS
+    rng = random.Random(2)
+    usual = prompts_mb(lambda: rng.randrange(STEP_BYTES))
+    assert usual == pytest.approx(int(usual_mb), rel=0.15)
+    most = prompts_mb(lambda: STEP_BYTES - 1)
+    assert 0.8 * int(most_mb) < most < int(most_mb)
 
 
 @pytest.mark.parametrize("flag", re.findall(r"--kv-transfer-config '(.*?)'", PAGE))

@@ -25,7 +25,10 @@ STATE: dict[str, Any] = {
     "programs": [],
     "held": 0,
     "streamed": 0,
+    "received": 0,
 }
+#: Headers that a proxy could take for its own.
+OWN_HEADERS = [("server", "light"), ("date", "Thu, 01 Jan 1970 00:00:00 GMT")]
 
 
 async def health(request: Request) -> PlainTextResponse:
@@ -75,6 +78,7 @@ async def anything(request: Request) -> Any:
     body = b""
     async for chunk in request.stream():
         size += len(chunk)
+        STATE["received"] += len(chunk)
         body += chunk[: max(0, 65536 - len(body))]
     try:
         asked = json.loads(body)
@@ -119,4 +123,10 @@ app = Starlette(
 )
 
 if __name__ == "__main__":
-    uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
+    uvicorn.run(
+        app,
+        port=int(sys.argv[2]),
+        log_level="error",
+        headers=OWN_HEADERS,
+        date_header=False,
+    )

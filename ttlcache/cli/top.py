@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ttlcache.cli.common import DEFAULT_URL, ApiKey, ServerUrl, fail, seconds
+from ttlcache.cli.live import engines_of
 
 
 def top(
@@ -26,7 +27,11 @@ def top(
     """Programs, pins, TTL left, hit rate and pressure, live."""
     console = Console()
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    with httpx.Client(base_url=url, headers=headers, timeout=15.0) as http:
+    try:
+        client = httpx.Client(base_url=url, headers=headers, timeout=15.0)
+    except httpx.InvalidURL as error:
+        fail(f"{url}: {error}")
+    with client as http:
         screen = _screen(_ask(http), rows)
         if once:
             console.print(screen)
@@ -49,8 +54,10 @@ def _ask(http: httpx.Client) -> list[dict[str, Any]]:
         return fail(f"{http.base_url} does not run ttlcache (no /ttlcache/programs)")
     if answer.status_code != 200:
         return fail(f"{http.base_url}: {answer.status_code} {answer.text[:200]}")
-    engines: list[dict[str, Any]] = answer.json()["engines"]
-    return engines
+    try:
+        return engines_of(answer)
+    except ValueError as error:
+        return fail(error)
 
 
 def _screen(engines: list[dict[str, Any]], rows: int) -> Group:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ttlcache.cli.live import engines_of
 from ttlcache.config import TTLCacheConfig, load_config
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_connector import compat, plugin
@@ -187,7 +188,7 @@ def _server(url: str, api_key: str | None) -> Iterator[Finding]:
         with httpx.Client(base_url=url, timeout=10.0, headers=headers) as http:
             metrics = http.get("/metrics").text
             live = http.get("/ttlcache/programs")
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         yield Finding(BAD, "server", f"{url}: {error}")
         return
     if "ttlcache_pool_blocks" not in metrics:
@@ -198,7 +199,12 @@ def _server(url: str, api_key: str | None) -> Iterator[Finding]:
     if live.status_code != 200:
         yield Finding(NOTE, "server", f"/ttlcache/programs: {live.status_code}")
         return
-    for engine in live.json()["engines"]:
+    try:
+        engines = engines_of(live)
+    except ValueError as error:
+        yield Finding(BAD, "server", str(error))
+        return
+    for engine in engines:
         on = engine.get("gauges", {}).get("retention_enabled", 0.0)
         text = (
             "retention is on" if on else "retention has turned itself off: see its log"

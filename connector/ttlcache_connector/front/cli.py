@@ -7,9 +7,13 @@ from typing import Annotated
 
 import typer
 
+from ttlcache.errors import ConfigError
 from ttlcache_connector.front.replicas import PressureBound
+from ttlcache_connector.front.upload import Limits
 
 _BOUND = PressureBound()
+_LIMITS = Limits()
+_MIB = 2**20
 
 
 def front(
@@ -45,6 +49,26 @@ def front(
             "--every-path", help="Also the administration of what is behind the front."
         ),
     ] = False,
+    held_mib: Annotated[
+        int,
+        typer.Option(
+            help="MiB of bodies that are read at once to find their keys; beyond it "
+            "bodies go on unread.",
+            min=1,
+        ),
+    ] = _LIMITS.held_bytes // _MIB,
+    body_timeout_s: Annotated[
+        float,
+        typer.Option(
+            help="Seconds for a body that is read first to come, and for a piece of "
+            "one that is not: 408.",
+            min=0.001,
+        ),
+    ] = _LIMITS.body_timeout_s,
+    limit_concurrency: Annotated[
+        int,
+        typer.Option(help="Connections and requests at once; more get 503.", min=1),
+    ] = 4096,
 ) -> None:
     """Give programs without a session id a stable one, before a router.
 
@@ -56,8 +80,21 @@ def front(
     from ttlcache_connector.front.replicas import Replicas
 
     bound = PressureBound(pressure_metric, pressure_bound)
-    replicas = Replicas(replica or (), bound, os.environ.get("VLLM_API_KEY"))
-    app = Front(upstream, replicas, ranks, every_path=every_path)
+    limits = Limits(held_mib * _MIB, body_timeout_s)
+    try:
+        replicas = Replicas(replica or (), bound, os.environ.get("VLLM_API_KEY"))
+        app = Front(upstream, replicas, ranks, limits=limits, every_path=every_path)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
     # Nothing ends a stream but its upstream and its client; log lines a request
-    # would be most of the proxy's work.
-    uvicorn.run(app, host=host, port=port, access_log=False, log_level="warning")
+    # would be most of the proxy's work. `date` and `server` are the upstream's.
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        limit_concurrency=limit_concurrency,
+        access_log=False,
+        log_level="warning",
+        date_header=False,
+        server_header=False,
+    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 #: Prompts are hashed in steps of so many bytes; what is left at the end is compared
 #: byte by byte, so that a match is a true prefix.
 STEP_BYTES = 512
-#: Prompts remembered: about 50 MB.
+#: Prompts remembered: 33 MB as a rule, at most 50 MB (docs/fleet.md tells it).
 MAX_PROMPTS = 50_000
 #: Prompts that share all full steps and differ in the rest; the oldest is forgotten.
 MAX_SAME_STEPS = 64

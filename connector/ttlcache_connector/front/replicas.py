@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import functools
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
 
+import anyio
 import httpx
 
+from ttlcache.clock import Clock, default_clock
+from ttlcache_connector.front.holdings import MAX_NAMES, Holdings
+from ttlcache_connector.front.urls import base_url
+
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 _TIMEOUT_S = 2.0
 
@@ -36,6 +44,10 @@ class Replicas:
         urls: the replicas themselves, not the router. None: no pressure is known.
         bound: which gauge, and what is too much.
         api_key: the replicas' key, which `/ttlcache/programs` asks for.
+        clock: tells how old an answer is; the machine's by default.
+
+    Raises:
+        ConfigError: a URL that nobody can be asked at.
     """
 
     def __init__(
@@ -44,14 +56,27 @@ class Replicas:
         bound: PressureBound,
         api_key: str | None = None,
         client: httpx.AsyncClient | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        for url in urls:
+            base_url("--replica", url)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = client or httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
         self._headers = headers
         self._bound = bound
-        self._urls = tuple(url.rstrip("/") for url in urls)
+        self._urls = tuple(dict.fromkeys(url.strip().rstrip("/") for url in urls))
+        self._holdings = {
+            url: Holdings(
+                functools.partial(self._programs, url),
+                clock or default_clock(),
+                bound.every_s,
+            )
+            for url in self._urls
+        }
         #: Last reading of each; replicas that do not answer are left out.
         self.pressure: dict[str, float] = {}
+        #: Questions that failed in a way nobody foresaw.
+        self.faults = 0
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -76,12 +101,12 @@ class Replicas:
         }
         if not over or len(over) == len(self._urls):
             return False
-        holds = await asyncio.gather(*(self._holds(url, program) for url in over))
+        holds = await asyncio.gather(*(self._holdings[u].has(program) for u in over))
         return any(holds)
 
     async def read(self) -> None:
         """One reading of all gauges."""
-        values = await asyncio.gather(*(self._read(url) for url in self._urls))
+        values = await asyncio.gather(*(self._gauge(url) for url in self._urls))
         self.pressure = {
             url: value
             for url, value in zip(self._urls, values, strict=True)
@@ -93,25 +118,34 @@ class Replicas:
             await self.read()
             await asyncio.sleep(self._bound.every_s)
 
-    async def _read(self, url: str) -> float | None:
-        try:
-            answer = await self._client.get(f"{url}/metrics")
-            answer.raise_for_status()
-            return gauge(answer.text, self._bound.metric)
-        except (httpx.HTTPError, ValueError):
-            log.debug("no %s from %s", self._bound.metric, url, exc_info=True)
-            return None
+    async def _gauge(self, url: str) -> float | None:
+        return await self._ask(
+            f"{url}/metrics", lambda answer: gauge(answer.text, self._bound.metric)
+        )
 
-    async def _holds(self, url: str, program: str) -> bool:
+    async def _programs(self, url: str) -> frozenset[str]:
+        names = await self._ask(
+            f"{url}/ttlcache/programs", lambda answer: _names(answer.json())
+        )
+        return names or frozenset()
+
+    async def _ask(self, url: str, read: Callable[[httpx.Response], T]) -> T | None:
+        """What `read` finds in the answer; None where there is none, whatever it is."""
         try:
-            answer = await self._client.get(
-                f"{url}/ttlcache/programs", headers=self._headers
-            )
+            with anyio.fail_after(_TIMEOUT_S):
+                answer = await self._client.get(url, headers=self._headers)
             answer.raise_for_status()
-            return _names(answer.json(), program)
-        except (httpx.HTTPError, json.JSONDecodeError):
-            log.debug("no programs from %s", url, exc_info=True)
-            return False
+            return read(answer)
+        except (httpx.HTTPError, ValueError, TimeoutError):
+            log.debug("no answer from %s", url, exc_info=True)
+        except Exception:  # noqa: BLE001 - whatever it is, the others are asked again
+            self._fault(url)
+        return None
+
+    def _fault(self, url: str) -> None:
+        self.faults += 1
+        if self.faults == 1:
+            log.warning("asking %s failed (logged once)", url, exc_info=True)
 
 
 def gauge(text: str, metric: str) -> float | None:
@@ -121,13 +155,18 @@ def gauge(text: str, metric: str) -> float | None:
     return sum(values) if values else None
 
 
-def _names(answer: object, program: str) -> bool:
-    engines = answer.get("engines") if isinstance(answer, Mapping) else None
-    for engine in engines or ():
-        programs = engine.get("programs") if isinstance(engine, Mapping) else None
-        if any(
-            isinstance(p, Mapping) and p.get("program") == program
-            for p in programs or ()
-        ):
-            return True
-    return False
+def _names(answer: object) -> frozenset[str]:
+    """The programs that an answer lists; none where it is not one of ours."""
+    found: set[str] = set()
+    for engine in _list(answer, "engines"):
+        found.update(
+            name
+            for row in _list(engine, "programs")
+            if isinstance(row, Mapping) and isinstance(name := row.get("program"), str)
+        )
+    return frozenset(islice(found, MAX_NAMES))
+
+
+def _list(holder: object, name: str) -> Sequence[object]:
+    held = holder.get(name) if isinstance(holder, Mapping) else None
+    return held if isinstance(held, list) else ()

@@ -1,42 +1,133 @@
-"""A request's body on its way up, and word of a client that leaves."""
+"""A request's body on its way up: read first where it is needed, and not kept.
+
+What is held of all bodies at once has a bound. Beyond it they go on unread: the
+client's pace is the upstream's then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 
 import anyio
+import httpx
 
-from ttlcache_connector.http_asgi import Message, Receive, replay
+from ttlcache_connector.http_asgi import MAX_BODY_BYTES, Receive, Scope
 
 
 class ClientGoneError(Exception):
-    """The client left while its body was being sent."""
+    """The client left while its body was being read or sent."""
+
+
+class BodyTimeoutError(Exception):
+    """The client did not send its body in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bodies may cost.
+
+    held_bytes: of all bodies at once that are read before they go on.
+    body_timeout_s: for a body that is read first to be there; for a piece of one that
+        streams to come.
+    """
+
+    held_bytes: int = 256 * 2**20
+    body_timeout_s: float = 60.0
+
+
+class Room:
+    """Counts the bytes of bodies that are in memory, over all requests."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.held_bytes = 0
+        #: Bodies that were passed on unread for want of room.
+        self.unread = 0
+        #: Bodies that did not come in time.
+        self.late = 0
+
+    @property
+    def full(self) -> bool:
+        return self.held_bytes > self.limits.held_bytes
+
+    @contextlib.contextmanager
+    def patience(self) -> Iterator[None]:
+        """For as long as a client's body may take."""
+        try:
+            with anyio.fail_after(self.limits.body_timeout_s):
+                yield
+        except TimeoutError:
+            self.late += 1
+            raise BodyTimeoutError from None
 
 
 class Upload:
     """The body that the upstream gets.
 
     Args:
-        messages: what was read of the body.
-        receive: where the rest of it comes from, and then word of the client.
-        body: the whole body, None where it is longer than what is read at once.
+        scope: the request, whose headers tell whether there is a body.
+        receive: where it comes from, and then word of the client.
+        room: shared by all requests.
     """
 
-    def __init__(
-        self, messages: list[Message], receive: Receive, body: bytes | None
-    ) -> None:
-        self._receive = receive if body is not None else replay(messages, receive)
-        self._sent = anyio.Event()
-        self.content: bytes | AsyncIterator[bytes]
-        if body is not None:
-            self.content = body
-            self._sent.set()
-        else:
-            self.content = self._chunks()
+    def __init__(self, scope: Scope, receive: Receive, room: Room) -> None:
+        self._receive = receive
+        self._room = room
+        #: What came and was not sent; with what is being sent it is `_held_bytes`.
+        self._buffer: bytes | bytearray = bytearray()
+        self._held_bytes = 0
+        self._begun = False
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        length = headers.get(b"content-length", b"")
+        self._announced_bytes = int(length) if length.isdigit() else 0
+        #: More is to come (RFC 9112 §6.3: without either header there is no body).
+        self._more = self._announced_bytes > 0 or b"transfer-encoding" in headers
+        #: From here on `receive` only tells whether the client is still there.
+        self._over = anyio.Event()
+        if not self._more:
+            self._over.set()
+
+    async def whole(self) -> bytes | None:
+        """The whole body; None if it is too long or room is short: then it streams.
+
+        Raises:
+            BodyTimeoutError: it did not come in time.
+            ClientGoneError: it never will.
+        """
+        if self._announced_bytes > MAX_BODY_BYTES:
+            return None
+        with self._room.patience():
+            while self._more:
+                await self._read()
+                if self._held_bytes > MAX_BODY_BYTES:
+                    return None
+                if self._more and self._room.full:
+                    self._room.unread += 1
+                    return None
+        self._buffer = bytes(self._buffer)
+        return self._buffer
+
+    def replace(self, body: bytes) -> None:
+        """Send this instead of what was read whole."""
+        self._buffer = body
+        self._hold(len(body))
+
+    def content(self) -> bytes | AsyncIterator[bytes]:
+        """For httpx, whose requests keep bytes until the answer ends: a generator."""
+        empty = not (self._more or self._buffer or self._begun)
+        return b"" if empty else self._chunks()
+
+    def end(self) -> None:
+        """The upstream takes no more of it. It may answer before it has it all."""
+        self._buffer = b""
+        self._hold(0)
+        self._over.set()
 
     async def cancel_when_gone(self, scope: anyio.CancelScope) -> None:
         """Ends the exchange as soon as the client has left."""
-        await self._sent.wait()
+        await self._over.wait()
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -44,11 +135,32 @@ class Upload:
                 return
 
     async def _chunks(self) -> AsyncIterator[bytes]:
+        if self._begun:  # what is gone cannot be sent again, nor half of it
+            raise httpx.StreamConsumed
+        self._begun = True
         while True:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                raise ClientGoneError
-            yield message.get("body", b"")
-            if not message.get("more_body", False):
-                self._sent.set()
+            if self._buffer:
+                yield self._take()
+                self._hold(0)
+            if not self._more:
                 return
+            with self._room.patience():
+                await self._read()
+
+    def _take(self) -> bytes:
+        taken, self._buffer = bytes(self._buffer), bytearray()
+        return taken
+
+    async def _read(self) -> None:
+        message = await self._receive()
+        if message["type"] != "http.request":
+            raise ClientGoneError
+        self._buffer += message.get("body", b"")
+        self._hold(len(self._buffer))
+        self._more = message.get("more_body", False)
+        if not self._more:
+            self._over.set()
+
+    def _hold(self, num_bytes: int) -> None:
+        self._room.held_bytes += num_bytes - self._held_bytes
+        self._held_bytes = num_bytes

@@ -1,0 +1,142 @@
+"""One request to the upstream, its answer back: as they came, piece by piece."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+import httpx
+
+from ttlcache_connector.front.answers import refuse
+from ttlcache_connector.front.upload import BodyTimeoutError, ClientGoneError, Upload
+from ttlcache_connector.http_asgi import Scope, Send
+
+log = logging.getLogger(__name__)
+
+#: Told hop by hop, not end to end (RFC 9110 §7.6.1); the host is the upstream's.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"host",
+    }
+)
+#: Our own lag counts, too: with 10 s a front that had too much to do sent 502.
+_CONNECT_TIMEOUT_S = 30.0
+#: For the upstream to take a piece of a body: what it does not take is held here.
+_WRITE_TIMEOUT_S = 120.0
+#: Shorter than the 5 s after which vLLM closes an idle connection.
+_KEEPALIVE_S = 2.0
+
+
+class Upstream:
+    """The router, or the one vLLM, behind the front.
+
+    Args:
+        url: its base URL.
+        client: what talks to it; ours by default.
+    """
+
+    def __init__(self, url: httpx.URL, client: httpx.AsyncClient | None = None) -> None:
+        self._url = url
+        self.client = client or upstream_client()
+        self.errors = 0
+
+    async def exchange(self, scope: Scope, upload: Upload, send: Send) -> None:
+        """The request goes up, the answer comes back; it ends where the client does."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(upload.cancel_when_gone, tasks.cancel_scope)
+            await self._exchange(scope, upload, send)
+            tasks.cancel_scope.cancel()
+
+    async def _exchange(self, scope: Scope, upload: Upload, send: Send) -> None:
+        answer = await self._ask(scope, upload, send)
+        if answer is None:
+            return
+        try:
+            await _give_back(answer, send)
+        except httpx.HTTPError:
+            # The status is out: the client can only see that the answer breaks off.
+            self.errors += 1
+            log.warning("an answer of the upstream broke off", exc_info=True)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await answer.aclose()
+
+    async def _ask(
+        self, scope: Scope, upload: Upload, send: Send
+    ) -> httpx.Response | None:
+        """The beginning of the upstream's answer; None where there is none to tell."""
+        try:
+            return await self.client.send(self._request(scope, upload), stream=True)
+        except ClientGoneError:
+            pass
+        except BodyTimeoutError:
+            await refuse_late(send)
+        except httpx.InvalidURL as error:
+            await refuse(send, 400, "invalid_request_error", str(error), last=True)
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            self.errors += 1
+            text = f"the upstream did not answer: {type(error).__name__}: {error}"
+            await refuse(send, 502, "upstream_error", text)
+        finally:
+            upload.end()
+        return None
+
+    def _request(self, scope: Scope, upload: Upload) -> httpx.Request:
+        # Not the client's own builder: it adds headers, such as encodings that this
+        # client may not be able to undo.
+        return httpx.Request(
+            scope["method"],
+            self._target(scope),
+            headers=[h for h in scope["headers"] if h[0].lower() not in _HOP_BY_HOP],
+            content=upload.content(),
+            extensions={"timeout": self.client.timeout.as_dict()},
+        )
+
+    def _target(self, scope: Scope) -> httpx.URL:
+        raw = self._url.raw_path.rstrip(b"/") + scope["path"].encode("latin-1")
+        query = scope.get("query_string", b"")
+        return self._url.copy_with(raw_path=raw + (b"?" + query if query else b""))
+
+
+def upstream_client() -> httpx.AsyncClient:
+    """No limit of connections, none on how long an answer takes."""
+    return httpx.AsyncClient(
+        timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S, write=_WRITE_TIMEOUT_S),
+        limits=httpx.Limits(
+            max_connections=None,
+            max_keepalive_connections=None,
+            keepalive_expiry=_KEEPALIVE_S,
+        ),
+        follow_redirects=False,
+        trust_env=False,
+    )
+
+
+async def refuse_late(send: Send) -> None:
+    """To a client whose body did not come."""
+    await refuse(send, 408, "timeout_error", "the body did not come", last=True)
+
+
+async def _give_back(answer: httpx.Response, send: Send) -> None:
+    """Chunk by chunk: `send` waits while the client is slow, and so do we."""
+    headers = [h for h in answer.headers.raw if h[0].lower() not in _HOP_BY_HOP]
+    await send(
+        {
+            "type": "http.response.start",
+            "status": answer.status_code,
+            "headers": [(name.lower(), value) for name, value in headers],
+        }
+    )
+    # Raw: an encoding of the upstream's is the client's to undo.
+    async for chunk in answer.aiter_raw():
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

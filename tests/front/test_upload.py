@@ -1,0 +1,291 @@
+"""Bodies on their way up: what is read, what is held, what is sent, and for how long.
+
+The application in this process; no socket, no server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from tests.front.conftest import HANG_S
+from ttlcache_connector.front.app import Front
+from ttlcache_connector.front.replicas import PressureBound, Replicas
+from ttlcache_connector.front.upload import Limits, Room, Upload
+from ttlcache_connector.http_asgi import MAX_BODY_BYTES
+
+CHAT = "/v1/chat/completions"
+MIB = 2**20
+Handler = Callable[[httpx.Request], Awaitable[httpx.Response]]
+
+
+class Transport(httpx.AsyncBaseTransport):
+    """An upstream that reads a body as it likes."""
+
+    def __init__(self, handle: Handler) -> None:
+        self._handle = handle
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await self._handle(request)
+
+
+class Client:
+    """One request: `say` pieces of its body, and see what comes back."""
+
+    def __init__(self, *headers: tuple[bytes, bytes], path: str = CHAT) -> None:
+        self.scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": list(headers),
+        }
+        self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.heard: list[dict[str, Any]] = []
+
+    def say(self, body: bytes, *, more: bool = True) -> None:
+        message = {"type": "http.request", "body": body, "more_body": more}
+        self._said.put_nowait(message)
+
+    def leave(self) -> None:
+        self._said.put_nowait({"type": "http.disconnect"})
+
+    async def receive(self) -> dict[str, Any]:
+        return await self._said.get()
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.heard.append(message)
+
+    @property
+    def status(self) -> int:
+        return self.heard[0]["status"]
+
+
+def front_before(handle: Handler, **limits: float) -> Front:
+    client = httpx.AsyncClient(transport=Transport(handle))
+    replicas = Replicas((), PressureBound())
+    return Front("http://up", replicas, client=client, limits=Limits(**limits))
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def within() -> None:
+        with anyio.fail_after(HANG_S):
+            await story()
+
+    asyncio.run(within())
+
+
+def length(number: int) -> tuple[bytes, bytes]:
+    return b"content-length", str(number).encode()
+
+
+CHUNKED = (b"transfer-encoding", b"chunked")
+
+
+def served(*pieces: bytes) -> httpx.Response:
+    async def stream() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    return httpx.Response(200, content=stream())
+
+
+@pytest.mark.parametrize(
+    ("path", "header"),
+    [
+        ("/v1/embeddings", CHUNKED),
+        ("/v1/files", length(8)),
+        (CHAT, length(MAX_BODY_BYTES + 1)),
+    ],
+)
+def test_what_is_not_looked_into_goes_on_at_once(path, header):
+    """The upstream has the first piece before the client has sent the second."""
+    client = Client(header, path=path)
+    seen = []
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        async for piece in request.stream:
+            seen.append(piece)
+            client.say(b"second", more=False)
+        return served()
+
+    client.say(b"first")
+    front = front_before(handle)
+    run(lambda: front(client.scope, client.receive, client.send))
+    assert seen[:2] == [b"first", b"second"]
+    assert front.status()["held_bytes"] == 0
+
+
+def test_a_request_without_a_body_waits_for_none():
+    client = Client()
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        assert "transfer-encoding" not in request.headers
+        return served(b"ok")
+
+    front = front_before(handle)
+    run(lambda: front(client.scope, client.receive, client.send))
+    assert client.status == 200
+
+
+def test_a_body_is_not_kept_while_its_answer_takes():
+    """An answer takes minutes, and there are hundreds of them at once."""
+    size = 6 * MIB
+    client = Client(length(size))
+    taken: list[int] = []
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        taken.append(sum([len(piece) async for piece in request.stream]))
+
+        async def stream() -> AsyncIterator[bytes]:
+            taken.append(tracemalloc.get_traced_memory()[0])
+            yield b"ok"
+
+        return httpx.Response(200, content=stream())
+
+    async def story() -> None:
+        for sent in range(65_536, size + 1, 65_536):
+            client.say(b" " * 65_536, more=sent < size)
+        await front(client.scope, client.receive, client.send)
+
+    front = front_before(handle)
+    tracemalloc.start()
+    try:
+        run(story)
+    finally:
+        tracemalloc.stop()
+    assert taken[0] == size
+    assert taken[1] < MIB
+
+
+def test_what_is_held_at_once_has_a_bound():
+    """Beyond it bodies go on unread, at the upstream's pace; no request is lost."""
+    size, number = 4 * MIB, 8
+    piece = b'{"user": "u", "x": "' + b"x" * 65_516
+    release = anyio.Event()
+    sizes: list[int] = []
+    front: Front
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        await release.wait()
+        sizes.append(sum([len(piece) async for piece in request.stream]))
+        return served()
+
+    front = front_before(handle, held_bytes=10 * MIB)
+    clients = [Client(length(size)) for _ in range(number)]
+
+    async def story() -> None:
+        async with anyio.create_task_group() as tasks:
+            for client in clients:
+                for sent in range(0, size, len(piece)):
+                    rest = size - sent
+                    client.say(piece[:rest], more=rest > len(piece))
+                tasks.start_soon(front, client.scope, client.receive, client.send)
+            await anyio.wait_all_tasks_blocked()
+            held = front.status()["held_bytes"]
+            assert 10 * MIB - size <= held <= 10 * MIB + number * len(piece)
+            release.set()
+
+    run(story)
+    assert sizes == [size] * number
+    assert {client.status for client in clients} == {200}
+    status = front.status()
+    assert status["bodies_unread"] >= number - 3
+    assert (status["held_bytes"], status["under_way"]) == (0, 0)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+@pytest.mark.parametrize("beginning", [b"", b'{"model": '])
+def test_a_body_that_does_not_come_is_408(path, beginning):
+    client = Client(length(100), path=path)
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        return served(*[piece async for piece in request.stream])
+
+    if beginning:
+        client.say(beginning)
+    front = front_before(handle, body_timeout_s=0.05)
+    run(lambda: front(client.scope, client.receive, client.send))
+    assert client.status == 408
+    assert (b"connection", b"close") in client.heard[0]["headers"]
+    status = front.status()
+    assert (status["bodies_late"], status["upstream_errors"]) == (1, 0)
+    assert (status["held_bytes"], status["under_way"]) == (0, 0)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+def test_a_client_that_leaves_amid_its_body_leaves_nothing(path):
+    client = Client(length(100), path=path)
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        return served(*[piece async for piece in request.stream])
+
+    client.say(b"half")
+    client.leave()
+    front = front_before(handle)
+    run(lambda: front(client.scope, client.receive, client.send))
+    assert client.heard == []
+    status = front.status()
+    assert (status["held_bytes"], status["under_way"]) == (0, 0)
+
+
+def test_a_client_that_leaves_an_early_answer_is_noticed():
+    """An upstream may answer before it has the whole body, and take no more of it."""
+    client = Client(length(100), path="/v1/embeddings")
+    ended = []
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        async for _ in request.stream:
+            break
+
+        async def stream() -> AsyncIterator[bytes]:
+            try:
+                yield b"an answer"
+                client.leave()
+                await anyio.sleep_forever()
+            finally:
+                ended.append(True)
+
+        return httpx.Response(413, content=stream())
+
+    client.say(b"a part")
+    front = front_before(handle)
+    run(lambda: front(client.scope, client.receive, client.send))
+    assert client.status == 413
+    assert ended == [True]
+    assert front.status()["held_bytes"] == 0
+
+
+def test_a_body_is_sent_once():
+    """A second attempt fails, whoever makes it: it would send the rest as the whole."""
+    client = Client(length(11), path="/v1/embeddings")
+    sent: list[list[bytes]] = []
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        for _ in range(2):
+            sent.append([])
+            async for piece in request.stream:
+                sent[-1].append(piece)
+                break
+        return served()
+
+    client.say(b"first")
+    client.say(b"second", more=False)
+    front = front_before(handle)
+    run(lambda: front(client.scope, client.receive, client.send))
+    assert sent == [[b"first"], []]
+    assert client.status == 502
+
+    async def again() -> None:
+        client.say(b"first")
+        upload = Upload(client.scope, client.receive, Room(Limits()))
+        await anext(upload.content())
+        with pytest.raises(httpx.StreamConsumed):
+            await anext(upload.content())
+
+    run(again)
