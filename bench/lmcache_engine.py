@@ -32,14 +32,21 @@ class LMCacheEngine:
     Args:
         hidden: floats a token, layer and half of KV: a chunk of n tokens has
             2 * LAYERS * n * hidden * 4 bytes.
+        salt: part of every key, as a client's `cache_salt`.
     """
 
     def __init__(
-        self, url: str, chunk_tokens: int, hidden: int = 64, model: str = "toy"
+        self,
+        url: str,
+        chunk_tokens: int,
+        hidden: int = 64,
+        model: str = "toy",
+        salt: str = "",
     ) -> None:
         self.chunk_tokens = chunk_tokens
         self.hidden = hidden
         self.model = model
+        self.salt = salt
         self._numbers = itertools.count()
         self._instance = id(self) % (1 << 30)
         self.client = RequestClientFactory.create(url, context=zmq.Context.instance())
@@ -160,4 +167,5 @@ class LMCacheEngine:
             end=end,
             request_id=request_id,
             num_kv_readers=1,
+            cache_salt=self.salt,
         )

@@ -18,6 +18,10 @@ from ttlcache_lmcache.tier import Tier
 
 #: Called with the name of the hook and what it raised.
 OnError = Callable[[str, BaseException], None]
+#: The salt of a request's session, None while it has none.
+SaltOf = Callable[[str], str | None]
+#: Beginnings remembered whose ends may have been dropped by a full bus.
+_MAX_OPEN = 1024
 
 
 class L1Events(L1ManagerListener):
@@ -81,15 +85,20 @@ class L2Events(L2AdapterListener):
 class RequestEvents:
     """Lookups and ends of requests, and what reloads from L2 take."""
 
-    def __init__(self, tier: Tier, chunk_tokens: int, on_error: OnError) -> None:
+    def __init__(
+        self, tier: Tier, chunk_tokens: int, salt_of: SaltOf, on_error: OnError
+    ) -> None:
         self._tier = tier
         self._chunk_tokens = chunk_tokens
+        self._salt_of = salt_of
         self._on_error = on_error
         self._loads: dict[int, float] = {}
+        self._unsalted: dict[str, Event] = {}  # lookups whose salt nobody said yet
 
     def subscribe(self, bus: Any) -> None:
         handlers = {
             EventType.MP_LOOKUP: self._on_lookup,
+            EventType.MP_LOOKUP_PREFETCH_END: self._on_lookup_end,
             EventType.MP_REQUEST_END: self._on_end,
             EventType.L2_PREFETCH_LOAD_SUBMITTED: self._on_load,
             EventType.L2_PREFETCH_LOAD_COMPLETED: self._on_loaded,
@@ -109,19 +118,36 @@ class RequestEvents:
         return call
 
     def _on_lookup(self, event: Event) -> None:
+        salt = self._salt_of(event.session_id)
+        if salt is not None:
+            self._looked_up(event, salt)
+            return
+        # LMCache tells of a lookup just before it opens the session.
+        if len(self._unsalted) > _MAX_OPEN:
+            self._unsalted.clear()
+        self._unsalted[event.session_id] = event
+
+    def _on_lookup_end(self, event: Event) -> None:
+        lookup = self._unsalted.pop(event.session_id, None)
+        if lookup is not None:
+            self._looked_up(lookup, event.metadata["cache_salt"])
+
+    def _looked_up(self, event: Event, salt: str) -> None:
         data = event.metadata
         self._tier.lookup(
             event.session_id,
             data["model_name"],
             data["chunk_hashes"],
             data["seq_len"],
+            salt,
         )
 
     def _on_end(self, event: Event) -> None:
+        self._unsalted.pop(event.session_id, None)
         self._tier.ended(event.session_id)
 
     def _on_load(self, event: Event) -> None:
-        if len(self._loads) > 1024:  # their ends were dropped by a full bus
+        if len(self._loads) > _MAX_OPEN:
             self._loads.clear()
         self._loads[event.metadata["request_id"]] = event.timestamp
 
@@ -144,9 +170,12 @@ class SessionEvents:
     def destroyed(self, session: Any) -> None:
         """LMCache's session is over."""
         try:
-            if session.lookup_ipc_key is None and session.token_ids:
+            key = session.lookup_ipc_key  # a store's, too, where nothing was looked up
+            if key is not None and not session.prefetch_group_windows:
                 hashes = [TokenHasher.hash_to_bytes(h) for h in session.get_hashes(0)]
                 tokens = len(session.token_ids)
-                self._tier.stored_by(session.request_id, hashes, tokens)
+                self._tier.stored_by(
+                    session.request_id, key.model_name, hashes, tokens, key.cache_salt
+                )
         except Exception as error:  # noqa: BLE001 - LMCache's sessions must end
             self._on_error("session", error)

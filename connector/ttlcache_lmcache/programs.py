@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from ttlcache.types import FINAL_TOOL, Decision, GapKey
 
-#: (model, chunk hash). The hash alone would mix models.
+#: (space, chunk hash), see `residency.space_of`. The hash alone would mix models, and
+#: what clients and resets keep apart by a salt.
 Chunk: TypeAlias = tuple[str, bytes]
 
 #: Gaps of which nobody said what runs in them.

@@ -1,13 +1,13 @@
 """Which objects are in L1 and which in L2, by chunk. Not thread-safe.
 
 An object is one worker's (and one layer group's) part of a chunk. LMCache's keys are
-used as they are: hashable, with `model_name` and `chunk_hash`.
+used as they are: hashable, with `model_name`, `cache_salt` and `chunk_hash`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from ttlcache_lmcache.programs import Chunk
@@ -22,9 +22,21 @@ class ObjectKey(Protocol):
     @property
     def model_name(self) -> str: ...
 
+    @property
+    def cache_salt(self) -> str: ...
+
+
+def space_of(model: str, salt: str) -> str:
+    """Within one space a chunk hash means the same KV: one model's, under one salt.
+
+    Interned: LMCache decodes both names anew for every request, and chunks keep them.
+    """
+    # LMCache allows no "@" in either.
+    return sys.intern(f"{model}@{salt}" if salt else model)
+
 
 def chunk_of(key: ObjectKey) -> Chunk:
-    return (key.model_name, key.chunk_hash)
+    return (space_of(key.model_name, key.cache_salt), key.chunk_hash)
 
 
 class Residency:
@@ -33,7 +45,6 @@ class Residency:
     def __init__(self) -> None:
         self._l1: dict[Chunk, dict[ObjectKey, None]] = {}
         self._used_s: dict[Chunk, float] = {}
-        self._models: Counter[str] = Counter()  # chunks in L1
         self._reserved: dict[ObjectKey, None] = {}
         self._l2: set[ObjectKey] = set()
         self._num_l1 = 0
@@ -62,8 +73,6 @@ class Residency:
         for key in keys:
             self._reserved.pop(key, None)
             chunk = chunk_of(key)
-            if chunk not in self._l1:
-                self._models[chunk[0]] += 1
             objects = self._l1.setdefault(chunk, {})
             if key not in objects:
                 objects[key] = None
@@ -86,17 +95,6 @@ class Residency:
             if not objects:
                 del self._l1[chunk]
                 del self._used_s[chunk]
-                self._models[chunk[0]] -= 1
-                if not self._models[chunk[0]]:
-                    del self._models[chunk[0]]
-
-    def model_of(self, hashes: Sequence[bytes]) -> str | None:
-        """The model of which L1 has one of these chunks, the last ones first."""
-        for each in reversed(hashes):
-            for model in self._models:
-                if (model, bytes(each)) in self._used_s:
-                    return model
-        return None
 
     def has(self, chunk: Chunk) -> bool:
         """Whether L1 has something of the chunk."""

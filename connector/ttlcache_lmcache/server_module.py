@@ -88,7 +88,9 @@ class TTLServerModule:
             manager.register_listener(l1_events)
         self._storage.register_l2_listener(L2Events(self.tier, self._on_error))
         self._read_l2()
-        events = RequestEvents(self.tier, self._context.chunk_size, self._on_error)
+        events = RequestEvents(
+            self.tier, self._context.chunk_size, self._salt_of, self._on_error
+        )
         events.subscribe(self._context.event_bus)
         sessions = self._context.session_manager.destroy_listeners
         sessions.append(SessionEvents(self.tier, self._on_error).destroyed)
@@ -110,6 +112,11 @@ class TTLServerModule:
             return True
         self._logger.info("ttlcache: several L1s: room is made ahead of stores")
         return False
+
+    def _salt_of(self, request_id: str) -> str | None:
+        session = self._context.session_manager.get(request_id)
+        key = session.lookup_ipc_key if session is not None else None
+        return None if key is None else str(key.cache_salt)
 
     def _has_l2(self) -> bool:
         return bool(self._storage.l2_adapters())

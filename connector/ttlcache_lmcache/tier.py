@@ -21,7 +21,7 @@ from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.order import Queue, leaving, queue
 from ttlcache_lmcache.programs import ChainProgram, Chunk
 from ttlcache_lmcache.ranks import by_deadline, by_return, by_use, is_protected
-from ttlcache_lmcache.residency import ObjectKey, Residency, chunk_of
+from ttlcache_lmcache.residency import ObjectKey, Residency, chunk_of, space_of
 from ttlcache_lmcache.turns import Turns
 
 
@@ -67,10 +67,15 @@ class Tier:
     # the life of a turn
 
     def lookup(
-        self, request_id: str, model: str, hashes: Sequence[bytes], tokens: int
+        self,
+        request_id: str,
+        model: str,
+        hashes: Sequence[bytes],
+        tokens: int,
+        salt: str = "",
     ) -> None:
         """A request looks its prompt up: `hashes` are its chunks, from the start."""
-        chain = [(model, bytes(each)) for each in hashes]
+        chain = _chain(model, salt, hashes)
         now_s = self._clock.now_s()
         with self._lock:
             self._turns.lookup(request_id, chain, tokens, now_s)
@@ -82,10 +87,10 @@ class Tier:
         """Objects were used: a hit, or all of a request that ended."""
         now_s = self._clock.now_s()
         with self._lock:
-            # One context per model; workers and layer groups repeat its chunks.
+            # One context per space; workers and layer groups repeat its chunks.
             chains: dict[str, dict[Chunk, None]] = {}
-            for key in keys:
-                chains.setdefault(key.model_name, {})[chunk_of(key)] = None
+            for chunk in map(chunk_of, keys):
+                chains.setdefault(chunk[0], {})[chunk] = None
             for chain in chains.values():
                 for chunk in chain:
                     self._residency.touch(chunk, now_s)
@@ -112,14 +117,19 @@ class Tier:
         objects = self._residency.num_l1
         return objects / used if objects and used > 0.0 else None
 
-    def stored_by(self, request_id: str, hashes: Sequence[bytes], tokens: int) -> None:
+    def stored_by(
+        self,
+        request_id: str,
+        model: str,
+        hashes: Sequence[bytes],
+        tokens: int,
+        salt: str = "",
+    ) -> None:
         """A request is over that looked nothing up; its chunks, from the start."""
-        now_s = self._clock.now_s()
+        chain, now_s = _chain(model, salt, hashes), self._clock.now_s()
         with self._lock:
-            model = self._residency.model_of(hashes)
-            if model is None:
-                return  # nothing of it is in L1
-            chain = [(model, bytes(each)) for each in hashes]
+            if not any(self._residency.has(chunk) for chunk in reversed(chain)):
+                return
             for chunk in chain:
                 self._residency.touch(chunk, now_s)
             self._turns.stored(request_id, chain, tokens, now_s)
@@ -282,3 +292,8 @@ class Tier:
         """The turns that ended last and their deadlines, the youngest first."""
         with self._lock:
             return self._turns.recent(self._clock.now_s())
+
+
+def _chain(model: str, salt: str, hashes: Sequence[bytes]) -> list[Chunk]:
+    space = space_of(model, salt)
+    return [(space, bytes(each)) for each in hashes]

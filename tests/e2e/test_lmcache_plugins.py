@@ -88,6 +88,25 @@ def test_turns_are_recognised_and_every_byte_comes_back(
     assert server.status()["ttlcache"]["errors"] == {}
 
 
+def test_a_salt_keeps_programs_apart_and_stores_alone_make_turns(
+    server: LMCacheServer, engine: LMCacheEngine
+) -> None:
+    before = stats(engine)
+    salted = LMCacheEngine(server.url, CHUNK, hidden=128, salt="~new")
+    assert salted.turn(context("grow", 3), [], request_id="salted-1") == 0
+    assert becomes_true(lambda: stats(engine)["programs"] == before["programs"] + 1)
+    # A turn that looked nothing up, as one that claims a pin, goes on with it.
+    salted.store("salted-2", context("grow", 5), 3 * CHUNK)
+    salted.end("salted-2")
+    shown = server.status()["ttlcache"]["recent_turns"][0]
+    assert (shown["request_id"], shown["chunks"]) == ("salted-2", 5)
+    assert stats(engine)["programs"] == before["programs"] + 1
+    # Nothing of it looked like a further turn of the program without a salt.
+    assert stats(engine)["counts"]["turns_continued"] == 1
+    assert server.status()["ttlcache"]["errors"] == {}
+    salted.close()
+
+
 def test_hints_over_the_rpc_decide(engine: LMCacheEngine) -> None:
     kept, short, ended = (context(name, 3) for name in ("kept", "short", "ended"))
     engine.turn(kept, [], request_id="kept")

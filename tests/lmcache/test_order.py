@@ -27,6 +27,7 @@ class Key:
     chunk_hash: bytes
     model_name: str = "m"
     kv_rank: int = 0
+    cache_salt: str = ""
 
 
 class L1:

@@ -14,6 +14,7 @@ from ttlcache.errors import ConfigError
 from ttlcache_lmcache import hints
 from ttlcache_lmcache.config import ServerModuleConfig, TierConfig, load
 from ttlcache_lmcache.hints import Hint
+from ttlcache_lmcache.residency import space_of
 from ttlcache_lmcache.tier import Tier
 
 CHUNK = 10
@@ -26,6 +27,7 @@ class Key:
     chunk_hash: bytes
     model_name: str = "m"
     kv_rank: int = 0
+    cache_salt: str = ""
 
 
 class World:
@@ -44,19 +46,21 @@ class World:
         )
         self.l1: dict[Key, None] = {}
         self.ranks = 1
+        self.salt = ""
 
     def keys(self, context: str, start: int = 0) -> list[Key]:
         # As LMCache hashes: each chunk over all that is before it.
         ends = range(start + 1, len(context) + 1)
         return [
-            Key(context[:end].encode(), kv_rank=rank)
+            Key(context[:end].encode(), kv_rank=rank, cache_salt=self.salt)
             for end in ends
             for rank in range(self.ranks)
         ]
 
     def begin(self, request: str, prompt: str, extra: int = 0) -> None:
         hashes = [prompt[:end].encode() for end in range(1, len(prompt) + 1)]
-        self.tier.lookup(request, "m", hashes, len(prompt) * CHUNK + extra)
+        tokens = len(prompt) * CHUNK + extra
+        self.tier.lookup(request, "m", hashes, tokens, self.salt)
 
     def finish(self, request: str, context: str, in_l2: bool = True) -> None:
         new = [key for key in self.keys(context) if key not in self.l1]
@@ -115,6 +119,30 @@ def test_programs_that_share_a_system_prompt_stay_apart() -> None:
     assert world.programs() == 3
     world.turn("r4", "sxyz")
     assert (world.programs(), world.count("turns_continued")) == (3, 1)
+
+
+def test_under_another_salt_the_same_chunks_are_another_programs() -> None:
+    """As after a reset: the old ones expire although their hashes go on being used."""
+    world = World()
+    world.turn("r1", "sab")
+    world.salt = "~after-the-reset"
+    for turn in range(8):  # younger than its TTL at every moment
+        world.turn(f"new{turn}", "sab")
+        world.clock.advance(2.0)
+    assert world.programs() == 2
+    dropped = world.tier.sweep()
+    assert [(key.chunk_hash, key.cache_salt) for key in dropped] == [
+        (b"sab", ""),
+        (b"sa", ""),
+        (b"s", ""),
+    ]
+
+
+def test_the_names_of_a_space_are_kept_once() -> None:
+    """LMCache decodes them anew for every request, and chunks are many."""
+    spaces = [space_of("".join(["mod", "el"]), "".join(["sa", "lt"])) for _ in "ab"]
+    plain = [space_of("".join(["mod", "el"]), "") for _ in "ab"]
+    assert spaces[0] is spaces[1] != plain[0] is plain[1]
 
 
 def test_stripped_reasoning_is_the_same_program() -> None:

@@ -20,7 +20,7 @@ class Engine(World):
         if in_l2:
             self.tier.stored_below(new)
         hashes = [context[:end].encode() for end in range(1, len(context) + 1)]
-        self.tier.stored_by(request, hashes, len(context) * CHUNK)
+        self.tier.stored_by(request, "m", hashes, len(context) * CHUNK)
         self.tier.ended(request)
 
     def tell(self, request: str, **fields: Any) -> None:
@@ -118,8 +118,8 @@ def test_a_tool_of_several_parts_is_one_gap_key() -> None:
 
 def test_what_is_not_in_l1_is_nobodys() -> None:
     world = nothing_by_itself()
-    world.tier.stored_by("r1", [b"a", b"ab"], 20)
-    world.tier.stored_by("r2", [], 0)
+    world.tier.stored_by("r1", "m", [b"a", b"ab"], 20)
+    world.tier.stored_by("r2", "m", [], 0)
     assert world.programs() == 0
 
 

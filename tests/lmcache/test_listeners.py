@@ -1,0 +1,107 @@
+"""LMCache's own events and sessions, and what the tier hears of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcache", reason="LMCache is an extra")
+
+from lmcache.v1.mp_observability.event import Event, EventType
+from lmcache.v1.mp_observability.event_bus import EventBus, EventBusConfig
+from lmcache.v1.multiprocess.custom_types import IPCCacheServerKey
+from lmcache.v1.multiprocess.session import SessionManager
+from lmcache.v1.multiprocess.token_hasher import TokenHasher
+
+from tests.lmcache.test_tier import Key, World
+from ttlcache_lmcache.listeners import RequestEvents, SessionEvents
+
+CHUNK = 4
+
+
+class Server:
+    """LMCache's sessions, its bus without the thread, and our tier."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.errors: list[BaseException] = []
+        self.sessions = SessionManager(TokenHasher(CHUNK), cleanup_interval=None)
+        self.bus = EventBus(EventBusConfig(enabled=True))
+        events = RequestEvents(self.world.tier, CHUNK, self.salt_of, self._on_error)
+        events.subscribe(self.bus)
+        listener = SessionEvents(self.world.tier, self._on_error)
+        self.sessions.destroy_listeners.append(listener.destroyed)
+
+    def salt_of(self, request_id: str) -> str | None:
+        session = self.sessions.get(request_id)
+        key = session.lookup_ipc_key if session is not None else None
+        return None if key is None else key.cache_salt
+
+    def _on_error(self, _hook: str, error: BaseException) -> None:
+        self.errors.append(error)
+
+    def tell(self, kind: EventType, request_id: str, **metadata: Any) -> None:
+        event = Event(event_type=kind, session_id=request_id, metadata=metadata)
+        for handler in self.bus._subscribers[kind]:
+            handler(event)
+
+    def lookup(self, request_id: str) -> None:
+        hashes = [b"a", b"ab"]
+        self.tell(
+            EventType.MP_LOOKUP,
+            request_id,
+            model_name="m",
+            chunk_hashes=hashes,
+            seq_len=2 * CHUNK,
+        )
+
+    def spaces(self) -> list[str]:
+        return [each.chain[0][0] for each in self.world.tier._book.programs()]
+
+
+def key(request_id: str, salt: str, worker: int | None = None) -> IPCCacheServerKey:
+    return IPCCacheServerKey(
+        "m", 1, worker, tuple(range(2 * CHUNK)), 0, 2 * CHUNK, request_id, salt
+    )
+
+
+def test_a_lookups_salt_is_its_sessions() -> None:
+    server = Server()
+    server.sessions.get_or_create("r1").begin_lookup(key("r1", "x"), (0,))
+    server.lookup("r1")
+    assert server.spaces() == ["m@x"]
+    assert server.errors == []
+
+
+def test_a_lookup_that_is_ahead_of_its_session_waits_for_its_salt() -> None:
+    server = Server()
+    server.lookup("r1")
+    assert server.spaces() == []
+    server.tell(EventType.MP_LOOKUP_PREFETCH_END, "r1", cache_salt="x")
+    assert server.spaces() == ["m@x"]
+    # One that is over before anybody said its salt is not waited for.
+    server.lookup("r2")
+    server.tell(EventType.MP_REQUEST_END, "r2")
+    server.tell(EventType.MP_LOOKUP_PREFETCH_END, "r2", cache_salt="x")
+    assert server.spaces() == ["m@x"]
+    assert server.errors == []
+
+
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_a_session_that_only_stored_is_a_turn(looked_up: bool) -> None:
+    """LMCache notes a store's key where a lookup's would be."""
+    server = Server()
+    session = server.sessions.get_or_create("r1")
+    session.set_tokens(list(range(2 * CHUNK)))
+    if looked_up:
+        session.begin_lookup(key("r1", "x"), (0,))
+    session.lookup_ipc_key = key("r1", "x", worker=0).no_worker_id_version()
+    hashes = [TokenHasher.hash_to_bytes(each) for each in session.get_hashes(0)]
+    tier = server.world.tier
+    objects = [Key(each, cache_salt="x") for each in hashes]
+    tier.reserved(objects)
+    tier.written(objects)
+    server.sessions.remove("r1")
+    assert server.spaces() == ([] if looked_up else ["m@x"])
+    assert server.errors == []
