@@ -7,17 +7,17 @@ last byte, and contexts that take turns do not push each other out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ttlcache_lmcache.order import leaving, queue
-from ttlcache_lmcache.programs import ChainProgram, Chunk, ProgramBook
-from ttlcache_lmcache.ranks import Rank, Ranking
+from ttlcache_lmcache.leaving import Leaving
+from ttlcache_lmcache.programs import ChainProgram, ProgramBook
+from ttlcache_lmcache.ranks import Ranking
 from ttlcache_lmcache.residency import ObjectKey, Residency, chunk_of
 
-#: Seconds for which an order is good: putting all programs in order costs more than a
-#: store may take every time.
-ORDER_AGE_S = 0.25
+#: Seconds for which what was named to one store is not named to another: whoever stores
+#: deletes it next, or it was in use by then.
+_NAMED_S = 0.25
 
 IsEligible = Callable[[ObjectKey], bool]
 
@@ -29,34 +29,20 @@ class Admission(NamedTuple):
     victims: list[ObjectKey]
 
 
-class _Order:
-    """The chunks that go first, as they stood at one moment."""
-
-    def __init__(
-        self,
-        chunks: Iterator[tuple[Rank, ChainProgram | None, Chunk]],
-        ranking: Ranking,
-        at_s: float,
-    ) -> None:
-        self._chunks = chunks
-        self._ranking = ranking
-        self._at_s = at_s
-        self.next = next(chunks, None)
-
-    def is_good(self, ranking: Ranking, now_s: float) -> bool:
-        return ranking is self._ranking and now_s - self._at_s <= ORDER_AGE_S
-
-    def take(self) -> None:
-        self.next = next(self._chunks, None)
-
-
 class Admissions:
     """See the module's docstring. Not thread-safe: the tier locks."""
 
-    def __init__(self, book: ProgramBook, residency: Residency) -> None:
+    def __init__(
+        self, book: ProgramBook, residency: Residency, leaving: Leaving
+    ) -> None:
         self._book = book
         self._residency = residency
-        self._order: _Order | None = None
+        self._leaving = leaving
+        self._named_s: dict[ObjectKey, float] = {}  # the first to be named first
+
+    def deleted(self, keys: Sequence[ObjectKey]) -> None:
+        for key in keys:
+            self._named_s.pop(key, None)
 
     def decide(
         self,
@@ -68,6 +54,7 @@ class Admissions:
         is_eligible: IsEligible,
     ) -> Admission:
         """Where `free` more objects fit into L1."""
+        self._leaving.look(rank, now_s)
         new = {key for key in keys if not self._residency.has_object(key)}
         if len(new) <= free:
             return Admission(list(keys), [])
@@ -75,7 +62,7 @@ class Admissions:
         refused = self._refused(keys, owner) if owner and may_refuse else set()
         new -= refused
         victims = self._make_room(
-            len(new) - free, owner, rank, now_s, may_refuse, is_eligible
+            len(new) - free, owner, now_s, may_refuse, is_eligible
         )
         lack = len(new) - free - len(victims)
         if lack > 0:
@@ -126,46 +113,33 @@ class Admissions:
         self,
         lack: int,
         owner: ChainProgram | None,
-        rank: Ranking,
         now_s: float,
         may_refuse: bool,
         is_eligible: IsEligible,
     ) -> list[ObjectKey]:
         """Objects that may go; fewer than `lack` where nobody is worth less."""
-        limit = rank(owner, now_s) if owner and may_refuse else None
+        self._forget_named(now_s)
         victims = [key for key in self._residency.reserved() if is_eligible(key)]
-        is_anew = self._order is None or not self._order.is_good(rank, now_s)
-        while len(victims) < lack:
-            if is_anew:
-                entries = queue(self._book, self._residency, rank, now_s)
-                self._order = _Order(leaving(entries, self._book), rank, now_s)
-            order = self._order
-            assert order is not None
-            is_anybodys = owner is None and may_refuse
-            self._take(order, victims, lack, owner, limit, is_anybodys, is_eligible)
-            if is_anew or order.next is not None:
+        limit = self._leaving.rank(owner, now_s) if owner and may_refuse else None
+        is_anybodys = owner is None and may_refuse
+        for rank, program, chunk in self._leaving.chunks(now_s):
+            if len(victims) >= lack:
                 break
-            is_anew = True  # the old order is used up: what has come since?
-        return victims
-
-    def _take(
-        self,
-        order: _Order,
-        victims: list[ObjectKey],
-        lack: int,
-        owner: ChainProgram | None,
-        limit: Rank | None,
-        is_anybodys: bool,
-        is_eligible: IsEligible,
-    ) -> None:
-        while order.next is not None and len(victims) < lack:
-            rank, program, chunk = order.next
             if limit is not None and (rank >= limit or program is owner):
-                return
+                break
             if is_anybodys and any(p.running for p in self._book.holders(chunk)):
-                return  # maybe just the request that stores: its prefix is wanted
-            order.take()
+                break  # maybe just the request that stores: its prefix is wanted
             if owner is not None and self._book.holds(owner, chunk):
                 continue  # its own prefix is worth more than its tail
             objects = self._residency.objects(chunk)
-            victims += [key for key in objects if is_eligible(key)]
+            found = [k for k in objects if k not in self._named_s and is_eligible(k)]
+            self._named_s.update(dict.fromkeys(found, now_s))
+            victims += found
+        return victims
+
+    def _forget_named(self, now_s: float) -> None:
+        while self._named_s:
+            key, at_s = next(iter(self._named_s.items()))
+            if now_s - at_s <= _NAMED_S:
+                break
+            del self._named_s[key]

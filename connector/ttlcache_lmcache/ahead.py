@@ -8,17 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ttlcache_lmcache.headroom import Headroom
-from ttlcache_lmcache.order import Queue, chunks_to_come, chunks_without_place
-from ttlcache_lmcache.programs import ProgramBook
+from ttlcache_lmcache.leaving import Leaving
+from ttlcache_lmcache.programs import ChainProgram, Chunk, ProgramBook
+from ttlcache_lmcache.ranks import Rank
 from ttlcache_lmcache.residency import ObjectKey, Residency, chunk_of
 
 
 class RoomAhead:
     """Not thread-safe: the tier locks."""
 
-    def __init__(self, book: ProgramBook, residency: Residency) -> None:
+    def __init__(
+        self, book: ProgramBook, residency: Residency, leaving: Leaving
+    ) -> None:
         self._book = book
         self._residency = residency
+        self._leaving = leaving
         self._headroom = Headroom()
         self._looked_s = float("-inf")
 
@@ -38,16 +42,46 @@ class RoomAhead:
 
     def is_needed(self, capacity: float) -> bool:
         a_chunk = self._residency.objects_a_chunk
-        to_come = chunks_to_come(self._book, self._residency) * a_chunk
-        return self._residency.num_l1 + to_come > self._room(capacity)
+        seen: set[Chunk] = set()
+        to_come = sum(self._to_come(p, seen) for p in self._book.under_way())
+        return self._residency.num_l1 + to_come * a_chunk > self._room(capacity)
 
-    def without_place(self, entries: Queue, capacity: float) -> list[ObjectKey]:
-        """What has to go: abandoned writes, and what is worth least."""
+    def _to_come(self, program: ChainProgram, seen: set[Chunk]) -> int:
+        """Chunks of a request under way that L1 lacks and nobody in `seen` writes."""
+        lacking = [chunk for chunk in program.chain if not self._residency.has(chunk)]
+        before = len(seen)
+        seen.update(lacking)
+        return len(seen) - before
+
+    def without_place(self, capacity: float, now_s: float) -> list[ObjectKey]:
+        """What has to go: abandoned writes, and what is worth least.
+
+        Places are given from the most worth down, also to what requests under way are
+        about to write: a program makes room for those that go before it, never for
+        one that is worth less.
+        """
         keys = self._residency.reserved()
         places = int(self._room(capacity) / self._residency.objects_a_chunk)
-        for chunk in chunks_without_place(entries, self._residency, places):
+        coming = self._coming(now_s)
+        over = self._residency.num_chunks + sum(n for _, n in coming) - places
+        for rank, _, chunk in self._leaving.chunks(now_s):
+            while coming and coming[-1][0] <= rank:
+                over -= coming.pop()[1]  # finds no place itself
+            if over <= 0:
+                break
             keys.extend(self._residency.objects(chunk))
+            over -= 1
         return keys
+
+    def _coming(self, now_s: float) -> list[tuple[Rank, int]]:
+        """Ranks of requests under way, the highest first, and what they will write."""
+        running = [
+            (self._leaving.rank_of(each, now_s), each)
+            for each in self._book.under_way()
+        ]
+        running.sort(key=lambda entry: entry[0], reverse=True)
+        seen: set[Chunk] = set()
+        return [(rank, self._to_come(each, seen)) for rank, each in running]
 
     def _room(self, capacity: float) -> float:
         return capacity - self._headroom.wanted(capacity)

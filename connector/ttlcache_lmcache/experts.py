@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ttlcache_lmcache.admission import ORDER_AGE_S
 from ttlcache_lmcache.programs import ChainProgram
-from ttlcache_lmcache.ranks import Rank, Ranking
+from ttlcache_lmcache.ranked import Ranked
+from ttlcache_lmcache.ranks import Ranking
 
 #: Of a hit's weight after one more lookup: about the last two hundred count.
 _MEMORY = 0.995
@@ -28,51 +28,44 @@ class Shadow:
         self.hits = 0.0
         self._held: dict[ChainProgram, int] = {}
         self._used = 0
-        self._order: list[tuple[Rank, ChainProgram]] = []  # the first to go last
-        self._ordered_s = float("-inf")
+        self._ranked = Ranked(rank)  # those that hold something
 
     def looked_up(self, program: ChainProgram, chunks: int) -> None:
         self.hits = self.hits * _MEMORY + min(self._held.get(program, 0), chunks)
 
     def stored(self, program: ChainProgram, capacity: int, now_s: float) -> None:
         """A turn ended: its chunks get a place, as in admission.py."""
+        self._ranked.look(now_s)
         chunks = len(program.chain)
         lack = chunks - self._held.get(program, 0)
         if lack < 0:
-            self._set(program, chunks)
+            self._set(program, chunks, now_s)
         over = lack - (capacity - self._used)
         if lack > 0 and over > 0:
             over -= self._make_room(program, over, now_s)
         if lack > 0:
-            self._set(program, chunks - min(max(over, 0), lack))
+            self._set(program, chunks - min(max(over, 0), lack), now_s)
 
     def _make_room(self, program: ChainProgram, lack: int, now_s: float) -> int:
-        if now_s - self._ordered_s > ORDER_AGE_S:
-            self._put_in_order(now_s)
         limit, freed = self.rank(program, now_s), 0
-        while self._order and freed < lack:
-            rank, victim = self._order[-1]
-            if rank >= limit or victim is program:
+        while freed < lack:
+            first = self._ranked.at(0, now_s)
+            if first is None or first[0] >= limit or first[1] is program:
                 break
-            held = self._held.get(victim, 0)
+            held = self._held[first[1]]
             gone = min(held, lack - freed)
-            self._set(victim, held - gone)
+            self._set(first[1], held - gone, now_s)
             freed += gone
-            if gone == held:
-                self._order.pop()
         return freed
 
-    def _put_in_order(self, now_s: float) -> None:
-        for program in [each for each in self._held if not each.chain]:
-            self._set(program, 0)  # forgotten
-        self._order = [(self.rank(each, now_s), each) for each in self._held]
-        self._order.sort(key=lambda entry: entry[0], reverse=True)
-        self._ordered_s = now_s
-
-    def _set(self, program: ChainProgram, chunks: int) -> None:
+    def _set(self, program: ChainProgram, chunks: int, now_s: float) -> None:
         self._used += chunks - self._held.pop(program, 0)
         if chunks > 0:
             self._held[program] = chunks
+            if program not in self._ranked:
+                self._ranked.put(program, now_s)
+        else:
+            self._ranked.remove(program)
 
 
 class Experts:

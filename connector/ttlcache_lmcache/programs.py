@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -70,6 +70,31 @@ class ChainProgram:
         return (chain[-1],)
 
 
+class Watcher:
+    """Is told what changes about programs and about chunks in L1. Nobody, as it is."""
+
+    def held(self, chunk: Chunk) -> None:
+        """The chunk is a program's now."""
+
+    def freed(self, chunk: Chunk) -> None:
+        """The chunk is nobody's any more."""
+
+    def changed(self, program: ChainProgram) -> None:
+        """It has other chunks, or maybe another rank, or shares one with fewer."""
+
+    def forgot(self, program: ChainProgram) -> None:
+        """It is nobody now."""
+
+    def entered(self, chunk: Chunk, used_s: float) -> None:
+        """L1 has something of the chunk now."""
+
+    def used(self, chunk: Chunk, now_s: float) -> None:
+        """A chunk in L1 was used."""
+
+    def left(self, chunk: Chunk) -> None:
+        """L1 has nothing of the chunk any more."""
+
+
 class ProgramBook:
     """All programs and who holds which chunk. Not thread-safe: the caller locks.
 
@@ -85,6 +110,11 @@ class ProgramBook:
         self._by_request: dict[str, ChainProgram] = {}
         self._by_leaf: dict[Chunk, dict[ChainProgram, None]] = {}
         self._holders: dict[Chunk, dict[ChainProgram, None]] = {}
+        self._by_end: dict[Chunk, dict[ChainProgram, None]] = {}
+        self._watcher = Watcher()
+
+    def watch(self, watcher: Watcher) -> None:
+        self._watcher = watcher
 
     def __len__(self) -> int:
         return len(self._idle) + len(self._running)
@@ -96,6 +126,10 @@ class ProgramBook:
     def programs(self) -> list[ChainProgram]:
         return [*self._idle, *self._running]
 
+    def changed(self, program: ChainProgram) -> None:
+        """What is known of it changed: it may be worth more or less."""
+        self._watcher.changed(program)
+
     def idle(self) -> list[ChainProgram]:
         """Programs of which nothing runs, the longest idle first."""
         return list(self._idle)
@@ -103,11 +137,19 @@ class ProgramBook:
     def under_way(self) -> list[ChainProgram]:
         return list(self._running)
 
-    def holders(self, chunk: Chunk) -> Sequence[ChainProgram]:
-        return tuple(self._holders.get(chunk, ()))
+    def longest_idle(self) -> ChainProgram | None:
+        return next(iter(self._idle), None)
 
-    def num_holders(self, chunk: Chunk) -> int:
-        return len(self._holders.get(chunk, ()))
+    def longest_running(self) -> ChainProgram | None:
+        return next(iter(self._running), None)
+
+    def holders(self, chunk: Chunk) -> Collection[ChainProgram]:
+        return self._holders.get(chunk, {}).keys()
+
+    def last_holder(self, chunk: Chunk) -> ChainProgram | None:
+        """The one of its programs that has it for the shortest time."""
+        holders = self._holders.get(chunk)
+        return next(reversed(holders)) if holders else None
 
     def holds(self, program: ChainProgram, chunk: Chunk) -> bool:
         return program in self._holders.get(chunk, ())
@@ -156,11 +198,12 @@ class ProgramBook:
             The program whose chain `chain` extends, None if nobody's.
         """
         for depth in range(len(chain), 0, -1):
-            for program in reversed(self.holders(chain[depth - 1])):
-                if len(program.chain) == depth:
-                    if depth < len(chain):
-                        self._lengthen(program, chain[depth:])
-                    return program
+            ending = self._by_end.get(chain[depth - 1])
+            if ending:
+                program = next(reversed(ending))
+                if depth < len(chain):
+                    self._lengthen(program, chain[depth:])
+                return program
         return None
 
     def end(self, request_id: str, now_s: float) -> ChainProgram | None:
@@ -219,6 +262,7 @@ class ProgramBook:
         self._unlist(program)
         self._running.pop(program, None)
         self._set_chain(program, [])
+        self._watcher.forgot(program)
 
     def _continued(self, chain: Sequence[Chunk], tokens: int) -> ChainProgram | None:
         for depth in range(len(chain), 0, -1):
@@ -243,14 +287,16 @@ class ProgramBook:
         program.seen_s = now_s
         self._idle[program] = None
         self._list(program)
+        self._watcher.changed(program)
 
     def _lengthen(self, program: ChainProgram, more: Sequence[Chunk]) -> None:
         was_idle = program in self._idle
         if was_idle:
             self._unlist_leaves(program)
-        for chunk in more:
-            self._holders.setdefault(chunk, {})[program] = None
+        self._unlist_end(program)
+        self._hold(program, more)
         program.chain.extend(more)
+        self._list_end(program)
         if was_idle:
             self._list(program)
 
@@ -260,14 +306,47 @@ class ProgramBook:
             if old != new:
                 break
             common += 1
-        for chunk in program.chain[common:]:
-            holders = self._holders.get(chunk, {})
-            holders.pop(program, None)
-            if not holders:
-                self._holders.pop(chunk, None)
-        for chunk in chain[common:]:
-            self._holders.setdefault(chunk, {})[program] = None
+        self._unlist_end(program)
+        self._release(program, program.chain[common:])
+        self._hold(program, chain[common:])
         program.chain = chain
+        self._list_end(program)
+
+    def _hold(self, program: ChainProgram, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            holders = self._holders.get(chunk)
+            if holders is None:
+                self._holders[chunk] = {program: None}
+                self._watcher.held(chunk)
+            else:
+                holders[program] = None
+        self._watcher.changed(program)
+
+    def _release(self, program: ChainProgram, chunks: Sequence[Chunk]) -> None:
+        shared: ChainProgram | None = None
+        for chunk in chunks:
+            holders = self._holders.get(chunk)
+            if holders is None:
+                continue
+            holders.pop(program, None)
+            if holders:
+                shared = next(iter(holders))
+            else:
+                del self._holders[chunk]
+                self._watcher.freed(chunk)
+        if shared is not None:  # of the deepest such chunk, so of all before it
+            self._watcher.changed(shared)
+
+    def _list_end(self, program: ChainProgram) -> None:
+        if program.chain:
+            self._by_end.setdefault(program.chain[-1], {})[program] = None
+
+    def _unlist_end(self, program: ChainProgram) -> None:
+        if program.chain:
+            ending = self._by_end[program.chain[-1]]
+            del ending[program]
+            if not ending:
+                del self._by_end[program.chain[-1]]
 
     def _list(self, program: ChainProgram) -> None:
         for leaf in program.leaves:
@@ -287,5 +366,6 @@ class ProgramBook:
 
     def _make_room(self) -> None:
         while len(self) >= self._max:
-            oldest = next(iter(self._idle), None) or next(iter(self._running))
+            oldest = self.longest_idle() or self.longest_running()
+            assert oldest is not None
             self.forget(oldest)

@@ -7,10 +7,10 @@ used as they are: hashable, with `model_name`, `cache_salt` and `chunk_hash`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Protocol
 
-from ttlcache_lmcache.programs import Chunk
+from ttlcache_lmcache.programs import Chunk, Watcher
 
 
 class ObjectKey(Protocol):
@@ -48,6 +48,15 @@ class Residency:
         self._reserved: dict[ObjectKey, None] = {}
         self._l2: set[ObjectKey] = set()
         self._num_l1 = 0
+        self._watcher = Watcher()
+
+    def watch(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of which L1 has something."""
+        return len(self._l1)
 
     @property
     def num_l1(self) -> int:
@@ -73,15 +82,25 @@ class Residency:
         for key in keys:
             self._reserved.pop(key, None)
             chunk = chunk_of(key)
-            objects = self._l1.setdefault(chunk, {})
+            objects = self._l1.get(chunk)
+            if objects is None:
+                objects = self._l1[chunk] = {}
+                self._used_s[chunk] = now_s
+                self._watcher.entered(chunk, now_s)
+            else:
+                self.touch(chunk, now_s)
             if key not in objects:
                 objects[key] = None
                 self._num_l1 += 1
-            self._used_s[chunk] = now_s
 
     def touch(self, chunk: Chunk, now_s: float) -> None:
         if chunk in self._used_s:
             self._used_s[chunk] = now_s
+            self._watcher.used(chunk, now_s)
+
+    def used_s(self, chunk: Chunk) -> float | None:
+        """When the chunk was used last; None if L1 has nothing of it."""
+        return self._used_s.get(chunk)
 
     def delete(self, keys: Iterable[ObjectKey]) -> None:
         for key in keys:
@@ -95,6 +114,7 @@ class Residency:
             if not objects:
                 del self._l1[chunk]
                 del self._used_s[chunk]
+                self._watcher.left(chunk)
 
     def has(self, chunk: Chunk) -> bool:
         """Whether L1 has something of the chunk."""
@@ -110,10 +130,6 @@ class Residency:
 
     def reserved(self) -> list[ObjectKey]:
         return list(self._reserved)
-
-    def chunks(self) -> Iterator[tuple[Chunk, float]]:
-        """Every chunk in L1 with the time of its last use."""
-        return iter(self._used_s.items())
 
     def add_l2(self, keys: Iterable[ObjectKey]) -> None:
         self._l2.update(keys)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
 
 from ttlcache.estimators import SlidingMean, SurvivalCurve
 from ttlcache.gaps import GapHistory
@@ -24,6 +26,12 @@ _MIN_RECORDS = 20
 #: Steps of a curve that are looked at; a finer one is thinned out.
 _MAX_STEPS = 512
 _WINDOW = 1000
+#: Seconds for which a curve is good: gaps are no shorter than that by much.
+_CURVE_AGE_S = 0.25
+#: Curves drawn at one moment; the others stay as they are. Bounds what a call takes.
+_DRAWN_AT_ONCE = 4
+#: Curves kept, the ones drawn last.
+_MAX_CURVES = 1024
 
 
 class ReturnCurve:
@@ -32,30 +40,16 @@ class ReturnCurve:
     def __init__(self, curve: SurvivalCurve, horizon_s: float) -> None:
         stride = max(1, math.ceil(len(curve.times) / _MAX_STEPS))
         # From the end, so that the last step, what never returns, is always there.
-        self._times = [float(t) for t in curve.times[::-1][::stride]][::-1]
-        self._left = [float(s) for s in curve.survival[::-1][::stride]][::-1]
+        times, left = curve.times[::-1][::stride], curve.survival[::-1][::stride]
+        before = np.append(left[1:], 1.0)
+        with np.errstate(divide="ignore"):  # nobody returns at a step: log 0
+            shares = np.log(np.maximum(before - left, 0.0))
+        # Logarithms: a silence of many horizons would leave nothing but zeros.
+        sums = np.logaddexp.accumulate(shares - times / horizon_s)
+        self._times: list[float] = times[::-1].tolist()
+        self._left: list[float] = left[::-1].tolist()
+        self._log_sums: list[float] = sums[::-1].tolist()  # of this step and later ones
         self._horizon_s = horizon_s
-        self._worth = self._backwards()
-
-    def _backwards(self) -> list[float]:
-        """The worth just after each step."""
-        worth = [0.0] * len(self._times)
-        steps = list(enumerate(pairwise(self._times)))
-        for index, (at_s, next_s) in reversed(steps):
-            worth[index] = self._until(
-                index + 1, next_s - at_s, self._left[index], worth
-            )
-        return worth
-
-    def _until(
-        self, step: int, wait_s: float, left: float, worth: list[float]
-    ) -> float:
-        """The worth of waiting for `step` when a share of `left` has not returned."""
-        if left <= 0.0:
-            return 0.0
-        stay = self._left[step] / left
-        value = (1.0 - stay) + stay * worth[step]
-        return value * math.exp(-wait_s / self._horizon_s)
 
     def after(self, waited_s: float) -> float:
         """The worth of a program that has been silent for `waited_s`."""
@@ -63,7 +57,14 @@ class ReturnCurve:
         if step == len(self._times):
             return 0.0
         left = self._left[step - 1] if step else 1.0
-        return self._until(step, self._times[step] - waited_s, left, self._worth)
+        if left <= 0.0:
+            return 0.0
+        return math.exp(self._log_sums[step] + waited_s / self._horizon_s) / left
+
+
+class _Drawn(NamedTuple):
+    curve: ReturnCurve | None
+    at_s: float
 
 
 class Returns:
@@ -73,8 +74,9 @@ class Returns:
         self._gaps = gaps
         self._gap_s = SlidingMean(_WINDOW)
         self._service_s = SlidingMean(_WINDOW)
-        self._curves: dict[GapKey | None, ReturnCurve | None] = {}
-        self._drawn_s = -math.inf
+        self._curves: dict[GapKey | None, _Drawn] = {}  # the ones drawn last at the end
+        self._now_s = -math.inf
+        self._may_draw = 0
 
     def observe_gap(self, seconds: float) -> None:
         self._gap_s.observe(seconds)
@@ -83,22 +85,17 @@ class Returns:
         """So long a turn took, from its lookup to its end."""
         self._service_s.observe(seconds)
 
-    def redraw(self, now_s: float) -> None:
-        """Look at the gaps anew at the next question."""
-        if now_s != self._drawn_s:
-            self._curves.clear()
-            self._drawn_s = now_s
-
     def worth(self, program: ChainProgram, now_s: float) -> float:
         """From 0, never wanted again, to 1, wanted now."""
         if program.running:
             took_s = now_s - program.seen_s
             left_s = max(self._service_s.value - took_s, 0.0)
-            curve = self._curve(None)
+            curve = self._curve(None, now_s)
             if curve is None:
                 return UNKNOWN
             return curve.after(0.0) * math.exp(-left_s / self._horizon_s)
-        curve = self._curve(self._gaps.best_key(program.gap_key, _MIN_RECORDS, True))
+        key = self._gaps.best_key(program.gap_key, _MIN_RECORDS, True)
+        curve = self._curve(key, now_s)
         return UNKNOWN if curve is None else curve.after(now_s - program.since_s)
 
     @property
@@ -106,9 +103,23 @@ class Returns:
         """One round of a typical program."""
         return max(self._gap_s.value + self._service_s.value, 1e-3)
 
-    def _curve(self, key: GapKey | None) -> ReturnCurve | None:
-        if key not in self._curves:
-            curve = self._gaps.survival(key, self._drawn_s)
-            known = len(curve.times) > 0
-            self._curves[key] = ReturnCurve(curve, self._horizon_s) if known else None
-        return self._curves[key]
+    def _curve(self, key: GapKey | None, now_s: float) -> ReturnCurve | None:
+        if now_s != self._now_s:
+            self._now_s, self._may_draw = now_s, _DRAWN_AT_ONCE
+        drawn = self._curves.get(key)
+        if drawn is None and key is not None and not self._may_draw:
+            return self._curve(None, now_s)
+        if drawn is None or (self._may_draw and now_s - drawn.at_s >= _CURVE_AGE_S):
+            self._may_draw -= 1
+            drawn = self._draw(key, now_s)
+        return drawn.curve
+
+    def _draw(self, key: GapKey | None, now_s: float) -> _Drawn:
+        curve = self._gaps.survival(key, now_s)
+        known = len(curve.times) > 0
+        drawn = _Drawn(ReturnCurve(curve, self._horizon_s) if known else None, now_s)
+        self._curves.pop(key, None)
+        self._curves[key] = drawn
+        if len(self._curves) > _MAX_CURVES:
+            del self._curves[next(iter(self._curves))]
+        return drawn

@@ -18,7 +18,7 @@ from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.costs import TierCosts
 from ttlcache_lmcache.experts import Experts
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.order import Queue, leaving, queue
+from ttlcache_lmcache.leaving import Leaving
 from ttlcache_lmcache.programs import ChainProgram, Chunk
 from ttlcache_lmcache.ranks import by_deadline, by_return, by_use, is_protected
 from ttlcache_lmcache.residency import ObjectKey, Residency, chunk_of, space_of
@@ -55,13 +55,14 @@ class Tier:
         self._advice = Advice(config, costs, self._residency, self.counts, on_error)
         self._turns = Turns(config, self._advice, self.counts)
         self._book = self._turns.book
-        self._admissions = Admissions(self._book, self._residency)
         self._experts = Experts(
             {"deadline": by_deadline}
             if config.order == "deadline"
             else {"return": by_return(self._advice.returns), "recent": by_use}
         )
-        self._ahead = RoomAhead(self._book, self._residency)
+        self._leaving = Leaving(self._book, self._residency, self._experts.rank)
+        self._admissions = Admissions(self._book, self._residency, self._leaving)
+        self._ahead = RoomAhead(self._book, self._residency, self._leaving)
         self.makes_room_ahead = True
 
     # the life of a turn
@@ -108,7 +109,6 @@ class Tier:
     def _shadow(self, program: ChainProgram, used: float, now_s: float) -> None:
         capacity = self._capacity(used)
         if capacity is not None:
-            self._advice.returns.redraw(now_s)
             places = int(capacity / self._residency.objects_a_chunk)
             self._experts.stored(program, places, now_s)
 
@@ -160,6 +160,7 @@ class Tier:
     def deleted(self, keys: Sequence[ObjectKey]) -> None:
         with self._lock:
             self._residency.delete(keys)
+            self._admissions.deleted(keys)
 
     def stored_below(self, keys: Iterable[ObjectKey]) -> None:
         with self._lock:
@@ -182,13 +183,10 @@ class Tier:
         now_s = self._clock.now_s()
         with self._lock:
             keys = self._residency.reserved()
-            for _, _, chunk in leaving(self._queue(now_s), self._book):
+            self._leaving.look(self._experts.rank, now_s)
+            for _, _, chunk in self._leaving.chunks(now_s):
                 keys.extend(self._residency.objects(chunk))
             return keys
-
-    def _queue(self, now_s: float) -> Queue:
-        self._advice.returns.redraw(now_s)
-        return queue(self._book, self._residency, self._experts.rank, now_s)
 
     def admit(
         self,
@@ -207,7 +205,6 @@ class Tier:
             capacity = self._capacity(used)
             if capacity is None:
                 return Admission(list(keys), [])
-            self._advice.returns.redraw(now_s)
             free = max(int(capacity + 1e-6) - self._residency.num_l1, 0)
             rank = self._experts.rank
             found = self._admissions.decide(
@@ -230,7 +227,8 @@ class Tier:
             capacity = self._capacity(used)
             if capacity is None or not self._ahead.is_needed(capacity):
                 return []
-            keys = self._ahead.without_place(self._queue(now_s), capacity)
+            self._leaving.look(self._experts.rank, now_s)
+            keys = self._ahead.without_place(capacity, now_s)
         chosen = [key for key in keys if is_eligible(key)]
         self.counts["evicted"] += len(chosen)
         return chosen
@@ -246,7 +244,7 @@ class Tier:
         with self._lock:
             self._ahead.look(now_s)
             self._turns.pass_time(now_s)
-            if used <= self._config.demote_above:
+            if used <= self._config.demote_above or not self._residency.num_l2:
                 return []
             return self._demotable(now_s)
 

@@ -129,6 +129,7 @@ class Turns:
 
     def _decide(self, program: ChainProgram, hint: Hint | None, since_s: float) -> None:
         """A turn ended (or more is known of one that did): set the deadline."""
+        self.book.changed(program)
         program.is_finished = hint is not None and hint.is_last_step
         program.since_s = since_s
         if hint is not None and hint.program:
@@ -168,6 +169,7 @@ class Turns:
                 self._set_deadline(program, now_s + left_s)
                 continue
             self._counts["expired"] += 1
+            self.book.changed(program)
             self.leaving[program] = None
         self._forget_silent(now_s)
 
@@ -181,10 +183,8 @@ class Turns:
 
     def _forget_silent(self, now_s: float) -> None:
         horizon_s = now_s - self._config.program_idle_s
-        for candidates in (self.book.idle(), self.book.under_way()):
-            for program in candidates:
-                if program.seen_s > horizon_s:
-                    break
+        for oldest in (self.book.longest_idle, self.book.longest_running):
+            while (program := oldest()) is not None and program.seen_s <= horizon_s:
                 self.leaving.pop(program, None)
                 self.book.forget(program)
                 self._counts["forgotten"] += 1

@@ -153,7 +153,7 @@ def test_stripped_reasoning_is_the_same_program() -> None:
     assert world.programs() == 1
     # What only the old form had is nobody's, and goes early.
     world.clock.advance(100.0)
-    assert world.order()[:2] == ["sabX", "sabXY"]
+    assert world.order()[:2] == ["sabXY", "sabX"]
 
 
 def test_expired_goes_before_kept_and_tail_before_prefix() -> None:

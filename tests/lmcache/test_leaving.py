@@ -1,0 +1,131 @@
+"""The order in which chunks leave L1, kept step by step: right, and cheap."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lmcache.test_tier import Key, World
+from tests.lmcache.tier_load import TierLoad
+from ttlcache_lmcache.hints import Hint
+from ttlcache_lmcache.ranked import SLICE
+from ttlcache_lmcache.ranks import Rank, of_stray
+from ttlcache_lmcache.returns import Returns
+
+
+def put_in_order(world: World) -> Iterator[tuple[Rank, str, bool]]:
+    """All chunks in L1 with their ranks, by looking at everything.
+
+    True: it is a program's.
+    """
+    tier, now_s = world.tier, world.clock.now_s()
+    book, rank = tier._book, tier._experts.rank
+    entries = [(rank(each, now_s), each.chain, True) for each in book.programs()]
+    for chunk, used_s in tier._residency._used_s.items():
+        if not book.is_held(chunk):
+            entries.append((of_stray(used_s, now_s), [chunk], False))
+    passed: Counter[tuple[str, bytes]] = Counter()
+    for at, chain, is_owned in sorted(entries, key=lambda entry: entry[0]):
+        for chunk in reversed(chain):
+            passed[chunk] += 1
+            is_last = passed[chunk] >= len(book.holders(chunk))
+            if is_last and tier._residency.has(chunk):
+                yield at, chunk[1].decode(), is_owned
+
+
+@pytest.mark.parametrize("order", ["return", "deadline"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_is_the_one_of_looking_at_everything(seed: int, order: str) -> None:
+    """With no more programs than are ranked at a call."""
+    rng = random.Random(seed)
+    world = World(order=order, policy="adaptive", policy_options={}, max_programs=SLICE)
+    contexts = [rng.choice("st") + chr(0x100 + i) for i in range(SLICE + 2)]
+    checked = 0
+    for step in range(120):
+        which, request = rng.randrange(len(contexts)), f"r{step}"
+        if len(contexts[which]) > 8:
+            contexts[which] = rng.choice(["s", "t", "st"]) + chr(0x200 + step)
+        contexts[which] += rng.choice(["", "p", "pq"])
+        world.begin(request, contexts[which])
+        if rng.random() < 0.3:
+            last = rng.random() < 0.3
+            ttl_s = rng.choice([None, 5.0])
+            hint = Hint(request_id=request, is_last_step=last, ttl_s=ttl_s)
+            world.tier.hint(hint)
+        if rng.random() < 0.9:
+            world.finish(request, contexts[which] + rng.choice(["", "o"]))
+        world.clock.advance(rng.expovariate(1.0))
+        world.sweep()
+        expected = list(put_in_order(world))
+        ranks = {chunk: rank for rank, chunk, _ in expected}
+        owned = {chunk for _, chunk, is_owned in expected if is_owned}
+        found = world.order()
+        assert len(found) == len(ranks)
+        # Of chunks that are nobody's any of one moment may go first.
+        assert [ranks[each] for each in found] == [rank for rank, _, _ in expected]
+        assert [c for c in found if c in owned] == [c for _, c, o in expected if o]
+        assert len(found) == len(world.l1)
+        checked += len(found) > 10
+        # From the front, as evictions go, or anything, as LMCache may.
+        gone = found[: rng.choice([0, 1, 4])] or rng.sample(found, min(len(found), 2))
+        world.delete([Key(each.encode()) for each in gone])
+    assert checked > 30
+    assert world.failed == []
+
+
+def test_no_call_ranks_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a call costs does not grow with how many programs there are."""
+    asked = 0
+    worth = Returns.worth
+
+    def counted(*args: object) -> float:
+        nonlocal asked
+        asked += 1
+        return worth(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Returns, "worth", counted)
+    load = TierLoad(300)
+    most: Counter[str] = Counter()
+    timed = load.timed
+
+    def watched(name: str, *args: object) -> object:
+        before = asked
+        result = timed(name, *args)  # type: ignore[arg-type]
+        most[name] = max(most[name], asked - before)
+        return result
+
+    monkeypatch.setattr(load, "timed", watched)
+    load.run(1200)
+    assert load.tier.counts["evicted"] > 1000
+    # Those in turn, the ones at the front, those that hold the same: not all 300.
+    assert 0 < most["admit"] < 200
+    assert 0 < most["ended"] < 100
+
+
+def test_two_stores_at_once_are_not_named_the_same() -> None:
+    world = World()
+    world.turn("r1", "abcd")
+    world.turn("r2", "xy")
+    first = world.tier.admit([Key(b"p")], True, lambda _key: True).victims
+    second = world.tier.admit([Key(b"q")], True, lambda _key: True).victims
+    assert len(first) == len(second) == 1
+    assert first != second
+    # What was not deleted after all is named again.
+    world.clock.advance(1.0)
+    again = world.tier.admit([Key(b"q")], True, lambda _key: True).victims
+    assert again == first
+
+
+def test_who_shares_a_chunk_with_fewer_has_it_to_give() -> None:
+    """What was in the way of a program is found although that program is gone."""
+    world = World(policy_options={"ttl_s": 1.0}, max_programs=2)
+    world.turn("r1", "sa")
+    world.turn("r2", "sb")
+    assert world.order() == ["sb", "sa", "s"]
+    world.delete([Key(b"sa"), Key(b"sb")])
+    assert world.order() == ["s"]
+    world.turn("r3", "x")  # the first of them is forgotten
+    assert sorted(world.order()) == ["s", "x"]
