@@ -9,83 +9,34 @@ only through the `BlockHolder` that the adapter provides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from ttlcache import admission, policies, progress
+from ttlcache import admission, gauges, policies, progress
 from ttlcache.clock import Clock
 from ttlcache.config import PROGRAM_ORDERINGS, TTLCacheConfig
 from ttlcache.continuation import relate
 from ttlcache.costs import CostModel
 from ttlcache.estimators import Memoryfulness
 from ttlcache.events import Admission, Arrival, BlockHolder, Finish, HoldOrder, Urgency
-from ttlcache.gaps import GapHistory, interned
-from ttlcache.hints import Hints
+from ttlcache.finished import finished_turn
+from ttlcache.gaps import GapHistory
+from ttlcache.holding import Holding
 from ttlcache.identity import Identifier
 from ttlcache.journal import NullJournal
+from ttlcache.learning import Learning
 from ttlcache.metrics import MetricsBuffer
-from ttlcache.ordering import ORDERINGS, PriorityKey, QueuedTurn, Rank
-from ttlcache.pins import Pin, PinTable
+from ttlcache.ordering import ORDERINGS, Ordering, PriorityKey
+from ttlcache.pins import PinTable
+from ttlcache.places import Places
 from ttlcache.policies.base import View
 from ttlcache.prefixes import PrefixIndex
-from ttlcache.programs import (
-    Program,
-    ProgramTable,
-    Turn,
-    client_key,
-)
+from ttlcache.programs import Program, ProgramTable, client_key
 from ttlcache.reclaim import Reclaimer
+from ttlcache.requests import RequestRecord, wait_kind
 from ttlcache.retention import Retention
-from ttlcache.toolcalls import combine, key_for_tool
 from ttlcache.turns import OnPinEnd, TurnBook
-from ttlcache.types import FINAL_GAP, Decision, GapKey, PinOutcome, TurnFacts
-from ttlcache.worksize import Work, WorkSizes
-
-#: Gap key of a turn whose output nobody could read.
-UNKNOWN_GAP = GapKey("unknown")
-#: A return whose cache hit is below this share of its context lost its KV.
-EVICTED_BELOW = 0.5
-#: A prolongation shorter than this is not worth asking for.
-MIN_PROLONG_S = 0.05
-
-
-@dataclass(slots=True, eq=False)
-class RequestRecord:
-    """One request between arrival and finish."""
-
-    request_id: str
-    program: Program
-    hints: Hints
-    seq: int
-    queued_s: float
-    user_priority: int
-    num_tokens: int = 0  # of its prompt
-    program_seq: int = 0  # where its program stood when it was queued, or moved back
-    claim_counts: bool = True  # not while its program's quantum is used up
-    work_left_s: float | None = None  # of its program, expected when it was queued
-    reusable_tokens: int = 0  # context of the turn it continues that it repeats
-    promoted_s: float | None = None  # when its ordering's anti-starvation rule struck
-    pin_id: int | None = None  # the pin it will claim
-    admitted_s: float | None = None
-    cached_tokens: int = 0
-    first_token_s: float | None = None
-    prefill_from_s: float | None = None  # after a reload; else from `admitted_s`
-
-
-def _wait_kind(record: RequestRecord, cached_tokens: int, pin: Pin | None) -> str:
-    """One of `metrics.WAIT_KINDS`."""
-    if pin is not None:
-        return "claimed"
-    if not record.reusable_tokens:
-        return "new"
-    is_lost = cached_tokens < EVICTED_BELOW * record.reusable_tokens
-    return "lost" if is_lost else "cached"
-
-
-@lru_cache(maxsize=4096)
-def _named_gap(tools: tuple[str, ...]) -> GapKey | None:
-    return combine(key_for_tool(name) for name in tools)
+from ttlcache.types import Decision, PinOutcome
+from ttlcache.worksize import WorkSizes
 
 
 class Controller:
@@ -130,8 +81,6 @@ class Controller:
         self._clock = clock
         self._holder = holder
         self._block_tokens = block_tokens
-        #: Set before the first request, if at all.
-        self.ordering = ORDERINGS[config.ordering]()
         self._identifier = Identifier(
             self.programs,
             PrefixIndex(block_tokens) if config.prefix_inference else None,
@@ -164,10 +113,32 @@ class Controller:
             lambda: self.programs.num_tenants(clock.now_s()),
         )
         self._turns.learn = self._retention.learn
+        self._places = Places(
+            ORDERINGS[config.ordering](),
+            config.seniority_quantum_s,
+            self.programs,
+            self.pins,
+            self.work,
+            self.metrics,
+            clock,
+        )
+        self._holding = Holding(
+            self._retention, self._places, self.pins, self.metrics, self.journal
+        )
+        self._learning = Learning(self.costs, self.work, self.metrics, self.journal)
         self._admission = admission.create(
             config.admission, config.admission_half_life_s
         )
         self._seq = 0
+
+    @property
+    def ordering(self) -> Ordering:
+        return self._places.ordering
+
+    @ordering.setter
+    def ordering(self, ordering: Ordering) -> None:
+        """Before the first request, if at all."""
+        self._places.ordering = ordering
 
     # --- a request comes -------------------------------------------------
 
@@ -189,7 +160,7 @@ class Controller:
         continuation = relate(program, arrival.hashes, arrival.num_tokens)
         record = self._new_record(arrival, program, now_s)
         self._adopt(program, arrival)
-        self._stand(record)
+        self._places.stand(record)
         program.in_flight += 1
         pin, record.reusable_tokens = self._turns.follow(
             program, continuation, record.request_id, now_s
@@ -205,20 +176,15 @@ class Controller:
         Raises:
             KeyError: the request never arrived here.
         """
-        record = self.requests[request_id]
-        return self.ordering.key(self._queued(record, preempted))
+        return self._places.key(self.requests[request_id], preempted)
 
     def promote_at_s(self, request_id: str) -> float:
         """When waiting alone will change the request's key; `math.inf` for never."""
-        return self.ordering.promote_at_s(
-            self._queued(self.requests[request_id], preempted=False)
-        )
+        return self._places.promote_at_s(self.requests[request_id])
 
     def promote(self, request_id: str) -> None:
         """The ordering's anti-starvation rule strikes: its counters start anew."""
-        record = self.requests[request_id]
-        record.promoted_s = self._clock.now_s()
-        record.program.service_s = record.program.wait_s = 0.0
+        self._places.promote(self.requests[request_id])
 
     def stand_back(self, request_id: str) -> bool:
         """Whether the request's place is out of date; `priority` answers anew then.
@@ -227,12 +193,7 @@ class Controller:
         quantum since it was queued. A place may change once per quantum, no more.
         """
         record = self.requests.get(request_id)
-        if record is None or record.admitted_s is not None:
-            return False  # what was preempted is in the middle of its turn
-        if record.program_seq == record.program.seniority.seq:
-            return False
-        self._stand(record)
-        return True
+        return record is not None and self._places.stand_back(record)
 
     def admission(
         self, request_id: str, kv_blocks: float, *, by_program: bool = True
@@ -247,7 +208,7 @@ class Controller:
             return Admission.ADMIT
         now_s, pressure = self._clock.now_s(), self._holder.pressure()
         if self.owed and by_program and self.config.ordering in PROGRAM_ORDERINGS:
-            rank = self.ordering.rank(self._queued(record, preempted=False))
+            rank = self._places.rank(record)
             spare = pressure.free_blocks - kv_blocks
             if not self.owed.leaves_room(record.program, rank, spare, now_s):
                 return Admission.WAIT
@@ -269,12 +230,7 @@ class Controller:
         if first:
             record.admitted_s = now_s
             record.cached_tokens = cached_tokens
-            since_s = record.queued_s
-            if record.promoted_s is not None:
-                since_s = record.promoted_s
-            if now_s > since_s:
-                record.program.wait_s += now_s - since_s
-            record.program.seniority.on_admission()
+            self._places.admitted(record, now_s)
             blocks = record.num_tokens / self._block_tokens
             self._admission.reasons(record.program, blocks, now_s)
             self.owed.settle(record.program)
@@ -284,30 +240,21 @@ class Controller:
         record.pin_id = None
         self.journal.admit(now_s, record, cached_tokens, pin, self.costs, not first)
         if first:
-            kind = _wait_kind(record, cached_tokens, pin)
+            kind = wait_kind(record, cached_tokens, pin)
             self.metrics.observe("wait_seconds", now_s - record.queued_s, kind)
         if pin is not None:
             saved = min(cached_tokens, pin.kv_tokens)
             self.metrics.count("prefill_tokens_saved", by=saved)
             self._turns.end_pin(pin, PinOutcome.CLAIMED)
-        elif first and cached_tokens < EVICTED_BELOW * record.reusable_tokens:
+        elif first and record.lost_its_kv(cached_tokens):
             self.metrics.count("evicted_returns")
             self.costs.observe_return_wait(now_s - record.queued_s)
 
     def prefilled(self, request_id: str, prompt_tokens: int) -> None:
         """The first output token is there: learn what prefill costs."""
         record = self.requests.get(request_id)
-        if record is None or record.admitted_s is None:
-            return
-        if record.first_token_s is not None:
-            return
-        since_s = record.admitted_s
-        if record.prefill_from_s is not None:
-            since_s = record.prefill_from_s
-        now_s = record.first_token_s = self._clock.now_s()
-        seconds = now_s - since_s
-        self.costs.observe_prefill(prompt_tokens, record.cached_tokens, seconds)
-        self.journal.first_token(now_s, record, seconds, prompt_tokens)
+        if record is not None:
+            self._learning.prefilled(record, prompt_tokens, self._clock.now_s())
 
     def reloading(self, request_id: str) -> None:
         """A part of an admitted request's prompt is on its way from a lower tier."""
@@ -330,11 +277,7 @@ class Controller:
 
         tier: None where it is not known from which one it came.
         """
-        self.metrics.count("reloads", tier or "unknown")
-        self.metrics.count("reloaded_tokens", tier or "unknown", by=tokens)
-        self.metrics.observe("reload_seconds", seconds)
-        if tier is not None:
-            self.costs.observe_reload(tier, tokens, seconds)
+        self._learning.reloaded(tier, tokens, seconds)
 
     # --- a request goes --------------------------------------------------
 
@@ -355,14 +298,14 @@ class Controller:
         self.programs.touch(program, now_s)
         if record.admitted_s is not None:
             if now_s > record.admitted_s:
-                self._charge(program, now_s - record.admitted_s)
+                self._places.charge(program, now_s - record.admitted_s)
             if not program.ended:
                 blocks = finish.num_tokens / self._block_tokens
                 self._admission.acts(program, blocks, now_s)
         if not finish.completed:
             return None
         program.turns_finished += 1
-        self._observe_work(record, finish, now_s)
+        self._learning.finished(record, finish, now_s, self.ordering.uses_work)
         if record.hints.is_last_step or program.ended:
             self._end_program(program, "last_step")
             return None
@@ -402,7 +345,7 @@ class Controller:
         """Before each step: expire pins, forget idle programs."""
         now_s = self._clock.now_s()
         for pin in self.pins.expired(now_s):
-            if not self._prolong(pin, now_s):
+            if not self._holding.prolong(pin, self._view(now_s), now_s):
                 self._turns.end_pin(pin, PinOutcome.EXPIRED)
         for program in self.programs.idle(now_s):
             overdue = now_s - program.last_seen_s > self.config.program_idle_s
@@ -416,7 +359,7 @@ class Controller:
             urgency,
             record.program if record else None,
             record.pin_id if record else None,
-            self.ordering.rank(self._queued(record, preempted=False)) if record else (),
+            self._places.rank(record) if record else (),
         )
 
     def release_all(self) -> None:
@@ -432,14 +375,13 @@ class Controller:
 
     def working_set_blocks(self) -> float:
         """What running requests take, and pins: less, the longer their tool runs."""
-        now_s, half_life_s = self._clock.now_s(), self.config.admission_half_life_s
-        admitted = (r for r in self.requests.values() if r.admitted_s is not None)
-        running = sum(r.num_tokens for r in admitted) / self._block_tokens
-        waits_s = (
-            (pin.kv_blocks, max(0.0, now_s - pin.created_s)) for pin in self.pins
+        return gauges.working_set_blocks(
+            self.requests.values(),
+            self.pins,
+            self._block_tokens,
+            self.config.admission_half_life_s,
+            self._clock.now_s(),
         )
-        held = sum(n * 2.0 ** (-wait_s / half_life_s) for n, wait_s in waits_s)
-        return float(running + held)
 
     def owed_blocks(self) -> int:
         """What is left free for programs that lost their pins to pressure."""
@@ -447,8 +389,7 @@ class Controller:
 
     def num_waiting_programs(self) -> int:
         """Programs of which a request was not given memory yet."""
-        waiting = (r.program for r in self.requests.values() if r.admitted_s is None)
-        return len(set(map(id, waiting)))
+        return gauges.num_waiting_programs(self.requests.values())
 
     # --- inside ------------------------------------------------------------
 
@@ -479,142 +420,20 @@ class Controller:
         if parent is not None:
             program.adopt(parent)
 
-    def _stand(self, record: RequestRecord) -> None:
-        seniority = record.program.seniority
-        record.program_seq = seniority.seq
-        record.claim_counts = not seniority.is_spent
-        if self.ordering.uses_work:
-            # A sub-agent is work of its parent, which waits for it.
-            whose = record.program.parent or record.program
-            record.work_left_s = self.work.left_s(whose.work or Work())
-
-    def _observe_work(
-        self, record: RequestRecord, finish: Finish, now_s: float
-    ) -> None:
-        """What the turn took of the engine, without waits and repeated prefills."""
-        outputs = finish.num_tokens - finish.prompt_tokens
-        if record.first_token_s is not None and outputs > 1:
-            decode_s = (now_s - record.first_token_s) / (outputs - 1)
-            self.costs.observe_decode(decode_s)
-        program = record.program
-        if program.ended or not self.ordering.uses_work:
-            return
-        if program.work is None:
-            program.work = Work()
-        self.work.turn_done(
-            program.work,
-            self.costs.prefill_s(finish.prompt_tokens, record.reusable_tokens),
-            max(outputs, 0) * self.costs.decode_token_s,
-        )
-
-    def _rank_of_next(self, record: RequestRecord) -> Rank:
-        """Where the program's next turn will stand, as far as can be told now."""
-        self._stand(record)
-        record.promoted_s = None  # a promotion is for one call
-        return self.ordering.rank(self._queued(record, preempted=False))
-
-    def _charge(self, program: Program, seconds: float) -> None:
-        program.service_s += seconds
-        if not self.ordering.places_end:
-            return
-        if program.seniority.charge(seconds, self.config.seniority_quantum_s):
-            program.seniority.requeue(self.programs.next_seq())
-            self.metrics.count("quanta_used_up")
-
-    def _queued(self, record: RequestRecord, preempted: bool) -> QueuedTurn:
-        program = record.program
-        return QueuedTurn(  # by position: names cost half a microsecond here
-            record.user_priority,
-            preempted,
-            record.claim_counts and self.pins.get(record.pin_id) is not None,
-            record.program_seq,
-            record.seq,  # request_seq
-            program.service_s,
-            program.wait_s,
-            record.queued_s,
-            record.promoted_s is not None,
-            record.work_left_s,
-        )
-
     def _retain(
         self, record: RequestRecord, finish: Finish, now_s: float
     ) -> HoldOrder | None:
         program = record.program
-        turn = self._finished_turn(record, finish, now_s)
+        turn = finished_turn(record, finish, self._block_tokens, now_s)
         self._turns.open(program, turn)
         self._identifier.remember(program, finish)
         self.costs.observe_footprint(finish.footprint_blocks or finish.kv_blocks)
         if not self.retention_enabled or record.hints.rejected:
             return None
-        facts = TurnFacts(
-            program.program_id,
-            program.turns_finished,
-            turn.gap_key,
-            turn.context_tokens,
-            finish.kv_blocks,
-            record.hints.ttl_s,
-            record.hints.tool_eta_s,
+        self.last_decision, order = self._holding.begin(
+            record, turn, finish, self._view(now_s), now_s
         )
-        view = self._view(now_s)
-        decision = self._retention.decide(facts, view)
-        self.last_decision = decision
-        self.journal.decide(now_s, record, facts, decision, view)
-        turn.memo = self._retention.memo(decision)
-        self.metrics.observe("ttl_seconds", decision.ttl_s)
-        if decision.ttl_s <= 0 or finish.kv_blocks <= 0:
-            return None
-        pin = self._retention.start(
-            program, turn, decision, finish, now_s, self._rank_of_next(record)
-        )
-        if pin is None:
-            return None
-        self.journal.pin(now_s, pin)
-        turn.facts = facts
-        # Not a copy: that touches every block of a long context.
-        turn.hashes = finish.hashes if turn.num_hashes else ()
-        return HoldOrder(pin.pin_id, pin.kv_blocks)
-
-    def _finished_turn(
-        self, record: RequestRecord, finish: Finish, now_s: float
-    ) -> Turn:
-        # The KV of the last sampled token does not exist.
-        context_tokens = max(1, finish.num_tokens - 1)
-        num_hashes = min(len(finish.hashes), context_tokens // self._block_tokens)
-        return Turn(
-            record.seq,  # the token of its gap
-            now_s,
-            interned(self._gap_key(record.hints, finish)),
-            context_tokens,
-            num_hashes,
-            finish.hashes[num_hashes - 1] if num_hashes else b"",
-        )
-
-    def _prolong(self, pin: Pin, now_s: float) -> bool:
-        """Decide again at the deadline, given how long the gap has lasted.
-
-        A pin is an option, not a promise. Rules that plan a gap from its start
-        answer 0 here; a client's own TTL is final.
-        """
-        facts = pin.turn.facts
-        if facts is None or facts.requested_ttl_s is not None:
-            return False
-        waited_s = now_s - pin.turn.finish_s
-        ttl_s = self._retention.prolong(facts, waited_s, self._view(now_s))
-        if ttl_s < MIN_PROLONG_S:
-            return False
-        self.pins.set_deadline(pin, now_s + ttl_s)
-        self.journal.extend(now_s, pin, "re-decided")
-        return True
-
-    @staticmethod
-    def _gap_key(hints: Hints, finish: Finish) -> GapKey:
-        if hints.tools:
-            named = _named_gap(hints.tools)
-            if named is not None:
-                return named
-        if finish.detect is None:
-            return UNKNOWN_GAP
-        return finish.detect() or FINAL_GAP
+        return order
 
     def _view(self, now_s: float) -> View:
         return View(

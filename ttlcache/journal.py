@@ -13,12 +13,12 @@ from ttlcache.recorder import Recorder
 
 if TYPE_CHECKING:
     from ttlcache.continuation import Continuation
-    from ttlcache.controller import RequestRecord
     from ttlcache.costs import CostModel
     from ttlcache.events import Arrival, Finish
     from ttlcache.pins import Pin
     from ttlcache.policies.base import View
     from ttlcache.programs import Program, Turn
+    from ttlcache.requests import RequestRecord
     from ttlcache.types import Decision, IdentityRule, PinOutcome, TurnFacts
 
 #: Kind of event -> its fields. "turn" is a number that no two turns of a run share.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import uuid
 
-from ttlcache.controller import UNKNOWN_GAP, RequestRecord
+from ttlcache.finished import UNKNOWN_GAP
 from ttlcache.programs import Program
+from ttlcache.requests import RequestRecord
 from ttlcache.types import Decision, PinOutcome
 from ttlcache_connector.tiers import TurnEnd
 

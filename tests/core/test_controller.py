@@ -16,9 +16,10 @@ from hypothesis.stateful import (
 )
 
 from ttlcache.admission import WorkingSet
-from ttlcache.controller import UNKNOWN_GAP, Controller
+from ttlcache.controller import Controller
 from ttlcache.costs import CostModel
 from ttlcache.events import Admission, Arrival, Finish, Urgency
+from ttlcache.finished import UNKNOWN_GAP
 from ttlcache.gaps import GapHistory
 from ttlcache.hints import Hints
 from ttlcache.programs import MAX_OPEN_TURNS

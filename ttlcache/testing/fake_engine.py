@@ -21,11 +21,12 @@ from typing import Any
 
 from ttlcache.clock import VirtualClock
 from ttlcache.config import load_config
-from ttlcache.controller import Controller, RequestRecord
+from ttlcache.controller import Controller
 from ttlcache.events import Admission, Arrival, Finish, HoldOrder, Urgency
 from ttlcache.hints import parse_hints
 from ttlcache.journal import NullJournal
 from ttlcache.programs import MAX_OPEN_TURNS
+from ttlcache.requests import RequestRecord
 from ttlcache.testing.fake_holder import FakeHolder
 from ttlcache.types import GapKey
 

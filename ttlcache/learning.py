@@ -1,0 +1,67 @@
+"""What requests teach about costs: prefill, reloads, decoding, and a program's work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ttlcache.costs import CostModel
+from ttlcache.events import Finish
+from ttlcache.journal import NullJournal
+from ttlcache.metrics import MetricsBuffer
+from ttlcache.requests import RequestRecord
+from ttlcache.worksize import Work, WorkSizes
+
+
+@dataclass(slots=True)
+class Learning:
+    """Measures records of requests and tells the models."""
+
+    costs: CostModel
+    work: WorkSizes
+    metrics: MetricsBuffer
+    journal: NullJournal
+
+    def prefilled(
+        self, record: RequestRecord, prompt_tokens: int, now_s: float
+    ) -> None:
+        """The first output token is there."""
+        if record.admitted_s is None or record.first_token_s is not None:
+            return
+        since_s = record.admitted_s
+        if record.prefill_from_s is not None:
+            since_s = record.prefill_from_s
+        record.first_token_s = now_s
+        seconds = now_s - since_s
+        self.costs.observe_prefill(prompt_tokens, record.cached_tokens, seconds)
+        self.journal.first_token(now_s, record, seconds, prompt_tokens)
+
+    def reloaded(self, tier: str | None, tokens: int, seconds: float) -> None:
+        """tier: None where it is not known from which one it came."""
+        self.metrics.count("reloads", tier or "unknown")
+        self.metrics.count("reloaded_tokens", tier or "unknown", by=tokens)
+        self.metrics.observe("reload_seconds", seconds)
+        if tier is not None:
+            self.costs.observe_reload(tier, tokens, seconds)
+
+    def finished(
+        self, record: RequestRecord, finish: Finish, now_s: float, uses_work: bool
+    ) -> None:
+        """What the turn took of the engine, without waits and repeated prefills.
+
+        Args:
+            uses_work: whether anybody asks how much a program will still take.
+        """
+        outputs = finish.num_tokens - finish.prompt_tokens
+        if record.first_token_s is not None and outputs > 1:
+            decode_s = (now_s - record.first_token_s) / (outputs - 1)
+            self.costs.observe_decode(decode_s)
+        program = record.program
+        if program.ended or not uses_work:
+            return
+        if program.work is None:
+            program.work = Work()
+        self.work.turn_done(
+            program.work,
+            self.costs.prefill_s(finish.prompt_tokens, record.reusable_tokens),
+            max(outputs, 0) * self.costs.decode_token_s,
+        )

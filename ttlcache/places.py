@@ -1,0 +1,101 @@
+"""Where requests stand in the queue, and when that changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ttlcache.clock import Clock
+from ttlcache.metrics import MetricsBuffer
+from ttlcache.ordering import Ordering, PriorityKey, QueuedTurn, Rank
+from ttlcache.pins import PinTable
+from ttlcache.programs import Program, ProgramTable
+from ttlcache.requests import RequestRecord
+from ttlcache.worksize import Work, WorkSizes
+
+
+@dataclass(slots=True)
+class Places:
+    """One ordering, asked about records of requests.
+
+    ordering: set before the first request, if at all.
+    quantum_s: service for which a program keeps its place in the order.
+    """
+
+    ordering: Ordering
+    quantum_s: float
+    programs: ProgramTable
+    pins: PinTable
+    work: WorkSizes
+    metrics: MetricsBuffer
+    clock: Clock
+
+    def key(self, record: RequestRecord, preempted: bool) -> PriorityKey:
+        return self.ordering.key(self._queued(record, preempted))
+
+    def rank(self, record: RequestRecord) -> Rank:
+        return self.ordering.rank(self._queued(record, preempted=False))
+
+    def rank_of_next(self, record: RequestRecord) -> Rank:
+        """Where the program's next turn will stand, as far as can be told now."""
+        self.stand(record)
+        record.promoted_s = None  # a promotion is for one call
+        return self.rank(record)
+
+    def promote_at_s(self, record: RequestRecord) -> float:
+        return self.ordering.promote_at_s(self._queued(record, preempted=False))
+
+    def promote(self, record: RequestRecord) -> None:
+        record.promoted_s = self.clock.now_s()
+        record.program.service_s = record.program.wait_s = 0.0
+
+    def stand(self, record: RequestRecord) -> None:
+        """Give the request its program's place as it is now."""
+        seniority = record.program.seniority
+        record.program_seq = seniority.seq
+        record.claim_counts = not seniority.is_spent
+        if self.ordering.uses_work:
+            # A sub-agent is work of its parent, which waits for it.
+            whose = record.program.parent or record.program
+            record.work_left_s = self.work.left_s(whose.work or Work())
+
+    def stand_back(self, record: RequestRecord) -> bool:
+        """Whether it stood where its program does not any more; it does not now."""
+        if record.admitted_s is not None:
+            return False  # what was preempted is in the middle of its turn
+        if record.program_seq == record.program.seniority.seq:
+            return False
+        self.stand(record)
+        return True
+
+    def admitted(self, record: RequestRecord, now_s: float) -> None:
+        """The request waits no longer."""
+        since_s = record.queued_s
+        if record.promoted_s is not None:
+            since_s = record.promoted_s
+        if now_s > since_s:
+            record.program.wait_s += now_s - since_s
+        record.program.seniority.on_admission()
+
+    def charge(self, program: Program, seconds: float) -> None:
+        """The program was served for so long."""
+        program.service_s += seconds
+        if not self.ordering.places_end:
+            return
+        if program.seniority.charge(seconds, self.quantum_s):
+            program.seniority.requeue(self.programs.next_seq())
+            self.metrics.count("quanta_used_up")
+
+    def _queued(self, record: RequestRecord, preempted: bool) -> QueuedTurn:
+        program = record.program
+        return QueuedTurn(  # by position: names cost half a microsecond here
+            record.user_priority,
+            preempted,
+            record.claim_counts and self.pins.get(record.pin_id) is not None,
+            record.program_seq,
+            record.seq,  # request_seq
+            program.service_s,
+            program.wait_s,
+            record.queued_s,
+            record.promoted_s is not None,
+            record.work_left_s,
+        )

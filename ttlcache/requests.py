@@ -1,0 +1,48 @@
+"""What is known of one request, from its arrival to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ttlcache.hints import Hints
+from ttlcache.pins import Pin
+from ttlcache.programs import Program
+
+#: A return whose cache hit is below this share of its context lost its KV.
+EVICTED_BELOW = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """One request between arrival and finish."""
+
+    request_id: str
+    program: Program
+    hints: Hints
+    seq: int
+    queued_s: float
+    user_priority: int
+    num_tokens: int = 0  # of its prompt
+    program_seq: int = 0  # where its program stood when it was queued, or moved back
+    claim_counts: bool = True  # not while its program's quantum is used up
+    work_left_s: float | None = None  # of its program, expected when it was queued
+    reusable_tokens: int = 0  # context of the turn it continues that it repeats
+    promoted_s: float | None = None  # when its ordering's anti-starvation rule struck
+    pin_id: int | None = None  # the pin it will claim
+    admitted_s: float | None = None
+    cached_tokens: int = 0
+    first_token_s: float | None = None
+    prefill_from_s: float | None = None  # after a reload; else from `admitted_s`
+
+    def lost_its_kv(self, cached_tokens: int) -> bool:
+        """Whether so few tokens found in GPU memory mean that it was evicted."""
+        return cached_tokens < EVICTED_BELOW * self.reusable_tokens
+
+
+def wait_kind(record: RequestRecord, cached_tokens: int, pin: Pin | None) -> str:
+    """One of `metrics.WAIT_KINDS`."""
+    if pin is not None:
+        return "claimed"
+    if not record.reusable_tokens:
+        return "new"
+    return "lost" if record.lost_its_kv(cached_tokens) else "cached"
