@@ -83,6 +83,10 @@ def namespace(kv_cache_config: Any) -> str:
     From the configuration alone, which scheduler and workers share. Empty for vLLM's
     default on CUDA, whose order of bytes is LMCache's own; elsewhere LMCache orders
     tokens before heads and our blocks must not be taken for its.
+
+    Which model it is need not be told: LMCache's keys begin with the path that vLLM was
+    started with, and hold the rank and the number of ranks. They hold no dtype; the
+    digest does, and where there is none it is as with LMCache alone.
     """
     name = _layout_name(kv_cache_config)
     if name == LMCACHE_ORDER:

@@ -110,7 +110,10 @@ class SchedulerTier(ABC):
         """The block pool exists."""
 
     def blocks_are_named(self, names: Collection[str]) -> None:  # noqa: B027
-        """Workers store under these names, not under what both halves compute."""
+        """Workers store under these names, not under what both halves compute.
+
+        One name for each rank that says so; the others store under what is computed.
+        """
 
     @abstractmethod
     def is_up(self) -> bool:

@@ -230,7 +230,7 @@ class ProgramBook:
         Args:
             program: whose it is; None: whose chain it extends, or a new program's.
         """
-        is_news = program is None
+        keeps_place = program in self._idle  # it was heard of before
         if program is None:
             program = self.extend(chain)
         if program is None:
@@ -238,15 +238,15 @@ class ProgramBook:
             program = ChainProgram(next(self._numbers), now_s, [], 0, 0)
         if program.running:
             return program  # its session says at its end what it has
-        self._unlist(program)
+        self._unlist_leaves(program)
         self._set_chain(program, list(chain))
         program.prompt_chunks = min(program.prompt_chunks, len(chain))
         program.context_tokens = tokens
-        if is_news:
-            self._rest(program, now_s)
-        else:
-            self._idle[program] = None
+        if keeps_place:
             self._list(program)
+        else:
+            self._idle.pop(program, None)
+            self._rest(program, now_s)
         return program
 
     def heard_of(self, program: ChainProgram, now_s: float) -> None:

@@ -116,6 +116,26 @@ def test_a_tool_of_several_parts_is_one_gap_key() -> None:
     assert program.gap_key == ("bash", "git", "status")
 
 
+def test_who_was_heard_of_before_its_store_is_as_old_as_that() -> None:
+    """Its store comes late; it is forgotten for the silence since its turn's end."""
+    world = Engine(policy_options={"ttl_s": 0.0}, program_idle_s=100.0)
+    world.store("r1", "ab")
+    world.tell("r1", ttl_s=1.0, program="p")
+    world.tell("r2", ttl_s=1.0, program="p")
+    world.clock.advance(50.0)
+    world.store("r3", "xy")
+    world.clock.advance(10.0)
+    world.store("r2", "abcd")
+    assert world.programs() == 2
+    world.clock.advance(45.0)  # r2 ended 105 s ago, r3 only 55
+    world.sweep()
+    assert (world.programs(), world.count("forgotten")) == (1, 1)
+    # What was forgotten is somebody new when it stores after all.
+    world.store("r2", "abcd")
+    world.sweep()
+    assert world.programs() == 2
+
+
 def test_what_is_not_in_l1_is_nobodys() -> None:
     world = nothing_by_itself()
     world.tier.stored_by("r1", "m", [b"a", b"ab"], 20)

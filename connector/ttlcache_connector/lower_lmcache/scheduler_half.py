@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
+from ttlcache_connector.compat import logger
 from ttlcache_connector.lower_lmcache.connect import connect
 from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
 from ttlcache_connector.lower_lmcache.epochs import Epochs
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,9 @@ class SchedulerHalf(SchedulerTier):
         self._sources = Sources(self._adapter, self._now_s)
         self._hints = HintSender(self._adapter, self._now_s)
         self._was_up = True
+        parallel = vllm_config.parallel_config
+        self._ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        self._is_split = False
 
     def bind(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -79,10 +85,22 @@ class SchedulerHalf(SchedulerTier):
         self._manager._policy = self._queue  # noqa: SLF001 - no registry, see above
 
     def blocks_are_named(self, names: Collection[str]) -> None:
+        if len(names) < self._ranks or len(set(names)) != 1:
+            # Each rank says by itself whether our path serves it. A hit needs the
+            # chunks of all ranks under one name: there would never be one.
+            log.error(
+                "ttlcache: %d of %d ranks move KV by LMCache's own code, the others by "
+                "ours, in another order of bytes; the lower tier is not used (the "
+                "ranks' logs say why)",
+                len(names),
+                self._ranks,
+            )
+            self._is_split = True
+            return
         (self._adapter.model_name,) = set(names)
 
     def is_up(self) -> bool:
-        up = bool(self._adapter.is_healthy)
+        up = bool(self._adapter.is_healthy) and not self._is_split
         if up and not self._was_up:
             self._hints.begin_anew()
         self._was_up = up

@@ -116,6 +116,9 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         self, key: Any, blocks: list[int], event: Any, per_chunk: int, move: Move
     ) -> bool:
         context = self.engine_driven_context
+        # Slots of a store that is given up from here on stay reserved until LMCache's
+        # write TTL: its protocol knows a commit, which shows the bytes to readers
+        # whatever they are, and no way back. Eviction takes them after that.
         slots = context.prepare_store(key, self._instance_id)
         _wait_for(event)
         chunks: list[torch.Tensor] = []

@@ -47,12 +47,15 @@ class WorkerHalf(WorkerTier):
         try:
             self._inner.register_kv_caches(kv_caches)
         except (ConnectionError, TimeoutError):
+            log.exception("ttlcache: this worker could not register at LMCache")
             raise ConfigError(
                 "lower_tier 'lmcache': the LMCache server did not accept this worker's "
                 "KV cache; start it with --supported-transfer-mode auto, as "
                 "ttlcache serve-tiers does"
             ) from None
         except (RuntimeError, ValueError) as error:
+            # Anything may be behind it, also a device that failed.
+            log.exception("ttlcache: this worker could not register at LMCache")
             raise ConfigError(
                 f"lower_tier 'lmcache': LMCache refuses this model: {error}"
             ) from error

@@ -1,0 +1,69 @@
+"""What ranks say of LMCache at start: refusals with their reasons, and one name."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcache", reason="LMCache is an extra")
+
+from ttlcache.errors import ConfigError
+from ttlcache_connector.lower_lmcache import scheduler_half, worker_half
+
+
+@pytest.fixture
+def logged(monkeypatch, caplog):
+    log = logging.getLogger("tests.lower_ranks")
+    monkeypatch.setattr(worker_half, "log", log)
+    monkeypatch.setattr(scheduler_half, "log", log)
+    return caplog
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (RuntimeError("CUDA error: out of memory"), "refuses this model: CUDA error"),
+        (ValueError("no such layout"), "refuses this model: no such layout"),
+        (ConnectionError("nobody there"), "did not accept this worker"),
+    ],
+)
+def test_why_a_registration_failed_is_logged_once(logged, raised, said):
+    def register(_kv_caches: Any) -> None:
+        raise raised
+
+    half = object.__new__(worker_half.WorkerHalf)
+    half._inner = SimpleNamespace(register_kv_caches=register)
+    with pytest.raises(ConfigError, match=said):
+        half.register({})
+    (record,) = logged.records
+    assert record.exc_info is not None
+    assert record.exc_info[1] is raised
+
+
+def halves(ranks: int) -> scheduler_half.SchedulerHalf:
+    half = object.__new__(scheduler_half.SchedulerHalf)
+    half._adapter = SimpleNamespace(model_name="model##ours", is_healthy=True)
+    half._hints = SimpleNamespace(begin_anew=lambda: None)
+    half._ranks, half._is_split, half._was_up = ranks, False, True
+    return half
+
+
+def test_all_ranks_may_name_their_blocks_anew(logged):
+    half = halves(2)
+    half.blocks_are_named(["model", "model"])
+    assert half._adapter.model_name == "model"
+    assert half.is_up()
+    assert logged.records == []
+
+
+@pytest.mark.parametrize("names", [["model"], ["model", "other"]])
+def test_ranks_that_disagree_get_no_tier(logged, names):
+    """One fell back to LMCache's code: no lookup would ever find all ranks' chunks."""
+    half = halves(2)
+    half.blocks_are_named(names)
+    assert not half.is_up()
+    (record,) = logged.records
+    assert "the lower tier is not used" in record.getMessage()
