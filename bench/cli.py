@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from bench import gap_report, overhead_recorder, overhead_report
+from bench import gap_replay, gap_report, overhead_recorder, overhead_report
 from bench.abuse.cli import abuse
 from bench.demo import DemoOptions, run_demo
 from bench.demote_cli import demote
@@ -154,7 +154,7 @@ def gaps(
     options = gap_report.GapOptions(
         CostSetting(prefill, delay, price, eta, running_tokens), rate, seed, tell_last
     )
-    arms = gap_report.DEFAULT_ARMS
+    arms: tuple[gap_replay.Arm, ...] = gap_report.DEFAULT_ARMS
     try:
         if policy:
             arms = tuple(gap_report.parse_arm(text) for text in policy)

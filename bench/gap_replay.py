@@ -186,7 +186,6 @@ class _Replay:
         program = self._controller.requests[request_id].program
         is_known = not math.isnan(turn.gap_s)
         num_tokens = turn.prompt_tokens + turn.output_tokens
-        self._controller.last_decision = None
         order = self._controller.finish(
             Finish(
                 request_id=request_id,

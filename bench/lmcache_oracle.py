@@ -44,7 +44,7 @@ class Oracle(Simulation):
             self._note_lookups(program, seed, service_s)
         for times in self._lookups_s.values():
             times.sort()
-        self.arm.look = lambda _used, _is_second: []  # type: ignore[method-assign]
+        self.arm.look = lambda used, is_second: []  # type: ignore[method-assign]
         return super().run(programs, seed, service_s)
 
     def _note_lookups(self, program: Program, seed: int, service_s: float) -> None:

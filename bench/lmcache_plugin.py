@@ -158,7 +158,8 @@ def run_plugin_bench(options: PluginBenchOptions, console: Console) -> int:
     stock = [r.prompt_hit for r in results if r.name not in ("ttl", ORACLE)]
     table = Table("arm", "prompt hit", "of best stock", "turns", "seconds", "problems")
     for each in results:
-        ratio = each.prompt_hit / max(stock) if stock and max(stock) else float("nan")
+        best = max(stock, default=0.0)
+        ratio = each.prompt_hit / best if best else float("nan")
         table.add_row(
             each.name,
             f"{each.prompt_hit:.3f}",

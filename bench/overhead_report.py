@@ -209,8 +209,8 @@ def _turn_table(results: Sequence[TurnResult]) -> Table:
         "claimed",
     )
     for r in results:
-        timed = (r.arrive.median, r.finish.median, r.both.median, r.both.p99)
-        timed += (r.admit.median, r.first_arrive.median)
+        timed = [r.arrive.median, r.finish.median, r.both.median, r.both.p99]
+        timed += [r.admit.median, r.first_arrive.median]
         cells = [f"{value:.1f}" for value in timed]
         view.add_row(f"{r.policy}, by {r.identity}", *cells, f"{r.pins_claimed:,}")
     return view

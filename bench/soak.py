@@ -119,9 +119,9 @@ class SoakOptions:
             TraceError: a trace cannot be read.
         """
         if not self.traces:
-            scale = _MEAN_CONTEXT_TOKENS / SWE_BENCH.tokens.mean
+            share = _MEAN_CONTEXT_TOKENS / SWE_BENCH.tokens.mean
             num = 3 * _PROGRAMS_A_TRACE
-            return synthetic(num, 1.0, self.seed, scale, self.gap_cap_s)
+            return synthetic(num, 1.0, self.seed, share, self.gap_cap_s)
         scale = TraceScale(
             mean_context_tokens=_MEAN_CONTEXT_TOKENS,
             max_context_tokens=_MAX_CONTEXT_TOKENS,

@@ -8,6 +8,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bench.replay import ReplayOptions, new_token_ids
 from bench.soak_requests import JUNK, STYLES, Requests, Tally, identify
@@ -125,7 +126,7 @@ class Fleet:
         self,
         prompt: list[int],
         turn: Turn,
-        extra: dict[str, object],
+        extra: dict[str, Any],
         headers: dict[str, str],
         rng: random.Random,
     ) -> None:

@@ -117,11 +117,12 @@ def _write_weights(path: Path, seed: int, shape: ModelShape) -> None:
         eos_token_id=1,
         pad_token_id=1,
     )
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     try:
-        model = LlamaForCausalLM(config).to(torch.float32)
+        model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+        model = model.to(torch.float32)
     finally:
         torch.random.set_rng_state(state)
     model.save_pretrained(path, safe_serialization=True)

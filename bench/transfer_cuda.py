@@ -25,7 +25,7 @@ class SwapBlocksArm(Arm):
 
         self._ops = _custom_ops
         # Batch copies are not allowed on the default stream.
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def prepare(self, memory: CellMemory) -> None:
         if not memory.group.layout.groups[0].is_dense:
@@ -33,11 +33,12 @@ class SwapBlocksArm(Arm):
 
     def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
         plan = plan_of(memory, direction, part)
-        pieces = _per_block(memory, plan.pieces, direction)
+        src, dst, sizes = map(
+            torch.from_numpy, _per_block(memory, plan.pieces, direction)
+        )
         with torch.cuda.stream(self._stream):
             self._ops.swap_blocks_batch(
-                *(torch.from_numpy(column) for column in pieces),
-                is_src_access_order_any=direction is Direction.LOAD,
+                src, dst, sizes, is_src_access_order_any=direction is Direction.LOAD
             )
         torch.cuda.synchronize()
 
@@ -70,7 +71,7 @@ class LMCacheDirectArm(Arm):
         if not transfer._HAS_BATCH_MEMCPY_ASYNC:  # noqa: SLF001
             raise ImportError("this build of LMCache has no direct copies")
         self._ops, self._native = transfer.device_ops, lmcache_native
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._utils, self._pin_bytes = utils, LazyMemoryAllocator.PIN_CHUNK_SIZE
 
     def prepare(self, memory: CellMemory) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec
@@ -106,7 +108,7 @@ def _pool_blocks(shape: CellShape) -> int:
     return (run + 1) * -(-PARTS * shape.blocks // run) + run + 1
 
 
-def _parts(shape: CellShape, num_blocks: int, seed: int) -> list[np.ndarray]:
+def _parts(shape: CellShape, num_blocks: int, seed: int) -> list[npt.NDArray[np.int64]]:
     """Block ids of each part; runs end at chunk borders at the latest."""
     random = np.random.default_rng(seed)
     run = min(shape.run_blocks, BLOCKS_PER_CHUNK)
@@ -142,7 +144,7 @@ def _allocate(
         attention_config=SimpleNamespace(hisparse_config=None),
     )
     group = KVCacheGroupSpec([f"layers.{i}" for i in range(shape.layers)], spec)
-    config = get_kv_cache_config_from_groups(vllm_config, [group], 1 << 40)
+    config = get_kv_cache_config_from_groups(cast(Any, vllm_config), [group], 1 << 40)
     config.kv_cache_layout = layout.name
     return allocate_kv_cache(config, device, layout), config
 

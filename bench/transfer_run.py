@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -206,7 +207,7 @@ def bars(result: TransferResult) -> list[Bar]:
             and row.shape.layout != "LHBNC"
         ]
         name = "reference by one memcpy at 128 KiB pages, CPU seconds"
-        found = [(name, CPU_BAR, rows, lambda row: row.of_peak_cpu)]
+        found = [(name, CPU_BAR, rows, attrgetter("of_peak_cpu"))]
     else:
         found = []
         for page_bytes, limit in CUDA_BARS:
@@ -221,7 +222,7 @@ def bars(result: TransferResult) -> list[Bar]:
                 )
             ]
             name = f"cupy by one pinned copy at {page_bytes >> 10} KiB pages"
-            found.append((name, limit, rows, lambda row: row.of_peak))
+            found.append((name, limit, rows, attrgetter("of_peak")))
     return [
         Bar(name, value(worst), limit, worst)
         for name, limit, rows, value in found

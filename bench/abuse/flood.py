@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttlcache.clock import VirtualClock, use_clock
+from ttlcache.controller import Controller
+from ttlcache_connector.blocks import PinLedger
 from ttlcache_connector.harness import EngineHarness, EngineSpec
+from ttlcache_connector.scheduler_side import SchedulerSide
 
 #: How the flooding client behaves: it says that each session is over; it wants every
 #: session kept for ever; each session pretends to be another tenant (cache_salt),
@@ -112,12 +115,28 @@ class _Arm:
         self._cached: dict[str, int] = {}
         self._hit = self._hittable = 0
 
+    @property
+    def _side(self) -> SchedulerSide:
+        side = self._engine.connector.side
+        assert side is not None
+        return side
+
+    @property
+    def _controller(self) -> Controller:
+        assert self._side.controller is not None
+        return self._side.controller
+
+    @property
+    def _ledger(self) -> PinLedger:
+        assert self._side.ledger is not None
+        return self._side.ledger
+
     def run(self) -> FloodResult:
         options, clock, engine = self._options, self._clock, self._engine
         start_s = clock.now_s()
         for at_s, event in _arrivals(options):
             heapq.heappush(self._due, (start_s + at_s, next(self._order), event))
-        controller = engine.connector.side.controller
+        controller = self._controller
         peak_pinned = peak_programs = 0
         for _ in range(MAX_STEPS):
             while self._due and self._due[0][0] <= clock.now_s():
@@ -131,7 +150,7 @@ class _Arm:
             self._see_hits()
             clock.advance(options.step_s + tokens * options.token_s)
             self._collect()
-            pinned = engine.connector.side.ledger.pressure().pinned_blocks
+            pinned = self._ledger.pressure().pinned_blocks
             peak_pinned = max(peak_pinned, pinned)
             peak_programs = max(peak_programs, len(controller.programs))
         else:
@@ -144,7 +163,7 @@ class _Arm:
             sessions=options.sessions,
             peak_pinned_blocks=peak_pinned,
             peak_programs=peak_programs,
-            hook_errors=engine.connector.side.faults.total,
+            hook_errors=self._side.faults.total,
         )
 
     def _send(self, event: int | _Agent) -> None:
@@ -187,7 +206,7 @@ class _Arm:
         )
 
     def _see_hits(self) -> None:
-        requests = self._engine.connector.side.controller.requests
+        requests = self._controller.requests
         for agent in self._agents.values():
             record = requests.get(f"{agent.name}/{agent.turn}")
             if record is not None and record.admitted_s is not None:

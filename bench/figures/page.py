@@ -52,7 +52,8 @@ def programs_of(result: Json) -> str:
 
 
 def tables_of(result: Json) -> Sequence[Sequence[Any]]:
-    return result.get("tables", JCT_TABLES)
+    tables: Sequence[Sequence[Any]] = result.get("tables", JCT_TABLES)
+    return tables
 
 
 def by_arm(result: Json, key: str) -> dict[str, dict[str, float]]:

@@ -171,6 +171,7 @@ def _thunderagent(cell: Cell, connector: TTLConnector | None) -> Gate:
 def _mori(cell: Cell, connector: TTLConnector | None) -> Gate:
     assert connector is not None
     assert connector.side is not None
+    assert connector.side.controller is not None
     pins = connector.side.controller.pins
 
     def unpin(program_id: str) -> None:

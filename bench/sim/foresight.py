@@ -51,15 +51,16 @@ class Foresight:
 
     def still_refused(self, time_s: float) -> bool:
         """Whether admission control keeps out at `time_s` whom it kept out last."""
-        if self._asked is None or self._side is None:
+        controller = self._side.controller if self._side is not None else None
+        if self._asked is None or controller is None:
             return True
-        controller = self._side.controller
         now_s = self._clock.now_s()
         real = controller._admission  # noqa: SLF001 - asked on a copy, then put back
         controller._admission = copy.copy(real)  # noqa: SLF001
         self._clock.set(time_s)
         try:
-            return controller.admission(*self._asked) is Admission.WAIT
+            answer: Admission = controller.admission(*self._asked)
+            return answer is Admission.WAIT
         finally:
             self._clock.set(now_s)
             controller._admission = real  # noqa: SLF001
@@ -69,7 +70,7 @@ class Foresight:
         ask = side.admission
 
         def admission(request: Any, needed_blocks: int) -> Admission:
-            answer = ask(request, needed_blocks)
+            answer: Admission = ask(request, needed_blocks)
             waits = answer is Admission.WAIT
             self._asked = (request.request_id, needed_blocks) if waits else None
             return answer

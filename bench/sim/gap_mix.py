@@ -123,7 +123,7 @@ def _parts(
 ) -> tuple[tuple[_Part, ...], ...]:
     total = sum(tool.weight for tool in tools)
     level = sum(tool.weight * tool.relative_mean for tool in tools) / total
-    parts = []
+    parts: list[tuple[_Part, ...]] = []
     for tool in tools:
         own_s = mean_s * tool.relative_mean / level
         if tool.tail_share is None:

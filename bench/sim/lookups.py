@@ -23,7 +23,7 @@ class _VersionedMap(BlockHashToBlockMap):
     """Counts the changes per owner (program, or the shared prompt)."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.versions: defaultdict[bytes, int] = defaultdict(int)
 
     def insert(self, key: Any, block: Any) -> None:
@@ -60,4 +60,4 @@ def remember_lookups(manager: KVCacheManager) -> None:
             known = remembered[owner] = (version, look_up(request))
         return known[1]
 
-    manager.get_computed_blocks = get_computed_blocks
+    manager.get_computed_blocks = get_computed_blocks  # type: ignore[method-assign]

@@ -144,8 +144,8 @@ def _own_member(cls: ast.ClassDef, name: str) -> Found:
                 return "" if is_property else _parameters(node.args)
         elif _assigns(node, lambda t: isinstance(t, ast.Name) and t.id == name):
             return ""
-    for node in ast.walk(cls):
-        if _assigns(node, lambda t: _is_self(t, name)):
+    for inside in ast.walk(cls):
+        if _assigns(inside, lambda t: _is_self(t, name)):
             return ""
     return None
 

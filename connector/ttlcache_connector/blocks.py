@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # A long context has thousands of blocks, all walked while the engine waits: what is
 # done to each of them runs in C where it can.
 _block_id = attrgetter("block_id")
-_ref_cnt = attrgetter("ref_cnt")
+_ref_cnt: Callable[[KVCacheBlock], int] = attrgetter("ref_cnt")
 
 
 @dataclass(frozen=True, slots=True)

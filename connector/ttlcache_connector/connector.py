@@ -251,7 +251,10 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> KVConnectorTransferResults:
         if self.worker is None:
             return super().get_transfer_results(finished_req_ids)
-        return compat.transfer_results(self.worker.poll(finished_req_ids))
+        results: KVConnectorTransferResults = compat.transfer_results(
+            self.worker.poll(finished_req_ids)
+        )
+        return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return set() if self.worker is None else self.worker.take_invalid_blocks()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from vllm import SamplingParams
@@ -110,7 +110,7 @@ def build_vllm_config(spec: EngineSpec) -> VllmConfig:
     config = EngineArgs(**(arguments | dict(spec.engine_args))).create_engine_config()
     config.cache_config.num_gpu_blocks = spec.num_blocks
     if spec.mamba_mode is not None:
-        config.cache_config.mamba_cache_mode = spec.mamba_mode
+        config.cache_config.mamba_cache_mode = cast(Any, spec.mamba_mode)
     # The CPU platform turns async scheduling off after our plugin has chosen.
     if spec.async_scheduling and not config.scheduler_config.async_scheduling:
         config.scheduler_config.async_scheduling = True
@@ -122,7 +122,7 @@ def build_vllm_config(spec: EngineSpec) -> VllmConfig:
 
 
 def build_kv_cache_config(spec: EngineSpec) -> KVCacheConfig:
-    shape = {
+    shape: dict[str, Any] = {
         "block_size": spec.block_tokens,
         "num_kv_heads": 2,
         "head_size": 32,
@@ -177,8 +177,9 @@ class EngineHarness:
         self.spec = spec
         self.config = config if config is not None else build_vllm_config(spec)
         self.config.cache_config.num_gpu_blocks = spec.num_blocks
-        scheduler_cls = self.config.scheduler_config.get_scheduler_cls()
-        self.scheduler: Scheduler = scheduler_cls(  # type: ignore[assignment]
+        # The interface asks for more than vLLM's own schedulers do.
+        scheduler_cls: Any = self.config.scheduler_config.get_scheduler_cls()
+        self.scheduler: Scheduler = scheduler_cls(
             vllm_config=self.config,
             kv_cache_config=build_kv_cache_config(spec),
             structured_output_manager=StructuredOutputManager(self.config),

@@ -186,6 +186,7 @@ class _View:
     @property
     def is_token_major(self) -> bool:
         """[token, head, content] in one piece: LMCache's order of a block."""
+        order: tuple[int, ...]
         if len(self.shape) == 5:  # (block, kernel block, head, token, content)
             order = (1, 3, 2, 4)
         elif len(self.shape) == 4:

@@ -56,8 +56,9 @@ class AllocationGuard:
 
     def install(self) -> None:
         """Shadow two methods of this one manager object."""
-        self._manager.allocate_slots = self._short_way()
-        self._manager.reset_prefix_cache = self.reset_prefix_cache
+        manager: Any = self._manager
+        manager.allocate_slots = self._short_way()
+        manager.reset_prefix_cache = self.reset_prefix_cache
 
     def allocate_slots(
         self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any

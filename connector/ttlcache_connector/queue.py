@@ -71,9 +71,12 @@ class ProgramQueue(RequestQueue):
         self._now_s = now_s
         self._max_wait_s = max_wait_s
         self._entries: dict[str, _Entry] = {}
-        self._by_key: SortedKeyList = SortedKeyList(key=lambda e: e.key)
-        self._by_age: SortedKeyList = SortedKeyList(key=lambda e: e.queued_s)
-        self._by_promotion: SortedKeyList = SortedKeyList(key=lambda e: e.promote_at_s)
+        self._by_key: SortedKeyList[_Entry, tuple[int, ...]]
+        self._by_key = SortedKeyList(key=lambda e: e.key)
+        self._by_age: SortedKeyList[_Entry, float]
+        self._by_age = SortedKeyList(key=lambda e: e.queued_s)
+        self._by_promotion: SortedKeyList[_Entry, float]
+        self._by_promotion = SortedKeyList(key=lambda e: e.promote_at_s)
         # Skipped requests leave and return within a step: their age must last.
         self._since: dict[str, float] = {}
         self._peeked: _Entry | None = None

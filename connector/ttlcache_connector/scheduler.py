@@ -6,7 +6,7 @@ step, and let the connector's guard handle failed allocations.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -41,7 +41,7 @@ class _ProgramScheduling:
         loads = connector.config.lower_tier != "none"
         if self.connector is connector and not loads:  # type: ignore[attr-defined]
             self.defer_block_free = False
-        connector.attach_scheduler(self, self.waiting)
+        connector.attach_scheduler(cast(Scheduler, self), self.waiting)
 
     def add_request(self, request: Request) -> None:
         # Before queueing: the queue needs to know the program.
@@ -50,12 +50,14 @@ class _ProgramScheduling:
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._ttl.before_step()
-        return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        output: SchedulerOutput = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        return output
 
 
-class TTLScheduler(_ProgramScheduling, Scheduler):
+# Our queue stands where vLLM's stood.
+class TTLScheduler(_ProgramScheduling, Scheduler):  # type: ignore[misc]
     """For `async_scheduling` off."""
 
 
-class AsyncTTLScheduler(_ProgramScheduling, AsyncScheduler):
+class AsyncTTLScheduler(_ProgramScheduling, AsyncScheduler):  # type: ignore[misc]
     """For `async_scheduling` on."""

@@ -149,9 +149,10 @@ class SchedulerSide(QueueAnswers):
         if self.controller is None:
             return {}
         self.controller.tick()
-        return control.obey(self.controller, order, self._clock.now_s()) | {
-            "gauges": self._gauges()
-        }
+        answer: dict[str, Any] = control.obey(
+            self.controller, order, self._clock.now_s()
+        )
+        return answer | {"gauges": self._gauges()}
 
     def _let_down(
         self, request: Request, blocks: list[KVCacheBlock], order: HoldOrder | None

@@ -3,7 +3,7 @@ their service."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
@@ -16,7 +16,7 @@ from ttlcache_connector.demotion import DemotingLedger
 from ttlcache_connector.failsafe import Pace, drop_everything
 from ttlcache_connector.guard import Faults, guarded
 from ttlcache_connector.knowledge import HistoryFile, load_costs, open_journal
-from ttlcache_connector.pressure import AllocationGuard
+from ttlcache_connector.pressure import AllocationGuard, Reclaims
 from ttlcache_connector.promotion import Promoter
 from ttlcache_connector.telling import pin_end
 from ttlcache_connector.tier_side import TierSide
@@ -124,7 +124,8 @@ class SideParts:
             demoting.on_turn_end = self._pin_ended
             if self._config.promote_ahead:
                 self._promoter = Promoter(self.lower.tier, self.controller)
-        AllocationGuard(manager, self).install()
+        # What this class lacks of it, `SchedulerSide` has.
+        AllocationGuard(manager, cast(Reclaims, self)).install()
 
     def attach(self, scheduler: Scheduler, queue: ProgramQueue) -> None:
         """Our own scheduler introduces itself; a foreign one never does."""

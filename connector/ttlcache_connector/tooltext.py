@@ -94,7 +94,8 @@ class VLLMParser:
             )
             from vllm.tool_parsers import ToolParserManager
 
-            self._request = ChatCompletionRequest(messages=[], model="")
+            # Pydantic fills in the rest.
+            self._request = ChatCompletionRequest(messages=[], model="")  # type: ignore[call-arg]
             self._parser_cls = ToolParserManager.get_tool_parser(name)
         except Exception:  # noqa: BLE001 - detection is optional
             self._drop("is unknown to the engine process")

@@ -61,7 +61,7 @@ def settings_of(extra_config: dict[str, Any] | None) -> tuple[str, dict[str, Any
     return names[0], {k: v for k, v in found.items() if k not in _LMCACHES_OWN}
 
 
-class TTLStoragePlugin(StoragePluginInterface):  # type: ignore[misc]
+class TTLStoragePlugin(StoragePluginInterface):
     """LMCache's side of `TieredStore`, one per worker, each in a folder of its own.
 
     Raises:

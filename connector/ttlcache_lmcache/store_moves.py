@@ -54,7 +54,8 @@ class Moves:
         copy = bytes(data)
         with self._lock:
             if entry.data is not None or entry.is_dead:
-                self._index.memory_bytes -= size
+                # Another thread was here meanwhile.
+                self._index.memory_bytes -= size  # type: ignore[unreachable]
                 return entry.data is not None
             entry.data = copy
             self._index.memory[entry.header.key] = entry

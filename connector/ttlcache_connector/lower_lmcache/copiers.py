@@ -140,13 +140,14 @@ class LMCacheCopier(Copier):
         blocks_in_chunk: int,
         chunks: list[torch.Tensor] | None,
     ) -> list[torch.Tensor]:
-        return gather_paged_kv_to_cpu(
+        gathered: list[torch.Tensor] = gather_paged_kv_to_cpu(
             self._kv_caches,
             blocks,
             blocks_in_chunk,
             layout_hints=self._hints,
             out=chunks,
         )
+        return gathered
 
     def scatter(
         self,
@@ -171,7 +172,8 @@ def _block_bytes(kv_caches: dict[str, torch.Tensor], layout_hints: Any) -> int:
         kv_caches, layout_hints=layout_hints
     )
     item_bytes: int = getattr(torch, dtype).itemsize
-    return block * layers * hidden * planes * item_bytes
+    num_bytes: int = block * layers * hidden * planes * item_bytes
+    return num_bytes
 
 
 def _memory_of(context: EngineDrivenContextShm) -> tuple[int, int, bool]:

@@ -192,8 +192,8 @@ class SchedulerHalf(SchedulerTier):
         stores = output.kv_connector_worker_meta
         if isinstance(stores, LMCacheMPWorkerMetadata):
             for request_id in stores.completed_store_requests:
-                failed = request_id in stores.failed_store_requests
-                self.on_demotion("failed" if failed else "stored")
+                is_lost = request_id in stores.failed_store_requests
+                self.on_demotion("failed" if is_lost else "stored")
         ended = []
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():

@@ -57,7 +57,8 @@ class ThreadedTransfer(EngineDrivenTransferContext):
     def create_recorded_event(self) -> Any:
         if self._device.type != "cuda":
             return None  # the CPU's forward pass is over when we are called
-        event = torch.cuda.Event(blocking=True)  # the mover sleeps until it
+        # The mover sleeps until it.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
