@@ -214,7 +214,7 @@ MUTATIONS = [
         "::test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held",
     ),
     Mutation(
-        "controller.py",
+        "places.py",
         "record.claim_counts = not seniority.is_spent",
         "record.claim_counts = True",
         "test_seniority.py::test_a_used_up_program_stands_behind_who_came_meanwhile",
@@ -323,14 +323,14 @@ MUTATIONS = [
         "test_admission.py::test_a_program_that_ends_under_way_leaves_nothing_behind",
     ),
     Mutation(
-        "controller.py",
+        "places.py",
         "since_s = record.promoted_s",
         "since_s = record.queued_s",
         "test_plas.py"
         "::test_a_starved_call_is_promoted_and_its_programs_counters_start_anew",
     ),
     Mutation(
-        "controller.py",
+        "holding.py",
         "if facts is None or facts.requested_ttl_s is not None:",
         "if facts is None:",
         "test_retention.py::test_a_clients_own_ttl_is_final",
