@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,11 +26,13 @@ class HTTPProcess:
         health_url: str,
         log_path: Path,
         start_timeout_s: float = 180.0,
+        extra_env: Mapping[str, str] | None = None,
     ) -> None:
         self.command = tuple(command)
         self.log_path = log_path
         self._health_url = health_url
         self._start_timeout_s = start_timeout_s
+        self._env = {**os.environ, "NO_COLOR": "1", **(extra_env or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -40,7 +42,7 @@ class HTTPProcess:
                 self.command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "NO_COLOR": "1"},
+                env=self._env,
                 start_new_session=True,
             )
         try:
