@@ -102,19 +102,18 @@ class Ranks:
         return [[row["program"] for row in e["programs"]] for e in engines]
 
     def who_does(self, request: Callable[[], dict[str, Any]]) -> tuple[int, Any]:
-        """The rank whose prompt tokens a request is counted among, and its answer."""
-        before = self.count("vllm:prefix_cache_queries_total")
+        """The rank that counts a request as done, and the answer."""
+        before = self.count("vllm:request_success_total")
         answer = request()
-        usage = answer["usage"]
-        tokens = usage.get("prompt_tokens") or usage["input_tokens"]
         deadline = time.monotonic() + HANG_S
         while time.monotonic() < deadline:
-            grown = self.count("vllm:prefix_cache_queries_total") - before
-            if sum(grown.values()) == tokens:
-                (rank,) = grown
+            done = self.count("vllm:request_success_total") - before
+            if done:
+                ((rank, number),) = done.items()
+                assert number == 1
                 return int(rank), answer
             time.sleep(0.05)
-        raise AssertionError(f"{tokens} prompt tokens, counted: {grown}")
+        raise AssertionError("no engine counts the request")
 
 
 def completion(prompt: list[int], salt: str) -> dict[str, Any]:
@@ -139,9 +138,7 @@ def post(url: str, body: dict[str, Any], headers: dict[str, str]) -> dict[str, A
 
 
 def cached(answer: dict[str, Any]) -> int:
-    usage = answer["usage"]
-    details = usage.get("prompt_tokens_details") or usage["input_tokens_details"]
-    return int(details["cached_tokens"])
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
 def output(answer: dict[str, Any]) -> list[int]:
