@@ -51,7 +51,8 @@ _ROUTINGS = (
     FleetArm("cache-aware", "cache_aware"),
     FleetArm(SESSION, "consistent_hash", session=True),
     FleetArm("sticky", "sticky_least_loaded", session=True),
-    FleetArm("front", "sticky_least_loaded", front=True),
+    FleetArm("front", "consistent_hash", front=True),
+    FleetArm("sticky-front", "sticky_least_loaded", front=True),
 )
 ARMS = {
     **{arm.name: arm for arm in _ROUTINGS},

@@ -23,6 +23,7 @@ _ADD_MIDDLEWARE = "init_entrypoints_middleware"
 #: An engine that has not answered by then is taken for dead.
 ASK_TIMEOUT_S = 10.0
 _CONTROL = "ttlcache_control"
+_CHOOSES_RANK = "_ttlcache_chooses_rank"
 
 
 def logger(name: str) -> logging.Logger:
@@ -220,7 +221,7 @@ async def ask_engines(client: Any, order: Mapping[str, Any]) -> list[dict[str, A
 def choose_rank(client: Any, rank: Callable[[], int | None]) -> None:
     """Have an `AsyncLLM` ask `rank` for requests whose caller names no rank."""
     original = client.generate
-    if hasattr(original, "__wrapped__"):
+    if getattr(original, _CHOOSES_RANK, False):
         return
 
     @functools.wraps(original)
@@ -229,6 +230,7 @@ def choose_rank(client: Any, rank: Callable[[], int | None]) -> None:
             named["data_parallel_rank"] = rank()
         return original(*args, **named)
 
+    setattr(generate, _CHOOSES_RANK, True)
     client.generate = generate
 
 
