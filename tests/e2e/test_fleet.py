@@ -38,7 +38,7 @@ class Fleet:
 
     def router(self, name: str) -> Router:
         log = self.folder / f"router-{name}.log"
-        return Router(self.cluster.urls, "sticky_least_loaded", log)
+        return Router(self.cluster.urls, "consistent_hash", log)
 
     def first(self, router: Router, index: int, name: str, **hints: Any) -> Any:
         hints = {"tool": "bash", "ttl": "300s", **hints}
