@@ -22,7 +22,7 @@ from bench.lmcache_plugin_cli import lmcache_plugin
 from bench.lmcache_store_cli import lmcache_store
 from bench.lmcache_tests.cli import lmcache_tests
 from bench.pin_vs_reload_cli import pin_vs_reload
-from bench.server import ServerError
+from bench.process import ServerError
 from bench.sim.cli import sim
 from bench.soak_cli import soak
 from bench.surface.cli import surface_command

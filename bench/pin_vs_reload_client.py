@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 
-from bench.server import ServerError, VLLMServer, by_label, total
+from bench.process import ServerError
+from bench.server import VLLMServer, by_label, total
 from bench.tier_server import TierServer
 
 #: Tokens that the next turn adds; they are prefilled in any case.

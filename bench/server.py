@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.ports import free_ports
+from bench.process import ServerProcess
 
-_LOG_TAIL_LINES = 40
 #: A level at the line's start, or an uncaught exception; vLLM puts "(EngineCore
 #: pid=1) " before it, and colour codes when the terminal asks for them.
 _COLOUR = r"(?:\x1b\[[\d;]*m)*"
 _ERROR_LINE = re.compile(
     rf"^{_COLOUR}(?:\([^)]*\)\s*)?{_COLOUR}(?:(?:ERROR|CRITICAL)\b|Traceback \()"
 )
-#: "ValueError: …" or "ttlcache.errors.ConfigError: …", with or without the prefix.
-_CAUSE_LINE = re.compile(r"(?:^|\] )[\w.]*(?:Error|Exception): ")
 #: vLLM's API server may notice that its engine left first when both are told to.
 _SHUTDOWN_RACE = "[async_llm.py:"
 
 #: One sample of /metrics: ``(name, ((label, value), …))``, labels sorted.
 SampleKey = tuple[str, tuple[tuple[str, str], ...]]
-
-
-class ServerError(RuntimeError):
-    """The server did not start, or died; the message ends with its log's tail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +84,8 @@ class ServerOptions:
         }
 
 
-class VLLMServer:
-    """Runs one server for the length of a ``with`` block.
+class VLLMServer(ServerProcess):
+    """Runs one server for the length of a ``with`` block; its engines are children.
 
     Args:
         model: folder with weights and tokenizer.
@@ -105,6 +94,8 @@ class VLLMServer:
         start_timeout_s: deadline for ``/health`` to answer 200.
     """
 
+    name = "the vLLM server"
+
     def __init__(
         self,
         model: Path,
@@ -112,18 +103,15 @@ class VLLMServer:
         log_path: Path,
         start_timeout_s: float = 600.0,
     ) -> None:
+        super().__init__(log_path, start_timeout_s)
         self.model = model
         self.options = options
-        self.log_path = log_path
-        self.start_timeout_s = start_timeout_s
         self.port = free_ports(1)[0]
         self.base_url = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
         self._served_log_bytes: int | None = None
 
     @property
     def command(self) -> list[str]:
-        """The full command line."""
         module = "vllm.entrypoints.openai.api_server"
         return [
             *(sys.executable, "-m", module),
@@ -131,57 +119,17 @@ class VLLMServer:
         ]
 
     @property
-    def pid(self) -> int:
-        """The API server's process; the engine core is a child of it."""
-        if self._process is None:
-            raise RuntimeError("the server is not running")
-        return self._process.pid
+    def health_url(self) -> str:
+        return f"{self.base_url}/health"
 
-    def __enter__(self) -> Self:
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                self.command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.options.environment(),
-                start_new_session=True,
-            )
-        try:
-            self._wait_healthy()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.options.environment()
 
     def stop(self, grace_s: float = 15.0) -> None:
-        """SIGTERM to the server, then SIGKILL to what is left of its group."""
-        process = self._process
-        if process is None:
-            return
-        self._process = None
-        self._served_log_bytes = self.log_path.stat().st_size
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(grace_s)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-    def kill(self) -> None:
-        """SIGKILL to the whole group, as a crash of the machine would end it."""
-        os.killpg(self.pid, signal.SIGKILL)
         if self._process is not None:
-            self._process.wait()
+            self._served_log_bytes = self.log_path.stat().st_size
+        super().stop(grace_s)
 
     def metrics(self) -> dict[SampleKey, float]:
         """All samples of ``/metrics`` now."""
@@ -201,33 +149,6 @@ class VLLMServer:
         rest = log[end:].decode(errors="replace").splitlines()
         lines = [*served, *(line for line in rest if _SHUTDOWN_RACE not in line)]
         return [line for line in lines if _ERROR_LINE.search(line)]
-
-    def log_tail(self) -> str:
-        """The exceptions named in the log and its last lines, for error messages."""
-        lines = self.log_path.read_text(errors="replace").splitlines()
-        causes = dict.fromkeys(line for line in lines if _CAUSE_LINE.search(line))
-        tail = lines[-_LOG_TAIL_LINES:]
-        return "\n".join([*(line for line in causes if line not in tail), "…", *tail])
-
-    def _wait_healthy(self) -> None:
-        process = self._process
-        assert process is not None
-        deadline = time.monotonic() + self.start_timeout_s
-        while time.monotonic() < deadline:
-            code = process.poll()
-            if code is not None:
-                raise ServerError(
-                    f"the vLLM server ended with exit status {code} before it was "
-                    f"ready; {self.log_path} ends with:\n{self.log_tail()}"
-                )
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.base_url}/health", timeout=5.0).status_code == 200:
-                    return
-            time.sleep(0.25)
-        raise ServerError(
-            f"the vLLM server was not ready after {self.start_timeout_s:g} s; "
-            f"{self.log_path} ends with:\n{self.log_tail()}"
-        )
 
 
 def parse_metrics(text: str) -> dict[SampleKey, float]:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from bench.server import ServerError
+from bench.process import ServerError
 from bench.soak import SoakOptions, run_soak
 from bench.traces import TraceError
 

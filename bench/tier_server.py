@@ -12,7 +12,7 @@ import httpx
 
 from bench.lmcache_process import LMCacheProcess
 from bench.ports import free_ports
-from bench.server import ServerError
+from bench.process import ServerError
 from ttlcache_connector.serve_tiers import TierOptions
 
 #: In `/status`: what is on its way to the disk.
@@ -88,6 +88,6 @@ class TierServer(LMCacheProcess):
         manager: dict[str, Any] = self.status()["storage_manager"]
         return manager
 
-    def _forget(self) -> None:
-        super()._forget()
+    def kill(self) -> None:
+        super().kill()
         self.options.segment.unlink(missing_ok=True)

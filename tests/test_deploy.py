@@ -10,6 +10,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import typer
 import yaml
 from check_jsonschema.cli import main as check_jsonschema
 from click.testing import CliRunner
@@ -17,6 +18,7 @@ from typer.testing import CliRunner as TyperRunner
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
+from bench.fleet.router import SETTINGS, STICKY_IDLE
 from tests.test_monitoring import metric_labels, names_in
 from ttlcache.cli import app
 from ttlcache.config import load_config
@@ -133,7 +135,7 @@ def filled(word: str) -> str:
 def test_every_container_of_ours_is_checked():
     programs = {words[0] for _, words in COMMANDS}
     assert programs == {"vllm", "ttlcache", "vllm-router"}
-    assert len(COMMANDS) == 9
+    assert len(COMMANDS) == 11
 
 
 @pytest.mark.parametrize("words", _of("vllm"))
@@ -156,6 +158,11 @@ def test_vllm_knows_its_flags(words):
 
 @pytest.mark.parametrize("words", _of("ttlcache"))
 def test_ttlcache_knows_its_flags(words):
+    if words[0] == "front":
+        command = typer.main.get_command(app).commands["front"]
+        context = command.make_context("front", words[1:])
+        assert context.params["upstream"].endswith(":30000")
+        return
     pytest.importorskip("lmcache")
     result = TyperRunner().invoke(app, [*words, "--print-only"])
     assert result.exit_code == 0, result.output
@@ -168,9 +175,50 @@ def test_the_router_knows_its_flags(words):
     parser = argparse.ArgumentParser()
     RouterArgs.add_cli_args(parser, exclude_host_port=False)
     found = RouterArgs.from_cli_args(parser.parse_args(words))
-    assert found.policy == "consistent_hash"
+    assert found.policy == "sticky_least_loaded"
     if not found.service_discovery:
         assert found.worker_urls == ["http://vllm-0:8000", "http://vllm-1:8000"]
+
+
+def test_the_router_has_the_settings_that_were_tried():
+    """Those of the benches, which tests/front/test_sticky.py runs with."""
+    (router,) = [
+        container
+        for _, document in KUBERNETES
+        if document["kind"] == "Deployment" and document["metadata"]["name"] == "router"
+        for container in document["spec"]["template"]["spec"]["containers"]
+        if container["name"] == "router"
+    ]
+    assert {e["name"]: e["value"] for e in router["env"]} == STICKY_IDLE
+    compose = COMPOSE["services"]["router"]
+    assert compose["environment"] == STICKY_IDLE
+    pairs = zip(SETTINGS[::2], SETTINGS[1::2], strict=True)
+    settings = {f"{name}={value}" for name, value in pairs}
+    for words in (router["args"], compose["command"]):
+        assert settings <= set(words)
+
+
+def test_clients_reach_the_front_and_not_the_router():
+    assert COMPOSE["services"]["front"]["ports"]
+    assert "ports" not in COMPOSE["services"]["router"]
+    (service,) = [
+        document
+        for file, document in KUBERNETES
+        if file == "router.yaml" and document["kind"] == "Service"
+    ]
+    (port,) = service["spec"]["ports"]
+    (deployment,) = [
+        document
+        for file, document in KUBERNETES
+        if file == "router.yaml" and document["kind"] == "Deployment"
+    ]
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    named = {
+        (container["name"], exposed["name"])
+        for container in containers
+        for exposed in container["ports"]
+    }
+    assert ("front", port["targetPort"]) in named
 
 
 def test_replicas_and_lmcache_agree_on_the_port():

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from bench.fleet.arms import ARMS
 from bench.fleet.run import FleetOptions, run
-from bench.server import ServerError
+from bench.process import ServerError
 
 _DEFAULTS = FleetOptions()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -11,10 +11,14 @@ import httpx
 from bench.fleet.process import HTTPProcess
 from bench.ports import free_ports
 
-#: Its retries stay with the worker that the hash names until the circuit opens, and
+#: Its retries stay with the worker that the policy names until the circuit opens, and
 #: it makes five attempts: with three failures the fourth one goes elsewhere, and the
 #: client sees a pause in place of an error.
 SETTINGS = ("--cb-failure-threshold", "3", "--health-check-interval-secs", "5")
+#: Seconds that `sticky_least_loaded` counts a program among its replica's after its
+#: last request. With the default of two hours a replica that joins is sent every new
+#: program until it has as many as the others had in two hours.
+STICKY_IDLE = {"VLLM_ROUTER_SLL_SESSION_EXPIRATION_IN_S": "600"}
 
 
 class Router(HTTPProcess):
@@ -26,6 +30,7 @@ class Router(HTTPProcess):
         policy: str,
         log_path: Path,
         extra_args: Sequence[str] = (),
+        extra_env: Mapping[str, str] = STICKY_IDLE,
     ) -> None:
         port, metrics_port = free_ports(2)
         self.worker_urls = tuple(worker_urls)
@@ -37,7 +42,8 @@ class Router(HTTPProcess):
             *("--policy", policy, "--log-level", "warning", *SETTINGS, *extra_args),
             *("--worker-urls", *worker_urls),
         ]
-        super().__init__(command, f"{self.base_url}/health", log_path)
+        health_url = f"{self.base_url}/health"
+        super().__init__(command, health_url, log_path, extra_env=extra_env)
 
     def remove(self, worker_url: str) -> None:
         """Drain: no new request goes there; what runs there goes on."""

@@ -90,6 +90,7 @@ USES: dict[str, tuple[str, ...]] = {
     _KV + "factory.py::KVConnectorFactory": (
         "register_connector(name, module_path, class_name)",
     ),
+    "vllm/v1/engine/async_llm.py::AsyncLLM": ("generate(data_parallel_rank)",),
     "vllm/engine/arg_utils.py::EngineArgs": ("create_engine_config()",),
     "vllm/config/scheduler.py::SchedulerConfig": (
         *("policy", "async_scheduling", "scheduler_cls", "get_scheduler_cls()"),

@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ttlcache.errors import ConfigError, UnsupportedEngineError
@@ -23,6 +23,7 @@ _ADD_MIDDLEWARE = "init_entrypoints_middleware"
 #: An engine that has not answered by then is taken for dead.
 ASK_TIMEOUT_S = 10.0
 _CONTROL = "ttlcache_control"
+_CHOOSES_RANK = "_ttlcache_chooses_rank"
 
 
 def logger(name: str) -> logging.Logger:
@@ -215,6 +216,22 @@ async def ask_engines(client: Any, order: Mapping[str, Any]) -> list[dict[str, A
     if isinstance(answers, str):
         answers = [answers]
     return [json.loads(answer) for answer in answers]
+
+
+def choose_rank(client: Any, rank: Callable[[], int | None]) -> None:
+    """Have an `AsyncLLM` ask `rank` for requests whose caller names no rank."""
+    original = client.generate
+    if getattr(original, _CHOOSES_RANK, False):
+        return
+
+    @functools.wraps(original)
+    def generate(*args: Any, **named: Any) -> Any:
+        if named.get("data_parallel_rank") is None:
+            named["data_parallel_rank"] = rank()
+        return original(*args, **named)
+
+    setattr(generate, _CHOOSES_RANK, True)
+    client.generate = generate
 
 
 def transfer_results(transfers: Any) -> Any:

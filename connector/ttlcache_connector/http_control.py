@@ -14,7 +14,7 @@ import hmac
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -74,7 +74,17 @@ async def _respond(path: str, scope: Any, receive: Any) -> tuple[int, Any]:
     known = [a for a in answers if a.get("known")]
     if not known:
         return 404, {"program_id": program_id, "known": False}
-    return 200, {"program_id": program_id, **known[0]}
+    return 200, {"program_id": program_id, **_of_all(known)}
+
+
+def _of_all(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One answer for all engines that know a program: several where it moved."""
+    if len(answers) == 1:
+        return answers[0]
+    merged = {key: answers[0][key] for key in answers[0] if key != "gauges"}
+    if "pins" in merged:
+        merged["pins"] = [pin for answer in answers for pin in answer["pins"]]
+    return merged
 
 
 async def _fields(receive: Any, action: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from ttlcache_connector.http_identity import (
     split_path,
     with_hints,
 )
+from ttlcache_connector.http_rank import heed_rank
 
 log = logger(__name__)
 
@@ -63,14 +64,15 @@ class ProgramIdMiddleware:
             scope["path"] = root + path
             scope["raw_path"] = scope["path"].encode("utf-8", "surrogateescape")
         if scope["method"] == "POST" and path in GENERATING:
-            receive = await self._identify(scope, receive, session)
+            receive = await self._identify(scope, path, receive, session)
         await self.app(scope, receive, send)
 
     async def _identify(
-        self, scope: Scope, receive: Receive, url_session: str | None
+        self, scope: Scope, path: str, receive: Receive, url_session: str | None
     ) -> Receive:
         messages, body = await read_body(receive)
         try:
+            heed_rank(scope, path)
             headers = scope["headers"]
             clues = Clues() if body is None else from_body(body)
             by_header = from_headers(headers)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.process import ServerError
 from bench.server import (
-    ServerError,
     ServerOptions,
     VLLMServer,
     by_label,

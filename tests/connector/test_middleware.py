@@ -162,6 +162,32 @@ def test_end_and_progress_reach_every_engine():
     ]
 
 
+class Ranks:
+    """Each data-parallel engine's answer."""
+
+    def __init__(self, *answers: dict) -> None:
+        self.answers = answers
+
+    async def call_utility_all_async(self, method: str, text: str) -> list[str]:
+        return [json.dumps(answer) for answer in self.answers]
+
+
+def test_a_program_that_two_ranks_know_is_one_program():
+    def rank(*pins: dict) -> dict:
+        return {"known": True, "pins": list(pins), "gauges": {"pins_active": 1}}
+
+    stranger = {"known": False, "gauges": {"pins_active": 9}}
+    app = application(engine=Ranks(stranger, rank({"kept": True}), rank({"kept": 0})))
+    path, done = "/ttlcache/programs/p/progress", {"done": 3, "total": 9}
+    assert post(app, path, json=done).json() == {
+        "program_id": "p",
+        "known": True,
+        "pins": [{"kept": True}, {"kept": 0}],
+    }
+    one = post(application(engine=Ranks(stranger, rank())), path, json=done).json()
+    assert one["gauges"] == {"pins_active": 1}, "of the engine that knows it"
+
+
 @pytest.mark.parametrize(
     ("path", "content", "status"),
     [
@@ -235,3 +261,45 @@ def test_the_engines_method_finds_our_connector(monkeypatch):
     for found, expected in ((Ours(), {"did": "end"}), (None, {})):
         core = SimpleNamespace(scheduler=SimpleNamespace(connector=found))
         assert json.loads(compat._control(core, '{"do": "end"}')) == expected
+
+
+def ranked(app: object, path: str, *headers: dict[str, str]) -> list[int | None]:
+    """Which ranks an engine client is told for requests one after the other."""
+    told: list[int | None] = []
+
+    async def generate(*, data_parallel_rank: int | None = None):
+        told.append(data_parallel_rank)
+        yield "output"
+
+    async def respond(request: Request) -> StreamingResponse:
+        own = request.query_params.get("own")
+        named = {"data_parallel_rank": int(own)} if own else {}
+        client = request.app.state.engine_client
+        # As vLLM does: the answer begins before the engine is asked.
+        return StreamingResponse(client.generate(**named))
+
+    app.state.engine_client.generate = generate
+    app.router.routes.append(Route(path, respond, methods=["POST"]))
+    for own in headers:
+        assert post(app, path + own.pop("query", ""), json={}, headers=own).text
+    return told
+
+
+def test_the_rank_header_counts_for_responses():
+    """vLLM reads it in all other generating paths; a client's own choice stays."""
+    rank = {"X-Data-Parallel-Rank": "1"}
+    told = ranked(
+        application(),
+        "/v1/responses",
+        dict(rank),
+        {},
+        {"X-Data-Parallel-Rank": "0"},
+        {"X-Data-Parallel-Rank": "-1"},
+        {**rank, "query": "?own=3"},
+    )
+    assert told == [1, None, 0, None, 3]
+
+
+def test_the_rank_header_is_vllms_own_business_elsewhere():
+    rank = {"X-Data-Parallel-Rank": "1"}
+    assert ranked(application(), "/v1/messages", rank) == [None]

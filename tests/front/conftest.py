@@ -43,9 +43,17 @@ def upstreams(folder: Path) -> Iterator[dict[str, Upstream]]:
 
 
 @pytest.fixture(scope="module")
-def router(upstreams: dict[str, Upstream], folder: Path) -> Iterator[Router]:
+def policy() -> str:
+    """The router's; what docs/fleet.md sets up."""
+    return "sticky_least_loaded"
+
+
+@pytest.fixture(scope="module")
+def router(
+    upstreams: dict[str, Upstream], folder: Path, policy: str
+) -> Iterator[Router]:
     urls = [upstream.base_url for upstream in upstreams.values()]
-    with Router(urls, "consistent_hash", folder / "router.log") as router:
+    with Router(urls, policy, folder / "router.log") as router:
         yield router
 
 

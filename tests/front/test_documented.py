@@ -12,7 +12,8 @@ from collections.abc import Callable
 import pytest
 import typer
 
-from tests.documented import ROOT, of_fleets
+from bench.fleet.router import SETTINGS, STICKY_IDLE
+from tests.documented import ROOT, commands, of_fleets
 from tests.front.conftest import HANG_S
 from ttlcache.cli import app
 from ttlcache.config import load_config
@@ -31,7 +32,7 @@ def test_commands_that_start_something_are_accepted(command):
         from vllm_router.launch_router import parse_router_args
 
         args = parse_router_args(command.words[1:])
-        assert args.policy == "consistent_hash"
+        assert args.policy == "sticky_least_loaded"
         assert len(args.worker_urls) == 2
         return
     front = typer.main.get_command(app).commands["front"]
@@ -53,6 +54,14 @@ def test_commands_that_ask_the_router(command, router, upstreams):
     )
     assert worker in done.stdout
     router.add(worker)
+
+
+def test_the_page_sets_what_the_benches_set():
+    (line,) = [c.text for c in commands() if c.text.startswith("export VLLM_ROUTER")]
+    assert dict([line.removeprefix("export ").split("=")]) == STICKY_IDLE
+    (router,) = [c.text for c in STARTS if c.words[0] == "vllm-router"]
+    assert "sticky_least_loaded" in router
+    assert " ".join(SETTINGS) in router
 
 
 def test_the_page_has_all_kinds_of_commands():

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 
+from bench.fleet.router import Router
 from tests.front.conftest import HANG_S
 
+OTHER = {"left": {"right"}, "right": {"left"}}
+HASH, STICKY = "consistent_hash", "sticky_least_loaded"
 Request = tuple[str, dict[str, str], dict[str, Any]]
 TURNS = 8
+
+
+@pytest.fixture(scope="module", params=[HASH, STICKY])
+def policy(request: pytest.FixtureRequest) -> str:
+    """Either one keeps programs at home; where one does not, tests say which."""
+    return str(request.param)
 
 
 def words(rng: random.Random, number: int) -> str:
@@ -157,12 +167,24 @@ def test_programs_without_an_id_land_at_home(front):
     assert_both_are_used(served)
 
 
-def test_without_the_front_programs_without_an_id_do_not(router):
-    """What the front is for; with an id in X-Session-ID the router needs no help."""
-    served = land(router.base_url, WITHOUT_ID, turns=200)
-    assert share_at_home(served) < 0.95  # the ring may be uneven, by its ports
+def test_with_an_id_in_x_session_id_the_router_needs_no_front(router):
     own = {"X-Session-ID": WITH_ID["X-Session-ID"]}
     assert share_at_home(land(router.base_url, own, turns=200)) == 1.0
+
+
+@pytest.mark.parametrize("policy", [HASH], indirect=True)
+def test_a_hash_takes_each_turn_without_an_id_for_a_program(router):
+    served = land(router.base_url, WITHOUT_ID, turns=200)
+    assert share_at_home(served) < 0.95  # the ring may be uneven, by its ports
+
+
+@pytest.mark.parametrize("policy", [STICKY], indirect=True)
+def test_a_sticky_router_sends_all_without_an_id_to_one_replica(router, folder):
+    """Where the fewest programs are: it counts none of these."""
+    with Router(router.worker_urls, STICKY, folder / "router-new.log") as fresh:
+        busier = _first_turn(fresh.base_url, "the only one")
+        served = land(fresh.base_url, WITHOUT_ID, turns=200)
+    assert {name for own in served.values() for name in own} == OTHER[busier]
 
 
 @pytest.mark.parametrize("kind", ["Claude Code", "Codex", "URL"])
@@ -194,21 +216,48 @@ def test_the_end_of_a_program_is_told_to_its_replica(front):
         assert end.json()["path"] == f"/ttlcache/programs/ends-{number}/end"
 
 
-def test_a_replica_that_goes_and_comes_back_gets_its_programs_again(front, router):
+@pytest.mark.parametrize("policy", [HASH], indirect=True)
+def test_a_replica_that_comes_back_gets_its_programs_again(front, router):
     """Drained by the router's own call; its programs move, all others stay."""
     kinds = {"chat": WITHOUT_ID["chat"], "hint": WITH_ID["hint"]}
-    before = land(front.base_url, kinds, turns=200)
-    gone = next(iter(before.values()))[0]
-    (url,) = [u for u in router.worker_urls if _name(u) == gone]
+    before, gone = land(front.base_url, kinds, turns=200), "left"
+    with drained(router, gone):
+        during = land(front.base_url, kinds, turns=200)
+    assert {name for own in during.values() for name in own} == OTHER[gone]
+    assert land(front.base_url, kinds, turns=200) == before
+
+
+@pytest.mark.parametrize("policy", [STICKY], indirect=True)
+def test_programs_of_a_sticky_router_move_once(front, router):
+    """They stay where they are when their replica is back; it takes the new ones."""
+    kinds = {"chat": WITHOUT_ID["chat"], "hint": WITH_ID["hint"]}
+    before, gone = land(front.base_url, kinds, turns=200), "left"
+    assert_both_are_used(before)
+    with drained(router, gone):
+        during = land(front.base_url, kinds, turns=200)
+    assert {name for own in during.values() for name in own} == OTHER[gone]
+    assert land(front.base_url, kinds, turns=200) == during
+    new = {_first_turn(front.base_url, f"new-{number}") for number in range(5)}
+    assert new == {gone}
+
+
+@contextmanager
+def drained(router: Router, name: str) -> Iterator[None]:
+    (url,) = [u for u in router.worker_urls if _name(u) == name]
     router.remove(url)
-    during = land(front.base_url, kinds, turns=200)
-    assert {name for own in during.values() for name in own} == {"left", "right"} - {
-        gone
-    }
+    yield
     router.add(url)
-    after = land(front.base_url, kinds, turns=200)
-    assert after == before
 
 
 def _name(url: str) -> str:
-    return httpx.get(f"{url}/name", timeout=HANG_S).json()["name"]
+    return str(httpx.get(f"{url}/name", timeout=HANG_S).json()["name"])
+
+
+def _first_turn(base_url: str, session: str) -> str:
+    answer = httpx.post(
+        f"{base_url}/v1/chat/completions",
+        headers={"X-Session-ID": session},
+        json={"model": "tiny", "messages": chat(0, 0)},
+        timeout=HANG_S,
+    )
+    return str(answer.json()["name"])

@@ -1,0 +1,146 @@
+"""A server process as a context manager: start, wait until healthy, stop, kill."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+_LOG_TAIL_LINES = 40
+#: "ValueError: …" or "ttlcache.errors.ConfigError: …", with or without a prefix.
+_CAUSE_LINE = re.compile(r"(?:^|\] )[\w.]*(?:Error|Exception): ")
+
+
+class ServerError(RuntimeError):
+    """A server did not start, or died; the message ends with its log's tail."""
+
+
+class ServerProcess(ABC):
+    """Runs `command` for the length of a ``with`` block.
+
+    Args:
+        log_path: file that gets its stdout and stderr.
+        start_timeout_s: deadline for `health_url` to answer 200.
+    """
+
+    #: What error messages call it.
+    name = "the server"
+    #: How a further start opens the log: "ab" keeps what the one before wrote.
+    log_mode = "wb"
+
+    def __init__(self, log_path: Path, start_timeout_s: float) -> None:
+        self.log_path = log_path
+        self.start_timeout_s = start_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    @abstractmethod
+    def command(self) -> Sequence[str]:
+        """The full command line."""
+
+    @property
+    @abstractmethod
+    def health_url(self) -> str:
+        """Answers 200 once the server is ready."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What its environment needs on top of ours."""
+        return {"NO_COLOR": "1"}
+
+    @property
+    def pid(self) -> int:
+        """The process that was started; others may be children of it."""
+        if self._process is None:
+            raise RuntimeError(f"{self.name} is not running")
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start, also again after `kill` or `stop`; on the same ports.
+
+        Raises:
+            ServerError: it did not become healthy.
+        """
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open(self.log_mode) as log:
+            self._process = subprocess.Popen(
+                self.command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.environment},
+                start_new_session=True,
+            )
+        try:
+            self._wait_healthy(self._process)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self, grace_s: float = 15.0) -> None:
+        """SIGTERM to the server, then SIGKILL to what is left of its group."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, as a crash of the machine would end it."""
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+
+    def log_tail(self) -> str:
+        """The exceptions named in the log and its last lines, for error messages."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        causes = dict.fromkeys(line for line in lines if _CAUSE_LINE.search(line))
+        tail = lines[-_LOG_TAIL_LINES:]
+        return "\n".join([*(line for line in causes if line not in tail), "…", *tail])
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def _wait_healthy(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + self.start_timeout_s
+        while time.monotonic() < deadline:
+            code = process.poll()
+            if code is not None:
+                raise ServerError(
+                    f"{self.name} ended with exit status {code} before it was "
+                    f"ready; {self.log_path} ends with:\n{self.log_tail()}"
+                )
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(self.health_url, timeout=5.0).status_code == 200:
+                    return
+            time.sleep(0.2)
+        raise ServerError(
+            f"{self.name} was not ready after {self.start_timeout_s:g} s; "
+            f"{self.log_path} ends with:\n{self.log_tail()}"
+        )
