@@ -207,7 +207,9 @@ class Controller:
         if record is None or record.admitted_s is not None:
             return Admission.ADMIT
         now_s, pressure = self._clock.now_s(), self._holder.pressure()
-        if self.owed and by_program and self.config.ordering in PROGRAM_ORDERINGS:
+        by_program = by_program and self.config.ordering in PROGRAM_ORDERINGS
+        # Who claims a pin stands before those who lost theirs: it may not block them.
+        if self.owed and by_program and not self._places.claims(record):
             rank = self._places.rank(record)
             spare = pressure.free_blocks - kv_blocks
             if not self.owed.leaves_room(record.program, rank, spare, now_s):

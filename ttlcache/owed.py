@@ -79,18 +79,21 @@ class RoomOwed:
     ) -> bool:
         """Whether what is owed to programs before `rank` fits into `spare_blocks`.
 
-        Debts to other tenants do not count: nobody may keep somebody else's requests
-        waiting by losing pins. Reads no more debts than fit, but for lapsed ones.
+        Debts to other tenants do not count. Negative spare blocks are not judged here:
+        what lacks them gets no more than it takes from pins behind it. Reads no more
+        debts than fit, but for lapsed ones and other tenants'.
         """
+        if spare_blocks < 0:
+            return True
         owed_blocks = 0
         for (theirs, _), debt in self._debts.items():
-            if theirs >= rank or owed_blocks > max(0.0, spare_blocks):
+            if theirs >= rank or owed_blocks > spare_blocks:
                 break
             if now_s >= debt.until_s or debt.program is program:
                 continue
             if debt.program.tenant == program.tenant:
                 owed_blocks += debt.kv_blocks
-        return not owed_blocks or owed_blocks <= spare_blocks
+        return owed_blocks <= spare_blocks
 
     def _sweep(self, now_s: float) -> None:
         for debt in [d for d in self._debts.values() if now_s >= d.until_s]:

@@ -58,6 +58,10 @@ class Places:
             whose = record.program.parent or record.program
             record.work_left_s = self.work.left_s(whose.work or Work())
 
+    def claims(self, record: RequestRecord) -> bool:
+        """Whether it stands among those whose pins are alive, whoever came first."""
+        return record.claim_counts and self.pins.get(record.pin_id) is not None
+
     def stand_back(self, record: RequestRecord) -> bool:
         """Whether it stood where its program does not any more; it does not now."""
         if record.admitted_s is not None:
@@ -90,7 +94,7 @@ class Places:
         return QueuedTurn(  # by position: names cost half a microsecond here
             record.user_priority,
             preempted,
-            record.claim_counts and self.pins.get(record.pin_id) is not None,
+            self.claims(record),
             record.program_seq,
             record.seq,  # request_seq
             program.service_s,

@@ -199,17 +199,17 @@ class Reclaimer:
             if freed >= needed:
                 break
             if eligible(pin):
-                freed += self._shrink(pin, needed - freed)
+                freed += self._shrink_for_memory(pin, needed - freed)
         return freed
 
-    def _shrink(self, pin: Pin, drop_blocks: int) -> int:
+    def _shrink_for_memory(self, pin: Pin, drop_blocks: int) -> int:
         before = pin.kv_blocks
-        freed = self._drop(pin, drop_blocks)
+        freed = self._shrink(pin, drop_blocks)
         left = 0 if self.pins.get(pin.pin_id) is None else pin.kv_blocks
         self.owed.lost(pin, before - left, self.clock.now_s())
         return freed
 
-    def _drop(self, pin: Pin, drop_blocks: int) -> int:
+    def _shrink(self, pin: Pin, drop_blocks: int) -> int:
         if pin.kv_blocks - drop_blocks < max(1, pin.least_blocks):
             return self.end_pin(pin, PinOutcome.VICTIM)
         shrunk = self.holder.shrink(pin.pin_id, drop_blocks)

@@ -21,6 +21,8 @@ def heed_rank(scope: Scope, path: str) -> None:
 
     vLLM checks whether there is such a rank, as it does where it reads the header.
     """
+    # What a server starts from within another request's task has that one's rank.
+    _rank.set(None)
     if path != RESPONSES:
         return
     named = next(

@@ -174,6 +174,8 @@ class Leaving(Watcher):
             if above is not None:
                 if above not in self._ranked:
                     self._ranked.put(above, now_s)  # behind this one
+                    if self._next is not None:  # which does not move all programs
+                        self._next.put(above, now_s)
                 return  # it has all that lies before the chunk, too
             yield chunk
 

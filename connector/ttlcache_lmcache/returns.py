@@ -107,9 +107,9 @@ class Returns:
         if now_s != self._now_s:
             self._now_s, self._may_draw = now_s, _DRAWN_AT_ONCE
         drawn = self._curves.get(key)
-        if drawn is None and key is not None and not self._may_draw:
+        if drawn is None and key is not None and self._may_draw <= 0:
             return self._curve(None, now_s)
-        if drawn is None or (self._may_draw and now_s - drawn.at_s >= _CURVE_AGE_S):
+        if drawn is None or (self._may_draw > 0 and now_s - drawn.at_s >= _CURVE_AGE_S):
             self._may_draw -= 1
             drawn = self._draw(key, now_s)
         return drawn.curve

@@ -124,6 +124,18 @@ def test_another_tenant_is_not_held_back():
     assert newcomer_fits(engine, tenant="other")
 
 
+def test_who_claims_its_pin_is_not_held_back():
+    """It stands before the loser in the queue, which would wait behind it."""
+    engine = make_engine()
+    start_old(engine)
+    loser(engine)
+    press(engine)
+    context = loser(engine, "B", blocks=5)
+    engine.arrive("B-1", [*context, *range(60_000, 60_020)], program="B")
+    assert engine.controller.owed_blocks() == 20
+    assert engine.admit("B-1")
+
+
 def test_an_engine_with_nothing_to_run_lets_anybody_in():
     engine = make_engine()
     start_old(engine)
@@ -190,7 +202,7 @@ def test_the_ledger_is_what_a_plain_list_says(events, rank, spare):
     asker = _Program("b")
     before = sum(n for number, n in live.items() if number < rank and number % 3)
     fits = owed.leaves_room(asker, (rank,), spare, now_s)
-    assert fits == (before == 0 or before <= spare)
+    assert fits == (spare < 0 or before <= spare)
 
 
 class _Program:
