@@ -46,7 +46,8 @@ def render_summary(results: Mapping[str, Json]) -> str:
 
 def _loads(results: Mapping[str, Json]) -> str:
     columns: dict[str, dict[str, float]] = {}
-    behind = []
+    behind: list[str] = []
+    notes: list[str] = []
     for name, workload in _LOADS.items():
         if name not in results:
             continue
@@ -55,6 +56,7 @@ def _loads(results: Mapping[str, Json]) -> str:
             columns[f"{workload}, {x}/s"] = {
                 arm: own[x] / plain_s for arm, own in means.items()
             }
+        notes.append(results[name].get("note", ""))
         behind += [f"{workload} at {text}" for text in losses(results[name])]
     arms = [arm for arm in next(iter(columns.values())) if arm != grid_bars.PLAIN]
     body = [
@@ -64,8 +66,9 @@ def _loads(results: Mapping[str, Json]) -> str:
     return (
         "Mean JCT over plain vLLM's, by programs a second:\n\n"
         + table(["arm", *columns], body)
-        + f"\n\n`{grid_bars.OURS}` is behind another arm by more than 1 %: {where}."
-    )
+        + f"\n\n`{grid_bars.OURS}` is behind another arm by more than 1 %: {where}. "
+        + notes[0]
+    ).rstrip()
 
 
 def _grid(grid: Json) -> str:
