@@ -225,9 +225,11 @@ def test_sigterm_drains_and_the_history_survives_the_restart(
         assert ours == []
     assert history_path.stat().st_mtime_ns > written
     saved = gap_store.load(history_path)
-    # What the first server knew, and the one gap that this one saw.
+    # The one gap that this server saw, and what the first one knew: a slow one may have
+    # saved the gap that it saw, too, before it was killed.
     new, *old = saved.durations(SEEDED).tolist()
-    assert old == pytest.approx(SEEDED_GAPS_S)
+    assert old[-len(SEEDED_GAPS_S) :] == pytest.approx(SEEDED_GAPS_S)
+    assert len(old) <= len(SEEDED_GAPS_S) + 1
     assert GAP_S <= new < both_s
     assert {path.name for path in history_path.parent.iterdir()} == before
 
