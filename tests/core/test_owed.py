@@ -40,6 +40,15 @@ def start_old(engine):
     assert engine.admit("old")
 
 
+def pressed(**config):
+    """An engine in which program A has lost its pin to one that grows."""
+    engine = make_engine(**config)
+    start_old(engine)
+    loser(engine)
+    press(engine)
+    return engine
+
+
 def newcomer_fits(engine, blocks=18, **identity):
     engine.arrive("new", range(50_000, 50_000 + blocks), program="N", **identity)
     return engine.admit("new")
@@ -60,26 +69,17 @@ def test_a_newcomer_leaves_room_for_who_lost_its_pin():
 
 
 def test_what_fits_beside_is_admitted():
-    engine = make_engine()
-    start_old(engine)
-    loser(engine)
-    press(engine)
+    engine = pressed()
     assert newcomer_fits(engine, blocks=17)
 
 
 def test_without_it_newcomers_take_what_is_free():
-    engine = make_engine(policy_options={"room_owed": False})
-    start_old(engine)
-    loser(engine)
-    press(engine)
+    engine = pressed(policy_options={"room_owed": False})
     assert newcomer_fits(engine)
 
 
 def test_debts_lapse():
-    engine = make_engine(max_ttl_s=60.0)
-    start_old(engine)
-    loser(engine)
-    press(engine)
+    engine = pressed(max_ttl_s=60.0)
     engine.clock.advance(59.9)
     assert not newcomer_fits(engine)
     engine.clock.advance(0.1)
@@ -88,19 +88,13 @@ def test_debts_lapse():
 
 
 def test_nothing_is_owed_to_who_is_gone():
-    engine = make_engine()
-    start_old(engine)
-    loser(engine)
-    press(engine)
+    engine = pressed()
     assert engine.controller.end("", "A")
     assert newcomer_fits(engine)
 
 
 def test_a_reset_leaves_nothing_to_come_back_to():
-    engine = make_engine()
-    start_old(engine)
-    loser(engine)
-    press(engine)
+    engine = pressed()
     engine.controller.release_all()
     assert engine.controller.owed_blocks() == 0
     assert newcomer_fits(engine)
@@ -117,19 +111,13 @@ def test_programs_before_the_loser_are_not_held_back():
 
 
 def test_another_tenant_is_not_held_back():
-    engine = make_engine()
-    start_old(engine)
-    loser(engine)
-    press(engine)
+    engine = pressed()
     assert newcomer_fits(engine, tenant="other")
 
 
 def test_who_claims_its_pin_is_not_held_back():
     """It stands before the loser in the queue, which would wait behind it."""
-    engine = make_engine()
-    start_old(engine)
-    loser(engine)
-    press(engine)
+    engine = pressed()
     context = loser(engine, "B", blocks=5)
     engine.arrive("B-1", [*context, *range(60_000, 60_020)], program="B")
     assert engine.controller.owed_blocks() == 20
@@ -137,10 +125,7 @@ def test_who_claims_its_pin_is_not_held_back():
 
 
 def test_an_engine_with_nothing_to_run_lets_anybody_in():
-    engine = make_engine()
-    start_old(engine)
-    loser(engine)
-    press(engine)
+    engine = pressed()
     assert not newcomer_fits(engine)
     engine.abort("old")
     assert engine.admit("new")
@@ -149,18 +134,12 @@ def test_an_engine_with_nothing_to_run_lets_anybody_in():
 @pytest.mark.parametrize("ordering", ["request-fcfs", "plas", "least-work"])
 def test_only_where_the_queue_stands_by_program(ordering):
     """Elsewhere the loser might stand behind the one who waits for it."""
-    engine = make_engine(ordering=ordering)
-    start_old(engine)
-    loser(engine)
-    press(engine)
+    engine = pressed(ordering=ordering)
     assert newcomer_fits(engine)
 
 
 def test_not_in_a_queue_of_somebody_else():
-    engine = make_engine()
-    start_old(engine)
-    loser(engine)
-    press(engine)
+    engine = pressed()
     assert not newcomer_fits(engine)
     ask = engine.controller.admission
     assert ask("new", 18) is Admission.WAIT
