@@ -180,7 +180,14 @@ class Retention:
     def _ask(self, facts: TurnFacts, view: View) -> Decision:
         try:
             decision = self.policy.decide(facts, view)
-            is_valid = decision.ttl_s >= 0  # False for NaN
+            told = (
+                decision.ttl_s,
+                decision.firm_s,
+                decision.patience_s,
+                decision.whole_below,
+                decision.owed_s,
+            )
+            is_valid = all(number >= 0 for number in told)  # False for NaN
         except Exception:  # noqa: BLE001 - policies may be anybody's code
             return self._fault("policy:raised")
         return decision if is_valid else self._fault("policy:nonsense")

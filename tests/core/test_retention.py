@@ -156,6 +156,11 @@ def test_who_comes_back_to_a_pool_full_of_wishes_gets_room(scripted):
         Decision(-1.0, "test"),
         Decision(-math.inf, "test"),
         Decision(None, "test"),
+        *(
+            Decision(5.0, "test", **{field: number})
+            for field in ("firm_s", "patience_s", "whole_below", "owed_s")
+            for number in (math.nan, -1.0, None)
+        ),
     ],
 )
 def test_a_broken_policy_costs_the_pin_and_is_counted(scripted, answer):
