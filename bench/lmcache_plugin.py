@@ -103,6 +103,19 @@ class PluginArmResult:
     seconds: float
     status: dict[str, Any]
     problems: tuple[str, ...] = ()
+    gpu_tokens: int = 0
+    """Of the cached tokens, those that were in the engine's own pool."""
+
+    @property
+    def is_stock(self) -> bool:
+        """One of LMCache's own policies."""
+        return self.name not in ("ttl", ORACLE)
+
+    @property
+    def lmcache_hit(self) -> float:
+        """What LMCache had, of what the engine's own pool had not."""
+        asked = self.prompt_tokens - self.gpu_tokens
+        return (self.cached_tokens - self.gpu_tokens) / asked if asked else 0.0
 
     @property
     def prompt_hit(self) -> float:
@@ -155,15 +168,16 @@ def run_plugin_bench(options: PluginBenchOptions, console: Console) -> int:
     )
     run = _run_sim if options.engine == "sim" else _run
     results = [run(name, programs, l1_gb, options) for name in options.arms]
-    stock = [r.prompt_hit for r in results if r.name not in ("ttl", ORACLE)]
-    table = Table("arm", "prompt hit", "of best stock", "turns", "seconds", "problems")
+    table = Table("arm", "prompt hit", "of best", "LMCache", "of best")
+    for title in ("turns", "seconds", "problems"):
+        table.add_column(title)
     for each in results:
-        best = max(stock, default=0.0)
-        ratio = each.prompt_hit / best if best else float("nan")
         table.add_row(
             each.name,
             f"{each.prompt_hit:.3f}",
-            f"{ratio:.2f}x",
+            _of_best(each.prompt_hit, [r.prompt_hit for r in results if r.is_stock]),
+            f"{each.lmcache_hit:.3f}",
+            _of_best(each.lmcache_hit, [r.lmcache_hit for r in results if r.is_stock]),
             str(each.turns),
             f"{each.seconds:.0f}",
             str(len(each.problems)),
@@ -173,7 +187,10 @@ def run_plugin_bench(options: PluginBenchOptions, console: Console) -> int:
         for problem in each.problems[:5]:
             console.print(f"{each.name}: {problem}", markup=False)
     result = {
-        "arms": [{**asdict(r), "prompt_hit": r.prompt_hit} for r in results],
+        "arms": [
+            {**asdict(r), "prompt_hit": r.prompt_hit, "lmcache_hit": r.lmcache_hit}
+            for r in results
+        ],
         "l1_gb": l1_gb,
         "cpu_count": os.cpu_count(),
         "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
@@ -181,6 +198,11 @@ def run_plugin_bench(options: PluginBenchOptions, console: Console) -> int:
     }
     (options.out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     return 1 if any(each.problems for each in results) else 0
+
+
+def _of_best(hit: float, stock: Sequence[float]) -> str:
+    best = max(stock, default=0.0)
+    return f"{hit / best:.2f}x" if best else "-"
 
 
 def _run(
@@ -306,6 +328,8 @@ def _run_vllm(
         result.replay_s,
         server.status().get("ttlcache", {}),
         tuple(str(failure) for failure in result.failures),
+        # A request that is preempted asks LMCache twice.
+        max(0, result.summary.cached_tokens - round(result.engine.lower_tier_hits)),
     )
 
 

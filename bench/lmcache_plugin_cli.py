@@ -24,6 +24,9 @@ def lmcache_plugin(
     l1_share: Annotated[
         float, typer.Option(help="L1 as a share of the working set.")
     ] = _DEFAULTS.l1_share,
+    blocks: Annotated[
+        int, typer.Option(min=16, help="KV pool of vLLM, in blocks of 32 tokens.")
+    ] = _DEFAULTS.blocks,
     arms: Annotated[
         str,
         typer.Option(help="Of LRU, ARC, IsolatedLRU, ttl, oracle (sim); by comma."),
@@ -57,6 +60,7 @@ def lmcache_plugin(
         gap_cap_s=gap_cap,
         seed=seed,
         l1_share=l1_share,
+        blocks=blocks,
         arms=tuple(arms.split(",")),
         policy=policy,
         trace=trace,

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("lmcache")
 
+from bench.lmcache_plugin import PluginArmResult
 from bench.lmcache_sim import Simulation
 from bench.traces import TraceScale, from_trace
 from bench.workloads import Program, Turn
@@ -68,3 +69,10 @@ def test_the_halves_of_a_trace_are_its_lines(tmp_path: Path) -> None:
     assert ids("odd") == ["line-1", "line-3", "line-5"]
     assert ids("even") == ["line-2", "line-4"]
     assert len(ids("")) == 5
+
+
+def test_what_the_engines_own_pool_had_is_not_lmcaches() -> None:
+    arm = PluginArmResult("ttl", 1000, 700, 9, 1.0, {}, gpu_tokens=200)
+    assert arm.prompt_hit == pytest.approx(0.7)
+    assert arm.lmcache_hit == pytest.approx(500 / 800)
+    assert PluginArmResult("ttl", 0, 0, 0, 1.0, {}).lmcache_hit == 0.0
