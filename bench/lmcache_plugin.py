@@ -59,6 +59,8 @@ class PluginBenchOptions:
     chunk_tokens: int = 64
     blocks: int = 384
     """KV pool of vLLM in blocks of 32 tokens."""
+    pool_share: float = 0.0
+    """The engine's own pool as a share of L1; `sim` only."""
     arms: tuple[str, ...] = ARMS
     policy: str = "adaptive"
     trace: Path | None = None
@@ -232,10 +234,13 @@ def _run_sim(
 
     chunk_bytes = options.kv_bytes_per_token * options.chunk_tokens
     capacity = int(l1_gb * 2**30 / chunk_bytes)
+    pool_chunks = int(options.pool_share * capacity)
     sim = (
         Oracle(capacity, options.chunk_tokens)
         if name == ORACLE
-        else Simulation(name, capacity, options.chunk_tokens, options.policy)
+        else Simulation(
+            name, capacity, options.chunk_tokens, options.policy, pool_chunks
+        )
     )
     found = sim.run(programs, options.seed, SIM_SERVICE_S)
     return PluginArmResult(
@@ -245,6 +250,7 @@ def _run_sim(
         found.turns,
         sim.clock.now_s(),
         {"dropped_chunks": found.dropped_chunks},
+        gpu_tokens=found.pool_tokens,
     )
 
 

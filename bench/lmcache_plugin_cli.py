@@ -27,6 +27,9 @@ def lmcache_plugin(
     blocks: Annotated[
         int, typer.Option(min=16, help="KV pool of vLLM, in blocks of 32 tokens.")
     ] = _DEFAULTS.blocks,
+    pool_share: Annotated[
+        float, typer.Option(min=0, help="Pool of the engine, of L1 (sim).")
+    ] = _DEFAULTS.pool_share,
     arms: Annotated[
         str,
         typer.Option(help="Of LRU, ARC, IsolatedLRU, ttl, oracle (sim); by comma."),
@@ -48,6 +51,8 @@ def lmcache_plugin(
     """LMCache with our server module against its own eviction policies."""
     if engine != "sim" and ORACLE in arms.split(","):
         raise typer.BadParameter("the oracle is for --engine sim")
+    if pool_share and (engine != "sim" or ORACLE in arms.split(",")):
+        raise typer.BadParameter("a pool share is for --engine sim without oracle")
     if engine not in ("sim", "toy", "vllm"):
         raise typer.BadParameter(f"engine {engine!r}: expected sim, toy or vllm")
     if half not in ("", "odd", "even"):
@@ -61,6 +66,7 @@ def lmcache_plugin(
         seed=seed,
         l1_share=l1_share,
         blocks=blocks,
+        pool_share=pool_share,
         arms=tuple(arms.split(",")),
         policy=policy,
         trace=trace,

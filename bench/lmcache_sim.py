@@ -4,6 +4,7 @@ What is modelled: whole chunks, a look at the watermark every second, stores tha
 dropped when nothing is free, and that begin where the lookup's hit ended, as those of
 LMCache's connectors do: what is evicted while its request runs is not written again.
 LMCache drops a whole store that does not fit; here what fits is kept, for stock, too.
+The engine may have a prefix cache of its own; what it has, no L1 serves.
 The policies are LMCache's own objects and our `Tier`.
 Serving a turn takes `service_s`; the gaps are the workload's.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import itertools
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +38,7 @@ class SimResult:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    pool_tokens: int = 0
     dropped_chunks: int = 0
     turns: int = 0
 
@@ -105,12 +109,61 @@ class _Ours:
         return [*gone, *more]
 
 
+class EnginePool:
+    """What the engine's own prefix cache has; the tail of a context goes first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._free: OrderedDict[ObjectKey, None] = OrderedDict()  # next to go first
+        self._used: Counter[ObjectKey] = Counter()
+
+    def begin(self, keys: Sequence[ObjectKey]) -> int:
+        """A request takes its blocks; how many of them were there, from the start."""
+        if not self._capacity:
+            return 0
+        hits = len(list(itertools.takewhile(self._has, keys)))
+        for key in keys:
+            self._free.pop(key, None)
+            self._used[key] += 1
+        self._shrink()
+        return hits
+
+    def end(self, before: Sequence[ObjectKey], keys: Sequence[ObjectKey]) -> None:
+        if not self._capacity:
+            return
+        self._used -= Counter(before)
+        for key in reversed(keys):
+            if key not in self._used:
+                self._free.pop(key, None)
+                self._free[key] = None
+        self._shrink()
+
+    def _has(self, key: ObjectKey) -> bool:
+        return key in self._free or key in self._used
+
+    def _shrink(self) -> None:
+        while self._free and len(self._free) + len(self._used) > self._capacity:
+            self._free.popitem(last=False)
+
+
 class Simulation:
     """One arm over one workload."""
 
     def __init__(
-        self, name: str, capacity: int, chunk_tokens: int, policy: str = "adaptive"
+        self,
+        name: str,
+        capacity: int,
+        chunk_tokens: int,
+        policy: str = "adaptive",
+        pool_chunks: int = 0,
     ) -> None:
+        """
+        Args:
+            capacity: of L1, in chunks.
+            pool_chunks: of the engine's own prefix cache.
+        """
+        self._pool = EnginePool(pool_chunks)
+        self._began: dict[str, list[ObjectKey]] = {}
         self.clock = VirtualClock()
         self.l1: set[ObjectKey] = set()
         self._hits: dict[str, int] = {}
@@ -138,11 +191,15 @@ class Simulation:
         self._hits[request] = hits
         self.result.turns += 1
         self.result.prompt_tokens += len(prompt)
-        self.result.cached_tokens += hits * self.chunk_tokens
+        had = self._pool.begin(keys)
+        self._began[request] = keys
+        self.result.cached_tokens += max(hits, had) * self.chunk_tokens
+        self.result.pool_tokens += had * self.chunk_tokens
         self.arm.lookup(request, keys, len(prompt))
 
     def end(self, request: str, context: Sequence[int]) -> None:
         keys = self.keys(context)
+        self._pool.end(self._began.pop(request), keys)
         start = self._hits.pop(request)
         new = [key for key in keys[start:] if key not in self.l1]
         fit, gone = self.arm.admit(new, self.capacity - len(self.l1))

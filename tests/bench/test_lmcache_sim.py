@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("lmcache")
 
 from bench.lmcache_plugin import PluginArmResult
-from bench.lmcache_sim import Simulation
+from bench.lmcache_sim import EnginePool, Simulation
 from bench.traces import TraceScale, from_trace
 from bench.workloads import Program, Turn
 
@@ -76,3 +76,22 @@ def test_what_the_engines_own_pool_had_is_not_lmcaches() -> None:
     assert arm.prompt_hit == pytest.approx(0.7)
     assert arm.lmcache_hit == pytest.approx(500 / 800)
     assert PluginArmResult("ttl", 0, 0, 0, 1.0, {}).lmcache_hit == 0.0
+
+
+def test_an_engine_pool_serves_what_it_still_has_and_loses_tails_first() -> None:
+    pool = EnginePool(6)
+    keys = Simulation("LRU", 1, 1).keys(range(10))
+    assert pool.begin(keys[:4]) == 0
+    pool.end(keys[:4], keys[:5])
+    assert pool.begin(keys[5:8]) == 0  # takes three: two of the context go
+    pool.end(keys[5:8], keys[5:8])
+    assert pool.begin(keys[:5]) == 3
+
+
+def test_what_the_pool_has_counts_once() -> None:
+    programs = takes_turns(1, 4, 1.0)
+    alone = Simulation("LRU", 50, CHUNK).run(programs, 0, 1.0)
+    both = Simulation("LRU", 50, CHUNK, pool_chunks=50).run(programs, 0, 1.0)
+    neither = Simulation("LRU", 1, CHUNK, pool_chunks=50).run(programs, 0, 1.0)
+    assert alone.cached_tokens == both.cached_tokens == neither.cached_tokens > 0
+    assert (alone.pool_tokens, both.pool_tokens) == (0, both.cached_tokens)
