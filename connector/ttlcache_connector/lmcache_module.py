@@ -3,6 +3,7 @@
 `lmcache server --server-module '{"module_path": "ttlcache_connector.lmcache_module"}'`,
 LMCache's documented extension point. Its clients learn only how many chunks were
 found; what a reload costs depends on whether they came from CPU memory or disk.
+It also forgets stores that workers left half-way (`lmcache_torn`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.multiprocess.ext_server_module import server_module_handler
 
 from ttlcache_connector import compat
+from ttlcache_connector.lmcache_torn import forget_torn_stores
 
 #: Lookups remembered; a load is asked about within seconds.
 MEMORY = 4096
@@ -63,4 +65,5 @@ class LookupTiers:
 
 def build_server_modules(build_context: Any) -> LookupTiers:
     """What LMCache calls."""
+    forget_torn_stores(build_context.modules)
     return LookupTiers(build_context)

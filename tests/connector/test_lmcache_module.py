@@ -1,0 +1,119 @@
+"""Our module inside LMCache's server, on LMCache's own memory and transfer."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
+
+from lmcache.v1.distributed.config import (
+    EvictionConfig,
+    L1ManagerConfig,
+    L1MemoryManagerConfig,
+    StorageManagerConfig,
+)
+from lmcache.v1.multiprocess.custom_types import (
+    IPCCacheServerKey,
+    RegisterEngineDrivenContextPayload,
+)
+from lmcache.v1.multiprocess.engine_context import MPCacheServerContext
+from lmcache.v1.multiprocess.modules.engine_driven_transfer import (
+    EngineDrivenTransferModule,
+)
+
+from ttlcache_connector.lmcache_module import build_server_modules
+
+CHUNK = 16
+WORKER = 7
+
+
+class Server:
+    """Memory, transfer and our module, without a socket."""
+
+    def __init__(self) -> None:
+        memory = L1MemoryManagerConfig(
+            size_in_bytes=1 << 20,
+            use_lazy=False,
+            shm_name=f"lmcache_l1_pool_test_{uuid.uuid4().hex[:8]}",
+        )
+        self.context = MPCacheServerContext(
+            StorageManagerConfig(
+                l1_manager_config=L1ManagerConfig(memory_config=memory),
+                eviction_config=EvictionConfig(eviction_policy="LRU"),
+            ),
+            chunk_size=CHUNK,
+        )
+        self.transfer = EngineDrivenTransferModule(self.context)
+        build_server_modules(
+            SimpleNamespace(
+                server_context=self.context, modules=(self.transfer,), config={}
+            )
+        )
+        self.register()
+
+    def register(self) -> None:
+        self.transfer.register_kv_cache_engine_driven_context(
+            RegisterEngineDrivenContextPayload(
+                instance_id=WORKER,
+                model_name="model",
+                world_size=1,
+                block_size=CHUNK,
+                num_layers=2,
+                hidden_dim_size=8,
+                dtype_str="float32",
+                use_mla=False,
+                num_physical_slots=CHUNK,
+            )
+        )
+
+    def prepare(self, request_id: str) -> IPCCacheServerKey:
+        """A worker gets slots for two chunks."""
+        first = ord(request_id) * 1000
+        tokens = tuple(range(first, first + 2 * CHUNK))
+        key = IPCCacheServerKey("model", 1, 0, tokens, 0, len(tokens), request_id)
+        answer = self.transfer.prepare_store(key, WORKER)
+        assert len(answer.context["slots"]) == 2
+        return key
+
+    def commit(self, key: IPCCacheServerKey) -> None:
+        assert self.transfer.commit_store(key, WORKER, b"")
+
+    def readable(self, key: IPCCacheServerKey) -> int:
+        """Chunks that a lookup would find."""
+        keys = self.context.resolve_obj_keys(key, [0])[0]
+        (manager,) = self.context.storage_manager._l1_managers_by_id.values()
+        found = manager.reserve_read(keys)
+        good = [k for k, (error, _) in found.items() if error.name == "SUCCESS"]
+        manager.finish_read(good)
+        return len(good)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.context.close()
+
+
+def leave(server: Server) -> None:
+    server.transfer.unregister_kv_cache(WORKER)
+
+
+def die(server: Server) -> None:
+    server.transfer._engine_driven_contexts[WORKER].last_seen = float("-inf")
+    assert server.transfer.reap_stale_instances(1.0, 1.0) == [WORKER]
+
+
+@pytest.mark.parametrize("go", [leave, die])
+def test_what_a_worker_never_wrote_is_nobodys_hit(server: Server, go: Any):
+    """A worker that leaves or dies between the slots and its commit."""
+    whole, torn = server.prepare("a"), server.prepare("b")
+    server.commit(whole)
+    assert (server.readable(whole), server.readable(torn)) == (2, 0)
+    go(server)
+    assert (server.readable(whole), server.readable(torn)) == (2, 0)
