@@ -25,6 +25,7 @@ class Move:
 
     run: does it; touches KV blocks only inside `copying`.
     done: told its result, False where it failed or was cancelled.
+    stays: touches no KV block, and is done also when nobody wants it any more.
     """
 
     def __init__(
@@ -32,9 +33,12 @@ class Move:
         run: Callable[[Move], bool],
         done: Callable[[bool], None],
         copy_lock: threading.Lock,
+        *,
+        stays: bool = False,
     ) -> None:
         self.run = run
         self.done = done
+        self.stays = stays
         self.cancelled = False
         self._copy_lock = copy_lock
 
@@ -71,9 +75,10 @@ class MoveThread:
         done: Callable[[bool], None],
         *,
         is_load: bool,
+        stays: bool = False,
     ) -> Move:
         """Queue a move; never blocks."""
-        move = Move(run, done, self._copy_lock)
+        move = Move(run, done, self._copy_lock, stays=stays)
         with self._wake:
             if self._closed:
                 move.cancelled = True
@@ -88,6 +93,9 @@ class MoveThread:
         """Cancel all moves but those; returns when none of them copies any more."""
         keep = {id(move) for move in wanted}
         with self._wake:
+            if not self._closed:
+                queued = (*self._loads, *self._stores)
+                keep |= {id(move) for move in queued if move.stays}
             dropped = [m for m in (*self._loads, *self._stores) if id(m) not in keep]
             for queue in (self._loads, self._stores):
                 kept = [m for m in queue if id(m) in keep]

@@ -159,6 +159,57 @@ def test_a_round_trip_in_portions(server, tensors, monkeypatch):
     moves.thread.close()
 
 
+class LockingServer(Server):
+    """A lookup locked a context for each load; a commit after its slots releases it."""
+
+    def __init__(self, name: str, memory: mmap.mmap) -> None:
+        super().__init__(name, memory)
+        self.locks = {"first": 1, "second": 1, "third": 1}
+        self.prepared: set[str] = set()
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.released = threading.Event()
+
+    def prepare_retrieve(self, key: Any, *_: object) -> Any:
+        if key == "first":
+            self.begun.set()
+            assert self.go.wait(WAIT_S)
+        self.prepared.add(key)
+        return super().prepare_retrieve(key)
+
+    def commit_retrieve(self, key: Any, *_: object) -> Any:
+        self.locks[key] -= key in self.prepared
+        self.prepared.discard(key)
+        if not any(self.locks.values()):
+            self.released.set()
+        return super().commit_retrieve(key)
+
+
+def test_a_load_that_is_given_up_leaves_no_lock(server, tensors):
+    """Before its turn or in it: its context would stay in memory for half an hour."""
+    caches, config = tensors
+    raw = fill(caches)
+    before = raw.clone()
+    locking = LockingServer(server.name, server.memory)
+    moves = Threaded(locking, OwnCopier(caches, config, HINTS))
+    blocks = [[3, 1, 2, 9, 8, 4, 7, 6]]
+    loads = {
+        key: moves.submit_retrieve(key, key, caches, blocks, None, PER_CHUNK)
+        for key in locking.locks
+    }
+    assert locking.begun.wait(WAIT_S)
+    for key in ("second", "first"):
+        moves.give_up(loads[key])
+    moves.give_up(loads["third"])
+    assert not any(moves.moved(loads[key]) for key in ("second", "third"))
+    moves.retain(())  # as after every step
+    locking.go.set()
+    assert not moves.moved(loads["first"])
+    assert locking.released.wait(WAIT_S)
+    assert set(locking.locks.values()) == {0}  # and none of another reader's
+    assert same_bits(raw, before)
+    moves.thread.close()
+
+
 class SlowEngine(ReferenceEngine):
     """Three waits end before the copies do."""
 

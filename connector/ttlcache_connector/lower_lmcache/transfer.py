@@ -41,6 +41,10 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         self._copier = copier
         self._device = torch.device("cpu")
         self.moves: dict[MessagingFuture[bool], Move] = {}
+        # Releases of loads that have not begun: whoever takes one out has to release
+        # what its lookup locked. The server does not, not even when a session ends.
+        self._unread: dict[MessagingFuture[bool], Callable[[Move], bool]] = {}
+        self._is_closed = False
 
     def register(
         self, kv_caches: dict[str, torch.Tensor], *args: Any, **kw: Any
@@ -73,7 +77,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
     ) -> MessagingFuture[bool]:
         (blocks,) = block_ids
         run = partial(self._store, key, blocks, event, blocks_in_chunk)
-        return self._submit(run, is_load=False)
+        return self._submit(run, MessagingFuture(), is_load=False)
 
     def submit_retrieve(
         self,
@@ -86,10 +90,12 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         skip_first_n_tokens: int = 0,
     ) -> MessagingFuture[bool]:
         (blocks,) = block_ids
-        run = partial(
+        future: MessagingFuture[bool] = MessagingFuture()
+        self._unread[future] = partial(self._release, key)
+        copy = partial(
             self._load, key, blocks, event, blocks_in_chunk, skip_first_n_tokens
         )
-        return self._submit(run, is_load=True)
+        return self._submit(partial(self._begin, future, copy), future, is_load=True)
 
     def flush_inflight_stores(self) -> None:
         """Nothing to wait for: the scheduler's half references what is stored."""
@@ -98,16 +104,31 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         """Give up all moves but those; their blocks may belong to others now."""
         wanted = {f: self.moves[f] for f in futures if f in self.moves}
         if len(wanted) != len(self.moves):
+            for future in self.moves.keys() - wanted.keys():
+                self._unread.pop(future, None)
             self.moves = wanted
             self._thread.retain(wanted.values())
 
+    def give_up(self, load: MessagingFuture[bool]) -> None:
+        """One load, of a server that answers: nothing stays locked for it."""
+        release = self._unread.pop(load, None)
+        self.retain([future for future in self.moves if future is not load])
+        if release is not None:
+            self._thread.submit(release, lambda _: None, is_load=True, stays=True)
+
     def close(self) -> None:
+        self._is_closed = True
         # A chunk that somebody still looks at keeps its memory mapped.
         with contextlib.suppress(BufferError):
             super().close()
 
-    def _submit(self, run: Callable[[Move], bool], *, is_load: bool) -> Any:
-        future: MessagingFuture[bool] = MessagingFuture()
+    def _submit(
+        self,
+        run: Callable[[Move], bool],
+        future: MessagingFuture[bool],
+        *,
+        is_load: bool,
+    ) -> Any:
         self.moves[future] = self._thread.submit(
             run, future.set_result, is_load=is_load
         )
@@ -139,6 +160,19 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         if ok:
             self._count("demoted", chunks)
         return ok
+
+    def _begin(
+        self, load: MessagingFuture[bool], copy: Callable[[Move], bool], move: Move
+    ) -> bool:
+        # Taken out by `give_up`: its locks are not ours any more.
+        return self._unread.pop(load, None) is not None and copy(move)
+
+    def _release(self, key: Any, _: Move) -> bool:
+        """What a lookup locked for a load that never began: a load without a copy."""
+        if self._is_closed:
+            return False  # another server's locks
+        self.engine_driven_context.prepare_retrieve(key, self._instance_id)
+        return bool(self.engine_driven_context.commit_retrieve(key, self._instance_id))
 
     def _load(
         self,

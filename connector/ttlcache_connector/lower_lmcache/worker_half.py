@@ -133,7 +133,7 @@ class WorkerHalf(WorkerTier):
                 continue
             if isinstance(context, ThreadedTransfer):
                 future, _ = futures[request_id]
-                context.retain(f for f in self._wanted() if f is not future)
+                context.give_up(future)
                 if not future.query():
                     future.set_result(False)
 
