@@ -106,6 +106,9 @@ def seen_by_upstream(path: str = "/v1/chat/completions", **request: Any) -> Any:
         "/pause",
         "/collective_rpc",
         "/v1/%2e%2e/pause",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapte%72",
+        "/sessions/me/v1/load_lora_adapter",
     ],
 )
 def test_administration_is_not_for_clients(path):

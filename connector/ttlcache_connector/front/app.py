@@ -46,6 +46,8 @@ OPEN = frozenset(
     {"v1", "v2", "ttlcache", "health", "ping", "version", "tokenize", "detokenize"}
     | {"score", "rerank", "pooling", "classify", "metrics"}
 )
+#: vLLM's administration below one of them.
+_CLOSED = frozenset({"load_lora_adapter", "unload_lora_adapter"})
 _PROGRAM = re.compile(r"/ttlcache/programs/(.+)/(?:end|progress)")
 
 
@@ -101,7 +103,7 @@ class Front:
         parts = unquote(path).replace("\\", "/").split("/")
         if not path.startswith("/") or not {".", ".."}.isdisjoint(parts):
             return False  # what it means is decided elsewhere
-        return self._every_path or parts[1] in OPEN
+        return self._every_path or (parts[1] in OPEN and _CLOSED.isdisjoint(parts))
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
