@@ -20,6 +20,7 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
 
 from ttlcache_connector.compat import logger
 from ttlcache_connector.lower_lmcache.forsaken import Forsaken
+from ttlcache_connector.lower_lmcache.wishes import heed_wishes
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -86,6 +87,7 @@ class Epochs:
         known = self._trackers.get(request.request_id)
         tracker: LMCacheMPRequestTracker = self._make(request)
         if tracker is not known:
+            heed_wishes(tracker)
             vars(tracker)[_AS_SENT] = tracker.cache_salt
             tracker.cache_salt = self.salt(tracker.cache_salt)
         return tracker

@@ -185,6 +185,8 @@ class SchedulerHalf(SchedulerTier):
         self._lookup_s.pop(request.request_id, None)
         # It may leave without blocks.
         self._epochs.forget_lookup(request.request_id)
+        # LMCache reads the tracker where a client asks for its statistics.
+        self._inner._get_or_create_request_tracker(request)  # noqa: SLF001
         self._inner.request_finished_all_groups(request, block_ids)
 
     def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:
