@@ -137,6 +137,9 @@ class Residency:
     def drop_l2(self, keys: Iterable[ObjectKey]) -> None:
         self._l2.difference_update(keys)
 
+    def forget_l2(self) -> None:
+        self._l2.clear()
+
     def is_in_l2(self, chunk: Chunk) -> bool:
         """Whether L2 has everything of the chunk that L1 has."""
         objects = self._l1.get(chunk)

@@ -59,6 +59,7 @@ class TTLServerModule:
             self._on_error,
         )
         self._is_gated = False
+        self._adapters: list[Any] = []  # whose objects the tier knows
         self._attach()
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -123,7 +124,8 @@ class TTLServerModule:
 
     def _read_l2(self) -> None:
         """What L2 still has from before; adapters that cannot list it tell at hits."""
-        for _, adapter in self._storage.l2_adapters():
+        self._adapters = [adapter for _, adapter in self._storage.l2_adapters()]
+        for adapter in self._adapters:
             cursor: str | None = None
             try:
                 while True:
@@ -177,6 +179,7 @@ class TTLServerModule:
 
     def sweep(self) -> int:
         """Let deadlines pass and demote; how many objects left L1."""
+        self._see_adapters_go()
         keys = self.tier.sweep()
         demoted = self._delete(keys)
         self.tier.counts["demoted"] += demoted
@@ -186,6 +189,15 @@ class TTLServerModule:
             # LMCache's own loop looks once a second; a burst may come any time.
             self._delete(self.tier.to_evict(self._is_evictable))
         return demoted
+
+    def _see_adapters_go(self) -> None:
+        """What only a lost adapter had (a peer's, say) must not leave L1, too."""
+        known = self._adapters
+        self._adapters = [adapter for _, adapter in self._storage.l2_adapters()]
+        there = set(map(id, self._adapters))
+        if any(id(adapter) not in there for adapter in known):
+            self.tier.forget_below()
+            self._read_l2()
 
     def _delete(self, keys: list[Any]) -> int:
         deleted = 0

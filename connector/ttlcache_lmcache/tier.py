@@ -170,6 +170,11 @@ class Tier:
         with self._lock:
             self._residency.drop_l2(keys)
 
+    def forget_below(self) -> None:
+        """Nobody knows any more what L2 has."""
+        with self._lock:
+            self._residency.forget_l2()
+
     def reloaded(self, objects: int, chunk_tokens: int, seconds: float) -> None:
         """`objects` came up from L2 within `seconds`."""
         with self._lock:
