@@ -82,9 +82,10 @@ class Moves:
         if data is not None:
             self.write(entry, memoryview(data))
             with self._lock:
-                self._index.forget_memory(entry)
+                if entry.is_on_disk or not entry.locks:  # or it was promised meanwhile
+                    self._index.forget_memory(entry)
                 self._counts["demoted"] += entry.is_on_disk
-                if not entry.is_on_disk and not entry.is_dead:
+                if entry.data is None and not (entry.is_on_disk or entry.is_dead):
                     gone.append(self._index.drop(entry))
             self.release(entry)
         self.tell(gone)

@@ -137,6 +137,30 @@ def test_a_full_disk_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert store.put(b"a", content(b"a"))
 
 
+def test_what_is_promised_on_its_way_to_a_full_disk_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = VirtualClock()
+    store = make(
+        tmp_path, clock, memory_bytes=2 * SIZE, memory_ttl_s=10.0, write_through=False
+    )
+    store.put(b"a", content(b"a"))
+    clock.advance(20.0)
+    promised: list[bool] = []
+
+    def full(*_: object) -> None:
+        promised.extend(store.lock([b"a"]))
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(records, "write", full)
+    store.sweep()
+    assert promised == [True]
+    assert get(store, b"a") == content(b"a")
+    store.unlock([b"a"])
+    assert store.delete([b"a"]) == [(b"a", SIZE)]
+    assert (store.memory_bytes, store.disk_bytes) == (0, 0)
+
+
 def test_two_owners_are_refused(tmp_path: Path) -> None:
     store = make(tmp_path)
     with pytest.raises(ConfigError, match="no other process"):
