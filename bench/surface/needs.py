@@ -85,8 +85,9 @@ USES: dict[str, tuple[str, ...]] = {
     ),
     "vllm/v1/request.py::RequestStatus": (
         *("RUNNING", "PREEMPTED", "FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"),
-        "FINISHED_REPETITION",
+        *("FINISHED_REPETITION", "FINISHED_ABORTED"),
     ),
+    "vllm/sampling_params.py::SamplingParams": ("stop", "skip_special_tokens"),
     _KV + "factory.py::KVConnectorFactory": (
         "register_connector(name, module_path, class_name)",
     ),

@@ -10,12 +10,32 @@ from vllm.v1.request import RequestStatus
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-#: Finished normally; aborted, ignored and failed requests are not retained.
-COMPLETED = (
+    from ttlcache_connector.tooltext import OutputReader
+
+#: Finished normally; ignored and failed requests are not retained.
+_COMPLETED = (
     RequestStatus.FINISHED_STOPPED,
     RequestStatus.FINISHED_LENGTH_CAPPED,
     RequestStatus.FINISHED_REPETITION,
 )
+
+
+def is_completed(request: Request, reader: OutputReader | None) -> bool:
+    """Whether a request came to its end, as opposed to being given up.
+
+    vLLM looks for stop strings in the API server and then aborts the request in the
+    engine, as it does when a client is gone; only the output tells which it was.
+    """
+    if request.resumable:
+        return False
+    if request.status in _COMPLETED:
+        return True
+    params = request.sampling_params
+    if request.status is not RequestStatus.FINISHED_ABORTED or params is None:
+        return False
+    if not params.stop or not request.num_output_tokens:
+        return False
+    return reader is not None and reader.holds_stop(request.output_token_ids, params)
 
 
 def is_loading(request: Request) -> bool:

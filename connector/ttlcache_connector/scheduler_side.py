@@ -18,7 +18,7 @@ from ttlcache_connector.failsafe import (
 from ttlcache_connector.guard import guarded
 from ttlcache_connector.invariants import violations
 from ttlcache_connector.request_facts import (
-    COMPLETED,
+    is_completed,
     is_loading,
     no_blocks,
     token_slice,
@@ -105,7 +105,7 @@ class SchedulerSide(QueueAnswers):
         if request.num_output_tokens:
             controller.prefilled(request.request_id, request.num_prompt_tokens)
         record = controller.requests.get(request.request_id)
-        completed = request.status in COMPLETED and not request.resumable
+        completed = is_completed(request, self._reader)
         candidate = ledger.candidate(block_ids if completed else no_blocks(block_ids))
         order = controller.finish(
             Finish(

@@ -16,6 +16,11 @@ log = logger(__name__)
 #: From an output text to its gap key, None without a call.
 Read = Callable[[str], GapKey | None]
 
+#: Output tokens that may come between a stop string and the abort that follows it.
+STOP_LAG_TOKENS = 64
+#: Stop strings of one request that are looked for; clients may send any number.
+MAX_STOPS = 32
+
 
 class OutputReader:
     """Detokenises the tail of an output and looks for tool calls.
@@ -53,6 +58,20 @@ class OutputReader:
         tail = list(output_token_ids[-self._tail_tokens :])
         # Tool-call markers are special tokens in many vocabularies: keep them.
         return self._read(self._tokenizer.decode(tail, skip_special_tokens=False))
+
+    def holds_stop(self, output_token_ids: Sequence[int], params: Any) -> bool:
+        """Whether a stop string of these sampling parameters ends an output."""
+        stops = [stop for stop in (params.stop or ())[:MAX_STOPS] if stop]
+        if not stops or not self.ready:
+            return False
+        # No token is shorter than a byte.
+        longest = max(len(stop.encode("utf-8", "replace")) for stop in stops)
+        num_tokens = min(longest + STOP_LAG_TOKENS, self._tail_tokens)
+        tail = list(output_token_ids[-num_tokens:])
+        text = self._tokenizer.decode(
+            tail, skip_special_tokens=params.skip_special_tokens
+        )
+        return any(stop in text for stop in stops)
 
     def _load(self, model_config: Any) -> None:
         try:
