@@ -122,6 +122,7 @@ class Controller:
             self.metrics,
             clock,
         )
+        self._turns.stood_still = self._places.use_up
         self._holding = Holding(
             self._retention, self._places, self.pins, self.metrics, self.journal
         )
@@ -353,8 +354,19 @@ class Controller:
             overdue = now_s - program.last_seen_s > self.config.program_idle_s
             self._end_program(program, "idle" if overdue else "forgotten")
 
-    def reclaim(self, needed_blocks: int, urgency: Urgency, request_id: str) -> int:
-        """Blocks freed from pins for a request that failed to get memory."""
+    def reclaim(
+        self,
+        needed_blocks: int,
+        urgency: Urgency,
+        request_id: str,
+        *,
+        patient: bool = True,
+    ) -> int:
+        """Blocks freed from pins for a request that failed to get memory.
+
+        patient: whether a stalled engine may wait for pins' next turns, as their policy
+            asks; not once the request is overdue.
+        """
         record = self.requests.get(request_id)
         return self._reclaimer.reclaim(
             max(1, needed_blocks),
@@ -362,6 +374,7 @@ class Controller:
             record.program if record else None,
             record.pin_id if record else None,
             self._places.rank(record) if record else (),
+            patient=patient,
         )
 
     def release_all(self) -> None:

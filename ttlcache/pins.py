@@ -31,6 +31,8 @@ class Pin:
         the pin.
     least_blocks: with fewer it is not worth keeping, and goes as a whole.
     owed_s: for so long room is left for what it loses under pressure.
+    spared_from_s, spared_until_s: when an engine with nothing to run first and last let
+        somebody wait rather than take the pin; None and 0 until it does.
     """
 
     pin_id: int
@@ -48,7 +50,16 @@ class Pin:
     patient_until_s: float = -math.inf
     least_blocks: int = 0
     owed_s: float = 0.0
+    spared_from_s: float | None = None
+    spared_until_s: float = 0.0
     holders: set[str] = field(default_factory=set)
+
+    @property
+    def spared_s(self) -> float:
+        """For how long the engine stood still for its program's next turn."""
+        if self.spared_from_s is None:
+            return 0.0
+        return max(0.0, self.spared_until_s - self.spared_from_s)
 
     @property
     def held(self) -> bool:

@@ -83,6 +83,10 @@ class Places:
     def charge(self, program: Program, seconds: float) -> None:
         """The program was served for so long."""
         program.service_s += seconds
+        self.use_up(program, seconds)
+
+    def use_up(self, program: Program, seconds: float) -> None:
+        """So much of its quantum: the engine served it, or stood still for it."""
         if not self.ordering.places_end:
             return
         if program.seniority.charge(seconds, self.quantum_s):

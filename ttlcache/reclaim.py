@@ -49,6 +49,8 @@ class Reclaimer:
         program: Program | None,
         own_pin_id: int | None,
         rank: Rank = (0,),
+        *,
+        patient: bool = True,
     ) -> int:
         """Free at least `needed_blocks` if that is possible and allowed.
 
@@ -58,6 +60,7 @@ class Reclaimer:
             own_pin_id: the pin that this request will claim: taking it gains
                 nothing, so it goes only when the engine is stalled.
             rank: where the request stands, in the ordering's own terms.
+            patient: whether a stalled engine may wait for pins' next turns.
 
         Returns:
             Blocks that became free; 0 means that asking again is pointless.
@@ -78,10 +81,15 @@ class Reclaimer:
             over = self.pins.is_over_share(pin.program.tenant, cap, tenant)
             return over and useful(pin)
 
-        if urgency is Urgency.STALLED and self._is_spared(own_pin_id):
-            return self._if_it_helps(
-                needed_blocks, lambda pin: useful(pin) and not self._spares(pin)
-            )
+        if urgency is Urgency.STALLED and patient:
+            spared = self._spared(own_pin_id)
+            if spared:
+                freed = self._if_it_helps(
+                    needed_blocks, lambda pin: useful(pin) and not self._spares(pin)
+                )
+                if not freed:
+                    self._stand_still(spared)
+                return freed
         freed = self._take(needed_blocks, greedy)
         if freed < needed_blocks:
             freed += self._take(needed_blocks - freed, useful)
@@ -173,8 +181,16 @@ class Reclaimer:
         # A clock that went back must not prolong it.
         return pin.created_s <= now_s < min(pin.patient_until_s, pin.firm_until_s)
 
-    def _is_spared(self, own_pin_id: int | None) -> bool:
-        return any(self._spares(p) for p in self.pins if p.pin_id != own_pin_id)
+    def _spared(self, own_pin_id: int | None) -> list[Pin]:
+        return [p for p in self.pins if p.pin_id != own_pin_id and self._spares(p)]
+
+    def _stand_still(self, spared: list[Pin]) -> None:
+        """The engine waits: whoever it waits for is served by that."""
+        now_s = self.clock.now_s()
+        for pin in spared:
+            if pin.spared_from_s is None:
+                pin.spared_from_s = now_s
+            pin.spared_until_s = now_s
 
     def _cap(self) -> int:
         return int(self.max_pinned_fraction * self.holder.pressure().pool_blocks)

@@ -27,6 +27,8 @@ REUSE_WEIGHT = 0.5
 
 #: Told that a pin ends, and how, just before its blocks are released.
 OnPinEnd = Callable[[Pin, PinOutcome], None]
+#: Told that a pin of a program ended for which the engine stood still, how long.
+StoodStill = Callable[[Program, float], None]
 #: Told the gap of a turn once it is known; `math.inf` if nobody came back.
 Learn = Callable[[Turn, float], None]
 
@@ -72,6 +74,7 @@ class TurnBook:
         self._on_rekey = on_rekey
         self._journal = journal
         self.learn: Learn = lambda turn, gap_s: None
+        self.stood_still: StoodStill = lambda program, seconds: None
 
     def open(self, program: Program, turn: Turn) -> None:
         """A turn finished: its gap begins."""
@@ -169,6 +172,8 @@ class TurnBook:
         kind = tool_class(pin.turn.gap_key)
         self._metrics.count("pins_by_tool", f"{kind}/{outcome.value}")
         self._metrics.observe("pinned_seconds", max(0.0, now_s - pin.created_s))
+        if pin.spared_s > 0.0:
+            self.stood_still(program, pin.spared_s)
         if self._on_pin_end is not None:
             self._on_pin_end(pin, outcome)
         freed = self._holder.release(pin.pin_id)

@@ -87,7 +87,10 @@ class QueueAnswers(SideParts):
             needed_blocks -= freed
             if not running and self._demoting.soon_free() >= needed_blocks:
                 return 0  # a copy of milliseconds against a prefill of seconds
-        freed += self.controller.reclaim(needed_blocks, urgency, request.request_id)
+        patient = not self.is_overdue(request)
+        freed += self.controller.reclaim(
+            needed_blocks, urgency, request.request_id, patient=patient
+        )
         if not freed and urgency is Urgency.STALLED:
             # Nothing runs, nothing frees: what a fault left behind goes, too.
             return drop_orphans(self.controller, self.ledger)

@@ -436,6 +436,12 @@ MUTATIONS = [
         "if pin.least_blocks or drop_blocks >= pin.kv_blocks:",
         "test_patience.py::test_a_pin_gives_some_blocks_before_it_goes_as_a_whole",
     ),
+    Mutation(
+        "reclaim.py",
+        "                    self._stand_still(spared)",
+        "                    pass",
+        "test_patience.py::test_the_time_stood_still_counts_against_the_quantum",
+    ),
     # room owed
     Mutation(
         "owed.py",

@@ -80,6 +80,39 @@ def test_no_patience_once_the_policy_has_given_up():
     assert engine.admit("r")
 
 
+def test_the_time_stood_still_counts_against_the_quantum():
+    engine = make_engine(seniority_quantum_s=6.0)
+    found = pin(engine, "A", patience_s=50.0)
+    program = found.program
+    engine.clock.advance(3.0)  # nobody waits: nobody pays
+    engine.arrive("r", list(range(15)), program="R")
+    for _ in range(5):
+        assert not engine.admit("r")
+        engine.clock.advance(1.0)
+    engine.arrive("A-1", [*(65000 + i for i in range(8)), 7, 8], program="A")
+    assert engine.admit("A-1")  # claims
+    assert (found.spared_s, program.seniority.used_s) == (4.0, 4.0)
+    assert program.service_s == 0.0
+    engine.finish("A-1")
+    [found] = [p for p in engine.controller.pins if p.program is program]
+    found.patient_until_s = engine.clock.now_s() + 50.0
+    assert not engine.admit("r")
+    engine.clock.advance(2.0)
+    assert not engine.admit("r")
+    engine.controller.release_all()
+    assert program.seniority.is_spent
+    assert engine.admit("r")
+    engine.check()
+
+
+def test_whoever_is_overdue_is_not_told_to_be_patient():
+    engine = make_engine()
+    pin(engine, "A", patience_s=50.0)
+    engine.arrive("r", list(range(15)), program="R")
+    assert engine.controller.reclaim(3, STALLED, "r") == 0
+    assert engine.controller.reclaim(3, STALLED, "r", patient=False) == 8
+
+
 @pytest.mark.parametrize("urgency", [WAITING, RUNNING])
 def test_patience_is_for_stalls_only(urgency):
     engine = make_engine()
