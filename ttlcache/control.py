@@ -6,7 +6,8 @@ An order is a plain dict, already checked by the adapter that took it:
     {"do": "progress", "program_id": …, "eta_s": … | "done": …, "total": …}
     {"do": "programs"}
 
-Each may carry "cache_salt", the tenant of the program.
+Each may carry "cache_salt", the tenant of the program, and "as_sent", a list of other
+spellings of the id: who named the program, and where, decides how it is spelt here.
 """
 
 from __future__ import annotations
@@ -27,10 +28,16 @@ def obey(controller: Controller, order: Mapping[str, Any], now_s: float) -> Any:
     action = order.get("do")
     if action == "programs":
         return _listing(controller, now_s)
-    tenant, program_id = str(order.get("cache_salt", "")), str(order["program_id"])
-    if action == "end":
-        return {"known": controller.end(tenant, program_id)}
-    return _progress(controller, tenant, program_id, order)
+    tenant = str(order.get("cache_salt", ""))
+    answer: dict[str, Any] = {"known": False}
+    for spelling in (order["program_id"], *order.get("as_sent", ())):
+        if action == "end":
+            answer = {"known": controller.end(tenant, str(spelling))}
+        else:
+            answer = _progress(controller, tenant, str(spelling), order)
+        if answer["known"]:
+            break
+    return answer
 
 
 def remaining_s(order: Mapping[str, Any], waited_s: float) -> float | None:

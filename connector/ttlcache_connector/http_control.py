@@ -70,6 +70,10 @@ async def _respond(path: str, scope: Any, receive: Any) -> tuple[int, Any]:
         raise _BadRequestError("the program id is empty")
     fields = await _fields(receive, match[2])
     order = {"do": match[2], "program_id": program_id, **fields}
+    # A hint in a body is kept as it is, a header's or a URL's id as `label` has it.
+    others = [text for text in (match[1], unquote(match[1])) if text != program_id]
+    if others:
+        order["as_sent"] = list(dict.fromkeys(others))
     answers = await compat.ask_engines(state.engine_client, order)
     known = [a for a in answers if a.get("known")]
     if not known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+from tests.connector.conftest import pinned
 from ttlcache_connector import compat, http_control
 from ttlcache_connector import middleware as module
 from ttlcache_connector.http_asgi import MAX_BODY_BYTES
@@ -160,6 +162,28 @@ def test_end_and_progress_reach_every_engine():
         {"do": "end", "program_id": "a/b"},
         {"do": "progress", "program_id": "p", "done": 3, "total": 9},
     ]
+
+
+class Direct:
+    """A scheduler role without an engine process around it."""
+
+    def __init__(self, side: object) -> None:
+        self.side = side
+
+    async def call_utility_all_async(self, method: str, text: str) -> list[str]:
+        return [json.dumps(self.side.control(json.loads(text)))]
+
+
+@pytest.mark.parametrize("program_id", ["größe", " spaced ", "50%41", "plain"])
+def test_an_id_from_the_body_is_known_by_its_url(make_engine, program_id):
+    engine = make_engine()
+    engine.turn("r", range(64), hints={"program_id": program_id})
+    assert pinned(engine) > 0
+    app = application(engine=Direct(engine.connector.side))
+    url = f"/ttlcache/programs/{quote(program_id, safe='')}"
+    assert post(app, f"{url}/progress", json={"eta_s": 1.0}).status_code == 200
+    assert post(app, f"{url}/end").status_code == 200
+    assert pinned(engine) == 0
 
 
 class Ranks:

@@ -29,6 +29,15 @@ def ttl_left(engine: FakeEngine) -> float | None:
     return pins[0].deadline_s - engine.clock.now_s() if pins else None
 
 
+def test_an_id_is_tried_as_it_was_sent_too():
+    engine = engine_with_pin()
+    order = {"do": "end", "program_id": "other", "as_sent": ["no", "p"]}
+    assert obey(engine.controller, order, 0.0) == {"known": True}
+    engine = engine_with_pin()
+    told = progress(engine, program_id="other", as_sent=["p"], eta_s=1.0)
+    assert told["known"] and len(told["pins"]) == 1
+
+
 def test_the_end_releases_everything_at_once():
     engine = engine_with_pin()
     assert len(engine.controller.pins) == 1
