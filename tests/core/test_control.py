@@ -35,7 +35,8 @@ def test_an_id_is_tried_as_it_was_sent_too():
     assert obey(engine.controller, order, 0.0) == {"known": True}
     engine = engine_with_pin()
     told = progress(engine, program_id="other", as_sent=["p"], eta_s=1.0)
-    assert told["known"] and len(told["pins"]) == 1
+    assert told["known"]
+    assert len(told["pins"]) == 1
 
 
 def test_the_end_releases_everything_at_once():
