@@ -50,7 +50,8 @@ class Ordering(ABC):
         """Where its program stands against other programs' pins.
 
         A request takes pins of a larger rank only, so that pins never turn the order
-        around. Place of the program unless the ordering has its own.
+        around. Place of the program unless the ordering has its own. User priority goes
+        before it (`Places.rank`).
         """
         return (turn.program_seq,)
 

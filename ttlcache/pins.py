@@ -43,7 +43,7 @@ class Pin:
     created_s: float
     deadline_s: float
     priority_class: int = 0
-    rank: Rank = (0,)
+    rank: Rank = (0, 0)
     is_junior: bool = False
     firm_until_s: float = math.inf
     wished: bool = False
@@ -123,7 +123,8 @@ class PinTable:
     ) -> Pin:
         """Start a pin that expires at `now_s + ttl_s` unless somebody holds it.
 
-        rank: where its program stands; None for its place in the order of arrival.
+        rank: where its program stands; None for its place in the order of arrival,
+            at user priority 0.
         """
         self._next_id += 1
         pin = Pin(  # by position: names cost half a microsecond here
@@ -135,7 +136,7 @@ class PinTable:
             now_s,  # created_s
             now_s + ttl_s,  # deadline_s
             program.priority_class,
-            (program.seniority.seq,) if rank is None else rank,
+            (0, program.seniority.seq) if rank is None else rank,
             program.seniority.is_spent,  # is_junior
             now_s + firm_s,  # firm_until_s
             firm_s < ttl_s,  # wished

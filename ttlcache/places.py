@@ -33,7 +33,9 @@ class Places:
         return self.ordering.key(self._queued(record, preempted))
 
     def rank(self, record: RequestRecord) -> Rank:
-        return self.ordering.rank(self._queued(record, preempted=False))
+        """As the queue has it: the user's priority goes before the ordering's place."""
+        place = self.ordering.rank(self._queued(record, preempted=False))
+        return (record.user_priority, *place)
 
     def rank_of_next(self, record: RequestRecord) -> Rank:
         """Where the program's next turn will stand, as far as can be told now."""

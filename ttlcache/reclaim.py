@@ -48,7 +48,7 @@ class Reclaimer:
         urgency: Urgency,
         program: Program | None,
         own_pin_id: int | None,
-        rank: Rank = (0,),
+        rank: Rank = (0, 0),
         *,
         patient: bool = True,
     ) -> int:
