@@ -61,7 +61,8 @@ class TTLCacheConfig(BaseModel):
         default=300.0,
         ge=0.0,
         allow_inf_nan=False,
-        description="Upper bound of every TTL in seconds, client wishes included.",
+        description="Upper bound of every TTL in seconds, client wishes included; a "
+        "parent's starts anew when a sub-agent ends.",
     )
     seniority_quantum_s: float = Field(
         default=600.0,

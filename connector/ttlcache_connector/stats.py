@@ -34,7 +34,7 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
     "tool_gap_seconds": TOOL_CLASSES,
     "wait_seconds": WAIT_KINDS,
     "turns_identified": tuple(IdentityRule),
-    "programs_ended": ("last_step", "idle", "told"),
+    "programs_ended": ("last_step", "idle", "forgotten", "told"),
     "hook_errors": (
         *("arrive", "priority", "promote_at_s", "promote", "admission", "urgency"),
         *("note_local_hit", "admitted", "note_aged", "finished", "before_step"),

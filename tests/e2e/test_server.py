@@ -123,6 +123,25 @@ def test_two_programs_share_a_prefix(agent):
     assert agent.count("ttlcache_pinned_blocks") == 0
 
 
+def test_a_turn_that_ends_on_a_stop_string_is_kept(agent):
+    text = agent.ask(prompt(35, 200), max_tokens=24)["text"]
+    stop = text[len(text) // 2 :][:4]
+    claimed = agent.pins("claimed")
+    first = agent.ask(
+        prompt(35, 200),
+        max_tokens=24,
+        min_tokens=1,
+        stop=[stop],
+        hints={"program_id": "stops", "ttl": 300},
+    )
+    assert (first["finish_reason"], first["stop_reason"]) == ("stop", stop)
+    agent.ask(
+        first["context"] + prompt(36, 40),
+        hints={"program_id": "stops", "is_last_step": True},
+    )
+    assert agent.pins("claimed") == claimed + 1
+
+
 def test_client_that_goes_away_mid_turn_leaves_nothing(agent):
     body = {
         "model": "tiny",
