@@ -8,6 +8,7 @@ only through the `BlockHolder` that the adapter provides.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,9 @@ from ttlcache.retention import Retention
 from ttlcache.turns import OnPinEnd, TurnBook
 from ttlcache.types import Decision, PinOutcome
 from ttlcache.worksize import WorkSizes
+
+#: Silent programs that one step ends: after a quiet night there may be thousands.
+ENDED_AT_ONCE = 256
 
 
 class Controller:
@@ -350,7 +354,7 @@ class Controller:
         for pin in self.pins.expired(now_s):
             if not self._holding.prolong(pin, self._view(now_s), now_s):
                 self._turns.end_pin(pin, PinOutcome.EXPIRED)
-        for program in self.programs.idle(now_s):
+        for program in itertools.islice(self.programs.idle(now_s), ENDED_AT_ONCE):
             overdue = now_s - program.last_seen_s > self.config.program_idle_s
             self._end_program(program, "idle" if overdue else "forgotten")
 

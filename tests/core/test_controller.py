@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from ttlcache.admission import WorkingSet
-from ttlcache.controller import Controller
+from ttlcache.controller import ENDED_AT_ONCE, Controller
 from ttlcache.costs import CostModel
 from ttlcache.events import Admission, Arrival, Finish, Urgency
 from ttlcache.finished import UNKNOWN_GAP
@@ -488,6 +488,18 @@ def test_a_silent_program_is_forgotten_with_its_pins():
     assert total(engine, "programs_ended", "idle") == 1
     assert outcomes(engine) == {PinOutcome.ENDED: 1}
     assert len(engine.controller.programs) == 0
+
+
+def test_a_step_ends_only_so_many_of_the_programs_that_fell_silent():
+    engine = make_engine(program_idle_s=1000.0)
+    number = ENDED_AT_ONCE + 9
+    for index in range(number):
+        engine.turn(f"r{index}", [100 + index] * 9, program=str(index))
+    engine.step(seconds=2000.0)
+    assert total(engine, "programs_ended", "idle") == ENDED_AT_ONCE
+    engine.step()
+    assert total(engine, "programs_ended", "idle") == number
+    engine.check()
 
 
 def test_the_oldest_programs_are_forgotten_when_there_are_too_many():
