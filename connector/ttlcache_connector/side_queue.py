@@ -87,7 +87,7 @@ class QueueAnswers(SideParts):
             needed_blocks -= freed
             if not running and self._demoting.soon_free() >= needed_blocks:
                 return 0  # a copy of milliseconds against a prefill of seconds
-        patient = not self.is_overdue(request)
+        patient = urgency is not Urgency.STALLED or not self.is_overdue(request)
         freed += self.controller.reclaim(
             needed_blocks, urgency, request.request_id, patient=patient
         )

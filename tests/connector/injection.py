@@ -59,7 +59,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
         "rekey",
         frozenset({"arrive", "admitted", "finished", "before_step", "eviction"}),
     ),
-    "is_aged": ("_queue", "is_aged", frozenset({"urgency"})),
+    "is_aged": ("_queue", "is_aged", frozenset({"urgency", "eviction"})),
     "aged": ("controller.metrics", "count", frozenset({"note_aged"})),
 }
 
