@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 import ttlcache.reclaim
@@ -22,8 +24,12 @@ def test_no_wedge_no_leak_no_broken_invariant(chunk):
     assert not failures, "\n".join(f"seed {o.seed}: {o.failure}" for o in failures)
 
 
-def failures(count: int) -> str:
-    found = [o.failure for o in map(play, range(count)) if o.failure is not None]
+#: Of the first 2,700 seeds those in which loads wait for each other.
+LOADS_WAIT = (1045, 1300, 2295)
+
+
+def failures(seeds: Iterable[int]) -> str:
+    found = [o.failure for o in map(play, seeds) if o.failure is not None]
     return "\n".join(found)
 
 
@@ -31,13 +37,13 @@ def test_the_search_finds_a_wedge(monkeypatch):
     """If pins did not give way when nothing runs, this suite would say so."""
     original = ttlcache.reclaim.Reclaimer.reclaim
 
-    def stubborn(self, needed, urgency, *asker):
+    def stubborn(self, needed, urgency, *asker, **how):
         if urgency is Urgency.STALLED:
             return 0
-        return original(self, needed, urgency, *asker)
+        return original(self, needed, urgency, *asker, **how)
 
     monkeypatch.setattr(ttlcache.reclaim.Reclaimer, "reclaim", stubborn)
-    assert "wedge" in failures(30)
+    assert "wedge" in failures(range(30))
 
 
 @pytest.mark.skipif(not loading.VLLM_COPES, reason="loads wedge this vLLM by itself")
@@ -48,13 +54,13 @@ def test_the_search_finds_loads_that_wait_for_each_other(monkeypatch):
         return any(map(is_loading, self._prefilling.values()))
 
     monkeypatch.setattr(QueueAnswers, "is_loading", any_load)
-    assert "wedge" in failures(25)
+    assert "wedge" in failures(LOADS_WAIT)
 
 
 def test_the_search_finds_a_leak(monkeypatch):
     original = PinLedger._drop
     monkeypatch.setattr(PinLedger, "_drop", lambda s, blocks: original(s, blocks[:-1]))
-    found = failures(10)
+    found = failures(range(10))
     assert "0 pins" in found
     assert "blocks free" in found or "free blocks" in found
 
