@@ -44,7 +44,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         # Releases of loads that have not begun: whoever takes one out has to release
         # what its lookup locked. The server does not, not even when a session ends.
         self._unread: dict[MessagingFuture[bool], Callable[[Move], bool]] = {}
-        self._is_closed = False
+        self._was_closed = False
 
     def register(
         self, kv_caches: dict[str, torch.Tensor], *args: Any, **kw: Any
@@ -117,7 +117,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
             self._thread.submit(release, lambda _: None, is_load=True, stays=True)
 
     def close(self) -> None:
-        self._is_closed = True
+        self._was_closed = True
         # A chunk that somebody still looks at keeps its memory mapped.
         with contextlib.suppress(BufferError):
             super().close()
@@ -169,7 +169,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
 
     def _release(self, key: Any, _: Move) -> bool:
         """What a lookup locked for a load that never began: a load without a copy."""
-        if self._is_closed:
+        if self._was_closed:
             return False  # another server's locks
         self.engine_driven_context.prepare_retrieve(key, self._instance_id)
         return bool(self.engine_driven_context.commit_retrieve(key, self._instance_id))
