@@ -105,7 +105,13 @@ def test_openai_streamed_chat_arrives_in_pieces(agent):
     client = openai.OpenAI(base_url=f"{agent.server.base_url}/v1", api_key="none")
     chat = [{"role": "user", "content": "Go on."}]
     stream = client.chat.completions.create(
-        model="tiny", messages=chat, max_tokens=12, stream=True, user="u-1"
+        model="tiny",
+        messages=chat,
+        max_tokens=12,
+        temperature=0,
+        stream=True,
+        user="u-1",
+        extra_body={"ignore_eos": True},  # drawn at random it may end at once
     )
     pieces = [piece for piece in stream if piece.choices]
     assert len(pieces) > 3
