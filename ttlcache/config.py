@@ -115,6 +115,12 @@ class TTLCacheConfig(BaseModel):
         description="When KV is copied to the lower tier: when its pin expires, as "
         "soon as it is computed, or before its pin expires while nothing is copied.",
     )
+    linger: bool = Field(
+        default=True,
+        description="Turns past their time stay in GPU memory, as prefix cache hits, "
+        "until its room is needed, and are copied to the lower tier only then; false: "
+        "they are copied at once.",
+    )
     demote_wait_s: float = Field(
         default=0.25,
         ge=0.0,

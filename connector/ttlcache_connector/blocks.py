@@ -8,7 +8,7 @@ prefix caching.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 # done to each of them runs in C where it can.
 _block_id = attrgetter("block_id")
 _ref_cnt: Callable[[KVCacheBlock], int] = attrgetter("ref_cnt")
+
+
+def ids_of(blocks: Iterable[KVCacheBlock]) -> Iterator[int]:
+    return map(_block_id, blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +82,14 @@ class PinLedger:
         return Candidate(blocks, kv_tokens, _footprint(blocks))
 
     def count_unpinned(self, blocks: Sequence[KVCacheBlock]) -> int:
-        pinned = sum(map(self._refs.__contains__, map(_block_id, blocks)))
+        pinned = sum(map(self._refs.__contains__, ids_of(blocks)))
         return len(blocks) - pinned
 
     def hold(self, pin_id: int, blocks: Sequence[KVCacheBlock]) -> None:
         """Reference `blocks` for a pin; they must be referenced or free now."""
         self.pool.touch(blocks)
         self._held[pin_id] = list(blocks)
-        self._refs.update(map(_block_id, blocks))
+        self._refs.update(ids_of(blocks))
 
     def release(self, pin_id: int) -> int:
         return self._drop(self._held.pop(pin_id, []))
@@ -135,20 +139,32 @@ class PinLedger:
         """Number of blocks of each pin, for the invariant checker."""
         return {pin_id: len(blocks) for pin_id, blocks in self._held.items()}
 
-    def _drop(self, blocks: list[KVCacheBlock]) -> int:
-        """Give references back tail first, so that prefixes are evicted last."""
+    def drop_all(self) -> int:
+        """Give back every reference, whatever any table says; returns blocks freed."""
+        return sum(self.release(pin_id) for pin_id in list(self._held))
+
+    def _drop(
+        self, blocks: list[KVCacheBlock], refs: Counter[int] | None = None
+    ) -> int:
+        """Give references back tail first, so that prefixes are evicted last.
+
+        refs: where they are counted, if not as pins'.
+        """
         if not blocks:
             return 0
         before = self.pool.get_num_free_blocks()
-        refs = self._refs
-        for block_id in map(_block_id, blocks):
+        self._count_down(self._refs if refs is None else refs, blocks)
+        self.pool.free_blocks(reversed(blocks))
+        return int(self.pool.get_num_free_blocks() - before)
+
+    @staticmethod
+    def _count_down(refs: Counter[int], blocks: Sequence[KVCacheBlock]) -> None:
+        for block_id in ids_of(blocks):
             count = refs[block_id]
             if count > 1:
                 refs[block_id] = count - 1
             else:
                 del refs[block_id]
-        self.pool.free_blocks(reversed(blocks))
-        return int(self.pool.get_num_free_blocks() - before)
 
 
 def _footprint(blocks: Sequence[KVCacheBlock]) -> float:

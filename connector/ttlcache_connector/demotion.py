@@ -1,18 +1,24 @@
 """Pins that end but whose blocks are still to be copied to the lower tier.
 
 The pin is over for the core; here its references stay until the tier has taken over
-(it holds its own while it copies), or until somebody needs the memory.
+(it holds its own while it copies), or until somebody needs the memory. With `linger`
+the copy begins only when room gets short: see `lingering`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ttlcache.clock import Clock
+from ttlcache.events import Shrunk
 from ttlcache.pins import Pin
-from ttlcache.types import PinOutcome
-from ttlcache_connector.blocks import PinLedger
+from ttlcache.programs import Program
+from ttlcache.types import PinOutcome, Pressure
+from ttlcache_connector.blocks import PinLedger, ids_of
+from ttlcache_connector.lingering import Lingering, Turn
 from ttlcache_connector.tiers import SchedulerTier
 
 if TYPE_CHECKING:
@@ -38,15 +44,23 @@ class DemotingLedger(PinLedger):
         tier: SchedulerTier,
         clock: Clock,
         wait_s: float,
+        room_blocks: int = 0,
     ) -> None:
         """
         Args:
             wait_s: how long a waiting request lets an ended pin be copied.
+            room_blocks: how many blocks to keep free, or about to be, by copying
+                turns that linger; 0: nothing lingers, copies begin at once.
         """
         super().__init__(pool, group_block_tokens, queue_counts)
         self._tier = tier
         self._clock = clock
         self._wait_s = wait_s
+        self._room_blocks = room_blocks
+        self._lingering = Lingering()
+        # What ended turns reference: neither pinned nor free.
+        self._ended_refs: Counter[int] = Counter()
+        self._copies_first = False
         self._turn_of: dict[int, str] = {}
         self._ending: tuple[Pin, PinOutcome] | None = None
         self.on_turn_end: OnTurnEnd = lambda pin, outcome, request_id: None
@@ -58,6 +72,10 @@ class DemotingLedger(PinLedger):
     def demoting_blocks(self) -> int:
         return sum(len(blocks) for blocks, _ in self._demoting.values())
 
+    @property
+    def lingering_blocks(self) -> int:
+        return self._lingering.blocks
+
     def is_turn_of(self, pin_id: int, request_id: str) -> None:
         """The pin holds what this request computed."""
         self._turn_of[pin_id] = request_id
@@ -66,13 +84,15 @@ class DemotingLedger(PinLedger):
         """`release` of this pin follows; this is why."""
         self._ending = (pin, outcome)
 
-    def unpinned(self, request_id: str, blocks: Sequence[KVCacheBlock]) -> None:
+    def unpinned(
+        self, request_id: str, program: Program, blocks: Sequence[KVCacheBlock]
+    ) -> None:
         """A turn that somebody may come back to, but that is not worth a pin."""
-        if blocks and self._tier.demote(request_id):
+        if blocks and self._tier.owes(request_id):
             self.pool.touch(blocks)
-            for block in blocks:
-                self._refs[block.block_id] += 1
-            self._keep(request_id, list(blocks))
+            self._ended_refs.update(ids_of(blocks))
+            # The request that computed them lets go of them right after this.
+            self._keep(request_id, program, list(blocks), users=1)
 
     def release(self, pin_id: int) -> int:
         request_id = self._turn_of.pop(pin_id, None)
@@ -81,19 +101,96 @@ class DemotingLedger(PinLedger):
             self.on_turn_end(*ending, request_id)
         if request_id is None or ending is None or ending[0].pin_id != pin_id:
             return super().release(pin_id)
-        if ending[1] not in _COMES_BACK:
+        pin, outcome = ending
+        if outcome not in _COMES_BACK:
             self._tier.forget(request_id)
+            return self.settled(request_id) + super().release(pin_id)
+        goes_down = outcome is PinOutcome.EXPIRED or self._copies_first
+        if not goes_down or not self._tier.owes(request_id):
+            # Memory is needed now: what nobody overwrites in this step is copied.
+            self._tier.demote(request_id)
             return super().release(pin_id)
-        if self._tier.demote(request_id) and ending[1] is PinOutcome.EXPIRED:
-            self._keep(request_id, self._held.pop(pin_id, []))
-            return 0
-        # Memory is needed now: the tier copies what nobody overwrites in this step.
-        return super().release(pin_id)
+        blocks = self._held.pop(pin_id, [])
+        self._ends(blocks)
+        if outcome is PinOutcome.EXPIRED:
+            return self._keep(request_id, pin.program, blocks)
+        alone = self._alone(blocks)
+        self._copy(request_id, blocks)
+        return alone
 
-    def settled(self, request_id: str) -> None:
+    def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
+        blocks, request_id = self._held.get(pin_id, []), self._turn_of.get(pin_id)
+        keep = len(blocks) - max(0, drop_blocks)
+        if (
+            not self._copies_first
+            or not self.is_divisible
+            or keep <= 0
+            or request_id is None
+            or not self._tier.owes(request_id)
+        ):
+            return super().shrink(pin_id, drop_blocks)
+        tail = blocks[keep:]
+        del blocks[keep:]
+        self._ends(tail)
+        alone = self._alone(tail)
+        self._copy(request_id, tail)
+        return Shrunk(alone, keep, keep * self._group_block_tokens[0])
+
+    @contextmanager
+    def copying_first(self) -> Iterator[None]:
+        """Inside, victims are copied, and count as free although they are only soon.
+
+        A turn goes down as a whole: what its pin gives up later is free at once.
+        """
+        self._copies_first = True
+        try:
+            yield
+        finally:
+            self._copies_first = False
+
+    def settled(self, request_id: str) -> int:
         """The tier holds the blocks itself now, or does not want them any more."""
         blocks, _ = self._demoting.pop(request_id, ([], 0.0))
-        self._drop(blocks)
+        return self._let_go(blocks or self._lingering.pop(request_id))
+
+    def followed(self, program: Program) -> None:
+        """A turn of the program got its memory: what it found need not go down.
+
+        It offers the same to the tier when it ends, with its own.
+        """
+        for turn in self._lingering.of(program):
+            tail = turn.blocks[-1]
+            if tail.ref_cnt > self._ended_refs[tail.block_id]:
+                self._tier.forget(turn.request_id)
+                self.settled(turn.request_id)
+
+    def keep_room(self) -> None:
+        """Begin to copy as much as the next step may need."""
+        free = self.pool.get_num_free_blocks()
+        if self._lingering and free < self._room_blocks:
+            self._make_room(self._room_blocks - free)
+
+    def _make_room(self, blocks: int) -> int:
+        """Begin to copy lingering turns until so many blocks are free soon.
+
+        Returns:
+            Blocks that became free at once.
+        """
+        lack, freed = blocks - self.soon_free(), 0
+        for turn in self._lingering.in_order():
+            if lack <= 0:
+                break
+            alone = self._alone(turn.blocks)
+            if not alone:
+                continue  # others use it all: nothing would become free
+            lack -= alone
+            if turn.program.ended:
+                self._tier.forget(turn.request_id)
+                freed += self.settled(turn.request_id)
+            else:
+                self._lingering.pop(turn.request_id)
+                freed += self._copy(turn.request_id, turn.blocks)
+        return freed
 
     def soon_free(self) -> int:
         """Blocks that a waiting request should wait for."""
@@ -107,10 +204,10 @@ class DemotingLedger(PinLedger):
         return waiting + copied
 
     def relieve(self, needed_blocks: int, *, at_once: bool) -> int:
-        """Give ended pins' memory up before its copy, oldest first.
+        """Give ended turns' memory up.
 
         Args:
-            at_once: also of those that a waiting request should wait for.
+            at_once: also before its copy, which a waiting request should wait for.
 
         Returns:
             Blocks that became free.
@@ -122,22 +219,80 @@ class DemotingLedger(PinLedger):
                 break
             if at_once or due_s <= now_s:
                 blocks, _ = self._demoting.pop(request_id)
-                freed += self._drop(blocks)
+                freed += self._let_go(blocks)
                 self._tier.on_demotion("dropped")
+        if not at_once:
+            return freed + self._make_room(needed_blocks - freed)
+        for turn in self._lingering.in_order():
+            if freed >= needed_blocks:
+                break
+            # As with victims: what nobody overwrites in this step is copied.
+            self._tier.demote(turn.request_id)
+            freed += self.settled(turn.request_id)
         return freed
+
+    def drop_all(self) -> int:
+        before = self.pool.get_num_free_blocks()
+        super().drop_all()
+        # Memory first: what failed may be the tier.
+        ended = [*self._demoting, *(turn.request_id for turn in self._lingering)]
+        for request_id in ended:
+            self.settled(request_id)
+        for request_id in ended:
+            self._tier.forget(request_id)
+        return int(self.pool.get_num_free_blocks() - before)
 
     def release_demoting(self) -> None:
         """Reset, shutdown: nothing is kept for a copy."""
-        for request_id in list(self._demoting):
+        for request_id in [*self._demoting, *(t.request_id for t in self._lingering)]:
             self._tier.forget(request_id)
             self.settled(request_id)
 
     def references(self) -> dict[int, int]:
-        counts = super().references()
-        for block_id, count in self._tier.references().items():
-            counts[block_id] = counts.get(block_id, 0) + count
-        return counts
+        counts = Counter(super().references())
+        counts.update(self._ended_refs)
+        counts.update(self._tier.references())
+        return dict(counts)
 
-    def _keep(self, request_id: str, blocks: list[KVCacheBlock]) -> None:
+    def pressure(self) -> Pressure:
+        pressure = super().pressure()
+        free = pressure.free_blocks + self._lingering.free_blocks
+        most = pressure.pool_blocks - pressure.pinned_blocks
+        return pressure._replace(free_blocks=min(free, most))
+
+    def _keep(
+        self,
+        request_id: str,
+        program: Program,
+        blocks: list[KVCacheBlock],
+        users: int = 0,
+    ) -> int:
+        """Ended, referenced, to be copied; returns blocks that became free."""
         self.settled(request_id)  # an id that is used again
-        self._demoting[request_id] = (blocks, self._clock.now_s() + self._wait_s)
+        if not self._room_blocks:
+            return self._copy(request_id, blocks)
+        alone = self._alone(blocks, users)
+        self._lingering.add(Turn(request_id, program, blocks, alone))
+        return 0
+
+    def _ends(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """A pin's references become those of an ended turn."""
+        self._count_down(self._refs, blocks)
+        self._ended_refs.update(ids_of(blocks))
+
+    def _alone(self, blocks: Sequence[KVCacheBlock], users: int = 0) -> int:
+        """How many of these nobody references but ended turns, and `users` others."""
+        refs = self._ended_refs
+        return sum(b.ref_cnt == refs[b.block_id] + users for b in blocks)
+
+    def _copy(self, request_id: str, blocks: list[KVCacheBlock]) -> int:
+        """Begin the copy, keep the blocks for it; returns those that became free."""
+        if not self._tier.demote(request_id):
+            return self._let_go(blocks)
+        earlier, _ = self._demoting.get(request_id, ([], 0.0))
+        due_s = self._clock.now_s() + self._wait_s
+        self._demoting[request_id] = (blocks + earlier, due_s)
+        return 0
+
+    def _let_go(self, blocks: list[KVCacheBlock]) -> int:
+        return self._drop(blocks, self._ended_refs)

@@ -38,8 +38,3 @@ def drop_orphans(controller: Controller, ledger: PinLedger) -> int:
     known = {pin.pin_id for pin in controller.pins}
     lost = [pin_id for pin_id in ledger.pinned_ids() if pin_id not in known]
     return sum(ledger.release(pin_id) for pin_id in lost)
-
-
-def drop_everything(ledger: PinLedger) -> int:
-    """Blocks freed by giving back every reference, whatever any table says."""
-    return sum(ledger.release(pin_id) for pin_id in list(ledger.pinned_ids()))

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+    from ttlcache.programs import Program
+
 
 log = compat.logger(__name__)
 
@@ -85,7 +87,10 @@ class SchedulerSide(QueueAnswers):
             self._queue.forget(request_id)
         if self.controller is None:
             return
+        record = self.controller.requests.get(request_id)
         self.controller.admit(request_id, hit)
+        if self._demoting is not None and record is not None:
+            self._demoting.followed(record.program)
         self._prefilling[request_id] = request
 
     @guarded()
@@ -126,7 +131,8 @@ class SchedulerSide(QueueAnswers):
         if order is not None:
             ledger.hold(order.pin_id, candidate.blocks[: order.kv_blocks])
         if self._demoting is not None:
-            self._let_down(request, candidate.blocks, order)
+            if record is not None:
+                self._let_down(request, record.program, candidate.blocks, order)
             if completed and record is not None:
                 self.lower.tell(
                     turn_end(request.request_id, record, controller.last_decision)
@@ -155,7 +161,11 @@ class SchedulerSide(QueueAnswers):
         return answer | {"gauges": self._gauges()}
 
     def _let_down(
-        self, request: Request, blocks: list[KVCacheBlock], order: HoldOrder | None
+        self,
+        request: Request,
+        program: Program,
+        blocks: list[KVCacheBlock],
+        order: HoldOrder | None,
     ) -> None:
         """What becomes of a finished turn in the lower tier."""
         assert self.controller is not None
@@ -166,7 +176,8 @@ class SchedulerSide(QueueAnswers):
             if self._promoter is not None:
                 self._promoter.pinned(request)
         elif self.controller.last_decision is not None:
-            self._demoting.unpinned(request.request_id, blocks)
+            self._demoting.unpinned(request.request_id, program, blocks)
+            self.lower.tier.ahead(request.request_id)
         else:
             self.lower.tier.forget(request.request_id)
 
@@ -209,6 +220,8 @@ class SchedulerSide(QueueAnswers):
         if self._config.debug_invariants:
             self._check_invariants()
         self.controller.tick()
+        if self._demoting is not None:
+            self._demoting.keep_room()
         if self._promoter is not None:
             self._promoter.tick(self._clock.now_s())
         self._history.save_if_due(self._clock.now_s())
@@ -271,6 +284,7 @@ class SchedulerSide(QueueAnswers):
         assert self.controller is not None
         assert self.ledger is not None
         controller, pressure = self.controller, self.ledger.pressure()
+        ended = self._demoting
         return {
             "pins_active": len(controller.pins),
             "pinned_blocks": pressure.pinned_blocks,
@@ -282,7 +296,8 @@ class SchedulerSide(QueueAnswers):
             "owed_blocks": controller.owed_blocks(),
             "queueing_delay_seconds": controller.costs.queueing_delay_s,
             "memoryfulness": controller.memory.eta,
-            "demoting_blocks": self._demoting.demoting_blocks if self._demoting else 0,
+            "demoting_blocks": ended.demoting_blocks if ended else 0,
+            "lingering_blocks": ended.lingering_blocks if ended else 0,
             "tier_up": float(self.lower.is_up()),
             "retention_enabled": float(controller.retention_enabled),
             "recorder_dropped_events": float(controller.journal.dropped),

@@ -13,9 +13,10 @@ from ttlcache.types import PinOutcome
 from ttlcache_connector import compat
 from ttlcache_connector.blocks import PinLedger
 from ttlcache_connector.demotion import DemotingLedger
-from ttlcache_connector.failsafe import Pace, drop_everything
+from ttlcache_connector.failsafe import Pace
 from ttlcache_connector.guard import Faults, guarded
 from ttlcache_connector.knowledge import HistoryFile, load_costs, open_journal
+from ttlcache_connector.lingering import room_blocks
 from ttlcache_connector.pressure import AllocationGuard, Reclaims
 from ttlcache_connector.promotion import Promoter
 from ttlcache_connector.telling import pin_end
@@ -106,6 +107,7 @@ class SideParts:
                 tier=self.lower.tier,
                 clock=self._clock,
                 wait_s=self._config.demote_wait_s,
+                room_blocks=self._room_blocks(pool, sizes),
             )
         self._demoting = demoting
         self.ledger = demoting or PinLedger(pool, sizes, self._queue_counts)
@@ -162,7 +164,8 @@ class SideParts:
             scheduler_name,
             len(self._groups),
             self._vllm_config.scheduler_config.async_scheduling,
-            f"{self._config.lower_tier} demote={self._config.demote}"
+            f"{self._config.lower_tier} demote={self._config.demote} "
+            f"linger={self._config.linger}"
             if self.lower.is_set
             else "none",
         )
@@ -189,7 +192,7 @@ class SideParts:
     @guarded(fallback=0)
     def drop_rest(self) -> int:
         """Blocks freed by giving back whatever is still referenced, unasked."""
-        return 0 if self.ledger is None else drop_everything(self.ledger)
+        return 0 if self.ledger is None else self.ledger.drop_all()
 
     def count(self, name: str, label: str = "") -> None:
         if self.controller is not None:
@@ -214,6 +217,12 @@ class SideParts:
         if scheduler is None:
             return 0, 0
         return len(scheduler.running), len(scheduler.waiting)
+
+    def _room_blocks(self, pool: BlockPool, sizes: list[int]) -> int:
+        if not self._config.linger:
+            return 0
+        step_tokens = self._vllm_config.scheduler_config.max_num_batched_tokens
+        return room_blocks(int(pool.num_gpu_blocks) - 1, step_tokens, sizes)
 
     def _rekey(self, request_id: str) -> None:
         if self._queue is not None:

@@ -16,6 +16,8 @@ from ttlcache_connector.side_parts import SideParts
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+    from ttlcache_connector.demotion import DemotingLedger
+
 
 class QueueAnswers(SideParts):
     """Order, admission and memory of requests that wait."""
@@ -78,18 +80,40 @@ class QueueAnswers(SideParts):
             return 0
         if urgency is not Urgency.RUNNING:
             self.ledger.waiting_blocks = needed_blocks
+        if self._demoting is not None and urgency is not Urgency.RUNNING:
+            return self._evict_to_tier(self._demoting, needed_blocks, request, urgency)
         freed = 0
         if self._demoting is not None:
-            running = urgency is Urgency.RUNNING
-            freed = self._demoting.relieve(needed_blocks, at_once=running)
-            if freed >= needed_blocks:
-                return freed
-            needed_blocks -= freed
-            if not running and self._demoting.soon_free() >= needed_blocks:
-                return 0  # a copy of milliseconds against a prefill of seconds
+            freed = self._demoting.relieve(needed_blocks, at_once=True)
+        if freed < needed_blocks:
+            freed += self._reclaim(needed_blocks - freed, request, urgency)
+        return freed
+
+    def _evict_to_tier(
+        self,
+        ended: DemotingLedger,
+        needed_blocks: int,
+        request: Request,
+        urgency: Urgency,
+    ) -> int:
+        """The same for a request that can wait: for a copy of milliseconds, where the
+        alternative is a prefill of seconds."""
+        pool = ended.pool
+        before = pool.get_num_free_blocks()
+        ended.relieve(needed_blocks, at_once=False)
+        lack = needed_blocks - (pool.get_num_free_blocks() - before) - ended.soon_free()
+        if lack > 0:
+            with ended.copying_first():
+                self._reclaim(lack, request, urgency)
+        freed = int(pool.get_num_free_blocks() - before)
+        return freed if freed >= needed_blocks or not ended.soon_free() else 0
+
+    def _reclaim(self, blocks: int, request: Request, urgency: Urgency) -> int:
+        assert self.controller is not None
+        assert self.ledger is not None
         patient = urgency is not Urgency.STALLED or not self.is_overdue(request)
-        freed += self.controller.reclaim(
-            needed_blocks, urgency, request.request_id, patient=patient
+        freed = self.controller.reclaim(
+            blocks, urgency, request.request_id, patient=patient
         )
         if not freed and urgency is Urgency.STALLED:
             # Nothing runs, nothing frees: what a fault left behind goes, too.

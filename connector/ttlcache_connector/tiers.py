@@ -37,11 +37,14 @@ class TierMetadata(KVConnectorMetadata):
     """What the scheduler's half tells the workers' halves in one step.
 
     inner: the tier's own orders, None where there are none.
+    is_past: what is to be stored was computed in earlier steps: it need not wait for
+        this step's forward pass, and who waits for its memory has it a step earlier.
     abandoned: loads that were promised to vLLM but could not be ordered, with the
         blocks that stay empty: the worker reports them as failed.
     """
 
     inner: Any = None
+    is_past: bool = False
     abandoned: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -100,7 +103,7 @@ class SchedulerTier(ABC):
     """
 
     #: Told the request whose blocks need not be held for its copy any more.
-    on_settled: Callable[[str], None] = staticmethod(lambda request_id: None)
+    on_settled: Callable[[str], object] = staticmethod(lambda request_id: None)
 
     #: Told how a turn's way down ended: "stored", "failed" or "dropped".
     on_demotion: Callable[[str], None] = staticmethod(lambda outcome: None)
@@ -155,6 +158,10 @@ class SchedulerTier(ABC):
     @abstractmethod
     def has_work(self) -> bool:
         """Whether steps are needed although no request is left."""
+
+    @abstractmethod
+    def owes(self, request_id: str) -> bool:
+        """Whether a finished request has KV that should go down one day."""
 
     @abstractmethod
     def demote(self, request_id: str) -> bool:
@@ -231,6 +238,9 @@ class NoTier(SchedulerTier):
         return []
 
     def has_work(self) -> bool:
+        return False
+
+    def owes(self, request_id: str) -> bool:
         return False
 
     def demote(self, request_id: str) -> bool:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.connector.fake_tier import FakeTier
 from ttlcache.clock import VirtualClock, use_clock
+from ttlcache_connector import side_parts
 from ttlcache_connector.harness import EngineHarness, EngineSpec
 from ttlcache_connector.invariants import violations
 
@@ -57,8 +59,20 @@ def pinned(engine: EngineHarness) -> int:
     return engine.connector.side.ledger.pressure().pinned_blocks
 
 
+def demoting(engine: EngineHarness) -> int:
+    """Blocks of ended turns that are held for their copy."""
+    return engine.connector.side.ledger.demoting_blocks
+
+
 def free(engine: EngineHarness) -> int:
     return engine.pool.get_num_free_blocks()
+
+
+@pytest.fixture
+def tier(monkeypatch: pytest.MonkeyPatch) -> FakeTier:
+    fake = FakeTier()
+    monkeypatch.setattr(side_parts, "scheduler_tier", lambda *_: fake)
+    return fake
 
 
 @pytest.fixture

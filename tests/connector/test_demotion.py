@@ -2,83 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
-from tests.connector.conftest import free, pinned, totals
-from ttlcache_connector import side_parts
-from ttlcache_connector.tiers import NoTier, TierMetadata, TurnEnd
-
-
-class FakeTier(NoTier):
-    """Says yes to everything, and copies when it is told to."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, str]] = []
-        self.up = True
-        self.found: Any = (0, False)
-        self.fails: set[str] = set()
-        self.told: list[TierMetadata] = []
-        self.ends: list[TurnEnd] = []
-
-    def is_up(self) -> bool:
-        return self.up
-
-    def arrive(self, request, *, has_pin):
-        self.calls.append(("arrive-pinned" if has_pin else "arrive", _id(request)))
-
-    def match(self, request, hit_tokens):
-        self._maybe_fail("match")
-        return self.found
-
-    def allocated(self, request, blocks, loaded_tokens):
-        self._maybe_fail("allocated")
-
-    def build_metadata(self, output):
-        self._maybe_fail("build_metadata")
-        self.told.append(TierMetadata("orders"))
-        return self.told[-1]
-
-    def demote(self, request_id):
-        self.calls.append(("demote", request_id))
-        return self.up
-
-    def ahead(self, request_id):
-        self.calls.append(("ahead", request_id))
-
-    def tell(self, turn):
-        self._maybe_fail("tell")
-        self.ends.append(turn)
-
-    def forget(self, request_id):
-        self.calls.append(("forget", request_id))
-
-    def of(self, name: str) -> list[str]:
-        return [request_id for call, request_id in self.calls if call == name]
-
-    def _maybe_fail(self, name: str) -> None:
-        if name in self.fails:
-            raise RuntimeError(f"{name} is broken")
-
-
-def _id(request: Any) -> str:
-    return str(request.request_id)
-
-
-@pytest.fixture
-def tier(monkeypatch) -> FakeTier:
-    fake = FakeTier()
-    monkeypatch.setattr(side_parts, "scheduler_tier", lambda *_: fake)
-    return fake
-
-
-def extra(**options: Any) -> dict[str, Any]:
-    hold = {"policy": "fixed", "policy_options": {"ttl_s": 5.0}}
-    return {**hold, "max_pinned_fraction": 1.0, "lower_tier": "lmcache", **options}
-
+from tests.connector.conftest import demoting, free, pinned, totals
+from tests.connector.fake_tier import extra
+from ttlcache_connector.tiers import TurnEnd
 
 PROMPT = list(range(1, 101))
 HINTS = {"program_id": "p", "tool": "bash"}
@@ -94,9 +24,10 @@ def test_an_expired_pin_stays_until_its_copy_has_begun(make_engine, clock, tier)
     engine.step()
     assert totals(engine)["pins:expired"] == 1
     assert tier.of("demote") == ["a"]
-    assert pinned(engine) == held  # not a pin any more, but not free either
-    tier.on_settled("a")
     assert pinned(engine) == 0
+    assert demoting(engine) == held  # not a pin any more, but not free either
+    tier.on_settled("a")
+    assert demoting(engine) == 0
     assert free(engine) == 63
 
 
@@ -125,7 +56,7 @@ def test_a_turn_that_is_not_worth_a_pin_is_copied_at_once(make_engine, clock, ti
     engine = make_engine(extra_config=extra(policy="none", policy_options={}))
     engine.turn("a", PROMPT, hints=HINTS)
     assert tier.of("demote") == ["a"]
-    assert pinned(engine) == len(PROMPT) // 16
+    assert demoting(engine) == len(PROMPT) // 16
     tier.on_settled("a")
     assert free(engine) == 63
 
@@ -178,7 +109,7 @@ def test_a_waiting_request_lets_the_copy_end_but_not_for_ever(make_engine, clock
     for _ in range(3):
         engine.step()
     assert "b" not in engine.finished
-    assert pinned(engine) == 37
+    assert demoting(engine) == 37
     clock.advance(0.3)
     engine.run()
     assert "b" in engine.finished

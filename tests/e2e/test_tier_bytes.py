@@ -68,8 +68,8 @@ class Worker(EngineHarness):
         metadata = output.kv_connector_metadata
         self.worker.handle_preemptions(metadata)
         self.worker.bind_connector_metadata(metadata)
-        self._forward(output)
         self.worker.start_load_kv(None)
+        self._forward(output)
         self.worker.wait_for_save()
         done = self.worker.get_transfer_results(output.finished_req_ids)
         report = KVConnectorOutput(
@@ -176,6 +176,7 @@ def make_worker(tiers: TierServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
             "policy": "fixed",
             "policy_options": {"ttl_s": ttl_s},
             "max_pinned_fraction": 1.0,
+            "linger": False,  # nobody needs the memory in most of these tests
             "lmcache.mp.mq_timeout": WAIT_S,  # a busy machine is no outage
             **tiers.options.connector_config(),
             **extra,
@@ -366,18 +367,29 @@ def test_an_aborted_request_leaves_nothing_locked(make_worker, tiers):
     assert engine.moved.get("tier_bytes:promoted", 0) == promoted
 
 
-@pytest.mark.parametrize("mode", ["expiry", "write-through", "idle-ahead"])
-def test_random_agents_on_a_small_pool(make_worker, mode):
+@pytest.mark.parametrize(
+    ("mode", "linger"),
+    [
+        ("expiry", False),
+        ("expiry", True),
+        ("write-through", True),
+        ("idle-ahead", True),
+    ],
+)
+def test_random_agents_on_a_small_pool(make_worker, mode, linger):
     """Expiry, claims, victims, preemptions, aborts: whatever comes, no wrong byte."""
     engine = make_worker(
         num_blocks=40,
         ttl_s=0.05,
         demote=mode,
+        linger=linger,
         demote_wait_s=0.05,
         max_pinned_fraction=0.5,  # some pins hold a part of their turn only
     )
     rng = random.Random(7)
-    contexts = {f"{mode}{i}": prompt(100 + i, 60) for i in range(6)}
+    # Contexts of their own: what an earlier case left below would be found.
+    first = 100 * (2 * len(mode) + linger)
+    contexts = {f"{mode}{i}": prompt(first + i, 60) for i in range(6)}
     running: dict[str, str] = {}
     deadline = time.monotonic() + WAIT_S
     # On a fast machine the first rounds are over before a pin expires.
@@ -413,6 +425,9 @@ def test_random_agents_on_a_small_pool(make_worker, mode):
         if rng.random() < 0.2:
             time.sleep(0.02)
     engine.run()
+    if linger:
+        # What lingers would stay for ever; what is being copied goes on.
+        engine.connector.side.release_all()
     engine.settle()
     assert engine.pool.get_num_free_blocks() == 39
 

@@ -127,6 +127,7 @@ def tiered(
             "policy_options": {"ttl_s": TTL_S},
             "max_pinned_fraction": 1.0,
             "debug_invariants": True,
+            "linger": False,  # nobody needs the memory: turns would never go down
             **tiers.options.connector_config(),
         }
         with start_server(
@@ -225,6 +226,52 @@ def test_outputs_are_those_of_a_run_without_any_cache(tiered, vanilla):
         assert [answers[i]["cached_tokens"] for i in later] == [KEPT] * len(later)
         assert tiered.reloads_become(cpu + half, disk + len(later) - half)
     assert tiered.agent.pins("claimed") == claimed + len(at_once)
+
+
+def test_turns_past_their_time_stay_until_their_room_is_needed(
+    tiered, vanilla, tiny_model, tmp_path
+):
+    """The default: who comes back late finds the context, above or below."""
+    extra = {
+        "policy": "fixed",
+        "policy_options": {"ttl_s": 0.1},
+        "debug_invariants": True,
+        **tiered.tiers.options.connector_config(),
+    }
+    expected = vanilla["uncached"]
+    with start_server(tiny_model, tmp_path / "vllm.log", extra, num_blocks=160) as own:
+        late = Tiered(Agent(own), tiered.tiers)
+
+        def after(name: str, meanwhile: Callable[[], None]) -> dict[str, Any]:
+            first = late.first(7, name, cache_salt=name)
+            time.sleep(0.2)
+            late.agent.settle()
+            assert late.agent.count("ttlcache_lingering_blocks") >= KEPT // BLOCK
+            meanwhile()
+            second = late.second(first, 7, name, cache_salt=name)
+            assert second["token_ids"] == expected[7][1]
+            return second
+
+        def big(seed: int) -> None:
+            prompt = [5 + (seed * 7 + i * 13) % 2000 for i in range(3000)]
+            late.agent.ask(prompt, hints={"is_last_step": True})
+
+        def crowd() -> None:
+            with ThreadPoolExecutor(3) as pool:  # each takes more than half
+                list(pool.map(big, range(3)))
+
+        def attempt(number: int) -> list[float]:
+            moved = late.agent.count(*DEMOTED)
+            cached = [after(f"stays-{number}", lambda: None)["cached_tokens"]]
+            cached.append(late.agent.count(*DEMOTED) - moved)
+            cpu, disk = late.reloads()
+            cached.append(after(f"goes-{number}", crowd)["cached_tokens"])
+            assert late.reloads_become(cpu + 1, disk)
+            return cached
+
+        assert undisturbed(late, attempt) == [KEPT, 0, KEPT]
+        assert late.agent.count(*DEMOTED) > 0
+        assert own.errors_in_log() == []
 
 
 def test_what_is_below_is_not_written_again(tiered):

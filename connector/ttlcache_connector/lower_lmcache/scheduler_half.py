@@ -178,7 +178,7 @@ class SchedulerHalf(SchedulerTier):
         for request_id in self._queue.emitted:
             self.on_settled(request_id)
         self._queue.emitted = []
-        return TierMetadata(inner)
+        return TierMetadata(inner, is_past=self._mode != "write-through")
 
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         self._asked_s.pop(request.request_id, None)
@@ -221,6 +221,9 @@ class SchedulerHalf(SchedulerTier):
         ):
             return True
         return bool(self._inner.has_pending_push_work())
+
+    def owes(self, request_id: str) -> bool:
+        return self._queue.has_pending_request(request_id) and self.is_up()
 
     def demote(self, request_id: str) -> bool:
         return self._queue.is_due(request_id) and self.is_up()

@@ -68,6 +68,17 @@ class WorkerHalf(WorkerTier):
             self._inner.handle_preemptions(metadata.inner)
 
     def load(self, metadata: TierMetadata, forward_context: Any) -> None:
+        try:
+            self._load(metadata, forward_context)
+        finally:
+            if metadata.is_past:
+                self._save(metadata)
+
+    def save(self, metadata: TierMetadata) -> None:
+        if not metadata.is_past:
+            self._save(metadata)
+
+    def _load(self, metadata: TierMetadata, forward_context: Any) -> None:
         loads = _of(metadata, "RETRIEVE")
         now_s = self._now_s()
         self._since_s.update((m.request_id, now_s) for m in loads)
@@ -86,7 +97,7 @@ class WorkerHalf(WorkerTier):
                     adapter._dropped_retrieves.add(meta.request_id)  # noqa: SLF001
             raise
 
-    def save(self, metadata: TierMetadata) -> None:
+    def _save(self, metadata: TierMetadata) -> None:
         stores = _of(metadata, "STORE")
         if not stores:
             return

@@ -1,0 +1,84 @@
+"""A lower tier for unit tests; the real one runs in tests/e2e."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ttlcache_connector.tiers import NoTier, TierMetadata, TurnEnd
+
+
+class FakeTier(NoTier):
+    """Says yes to everything, and copies when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.up = True
+        self.found: Any = (0, False)
+        self.fails: set[str] = set()
+        self.told: list[TierMetadata] = []
+        self.ends: list[TurnEnd] = []
+        self.settled: set[str] = set()  # below, or not wanted there
+
+    def is_up(self) -> bool:
+        return self.up
+
+    def arrive(self, request, *, has_pin):
+        self.calls.append(("arrive-pinned" if has_pin else "arrive", _id(request)))
+
+    def match(self, request, hit_tokens):
+        self._maybe_fail("match")
+        return self.found
+
+    def allocated(self, request, blocks, loaded_tokens):
+        self._maybe_fail("allocated")
+
+    def build_metadata(self, output):
+        self._maybe_fail("build_metadata")
+        self.told.append(TierMetadata("orders"))
+        return self.told[-1]
+
+    def owes(self, request_id):
+        return self.up and request_id not in self.settled
+
+    def demote(self, request_id):
+        self.calls.append(("demote", request_id))
+        return self.owes(request_id)
+
+    def copy(self, request_id):
+        """The copy that `demote` ordered begins: the tier takes over."""
+        self.settled.add(request_id)
+        self.on_settled(request_id)
+
+    def ahead(self, request_id):
+        self.calls.append(("ahead", request_id))
+
+    def tell(self, turn):
+        self._maybe_fail("tell")
+        self.ends.append(turn)
+
+    def forget(self, request_id):
+        self.calls.append(("forget", request_id))
+        self.settled.add(request_id)
+
+    def of(self, name: str) -> list[str]:
+        return [request_id for call, request_id in self.calls if call == name]
+
+    def _maybe_fail(self, name: str) -> None:
+        if name in self.fails:
+            raise RuntimeError(f"{name} is broken")
+
+
+def _id(request: Any) -> str:
+    return str(request.request_id)
+
+
+def extra(**options: Any) -> dict[str, Any]:
+    """A connector that pins every turn for five seconds, above the tier."""
+    hold = {"policy": "fixed", "policy_options": {"ttl_s": 5.0}}
+    return {
+        **hold,
+        "max_pinned_fraction": 1.0,
+        "lower_tier": "lmcache",
+        "linger": False,
+        **options,
+    }
