@@ -112,7 +112,7 @@ class TTLCacheConfig(BaseModel):
     )
     demote: Literal["expiry", "write-through", "idle-ahead"] = Field(
         default="expiry",
-        description="When KV is copied to the lower tier: when its pin expires, as "
+        description="When KV is copied to the lower tier: after its pin expired, as "
         "soon as it is computed, or before its pin expires while nothing is copied.",
     )
     linger: bool = Field(

@@ -27,6 +27,7 @@ WRONG = {
     "tool_call_parser": ([1, True, ["hermes"]], []),
     "lower_tier": ([1, None, True], ["cpu", "", "LMCache"]),
     "demote": ([1, None, True], ["never", ""]),
+    "linger": (["yes", 1, None], []),
     "demote_wait_s": (["0.1", None, True], [-0.1, 10.1, math.nan]),
     "promote_ahead": (["yes", 1, None], []),
     "max_hook_faults": (["100", None, 1.5, True], [0, -1]),
