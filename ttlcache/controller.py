@@ -463,6 +463,7 @@ class Controller:
             self._holder.pressure(),
             now_s,
             self.lower_tier,
+            self.config.demote == "write-through",
         )
 
     def _end_program(self, program: Program, how: str) -> None:

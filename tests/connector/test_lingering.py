@@ -157,6 +157,39 @@ def test_a_victim_is_copied_before_a_waiting_request_gets_its_memory(
     assert "b" in engine.finished
 
 
+@pytest.mark.parametrize(("given_up", "copied"), [(7, []), (8, ["a"])])
+def test_a_pin_that_gives_up_a_short_tail_is_not_copied_for_it(
+    make_engine, clock, tier, given_up, copied
+):
+    engine = make_engine(extra_config=lingers())
+    engine.turn("a", LONG, hints=HINTS)
+    side = engine.connector.side
+    (pin,) = side.controller.pins
+    with side.ledger.copying_first():
+        shrunk = side.ledger.shrink(pin.pin_id, given_up)
+    side.controller.pins.shrink(
+        pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
+    )
+    assert (shrunk.freed_blocks, shrunk.kept_blocks) == (given_up, 37 - given_up)
+    assert tier.of("demote") == copied
+    # The tail of what is copied stays until its copy begins.
+    assert demoting(engine) == (given_up if copied else 0)
+    tier.copy("a")
+    assert free(engine) == 63 - 37 + given_up
+    engine.step()
+
+
+def test_a_pin_that_is_below_gives_up_its_tail_at_once(make_engine, clock, tier):
+    engine = make_engine(extra_config=lingers())
+    engine.turn("a", LONG, hints=HINTS)
+    tier.copy("a")
+    side = engine.connector.side
+    (pin,) = side.controller.pins
+    with side.ledger.copying_first():
+        assert side.ledger.shrink(pin.pin_id, 30).freed_blocks == 30
+    assert tier.of("demote") == []
+
+
 def test_a_tier_that_went_down_gets_nothing(make_engine, clock, tier):
     engine, _ = expired(make_engine, clock)
     tier.up = False

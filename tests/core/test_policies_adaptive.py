@@ -102,6 +102,12 @@ def test_patience_is_the_recovery_and_victims_are_whole() -> None:
     assert (other.patience_s, other.whole_below) == (0.0, 0.0)
 
 
+def test_what_a_tier_has_not_yet_may_lose_a_little() -> None:
+    """To give it up as a whole would cost a copy of all of it."""
+    view = view_of(history_of([1.0] * 4))._replace(tier="cpu", is_below=False)
+    assert adaptive().decide(turn_of(5), view).whole_below == 0.8
+
+
 def test_with_a_tier_below_victims_are_whole_and_nothing_is_owed() -> None:
     view = view_of(history_of([1.0] * 4), Pressure(100, num_waiting=1))
     policy = adaptive(room_owed=True)

@@ -20,8 +20,9 @@ patient_stalls        an engine with nothing to run waits for a pin's next turn 
                       takes the pin.
 whole_victims         under pressure a pin may lose a little of its tail, and beyond
                       that goes as a whole (`whole_below`): of programs that all lost
-                      much none can run without taking somebody else's. With a lower
-                      tier, where a lost context costs a copy, always as a whole.
+                      much none can run without taking somebody else's. What a lower
+                      tier has already, so that giving it up costs a reload and no copy,
+                      always goes as a whole.
 room_owed             off: with it, what a program lost under pressure is left free for
                       its return by programs after it (`ttlcache.owed`), up to the
                       longest TTL; pays where tools are fast and no tier is below.
@@ -145,8 +146,9 @@ class Adaptive(Policy):
     def _whole_below(self, view: View) -> float:
         if not self.options.whole_victims:
             return 0.0
-        # What a tier below holds comes back by a copy: its room is worth more.
-        return self.options.whole_below if view.tier is None else 1.0
+        # What a tier below has comes back by a copy: its room is worth more.
+        has_it = view.tier is not None and view.is_below
+        return 1.0 if has_it else self.options.whole_below
 
     def _ttl_s(
         self, turn: TurnFacts, view: View, terms: _Terms, inputs: dict[str, float]

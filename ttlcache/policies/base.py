@@ -33,7 +33,8 @@ class View(NamedTuple):
     eta: memoryfulness of the workload, in [-1, 1] (paper §4.1).
     avg_turns: mean number of turns of finished programs, 0 while none finished.
     now_s: the time by the clock of `gaps`; None leaves still-open gaps out.
-    tier: lower tier that holds this turn's KV, None where nobody does.
+    tier: lower tier that has this turn's KV once it is given up, None where none has.
+    is_below: the tier has it already: to give the turn up costs no copy.
     """
 
     gaps: GapHistory
@@ -43,6 +44,7 @@ class View(NamedTuple):
     pressure: Pressure = Pressure()
     now_s: float | None = None
     tier: str | None = None
+    is_below: bool = True
 
     def recovery_s(self, turn: TurnFacts) -> float:
         """PrefillReload(r): seconds to rebuild the turn's context if it is lost."""
