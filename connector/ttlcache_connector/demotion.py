@@ -93,7 +93,9 @@ class DemotingLedger(PinLedger):
         self, request_id: str, program: Program, blocks: Sequence[KVCacheBlock]
     ) -> None:
         """A turn that somebody may come back to, but that is not worth a pin."""
-        if blocks and self._tier.owes(request_id):
+        if not blocks or not self._tier.owes(request_id):
+            self._tier.forget(request_id)  # an outage: nobody would ever ask again
+        else:
             self.pool.touch(blocks)
             self._ended_refs.update(ids_of(blocks))
             # The request that computed them lets go of them right after this.
@@ -187,10 +189,10 @@ class DemotingLedger(PinLedger):
         for turn in self._lingering.in_order():
             if lack <= 0:
                 break
-            alone = self._alone(turn.blocks)
-            if not alone:
+            if not self._alone(turn.blocks):
                 continue  # others use it all: nothing would become free
-            lack -= alone
+            # What other ended turns share comes free with the last of them.
+            lack -= sum(b.ref_cnt == 1 for b in turn.blocks)
             if turn.program.ended:
                 self._tier.forget(turn.request_id)
                 freed += self.settled(turn.request_id)
@@ -257,7 +259,11 @@ class DemotingLedger(PinLedger):
 
     def references(self) -> dict[int, int]:
         counts = Counter(super().references())
-        counts.update(self._ended_refs)
+        # From the tables, so that the invariant checker sees what they have lost.
+        for blocks, _ in self._demoting.values():
+            counts.update(ids_of(blocks))
+        for turn in self._lingering:
+            counts.update(ids_of(turn.blocks))
         counts.update(self._tier.references())
         return dict(counts)
 
@@ -276,9 +282,12 @@ class DemotingLedger(PinLedger):
     ) -> int:
         """Ended, referenced, to be copied; returns blocks that became free."""
         self.settled(request_id)  # an id that is used again
-        if not self._room_blocks:
+        own = any(self._ended_refs[i] == 1 for i in ids_of(reversed(blocks)))
+        if not self._room_blocks or not own:
+            # To wait gains nothing where others that linger have it all.
             return self._copy(request_id, blocks)
-        alone = self._alone(blocks, users)
+        refs = self._ended_refs  # each block counts once
+        alone = sum(b.ref_cnt == 1 + users and refs[b.block_id] == 1 for b in blocks)
         self._lingering.add(Turn(request_id, program, blocks, alone))
         return 0
 
@@ -294,7 +303,12 @@ class DemotingLedger(PinLedger):
 
     def _copy(self, request_id: str, blocks: list[KVCacheBlock]) -> int:
         """Begin the copy, keep the blocks for it; returns those that became free."""
-        if not self._tier.demote(request_id):
+        try:
+            goes_down = self._tier.demote(request_id)
+        except Exception:
+            self._let_go(blocks)
+            raise
+        if not goes_down:
             return self._let_go(blocks)
         earlier, _ = self._demoting.get(request_id, ([], 0.0))
         due_s = self._clock.now_s() + self._wait_s

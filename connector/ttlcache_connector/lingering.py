@@ -21,7 +21,11 @@ MAX_ROOM_SHARE = 1 / 8
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A finished turn. free_blocks: its blocks that nobody else used when it came."""
+    """A finished turn.
+
+    free_blocks: its blocks that nobody else used when it came. Who uses some of them
+        later (another program with the same prompt) is not subtracted.
+    """
 
     request_id: str
     program: Program

@@ -179,6 +179,9 @@ class AllocationGuard:
             -(-tokens // size) - hit_tokens // size - len(ids)
             for size, ids in zip(self._block_tokens, owned, strict=True)
         )
+        hits = kwargs.get("new_computed_blocks")
+        if hits is not None:  # those that nobody references are taken from the free
+            required += sum(not b.ref_cnt for group in hits.blocks for b in group)
         required += kwargs.get("reserved_blocks", 0)
         if request.status is not RequestStatus.RUNNING and kwargs.get(
             "has_scheduled_reqs", True

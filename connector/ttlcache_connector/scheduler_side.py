@@ -133,6 +133,8 @@ class SchedulerSide(QueueAnswers):
         if self._demoting is not None:
             if record is not None:
                 self._let_down(request, record.program, candidate.blocks, order)
+            else:
+                self.lower.tier.forget(request.request_id)
             if completed and record is not None:
                 self.lower.tell(
                     turn_end(request.request_id, record, controller.last_decision)

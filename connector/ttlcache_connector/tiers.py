@@ -296,7 +296,10 @@ class WorkerTier(ABC):
 
     @abstractmethod
     def before_forward(self, metadata: TierMetadata) -> None:
-        """Blocks may be overwritten from now on."""
+        """A step begins; blocks may be overwritten from now on.
+
+        What is to be copied may begin here, or when `load` and `save` are called.
+        """
 
     @abstractmethod
     def load(self, metadata: TierMetadata, forward_context: Any) -> None:

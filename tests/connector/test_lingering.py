@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
 from tests.connector.conftest import demoting, free, pinned, totals
 from tests.connector.fake_tier import extra
+from tests.connector.test_demotion_queue import offer
 from ttlcache_connector.lingering import room_blocks
+from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
+from ttlcache_connector.lower_lmcache.scheduler_half import SchedulerHalf
 
 HINTS = {"program_id": "p", "tool": "bash"}
 LONG = list(range(600))  # 37 of 63 blocks
@@ -16,7 +21,7 @@ OTHER = list(range(5000, 5600))
 
 
 def lingers(**options):
-    return extra(linger=True, **options)
+    return extra(**{"linger": True, **options})
 
 
 def lingering(engine):
@@ -219,3 +224,141 @@ def test_room_is_what_a_step_may_take_but_a_part_of_the_pool(
     pool, step, sizes, expected
 ):
     assert room_blocks(pool, step, sizes) == expected
+
+
+# --- what others share, and what fails ---------------------------------------------
+
+
+def in_steps(engine, request_id, tier):
+    """Steps until the request has its memory; copies end at once."""
+    for number in range(60):
+        if engine.scheduler.requests[request_id].num_computed_tokens:
+            return number
+        engine.step()
+        for copied in list(engine.connector.side.ledger._demoting):
+            tier.copy(copied)
+    raise AssertionError("never")
+
+
+def no_pins(**options):
+    return lingers(policy="none", policy_options={}, **options)
+
+
+def test_blocks_that_several_share_are_free_once(make_engine, clock, tier):
+    engine = make_engine(extra_config=no_pins())
+    for n in range(3):
+        tail = range(9000 + 100 * n, 9016 + 100 * n)
+        engine.turn(f"r{n}", [*LONG[:320], *tail], hints={"program_id": f"p{n}"})
+    ledger = engine.connector.side.ledger
+    assert lingering(engine) == 3 * 21
+    # Three tails; their common head is counted by none, for it stays with the others.
+    assert ledger.pressure().free_blocks <= free(engine) + 20 + 3
+
+
+def test_room_among_turns_that_share_a_prefix_is_made_at_once(make_engine, clock, tier):
+    engine = make_engine(extra_config=no_pins())
+    for n in range(10):
+        tail = range(9000 + 100 * n, 9032 + 100 * n)
+        engine.turn(f"r{n}", [*LONG[:320], *tail], hints={"program_id": f"p{n}"})
+    engine.add("b", OTHER[:592], hints={"program_id": "q"})
+    assert in_steps(engine, "b", tier) <= 3
+
+
+def test_equal_turns_do_not_pile_up(make_engine, clock, tier):
+    """A probe, or short questions below one system prompt."""
+    engine = make_engine(extra_config=no_pins())
+    for n in range(40):
+        hints = {"program_id": f"p{n}"}
+        engine.turn(f"r{n}", LONG[:330], hints=hints, max_tokens=1)
+        tier.copy(f"r{n}") if n else None
+    assert lingering(engine) == 20
+
+
+def test_who_finds_free_blocks_is_not_let_in_victim_by_victim(make_engine, clock, tier):
+    engine = make_engine(
+        num_blocks=401,
+        extra_config=lingers(policy_options={"ttl_s": 1000.0}, max_ttl_s=1000.0),
+    )
+    engine.turn("old", range(32), hints={"program_id": "oldest"}, max_tokens=1)
+    context = engine.turn("first", range(100, 3300), hints={"program_id": "over"})
+    engine.connector.side.control({"do": "end", "program_id": "over"})
+    for n in range(10):
+        prompt = range(10_000 * (n + 1), 10_000 * (n + 1) + 320)
+        engine.turn(f"r{n}", prompt, hints={"program_id": f"p{n}"})
+    engine.add("run", range(7000, 7016), max_tokens=1000, hints={"program_id": "r"})
+    engine.step()
+    prompt = [*context, *range(500_000, 502_200)]
+    engine.add("b", prompt, hints={"program_id": "oldest"})
+    assert in_steps(engine, "b", tier) <= 3
+    assert len(tier.of("demote")) > 3
+
+
+@pytest.mark.parametrize("when", ["expiry", "room", "victim"])
+def test_a_tier_that_raises_keeps_no_memory(make_engine, clock, tier, when):
+    engine = make_engine(extra_config=lingers(linger=when == "room"))
+    engine.on_step = lambda: None  # the faults are counted
+    engine.turn("a", LONG, hints=HINTS)
+    well = tier.demote
+
+    def demote(request_id):
+        raise RuntimeError("broken")
+
+    tier.demote = demote
+    if when != "victim":
+        clock.advance(5.1)
+        engine.step()
+    if when != "expiry":
+        engine.add("b", OTHER, hints={"program_id": "q"})
+        engine.step()
+        engine.abort("b")
+    tier.demote = well
+    engine.step()
+    engine.connector.side.release_all()
+    assert free(engine) == 63
+    assert engine.scheduler.reset_prefix_cache()
+
+
+def half_with(queue, *, up=True, over=True):
+    """LMCache's scheduler half around a real queue."""
+    half = object.__new__(SchedulerHalf)
+    half._queue = queue
+    requests = SimpleNamespace(is_finished=lambda _: over)
+    half._manager = SimpleNamespace(_requests=requests)
+    half.is_up = lambda: up
+    return half
+
+
+def test_a_turn_without_a_pin_is_forgotten_while_the_tier_is_down(
+    make_engine, clock, tier
+):
+    queue = DemotionQueue("expiry", 64)
+    half = half_with(queue, up=False)
+    tier.owes, tier.demote, tier.forget = half.owes, half.demote, half.forget
+    engine = make_engine(extra_config=no_pins())
+    engine.add("a", LONG, hints=HINTS)
+    offer(queue, "a")
+    engine.run()
+    assert not queue.has_pending_request("a")
+
+
+def test_a_request_that_is_unknown_to_us_leaves_nothing_to_copy(
+    make_engine, clock, tier
+):
+    engine = make_engine(extra_config=lingers())
+    engine.on_step = lambda: None
+    engine.add("a", LONG, hints=HINTS)
+    engine.step()
+    engine.connector.side.controller.requests.pop("a")
+    engine.run()
+    assert tier.of("forget") == ["a"]
+
+
+def test_nothing_of_a_running_request_is_owed():
+    """Under an id that is used again an older turn may still be pinned."""
+    queue = DemotionQueue("expiry", 64)
+    offer(queue, "a")
+    running = half_with(queue, over=False)
+    assert not running.owes("a")
+    assert not running.demote("a")
+    assert not queue.has_due
+    assert half_with(queue).demote("a")

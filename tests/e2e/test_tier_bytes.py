@@ -68,8 +68,8 @@ class Worker(EngineHarness):
         metadata = output.kv_connector_metadata
         self.worker.handle_preemptions(metadata)
         self.worker.bind_connector_metadata(metadata)
-        self.worker.start_load_kv(None)
         self._forward(output)
+        self.worker.start_load_kv(None)
         self.worker.wait_for_save()
         done = self.worker.get_transfer_results(output.finished_req_ids)
         report = KVConnectorOutput(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -95,3 +96,24 @@ def test_close_ends_what_has_begun_and_drops_the_rest(slow_clock):
     assert others.copied == 0
     failures = sorted(str(outcome.failure) for outcome in engine.poll())
     assert failures == sorted([str(None), str(Failure.CLOSED)])
+
+
+def test_a_copy_that_raises_leaves_nobody_waiting(monkeypatch):
+    blocks, engine = Blocks(), ReferenceEngine()
+    began, goes_on = threading.Event(), threading.Event()
+
+    def broken(job, until_s):
+        began.set()
+        goes_on.wait(10.0)
+        raise RuntimeError("no copy")
+
+    monkeypatch.setattr(module, "_copy", broken)
+    monkeypatch.setattr(threading, "excepthook", lambda *_: None)
+    engine.submit(blocks.plan())
+    assert began.wait(10.0)
+    closer = threading.Thread(target=engine.close, daemon=True)
+    closer.start()
+    closer.join(0.1)
+    goes_on.set()
+    closer.join(10.0)
+    assert not closer.is_alive()

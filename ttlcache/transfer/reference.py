@@ -129,6 +129,7 @@ class ReferenceEngine(TransferEngine):
         finally:
             self._changed.acquire()
             self._is_copying = False
+            self._changed.notify_all()
         if is_done:
             self._queue.popleft()
             self._open.discard(job.ticket)

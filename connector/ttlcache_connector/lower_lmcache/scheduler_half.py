@@ -223,10 +223,17 @@ class SchedulerHalf(SchedulerTier):
         return bool(self._inner.has_pending_push_work())
 
     def owes(self, request_id: str) -> bool:
-        return self._queue.has_pending_request(request_id) and self.is_up()
+        waits = self._queue.has_pending_request(request_id)
+        return waits and self._is_over(request_id) and self.is_up()
 
     def demote(self, request_id: str) -> bool:
+        if not self._is_over(request_id):
+            return False
         return self._queue.is_due(request_id) and self.is_up()
+
+    def _is_over(self, request_id: str) -> bool:
+        """Not a running request under an id that a client uses again."""
+        return bool(self._manager._requests.is_finished(request_id))  # noqa: SLF001
 
     def ahead(self, request_id: str) -> None:
         if self._mode == "idle-ahead":

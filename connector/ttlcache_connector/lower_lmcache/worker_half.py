@@ -42,6 +42,10 @@ class WorkerHalf(WorkerTier):
             self._adapter, self._thread, self.metrics, vllm_config, kv_cache_config
         )
         self._since_s: dict[str, float] = {}
+        self._begun: TierMetadata | None = None  # before this step's forward pass
+        # Where vLLM zeroes new blocks, it does so after `before_forward`.
+        zeroes = getattr(kv_cache_config, "needs_kv_cache_zeroing", True)
+        self._loads_early = not zeroes
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         try:
@@ -64,21 +68,30 @@ class WorkerHalf(WorkerTier):
         return self._registration.changed_name
 
     def before_forward(self, metadata: TierMetadata) -> None:
+        """Start what needs not wait for this step's forward pass.
+
+        vLLM asks for asynchronous loads after it. Its host side costs us nothing, and
+        what is copied beside this forward pass is there one step earlier.
+        """
         if metadata.inner is not None:
             self._inner.handle_preemptions(metadata.inner)
-
-    def load(self, metadata: TierMetadata, forward_context: Any) -> None:
+        self._begun = metadata
         try:
-            self._load(metadata, forward_context)
+            if self._loads_early:
+                self._load(metadata)
         finally:
             if metadata.is_past:
                 self._save(metadata)
 
+    def load(self, metadata: TierMetadata, forward_context: Any) -> None:
+        if not self._loads_early or self._begun is not metadata:
+            self._load(metadata)
+
     def save(self, metadata: TierMetadata) -> None:
-        if not metadata.is_past:
+        if not metadata.is_past or self._begun is not metadata:
             self._save(metadata)
 
-    def _load(self, metadata: TierMetadata, forward_context: Any) -> None:
+    def _load(self, metadata: TierMetadata) -> None:
         loads = _of(metadata, "RETRIEVE")
         now_s = self._now_s()
         self._since_s.update((m.request_id, now_s) for m in loads)
@@ -86,7 +99,7 @@ class WorkerHalf(WorkerTier):
             return
         try:
             self._inner.bind_connector_metadata(metadata.inner)
-            self._inner.start_load_kv(forward_context)
+            self._inner.start_load_kv(None)  # it does not look at it
         except Exception:
             # Reported as LMCache reports what it does not even try.
             adapter = self._adapter
