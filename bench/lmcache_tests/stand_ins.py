@@ -48,13 +48,13 @@ class AsMock(TTLL2Adapter):
         size = int(config.max_size_gb * 2**30)
         super().__init__({"path": tempfile.mkdtemp(), "disk_bytes": size})
 
-    def _run_store(self, task: Any, keys: Any, objects: Any) -> None:
+    def _run_store(self, task: Any, keys: Any, objects: Any, until_s: float) -> None:
         self._take_time(objects)
-        super()._run_store(task, keys, objects)
+        super()._run_store(task, keys, objects, until_s)
 
-    def _run_load(self, task: Any, keys: Any, objects: Any) -> None:
+    def _run_load(self, task: Any, keys: Any, objects: Any, until_s: float) -> None:
         self._take_time(objects)
-        super()._run_load(task, keys, objects)
+        super()._run_load(task, keys, objects, until_s)
 
     def _take_time(self, objects: Any) -> None:
         time.sleep(sum(each.get_size() for each in objects) / self._bytes_a_second)

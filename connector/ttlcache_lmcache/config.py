@@ -108,7 +108,9 @@ class TierConfig(PluginConfig):
         description="Write to disk at once, so that a crash loses nothing that was "
         "reported stored; false: only when memory gives it up.",
     )
-    num_threads: int = Field(default=4, ge=1, le=64, description="Threads that copy.")
+    num_threads: int = Field(
+        default=4, ge=1, le=64, description="Threads that store, and as many that load."
+    )
     sweep_interval_s: float = Field(
         default=1.0, gt=0.0, le=3600.0, description="Seconds between two expiry looks."
     )

@@ -5,7 +5,8 @@
         "adapter_params": {"path": "/nvme/kv", "disk_bytes": 500000000000}}'
 
 LMCache polls: it submits a task, waits for the event of its kind, and asks for the
-result once. Copies run on a thread pool; lookups are answered at once.
+result once. Copies run on thread pools, where loads wait for no stores; lookups are
+answered at once.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from ttlcache_lmcache.l2_keys import encode_key, page_of_keys
 from ttlcache_lmcache.l2_told import Told
 from ttlcache_lmcache.store import TieredStore
 
+#: Seconds after which a task that waited no longer touches L1's memory. LMCache's locks
+#: on it run out (--l1-read-ttl-seconds, 300, and --l1-write-ttl-seconds, 600), and then
+#: it may be another context's.
+MAX_WAIT_S = 60.0
 _WHERE = "--l2-adapter adapter_params"
 
 
@@ -59,16 +64,16 @@ class TTLL2Adapter(L2AdapterInterface):
         self._stored: dict[L2TaskId, L2StoreResult] = {}
         self._looked_up: dict[L2TaskId, Bitmap] = {}
         self._loaded: dict[L2TaskId, Bitmap] = {}
+        self._clock = clock if clock is not None else default_clock()
         self._store = TieredStore(
-            config,
-            clock if clock is not None else default_clock(),
-            lambda gone: self._told.removed(gone),
+            config, self._clock, lambda gone: self._told.removed(gone)
         )
         self._told = Told(
             self._store.find, self._notify_keys_stored, self._notify_keys_deleted
         )
         self._told.stored([header.key for header in self._store.headers()])
-        self._pool = ThreadPoolExecutor(config.num_threads, "ttlcache-l2")
+        self._stores = ThreadPoolExecutor(config.num_threads, "ttlcache-l2-store")
+        self._loads = ThreadPoolExecutor(config.num_threads, "ttlcache-l2-load")
         self._stop = threading.Event()
         self._sweeper = threading.Thread(
             target=self._sweep_until_stopped,
@@ -101,17 +106,25 @@ class TTLL2Adapter(L2AdapterInterface):
     def submit_store_task(
         self, keys: list[ObjectKey], objects: list[MemoryObj]
     ) -> L2TaskId:
-        task = next(self._tasks)
-        self._submit(lambda: self._run_store(task, keys, objects))
+        task, until_s = next(self._tasks), self._clock.now_s() + MAX_WAIT_S
+        self._submit(
+            self._stores, lambda: self._run_store(task, keys, objects, until_s)
+        )
         return task
 
     def _run_store(
-        self, task: L2TaskId, keys: list[ObjectKey], objects: list[MemoryObj]
+        self,
+        task: L2TaskId,
+        keys: list[ObjectKey],
+        objects: list[MemoryObj],
+        until_s: float,
     ) -> None:
         stored: list[bytes] = []
         total = 0
         try:
             for key, each in zip(keys, objects, strict=True):
+                if self._clock.now_s() > until_s:
+                    break
                 raw, data = encode_key(key), each.byte_array
                 if self._store.put(raw, data):
                     stored.append(raw)
@@ -155,16 +168,22 @@ class TTLL2Adapter(L2AdapterInterface):
     def submit_load_task(
         self, keys: list[ObjectKey], objects: list[MemoryObj]
     ) -> L2TaskId:
-        task = next(self._tasks)
-        self._submit(lambda: self._run_load(task, keys, objects))
+        task, until_s = next(self._tasks), self._clock.now_s() + MAX_WAIT_S
+        self._submit(self._loads, lambda: self._run_load(task, keys, objects, until_s))
         return task
 
     def _run_load(
-        self, task: L2TaskId, keys: list[ObjectKey], objects: list[MemoryObj]
+        self,
+        task: L2TaskId,
+        keys: list[ObjectKey],
+        objects: list[MemoryObj],
+        until_s: float,
     ) -> None:
         found = [False] * len(keys)
         try:
             for index, (key, each) in enumerate(zip(keys, objects, strict=True)):
+                if self._clock.now_s() > until_s:
+                    break
                 buffer = memoryview(each.byte_array)
                 found[index] = self._store.read_into(encode_key(key), buffer)
             loaded = [key for key, hit in zip(keys, found, strict=True) if hit]
@@ -206,21 +225,22 @@ class TTLL2Adapter(L2AdapterInterface):
         """Finish what was submitted and bring to disk what is in memory only."""
         self._stop.set()
         self._sweeper.join(timeout=10.0)
-        self._pool.shutdown(wait=True)
+        self._stores.shutdown(wait=True)
+        self._loads.shutdown(wait=True)
         self._store.close()
         for event in (self._store_event, self._lookup_event, self._load_event):
             event.close()
 
     # inside
 
-    def _submit(self, work: Callable[[], None]) -> None:
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
                 work()
             except Exception:
                 self._logger.exception("ttlcache: L2 task failed")
 
-        self._pool.submit(guarded)
+        pool.submit(guarded)
 
     def _sweep_until_stopped(self, interval_s: float) -> None:
         while not self._stop.wait(interval_s):

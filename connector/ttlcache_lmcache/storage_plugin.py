@@ -97,7 +97,9 @@ class TTLStoragePlugin(StoragePluginInterface):
         self._store = TieredStore(settings, default_clock())
         self._lock = threading.Lock()
         self._putting: set[CacheEngineKey] = set()
-        self._pool = ThreadPoolExecutor(settings.num_threads, "ttlcache-storage")
+        # Loads wait for no stores.
+        self._puts = ThreadPoolExecutor(settings.num_threads, "ttlcache-storage-put")
+        self._gets = ThreadPoolExecutor(settings.num_threads, "ttlcache-storage-get")
         self._stop = threading.Event()
         self._sweeper = threading.Thread(
             target=self._sweep_until_stopped,
@@ -131,7 +133,7 @@ class TTLStoragePlugin(StoragePluginInterface):
                 self._putting.add(key)
             each.ref_count_up()
             futures.append(
-                self._pool.submit(self._put, key, each, on_complete_callback)
+                self._puts.submit(self._put, key, each, on_complete_callback)
             )
         return futures
 
@@ -205,7 +207,7 @@ class TTLStoragePlugin(StoragePluginInterface):
     ) -> list[MemoryObj]:
         """The objects up to the first miss."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._get_prefix, keys)
+        return await loop.run_in_executor(self._gets, self._get_prefix, keys)
 
     def _get_prefix(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj]:
         found = []
@@ -237,7 +239,8 @@ class TTLStoragePlugin(StoragePluginInterface):
     def close(self) -> None:
         self._stop.set()
         self._sweeper.join(timeout=10.0)
-        self._pool.shutdown(wait=True)
+        self._puts.shutdown(wait=True)
+        self._gets.shutdown(wait=True)
         self._store.close()
 
     def _sweep_until_stopped(self, interval_s: float) -> None:

@@ -25,6 +25,7 @@ from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
 
 from ttlcache.errors import ConfigError
+from ttlcache_lmcache import records
 from ttlcache_lmcache.storage_plugin import TTLStoragePlugin
 
 SHAPE = torch.Size([2, 2, 16, 64])
@@ -212,6 +213,32 @@ def test_the_async_calls_stop_at_the_first_miss(plugin: Plugin) -> None:
         torch.equal(f.tensor.reshape(SHAPE), tensor(n)) for n, f in enumerate(found)
     ]
     assert len(found) == 2
+
+
+def test_loads_do_not_wait_for_stores(
+    plugin: Plugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin.put(0)
+    disk_moves, write = threading.Event(), records.write
+
+    def slow(*args: Any) -> None:
+        disk_moves.wait(60.0)
+        write(*args)
+
+    monkeypatch.setattr(records, "write", slow)
+    objects = [plugin.fill(number) for number in range(1, 9)]  # there are 4 threads
+    keys = [key(number) for number in range(1, 9)]
+    puts = plugin.backend.batched_submit_put_task(keys, objects)
+    load = plugin.backend.batched_get_non_blocking("id", [key(0)])
+    try:
+        found = asyncio.run_coroutine_threadsafe(load, plugin.loop).result(10.0)
+    finally:
+        disk_moves.set()
+    assert torch.equal(found[0].tensor.reshape(SHAPE), tensor(0))
+    for future in puts:
+        future.result(timeout=60.0)
+    for each in [*objects, *found]:
+        each.ref_count_down()
 
 
 def test_wrong_settings_are_refused(
