@@ -201,7 +201,9 @@ class ProgramBook:
             ending = self._by_end.get(chain[depth - 1])
             if ending:
                 program = next(reversed(ending))
-                if depth < len(chain):
+                # What is somebody's as a whole is a hit, and may be a part of his
+                # prompt only.
+                if depth < len(chain) and chain[-1] not in self._holders:
                     self._lengthen(program, chain[depth:])
                 return program
         return None

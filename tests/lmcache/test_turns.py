@@ -162,3 +162,40 @@ def test_a_rounding_error_is_not_asked_about_for_ever() -> None:
     world.finish("r1", "ab")
     world.clock.set(world.clock.now_s() + 300.0)
     assert world.sweep() == ["ab", "a"]
+
+
+# whose chunks they are
+
+
+def behind_one_prompt() -> World:
+    """Of two programs behind one system prompt the short one has only that."""
+    world = World()
+    world.turn("q1", "sab", "cd")
+    world.turn("short1", "s")
+    assert world.programs() == 2
+    world.begin("q2", "sabcde")
+    world.tier.context(world.keys("sab"))  # L1 has lost the rest; LMCache touches this
+    return world
+
+
+def test_what_a_hit_is_a_part_of_belongs_to_nobody_else() -> None:
+    world = behind_one_prompt()
+    world.finish("q2", "sabcdef")
+    world.turn("short2", "sxy")
+    assert (world.programs(), world.count("turns_continued")) == (2, 2)
+
+
+def test_a_finished_programs_kv_goes_first_although_a_hit_was_partial() -> None:
+    world = behind_one_prompt()
+    world.finish("q2", "sabcdef")
+    world.tier.hint(Hint(request_id="q2", is_last_step=True))
+    assert world.sweep() == ["sabcdef", "sabcde", "sabcd", "sabc", "sab", "sa"]
+
+
+def test_what_starts_like_anothers_answer_is_its_own_all_the_same() -> None:
+    world = World()
+    world.turn("q1", "sab")
+    world.turn("p1", "s", "ac")  # both answers begin with the same chunk
+    assert [len(each.chain) for each in world.tier._book.programs()] == [3, 3]
+    world.turn("p2", "sacd")
+    assert (world.programs(), world.count("turns_continued")) == (2, 1)
