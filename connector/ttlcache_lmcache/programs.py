@@ -55,20 +55,6 @@ class ChainProgram:
     gap_key: GapKey = UNKNOWN_GAP
     decision: Decision | None = None
 
-    @property
-    def leaves(self) -> tuple[Chunk, ...]:
-        """Where the next turn may go on: behind the context, or behind the prompt.
-
-        Behind the prompt only, where the generated tokens come back in another
-        form (stripped reasoning, another tokenisation).
-        """
-        chain, prompt = self.chain, self.prompt_chunks
-        if not chain:
-            return ()
-        if 0 < prompt < len(chain):
-            return (chain[-1], chain[prompt - 1])
-        return (chain[-1],)
-
 
 class Watcher:
     """Is told what changes about programs and about chunks in L1. Nobody, as it is."""
@@ -108,7 +94,7 @@ class ProgramBook:
         self._idle: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
         self._running: dict[ChainProgram, None] = {}
         self._by_request: dict[str, ChainProgram] = {}
-        self._by_leaf: dict[Chunk, dict[ChainProgram, None]] = {}
+        self._idle_by_end: dict[Chunk, dict[ChainProgram, None]] = {}
         self._holders: dict[Chunk, dict[ChainProgram, None]] = {}
         self._by_end: dict[Chunk, dict[ChainProgram, None]] = {}
         self._watcher = Watcher()
@@ -240,7 +226,7 @@ class ProgramBook:
             program = ChainProgram(next(self._numbers), now_s, [], 0, 0)
         if program.running:
             return program  # its session says at its end what it has
-        self._unlist_leaves(program)
+        self._unlist_idle_end(program)
         self._set_chain(program, list(chain))
         program.prompt_chunks = min(program.prompt_chunks, len(chain))
         program.context_tokens = tokens
@@ -267,22 +253,25 @@ class ProgramBook:
         self._watcher.forgot(program)
 
     def _continued(self, chain: Sequence[Chunk], tokens: int) -> ChainProgram | None:
-        for depth in range(len(chain), 0, -1):
-            for program in self._by_leaf.get(chain[depth - 1], ()):
-                if self._may_continue(program, depth, len(chain), tokens):
-                    return program
-        return None
+        """The idle program that goes on: behind its context, or behind its prompt.
 
-    def _may_continue(
-        self, program: ChainProgram, depth: int, length: int, tokens: int
-    ) -> bool:
-        if tokens < program.context_tokens:
-            return False
-        if depth == len(program.chain):
-            return True
-        # Behind the prompt only: a system prompt that others start with, too, is no
-        # sign of this program.
-        return length > depth and len(self._holders[program.chain[depth - 1]]) == 1
+        Behind the prompt only, where the generated tokens come back in another form
+        (stripped reasoning, another tokenisation). A prompt that others start with,
+        too, is no sign of this program.
+        """
+        for depth in range(len(chain), 0, -1):
+            chunk = chain[depth - 1]
+            for program in self._idle_by_end.get(chunk, ()):
+                if tokens >= program.context_tokens:
+                    return program
+            holders = self._holders.get(chunk, {})
+            if len(holders) != 1 or depth == len(chain):
+                continue
+            (program,) = holders
+            is_its_prompt = program.prompt_chunks == depth and program in self._idle
+            if is_its_prompt and tokens >= program.context_tokens:
+                return program
+        return None
 
     def _rest(self, program: ChainProgram, now_s: float) -> None:
         program.turns += 1
@@ -294,7 +283,7 @@ class ProgramBook:
     def _lengthen(self, program: ChainProgram, more: Sequence[Chunk]) -> None:
         was_idle = program in self._idle
         if was_idle:
-            self._unlist_leaves(program)
+            self._unlist_idle_end(program)
         self._unlist_end(program)
         self._hold(program, more)
         program.chain.extend(more)
@@ -351,20 +340,19 @@ class ProgramBook:
                 del self._by_end[program.chain[-1]]
 
     def _list(self, program: ChainProgram) -> None:
-        for leaf in program.leaves:
-            self._by_leaf.setdefault(leaf, {})[program] = None
+        if program.chain:
+            self._idle_by_end.setdefault(program.chain[-1], {})[program] = None
 
     def _unlist(self, program: ChainProgram) -> None:
         self._idle.pop(program, None)
-        self._unlist_leaves(program)
+        self._unlist_idle_end(program)
 
-    def _unlist_leaves(self, program: ChainProgram) -> None:
-        for leaf in program.leaves:
-            listed = self._by_leaf.get(leaf)
-            if listed is not None:
-                listed.pop(program, None)
-                if not listed:
-                    del self._by_leaf[leaf]
+    def _unlist_idle_end(self, program: ChainProgram) -> None:
+        listed = self._idle_by_end.get(program.chain[-1]) if program.chain else None
+        if listed is not None:
+            listed.pop(program, None)
+            if not listed:
+                del self._idle_by_end[program.chain[-1]]
 
     def _make_room(self) -> None:
         while len(self) >= self._max:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -129,3 +130,40 @@ def test_who_shares_a_chunk_with_fewer_has_it_to_give() -> None:
     assert world.order() == ["s"]
     world.turn("r3", "x")  # the first of them is forgotten
     assert sorted(world.order()) == ["s", "x"]
+
+
+def behind_one_prompt(programs: int) -> World:
+    """All expire at once; with them, one is under way."""
+    world = World()
+    for index in range(programs):
+        world.begin(f"r{index}", "s")
+        world.finish(f"r{index}", "s" + chr(0x100 + index))
+    world.begin("runs", "s")
+    world.clock.advance(20.0)
+    return world
+
+
+def lines_run(call: Callable[[], object]) -> int:
+    count = 0
+
+    def trace(_frame: object, event: str, _arg: object) -> object:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)  # type: ignore[arg-type]
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_a_lookup_costs_the_same_however_many_share_its_prompt() -> None:
+    costs = []
+    for programs in (10, 400):
+        world = behind_one_prompt(programs)
+        costs.append(lines_run(lambda world=world: world.begin("new", "s")))
+        assert world.programs() == programs + 2
+    assert costs[1] < costs[0] + 50
