@@ -255,10 +255,16 @@ class Tier:
 
     def _demotable(self, now_s: float) -> list[ObjectKey]:
         keys: dict[ObjectKey, None] = {}
+        kept: dict[Chunk, bool] = {}  # many may share one
         for program in list(self._turns.leaving):
             is_gone = True  # nothing of it alone is in L1
             for chunk in reversed(program.chain):
-                if any(is_protected(p, now_s) for p in self._book.holders(chunk)):
+                is_kept = kept.get(chunk)
+                if is_kept is None:
+                    holders = self._book.holders(chunk)
+                    is_kept = any(is_protected(each, now_s) for each in holders)
+                    kept[chunk] = is_kept
+                if is_kept:
                     break  # and so is all that lies before it
                 objects = self._residency.objects(chunk)
                 is_gone = is_gone and not objects

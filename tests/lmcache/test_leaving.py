@@ -167,3 +167,12 @@ def test_a_lookup_costs_the_same_however_many_share_its_prompt() -> None:
         costs.append(lines_run(lambda world=world: world.begin("new", "s")))
         assert world.programs() == programs + 2
     assert costs[1] < costs[0] + 50
+
+
+def test_a_sweep_asks_about_a_shared_chunk_once() -> None:
+    costs = []
+    for programs in (40, 400):
+        world = behind_one_prompt(programs)
+        costs.append(lines_run(world.sweep))
+        assert len(world.sweep()) == programs  # not what the last one needs, too
+    assert costs[1] < 15 * costs[0]
