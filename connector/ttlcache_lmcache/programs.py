@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -86,10 +86,16 @@ class ProgramBook:
 
     Args:
         max_programs: programs remembered; the longest idle is forgotten.
+        on_forgotten: told of every program that is nobody any more.
     """
 
-    def __init__(self, max_programs: int) -> None:
+    def __init__(
+        self,
+        max_programs: int,
+        on_forgotten: Callable[[ChainProgram], None] = lambda _program: None,
+    ) -> None:
         self._max = max_programs
+        self._on_forgotten = on_forgotten
         self._numbers = itertools.count()
         self._idle: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
         self._running: dict[ChainProgram, None] = {}
@@ -251,6 +257,7 @@ class ProgramBook:
         self._running.pop(program, None)
         self._set_chain(program, [])
         self._watcher.forgot(program)
+        self._on_forgotten(program)
 
     def _continued(self, chain: Sequence[Chunk], tokens: int) -> ChainProgram | None:
         """The idle program that goes on: behind its context, or behind its prompt.

@@ -55,7 +55,7 @@ class Turns:
         self._config = config
         self._advice = advice
         self._counts = counts
-        self.book = ProgramBook(config.max_programs)
+        self.book = ProgramBook(config.max_programs, self._stays)
         self.leaving: dict[ChainProgram, None] = {}
         self._hints: OrderedDict[str, _Told] = OrderedDict()
         self._ended: OrderedDict[str, ChainProgram] = OrderedDict()
@@ -70,7 +70,7 @@ class Turns:
     ) -> None:
         """A request looks its prompt up."""
         program, goes_on = self.book.begin(request_id, chain, tokens, now_s)
-        self.leaving.pop(program, None)
+        self._stays(program)
         if goes_on:
             self._counts["turns_continued"] += 1
             self._advice.gap_ends(program, now_s)
@@ -141,9 +141,9 @@ class Turns:
             self._advice.no_gap(program)
             program.gap_key, program.decision = FINAL_GAP, None
             program.deadline_s = since_s
-            self.leaving[program] = None
+            self._leaves(program)
             return
-        self.leaving.pop(program, None)
+        self._stays(program)
         self._advice.gap_begins(program, since_s)
         wish_s = hint.ttl_s if hint is not None else None
         program.is_told = wish_s is not None and hint is not None and hint.is_final
@@ -151,6 +151,13 @@ class Turns:
         program.decision = decision
         ttl_s = decision.ttl_s if wish_s is None else wish_s
         self._set_deadline(program, since_s + min(ttl_s, self._config.max_ttl_s))
+
+    def _leaves(self, program: ChainProgram) -> None:
+        if program.chain:  # or it was forgotten, or had nothing
+            self.leaving[program] = None
+
+    def _stays(self, program: ChainProgram) -> None:
+        self.leaving.pop(program, None)
 
     def _set_deadline(self, program: ChainProgram, deadline_s: float) -> None:
         program.deadline_s = deadline_s
@@ -170,7 +177,7 @@ class Turns:
                 continue
             self._counts["expired"] += 1
             self.book.changed(program)
-            self.leaving[program] = None
+            self._leaves(program)
         self._forget_silent(now_s)
 
     def _prolongation_s(self, program: ChainProgram, now_s: float) -> float:
@@ -185,7 +192,6 @@ class Turns:
         horizon_s = now_s - self._config.program_idle_s
         for oldest in (self.book.longest_idle, self.book.longest_running):
             while (program := oldest()) is not None and program.seen_s <= horizon_s:
-                self.leaving.pop(program, None)
                 self.book.forget(program)
                 self._counts["forgotten"] += 1
 

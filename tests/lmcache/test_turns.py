@@ -199,3 +199,16 @@ def test_what_starts_like_anothers_answer_is_its_own_all_the_same() -> None:
     assert [len(each.chain) for each in world.tier._book.programs()] == [3, 3]
     world.turn("p2", "sacd")
     assert (world.programs(), world.count("turns_continued")) == (2, 1)
+
+
+def test_who_is_forgotten_is_not_waited_for_to_leave() -> None:
+    """L2 has nothing of them, so nothing of them may leave L1 at expiry."""
+    world = World(max_programs=10)
+    for index in range(50):
+        world.turn(f"r{index}", chr(0x100 + index), in_l2=False)
+        world.clock.advance(11.0)
+        world.sweep()
+    # One that was forgotten is heard of once more.
+    world.tier.hint(Hint(request_id="r1", is_last_step=True))
+    assert world.programs() == 10
+    assert set(world.tier._turns.leaving) == set(world.tier._book.programs())
