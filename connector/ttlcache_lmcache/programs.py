@@ -232,6 +232,11 @@ class ProgramBook:
             program = ChainProgram(next(self._numbers), now_s, [], 0, 0)
         if program.running:
             return program  # its session says at its end what it has
+        if (
+            len(chain) < len(program.chain)
+            and chain[-1] == program.chain[len(chain) - 1]
+        ):
+            return program  # an older turn's session, that ended later
         self._unlist_idle_end(program)
         self._set_chain(program, list(chain))
         program.prompt_chunks = min(program.prompt_chunks, len(chain))

@@ -136,6 +136,21 @@ def test_who_was_heard_of_before_its_store_is_as_old_as_that() -> None:
     assert world.programs() == 2
 
 
+def test_an_older_turns_session_that_ends_later_shortens_nothing() -> None:
+    world = nothing_by_itself()
+    world.store("r1", "ab")
+    world.tell("r1", ttl_s=30.0, program="p")
+    for request in ("r2", "r3"):
+        world.clock.advance(1.0)
+        world.tell(request, ttl_s=30.0, program="p")
+    world.store("r3", "abcdef")
+    world.store("r2", "abcd")
+    assert world.shown("r3")["chunks"] == 6
+    assert world.sweep() == []
+    world.turn("r4", "abcdefg")
+    assert (world.programs(), world.count("turns_continued")) == (1, 1)
+
+
 def test_what_is_not_in_l1_is_nobodys() -> None:
     world = nothing_by_itself()
     world.tier.stored_by("r1", "m", [b"a", b"ab"], 20)
