@@ -96,12 +96,13 @@ class Turns:
     def hint(self, hint: Hint, now_s: float) -> None:
         self._counts["hints"] += 1
         program = self._ended.get(hint.request_id)
+        since_s = program.since_s if program is not None else now_s
         if program is None and hint.is_over:
             program = self._over_by_hint(hint, now_s)
         if program is None:
             _remember(self._hints, hint.request_id, _Told(hint, now_s))
         elif not program.running:
-            self._decide(program, hint, now_s)
+            self._decide(program, hint, since_s)
 
     def _is_over(self, request_id: str, program: ChainProgram, now_s: float) -> None:
         _remember(self._ended, request_id, program)

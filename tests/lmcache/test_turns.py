@@ -51,6 +51,18 @@ def test_a_ttl_counts_from_the_turns_end_not_from_the_sessions() -> None:
     assert world.sweep() == ["abc", "ab", "a"]
 
 
+def test_a_ttl_that_is_told_late_counts_from_the_turns_end() -> None:
+    world = World()
+    world.begin("r1", "ab")
+    world.finish("r1", "ab")
+    world.clock.advance(8.0)
+    world.tier.hint(Hint(request_id="r1", ttl_s=12.0))
+    (shown,) = world.tier.recent_turns()
+    assert (shown["ttl_s"], shown["left_s"]) == (12.0, 4.0)
+    world.clock.advance(5.0)
+    assert world.sweep() == ["ab", "a"]
+
+
 def test_a_turn_that_looked_nothing_up_is_its_programs() -> None:
     """The second turn claims the first one's pin: it asks the server for nothing."""
     world = nothing_by_itself()
