@@ -161,7 +161,8 @@ class RequestEvents:
 
 class SessionEvents:
     """Requests that stored something and looked nothing up: only the session knows
-    what they have. Those that did are told of by `RequestEvents`."""
+    what they have. Those that did are told of by `RequestEvents`, but for those whose
+    engine died: their sessions are cleared away, and that is all."""
 
     def __init__(self, tier: Tier, on_error: OnError) -> None:
         self._tier = tier
@@ -177,5 +178,6 @@ class SessionEvents:
                 self._tier.stored_by(
                     session.request_id, key.model_name, hashes, tokens, key.cache_salt
                 )
+            self._tier.session_gone(session.request_id)
         except Exception as error:  # noqa: BLE001 - LMCache's sessions must end
             self._on_error("session", error)

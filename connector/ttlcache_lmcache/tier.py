@@ -106,6 +106,12 @@ class Tier:
             if program is not None:
                 self._shadow(program, used, now_s)
 
+    def session_gone(self, request_id: str) -> None:
+        """LMCache has no session of a request any more; `ended` follows, as a rule."""
+        now_s = self._clock.now_s()
+        with self._lock:
+            self._turns.session_gone(request_id, now_s)
+
     def _shadow(self, program: ChainProgram, used: float, now_s: float) -> None:
         capacity = self._capacity(used)
         if capacity is not None:

@@ -30,6 +30,8 @@ MEMORY = 8192
 #: Less is rounding: added to the time it may leave it as it is, and a deadline that has
 #: passed would be set again for ever.
 MIN_PROLONGATION_S = 1e-3
+#: Seconds after a session's end within which LMCache's bus tells of its request's end.
+BUS_S = 5.0
 #: Of the requests that ended, so many are shown.
 SHOWN = 32
 
@@ -60,6 +62,8 @@ class Turns:
         self._hints: OrderedDict[str, _Told] = OrderedDict()
         self._ended: OrderedDict[str, ChainProgram] = OrderedDict()
         self._named: OrderedDict[str, ChainProgram] = OrderedDict()
+        self._sessionless: dict[str, float] = {}  # under way still; since when
+        self._given_up: OrderedDict[str, ChainProgram] = OrderedDict()
         self._deadlines: list[tuple[float, int, ChainProgram]] = []
         self._order = itertools.count()  # of equal deadlines
 
@@ -69,6 +73,7 @@ class Turns:
         self, request_id: str, chain: Sequence[Chunk], tokens: int, now_s: float
     ) -> None:
         """A request looks its prompt up."""
+        self._sessionless.pop(request_id, None)
         program, goes_on = self.book.begin(request_id, chain, tokens, now_s)
         self._stays(program)
         if goes_on:
@@ -77,12 +82,27 @@ class Turns:
 
     def ended(self, request_id: str, now_s: float) -> None:
         """The session of a request that looked something up is over."""
+        self._sessionless.pop(request_id, None)
         known = self.book.of_request(request_id)
         began_s = known.seen_s if known is not None else now_s
         program = self.book.end(request_id, now_s)
         if program is not None:
             self._advice.returns.observe_service(now_s - began_s)
             self._is_over(request_id, program, now_s)
+            return
+        program = self._given_up.pop(request_id, None)
+        if program is not None and not program.running:
+            self.book.heard_of(program, now_s)  # it lived longer than its session
+            self._is_over(request_id, program, now_s)
+
+    def session_gone(self, request_id: str, now_s: float) -> None:
+        """LMCache has no session of it any more; of its end the bus tells.
+
+        But not where LMCache cleared the session away: its engine died, or the request
+        takes longer than sessions live.
+        """
+        if self.book.of_request(request_id) is not None:
+            self._sessionless.setdefault(request_id, now_s)
 
     def stored(
         self, request_id: str, chain: Sequence[Chunk], tokens: int, now_s: float
@@ -96,6 +116,8 @@ class Turns:
     def hint(self, hint: Hint, now_s: float) -> None:
         self._counts["hints"] += 1
         program = self._ended.get(hint.request_id)
+        if hint.request_id in self._given_up:
+            program = None  # it lives
         since_s = program.since_s if program is not None else now_s
         if program is None and hint.is_over:
             program = self._over_by_hint(hint, now_s)
@@ -118,8 +140,10 @@ class Turns:
         program = self.book.of_request(hint.request_id)
         if program is not None:
             self.book.end(hint.request_id, now_s)
-        elif hint.program is not None:
-            program = self._named.get(hint.program)
+        else:
+            program = self._given_up.pop(hint.request_id, None)
+            if program is None and hint.program is not None:
+                program = self._named.get(hint.program)
             if program is not None:
                 self.book.heard_of(program, now_s)
         if program is not None:
@@ -166,6 +190,7 @@ class Turns:
 
     def pass_time(self, now_s: float) -> None:
         """Let deadlines pass, and forget the silent."""
+        self._give_up(now_s)
         while self._deadlines and self._deadlines[0][0] <= now_s:
             deadline_s, _, program = heapq.heappop(self._deadlines)
             if program.running or program.deadline_s != deadline_s:
@@ -180,6 +205,20 @@ class Turns:
             self.book.changed(program)
             self._leaves(program)
         self._forget_silent(now_s)
+
+    def _give_up(self, now_s: float) -> None:
+        """Requests whose engine does not say that they are over."""
+        while self._sessionless:
+            request_id, since_s = next(iter(self._sessionless.items()))
+            if now_s - since_s < BUS_S:
+                return
+            del self._sessionless[request_id]
+            program = self.book.end(request_id, now_s)
+            if program is not None:
+                _remember(self._given_up, request_id, program)
+                _remember(self._ended, request_id, program)
+                told = self._hints.get(request_id)  # for its real end, too
+                self._decide(program, told.hint if told else None, now_s)
 
     def _prolongation_s(self, program: ChainProgram, now_s: float) -> float:
         """At its deadline a program is asked about once more, as a pin is."""

@@ -15,6 +15,7 @@ from lmcache.v1.multiprocess.session import SessionManager
 from lmcache.v1.multiprocess.token_hasher import TokenHasher
 
 from tests.lmcache.test_tier import Key, World
+from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.listeners import RequestEvents, SessionEvents
 
 CHUNK = 4
@@ -104,4 +105,44 @@ def test_a_session_that_only_stored_is_a_turn(looked_up: bool) -> None:
     tier.written(objects)
     server.sessions.remove("r1")
     assert server.spaces() == ([] if looked_up else ["m@x"])
+    assert server.errors == []
+
+
+def test_requests_of_an_engine_that_died_end_with_their_sessions() -> None:
+    """LMCache clears the sessions away, and its bus says nothing."""
+    server = Server()
+    for request in ("r1", "r2"):
+        server.sessions.get_or_create(request).begin_lookup(key(request, "x"), (0,))
+        server.lookup(request)
+    server.sessions.remove("r1")
+    server.world.clock.advance(6.0)
+    server.world.sweep()
+    assert server.world.tier.status()["programs_running"] == 1
+    # The engine of the other one lives: only its bus is late.
+    server.sessions.remove("r2")
+    server.world.sweep()
+    assert server.world.tier.status()["programs_running"] == 1
+    server.tell(EventType.MP_REQUEST_END, "r2")
+    assert server.world.tier.status()["programs_running"] == 0
+    assert server.errors == []
+
+
+@pytest.mark.parametrize("is_over", [None, False, True])
+def test_a_request_that_outlives_its_session_is_over_when_it_says_so(
+    is_over: bool | None,
+) -> None:
+    """LMCache clears sessions away after ten minutes; and maybe there is a hint."""
+    server = Server()
+    server.sessions.get_or_create("r1").begin_lookup(key("r1", "x"), (0,))
+    server.lookup("r1")
+    server.sessions.remove("r1")
+    server.world.clock.advance(6.0)
+    server.world.sweep()
+    server.world.clock.advance(100.0)
+    if is_over is not None:
+        server.world.tier.hint(Hint(request_id="r1", ttl_s=30.0, is_over=is_over))
+    server.tell(EventType.MP_REQUEST_END, "r1")
+    (shown,) = server.world.tier.recent_turns()
+    expected = 10.0 if is_over is None else 30.0
+    assert shown["left_s"] == shown["ttl_s"] == expected
     assert server.errors == []
