@@ -140,6 +140,7 @@ class TieredStore:
             if data is not None:
                 buffer[:] = data
                 self.counts["memory_hits"] += 1
+                self._moves.stamp(entry)
                 return True
             return self._moves.read_file(entry, buffer)
         finally:

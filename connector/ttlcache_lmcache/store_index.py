@@ -22,6 +22,7 @@ class Entry:
     is_doomed: deleted while it was copied; goes when that is over. Until then its
         key, and so its file's name, is nobody else's.
     is_dead: dropped.
+    stamped_s: when its file was last given the time of a use.
     """
 
     header: Header
@@ -32,6 +33,7 @@ class Entry:
     busy: int = 0
     is_doomed: bool = False
     is_dead: bool = False
+    stamped_s: float = float("-inf")
 
     @property
     def is_there(self) -> bool:

@@ -16,6 +16,9 @@ from ttlcache_lmcache.config import TierConfig
 from ttlcache_lmcache.records import CorruptRecordError
 from ttlcache_lmcache.store_index import Entry, Index, oldest
 
+#: Seconds for which the time of a file's last use may be out of date.
+STAMP_S = 5.0
+
 #: Told keys and sizes of objects that went away by themselves.
 OnRemoved = Callable[[Sequence[tuple[bytes, int]]], None]
 
@@ -145,11 +148,17 @@ class Moves:
             self.tell(gone)
             return False
         self._counts["disk_hits"] += 1
-        with contextlib.suppress(OSError):
-            os.utime(path)  # its age survives a restart
+        self.stamp(entry)
         if self._config.memory_bytes:
             self.admit_to_memory(entry, buffer)
         return True
+
+    def stamp(self, entry: Entry) -> None:
+        """A busy entry was used just now: its file's age survives a restart."""
+        if entry.is_on_disk and entry.used_s - entry.stamped_s >= STAMP_S:
+            entry.stamped_s = entry.used_s
+            with contextlib.suppress(OSError):
+                os.utime(self._index.path(entry))
 
     def release(self, entry: Entry) -> bool:
         """A copy is over; whether the object is there. Takes the lock itself."""

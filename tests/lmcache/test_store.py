@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,31 @@ def test_a_restart_finds_it_again(tmp_path: Path) -> None:
     assert get(again, b"a") == content(b"a")
     assert [h.meta for h in again.headers()] == [b"m"]
     assert again.disk_bytes == store.disk_bytes > SIZE
+
+
+def test_a_restart_keeps_what_was_used_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = VirtualClock(1000.0)
+    settings = {"memory_bytes": 10 * SIZE, "disk_ttl_s": 100.0}
+    stamped: list[float] = []
+    real = os.utime
+
+    def utime(path: Path) -> None:
+        stamped.append(clock.now_s())
+        real(path)
+
+    store = make(tmp_path, clock, **settings)
+    store.put(b"a", content(b"a"))
+    os.utime(file_of(tmp_path), (0.0, 0.0))  # long ago
+    monkeypatch.setattr(os, "utime", utime)
+    for _ in range(40):
+        assert get(store, b"a") == content(b"a")
+        clock.advance(0.25)
+    assert store.counts["memory_hits"] == 40
+    assert stamped == [1000.0, 1005.0]  # not at every hit
+    store.close()
+    assert make(tmp_path, clock, **settings).find(b"a") is not None
 
 
 def test_memory_goes_to_disk_when_idle_and_away_at_the_end(tmp_path: Path) -> None:
