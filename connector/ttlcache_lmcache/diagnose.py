@@ -63,7 +63,8 @@ def diagnose(
         server_module: `config` of `--server-module`.
         l2_adapter: `adapter_params` of `--l2-adapter`; its folder is locked for
             a moment, so a server that uses it is reported as such.
-        storage_plugin: the in-process plugin's settings without their prefix.
+        storage_plugin: the in-process plugin's settings without their prefix; the
+            folders that its workers have are locked as above.
 
     Returns:
         One finding a check, good ones included; nothing is raised.
@@ -79,7 +80,7 @@ def diagnose(
     if l2_adapter is not None:
         findings.append(_attempt(_tier, l2_adapter, L2_ADAPTER))
     if storage_plugin is not None:
-        findings.append(_attempt(_tier, storage_plugin, STORAGE_PLUGIN))
+        findings.append(_attempt(_workers, storage_plugin, STORAGE_PLUGIN))
     return findings
 
 
@@ -121,8 +122,20 @@ def _server_module(raw: Mapping[str, Any], where: str) -> str:
 def _tier(raw: Mapping[str, Any], where: str) -> str:
     found = config.load(config.TierConfig, raw, where)
     _check_folder(Path(found.path))
-    text = f"{found.disk_bytes} bytes on disk, {found.memory_bytes} in memory"
-    return f"{text}; the folder can be used"
+    return f"{_sizes(found)}; the folder can be used"
+
+
+def _workers(raw: Mapping[str, Any], where: str) -> str:
+    found = config.load(config.StoragePluginConfig, raw, where)
+    folder = Path(found.path)
+    # How many workers there will be is not known here: those that there were, and one.
+    for each in sorted({*folder.glob("worker-[0-9]*"), folder / "worker-0"}):
+        _check_folder(each)
+    return f"{_sizes(found)}, for every worker; the folders can be used"
+
+
+def _sizes(found: config.TierConfig) -> str:
+    return f"{found.disk_bytes} bytes on disk, {found.memory_bytes} in memory"
 
 
 def _check_folder(folder: Path) -> None:

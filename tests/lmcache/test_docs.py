@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ttlcache_lmcache import hints
+from ttlcache_lmcache import disk_index, hints
 from ttlcache_lmcache.config import (
     PluginConfig,
     ServerModuleConfig,
@@ -74,6 +74,23 @@ def test_diagnose_finds_nothing_wrong(tmp_path: Path) -> None:
     found = diagnose(server_module={}, l2_adapter=tier, storage_plugin=tier)
     assert [f for f in found if not f.is_ok] == []
     assert len(found) == 7
+
+
+@pytest.mark.parametrize("worker", ["worker-0", "worker-3"])
+def test_diagnose_sees_that_a_workers_folder_is_taken(
+    tmp_path: Path, worker: str
+) -> None:
+    pytest.importorskip("lmcache", reason="LMCache is an extra")
+    settings = {"path": str(tmp_path / "kv"), "disk_bytes": 1}
+    for folder in ("worker-0", worker):
+        disk_index.unlock_folder(disk_index.lock_folder(tmp_path / "kv" / folder))
+    assert all(found.is_ok for found in diagnose(storage_plugin=settings))
+    engine = disk_index.lock_folder(tmp_path / "kv" / worker)
+    (wrong,) = [f for f in diagnose(storage_plugin=settings) if not f.is_ok]
+    disk_index.unlock_folder(engine)
+    assert wrong.what == "storage_plugins extra_config"
+    assert f"{worker}'" in wrong.text
+    assert "no other process" in wrong.text
 
 
 def test_diagnose_says_what_is_wrong(
