@@ -73,6 +73,20 @@ class Admissions:
                 self._remember(owner, late[0])
         return Admission([key for key in keys if key not in refused], victims)
 
+    def more_room(
+        self,
+        keys: Sequence[ObjectKey],
+        objects: int,
+        rank: Ranking,
+        now_s: float,
+        may_refuse: bool,
+        is_eligible: IsEligible,
+    ) -> list[ObjectKey]:
+        """Up to so many objects that may go for `keys`."""
+        self._leaving.look(rank, now_s)
+        owner = self._owner(keys)
+        return self._make_room(objects, owner, now_s, may_refuse, is_eligible)
+
     def _owner(self, keys: Sequence[ObjectKey]) -> ChainProgram | None:
         """Whose request it is that stores; None: what it generated, or unknown."""
         for key in reversed(keys):

@@ -3,7 +3,7 @@
 LMCache has no plugin point for admission. Its storage manager's `reserve_write` may
 return less than it was asked for (all its callers go on with what they got), so the
 gate stands before it. LMCache allocates all objects of a store or none; the gate asks
-for no more than fits.
+for no more than fits. It counts objects, and these may be larger than those in L1.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from ttlcache_lmcache.tier import Tier
 #: Halvings of a store that did not fit although room was made: something else took it,
 #: or memory is in pieces.
 _TRIES = 4
+#: Times that more room is made before, twice as much each time: together enough for
+#: objects 63 times as large as those that leave.
+_ROOMS = 6
 
 
 class StoreGate:
@@ -49,6 +52,12 @@ class StoreGate:
         if not chosen:
             return {}
         reserved = self._reserve(chosen, layout_desc)
+        for doublings in range(_ROOMS):
+            if reserved or self._tier.has_all(chosen):
+                return reserved
+            if not self._made_room(chosen, len(chosen) << doublings):
+                break
+            reserved = self._reserve(chosen, layout_desc)
         for _ in range(_TRIES if len(chosen) > 1 else 0):
             if reserved or self._tier.has_all(chosen):
                 break
@@ -65,3 +74,12 @@ class StoreGate:
             self._on_error("admission", error)
             return keys
         return found.keys
+
+    def _made_room(self, keys: list[Any], objects: int) -> bool:
+        try:
+            may_refuse = not self._has_l2()
+            found = self._tier.more_room(keys, objects, may_refuse, self._is_evictable)
+            return bool(found) and self._delete(found) > 0
+        except Exception as error:  # noqa: BLE001 - LMCache must go on storing
+            self._on_error("admission", error)
+            return False

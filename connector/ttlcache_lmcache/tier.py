@@ -24,6 +24,9 @@ from ttlcache_lmcache.ranks import by_deadline, by_return, by_use, is_protected
 from ttlcache_lmcache.residency import ObjectKey, Residency, chunk_of, space_of
 from ttlcache_lmcache.turns import Turns
 
+#: Share of L1 in use from which a store that fails is a matter of room.
+FULL = 0.9
+
 
 class Tier:
     """See the module's docstring. Every public method takes the lock.
@@ -223,6 +226,31 @@ class Tier:
             )
             self.counts["evicted"] += len(found.victims)
             self.counts["refused"] += len(keys) - len(found.keys)
+            return found
+
+    def more_room(
+        self,
+        keys: Sequence[ObjectKey],
+        objects: int,
+        may_refuse: bool,
+        is_eligible: Callable[[ObjectKey], bool],
+    ) -> list[ObjectKey]:
+        """What leaves for `keys`, too: they found no room although it was counted.
+
+        Nothing while L1 is emptier than `FULL`: its memory is in pieces.
+
+        Args:
+            objects: how many, if so many are worth less.
+            may_refuse, is_eligible: as for `admit`.
+        """
+        used, now_s = self._usage(), self._clock.now_s()
+        if used < FULL:
+            return []
+        with self._lock:
+            found = self._admissions.more_room(
+                keys, objects, self._experts.rank, now_s, may_refuse, is_eligible
+            )
+            self.counts["evicted"] += len(found)
             return found
 
     def to_evict(self, is_eligible: Callable[[ObjectKey], bool]) -> list[ObjectKey]:

@@ -238,6 +238,59 @@ def test_memory_in_pieces_costs_the_tail_only() -> None:
     real = l1.reserve
     l1.gate._reserve = lambda keys, layout: {} if len(keys) > 2 else real(keys, layout)
     assert list(l1.gate(l1.chain("vwxyz"), None)) == l1.chain("vw")
+    assert l1.held() == {"a", "v", "vw"}
+
+
+class TwoSizes(L1):
+    """Objects of the model "big" take 40 times as much as those of "m"."""
+
+    def __init__(self, capacity: int, **config: Any) -> None:
+        super().__init__(capacity, **config)
+        self.tier._usage = lambda: self.used() / capacity
+
+    def used(self) -> int:
+        return sum(40 if key.model_name == "big" else 1 for key in self.keys)
+
+    def reserve(self, keys: list[Key], layout: Any) -> dict[Key, int]:
+        before = dict(self.keys)
+        self.keys.update(dict.fromkeys(keys))
+        fits, self.keys = self.used() <= self.capacity, before
+        real, self.capacity = self.capacity, len(before) + len(keys)
+        found = super().reserve(keys, layout) if fits else {}
+        self.capacity = real
+        return found
+
+    def store_big(self, context: str) -> int:
+        chain = [Key(key.chunk_hash, "big") for key in self.chain(context)]
+        hashes = [key.chunk_hash for key in chain]
+        self.tier.lookup(context, "big", hashes, len(context))
+        stored = self.gate(chain, None)
+        self.tier.context(list(stored))
+        self.tier.ended(context)
+        self.clock.advance(1.0)
+        return len(stored)
+
+
+@pytest.mark.parametrize("has_l2", [False, True])
+def test_large_objects_find_room_behind_small_ones(has_l2: bool) -> None:
+    """A few small ones fewer leave room for none of the large ones."""
+    l1 = TwoSizes(1000, has_l2=has_l2)
+    for index in range(130):
+        l1.turn(chr(0x100 + index) * 8)
+        l1.tier.hint(Hint(request_id=f"r{index}", is_last_step=True))
+    assert l1.used() > 990
+    stored = [l1.store_big(chr(0x400 + index) * 2) for index in range(5)]
+    assert stored == [2] * 5
+    assert 900 <= l1.used() <= 1000
+    assert l1.errors == []
+
+
+def test_what_is_worth_more_does_not_leave_for_large_objects() -> None:
+    l1 = TwoSizes(1000)
+    l1.turn("a" * 995)
+    l1.tier.hint(Hint(request_id="r0", ttl_s=50.0))
+    assert l1.store_big("xy") == 0
+    assert len(l1.keys) == 995
 
 
 @pytest.mark.parametrize("seed", range(5))
