@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shlex
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -31,7 +33,8 @@ from ttlcache_connector.serve_tiers import TierOptions
 #: The arm without a lower tier.
 NONE = "none"
 RESULT = "result.json"
-MODES = (NONE, "write-through", "expiry", "idle-ahead")
+WRITE_THROUGH = "write-through"
+MODES = (NONE, WRITE_THROUGH, "expiry", "idle-ahead")
 #: An arm takes minutes: a machine that is busy for a while must not cost it.
 START_TIMEOUT_S = 600.0
 #: Tokens of one chunk: a block of the demo's servers, so that no tail is lost.
@@ -64,6 +67,8 @@ def run(
             )
             found = _write(results, options)
     console.print(table(results))
+    for line in ratios(results):
+        console.print(line)
     console.print(f"result: {options.out / RESULT}", soft_wrap=True)
     for problem in found:
         console.print(f"[red]problem:[/] {problem}", soft_wrap=True)
@@ -134,6 +139,34 @@ def table(results: dict[str, list[ArmResult]]) -> Table:
             *outcomes,
         )
     return grid
+
+
+def ratios(results: dict[str, list[ArmResult]]) -> list[str]:
+    """Each mode against write-through, round by round; medians, and all of them."""
+    base = results.get(WRITE_THROUGH, [])
+    lines = []
+    for mode, arms in results.items():
+        if mode in (WRITE_THROUGH, NONE) or not arms or len(arms) != len(base):
+            continue
+        pairs = list(zip(arms, base, strict=True))
+        told = {
+            "bytes down": [_down(one) / _down(other) for one, other in pairs],
+            "mean JCT": [
+                one.summary.mean_jct_s / other.summary.mean_jct_s
+                for one, other in pairs
+            ],
+        }
+        parts = (
+            f"{name} {statistics.median(values):.2f}x "
+            f"({', '.join(f'{value:.2f}' for value in values)})"
+            for name, values in told.items()
+        )
+        lines.append(f"{mode} of write-through, round by round: {', '.join(parts)}")
+    return lines
+
+
+def _down(arm: ArmResult) -> float:
+    return float(arm.engine.tier_bytes.get("demoted", 0)) or math.nan
 
 
 def _run_mode(

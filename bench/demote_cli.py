@@ -28,7 +28,7 @@ def demote(
         _DEFAULTS.blocks
     ),
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = _DEFAULTS.seed,
-    policy: Annotated[str, typer.Option(help="Retention policy.")] = "cachettl",
+    policy: Annotated[str, typer.Option(help="Retention policy.")] = "adaptive",
     cpu_gb: Annotated[float, typer.Option(help="Size of the CPU tier.")] = 2.0,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path(
         "out/demote"
