@@ -280,7 +280,10 @@ class DemotingLedger(PinLedger):
         blocks: list[KVCacheBlock],
         users: int = 0,
     ) -> int:
-        """Ended, referenced, to be copied; returns blocks that became free."""
+        """Ended, referenced, to be copied; returns blocks that became free.
+
+        users: requests that still reference them, and are about to let go.
+        """
         self.settled(request_id)  # an id that is used again
         own = any(self._ended_refs[i] == 1 for i in ids_of(reversed(blocks)))
         if not self._room_blocks or not own:
@@ -296,10 +299,10 @@ class DemotingLedger(PinLedger):
         self._count_down(self._refs, blocks)
         self._ended_refs.update(ids_of(blocks))
 
-    def _alone(self, blocks: Sequence[KVCacheBlock], users: int = 0) -> int:
-        """How many of these nobody references but ended turns, and `users` others."""
+    def _alone(self, blocks: Sequence[KVCacheBlock]) -> int:
+        """How many of these nobody references but ended turns."""
         refs = self._ended_refs
-        return sum(b.ref_cnt == refs[b.block_id] + users for b in blocks)
+        return sum(b.ref_cnt == refs[b.block_id] for b in blocks)
 
     def _copy(self, request_id: str, blocks: list[KVCacheBlock]) -> int:
         """Begin the copy, keep the blocks for it; returns those that became free."""
