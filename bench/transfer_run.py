@@ -134,15 +134,23 @@ def verify(arm: Arm, memory: CellMemory) -> str:
     if not arm.moves_blocks:
         return _verify_straight(arm, memory)
     before, part = memory.pool.clone(), PARTS - 1
+    _settle(memory)
     arm.move(memory, Direction.STORE, part)
     if not torch.equal(memory.pool, before):
         return "a store changed the pool"
     memory.wipe_blocks(part)
+    _settle(memory)
     arm.move(memory, Direction.LOAD, part)
     if not torch.equal(memory.pool, before):
         wrong = int((memory.pool != before).sum())
         return f"{wrong} bytes differ after the blocks came back"
     return ""
+
+
+def _settle(memory: CellMemory) -> None:
+    """Let torch's stream end its work: engines have streams of their own."""
+    if memory.device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _verify_straight(arm: Arm, memory: CellMemory) -> str:

@@ -192,9 +192,12 @@ class BlockCopier:
         # its blocks and chunks to somebody else. A copy that failed is over, too.
         while not self._engine.flush(SLOW_COPY_S):
             log.warning("ttlcache: a copy has not ended for %.0f s", SLOW_COPY_S)
-        for outcome in self._engine.poll():
-            if outcome.ticket == ticket and outcome.failure is not None:
-                raise TransferError(f"{outcome.failure.value}: {outcome.detail}")
+        ended = {outcome.ticket: outcome for outcome in self._engine.poll()}
+        outcome = ended.get(ticket)
+        if outcome is None:
+            raise TransferError("the engine did not say how the copy ended")
+        if outcome.failure is not None:
+            raise TransferError(f"{outcome.failure.value}: {outcome.detail}")
 
     def _plan(
         self,

@@ -295,10 +295,13 @@ class WorkerTier(ABC):
         return None
 
     @abstractmethod
-    def before_forward(self, metadata: TierMetadata) -> None:
+    def before_forward(self, metadata: TierMetadata, *, is_alone: bool = True) -> None:
         """A step begins; blocks may be overwritten from now on.
 
         What is to be copied may begin here, or when `load` and `save` are called.
+
+        Args:
+            is_alone: no other connector moves this worker's blocks.
         """
 
     @abstractmethod

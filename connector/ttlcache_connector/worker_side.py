@@ -39,9 +39,9 @@ class WorkerSide:
         return self._tier.name_of_blocks()
 
     @guarded()
-    def before_forward(self, metadata: Any) -> None:
+    def before_forward(self, metadata: Any, *, is_alone: bool) -> None:
         if isinstance(metadata, TierMetadata):
-            self._tier.before_forward(metadata)
+            self._tier.before_forward(metadata, is_alone=is_alone)
 
     @guarded()
     def load(self, metadata: Any, forward_context: Any) -> None:

@@ -27,6 +27,7 @@ class DeviceArena(Arena):
 
     def write(self, data):
         self.runtime._call("memcpy", self.address, data.ctypes.data, self.num_bytes, 1)
+        self.runtime._call("deviceSynchronize")  # pageable: it may return before
 
     def read(self):
         data = np.empty(self.num_bytes, np.uint8)

@@ -230,9 +230,10 @@ class CupyEngine(TransferEngine):
                 if flights:
                     self._runtime.activate()
                 while flights and self._runtime.is_done(flights[0].done):
-                    flight = flights.popleft()
-                    seconds = self._runtime.elapsed_s(flight.begun, flight.done)
-                    self._land(flight, seconds)
+                    flight, seconds = flights[0], 0.0
+                    if not flight.fault:  # else it may not have begun
+                        seconds = self._runtime.elapsed_s(flight.begun, flight.done)
+                    self._land(flights.popleft(), seconds)
             except CudaError as error:
                 self._break(str(error))
                 self._abandon(direction)

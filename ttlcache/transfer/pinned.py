@@ -43,6 +43,7 @@ class PinnedRanges:
         """Forget a range; unregister it if it was pinned here."""
         if self._sizes.pop(address, None) is not None and address in self._ours:
             self._ours.discard(address)
+            self._runtime.activate()
             self._runtime.unpin(address)
         self._index()
 

@@ -75,6 +75,9 @@ class Registration:
 
     def _register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """At start, and on LMCache's heartbeat thread after a server came back."""
+        device = next(iter(kv_caches.values())).device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # LMCache's heartbeat thread is on GPU 0
         # What an old server prepared must not be filled and told to a new one.
         self._thread.retain(())
         old = self._adapter.transfer_ctx

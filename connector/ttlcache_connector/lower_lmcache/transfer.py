@@ -13,6 +13,7 @@ from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
     EngineDrivenTransferContext,
 )
 
+from ttlcache.errors import TransferError
 from ttlcache.metrics import MetricsBuffer
 from ttlcache_connector.lower_lmcache.copiers import Copier
 from ttlcache_connector.movethread import Move, MoveThread
@@ -142,7 +143,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         # write TTL: its protocol knows a commit, which shows the bytes to readers
         # whatever they are, and no way back. Eviction takes them after that.
         slots = context.prepare_store(key, self._instance_id)
-        _wait_for(event)
+        self._wait_for(event)
         chunks: list[torch.Tensor] = []
         if slots is None:  # no shared memory
             with move.copying():
@@ -188,7 +189,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         try:
             if chunks is None or len(chunks) * per_chunk != len(blocks):
                 return False
-            _wait_for(event)
+            self._wait_for(event)
             for first, part in _parts(chunks):
                 ids = blocks[first * per_chunk :][: len(part) * per_chunk]
                 skip = max(0, skip_tokens - first * int(part[0].shape[-2]))
@@ -199,16 +200,25 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         self._count("promoted", chunks)
         return True
 
+    def _wait_for(self, event: Any) -> None:
+        """Outside of `copying`: a copy is given up without waiting for a forward pass.
+
+        Raises:
+            TransferError: on a device there is nothing to wait for: LMCache's adapter
+                gives no event while its server is away, and that may end at once.
+        """
+        if self._device.type == "cuda":
+            # A thread begins on GPU 0, and its first call would open a context there.
+            torch.cuda.set_device(self._device)
+            if event is None:
+                raise TransferError("no event to wait for")
+        if event is not None:
+            event.synchronize()
+
     def _count(self, direction: str, chunks: Iterable[torch.Tensor]) -> None:
         num_bytes = sum(chunk.numel() * chunk.element_size() for chunk in chunks)
         self._metrics.count("tier_bytes", direction, num_bytes)
         self._metrics.count("tier_mover_bytes", self._copier.name, num_bytes)
-
-
-def _wait_for(event: Any) -> None:
-    """Outside of `copying`: a copy is given up without waiting for a forward pass."""
-    if event is not None:
-        event.synchronize()
 
 
 def _parts(chunks: list[torch.Tensor]) -> Iterator[tuple[int, list[torch.Tensor]]]:

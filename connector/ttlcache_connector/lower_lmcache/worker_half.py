@@ -42,7 +42,9 @@ class WorkerHalf(WorkerTier):
             self._adapter, self._thread, self.metrics, vllm_config, kv_cache_config
         )
         self._since_s: dict[str, float] = {}
-        self._begun: TierMetadata | None = None  # before this step's forward pass
+        # Of which step the copies have begun already, before its forward pass.
+        self._loaded: TierMetadata | None = None
+        self._stored: TierMetadata | None = None
         # Where vLLM zeroes new blocks, it does so after `before_forward`.
         zeroes = getattr(kv_cache_config, "needs_kv_cache_zeroing", True)
         self._loads_early = not zeroes
@@ -67,7 +69,7 @@ class WorkerHalf(WorkerTier):
     def name_of_blocks(self) -> str | None:
         return self._registration.changed_name
 
-    def before_forward(self, metadata: TierMetadata) -> None:
+    def before_forward(self, metadata: TierMetadata, *, is_alone: bool = True) -> None:
         """Start what needs not wait for this step's forward pass.
 
         vLLM asks for asynchronous loads after it. Its host side costs us nothing, and
@@ -75,20 +77,23 @@ class WorkerHalf(WorkerTier):
         """
         if metadata.inner is not None:
             self._inner.handle_preemptions(metadata.inner)
-        self._begun = metadata
+        # Another connector may still have to read what is overwritten: it is told
+        # after us, and vLLM's order is right for both.
+        self._loaded = metadata if self._loads_early and is_alone else None
+        self._stored = metadata if metadata.is_past else None
         try:
-            if self._loads_early:
+            if self._loaded is not None:
                 self._load(metadata)
         finally:
-            if metadata.is_past:
+            if self._stored is not None:
                 self._save(metadata)
 
     def load(self, metadata: TierMetadata, forward_context: Any) -> None:
-        if not self._loads_early or self._begun is not metadata:
+        if self._loaded is not metadata:
             self._load(metadata)
 
     def save(self, metadata: TierMetadata) -> None:
-        if not metadata.is_past or self._begun is not metadata:
+        if self._stored is not metadata:
             self._save(metadata)
 
     def _load(self, metadata: TierMetadata) -> None:

@@ -1,0 +1,99 @@
+"""When a worker's copies begin: before the step's forward pass, where that is right."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
+
+from ttlcache_connector import connector as connector_module
+from ttlcache_connector.connector import TTLConnector
+from ttlcache_connector.lower_lmcache.worker_half import WorkerHalf
+from ttlcache_connector.tiers import TierMetadata
+
+
+class Half(WorkerHalf):
+    """Our order of calls around LMCache's, which are written down."""
+
+    def __init__(self, *, loads_early=True, fails=False):
+        self.done = []
+        self._inner = SimpleNamespace(
+            handle_preemptions=lambda _: self.done.append("flush")
+        )
+        self._loads_early = loads_early
+        self._loaded = self._stored = None
+        self._fails = fails
+
+    def _load(self, metadata):
+        self.done.append("load")
+        if self._fails:
+            raise RuntimeError("no load")
+
+    def _save(self, metadata):
+        self.done.append("save")
+
+    def step(self, metadata, **how):
+        self.before_forward(metadata, **how)
+        self.done.append("forward")
+        self.load(metadata, None)
+        self.save(metadata)
+        return self.done
+
+
+def orders(*, is_past):
+    return TierMetadata(inner=object(), is_past=is_past)
+
+
+def test_loads_and_what_ended_turns_left_go_first_and_once():
+    half = Half()
+    assert half.step(orders(is_past=True)) == ["flush", "load", "save", "forward"]
+    half.done.clear()
+    assert half.step(orders(is_past=True)) == ["flush", "load", "save", "forward"]
+
+
+def test_what_this_step_computes_is_stored_after_it():
+    assert Half().step(orders(is_past=False)) == ["flush", "load", "forward", "save"]
+
+
+def test_where_new_blocks_are_zeroed_loads_come_after_that():
+    steps = Half(loads_early=False).step(orders(is_past=True))
+    assert steps == ["flush", "save", "forward", "load"]
+
+
+def test_beside_another_connector_loads_come_after_its_flush():
+    steps = Half().step(orders(is_past=True), is_alone=False)
+    assert steps == ["flush", "save", "forward", "load"]
+
+
+def test_a_load_that_fails_keeps_no_store():
+    half = Half(fails=True)
+    with pytest.raises(RuntimeError, match="no load"):
+        half.before_forward(orders(is_past=True))
+    assert half.done == ["flush", "load", "save"]
+
+
+def test_a_vllm_that_does_not_announce_its_steps_loses_nothing():
+    half, metadata = Half(), orders(is_past=True)
+    half.load(metadata, None)
+    half.save(metadata)
+    assert half.done == ["load", "save"]
+
+
+@pytest.mark.parametrize("group", ["none", "ours", "another"])
+def test_the_connector_says_whether_it_is_alone(monkeypatch, group):
+    told = []
+    ours = TTLConnector.__new__(TTLConnector)
+    ours.worker = SimpleNamespace(
+        before_forward=lambda metadata, is_alone: told.append(is_alone)
+    )
+    members = {"none": None, "ours": ours, "another": object()}
+    monkeypatch.setattr(
+        connector_module, "has_kv_transfer_group", lambda: group != "none"
+    )
+    monkeypatch.setattr(
+        connector_module, "get_kv_transfer_group", lambda: members[group]
+    )
+    ours.handle_preemptions(TierMetadata())
+    assert told == [group != "another"]

@@ -1,0 +1,123 @@
+"""What only a device can get wrong, on a made-up device."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+pytest.importorskip("lmcache")
+
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from tests.connector.test_kv_layouts import FULL, fill, one_group, registered
+from tests.connector.test_lower_copiers import (
+    HINTS,
+    PER_CHUNK,
+    Threaded,
+    shared_memory_server,
+)
+from ttlcache.testing.fake_cuda import FakeCuda
+from ttlcache.transfer.cuda_api import CudaError
+from ttlcache.transfer.cupy_engine import CupyEngine
+from ttlcache_connector import kv_mover
+from ttlcache_connector.lower_lmcache.copiers import OwnCopier
+
+BLOCKS = [3, 1, 2, 9, 8, 4, 7, 6]
+
+
+class ThreadedCuda(FakeCuda):
+    """Knows which threads have a device, and that fresh events have no time."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.active = set()
+        self.bare = []
+
+    def activate(self):
+        super().activate()
+        self.active.add(threading.get_ident())
+
+    def need_device(self, what):
+        if threading.get_ident() not in self.active:
+            self.bare.append(what)
+
+    def unpin(self, address):
+        self.need_device("cudaHostUnregister")
+        super().unpin(address)
+
+    def elapsed_s(self, first, last):
+        if not self._events[first].recorded:  # cudaErrorInvalidResourceHandle
+            raise CudaError("elapsed_s: an event that was never recorded")
+        return super().elapsed_s(first, last)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    cuda = ThreadedCuda(seed=3)
+    monkeypatch.setattr(kv_mover, "make_engine", lambda device: CupyEngine(cuda))
+    caches, config = registered(KVCacheLayout.LBHNC, one_group(FULL))
+    pool = fill(caches)
+    with shared_memory_server() as server:
+        cuda.take_over(pool.data_ptr(), pool.numel(), "device")
+        copier = OwnCopier(caches, config, HINTS)
+        threaded = Threaded.__new__(Threaded)
+        real = server.context
+
+        def context():
+            made_context = real()
+            first = made_context._make_tensor_view(0, 1, [1], "uint8").data_ptr()
+            cuda.take_over(first, len(server.memory), "pageable")
+            return made_context
+
+        server.context = context
+        threaded.__init__(server, copier)
+        yield cuda, caches, threaded, server, copier, pool
+        threaded.thread.close()
+
+
+def test_the_mover_has_a_device_before_its_first_cuda_call(made, monkeypatch):
+    """Else rank 1 … 7 open a context on GPU 0: half a gigabyte each."""
+    cuda, caches, moves, *_ = made
+    moves._device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: cuda.activate())
+
+    class Event:  # torch's is no fake's; cudaEventSynchronize needs a current device
+        def synchronize(self):
+            cuda.need_device("cudaEventSynchronize")
+
+    future = moves.submit_store("r", None, caches, [BLOCKS], Event(), PER_CHUNK)
+    assert moves.moved(future)
+    assert cuda.bare == []
+
+
+def test_memory_is_unpinned_on_a_thread_that_has_a_device(made):
+    """LMCache's heartbeat thread re-registers."""
+    cuda, _, _, _, copier, _ = made
+    thread = threading.Thread(target=copier.detach)
+    thread.start()
+    thread.join()
+    assert cuda.bare == []
+
+
+@pytest.mark.parametrize("is_load", [False, True])
+def test_a_plan_that_never_began_is_not_a_success(made, is_load):
+    """`record(begun)` fails on a fresh event; `done` is recorded and reached."""
+    cuda, caches, moves, *_ = made
+    cuda.fail["record"] = 1
+    submit = moves.submit_retrieve if is_load else moves.submit_store
+    assert not moves.moved(submit("r", None, caches, [BLOCKS], None, PER_CHUNK))
+
+
+@pytest.mark.parametrize("is_load", [False, True])
+def test_on_a_device_nothing_is_copied_without_an_event(made, is_load, monkeypatch):
+    """The adapter gives none while its server is away, which ends at any moment."""
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    _, caches, moves, server, _, pool = made
+    moves._device = torch.device("cuda", 0)
+    before = pool.clone()
+    submit = moves.submit_retrieve if is_load else moves.submit_store
+    assert not moves.moved(submit("r", None, caches, [BLOCKS], None, PER_CHUNK))
+    assert torch.equal(pool, before)
+    assert not any(bytes(server.memory))
