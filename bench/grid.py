@@ -118,6 +118,7 @@ def to_json(options: GridOptions, result: GridResult) -> str:
         "half": options.half,
         "seeds": options.seed_list(),
         "programs": options.programs,
+        "tell_last": options.tell_last,
         "vllm": run.vllm_version(),
         "command": command(options),
     }
@@ -151,6 +152,8 @@ def command(options: GridOptions) -> str:
         words.append(f"--seeds {options.seeds}")
     if options.programs != given.programs:
         words.append(f"--programs {options.programs:g}")
+    if not options.tell_last:
+        words.append("--no-tell-last")
     return " ".join(words)
 
 

@@ -45,6 +45,9 @@ def grid(
     subset: Annotated[
         bool, typer.Option("--subset", help="A small grid, some minutes.")
     ] = False,
+    tell_last: Annotated[
+        bool, typer.Option(help="Clients say which turn is their last one.")
+    ] = _RUN.tell_last,
     processes: Annotated[int, typer.Option(help="Cells at a time.", min=1)] = 2,
     cache: Annotated[
         bool, typer.Option(help="Reuse results of unchanged arguments and code.")
@@ -63,6 +66,7 @@ def grid(
         half=half,
         seeds=seeds,
         programs=programs or base.programs,
+        tell_last=tell_last,
     )
     kept = {} if cache else {"cache": None}
     try:

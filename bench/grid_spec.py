@@ -60,7 +60,8 @@ ENGINE = EngineSetting(block_size=64)
 class GridOptions:
     """traces: folder of the trace files. half: lines of the traces that are used.
 
-    programs: factor on `PROGRAMS`. seeds: "" for those of the half.
+    programs: factor on `PROGRAMS`. seeds: "" for those of the half. tell_last: whether
+    clients say which turn is a program's last one.
     """
 
     traces: Path = Path("traces")
@@ -71,6 +72,7 @@ class GridOptions:
     half: str = "even"
     seeds: str = ""
     programs: float = 1.0
+    tell_last: bool = True
 
     def seed_list(self) -> list[int]:
         """Raises ValueError where they are no numbers."""
@@ -191,7 +193,9 @@ def _place(options: GridOptions, workload: str, pool: str) -> Place:
     if pool == "offload":
         pool_bytes = tokens * MODELS[ENGINE.model].kv_bytes_per_token
         offload = f"cpu:{CPU_POOLS * pool_bytes / 1e9:.0f}"
-    engine = replace(ENGINE, blocks=blocks, offload=offload)
+    engine = replace(
+        ENGINE, blocks=blocks, offload=offload, tell_last=options.tell_last
+    )
     return Place(workload, pool, engine, replace(spec, max_context=engine.max_context))
 
 

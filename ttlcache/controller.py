@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from ttlcache import admission, gauges, policies, progress
+from ttlcache import admission, policies, progress
 from ttlcache.clock import Clock
 from ttlcache.config import PROGRAM_ORDERINGS, TTLCacheConfig
 from ttlcache.continuation import relate
@@ -84,7 +84,7 @@ class Controller:
         self.journal = journal if journal is not None else NullJournal()
         self._clock = clock
         self._holder = holder
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self._identifier = Identifier(
             self.programs,
             PrefixIndex(block_tokens) if config.prefix_inference else None,
@@ -238,7 +238,7 @@ class Controller:
             record.admitted_s = now_s
             record.cached_tokens = cached_tokens
             self._places.admitted(record, now_s)
-            blocks = record.num_tokens / self._block_tokens
+            blocks = record.num_tokens / self.block_tokens
             self._admission.reasons(record.program, blocks, now_s)
             self.owed.settle(record.program)
         elif record.prefill_from_s is not None:
@@ -307,7 +307,7 @@ class Controller:
             if now_s > record.admitted_s:
                 self._places.charge(program, now_s - record.admitted_s)
             if not program.ended:
-                blocks = finish.num_tokens / self._block_tokens
+                blocks = finish.num_tokens / self.block_tokens
                 self._admission.acts(program, blocks, now_s)
         if not finish.completed:
             return None
@@ -358,6 +358,18 @@ class Controller:
             overdue = now_s - program.last_seen_s > self.config.program_idle_s
             self._end_program(program, "idle" if overdue else "forgotten")
 
+    def reprice(self) -> int:
+        """A request waits for memory: pins made while nobody did are decided anew.
+
+        Returns:
+            Blocks that became free.
+        """
+        if not self.pins.any_while_free:
+            return 0
+        now_s = self._clock.now_s()
+        ended = self._holding.reprice(self._view(now_s), now_s)
+        return sum(self._turns.end_pin(pin, PinOutcome.EXPIRED) for pin in ended)
+
     def reclaim(
         self,
         needed_blocks: int,
@@ -392,24 +404,6 @@ class Controller:
         self.retention_enabled = False
         self.release_all()
 
-    def working_set_blocks(self) -> float:
-        """What running requests take, and pins: less, the longer their tool runs."""
-        return gauges.working_set_blocks(
-            self.requests.values(),
-            self.pins,
-            self._block_tokens,
-            self.config.admission_half_life_s,
-            self._clock.now_s(),
-        )
-
-    def owed_blocks(self) -> int:
-        """What is left free for programs that lost their pins to pressure."""
-        return self.owed.blocks(self._clock.now_s())
-
-    def num_waiting_programs(self) -> int:
-        """Programs of which a request was not given memory yet."""
-        return gauges.num_waiting_programs(self.requests.values())
-
     # --- inside ------------------------------------------------------------
 
     def _new_record(
@@ -443,7 +437,7 @@ class Controller:
         self, record: RequestRecord, finish: Finish, now_s: float
     ) -> HoldOrder | None:
         program = record.program
-        turn = finished_turn(record, finish, self._block_tokens, now_s)
+        turn = finished_turn(record, finish, self.block_tokens, now_s)
         self._turns.open(program, turn)
         self._identifier.remember(program, finish)
         self.costs.observe_footprint(finish.footprint_blocks or finish.kv_blocks)

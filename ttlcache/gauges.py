@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ttlcache.pins import Pin
 from ttlcache.requests import RequestRecord
+
+if TYPE_CHECKING:
+    from ttlcache.controller import Controller
+
+
+def gauges_of(controller: Controller, now_s: float) -> dict[str, float]:
+    """What the controller knows, by the names of `metrics.GAUGES`."""
+    requests = controller.requests.values()
+    return {
+        "pins_active": len(controller.pins),
+        "programs_active": len(controller.programs),
+        "waiting_programs": num_waiting_programs(requests),
+        "working_set_blocks": working_set_blocks(
+            requests,
+            controller.pins,
+            controller.block_tokens,
+            controller.config.admission_half_life_s,
+            now_s,
+        ),
+        "owed_blocks": controller.owed.blocks(now_s),
+        "queueing_delay_seconds": controller.costs.queueing_delay_s,
+        "memoryfulness": controller.memory.eta,
+        "retention_enabled": float(controller.retention_enabled),
+        "recorder_dropped_events": float(controller.journal.dropped),
+    }
 
 
 def working_set_blocks(

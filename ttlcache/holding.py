@@ -17,6 +17,8 @@ from ttlcache.types import Decision, TurnFacts
 
 #: A prolongation shorter than this is not worth asking for.
 MIN_PROLONG_S = 0.05
+#: Decisions that one failed allocation may cost, some 20 us each.
+REPRICED_AT_ONCE = 64
 
 
 @dataclass(slots=True)
@@ -64,13 +66,47 @@ class Holding:
         facts = pin.turn.facts
         if facts is None or facts.requested_ttl_s is not None:
             return False
+        return self._decide_again(pin, facts, view, now_s)
+
+    def reprice(self, view: View, now_s: float) -> list[Pin]:
+        """Somebody waits for memory: pins made while it was free are decided anew.
+
+        Such a pin is held for as long as pins may be, and programs that came later may
+        not take it: that of a program which is over would keep them waiting so long.
+
+        Returns:
+            Those that are worth it no more, at most `REPRICED_AT_ONCE`.
+        """
+        ended = []
+        for pin in self.pins.take_while_free(REPRICED_AT_ONCE):
+            facts = pin.turn.facts
+            if facts is None:
+                continue
+            if facts.requested_ttl_s is not None:
+                self._stand_for_less(pin, facts, view, now_s)
+            elif not self._decide_again(pin, facts, view, now_s):
+                ended.append(pin)
+        return ended
+
+    def _decide_again(
+        self, pin: Pin, facts: TurnFacts, view: View, now_s: float
+    ) -> bool:
         waited_s = now_s - pin.turn.finish_s
-        ttl_s = self.retention.prolong(facts, waited_s, view)
-        if ttl_s < MIN_PROLONG_S:
+        decision = self.retention.prolong(facts, waited_s, view)
+        if decision.ttl_s < MIN_PROLONG_S:
             return False
-        self.pins.set_deadline(pin, now_s + ttl_s)
+        deadline_s = now_s + decision.ttl_s
+        self.pins.set_deadline(pin, deadline_s, while_free=decision.while_free)
         self.journal.extend(now_s, pin, "re-decided")
         return True
+
+    def _stand_for_less(
+        self, pin: Pin, facts: TurnFacts, view: View, now_s: float
+    ) -> None:
+        """A client's wish: it stays, but the policy stands behind less of it."""
+        waited_s = now_s - pin.turn.finish_s
+        decision = self.retention.prolong(facts, waited_s, view)
+        pin.firm_until_s = min(pin.firm_until_s, now_s + max(0.0, decision.ttl_s))
 
 
 def _facts(record: RequestRecord, turn: Turn, finish: Finish) -> TurnFacts:

@@ -31,6 +31,7 @@ class Pin:
         the pin.
     least_blocks: with fewer it is not worth keeping, and goes as a whole.
     owed_s: for so long room is left for what it loses under pressure.
+    while_free: its deadline was set while nobody waited for memory.
     spared_from_s, spared_until_s: when an engine with nothing to run first and last let
         somebody wait rather than take the pin; None and 0 until it does.
     """
@@ -50,6 +51,7 @@ class Pin:
     patient_until_s: float = -math.inf
     least_blocks: int = 0
     owed_s: float = 0.0
+    while_free: bool = False
     spared_from_s: float | None = None
     spared_until_s: float = 0.0
     holders: set[str] = field(default_factory=set)
@@ -95,6 +97,7 @@ class PinTable:
         self.wished_blocks = 0  # of pins that outlive what the policy gives
         self.version = 0  # changes with every pin, holder or size
         self._tenant_blocks: dict[str, int] = {}
+        self._while_free: dict[int, None] = {}  # oldest first
         self.on_shrink: Callable[[Pin], None] = lambda pin: None
 
     def __len__(self) -> int:
@@ -120,6 +123,7 @@ class PinTable:
         patience_s: float = 0.0,
         least_blocks: int = 0,
         owed_s: float = 0.0,
+        while_free: bool = False,
     ) -> Pin:
         """Start a pin that expires at `now_s + ttl_s` unless somebody holds it.
 
@@ -143,7 +147,10 @@ class PinTable:
             now_s + patience_s,  # patient_until_s
             least_blocks,
             owed_s,
+            while_free,
         )
+        if while_free:
+            self._while_free[pin.pin_id] = None
         turn.pin_id = pin.pin_id
         self._pins[pin.pin_id] = pin
         self._push(pin)
@@ -154,6 +161,7 @@ class PinTable:
     def remove(self, pin: Pin) -> None:
         """End a pin; the caller says why, elsewhere."""
         del self._pins[pin.pin_id]
+        self._while_free.pop(pin.pin_id, None)
         del self._by_victim[bisect_left(self._by_victim, _order(pin))]
         self._count(pin, -pin.kv_blocks)
         pin.turn.pin_id = None
@@ -182,9 +190,13 @@ class PinTable:
         if not pin.held:
             self._push(pin)
 
-    def set_deadline(self, pin: Pin, deadline_s: float) -> None:
-        """Decide again."""
+    def set_deadline(
+        self, pin: Pin, deadline_s: float, *, while_free: bool | None = None
+    ) -> None:
+        """Decide again. while_free: None leaves it as it is."""
         pin.deadline_s = deadline_s
+        if while_free is not None:
+            self._mark(pin, while_free)
         if not pin.held:
             self._push(pin)
 
@@ -199,6 +211,24 @@ class PinTable:
         for pin in due:  # still there until the caller acts
             self._push(pin)
         return due
+
+    @property
+    def any_while_free(self) -> bool:
+        """Whether there are pins whose deadline was set while memory was free."""
+        return bool(self._while_free)
+
+    def take_while_free(self, most: int) -> list[Pin]:
+        """The oldest pins whose deadline was set while memory was free, marked no more.
+
+        Those whose next turn waits are passed over: their deadline does not count.
+        """
+        taken: list[Pin] = []
+        while self._while_free and len(taken) < most:
+            pin = self._pins[next(iter(self._while_free))]
+            self._mark(pin, False)
+            if not pin.held:
+                taken.append(pin)
+        return taken
 
     def next_deadline_s(self) -> float | None:
         """When the next pin expires, for simulators and idle wake-ups."""
@@ -243,6 +273,12 @@ class PinTable:
             self._tenant_blocks[tenant] = blocks
         else:
             self._tenant_blocks.pop(tenant, None)
+
+    def _mark(self, pin: Pin, while_free: bool) -> None:
+        pin.while_free = while_free
+        self._while_free.pop(pin.pin_id, None)
+        if while_free:
+            self._while_free[pin.pin_id] = None
 
     def _push(self, pin: Pin) -> None:
         heappush(self._deadlines, (pin.deadline_s, pin.pin_id))

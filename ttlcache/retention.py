@@ -101,13 +101,14 @@ class Retention:
         except (KeyError, TypeError, struct.error):  # not what the policy promised
             return None
 
-    def prolong(self, facts: TurnFacts, waited_s: float, view: View) -> float:
-        """Seconds to go on holding a turn whose deadline is here.
+    def prolong(self, facts: TurnFacts, waited_s: float, view: View) -> Decision:
+        """For how long to go on holding a turn whose gap has lasted `waited_s`.
 
-        All in all never longer than `max_ttl_s`.
+        All in all never longer than `max_ttl_s`; a TTL below 0 says so.
         """
         decision = self._ask(facts._replace(waited_s=waited_s), view)
-        return min(decision.ttl_s, self.config.max_ttl_s - waited_s)
+        left_s = self.config.max_ttl_s - waited_s
+        return decision._replace(ttl_s=min(decision.ttl_s, left_s))
 
     def replan(self, facts: TurnFacts, waited_s: float, view: View) -> float:
         """Seconds to go on holding a turn whose tool has just told how long it needs.
@@ -175,6 +176,7 @@ class Retention:
             patience_s=min(decision.patience_s, MAX_PATIENCE_S),
             least_blocks=math.ceil(min(1.0, decision.whole_below) * keep),
             owed_s=min(decision.owed_s, self.config.max_ttl_s),
+            while_free=decision.while_free,
         )
 
     def _ask(self, facts: TurnFacts, view: View) -> Decision:

@@ -125,6 +125,8 @@ class Decision(NamedTuple):
         1: always as a whole.
     owed_s: for so long after it lost blocks under pressure, waiting requests of
         programs after its own leave room for them (`ttlcache.owed`).
+    while_free: it stands while nobody waits for memory: once somebody does, the policy
+        is asked again.
     """
 
     ttl_s: float
@@ -134,6 +136,7 @@ class Decision(NamedTuple):
     patience_s: float = 0.0
     whole_below: float = 0.0
     owed_s: float = 0.0
+    while_free: bool = False
 
 
 class Pressure(NamedTuple):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ttlcache import control
 from ttlcache.clock import stopwatch_s
 from ttlcache.events import Arrival, Finish, HoldOrder
+from ttlcache.gauges import gauges_of
 from ttlcache.hints import parse_hints
 from ttlcache_connector import compat
 from ttlcache_connector.failed_loads import put_back
@@ -285,24 +286,14 @@ class SchedulerSide(QueueAnswers):
     def _gauges(self) -> dict[str, float]:
         assert self.controller is not None
         assert self.ledger is not None
-        controller, pressure = self.controller, self.ledger.pressure()
-        ended = self._demoting
-        return {
-            "pins_active": len(controller.pins),
+        pressure, ended = self.ledger.pressure(), self._demoting
+        return gauges_of(self.controller, self._clock.now_s()) | {
             "pinned_blocks": pressure.pinned_blocks,
             "free_blocks": pressure.free_blocks,
             "pool_blocks": pressure.pool_blocks,
-            "programs_active": len(controller.programs),
-            "waiting_programs": controller.num_waiting_programs(),
-            "working_set_blocks": controller.working_set_blocks(),
-            "owed_blocks": controller.owed_blocks(),
-            "queueing_delay_seconds": controller.costs.queueing_delay_s,
-            "memoryfulness": controller.memory.eta,
             "demoting_blocks": ended.demoting_blocks if ended else 0,
             "lingering_blocks": ended.lingering_blocks if ended else 0,
             "tier_up": float(self.lower.is_up()),
-            "retention_enabled": float(controller.retention_enabled),
-            "recorder_dropped_events": float(controller.journal.dropped),
         }
 
     def _detector(self, request: Request) -> Callable[[], Any] | None:

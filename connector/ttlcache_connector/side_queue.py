@@ -78,12 +78,16 @@ class QueueAnswers(SideParts):
         """Blocks freed from pins, 0 when nothing (more) may be taken."""
         if self.controller is None or self.ledger is None:
             return 0
+        freed = 0
         if urgency is not Urgency.RUNNING:
             self.ledger.waiting_blocks = needed_blocks
-        if self._demoting is not None and urgency is not Urgency.RUNNING:
-            return self._evict_to_tier(self._demoting, needed_blocks, request, urgency)
-        freed = 0
-        if self._demoting is not None:
+            if urgency is not Urgency.STALLED:  # that one has patience of its own
+                freed = self.controller.reprice()
+            if self._demoting is not None:
+                return freed + self._evict_to_tier(
+                    self._demoting, needed_blocks - freed, request, urgency
+                )
+        elif self._demoting is not None:
             freed = self._demoting.relieve(needed_blocks, at_once=True)
         if freed < needed_blocks:
             freed += self._reclaim(needed_blocks - freed, request, urgency)

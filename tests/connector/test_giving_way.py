@@ -140,7 +140,7 @@ def test_rare_faults_do_not_add_up(make_engine, clock, monkeypatch):
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_a_newcomer_leaves_room_that_is_owed(make_engine, policy):
+def test_a_newcomer_leaves_room_that_is_owed(make_engine, clock, policy):
     """Not under client priorities: there it might stand before those it waits for."""
     extra = {
         "policy": "adaptive",
@@ -154,7 +154,7 @@ def test_a_newcomer_leaves_room_that_is_owed(make_engine, policy):
     engine.add("A-0", range(300), max_tokens=3, hints=hints)
     controller = engine.connector.side.controller
     for _ in range(350):
-        if controller.owed_blocks() > 4:
+        if controller.owed.blocks(clock.now_s()) > 4:
             break
         engine.step()
     assert free(engine) > 4, "the rest of the pin went at once"

@@ -11,6 +11,7 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 from tests.connector.conftest import demoting, free, pinned, totals
 from tests.connector.fake_tier import extra
 from tests.connector.test_demotion_queue import offer
+from ttlcache.types import GapKey
 from ttlcache_connector.lingering import room_blocks
 from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
 from ttlcache_connector.lower_lmcache.scheduler_half import SchedulerHalf
@@ -362,3 +363,19 @@ def test_nothing_of_a_running_request_is_owed():
     assert not running.demote("a")
     assert not queue.has_due
     assert half_with(queue).demote("a")
+
+
+def test_what_is_not_worth_its_memory_any_more_goes_down(make_engine, clock, tier):
+    engine = make_engine(extra_config=lingers(policy="adaptive", policy_options={}))
+    gaps = engine.connector.side.controller.gaps
+    for _ in range(60):
+        gaps.observe(GapKey("bash"), 1.0)
+    engine.turn("a", LONG, hints=HINTS)
+    clock.advance(5.0)  # nobody who was away for so long has come back
+    engine.add("r", list(range(9000, 9020)), max_tokens=60, hints={"program_id": "r"})
+    engine.step()
+    engine.add("b", OTHER, hints={"program_id": "b"})
+    engine.step()
+    assert totals(engine)["pins:expired"] == 1
+    assert "pins:victim" not in totals(engine)
+    assert tier.of("demote") == ["a"]

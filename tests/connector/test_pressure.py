@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from tests.connector.conftest import HOLD_5S, free, pinned, totals
+from ttlcache.types import GapKey
 
 FOREVER = {"policy": "fixed", "policy_options": {"ttl_s": 300.0}}
 
@@ -226,3 +227,25 @@ def test_random_programs_on_a_tiny_pool_never_wedge(make_engine, clock):
                 contexts[program] = list(request.all_token_ids)
             clock.advance(rng.uniform(-1, 20))
         assert free(engine) == 23, f"seed {seed}"
+
+
+def test_a_silent_program_does_not_keep_later_ones_waiting(make_engine, clock):
+    engine = make_engine(
+        num_blocks=31,
+        extra_config={"policy": "adaptive", "max_pinned_fraction": 1.0},
+    )
+    controller = engine.connector.side.controller
+    for _ in range(60):
+        controller.gaps.observe(GapKey("bash"), 1.0)
+    start(engine, "A", 250)
+    engine.run()
+    (pin,) = controller.pins
+    assert pin.deadline_s == clock.now_s() + controller.config.max_ttl_s
+    clock.advance(5.0)  # nobody who was away for so long has come back
+    runner = start(engine, "R", 20, max_tokens=60)
+    engine.step()
+    late = start(engine, "L", 300, max_tokens=4)
+    engine.step()
+    assert not runner.is_finished()
+    assert late in engine.scheduler.running
+    assert totals(engine)["pins:expired"] == 1

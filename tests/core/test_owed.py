@@ -59,11 +59,11 @@ def test_a_newcomer_leaves_room_for_who_lost_its_pin():
     start_old(engine)
     context = loser(engine)
     press(engine)
-    assert engine.controller.owed_blocks() == 20
+    assert engine.controller.owed.blocks(engine.clock.now_s()) == 20
     assert not newcomer_fits(engine), "37 are free: 20 are owed, 18 are asked for"
     engine.arrive("A-1", [*context, 9], program="A")
     assert engine.admit("A-1"), "the room is there"
-    assert engine.controller.owed_blocks() == 0
+    assert engine.controller.owed.blocks(engine.clock.now_s()) == 0
     engine.finish("A-1")
     engine.check()
 
@@ -84,7 +84,7 @@ def test_debts_lapse():
     assert not newcomer_fits(engine)
     engine.clock.advance(0.1)
     assert engine.admit("new")
-    assert engine.controller.owed_blocks() == 0
+    assert engine.controller.owed.blocks(engine.clock.now_s()) == 0
 
 
 def test_nothing_is_owed_to_who_is_gone():
@@ -96,7 +96,7 @@ def test_nothing_is_owed_to_who_is_gone():
 def test_a_reset_leaves_nothing_to_come_back_to():
     engine = pressed()
     engine.controller.release_all()
-    assert engine.controller.owed_blocks() == 0
+    assert engine.controller.owed.blocks(engine.clock.now_s()) == 0
     assert newcomer_fits(engine)
 
 
@@ -120,7 +120,7 @@ def test_who_claims_its_pin_is_not_held_back():
     engine = pressed()
     context = loser(engine, "B", blocks=5)
     engine.arrive("B-1", [*context, *range(60_000, 60_020)], program="B")
-    assert engine.controller.owed_blocks() == 20
+    assert engine.controller.owed.blocks(engine.clock.now_s()) == 20
     assert engine.admit("B-1")
 
 

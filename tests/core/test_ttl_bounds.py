@@ -109,6 +109,6 @@ def test_ttls_lie_between_nothing_and_the_cap(
     decided = retention.decide(turn, view)
     assert 0.0 <= decided.ttl_s <= cap_s
     # Of a gap that is longer than the cap already: less than nothing, so it ends.
-    assert retention.prolong(turn, waited_s, view) <= cap_s - waited_s
+    assert retention.prolong(turn, waited_s, view).ttl_s <= cap_s - waited_s
     assert retention.replan(turn, waited_s, view) <= cap_s - waited_s
     assert not retention.metrics.totals  # nobody raised, nobody was overruled

@@ -36,6 +36,8 @@ ski_rental_fallback   B / price (2-competitive, no prediction) while a tool's da
                       Off, and for turns without a tool call: the paper's T_default
                       while data are thin.
 ski_rental_floor      never below B / price.
+reprice               a TTL given while memory was free is decided anew once somebody
+                      waits for memory; off: it stands, up to the longest TTL.
 """
 
 from __future__ import annotations
@@ -78,6 +80,7 @@ class AdaptiveOptions(PolicyOptions):
     redecide: bool = True
     ski_rental_fallback: bool = True
     ski_rental_floor: bool = False
+    reprice: bool = True
     whole_below: float = Field(default=0.8, ge=0.0, le=1.0)
     min_records: int = Field(default=50, ge=0)
     eta_margin: float = Field(default=1.5, ge=1.0, allow_inf_nan=False)
@@ -141,6 +144,7 @@ class Adaptive(Policy):
             patience_s=recovery_s if options.patient_stalls else 0.0,
             owed_s=math.inf if options.room_owed and view.tier is None else 0.0,
             whole_below=self._whole_below(view),
+            while_free=options.reprice and terms.price <= 0.0,
         )
 
     def _whole_below(self, view: View) -> float:

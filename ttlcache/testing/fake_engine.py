@@ -136,7 +136,12 @@ class FakeEngine:
             lacking = needed - len(cached) + unreferenced - self.holder.free_blocks
             if lacking <= 0:
                 break
-            if not self.controller.reclaim(lacking, urgency, request_id):
+            if urgency is not Urgency.STALLED:
+                self.holder.waiting_blocks = lacking
+                lacking -= self.controller.reprice()
+            if lacking > 0 and not self.controller.reclaim(
+                lacking, urgency, request_id
+            ):
                 return False
         self.holder.take(cached)
         request.blocks = cached + self.holder.take_new(needed - len(cached))
@@ -194,6 +199,7 @@ class FakeEngine:
     def step(self, seconds: float = 0.0) -> None:
         """Let time pass, then do what the engine does before each step."""
         self.clock.advance(seconds)
+        self.holder.waiting_blocks = 0
         self.controller.tick()
 
     def check(self) -> None:
@@ -263,6 +269,8 @@ def _check_orders(controller: Controller) -> None:
     assert len(victims) == len(pins)
     assert set(victims) == set(pins)
     assert [pin.held for pin in victims] == sorted(pin.held for pin in pins)
+    marked = any(pin.while_free for pin in pins)
+    assert controller.pins.any_while_free == marked
     due = controller.pins.expired(math.inf)
     assert set(due) == {pin for pin in pins if not pin.held}
     deadlines = [pin.deadline_s for pin in due]

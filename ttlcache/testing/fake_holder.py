@@ -26,6 +26,7 @@ class FakeHolder:
         self.held: dict[int, list[int]] = {}
         self.num_running = 0
         self.num_waiting = 0
+        self.waiting_blocks = 0
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(pool_blocks))
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
@@ -107,6 +108,7 @@ class FakeHolder:
             pinned_blocks=len(self.pinned_blocks()),
             num_running=self.num_running,
             num_waiting=self.num_waiting,
+            waiting_blocks=self.waiting_blocks,
         )
 
     def pinned_blocks(self) -> set[int]:
