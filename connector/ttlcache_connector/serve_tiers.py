@@ -59,6 +59,9 @@ class TierOptions:
             # them wait for five minutes before they say so.
             *("--supported-transfer-mode", "auto"),
             *("--shm-name", self.shm_name),
+            # Beside a GPU LMCache lets pinned memory grow by default, and then
+            # shares none of it, whatever its name.
+            "--no-l1-use-lazy",
             *("--max-workers", "4"),
             # What came up from disk for a turn is asked for again by the next one.
             *("--l2-prefetch-policy", "retain"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import itertools
 import json
@@ -9,12 +10,26 @@ import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 from vllm.config import KVTransferConfig
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
+
+from lmcache.v1.distributed import config as lmcache_config
+from lmcache.v1.distributed.config import (
+    add_storage_manager_args,
+    parse_args_to_config,
+)
+from lmcache.v1.mp_observability.config import add_observability_args
+from lmcache.v1.multiprocess.config import (
+    add_http_frontend_args,
+    add_mp_server_args,
+    parse_args_to_http_frontend_config,
+)
+from lmcache.v1.multiprocess.engine_context import MPCacheServerContext
 
 from ttlcache.config import load_config
 from ttlcache.errors import ConfigError, UnsupportedEngineError
@@ -79,6 +94,29 @@ def test_an_untested_pair_is_refused(serve_tiers, monkeypatch):
 def test_no_disk_by_default():
     assert "--l2-adapter" not in TierOptions().command()
     assert TierOptions(port=7).segment == Path("/dev/shm/lmcache_l1_pool_ttlcache_7")
+
+
+def configured(options: TierOptions) -> tuple[Any, Any]:
+    """What LMCache's own parsers make of the command line: storage and HTTP."""
+    parser = argparse.ArgumentParser()
+    add_http_frontend_args(parser)
+    add_mp_server_args(parser)
+    add_storage_manager_args(parser)
+    add_observability_args(parser)
+    command = options.command()
+    arguments = parser.parse_args(command[command.index("server") + 1 :])
+    http = parse_args_to_http_frontend_config(arguments)
+    return parse_args_to_config(arguments), http
+
+
+def test_workers_share_lmcaches_memory_where_it_could_be_pinned(monkeypatch):
+    """LMCache grows pinned memory lazily by default, and then it shares none of it."""
+    gpu_host = SimpleNamespace(is_pin_supported=True)
+    monkeypatch.setattr(lmcache_config, "current_device_spec", gpu_host)
+    storage, _ = configured(TierOptions(port=7))
+    pool = MPCacheServerContext._compute_shm_pool_info(storage)
+    assert pool["shm_name"] == "lmcache_l1_pool_ttlcache_7"
+    assert pool["pool_size"] == 20 * 2**30
 
 
 def test_without_lmcache_the_server_says_what_to_install(monkeypatch):
