@@ -31,12 +31,16 @@ def serve_tiers(
     ] = _DEFAULTS.disk_gb,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULTS.host,
     port: Annotated[int, typer.Option(help="Port for vLLM.")] = _DEFAULTS.port,
+    http_host: Annotated[
+        str,
+        typer.Option(
+            help="Address of LMCache's own HTTP interface: /metrics, /healthcheck, and "
+            "administration without a password."
+        ),
+    ] = _DEFAULTS.http_host,
     http_port: Annotated[
-        int, typer.Option(help="Port of LMCache's own HTTP interface.")
+        int, typer.Option(help="Port of that interface.")
     ] = _DEFAULTS.http_port,
-    metrics_port: Annotated[
-        int, typer.Option(help="Port of LMCache's own Prometheus metrics.")
-    ] = _DEFAULTS.metrics_port,
     chunk_tokens: Annotated[
         int,
         typer.Option(help="Smallest unit stored; a multiple of vLLM's block.", min=1),
@@ -69,8 +73,8 @@ def serve_tiers(
         disk_gb=disk_gb,
         host=host,
         port=port,
+        http_host=http_host,
         http_port=http_port,
-        metrics_port=metrics_port,
         chunk_tokens=chunk_tokens,
         retention=retention,
         extra=tuple(server_args or ()),

@@ -119,6 +119,21 @@ def test_workers_share_lmcaches_memory_where_it_could_be_pinned(monkeypatch):
     assert pool["pool_size"] == 20 * 2**30
 
 
+def test_lmcache_s_own_interface_is_for_this_host_unless_asked():
+    """It empties the cache and shows the environment to whoever asks."""
+    _, http = configured(TierOptions())
+    assert (http.http_host, http.http_port) == ("127.0.0.1", 8090)
+    _, http = configured(TierOptions(http_host="0.0.0.0", http_port=7))
+    assert (http.http_host, http.http_port) == ("0.0.0.0", 7)
+
+
+def test_a_server_on_all_addresses_is_found_at_one(serve_tiers):
+    done = serve_tiers("--print-only", "--host", "0.0.0.0")
+    flag = re.search(r"--kv-transfer-config '(.*)'", done.output)[1]
+    extra = json.loads(flag)["kv_connector_extra_config"]
+    assert extra["lmcache.mp.host"] == "tcp://127.0.0.1"
+
+
 def test_without_lmcache_the_server_says_what_to_install(monkeypatch):
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
