@@ -6,8 +6,14 @@ import argparse
 import importlib.metadata
 import itertools
 import json
+import os
 import re
 import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +39,7 @@ from lmcache.v1.multiprocess.engine_context import MPCacheServerContext
 
 from ttlcache.config import load_config
 from ttlcache.errors import ConfigError, UnsupportedEngineError
-from ttlcache_connector import compat, plugin
+from ttlcache_connector import compat, plugin, serve_tiers_cli
 from ttlcache_connector.harness import EngineSpec, build_vllm_config
 from ttlcache_connector.lower_lmcache import connect
 from ttlcache_connector.serve_tiers import TierOptions
@@ -89,6 +95,78 @@ def test_an_untested_pair_is_refused(serve_tiers, monkeypatch):
     done = serve_tiers("--print-only")
     assert done.exit_code == 1
     assert "LMCache 0.9.9" in done.output
+    assert "--allow-untested" in done.output
+    assert serve_tiers("--print-only", "--allow-untested").exit_code == 0
+
+
+def test_without_vllm_it_says_what_to_install(serve_tiers, monkeypatch):
+    def missing() -> str:
+        raise ModuleNotFoundError("No module named 'vllm'")
+
+    monkeypatch.setattr(compat, "vllm_version", missing)
+    done = serve_tiers("--print-only")
+    assert done.exit_code == 1
+    assert "ttlcache[vllm,lmcache]" in done.output
+
+
+def test_the_memory_of_a_server_that_runs_is_left_alone(serve_tiers, monkeypatch):
+    """Scenario: the command is given twice; new workers still find the first one's."""
+    monkeypatch.setattr(serve_tiers_cli, "_run", lambda options: pytest.fail("ran"))
+    with socket.create_server(("127.0.0.1", 0)) as running:
+        port = running.getsockname()[1]
+        segment = TierOptions(port=port).segment
+        segment.touch(exist_ok=False)
+        try:
+            done = serve_tiers("--port", str(port))
+            assert segment.exists()
+        finally:
+            segment.unlink()
+    assert done.exit_code == 1
+    assert f"127.0.0.1:{port} is in use" in done.output
+
+
+def test_little_shared_memory_is_said_before_the_start(serve_tiers, monkeypatch):
+    monkeypatch.setattr(serve_tiers_cli, "_run", lambda options: 0)
+    monkeypatch.setattr(serve_tiers_cli, "_is_taken", lambda host, port: False)
+    room = SimpleNamespace(free=2**26)  # docker's default
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
+    assert "has 0.1 GB free" in serve_tiers("--port", "7", "--cpu-gb", "1").output
+    assert "warning" not in serve_tiers("--port", "7", "--cpu-gb", "0.05").output
+
+
+SERVER = """
+import signal, time
+signal.signal(signal.SIGINT, lambda *_: print("asked to end", flush=True))
+print("runs", flush=True)
+deadline = time.monotonic() + 1.0
+while time.monotonic() < deadline:
+    time.sleep(0.05)
+"""
+PARENT = """
+import sys
+from ttlcache_connector.serve_tiers import TierOptions
+from ttlcache_connector.serve_tiers_cli import _run
+
+class Stub(TierOptions):
+    def command(self):
+        return [sys.executable, "-c", sys.argv[1]]
+
+sys.exit(_run(Stub(port=0)))
+"""
+
+
+def test_ctrl_c_reaches_the_server_once():
+    """A second one makes it end at once, with what is on its way to the disk."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, SERVER],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as parent:
+        assert parent.stdout.readline() == "runs\n"
+        os.killpg(parent.pid, signal.SIGINT)  # what a terminal does
+        assert parent.stdout.read() == "asked to end\n"
+        assert parent.wait() == 0
 
 
 def test_no_disk_by_default():
