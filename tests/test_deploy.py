@@ -307,6 +307,15 @@ def test_keda_asks_for_metrics_that_exist():
     assert {"ttlcache_waiting_programs", "ttlcache_working_set_blocks"} <= asked
 
 
+def test_the_image_keeps_its_vllm_and_what_that_needs():
+    """LMCache beside an installed vLLM, in a pip command that does not name it, takes
+    versions that suit LMCache alone."""
+    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    version = re.search(r"^FROM vllm/vllm-openai:v([\d.]+)$", text, re.MULTILINE)[1]
+    (install,) = re.findall(r"pip install (.*?)&&", text, re.DOTALL)
+    assert f"'vllm=={version}'" in install
+
+
 def test_no_image_is_unpinned():
     texts = [path.read_text() for path in [*FILES, DEPLOY / "docker" / "Dockerfile"]]
     assert not re.search(r":latest\b", "\n".join(texts))
