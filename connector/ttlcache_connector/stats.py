@@ -25,7 +25,8 @@ from ttlcache_connector.compat import logger
 log = logger(__name__)
 
 _PREFIX = "ttlcache_"
-#: Label values known in advance: they show as 0 before they first happen.
+#: Label values known in advance: they show as 0 before they first happen. Prometheus's
+#: `increase`, and so our alerts, sees no step to 1 in a series that begins with it.
 _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
     "pins": tuple(PinOutcome),
     "pins_by_tool": tuple(
@@ -42,13 +43,22 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
         *("take_stats", "policy", "slow", "invariants", "shutdown"),
         *("control", "loads", "worker_output", "stand_back"),
         "put_back_failed_loads",
+        # Of the lower tier, in the scheduler's process and in the workers'.
+        *("is_up", "tier_arrive", "_match", "tier_allocated", "tier_build_metadata"),
+        *("tier_finished", "tell", "reloads", "has_work", "reset", "tier_shutdown"),
+        *("worker_before_forward", "worker_load", "worker_save", "worker__poll"),
+        *("worker_report", "worker_take_stats", "worker_shutdown"),
     ),
     "reloads": ("cpu", "disk", "unknown"),
     "reloaded_tokens": ("cpu", "disk", "unknown"),
     "tier_bytes": ("demoted", "promoted"),
     "tier_mover_bytes": ("reference", "cupy", "lmcache"),
     "demotions": ("stored", "failed", "dropped"),
-    "hints_rejected": ("unknown_key", "duration", "id_type", "id_too_long"),
+    "hints_rejected": (
+        *("unknown_key", "not_a_dict", "duration", "bool_type"),
+        *("id_type", "id_empty", "id_too_long", "priority_type", "priority_range"),
+        *("tool_type", "tool_too_long", "too_many_tools"),
+    ),
 }
 
 
