@@ -96,6 +96,7 @@ def test_addresses_that_answer_and_that_do_not():
         server.listen()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         assert states(lmcache=address)["LMCache server"] == OK
+        assert states(lmcache=f"tcp://{address}")["LMCache server"] == OK
     assert states(lmcache="127.0.0.1:1")["LMCache server"] == BAD
     assert states(lmcache="nonsense")["LMCache server"] == BAD
     assert states(url="http://127.0.0.1:1")["server"] == BAD
