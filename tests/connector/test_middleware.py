@@ -64,8 +64,6 @@ async def call(app: object, method: str, path: str, **kwargs: object):
 
 
 def post(app: object, path: str, **kwargs: object):
-    import asyncio
-
     return asyncio.run(call(app, "POST", path, **kwargs))
 
 

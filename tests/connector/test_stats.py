@@ -37,6 +37,20 @@ def sample(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(name, {"model_name": "m", **labels})
 
 
+def test_loggers_that_vllm_makes_anew_get_metrics_too(prom, make_engine):
+    """As at `/scale_elastic_ep`, which adds ranks: vLLM forgets its own before."""
+    again = TTLConnector.build_prom_metrics(
+        make_engine(num_blocks=40).config,
+        TYPES,
+        ["model_name", "engine"],
+        {rank: ["m", str(rank)] for rank in range(3)},
+    )
+    again.observe({"counters": [["pins_started", "", 2]]}, engine_idx=2)
+    assert sample("ttlcache_pins_started_total", engine="2") == 2
+    prom.observe({"counters": [["pins_started", "", 1]]})  # of the old loggers
+    assert sample("ttlcache_pins_started_total", engine="0") == 0
+
+
 def guarded_hooks() -> Iterator[str]:
     """Under what names faults of ours are counted, from the source."""
     for path in Path(ttlcache_connector.__file__).parent.rglob("*.py"):
