@@ -24,6 +24,7 @@ from vllm.config import KVTransferConfig
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
+from lmcache.integration import vllm as lmcache_vllm
 from lmcache.v1.distributed import config as lmcache_config
 from lmcache.v1.distributed.config import (
     add_storage_manager_args,
@@ -249,6 +250,28 @@ def test_lmcache_gets_its_own_keys_and_defaults_that_fit_agents():
     assert extra["lmcache.mp.mq_timeout"] == 9.0
     assert extra["lmcache.mp.save_decode_cache"] is True
     assert extra["lmcache.mp.lazy_offload"] is True
+
+
+def test_a_key_that_lmcache_does_not_read_is_named(monkeypatch):
+    lines = []
+    monkeypatch.setattr(connect.log, "warning", lambda text, *a: lines.append(text % a))
+    extra_of(**{"lmcache.mp.prot": 7, "lmcache.chunk_size": 8, "lmcache.mp.port": 7})
+    assert lines == [
+        "ttlcache: LMCache does not read 'lmcache.mp.prot'; "
+        "did you mean 'lmcache.mp.port'?",
+        "ttlcache: LMCache does not read 'lmcache.chunk_size'",
+    ]
+
+
+def test_every_key_that_lmcache_reads_is_known():
+    """From the source of what it runs inside vLLM."""
+    folder = Path(lmcache_vllm.__file__).parent
+    source = "\n".join(path.read_text() for path in folder.rglob("*mp*.py"))
+    source += "\n".join(path.read_text() for path in folder.rglob("lazy*/*.py"))
+    read = set(re.findall(r'^\s*(?:\w+ = )?"lmcache\.mp\.([\w.]+)"', source, re.M))
+    assert {"host", "server_urls", "autostart.server_args"} <= read
+    known = {*connect.READ, *connect.DEFAULTS, *connect.OURS}
+    assert {name for name in read if not name.startswith("lazy_offload_")} <= known
 
 
 def test_what_demote_decides_cannot_be_said_twice():
