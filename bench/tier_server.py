@@ -26,10 +26,8 @@ class TierServer(LMCacheProcess):
         self, options: TierOptions, log_path: Path, start_timeout_s: float = 120.0
     ) -> None:
         super().__init__(log_path, start_timeout_s)
-        port, http_port, metrics_port = free_ports(3)
-        self.options = replace(
-            options, port=port, http_port=http_port, metrics_port=metrics_port
-        )
+        port, http_port = free_ports(2)
+        self.options = replace(options, port=port, http_port=http_port)
 
     @property
     def command(self) -> list[str]:

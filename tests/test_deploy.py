@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +129,8 @@ def _of(program: str) -> list[Any]:
 
 
 def filled(word: str) -> str:
-    """Variables as compose and Kubernetes replace them."""
-    word = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word)
-    return word.replace("$(HOST_IP)", "10.0.0.1")
+    """Variables as compose replaces them."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word)
 
 
 def test_every_container_of_ours_is_checked():
@@ -238,8 +239,59 @@ def test_compose_s_prometheus_scrapes_ports_that_are_served():
         for static in job["static_configs"]
         for target in static["targets"]
     }
-    assert targets == {"vllm-0:8000", "vllm-1:8000", "router:29000", "lmcache:9090"}
+    assert targets == {"vllm-0:8000", "vllm-1:8000", "router:29000", "lmcache:8090"}
     assert {target.split(":")[0] for target in targets} <= COMPOSE["services"].keys()
+
+
+@pytest.mark.parametrize("words", _of("ttlcache"))
+def test_lmcache_can_be_asked_for_health_and_metrics_from_outside(words):
+    """By default LMCache's HTTP interface, which has both, is for its host alone."""
+    if words[0] != "serve-tiers":
+        return
+    pytest.importorskip("lmcache")
+    printed = TyperRunner().invoke(app, [*words, "--print-only"]).output
+    command = shlex.split(printed.strip().splitlines()[-1])
+    options = dict(pairwise(command))
+    assert (options["--http-host"], options["--http-port"]) == ("0.0.0.0", "8090")
+
+
+def test_kubernetes_asks_lmcache_at_the_port_of_its_http_interface():
+    documents = {d["kind"]: d for file, d in KUBERNETES if file == "lmcache.yaml"}
+    pod = documents["DaemonSet"]["spec"]["template"]
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == "8090"
+    (container,) = pod["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"]["port"] == "http"
+    ports = {port["name"]: port for port in container["ports"]}
+    assert ports["http"]["containerPort"] == 8090
+
+
+def test_nobody_but_replicas_and_prometheus_reaches_lmcache():
+    """It unpickles what it is sent, and its HTTP interface asks for no password."""
+    documents = {d["kind"]: d for file, d in KUBERNETES if file == "lmcache.yaml"}
+    pod = documents["DaemonSet"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert not any("hostPort" in port for port in container["ports"])
+    policy = documents["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
+    allowed = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+    assert allowed == {port["name"] for port in container["ports"]}
+    assert all(rule["from"] for rule in policy["ingress"])
+    (vllm,) = [d for file, d in KUBERNETES if file == "vllm.yaml"]
+    (replicas,) = policy["ingress"][0]["from"]
+    labels = vllm["spec"]["template"]["metadata"]["labels"]
+    assert replicas["podSelector"]["matchLabels"] == labels
+    # Another host's would share no memory.
+    assert documents["Service"]["spec"]["internalTrafficPolicy"] == "Local"
+
+
+def test_compose_publishes_the_front_alone_to_other_hosts():
+    published = {
+        name: str(port)
+        for name, service in COMPOSE["services"].items()
+        for port in service.get("ports", ())
+    }
+    everywhere = {n for n, p in published.items() if not p.startswith("127.0.0.1:")}
+    assert everywhere == {"front"}
 
 
 def test_keda_asks_for_metrics_that_exist():
@@ -253,6 +305,15 @@ def test_keda_asks_for_metrics_that_exist():
         asked |= names_in(trigger["metadata"]["query"])
     assert asked <= metric_labels().keys() | {"vllm:prompt_tokens_total"}
     assert {"ttlcache_waiting_programs", "ttlcache_working_set_blocks"} <= asked
+
+
+def test_the_image_keeps_its_vllm_and_what_that_needs():
+    """LMCache beside an installed vLLM, in a pip command that does not name it, takes
+    versions that suit LMCache alone."""
+    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    version = re.search(r"^FROM vllm/vllm-openai:v([\d.]+)$", text, re.MULTILINE)[1]
+    (install,) = re.findall(r"pip install (.*?)&&", text, re.DOTALL)
+    assert f"'vllm=={version}'" in install
 
 
 def test_no_image_is_unpinned():

@@ -25,6 +25,7 @@ from tests.documented import (
     of_recordings,
     of_servers,
 )
+from ttlcache import policies
 from ttlcache.cli import app
 from ttlcache.cli.config import table
 from ttlcache.config import TTLCacheConfig, load_config
@@ -148,6 +149,20 @@ def test_the_configuration_page_is_generated():
         assert f"| `{name}` |" in page
     example = re.search(r"kv_connector_extra_config\":(\{.*?\})\}'", page)[1]
     load_config(json.loads(example))
+
+
+def test_the_policies_page_names_every_option_and_its_default():
+    page = (ROOT / "docs" / "policies.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| `(\w+)` \| `(.*?)` \|", page, re.MULTILINE)
+    options = {
+        (policy, name, json.dumps(field.default))
+        for policy in policies.names()
+        for name, field in type(
+            policies.create(policy, {})
+        ).Options.model_fields.items()
+    }
+    assert len(rows) == len(options)
+    assert set(rows) == options
 
 
 def test_the_clients_page_names_every_rule():

@@ -68,7 +68,7 @@ def timeline(recording: Recording, axis: Axes) -> None:
             axis.broken_barh(
                 bars, (row - 0.4, 0.8), facecolors=COLOURS[kind], linewidth=0
             )
-    names = [log.program[:24] for log in programs]
+    names = [_literal(log.program[:24]) for log in programs]
     axis.set_yticks(range(len(programs)), names, fontsize=7)
     axis.set_ylim(len(programs) - 0.4, -0.6)
     axis.set_xlim(left=0)
@@ -103,6 +103,11 @@ def _bars(log: ProgramLog, origin_s: float) -> dict[str, list[tuple[float, float
     return bars
 
 
+def _literal(name: str) -> str:
+    """What stands between two dollar signs is a formula, and may be no valid one."""
+    return name.replace("$", r"\$")
+
+
 def gap_curves(recording: Recording, axis: Axes) -> None:
     """Distribution of the gaps after each of the most frequent tools."""
     gaps: dict[str, list[float]] = defaultdict(list)
@@ -112,7 +117,7 @@ def gap_curves(recording: Recording, axis: Axes) -> None:
             gaps[tool].append(max(turn.next_gap_s, 1e-3))
     for tool, values in sorted(gaps.items(), key=lambda kv: -len(kv[1]))[:_MAX_TOOLS]:
         # A label that starts with "_", as ours for reserved tools, is left out.
-        _curve(axis, values, f"{tool.strip('_')} ({len(values)})")
+        _curve(axis, values, f"{_literal(tool.strip('_'))} ({len(values)})")
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.grid(which="major", color="#eeeeee")

@@ -55,7 +55,7 @@ async def answer(path: str, scope: Any, receive: Any, send: Any) -> None:
 
 async def _respond(path: str, scope: Any, receive: Any) -> tuple[int, Any]:
     state = scope["app"].state
-    if not _authorized(scope, getattr(state, "args", None)):
+    if not authorized(scope):
         return 401, {"error": "Unauthorized"}
     if path == "/ttlcache/programs" and scope["method"] == "GET":
         answers = await compat.ask_engines(state.engine_client, {"do": "programs"})
@@ -130,13 +130,16 @@ def _check(fields: Mapping[str, Any]) -> None:
             )
 
 
-def _authorized(scope: Any, args: Any) -> bool:
+def authorized(scope: Any) -> bool:
+    """Whether a request brings the server's key, as vLLM asks for it."""
+    args = getattr(getattr(scope.get("app"), "state", None), "args", None)
     keys = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
     keys = [key for key in keys if key]
     if not keys:
         return True
-    headers = {name.lower(): value for name, value in scope["headers"]}
-    given = headers.get(b"authorization", b"")
+    headers = ((name.lower(), value) for name, value in scope["headers"])
+    given = next((value for name, value in headers if name == b"authorization"), b"")
+    scheme, _, key_given = given.partition(b" ")
     # Every key is compared, in constant time each.
-    matches = [hmac.compare_digest(given, f"Bearer {key}".encode()) for key in keys]
-    return any(matches)
+    matches = [hmac.compare_digest(key_given, key.encode()) for key in keys]
+    return scheme.lower() == b"bearer" and any(matches)

@@ -63,7 +63,9 @@ class ProgramIdMiddleware:
             root = scope.get("root_path", "")
             scope["path"] = root + path
             scope["raw_path"] = scope["path"].encode("utf-8", "surrogateescape")
-        if scope["method"] == "POST" and path in GENERATING:
+        generates = scope["method"] == "POST" and path in GENERATING
+        # vLLM asks for its key after us: nobody's bodies are held without one.
+        if generates and http_control.authorized(scope):
             receive = await self._identify(scope, path, receive, session)
         await self.app(scope, receive, send)
 

@@ -15,6 +15,11 @@ from typing import Any
 _RUN = "import sys; from lmcache.cli.main import main; sys.argv[0] = 'lmcache'; main()"
 
 
+def _reached_at(host: str) -> str:
+    """Where this machine finds a server that listens on all of its addresses."""
+    return "127.0.0.1" if host in ("0.0.0.0", "*") else host
+
+
 @dataclass(frozen=True, slots=True)
 class TierOptions:
     """What the tiers are to hold, and where the server listens."""
@@ -25,8 +30,9 @@ class TierOptions:
     disk_gb: float = 100.0
     host: str = "127.0.0.1"
     port: int = 5555
+    http_host: str = "127.0.0.1"
+    """LMCache's HTTP interface administers it and asks nobody for a key."""
     http_port: int = 8090
-    metrics_port: int = 9090
     chunk_tokens: int = 256
     """Smallest unit that is stored; a multiple of vLLM's block size."""
     hold_reads_s: int = 1800
@@ -50,8 +56,8 @@ class TierOptions:
         args = [
             *(sys.executable, "-c", _RUN, "server"),
             *("--host", self.host, "--port", str(self.port)),
-            *("--http-port", str(self.http_port)),
-            *("--prometheus-port", str(self.metrics_port)),
+            # Its metrics are here, too: `lmcache server` heeds no --prometheus-port.
+            *("--http-host", self.http_host, "--http-port", str(self.http_port)),
             *("--l1-size-gb", f"{self.cpu_gb:g}"),
             *("--chunk-size", str(self.chunk_tokens)),
             *("--eviction-policy", "LRU"),
@@ -59,6 +65,9 @@ class TierOptions:
             # them wait for five minutes before they say so.
             *("--supported-transfer-mode", "auto"),
             *("--shm-name", self.shm_name),
+            # Beside a GPU LMCache lets pinned memory grow by default, and then
+            # shares none of it, whatever its name.
+            "--no-l1-use-lazy",
             *("--max-workers", "4"),
             # What came up from disk for a turn is asked for again by the next one.
             *("--l2-prefetch-policy", "retain"),
@@ -79,7 +88,7 @@ class TierOptions:
         """The matching `kv_connector_extra_config`."""
         return {
             "lower_tier": "lmcache",
-            "lmcache.mp.host": f"tcp://{self.host}",
+            "lmcache.mp.host": f"tcp://{_reached_at(self.host)}",
             "lmcache.mp.port": self.port,
         }
 

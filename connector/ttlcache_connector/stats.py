@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
@@ -25,7 +25,8 @@ from ttlcache_connector.compat import logger
 log = logger(__name__)
 
 _PREFIX = "ttlcache_"
-#: Label values known in advance: they show as 0 before they first happen.
+#: Label values known in advance: they show as 0 before they first happen. Prometheus's
+#: `increase`, and so our alerts, sees no step to 1 in a series that begins with it.
 _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
     "pins": tuple(PinOutcome),
     "pins_by_tool": tuple(
@@ -42,13 +43,22 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
         *("take_stats", "policy", "slow", "invariants", "shutdown"),
         *("control", "loads", "worker_output", "stand_back"),
         "put_back_failed_loads",
+        # Of the lower tier, in the scheduler's process and in the workers'.
+        *("is_up", "tier_arrive", "_match", "tier_allocated", "tier_build_metadata"),
+        *("tier_finished", "tell", "reloads", "has_work", "reset", "tier_shutdown"),
+        *("worker_before_forward", "worker_load", "worker_save", "worker__poll"),
+        *("worker_report", "worker_take_stats", "worker_shutdown"),
     ),
     "reloads": ("cpu", "disk", "unknown"),
     "reloaded_tokens": ("cpu", "disk", "unknown"),
     "tier_bytes": ("demoted", "promoted"),
     "tier_mover_bytes": ("reference", "cupy", "lmcache"),
     "demotions": ("stored", "failed", "dropped"),
-    "hints_rejected": ("unknown_key", "duration", "id_type", "id_too_long"),
+    "hints_rejected": (
+        *("unknown_key", "not_a_dict", "duration", "bool_type"),
+        *("id_type", "id_empty", "id_too_long", "priority_type", "priority_range"),
+        *("tool_type", "tool_too_long", "too_many_tools"),
+    ),
 }
 
 
@@ -87,6 +97,18 @@ class TTLConnectorStats(KVConnectorStats):
         return not any(self.data.values())
 
 
+def _unregister() -> None:
+    """Forget the metrics of an engine before, as vLLM forgets its own then.
+
+    It makes its loggers anew when data-parallel ranks are added (`/scale_elastic_ep`),
+    and for a second engine in one process.
+    """
+    names = {_PREFIX + name for name in (*COUNTERS, *GAUGES, *HISTOGRAMS)}
+    for collector in list(REGISTRY._collector_to_names):  # noqa: SLF001
+        if getattr(collector, "_name", None) in names:
+            REGISTRY.unregister(collector)
+
+
 class TTLPromMetrics(KVConnectorPromMetrics):
     """Registers our metrics once per frontend and feeds them from the stats."""
 
@@ -99,6 +121,7 @@ class TTLPromMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._failed = False
+        _unregister()
         counter, gauge = metric_types[Counter], metric_types[Gauge]
         histogram = metric_types[Histogram]
         self._counters = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import importlib.metadata
 import json
 import socket
 import sys
@@ -42,9 +43,40 @@ def test_every_documented_key_is_checked(tmp_path):
     assert states(json.dumps(good))["profile_path"] == BAD
 
 
-@pytest.mark.parametrize("config", ['{"polcy": 1}', "{", '{"policy": "x"}'])
+def test_a_folder_for_the_history_must_be_there(tmp_path):
+    """The recorder makes its folder, the history's writer does not."""
+    new = tmp_path / "new"
+    config = {"record_path": str(new), "history_path": str(new / "gaps.json")}
+    found = states(json.dumps(config))
+    assert (found["record_path"], found["history_path"]) == (OK, BAD)
+    new.mkdir()
+    assert states(json.dumps(config))["history_path"] == OK
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *('{"polcy": 1}', "{", '{"policy": "x"}', "[1]", "5", '"fixed"', "null"),
+        '{"kv_connector": "TTLConnector", "kv_role": "kv_both"}',
+    ],
+)
 def test_a_wrong_configuration_is_bad(config):
     assert states(config)["configuration"] == BAD
+
+
+def test_a_lower_tier_that_the_server_would_refuse_is_bad(monkeypatch):
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    wanted = '{"lower_tier": "lmcache"}'
+    with monkeypatch.context() as without:
+        without.setattr(importlib.metadata, "version", missing)
+        assert states(wanted)["lower tier"] == BAD
+        assert states()["lmcache"] == NOTE
+    pytest.importorskip("lmcache", reason="LMCache is an extra")
+    assert states(wanted)["lower tier"] == OK
+    monkeypatch.setattr(compat, "vllm_version", lambda: "0.31.0")
+    assert states(wanted)["lower tier"] == BAD
 
 
 def test_an_untested_vllm_is_bad_unless_allowed(monkeypatch):
@@ -64,6 +96,7 @@ def test_addresses_that_answer_and_that_do_not():
         server.listen()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         assert states(lmcache=address)["LMCache server"] == OK
+        assert states(lmcache=f"tcp://{address}")["LMCache server"] == OK
     assert states(lmcache="127.0.0.1:1")["LMCache server"] == BAD
     assert states(lmcache="nonsense")["LMCache server"] == BAD
     assert states(url="http://127.0.0.1:1")["server"] == BAD

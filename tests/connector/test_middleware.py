@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -63,8 +64,6 @@ async def call(app: object, method: str, path: str, **kwargs: object):
 
 
 def post(app: object, path: str, **kwargs: object):
-    import asyncio
-
     return asyncio.run(call(app, "POST", path, **kwargs))
 
 
@@ -242,7 +241,27 @@ def test_the_servers_key_is_asked_for():
     app = application(api_key=["k1", "k2"], engine=Engine())
     path = "/ttlcache/programs/p/end"
     assert post(app, path).status_code == 401
-    assert post(app, path, headers={"authorization": "Bearer k2"}).status_code == 200
+    for given in ("Bearer k2", "bearer k1"):  # vLLM takes either
+        assert post(app, path, headers={"authorization": given}).status_code == 200
+    for given in ("Bearer k3", "Basic k1", "k1", "Bearer ", "Bearer k1 "):
+        assert post(app, path, headers={"authorization": given}).status_code == 401
+
+
+@pytest.mark.parametrize(("key", "held"), [(b"", 0), (b"Bearer k1", 1)])
+def test_a_body_without_the_servers_key_is_not_held(key, held):
+    """vLLM's own guard comes after the middleware, and refuses without reading."""
+    received = []
+
+    async def receive():
+        received.append(1)
+        return {"type": "http.request", "body": b"{}"}
+
+    async def guard(scope, receive, send):
+        assert len(received) == held
+
+    scope = {"type": "http", "method": "POST", "path": CHAT}
+    scope |= {"app": application(api_key=["k1"]), "headers": [(b"authorization", key)]}
+    asyncio.run(ProgramIdMiddleware(guard)(scope, receive, None))
 
 
 def test_the_plugin_adds_it_to_the_servers_list_once(monkeypatch):

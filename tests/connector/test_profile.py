@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from ttlcache.cli import app
 from ttlcache.costs import CostModel
+from ttlcache_connector.cli import profile
 from ttlcache_connector.cli.sweep import FIRST_TOKENS, MAX_REPEATS, Curve, fit, sweep
 
 A, B, C = 2e-5, 3e-10, 0.004
@@ -114,3 +116,25 @@ def test_a_vllm_that_does_not_start_ends_the_command_with_a_sentence(tmp_path):
     assert "error: vLLM did not start" in done.output
     assert "Traceback" not in done.output
     assert not out.exists()
+
+
+def test_without_vllm_it_says_that_it_needs_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    out = str(tmp_path / "profile.json")
+    done = CliRunner().invoke(app, ["profile", "MODEL", "--out", out])
+    assert done.exit_code == 1
+    assert "needs vLLM beside ttlcache" in done.output
+
+
+def test_a_file_that_cannot_be_written_is_said_before_the_measuring(
+    tmp_path, monkeypatch
+):
+    def start(*_: object) -> None:
+        pytest.fail("vLLM was started")
+
+    monkeypatch.setattr(profile, "_start", start)
+    (tmp_path / "file").touch()
+    for out in (tmp_path, tmp_path / "file" / "profile.json"):
+        done = CliRunner().invoke(app, ["profile", "MODEL", "--out", str(out)])
+        assert done.exit_code == 1
+        assert f"--out {out}" in done.output.replace("\n", "")

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import itertools
 import json
+import os
 import re
 import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,9 +24,23 @@ from vllm.config import KVTransferConfig
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
+from lmcache.integration import vllm as lmcache_vllm
+from lmcache.v1.distributed import config as lmcache_config
+from lmcache.v1.distributed.config import (
+    add_storage_manager_args,
+    parse_args_to_config,
+)
+from lmcache.v1.mp_observability.config import add_observability_args
+from lmcache.v1.multiprocess.config import (
+    add_http_frontend_args,
+    add_mp_server_args,
+    parse_args_to_http_frontend_config,
+)
+from lmcache.v1.multiprocess.engine_context import MPCacheServerContext
+
 from ttlcache.config import load_config
 from ttlcache.errors import ConfigError, UnsupportedEngineError
-from ttlcache_connector import compat, plugin
+from ttlcache_connector import compat, plugin, serve_tiers_cli
 from ttlcache_connector.harness import EngineSpec, build_vllm_config
 from ttlcache_connector.lower_lmcache import connect
 from ttlcache_connector.serve_tiers import TierOptions
@@ -74,11 +96,121 @@ def test_an_untested_pair_is_refused(serve_tiers, monkeypatch):
     done = serve_tiers("--print-only")
     assert done.exit_code == 1
     assert "LMCache 0.9.9" in done.output
+    assert "--allow-untested" in done.output
+    assert serve_tiers("--print-only", "--allow-untested").exit_code == 0
+
+
+def test_without_vllm_it_says_what_to_install(serve_tiers, monkeypatch):
+    def missing() -> str:
+        raise ModuleNotFoundError("No module named 'vllm'")
+
+    monkeypatch.setattr(compat, "vllm_version", missing)
+    done = serve_tiers("--print-only")
+    assert done.exit_code == 1
+    assert "ttlcache[vllm,lmcache]" in done.output
+
+
+def test_the_memory_of_a_server_that_runs_is_left_alone(serve_tiers, monkeypatch):
+    """Scenario: the command is given twice; new workers still find the first one's."""
+    monkeypatch.setattr(serve_tiers_cli, "_run", lambda options: pytest.fail("ran"))
+    with socket.create_server(("127.0.0.1", 0)) as running:
+        port = running.getsockname()[1]
+        segment = TierOptions(port=port).segment
+        segment.touch(exist_ok=False)
+        try:
+            done = serve_tiers("--port", str(port))
+            assert segment.exists()
+        finally:
+            segment.unlink()
+    assert done.exit_code == 1
+    assert f"127.0.0.1:{port} is in use" in done.output
+
+
+def test_little_shared_memory_is_said_before_the_start(serve_tiers, monkeypatch):
+    monkeypatch.setattr(serve_tiers_cli, "_run", lambda options: 0)
+    monkeypatch.setattr(serve_tiers_cli, "_is_taken", lambda host, port: False)
+    room = SimpleNamespace(free=2**26)  # docker's default
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
+    assert "has 0.1 GB free" in serve_tiers("--port", "7", "--cpu-gb", "1").output
+    assert "warning" not in serve_tiers("--port", "7", "--cpu-gb", "0.05").output
+
+
+SERVER = """
+import signal, time
+signal.signal(signal.SIGINT, lambda *_: print("asked to end", flush=True))
+print("runs", flush=True)
+deadline = time.monotonic() + 1.0
+while time.monotonic() < deadline:
+    time.sleep(0.05)
+"""
+PARENT = """
+import sys
+from ttlcache_connector.serve_tiers import TierOptions
+from ttlcache_connector.serve_tiers_cli import _run
+
+class Stub(TierOptions):
+    def command(self):
+        return [sys.executable, "-c", sys.argv[1]]
+
+sys.exit(_run(Stub(port=0)))
+"""
+
+
+def test_ctrl_c_reaches_the_server_once():
+    """A second one makes it end at once, with what is on its way to the disk."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, SERVER],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as parent:
+        assert parent.stdout.readline() == "runs\n"
+        os.killpg(parent.pid, signal.SIGINT)  # what a terminal does
+        assert parent.stdout.read() == "asked to end\n"
+        assert parent.wait() == 0
 
 
 def test_no_disk_by_default():
     assert "--l2-adapter" not in TierOptions().command()
     assert TierOptions(port=7).segment == Path("/dev/shm/lmcache_l1_pool_ttlcache_7")
+
+
+def configured(options: TierOptions) -> tuple[Any, Any]:
+    """What LMCache's own parsers make of the command line: storage and HTTP."""
+    parser = argparse.ArgumentParser()
+    add_http_frontend_args(parser)
+    add_mp_server_args(parser)
+    add_storage_manager_args(parser)
+    add_observability_args(parser)
+    command = options.command()
+    arguments = parser.parse_args(command[command.index("server") + 1 :])
+    http = parse_args_to_http_frontend_config(arguments)
+    return parse_args_to_config(arguments), http
+
+
+def test_workers_share_lmcaches_memory_where_it_could_be_pinned(monkeypatch):
+    """LMCache grows pinned memory lazily by default, and then it shares none of it."""
+    gpu_host = SimpleNamespace(is_pin_supported=True)
+    monkeypatch.setattr(lmcache_config, "current_device_spec", gpu_host)
+    storage, _ = configured(TierOptions(port=7))
+    pool = MPCacheServerContext._compute_shm_pool_info(storage)
+    assert pool["shm_name"] == "lmcache_l1_pool_ttlcache_7"
+    assert pool["pool_size"] == 20 * 2**30
+
+
+def test_lmcache_s_own_interface_is_for_this_host_unless_asked():
+    """It empties the cache and shows the environment to whoever asks."""
+    _, http = configured(TierOptions())
+    assert (http.http_host, http.http_port) == ("127.0.0.1", 8090)
+    _, http = configured(TierOptions(http_host="0.0.0.0", http_port=7))
+    assert (http.http_host, http.http_port) == ("0.0.0.0", 7)
+
+
+def test_a_server_on_all_addresses_is_found_at_one(serve_tiers):
+    done = serve_tiers("--print-only", "--host", "0.0.0.0")
+    flag = re.search(r"--kv-transfer-config '(.*)'", done.output)[1]
+    extra = json.loads(flag)["kv_connector_extra_config"]
+    assert extra["lmcache.mp.host"] == "tcp://127.0.0.1"
 
 
 def test_without_lmcache_the_server_says_what_to_install(monkeypatch):
@@ -118,6 +250,28 @@ def test_lmcache_gets_its_own_keys_and_defaults_that_fit_agents():
     assert extra["lmcache.mp.mq_timeout"] == 9.0
     assert extra["lmcache.mp.save_decode_cache"] is True
     assert extra["lmcache.mp.lazy_offload"] is True
+
+
+def test_a_key_that_lmcache_does_not_read_is_named(monkeypatch):
+    lines = []
+    monkeypatch.setattr(connect.log, "warning", lambda text, *a: lines.append(text % a))
+    extra_of(**{"lmcache.mp.prot": 7, "lmcache.chunk_size": 8, "lmcache.mp.port": 7})
+    assert lines == [
+        "ttlcache: LMCache does not read 'lmcache.mp.prot'; "
+        "did you mean 'lmcache.mp.port'?",
+        "ttlcache: LMCache does not read 'lmcache.chunk_size'",
+    ]
+
+
+def test_every_key_that_lmcache_reads_is_known():
+    """From the source of what it runs inside vLLM."""
+    folder = Path(lmcache_vllm.__file__).parent
+    source = "\n".join(path.read_text() for path in folder.rglob("*mp*.py"))
+    source += "\n".join(path.read_text() for path in folder.rglob("lazy*/*.py"))
+    read = set(re.findall(r'^\s*(?:\w+ = )?"lmcache\.mp\.([\w.]+)"', source, re.M))
+    assert {"host", "server_urls", "autostart.server_args"} <= read
+    known = {*connect.READ, *connect.DEFAULTS, *connect.OURS}
+    assert {name for name in read if not name.startswith("lazy_offload_")} <= known
 
 
 def test_what_demote_decides_cannot_be_said_twice():

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
 import msgspec
 import pytest
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
+import ttlcache_connector
 from tests.connector.injection import Injector, paused
+from ttlcache import hints
 from ttlcache.metrics import COUNTERS, GAUGES
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.scheduler_side import EVENT_INTERVAL_S
@@ -28,6 +35,50 @@ def prom(make_engine):
 
 def sample(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(name, {"model_name": "m", **labels})
+
+
+def test_loggers_that_vllm_makes_anew_get_metrics_too(prom, make_engine):
+    """As at `/scale_elastic_ep`, which adds ranks: vLLM forgets its own before."""
+    again = TTLConnector.build_prom_metrics(
+        make_engine(num_blocks=40).config,
+        TYPES,
+        ["model_name", "engine"],
+        {rank: ["m", str(rank)] for rank in range(3)},
+    )
+    again.observe({"counters": [["pins_started", "", 2]]}, engine_idx=2)
+    assert sample("ttlcache_pins_started_total", engine="2") == 2
+    prom.observe({"counters": [["pins_started", "", 1]]})  # of the old loggers
+    assert sample("ttlcache_pins_started_total", engine="0") == 0
+
+
+def guarded_hooks() -> Iterator[str]:
+    """Under what names faults of ours are counted, from the source."""
+    for path in Path(ttlcache_connector.__file__).parent.rglob("*.py"):
+        source = path.read_text()
+        yield from re.findall(r'faults\.record\("(\w+)"\)', source)
+        yield from re.findall(r'"hook_errors", "(\w+)"', source)
+        prefix = "worker_" if path.name == "worker_side.py" else ""
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef):
+                marks = map(ast.unparse, node.decorator_list)
+                if any(mark.startswith("guarded(") for mark in marks):
+                    yield prefix + node.name
+
+
+def test_every_hook_shows_zero_faults_before_its_first(prom):
+    """`increase(…) > 0`, as the alert asks, never sees a series that begins with 1."""
+    hooks = set(guarded_hooks())
+    assert {"arrive", "tier_arrive", "worker_load", "slow"} <= hooks
+    for hook in hooks:
+        value = sample("ttlcache_hook_errors_total", engine="0", hook=hook)
+        assert value == 0.0, hook
+
+
+def test_every_reason_shows_zero_rejected_hints_before_its_first(prom):
+    source = Path(hints.__file__).read_text()
+    for reason in re.findall(r'_BadHintError\("(\w+)"\)', source):
+        value = sample("ttlcache_hints_rejected_total", engine="0", reason=reason)
+        assert value == 0.0, reason
 
 
 def test_events_travel_serialised_and_arrive_under_their_names(prom, make_engine):

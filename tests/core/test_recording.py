@@ -300,6 +300,58 @@ def test_mistakes_end_with_a_sentence(arguments, folder):
     assert "Traceback" not in result.output
 
 
+#: Markup that closes nothing, a window's title, a colour, a line of its own.
+HOSTILE = "[/b]\x1b]0;owned\x07\x1b[31m\nerror"
+
+
+def test_ids_and_tools_of_clients_rule_no_terminal(tmp_path):
+    place = tmp_path / "recording"
+    engine = FakeEngine(
+        {"policy": "fixed"}, journal=Journal(Recorder(place, EVENTS, {}, run="1-1"))
+    )
+    context = engine.turn("r1", list(range(20)), [50], program=HOSTILE, tool=HOSTILE)
+    engine.step(seconds=1.0)
+    engine.turn("r2", [*context, 1], [51], program=HOSTILE, is_last_step=True)
+    engine.controller.journal.close()
+    for arguments in (("analyze", place), ("explain", HOSTILE, "--from", place)):
+        shown = run(*arguments)
+        assert "[/b]" in shown
+        assert not {"\x1b", "\x07"} & set(shown)
+    nobody = CliRunner().invoke(app, ["explain", "nobody", "--from", str(place)])
+    assert nobody.exit_code == 1
+    assert "\x1b" not in nobody.output
+
+
+def test_a_tool_s_name_is_no_formula(tmp_path):
+    pytest.importorskip("matplotlib", reason="an extra")
+    from ttlcache import plots
+
+    name = "$PYTHON_{$ and \\$"
+    place = tmp_path / "recording"
+    engine = FakeEngine(
+        {"policy": "fixed"}, journal=Journal(Recorder(place, EVENTS, {}, run="1-1"))
+    )
+    context = engine.turn("r1", list(range(20)), [50], program=name, tool=name)
+    engine.step(seconds=1.0)
+    engine.turn("r2", [*context, 1], [51], program=name)
+    engine.controller.journal.close()
+    assert len(plots.draw_all(load(place), tmp_path / "plots")) == 4
+
+
+def test_a_live_server_s_ids_and_tools_rule_no_terminal():
+    from rich.console import Console
+
+    from ttlcache.cli.top import _screen
+
+    row = {"program": HOSTILE, "tool": HOSTILE, "turns": 1, "running": 0}
+    row |= {"gap_s": None, "pins": 0, "pinned_blocks": 0, "ttl_left_s": None}
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(_screen([{"programs": [row]}], rows=5))
+    assert "[/b]" in shown.get()
+    assert not {"\x1b", "\x07"} & set(shown.get())
+
+
 def test_a_policy_of_somebody_else_may_give_anything_as_inputs(tmp_path):
     recorder = Recorder(tmp_path, EVENTS, {}, run="1-1")
     engine = FakeEngine({"policy": "fixed"}, journal=Journal(recorder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -205,6 +206,13 @@ def test_urls_that_cannot_be_asked_are_refused_at_start(value, monkeypatch):
         assert done.exit_code == 2
         for part in (key, repr(value), "expected", "http://127.0.0.1:8000"):
             assert part in done.output
+
+
+def test_without_its_extra_the_front_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = CliRunner().invoke(app, ["front", "--upstream", "http://x"])
+    assert done.exit_code == 1
+    assert "pip install 'ttlcache[fleet]'" in done.output
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ttlcache.analyze import Spread, Summary, summarize
-from ttlcache.cli.common import JsonPath, RecordingPath, read, seconds, write_json
+from ttlcache.cli.common import (
+    JsonPath,
+    RecordingPath,
+    plain,
+    read,
+    seconds,
+    write_json,
+)
 
 _MAX_TOOLS = 20
 
@@ -75,4 +82,4 @@ def _spread_table(title: str) -> Table:
 
 def _add(grid: Table, name: str, spread: Spread) -> None:
     numbers = (spread.mean, spread.p50, spread.p95, spread.p99, spread.min, spread.max)
-    grid.add_row(name, f"{spread.count:,}", *map(seconds, numbers))
+    grid.add_row(plain(name), f"{spread.count:,}", *map(seconds, numbers))

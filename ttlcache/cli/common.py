@@ -29,10 +29,17 @@ ApiKey = Annotated[
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
+def plain(text: object) -> str:
+    """What clients named, for a terminal: neither markup nor control characters."""
+    shown = (c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+    return escape("".join(shown))
+
+
 def fail(text: object) -> NoReturn:
     """Say what went wrong and end with status 1."""
     console = Console(stderr=True)
-    console.print(f"[red]error:[/] {escape(str(text))}", soft_wrap=True)
+    lines = "\n".join(map(plain, str(text).splitlines()))
+    console.print(f"[red]error:[/] {lines}", soft_wrap=True)
     raise typer.Exit(1)
 
 

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from ttlcache.cli.common import fail, read, seconds
+from ttlcache.cli.common import fail, plain, read, seconds
 from ttlcache.explain import Group, Verdict, by_tool, verdicts
 from ttlcache.recording import ProgramLog, Recording
 
@@ -63,21 +62,21 @@ def _print_turn(verdict: Verdict, console: Console) -> None:
         f"waited {seconds(turn.wait_s)}",
         highlight=False,
     )
-    console.print(f"  begin   {escape(verdict.claim)}", highlight=False)
+    console.print(f"  begin   {plain(verdict.claim)}", highlight=False)
     if decided is not None:
         inputs = " ".join(f"{k}={v:.4g}" for k, v in decided.inputs.items())
         known = f"{decided.records} gap{'' if decided.records == 1 else 's'} known"
         console.print(
-            f"  tool    {escape(decided.tool)} ({known})\n"
-            f"  TTL     {seconds(decided.ttl_s)}: {escape(decided.reason)} "
-            f"({escape(inputs)})\n"
+            f"  tool    {plain(decided.tool)} ({known})\n"
+            f"  TTL     {seconds(decided.ttl_s)}: {plain(decided.reason)} "
+            f"({plain(inputs)})\n"
             f"  pool    {decided.free_blocks:,} of {decided.pool_blocks:,} blocks "
             f"free, {decided.pinned_blocks:,} pinned; {decided.running} running, "
             f"{decided.waiting} waiting",
             highlight=False,
             soft_wrap=True,
         )
-    console.print(f"  end     {escape(verdict.after)}", highlight=False)
+    console.print(f"  end     {plain(verdict.after)}", highlight=False)
     if verdict.cost_s is not None:
         console.print(
             f"  cost    {seconds(verdict.cost_s)}; oracle {seconds(verdict.oracle_s)}, "
@@ -87,7 +86,7 @@ def _print_turn(verdict: Verdict, console: Console) -> None:
 
 
 def _sums(log: ProgramLog, found: list[Verdict], whole: Group) -> Table:
-    grid = Table(title=f"program {escape(log.program)}", title_justify="left", box=None)
+    grid = Table(title=f"program {plain(log.program)}", title_justify="left", box=None)
     grid.add_column("")
     grid.add_column("", justify="right")
     in_vain = [
@@ -122,7 +121,7 @@ def _groups(groups: list[Group]) -> Table:
     for group in groups:
         sums = (group.cost_s, group.oracle_s, group.constant_s, group.constant_ttl_s)
         counts = (group.turns, group.returned, group.claimed)
-        grid.add_row(escape(group.name), *map(str, counts), *map(seconds, sums))
+        grid.add_row(plain(group.name), *map(str, counts), *map(seconds, sums))
     return grid
 
 

@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from ttlcache.cli.common import DEFAULT_URL, ApiKey, ServerUrl, fail, seconds
+from ttlcache.cli.common import DEFAULT_URL, ApiKey, ServerUrl, fail, plain, seconds
 from ttlcache.cli.live import engines_of
 
 
@@ -99,10 +99,10 @@ def _table(programs: list[dict[str, Any]]) -> Table:
         grid.add_column(name, justify="left" if name == "tool" else "right")
     for row in programs:
         grid.add_row(
-            row["program"],
+            plain(row["program"]),
             str(row["turns"]),
             str(row["running"] or ""),
-            row["tool"],
+            plain(row["tool"]),
             seconds(row["gap_s"]),
             str(row["pins"] or ""),
             str(row["pinned_blocks"] or ""),

@@ -10,6 +10,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import typer
@@ -55,7 +56,7 @@ def findings(
     yield Finding(OK, "ttlcache", compat.ttlcache_version())
     settings = None
     try:
-        settings = load_config(json.loads(config))
+        settings = load_config(_object(config))
     except (ConfigError, ValueError) as error:
         yield Finding(BAD, "configuration", str(error))
     has_vllm = _has_vllm()
@@ -71,10 +72,29 @@ def findings(
         yield from _settings(settings)
     if has_vllm:
         yield _guess("GPU", _gpu)
-    yield _package("lmcache", "no lower tier: an expired pin costs a prefill")
+    if has_vllm and settings is not None and settings.lower_tier != "none":
+        yield _guess("lower tier", lambda: _lower_tier(settings))
+    else:
+        yield _package("lmcache", "no lower tier: an expired pin costs a prefill")
     yield from doctor_lmcache.findings(lmcache)
     if url is not None:
         yield from _server(url, api_key)
+
+
+def _object(config: str) -> dict[str, Any]:
+    """
+    Raises:
+        ConfigError: something else, or more, than `kv_connector_extra_config`.
+        ValueError: no JSON.
+    """
+    content = json.loads(config)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{config!r}, expected: a JSON object")
+    if "kv_connector" in content:
+        raise ConfigError(
+            "all of --kv-transfer-config, expected: its kv_connector_extra_config alone"
+        )
+    return content
 
 
 def _has_vllm() -> bool:
@@ -137,8 +157,7 @@ def _settings(settings: TTLCacheConfig) -> Iterator[Finding]:
             without = "nothing to explain" if name == "record_path" else "a cold start"
             yield Finding(NOTE, name, f"not set: {without}")
         else:
-            folder = Path(value) if name == "record_path" else Path(value).parent
-            yield _writable(name, folder)
+            yield _recording(value) if name == "record_path" else _history(value)
 
 
 def _profile(settings: TTLCacheConfig) -> Finding:
@@ -147,13 +166,25 @@ def _profile(settings: TTLCacheConfig) -> Finding:
     return Finding(OK, "profile_path", f"{settings.profile_path}: {text}")
 
 
-def _writable(name: str, folder: Path) -> Finding:
+def _recording(value: str) -> Finding:
+    folder = Path(value)
     place = folder
     while not place.exists() and place != place.parent:
         place = place.parent
-    if os.access(place, os.W_OK) and place.is_dir():
+    return _writable("record_path", folder, place)
+
+
+def _history(value: str) -> Finding:
+    """Its folder is not made by itself."""
+    folder = Path(value).parent
+    return _writable("history_path", folder, folder)
+
+
+def _writable(name: str, folder: Path, existing: Path) -> Finding:
+    if existing.is_dir() and os.access(existing, os.W_OK):
         return Finding(OK, name, str(folder))
-    return Finding(BAD, name, f"{folder} cannot be written")
+    why = "cannot be written" if existing.exists() else "is not there"
+    return Finding(BAD, name, f"{folder} {why}")
 
 
 def _gpu() -> Finding:
@@ -173,6 +204,18 @@ def _cupy() -> str:
         return f"CuPy {cupy.__version__}"
     except ImportError:
         return "no CuPy"
+
+
+def _lower_tier(settings: TTLCacheConfig) -> Finding:
+    """What the server would refuse at start."""
+    try:
+        compat.check_lower_tier(
+            settings.lower_tier, allow_untested=settings.allow_untested_vllm
+        )
+    except (ConfigError, UnsupportedEngineError) as error:
+        return Finding(BAD, "lower tier", str(error))
+    version = importlib.metadata.version("lmcache")
+    return Finding(OK, "lower tier", f"LMCache {version}")
 
 
 def _package(name: str, without: str) -> Finding:

@@ -34,7 +34,8 @@ def findings(given: Sequence[str]) -> Iterator[Finding]:
 
 
 def _reach(address: str) -> Finding:
-    host, _, port = address.rpartition(":")
+    # As vLLM's flag has it, or as sockets do.
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         with socket.create_connection((host or "127.0.0.1", int(port)), timeout=3.0):
             return Finding(OK, "LMCache server", f"{address} answers")

@@ -8,6 +8,7 @@ is the whole command's: what vLLM's start leaves of it is for measuring.
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,13 @@ def run(model: str, out: Path, max_tokens: int, budget_s: float, engine: str) ->
             raise ValueError("no JSON object")
     except ValueError as error:
         raise typer.BadParameter(f"--engine {engine!r}: {error}") from None
+    _make_place(out)
     console.print("starting vLLM …")
     try:
         llm = _start(model, arguments)
     except Exception as error:  # noqa: BLE001 - vLLM raises anything
+        if getattr(error, "name", None) == "vllm":
+            fail(f"{error}: this command needs vLLM beside ttlcache")
         fail(f"vLLM did not start: {error} --engine passes it other arguments.")
     longest = min(max_tokens, llm.llm_engine.model_config.max_model_len - 1)
     start_s = stopwatch_s() - began_s
@@ -53,7 +57,6 @@ def run(model: str, out: Path, max_tokens: int, budget_s: float, engine: str) ->
     if reload is not None:
         content["reload"] = {"cpu": list(reload)}
     CostModel(content)  # what the connector will make of it
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(content) + "\n")
     _print(curve, reload, console)
     spent_s = stopwatch_s() - began_s
@@ -61,6 +64,16 @@ def run(model: str, out: Path, max_tokens: int, budget_s: float, engine: str) ->
         f'profile: {escape(str(out))}  ("profile_path"), after {spent_s:.0f} s',
         soft_wrap=True,
     )
+
+
+def _make_place(out: Path) -> None:
+    """What cannot be written is said before minutes are spent on it."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--out {out}: {error}")
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        fail(f"--out {out} cannot be written")
 
 
 def _start(model: str, arguments: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ttlcache.cli.common import fail
 from ttlcache.errors import ConfigError
 from ttlcache_connector.front.replicas import PressureBound
 from ttlcache_connector.front.upload import Limits
@@ -74,11 +75,13 @@ def front(
 
     VLLM_API_KEY, where it is set, is the replicas' key.
     """
-    import uvicorn
+    try:
+        import uvicorn
 
-    from ttlcache_connector.front.app import Front
-    from ttlcache_connector.front.replicas import Replicas
-
+        from ttlcache_connector.front.app import Front
+        from ttlcache_connector.front.replicas import Replicas
+    except ImportError as error:
+        fail(f"{error}; pip install 'ttlcache[fleet]'")
     bound = PressureBound(pressure_metric, pressure_bound)
     limits = Limits(held_mib * _MIB, body_timeout_s)
     try:

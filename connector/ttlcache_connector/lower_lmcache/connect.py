@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import copy
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+from lmcache.integration.vllm.vllm_multi_process_adapter import ExtraConfigDefault
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from ttlcache.errors import ConfigError
+from ttlcache_connector.compat import logger
+
+log = logger(__name__)
 
 PREFIX = "lmcache.mp."
 #: LMCache's defaults that do not fit agents; a user's own keys win.
@@ -22,12 +28,34 @@ DEFAULTS: dict[str, Any] = {
 CONNECT_TIMEOUT_S = 15.0
 #: Keys that our own settings decide.
 OURS = {"lazy_offload": "demote", "lazy_offload_policy": "demote"}
+#: What LMCache 0.5.6 reads besides; what it does not know it passes over in silence.
+READ = frozenset(
+    {
+        *(item.name for item in ExtraConfigDefault),
+        *("host", "port", "server_urls", "transfer_intermediate_tensors"),
+        *("autostart", "autostart.server_args", "autostart.wait_timeout"),
+        *("lazy_offload_horizon_steps", "lazy_offload_max_drain_per_step"),
+        "lazy_offload_max_deferral_seconds",
+    }
+)
+
+
+def _name_unread(keys: Iterable[str]) -> None:
+    """A line for each key that means nothing to LMCache."""
+    known = {*READ, *DEFAULTS, *OURS}
+    for key in keys:
+        name = key.removeprefix(PREFIX)
+        if key.startswith("lmcache.") and name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            hint = f"; did you mean {PREFIX + near[0]!r}?" if near else ""
+            log.warning("ttlcache: LMCache does not read %r%s", key, hint)
 
 
 def _inner_config(vllm_config: Any) -> Any:
     """vLLM's configuration as LMCache's connector is to see it."""
     transfer = copy.copy(vllm_config.kv_transfer_config)
     extra = dict(transfer.kv_connector_extra_config or {})
+    _name_unread(extra)
     for key, ours in OURS.items():
         if PREFIX + key in extra:
             raise ConfigError(

@@ -94,7 +94,11 @@ class OwnCopier(Copier):
             self._blocks.adopt_host(address, num_bytes, is_pinned=is_pinned)
             self._memory = address
         elif self._device.type != "cpu":
-            raise TransferError("the server has no --shm-name: it shares no memory")
+            raise TransferError(
+                "LMCache's server shares no memory with this worker: it needs "
+                "--shm-name, --no-l1-use-lazy, room in the same /dev/shm and the same "
+                "user; ttlcache serve-tiers sets the flags"
+            )
 
     def detach(self) -> None:
         if self._memory is not None:
