@@ -215,9 +215,17 @@ def test_no_benefit_no_pin() -> None:
     assert (decision.ttl_s, decision.reason) == (0.0, "no-benefit")
 
 
-def decisions_then_outcomes(policy: Adaptive, gap_s: float, times: int) -> Decision:
-    """Plan on gaps of 1 s, B = 5: planned 1 s, ski rental 5 s; then it takes gap_s."""
-    view, turn = view_of(history_of([1.0] * 4)), turn_of(5)
+def decisions_then_outcomes(
+    policy: Adaptive, gap_s: float, times: int, endings: int = 0
+) -> Decision:
+    """Plan on gaps of 1 s, B = 5: planned 1 s, ski rental 5 s; then it takes gap_s.
+
+    endings: gaps in the history, beside four others, that are known not to end.
+    """
+    history = history_of([1.0] * 4)
+    for _ in range(endings):
+        history.censor(LS, 100.0)
+    view, turn = view_of(history), turn_of(5)
     for _ in range(times):
         decision = policy.decide(turn, view)
         policy.observe_outcome(LS, gap_s, decision.ttl_s, decision.inputs)
@@ -240,6 +248,26 @@ def test_a_program_that_never_returns_loses_nothing_but_rent() -> None:
     policy = adaptive(min_outcomes=1)
     # Planned pays 1 s of rent, ski rental 5.
     assert decisions_then_outcomes(policy, math.inf, times=5).ttl_s == 1.0
+
+
+def test_returns_pay_for_the_endings_that_nobody_reports() -> None:
+    # Half of the gaps never end: with each gap of 2 s, planned 1 + 5 against 2, goes an
+    # ending, 1 against 5. Together 7 and 7.
+    policy = adaptive(min_outcomes=10)
+    told = decisions_then_outcomes(policy, 2.0, times=20, endings=4)
+    assert (told.ttl_s, told.reason) == (1.0, "survival:key")
+    # What is reported in the end was paid for already.
+    silent = adaptive(min_outcomes=10)
+    decisions_then_outcomes(silent, 2.0, times=9, endings=0)
+    assert decisions_then_outcomes(silent, math.inf, times=20).reason == "survival:key"
+    overruled = decisions_then_outcomes(silent, 2.0, times=1)
+    assert overruled.reason == "ski-rental:regret"
+
+
+def test_hardly_any_return_is_no_division_by_zero() -> None:
+    policy = adaptive(min_outcomes=1)
+    decision = decisions_then_outcomes(policy, 1.0, times=5, endings=4_000)
+    assert math.isfinite(decision.ttl_s)
 
 
 def test_outcomes_without_a_plan_teach_nothing() -> None:

@@ -55,9 +55,10 @@ from ttlcache.policies.base import Policy, PolicyOptions, View, remaining
 from ttlcache.policies.cachettl import bounded, default_ttl_s
 from ttlcache.types import Decision, GapKey, TurnFacts
 
-#: Predictions must lose by this factor before ski rental takes over: misses count at
-#: once, but what a short TTL saves on a program that ended counts when it is forgotten.
+#: Predictions must lose by this factor before ski rental takes over.
 REGRET_MARGIN = 1.2
+#: Where hardly anybody comes back, one return stands for no more endings than this share.
+MAX_NEVER = 0.9
 
 
 class AdaptiveOptions(PolicyOptions):
@@ -123,7 +124,7 @@ class Adaptive(Policy):
 
     name = "adaptive"
     reads_eta = True
-    learns_from = ("planned_s", "benefit_s", "price")
+    learns_from = ("planned_s", "benefit_s", "price", "never")
     Options = AdaptiveOptions
     options: AdaptiveOptions
 
@@ -206,6 +207,7 @@ class Adaptive(Policy):
             return remaining(default_ttl_s(ski_s), turn), "default"
         planned_s = self._plan(curve, turn, terms)
         inputs["planned_s"] = planned_s
+        inputs["never"] = curve.survival.item(-1) if len(curve.survival) else 0.0
         if self._distrusts_predictions():
             return remaining(ski_s, turn), "ski-rental:regret"
         return planned_s, source
@@ -250,14 +252,25 @@ class Adaptive(Policy):
         ttl_s: float,
         inputs: Mapping[str, float] | None = None,
     ) -> None:
-        """Charge both rules for the gap: memory held, and B where it ran out."""
+        """Charge both rules for the gap: memory held, and B where it ran out.
+
+        An ending is known only when the program has been silent for very long, if its
+        client says nothing; ski rental, which pays most for it, would seem to win until
+        then. So each return pays for the share of gaps that the history expects to
+        never end, and endings themselves pay nothing.
+        """
         if inputs is None or "planned_s" not in inputs or math.isnan(gap_s):
             return
+        never = min(inputs["never"], MAX_NEVER) if self.options.censored else 0.0
+        if gap_s == math.inf and self.options.censored:
+            return
         benefit_s, price = inputs["benefit_s"], inputs["price"]
-        self._regret.add(
-            _loss_s(gap_s, inputs["planned_s"], benefit_s, price),
-            _loss_s(gap_s, benefit_s / price, benefit_s, price),
-        )
+        endings = never / (1.0 - never)
+
+        def loss_s(tau_s: float) -> float:
+            return _loss_s(gap_s, tau_s, benefit_s, price) + endings * price * tau_s
+
+        self._regret.add(loss_s(inputs["planned_s"]), loss_s(benefit_s / price))
 
 
 def _loss_s(gap_s: float, tau_s: float, benefit_s: float, price: float) -> float:
