@@ -154,8 +154,15 @@ class Reclaimer:
             if eligible(pin):
                 offered += pin.kv_blocks
                 if offered >= needed:
-                    return self._take(needed, eligible)
-        return 0
+                    break
+        else:
+            return 0
+        # Many pins may hold the same prompt, and running requests use it. Asked last:
+        # the holder walks over blocks.
+        pin_ids = (pin.pin_id for pin in self.pins.victims() if eligible(pin))
+        if self.holder.count_freeable(pin_ids, needed) < needed:
+            return 0
+        return self._take(needed, eligible)
 
     def _outranks(
         self, program: Program, rank: Rank, pin: Pin, cap_blocks: int, now_s: float

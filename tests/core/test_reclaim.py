@@ -75,6 +75,20 @@ def test_a_waiting_request_takes_from_younger_programs_only():
     engine.check()
 
 
+def test_what_pins_share_is_offered_once():
+    engine = make_engine()
+    engine.arrive("b", [1], program="B")
+    for label in "CDE":
+        pin_blocks(engine, label, 4, first_token=9000)
+    assert pinned(engine) == {"C": 4, "D": 4, "E": 4}
+    # Three blocks are common, the last one was computed for each of them.
+    assert engine.controller.reclaim(7, WAITING, "b") == 0
+    assert pinned(engine) == {"C": 4, "D": 4, "E": 4}
+    assert engine.controller.reclaim(6, WAITING, "b") == 6
+    assert pinned(engine) == {}
+    engine.check()
+
+
 def test_a_waiting_request_leaves_pins_alone_that_are_about_to_pay_off():
     engine = make_engine()
     engine.arrive("a", [1], program="A")
