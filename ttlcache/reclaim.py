@@ -97,13 +97,26 @@ class Reclaimer:
             freed += self._take(needed_blocks - freed, lambda _: True)
         return freed
 
-    def unpin_for(self, program: Program, rank: Rank, blocks: int) -> None:
-        """Un-reference about `blocks` blocks of unheld pins, for a pin of `program`."""
+    def unpin_for(
+        self, program: Program, rank: Rank, blocks: int, *, some_help: bool
+    ) -> None:
+        """Un-reference about `blocks` blocks of unheld pins, for a pin of `program`.
+
+        some_help: whether fewer are of use, too; otherwise it is all or nothing.
+        """
         cap, now_s = self._cap(), self.clock.now_s()
+
+        def eligible(pin: Pin) -> bool:
+            return not pin.held and self._outranks(program, rank, pin, cap, now_s)
+
+        if not some_help:
+            offered = sum(p.kv_blocks for p in self.pins.victims() if eligible(p))
+            if offered < blocks:
+                return
         for pin in self.pins.victims():
             if blocks <= 0:
                 return
-            if pin.held or not self._outranks(program, rank, pin, cap, now_s):
+            if not eligible(pin):
                 continue
             before = pin.kv_blocks
             self._shrink(pin, blocks)

@@ -160,6 +160,22 @@ def test_a_holder_that_cannot_shorten_a_pin_gives_it_whole():
     engine.check()
 
 
+@pytest.mark.parametrize("whole_pins", [False, True])
+def test_room_in_the_cap_is_made_only_where_it_is_of_use(whole_pins):
+    config = {"policy": "fixed", "policy_options": {"ttl_s": 60.0}}
+    config["max_pinned_fraction"] = 0.7
+    engine = FakeEngine(config, pool_blocks=40, block_tokens=1, whole_pins=whole_pins)
+    pin_blocks(engine, "A", 22)
+    engine.arrive("b", list(range(50, 60)), program="B")
+    engine.admit("b")
+    pin_blocks(engine, "C", 1)
+    engine.decode("b", [7])
+    engine.finish("b")
+    # The cap is 28, and C's one block is all that B's ten may take.
+    assert pinned(engine) == ({"A": 22, "C": 1} if whole_pins else {"A": 22, "B": 6})
+    engine.check()
+
+
 @pytest.mark.parametrize("urgency", [RUNNING, STALLED])
 def test_more_than_there_is_frees_all_there_is(urgency):
     engine = make_engine()
