@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,9 @@ class _NullHolder:
 
     def is_freeable(self, pin_id: int) -> bool:
         return True
+
+    def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
+        return enough
 
     def pressure(self) -> Pressure:
         return self._pressure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ttlcache.clock import Clock
@@ -45,6 +46,9 @@ class NullHolder:
 
     def is_freeable(self, pin_id: int) -> bool:
         return True
+
+    def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
+        return enough
 
     def pressure(self) -> Pressure:
         return _BUSY

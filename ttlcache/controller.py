@@ -241,8 +241,10 @@ class Controller:
             blocks = record.num_tokens / self.block_tokens
             self._admission.reasons(record.program, blocks, now_s)
             self.owed.settle(record.program)
-        elif record.prefill_from_s is not None:
-            record.prefill_from_s = now_s  # its reload is over: the prefill begins
+        elif record.first_token_s is None:
+            if record.prefill_from_s is None:  # preempted, not reloaded: all anew
+                record.cached_tokens = cached_tokens
+            record.prefill_from_s = now_s
         pin = self.pins.get(record.pin_id)
         record.pin_id = None
         self.journal.admit(now_s, record, cached_tokens, pin, self.costs, not first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -86,6 +86,10 @@ class BlockHolder(Protocol):
 
     def is_freeable(self, pin_id: int) -> bool:
         """Whether releasing pins can free a block of this one: nobody else uses it."""
+        ...
+
+    def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
+        """How many blocks would be free without these pins; counts to `enough`."""
         ...
 
     def pressure(self) -> Pressure:

@@ -97,13 +97,26 @@ class Reclaimer:
             freed += self._take(needed_blocks - freed, lambda _: True)
         return freed
 
-    def unpin_for(self, program: Program, rank: Rank, blocks: int) -> None:
-        """Un-reference about `blocks` blocks of unheld pins, for a pin of `program`."""
+    def unpin_for(
+        self, program: Program, rank: Rank, blocks: int, *, some_help: bool
+    ) -> None:
+        """Un-reference about `blocks` blocks of unheld pins, for a pin of `program`.
+
+        some_help: whether fewer are of use, too; otherwise it is all or nothing.
+        """
         cap, now_s = self._cap(), self.clock.now_s()
+
+        def eligible(pin: Pin) -> bool:
+            return not pin.held and self._outranks(program, rank, pin, cap, now_s)
+
+        if not some_help:
+            offered = sum(p.kv_blocks for p in self.pins.victims() if eligible(p))
+            if offered < blocks:
+                return
         for pin in self.pins.victims():
             if blocks <= 0:
                 return
-            if pin.held or not self._outranks(program, rank, pin, cap, now_s):
+            if not eligible(pin):
                 continue
             before = pin.kv_blocks
             self._shrink(pin, blocks)
@@ -154,8 +167,15 @@ class Reclaimer:
             if eligible(pin):
                 offered += pin.kv_blocks
                 if offered >= needed:
-                    return self._take(needed, eligible)
-        return 0
+                    break
+        else:
+            return 0
+        # Many pins may hold the same prompt, and running requests use it. Asked last:
+        # the holder walks over blocks.
+        pin_ids = (pin.pin_id for pin in self.pins.victims() if eligible(pin))
+        if self.holder.count_freeable(pin_ids, needed) < needed:
+            return 0
+        return self._take(needed, eligible)
 
     def _outranks(
         self, program: Program, rank: Rank, pin: Pin, cap_blocks: int, now_s: float

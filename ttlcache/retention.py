@@ -156,7 +156,7 @@ class Retention:
         keep = self._reusable(program, kv_blocks)
         missing = self._missing(finish, keep)
         if missing > 0:
-            self.reclaimer.unpin_for(program, rank, missing)
+            self.reclaimer.unpin_for(program, rank, missing, some_help=finish.divisible)
             # Counted anew: those pins may have held blocks of this very turn.
             keep -= max(0, self._missing(finish, keep))
         if keep < kv_blocks and not finish.divisible:

@@ -63,6 +63,8 @@ class PinLedger:
         self._queue_counts = queue_counts
         self._held: dict[int, list[KVCacheBlock]] = {}
         self._refs: Counter[int] = Counter()
+        # What turns past their time reference: neither pinned nor free.
+        self._ended_refs: Counter[int] = Counter()
 
     @property
     def pool_blocks(self) -> int:
@@ -119,6 +121,26 @@ class PinLedger:
             block.ref_cnt == self._refs[block.block_id]
             for block in reversed(self._held.get(pin_id, []))
         )
+
+    def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
+        seen: Counter[int] = Counter()
+        freeable = 0
+        for pin_id in pin_ids:
+            for block in reversed(self._held.get(pin_id, [])):
+                block_id = block.block_id
+                ours = self._refs[block_id]
+                if block.ref_cnt > ours + self._ended_refs[block_id]:
+                    if self.is_divisible:
+                        break  # who uses it uses all that stand before it
+                    continue
+                if ours > 1:  # free once the last of these pins lets go
+                    seen[block_id] += 1
+                    if seen[block_id] < ours:
+                        continue
+                freeable += 1
+                if freeable >= enough:
+                    return freeable
+        return freeable
 
     def pressure(self) -> Pressure:
         num_running, num_waiting = self._queue_counts()

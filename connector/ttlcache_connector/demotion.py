@@ -62,8 +62,6 @@ class DemotingLedger(PinLedger):
         self._wait_s = wait_s
         self._room_blocks = room_blocks
         self._lingering = Lingering()
-        # What ended turns reference: neither pinned nor free.
-        self._ended_refs: Counter[int] = Counter()
         self._copies_first = False
         #: pin id -> (request id, blocks that it pinned)
         self._turn_of: dict[int, tuple[str, int]] = {}

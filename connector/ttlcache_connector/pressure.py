@@ -6,8 +6,9 @@ running and waiting requests, our scheduler and foreign ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from vllm.v1.request import RequestStatus
 
@@ -17,6 +18,32 @@ from ttlcache_connector.guard import Faults
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
+
+#: Blocks of a group that a call may want unseen by our estimate: states of speculative
+#: tokens, checkpoints, copies of shared tails.
+UNSEEN_BLOCKS = 16
+
+
+class Group(NamedTuple):
+    """A KV cache group as its manager allocates.
+
+    block_tokens: more than the spec's where ranks of decode context parallelism share.
+    most_blocks: that one request holds at a time; a window gives back what it leaves.
+    """
+
+    block_tokens: int
+    most_blocks: float
+
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
+
+
+def groups_of(manager: KVCacheManager) -> list[Group]:
+    found = []
+    for each in manager.coordinator.single_type_managers:
+        most_blocks = getattr(each, "max_admission_blocks_per_request", None)
+        found.append(Group(each.block_size, most_blocks or math.inf))
+    return found
 
 
 class Reclaims(Protocol):
@@ -49,10 +76,7 @@ class AllocationGuard:
         self._side = side
         self._allocate: Callable[..., Any] = manager.allocate_slots
         self._reset: Callable[[], bool] = manager.reset_prefix_cache
-        self._block_tokens = [
-            group.kv_cache_spec.block_size
-            for group in manager.kv_cache_config.kv_cache_groups
-        ]
+        self._groups = groups_of(manager)
 
     def install(self) -> None:
         """Shadow two methods of this one manager object."""
@@ -73,7 +97,9 @@ class AllocationGuard:
         needed = 0
         while True:
             missing = self._missing_blocks(request, num_new_tokens, kwargs)
-            needed = max(2 * needed, missing)
+            if self._is_refused(missing, urgency):
+                return None
+            needed = max(2 * needed, missing, 1)
             if not self._evict(needed, request, urgency):
                 return None
             blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
@@ -134,11 +160,22 @@ class AllocationGuard:
             return Urgency.STALLED
         return Urgency.OVERDUE if self._side.is_overdue(request) else Urgency.WAITING
 
+    def _is_refused(self, missing: int, urgency: Urgency) -> bool:
+        """Whether it was not for memory that the call failed.
+
+        vLLM refuses what hits a recurrent state that is computed only in this step:
+        no pin would help. Running requests and a stalled engine get the benefit of
+        the doubt.
+        """
+        if urgency in (Urgency.RUNNING, Urgency.STALLED):
+            return False
+        return missing <= -UNSEEN_BLOCKS * len(self._groups)
+
     def _must_wait(self, request: Request, kwargs: dict[str, Any]) -> bool:
         tokens = request.num_tokens - kwargs.get("num_new_computed_tokens", 0)
-        needed = sum(-(-tokens // size) for size in self._block_tokens)
+        needed = sum(min(g.blocks(tokens), g.most_blocks) for g in self._groups)
         try:
-            return self._side.admission(request, needed) is Admission.WAIT
+            return self._side.admission(request, int(needed)) is Admission.WAIT
         except Exception:  # noqa: BLE001 - the serving path fails open
             self._side.faults.record("admission")
             return False
@@ -163,7 +200,7 @@ class AllocationGuard:
     def _count_missing(
         self, request: Request, num_new_tokens: int, kwargs: dict[str, Any]
     ) -> int:
-        """How many free blocks the failed call lacked, roughly, at least 1.
+        """How many free blocks the failed call lacked, roughly; below 0: had to spare.
 
         Exact only for one full-attention group; the caller doubles it until the
         call succeeds or nothing is left to take.
@@ -172,20 +209,23 @@ class AllocationGuard:
         tokens = request.num_computed_tokens + hit_tokens + num_new_tokens
         tokens += kwargs.get("num_lookahead_tokens", 0)
         tokens += kwargs.get("num_external_computed_tokens", 0)
-        if kwargs.get("full_sequence_must_fit"):
-            tokens = max(tokens, request.num_tokens)
+        whole = request.num_tokens if kwargs.get("full_sequence_must_fit") else 0
         owned = self._manager.get_block_ids(request.request_id)
-        required = sum(
-            -(-tokens // size) - hit_tokens // size - len(ids)
-            for size, ids in zip(self._block_tokens, owned, strict=True)
-        )
+        required = 0.0
+        for group, ids in zip(self._groups, owned, strict=True):
+            wanted = max(
+                group.blocks(tokens), min(group.blocks(whole), group.most_blocks)
+            )
+            required += max(0, wanted - hit_tokens // group.block_tokens - len(ids))
         hits = kwargs.get("new_computed_blocks")
         if hits is not None:  # those that nobody references are taken from the free
-            required += sum(not b.ref_cnt for group in hits.blocks for b in group)
+            found = (block for group in hits.blocks for block in group)
+            # What a window has left is vLLM's null block, which nobody takes.
+            required += sum(not b.ref_cnt and not b.is_null for b in found)
         required += kwargs.get("reserved_blocks", 0)
         if request.status is not RequestStatus.RUNNING and kwargs.get(
             "has_scheduled_reqs", True
         ):
             required += self._manager.watermark_blocks
         free = self._manager.block_pool.get_num_free_blocks()
-        return max(1, int(required - free))
+        return int(required - free)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 LEAD_S = 1.0
 #: Turns remembered at once; the rest is promoted at arrival.
 MAX_TURNS = 10_000
+#: And their tokens, four bytes each: a return may be hours away.
+MAX_TOKENS = 32_000_000
 
 
 @dataclass(order=True)
@@ -43,6 +46,7 @@ class Promoter:
         self._pinned: dict[str, Request] = {}
         self._waiting: list[_Turn] = []
         self._number = 0
+        self._num_tokens = 0
 
     def pinned(self, request: Request) -> None:
         """The turn may go below later."""
@@ -65,7 +69,10 @@ class Promoter:
         lead_s = controller.costs.reload_s("disk", turn.context_tokens)
         due_s = turn.finish_s + gap_s - (lead_s if math.isfinite(lead_s) else LEAD_S)
         self._number += 1
-        tokens = list(request.all_token_ids)[: turn.context_tokens]
+        tokens = array("I", list(request.all_token_ids)[: turn.context_tokens])
+        if self._num_tokens + len(tokens) > MAX_TOKENS:
+            return
+        self._num_tokens += len(tokens)
         heapq.heappush(
             self._waiting,
             _Turn(
@@ -87,4 +94,4 @@ class Promoter:
                 turn.request_id, turn.tokens, turn.salt
             ):
                 return
-            heapq.heappop(self._waiting)
+            self._num_tokens -= len(heapq.heappop(self._waiting).tokens)

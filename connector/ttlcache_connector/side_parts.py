@@ -17,7 +17,7 @@ from ttlcache_connector.failsafe import Pace
 from ttlcache_connector.guard import Faults, guarded
 from ttlcache_connector.knowledge import HistoryFile, load_costs, open_journal
 from ttlcache_connector.lingering import room_blocks
-from ttlcache_connector.pressure import AllocationGuard, Reclaims
+from ttlcache_connector.pressure import AllocationGuard, Reclaims, groups_of
 from ttlcache_connector.promotion import Promoter
 from ttlcache_connector.telling import pin_end
 from ttlcache_connector.tier_side import TierSide
@@ -96,7 +96,7 @@ class SideParts:
                 "stays off"
             )
             return
-        sizes = [group.kv_cache_spec.block_size for group in self._groups]
+        sizes = [group.block_tokens for group in groups_of(manager)]
         demoting: DemotingLedger | None = None
         if self.lower.is_set:
             self.lower.tier.bind(pool)

@@ -86,6 +86,24 @@ def test_pins_that_cost_no_memory_are_no_victims(make_engine):
     engine.run()
 
 
+def test_what_others_use_is_not_offered_to_who_waits(make_engine):
+    engine = make_engine(num_blocks=100, extra_config=FOREVER)
+    keep(engine, "old", 9000, tokens=5)
+    shared = list(range(330))
+    for index in range(5):
+        hints = {"program_id": f"p{index}", "tool": "x"}
+        engine.turn(f"p{index}", [*shared, *[1000 + index] * 30], hints=hints)
+    engine.add("run", [*shared, 1], max_tokens=300)
+    engine.step()
+    before = pinned(engine)
+    # Of 110 pinned blocks, each counted for every pin, ten are nobody else's.
+    prompt = range(5000, 5000 + 16 * (free(engine) + 15))
+    engine.add("old-2", prompt, hints={"program_id": "old"})
+    engine.step()
+    assert len(engine.scheduler.waiting) == 1
+    assert pinned(engine) == before
+
+
 def test_a_hybrid_turn_is_pinned_whole_or_not_at_all(make_engine):
     engine = make_engine(
         num_blocks=80,

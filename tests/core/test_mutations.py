@@ -201,9 +201,9 @@ MUTATIONS = [
     ),
     Mutation(
         "reclaim.py",
-        "if offered >= needed:",
-        "if offered:",
-        "test_reclaim.py::test_a_waiting_request_takes_from_younger_programs_only",
+        "if self.holder.count_freeable(pin_ids, needed) < needed:",
+        "if self.holder.count_freeable(pin_ids, needed) < 1:",
+        "test_reclaim.py::test_what_pins_share_is_offered_once",
     ),
     # places in the order
     Mutation(

@@ -165,3 +165,14 @@ def test_contexts_without_a_full_block_or_without_its_hash_are_left_out():
     index.remember(a.seniority.seq, [], 8, lambda i, j: SYSTEM[i:j])
     assert len(index) == 0
     assert find(index, [1, 2, 3, 4]) is None
+
+
+def test_an_ended_programs_contexts_are_passed_over_unread():
+    index = PrefixIndex(BLOCK)
+    remember(index, make_program("A"), [*SYSTEM, 1])
+    hashes = chain_hashes(tuple(SYSTEM), BLOCK)
+
+    def tokens(start, stop):
+        raise AssertionError("read in vain")
+
+    assert index.find(hashes, len(SYSTEM) + 2, tokens, lambda number: None) is None

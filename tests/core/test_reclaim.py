@@ -75,6 +75,20 @@ def test_a_waiting_request_takes_from_younger_programs_only():
     engine.check()
 
 
+def test_what_pins_share_is_offered_once():
+    engine = make_engine()
+    engine.arrive("b", [1], program="B")
+    for label in "CDE":
+        pin_blocks(engine, label, 4, first_token=9000)
+    assert pinned(engine) == {"C": 4, "D": 4, "E": 4}
+    # Three blocks are common, the last one was computed for each of them.
+    assert engine.controller.reclaim(7, WAITING, "b") == 0
+    assert pinned(engine) == {"C": 4, "D": 4, "E": 4}
+    assert engine.controller.reclaim(6, WAITING, "b") == 6
+    assert pinned(engine) == {}
+    engine.check()
+
+
 def test_a_waiting_request_leaves_pins_alone_that_are_about_to_pay_off():
     engine = make_engine()
     engine.arrive("a", [1], program="A")
@@ -143,6 +157,22 @@ def test_a_holder_that_cannot_shorten_a_pin_gives_it_whole():
     assert engine.controller.reclaim(1, RUNNING, "r") == 4
     assert pinned(engine) == {}
     assert victims(engine) == 1
+    engine.check()
+
+
+@pytest.mark.parametrize("whole_pins", [False, True])
+def test_room_in_the_cap_is_made_only_where_it_is_of_use(whole_pins):
+    config = {"policy": "fixed", "policy_options": {"ttl_s": 60.0}}
+    config["max_pinned_fraction"] = 0.7
+    engine = FakeEngine(config, pool_blocks=40, block_tokens=1, whole_pins=whole_pins)
+    pin_blocks(engine, "A", 22)
+    engine.arrive("b", list(range(50, 60)), program="B")
+    engine.admit("b")
+    pin_blocks(engine, "C", 1)
+    engine.decode("b", [7])
+    engine.finish("b")
+    # The cap is 28, and C's one block is all that B's ten may take.
+    assert pinned(engine) == ({"A": 22, "C": 1} if whole_pins else {"A": 22, "B": 6})
     engine.check()
 
 

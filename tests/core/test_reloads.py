@@ -47,6 +47,18 @@ def test_a_second_admission_after_the_reload_begins_the_prefill(engine):
     assert engine.measured == [(40, 0, 2.0)]
 
 
+def test_a_prefill_that_was_preempted_is_measured_from_its_second_start(engine):
+    admit(engine)
+    engine.step(seconds=1.0)
+    engine.preempt("r")
+    engine.step(seconds=60.0)
+    engine.admit("r")
+    engine.step(seconds=2.0)
+    engine.decode("r", [1])
+    ((tokens, _, seconds),) = engine.measured
+    assert (tokens, seconds) == (40, 2.0)
+
+
 def test_a_failed_reload_is_counted_and_all_is_prefilled(engine):
     admit(engine)
     engine.controller.reloading("r")

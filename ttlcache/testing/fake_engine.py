@@ -232,6 +232,7 @@ class FakeEngine:
                 kv_blocks=len(blocks),
                 kv_tokens=len(blocks) * self.block_tokens,
                 count_unpinned=count_unpinned,
+                divisible=not self.holder.whole_pins,
                 detect=lambda: self.next_gap,
             )
         )

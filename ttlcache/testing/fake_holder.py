@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ttlcache.events import Shrunk
 from ttlcache.types import Pressure
@@ -100,6 +100,11 @@ class FakeHolder:
         return any(
             self.references[block] == pinned.count(block) for block in self.held[pin_id]
         )
+
+    def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
+        ours = Counter(block for pin_id in pin_ids for block in self.held[pin_id])
+        freeable = sum(self.references[block] == n for block, n in ours.items())
+        return min(freeable, enough)
 
     def pressure(self) -> Pressure:
         return Pressure(
