@@ -112,7 +112,8 @@ def _sweep(name: str, result: Json) -> str:
     ):
         behind = losses(result)
         where = f"at {'; '.join(behind)}" if behind else "nowhere"
-        lines.append(f"adaptive is behind {where}.")
+        # A sweep has some arms only: others may well be ahead.
+        lines.append(f"Among these arms adaptive is behind {where}.")
     return "\n".join(lines) + "\n"
 
 
@@ -124,7 +125,9 @@ def _grid(result: Json) -> str:
         f"Workloads x pools x loads, lines `{setting['half']}` of the traces, seeds "
         f"{setting['seeds']}, {setting['programs']:g} times the programs of "
         f"`bench/grid_spec.py`, vLLM {setting['vllm']}: `{setting['command']}`. "
-        "Loads are multiples of plain vLLM's saturation.",
+        "Loads are multiples of plain vLLM's saturation. Rivals are our own versions; "
+        "how far to trust each is in [bench/README.md](../bench/README.md#how-far-to-"
+        "trust-the-rivals).",
         "",
         table(
             ["bar", "limit", "reached", "where", "verdict"],

@@ -66,7 +66,8 @@ def _loads(results: Mapping[str, Json]) -> str:
     return (
         "Mean JCT over plain vLLM's, by programs a second:\n\n"
         + table(["arm", *columns], body)
-        + f"\n\n`{grid_bars.OURS}` is behind another arm by more than 1 %: {where}. "
+        + f"\n\n`{grid_bars.OURS}` is behind another of these arms by more than 1 %: "
+        + f"{where}. "
         + notes[0]
     ).rstrip()
 

@@ -31,8 +31,9 @@ class ArmSetting:
 
 Extra = Mapping[str, Any]
 
-#: For rivals: neither their papers nor their code bound the wait. Ours run with the
-#: defaults, so their numbers include what the bound costs.
+#: Without our bounds on waiting: for rivals with none, or with one of their own in
+#: their order or gate. What stands for the paper (`cachettl` and its steps) keeps
+#: ours, so that it differs from `adaptive` by the policy alone.
 _UNBOUNDED: Extra = {"max_queue_wait_s": 1e9, "seniority_quantum_s": 1e9}
 
 

@@ -1,6 +1,7 @@
 """Any policy, told which lower tier holds the turn that it decides about.
 
-The controller's `View.tier` is None today: nothing above real tiers fills it yet.
+The controller knows nothing of the simulated tiers: its own view says that there are
+none, and that a turn would have to be copied first.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class TierAware(Policy):
 
     def decide(self, turn: TurnFacts, view: View) -> Decision:
         tier = self._store.holder(turn.program_id) if self._store else None
-        return self._policy.decide(turn, view._replace(tier=tier))
+        # The simulated tiers are written through, whatever the connector was told.
+        return self._policy.decide(turn, view._replace(tier=tier, is_below=True))
 
     def observe_outcome(
         self,

@@ -12,8 +12,14 @@ from bench.sim.hardware import HARDWARE, Hardware
 from bench.sim.models import MODELS, Model
 from bench.sim.offload import Offload, parse_offload
 from bench.sim.steptime import MBU, MFU, OVERHEAD_S, TP_EFFICIENCY, StepTime
+from bench.sim.tier_link import use_tiers
+from bench.sim.tier_policy import TierAware, TierAwareOptions
 from bench.sim.tiers import LINK_EFFICIENCY, LINK_LATENCY_S, Link, Tier, TierStore
 from bench.workloads import Moments
+from ttlcache.costs import CostModel
+from ttlcache.gaps import GapHistory
+from ttlcache.policies.base import View
+from ttlcache.types import GapKey, TurnFacts
 
 TOY_GPU = Hardware("toy", flops=1e12, hbm=1e11, link=1e9, ssd_read=2e8, ssd_write=1e8)
 TOY = Model("toy", 1e9, layers=10, heads=8, kv_heads=2, head_dim=64, max_tokens=8192)
@@ -170,3 +176,15 @@ def test_offload():
     assert parse_offload("none") == Offload()
     assert parse_offload("cpu:100+ssd:400") == Offload(100e9, 400e9)
     assert not parse_offload("none")
+
+
+def test_a_policy_above_simulated_tiers_knows_that_they_have_the_turn_already():
+    store = TierStore(Offload(1e9), TOY_GPU, bytes_per_token=1.0)
+    store.write("p", 1000, now_s=0.0)
+    with use_tiers(store):
+        policy = TierAware(TierAwareOptions(policy="adaptive"))
+    view = View(GapHistory(), CostModel(), is_below=False)
+    turn = TurnFacts("p", 1, GapKey("bash"), 1000, 10)
+    assert policy.decide(turn, view).whole_below == 1.0
+    elsewhere = TurnFacts("q", 1, GapKey("bash"), 1000, 10)
+    assert policy.decide(elsewhere, view).whole_below < 1.0
