@@ -14,8 +14,11 @@ from bench.sim.options import SimOptions, cells_of
 from bench.sim.settings import Cell, EngineSetting
 from ttlcache import policies
 
-MAIN_ARMS = "vllm,program-fcfs,continuum-public,cachettl,thunderagent,adaptive,oracle"
-FEW_ARMS = "vllm,cachettl,adaptive"
+MAIN_ARMS = (
+    "vllm,program-fcfs,continuum-public,cachettl,ski-rental,infercept,thunderagent,"
+    "adaptive,oracle"
+)
+FEW_ARMS = "vllm,cachettl,ski-rental,adaptive"
 PROGRAMS = 40
 ROUTINGS = "session,sticky,cache-aware,least-loaded,round-robin"
 #: 384,000 tokens in blocks of 64: what an A100-80 has left beside the 8B weights.
@@ -23,7 +26,7 @@ ENGINE = EngineSetting(blocks=6_000, block_size=64)
 #: Programs a second and replica: three quarters of what one can serve.
 FLEET_RATE = 0.02
 FULL_FLEET = 64
-BASE = SimOptions(programs=PROGRAMS, rate=0.05, engine=ENGINE)
+BASE = SimOptions(programs=PROGRAMS, rate=0.05, seeds="0,1", engine=ENGINE)
 
 FLEET_TABLES = (
     ("mean_jct_s", "mean JCT, s", 1),
@@ -107,7 +110,6 @@ def ablation_arms() -> str:
     The ideas are the switches of the policy, whatever they are called today.
     """
     steps = ["vllm", "program-fcfs", "static-ttl", "cachettl", "adaptive"]
-    steps.append('adaptive:{"admission": "none"}')
     for name, value in policies.create("adaptive").options.model_dump().items():
         if value is True:
             change = f'{{"policy_options": {{"{name}": false}}}}'

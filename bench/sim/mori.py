@@ -7,14 +7,17 @@ Programs are members of the GPU, the CPU, or of nothing (waiting); each tier's m
 fit into it. Every 5 s members that outgrew the GPU go down, the most idle first:
 acting ones at once, reasoning ones at the end of their turn. A program whose request
 is ready comes up, those of the CPU tier before waiting ones and the least idle first,
-when there is room or when demoting acting members that are more idle makes room.
+when there is room or when demoting acting members that are more idle makes room: at
+the tick, when it arrives and nobody waits before it, and when a program ends. A new
+program comes into free room only.
 Members' KV is pinned; whoever goes down is unpinned and evicted like anything else
 (and is in the CPU tier by then, where there is one).
 
 Ours, where the description is silent: waiting programs come up in order of arrival
-(a new one has no idleness); `STICKY` by which a member must be more idle than who
-wants in; capacity counts whole contexts. Left out: its order of eviction inside a tier
-by the kind of program (the simulated CPU tier is LRU), prefetching, several replicas.
+(a new one has no idleness, and displaces nobody); `STICKY` by which a member must be
+more idle than who wants in; capacity counts whole contexts. Left out: its order of
+eviction inside a tier by the kind of program (the simulated CPU tier is LRU),
+prefetching, several replicas.
 
 Confidence: low. Checked against a description of the paper, with no code to compare
 and no published number reproduced; take its results as those of the idea.
@@ -97,7 +100,7 @@ class MoriGate:
         program = self._programs[agent.program_id]
         if agent.is_last:
             del self._programs[agent.program_id]
-            return []
+            return self._promote(now_s)
         program.tokens = agent.prompt_tokens + agent.current.output_tokens
         program.acting_since_s, program.reason_s = now_s, agent.service_s
         if program.leaves:
@@ -169,6 +172,8 @@ class MoriGate:
 
     def _make_room(self, program: _Program, now_s: float) -> bool:
         needed = program.tokens + BUFFER_TOKENS
+        if not program.cycles:  # how idle a new one will be is not known
+            return self._room() >= needed or not self._members("gpu")
         bound = program.idleness(now_s) + STICKY
         idle = [
             p

@@ -70,14 +70,28 @@ def test_mori_demotes_the_idlest_member_for_a_busy_one():
     assert gate.arrive(busy, 0.0) == [busy]
     idle.service_s = busy.service_s = 1.0
     gate.finish(idle, 1.0)
-    assert gate.arrive(new, 9.0) == [new]  # `idle` acts for 8 s of 9
-    assert unpinned == ["p0"]
-    _next(idle)
-    assert gate.arrive(idle, 10.0) == []  # nobody idle enough to make room
-    gate.finish(busy, 11.0)
+    gate.finish(busy, 1.0)
+    gate._go_down(gate._programs["p1"])
+    assert gate.arrive(new, 1.5) == [new]  # into the room of `busy`
+    _next(busy)
+    assert gate.arrive(busy, 2.0) == []  # nobody idle enough to make room
+    assert unpinned == ["p1"]
+    assert gate.tick(9.0) == [busy]  # `idle` acts for 8 s of 9
+    assert unpinned == ["p1", "p0"]
+
+
+def test_mori_lets_new_programs_into_free_room_only():
+    unpinned: list[str] = []
+    gate = MoriGate(2_000, 0, unpinned.append)
+    idle, busy, new = _agent(0, 700), _agent(1, 700), _agent(2, 700)
+    gate.arrive(idle, 0.0)
+    gate.arrive(busy, 0.0)
+    gate.finish(idle, 1.0)
+    assert gate.arrive(new, 9.0) == []  # `idle` acts for 8 s of 9
+    assert gate.tick(9.0) == []
+    assert unpinned == []
     busy.turn = len(busy.program.turns) - 1
-    gate.finish(busy, 11.0)  # ends
-    assert gate.tick(15.0) == [idle]
+    assert gate.finish(busy, 11.0) == [new]  # it ends: not only at the next tick
 
 
 def test_mori_promotes_the_cpu_tier_before_waiting_programs():
@@ -93,5 +107,4 @@ def test_mori_promotes_the_cpu_tier_before_waiting_programs():
     _next(first)
     assert gate.arrive(first, 11.0) == []
     other.turn = len(other.program.turns) - 1
-    gate.finish(other, 12.0)
-    assert gate.tick(15.0) == [first]
+    assert gate.finish(other, 12.0) == [first]
