@@ -28,7 +28,7 @@ from matplotlib import pyplot as plt
 from rich.table import Table
 
 from bench.metrics import jct_s
-from bench.pin_vs_reload_client import WAYS, Client
+from bench.pin_vs_reload_client import PIN_S, WAYS, Client
 from bench.replay import ReplayOptions, replay
 from bench.server import VLLMServer
 from bench.workloads import Program
@@ -86,6 +86,11 @@ def hold_cost_per_byte(
     """Job seconds that others lose for each byte-second held; never negative.
 
     Median over `rounds` pairs of one replay with and one without the held context.
+    Each replay has token ids of its own: the second of a pair must not find the first
+    one's KV.
+
+    Raises:
+        RuntimeError: the context was lost meanwhile, or a request failed.
     """
     found = []
     for number in range(rounds):
@@ -94,10 +99,13 @@ def hold_cost_per_byte(
             if held:
                 client.hold(tokens)
             began = time.perf_counter()
-            result = replay(server.base_url, programs, ReplayOptions(seed=number), None)
+            options = ReplayOptions(seed=2 * number + held, ttl_s=PIN_S)
+            result = replay(server.base_url, programs, options, None)
             lasted = time.perf_counter() - began
-            if held:
-                client.release()
+            if held and not client.release():
+                raise RuntimeError("the held context was lost: no price of holding it")
+            if result.failures:
+                raise RuntimeError(f"a request failed: {result.failures[0]}")
             seconds[held] = (sum(jct_s(result.records).values()), lasted)
         lost = seconds[True][0] - seconds[False][0]
         found.append(lost / (kv_bytes * seconds[True][1]))
@@ -127,16 +135,19 @@ def policy_ttls(
     recoveries: Sequence[Recovery], gaps_s: Sequence[float], pressure: Pressure
 ) -> dict[str, list[tuple[float, float]]]:
     """Each policy's TTL at each length: without a lower tier, and with CPU memory."""
-    costs = CostModel()
-    for _ in range(50):
-        for r in recoveries:
-            costs.observe_prefill(r.context_tokens, 0, max(r.prefill_s, 1e-6))
-            costs.observe_reload("cpu", r.context_tokens, max(r.cpu_s, 1e-6))
+    # Some policies look for the tiers of the cost model: where none is, none is known.
+    costs: dict[str | None, CostModel] = {None: CostModel(), "cpu": CostModel()}
+    for tier, model in costs.items():
+        for _ in range(50):
+            for r in recoveries:
+                model.observe_prefill(r.context_tokens, 0, max(r.prefill_s, 1e-6))
+                if tier is not None:
+                    model.observe_reload(tier, r.context_tokens, max(r.cpu_s, 1e-6))
+        model.observe_footprint(max(1.0, pressure.pool_blocks / 8))
     key = GapKey("bash")
     history = GapHistory()
     for gap_s in gaps_s:
         history.observe(key, gap_s)
-    costs.observe_footprint(max(1.0, pressure.pool_blocks / 8))
     found: dict[str, list[tuple[float, float]]] = {}
     for name in policies.SHIPPED:
         options = {"ttl_s": 2.0} if name == "fixed" else {}
@@ -146,9 +157,9 @@ def policy_ttls(
             facts = TurnFacts("p", 3, key, r.context_tokens, r.context_tokens // 32)
             answers = [
                 policy.decide(
-                    facts, View(history, costs, pressure=pressure, tier=tier)
+                    facts, View(history, model, pressure=pressure, tier=tier)
                 ).ttl_s
-                for tier in (None, "cpu")
+                for tier, model in costs.items()
             ]
             pairs.append((answers[0], answers[1]))
         found[name] = pairs

@@ -37,7 +37,7 @@ def pin_vs_reload(
     from bench import demo_report, tiny_model
     from bench import pin_vs_reload as bench
     from bench.demo import CONNECTOR
-    from bench.pin_vs_reload_client import PIN_S, Client
+    from bench.pin_vs_reload_client import HOLD_S, Client
     from bench.server import ServerOptions, VLLMServer
     from bench.tier_server import TierServer
     from bench.workloads import synthetic
@@ -60,8 +60,11 @@ def pin_vs_reload(
     with TierServer(options, out / "lmcache.log") as tiers:
         extra = {
             "policy": "fixed",
-            "policy_options": {"ttl_s": PIN_S},
+            "policy_options": {"ttl_s": HOLD_S},
             "max_pinned_fraction": 1.0,
+            # A timed context is to be below when its pin is over, not when others need
+            # its memory.
+            "linger": False,
             **tiers.options.connector_config(),
         }
         server_options = ServerOptions(

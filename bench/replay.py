@@ -49,6 +49,8 @@ class ReplayOptions:
     hints: bool = True
     """Send program id, tool and last step in ``kv_transfer_params``."""
     request_timeout_s: float = 300.0
+    ttl_s: float | None = None
+    """Ask for this TTL in the hints of every turn."""
     session_header: bool = False
     """Send the program id as ``X-Session-ID``, too."""
     retries: int = 0
@@ -186,6 +188,8 @@ def _body(
         }
         if turn.tool:
             hint["tool"] = turn.tool
+        if options.ttl_s is not None:
+            hint["ttl"] = options.ttl_s
         body["kv_transfer_params"] = {"ttlcache": hint}
     return body
 
