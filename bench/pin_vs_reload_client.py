@@ -20,8 +20,8 @@ from bench.tier_server import TierServer
 NEW_TOKENS = 32
 #: Pins of the timed programs last this long unless they are claimed.
 PIN_S = 2.0
-#: And the one that is held: the policy's own TTL, as a pin that only its client asks for
-#: goes to whoever waits. Everybody else asks for `PIN_S`.
+#: And the one that is held: the policy's own TTL. A pin that only its client asks for
+#: would go to whoever waits. Everybody else asks for `PIN_S`.
 HOLD_S = 300.0
 #: Where a context is when its next turn comes, nearest first.
 WAYS = ("claimed", "cpu", "disk", "prefill")
