@@ -171,16 +171,15 @@ def test_deciding_again_uses_what_the_wait_tells() -> None:
     assert ttl_s(adaptive(), turn_of(6, waited_s=9.0), view) == 0.0
 
 
-def test_ski_rental_while_data_are_thin() -> None:
+def test_the_papers_default_while_data_are_thin() -> None:
     view = view_of(GapHistory())
     cold = adaptive().decide(turn_of(5), view)
-    assert (cold.ttl_s, cold.reason) == (5.0, "ski-rental:cold")
-    assert ttl_s(adaptive(), turn_of(5, waited_s=2.0), view) == 3.0
-    paper = adaptive(ski_rental_fallback=False).decide(turn_of(5), view)
-    assert (paper.ttl_s, paper.reason) == (pytest.approx(math.log(5)), "default")
-    # A quarter of the pool, B = 2 * 5: held four times ten seconds.
+    assert (cold.ttl_s, cold.reason) == (pytest.approx(math.log(5)), "default")
+    waited = turn_of(5, waited_s=0.5)
+    assert ttl_s(adaptive(), waited, view) == pytest.approx(math.log(5) - 0.5)
+    # A quarter of the pool, B = 2 * 5: worth holding for four times ten seconds.
     cheap = view_of(GapHistory(), Pressure(pool_blocks=200, num_waiting=1))
-    assert ttl_s(adaptive(), turn_of(5), cheap) == 40.0
+    assert ttl_s(adaptive(), turn_of(5), cheap) == pytest.approx(math.log(40))
 
 
 def test_people_never_borrow_the_tools_history() -> None:
@@ -196,9 +195,9 @@ def test_min_records_counts_gaps_that_never_ended() -> None:
     history.censor(LS, 1.0)
     view = view_of(history)
     assert adaptive(min_records=2).decide(turn_of(5), view).reason == "survival:key"
-    assert adaptive(min_records=3).decide(turn_of(5), view).reason == "ski-rental:cold"
+    assert adaptive(min_records=3).decide(turn_of(5), view).reason == "default"
     ended_only = adaptive(min_records=2, censored=False)
-    assert ended_only.decide(turn_of(5), view).reason == "ski-rental:cold"
+    assert ended_only.decide(turn_of(5), view).reason == "default"
 
 
 def test_ski_rental_floor() -> None:

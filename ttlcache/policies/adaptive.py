@@ -31,10 +31,8 @@ censored              F from Kaplan-Meier: gaps that never ended, and those stil
 use_eta               the client's own estimate of the gap, when it gives one.
 redecide              with part of the gap over, F is conditional on having lasted so
                       long; off: the first plan's remainder.
-ski_rental_fallback   B / price (2-competitive, no prediction) while a tool's data are
-                      thin, and while predictions have lately done clearly worse.
-                      Off, and for turns without a tool call: the paper's T_default
-                      while data are thin.
+ski_rental_fallback   B / price (2-competitive, no prediction) while predictions have
+                      lately done clearly worse.
 ski_rental_floor      never below B / price.
 reprice               a TTL given while memory was free is decided anew once somebody
                       waits for memory; off: it stands, up to the longest TTL.
@@ -200,11 +198,9 @@ class Adaptive(Policy):
         ski_s = inputs["ski_s"] = terms.ski_s
         curve, source = self._curve(turn.gap_key, view)
         if curve is None:
-            # Most turns without a tool call end their program, which the history
-            # learns late (an end is seen when the program has been silent for long):
-            # ski rental would hold every one of them for all of B.
-            if self.options.ski_rental_fallback and not is_human_gap(turn.gap_key):
-                return remaining(ski_s, turn), "ski-rental:cold"
+            # The paper's T_default, not ski rental: of a program that is over the history
+            # learns late, where its client says nothing, and ski rental would hold the
+            # last context of every one for all of B.
             return remaining(default_ttl_s(ski_s), turn), "default"
         planned_s = self._plan(curve, turn, terms)
         inputs["planned_s"] = planned_s
