@@ -198,8 +198,8 @@ class Adaptive(Policy):
         ski_s = inputs["ski_s"] = terms.ski_s
         curve, source = self._curve(turn.gap_key, view)
         if curve is None:
-            # The paper's T_default, not ski rental: of a program that is over the history
-            # learns late, where its client says nothing, and ski rental would hold the
+            # The paper's T_default, not ski rental: where clients say nothing the
+            # history learns late that a program is over, and ski rental would hold the
             # last context of every one for all of B.
             return remaining(default_ttl_s(ski_s), turn), "default"
         planned_s = self._plan(curve, turn, terms)
