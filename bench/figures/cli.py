@@ -20,7 +20,7 @@ RESULTS = ROOT / "bench" / "results"
 
 def load_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
     """All committed results, in the order of the page."""
-    names = ["grid", *SWEEPS, "pin-vs-reload", "overhead"]
+    names = ["grid", "grid-untold", *SWEEPS, "pin-vs-reload", "overhead"]
     paths = {name: folder / f"{name}.json" for name in names}
     return {n: json.loads(p.read_text()) for n, p in paths.items() if p.exists()}
 

@@ -27,14 +27,17 @@ JCT_TABLES = (
     ("p95_jct_s", "P95 JCT, s", 0),
 )
 #: Results that are no sweep.
-_OTHERS = ("grid", "overhead", "pin-vs-reload")
+_OTHERS = ("grid", "grid-untold", "overhead", "pin-vs-reload")
 
 
 def render(results: Mapping[str, Json]) -> str:
     """The whole page. results: by name, "grid", "overhead" or a sweep's."""
     parts = [_INTRO]
     if "grid" in results:
-        parts.append(_grid(results["grid"]))
+        parts.append(_grid(results["grid"], "The grid"))
+    if "grid-untold" in results:
+        title = "The grid where no client says that a program is over"
+        parts.append(_grid(results["grid-untold"], title))
     for name, result in results.items():
         if name not in _OTHERS:
             parts.append(_sweep(name, result))
@@ -117,10 +120,10 @@ def _sweep(name: str, result: Json) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _grid(result: Json) -> str:
+def _grid(result: Json, title: str) -> str:
     setting, rows = result["setting"], result["rows"]
     lines = [
-        "## The grid",
+        f"## {title}",
         "",
         f"Workloads x pools x loads, lines `{setting['half']}` of the traces, seeds "
         f"{setting['seeds']}, {setting['programs']:g} times the programs of "

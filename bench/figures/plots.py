@@ -24,10 +24,12 @@ _BARS = ("ablation", "fleet-failure", "fleet-full", "rollout")
 
 
 def draw(name: str, result: Mapping[str, Any], folder: Path) -> None:
-    """`name`.png and `name`.csv; "grid" gives regret.png and grid.csv."""
+    """`name`.png and `name`.csv; "grid" gives regret.png, a grid no picture else."""
     folder.mkdir(parents=True, exist_ok=True)
-    if name == "grid":
-        _draw_regret(result, folder)
+    if name.startswith("grid"):
+        _write(folder / f"{name}.csv", _grid_rows(result))
+        if name == "grid":
+            _draw_regret(result, folder)
     elif name == "overhead":
         _draw_overhead(result, folder)
     elif name == "pin-vs-reload":
@@ -66,8 +68,8 @@ def _bars(
     axes.set_xticks([i + 0.4 for i in range(len(xs))], xs)
 
 
-def _draw_regret(result: Mapping[str, Any], folder: Path) -> None:
-    rows = [
+def _grid_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
         {
             "cell": grid_bars.label(row),
             "arm": arm,
@@ -77,7 +79,9 @@ def _draw_regret(result: Mapping[str, Any], folder: Path) -> None:
         for row in result["rows"]
         for arm, own in row["arms"].items()
     ]
-    _write(folder / "grid.csv", rows)
+
+
+def _draw_regret(result: Mapping[str, Any], folder: Path) -> None:
     arms = [arm for arm in result["rows"][0]["arms"] if arm != grid_bars.REFERENCE]
     figure, axes = plt.subplots(figsize=_SIZE)
     data = [[grid_bars.regret(row, arm) for row in result["rows"]] for arm in arms]
