@@ -111,6 +111,7 @@ def pin_vs_reload(
         "rate": rate,
         "repeats": repeats,
         "rounds": rounds,
+        "held_throughout": rounds > 0,  # a round in which it was lost has no result
         "policy_ttls_s": ttls,
         "versions": demo_report.versions(),
         "cpu_count": os.cpu_count(),
