@@ -49,15 +49,15 @@ def pin_vs_reload(result: Json) -> str:
     if not is_priced:
         return page
     return (
-        f"{page}\nTTL that each policy gives a turn of that length in the same setting, "
-        "seconds: without a lower tier / with CPU memory below.\n\n"
+        f"{page}\nTTL that each policy gives a turn of that length in the same "
+        "setting, seconds: without a lower tier / with CPU memory below.\n\n"
         f"{table(['policy', *lengths], ttls)}\n"
     )
 
 
 _UNPRICED = (
-    "What holding costs others, and the policies' TTLs, are not told here: when this was "
-    "measured the context was given up as soon as somebody waited. The bench checks "
+    "What holding costs others, and the policies' TTLs, are not told here: when this "
+    "was measured the context was given up as soon as somebody waited. The bench checks "
     "that now."
 )
 
