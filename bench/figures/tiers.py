@@ -57,8 +57,8 @@ def pin_vs_reload(result: Json) -> str:
 
 _UNPRICED = (
     "What holding costs others, and the policies' TTLs, are not told here: when this "
-    "was measured the context was given up as soon as somebody waited. The bench checks "
-    "that now."
+    "was measured the context was given up as soon as somebody waited. The bench "
+    "checks that now."
 )
 
 
