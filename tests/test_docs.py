@@ -156,7 +156,7 @@ def test_the_policies_page_names_every_option_and_its_default():
     rows = re.findall(r"^\| `([\w-]+)` \| `(\w+)` \| `(.*?)` \|", page, re.MULTILINE)
     options = {
         (policy, name, json.dumps(field.default))
-        for policy in policies.names()
+        for policy in policies.SHIPPED  # other tests register some of their own
         for name, field in type(
             policies.create(policy, {})
         ).Options.model_fields.items()

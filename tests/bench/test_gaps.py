@@ -120,9 +120,9 @@ def test_ends_are_censored_when_their_program_is_forgotten() -> None:
     programs = [program("a", 1.0), program("b", 1.0, arrival_s=2000.0)]
     options = {"min_records": 1}
     own = replay_gaps(programs, SETTING, Arm("x", "adaptive", options))
-    # a: cold, B / price = 3 s, twice. b: a record of 1 s and one of more than 900 s:
-    # holding 1 s is worth 3 / 2 - 1 > 0.
-    assert [o.ttl_s for o in own][:3] == pytest.approx([3.0, 3.0, 1.0])
+    # a: cold, ln (B / price) = ln 3 s, twice. b: a record of 1 s and one of more than
+    # 900 s: holding 1 s is worth 3 / 2 - 1 > 0.
+    assert [o.ttl_s for o in own][:3] == pytest.approx([math.log(3), math.log(3), 1.0])
     assert own[2].reason == "survival:key"
 
 
@@ -152,10 +152,10 @@ def test_an_unknown_gap_is_neither_decided_nor_learnt() -> None:
 
 
 def test_the_stated_eta_reaches_the_policy() -> None:
-    setting = CostSetting(prefill=(0.0, 0.0, 2.0), queueing_delay_s=1.0, eta=-1.0)
+    setting = CostSetting(prefill=(0.0, 0.0, 4.0), queueing_delay_s=1.0, eta=-1.0)
     own = replay_gaps([program("a", 1.0)], setting, Arm("x", "adaptive"))
-    assert own[0].ttl_s == pytest.approx(2.0 - 1.0)
-    assert own[0].benefit_s == pytest.approx(3.0)
+    assert own[0].ttl_s == pytest.approx(math.log(4.0 - 1.0))
+    assert own[0].benefit_s == pytest.approx(5.0)
 
 
 # --- hindsight ----------------------------------------------------------------
