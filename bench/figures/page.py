@@ -18,8 +18,8 @@ section names the command that measured it. JCT: seconds from a program's first 
 to its last token, tool gaps included. What says nothing else is vLLM's own scheduler
 and ours in virtual time, with a step-time model of Llama-3.1-8B on an A100-80
 (`bench/sim`): no GPU was used, and seconds are the model's. `oracle` knows the future;
-it is a reference point, not a bound. Sections were not all measured with the same version
-of the code: `git log bench/results/NAME.json` tells when.
+it is a reference point, not a bound. Sections were not all measured with the same
+version of the code: `git log bench/results/NAME.json` tells when.
 """
 #: Metric, title and digits of sweeps that say nothing else.
 JCT_TABLES = (
