@@ -55,8 +55,7 @@ from ttlcache.types import Decision, GapKey, TurnFacts
 
 #: Predictions must lose by this factor before ski rental takes over.
 REGRET_MARGIN = 1.2
-#: Where hardly anybody comes back: one return stands for no more endings than this
-#: share of gaps would be.
+#: Largest share of gaps that counts as never ending: one return pays for at most nine.
 MAX_NEVER = 0.9
 
 
