@@ -58,9 +58,12 @@ def _loads(results: Mapping[str, Json]) -> str:
             }
         notes.append(results[name].get("note", ""))
         behind += [f"{workload} at {text}" for text in losses(results[name])]
-    arms = [arm for arm in next(iter(columns.values())) if arm != grid_bars.PLAIN]
+    # Two figures of different versions may have different arms.
+    arms = dict.fromkeys(arm for own in columns.values() for arm in own)
     body = [
-        [f"`{arm}`", *(f"{own[arm]:.2f}" for own in columns.values())] for arm in arms
+        [f"`{arm}`", *(_cell(own.get(arm)) for own in columns.values())]
+        for arm in arms
+        if arm != grid_bars.PLAIN
     ]
     where = "; ".join(behind) or "nowhere"
     return (
@@ -70,6 +73,10 @@ def _loads(results: Mapping[str, Json]) -> str:
         + f"{where}. "
         + notes[0]
     ).rstrip()
+
+
+def _cell(share: float | None) -> str:
+    return "" if share is None else f"{share:.2f}"
 
 
 def _grid(grid: Json) -> str:
