@@ -208,3 +208,37 @@ def test_a_waiting_request_that_may_take_nothing_waits():
     assert engine.admit("c")
     assert engine.decode("c", [])
     engine.check()
+
+
+# --- tenants ---------------------------------------------------------------------
+
+
+def flooded():
+    """Tenant "flood" came first and holds 24 of 40 blocks, A of nobody holds 4."""
+    engine = make_engine(pool_blocks=40)
+    for label in "FGH":
+        prompt = [1000 * ord(label) + i for i in range(8)]
+        engine.turn(f"{label}-1", prompt, [7], program=label, tenant="flood")
+    pin_blocks(engine, "A", 4)
+    return engine
+
+
+def test_who_runs_takes_from_a_flood_first_and_no_more_than_it_needs():
+    engine = flooded()
+    engine.arrive("r", [1], program="R")
+    assert engine.controller.reclaim(2, RUNNING, "r") == 2
+    assert pinned(engine) == {"F": 8, "G": 8, "H": 6, "A": 4}
+    # H's six bring the flood below its half, three are still wanted.
+    assert engine.controller.reclaim(9, RUNNING, "r") == 9
+    assert pinned(engine) == {"F": 8, "G": 8, "A": 1}
+    engine.check()
+
+
+def test_who_waits_takes_what_a_flood_holds_beyond_its_share_though_it_came_later():
+    engine = flooded()
+    engine.arrive("b", [1], program="B")
+    assert engine.controller.reclaim(3, WAITING, "b") == 3
+    assert pinned(engine) == {"F": 8, "G": 8, "H": 5, "A": 4}
+    assert engine.controller.reclaim(1, WAITING, "b") == 1
+    assert engine.controller.reclaim(1, WAITING, "b") == 0  # 20 are its half
+    engine.check()
