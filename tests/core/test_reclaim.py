@@ -121,6 +121,16 @@ def test_the_own_pin_goes_only_when_the_engine_is_stalled():
     engine.check()
 
 
+def test_a_stalled_request_takes_of_its_own_pin_only_what_others_lack():
+    engine = make_engine()
+    context = pin_blocks(engine, "A", 4)
+    pin_blocks(engine, "B", 4)
+    engine.arrive("a", [*context, 1], program="A")
+    assert engine.controller.reclaim(6, STALLED, "a") == 6
+    assert pinned(engine) == {"A": 2}
+    engine.check()
+
+
 def test_blocks_that_two_pins_share_are_freed_when_both_gave_way():
     engine = make_engine()
     context = pin_blocks(engine, "A", 4)
@@ -149,6 +159,16 @@ def test_nothing_freed_means_nothing_left():
     assert engine.controller.reclaim(9, STALLED, "r") == 0
     assert engine.holder.drop(tail) == 4
     assert engine.holder.free_blocks == 9
+
+
+def test_what_a_first_round_freed_is_not_asked_for_again():
+    engine = make_engine()
+    pin_blocks(engine, "A", 8)
+    copied = engine.holder.held[pin_of(engine, "A").pin_id][6:7]
+    engine.holder.take(copied)
+    # Of the last two one is free; the block before them makes up for the other.
+    assert engine.controller.reclaim(2, RUNNING, "r") == 2
+    assert pinned(engine) == {"A": 5}
 
 
 def test_a_holder_that_cannot_shorten_a_pin_gives_it_whole():
