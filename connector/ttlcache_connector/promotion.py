@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ttlcache.controller import Controller
 from ttlcache.pins import Pin
-from ttlcache.programs import Program
+from ttlcache.programs import Program, Turn
 from ttlcache.returns import expected_gap_s
 from ttlcache.types import PinOutcome
 from ttlcache_connector.tiers import SchedulerTier
@@ -28,10 +28,11 @@ MAX_TOKENS = 32_000_000
 
 
 @dataclass(order=True)
-class _Turn:
+class _Waiting:
     due_s: float
     number: int
     program: Program = field(compare=False)
+    turn: Turn = field(compare=False)
     request_id: str = field(compare=False)
     tokens: Sequence[int] = field(compare=False)
     salt: str = field(compare=False)
@@ -44,7 +45,7 @@ class Promoter:
         self._tier = tier
         self._controller = controller
         self._pinned: dict[str, Request] = {}
-        self._waiting: list[_Turn] = []
+        self._waiting: list[_Waiting] = []
         self._number = 0
         self._num_tokens = 0
 
@@ -75,10 +76,11 @@ class Promoter:
         self._num_tokens += len(tokens)
         heapq.heappush(
             self._waiting,
-            _Turn(
+            _Waiting(
                 due_s,
                 self._number,
                 pin.program,
+                turn,
                 request_id,
                 tokens,
                 request.cache_salt or "",
@@ -88,10 +90,17 @@ class Promoter:
     def tick(self, now_s: float) -> None:
         """Start what is due, one at a time; whoever came back needs it no more."""
         while self._waiting and self._waiting[0].due_s <= now_s:
-            turn = self._waiting[0]
-            gone = turn.program.ended or turn.program.in_flight > 0
-            if not gone and not self._tier.promote(
-                turn.request_id, turn.tokens, turn.salt
+            first = self._waiting[0]
+            if _is_expected(first) and not self._tier.promote(
+                first.request_id, first.tokens, first.salt
             ):
                 return
             self._num_tokens -= len(heapq.heappop(self._waiting).tokens)
+
+
+def _is_expected(waiting: _Waiting) -> bool:
+    program = waiting.program
+    if program.ended or program.in_flight:
+        return False
+    # Half of them are back before the median, and may be out again when it comes.
+    return waiting.turn in program.open_turns

@@ -130,9 +130,11 @@ def test_a_waiting_request_goes_on_as_soon_as_the_copy_has_ended(
 
 def test_a_running_request_takes_the_memory_at_once(make_engine, clock, tier):
     engine = make_engine(extra_config=extra(demote_wait_s=10.0))
-    engine.add("b", list(range(5000, 5400)), max_tokens=200, hints={"program_id": "q"})
-    engine.step()
     engine.turn("a", list(range(320)), max_tokens=2, hints=HINTS)
+    clock.advance(5.1)
+    engine.add("b", list(range(5000, 5400)), max_tokens=500, hints={"program_id": "q"})
+    engine.step()
+    assert demoting(engine) == 20  # and "b" grows to 57 of 63
     engine.run()
     assert "b" in engine.finished
     assert engine.finished["b"].num_preemptions == 0

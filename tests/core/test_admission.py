@@ -269,6 +269,16 @@ def test_an_aborted_request_leaves_its_program_acting():
     assert may_start(engine, "C")
 
 
+def test_a_request_given_up_while_it_waits_leaves_its_program_acting():
+    engine = make_engine(admission_half_life_s=1e6)
+    fill(engine)
+    for label in "AB":
+        engine.finish(label)
+        engine.arrive(f"{label}2", EIGHT_BLOCKS, program=label)
+        engine.abort(f"{label}2")
+    assert not may_start(engine, "C")
+
+
 @pytest.mark.parametrize("leave", ["finish", "abort"])
 def test_a_program_that_ends_under_way_leaves_nothing_behind(leave):
     # Scenario: A is told to have ended while one of its requests runs and one

@@ -228,6 +228,16 @@ def test_an_aborted_request_pins_nothing(stage):
     engine.check()
 
 
+def test_nothing_was_decided_of_an_aborted_request():
+    engine = make_engine()
+    engine.turn("r1", PROMPT, program="A")
+    assert engine.controller.last_decision is not None
+    engine.arrive("r2", PROMPT, program="B")
+    engine.admit("r2")
+    engine.abort("r2")
+    assert engine.controller.last_decision is None
+
+
 def test_an_abort_while_waiting_gives_the_claim_back():
     # Scenario:
     #   1. r2 waits and holds the pin of r1.

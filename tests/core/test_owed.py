@@ -93,6 +93,16 @@ def test_nothing_is_owed_to_who_is_gone():
     assert newcomer_fits(engine)
 
 
+def test_nothing_is_owed_to_a_program_that_was_over_when_it_lost():
+    engine = make_engine()
+    start_old(engine)
+    context = loser(engine)
+    engine.arrive("A-1", [*context, 9], program="A")  # it may still claim
+    engine.controller.end("", "A")
+    press(engine)
+    assert engine.controller.owed.blocks(engine.clock.now_s()) == 0
+
+
 def test_a_reset_leaves_nothing_to_come_back_to():
     engine = pressed()
     engine.controller.release_all()

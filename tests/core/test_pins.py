@@ -179,3 +179,20 @@ def test_ids_are_never_used_twice():
     first = add(pins, program)
     pins.remove(first)
     assert add(pins, program).pin_id != first.pin_id
+
+
+def test_a_share_is_an_equal_part_for_who_has_nothing_yet_too():
+    pins = PinTable()
+    made = {}
+    for seq, (tenant, blocks) in enumerate({"red": 12, "blue": 4}.items()):
+        assert not any(pins.is_over_share(each, 10, each) for each in made)  # alone
+        program = make_program(seq)
+        program.tenant = tenant
+        made[tenant] = add(pins, program, blocks=blocks)
+    assert pins.is_over_share("red", 10, "blue")
+    assert not pins.is_over_share("blue", 10, "red")
+    assert pins.is_over_share("blue", 10, "green")  # a third of ten
+    pins.shrink(made["red"], kv_blocks=5, kv_tokens=20)
+    assert not pins.is_over_share("red", 10, "blue")
+    pins.remove(made["red"])
+    assert not pins.is_over_share("blue", 3, "blue")

@@ -121,6 +121,16 @@ def test_the_own_pin_goes_only_when_the_engine_is_stalled():
     engine.check()
 
 
+def test_a_stalled_request_takes_of_its_own_pin_only_what_others_lack():
+    engine = make_engine()
+    context = pin_blocks(engine, "A", 4)
+    pin_blocks(engine, "B", 4)
+    engine.arrive("a", [*context, 1], program="A")
+    assert engine.controller.reclaim(6, STALLED, "a") == 6
+    assert pinned(engine) == {"A": 2}
+    engine.check()
+
+
 def test_blocks_that_two_pins_share_are_freed_when_both_gave_way():
     engine = make_engine()
     context = pin_blocks(engine, "A", 4)
@@ -149,6 +159,16 @@ def test_nothing_freed_means_nothing_left():
     assert engine.controller.reclaim(9, STALLED, "r") == 0
     assert engine.holder.drop(tail) == 4
     assert engine.holder.free_blocks == 9
+
+
+def test_what_a_first_round_freed_is_not_asked_for_again():
+    engine = make_engine()
+    pin_blocks(engine, "A", 8)
+    copied = engine.holder.held[pin_of(engine, "A").pin_id][6:7]
+    engine.holder.take(copied)
+    # Of the last two one is free; the block before them makes up for the other.
+    assert engine.controller.reclaim(2, RUNNING, "r") == 2
+    assert pinned(engine) == {"A": 5}
 
 
 def test_a_holder_that_cannot_shorten_a_pin_gives_it_whole():
@@ -207,4 +227,38 @@ def test_a_waiting_request_that_may_take_nothing_waits():
     engine.finish("b")
     assert engine.admit("c")
     assert engine.decode("c", [])
+    engine.check()
+
+
+# --- tenants ---------------------------------------------------------------------
+
+
+def flooded():
+    """Tenant "flood" came first and holds 24 of 40 blocks, A of nobody holds 4."""
+    engine = make_engine(pool_blocks=40)
+    for label in "FGH":
+        prompt = [1000 * ord(label) + i for i in range(8)]
+        engine.turn(f"{label}-1", prompt, [7], program=label, tenant="flood")
+    pin_blocks(engine, "A", 4)
+    return engine
+
+
+def test_who_runs_takes_from_a_flood_first_and_no_more_than_it_needs():
+    engine = flooded()
+    engine.arrive("r", [1], program="R")
+    assert engine.controller.reclaim(2, RUNNING, "r") == 2
+    assert pinned(engine) == {"F": 8, "G": 8, "H": 6, "A": 4}
+    # H's six bring the flood below its half, three are still wanted.
+    assert engine.controller.reclaim(9, RUNNING, "r") == 9
+    assert pinned(engine) == {"F": 8, "G": 8, "A": 1}
+    engine.check()
+
+
+def test_who_waits_takes_what_a_flood_holds_beyond_its_share_though_it_came_later():
+    engine = flooded()
+    engine.arrive("b", [1], program="B")
+    assert engine.controller.reclaim(3, WAITING, "b") == 3
+    assert pinned(engine) == {"F": 8, "G": 8, "H": 5, "A": 4}
+    assert engine.controller.reclaim(1, WAITING, "b") == 1
+    assert engine.controller.reclaim(1, WAITING, "b") == 0  # 20 are its half
     engine.check()

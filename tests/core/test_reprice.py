@@ -99,6 +99,19 @@ def test_a_clients_wish_stays_but_gives_way_to_who_waits():
     engine.check()
 
 
+def test_a_clients_wish_is_firm_for_as_long_as_the_policy_would_hold():
+    engine = make_engine(gaps_s=(10.0,) * 60)
+    engine.controller.costs.observe_prefill(10, 0, 60.0)
+    engine.clock.advance(1000.0)
+    engine.turn("A-0", prompt("A", 10), program="A", ttl=100.0)
+    run_somebody(engine)
+    engine.step(5.0)
+    engine.arrive("late", prompt("L", 15), program="L")
+    assert not engine.admit("late", WAITING)
+    engine.step(5.1)
+    assert engine.admit("late", WAITING)
+
+
 def test_who_waits_for_its_pin_is_not_asked_about():
     engine = make_engine()
     context = engine.turn("A-0", prompt("A", 10), program="A")

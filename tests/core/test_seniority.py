@@ -192,3 +192,16 @@ def test_under_plas_equals_rank_in_the_order_of_their_requests():
     engine.arrive("m1", [31], program="M")
     assert engine.controller.reclaim(1, Urgency.WAITING, "m1") == 0
     assert engine.controller.reclaim(1, Urgency.WAITING, "n1") == 1
+
+
+def test_under_plas_a_promotion_is_for_one_call_not_for_the_pin_after_it():
+    engine = make_engine(ordering="plas", seniority_quantum_s=1e6)
+    context = serve(engine, "a1", "A", 40.0, prompt=[1, 2, 3])
+    engine.arrive("a2", context, program="A")
+    engine.controller.promote("a2")
+    assert engine.admit("a2")
+    engine.clock.advance(5.0)
+    assert engine.decode("a2", [7])
+    engine.finish("a2")
+    engine.arrive("n1", [21], program="N")
+    assert engine.controller.reclaim(1, Urgency.WAITING, "n1") == 1

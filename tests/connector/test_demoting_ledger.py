@@ -1,0 +1,194 @@
+"""Ended turns above a lower tier, block by block, on a pool of nothing but counts."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from tests.connector.fake_tier import FakeTier
+from ttlcache.clock import VirtualClock
+from ttlcache.pins import PinTable
+from ttlcache.programs import Program, Turn
+from ttlcache.types import GapKey, PinOutcome
+from ttlcache_connector.demotion import DemotingLedger
+
+BLOCKS = 40
+WAIT_S = 0.5
+
+
+class Pool:
+    """Of vLLM's block pool what a ledger uses; block 0 is the null block."""
+
+    def __init__(self) -> None:
+        self.num_gpu_blocks = BLOCKS + 1
+        self.blocks = [
+            SimpleNamespace(block_id=i, ref_cnt=0, block_hash=i, is_null=not i)
+            for i in range(self.num_gpu_blocks)
+        ]
+
+    def touch(self, blocks):
+        for block in blocks:
+            block.ref_cnt += 1
+
+    def free_blocks(self, blocks):
+        for block in blocks:
+            block.ref_cnt -= 1
+            assert block.ref_cnt >= 0
+
+    def get_num_free_blocks(self):
+        return sum(not b.ref_cnt for b in self.blocks[1:])
+
+
+class Rig:
+    """A ledger, and pins of turns that finished."""
+
+    def __init__(self, room_blocks=0):
+        self.pool, self.tier, self.clock = Pool(), FakeTier(), VirtualClock()
+        self.dropped = []
+        self.tier.on_demotion = self.dropped.append
+        self.pins = PinTable()
+        self.ledger = DemotingLedger(
+            self.pool,
+            [16],
+            lambda: (0, 0),
+            tier=self.tier,
+            clock=self.clock,
+            wait_s=WAIT_S,
+            room_blocks=room_blocks,
+        )
+
+    def blocks(self, start, count):
+        return self.pool.blocks[start : start + count]
+
+    def pin(self, request_id, start, count):
+        program = Program(("", request_id), arrival_seq=start)
+        turn = Turn(start, 0.0, GapKey("bash"), context_tokens=16 * count)
+        pin = self.pins.add(
+            program, turn, kv_blocks=count, kv_tokens=16 * count, now_s=0.0, ttl_s=1.0
+        )
+        self.ledger.hold(pin.pin_id, self.blocks(start, count))
+        self.ledger.is_turn_of(pin.pin_id, request_id)
+        return pin
+
+    def end(self, pin, outcome=PinOutcome.EXPIRED):
+        self.ledger.pin_ends(pin, outcome)
+        return self.ledger.release(pin.pin_id)
+
+    def expire(self, request_id, start, count):
+        self.end(self.pin(request_id, start, count))
+
+    @property
+    def free(self):
+        return self.pool.get_num_free_blocks()
+
+
+@pytest.fixture
+def rig():
+    return Rig()
+
+
+@pytest.fixture
+def lingering():
+    return Rig(room_blocks=5)
+
+
+def test_a_claim_lets_go_of_the_tail_that_was_to_be_copied(rig):
+    pin = rig.pin("a", 1, 20)
+    with rig.ledger.copying_first():
+        rig.ledger.shrink(pin.pin_id, 8)
+    assert rig.ledger.demoting_blocks == 8
+    rig.end(pin, PinOutcome.CLAIMED)
+    assert rig.tier.of("forget") == ["a"]
+    assert rig.ledger.demoting_blocks == 0
+    assert rig.free == BLOCKS
+
+
+def test_all_that_a_turn_gave_up_waits_for_its_copy(rig):
+    pin = rig.pin("a", 1, 20)
+    with rig.ledger.copying_first():
+        rig.ledger.shrink(pin.pin_id, 8)
+        rig.ledger.shrink(pin.pin_id, 4)
+        rig.end(pin, PinOutcome.VICTIM)
+    assert rig.ledger.demoting_blocks == 20
+    rig.tier.copy("a")
+    assert rig.free == BLOCKS
+
+
+def test_who_runs_takes_what_waits_for_its_copy_oldest_first(rig):
+    for number in range(3):
+        rig.expire(f"r{number}", 1 + 10 * number, 10)
+    assert rig.free == 10
+    assert rig.ledger.relieve(11, at_once=False) == 0, "a copy is a matter of moments"
+    assert rig.ledger.relieve(11, at_once=True) == 20
+    assert rig.dropped == ["dropped", "dropped"]
+    assert (rig.free, rig.ledger.demoting_blocks) == (30, 10)
+    rig.clock.advance(WAIT_S)
+    assert rig.ledger.soon_free() == 0, "nobody waits for that copy any longer"
+    assert rig.ledger.relieve(1, at_once=False) == 10
+
+
+@pytest.mark.parametrize("urgent", [True, False])
+def test_what_is_taken_at_once_may_still_be_copied(lingering, urgent):
+    """Until somebody overwrites it."""
+    if urgent:
+        pin = lingering.pin("a", 1, 20)
+        assert lingering.end(pin, PinOutcome.VICTIM) == 20
+    else:
+        lingering.expire("a", 1, 20)
+        assert lingering.tier.of("demote") == []
+        assert lingering.ledger.relieve(1, at_once=True) == 20
+    assert lingering.tier.of("demote") == ["a"]
+    assert lingering.free == BLOCKS
+
+
+def test_what_a_copy_reads_is_free_soon_unless_somebody_uses_it(rig):
+    rig.expire("a", 1, 20)
+    assert rig.ledger.soon_free() == 20
+    below = rig.blocks(1, 20)
+    rig.pool.touch(below)  # by the tier
+    rig.tier.references = lambda: dict.fromkeys(range(1, 21), 1)
+    rig.tier.copy("a")
+    assert rig.free == BLOCKS - 20
+    assert rig.ledger.soon_free() == 20
+    rig.pool.touch(rig.blocks(1, 4))  # by a request
+    assert rig.ledger.soon_free() == 16
+
+
+def test_what_runs_is_not_copied_to_make_room(lingering):
+    lingering.expire("in-use", 1, 10)
+    lingering.expire("alone", 11, 10)
+    lingering.pool.touch(lingering.blocks(1, 10))
+    assert lingering.ledger.relieve(5, at_once=False) == 0
+    assert lingering.tier.of("demote") == ["alone"]
+    assert lingering.ledger.lingering_blocks == 10
+
+
+def test_room_is_made_once(lingering):
+    for number in range(3):
+        lingering.expire(f"r{number}", 1 + 12 * number, 12)
+    for _ in range(3):
+        lingering.ledger.keep_room()  # 4 are free, 5 are wanted
+    assert lingering.tier.of("demote") == ["r0"]
+
+
+def test_an_id_that_is_used_again_leaves_nothing_behind(lingering):
+    lingering.expire("a", 1, 10)
+    lingering.expire("a", 11, 10)
+    assert lingering.ledger.lingering_blocks == 10
+    assert lingering.free == BLOCKS - 10
+    assert lingering.ledger.pressure().free_blocks == BLOCKS
+
+
+@pytest.mark.parametrize("how", ["release_demoting", "drop_all"])
+@pytest.mark.parametrize("room_blocks", [0, 5])
+def test_nothing_stays_after_a_reset(how, room_blocks):
+    rig = Rig(room_blocks)
+    for number in range(2):
+        rig.expire(f"r{number}", 1 + 10 * number, 10)
+    getattr(rig.ledger, how)()
+    assert rig.tier.of("forget") == ["r0", "r1"]
+    assert rig.free == BLOCKS
+    assert rig.ledger.references() == {}
+    assert rig.ledger.relieve(math.inf, at_once=True) == 0
