@@ -85,6 +85,7 @@ class _NullHolder:
         self._clock = clock
         self._pressure = pressure
         self._held: dict[int, tuple[Outcome, float]] = {}
+        self.finishing_blocks = 0  # of the turn that is decided: still its request's
 
     def hold(self, pin_id: int, outcome: Outcome) -> None:
         self._held[pin_id] = outcome, self._clock.now_s()
@@ -104,7 +105,8 @@ class _NullHolder:
         return enough
 
     def pressure(self) -> Pressure:
-        return self._pressure
+        free_blocks = self._pressure.free_blocks - self.finishing_blocks
+        return self._pressure._replace(free_blocks=free_blocks)
 
 
 class _Replay:
@@ -189,6 +191,8 @@ class _Replay:
         program = self._controller.requests[request_id].program
         is_known = not math.isnan(turn.gap_s)
         num_tokens = turn.prompt_tokens + turn.output_tokens
+        kv_blocks = -(-num_tokens // BLOCK_TOKENS)
+        self._holder.finishing_blocks = kv_blocks
         order = self._controller.finish(
             Finish(
                 request_id=request_id,
@@ -197,12 +201,13 @@ class _Replay:
                 prompt_tokens=turn.prompt_tokens,
                 hashes=(),
                 tokens=lambda start, stop: (),
-                kv_blocks=-(-num_tokens // BLOCK_TOKENS),
+                kv_blocks=kv_blocks,
                 kv_tokens=num_tokens,
                 count_unpinned=lambda count: 0,
                 detect=lambda: turn.key,
             )
         )
+        self._holder.finishing_blocks = 0
         if is_known and not program.ended:
             opened = program.open_turns[-1]
             outcome = self._outcome(turn, opened.context_tokens)

@@ -17,7 +17,7 @@ from bench.sim.gates import Gate, OpenGate
 from bench.sim.hardware import HARDWARE
 from bench.sim.lookups import remember_lookups
 from bench.sim.models import MODELS
-from bench.sim.mori import MoriGate
+from bench.sim.mori import MoriGate, unpin
 from bench.sim.offload import parse_offload
 from bench.sim.oracle import OracleGate, ShortestRemaining
 from bench.sim.recorder import Recorder
@@ -173,15 +173,13 @@ def _mori(cell: Cell, connector: TTLConnector | None) -> Gate:
     assert connector.side is not None
     assert connector.side.controller is not None
     pins = connector.side.controller.pins
-
-    def unpin(program_id: str) -> None:
-        for pin in list(pins):
-            if pin.program.program_id == program_id:
-                pins.set_deadline(pin, default_clock().now_s())
-
     store = tier_link.current_store()
     cpu_tokens = store.cpu.capacity_tokens if store is not None else 0
-    return MoriGate(cell.engine.pool_tokens, cpu_tokens, unpin)
+    return MoriGate(
+        cell.engine.pool_tokens,
+        cpu_tokens,
+        lambda program_id: unpin(pins, program_id, default_clock().now_s()),
+    )
 
 
 def _oracle(cell: Cell, connector: TTLConnector | None) -> Gate:

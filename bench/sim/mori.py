@@ -28,8 +28,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from bench.sim.agents import Agent
+from ttlcache.pins import PinTable
+
+if TYPE_CHECKING:  # it imports vLLM, and its pins do not
+    from bench.sim.agents import Agent
 
 TICK_S = 5.0
 CYCLES = 5
@@ -60,6 +64,15 @@ class _Program:
             act_s += now_s - self.acting_since_s
         total_s = reason_s + act_s
         return act_s / total_s if total_s else 0.0
+
+
+def unpin(pins: PinTable, program_id: str, now_s: float) -> None:
+    """End a program's pins with the next step."""
+    for pin in list(pins):
+        if pin.program.program_id == program_id:
+            # Asked again at the deadline, the policy would hold on for ever.
+            pin.turn.facts = None
+            pins.set_deadline(pin, now_s)
 
 
 class MoriGate:

@@ -289,10 +289,10 @@ def test_cachettl_equals_brute_force_on_any_floats() -> None:
 
 
 def test_infercept_by_hand() -> None:
-    # C = 4,000 tokens in 250 blocks, 16 a block. 1,000 - 250 free - 250 pinned:
+    # C = 4,000 tokens in 250 blocks, 16 a block. 1,000 - 250 pinned - 250 its own:
     # 500 blocks, 8,000 tokens of others. Chunks of 2,000: n = 2, 2 s each.
     # discard = 4 * 4000 / 2 + 2 * 2 * 8000 = 40,000 -> 10 s of preserving
-    pressure = Pressure(pool_blocks=1000, free_blocks=250, pinned_blocks=250)
+    pressure = Pressure(pool_blocks=1000, free_blocks=0, pinned_blocks=250)
     turn, options = turn_of(tokens=4000), {"chunk_tokens": 2000}
     costs = CostModel({"prefill": [1e-3, 0, 0]})
     alone = View(GapHistory(), costs, pressure=pressure)
@@ -307,11 +307,21 @@ def test_infercept_by_hand() -> None:
     # Half of it hidden behind the batch.
     hidden = {**options, "swap_hidden": 0.5}
     assert decide("infercept", turn, with_tier, hidden).ttl_s == pytest.approx(0.8)
-    # T_int is the time already waited: 0.6 s of it leave 1 s.
+    # T_int is the time already waited: 0.6 s of it leave 1 s. Its blocks are pinned.
     later = turn_of(tokens=4000, waited_s=0.6)
+    with_tier = view_of(pressure=pressure._replace(pinned_blocks=500))
     assert decide("infercept", later, with_tier, dict(options)).ttl_s == pytest.approx(
         1
     )
+
+
+def test_infercept_is_not_its_own_neighbour() -> None:
+    # Asked while its request still holds its 250 blocks: alone, C_other is 0.
+    alone = Pressure(pool_blocks=1000, free_blocks=750)
+    view = view_of(pressure=alone, tier="disk")
+    decision = decide("infercept", turn_of(tokens=4000), view)
+    assert decision.inputs["other_tokens"] == 0.0
+    assert decision.ttl_s == pytest.approx(2.0)  # 4 * 4000 / 2 / 4000
 
 
 def test_benefits_beyond_all_sense_are_bounded() -> None:

@@ -65,8 +65,10 @@ class InferCept(Policy):
 
 
 def _running_tokens(turn: TurnFacts, pressure: Pressure) -> float:
-    """Tokens of the requests running now: used blocks that no pin accounts for."""
+    """Tokens of the other requests running now: used blocks, but pins' and its own."""
     if turn.kv_blocks <= 0:
         return 0.0
     used = pressure.pool_blocks - pressure.free_blocks - pressure.pinned_blocks
+    if turn.waited_s <= 0.0:  # its request still holds them; later a pin does
+        used -= turn.kv_blocks
     return max(used, 0) * (turn.context_tokens / turn.kv_blocks)
