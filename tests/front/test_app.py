@@ -203,3 +203,23 @@ def test_a_websocket_is_refused_and_not_left_without_an_answer():
     scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
     asyncio.run(front(scope, receive, send))
     assert sent == [{"type": "websocket.close"}]
+
+
+@pytest.mark.parametrize(
+    ("told", "given"),
+    [
+        ("http://up/base/v1/models?a=1", "/v1/models?a=1"),
+        ("http://up/base", "http://up/base"),
+        ("http://upper/base/v1", "http://upper/base/v1"),
+        ("http://up/base//upper/v1", "http://up/base//upper/v1"),
+        ("/v1/models", "/v1/models"),
+    ],
+)
+def test_a_redirect_does_not_lead_behind_the_front(told, given):
+    """As vLLM answers a slash too many, with the host that it was asked at."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        headers = {"Location": told}
+        return httpx.Response(307, headers=headers, stream=httpx.ByteStream(b""))
+
+    assert post(front_before(answer), json={}).headers["location"] == given

@@ -67,7 +67,7 @@ class Upstream:
         if answer is None:
             return
         try:
-            await _give_back(answer, send)
+            await self._give_back(answer, send)
         except httpx.HTTPError:
             # The status is out: the client can only see that the answer breaks off.
             self.errors += 1
@@ -95,6 +95,31 @@ class Upstream:
         finally:
             upload.end()
         return None
+
+    async def _give_back(self, answer: httpx.Response, send: Send) -> None:
+        """Chunk by chunk: `send` waits while the client is slow, and so do we."""
+        headers = end_to_end(answer.headers.raw)
+        if answer.has_redirect_location:
+            headers = [(name, self._outside(name, value)) for name, value in headers]
+        await send(
+            {
+                "type": "http.response.start",
+                "status": answer.status_code,
+                "headers": [(name.lower(), value) for name, value in headers],
+            }
+        )
+        # Raw: an encoding of the upstream's is the client's to undo.
+        async for chunk in answer.aiter_raw():
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _outside(self, name: bytes, value: bytes) -> bytes:
+        """`Location` as clients can follow it: they do not reach the upstream."""
+        base = str(self._url).rstrip("/").encode()
+        path = value.removeprefix(base)
+        # Two slashes would begin another host.
+        ours = path != value and path.startswith(b"/") and not path.startswith(b"//")
+        return path if ours and name.lower() == b"location" else value
 
     def _request(self, scope: Scope, upload: Upload) -> httpx.Request:
         # Not the client's own builder: it adds headers, such as encodings that this
@@ -146,19 +171,3 @@ def end_to_end(headers: Headers) -> Headers:
 async def refuse_body(send: Send, error: BodyError) -> None:
     """To a client whose body did not come."""
     await refuse(send, error.status, error.kind, str(error), last=True)
-
-
-async def _give_back(answer: httpx.Response, send: Send) -> None:
-    """Chunk by chunk: `send` waits while the client is slow, and so do we."""
-    headers = end_to_end(answer.headers.raw)
-    await send(
-        {
-            "type": "http.response.start",
-            "status": answer.status_code,
-            "headers": [(name.lower(), value) for name, value in headers],
-        }
-    )
-    # Raw: an encoding of the upstream's is the client's to undo.
-    async for chunk in answer.aiter_raw():
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
