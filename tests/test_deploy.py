@@ -222,6 +222,23 @@ def test_clients_reach_the_front_and_not_the_router():
     assert ("front", port["targetPort"]) in named
 
 
+def test_what_stands_before_replicas_waits_for_turns_as_long_as_they_do():
+    """A stream goes through all three: the first that is killed breaks it off."""
+    grace_s = {
+        document["metadata"]["name"]: document["spec"]["template"]["spec"].get(
+            "terminationGracePeriodSeconds", 30
+        )
+        for _, document in KUBERNETES
+        if document["kind"] == "Deployment"
+    }
+    assert grace_s["router"] >= grace_s["vllm"]
+    stops = {
+        key: COMPOSE["services"][key].get("stop_grace_period", "10s")
+        for key in ("vllm-0", "router", "front")
+    }
+    assert len(set(stops.values())) == 1, stops
+
+
 def test_replicas_and_lmcache_agree_on_the_port():
     for where, words in COMMANDS:
         line = " ".join(words)

@@ -161,3 +161,65 @@ def test_a_child_without_an_id_gets_one_that_stays():
         ids.append(hints["program_id"])
     assert ids[0] == ids[1] != ids[2]
     assert "parent" not in ids
+
+
+def test_headers_for_the_next_hop_alone_go_no_further():
+    """`Connection` names them; it takes neither our key nor the length away."""
+    headers = {
+        "Connection": "close, X-Hop , X-Session-ID, content-length",
+        "X-Hop": "1",
+        "X-Session-ID": "theirs",
+        "X-TTLCache-Program": "named",
+        "TE": "trailers",
+    }
+    status, (request,) = seen_by_upstream(json={"x": 1}, headers=headers)
+    assert status == 200
+    assert {"connection", "x-hop", "te"}.isdisjoint(request.headers)
+    assert request.headers["x-session-id"] == "named"
+    assert request.headers["content-length"] == str(len(request.content))
+
+
+def test_nor_do_those_of_an_answer():
+    def answer(request: httpx.Request) -> httpx.Response:
+        headers = {"Connection": "X-Hop", "X-Hop": "1", "Retry-After": "3"}
+        return httpx.Response(503, headers=headers, stream=httpx.ByteStream(b""))
+
+    given = post(front_before(answer), json={})
+    assert given.status_code == 503
+    assert given.headers["retry-after"] == "3"
+    assert {"connection", "x-hop"}.isdisjoint(given.headers)
+
+
+def test_a_websocket_is_refused_and_not_left_without_an_answer():
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    front = front_before(lambda request: httpx.Response(200))
+    scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
+    asyncio.run(front(scope, receive, send))
+    assert sent == [{"type": "websocket.close"}]
+
+
+@pytest.mark.parametrize(
+    ("told", "given"),
+    [
+        ("http://up/base/v1/models?a=1", "/v1/models?a=1"),
+        ("http://up/base", "http://up/base"),
+        ("http://upper/base/v1", "http://upper/base/v1"),
+        ("http://up/base//upper/v1", "http://up/base//upper/v1"),
+        ("/v1/models", "/v1/models"),
+    ],
+)
+def test_a_redirect_does_not_lead_behind_the_front(told, given):
+    """As vLLM answers a slash too many, with the host that it was asked at."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        headers = {"Location": told}
+        return httpx.Response(307, headers=headers, stream=httpx.ByteStream(b""))
+
+    assert post(front_before(answer), json={}).headers["location"] == given

@@ -72,7 +72,7 @@ def test_the_page_has_all_kinds_of_commands():
 def test_the_defaults_are_those_of_the_command():
     params = {p.name: p for p in typer.main.get_command(app).commands["front"].params}
     told = re.findall(r"`--([a-z-]+)`\s+\(([\d.]+)\)", PAGE)
-    assert len(told) == 3
+    assert len(told) == 4
     for option, value in told:
         assert params[option.replace("-", "_")].default == float(value), option
 

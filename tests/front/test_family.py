@@ -108,11 +108,14 @@ def test_a_gauge_is_summed_over_its_labels():
         ((8, 0), False),  # the bound itself is allowed
         ((20, 20), False),  # no other one is better off
         ((0, 20), False),  # the parent is at the idle one
+        ((20, None), False),  # the other one does not answer
     ],
 )
 def test_only_the_parents_replica_counts(waiting, expected):
     def answer(request: httpx.Request) -> httpx.Response:
         number = 0 if request.url.host == "one" else 1
+        if waiting[number] is None:
+            raise httpx.ConnectError("nobody there")
         if request.url.path == "/metrics":
             return httpx.Response(
                 200, text=f"vllm:num_requests_waiting {waiting[number]}"

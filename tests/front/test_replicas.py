@@ -208,6 +208,15 @@ def test_urls_that_cannot_be_asked_are_refused_at_start(value, monkeypatch):
             assert part in done.output
 
 
+def test_idle_connections_stay_as_long_as_told(monkeypatch):
+    """A load balancer that keeps them longer sends a turn into a closed one."""
+    told: dict[str, Any] = {}
+    monkeypatch.setattr("uvicorn.run", lambda _, **options: told.update(options))
+    args = ["front", "--upstream", "http://x", "--keep-alive-s", "75"]
+    assert CliRunner().invoke(app, args).exit_code == 0
+    assert told["timeout_keep_alive"] == 75
+
+
 def test_without_its_extra_the_front_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     done = CliRunner().invoke(app, ["front", "--upstream", "http://x"])

@@ -106,18 +106,19 @@ def served(*pieces: bytes) -> httpx.Response:
 def test_what_is_not_looked_into_goes_on_at_once(path, header):
     """The upstream has the first piece before the client has sent the second."""
     client = Client(header, path=path)
+    second = b"second".ljust(MAX_BODY_BYTES)
     seen = []
 
     async def handle(request: httpx.Request) -> httpx.Response:
         async for piece in request.stream:
             seen.append(piece)
-            client.say(b"second", more=False)
+            client.say(second, more=False)
         return served()
 
     client.say(b"first")
     front = front_before(handle)
     run(lambda: front(client.scope, client.receive, client.send))
-    assert seen[:2] == [b"first", b"second"]
+    assert seen == [b"first", second]
     assert front.status()["held_bytes"] == 0
 
 
@@ -219,6 +220,40 @@ def test_a_body_that_does_not_come_is_408(path, beginning):
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+@pytest.mark.parametrize("beginning", [b"", b"half"])
+def test_a_body_that_ends_early_is_400(path, beginning):
+    """uvicorn ends it at once where a client asks for HTTP/2, as Java's does."""
+    client = Client(length(100), path=path)
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        return served(*[piece async for piece in request.stream])
+
+    client.say(beginning, more=False)
+    front = front_before(handle)
+    run(lambda: front(client.scope, client.receive, client.send))
+    assert client.status == 400
+    assert b"HTTP/2" in client.heard[1]["body"]
+    status = front.status()
+    assert (status["held_bytes"], status["upstream_errors"]) == (0, 0)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+def test_a_length_beside_chunks_is_not_believed(path):
+    client = Client(length(100), CHUNKED, path=path)
+    seen: list[tuple[bytes, str]] = []
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        told = request.headers.get("content-length", "")
+        seen.append((b"".join([piece async for piece in request.stream]), told))
+        return served()
+
+    client.say(b"{}", more=False)
+    front = front_before(handle)
+    run(lambda: front(client.scope, client.receive, client.send))
+    assert seen == [(b"{}", "2" if path == CHAT else "")]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
 def test_a_client_that_leaves_amid_its_body_leaves_nothing(path):
     client = Client(length(100), path=path)
 
@@ -282,6 +317,7 @@ def test_a_body_is_sent_once():
     assert client.status == 502
 
     async def again() -> None:
+        client = Client(length(11))
         client.say(b"first")
         upload = Upload(client.scope, client.receive, Room(Limits()))
         await anext(upload.content())

@@ -15,13 +15,13 @@ from urllib.parse import quote, unquote
 import httpx
 
 from ttlcache_connector.front.answers import answer
-from ttlcache_connector.front.forward import Upstream, refuse_late
+from ttlcache_connector.front.forward import Upstream, end_to_end, refuse_body
 from ttlcache_connector.front.keys import HEADERLESS, find, named, rank_of
 from ttlcache_connector.front.prompts import PromptMemory
 from ttlcache_connector.front.replicas import Replicas
 from ttlcache_connector.front.routes import Family
 from ttlcache_connector.front.upload import (
-    BodyTimeoutError,
+    BodyError,
     ClientGoneError,
     Limits,
     Room,
@@ -92,7 +92,8 @@ class Front:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] != "http":
-            return  # a WebSocket handshake without an answer is refused
+            # That is 403; no answer is 500, and logged as an error.
+            await send({"type": "websocket.close"})
         elif scope["path"].startswith("/front/"):
             await self._own(scope["path"], send)
         else:
@@ -147,14 +148,16 @@ class Front:
             await answer(send, 404, {"error": text})
             return
         upload = Upload(scope, receive, self._room)
+        # Before ours are set: no client takes them away by naming them.
+        scope["headers"] = end_to_end(scope["headers"])
         self._under_way += 1
         try:
             await self._route(scope, session, upload)
             await self._upstream.exchange(scope, upload, send)
         except ClientGoneError:
             pass
-        except BodyTimeoutError:
-            await refuse_late(send)
+        except BodyError as error:
+            await refuse_body(send, error)
         finally:
             self._under_way -= 1
             upload.end()

@@ -70,6 +70,14 @@ def front(
         int,
         typer.Option(help="Connections and requests at once; more get 503.", min=1),
     ] = 4096,
+    keep_alive_s: Annotated[
+        int,
+        typer.Option(
+            help="Seconds that an idle connection of a client stays open: more than a "
+            "load balancer before the front keeps it.",
+            min=1,
+        ),
+    ] = 5,
 ) -> None:
     """Give programs without a session id a stable one, before a router.
 
@@ -96,6 +104,7 @@ def front(
         host=host,
         port=port,
         limit_concurrency=limit_concurrency,
+        timeout_keep_alive=keep_alive_s,
         access_log=False,
         log_level="warning",
         date_header=False,

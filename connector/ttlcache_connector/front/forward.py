@@ -8,10 +8,12 @@ import anyio
 import httpx
 
 from ttlcache_connector.front.answers import refuse
-from ttlcache_connector.front.upload import BodyTimeoutError, ClientGoneError, Upload
+from ttlcache_connector.front.upload import BodyError, ClientGoneError, Upload
 from ttlcache_connector.http_asgi import Scope, Send
 
 log = logging.getLogger(__name__)
+
+Headers = list[tuple[bytes, bytes]]
 
 #: Told hop by hop, not end to end (RFC 9110 §7.6.1); the host is the upstream's.
 _HOP_BY_HOP = frozenset(
@@ -28,6 +30,7 @@ _HOP_BY_HOP = frozenset(
         b"host",
     }
 )
+_LENGTH = b"content-length"
 #: Our own lag counts, too: with 10 s a front that had too much to do sent 502.
 _CONNECT_TIMEOUT_S = 30.0
 #: For the upstream to take a piece of a body: what it does not take is held here.
@@ -50,7 +53,10 @@ class Upstream:
         self.errors = 0
 
     async def exchange(self, scope: Scope, upload: Upload, send: Send) -> None:
-        """The request goes up, the answer comes back; it ends where the client does."""
+        """The request goes up, the answer comes back; it ends where the client does.
+
+        Of the request's headers all are sent: `end_to_end` before.
+        """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(upload.cancel_when_gone, tasks.cancel_scope)
             await self._exchange(scope, upload, send)
@@ -61,7 +67,7 @@ class Upstream:
         if answer is None:
             return
         try:
-            await _give_back(answer, send)
+            await self._give_back(answer, send)
         except httpx.HTTPError:
             # The status is out: the client can only see that the answer breaks off.
             self.errors += 1
@@ -78,8 +84,8 @@ class Upstream:
             return await self.client.send(self._request(scope, upload), stream=True)
         except ClientGoneError:
             pass
-        except BodyTimeoutError:
-            await refuse_late(send)
+        except BodyError as error:
+            await refuse_body(send, error)
         except httpx.InvalidURL as error:
             await refuse(send, 400, "invalid_request_error", str(error), last=True)
         except (httpx.HTTPError, httpx.StreamError) as error:
@@ -90,13 +96,38 @@ class Upstream:
             upload.end()
         return None
 
+    async def _give_back(self, answer: httpx.Response, send: Send) -> None:
+        """Chunk by chunk: `send` waits while the client is slow, and so do we."""
+        headers = end_to_end(answer.headers.raw)
+        if answer.has_redirect_location:
+            headers = [(name, self._outside(name, value)) for name, value in headers]
+        await send(
+            {
+                "type": "http.response.start",
+                "status": answer.status_code,
+                "headers": [(name.lower(), value) for name, value in headers],
+            }
+        )
+        # Raw: an encoding of the upstream's is the client's to undo.
+        async for chunk in answer.aiter_raw():
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _outside(self, name: bytes, value: bytes) -> bytes:
+        """`Location` as clients can follow it: they do not reach the upstream."""
+        base = str(self._url).rstrip("/").encode()
+        path = value.removeprefix(base)
+        # Two slashes would begin another host.
+        ours = path != value and path.startswith(b"/") and not path.startswith(b"//")
+        return path if ours and name.lower() == b"location" else value
+
     def _request(self, scope: Scope, upload: Upload) -> httpx.Request:
         # Not the client's own builder: it adds headers, such as encodings that this
         # client may not be able to undo.
         return httpx.Request(
             scope["method"],
             self._target(scope),
-            headers=[h for h in scope["headers"] if h[0].lower() not in _HOP_BY_HOP],
+            headers=scope["headers"],
             content=upload.content(),
             extensions={"timeout": self.client.timeout.as_dict()},
         )
@@ -121,22 +152,22 @@ def upstream_client() -> httpx.AsyncClient:
     )
 
 
-async def refuse_late(send: Send) -> None:
+def end_to_end(headers: Headers) -> Headers:
+    """The headers without those that are for the next hop alone.
+
+    `Connection` names more of them (RFC 9110 §7.6.1). A length beside a transfer
+    coding tells nothing (RFC 9112 §6.3); otherwise it stays, whoever names it, or the
+    body would have no end.
+    """
+    dropped = set(_HOP_BY_HOP)
+    for name, value in headers:
+        if name.lower() == b"connection":
+            dropped.update(part.strip().lower() for part in value.split(b","))
+    coded = any(name.lower() == b"transfer-encoding" for name, _ in headers)
+    dropped = dropped | {_LENGTH} if coded else dropped - {_LENGTH}
+    return [h for h in headers if h[0].lower() not in dropped]
+
+
+async def refuse_body(send: Send, error: BodyError) -> None:
     """To a client whose body did not come."""
-    await refuse(send, 408, "timeout_error", "the body did not come", last=True)
-
-
-async def _give_back(answer: httpx.Response, send: Send) -> None:
-    """Chunk by chunk: `send` waits while the client is slow, and so do we."""
-    headers = [h for h in answer.headers.raw if h[0].lower() not in _HOP_BY_HOP]
-    await send(
-        {
-            "type": "http.response.start",
-            "status": answer.status_code,
-            "headers": [(name.lower(), value) for name, value in headers],
-        }
-    )
-    # Raw: an encoding of the upstream's is the client's to undo.
-    async for chunk in answer.aiter_raw():
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    await refuse(send, error.status, error.kind, str(error), last=True)

@@ -94,12 +94,14 @@ class Replicas:
     async def is_over(self, program: str) -> bool:
         """Whether the replica that holds `program` is over the bound.
 
-        False while no replica is, and where another one is no better off.
+        False while no replica is, and where no other one is known to be better off.
         """
         over = {
             url for url, value in self.pressure.items() if value > self._bound.bound
         }
-        if not over or len(over) == len(self._urls):
+        # One that does not answer is no better off: a child sent away would leave its
+        # parent's prefix for a replica with as much to do.
+        if not over or len(over) == len(self.pressure):
             return False
         holds = await asyncio.gather(*(self._holdings[u].has(program) for u in over))
         return any(holds)

@@ -20,8 +20,22 @@ class ClientGoneError(Exception):
     """The client left while its body was being read or sent."""
 
 
-class BodyTimeoutError(Exception):
-    """The client did not send its body in time."""
+class BodyError(Exception):
+    """The client did not send the body that it announced: what it is told."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+
+class BodyTimeoutError(BodyError):
+    """It did not come in time."""
+
+    status = 408
+    kind = "timeout_error"
+
+
+class BodyShortError(BodyError):
+    """It ended early: a server that is asked for HTTP/2 may take it for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +74,7 @@ class Room:
                 yield
         except TimeoutError:
             self.late += 1
-            raise BodyTimeoutError from None
+            raise BodyTimeoutError("the body did not come") from None
 
 
 class Upload:
@@ -81,9 +95,11 @@ class Upload:
         self._begun = False
         headers = {name.lower(): value for name, value in scope["headers"]}
         length = headers.get(b"content-length", b"")
-        self._announced_bytes = int(length) if length.isdigit() else 0
+        chunked = b"transfer-encoding" in headers
+        self._announced_bytes = 0 if chunked or not length.isdigit() else int(length)
+        self._come_bytes = 0
         #: More is to come (RFC 9112 §6.3: without either header there is no body).
-        self._more = self._announced_bytes > 0 or b"transfer-encoding" in headers
+        self._more = self._announced_bytes > 0 or chunked
         #: From here on `receive` only tells whether the client is still there.
         self._over = anyio.Event()
         if not self._more:
@@ -93,7 +109,7 @@ class Upload:
         """The whole body; None if it is too long or room is short: then it streams.
 
         Raises:
-            BodyTimeoutError: it did not come in time.
+            BodyError: it did not come in time, or not all of it.
             ClientGoneError: it never will.
         """
         if self._announced_bytes > MAX_BODY_BYTES:
@@ -155,11 +171,16 @@ class Upload:
         message = await self._receive()
         if message["type"] != "http.request":
             raise ClientGoneError
-        self._buffer += message.get("body", b"")
+        piece = message.get("body", b"")
+        self._buffer += piece
+        self._come_bytes += len(piece)
         self._hold(len(self._buffer))
         self._more = message.get("more_body", False)
-        if not self._more:
-            self._over.set()
+        if self._more:
+            return
+        self._over.set()
+        if self._come_bytes < self._announced_bytes:
+            raise BodyShortError("the body ended early; HTTP/2 is not spoken here")
 
     def _hold(self, num_bytes: int) -> None:
         self._room.held_bytes += num_bytes - self._held_bytes
