@@ -70,6 +70,13 @@ class TTLCacheConfig(BaseModel):
         allow_inf_nan=False,
         description="After so many seconds of service a program queues as if new.",
     )
+    seniority_services: float = Field(
+        default=3.0,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="Or after so many times what ended programs were served in the "
+        "mean, if that is longer, but not longer than max_queue_wait_s; 0: never.",
+    )
     max_queue_wait_s: float = Field(
         default=3600.0,
         gt=0.0,

@@ -35,6 +35,7 @@ from ttlcache.programs import Program, ProgramTable, client_key
 from ttlcache.reclaim import Reclaimer
 from ttlcache.requests import RequestRecord, wait_kind
 from ttlcache.retention import Retention
+from ttlcache.seniority import Quantum
 from ttlcache.turns import OnPinEnd, TurnBook
 from ttlcache.types import Decision, PinOutcome
 from ttlcache.worksize import WorkSizes
@@ -119,7 +120,7 @@ class Controller:
         self._turns.learn = self._retention.learn
         self._places = Places(
             ORDERINGS[config.ordering](),
-            config.seniority_quantum_s,
+            Quantum.of(config),
             self.programs,
             self.pins,
             self.work,
@@ -475,6 +476,7 @@ class Controller:
             self.memory.add(program.turns_finished)
         if program.work is not None:
             self.work.ended(program.work)
+        self._places.ended(program)
         self._turns.close_all(program)
         self._turns.renew_parent(program)
 

@@ -10,6 +10,7 @@ from ttlcache.ordering import Ordering, PriorityKey, QueuedTurn, Rank
 from ttlcache.pins import PinTable
 from ttlcache.programs import Program, ProgramTable
 from ttlcache.requests import RequestRecord
+from ttlcache.seniority import Quantum
 from ttlcache.worksize import Work, WorkSizes
 
 
@@ -18,11 +19,11 @@ class Places:
     """One ordering, asked about records of requests.
 
     ordering: set before the first request, if at all.
-    quantum_s: service for which a program keeps its place in the order.
+    quantum: service for which a program keeps its place in the order.
     """
 
     ordering: Ordering
-    quantum_s: float
+    quantum: Quantum
     programs: ProgramTable
     pins: PinTable
     work: WorkSizes
@@ -91,9 +92,14 @@ class Places:
         """So much of its quantum: the engine served it, or stood still for it."""
         if not self.ordering.places_end:
             return
-        if program.seniority.charge(seconds, self.quantum_s):
+        if program.seniority.charge(seconds, self.quantum.seconds):
             program.seniority.requeue(self.programs.next_seq())
             self.metrics.count("quanta_used_up")
+
+    def ended(self, program: Program) -> None:
+        """What the program was served says how long others may take."""
+        if program.parent is None:  # a sub-agent's service is its parent's
+            self.quantum.ended(program.seniority)
 
     def _queued(self, record: RequestRecord, preempted: bool) -> QueuedTurn:
         program = record.program

@@ -5,12 +5,22 @@ end. One that never ends would keep everybody else waiting for ever, and so woul
 that spawns sub-agents without end. Hence a place lasts for a quantum of service;
 then the family queues up again as if it had just come. The bound on waiting that
 follows is proved in docs/scheduling.md.
+
+A quantum that most programs need more than once takes their place from everybody, and
+the order is no order any more. How long they need depends on the model, the hardware
+and the load, so it is learnt.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from ttlcache.config import TTLCacheConfig
+from ttlcache.estimators import SlidingMean
+
+#: Ended programs over which the mean is taken, and below which nothing is known.
+WINDOW, MIN_ENDED = 1000, 5
 
 
 @dataclass(slots=True, eq=False)
@@ -19,11 +29,14 @@ class Seniority:
 
     seq: arrival number that it stands at; smaller is served first.
     used_s: seconds that its requests ran since the quantum began; infinite once that
-        is used up, until a turn is admitted. (One exists per program: no more fields.)
+        is used up, until a turn is admitted.
+    served_s: seconds that its requests ran in all. (One object exists per program: no
+        more fields.)
     """
 
     seq: int
     used_s: float = 0.0
+    served_s: float = 0.0
 
     @property
     def is_spent(self) -> bool:
@@ -35,6 +48,7 @@ class Seniority:
 
         The caller must then give the family a new place with `requeue`.
         """
+        self.served_s += seconds
         if self.is_spent:
             return False
         self.used_s += seconds
@@ -49,3 +63,43 @@ class Seniority:
         """A turn got its memory: a spent family's next quantum begins."""
         if self.is_spent:
             self.used_s = 0.0
+
+
+class Quantum:
+    """For how much service a place lasts: three times what a program takes, say.
+
+    Programs longer than that are few, or much longer than the rest: to serve them last
+    costs little, or is what shortens the mean.
+    """
+
+    def __init__(self, least_s: float, services: float, most_s: float) -> None:
+        """
+        Args:
+            least_s: also while little is known.
+            services: it is as long as so many mean services of ended programs.
+            most_s: but no longer, so that waits stay bounded; `least_s` goes before it.
+        """
+        self._least_s = least_s
+        self._services = services
+        self._most_s = most_s
+        self._served_s = SlidingMean(WINDOW)
+
+    @classmethod
+    def of(cls, config: TTLCacheConfig) -> Quantum:
+        return cls(
+            config.seniority_quantum_s,
+            config.seniority_services,
+            config.max_queue_wait_s,
+        )
+
+    def ended(self, seniority: Seniority) -> None:
+        """A family is over."""
+        if seniority.served_s > 0.0:
+            self._served_s.observe(seniority.served_s)
+
+    @property
+    def seconds(self) -> float:
+        if self._served_s.count < MIN_ENDED:
+            return self._least_s
+        wanted_s = self._services * self._served_s.value
+        return max(self._least_s, min(wanted_s, self._most_s))

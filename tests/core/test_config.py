@@ -18,6 +18,7 @@ WRONG = {
     "max_pinned_fraction": (["0.5", None, True], [-0.1, 1.1, math.nan]),
     "max_ttl_s": (["300", None, True, [1]], [-1.0, math.inf, math.nan]),
     "seniority_quantum_s": (["60", None, True], [0, -1.0, math.inf]),
+    "seniority_services": (["2", None, True], [-1.0, math.inf, math.nan]),
     "max_queue_wait_s": (["120", None, True], [0, -1.0, math.inf]),
     "program_idle_s": (["900", None, True], [0, -1, math.inf, math.nan]),
     "max_programs": (["10", None, True, 1.5], [0, -1]),

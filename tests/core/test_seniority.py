@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ttlcache.events import Urgency
-from ttlcache.seniority import Seniority
+from ttlcache.seniority import MIN_ENDED, Quantum, Seniority
 from ttlcache.testing import FakeEngine
 
 QUANTUM_S = 10.0
@@ -61,6 +61,61 @@ def test_a_quantum_is_used_up_once_and_begins_anew_with_an_admission():
     mine.charge(4.0, QUANTUM_S)
     mine.on_admission()
     assert mine.used_s == 4.0  # only what was used up begins anew
+
+
+@pytest.mark.parametrize(
+    ("served_s", "services", "expected_s"),
+    [
+        (20.0, 2.0, 40.0),  # most programs need more than the least
+        (2.0, 2.0, QUANTUM_S),
+        (90.0, 2.0, 100.0),  # waits stay bounded
+        (20.0, 0.0, QUANTUM_S),
+    ],
+)
+def test_a_quantum_is_as_long_as_programs_need(served_s, services, expected_s):
+    quantum = Quantum(QUANTUM_S, services, most_s=100.0)
+    for _ in range(MIN_ENDED - 1):
+        quantum.ended(Seniority(1, served_s=served_s))
+    assert quantum.seconds == QUANTUM_S  # too few
+    quantum.ended(Seniority(1))  # never served: says nothing
+    assert quantum.seconds == QUANTUM_S
+    quantum.ended(Seniority(1, served_s=served_s))
+    assert quantum.seconds == expected_s
+
+
+def test_a_least_quantum_beyond_the_bound_stands():
+    assert Quantum(500.0, 2.0, most_s=100.0).seconds == 500.0
+
+
+def test_a_place_lasts_where_all_programs_take_long():
+    """Else a quantum below what most need takes their place from everybody."""
+    engine = make_engine()
+    for n in range(MIN_ENDED):
+        serve(engine, f"e{n}", f"E{n}", 2 * QUANTUM_S, is_last_step=True)
+    used_up = engine.controller.metrics.totals["quanta_used_up", ""]
+    context = serve(engine, "a1", "A", 5 * QUANTUM_S)
+    assert not place(engine, "A").is_spent
+    engine.arrive("b1", [5, 6], program="B")
+    engine.arrive("a2", context, program="A")
+    assert order(engine, "b1", "a2") == ["a2", "b1"]
+    assert engine.controller.metrics.totals["quanta_used_up", ""] == used_up
+    serve(engine, "c1", "C", 6 * QUANTUM_S)
+    assert place(engine, "C").is_spent  # much longer than the rest
+
+
+def test_a_family_counts_once_with_all_that_it_was_served():
+    engine = make_engine()
+    for n in range(MIN_ENDED):
+        serve(engine, f"p{n}", f"P{n}", 8.0)
+        for child in "xyz":
+            name = f"{child}{n}"
+            hints = {"parent_id": f"P{n}", "is_last_step": True}
+            serve(engine, name, name, 4.0, **hints)
+        engine.controller.end("", f"P{n}")
+    context = serve(engine, "a1", "A", 59.0)  # three families of 20 s
+    assert not place(engine, "A").is_spent
+    serve(engine, "a2", "A", 1.0, prompt=context)
+    assert place(engine, "A").is_spent
 
 
 @pytest.mark.parametrize("ordering", ["ttl-aware", "program-fcfs"])
