@@ -4,7 +4,7 @@
     B    = weight * PrefillReload(r)
 
 What differs from CacheTTL v4 (`cachettl`), each behind its own option so that an
-ablation can take it away (docs/design.md §5):
+ablation can take it away (docs/policy.md):
 
 charge_what_is_used   a pin that is claimed early stops costing: E[min(gap, tau)]
                       instead of tau.
