@@ -32,11 +32,13 @@ class Ordering(ABC):
 
     places_end: whether a program that used up its quantum of service queues as if new.
     uses_work: whether keys depend on `QueuedTurn.work_left_s`.
+    uses_service: whether keys depend on `service_s` and `wait_s`.
     """
 
     name: ClassVar[str]
     places_end: ClassVar[bool] = True
     uses_work: ClassVar[bool] = False
+    uses_service: ClassVar[bool] = False
 
     @abstractmethod
     def key(self, turn: QueuedTurn) -> PriorityKey:
@@ -102,6 +104,7 @@ class PLAS(Ordering):
     """
 
     name = "plas"
+    uses_service = True
     QUANTUM_S = 1.0
     GROWTH = 2.0
     LEVELS = 16

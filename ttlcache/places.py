@@ -8,10 +8,12 @@ from ttlcache.clock import Clock
 from ttlcache.metrics import MetricsBuffer
 from ttlcache.ordering import Ordering, PriorityKey, QueuedTurn, Rank
 from ttlcache.pins import PinTable
-from ttlcache.programs import Program, ProgramTable
+from ttlcache.programs import Attained, Program, ProgramTable
 from ttlcache.requests import RequestRecord
 from ttlcache.seniority import Quantum
 from ttlcache.worksize import Work, WorkSizes
+
+_NOTHING = Attained()
 
 
 @dataclass(slots=True)
@@ -49,7 +51,7 @@ class Places:
 
     def promote(self, record: RequestRecord) -> None:
         record.promoted_s = self.clock.now_s()
-        record.program.service_s = record.program.wait_s = 0.0
+        record.program.attained = None
 
     def stand(self, record: RequestRecord) -> None:
         """Give the request its program's place as it is now."""
@@ -79,13 +81,14 @@ class Places:
         since_s = record.queued_s
         if record.promoted_s is not None:
             since_s = record.promoted_s
-        if now_s > since_s:
-            record.program.wait_s += now_s - since_s
+        if now_s > since_s and self.ordering.uses_service:
+            _attained(record.program).wait_s += now_s - since_s
         record.program.seniority.on_admission()
 
     def charge(self, program: Program, seconds: float) -> None:
         """The program was served for so long."""
-        program.service_s += seconds
+        if self.ordering.uses_service:
+            _attained(program).service_s += seconds
         self.use_up(program, seconds)
 
     def use_up(self, program: Program, seconds: float) -> None:
@@ -103,15 +106,22 @@ class Places:
 
     def _queued(self, record: RequestRecord, preempted: bool) -> QueuedTurn:
         program = record.program
+        attained = program.attained or _NOTHING
         return QueuedTurn(  # by position: names cost half a microsecond here
             record.user_priority,
             preempted,
             self.claims(record),
             record.program_seq,
             record.seq,  # request_seq
-            program.service_s,
-            program.wait_s,
+            attained.service_s,
+            attained.wait_s,
             record.queued_s,
             record.promoted_s is not None,
             record.work_left_s,
         )
+
+
+def _attained(program: Program) -> Attained:
+    if program.attained is None:
+        program.attained = Attained()
+    return program.attained

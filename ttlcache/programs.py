@@ -77,6 +77,14 @@ class Turn:
         return hashes[self.num_hashes - 1] == self.last_hash
 
 
+@dataclass(slots=True)
+class Attained:
+    """Seconds that a program's requests ran and queued, since its last promotion."""
+
+    service_s: float = 0.0
+    wait_s: float = 0.0
+
+
 #: A tenant whose last program ended still counts for so long: its next one may come.
 TENANT_MEMORY_S = 60.0
 _MAX_LEFT = 1024
@@ -86,8 +94,7 @@ _MAX_LEFT = 1024
 class Program:
     """One agent's job as this engine sees it.
 
-    service_s, wait_s: cumulative time of its requests running and queued, since
-        the last promotion (PLAS).
+    work, attained: only under an ordering that uses them.
     tenant: isolation domain, also of programs without an id; its pins share the
         cap with other tenants' pins.
     seniority: its place in the program order, shared by a parent and its sub-agents.
@@ -103,10 +110,9 @@ class Program:
     ended: bool = False
     last_seen_s: float = 0.0
     reuse_share: float = 1.0
-    service_s: float = 0.0
-    wait_s: float = 0.0
     open_turns: list[Turn] = field(default_factory=list)
     work: Work | None = None
+    attained: Attained | None = None
     seniority: Seniority = field(init=False)
 
     def __post_init__(self, arrival_seq: int) -> None:

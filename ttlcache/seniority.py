@@ -28,20 +28,20 @@ class Seniority:
     """The place of one family: a program and the sub-agents that stand with it.
 
     seq: arrival number that it stands at; smaller is served first.
-    used_s: seconds that its requests ran since the quantum began; infinite once that
-        is used up, until a turn is admitted.
-    served_s: seconds that its requests ran in all. (One object exists per program: no
-        more fields.)
+    served_s: seconds that its requests ran in all.
+    began_s: of these, those before its quantum began; infinite once that is used up,
+        until a turn is admitted. (One object exists per program: no more fields, and
+        this one is mostly 0.0 or another's value, which costs no object.)
     """
 
     seq: int
-    used_s: float = 0.0
     served_s: float = 0.0
+    began_s: float = 0.0
 
     @property
     def is_spent(self) -> bool:
         """The quantum is used up, no turn was admitted since: claims are no class."""
-        return self.used_s == math.inf
+        return self.began_s == math.inf
 
     def charge(self, seconds: float, quantum_s: float) -> bool:
         """A request of the family ran; True when that used up the quantum.
@@ -49,20 +49,17 @@ class Seniority:
         The caller must then give the family a new place with `requeue`.
         """
         self.served_s += seconds
-        if self.is_spent:
-            return False
-        self.used_s += seconds
-        return self.used_s >= quantum_s
+        return not self.is_spent and self.served_s - self.began_s >= quantum_s
 
     def requeue(self, seq: int) -> None:
         """Stand behind everybody who has come so far."""
         self.seq = seq
-        self.used_s = math.inf
+        self.began_s = math.inf
 
     def on_admission(self) -> None:
         """A turn got its memory: a spent family's next quantum begins."""
         if self.is_spent:
-            self.used_s = 0.0
+            self.began_s = self.served_s
 
 
 class Quantum:

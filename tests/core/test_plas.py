@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ttlcache.programs import Attained
 from ttlcache.testing import FakeEngine
 
 LEVEL = 2  # where a key says the queue
@@ -26,25 +27,22 @@ def level(engine, request_id):
     return engine.controller.priority(request_id)[LEVEL]
 
 
-def program_of(engine, label):
-    return engine.controller.programs.get(("", label))
+def attained(engine, label):
+    return engine.controller.programs.get(("", label)).attained
 
 
 def test_service_is_the_time_that_finished_calls_ran():
     engine = make_engine()
     call(engine, "a1", "A", waits_s=9.0, runs_s=1.5)
     call(engine, "a2", "A", waits_s=1.0, runs_s=2.5)
-    assert (program_of(engine, "A").service_s, program_of(engine, "A").wait_s) == (
-        4.0,
-        10.0,
-    )
+    assert attained(engine, "A") == Attained(4.0, 10.0)
     engine.arrive("a3", [1, 2, 3], program="A")
     assert level(engine, "a3") == 3  # 4 s to 8 s
     engine.admit("a3")
     engine.clock.advance(100.0)
     assert level(engine, "a3") == 3  # the running call does not count yet
     engine.abort("a3")
-    assert program_of(engine, "A").service_s == 104.0  # an aborted one does
+    assert attained(engine, "A").service_s == 104.0  # an aborted one does
 
 
 def test_a_call_that_never_ran_was_never_served():
@@ -52,7 +50,7 @@ def test_a_call_that_never_ran_was_never_served():
     engine.arrive("a1", [1, 2, 3], program="A")
     engine.clock.advance(50.0)
     engine.abort("a1")
-    assert (program_of(engine, "A").service_s, program_of(engine, "A").wait_s) == (0, 0)
+    assert attained(engine, "A") is None
 
 
 def test_the_longest_served_program_waits_for_the_others():
@@ -80,14 +78,13 @@ def test_a_starved_call_is_promoted_and_its_programs_counters_start_anew():
     engine.controller.promote("a2")
     assert level(engine, "a2") == 0
     assert engine.controller.promote_at_s("a2") == math.inf
-    program = program_of(engine, "A")
-    assert (program.service_s, program.wait_s) == (0.0, 0.0)
+    assert attained(engine, "A") is None
     engine.clock.advance(1.0)
     engine.admit("a2")
-    assert program.wait_s == 1.0
+    assert attained(engine, "A").wait_s == 1.0
     engine.clock.advance(2.0)
     engine.finish("a2")
-    assert program.service_s == 2.0
+    assert attained(engine, "A").service_s == 2.0
     # The next call is starved after 4 * 2 - 1 s.
     engine.arrive("a3", [1, 2, 3], program="A")
     assert engine.controller.promote_at_s("a3") == engine.clock.now_s() + 7.0
@@ -102,11 +99,11 @@ def test_a_promotion_at_the_very_start_of_time_counts_from_there():
     engine.controller.promote("a2")
     engine.clock.set(4.0)
     engine.admit("a2")
-    assert program_of(engine, "A").wait_s == 4.0
+    assert attained(engine, "A").wait_s == 4.0
 
 
 def test_a_clock_that_goes_back_takes_no_service_away():
     engine = make_engine()
     call(engine, "a1", "A", waits_s=1.0, runs_s=1.0)
     call(engine, "a2", "A", waits_s=-5.0, runs_s=-5.0)
-    assert (program_of(engine, "A").service_s, program_of(engine, "A").wait_s) == (1, 1)
+    assert attained(engine, "A") == Attained(1.0, 1.0)

@@ -57,10 +57,11 @@ def test_a_quantum_is_used_up_once_and_begins_anew_with_an_admission():
     mine.requeue(5)
     assert not mine.charge(60.0, QUANTUM_S)  # ran on, has lost its place already
     mine.on_admission()
-    assert (mine.seq, mine.used_s, mine.is_spent) == (5, 0.0, False)
-    mine.charge(4.0, QUANTUM_S)
-    mine.on_admission()
-    assert mine.used_s == 4.0  # only what was used up begins anew
+    assert (mine.seq, mine.is_spent) == (5, False)
+    assert not mine.charge(9.0, QUANTUM_S)
+    mine.on_admission()  # only what was used up begins anew
+    assert mine.charge(1.0, QUANTUM_S)
+    assert mine.served_s == 82.0
 
 
 @pytest.mark.parametrize(
