@@ -92,7 +92,8 @@ class Quantum:
     def ended(self, seniority: Seniority) -> None:
         """A family is over."""
         if seniority.served_s > 0.0:
-            self._served_s.observe(seniority.served_s)
+            # Else one of many requests at once would make everybody's quantum.
+            self._served_s.observe(min(seniority.served_s, self._most_s))
 
     @property
     def seconds(self) -> float:

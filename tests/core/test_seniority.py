@@ -85,7 +85,19 @@ def test_a_quantum_is_as_long_as_programs_need(served_s, services, expected_s):
 
 
 def test_a_least_quantum_beyond_the_bound_stands():
-    assert Quantum(500.0, 2.0, most_s=100.0).seconds == 500.0
+    quantum = Quantum(500.0, 2.0, most_s=100.0)
+    for _ in range(MIN_ENDED):
+        quantum.ended(Seniority(1, served_s=1000.0))
+    assert quantum.seconds == 500.0
+
+
+def test_one_family_of_endless_service_does_not_make_the_quantum():
+    """A hundred requests at once for an hour are 360,000 s of it."""
+    quantum = Quantum(QUANTUM_S, 3.0, most_s=100.0)
+    for _ in range(99):
+        quantum.ended(Seniority(1, served_s=4.0))
+    quantum.ended(Seniority(1, served_s=360_000.0))
+    assert quantum.seconds == pytest.approx(3 * (99 * 4.0 + 100.0) / 100)
 
 
 def test_a_place_lasts_where_all_programs_take_long():
