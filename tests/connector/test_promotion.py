@@ -93,9 +93,10 @@ def test_who_needs_it_no_more_is_passed_over(promoter, how):
     expire(promoter, 1)
     if how == "is over":
         program.ended = True
+    elif how == "is back":
+        program.in_flight = 1  # the turn is open until its pin is claimed
     else:
         program.open_turns.clear()
-        program.in_flight = int(how == "is back")
     promoter.tick(END_S + 1000.0)
     assert promoted(promoter) == ["r1"]
 
