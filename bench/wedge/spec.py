@@ -215,4 +215,5 @@ def _extra_config(rng: random.Random, queue_policy: str) -> dict[str, Any]:
         "max_programs": rng.choice((2, 10_000)),
         "prefix_inference": rng.random() < 0.8,
         "seniority_quantum_s": rng.choice((0.5, 5.0, 60.0, 1e6)),
+        "seniority_services": 0.0,  # places end as often as that says
     }
