@@ -69,7 +69,7 @@ def test_a_starved_call_is_promoted_to_the_first_queue(engine, clock):
     clock.advance(0.2)
     assert admission_order(engine) == ["A-2", "N-1"]
     program = engine.connector.side.controller.programs.get(("", "A"))
-    assert program.service_s == 0.0  # counted anew since the promotion
+    assert program.attained is None  # counted anew since the promotion
     assert free(engine) == 199
 
 
