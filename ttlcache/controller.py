@@ -104,21 +104,21 @@ class Controller:
             on_pin_end=on_pin_end,
         )
         self.pins.on_shrink = lambda pin: self.journal.shrink(clock.now_s(), pin)
-        self._reclaimer = Reclaimer(
+        self.reclaimer = Reclaimer(
             self.pins, holder, self._turns.end_pin, clock, config.max_pinned_fraction
         )
-        self.owed = self._reclaimer.owed
+        self.owed = self.reclaimer.owed
         self._retention = Retention(
             config,
             policies.create(config.policy, config.policy_options),
             self.pins,
             holder,
-            self._reclaimer,
+            self.reclaimer,
             self.metrics,
             lambda: self.programs.num_tenants(clock.now_s()),
         )
         self._turns.learn = self._retention.learn
-        self._places = Places(
+        self.places = Places(
             ORDERINGS[config.ordering](),
             Quantum.of(config),
             self.programs,
@@ -127,9 +127,9 @@ class Controller:
             self.metrics,
             clock,
         )
-        self._turns.stood_still = self._places.use_up
+        self._turns.stood_still = self.places.use_up
         self._holding = Holding(
-            self._retention, self._places, self.pins, self.metrics, self.journal
+            self._retention, self.places, self.pins, self.metrics, self.journal
         )
         self._learning = Learning(self.costs, self.work, self.metrics, self.journal)
         self._admission = admission.create(
@@ -139,12 +139,12 @@ class Controller:
 
     @property
     def ordering(self) -> Ordering:
-        return self._places.ordering
+        return self.places.ordering
 
     @ordering.setter
     def ordering(self, ordering: Ordering) -> None:
         """Before the first request, if at all."""
-        self._places.ordering = ordering
+        self.places.ordering = ordering
 
     # --- a request comes -------------------------------------------------
 
@@ -166,7 +166,7 @@ class Controller:
         continuation = relate(program, arrival.hashes, arrival.num_tokens)
         record = self._new_record(arrival, program, now_s)
         self._adopt(program, arrival)
-        self._places.stand(record)
+        self.places.stand(record)
         program.in_flight += 1
         pin, record.reusable_tokens = self._turns.follow(
             program, continuation, record.request_id, now_s
@@ -182,15 +182,15 @@ class Controller:
         Raises:
             KeyError: the request never arrived here.
         """
-        return self._places.key(self.requests[request_id], preempted)
+        return self.places.key(self.requests[request_id], preempted)
 
     def promote_at_s(self, request_id: str) -> float:
         """When waiting alone will change the request's key; `math.inf` for never."""
-        return self._places.promote_at_s(self.requests[request_id])
+        return self.places.promote_at_s(self.requests[request_id])
 
     def promote(self, request_id: str) -> None:
         """The ordering's anti-starvation rule strikes: its counters start anew."""
-        self._places.promote(self.requests[request_id])
+        self.places.promote(self.requests[request_id])
 
     def stand_back(self, request_id: str) -> bool:
         """Whether the request's place is out of date; `priority` answers anew then.
@@ -199,7 +199,7 @@ class Controller:
         quantum since it was queued. A place may change once per quantum, no more.
         """
         record = self.requests.get(request_id)
-        return record is not None and self._places.stand_back(record)
+        return record is not None and self.places.stand_back(record)
 
     def admission(
         self, request_id: str, kv_blocks: float, *, by_program: bool = True
@@ -215,8 +215,8 @@ class Controller:
         now_s, pressure = self._clock.now_s(), self._holder.pressure()
         by_program = by_program and self.config.ordering in PROGRAM_ORDERINGS
         # Who claims a pin stands before those who lost theirs: it may not block them.
-        if self.owed and by_program and not self._places.claims(record):
-            rank = self._places.rank(record)
+        if self.owed and by_program and not self.places.claims(record):
+            rank = self.places.rank(record)
             spare = pressure.free_blocks - kv_blocks
             if not self.owed.leaves_room(record.program, rank, spare, now_s):
                 return Admission.WAIT
@@ -238,14 +238,14 @@ class Controller:
         if first:
             record.admitted_s = now_s
             record.cached_tokens = cached_tokens
-            self._places.admitted(record, now_s)
+            self.places.admitted(record, now_s)
             blocks = record.num_tokens / self.block_tokens
             self._admission.reasons(record.program, blocks, now_s)
             self.owed.settle(record.program)
         elif record.first_token_s is None:
-            if record.prefill_from_s is None:  # preempted, not reloaded: all anew
+            if not record.reloads:  # preempted: all anew
                 record.cached_tokens = cached_tokens
-            record.prefill_from_s = now_s
+            record.prefill_from_s, record.reloads = now_s, False
         pin = self.pins.get(record.pin_id)
         record.pin_id = None
         self.journal.admit(now_s, record, cached_tokens, pin, self.costs, not first)
@@ -270,7 +270,7 @@ class Controller:
         """A part of an admitted request's prompt is on its way from a lower tier."""
         record = self.requests.get(request_id)
         if record is not None:
-            record.prefill_from_s = self._clock.now_s()
+            record.prefill_from_s, record.reloads = self._clock.now_s(), True
 
     def reloaded(self, request_id: str, tokens: int) -> None:
         """`tokens` of the prompt came, 0 where that failed: prefill what is left."""
@@ -308,7 +308,7 @@ class Controller:
         self.programs.touch(program, now_s)
         if record.admitted_s is not None:
             if now_s > record.admitted_s:
-                self._places.charge(program, now_s - record.admitted_s)
+                self.places.charge(program, now_s - record.admitted_s)
             if not program.ended:
                 blocks = finish.num_tokens / self.block_tokens
                 self._admission.acts(program, blocks, now_s)
@@ -387,12 +387,12 @@ class Controller:
             asks; not once the request is overdue.
         """
         record = self.requests.get(request_id)
-        return self._reclaimer.reclaim(
+        return self.reclaimer.reclaim(
             max(1, needed_blocks),
             urgency,
             record.program if record else None,
             record.pin_id if record else None,
-            self._places.rank(record) if record else (),
+            self.places.rank(record) if record else (),
             patient=patient,
         )
 
@@ -476,7 +476,7 @@ class Controller:
             self.memory.add(program.turns_finished)
         if program.work is not None:
             self.work.ended(program.work)
-        self._places.ended(program)
+        self.places.ended(program)
         self._turns.close_all(program)
         self._turns.renew_parent(program)
 

@@ -29,6 +29,7 @@ def gauges_of(controller: Controller, now_s: float) -> dict[str, float]:
         "owed_blocks": controller.owed.blocks(now_s),
         "queueing_delay_seconds": controller.costs.queueing_delay_s,
         "memoryfulness": controller.memory.eta,
+        "seniority_quantum_seconds": controller.places.quantum.seconds,
         "retention_enabled": float(controller.retention_enabled),
         "recorder_dropped_events": float(controller.journal.dropped),
     }

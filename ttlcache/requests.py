@@ -32,7 +32,8 @@ class RequestRecord:
     admitted_s: float | None = None
     cached_tokens: int = 0
     first_token_s: float | None = None
-    prefill_from_s: float | None = None  # after a reload; else from `admitted_s`
+    prefill_from_s: float | None = None  # once reloaded or preempted; else `admitted_s`
+    reloads: bool = False  # since it was last admitted
 
     def lost_its_kv(self, cached_tokens: int) -> bool:
         """Whether so few tokens found in GPU memory mean that it was evicted."""

@@ -47,7 +47,8 @@ class Arm:
 
     extra: connector settings, or a function of the setting; None: no connector.
     gate: name of a gate in `bench.sim.cell.GATES`, "" for none; in an arm's own file
-        the name of its function there.
+        the name of its function there. It may change the engine instead of holding
+        requests.
     file: where the arm comes from, if it has a file of its own.
     order: "" for the connector's, "srpt" for the oracle's (`bench.sim.oracle`).
     tell_gap: clients announce the exact length of each gap.
@@ -125,6 +126,13 @@ _ALL = (
         bounded=False,
     ),
     Arm("cachettl", "CacheTTL v4 complete", {"policy": "cachettl"}),
+    Arm(
+        "cachettl-paper",
+        "the same, pins giving way as v4 §5.2 is worded (`bench.sim.paper_victims`)",
+        {"policy": "cachettl", "max_pinned_fraction": 1.0},
+        gate="paper-victims",
+        bounded=False,
+    ),
     Arm(
         "ski-rental",
         "hold for as long as losing it costs",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bench.sim import tier_link
+from bench.sim import paper_victims, tier_link
 from bench.sim.agents import Agent, RequestFactory
 from bench.sim.arms import ArmSetting, own_file
 from bench.sim.checks import check
@@ -182,6 +182,14 @@ def _mori(cell: Cell, connector: TTLConnector | None) -> Gate:
     )
 
 
+def _paper_victims(cell: Cell, connector: TTLConnector | None) -> Gate:
+    assert connector is not None
+    assert connector.side is not None
+    assert connector.side.controller is not None
+    paper_victims.install(connector.side.controller)
+    return OpenGate()
+
+
 def _oracle(cell: Cell, connector: TTLConnector | None) -> Gate:
     model, hardware = MODELS[cell.engine.model], HARDWARE[cell.engine.hardware]
     step_time = StepTime.of(hardware, model)
@@ -195,6 +203,7 @@ GATES: dict[str, Callable[[Cell, TTLConnector | None], Gate]] = {
     "": _open_gate,
     "thunderagent": _thunderagent,
     "mori": _mori,
+    "paper-victims": _paper_victims,
     "oracle": _oracle,
 }
 

@@ -59,6 +59,28 @@ def test_a_prefill_that_was_preempted_is_measured_from_its_second_start(engine):
     assert engine.measured == [(40, 36, 2.0)]
 
 
+def test_a_prefill_that_was_preempted_twice_is_measured_from_its_third_start(engine):
+    admit(engine)
+    for cached_tokens in (36, 8):  # of what it computed, less is left each time
+        engine.step(seconds=1.0)
+        engine.controller.admit("r", cached_tokens)
+    engine.step(seconds=2.0)
+    engine.decode("r", [1])
+    assert engine.measured == [(40, 8, 2.0)]
+
+
+def test_what_was_reloaded_before_a_preemption_is_counted_anew_after_it(engine):
+    admit(engine)
+    engine.controller.reloading("r")
+    engine.controller.reloaded("r", 24)
+    engine.controller.admit("r", 0)  # the engine schedules it, KV in place
+    engine.step(seconds=1.0)
+    engine.controller.admit("r", 4)  # preempted, and let in again
+    engine.step(seconds=2.0)
+    engine.decode("r", [1])
+    assert engine.measured == [(40, 4, 2.0)]
+
+
 def test_a_failed_reload_is_counted_and_all_is_prefilled(engine):
     admit(engine)
     engine.controller.reloading("r")

@@ -213,6 +213,9 @@ def test_a_websocket_is_refused_and_not_left_without_an_answer():
         ("http://upper/base/v1", "http://upper/base/v1"),
         ("http://up/base//upper/v1", "http://up/base//upper/v1"),
         ("/v1/models", "/v1/models"),
+        ("/base/v1/models?a=1", "/v1/models?a=1"),
+        ("/base//upper/v1", "/base//upper/v1"),
+        ("/baseless/v1", "/baseless/v1"),
     ],
 )
 def test_a_redirect_does_not_lead_behind_the_front(told, given):

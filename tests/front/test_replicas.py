@@ -179,6 +179,25 @@ def test_the_watch_goes_on_whatever_happens(error, caplog):
     assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
 
 
+def test_the_status_shows_no_password(caplog):
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "idle":
+            raise RuntimeError("a bug")
+        return httpx.Response(200, text="vllm:num_requests_waiting 1")
+
+    async def story() -> None:
+        client = httpx.AsyncClient(transport=httpx.MockTransport(handle))
+        urls = ["http://me:secret@busy:80/base/", "http://me:secret@idle"]
+        replicas = Replicas(urls, PressureBound(), client=client)
+        await replicas.read()
+        assert replicas.status() == {"http://busy/base": 1.0}
+
+    run(story)
+    [told] = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert "http://idle" in told.getMessage()
+    assert "secret" not in told.getMessage()
+
+
 WRONG = [
     "",
     "router:30000",

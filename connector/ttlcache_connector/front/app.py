@@ -135,7 +135,7 @@ class Front:
             "children": len(self._family),
             "children_sent_away": self._family.sent_away,
             "prompts": len(self._prompts),
-            "pressure": self._replicas.pressure,
+            "pressure": self._replicas.status(),
         }
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:

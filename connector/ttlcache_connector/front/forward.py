@@ -115,11 +115,14 @@ class Upstream:
 
     def _outside(self, name: bytes, value: bytes) -> bytes:
         """`Location` as clients can follow it: they do not reach the upstream."""
-        base = str(self._url).rstrip("/").encode()
-        path = value.removeprefix(base)
-        # Two slashes would begin another host.
-        ours = path != value and path.startswith(b"/") and not path.startswith(b"//")
-        return path if ours and name.lower() == b"location" else value
+        if name.lower() != b"location":
+            return value
+        for base in (str(self._url).encode(), self._url.raw_path):
+            path = value.removeprefix(base.rstrip(b"/"))
+            # Two slashes would begin another host.
+            if path != value and path.startswith(b"/") and not path.startswith(b"//"):
+                return path
+        return value
 
     def _request(self, scope: Scope, upload: Upload) -> httpx.Request:
         # Not the client's own builder: it adds headers, such as encodings that this

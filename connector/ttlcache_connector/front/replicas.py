@@ -21,7 +21,7 @@ import httpx
 
 from ttlcache.clock import Clock, default_clock
 from ttlcache_connector.front.holdings import MAX_NAMES, Holdings
-from ttlcache_connector.front.urls import base_url
+from ttlcache_connector.front.urls import base_url, without_user
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -75,8 +75,13 @@ class Replicas:
         }
         #: Last reading of each; replicas that do not answer are left out.
         self.pressure: dict[str, float] = {}
+        self._shown = {url: without_user(url) for url in self._urls}
         #: Questions that failed in a way nobody foresaw.
         self.faults = 0
+
+    def status(self) -> dict[str, float]:
+        """Last readings, for whoever asks: without what is secret of the URLs."""
+        return {self._shown[url]: value for url, value in self.pressure.items()}
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -139,7 +144,7 @@ class Replicas:
             answer.raise_for_status()
             return read(answer)
         except (httpx.HTTPError, ValueError, TimeoutError):
-            log.debug("no answer from %s", url, exc_info=True)
+            log.debug("no answer from %s", without_user(url), exc_info=True)
         except Exception:  # noqa: BLE001 - whatever it is, the others are asked again
             self._fault(url)
         return None
@@ -147,7 +152,8 @@ class Replicas:
     def _fault(self, url: str) -> None:
         self.faults += 1
         if self.faults == 1:
-            log.warning("asking %s failed (logged once)", url, exc_info=True)
+            name = without_user(url)
+            log.warning("asking %s failed (logged once)", name, exc_info=True)
 
 
 def gauge(text: str, metric: str) -> float | None:

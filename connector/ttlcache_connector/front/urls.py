@@ -28,3 +28,8 @@ def base_url(key: str, value: str) -> httpx.URL:
         if wrong:
             raise ConfigError(f"{key}: {value!r}: {why}; expected {_EXPECTED}")
     return url
+
+
+def without_user(value: str) -> str:
+    """The URL without user and password, to be shown."""
+    return str(httpx.URL(value).copy_with(userinfo=b""))

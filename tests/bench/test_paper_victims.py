@@ -1,0 +1,79 @@
+"""The paper's own rule for victims, on the core alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.sim import paper_victims
+from bench.sim.arms import ARMS, ArmSetting
+from ttlcache.config import load_config
+from ttlcache.events import Urgency
+from ttlcache.testing import FakeEngine
+from ttlcache.types import PinOutcome
+
+
+def _engine(*, paper=True):
+    config = {"policy": "fixed", "policy_options": {"ttl_s": 60.0}}
+    engine = FakeEngine(
+        config | {"max_pinned_fraction": 1.0}, pool_blocks=32, block_tokens=1
+    )
+    if paper:
+        paper_victims.install(engine.controller)
+    for first, label in enumerate("ABC"):
+        start = 1000 * first
+        engine.turn(f"{label}-1", list(range(start, start + 4)), [7], program=label)
+    return engine
+
+
+def _pinned(engine):
+    return {p.program.program_id: p.kv_blocks for p in engine.controller.pins}
+
+
+def test_a_newcomer_ends_older_programs_pins_latest_first_and_whole():
+    engine = _engine()
+    engine.arrive("r", [1], program="R")
+    assert engine.controller.reclaim(1, Urgency.WAITING, "r") == 4
+    assert _pinned(engine) == {"A": 4, "B": 4}
+    assert engine.controller.reclaim(5, Urgency.WAITING, "r") == 8
+    assert _pinned(engine) == {}
+    engine.check()
+
+
+def test_ours_ends_none_for_it():
+    engine = _engine(paper=False)
+    engine.arrive("r", [1], program="R")
+    assert engine.controller.reclaim(1, Urgency.WAITING, "r") == 0
+
+
+def test_too_few_pins_end_all_the_same():
+    """The paper looks at what is enough only while it ends them."""
+    engine = _engine()
+    engine.arrive("r", [1], program="R")
+    assert engine.controller.reclaim(99, Urgency.WAITING, "r") == 12
+    assert _pinned(engine) == {}
+
+
+def test_the_own_pin_goes_only_in_an_engine_that_stands_still():
+    engine = _engine()
+    for label in "BC":
+        for pin in list(engine.controller.pins):
+            if pin.program.program_id == label:
+                engine.controller.reclaimer.end_pin(pin, PinOutcome.VICTIM)
+    engine.arrive("A-2", [*range(4), 7, 8], program="A")
+    assert engine.controller.reclaim(1, Urgency.WAITING, "A-2") == 0
+    assert _pinned(engine) == {"A": 4}
+    assert engine.controller.reclaim(1, Urgency.STALLED, "A-2") == 4
+    assert _pinned(engine) == {}
+
+
+def test_a_running_request_takes_no_more_than_it_needs():
+    engine = _engine()
+    engine.arrive("r", [1], program="R")
+    assert engine.controller.reclaim(1, Urgency.RUNNING, "r") == 1
+    assert _pinned(engine) == {"A": 4, "B": 4, "C": 3}
+
+
+@pytest.mark.parametrize("name", ["max_queue_wait_s", "seniority_quantum_s"])
+def test_the_arm_has_no_bounds_of_ours(name):
+    config = load_config(ARMS["cachettl-paper"].extra_config(ArmSetting(1.0)))
+    assert getattr(config, name) == 1e9
