@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from bench.tier_server import TierServer
 from ttlcache.errors import TransferError
+from ttlcache.events import Urgency
 from ttlcache.types import GapKey
 from ttlcache_connector import kv_mover
 from ttlcache_connector.connector import TTLConnector
@@ -115,6 +116,12 @@ class Worker(EngineHarness):
             time.sleep(0.005)
         raise AssertionError("copies do not end")
 
+    def turn_beside(self, request_id: str, tokens: list[int], **kwargs: Any) -> Any:
+        """A turn, while others run; its context."""
+        request = self.add(request_id, tokens, **kwargs)
+        step_until(self, request.is_finished)
+        return list(request.all_token_ids)
+
     def close(self) -> None:
         """Once; LMCache's adapters would wait for a server that is gone."""
         if not self.closed:
@@ -198,6 +205,14 @@ def prompt(seed: int, length: int) -> list[int]:
 def empty_gpu(engine: Worker) -> None:
     assert engine.scheduler.reset_prefix_cache()
     engine.kv.fill_(-1)
+
+
+def step_until(engine: Worker, reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < deadline
+        engine.step()
+        time.sleep(0.005)
 
 
 def hints(name: str, *, last: bool = False) -> dict[str, Any]:
@@ -365,6 +380,33 @@ def test_an_aborted_request_leaves_nothing_locked(make_worker, tiers):
     promoted = engine.moved.get("tier_bytes:promoted", 0)
     engine.turn("c", [*context, 5], hints=hints("locks", last=True))
     assert engine.moved.get("tier_bytes:promoted", 0) == promoted
+
+
+def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
+    """That turn had asked what is below when it came, and was told: nothing."""
+    engine = make_worker(num_blocks=64, ttl_s=60.0)
+    side = engine.connector.side
+    engine.add("runs", prompt(80, 40 * BLOCK), max_tokens=400, hints=hints("old"))
+    engine.step()
+    context = engine.turn_beside("a", prompt(81, 200), hints=hints("found"))
+    # 13 blocks beside its pin, where 10 are free.
+    engine.add("b", [*context, *prompt(82, 200)], hints=hints("found", last=True))
+    step_until(engine, lambda: side.lower.tier._adapter.check_lookup_result("b") == 0)
+    for _ in range(3):
+        engine.step()
+    with side.ledger.copying_first():
+        assert side.controller.reclaim(12, Urgency.RUNNING, "runs") >= 12
+    stored = ("demotions", "stored")
+    step_until(engine, lambda: side.controller.metrics.totals[stored] == 1)
+    # Somebody else's use of the memory, and then there is room for both.
+    engine.turn_beside("filler", prompt(83, 20 * BLOCK), hints=hints("old"))
+    engine.abort("runs")
+    engine.run()
+    assert engine.finished["b"].num_output_tokens
+    assert engine.moved["tier_bytes:promoted"] >= 10 * CHUNK_BYTES
+    side.release_all()
+    engine.settle()
+    assert tiers.clear_cpu()  # what the first lookup found is not locked
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
 from ttlcache_connector.lower_lmcache.epochs import Epochs
 from ttlcache_connector.lower_lmcache.forsaken import Forsaken
 from ttlcache_connector.lower_lmcache.hint_sender import HintSender
+from ttlcache_connector.lower_lmcache.outdated import OutdatedLookups
 from ttlcache_connector.lower_lmcache.registration import own_name
 from ttlcache_connector.lower_lmcache.sources import Sources
 from ttlcache_connector.tiers import (
@@ -66,6 +67,9 @@ class SchedulerHalf(SchedulerTier):
         self._queue = DemotionQueue(config.demote, chunk_tokens)
         self._forsaken = Forsaken(self._adapter)
         self._epochs = Epochs(self._inner, self._forsaken)
+        self._outdated = OutdatedLookups(
+            self._adapter, self._inner.request_trackers, self._epochs.forget_lookup
+        )
         self._pool: BlockPool | None = None
         self._loads: dict[str, _Load] = {}
         # When a lookup was first waited for, and for how long.
@@ -115,6 +119,8 @@ class SchedulerHalf(SchedulerTier):
         if self._is_foreign(request):
             tracker.max_offload_tokens = 0
             return 0, False
+        if not self._outdated.may_ask(request.request_id, hit_tokens):
+            return None, False
         asked = request.request_id in self._adapter._pending_lookups  # noqa: SLF001
         chunk = self._adapter.lmcache_tokens_per_chunk
         if not asked and request.num_tokens // chunk * chunk <= hit_tokens:
@@ -139,8 +145,12 @@ class SchedulerHalf(SchedulerTier):
             ids = frozenset(i for group in blocks.get_block_ids() for i in group)
             since_s = self._now_s() - self._lookup_s.get(request.request_id, 0.0)
             self._loads[request.request_id] = _Load(loaded_tokens, since_s, ids)
-        self._asked_s.pop(request.request_id, None)
-        self._lookup_s.pop(request.request_id, None)
+        self._forget_question(request.request_id)
+
+    def _forget_question(self, request_id: str) -> None:
+        self._asked_s.pop(request_id, None)
+        self._lookup_s.pop(request_id, None)
+        self._outdated.forget(request_id)
 
     def promote(self, request_id: str, tokens: Sequence[int], salt: str) -> bool:
         if self._ahead is not None or self._loads or not self.is_up():
@@ -175,14 +185,15 @@ class SchedulerHalf(SchedulerTier):
                 inner.add_request_metadata(store)
             for request_id in actions.sessions_to_end:
                 self._adapter.end_session(request_id)
-        for request_id in self._queue.emitted:
+        for request_id, last_store in self._queue.emitted.items():
             self.on_settled(request_id)
-        self._queue.emitted = []
+            if self._manager._requests.has_in_flight(request_id):  # noqa: SLF001
+                self._outdated.copy_begins(last_store)
+        self._queue.emitted = {}
         return TierMetadata(inner, is_past=self._mode != "write-through")
 
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
-        self._asked_s.pop(request.request_id, None)
-        self._lookup_s.pop(request.request_id, None)
+        self._forget_question(request.request_id)
         # It may leave without blocks.
         self._epochs.forget_lookup(request.request_id)
         # LMCache reads the tracker where a client asks for its statistics.
@@ -196,6 +207,7 @@ class SchedulerHalf(SchedulerTier):
             for request_id in stores.completed_store_requests:
                 is_lost = request_id in stores.failed_store_requests
                 self.on_demotion("failed" if is_lost else "stored")
+                self._outdated.copy_ended(request_id)
         ended = []
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
