@@ -99,6 +99,24 @@ class DemotingLedger(PinLedger):
             # The request that computed them lets go of them right after this.
             self._keep(request_id, program, list(blocks), users=1)
 
+    def has_rest(
+        self,
+        request_id: str,
+        program: Program,
+        blocks: Sequence[KVCacheBlock],
+        pinned_blocks: int,
+    ) -> None:
+        """A turn's pin holds the first of its blocks only.
+
+        The others cost nothing while nobody needs them, and give way before pins do.
+        """
+        rest = blocks[pinned_blocks:]
+        lingers = self._room_blocks and self.is_divisible
+        if rest and lingers and self._tier.owes(request_id):
+            self.pool.touch(rest)
+            self._ended_refs.update(ids_of(rest))
+            self._keep(request_id, program, list(rest), users=1, rest_of=len(blocks))
+
     def release(self, pin_id: int) -> int:
         request_id, _ = self._turn_of.pop(pin_id, (None, 0))
         ending, self._ending = self._ending, None
@@ -117,6 +135,7 @@ class DemotingLedger(PinLedger):
             return super().release(pin_id)
         blocks = self._held.pop(pin_id, [])
         self._ends(blocks)
+        blocks += self._lingering.pop_rest(request_id)
         if outcome is PinOutcome.EXPIRED:
             return self._keep(request_id, pin.program, blocks)
         alone = self._alone(blocks)
@@ -158,7 +177,7 @@ class DemotingLedger(PinLedger):
     def settled(self, request_id: str) -> int:
         """The tier holds the blocks itself now, or does not want them any more."""
         blocks, _ = self._demoting.pop(request_id, ([], 0.0))
-        return self._let_go(blocks or self._lingering.pop(request_id))
+        return self._let_go(blocks + self._lingering.pop(request_id))
 
     def followed(self, program: Program) -> None:
         """A turn of the program got its memory: what it found need not go down.
@@ -193,6 +212,8 @@ class DemotingLedger(PinLedger):
             lack -= sum(b.ref_cnt == 1 for b in turn.blocks)
             if turn.program.ended:
                 self._tier.forget(turn.request_id)
+                freed += self.settled(turn.request_id)
+            elif len(turn.blocks) <= UNCOPIED_SHARE * (turn.rest_of or 0):
                 freed += self.settled(turn.request_id)
             else:
                 self._lingering.pop(turn.request_id)
@@ -233,8 +254,9 @@ class DemotingLedger(PinLedger):
         for turn in self._lingering.in_order():
             if freed >= needed_blocks:
                 break
-            # As with victims: what nobody overwrites in this step is copied.
-            self._tier.demote(turn.request_id)
+            if turn.rest_of is None:
+                # As with victims: what nobody overwrites in this step is copied.
+                self._tier.demote(turn.request_id)
             freed += self.settled(turn.request_id)
         return freed
 
@@ -277,6 +299,7 @@ class DemotingLedger(PinLedger):
         program: Program,
         blocks: list[KVCacheBlock],
         users: int = 0,
+        rest_of: int | None = None,
     ) -> int:
         """Ended, referenced, to be copied; returns blocks that became free.
 
@@ -284,12 +307,14 @@ class DemotingLedger(PinLedger):
         """
         self.settled(request_id)  # an id that is used again
         own = any(self._ended_refs[i] == 1 for i in ids_of(reversed(blocks)))
+        if not own and rest_of is not None:
+            return self._let_go(blocks)
         if not self._room_blocks or not own:
             # To wait gains nothing where others that linger have it all.
             return self._copy(request_id, blocks)
         refs = self._ended_refs  # each block counts once
         alone = sum(b.ref_cnt == 1 + users and refs[b.block_id] == 1 for b in blocks)
-        self._lingering.add(Turn(request_id, program, blocks, alone))
+        self._lingering.add(Turn(request_id, program, blocks, alone, rest_of))
         return 0
 
     def _ends(self, blocks: Sequence[KVCacheBlock]) -> None:

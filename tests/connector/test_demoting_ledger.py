@@ -181,6 +181,80 @@ def test_an_id_that_is_used_again_leaves_nothing_behind(lingering):
     assert lingering.ledger.pressure().free_blocks == BLOCKS
 
 
+def pin_with_rest(rig, pinned=20, rest=10):
+    """A turn of which only the first blocks found room in a pin."""
+    pin = rig.pin("a", 1, pinned)
+    whole = rig.blocks(1, pinned + rest)
+    rig.pool.touch(whole)  # by the request
+    rig.ledger.has_rest("a", pin.program, whole, pinned)
+    rig.pool.free_blocks(whole)
+    return pin
+
+
+def test_what_a_pin_had_no_room_for_lingers_until_its_turn_is_claimed(lingering):
+    pin = pin_with_rest(lingering)
+    assert (lingering.free, lingering.ledger.lingering_blocks) == (BLOCKS - 30, 10)
+    assert lingering.ledger.pressure().free_blocks == BLOCKS - 20
+    lingering.ledger.keep_room()
+    assert lingering.ledger.lingering_blocks == 10, "nobody needs its room"
+    lingering.end(pin, PinOutcome.CLAIMED)
+    assert lingering.tier.of("demote") == []
+    assert lingering.free == BLOCKS
+    assert lingering.ledger.references() == {}
+
+
+@pytest.mark.parametrize("rest", [4, 10])
+def test_the_rest_of_a_turn_is_copied_unless_it_is_little(lingering, rest):
+    pin_with_rest(lingering, 20, rest)
+    assert lingering.ledger.relieve(rest, at_once=False) == (rest if rest < 5 else 0)
+    assert lingering.tier.of("demote") == (["a"] if rest > 5 else [])
+    assert lingering.ledger.demoting_blocks == (rest if rest > 5 else 0)
+    lingering.tier.copy("a")
+    assert lingering.free == BLOCKS - 20
+
+
+def test_who_runs_takes_the_rest_of_a_turn_for_nothing(lingering):
+    pin_with_rest(lingering)
+    assert lingering.ledger.relieve(1, at_once=True) == 10
+    assert lingering.tier.of("demote") == [], "its pin may be claimed yet"
+    assert lingering.free == BLOCKS - 20
+
+
+def test_pin_and_rest_expire_as_one_turn(lingering):
+    pin = pin_with_rest(lingering)
+    lingering.end(pin)
+    assert lingering.ledger.lingering_blocks == 30
+    assert lingering.ledger.pressure().free_blocks == BLOCKS
+    lingering.ledger.relieve(BLOCKS, at_once=False)
+    assert lingering.tier.of("demote") == ["a"]
+    assert lingering.ledger.demoting_blocks == 30
+    lingering.tier.copy("a")
+    assert lingering.free == BLOCKS
+
+
+def test_a_victim_takes_its_rest_along(lingering):
+    pin = pin_with_rest(lingering)
+    with lingering.ledger.copying_first():
+        assert lingering.end(pin, PinOutcome.VICTIM) == 30
+    assert lingering.ledger.demoting_blocks == 30
+    lingering.tier.copy("a")
+    assert lingering.free == BLOCKS
+    assert lingering.ledger.references() == {}
+
+
+@pytest.mark.parametrize("why", ["below", "shared", "no linger"])
+def test_a_rest_that_need_not_or_may_not_linger(lingering, why):
+    rig = Rig() if why == "no linger" else lingering
+    if why == "below":
+        rig.tier.settled.add("a")
+    if why == "shared":
+        rig.expire("b", 21, 10)
+    pin_with_rest(rig)
+    assert rig.ledger.lingering_blocks == (10 if why == "shared" else 0)
+    assert rig.free == BLOCKS - 20 - (10 if why == "shared" else 0)
+    assert rig.tier.of("demote") == []
+
+
 @pytest.mark.parametrize("how", ["release_demoting", "drop_all"])
 @pytest.mark.parametrize("room_blocks", [0, 5])
 def test_nothing_stays_after_a_reset(how, room_blocks):

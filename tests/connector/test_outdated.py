@@ -10,7 +10,10 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
 
-from ttlcache_connector.lower_lmcache.outdated import OutdatedLookups
+from ttlcache_connector.lower_lmcache.outdated import (
+    MAX_COPIES,
+    OutdatedLookups,
+)
 
 CONTEXT = list(range(100, 140))
 
@@ -38,11 +41,14 @@ class Rig:
             self.adapter, {"w": self.tracker}, self.forgotten.append
         )
 
-    def goes_down(self, end=32):
+    def copy_begins(self, request_id="t", end=32):
         # What runs on after the last store is not in it.
         op = SimpleNamespace(token_ids=CONTEXT, end=end)
-        stored = SimpleNamespace(request_id="t", op=op, cache_salt="")
+        stored = SimpleNamespace(request_id=request_id, op=op, cache_salt="")
         self.lookups.copy_begins(stored)
+
+    def goes_down(self, end=32):
+        self.copy_begins(end=end)
         self.lookups.copy_ended("t")
 
 
@@ -101,6 +107,20 @@ def test_nor_who_loads_already_or_has_left():
     rig.lookups.forget("w")
     assert rig.lookups.may_ask("w", 0)
     assert rig.forgotten == []
+
+
+def test_copies_whose_end_is_never_told_do_not_add_up():
+    rig = Rig()
+    rig.copy_begins("first")
+    for number in range(MAX_COPIES):
+        rig.copy_begins(f"lost-{number}")
+    assert len(rig.lookups._copies) == MAX_COPIES
+    rig.lookups.copy_ended("first")
+    assert rig.lookups.may_ask("w", 0)
+    assert rig.forgotten == []
+    rig.lookups.copy_ended("lost-0")
+    assert rig.lookups.may_ask("w", 0)
+    assert rig.forgotten == ["w"]
 
 
 def test_a_store_that_nobody_began_tells_nothing():

@@ -16,6 +16,10 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
     LMCacheMPRequestTracker,
 )
 
+#: Copies under way that are followed: of some, as of preempted requests, LMCache never
+#: tells the end.
+MAX_COPIES = 256
+
 
 class OutdatedLookups:
     """Which waiting requests should ask anew, and that they can."""
@@ -40,6 +44,8 @@ class OutdatedLookups:
 
     def copy_begins(self, last_store: LMCacheMPRequestMetadata) -> None:
         """A finished turn is being stored, this being the end of it."""
+        if len(self._copies) >= MAX_COPIES:
+            del self._copies[next(iter(self._copies))]
         self._copies[last_store.request_id] = last_store
 
     def copy_ended(self, request_id: str) -> None:
