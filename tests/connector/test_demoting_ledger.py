@@ -9,9 +9,11 @@ import pytest
 
 from tests.connector.fake_tier import FakeTier
 from ttlcache.clock import VirtualClock
+from ttlcache.events import Shrunk
 from ttlcache.pins import PinTable
 from ttlcache.programs import Program, Turn
 from ttlcache.types import GapKey, PinOutcome
+from ttlcache_connector import demotion
 from ttlcache_connector.demotion import DemotingLedger
 
 BLOCKS = 40
@@ -69,7 +71,7 @@ class Rig:
             program, turn, kv_blocks=count, kv_tokens=16 * count, now_s=0.0, ttl_s=1.0
         )
         self.ledger.hold(pin.pin_id, self.blocks(start, count))
-        self.ledger.is_turn_of(pin.pin_id, request_id)
+        self.ledger.is_turn_of(pin.pin_id, request_id, program)
         return pin
 
     def end(self, pin, outcome=PinOutcome.EXPIRED):
@@ -253,6 +255,71 @@ def test_a_rest_that_need_not_or_may_not_linger(lingering, why):
     assert rig.ledger.lingering_blocks == (10 if why == "shared" else 0)
     assert rig.free == BLOCKS - 20 - (10 if why == "shared" else 0)
     assert rig.tier.of("demote") == []
+
+
+def next_turn(rig, before, request_id, start, count):
+    """A pin of the same program that goes on with blocks of the pin before."""
+    turn = Turn(start, 0.0, GapKey("bash"), context_tokens=16 * count)
+    pin = rig.pins.add(
+        before.program, turn, kv_blocks=count, kv_tokens=16 * count, now_s=0.0, ttl_s=1
+    )
+    rig.ledger.hold(pin.pin_id, rig.blocks(start, count))
+    rig.ledger.is_turn_of(pin.pin_id, request_id, before.program)
+    return pin
+
+
+def went_down(rig, request_id="a", start=1, count=10):
+    pin = rig.pin(request_id, start, count)
+    with rig.ledger.copying_first():
+        rig.end(pin, PinOutcome.VICTIM)
+    rig.tier.copy(request_id)
+    return pin
+
+
+def test_whose_kv_is_below_gives_way_first(rig):
+    below = next_turn(rig, went_down(rig), "a2", 1, 12)
+    fresh = rig.pin("b", 20, 12)
+    done = rig.pin("c", 33, 4)
+    rig.tier.settled.add("c")  # nothing of it is owed
+    pins = [fresh, below, done]
+    assert list(rig.ledger.cheapest_first(pins)) == [done, below, fresh]
+    done.holders.add("next turn")
+    assert list(rig.ledger.cheapest_first(pins)) == [below, fresh, done]
+
+
+@pytest.mark.parametrize("change", ["another hash", "shorter", "several groups"])
+def test_what_cannot_be_known_to_be_below_is_not(rig, change):
+    below = next_turn(rig, went_down(rig), "a2", 1, 9 if change == "shorter" else 12)
+    fresh = rig.pin("b", 20, 12)
+    if change == "another hash":
+        rig.pool.blocks[10].block_hash = "of another context"
+    if change == "several groups":
+        rig.ledger._group_block_tokens = (16, 16)
+    assert list(rig.ledger.cheapest_first([fresh, below])) == [fresh, below]
+
+
+def test_pins_that_cost_alike_stay_in_their_order(rig):
+    pins = [rig.pin(name, start, 5) for start, name in ((1, "a"), (6, "b"), (11, "c"))]
+    assert list(rig.ledger.cheapest_first(iter(pins))) == pins
+
+
+@pytest.mark.parametrize("drop", [1, 2])
+def test_a_tail_is_copied_where_hardly_more_is_owed(rig, drop):
+    """Two of twelve blocks are not below: one copied for each one saved."""
+    pin = next_turn(rig, went_down(rig), "a2", 1, 12)
+    with rig.ledger.copying_first():
+        assert rig.ledger.shrink(pin.pin_id, drop) == Shrunk(
+            drop, 12 - drop, (12 - drop) * 16
+        )
+    assert rig.tier.of("demote") == ["a", "a2"]
+    assert rig.ledger.demoting_blocks == drop
+
+
+def test_it_is_not_remembered_of_everybody_for_ever(rig, monkeypatch):
+    monkeypatch.setattr(demotion, "MAX_BELOW", 2)
+    for number in range(4):
+        went_down(rig, f"r{number}", 1 + 5 * number, 5)
+    assert len(rig.ledger._below) == 2
 
 
 @pytest.mark.parametrize("how", ["release_demoting", "drop_all"])
