@@ -22,7 +22,6 @@ from ttlcache.config import load_config
 from ttlcache.controller import Controller
 from ttlcache.events import Arrival, Finish, Shrunk
 from ttlcache.hints import Hints
-from ttlcache.pins import Pin
 from ttlcache.types import GapKey, Pressure
 
 BLOCK_TOKENS = 16
@@ -98,9 +97,6 @@ class _NullHolder:
 
     def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
         return Shrunk(self.release(pin_id), 0, 0)
-
-    def cheapest_first(self, victims: Iterable[Pin]) -> Iterable[Pin]:
-        return victims
 
     def is_freeable(self, pin_id: int) -> bool:
         return True

@@ -13,7 +13,6 @@ from ttlcache.events import Arrival, Finish, Shrunk
 from ttlcache.gaps import GapHistory
 from ttlcache.hints import NO_HINTS, Hints
 from ttlcache.journal import NullJournal
-from ttlcache.pins import Pin
 from ttlcache.types import GapKey, Pressure
 
 BLOCK_TOKENS = 16
@@ -44,9 +43,6 @@ class NullHolder:
 
     def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
         return Shrunk(0, 0, 0)
-
-    def cheapest_first(self, victims: Iterable[Pin]) -> Iterable[Pin]:
-        return victims
 
     def is_freeable(self, pin_id: int) -> bool:
         return True

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ttlcache.hints import Hints
 from ttlcache.prefixes import TokenSlice
 from ttlcache.types import GapKey, Pressure
-
-if TYPE_CHECKING:
-    from ttlcache.pins import Pin
 
 
 class Arrival(NamedTuple):
@@ -93,10 +90,6 @@ class BlockHolder(Protocol):
 
     def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
         """How many blocks would be free without these pins; counts to `enough`."""
-        ...
-
-    def cheapest_first(self, victims: Iterable[Pin]) -> Iterable[Pin]:
-        """Pins in the order in which to end them; as they come where all cost alike."""
         ...
 
     def pressure(self) -> Pressure:

@@ -231,7 +231,7 @@ class Reclaimer:
 
     def _take_round(self, needed: int, eligible: Eligible) -> int:
         freed = 0
-        for pin in self.holder.cheapest_first(self.pins.victims()):
+        for pin in self.pins.victims():
             if freed >= needed:
                 break
             if eligible(pin):

@@ -14,7 +14,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ttlcache.events import Shrunk
-from ttlcache.pins import Pin
 from ttlcache.types import Pressure
 
 if TYPE_CHECKING:
@@ -115,9 +114,6 @@ class PinLedger:
     def is_divisible(self) -> bool:
         """Whether a prefix of a pin is a hit: not with several KV cache groups."""
         return len(self._group_block_tokens) == 1
-
-    def cheapest_first(self, victims: Iterable[Pin]) -> Iterable[Pin]:
-        return victims  # whatever a pin loses is prefilled again
 
     def is_freeable(self, pin_id: int) -> bool:
         # From the tail: what others use is mostly a common prefix.

@@ -8,9 +8,9 @@ the copy begins only when room gets short: see `lingering`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ttlcache.clock import Clock
 from ttlcache.events import Shrunk
@@ -28,22 +28,12 @@ if TYPE_CHECKING:
 #: How a pin that ended thus leaves a turn that somebody may still come back to.
 _COMES_BACK = frozenset({PinOutcome.EXPIRED, PinOutcome.VICTIM})
 
-#: A pin that gave up no more of what it owes is not copied for that: below, nothing is
+#: A pin that gave up no more of its turn is not copied for that: below, nothing is
 #: found without all that stands before it, so five bytes would move for each one saved.
 UNCOPIED_SHARE = 0.2
-#: Programs of which it is remembered how much is below.
-MAX_BELOW = 10_000
 
 #: Told how the pin of this request's turn ended.
 OnTurnEnd = Callable[[Pin, PinOutcome, str], None]
-
-
-class _PinnedTurn(NamedTuple):
-    """What a pin held when it was made."""
-
-    request_id: str
-    program: Program
-    pinned_blocks: int
 
 
 class DemotingLedger(PinLedger):
@@ -73,10 +63,8 @@ class DemotingLedger(PinLedger):
         self._room_blocks = room_blocks
         self._lingering = Lingering()
         self._copies_first = False
-        self._turn_of: dict[int, _PinnedTurn] = {}
-        #: id of a program -> how many blocks of its last turn that went down, and the
-        #: hash of the last of them: it stands for all before it.
-        self._below: dict[int, tuple[int, object]] = {}
+        #: pin id -> (request id, blocks that it pinned)
+        self._turn_of: dict[int, tuple[str, int]] = {}
         self._ending: tuple[Pin, PinOutcome] | None = None
         self.on_turn_end: OnTurnEnd = lambda pin, outcome, request_id: None
         #: request id -> (blocks, when a waiting request may take them)
@@ -91,10 +79,9 @@ class DemotingLedger(PinLedger):
     def lingering_blocks(self) -> int:
         return self._lingering.blocks
 
-    def is_turn_of(self, pin_id: int, request_id: str, program: Program) -> None:
+    def is_turn_of(self, pin_id: int, request_id: str) -> None:
         """The pin holds what this request computed."""
-        pinned_blocks = len(self._held.get(pin_id, ()))
-        self._turn_of[pin_id] = _PinnedTurn(request_id, program, pinned_blocks)
+        self._turn_of[pin_id] = (request_id, len(self._held.get(pin_id, ())))
 
     def pin_ends(self, pin: Pin, outcome: PinOutcome) -> None:
         """`release` of this pin follows; this is why."""
@@ -112,27 +99,8 @@ class DemotingLedger(PinLedger):
             # The request that computed them lets go of them right after this.
             self._keep(request_id, program, list(blocks), users=1)
 
-    def has_rest(
-        self,
-        request_id: str,
-        program: Program,
-        blocks: Sequence[KVCacheBlock],
-        pinned_blocks: int,
-    ) -> None:
-        """A turn's pin holds the first of its blocks only.
-
-        The others cost nothing while nobody needs them, and give way before pins do.
-        """
-        rest = blocks[pinned_blocks:]
-        lingers = self._room_blocks and self.is_divisible
-        if rest and lingers and self._tier.owes(request_id):
-            self.pool.touch(rest)
-            self._ended_refs.update(ids_of(rest))
-            self._keep(request_id, program, list(rest), users=1, rest_of=len(blocks))
-
     def release(self, pin_id: int) -> int:
-        turn = self._turn_of.pop(pin_id, None)
-        request_id = turn.request_id if turn is not None else None
+        request_id, _ = self._turn_of.pop(pin_id, (None, 0))
         ending, self._ending = self._ending, None
         if request_id is not None and ending is not None:
             self.on_turn_end(*ending, request_id)
@@ -149,59 +117,30 @@ class DemotingLedger(PinLedger):
             return super().release(pin_id)
         blocks = self._held.pop(pin_id, [])
         self._ends(blocks)
-        blocks += self._lingering.pop_rest(request_id)
         if outcome is PinOutcome.EXPIRED:
             return self._keep(request_id, pin.program, blocks)
         alone = self._alone(blocks)
-        self._copy(request_id, pin.program, blocks, len(blocks))
+        self._copy(request_id, blocks)
         return alone
 
     def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
         blocks = self._held.get(pin_id, [])
-        turn = self._turn_of.get(pin_id)
+        request_id, whole = self._turn_of.get(pin_id, (None, 0))
         keep = len(blocks) - max(0, drop_blocks)
         if (
             not self._copies_first
             or not self.is_divisible
-            or keep <= 0
-            or turn is None
-            or not self._tier.owes(turn.request_id)
-            or not self._is_worth_copying(pin_id, turn.pinned_blocks, keep)
+            or not 0 < keep < whole * (1 - UNCOPIED_SHARE)
+            or request_id is None
+            or not self._tier.owes(request_id)
         ):
             return super().shrink(pin_id, drop_blocks)
-        count, tail = len(blocks), blocks[keep:]
+        tail = blocks[keep:]
         del blocks[keep:]
         self._ends(tail)
         alone = self._alone(tail)
-        self._copy(turn.request_id, turn.program, tail, count)
+        self._copy(request_id, tail)
         return Shrunk(alone, keep, keep * self._group_block_tokens[0])
-
-    def cheapest_first(self, victims: Iterable[Pin]) -> Iterable[Pin]:
-        """Those of which most is below go first: little is copied, or lost, for them.
-
-        A pin whose next turn waits goes after all others nevertheless.
-        """
-        return sorted(victims, key=lambda p: (p.held, self._owed_share(p.pin_id)))
-
-    def _owed_share(self, pin_id: int) -> float:
-        """The part of a pin's blocks that is nowhere else, as far as is known.
-
-        LMCache may have evicted what went down: it is offered all of the turn.
-        """
-        held, turn = self._held.get(pin_id), self._turn_of.get(pin_id)
-        if not held or turn is None or not self.is_divisible:
-            return 1.0
-        if not self._tier.owes(turn.request_id):
-            return 0.0
-        count, last_hash = self._below.get(id(turn.program), (0, None))
-        if not 0 < count <= len(held) or held[count - 1].block_hash != last_hash:
-            return 1.0
-        return 1.0 - count / len(held)
-
-    def _is_worth_copying(self, pin_id: int, pinned_blocks: int, keep: int) -> bool:
-        """Whether a pin that keeps so many blocks gave up enough of its turn."""
-        owed_blocks = self._owed_share(pin_id) * pinned_blocks
-        return pinned_blocks - keep > UNCOPIED_SHARE * owed_blocks
 
     @contextmanager
     def copying_first(self) -> Iterator[None]:
@@ -219,7 +158,7 @@ class DemotingLedger(PinLedger):
     def settled(self, request_id: str) -> int:
         """The tier holds the blocks itself now, or does not want them any more."""
         blocks, _ = self._demoting.pop(request_id, ([], 0.0))
-        return self._let_go(blocks + self._lingering.pop(request_id))
+        return self._let_go(blocks or self._lingering.pop(request_id))
 
     def followed(self, program: Program) -> None:
         """A turn of the program got its memory: what it found need not go down.
@@ -255,12 +194,9 @@ class DemotingLedger(PinLedger):
             if turn.program.ended:
                 self._tier.forget(turn.request_id)
                 freed += self.settled(turn.request_id)
-            elif len(turn.blocks) <= UNCOPIED_SHARE * (turn.rest_of or 0):
-                freed += self.settled(turn.request_id)
             else:
                 self._lingering.pop(turn.request_id)
-                count = turn.rest_of or len(turn.blocks)
-                freed += self._copy(turn.request_id, turn.program, turn.blocks, count)
+                freed += self._copy(turn.request_id, turn.blocks)
         return freed
 
     def soon_free(self) -> int:
@@ -297,9 +233,8 @@ class DemotingLedger(PinLedger):
         for turn in self._lingering.in_order():
             if freed >= needed_blocks:
                 break
-            if turn.rest_of is None:
-                # As with victims: what nobody overwrites in this step is copied.
-                self._tier.demote(turn.request_id)
+            # As with victims: what nobody overwrites in this step is copied.
+            self._tier.demote(turn.request_id)
             freed += self.settled(turn.request_id)
         return freed
 
@@ -342,7 +277,6 @@ class DemotingLedger(PinLedger):
         program: Program,
         blocks: list[KVCacheBlock],
         users: int = 0,
-        rest_of: int | None = None,
     ) -> int:
         """Ended, referenced, to be copied; returns blocks that became free.
 
@@ -350,14 +284,12 @@ class DemotingLedger(PinLedger):
         """
         self.settled(request_id)  # an id that is used again
         own = any(self._ended_refs[i] == 1 for i in ids_of(reversed(blocks)))
-        if not own and rest_of is not None:
-            return self._let_go(blocks)
         if not self._room_blocks or not own:
             # To wait gains nothing where others that linger have it all.
-            return self._copy(request_id, program, blocks, len(blocks))
+            return self._copy(request_id, blocks)
         refs = self._ended_refs  # each block counts once
         alone = sum(b.ref_cnt == 1 + users and refs[b.block_id] == 1 for b in blocks)
-        self._lingering.add(Turn(request_id, program, blocks, alone, rest_of))
+        self._lingering.add(Turn(request_id, program, blocks, alone))
         return 0
 
     def _ends(self, blocks: Sequence[KVCacheBlock]) -> None:
@@ -370,13 +302,8 @@ class DemotingLedger(PinLedger):
         refs = self._ended_refs
         return sum(b.ref_cnt == refs[b.block_id] for b in blocks)
 
-    def _copy(
-        self, request_id: str, program: Program, blocks: list[KVCacheBlock], count: int
-    ) -> int:
-        """Begin the copy, keep the blocks for it; returns those that became free.
-
-        count: blocks of the turn up to the last of these.
-        """
+    def _copy(self, request_id: str, blocks: list[KVCacheBlock]) -> int:
+        """Begin the copy, keep the blocks for it; returns those that became free."""
         try:
             goes_down = self._tier.demote(request_id)
         except Exception:
@@ -384,9 +311,6 @@ class DemotingLedger(PinLedger):
             raise
         if not goes_down:
             return self._let_go(blocks)
-        if len(self._below) >= MAX_BELOW:
-            del self._below[next(iter(self._below))]
-        self._below[id(program)] = (count, blocks[-1].block_hash)
         earlier, _ = self._demoting.get(request_id, ([], 0.0))
         due_s = self._clock.now_s() + self._wait_s
         self._demoting[request_id] = (blocks + earlier, due_s)

@@ -21,9 +21,8 @@ MAX_ROOM_SHARE = 1 / 8
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A finished turn, or what its pin had no room for.
+    """A finished turn.
 
-    rest_of: blocks of the whole turn, pinned ones included, where this is its rest.
     free_blocks: its blocks that nobody else used when it came. Who uses some of them
         later (another program with the same prompt) is not subtracted.
     """
@@ -32,7 +31,6 @@ class Turn:
     program: Program
     blocks: list[KVCacheBlock]
     free_blocks: int
-    rest_of: int | None = None
 
 
 class Lingering:
@@ -70,11 +68,6 @@ class Lingering:
         self.blocks -= len(turn.blocks)
         self.free_blocks -= turn.free_blocks
         return turn.blocks
-
-    def pop_rest(self, request_id: str) -> list[KVCacheBlock]:
-        """The same, for what the pin of that turn had no room for."""
-        turn = self._turns.get(request_id)
-        return self.pop(request_id) if turn and turn.rest_of is not None else []
 
     def in_order(self) -> Iterator[Turn]:
         """Who gives way first: of programs that nobody waits for, oldest first."""

@@ -6,7 +6,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 from ttlcache.events import Shrunk
-from ttlcache.pins import Pin
 from ttlcache.types import Pressure
 
 
@@ -95,9 +94,6 @@ class FakeHolder:
         keep = len(blocks) - drop_blocks
         self.held[pin_id] = blocks[:keep]
         return Shrunk(self.drop(blocks[keep:]), keep, keep * self.block_tokens)
-
-    def cheapest_first(self, victims: Iterable[Pin]) -> Iterable[Pin]:
-        return victims
 
     def is_freeable(self, pin_id: int) -> bool:
         pinned = [block for blocks in self.held.values() for block in blocks]
