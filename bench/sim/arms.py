@@ -128,7 +128,8 @@ _ALL = (
     Arm("cachettl", "CacheTTL v4 complete", {"policy": "cachettl"}),
     Arm(
         "cachettl-paper",
-        "the same, pins giving way as v4 §5.2 is worded (`bench.sim.paper_victims`)",
+        "the same as v4 §5.2 is worded: which pins end (`bench.sim.paper_victims`), "
+        "no cap on pins, no bounds on waiting",
         {"policy": "cachettl", "max_pinned_fraction": 1.0},
         gate="paper-victims",
         bounded=False,

@@ -3,9 +3,10 @@
 When a new request finds no room, pins end, that of the latest program first, until it
 fits. Nothing is said of whose request it is, so a newcomer's may end everybody's, and
 pins end as a whole. Our engine takes only pins of programs after the request's own,
-and their blocks one by one: arm `cachettl` has the paper's TTLs under our rule, arm
-`cachettl-paper` has them under this one. Of running requests the paper says nothing;
-they take pins as ours do.
+and their blocks one by one: arm `cachettl` has the paper's TTLs under our rule, our cap
+and our bounds on waiting, arm `cachettl-paper` under this rule and without those. Of
+running requests the paper says nothing; they take pins as ours do. The pin that the
+request itself will claim is spared while anything runs.
 """
 
 from __future__ import annotations

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from bench.sim import paper_victims
 from bench.sim.arms import ARMS, ArmSetting
+from bench.sim.cell import GATES
 from ttlcache.config import load_config
 from ttlcache.events import Urgency
 from ttlcache.testing import FakeEngine
@@ -71,6 +74,13 @@ def test_a_running_request_takes_no_more_than_it_needs():
     engine.arrive("r", [1], program="R")
     assert engine.controller.reclaim(1, Urgency.RUNNING, "r") == 1
     assert _pinned(engine) == {"A": 4, "B": 4, "C": 3}
+
+
+def test_the_arm_has_the_papers_rule():
+    engine = _engine(paper=False)
+    side = SimpleNamespace(controller=engine.controller)
+    GATES[ARMS["cachettl-paper"].gate](None, SimpleNamespace(side=side))
+    assert isinstance(engine.controller.reclaimer, paper_victims.PaperReclaimer)
 
 
 @pytest.mark.parametrize("name", ["max_queue_wait_s", "seniority_quantum_s"])

@@ -25,8 +25,8 @@ def offer(queue: DemotionQueue, request_id: str, *, hashed: bool = True) -> None
 def drain(queue: DemotionQueue, *blocked: str) -> list[str]:
     signals = DrainSignals(0, 0, set(), set(blocked))
     done = queue.drain(signals)
-    assert list(queue.emitted) == [item.request_id for item in done.items]
-    return list(queue.emitted)
+    assert queue.emitted == [item.request_id for item in done.items]
+    return queue.emitted
 
 
 def test_nothing_is_stored_before_it_is_due():

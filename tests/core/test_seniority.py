@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ttlcache.events import Urgency
+from ttlcache.gauges import gauges_of
 from ttlcache.seniority import MIN_ENDED, Quantum, Seniority
 from ttlcache.testing import FakeEngine
 
@@ -114,6 +115,20 @@ def test_a_place_lasts_where_all_programs_take_long():
     assert engine.controller.metrics.totals["quanta_used_up", ""] == used_up
     serve(engine, "c1", "C", 6 * QUANTUM_S)
     assert place(engine, "C").is_spent  # much longer than the rest
+
+
+def test_the_quantum_can_be_watched():
+    engine = FakeEngine({"seniority_quantum_s": 7.0, "seniority_services": 3.0})
+
+    def told_s():
+        gauges = gauges_of(engine.controller, engine.clock.now_s())
+        return gauges["seniority_quantum_seconds"]
+
+    assert told_s() == 7.0
+    for number in range(MIN_ENDED):
+        quantum = engine.controller.places.quantum
+        quantum.ended(Seniority(seq=number, served_s=20.0))
+    assert told_s() == 60.0
 
 
 def test_a_family_counts_once_with_all_that_it_was_served():

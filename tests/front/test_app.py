@@ -216,6 +216,10 @@ def test_a_websocket_is_refused_and_not_left_without_an_answer():
         ("/base/v1/models?a=1", "/v1/models?a=1"),
         ("/base//upper/v1", "/base//upper/v1"),
         ("/baseless/v1", "/baseless/v1"),
+        ("http://up:80/base/v1#end", "/v1#end"),
+        ("https://up/base/v1", "https://up/base/v1"),
+        ("//up/base/v1", "//up/base/v1"),
+        ("http://[", "http://["),
     ],
 )
 def test_a_redirect_does_not_lead_behind_the_front(told, given):

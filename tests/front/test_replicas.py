@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,6 +18,7 @@ from tests.front.conftest import HANG_S
 from ttlcache.cli import app
 from ttlcache.clock import VirtualClock
 from ttlcache.errors import ConfigError
+from ttlcache_connector.front import replicas as replicas_module
 from ttlcache_connector.front.app import Front
 from ttlcache_connector.front.replicas import PressureBound, Replicas
 
@@ -183,19 +185,27 @@ def test_the_status_shows_no_password(caplog):
     def handle(request: httpx.Request) -> httpx.Response:
         if request.url.host == "idle":
             raise RuntimeError("a bug")
+        if request.url.host == "closed":
+            return httpx.Response(401)
         return httpx.Response(200, text="vllm:num_requests_waiting 1")
+
+    caplog.set_level(logging.DEBUG, logger=replicas_module.__name__)
 
     async def story() -> None:
         client = httpx.AsyncClient(transport=httpx.MockTransport(handle))
-        urls = ["http://me:secret@busy:80/base/", "http://me:secret@idle"]
+        names = ["busy:80/base/", "idle", "closed"]
+        urls = [f"http://me:secret@{name}" for name in names]
         replicas = Replicas(urls, PressureBound(), client=client)
         await replicas.read()
         assert replicas.status() == {"http://busy/base": 1.0}
 
     run(story)
-    [told] = [r for r in caplog.records if r.levelname == "WARNING"]
-    assert "http://idle" in told.getMessage()
-    assert "secret" not in told.getMessage()
+    assert "http://idle" in caplog.text
+    assert "http://closed/metrics: HTTPStatusError" in caplog.text
+    own = [r for r in caplog.records if r.name == replicas_module.__name__]
+    assert len(own) == 2
+    formatter = logging.Formatter()
+    assert not any("secret" in formatter.format(record) for record in own)
 
 
 WRONG = [

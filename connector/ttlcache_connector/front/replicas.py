@@ -143,8 +143,9 @@ class Replicas:
                 answer = await self._client.get(url, headers=self._headers)
             answer.raise_for_status()
             return read(answer)
-        except (httpx.HTTPError, ValueError, TimeoutError):
-            log.debug("no answer from %s", without_user(url), exc_info=True)
+        except (httpx.HTTPError, ValueError, TimeoutError) as error:
+            # Not its text: it may have the URL with its password.
+            log.debug("no answer from %s: %s", without_user(url), type(error).__name__)
         except Exception:  # noqa: BLE001 - whatever it is, the others are asked again
             self._fault(url)
         return None

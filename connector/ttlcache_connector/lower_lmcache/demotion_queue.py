@@ -36,8 +36,7 @@ class DemotionQueue(OffloadPolicy):
         self._ahead: dict[str, None] = {}
         self._broken: set[str] = set()
         self._emptied: list[str] = []
-        #: In the last drain: request id -> the end of what is stored of it.
-        self.emitted: dict[str, LMCacheMPRequestMetadata] = {}
+        self.emitted: list[str] = []  # in the last drain
 
     # what LMCache calls
 
@@ -55,7 +54,7 @@ class DemotionQueue(OffloadPolicy):
     def drain(self, signals: DrainSignals) -> LazyOffloadDrain:
         drain = LazyOffloadDrain(emptied_request_ids=self._emptied)
         self._emptied = []
-        self.emitted = {}
+        self.emitted = []
         ready = [r for r in self._due if r not in signals.blocked_request_ids]
         if not ready and len(signals.blocked_request_ids) < AHEAD_IN_FLIGHT:
             ready = [r for r in self._ahead if r in self._pending][:1]
@@ -69,7 +68,7 @@ class DemotionQueue(OffloadPolicy):
                 chunks = [chunk for op in ops for chunk in self._chunks(*op)]
                 drain.items.append(PendingStoreItem(request_id, chunks))
                 drain.emptied_request_ids.append(request_id)
-                self.emitted[request_id] = ops[-1][0]
+                self.emitted.append(request_id)
         return drain
 
     def has_pending_request(self, request_id: str) -> bool:

@@ -11,14 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmcache.integration.vllm.lmcache_mp_metadata import (
+    LMCacheMPConnectorMetadata,
     LMCacheMPRequestMetadata,
     LMCacheMPRequestState,
     LMCacheMPRequestTracker,
 )
-
-#: Copies under way that are followed: of some, as of preempted requests, LMCache never
-#: tells the end.
-MAX_COPIES = 256
 
 
 class OutdatedLookups:
@@ -28,47 +25,68 @@ class OutdatedLookups:
         self,
         adapter: Any,
         trackers: Mapping[str, LMCacheMPRequestTracker],
-        forget_lookup: Callable[[str], None],
+        give_back: Callable[[str], None],
     ) -> None:
         """
         Args:
             adapter: LMCache's, of the scheduler.
             trackers: what LMCache knows of each request.
-            forget_lookup: gives back what a lookup found.
+            give_back: forgets a request's lookup, and unlocks what it found.
         """
         self._adapter = adapter
         self._trackers = trackers
-        self._forget_lookup = forget_lookup
+        self._give_back = give_back
+        self._chunk = adapter.lmcache_tokens_per_chunk
         self._copies: dict[str, LMCacheMPRequestMetadata] = {}
         self._below: dict[str, int] = {}  # waiting request -> tokens that are there
 
-    def copy_begins(self, last_store: LMCacheMPRequestMetadata) -> None:
-        """A finished turn is being stored, this being the end of it."""
-        if len(self._copies) >= MAX_COPIES:
-            del self._copies[next(iter(self._copies))]
-        self._copies[last_store.request_id] = last_store
+    def copies_begin(self, orders: LMCacheMPConnectorMetadata) -> None:
+        """What workers are told to do in this step."""
+        for each in orders.requests:
+            if each.direction == "STORE":
+                self._copies[each.request_id] = each
+
+    def copy_failed(self, request_id: str) -> None:
+        """On one rank at least: what is found below is what was."""
+        self._copies.pop(request_id, None)
 
     def copy_ended(self, request_id: str) -> None:
-        """Whoever goes on with that turn, and has asked already, asked too early."""
+        """On all ranks: whoever goes on with it, and has asked already, was early."""
         stored = self._copies.pop(request_id, None)
         if stored is None:
             return
-        end = stored.op.end
-        context = stored.op.token_ids[:end]
+        context = stored.op.token_ids[: stored.op.end]
         for waiting in self._adapter._pending_lookups:  # noqa: SLF001
             tracker = self._trackers.get(waiting)
-            if tracker is not None and _goes_on_with(tracker, context, stored):
-                self._below[waiting] = max(end, self._below.get(waiting, 0))
+            if (
+                tracker is None
+                or tracker.state is not LMCacheMPRequestState.PREFETCHING
+                or tracker.cache_salt != stored.cache_salt
+            ):
+                continue
+            found = tracker.num_lmcache_hit_tokens
+            tokens = tracker.all_token_ids
+            if tracker.mm_adjusted_prompt_ids:
+                tokens = tracker.get_token_ids()
+            below = self._common_tokens(tokens, context, found)
+            if below > found:
+                self._below[waiting] = max(below, self._below.get(waiting, 0))
 
     def forget(self, request_id: str) -> None:
         """The request waits no longer."""
         self._below.pop(request_id, None)
 
+    def reset(self) -> None:
+        """What is below is worthless."""
+        self._copies.clear()
+        self._below.clear()
+
     def may_ask(self, request_id: str, hit_tokens: int) -> bool:
         """Whether the request's lookup, done or to come, is as good as a new one.
 
         False: ask again in the next step. One that missed what is there is given back,
-        so that the next question begins a new one.
+        and a step later a new one begins: LMCache's server does not promise to take
+        what is sent about one request in its order.
         """
         below = self._below.get(request_id, 0)
         if below <= hit_tokens:
@@ -77,24 +95,23 @@ class OutdatedLookups:
         if found is None:
             return False
         self.forget(request_id)
-        if found < below:
-            self._forget_lookup(request_id)
-            tracker = self._trackers[request_id]
-            tracker.num_stored_tokens = tracker.num_lmcache_hit_tokens = 0
-        return True
+        if found >= below:
+            return True
+        self._give_back(request_id)
+        tracker = self._trackers[request_id]
+        tracker.num_stored_tokens = tracker.num_lmcache_hit_tokens = 0
+        return False
 
+    def _common_tokens(
+        self, tokens: Sequence[int], context: Sequence[int], known: int
+    ) -> int:
+        """How far both are alike, in whole chunks, where they are up to `known`.
 
-def _goes_on_with(
-    tracker: LMCacheMPRequestTracker,
-    context: Sequence[int],
-    stored: LMCacheMPRequestMetadata,
-) -> bool:
-    end = len(context)
-    return (
-        tracker.state is LMCacheMPRequestState.PREFETCHING
-        and tracker.cache_salt == stored.cache_salt
-        and len(tracker.all_token_ids) >= end
-        # Most contexts differ in their last token: no need to copy them.
-        and tracker.all_token_ids[end - 1] == context[-1]
-        and tracker.get_token_ids()[:end] == context
-    )
+        Most requests part from a context in its first chunk after what they found.
+        """
+        end, size = known, self._chunk
+        while end + size <= len(context):
+            if list(tokens[end : end + size]) != context[end : end + size]:
+                break
+            end += size
+        return end

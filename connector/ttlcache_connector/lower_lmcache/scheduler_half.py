@@ -68,7 +68,7 @@ class SchedulerHalf(SchedulerTier):
         self._forsaken = Forsaken(self._adapter)
         self._epochs = Epochs(self._inner, self._forsaken)
         self._outdated = OutdatedLookups(
-            self._adapter, self._inner.request_trackers, self._epochs.forget_lookup
+            self._adapter, self._inner.request_trackers, self._give_back
         )
         self._pool: BlockPool | None = None
         self._loads: dict[str, _Load] = {}
@@ -147,6 +147,11 @@ class SchedulerHalf(SchedulerTier):
             self._loads[request.request_id] = _Load(loaded_tokens, since_s, ids)
         self._forget_question(request.request_id)
 
+    def _give_back(self, request_id: str) -> None:
+        self._epochs.forget_lookup(request_id)
+        self._asked_s.pop(request_id, None)
+        self._lookup_s.pop(request_id, None)
+
     def _forget_question(self, request_id: str) -> None:
         self._asked_s.pop(request_id, None)
         self._lookup_s.pop(request_id, None)
@@ -185,11 +190,10 @@ class SchedulerHalf(SchedulerTier):
                 inner.add_request_metadata(store)
             for request_id in actions.sessions_to_end:
                 self._adapter.end_session(request_id)
-        for request_id, last_store in self._queue.emitted.items():
+        for request_id in self._queue.emitted:
             self.on_settled(request_id)
-            if self._manager._requests.has_in_flight(request_id):  # noqa: SLF001
-                self._outdated.copy_begins(last_store)
-        self._queue.emitted = {}
+        self._queue.emitted = []
+        self._outdated.copies_begin(inner)
         return TierMetadata(inner, is_past=self._mode != "write-through")
 
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
@@ -207,7 +211,10 @@ class SchedulerHalf(SchedulerTier):
             for request_id in stores.completed_store_requests:
                 is_lost = request_id in stores.failed_store_requests
                 self.on_demotion("failed" if is_lost else "stored")
-                self._outdated.copy_ended(request_id)
+                if is_lost:
+                    self._outdated.copy_failed(request_id)
+                elif not self._manager._requests.has_in_flight(request_id):  # noqa: SLF001
+                    self._outdated.copy_ended(request_id)  # the last rank's receipt
         ended = []
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
@@ -263,6 +270,7 @@ class SchedulerHalf(SchedulerTier):
         return dict(Counter(i for batch in batches for i in batch.block_ids))
 
     def reset(self) -> bool:
+        self._outdated.reset()
         self._epochs.begin_anew()
         return True
 
