@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 #: How a pin that ended thus leaves a turn that somebody may still come back to.
 _COMES_BACK = frozenset({PinOutcome.EXPIRED, PinOutcome.VICTIM})
 
-#: A pin that gave up no more of its turn is not copied for that: below, nothing is
-#: found without all that stands before it, so five bytes would move for each one saved.
+#: A pin that gave up no more of its turn is not copied for that where the tier finds
+#: nothing without all that stands before it: five bytes would move for each one saved.
 UNCOPIED_SHARE = 0.2
 
 #: Told how the pin of this request's turn ended.
@@ -91,6 +91,7 @@ class DemotingLedger(PinLedger):
         self, request_id: str, program: Program, blocks: Sequence[KVCacheBlock]
     ) -> None:
         """A turn that somebody may come back to, but that is not worth a pin."""
+        self._let_go(self._take(request_id))  # an id that is used again
         if not blocks or not self._tier.owes(request_id):
             self._tier.forget(request_id)  # an outage: nobody would ever ask again
         else:
@@ -98,6 +99,25 @@ class DemotingLedger(PinLedger):
             self._ended_refs.update(ids_of(blocks))
             # The request that computed them lets go of them right after this.
             self._keep(request_id, program, list(blocks), users=1)
+
+    def has_rest(
+        self,
+        request_id: str,
+        program: Program,
+        blocks: Sequence[KVCacheBlock],
+        pinned_blocks: int,
+    ) -> None:
+        """A turn's pin holds the first of its blocks only.
+
+        The others cost nothing while nobody needs them, and give way before pins do.
+        """
+        self._let_go(self._take(request_id))  # an id that is used again
+        rest = blocks[pinned_blocks:]
+        goes_down = self._room_blocks and self.is_divisible and self._tier.takes_tails
+        if rest and goes_down and self._tier.owes(request_id):
+            self.pool.touch(rest)
+            self._ended_refs.update(ids_of(rest))
+            self._keep(request_id, program, list(rest), users=1, first=pinned_blocks)
 
     def release(self, pin_id: int) -> int:
         request_id, _ = self._turn_of.pop(pin_id, (None, 0))
@@ -108,8 +128,7 @@ class DemotingLedger(PinLedger):
             return super().release(pin_id)
         pin, outcome = ending
         if outcome not in _COMES_BACK:
-            self._tier.forget(request_id)
-            return self.settled(request_id) + super().release(pin_id)
+            return self._forget(request_id) + super().release(pin_id)
         goes_down = outcome is PinOutcome.EXPIRED or self._copies_first
         if not goes_down or not self._tier.owes(request_id):
             # Memory is needed now: what nobody overwrites in this step is copied.
@@ -117,6 +136,7 @@ class DemotingLedger(PinLedger):
             return super().release(pin_id)
         blocks = self._held.pop(pin_id, [])
         self._ends(blocks)
+        blocks += self._lingering.pop_rest(request_id)
         if outcome is PinOutcome.EXPIRED:
             return self._keep(request_id, pin.program, blocks)
         alone = self._alone(blocks)
@@ -127,27 +147,35 @@ class DemotingLedger(PinLedger):
         blocks = self._held.get(pin_id, [])
         request_id, whole = self._turn_of.get(pin_id, (None, 0))
         keep = len(blocks) - max(0, drop_blocks)
+        alone_below = self._tier.takes_tails
         if (
-            not self._copies_first
-            or not self.is_divisible
-            or not 0 < keep < whole * (1 - UNCOPIED_SHARE)
+            not self.is_divisible
+            or not 0 < keep < len(blocks)
+            or (keep > whole * (1 - UNCOPIED_SHARE) and not alone_below)
             or request_id is None
             or not self._tier.owes(request_id)
         ):
+            return super().shrink(pin_id, drop_blocks)
+        first = keep if alone_below else 0
+        if not self._copies_first:
+            if alone_below:
+                # As with whole pins: what nobody overwrites in this step is copied.
+                self._demote(request_id, first)
             return super().shrink(pin_id, drop_blocks)
         tail = blocks[keep:]
         del blocks[keep:]
         self._ends(tail)
         alone = self._alone(tail)
-        self._copy(request_id, tail)
+        self._copy(request_id, tail, first)
         return Shrunk(alone, keep, keep * self._group_block_tokens[0])
 
     @contextmanager
     def copying_first(self) -> Iterator[None]:
         """Inside, victims are copied, and count as free although they are only soon.
 
-        A turn goes down as a whole: what its pin gives up later is free at once. A
-        short tail alone is lost: it is prefilled again with the next turn's prompt.
+        Where tails are found alone, no more goes down than gives way. Elsewhere a turn
+        goes down as a whole: what its pin gives up later is free at once, and a short
+        tail alone is lost: it is prefilled again with the next turn's prompt.
         """
         self._copies_first = True
         try:
@@ -156,9 +184,21 @@ class DemotingLedger(PinLedger):
             self._copies_first = False
 
     def settled(self, request_id: str) -> int:
-        """The tier holds the blocks itself now, or does not want them any more."""
+        """The tier holds what was to be copied, or does not want it any more."""
         blocks, _ = self._demoting.pop(request_id, ([], 0.0))
-        return self._let_go(blocks or self._lingering.pop(request_id))
+        if not self._tier.owes(request_id):
+            blocks = blocks + self._lingering.pop(request_id)
+        return self._let_go(blocks)
+
+    def _forget(self, request_id: str) -> int:
+        """Nobody comes back to the turn; returns blocks that became free."""
+        self._tier.forget(request_id)
+        return self._let_go(self._take(request_id))
+
+    def _take(self, request_id: str) -> list[KVCacheBlock]:
+        """What is held of an ended turn leaves the tables."""
+        blocks, _ = self._demoting.pop(request_id, ([], 0.0))
+        return blocks + self._lingering.pop(request_id)
 
     def followed(self, program: Program) -> None:
         """A turn of the program got its memory: what it found need not go down.
@@ -168,8 +208,7 @@ class DemotingLedger(PinLedger):
         for turn in self._lingering.of(program):
             tail = turn.blocks[-1]
             if tail.ref_cnt > self._ended_refs[tail.block_id]:
-                self._tier.forget(turn.request_id)
-                self.settled(turn.request_id)
+                self._forget(turn.request_id)
 
     def keep_room(self) -> None:
         """Begin to copy as much as the next step may need."""
@@ -192,11 +231,10 @@ class DemotingLedger(PinLedger):
             # What other ended turns share comes free with the last of them.
             lack -= sum(b.ref_cnt == 1 for b in turn.blocks)
             if turn.program.ended:
-                self._tier.forget(turn.request_id)
-                freed += self.settled(turn.request_id)
+                freed += self._forget(turn.request_id)
             else:
                 self._lingering.pop(turn.request_id)
-                freed += self._copy(turn.request_id, turn.blocks)
+                freed += self._copy(turn.request_id, turn.blocks, turn.first)
         return freed
 
     def soon_free(self) -> int:
@@ -234,8 +272,8 @@ class DemotingLedger(PinLedger):
             if freed >= needed_blocks:
                 break
             # As with victims: what nobody overwrites in this step is copied.
-            self._tier.demote(turn.request_id)
-            freed += self.settled(turn.request_id)
+            self._demote(turn.request_id, turn.first)
+            freed += self._let_go(self._lingering.pop(turn.request_id))
         return freed
 
     def drop_all(self) -> int:
@@ -244,7 +282,7 @@ class DemotingLedger(PinLedger):
         # Memory first: what failed may be the tier.
         ended = [*self._demoting, *(turn.request_id for turn in self._lingering)]
         for request_id in ended:
-            self.settled(request_id)
+            self._let_go(self._take(request_id))
         for request_id in ended:
             self._tier.forget(request_id)
         return int(self.pool.get_num_free_blocks() - before)
@@ -252,8 +290,7 @@ class DemotingLedger(PinLedger):
     def release_demoting(self) -> None:
         """Reset, shutdown: nothing is kept for a copy."""
         for request_id in [*self._demoting, *(t.request_id for t in self._lingering)]:
-            self._tier.forget(request_id)
-            self.settled(request_id)
+            self._forget(request_id)
 
     def references(self) -> dict[int, int]:
         counts = Counter(super().references())
@@ -277,19 +314,21 @@ class DemotingLedger(PinLedger):
         program: Program,
         blocks: list[KVCacheBlock],
         users: int = 0,
+        first: int = 0,
     ) -> int:
         """Ended, referenced, to be copied; returns blocks that became free.
 
         users: requests that still reference them, and are about to let go.
+        first: the turn's blocks before these, which its pin holds.
         """
-        self.settled(request_id)  # an id that is used again
+        self._let_go(self._lingering.pop(request_id))  # an id that is used again
         own = any(self._ended_refs[i] == 1 for i in ids_of(reversed(blocks)))
         if not self._room_blocks or not own:
             # To wait gains nothing where others that linger have it all.
-            return self._copy(request_id, blocks)
+            return self._copy(request_id, blocks, first)
         refs = self._ended_refs  # each block counts once
         alone = sum(b.ref_cnt == 1 + users and refs[b.block_id] == 1 for b in blocks)
-        self._lingering.add(Turn(request_id, program, blocks, alone))
+        self._lingering.add(Turn(request_id, program, blocks, alone, first))
         return 0
 
     def _ends(self, blocks: Sequence[KVCacheBlock]) -> None:
@@ -302,10 +341,13 @@ class DemotingLedger(PinLedger):
         refs = self._ended_refs
         return sum(b.ref_cnt == refs[b.block_id] for b in blocks)
 
-    def _copy(self, request_id: str, blocks: list[KVCacheBlock]) -> int:
-        """Begin the copy, keep the blocks for it; returns those that became free."""
+    def _copy(self, request_id: str, blocks: list[KVCacheBlock], first: int = 0) -> int:
+        """Begin the copy, keep the blocks for it; returns those that became free.
+
+        first: what stands before the turn's block of this number is not copied.
+        """
         try:
-            goes_down = self._tier.demote(request_id)
+            goes_down = self._demote(request_id, first)
         except Exception:
             self._let_go(blocks)
             raise
@@ -318,3 +360,6 @@ class DemotingLedger(PinLedger):
 
     def _let_go(self, blocks: list[KVCacheBlock]) -> int:
         return self._drop(blocks, self._ended_refs)
+
+    def _demote(self, request_id: str, first: int) -> bool:
+        return self._tier.demote(request_id, first * self._group_block_tokens[0])

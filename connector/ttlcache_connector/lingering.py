@@ -21,8 +21,9 @@ MAX_ROOM_SHARE = 1 / 8
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A finished turn.
+    """A finished turn, or what its pin has no room for.
 
+    first: how many of the turn's blocks stand before these, pinned.
     free_blocks: its blocks that nobody else used when it came. Who uses some of them
         later (another program with the same prompt) is not subtracted.
     """
@@ -31,6 +32,7 @@ class Turn:
     program: Program
     blocks: list[KVCacheBlock]
     free_blocks: int
+    first: int = 0
 
 
 class Lingering:
@@ -68,6 +70,11 @@ class Lingering:
         self.blocks -= len(turn.blocks)
         self.free_blocks -= turn.free_blocks
         return turn.blocks
+
+    def pop_rest(self, request_id: str) -> list[KVCacheBlock]:
+        """The same, of what the turn's pin has no room for."""
+        turn = self._turns.get(request_id)
+        return self.pop(request_id) if turn is not None and turn.first else []
 
     def in_order(self) -> Iterator[Turn]:
         """Who gives way first: of programs that nobody waits for, oldest first."""

@@ -3,7 +3,8 @@
 `lmcache server --server-module '{"module_path": "ttlcache_connector.lmcache_module"}'`,
 LMCache's documented extension point. Its clients learn only how many chunks were
 found; what a reload costs depends on whether they came from CPU memory or disk.
-It also forgets stores that workers left half-way (`lmcache_torn`).
+It also forgets stores that workers left half-way (`lmcache_torn`), and lets lookups
+begin within a context (`lmcache_starts`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.multiprocess.ext_server_module import server_module_handler
 
 from ttlcache_connector import compat
+from ttlcache_connector.lmcache_starts import heed_starts
 from ttlcache_connector.lmcache_torn import forget_torn_stores
 
 #: Lookups remembered; a load is asked about within seconds.
@@ -26,8 +28,9 @@ MEMORY = 4096
 class LookupTiers:
     """Remembers the last lookups' results by request."""
 
-    def __init__(self, build_context: Any) -> None:
+    def __init__(self, build_context: Any, *, heeds_starts: bool) -> None:
         self._context = build_context.server_context
+        self._heeds_starts = heeds_starts
         self._lock = threading.Lock()
         self._found: OrderedDict[str, dict[str, int]] = OrderedDict()
         self._context.event_bus.subscribe(
@@ -51,6 +54,10 @@ class LookupTiers:
             found = self._found.get(json.loads(payload), {})
         return json.dumps(found).encode()
 
+    @server_module_handler(compat.LOOKUPS_BEGIN_ANYWHERE)
+    def lookups_begin_anywhere(self, payload: bytes) -> bytes:
+        return json.dumps(self._heeds_starts).encode()
+
     def _on_lookup(self, event: Event) -> None:
         data = event.metadata
         with self._lock:
@@ -66,4 +73,5 @@ class LookupTiers:
 def build_server_modules(build_context: Any) -> LookupTiers:
     """What LMCache calls."""
     forget_torn_stores(build_context.modules)
-    return LookupTiers(build_context)
+    heeds_starts = heed_starts(build_context.modules)
+    return LookupTiers(build_context, heeds_starts=heeds_starts)

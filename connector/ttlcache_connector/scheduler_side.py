@@ -175,6 +175,9 @@ class SchedulerSide(QueueAnswers):
         assert self._demoting is not None
         if order is not None:
             self._demoting.is_turn_of(order.pin_id, request.request_id)
+            self._demoting.has_rest(
+                request.request_id, program, blocks, order.kv_blocks
+            )
             self.lower.tier.ahead(request.request_id)
             if self._promoter is not None:
                 self._promoter.pinned(request)

@@ -163,9 +163,17 @@ class SchedulerTier(ABC):
     def owes(self, request_id: str) -> bool:
         """Whether a finished request has KV that should go down one day."""
 
+    @property
+    def takes_tails(self) -> bool:
+        """Whether a tail that goes down alone is found without what precedes it."""
+        return False
+
     @abstractmethod
-    def demote(self, request_id: str) -> bool:
+    def demote(self, request_id: str, start: int = 0) -> bool:
         """Copy a finished request's KV down now.
+
+        Args:
+            start: only what holds this token and those after it; the rest stays owed.
 
         Returns:
             Whether there is anything to copy. If so its blocks should stay as they
@@ -243,7 +251,7 @@ class NoTier(SchedulerTier):
     def owes(self, request_id: str) -> bool:
         return False
 
-    def demote(self, request_id: str) -> bool:
+    def demote(self, request_id: str, start: int = 0) -> bool:
         return False
 
     def ahead(self, request_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ttlcache_connector.tiers import NoTier, TierMetadata, TurnEnd
@@ -9,6 +10,8 @@ from ttlcache_connector.tiers import NoTier, TierMetadata, TurnEnd
 
 class FakeTier(NoTier):
     """Says yes to everything, and copies when it is told to."""
+
+    takes_tails = False
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -18,6 +21,9 @@ class FakeTier(NoTier):
         self.told: list[TierMetadata] = []
         self.ends: list[TurnEnd] = []
         self.settled: set[str] = set()  # below, or not wanted there
+        #: Of the others, where what is to be copied begins, and what is below.
+        self.due: dict[str, int] = {}
+        self.below: dict[str, int] = {}
 
     def is_up(self) -> bool:
         return self.up
@@ -40,13 +46,19 @@ class FakeTier(NoTier):
     def owes(self, request_id):
         return self.up and request_id not in self.settled
 
-    def demote(self, request_id):
+    def demote(self, request_id, start=0):
         self.calls.append(("demote", request_id))
-        return self.owes(request_id)
+        if not self.owes(request_id) or start >= self.below.get(request_id, math.inf):
+            return False
+        self.due[request_id] = min(start, self.due.get(request_id, start))
+        return True
 
     def copy(self, request_id):
         """The copy that `demote` ordered begins: the tier takes over."""
-        self.settled.add(request_id)
+        start = self.due.pop(request_id, 0)
+        self.below[request_id] = start
+        if not start:
+            self.settled.add(request_id)
         self.on_settled(request_id)
 
     def ahead(self, request_id):

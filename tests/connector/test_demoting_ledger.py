@@ -94,6 +94,14 @@ def lingering():
     return Rig(room_blocks=5)
 
 
+@pytest.fixture
+def tails():
+    """Above a tier that finds tails without what stands before them."""
+    rig = Rig(room_blocks=5)
+    rig.tier.takes_tails = True
+    return rig
+
+
 def test_a_claim_lets_go_of_the_tail_that_was_to_be_copied(rig):
     pin = rig.pin("a", 1, 20)
     with rig.ledger.copying_first():
@@ -179,6 +187,107 @@ def test_an_id_that_is_used_again_leaves_nothing_behind(lingering):
     assert lingering.ledger.lingering_blocks == 10
     assert lingering.free == BLOCKS - 10
     assert lingering.ledger.pressure().free_blocks == BLOCKS
+
+
+@pytest.mark.parametrize("drop", [1, 8, 19])
+def test_a_tail_goes_down_alone(tails, drop):
+    pin = tails.pin("a", 1, 20)
+    with tails.ledger.copying_first():
+        shrunk = tails.ledger.shrink(pin.pin_id, drop)
+    keep = 20 - drop
+    assert shrunk == (drop, keep, 16 * keep)
+    assert tails.tier.due == {"a": 16 * keep}
+    assert tails.ledger.demoting_blocks == drop
+    tails.tier.copy("a")
+    assert tails.free == BLOCKS - keep
+    with tails.ledger.copying_first():
+        tails.end(pin, PinOutcome.VICTIM)
+    assert tails.tier.due == {"a": 0}
+    assert tails.ledger.demoting_blocks == keep
+    tails.tier.copy("a")
+    assert tails.free == BLOCKS
+
+
+def test_what_a_running_request_takes_of_a_pin_is_copied_as_far_as_it_lasts(tails):
+    pin = tails.pin("a", 1, 20)
+    assert tails.ledger.shrink(pin.pin_id, 8) == (8, 12, 16 * 12)
+    assert tails.tier.due == {"a": 16 * 12}
+    assert (tails.free, tails.ledger.demoting_blocks) == (BLOCKS - 12, 0)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_short_tail_is_lost_where_it_would_not_be_found(tails, alone):
+    tails.tier.takes_tails = alone
+    pin = tails.pin("a", 1, 20)
+    with tails.ledger.copying_first():
+        tails.ledger.shrink(pin.pin_id, 3)
+    assert tails.ledger.demoting_blocks == (3 if alone else 0)
+    assert tails.free == BLOCKS - (20 if alone else 17)
+
+
+def with_rest(rig, pinned=12, whole=20):
+    """A turn of which the pin has room for the first blocks only."""
+    blocks = rig.blocks(1, whole)
+    rig.pool.touch(blocks)  # by the request that computed it
+    pin = rig.pin("a", 1, pinned)
+    rig.ledger.has_rest("a", pin.program, blocks, pinned)
+    rig.pool.free_blocks(blocks)
+    return pin
+
+
+def test_what_a_pin_has_no_room_for_lingers_and_gives_way_first(tails):
+    pin = with_rest(tails)
+    assert (tails.ledger.lingering_blocks, tails.free) == (8, BLOCKS - 20)
+    assert tails.ledger.pressure().free_blocks == BLOCKS - 12
+    assert tails.ledger.relieve(3, at_once=False) == 0
+    assert tails.tier.due == {"a": 16 * 12}
+    assert tails.ledger.soon_free() == 8
+    tails.tier.copy("a")
+    assert tails.free == BLOCKS - 12
+    tails.end(pin)  # it expires: what is owed lingers
+    assert (tails.ledger.lingering_blocks, tails.free) == (12, BLOCKS - 12)
+
+
+def test_what_has_no_room_joins_its_pin_when_that_ends(tails):
+    pin = with_rest(tails)
+    tails.end(pin)
+    assert tails.ledger.lingering_blocks == 20
+    assert tails.ledger.pressure().free_blocks == BLOCKS
+    tails.ledger.relieve(1, at_once=False)
+    assert tails.tier.due == {"a": 0}
+    tails.tier.copy("a")
+    assert tails.free == BLOCKS
+    assert tails.ledger.references() == {}
+
+
+@pytest.mark.parametrize("outcome", [PinOutcome.CLAIMED, PinOutcome.ENDED])
+def test_what_has_no_room_goes_with_a_pin_that_nobody_comes_back_to(tails, outcome):
+    tails.end(with_rest(tails), outcome)
+    assert tails.tier.of("forget") == ["a"]
+    assert tails.free == BLOCKS
+    assert tails.ledger.references() == {}
+
+
+def test_a_victim_takes_along_what_it_had_no_room_for(tails):
+    pin = with_rest(tails)
+    with tails.ledger.copying_first():
+        tails.end(pin, PinOutcome.VICTIM)
+    assert tails.ledger.demoting_blocks == 20
+    tails.tier.copy("a")
+    assert tails.free == BLOCKS
+
+
+@pytest.mark.parametrize("why", ["found-with-its-head-only", "no-linger", "all-below"])
+def test_what_has_no_room_is_let_go_where_it_gains_nothing(tails, why):
+    if why == "found-with-its-head-only":
+        tails.tier.takes_tails = False
+    elif why == "all-below":
+        tails.tier.settled.add("a")
+    else:
+        tails.ledger._room_blocks = 0
+    with_rest(tails)
+    assert tails.ledger.lingering_blocks == 0
+    assert tails.free == BLOCKS - 12
 
 
 @pytest.mark.parametrize("how", ["release_demoting", "drop_all"])

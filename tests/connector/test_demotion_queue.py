@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
@@ -10,8 +13,11 @@ from lmcache.integration.vllm.lazy_offload_manager import _coalesce_store_metada
 from lmcache.integration.vllm.lazy_offload_policy.base import DrainSignals
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
 from lmcache.integration.vllm.vllm_multi_process_adapter import LoadStoreOp
+from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
+from ttlcache_connector.lower_lmcache import lone_tails
 from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
+from ttlcache_connector.lower_lmcache.lone_tails import LoneTails
 
 CHUNK, BLOCK = 64, 32
 
@@ -114,3 +120,109 @@ def test_after_a_gap_nothing_more_of_the_request_is_stored(broken):
     offer(queue, "a")
     assert queue.is_due("a")
     assert drain(queue) == ["a"]
+
+
+def offer_context(queue: DemotionQueue, chunks: int, first: int = 0) -> None:
+    """Blocks 2n and 2n + 1 are chunk n."""
+    ids = list(range(2 * first, 2 * (first + chunks)))
+    tokens = list(range(1000))
+    op = LoadStoreOp(
+        token_ids=tokens,
+        block_ids=[ids],
+        start=first * CHUNK,
+        end=(first + chunks) * CHUNK,
+    )
+    meta = LMCacheMPRequestMetadata("a", "STORE", op)
+    queue.add(meta, {i: hash_of(i) for i in ids})
+
+
+def hash_of(block_id: int) -> Any:
+    return make_block_hash_with_group_id(BlockHash(bytes([block_id])), 0)
+
+
+def ranges(queue: DemotionQueue) -> list[tuple[int, int]]:
+    items = queue.drain(DrainSignals(0, 0, set(), set())).items
+    return [
+        (m.op.start // CHUNK, m.op.end // CHUNK) for i in items for m, _ in i.metadatas
+    ]
+
+
+@pytest.fixture
+def queue() -> DemotionQueue:
+    made = DemotionQueue("expiry", CHUNK)
+    made.tails = LoneTails(CHUNK, BLOCK)
+    return made
+
+
+@pytest.mark.parametrize("start", [2 * CHUNK, 2 * CHUNK + BLOCK, 3 * CHUNK - 1])
+def test_a_tail_is_stored_alone_from_the_chunk_it_begins_in(queue, start):
+    offer_context(queue, 3)
+    offer_context(queue, 1, first=3)
+    assert queue.is_due("a", start)
+    assert ranges(queue) == [(2, 3), (3, 4)]
+    assert queue.has_pending_request("a"), "its head is owed"
+    assert list(queue.tails._before) == [bytes([3])]
+    assert not queue.is_due("a", start), "nothing is left of the tail"
+    assert queue.is_due("a")
+    assert ranges(queue) == [(0, 1), (1, 2)]
+    assert not queue.has_pending_request("a")
+    assert len(queue.tails) == 0, "it is not alone any more"
+
+
+def test_two_tails_of_one_turn_go_as_one(queue):
+    offer_context(queue, 4)
+    assert queue.is_due("a", 3 * CHUNK)
+    assert queue.is_due("a", 2 * CHUNK)
+    assert queue.is_due("a", 3 * CHUNK)
+    assert ranges(queue) == [(2, 3), (3, 4)]
+
+
+def test_a_sessions_end_waits_for_the_head(queue):
+    offer_context(queue, 4)
+    queue.is_due("a", 2 * CHUNK)
+    assert queue.drain(DrainSignals(0, 0, set(), set())).emptied_request_ids == []
+    queue.is_due("a")
+    assert queue.drain(DrainSignals(0, 0, set(), set())).emptied_request_ids == ["a"]
+
+
+def test_a_tail_behind_what_was_below_before_is_not_alone(queue):
+    offer_context(queue, 2, first=5)
+    queue.is_due("a", 5 * CHUNK)
+    assert ranges(queue) == [(5, 6), (6, 7)]
+    assert len(queue.tails) == 0
+    assert not queue.has_pending_request("a")
+
+
+def test_what_goes_ahead_goes_ahead_after_its_tail_too():
+    queue = DemotionQueue("idle-ahead", CHUNK)
+    offer_context(queue, 4)
+    queue.may_go_ahead("a")
+    queue.is_due("a", 2 * CHUNK)
+    assert ranges(queue) == [(2, 3), (3, 4)]
+    assert ranges(queue) == [(0, 1), (1, 2)]
+
+
+def request_of(hashes: list[int]) -> Any:
+    """A request of so many blocks, and a token more."""
+    return SimpleNamespace(block_hashes=[bytes([each]) for each in hashes])
+
+
+def test_a_lone_tail_is_known_by_the_block_before_it():
+    tails = LoneTails(CHUNK, BLOCK)
+    request = request_of(list(range(8)))
+    assert not tails.within(request, 8 * BLOCK)
+    tails.add(bytes([3]))
+    assert [tails.within(request, n * BLOCK) for n in range(9)] == [False] * 4 + [
+        True
+    ] * 5
+    assert not tails.within(request_of([0, 1, 2, 9, 4]), 5 * BLOCK), "another context"
+    tails.discard(bytes([3]))
+    assert not tails.within(request, 8 * BLOCK)
+
+
+def test_only_so_many_lone_tails_are_remembered(monkeypatch):
+    monkeypatch.setattr(lone_tails, "MEMORY", 2)
+    tails = LoneTails(BLOCK, BLOCK)
+    for each in (1, 2, 1, 3):
+        tails.add(bytes([each]))
+    assert list(tails._before) == [bytes([1]), bytes([3])]

@@ -81,6 +81,18 @@ def test_not_while_gpu_memory_has_it_anyway():
     assert rig.given_back == ["w"]
 
 
+@pytest.mark.parametrize("found", [0, 32])
+def test_a_lookup_that_began_behind_what_has_gone_is_worth_nothing(found):
+    rig = Rig(found=None)
+    assert rig.lookups.may_ask("w", 16, 16)
+    assert not rig.lookups.may_ask("w", 8, 16)
+    assert rig.given_back == [], "it has not answered yet"
+    rig.found["w"] = found
+    assert rig.lookups.may_ask("w", 24, 16), "its pin is back"
+    assert not rig.lookups.may_ask("w", 8, 16)
+    assert rig.given_back == ["w"]
+
+
 @pytest.mark.parametrize("found", [0, 8, 16])
 def test_a_prompt_that_repeats_a_part_asks_for_that(found):
     """As where a template leaves thoughts of earlier turns out."""

@@ -167,6 +167,15 @@ def tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def two_block_tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierServer]:
+    """One in which a pin may end within a chunk."""
+    options = TierOptions(cpu_gb=0.1, chunk_tokens=2 * BLOCK)
+    log = tmp_path_factory.mktemp("bytes2") / "lmcache.log"
+    with TierServer(options, log) as server:
+        yield server
+
+
 @pytest.fixture
 def make_worker(tiers: TierServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made: list[Worker] = []
@@ -419,20 +428,120 @@ def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
     assert tiers.clear_cpu()  # what either lookup found is not locked
 
 
+def reclaim(engine: Worker, blocks: int) -> None:
+    """As for a waiting request; returns when what gave way is below."""
+    side = engine.connector.side
+    totals = side.controller.metrics.totals
+    copies = totals["demotions", "stored"]
+    with side.ledger.copying_first():
+        assert side.controller.reclaim(blocks, Urgency.RUNNING, "runs") > 0
+    step_until(engine, lambda: totals["demotions", "stored"] == copies + 1)
+
+
 @pytest.mark.parametrize(
-    ("mode", "linger"),
+    ("blocks", "server"),
+    [(5, "tiers"), (5, "two_block_tiers"), (4, "two_block_tiers")],
+)
+def test_a_tail_goes_down_alone_and_comes_back(make_worker, request, blocks, server):
+    """Its head stays in GPU memory, and is not copied."""
+    tiers: TierServer = request.getfixturevalue(server)
+    chunk = tiers.options.chunk_tokens
+    engine = make_worker(num_blocks=64, ttl_s=60.0, tiers=tiers)
+    side, seed = engine.connector.side, 90 + 10 * blocks + chunk
+    step_until(engine, lambda: side.lower.tier.takes_tails)
+    engine.add("runs", prompt(seed, 30 * BLOCK), max_tokens=400, hints=hints("old"))
+    engine.step()
+    context = engine.turn_beside("a", prompt(seed + 1, 200), hints=hints("p"))
+    reclaim(engine, blocks)
+    tail = -(-blocks * BLOCK // chunk) * (chunk // BLOCK)  # in whole chunks
+    assert engine.moved["tier_bytes:demoted"] == tail * CHUNK_BYTES
+    # Somebody else uses the memory that gave way.
+    engine.turn_beside("filler", prompt(seed + 2, 20 * BLOCK), hints=hints("old"))
+    engine.turn_beside("b", [*context, 5], hints=hints("p"))
+    # The block at its beginning that GPU memory has is not written.
+    assert engine.moved["tier_bytes:promoted"] == tail * CHUNK_BYTES
+    totals = side.controller.metrics.totals
+    assert totals["pins", "claimed"] == 1
+    # The next turn owes its beginning still, and not what is below.
+    reclaim(engine, 12)
+    assert engine.moved["tier_bytes:demoted"] == 12 * CHUNK_BYTES
+    engine.abort("runs")
+    engine.run()
+    side.release_all()
+    engine.settle()
+    empty_gpu(engine)
+    before = engine.moved["tier_bytes:promoted"]
+    engine.turn("c", [*context, 6], hints=hints("p", last=True))
+    assert engine.moved["tier_bytes:promoted"] - before == 12 * CHUNK_BYTES
+    engine.settle()
+    assert tiers.clear_cpu()  # nothing that a lookup found is locked
+
+
+def test_a_head_that_goes_while_its_turn_waits_for_its_tail(make_worker, tiers):
+    """The lookup began behind it, and a new one begins before it."""
+    engine = make_worker(num_blocks=64, ttl_s=60.0)
+    side = engine.connector.side
+    step_until(engine, lambda: side.lower.tier.takes_tails)
+    engine.add("runs", prompt(95, 40 * BLOCK), max_tokens=400, hints=hints("old"))
+    engine.step()
+    context = engine.turn_beside("a", prompt(96, 200), hints=hints("p"))
+    reclaim(engine, 5)
+    # It needs more than is free beside its pin.
+    engine.add("b", [*context, *prompt(97, 300)], hints=hints("p", last=True))
+    starts = side.lower.tier._starts
+    step_until(engine, lambda: starts.of("b") == 7 * BLOCK)
+    for _ in range(3):
+        engine.step()
+    reclaim(engine, 12)
+    engine.turn_beside("filler", prompt(98, 20 * BLOCK), hints=hints("old"))
+    engine.abort("runs")
+    engine.run()
+    assert engine.finished["b"].num_output_tokens
+    assert engine.moved["tier_bytes:promoted"] == 12 * CHUNK_BYTES
+    side.release_all()
+    engine.settle()
+    assert tiers.clear_cpu()
+
+
+class PlainOptions(TierOptions):
+    """LMCache's server as it is."""
+
+    def _modules(self) -> tuple[str, ...]:
+        return ()
+
+
+def test_without_our_module_in_the_server_turns_go_down_whole(make_worker, tmp_path):
+    """Its lookups would not find a tail alone."""
+    options = PlainOptions(cpu_gb=0.1, chunk_tokens=BLOCK)
+    with TierServer(options, tmp_path / "lmcache.log") as server:
+        engine = make_worker(num_blocks=64, ttl_s=60.0, tiers=server)
+        tier = engine.connector.side.lower.tier
+        step_until(engine, lambda: tier._starts._answers is None or tier.takes_tails)
+        assert not tier.takes_tails
+        engine.add("runs", prompt(99, 30 * BLOCK), max_tokens=400, hints=hints("old"))
+        engine.step()
+        engine.turn_beside("a", prompt(100, 200), hints=hints("p"))
+        reclaim(engine, 5)
+        assert engine.moved["tier_bytes:demoted"] == 12 * CHUNK_BYTES
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "linger", "server"),
     [
-        ("expiry", False),
-        ("expiry", True),
-        ("write-through", True),
-        ("idle-ahead", True),
+        ("expiry", False, "tiers"),
+        ("expiry", True, "tiers"),
+        ("expiry", True, "two_block_tiers"),
+        ("write-through", True, "tiers"),
+        ("idle-ahead", True, "tiers"),
     ],
 )
-def test_random_agents_on_a_small_pool(make_worker, mode, linger):
+def test_random_agents_on_a_small_pool(make_worker, request, mode, linger, server):
     """Expiry, claims, victims, preemptions, aborts: whatever comes, no wrong byte."""
     engine = make_worker(
         num_blocks=40,
         ttl_s=0.05,
+        tiers=request.getfixturevalue(server),
         demote=mode,
         linger=linger,
         demote_wait_s=0.05,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from lmcache.integration.vllm.lazy_offload_policy.base import (
     BlockHashes,
@@ -13,6 +14,13 @@ from lmcache.integration.vllm.lazy_offload_policy.base import (
     PendingStoreItem,
 )
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
+from vllm.v1.core.kv_cache_utils import get_block_hash
+
+if TYPE_CHECKING:
+    from ttlcache_connector.lower_lmcache.lone_tails import LoneTails
+
+#: An operation, and the hashes of its blocks.
+_Op = tuple[LMCacheMPRequestMetadata, BlockHashes]
 
 #: Copies ahead of expiry begin only while fewer turns than this are being copied.
 AHEAD_IN_FLIGHT = 1
@@ -29,10 +37,9 @@ class DemotionQueue(OffloadPolicy):
     def __init__(self, mode: str, chunk_tokens: int) -> None:
         self._mode = mode
         self._chunk_tokens = chunk_tokens
-        self._pending: dict[
-            str, list[tuple[LMCacheMPRequestMetadata, BlockHashes]]
-        ] = {}
-        self._due: dict[str, None] = {}  # in this order
+        self.tails: LoneTails | None = None  # told what goes down without its head
+        self._pending: dict[str, list[_Op]] = {}
+        self._due: dict[str, int] = {}  # from which token on; in this order
         self._ahead: dict[str, None] = {}
         self._broken: set[str] = set()
         self._emptied: list[str] = []
@@ -49,7 +56,7 @@ class DemotionQueue(OffloadPolicy):
             return
         self._pending.setdefault(request_id, []).append((meta, block_hashes))
         if self._mode == "write-through":
-            self._due[request_id] = None
+            self._due[request_id] = 0
 
     def drain(self, signals: DrainSignals) -> LazyOffloadDrain:
         drain = LazyOffloadDrain(emptied_request_ids=self._emptied)
@@ -59,17 +66,34 @@ class DemotionQueue(OffloadPolicy):
         if not ready and len(signals.blocked_request_ids) < AHEAD_IN_FLIGHT:
             ready = [r for r in self._ahead if r in self._pending][:1]
         for request_id in ready:
-            self._due.pop(request_id, None)
-            self._ahead.pop(request_id, None)
-            ops = self._pending.pop(request_id, None)
-            if ops:
-                # LMCache leaves out an operation of which a block was overwritten, and
-                # what follows; a prompt is one operation, and its tail goes first.
-                chunks = [chunk for op in ops for chunk in self._chunks(*op)]
+            if chunks := self._take(request_id, self._due.pop(request_id, 0)):
                 drain.items.append(PendingStoreItem(request_id, chunks))
-                drain.emptied_request_ids.append(request_id)
                 self.emitted.append(request_id)
+                if request_id not in self._pending:
+                    drain.emptied_request_ids.append(request_id)
         return drain
+
+    def _take(self, request_id: str, start: int) -> list[_Op]:
+        """The request's chunks from token `start` on; what precedes them stays.
+
+        Chunk by chunk, because LMCache leaves out an operation of which a block was
+        overwritten, and what follows; a prompt is one operation, and its tail goes
+        first.
+        """
+        ops = self._pending.pop(request_id, [])
+        chunks = [chunk for op in ops for chunk in self._chunks(*op)]
+        stay = [chunk for chunk in chunks if chunk[0].op.end <= start]
+        taken = chunks[len(stay) :]
+        if stay:
+            self._pending[request_id] = stay
+        else:
+            self._ahead.pop(request_id, None)
+        if self.tails is not None and taken:
+            for chunk in taken if len(self.tails) else ():
+                self.tails.discard(_last_hash(chunk))
+            if stay:
+                self.tails.add(_last_hash(stay[-1]))
+        return taken
 
     def has_pending_request(self, request_id: str) -> bool:
         return request_id in self._pending
@@ -93,11 +117,15 @@ class DemotionQueue(OffloadPolicy):
 
     # what we call
 
-    def is_due(self, request_id: str) -> bool:
-        """Store it in the next step; False if there is nothing to store."""
-        if request_id not in self._pending:
+    def is_due(self, request_id: str, start: int = 0) -> bool:
+        """Store it in the next step; False if there is nothing to store.
+
+        start: only what holds this token and those after it.
+        """
+        ops = self._pending.get(request_id)
+        if not ops or ops[-1][0].op.end <= start:
             return False
-        self._due[request_id] = None
+        self._due[request_id] = min(start, self._due.get(request_id, start))
         return True
 
     def may_go_ahead(self, request_id: str) -> None:
@@ -116,7 +144,7 @@ class DemotionQueue(OffloadPolicy):
 
     def _chunks(
         self, meta: LMCacheMPRequestMetadata, hashes: BlockHashes
-    ) -> Iterator[tuple[LMCacheMPRequestMetadata, BlockHashes]]:
+    ) -> Iterator[_Op]:
         """The operation chunk by chunk; LMCache puts it together again."""
         op, size = meta.op, self._chunk_tokens
         count = (op.end - op.start) // size
@@ -134,3 +162,10 @@ class DemotionQueue(OffloadPolicy):
         self._due.pop(request_id, None)
         self._ahead.pop(request_id, None)
         return len(self._pending.pop(request_id, ()))
+
+
+def _last_hash(chunk: _Op) -> bytes:
+    meta, hashes = chunk
+    last = hashes[meta.op.block_ids[0][-1]]
+    assert last is not None  # `add` takes no others
+    return bytes(get_block_hash(last))

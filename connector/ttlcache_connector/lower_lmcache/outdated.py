@@ -81,21 +81,26 @@ class OutdatedLookups:
         self._copies.clear()
         self._below.clear()
 
-    def may_ask(self, request_id: str, hit_tokens: int) -> bool:
+    def may_ask(self, request_id: str, hit_tokens: int, began: int = 0) -> bool:
         """Whether the request's lookup, done or to come, is as good as a new one.
+
+        Args:
+            hit_tokens: what GPU memory holds of the request now.
+            began: where its lookup began, behind what GPU memory held then.
 
         False: ask again in the next step. One that missed what is there is given back,
         and a step later a new one begins: LMCache's server does not promise to take
         what is sent about one request in its order.
         """
         below = self._below.get(request_id, 0)
-        if below <= hit_tokens:
+        has_gap = began > hit_tokens
+        if below <= hit_tokens and not has_gap:
             return True
         found = self._adapter.check_lookup_result(request_id)
         if found is None:
             return False
         self.forget(request_id)
-        if found >= below:
+        if found >= below and not has_gap:
             return True
         self._give_back(request_id)
         tracker = self._trackers[request_id]

@@ -21,6 +21,8 @@ from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
 from ttlcache_connector.lower_lmcache.epochs import Epochs
 from ttlcache_connector.lower_lmcache.forsaken import Forsaken
 from ttlcache_connector.lower_lmcache.hint_sender import HintSender
+from ttlcache_connector.lower_lmcache.lone_tails import LoneTails
+from ttlcache_connector.lower_lmcache.lookup_starts import LookupStarts
 from ttlcache_connector.lower_lmcache.outdated import OutdatedLookups
 from ttlcache_connector.lower_lmcache.registration import own_name
 from ttlcache_connector.lower_lmcache.sources import Sources
@@ -70,6 +72,8 @@ class SchedulerHalf(SchedulerTier):
         self._outdated = OutdatedLookups(
             self._adapter, self._inner.request_trackers, self._give_back
         )
+        self._starts = LookupStarts(self._adapter)
+        self._is_divisible = len(kv_cache_config.kv_cache_groups) == 1
         self._pool: BlockPool | None = None
         self._loads: dict[str, _Load] = {}
         # When a lookup was first waited for, and for how long.
@@ -87,6 +91,11 @@ class SchedulerHalf(SchedulerTier):
         self._pool = pool
         self._inner.bind_gpu_block_pool(pool)
         self._manager._policy = self._queue  # noqa: SLF001 - no registry, see above
+        if self._mode != "write-through" and self._is_divisible:
+            self._starts.ask_servers()
+            chunk_tokens = self._adapter.lmcache_tokens_per_chunk
+            tails = LoneTails(chunk_tokens, pool.hash_block_size)
+            self._queue.tails = self._starts.tails = tails
 
     def blocks_are_named(self, names: Collection[str]) -> None:
         if len(names) < self._ranks or len(set(names)) != 1:
@@ -107,11 +116,14 @@ class SchedulerHalf(SchedulerTier):
         up = bool(self._adapter.is_healthy) and not self._is_split
         if up and not self._was_up:
             self._hints.begin_anew()
+            self._starts.ask_servers()  # it may be another one
         self._was_up = up
         return up
 
     def arrive(self, request: Request, *, has_pin: bool) -> None:
-        if not has_pin and not self._is_foreign(request):
+        if has_pin or self._is_foreign(request):
+            return
+        if not self._starts.has_tail(request):
             self._inner.on_new_request(request)
 
     def match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
@@ -119,7 +131,8 @@ class SchedulerHalf(SchedulerTier):
         if self._is_foreign(request):
             tracker.max_offload_tokens = 0
             return 0, False
-        if not self._outdated.may_ask(request.request_id, hit_tokens):
+        began = self._starts.of(request.request_id)
+        if not self._outdated.may_ask(request.request_id, hit_tokens, began):
             return None, False
         asked = request.request_id in self._adapter._pending_lookups  # noqa: SLF001
         chunk = self._adapter.lmcache_tokens_per_chunk
@@ -130,7 +143,16 @@ class SchedulerHalf(SchedulerTier):
             return 0, False
         now_s = self._now_s()
         asked_s = self._asked_s.setdefault(request.request_id, now_s)
-        tokens, is_async = self._inner.get_num_new_matched_tokens(request, hit_tokens)
+        if not asked:
+            self._starts.set(request, hit_tokens)
+        with self._starts.of_lookup(request.request_id):
+            tokens, is_async = self._inner.get_num_new_matched_tokens(
+                request, hit_tokens
+            )
+        if self._starts.of(request.request_id):
+            # What lies before is owed still: all of it is offered again, and LMCache
+            # takes what it does not have.
+            tracker.num_stored_tokens = 0
         if tokens is not None:
             self._lookup_s.setdefault(request.request_id, now_s - asked_s)
         return tokens, bool(tokens) and is_async
@@ -149,12 +171,14 @@ class SchedulerHalf(SchedulerTier):
 
     def _give_back(self, request_id: str) -> None:
         self._epochs.forget_lookup(request_id)
+        self._starts.forget(request_id)
         self._asked_s.pop(request_id, None)
         self._lookup_s.pop(request_id, None)
 
     def _forget_question(self, request_id: str) -> None:
         self._asked_s.pop(request_id, None)
         self._lookup_s.pop(request_id, None)
+        self._starts.forget(request_id)
         self._outdated.forget(request_id)
 
     def promote(self, request_id: str, tokens: Sequence[int], salt: str) -> bool:
@@ -245,10 +269,14 @@ class SchedulerHalf(SchedulerTier):
         waits = self._queue.has_pending_request(request_id)
         return waits and self._is_over(request_id) and self.is_up()
 
-    def demote(self, request_id: str) -> bool:
+    @property
+    def takes_tails(self) -> bool:
+        return self._starts.are_heeded
+
+    def demote(self, request_id: str, start: int = 0) -> bool:
         if not self._is_over(request_id):
             return False
-        return self._queue.is_due(request_id) and self.is_up()
+        return self._queue.is_due(request_id, start) and self.is_up()
 
     def _is_over(self, request_id: str) -> bool:
         """Not a running request under an id that a client uses again."""
@@ -271,6 +299,7 @@ class SchedulerHalf(SchedulerTier):
 
     def reset(self) -> bool:
         self._outdated.reset()
+        self._starts.reset()
         self._epochs.begin_anew()
         return True
 

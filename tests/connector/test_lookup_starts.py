@@ -1,0 +1,140 @@
+"""Where a request's lookup begins; the real pair is in tests/e2e."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
+
+from ttlcache_connector import compat
+from ttlcache_connector.lower_lmcache.lone_tails import LoneTails
+from ttlcache_connector.lower_lmcache.lookup_starts import LookupStarts
+
+CHUNK, BLOCK = 64, 16
+
+
+class Answer:
+    """What a server says to the question whether it heeds starts."""
+
+    def __init__(self, heeds=True, *, knows=True):
+        self.is_here = False
+        self.told = SimpleNamespace(success=knows, payload=json.dumps(heeds).encode())
+
+    def query(self):
+        return self.is_here
+
+    def result(self, timeout):
+        assert self.is_here
+        return self.told
+
+
+class Rig:
+    """LMCache's adapter with one client a server."""
+
+    def __init__(self, *answers):
+        self.answers = answers or (Answer(),)
+        self.orders = []
+        self.keys = []
+        self.adapter = SimpleNamespace(
+            req_clients={i: self.client(a) for i, a in enumerate(self.answers)},
+            lmcache_tokens_per_chunk=CHUNK,
+            _create_key=lambda *args, **kwargs: self.keys.append((args, kwargs)),
+        )
+        self.starts = LookupStarts(self.adapter)
+        self.starts.tails = LoneTails(CHUNK, BLOCK)
+        self.starts.tails.add(b"7")
+
+    def client(self, answer):
+        def call(order):
+            self.orders.append(order.method)
+            return answer
+
+        return SimpleNamespace(server_module_call=call)
+
+    def hear(self):
+        self.starts.ask_servers()
+        for answer in self.answers:
+            answer.is_here = True
+        return self.starts
+
+    def start_of_key(self, end=1000):
+        self.adapter._create_key([1], start=0, end=end, request_id="r")
+        return self.keys[-1][0][1]
+
+
+def request(blocks=16):
+    hashes = [str(i).encode() for i in range(blocks)]
+    return SimpleNamespace(
+        request_id="r", block_hashes=hashes, num_tokens=blocks * BLOCK + 1
+    )
+
+
+def test_a_lookup_begins_where_gpu_memory_ends_if_a_lone_tail_is_there():
+    rig = Rig()
+    starts = rig.hear()
+    assert starts.has_tail(request())
+    starts.set(request(), 8 * BLOCK + 15)
+    assert starts.of("r") == 2 * CHUNK
+    with starts.of_lookup("r"):
+        assert rig.start_of_key() == 2 * CHUNK
+        assert rig.start_of_key(end=CHUNK) == CHUNK, "never behind its end"
+    assert rig.start_of_key() == 0, "no lookup: a release"
+    starts.set(request(), 16 * BLOCK)  # what else stands there is there as well
+    assert starts.of("r") == 4 * CHUNK
+    starts.forget("r")
+    assert starts.of("r") == 0
+
+
+@pytest.mark.parametrize("hit_tokens", [0, 7 * BLOCK, 8 * BLOCK - 1])
+def test_one_that_gpu_memory_does_not_reach_is_not_looked_for(hit_tokens):
+    rig = Rig()
+    starts = rig.hear()
+    starts.set(request(), 8 * BLOCK)
+    starts.set(request(), hit_tokens)  # asked anew
+    with starts.of_lookup("r"):
+        assert rig.start_of_key() == starts.of("r") == 0
+
+
+def test_after_a_reset_nothing_below_is_worth_a_thing():
+    starts = Rig().hear()
+    starts.reset()
+    assert not starts.has_tail(request())
+
+
+def test_no_lookup_begins_inside_before_the_server_said_that_it_may():
+    rig = Rig()
+    starts = rig.starts
+    assert not starts.are_heeded
+    starts.ask_servers()
+    assert rig.orders == [compat.LOOKUPS_BEGIN_ANYWHERE]
+    assert not starts.are_heeded
+    assert not starts.has_tail(request())
+    rig.answers[0].is_here = True
+    assert starts.are_heeded
+    starts.ask_servers()  # it went away and came back
+    rig.answers[0].is_here = False
+    assert not starts.are_heeded
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (Answer(heeds=False),),
+        (Answer(knows=False),),
+        (Answer(), Answer(knows=False)),
+    ],
+)
+def test_every_server_has_to_heed_it(answers):
+    starts = Rig(*answers).hear()
+    assert not starts.are_heeded
+    assert not starts.has_tail(request())
+
+
+def test_above_several_kv_groups_nothing_goes_down_alone():
+    starts = Rig().hear()
+    starts.tails = None
+    assert not starts.are_heeded
+    starts.reset()
