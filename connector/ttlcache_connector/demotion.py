@@ -7,6 +7,7 @@ the copy begins only when room gets short: see `lingering`.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -63,6 +64,7 @@ class DemotingLedger(PinLedger):
         self._room_blocks = room_blocks
         self._lingering = Lingering()
         self._copies_first = False
+        self._lack = 0.0  # blocks that the copies begun inside are to give
         #: pin id -> (request id, blocks that it pinned)
         self._turn_of: dict[int, tuple[str, int]] = {}
         self._ending: tuple[Pin, PinOutcome] | None = None
@@ -139,8 +141,12 @@ class DemotingLedger(PinLedger):
         blocks += self._lingering.pop_rest(request_id)
         if outcome is PinOutcome.EXPIRED:
             return self._keep(request_id, pin.program, blocks)
-        alone = self._alone(blocks)
-        self._copy(request_id, blocks)
+        cut = self._cut(blocks, self._lack)
+        alone = self._alone(blocks[cut:])
+        self._lack -= alone
+        if cut:
+            self._keep(request_id, pin.program, blocks[:cut])
+        self._copy(request_id, blocks[cut:], cut)
         return alone
 
     def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
@@ -166,18 +172,23 @@ class DemotingLedger(PinLedger):
         del blocks[keep:]
         self._ends(tail)
         alone = self._alone(tail)
+        self._lack -= alone
         self._copy(request_id, tail, first)
         return Shrunk(alone, keep, keep * self._group_block_tokens[0])
 
     @contextmanager
-    def copying_first(self) -> Iterator[None]:
+    def copying_first(self, blocks: float = math.inf) -> Iterator[None]:
         """Inside, victims are copied, and count as free although they are only soon.
 
-        Where tails are found alone, no more goes down than gives way. Elsewhere a turn
-        goes down as a whole: what its pin gives up later is free at once, and a short
-        tail alone is lost: it is prefilled again with the next turn's prompt.
+        Where tails are found alone, no more goes down than is needed, and what else a
+        victim has lingers. Elsewhere a turn goes down as a whole: what its pin gives up
+        later is free at once, and a short tail alone is lost: it is prefilled again
+        with the next turn's prompt.
+
+        Args:
+            blocks: how many are needed.
         """
-        self._copies_first = True
+        self._copies_first, self._lack = True, blocks
         try:
             yield
         finally:
@@ -228,14 +239,25 @@ class DemotingLedger(PinLedger):
                 break
             if not self._alone(turn.blocks):
                 continue  # others use it all: nothing would become free
+            cut = 0 if turn.program.ended else self._cut(turn.blocks, lack)
             # What other ended turns share comes free with the last of them.
-            lack -= sum(b.ref_cnt == 1 for b in turn.blocks)
+            lack -= sum(b.ref_cnt == 1 for b in turn.blocks[cut:])
             if turn.program.ended:
                 freed += self._forget(turn.request_id)
             else:
-                self._lingering.pop(turn.request_id)
-                freed += self._copy(turn.request_id, turn.blocks, turn.first)
+                tail = self._lingering.pop_tail(turn.request_id, cut)
+                freed += self._copy(turn.request_id, tail, turn.first + cut)
         return freed
+
+    def _cut(self, blocks: Sequence[KVCacheBlock], lack: float) -> int:
+        """From which of these on they go down, where `lack` of them are needed."""
+        if not self._room_blocks or not self._tier.takes_tails:
+            return 0
+        for cut in range(len(blocks) - 1, 0, -1):
+            lack -= blocks[cut].ref_cnt == self._ended_refs[blocks[cut].block_id]
+            if lack <= 0:
+                return cut
+        return 0
 
     def soon_free(self) -> int:
         """Blocks that a waiting request should wait for."""
@@ -272,8 +294,10 @@ class DemotingLedger(PinLedger):
             if freed >= needed_blocks:
                 break
             # As with victims: what nobody overwrites in this step is copied.
-            self._demote(turn.request_id, turn.first)
-            freed += self._let_go(self._lingering.pop(turn.request_id))
+            lack = max(needed_blocks - freed, self._room_blocks)
+            cut = self._cut(turn.blocks, lack)
+            self._demote(turn.request_id, turn.first + cut)
+            freed += self._let_go(self._lingering.pop_tail(turn.request_id, cut))
         return freed
 
     def drop_all(self) -> int:

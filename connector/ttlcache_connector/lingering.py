@@ -7,7 +7,7 @@ of what returns late returns before that, and is never copied.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ttlcache.programs import Program
@@ -70,6 +70,20 @@ class Lingering:
         self.blocks -= len(turn.blocks)
         self.free_blocks -= turn.free_blocks
         return turn.blocks
+
+    def pop_tail(self, request_id: str, cut: int) -> list[KVCacheBlock]:
+        """The turn keeps its first `cut` blocks, and its place; the others."""
+        if not cut:
+            return self.pop(request_id)
+        turn = self._turns[request_id]
+        head, tail = turn.blocks[:cut], turn.blocks[cut:]
+        # What others use, a common prompt, stands at the beginning.
+        free_blocks = max(0, turn.free_blocks - len(tail))
+        kept = replace(turn, blocks=head, free_blocks=free_blocks)
+        self._turns[request_id] = self._of[id(turn.program)][request_id] = kept
+        self.blocks -= len(tail)
+        self.free_blocks -= turn.free_blocks - free_blocks
+        return tail
 
     def pop_rest(self, request_id: str) -> list[KVCacheBlock]:
         """The same, of what the turn's pin has no room for."""

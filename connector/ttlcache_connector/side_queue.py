@@ -107,7 +107,7 @@ class QueueAnswers(SideParts):
         ended.relieve(needed_blocks, at_once=False)
         lack = needed_blocks - (pool.get_num_free_blocks() - before) - ended.soon_free()
         if lack > 0:
-            with ended.copying_first():
+            with ended.copying_first(lack):
                 self._reclaim(lack, request, urgency)
         freed = int(pool.get_num_free_blocks() - before)
         return freed if freed >= needed_blocks or not ended.soon_free() else 0

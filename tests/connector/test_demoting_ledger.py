@@ -240,6 +240,8 @@ def test_what_a_pin_has_no_room_for_lingers_and_gives_way_first(tails):
     assert (tails.ledger.lingering_blocks, tails.free) == (8, BLOCKS - 20)
     assert tails.ledger.pressure().free_blocks == BLOCKS - 12
     assert tails.ledger.relieve(3, at_once=False) == 0
+    assert tails.tier.due == {"a": 16 * 17}
+    assert tails.ledger.relieve(8, at_once=False) == 0
     assert tails.tier.due == {"a": 16 * 12}
     assert tails.ledger.soon_free() == 8
     tails.tier.copy("a")
@@ -253,7 +255,7 @@ def test_what_has_no_room_joins_its_pin_when_that_ends(tails):
     tails.end(pin)
     assert tails.ledger.lingering_blocks == 20
     assert tails.ledger.pressure().free_blocks == BLOCKS
-    tails.ledger.relieve(1, at_once=False)
+    tails.ledger.relieve(20, at_once=False)
     assert tails.tier.due == {"a": 0}
     tails.tier.copy("a")
     assert tails.free == BLOCKS
@@ -275,6 +277,61 @@ def test_a_victim_takes_along_what_it_had_no_room_for(tails):
     assert tails.ledger.demoting_blocks == 20
     tails.tier.copy("a")
     assert tails.free == BLOCKS
+
+
+def test_of_a_victim_goes_down_what_is_needed_and_the_rest_lingers(tails):
+    pin, before = tails.pin("a", 1, 20), tails.free
+    with tails.ledger.copying_first(6):
+        assert tails.end(pin, PinOutcome.VICTIM) == 6
+    assert tails.tier.due == {"a": 16 * 14}
+    assert (tails.ledger.demoting_blocks, tails.ledger.lingering_blocks) == (6, 14)
+    tails.tier.copy("a")
+    assert tails.free == before + 6
+    assert tails.ledger.pressure().free_blocks == BLOCKS
+    assert tails.ledger.relieve(4, at_once=False) == 0
+    assert tails.tier.due == {"a": 16 * 10}
+    tails.tier.copy("a")
+    assert tails.ledger.lingering_blocks == 10
+    assert tails.ledger.relieve(100, at_once=False) == 0
+    assert tails.tier.due == {"a": 0}
+    tails.tier.copy("a")
+    assert tails.free == BLOCKS
+    assert tails.ledger.references() == {}
+
+
+def test_several_victims_give_no_more_than_is_needed(tails):
+    pins = [tails.pin(name, start, 10) for name, start in (("a", 1), ("b", 11))]
+    with tails.ledger.copying_first(14):
+        given = [tails.end(pin, PinOutcome.VICTIM) for pin in pins]
+    assert given == [10, 4]
+    assert tails.tier.due == {"a": 0, "b": 16 * 6}
+
+
+def test_blocks_that_others_use_do_not_count_as_given(tails):
+    """Three of its last blocks are somebody's running prompt."""
+    pin = tails.pin("a", 1, 20)
+    tails.pool.touch(tails.blocks(18, 3))
+    with tails.ledger.copying_first(6):
+        assert tails.end(pin, PinOutcome.VICTIM) == 6
+    assert tails.tier.due == {"a": 16 * 11}
+
+
+def test_who_runs_takes_the_end_of_what_lingers(tails):
+    tails.expire("a", 1, 20)
+    assert tails.ledger.relieve(2, at_once=True) == 5, "as much room as is wanted"
+    assert tails.tier.due == {"a": 16 * 15}
+    assert tails.ledger.lingering_blocks == 15
+    assert tails.ledger.pressure().free_blocks == BLOCKS
+    assert tails.ledger.relieve(9, at_once=True) == 9
+    assert tails.tier.due == {"a": 16 * 6}
+
+
+def test_a_turn_of_which_a_part_lingers_keeps_its_place(tails):
+    tails.expire("a", 1, 10)
+    tails.expire("b", 11, 10)
+    tails.ledger.relieve(4, at_once=False)
+    tails.ledger.relieve(8, at_once=False)
+    assert tails.tier.due == {"a": 16 * 2}
 
 
 @pytest.mark.parametrize("why", ["found-with-its-head-only", "no-linger", "all-below"])

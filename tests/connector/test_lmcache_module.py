@@ -116,7 +116,8 @@ class Server:
     def locked(self, key: IPCCacheServerKey) -> list[int]:
         """Chunks of a context that are there, and that some lookup locks."""
         (manager,) = self.context.storage_manager._l1_managers_by_id.values()
-        keys = self.context.resolve_obj_keys(key, [0])[0]
+        asked = replace(key, worker_id=0, request_id="test")  # a session of its own
+        keys = self.context.resolve_obj_keys(asked, [0])[0]
         entries = [manager._objects.get(each) for each in keys]
         return [i for i, e in enumerate(entries) if e and e.read_lock.is_locked()]
 
