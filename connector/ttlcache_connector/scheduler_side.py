@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,21 @@ class SchedulerSide(QueueAnswers):
     @guarded()
     def note_local_hit(self, request: Request, num_computed_tokens: int) -> None:
         self._local_hits[request.request_id] = num_computed_tokens
+
+    @guarded(fallback=math.inf)
+    def stored_tokens(self, request: Request) -> float:
+        """How much of the request anybody can have stored below.
+
+        What follows the turn that a pin holds, or held, was never computed before.
+        """
+        if self.controller is None or self.ledger is None:
+            return math.inf
+        record = self.controller.requests.get(request.request_id)
+        pin_id = None if record is None else record.pin_id
+        pin = None if pin_id is None else self.controller.pins.get(pin_id)
+        if pin is None or not pin.turn.num_hashes:
+            return math.inf
+        return pin.turn.num_hashes * self.ledger.pool.hash_block_size
 
     @guarded()
     def admitted(self, request: Request) -> None:

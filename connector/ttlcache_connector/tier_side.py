@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -77,16 +78,20 @@ class TierSide:
         if self.is_up():
             self.tier.arrive(request, has_pin=has_pin)
 
-    def match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
+    def match(
+        self, request: Request, hit_tokens: int, stored_tokens: float = math.inf
+    ) -> tuple[int | None, bool]:
         """Tokens to load beyond the local hit; None means ask again."""
         if not self.is_set or self._off:
             return 0, False
-        found = self._match(request, hit_tokens)
+        found = self._match(request, hit_tokens, stored_tokens)
         return (0, False) if found is None else found
 
     @guarded()
-    def _match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
-        return self.tier.match(request, hit_tokens)
+    def _match(
+        self, request: Request, hit_tokens: int, stored_tokens: float
+    ) -> tuple[int | None, bool]:
+        return self.tier.match(request, hit_tokens, stored_tokens)
 
     def allocated(
         self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int

@@ -7,6 +7,7 @@ scheduler's half of `lower_tier: none`.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -127,10 +128,16 @@ class SchedulerTier(ABC):
         """A request came: promote what it needs while it queues, unless pinned."""
 
     @abstractmethod
-    def match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
+    def match(
+        self, request: Request, hit_tokens: int, stored_tokens: float = math.inf
+    ) -> tuple[int | None, bool]:
         """Tokens beyond the local hit that can be loaded, and whether to wait.
 
         None: not known yet, ask again in the next step. Must be idempotent.
+
+        Args:
+            stored_tokens: what follows so many of the request's first tokens was never
+                stored by anybody, as far as one can tell.
         """
 
     @abstractmethod
@@ -225,7 +232,9 @@ class NoTier(SchedulerTier):
     def arrive(self, request: Request, *, has_pin: bool) -> None:
         return
 
-    def match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
+    def match(
+        self, request: Request, hit_tokens: int, stored_tokens: float = math.inf
+    ) -> tuple[int | None, bool]:
         return 0, False
 
     def allocated(

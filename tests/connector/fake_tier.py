@@ -31,8 +31,9 @@ class FakeTier(NoTier):
     def arrive(self, request, *, has_pin):
         self.calls.append(("arrive-pinned" if has_pin else "arrive", _id(request)))
 
-    def match(self, request, hit_tokens):
+    def match(self, request, hit_tokens, stored_tokens=math.inf):
         self._maybe_fail("match")
+        self.stored_tokens = stored_tokens
         return self.found
 
     def allocated(self, request, blocks, loaded_tokens):

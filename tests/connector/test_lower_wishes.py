@@ -122,9 +122,8 @@ def test_statistics_of_a_request_that_was_never_looked_at():
         _pending_lookups=set(), cleanup_lookup_result=lambda _: None, end_session=None
     )
     half = SchedulerHalf.__new__(SchedulerHalf)
-    half._inner, half._asked_s, half._lookup_s = inner, {}, {}
-    half._outdated = SimpleNamespace(forget=lambda request_id: None)
-    half._starts = SimpleNamespace(forget=lambda request_id: None)
+    half._inner = inner
+    half._lookups = SimpleNamespace(end=lambda request_id: None)
     half._epochs = Epochs(inner, Forsaken(inner.scheduler_adapter))
     half.finished(request_with({"cached_token_stats": True}), ())
     assert inner._lazy_offload_manager.finished == ["r"]

@@ -490,7 +490,7 @@ def test_a_head_that_goes_while_its_turn_waits_for_its_tail(make_worker, tiers):
     reclaim(engine, 5)
     # It needs more than is free beside its pin.
     engine.add("b", [*context, *prompt(97, 200)], hints=hints("p", last=True))
-    starts = side.lower.tier._starts
+    starts = side.lower.tier._lookups.starts
     step_until(engine, lambda: starts.of("b") == 7 * BLOCK)
     for _ in range(3):
         engine.step()
@@ -504,6 +504,36 @@ def test_a_head_that_goes_while_its_turn_waits_for_its_tail(make_worker, tiers):
     side.release_all()
     engine.settle()
     assert tiers.clear_cpu()
+
+
+def test_a_turn_whose_context_is_pinned_as_a_whole_asks_nothing(make_worker, tiers):
+    """What follows it was never computed before: it begins in the step it came."""
+    engine = make_worker(num_blocks=64, ttl_s=60.0)
+    half = engine.connector.side.lower.tier
+    step_until(engine, lambda: half.takes_tails)
+    asked: list[str] = []
+    lookup = half._adapter.maybe_submit_lookup_request
+
+    def note(request_id: str, *args: Any, **kwargs: Any) -> None:
+        asked.append(request_id)
+        lookup(request_id, *args, **kwargs)
+
+    half._adapter.maybe_submit_lookup_request = note
+    context = engine.turn("a", prompt(110, 200), hints=hints("p"))
+    assert "a" in asked
+    asked.clear()
+    engine.add("b", [*context, *prompt(111, 100)], hints=hints("p"))
+    engine.step()
+    assert "b" in {r.request_id for r in engine.scheduler.running}
+    engine.run()
+    assert asked == []
+    context = list(engine.finished["b"].all_token_ids)
+    reclaim(engine, 5)
+    engine.turn("filler", prompt(112, 50 * BLOCK), hints=hints("f", last=True))
+    asked.clear()
+    engine.turn("c", [*context, *prompt(113, 100)], hints=hints("p", last=True))
+    assert set(asked) == {"c"}, "its end is below"
+    assert engine.moved["tier_bytes:promoted"] == 5 * CHUNK_BYTES
 
 
 class PlainOptions(TierOptions):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,7 @@ from ttlcache_connector.lower_lmcache.epochs import Epochs
 from ttlcache_connector.lower_lmcache.forsaken import Forsaken
 from ttlcache_connector.lower_lmcache.hint_sender import HintSender
 from ttlcache_connector.lower_lmcache.lone_tails import LoneTails
-from ttlcache_connector.lower_lmcache.lookup_starts import LookupStarts
-from ttlcache_connector.lower_lmcache.outdated import OutdatedLookups
+from ttlcache_connector.lower_lmcache.lookups import Lookups
 from ttlcache_connector.lower_lmcache.registration import own_name
 from ttlcache_connector.lower_lmcache.sources import Sources
 from ttlcache_connector.tiers import (
@@ -69,16 +69,10 @@ class SchedulerHalf(SchedulerTier):
         self._queue = DemotionQueue(config.demote, chunk_tokens)
         self._forsaken = Forsaken(self._adapter)
         self._epochs = Epochs(self._inner, self._forsaken)
-        self._outdated = OutdatedLookups(
-            self._adapter, self._inner.request_trackers, self._give_back
-        )
-        self._starts = LookupStarts(self._adapter)
+        self._lookups = Lookups(self._inner, self._epochs, self._now_s)
         self._is_divisible = len(kv_cache_config.kv_cache_groups) == 1
         self._pool: BlockPool | None = None
         self._loads: dict[str, _Load] = {}
-        # When a lookup was first waited for, and for how long.
-        self._asked_s: dict[str, float] = {}
-        self._lookup_s: dict[str, float] = {}
         self._ahead: tuple[str, list[int], str] | None = None  # promotion under way
         self._sources = Sources(self._adapter, self._now_s)
         self._hints = HintSender(self._adapter, self._now_s)
@@ -92,10 +86,10 @@ class SchedulerHalf(SchedulerTier):
         self._inner.bind_gpu_block_pool(pool)
         self._manager._policy = self._queue  # noqa: SLF001 - no registry, see above
         if self._mode != "write-through" and self._is_divisible:
-            self._starts.ask_servers()
+            self._lookups.starts.ask_servers()
             chunk_tokens = self._adapter.lmcache_tokens_per_chunk
             tails = LoneTails(chunk_tokens, pool.hash_block_size)
-            self._queue.tails = self._starts.tails = tails
+            self._queue.tails = self._lookups.starts.tails = tails
 
     def blocks_are_named(self, names: Collection[str]) -> None:
         if len(names) < self._ranks or len(set(names)) != 1:
@@ -116,46 +110,22 @@ class SchedulerHalf(SchedulerTier):
         up = bool(self._adapter.is_healthy) and not self._is_split
         if up and not self._was_up:
             self._hints.begin_anew()
-            self._starts.ask_servers()  # it may be another one
+            self._lookups.starts.ask_servers()  # it may be another one
         self._was_up = up
         return up
 
     def arrive(self, request: Request, *, has_pin: bool) -> None:
-        if has_pin or self._is_foreign(request):
-            return
-        if not self._starts.has_tail(request):
-            self._inner.on_new_request(request)
+        if not has_pin and not self._is_foreign(request):
+            self._lookups.begin_early(request)
 
-    def match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
-        tracker = self._inner._get_or_create_request_tracker(request)  # noqa: SLF001
+    def match(
+        self, request: Request, hit_tokens: int, stored_tokens: float = math.inf
+    ) -> tuple[int | None, bool]:
         if self._is_foreign(request):
+            tracker = self._inner._get_or_create_request_tracker(request)  # noqa: SLF001
             tracker.max_offload_tokens = 0
             return 0, False
-        began = self._starts.of(request.request_id)
-        if not self._outdated.may_ask(request.request_id, hit_tokens, began):
-            return None, False
-        asked = request.request_id in self._adapter._pending_lookups  # noqa: SLF001
-        chunk = self._adapter.lmcache_tokens_per_chunk
-        if not asked and request.num_tokens // chunk * chunk <= hit_tokens:
-            # What is in GPU memory reaches as far as anything below could.
-            align = self._inner._hit_alignment_tokens  # noqa: SLF001
-            tracker.num_vllm_hit_tokens = hit_tokens // align * align
-            return 0, False
-        now_s = self._now_s()
-        asked_s = self._asked_s.setdefault(request.request_id, now_s)
-        if not asked:
-            self._starts.set(request, hit_tokens)
-        with self._starts.of_lookup(request.request_id):
-            tokens, is_async = self._inner.get_num_new_matched_tokens(
-                request, hit_tokens
-            )
-        if self._starts.of(request.request_id):
-            # What lies before is owed still: all of it is offered again, and LMCache
-            # takes what it does not have.
-            tracker.num_stored_tokens = 0
-        if tokens is not None:
-            self._lookup_s.setdefault(request.request_id, now_s - asked_s)
-        return tokens, bool(tokens) and is_async
+        return self._lookups.match(request, hit_tokens, stored_tokens)
 
     def allocated(
         self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
@@ -165,21 +135,9 @@ class SchedulerHalf(SchedulerTier):
         self._inner.update_state_after_alloc(request, blocks, loaded_tokens)
         if loaded_tokens:
             ids = frozenset(i for group in blocks.get_block_ids() for i in group)
-            since_s = self._now_s() - self._lookup_s.get(request.request_id, 0.0)
+            since_s = self._now_s() - self._lookups.took_s(request.request_id)
             self._loads[request.request_id] = _Load(loaded_tokens, since_s, ids)
-        self._forget_question(request.request_id)
-
-    def _give_back(self, request_id: str) -> None:
-        self._epochs.forget_lookup(request_id)
-        self._starts.forget(request_id)
-        self._asked_s.pop(request_id, None)
-        self._lookup_s.pop(request_id, None)
-
-    def _forget_question(self, request_id: str) -> None:
-        self._asked_s.pop(request_id, None)
-        self._lookup_s.pop(request_id, None)
-        self._starts.forget(request_id)
-        self._outdated.forget(request_id)
+        self._lookups.end(request.request_id)
 
     def promote(self, request_id: str, tokens: Sequence[int], salt: str) -> bool:
         if self._ahead is not None or self._loads or not self.is_up():
@@ -206,6 +164,7 @@ class SchedulerHalf(SchedulerTier):
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
         self._end_promotion()
         self._forsaken.settle()
+        self._lookups.next_step()
         inner: LMCacheMPConnectorMetadata = self._inner.build_connector_meta(output)
         if not output.total_num_scheduled_tokens:
             # LMCache leaves such steps out; vLLM 0.32 executes what they order.
@@ -217,11 +176,11 @@ class SchedulerHalf(SchedulerTier):
         for request_id in self._queue.emitted:
             self.on_settled(request_id)
         self._queue.emitted = []
-        self._outdated.copies_begin(inner)
+        self._lookups.outdated.copies_begin(inner)
         return TierMetadata(inner, is_past=self._mode != "write-through")
 
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
-        self._forget_question(request.request_id)
+        self._lookups.end(request.request_id)
         # It may leave without blocks.
         self._epochs.forget_lookup(request.request_id)
         # LMCache reads the tracker where a client asks for its statistics.
@@ -236,9 +195,11 @@ class SchedulerHalf(SchedulerTier):
                 is_lost = request_id in stores.failed_store_requests
                 self.on_demotion("failed" if is_lost else "stored")
                 if is_lost:
-                    self._outdated.copy_failed(request_id)
+                    self._lookups.outdated.copy_failed(request_id)
                 elif not self._manager._requests.has_in_flight(request_id):  # noqa: SLF001
-                    self._outdated.copy_ended(request_id)  # the last rank's receipt
+                    self._lookups.outdated.copy_ended(
+                        request_id
+                    )  # the last rank's receipt
         ended = []
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
@@ -271,7 +232,7 @@ class SchedulerHalf(SchedulerTier):
 
     @property
     def takes_tails(self) -> bool:
-        return self._starts.are_heeded
+        return self._lookups.starts.are_heeded
 
     def demote(self, request_id: str, start: int = 0) -> bool:
         if not self._is_over(request_id):
@@ -298,8 +259,7 @@ class SchedulerHalf(SchedulerTier):
         return dict(Counter(i for batch in batches for i in batch.block_ids))
 
     def reset(self) -> bool:
-        self._outdated.reset()
-        self._starts.reset()
+        self._lookups.reset()
         self._epochs.begin_anew()
         return True
 
