@@ -153,7 +153,7 @@ class Retention:
             The pin, or None when nothing of it fits.
         """
         kv_blocks = finish.kv_blocks
-        keep = self._reusable(program, kv_blocks)
+        keep = reusable_blocks(program, kv_blocks)
         missing = self._missing(finish, keep)
         if missing > 0:
             self.reclaimer.unpin_for(program, rank, missing, some_help=finish.divisible)
@@ -198,18 +198,19 @@ class Retention:
         self.metrics.count("hook_errors", "policy")
         return Decision(0.0, reason)
 
-    @staticmethod
-    def _reusable(program: Program, kv_blocks: int) -> int:
-        if program.reuse_share >= PARTIAL_REUSE_BELOW:
-            return kv_blocks
-        return math.ceil(program.reuse_share * kv_blocks)
-
     def _missing(self, finish: Finish, keep: int) -> int:
         """Blocks by which pinning the first `keep` would exceed the cap."""
         pressure = self.holder.pressure()
         cap = int(self.config.max_pinned_fraction * pressure.pool_blocks)
         unpinned = finish.count_unpinned(keep) if finish.count_unpinned else keep
         return pressure.pinned_blocks + unpinned - cap
+
+
+def reusable_blocks(program: Program, kv_blocks: int) -> int:
+    """Of a turn's blocks, how many its program's next turn is likely to find again."""
+    if program.reuse_share >= PARTIAL_REUSE_BELOW:
+        return kv_blocks
+    return math.ceil(program.reuse_share * kv_blocks)
 
 
 def _by_eta(facts: TurnFacts, view: View) -> Decision:

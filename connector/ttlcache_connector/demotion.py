@@ -33,6 +33,10 @@ _COMES_BACK = frozenset({PinOutcome.EXPIRED, PinOutcome.VICTIM})
 #: nothing without all that stands before it: five bytes would move for each one saved.
 UNCOPIED_SHARE = 0.2
 
+#: Blocks that pins give at a time where running requests lack room: to copy costs a
+#: message to the tier, however little it is.
+LEAST_PIECE = 8
+
 #: Told how the pin of this request's turn ended.
 OnTurnEnd = Callable[[Pin, PinOutcome, str], None]
 
@@ -81,6 +85,14 @@ class DemotingLedger(PinLedger):
     def lingering_blocks(self) -> int:
         return self._lingering.blocks
 
+    @property
+    def _goes_in_parts(self) -> bool:
+        """Whether a turn may be below in part and here in part.
+
+        Not where nothing lingers: others who read the tier have no use for a tail.
+        """
+        return bool(self._room_blocks) and self._tier.takes_tails
+
     def is_turn_of(self, pin_id: int, request_id: str) -> None:
         """The pin holds what this request computed."""
         self._turn_of[pin_id] = (request_id, len(self._held.get(pin_id, ())))
@@ -109,13 +121,16 @@ class DemotingLedger(PinLedger):
         blocks: Sequence[KVCacheBlock],
         pinned_blocks: int,
     ) -> None:
-        """A turn's pin holds the first of its blocks only.
+        """A turn's pin has no room for all of its blocks.
 
         The others cost nothing while nobody needs them, and give way before pins do.
+
+        Args:
+            blocks: those that its next turn may find again.
         """
         self._let_go(self._take(request_id))  # an id that is used again
         rest = blocks[pinned_blocks:]
-        goes_down = self._room_blocks and self.is_divisible and self._tier.takes_tails
+        goes_down = self.is_divisible and self._goes_in_parts
         if rest and goes_down and self._tier.owes(request_id):
             self.pool.touch(rest)
             self._ended_refs.update(ids_of(rest))
@@ -141,21 +156,31 @@ class DemotingLedger(PinLedger):
         blocks += self._lingering.pop_rest(request_id)
         if outcome is PinOutcome.EXPIRED:
             return self._keep(request_id, pin.program, blocks)
+        return self._give_up(request_id, pin.program, blocks)
+
+    def _give_up(
+        self, request_id: str, program: Program, blocks: list[KVCacheBlock]
+    ) -> int:
+        """What is needed of a victim goes down, the rest lingers."""
         cut = self._cut(blocks, self._lack)
-        alone = self._alone(blocks[cut:])
+        tail, head = blocks[cut:], blocks[:cut]
+        alone = self._alone(tail)
         self._lack -= alone
-        if cut:
-            self._keep(request_id, pin.program, blocks[:cut])
-        self._copy(request_id, blocks[cut:], cut)
+        try:
+            self._copy(request_id, tail, cut)
+        finally:
+            if head:
+                self._keep(request_id, program, head)
         return alone
 
     def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
         blocks = self._held.get(pin_id, [])
         request_id, whole = self._turn_of.get(pin_id, (None, 0))
         keep = len(blocks) - max(0, drop_blocks)
-        alone_below = self._tier.takes_tails
+        alone_below = self._goes_in_parts
         if (
-            not self.is_divisible
+            not self._copies_first
+            or not self.is_divisible
             or not 0 < keep < len(blocks)
             or (keep > whole * (1 - UNCOPIED_SHARE) and not alone_below)
             or request_id is None
@@ -163,11 +188,6 @@ class DemotingLedger(PinLedger):
         ):
             return super().shrink(pin_id, drop_blocks)
         first = keep if alone_below else 0
-        if not self._copies_first:
-            if alone_below:
-                # As with whole pins: what nobody overwrites in this step is copied.
-                self._demote(request_id, first)
-            return super().shrink(pin_id, drop_blocks)
         tail = blocks[keep:]
         del blocks[keep:]
         self._ends(tail)
@@ -196,9 +216,9 @@ class DemotingLedger(PinLedger):
 
     def settled(self, request_id: str) -> int:
         """The tier holds what was to be copied, or does not want it any more."""
-        blocks, _ = self._demoting.pop(request_id, ([], 0.0))
         if not self._tier.owes(request_id):
-            blocks = blocks + self._lingering.pop(request_id)
+            return self._forget(request_id)
+        blocks, _ = self._demoting.pop(request_id, ([], 0.0))
         return self._let_go(blocks)
 
     def _forget(self, request_id: str) -> int:
@@ -217,15 +237,38 @@ class DemotingLedger(PinLedger):
         It offers the same to the tier when it ends, with its own.
         """
         for turn in self._lingering.of(program):
-            tail = turn.blocks[-1]
+            # Another branch of the program may have found no more than its beginning.
+            copied, _ = self._demoting.get(turn.request_id, (turn.blocks, 0.0))
+            tail = copied[-1]
             if tail.ref_cnt > self._ended_refs[tail.block_id]:
                 self._forget(turn.request_id)
 
-    def keep_room(self) -> None:
-        """Begin to copy as much as the next step may need."""
+    def keep_room(self, tokens_ahead: Callable[[], Sequence[int]]) -> int:
+        """Begin to copy as much as running requests are about to need.
+
+        Those that wait can wait for a copy, which may be needless by then.
+
+        Args:
+            tokens_ahead: for each running request, tokens of its prompt to come.
+
+        Returns:
+            Blocks that pins should give, copied first. One that is taken before its
+            copy would put what is below behind it out of reach.
+        """
         free = self.pool.get_num_free_blocks()
-        if self._lingering and free < self._room_blocks:
-            self._make_room(self._room_blocks - free)
+        if free >= self._room_blocks or not (self._lingering or self._goes_in_parts):
+            return 0
+        # An answer's next token may begin a block, and the one after the copy another.
+        wanted = sum(
+            sum(tokens // size + 2 for size in self._group_block_tokens)
+            for tokens in tokens_ahead()
+        )
+        lack = min(wanted, self._room_blocks) - free
+        if lack <= 0:
+            return 0
+        self._make_room(lack)
+        lack -= self.pool.get_num_free_blocks() - free + self.soon_free()
+        return max(lack, LEAST_PIECE) if lack > 0 and self._goes_in_parts else 0
 
     def _make_room(self, blocks: int) -> int:
         """Begin to copy lingering turns until so many blocks are free soon.
@@ -251,7 +294,7 @@ class DemotingLedger(PinLedger):
 
     def _cut(self, blocks: Sequence[KVCacheBlock], lack: float) -> int:
         """From which of these on they go down, where `lack` of them are needed."""
-        if not self._room_blocks or not self._tier.takes_tails:
+        if not self._goes_in_parts:
             return 0
         for cut in range(len(blocks) - 1, 0, -1):
             lack -= blocks[cut].ref_cnt == self._ended_refs[blocks[cut].block_id]
@@ -294,8 +337,7 @@ class DemotingLedger(PinLedger):
             if freed >= needed_blocks:
                 break
             # As with victims: what nobody overwrites in this step is copied.
-            lack = max(needed_blocks - freed, self._room_blocks)
-            cut = self._cut(turn.blocks, lack)
+            cut = self._cut(turn.blocks, needed_blocks - freed)
             self._demote(turn.request_id, turn.first + cut)
             freed += self._let_go(self._lingering.pop_tail(turn.request_id, cut))
         return freed
@@ -377,9 +419,9 @@ class DemotingLedger(PinLedger):
             raise
         if not goes_down:
             return self._let_go(blocks)
-        earlier, _ = self._demoting.get(request_id, ([], 0.0))
         due_s = self._clock.now_s() + self._wait_s
-        self._demoting[request_id] = (blocks + earlier, due_s)
+        later, earliest_s = self._demoting.get(request_id, ([], due_s))
+        self._demoting[request_id] = (blocks + later, min(due_s, earliest_s))
         return 0
 
     def _let_go(self, blocks: list[KVCacheBlock]) -> int:

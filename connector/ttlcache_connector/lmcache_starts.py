@@ -4,7 +4,8 @@ LMCache 0.5 looks for a context from its first chunk on, so that a tail of which
 memory holds the beginning is not found unless the beginning was stored, too. Its keys
 say where a range begins, and stores, loads and releases heed that; lookups do here.
 Such a lookup answers as LMCache's own do: with the end of what was found, in chunks
-from the beginning of the context; 0 if its first chunk is not there.
+from the beginning of the context; 0 if its first chunk is not there. What LMCache
+tells others about a lookup names the whole context: that is what it is about.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from ttlcache_connector.compat import logger
 
 log = logger(__name__)
 
-_NEEDED = ("lookup", "free_lookup_locks", "_consume_prefetch_result", "_ctx")
+_NEEDED = (
+    *("lookup", "free_lookup_locks", "_consume_prefetch_result"),
+    *("_register_prefetch_job", "_ctx"),
+)
 
 
 def heed_starts(modules: Iterable[Any]) -> bool:
@@ -40,29 +44,38 @@ def heed_starts(modules: Iterable[Any]) -> bool:
     return False
 
 
-class _Hasher:
-    """LMCache's token hasher, for the lookup of this thread."""
+class _Storage:
+    """LMCache's storage manager, for lookups that skip some chunks."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self.thread = threading.local()
+        self._thread = threading.local()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def compute_chunk_hashes(self, token_ids: list[int], **range_: Any) -> Any:
-        start = getattr(self.thread, "start", 0)
-        return self._inner.compute_chunk_hashes(
-            token_ids, **({"start": start} | range_ if start else range_)
-        )
+    @property
+    def skipped(self) -> int:
+        """Chunks before those that this thread's lookup is about."""
+        return getattr(self._thread, "skipped", 0)
+
+    @skipped.setter
+    def skipped(self, chunks: int) -> None:
+        self._thread.skipped = chunks
+
+    def submit_prefetch_task(self, spec: Any, **kwargs: Any) -> Any:
+        if skipped := self.skipped:
+            rows = [replace(row, keys=row.keys[skipped:]) for row in spec.key_groups]
+            spec = replace(spec, key_groups=rows)
+        return self._inner.submit_prefetch_task(spec, **kwargs)
 
 
 class _Context:
-    """LMCache's server context with that hasher."""
+    """LMCache's server context with that storage manager."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self.token_hasher = _Hasher(inner.token_hasher)
+        self.storage_manager = _Storage(inner.storage_manager)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -71,26 +84,37 @@ class _Context:
 def _wrap(module: Any) -> None:
     context = module._ctx = _Context(module._ctx)  # noqa: SLF001 - no plugin point
     chunk_tokens, sessions = context.chunk_size, context.session_manager
+    storage = context.storage_manager
     look_up, free = module.lookup, module.free_lookup_locks
+    register = module._register_prefetch_job  # noqa: SLF001
     consume = module._consume_prefetch_result  # noqa: SLF001
+
+    def begin_of(request_id: str) -> int:
+        session = sessions.get(request_id)
+        key = None if session is None else session.lookup_ipc_key
+        return 0 if key is None else int(key.start)
 
     @functools.wraps(look_up)
     def lookup(key: Any, tp_size: int) -> None:
-        context.token_hasher.thread.start = key.start
+        if 0 < key.start >= key.end:
+            key = replace(key, start=0, end=0)  # about nothing: LMCache answers so
+        storage.skipped = key.start // chunk_tokens
         try:
             look_up(key, tp_size)
         finally:
-            context.token_hasher.thread.start = 0
+            storage.skipped = 0
 
-    def begin_of(request_id: str) -> int:
-        key = sessions.get_or_create(request_id).lookup_ipc_key
-        return 0 if key is None else int(key.start)
+    def registered(job: Any) -> None:
+        # LMCache's hit rate is about what was looked for.
+        skipped_tokens = storage.skipped * chunk_tokens
+        job.requested_tokens = max(0, job.requested_tokens - skipped_tokens)
+        register(job)
 
     def consumed(job: Any) -> int | None:
         found: int | None = consume(job)
         if not found:
             return found
-        end = found + int(begin_of(job.request_id) // chunk_tokens)
+        end: int = found + begin_of(job.request_id) // chunk_tokens
         # What is released later is counted from the beginning of the context, too.
         sessions.get_or_create(job.request_id).prefetch_hit_chunks = end
         return end
@@ -101,4 +125,5 @@ def _wrap(module: Any) -> None:
         free(replace(key, start=max(key.start, begin_of(key.request_id))), tp_size)
 
     module.lookup, module.free_lookup_locks = lookup, free_lookup_locks
+    module._register_prefetch_job = registered  # noqa: SLF001
     module._consume_prefetch_result = consumed  # noqa: SLF001

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ttlcache import control
 from ttlcache.clock import stopwatch_s
-from ttlcache.events import Arrival, Finish, HoldOrder
+from ttlcache.events import Arrival, Finish, HoldOrder, Urgency
 from ttlcache.gauges import gauges_of
 from ttlcache.hints import parse_hints
+from ttlcache.retention import reusable_blocks
 from ttlcache_connector import compat
 from ttlcache_connector.failed_loads import put_back
 from ttlcache_connector.failsafe import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ttlcache.programs import Program
+    from ttlcache_connector.demotion import DemotingLedger
 
 
 log = compat.logger(__name__)
@@ -191,8 +193,9 @@ class SchedulerSide(QueueAnswers):
         assert self._demoting is not None
         if order is not None:
             self._demoting.is_turn_of(order.pin_id, request.request_id)
+            reusable = blocks[: reusable_blocks(program, len(blocks))]
             self._demoting.has_rest(
-                request.request_id, program, blocks, order.kv_blocks
+                request.request_id, program, reusable, order.kv_blocks
             )
             self.lower.tier.ahead(request.request_id)
             if self._promoter is not None:
@@ -243,7 +246,7 @@ class SchedulerSide(QueueAnswers):
             self._check_invariants()
         self.controller.tick()
         if self._demoting is not None:
-            self._demoting.keep_room()
+            self._keep_room(self._demoting)
         if self._promoter is not None:
             self._promoter.tick(self._clock.now_s())
         self._history.save_if_due(self._clock.now_s())
@@ -293,6 +296,17 @@ class SchedulerSide(QueueAnswers):
             cls = self._vllm_config.scheduler_config.get_scheduler_cls()
             self.log_start(cls.__name__, ours=False)
         self.before_step()
+
+    def _keep_room(self, ended: DemotingLedger) -> None:
+        lack = ended.keep_room(self._tokens_ahead)
+        if lack and self.controller is not None and len(self.controller.pins):
+            with ended.copying_first(lack):
+                self.controller.reclaim(lack, Urgency.RUNNING, "")
+
+    def _tokens_ahead(self) -> list[int]:
+        if self._scheduler is None:  # a foreign one: as much as may ever be needed
+            return [self._vllm_config.scheduler_config.max_num_batched_tokens]
+        return [r.num_tokens - r.num_computed_tokens for r in self._scheduler.running]
 
     def _check_invariants(self) -> None:
         if self._scheduler is None or self.controller is None or self.ledger is None:

@@ -12,7 +12,7 @@ from ttlcache.clock import VirtualClock
 from ttlcache.pins import PinTable
 from ttlcache.programs import Program, Turn
 from ttlcache.types import GapKey, PinOutcome
-from ttlcache_connector.demotion import DemotingLedger
+from ttlcache_connector.demotion import LEAST_PIECE, DemotingLedger
 
 BLOCKS = 40
 WAIT_S = 0.5
@@ -177,7 +177,8 @@ def test_room_is_made_once(lingering):
     for number in range(3):
         lingering.expire(f"r{number}", 1 + 12 * number, 12)
     for _ in range(3):
-        lingering.ledger.keep_room()  # 4 are free, 5 are wanted
+        # 4 are free, 5 are wanted.
+        lingering.ledger.keep_room(lambda: [1, 30, 17])
     assert lingering.tier.of("demote") == ["r0"]
 
 
@@ -208,11 +209,76 @@ def test_a_tail_goes_down_alone(tails, drop):
     assert tails.free == BLOCKS
 
 
-def test_what_a_running_request_takes_of_a_pin_is_copied_as_far_as_it_lasts(tails):
+def test_what_is_not_given_up_for_a_copy_is_let_go(tails):
+    """A rewritten history, say: nobody finds it again."""
     pin = tails.pin("a", 1, 20)
     assert tails.ledger.shrink(pin.pin_id, 8) == (8, 12, 16 * 12)
-    assert tails.tier.due == {"a": 16 * 12}
+    assert tails.tier.due == {}
     assert (tails.free, tails.ledger.demoting_blocks) == (BLOCKS - 12, 0)
+
+
+def test_where_nothing_lingers_turns_go_down_whole(rig):
+    """Others read the tier: a tail alone is worth nothing to them."""
+    rig.tier.takes_tails = True
+    pin = rig.pin("a", 1, 20)
+    with rig.ledger.copying_first():
+        rig.ledger.shrink(pin.pin_id, 8)
+    assert rig.tier.due == {"a": 0}
+
+
+@pytest.mark.parametrize("found", ["head", "all"])
+def test_who_found_a_beginning_only_leaves_the_tail_its_copy(tails, found):
+    """Another branch of the same program."""
+    pin = tails.pin("a", 1, 20)
+    with tails.ledger.copying_first(6):
+        tails.end(pin, PinOutcome.VICTIM)
+    tails.pool.touch(tails.blocks(1, 14 if found == "head" else 20))
+    tails.ledger.followed(pin.program)
+    assert tails.ledger.demoting_blocks == (6 if found == "head" else 0)
+    assert tails.tier.of("forget") == ([] if found == "head" else ["a"])
+
+
+@pytest.mark.parametrize("when", ["the copy is ordered", "it is asked what is owed"])
+def test_a_broken_tier_loses_no_reference(tails, when):
+    pin = tails.pin("a", 1, 20)
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("broken")
+
+    if when == "the copy is ordered":
+        tails.tier.demote = broken
+        with pytest.raises(RuntimeError), tails.ledger.copying_first(6):
+            tails.end(pin, PinOutcome.VICTIM)
+    else:
+        with tails.ledger.copying_first(6):
+            tails.end(pin, PinOutcome.VICTIM)
+        tails.tier.owes = broken
+        with pytest.raises(RuntimeError):
+            tails.ledger.settled("a")
+    held = sum(tails.ledger.references().values())
+    assert tails.free == BLOCKS - held
+    tails.ledger.drop_all()
+    assert tails.free == BLOCKS
+
+
+def test_in_an_outage_nothing_stays_behind_a_lingering_head(tails):
+    pin = tails.pin("a", 1, 20)
+    with tails.ledger.copying_first(6):
+        tails.end(pin, PinOutcome.VICTIM)
+    tails.tier.up = False
+    tails.tier.copy("a")
+    assert tails.tier.of("forget") == ["a"]
+    assert tails.free == BLOCKS
+
+
+def test_a_second_piece_does_not_keep_the_first_waiting(tails):
+    pin = tails.pin("a", 1, 20)
+    with tails.ledger.copying_first():
+        tails.ledger.shrink(pin.pin_id, 4)
+        tails.clock.advance(0.8 * WAIT_S)
+        tails.ledger.shrink(pin.pin_id, 4)
+    tails.clock.advance(0.3 * WAIT_S)
+    assert tails.ledger.relieve(1, at_once=False) == 8
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -318,12 +384,45 @@ def test_blocks_that_others_use_do_not_count_as_given(tails):
 
 def test_who_runs_takes_the_end_of_what_lingers(tails):
     tails.expire("a", 1, 20)
-    assert tails.ledger.relieve(2, at_once=True) == 5, "as much room as is wanted"
-    assert tails.tier.due == {"a": 16 * 15}
-    assert tails.ledger.lingering_blocks == 15
+    assert tails.ledger.relieve(2, at_once=True) == 2
+    assert tails.tier.due == {"a": 16 * 18}
+    assert tails.ledger.lingering_blocks == 18
     assert tails.ledger.pressure().free_blocks == BLOCKS
     assert tails.ledger.relieve(9, at_once=True) == 9
-    assert tails.tier.due == {"a": 16 * 6}
+    assert tails.tier.due == {"a": 16 * 9}
+
+
+@pytest.mark.parametrize(
+    ("ahead", "copied"),
+    [
+        ([], 0),
+        ([1], 0),
+        ([1, 1], 1),  # each may begin two blocks, and 3 are free
+        ([15], 0),
+        ([32], 1),
+        ([10_000], 2),  # no more than the room there is for it
+    ],
+)
+def test_room_is_kept_for_what_running_requests_are_about_to_need(tails, ahead, copied):
+    tails.expire("a", 1, BLOCKS - 3)
+    assert tails.ledger.keep_room(lambda: ahead) == 0
+    assert tails.ledger.demoting_blocks == copied
+
+
+@pytest.mark.parametrize(("ahead", "asked"), [([], 0), ([1], 0), ([1, 1], LEAST_PIECE)])
+def test_where_nothing_lingers_pins_make_room_ahead(tails, ahead, asked):
+    pin = tails.pin("a", 1, BLOCKS - 3)
+    assert tails.ledger.keep_room(lambda: ahead) == asked
+    with tails.ledger.copying_first(asked):
+        if asked:
+            tails.ledger.shrink(pin.pin_id, asked)
+    assert tails.ledger.keep_room(lambda: ahead) == 0, "it is on its way"
+
+
+def test_above_other_tiers_pins_are_left_alone(lingering):
+    """There what a running request takes costs no more than itself."""
+    lingering.pin("a", 1, BLOCKS - 3)
+    assert lingering.ledger.keep_room(lambda: [1, 1, 1]) == 0
 
 
 def test_a_turn_of_which_a_part_lingers_keeps_its_place(tails):

@@ -207,17 +207,33 @@ def request_of(hashes: list[int]) -> Any:
     return SimpleNamespace(block_hashes=[bytes([each]) for each in hashes])
 
 
+def test_a_tail_that_failed_leaves_its_head_to_be_stored(queue):
+    offer_context(queue, 4)
+    queue.is_due("a", 2 * CHUNK)
+    assert ranges(queue) == [(2, 3), (3, 4)]
+    assert queue.kept_tokens("a") == 2 * CHUNK
+    queue.mark_store_failed("a")
+    assert queue.is_due("a")
+    assert ranges(queue) == [(0, 1), (1, 2)]
+    assert queue.kept_tokens("a") == 0
+    queue.mark_store_failed("a")
+    offer_context(queue, 1)
+    assert not queue.has_pending_request("a"), "a gap: the rest is out of reach"
+
+
 def test_a_lone_tail_is_known_by_the_block_before_it():
     tails = LoneTails(CHUNK, BLOCK)
     request = request_of(list(range(8)))
-    assert not tails.within(request, 8 * BLOCK)
+    assert tails.last_within(request, 8 * BLOCK) == 0
     tails.add(bytes([3]))
-    assert [tails.within(request, n * BLOCK) for n in range(9)] == [False] * 4 + [
-        True
-    ] * 5
-    assert not tails.within(request_of([0, 1, 2, 9, 4]), 5 * BLOCK), "another context"
+    found = [tails.last_within(request, n * BLOCK) for n in range(9)]
+    assert found == [0] * 4 + [2 * CHUNK] * 5
+    tails.add(bytes([5]))
+    assert tails.last_within(request, 8 * BLOCK) == 3 * CHUNK
+    assert tails.last_within(request_of([0, 1, 2, 9, 4]), 5 * BLOCK) == 0, "another's"
     tails.discard(bytes([3]))
-    assert not tails.within(request, 8 * BLOCK)
+    tails.discard(bytes([5]))
+    assert tails.last_within(request, 8 * BLOCK) == 0
 
 
 def test_only_so_many_lone_tails_are_remembered(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -90,7 +91,7 @@ def test_it_goes_down_when_a_waiting_request_needs_the_room(make_engine, clock, 
 def test_room_for_the_next_step_is_made_ahead(make_engine, clock, tier):
     engine, _ = expired(make_engine, clock)
     engine.add("b", OTHER[:350], max_tokens=40, hints={"program_id": "q"})
-    while free(engine) >= room_blocks(63, 8192, [16]):
+    while free(engine) >= 2:  # what one answer may begin before a copy has ended
         assert tier.of("demote") == []
         engine.step()
     engine.step()
@@ -379,3 +380,36 @@ def test_what_is_not_worth_its_memory_any_more_goes_down(make_engine, clock, tie
     assert totals(engine)["pins:expired"] == 1
     assert "pins:victim" not in totals(engine)
     assert tier.of("demote") == ["a"]
+
+
+def test_nothing_is_looked_for_behind_a_pinned_turn(make_engine, clock, tier):
+    """Nobody can have stored what was never computed."""
+    engine = make_engine(extra_config=lingers())
+    engine.add("a", LONG, hints=HINTS)
+    engine.run()
+    assert tier.stored_tokens == math.inf, "the first turn of a program"
+    context = list(engine.finished["a"].all_token_ids)
+    engine.turn("b", [*context, 1, 2, 3], hints=HINTS)
+    assert tier.stored_tokens == (len(context) - 1) // 16 * 16
+    engine.turn("c", OTHER[:50], hints={"program_id": "q"})
+    assert tier.stored_tokens == math.inf
+    clock.advance(5.1)
+    engine.step()  # the pin of "b" expires
+    context = list(engine.finished["b"].all_token_ids)
+    engine.turn("d", [*context, 1, 2, 3], hints=HINTS)
+    assert tier.stored_tokens == math.inf, "of its tail some may be below"
+
+
+@pytest.mark.parametrize(("share", "lingering"), [(1.0, 37 - 10), (0.5, 19 - 10)])
+def test_what_a_pin_has_no_room_for_lingers_if_it_is_used_again(
+    make_engine, clock, tier, share, lingering
+):
+    tier.takes_tails = True
+    engine = make_engine(extra_config=lingers(max_pinned_fraction=10.5 / 63))
+    engine.add("a", LONG, hints=HINTS)
+    engine.step()
+    side = engine.connector.side
+    side.controller.requests["a"].program.reuse_share = share
+    engine.run()
+    assert side.ledger.lingering_blocks == lingering
+    assert free(engine) == 63 - lingering - 10

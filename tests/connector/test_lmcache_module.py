@@ -20,6 +20,7 @@ from lmcache.v1.distributed.config import (
     L1MemoryManagerConfig,
     StorageManagerConfig,
 )
+from lmcache.v1.mp_observability.event import EventType
 from lmcache.v1.multiprocess.custom_types import (
     IPCCacheServerKey,
     RegisterEngineDrivenContextPayload,
@@ -202,6 +203,31 @@ def test_a_release_that_comes_before_the_answer_was_asked_for(server):
     while server.locked(tail):
         assert time.monotonic() < deadline
         server.unlock(tail, 4)
+
+
+def test_what_is_told_of_a_lookup_names_the_whole_context(server, monkeypatch):
+    """Its hit rate is about what was looked for; retention knows programs by chains."""
+    events = {}
+    monkeypatch.setattr(
+        server.context.event_bus,
+        "publish",
+        lambda event: events.setdefault(event.event_type, event.metadata),
+    )
+    monkeypatch.setattr(server.context.event_bus, "has_subscribers", lambda _: True)
+    server.store(context_of("worker"), 2, 4)
+    assert server.look_up(context_of("tail"), 2) == 4
+    assert len(events[EventType.MP_LOOKUP]["chunk_hashes"]) == 6
+    end = events[EventType.MP_LOOKUP_PREFETCH_END]
+    assert (end["requested_tokens"], end["hit_tokens"]) == (4 * CHUNK, 2 * CHUNK)
+
+
+def test_a_lookup_about_nothing_finds_nothing(server):
+    """A prompt that ends where GPU memory does, to a chunk."""
+    server.store(context_of("worker"), 0, 6)
+    nothing = context_of("nothing")
+    assert server.look_up(nothing, 6) == 0
+    assert server.locked(nothing) == []
+    assert server.look_up(nothing, 5) == 6
 
 
 def test_lmcache_calls_our_lookups_by_its_own_names(server):

@@ -79,6 +79,15 @@ def test_many_requests_share_one_wait_in_a_step(rig):
     assert rig.waited_s("r9") == (False, pytest.approx(MAX_WAIT_S))
 
 
+def test_what_others_used_of_a_step_costs_a_request_nothing_later(rig):
+    rig.asks("others", 0.9 * MAX_WAIT_S)
+    assert rig.patience.wait("others")
+    rig.asks("r", 1.0)
+    assert rig.waited_s("r") == (False, pytest.approx(0.1 * MAX_WAIT_S))
+    rig.patience.next_step()
+    assert rig.waited_s("r")[1] > 0.5 * MAX_WAIT_S
+
+
 def test_an_answer_of_every_server_is_waited_for(rig):
     rig.asks("r", 0.0002, 0.0005)
     assert rig.waited_s("r") == (True, pytest.approx(0.0005))

@@ -19,8 +19,8 @@ CHUNK, BLOCK = 64, 16
 class Answer:
     """What a server says to the question whether it heeds starts."""
 
-    def __init__(self, heeds=True, *, knows=True):
-        self.is_here = False
+    def __init__(self, heeds=True, *, knows=True, raises=False):
+        self.is_here, self.raises = False, raises
         self.told = SimpleNamespace(success=knows, payload=json.dumps(heeds).encode())
 
     def query(self):
@@ -28,6 +28,8 @@ class Answer:
 
     def result(self, timeout):
         assert self.is_here
+        if self.raises:
+            raise RuntimeError("unimplemented")
         return self.told
 
 
@@ -75,10 +77,9 @@ def request(blocks=16):
 def test_a_lookup_begins_where_gpu_memory_ends_if_a_lone_tail_is_there():
     rig = Rig()
     starts = rig.hear()
-    assert starts.has_tail(request())
     starts.set(request(), 8 * BLOCK + 15)
     assert starts.of("r") == 2 * CHUNK
-    with starts.of_lookup("r"):
+    with starts.beginning_at(2 * CHUNK):
         assert rig.start_of_key() == 2 * CHUNK
         assert rig.start_of_key(end=CHUNK) == CHUNK, "never behind its end"
     assert rig.start_of_key() == 0, "no lookup: a release"
@@ -94,14 +95,28 @@ def test_one_that_gpu_memory_does_not_reach_is_not_looked_for(hit_tokens):
     starts = rig.hear()
     starts.set(request(), 8 * BLOCK)
     starts.set(request(), hit_tokens)  # asked anew
-    with starts.of_lookup("r"):
-        assert rig.start_of_key() == starts.of("r") == 0
+    assert starts.of("r") == 0
+
+
+def test_before_gpu_memory_is_known_a_lookup_begins_with_the_last_tail():
+    rig = Rig()
+    starts = rig.hear()
+    starts.set_early(request())
+    assert starts.of("r") == 2 * CHUNK
+    starts.set_early(request(blocks=7))
+    assert starts.of("r") == 0
 
 
 def test_after_a_reset_nothing_below_is_worth_a_thing():
     starts = Rig().hear()
     starts.reset()
-    assert not starts.has_tail(request())
+    assert begins_at_0(starts)
+
+
+def begins_at_0(starts):
+    starts.set_early(request())
+    starts.set(request(), 16 * BLOCK)
+    return starts.of("r") == 0
 
 
 def test_no_lookup_begins_inside_before_the_server_said_that_it_may():
@@ -111,7 +126,9 @@ def test_no_lookup_begins_inside_before_the_server_said_that_it_may():
     starts.ask_servers()
     assert rig.orders == [compat.LOOKUPS_BEGIN_ANYWHERE]
     assert not starts.are_heeded
-    assert not starts.has_tail(request())
+    assert begins_at_0(starts)
+    with starts.beginning_at(2 * CHUNK):
+        assert rig.start_of_key() == 0
     rig.answers[0].is_here = True
     assert starts.are_heeded
     starts.ask_servers()  # it went away and came back
@@ -125,12 +142,13 @@ def test_no_lookup_begins_inside_before_the_server_said_that_it_may():
         (Answer(heeds=False),),
         (Answer(knows=False),),
         (Answer(), Answer(knows=False)),
+        (Answer(raises=True),),
     ],
 )
 def test_every_server_has_to_heed_it(answers):
     starts = Rig(*answers).hear()
     assert not starts.are_heeded
-    assert not starts.has_tail(request())
+    assert begins_at_0(starts)
 
 
 def test_above_several_kv_groups_nothing_goes_down_alone():

@@ -40,6 +40,7 @@ class DemotionQueue(OffloadPolicy):
         self.tails: LoneTails | None = None  # told what goes down without its head
         self._pending: dict[str, list[_Op]] = {}
         self._due: dict[str, int] = {}  # from which token on; in this order
+        self._kept: dict[str, int] = {}  # tokens before a tail that went alone
         self._ahead: dict[str, None] = {}
         self._broken: set[str] = set()
         self._emptied: list[str] = []
@@ -80,14 +81,20 @@ class DemotionQueue(OffloadPolicy):
         overwritten, and what follows; a prompt is one operation, and its tail goes
         first.
         """
-        ops = self._pending.pop(request_id, [])
-        chunks = [chunk for op in ops for chunk in self._chunks(*op)]
-        stay = [chunk for chunk in chunks if chunk[0].op.end <= start]
-        taken = chunks[len(stay) :]
+        stay: list[_Op] = []
+        taken: list[_Op] = []
+        for op in self._pending.pop(request_id, []):
+            if op[0].op.end <= start:
+                stay.append(op)
+                continue
+            for chunk in self._chunks(*op):
+                (stay if chunk[0].op.end <= start else taken).append(chunk)
         if stay:
             self._pending[request_id] = stay
+            self._kept[request_id] = stay[-1][0].op.end
         else:
             self._ahead.pop(request_id, None)
+            self._kept.pop(request_id, None)
         if self.tails is not None and taken:
             for chunk in taken if len(self.tails) else ():
                 self.tails.discard(_last_hash(chunk))
@@ -109,6 +116,8 @@ class DemotionQueue(OffloadPolicy):
         self._broken.discard(request_id)
 
     def mark_store_failed(self, request_id: str) -> int:
+        if self._kept.get(request_id):
+            return 0  # what is left stands before what was lost
         self._broken.add(request_id)
         return self._drop(request_id)
 
@@ -132,6 +141,10 @@ class DemotionQueue(OffloadPolicy):
         """Store it when nothing else is being stored."""
         if request_id in self._pending:
             self._ahead[request_id] = None
+
+    def kept_tokens(self, request_id: str) -> int:
+        """So many of the request's first tokens did not go down with its tail."""
+        return self._kept.get(request_id, 0)
 
     def forget(self, request_id: str) -> None:
         if self._drop(request_id):
@@ -161,6 +174,7 @@ class DemotionQueue(OffloadPolicy):
     def _drop(self, request_id: str) -> int:
         self._due.pop(request_id, None)
         self._ahead.pop(request_id, None)
+        self._kept.pop(request_id, None)
         return len(self._pending.pop(request_id, ()))
 
 

@@ -42,11 +42,16 @@ class LoneTails:
     def clear(self) -> None:
         self._before.clear()
 
-    def within(self, request: Request, tokens: int) -> bool:
-        """Whether one begins within or right behind the request's first `tokens`."""
+    def last_within(self, request: Request, tokens: int) -> int:
+        """Where the last of them begins that the request's first `tokens` reach.
+
+        0: none begins there. One behind a prompt that many share may be another's.
+        """
         if not self._before:
-            return False
-        hashes = request.block_hashes[: tokens // self._block_tokens]
-        return any(
-            each in self._before for each in hashes[self._step - 1 :: self._step]
-        )
+            return 0
+        size = self._block_tokens
+        hashes = request.block_hashes[: tokens // size]
+        for end in range(len(hashes) // self._step * self._step, 0, -self._step):
+            if hashes[end - 1] in self._before:
+                return end * size
+        return 0

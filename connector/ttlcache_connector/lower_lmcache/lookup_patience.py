@@ -36,7 +36,8 @@ class LookupPatience:
 
     def wait(self, request_id: str) -> bool:
         """Whether something was heard of the request's lookup: look again."""
-        left_s = min(self._left_s, self._left_of.get(request_id, MAX_WAIT_S))
+        own_s = self._left_of.get(request_id, MAX_WAIT_S)
+        left_s = min(self._left_s, own_s)
         if left_s <= 0.0:
             return False
         began_s = self._now_s()
@@ -48,7 +49,7 @@ class LookupPatience:
         took_s = self._now_s() - began_s
         self._left_s -= took_s
         # One that waits for the disk is asked again and again: never for long.
-        self._left_of[request_id] = left_s - max(took_s, MAX_WAIT_S / 8)
+        self._left_of[request_id] = own_s - max(took_s, MAX_WAIT_S / 8)
         return heard
 
     def _awaited(self, request_id: str) -> Iterator[Any]:

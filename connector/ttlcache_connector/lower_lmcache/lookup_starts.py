@@ -53,13 +53,12 @@ class LookupStarts:
         """Whether every server begins a lookup where it is told to."""
         if self._answers is not None and all(a.query() for a in self._answers):
             answers, self._answers = self._answers, None
-            told = [answer.result(timeout=0) for answer in answers]
-            self._heeded = all(a.success and json.loads(a.payload) for a in told)
+            self._heeded = all(_says_yes(answer) for answer in answers)
         return self._heeded and self.tails is not None
 
-    def has_tail(self, request: Request) -> bool:
-        """Whether to look only once it is known how much of it GPU memory holds."""
-        return bool(self._start(request, request.num_tokens))
+    def set_early(self, request: Request) -> None:
+        """Its lookup is about to begin before it is known what GPU memory holds."""
+        self._set(request, self._last_tail(request, request.num_tokens))
 
     def set(self, request: Request, hit_tokens: int) -> None:
         """The request's lookup is about to begin.
@@ -67,20 +66,18 @@ class LookupStarts:
         Args:
             hit_tokens: what GPU memory holds of the request now.
         """
-        start = self._start(request, hit_tokens)
-        if start:
-            self._starts[request.request_id] = start
-        else:
-            self.forget(request.request_id)
+        has_tail = self._last_tail(request, hit_tokens) > 0
+        chunks = hit_tokens // self._chunk_tokens if has_tail else 0
+        self._set(request, chunks * self._chunk_tokens)
 
     def of(self, request_id: str) -> int:
         """Where the request's lookup begins: it knows nothing of what lies before."""
         return self._starts.get(request_id, 0)
 
     @contextmanager
-    def of_lookup(self, request_id: str) -> Iterator[None]:
+    def beginning_at(self, start: int) -> Iterator[None]:
         """A lookup that LMCache's adapter begins inside begins there."""
-        self._asking = self.of(request_id)
+        self._asking = start if self.are_heeded else 0
         try:
             yield
         finally:
@@ -95,18 +92,27 @@ class LookupStarts:
         if self.tails is not None:
             self.tails.clear()
 
-    def _start(self, request: Request, hit_tokens: int) -> int:
-        tails = self.tails
-        if (
-            tails is None
-            or not self.are_heeded
-            or not tails.within(request, hit_tokens)
-        ):
+    def _last_tail(self, request: Request, tokens: int) -> int:
+        if self.tails is None or not self.are_heeded:
             return 0
-        return int(hit_tokens // self._chunk_tokens * self._chunk_tokens)
+        return self.tails.last_within(request, tokens)
+
+    def _set(self, request: Request, start: int) -> None:
+        if start:
+            self._starts[request.request_id] = start
+        else:
+            self.forget(request.request_id)
 
     def _create_key(
         self, token_ids: list[int], start: int, end: int, *args: Any, **kwargs: Any
     ) -> Any:
         start = max(start, min(self._asking, end))
         return self._make_key(token_ids, start, end, *args, **kwargs)
+
+
+def _says_yes(answer: Any) -> bool:
+    try:
+        told = answer.result(timeout=0)
+        return bool(told.success and json.loads(told.payload))
+    except Exception:  # noqa: BLE001 - a server that does not know the question
+        return False

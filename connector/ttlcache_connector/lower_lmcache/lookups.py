@@ -37,8 +37,13 @@ class Lookups:
         self._took_s: dict[str, float] = {}
 
     def begin_early(self, request: Request) -> None:
-        """The request came, and nothing of it is pinned."""
-        if not self.starts.has_tail(request):
+        """The request came, and nothing of it is pinned.
+
+        If its tail is below alone it begins there, and is given back should GPU memory
+        not reach as far.
+        """
+        self.starts.set_early(request)
+        with self.starts.beginning_at(self.starts.of(request.request_id)):
             self._inner.on_new_request(request)
 
     def match(
@@ -61,7 +66,7 @@ class Lookups:
         now_s = self._now_s()
         asked_s = self._asked_s.setdefault(request_id, now_s)
         look = self._inner.get_num_new_matched_tokens
-        with self.starts.of_lookup(request_id):
+        with self.starts.beginning_at(self.starts.of(request_id)):
             tokens, is_async = look(request, hit_tokens)
             while tokens is None and self._patience.wait(request_id):
                 tokens, is_async = look(request, hit_tokens)

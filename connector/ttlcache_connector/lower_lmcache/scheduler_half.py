@@ -108,10 +108,11 @@ class SchedulerHalf(SchedulerTier):
 
     def is_up(self) -> bool:
         up = bool(self._adapter.is_healthy) and not self._is_split
-        if up and not self._was_up:
+        came_back = up and not self._was_up
+        self._was_up = up
+        if came_back:
             self._hints.begin_anew()
             self._lookups.starts.ask_servers()  # it may be another one
-        self._was_up = up
         return up
 
     def arrive(self, request: Request, *, has_pin: bool) -> None:
@@ -125,6 +126,9 @@ class SchedulerHalf(SchedulerTier):
             tracker = self._inner._get_or_create_request_tracker(request)  # noqa: SLF001
             tracker.max_offload_tokens = 0
             return 0, False
+        if self._mode == "write-through":
+            # Another replica may have gone on with a turn that is pinned here.
+            stored_tokens = math.inf
         return self._lookups.match(request, hit_tokens, stored_tokens)
 
     def allocated(
@@ -144,7 +148,9 @@ class SchedulerHalf(SchedulerTier):
             return False
         below = self._epochs.salt(salt)
         self._ahead = (f"ttlcache-ahead-{request_id}", list(tokens), below)
-        self._adapter.maybe_submit_lookup_request(*self._ahead)
+        # What did not go down with its tail is in GPU memory.
+        with self._lookups.starts.beginning_at(self._queue.kept_tokens(request_id)):
+            self._adapter.maybe_submit_lookup_request(*self._ahead)
         return True
 
     def _end_promotion(self) -> None:
