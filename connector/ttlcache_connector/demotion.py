@@ -33,8 +33,8 @@ _COMES_BACK = frozenset({PinOutcome.EXPIRED, PinOutcome.VICTIM})
 #: nothing without all that stands before it: five bytes would move for each one saved.
 UNCOPIED_SHARE = 0.2
 
-#: Blocks that pins give at a time where running requests lack room: to copy costs a
-#: message to the tier, however little it is.
+#: Blocks of a pin that are copied ahead at a time: to copy costs a message to the tier,
+#: however little it is.
 LEAST_PIECE = 8
 
 #: Told how the pin of this request's turn ended.
@@ -252,8 +252,7 @@ class DemotingLedger(PinLedger):
             tokens_ahead: for each running request, tokens of its prompt to come.
 
         Returns:
-            Blocks that pins should give, copied first. One that is taken before its
-            copy would put what is below behind it out of reach.
+            Blocks that pins may have to give, see `copy_end`.
         """
         free = self.pool.get_num_free_blocks()
         if free >= self._room_blocks or not (self._lingering or self._goes_in_parts):
@@ -268,7 +267,22 @@ class DemotingLedger(PinLedger):
             return 0
         self._make_room(lack)
         lack -= self.pool.get_num_free_blocks() - free + self.soon_free()
-        return max(lack, LEAST_PIECE) if lack > 0 and self._goes_in_parts else 0
+        return lack if lack > 0 and self._goes_in_parts else 0
+
+    def copy_end(self, pin_id: int, blocks: int) -> int:
+        """A running request may take a pin's last blocks any moment: copy them ahead.
+
+        One that is taken before its copy would put all that is below behind it out of
+        reach. The pin keeps them until then.
+
+        Returns:
+            How many of them that request may take.
+        """
+        held = self._held.get(pin_id, [])
+        request_id, _ = self._turn_of.get(pin_id, (None, 0))
+        if request_id is not None:
+            self._demote(request_id, max(0, len(held) - max(blocks, LEAST_PIECE)))
+        return min(blocks, len(held))
 
     def _make_room(self, blocks: int) -> int:
         """Begin to copy lingering turns until so many blocks are free soon.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttlcache import control
 from ttlcache.clock import stopwatch_s
-from ttlcache.events import Arrival, Finish, HoldOrder, Urgency
+from ttlcache.events import Arrival, Finish, HoldOrder
 from ttlcache.gauges import gauges_of
 from ttlcache.hints import parse_hints
 from ttlcache.retention import reusable_blocks
@@ -298,10 +298,14 @@ class SchedulerSide(QueueAnswers):
         self.before_step()
 
     def _keep_room(self, ended: DemotingLedger) -> None:
+        assert self.controller is not None
+        assert self.ledger is not None
         lack = ended.keep_room(self._tokens_ahead)
-        if lack and self.controller is not None and len(self.controller.pins):
-            with ended.copying_first(lack):
-                self.controller.reclaim(lack, Urgency.RUNNING, "")
+        for pin in self.controller.pins.victims() if lack else ():
+            if self.ledger.is_freeable(pin.pin_id):
+                lack -= ended.copy_end(pin.pin_id, lack)
+                if lack <= 0:
+                    return
 
     def _tokens_ahead(self) -> list[int]:
         if self._scheduler is None:  # a foreign one: as much as may ever be needed

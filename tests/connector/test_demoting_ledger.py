@@ -409,14 +409,21 @@ def test_room_is_kept_for_what_running_requests_are_about_to_need(tails, ahead, 
     assert tails.ledger.demoting_blocks == copied
 
 
-@pytest.mark.parametrize(("ahead", "asked"), [([], 0), ([1], 0), ([1, 1], LEAST_PIECE)])
-def test_where_nothing_lingers_pins_make_room_ahead(tails, ahead, asked):
+@pytest.mark.parametrize(("ahead", "asked"), [([], 0), ([1], 0), ([1, 1], 1)])
+def test_where_nothing_lingers_pins_copy_their_end_ahead(tails, ahead, asked):
     pin = tails.pin("a", 1, BLOCKS - 3)
     assert tails.ledger.keep_room(lambda: ahead) == asked
-    with tails.ledger.copying_first(asked):
-        if asked:
-            tails.ledger.shrink(pin.pin_id, asked)
-    assert tails.ledger.keep_room(lambda: ahead) == 0, "it is on its way"
+    if not asked:
+        return
+    assert tails.ledger.copy_end(pin.pin_id, asked) == asked
+    assert tails.tier.due == {"a": 16 * (BLOCKS - 3 - LEAST_PIECE)}
+    assert (tails.ledger.demoting_blocks, tails.free) == (0, 3), "the pin keeps them"
+    tails.tier.copy("a")
+    tails.ledger.copy_end(pin.pin_id, asked)
+    assert tails.tier.due == {}, "they are below"
+    assert tails.ledger.shrink(pin.pin_id, 2).freed_blocks == 2
+    assert tails.ledger.copy_end(pin.pin_id, 100) == BLOCKS - 5
+    assert tails.tier.due == {"a": 0}
 
 
 def test_above_other_tiers_pins_are_left_alone(lingering):

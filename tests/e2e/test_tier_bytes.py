@@ -544,6 +544,24 @@ def test_a_turn_whose_context_is_pinned_as_a_whole_asks_nothing(make_worker, tie
     assert engine.moved["tier_bytes:promoted"] == 5 * CHUNK_BYTES
 
 
+def test_what_an_answer_takes_of_a_pin_is_below_before(make_worker, tiers):
+    """Or else what went down before it would be out of reach."""
+    engine = make_worker(num_blocks=64, ttl_s=60.0, linger=True)
+    side = engine.connector.side
+    step_until(engine, lambda: side.lower.tier.takes_tails)
+    context = engine.turn("a", prompt(120, 20 * BLOCK), hints=hints("p"))
+    (pin,) = side.controller.pins
+    whole = pin.kv_blocks
+    # Its answer grows into the pin.
+    engine.add("runs", prompt(121, 38 * BLOCK), max_tokens=250, hints=hints("old"))
+    engine.run()
+    assert 0 < pin.kv_blocks < whole - 4
+    use_free_memory(engine)
+    engine.turn("b", [*context, *prompt(122, 50)], hints=hints("p", last=True))
+    given = whole - pin.kv_blocks
+    assert engine.moved["tier_bytes:promoted"] == given * CHUNK_BYTES
+
+
 class PlainOptions(TierOptions):
     """LMCache's server as it is."""
 
