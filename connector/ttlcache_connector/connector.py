@@ -92,8 +92,11 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         self._side.note_local_hit(request, num_computed_tokens)
-        stored = self._side.stored_tokens(request)
-        return self._side.lower.match(request, num_computed_tokens, stored)
+        lower = self._side.lower
+        if not lower.is_set:
+            return 0, False
+        stored_tokens = self._side.stored_tokens(request)
+        return lower.match(request, num_computed_tokens, stored_tokens)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int

@@ -119,6 +119,7 @@ def test_the_table_names_every_hook():
 AT_WILL = {
     "control": ("controller", "tick"),
     "loads": ("controller", "reloading"),
+    "stored_tokens": ("controller", "requests"),
     "worker_output": ("lower", "worker_output"),
 }
 
