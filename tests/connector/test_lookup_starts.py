@@ -12,6 +12,7 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 from ttlcache_connector import compat
 from ttlcache_connector.lower_lmcache.lone_tails import LoneTails
 from ttlcache_connector.lower_lmcache.lookup_starts import LookupStarts
+from ttlcache_connector.lower_lmcache.scheduler_half import SchedulerHalf
 
 CHUNK, BLOCK = 64, 16
 
@@ -149,6 +150,25 @@ def test_every_server_has_to_heed_it(answers):
     starts = Rig(*answers).hear()
     assert not starts.are_heeded
     assert begins_at_0(starts)
+
+
+def test_promotion_ahead_begins_where_a_turns_tail_does():
+    """What did not go down with it is in GPU memory."""
+    rig = Rig()
+    begun = []
+    rig.adapter.maybe_submit_lookup_request = lambda *_: begun.append(
+        rig.start_of_key()
+    )
+    half = object.__new__(SchedulerHalf)
+    half._ahead, half._loads, half._adapter = None, {}, rig.adapter
+    half._epochs = SimpleNamespace(salt=lambda salt: salt)
+    half._lookups = SimpleNamespace(starts=rig.hear())
+    half._queue = SimpleNamespace(kept_tokens={"r": 2 * CHUNK, "whole": 0}.get)
+    half.is_up = lambda: True
+    assert half.promote("r", [1], "")
+    half._ahead = None
+    assert half.promote("whole", [1], "")
+    assert begun == [2 * CHUNK, 0]
 
 
 def test_above_several_kv_groups_nothing_goes_down_alone():
