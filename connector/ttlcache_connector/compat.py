@@ -85,7 +85,8 @@ LMCACHE_BELOW = (0, 6)
 LMCACHE_NEEDS_VLLM = (0, 32)
 #: RPC of `lmcache_module`: request id as JSON -> {"cpu": tokens, "disk": tokens}.
 LOOKUP_TIERS = "ttlcache.lookup_tiers"
-#: Another one: nothing -> whether a lookup's key may begin within a context.
+#: Another one: nothing -> {"cpu_bytes": of the server's memory} if a lookup's key may
+#: begin within a context, else null.
 LOOKUPS_BEGIN_ANYWHERE = "ttlcache.lookups_begin_anywhere"
 
 

@@ -427,19 +427,25 @@ class DemotingLedger(PinLedger):
         first: what stands before the turn's block of this number is not copied.
         """
         try:
-            goes_down = self._demote(request_id, first)
+            begin = self._demote(request_id, first)
         except Exception:
             self._let_go(blocks)
             raise
-        if not goes_down:
+        if begin is None:
             return self._let_go(blocks)
+        # What is below already waits for nothing.
+        known = max(0, begin - first)
+        freed, blocks = self._let_go(blocks[:known]), blocks[known:]
         due_s = self._clock.now_s() + self._wait_s
         later, earliest_s = self._demoting.get(request_id, ([], due_s))
         self._demoting[request_id] = (blocks + later, min(due_s, earliest_s))
-        return 0
+        return freed
 
     def _let_go(self, blocks: list[KVCacheBlock]) -> int:
         return self._drop(blocks, self._ended_refs)
 
-    def _demote(self, request_id: str, first: int) -> bool:
-        return self._tier.demote(request_id, first * self._group_block_tokens[0])
+    def _demote(self, request_id: str, first: int) -> int | None:
+        """From which block on it is copied; None: not at all."""
+        size = self._group_block_tokens[0]
+        begin = self._tier.demote(request_id, first * size)
+        return None if begin is None else begin // size

@@ -56,7 +56,10 @@ class LookupTiers:
 
     @server_module_handler(compat.LOOKUPS_BEGIN_ANYWHERE)
     def lookups_begin_anywhere(self, payload: bytes) -> bytes:
-        return json.dumps(self._heeds_starts).encode()
+        if not self._heeds_starts:
+            return b"null"
+        _, cpu_bytes = self._context.storage_manager.get_l1_usage()
+        return json.dumps({"cpu_bytes": cpu_bytes}).encode()
 
     def _on_lookup(self, event: Event) -> None:
         data = event.metadata

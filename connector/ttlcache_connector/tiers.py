@@ -176,15 +176,16 @@ class SchedulerTier(ABC):
         return False
 
     @abstractmethod
-    def demote(self, request_id: str, start: int = 0) -> bool:
+    def demote(self, request_id: str, start: int = 0) -> int | None:
         """Copy a finished request's KV down now.
 
         Args:
             start: only what holds this token and those after it; the rest stays owed.
 
         Returns:
-            Whether there is anything to copy. If so its blocks should stay as they
-            are until `on_settled`; where they do not, as much as is left is copied.
+            The first of these tokens that is not below yet, None if all are. Blocks
+            from there on should stay as they are until `on_settled`; where they do
+            not, as much as is left is copied.
         """
 
     @abstractmethod
@@ -260,8 +261,8 @@ class NoTier(SchedulerTier):
     def owes(self, request_id: str) -> bool:
         return False
 
-    def demote(self, request_id: str, start: int = 0) -> bool:
-        return False
+    def demote(self, request_id: str, start: int = 0) -> int | None:
+        return None
 
     def ahead(self, request_id: str) -> None:
         return

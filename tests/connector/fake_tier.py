@@ -24,6 +24,8 @@ class FakeTier(NoTier):
         #: Of the others, where what is to be copied begins, and what is below.
         self.due: dict[str, int] = {}
         self.below: dict[str, int] = {}
+        #: Tokens at their beginning that others brought down.
+        self.known: dict[str, int] = {}
 
     def is_up(self) -> bool:
         return self.up
@@ -50,9 +52,9 @@ class FakeTier(NoTier):
     def demote(self, request_id, start=0):
         self.calls.append(("demote", request_id))
         if not self.owes(request_id) or start >= self.below.get(request_id, math.inf):
-            return False
+            return None
         self.due[request_id] = min(start, self.due.get(request_id, start))
-        return True
+        return max(start, self.known.get(request_id, 0))
 
     def copy(self, request_id):
         """The copy that `demote` ordered begins: the tier takes over."""

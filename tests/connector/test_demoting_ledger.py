@@ -209,6 +209,24 @@ def test_a_tail_goes_down_alone(tails, drop):
     assert tails.free == BLOCKS
 
 
+@pytest.mark.parametrize("known", [6, 13, 14, 17])
+def test_what_is_below_already_is_not_waited_for(tails, known):
+    tails.tier.known["a"] = 16 * known
+    pin = tails.pin("a", 1, 20)
+    with tails.ledger.copying_first(7):
+        assert tails.end(pin, PinOutcome.VICTIM) == 7
+    free = max(0, known - 13)
+    assert tails.free == BLOCKS - 20 + free
+    assert (tails.ledger.demoting_blocks, tails.ledger.lingering_blocks) == (
+        7 - free,
+        13,
+    )
+    tails.tier.copy("a")
+    assert tails.ledger.relieve(9, at_once=False) == min(known, 13) - 4
+    tails.tier.copy("a")
+    assert tails.free == BLOCKS - 4
+
+
 def test_what_is_not_given_up_for_a_copy_is_let_go(tails):
     """A rewritten history, say: nobody finds it again."""
     pin = tails.pin("a", 1, 20)

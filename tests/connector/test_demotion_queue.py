@@ -40,11 +40,11 @@ def test_nothing_is_stored_before_it_is_due():
     offer(queue, "a")
     offer(queue, "a")
     assert drain(queue) == []
-    assert queue.is_due("a")
+    assert queue.make_due("a") is not None
     assert drain(queue) == ["a"]
     assert drain(queue) == []
     assert not queue.has_pending_request("a")
-    assert not queue.is_due("a")
+    assert queue.make_due("a") is None
 
 
 def test_a_prompt_is_offered_chunk_by_chunk():
@@ -54,7 +54,7 @@ def test_a_prompt_is_offered_chunk_by_chunk():
     op = LoadStoreOp(token_ids=list(range(500)), block_ids=[ids], start=64, end=256)
     meta = LMCacheMPRequestMetadata("a", "STORE", op, cache_salt="s")
     queue.add(meta, {i: bytes([i]) for i in ids})
-    assert queue.is_due("a")
+    assert queue.make_due("a") is not None
     (item,) = queue.drain(DrainSignals(0, 0, set(), set())).items
     assert [(m.op.start, m.op.end, m.op.block_ids) for m, _ in item.metadatas] == [
         (64, 128, [[7, 3]]),
@@ -82,7 +82,7 @@ def test_a_request_with_a_store_under_way_waits():
 def test_forgotten_turns_are_not_stored_and_their_sessions_end():
     queue = DemotionQueue("expiry", CHUNK)
     offer(queue, "a")
-    queue.is_due("a")
+    queue.make_due("a")
     queue.forget("a")
     assert queue.has_due  # a step is needed to end its session
     done = queue.drain(DrainSignals(0, 0, set(), set()))
@@ -97,7 +97,7 @@ def test_ahead_one_at_a_time_and_only_while_nothing_else_is_copied():
         offer(queue, name)
     queue.may_go_ahead("a")
     queue.may_go_ahead("b")
-    queue.is_due("c")
+    queue.make_due("c")
     assert drain(queue) == ["c"]
     assert drain(queue, "c") == []
     assert drain(queue) == ["a"]
@@ -115,10 +115,10 @@ def test_after_a_gap_nothing_more_of_the_request_is_stored(broken):
     else:
         assert queue.mark_store_failed("a") == 1
     offer(queue, "a")
-    queue.is_due("a")
+    queue.make_due("a")
     queue.drop_request("a")  # preempted: it starts anew
     offer(queue, "a")
-    assert queue.is_due("a")
+    assert queue.make_due("a") is not None
     assert drain(queue) == ["a"]
 
 
@@ -158,12 +158,12 @@ def queue() -> DemotionQueue:
 def test_a_tail_is_stored_alone_from_the_chunk_it_begins_in(queue, start):
     offer_context(queue, 3)
     offer_context(queue, 1, first=3)
-    assert queue.is_due("a", start)
+    assert queue.make_due("a", start) is not None
     assert ranges(queue) == [(2, 3), (3, 4)]
     assert queue.has_pending_request("a"), "its head is owed"
     assert list(queue.tails._before) == [bytes([3])]
-    assert not queue.is_due("a", start), "nothing is left of the tail"
-    assert queue.is_due("a")
+    assert queue.make_due("a", start) is None, "nothing is left of the tail"
+    assert queue.make_due("a") is not None
     assert ranges(queue) == [(0, 1), (1, 2)]
     assert not queue.has_pending_request("a")
     assert len(queue.tails) == 0, "it is not alone any more"
@@ -171,23 +171,85 @@ def test_a_tail_is_stored_alone_from_the_chunk_it_begins_in(queue, start):
 
 def test_two_tails_of_one_turn_go_as_one(queue):
     offer_context(queue, 4)
-    assert queue.is_due("a", 3 * CHUNK)
-    assert queue.is_due("a", 2 * CHUNK)
-    assert queue.is_due("a", 3 * CHUNK)
+    assert queue.make_due("a", 3 * CHUNK) is not None
+    assert queue.make_due("a", 2 * CHUNK) is not None
+    assert queue.make_due("a", 3 * CHUNK) is not None
     assert ranges(queue) == [(2, 3), (3, 4)]
+
+
+def test_what_is_below_at_its_beginning_is_not_stored_again(queue):
+    queue.below = known_chunks(0, 1, 3)
+    offer_context(queue, 6)
+    assert queue.make_due("a") == 2 * CHUNK
+    assert ranges(queue) == [(2, 3), (3, 4), (4, 5), (5, 6)], "one piece"
+    assert not queue.has_pending_request("a")
+    assert queue.emitted == ["a"]
+
+
+@pytest.mark.parametrize(("start", "begin"), [(3, 4), (4, 4), (5, 5)])
+def test_a_tail_begins_where_it_is_not_below(queue, start, begin):
+    queue.below = known_chunks(0, 1, 3)
+    offer_context(queue, 2)
+    offer_context(queue, 4, first=2)
+    assert queue.make_due("a", start * CHUNK) == begin * CHUNK
+    assert ranges(queue) == [(n, n + 1) for n in range(begin, 6)]
+    assert list(queue.tails._before) == [bytes([2 * start - 1])]
+
+
+def test_a_tail_that_is_below_is_a_tail_at_once(queue):
+    queue.below = known_chunks(3, 4, 5)
+    offer_context(queue, 6)
+    assert queue.make_due("a", 3 * CHUNK) is None
+    assert list(queue.tails._before) == [bytes([5])]
+    assert queue.kept_tokens("a") == 3 * CHUNK
+    assert not queue.has_due
+    assert queue.make_due("a") == 0
+    assert ranges(queue) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_a_turn_that_is_below_is_over_at_once(queue):
+    queue.below = known_chunks(0, 1, 2)
+    offer_context(queue, 3)
+    assert queue.make_due("a") is None
+    assert not queue.has_pending_request("a")
+    done = queue.drain(DrainSignals(0, 0, set(), set()))
+    assert (done.items, done.emptied_request_ids) == ([], ["a"])
+
+
+def test_a_copy_that_is_due_is_not_undone_by_what_is_known(queue):
+    queue.below = known_chunks(3)
+    offer_context(queue, 4)
+    assert queue.make_due("a", CHUNK) == CHUNK
+    assert queue.make_due("a", 3 * CHUNK) is None
+    assert ranges(queue) == [(1, 2), (2, 3), (3, 4)]
+
+
+def test_who_waits_for_a_copy_that_became_needless_is_told(queue):
+    """Another turn with the same beginning went down meanwhile."""
+    queue.below = known_chunks()
+    offer_context(queue, 2)
+    assert queue.make_due("a") == 0
+    queue.below.update(known_chunks(0, 1))
+    done = queue.drain(DrainSignals(0, 0, set(), set()))
+    assert (done.items, done.emptied_request_ids) == ([], ["a"])
+    assert queue.emitted == ["a"]
+
+
+def known_chunks(*chunks: int) -> set[bytes]:
+    return {bytes([2 * each + 1]) for each in chunks}
 
 
 def test_a_sessions_end_waits_for_the_head(queue):
     offer_context(queue, 4)
-    queue.is_due("a", 2 * CHUNK)
+    queue.make_due("a", 2 * CHUNK)
     assert queue.drain(DrainSignals(0, 0, set(), set())).emptied_request_ids == []
-    queue.is_due("a")
+    queue.make_due("a")
     assert queue.drain(DrainSignals(0, 0, set(), set())).emptied_request_ids == ["a"]
 
 
 def test_a_tail_behind_what_was_below_before_is_not_alone(queue):
     offer_context(queue, 2, first=5)
-    queue.is_due("a", 5 * CHUNK)
+    queue.make_due("a", 5 * CHUNK)
     assert ranges(queue) == [(5, 6), (6, 7)]
     assert len(queue.tails) == 0
     assert not queue.has_pending_request("a")
@@ -197,7 +259,7 @@ def test_what_goes_ahead_goes_ahead_after_its_tail_too():
     queue = DemotionQueue("idle-ahead", CHUNK)
     offer_context(queue, 4)
     queue.may_go_ahead("a")
-    queue.is_due("a", 2 * CHUNK)
+    queue.make_due("a", 2 * CHUNK)
     assert ranges(queue) == [(2, 3), (3, 4)]
     assert ranges(queue) == [(0, 1), (1, 2)]
 
@@ -209,11 +271,11 @@ def request_of(hashes: list[int]) -> Any:
 
 def test_a_tail_that_failed_leaves_its_head_to_be_stored(queue):
     offer_context(queue, 4)
-    queue.is_due("a", 2 * CHUNK)
+    queue.make_due("a", 2 * CHUNK)
     assert ranges(queue) == [(2, 3), (3, 4)]
     assert queue.kept_tokens("a") == 2 * CHUNK
     queue.mark_store_failed("a")
-    assert queue.is_due("a")
+    assert queue.make_due("a") is not None
     assert ranges(queue) == [(0, 1), (1, 2)]
     assert queue.kept_tokens("a") == 0
     queue.mark_store_failed("a")

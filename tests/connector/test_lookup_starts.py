@@ -20,9 +20,11 @@ CHUNK, BLOCK = 64, 16
 class Answer:
     """What a server says to the question whether it heeds starts."""
 
-    def __init__(self, heeds=True, *, knows=True, raises=False):
+    def __init__(self, heeds=True, *, knows=True, raises=False, cpu_bytes=100):
         self.is_here, self.raises = False, raises
-        self.told = SimpleNamespace(success=knows, payload=json.dumps(heeds).encode())
+        abilities = {"cpu_bytes": cpu_bytes} if heeds else None
+        payload = json.dumps(abilities).encode()
+        self.told = SimpleNamespace(success=knows, payload=payload)
 
     def query(self):
         return self.is_here
@@ -49,6 +51,7 @@ class Rig:
         self.starts = LookupStarts(self.adapter)
         self.starts.tails = LoneTails(CHUNK, BLOCK)
         self.starts.tails.add(b"7")
+        self.heard = []
 
     def client(self, answer):
         def call(order):
@@ -58,7 +61,7 @@ class Rig:
         return SimpleNamespace(server_module_call=call)
 
     def hear(self):
-        self.starts.ask_servers()
+        self.starts.ask_servers(self.heard.append)
         for answer in self.answers:
             answer.is_here = True
         return self.starts
@@ -124,7 +127,7 @@ def test_no_lookup_begins_inside_before_the_server_said_that_it_may():
     rig = Rig()
     starts = rig.starts
     assert not starts.are_heeded
-    starts.ask_servers()
+    starts.ask_servers(rig.heard.append)
     assert rig.orders == [compat.LOOKUPS_BEGIN_ANYWHERE]
     assert not starts.are_heeded
     assert begins_at_0(starts)
@@ -132,7 +135,7 @@ def test_no_lookup_begins_inside_before_the_server_said_that_it_may():
         assert rig.start_of_key() == 0
     rig.answers[0].is_here = True
     assert starts.are_heeded
-    starts.ask_servers()  # it went away and came back
+    starts.ask_servers(rig.heard.append)  # it went away and came back
     rig.answers[0].is_here = False
     assert not starts.are_heeded
 
@@ -150,6 +153,23 @@ def test_every_server_has_to_heed_it(answers):
     starts = Rig(*answers).hear()
     assert not starts.are_heeded
     assert begins_at_0(starts)
+
+
+@pytest.mark.parametrize(
+    ("answers", "cpu_bytes"),
+    [
+        ((Answer(),), 100),
+        ((Answer(cpu_bytes=70), Answer(), Answer()), 210),
+        ((Answer(heeds=False),), 0),
+        ((Answer(), Answer(raises=True)), 0),
+    ],
+)
+def test_servers_say_how_much_memory_they_have(answers, cpu_bytes):
+    rig = Rig(*answers)
+    starts = rig.hear()
+    assert starts.are_heeded is (cpu_bytes > 0)
+    assert starts.are_heeded is (cpu_bytes > 0)
+    assert rig.heard == [cpu_bytes], "told once"
 
 
 def test_promotion_ahead_begins_where_a_turns_tail_does():

@@ -14,9 +14,10 @@ from lmcache.integration.vllm.lazy_offload_policy.base import (
     PendingStoreItem,
 )
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
-from vllm.v1.core.kv_cache_utils import get_block_hash
+from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, get_block_hash
 
 if TYPE_CHECKING:
+    from ttlcache_connector.lower_lmcache.below import Below
     from ttlcache_connector.lower_lmcache.lone_tails import LoneTails
 
 #: An operation, and the hashes of its blocks.
@@ -38,6 +39,7 @@ class DemotionQueue(OffloadPolicy):
         self._mode = mode
         self._chunk_tokens = chunk_tokens
         self.tails: LoneTails | None = None  # told what goes down without its head
+        self.below: Below | None = None  # asked what need not go down
         self._pending: dict[str, list[_Op]] = {}
         self._due: dict[str, int] = {}  # from which token on; in this order
         self._kept: dict[str, int] = {}  # tokens before a tail that went alone
@@ -67,11 +69,15 @@ class DemotionQueue(OffloadPolicy):
         if not ready and len(signals.blocked_request_ids) < AHEAD_IN_FLIGHT:
             ready = [r for r in self._ahead if r in self._pending][:1]
         for request_id in ready:
-            if chunks := self._take(request_id, self._due.pop(request_id, 0)):
-                drain.items.append(PendingStoreItem(request_id, chunks))
-                self.emitted.append(request_id)
-                if request_id not in self._pending:
-                    drain.emptied_request_ids.append(request_id)
+            start = self._due.pop(request_id, 0)
+            if request_id not in self._pending:
+                continue
+            chunks = self._take(request_id, start)
+            if new := self._without_known(chunks):
+                drain.items.append(PendingStoreItem(request_id, new))
+            self.emitted.append(request_id)
+            if request_id not in self._pending:
+                drain.emptied_request_ids.append(request_id)
         return drain
 
     def _take(self, request_id: str, start: int) -> list[_Op]:
@@ -126,16 +132,26 @@ class DemotionQueue(OffloadPolicy):
 
     # what we call
 
-    def is_due(self, request_id: str, start: int = 0) -> bool:
-        """Store it in the next step; False if there is nothing to store.
+    def make_due(self, request_id: str, start: int = 0) -> int | None:
+        """Store it in the next step; None if there is nothing to store.
 
-        start: only what holds this token and those after it.
+        Args:
+            start: only what holds this token and those after it.
+
+        Returns:
+            The first token of it that is not below yet, as far as one knows.
         """
         ops = self._pending.get(request_id)
         if not ops or ops[-1][0].op.end <= start:
-            return False
-        self._due[request_id] = min(start, self._due.get(request_id, start))
-        return True
+            return None
+        begin = self._first_unknown(ops, start)
+        if begin is not None:
+            self._due[request_id] = min(start, self._due.get(request_id, start))
+        elif request_id not in self._due:
+            self._take(request_id, start)
+            if request_id not in self._pending:
+                self._emptied.append(request_id)
+        return begin
 
     def may_go_ahead(self, request_id: str) -> None:
         """Store it when nothing else is being stored."""
@@ -170,6 +186,33 @@ class DemotionQueue(OffloadPolicy):
             part = replace(op, block_ids=ids, start=start, end=start + size)
             own = {i: hashes[i] for group in ids for i in group}
             yield replace(meta, op=part), own
+
+    def _first_unknown(self, ops: list[_Op], start: int) -> int | None:
+        """From token `start` on, where the first chunk begins that has to be stored."""
+        if self.below is None:
+            return start
+        size = self._chunk_tokens
+        for meta, hashes in ops:
+            op, ids = meta.op, meta.op.block_ids[0]
+            per_chunk = len(ids) * size // (op.end - op.start)
+            skipped = max(0, start - op.start) // size
+            for number in range(skipped, (op.end - op.start) // size):
+                last = hashes[ids[(number + 1) * per_chunk - 1]]
+                if not self._is_known(last):
+                    return int(max(start, op.start + number * size))
+        return None
+
+    def _without_known(self, chunks: list[_Op]) -> list[_Op]:
+        """Without those at the beginning that are below: nobody keeps their blocks."""
+        for number, chunk in enumerate(chunks):
+            if self.below is None or _last_hash(chunk) not in self.below:
+                return chunks[number:]
+        return []
+
+    def _is_known(self, block_hash: BlockHashWithGroupId | None) -> bool:
+        if self.below is None or block_hash is None:
+            return False
+        return bytes(get_block_hash(block_hash)) in self.below
 
     def _drop(self, request_id: str) -> int:
         self._due.pop(request_id, None)

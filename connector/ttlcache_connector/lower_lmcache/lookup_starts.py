@@ -8,7 +8,7 @@ ttlcache's module in LMCache's server lets them begin anywhere (`lmcache_starts`
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -35,17 +35,22 @@ class LookupStarts:
         self._chunk_tokens = adapter.lmcache_tokens_per_chunk
         self._answers: list[Any] | None = None
         self._heeded = False
+        self._hear: Callable[[float], object] = lambda cpu_bytes: None
         self._asking = 0
         self._starts: dict[str, int] = {}
         self._make_key = adapter._create_key  # noqa: SLF001 - no other way in
         adapter._create_key = self._create_key  # noqa: SLF001
 
-    def ask_servers(self) -> None:
-        """Whether lookups may begin anywhere; until the answer is here, they do not."""
+    def ask_servers(self, hear: Callable[[float], object]) -> None:
+        """Whether lookups may begin anywhere; until the answer is here, they do not.
+
+        Args:
+            hear: told how many bytes of CPU memory the servers have.
+        """
         order = ServerModuleCallRequest(
             method=compat.LOOKUPS_BEGIN_ANYWHERE, payload=b""
         )
-        self._heeded = False
+        self._heeded, self._hear = False, hear
         self._answers = [client.server_module_call(order) for client in self._clients]
 
     @property
@@ -53,7 +58,10 @@ class LookupStarts:
         """Whether every server begins a lookup where it is told to."""
         if self._answers is not None and all(a.query() for a in self._answers):
             answers, self._answers = self._answers, None
-            self._heeded = all(_says_yes(answer) for answer in answers)
+            told = [_cpu_bytes(answer) for answer in answers]
+            self._heeded = None not in told
+            # The ranks' shares are alike: the smallest server is full first.
+            self._hear(min(size or 0 for size in told) * len(told))
         return self._heeded and self.tails is not None
 
     def set_early(self, request: Request) -> None:
@@ -110,9 +118,12 @@ class LookupStarts:
         return self._make_key(token_ids, start, end, *args, **kwargs)
 
 
-def _says_yes(answer: Any) -> bool:
+def _cpu_bytes(answer: Any) -> float | None:
+    """The server's CPU memory, 0 if it does not say; None if it heeds no starts."""
     try:
         told = answer.result(timeout=0)
-        return bool(told.success and json.loads(told.payload))
+        if not told.success or not (abilities := json.loads(told.payload)):
+            return None
+        return float(abilities.get("cpu_bytes", 0))
     except Exception:  # noqa: BLE001 - a server that does not know the question
-        return False
+        return None

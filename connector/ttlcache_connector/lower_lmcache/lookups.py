@@ -13,6 +13,8 @@ from ttlcache_connector.lower_lmcache.outdated import OutdatedLookups
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+    from ttlcache_connector.lower_lmcache.below import Below
+
 
 class Lookups:
     """One for each waiting request, done by LMCache's connector."""
@@ -28,6 +30,7 @@ class Lookups:
         self._epochs = epochs
         self._now_s = now_s
         self.starts = LookupStarts(self._adapter)
+        self.below: Below | None = None  # told what lookups find
         self.outdated = OutdatedLookups(
             self._adapter, inner.request_trackers, self._give_back
         )
@@ -74,8 +77,11 @@ class Lookups:
             # What lies before is owed still: all of it is offered again, and LMCache
             # takes what it does not have.
             tracker.num_stored_tokens = 0
-        if tokens is not None:
-            self._took_s.setdefault(request_id, self._now_s() - asked_s)
+        if tokens is not None and request_id not in self._took_s:
+            self._took_s[request_id] = self._now_s() - asked_s
+            if self.below is not None:
+                begin, end = self.starts.of(request_id), tracker.num_lmcache_hit_tokens
+                self.below.found(request.block_hashes, begin, end)
         return tokens, bool(tokens) and is_async
 
     def took_s(self, request_id: str) -> float:

@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.compat import logger
+from ttlcache_connector.lower_lmcache.below import Below, chunk_bytes
 from ttlcache_connector.lower_lmcache.connect import connect
 from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
 from ttlcache_connector.lower_lmcache.epochs import Epochs
@@ -71,6 +72,7 @@ class SchedulerHalf(SchedulerTier):
         self._epochs = Epochs(self._inner, self._forsaken)
         self._lookups = Lookups(self._inner, self._epochs, self._now_s)
         self._is_divisible = len(kv_cache_config.kv_cache_groups) == 1
+        self._below: Below | None = None  # write-through never asks
         self._pool: BlockPool | None = None
         self._loads: dict[str, _Load] = {}
         self._ahead: tuple[str, list[int], str] | None = None  # promotion under way
@@ -79,6 +81,8 @@ class SchedulerHalf(SchedulerTier):
         self._was_up = True
         parallel = vllm_config.parallel_config
         self._ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        if self._is_divisible:
+            self._chunk_bytes = chunk_bytes(kv_cache_config, chunk_tokens, self._ranks)
         self._is_split = False
 
     def bind(self, pool: BlockPool) -> None:
@@ -86,10 +90,21 @@ class SchedulerHalf(SchedulerTier):
         self._inner.bind_gpu_block_pool(pool)
         self._manager._policy = self._queue  # noqa: SLF001 - no registry, see above
         if self._mode != "write-through" and self._is_divisible:
-            self._lookups.starts.ask_servers()
             chunk_tokens = self._adapter.lmcache_tokens_per_chunk
             tails = LoneTails(chunk_tokens, pool.hash_block_size)
             self._queue.tails = self._lookups.starts.tails = tails
+            self._below = Below(chunk_tokens, pool.hash_block_size)
+            self._queue.below = self._lookups.below = self._below
+            self._ask_servers()
+
+    def _ask_servers(self) -> None:
+        if self._below is not None:
+            self._below.clear()
+            self._lookups.starts.ask_servers(self._hear)
+
+    def _hear(self, cpu_bytes: float) -> None:
+        if self._below is not None:
+            self._below.trust(cpu_bytes, self._chunk_bytes)
 
     def blocks_are_named(self, names: Collection[str]) -> None:
         if len(names) < self._ranks or len(set(names)) != 1:
@@ -112,7 +127,7 @@ class SchedulerHalf(SchedulerTier):
         self._was_up = up
         if came_back:
             self._hints.begin_anew()
-            self._lookups.starts.ask_servers()  # it may be another one
+            self._ask_servers()  # it may be another one
         return up
 
     def arrive(self, request: Request, *, has_pin: bool) -> None:
@@ -183,6 +198,8 @@ class SchedulerHalf(SchedulerTier):
             self.on_settled(request_id)
         self._queue.emitted = []
         self._lookups.outdated.copies_begin(inner)
+        if self._below is not None and self._pool is not None:
+            self._below.copies_begin(inner, self._pool)
         return TierMetadata(inner, is_past=self._mode != "write-through")
 
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
@@ -198,14 +215,9 @@ class SchedulerHalf(SchedulerTier):
         stores = output.kv_connector_worker_meta
         if isinstance(stores, LMCacheMPWorkerMetadata):
             for request_id in stores.completed_store_requests:
-                is_lost = request_id in stores.failed_store_requests
-                self.on_demotion("failed" if is_lost else "stored")
-                if is_lost:
-                    self._lookups.outdated.copy_failed(request_id)
-                elif not self._manager._requests.has_in_flight(request_id):  # noqa: SLF001
-                    self._lookups.outdated.copy_ended(
-                        request_id
-                    )  # the last rank's receipt
+                self._copy_ended(
+                    request_id, is_lost=request_id in stores.failed_store_requests
+                )
         ended = []
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
@@ -217,7 +229,21 @@ class SchedulerHalf(SchedulerTier):
             ended.append(Loaded(request_id, tokens))
             if tokens:
                 self._sources.ask(request_id, tokens, self._now_s() - load.since_s)
+            elif self._below is not None:
+                self._below.clear()  # the server promised it
         return ended
+
+    def _copy_ended(self, request_id: str, *, is_lost: bool) -> None:
+        """On one rank."""
+        self.on_demotion("failed" if is_lost else "stored")
+        if not is_lost and self._manager._requests.has_in_flight(request_id):  # noqa: SLF001
+            return  # other ranks' receipts are to come
+        if self._below is not None:
+            self._below.copy_ended(request_id, is_lost=is_lost)
+        if is_lost:
+            self._lookups.outdated.copy_failed(request_id)
+        else:
+            self._lookups.outdated.copy_ended(request_id)
 
     def reloads(self) -> list[Reload]:
         return self._sources.known()
@@ -240,10 +266,10 @@ class SchedulerHalf(SchedulerTier):
     def takes_tails(self) -> bool:
         return self._lookups.starts.are_heeded
 
-    def demote(self, request_id: str, start: int = 0) -> bool:
-        if not self._is_over(request_id):
-            return False
-        return self._queue.is_due(request_id, start) and self.is_up()
+    def demote(self, request_id: str, start: int = 0) -> int | None:
+        if not self._is_over(request_id) or not self.is_up():
+            return None
+        return self._queue.make_due(request_id, start)
 
     def _is_over(self, request_id: str) -> bool:
         """Not a running request under an id that a client uses again."""
@@ -266,6 +292,8 @@ class SchedulerHalf(SchedulerTier):
 
     def reset(self) -> bool:
         self._lookups.reset()
+        if self._below is not None:
+            self._below.clear()
         self._epochs.begin_anew()
         return True
 

@@ -1,0 +1,99 @@
+"""What is below for all we know, so that nobody waits for a copy of it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPConnectorMetadata
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import get_block_hash
+
+#: Of the server's CPU memory as much is trusted to hold what was last stored or found:
+#: another engine may use it as much as this one.
+TRUSTED_SHARE = 0.5
+
+
+class Below:
+    """Chunks by the hash of their last block, which names all that precedes it.
+
+    The server evicts without telling, least recently used first. So does this, sooner.
+    Where it errs a turn that was let go is prefilled.
+    """
+
+    def __init__(self, chunk_tokens: int, block_tokens: int) -> None:
+        """
+        Args:
+            chunk_tokens: of one chunk below.
+            block_tokens: of one block hash.
+        """
+        self._chunk_tokens = chunk_tokens
+        self._step = chunk_tokens // block_tokens
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._most = 0
+        self._copies: dict[str, list[bytes]] = {}
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def trust(self, cpu_bytes: float, chunk_bytes: int) -> None:
+        """The server has that much CPU memory; 0: it does not say."""
+        self._most = int(cpu_bytes * TRUSTED_SHARE / chunk_bytes)
+        self._shorten()
+
+    def found(self, block_hashes: Sequence[bytes], begin: int, end: int) -> None:
+        """A lookup from token `begin` on found what stands before token `end`.
+
+        Args:
+            block_hashes: of all that was looked for.
+        """
+        ends = range(self._step - 1, len(block_hashes), self._step)
+        first, last = begin // self._chunk_tokens, end // self._chunk_tokens
+        self._add(block_hashes[i] for i in ends[first:last])
+        for i in ends[max(first, last) :]:
+            self._known.pop(block_hashes[i], None)
+
+    def copies_begin(self, orders: LMCacheMPConnectorMetadata, pool: BlockPool) -> None:
+        """What workers are told to do in this step."""
+        for each in orders.requests:
+            if each.direction == "STORE":
+                ids = each.op.block_ids[0]
+                count = (each.op.end - each.op.start) // self._chunk_tokens
+                last = [ids[(n + 1) * len(ids) // count - 1] for n in range(count)]
+                hashes = (pool.blocks[i].block_hash for i in last)
+                self._copies[each.request_id] = [
+                    bytes(get_block_hash(h)) for h in hashes if h is not None
+                ]
+
+    def copy_ended(self, request_id: str, *, is_lost: bool) -> None:
+        """On all ranks; is_lost: on one of them it failed."""
+        hashes = self._copies.pop(request_id, [])
+        if not is_lost:
+            self._add(hashes)
+
+    def clear(self) -> None:
+        """It is worthless, or gone."""
+        self._known.clear()
+        self._copies.clear()
+
+    def _add(self, hashes: Iterable[bytes]) -> None:
+        for block_hash in hashes:
+            self._known[block_hash] = None
+            self._known.move_to_end(block_hash)
+        self._shorten()
+
+    def _shorten(self) -> None:
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+
+def chunk_bytes(kv_cache_config: Any, chunk_tokens: int, ranks: int) -> int:
+    """KV bytes of one chunk on all ranks, of a model with one KV cache group."""
+    (group,) = kv_cache_config.kv_cache_groups
+    spec = group.kv_cache_spec
+    tokens = chunk_tokens // spec.block_size
+    return int(tokens * spec.page_size_bytes * len(group.layer_names) * ranks)
