@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -135,9 +136,10 @@ def sim(
         use_cache=cache,
     )
     try:
-        if check:
-            raise typer.Exit(0 if check_strides(console, processes=processes) else 1)
-        run_sim(replace(SMOKE, arms=arms) if smoke else options, out, console)
+        if not check:
+            run_sim(replace(SMOKE, arms=arms) if smoke else options, out, console)
+        elif not check_strides(console, processes=processes):
+            sys.exit(1)  # typer's own exit is a RuntimeError
     except (ValueError, RuntimeError) as error:
         console.print(
             f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False
