@@ -562,6 +562,53 @@ def test_what_an_answer_takes_of_a_pin_is_below_before(make_worker, tiers):
     assert engine.moved["tier_bytes:promoted"] == given * CHUNK_BYTES
 
 
+def give_way_at_once(engine: Worker) -> int:
+    """All pins give way to a waiting request; blocks that did not wait for a copy."""
+    free = engine.pool.get_num_free_blocks()
+    with engine.connector.side.ledger.copying_first():
+        engine.connector.side.controller.reclaim(20, Urgency.RUNNING, "runs")
+    return int(engine.pool.get_num_free_blocks() - free)
+
+
+def test_what_is_below_is_free_at_once(make_worker, tiers):
+    engine = make_worker(num_blocks=64, ttl_s=60.0, linger=True)
+    side = engine.connector.side
+    step_until(engine, lambda: side.lower.tier.takes_tails)
+    engine.add("runs", prompt(130, 30 * BLOCK), max_tokens=400, hints=hints("old"))
+    engine.step()
+    context = engine.turn_beside("free-a", prompt(131, 190), hints=hints("p"))
+    reclaim(engine, 20)
+    use_free_memory(engine)
+    context = engine.turn_beside("free-b", [*context, 5], hints=hints("p"))
+    assert give_way_at_once(engine) == 12, "nothing new in whole chunks"
+    use_free_memory(engine)
+    engine.turn_beside("free-c", [*context, 6], hints=hints("p", last=True))
+    assert engine.moved["tier_bytes:promoted"] == 24 * CHUNK_BYTES
+    assert engine.moved["tier_bytes:demoted"] == 12 * CHUNK_BYTES
+
+
+def test_what_was_wrongly_believed_below_is_prefilled_once(make_worker, tiers):
+    """LMCache evicts without telling."""
+    engine = make_worker(num_blocks=64, ttl_s=60.0, linger=True)
+    side = engine.connector.side
+    step_until(engine, lambda: side.lower.tier.takes_tails)
+    engine.add("runs", prompt(132, 30 * BLOCK), max_tokens=400, hints=hints("old"))
+    engine.step()
+    request = engine.add("wrong-a", prompt(133, 190), hints=hints("p"))
+    step_until(engine, request.is_finished)
+    side.lower.tier._below.found(request.block_hashes, 0, 12 * BLOCK)
+    assert give_way_at_once(engine) == 12
+    use_free_memory(engine)
+    context = [*request.all_token_ids, 5]
+    context = engine.turn_beside("wrong-b", context, hints=hints("p"))
+    reclaim(engine, 20)
+    use_free_memory(engine)
+    assert engine.moved["tier_bytes:demoted"] == 12 * CHUNK_BYTES
+    assert engine.moved.get("tier_bytes:promoted", 0) == 0
+    engine.turn_beside("wrong-c", [*context, 6], hints=hints("p", last=True))
+    assert engine.moved["tier_bytes:promoted"] == 12 * CHUNK_BYTES
+
+
 class PlainOptions(TierOptions):
     """LMCache's server as it is."""
 
