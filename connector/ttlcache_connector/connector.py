@@ -111,6 +111,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> KVConnectorMetadata:
         if not self._scheduler_seen:
             self._side.foreign_step()
+        self._side.keep_room(scheduler_output.num_scheduled_tokens)
         return self._side.lower.build_metadata(scheduler_output)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:

@@ -1,26 +1,24 @@
 """Pins that end but whose blocks are still to be copied to the lower tier.
 
-The pin is over for the core; here its references stay until the tier has taken over
-(it holds its own while it copies), or until somebody needs the memory. With `linger`
-the copy begins only when room gets short: see `lingering`.
+What goes down of a turn, when, and what gives way first. With `linger` a copy begins
+only when room gets short: see `lingering`.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ttlcache.clock import Clock
 from ttlcache.events import Shrunk
 from ttlcache.pins import Pin
 from ttlcache.programs import Program
-from ttlcache.types import PinOutcome, Pressure
-from ttlcache_connector.blocks import PinLedger, ids_of
-from ttlcache_connector.lingering import Lingering, Turn
-from ttlcache_connector.tiers import SchedulerTier
+from ttlcache.types import PinOutcome
+from ttlcache_connector.blocks import ids_of
+from ttlcache_connector.ended_turns import EndedTurns
+from ttlcache_connector.lingering import Turn
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -37,11 +35,21 @@ UNCOPIED_SHARE = 0.2
 #: however little it is.
 LEAST_PIECE = 8
 
+#: Lingering turns of which the cheapest goes first.
+COMPARED = 32
+
 #: Told how the pin of this request's turn ended.
 OnTurnEnd = Callable[[Pin, PinOutcome, str], None]
 
 
-class DemotingLedger(PinLedger):
+class _PinnedTurn(NamedTuple):
+    """blocks: that it had when it was pinned."""
+
+    request_id: str
+    blocks: int
+
+
+class DemotingLedger(EndedTurns):
     """A pin ledger above a lower tier."""
 
     def __init__(
@@ -49,53 +57,24 @@ class DemotingLedger(PinLedger):
         pool: BlockPool,
         group_block_tokens: Sequence[int],
         queue_counts: Callable[[], tuple[int, int]],
-        *,
-        tier: SchedulerTier,
-        clock: Clock,
-        wait_s: float,
-        room_blocks: int = 0,
+        **kept: Any,
     ) -> None:
         """
         Args:
-            wait_s: how long a waiting request lets an ended pin be copied.
-            room_blocks: how many blocks to keep free, or about to be, by copying
-                turns that linger; 0: nothing lingers, copies begin at once.
+            kept: as `EndedTurns` has them.
         """
-        super().__init__(pool, group_block_tokens, queue_counts)
-        self._tier = tier
-        self._clock = clock
-        self._wait_s = wait_s
-        self._room_blocks = room_blocks
-        self._lingering = Lingering()
+        super().__init__(pool, group_block_tokens, queue_counts, **kept)
+        self._is_short = False  # victims give memory, not only a place under the cap
         self._copies_first = False
-        self._lack = 0.0  # blocks that the copies begun inside are to give
-        #: pin id -> (request id, blocks that it pinned)
-        self._turn_of: dict[int, tuple[str, int]] = {}
+        self._lack = math.inf  # blocks that victims are to give
+        self._turn_of: dict[int, _PinnedTurn] = {}  # by pin id
         self._ending: tuple[Pin, PinOutcome] | None = None
         self.on_turn_end: OnTurnEnd = lambda pin, outcome, request_id: None
-        #: request id -> (blocks, when a waiting request may take them)
-        self._demoting: dict[str, tuple[list[KVCacheBlock], float]] = {}
-        tier.on_settled = self.settled
-
-    @property
-    def demoting_blocks(self) -> int:
-        return sum(len(blocks) for blocks, _ in self._demoting.values())
-
-    @property
-    def lingering_blocks(self) -> int:
-        return self._lingering.blocks
-
-    @property
-    def _goes_in_parts(self) -> bool:
-        """Whether a turn may be below in part and here in part.
-
-        Not where nothing lingers: others who read the tier have no use for a tail.
-        """
-        return bool(self._room_blocks) and self._tier.takes_tails
 
     def is_turn_of(self, pin_id: int, request_id: str) -> None:
         """The pin holds what this request computed."""
-        self._turn_of[pin_id] = (request_id, len(self._held.get(pin_id, ())))
+        blocks = len(self._held.get(pin_id, ()))
+        self._turn_of[pin_id] = _PinnedTurn(request_id, blocks)
 
     def pin_ends(self, pin: Pin, outcome: PinOutcome) -> None:
         """`release` of this pin follows; this is why."""
@@ -130,31 +109,30 @@ class DemotingLedger(PinLedger):
         """
         self._let_go(self._take(request_id))  # an id that is used again
         rest = blocks[pinned_blocks:]
-        goes_down = self.is_divisible and self._goes_in_parts
+        goes_down = self.is_divisible and self.goes_in_parts
         if rest and goes_down and self._tier.owes(request_id):
             self.pool.touch(rest)
             self._ended_refs.update(ids_of(rest))
             self._keep(request_id, program, list(rest), users=1, first=pinned_blocks)
 
     def release(self, pin_id: int) -> int:
-        request_id, _ = self._turn_of.pop(pin_id, (None, 0))
+        turn = self._turn_of.pop(pin_id, None)
         ending, self._ending = self._ending, None
-        if request_id is not None and ending is not None:
-            self.on_turn_end(*ending, request_id)
-        if request_id is None or ending is None or ending[0].pin_id != pin_id:
+        if turn is None or ending is None:
             return super().release(pin_id)
         pin, outcome = ending
+        request_id = turn.request_id
+        self.on_turn_end(pin, outcome, request_id)
+        if pin.pin_id != pin_id:
+            return super().release(pin_id)
         if outcome not in _COMES_BACK:
             return self._forget(request_id) + super().release(pin_id)
-        goes_down = outcome is PinOutcome.EXPIRED or self._copies_first
-        if not goes_down or not self._tier.owes(request_id):
-            # Memory is needed now: what nobody overwrites in this step is copied.
-            self._tier.demote(request_id)
+        if not self._tier.owes(request_id):
             return super().release(pin_id)
         blocks = self._held.pop(pin_id, [])
         self._ends(blocks)
         blocks += self._lingering.pop_rest(request_id)
-        if outcome is PinOutcome.EXPIRED:
+        if outcome is PinOutcome.EXPIRED or not self._is_short:
             return self._keep(request_id, pin.program, blocks)
         return self._give_up(request_id, pin.program, blocks)
 
@@ -167,24 +145,34 @@ class DemotingLedger(PinLedger):
         alone = self._alone(tail)
         self._lack -= alone
         try:
-            self._copy(request_id, tail, cut)
+            if self._copies_first:
+                self._copy(request_id, tail, cut)
+                return alone
+            return self._give_now(request_id, tail, cut)
         finally:
             if head:
                 self._keep(request_id, program, head)
-        return alone
+
+    def _give_now(self, request_id: str, tail: list[KVCacheBlock], cut: int) -> int:
+        """Memory is needed now: what nobody overwrites in this step is copied."""
+        try:
+            self._demote(request_id, cut)
+        finally:
+            freed = self._let_go(tail)
+        return freed
 
     def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
         blocks = self._held.get(pin_id, [])
-        request_id, whole = self._turn_of.get(pin_id, (None, 0))
+        turn = self._turn_of.get(pin_id)
         keep = len(blocks) - max(0, drop_blocks)
-        alone_below = self._goes_in_parts
+        alone_below = self.goes_in_parts
         if (
             not self._copies_first
+            or turn is None
             or not self.is_divisible
             or not 0 < keep < len(blocks)
-            or (keep > whole * (1 - UNCOPIED_SHARE) and not alone_below)
-            or request_id is None
-            or not self._tier.owes(request_id)
+            or (keep > turn.blocks * (1 - UNCOPIED_SHARE) and not alone_below)
+            or not self._tier.owes(turn.request_id)
         ):
             return super().shrink(pin_id, drop_blocks)
         first = keep if alone_below else 0
@@ -193,7 +181,7 @@ class DemotingLedger(PinLedger):
         self._ends(tail)
         alone = self._alone(tail)
         self._lack -= alone
-        self._copy(request_id, tail, first)
+        self._copy(turn.request_id, tail, first)
         return Shrunk(alone, keep, keep * self._group_block_tokens[0])
 
     @contextmanager
@@ -208,40 +196,27 @@ class DemotingLedger(PinLedger):
         Args:
             blocks: how many are needed.
         """
-        self._copies_first, self._lack = True, blocks
+        self._copies_first = True
         try:
-            yield
+            with self.taking_now(blocks):
+                yield
         finally:
             self._copies_first = False
 
-    def settled(self, request_id: str) -> int:
-        """The tier holds what was to be copied, or does not want it any more."""
-        if not self._tier.owes(request_id):
-            return self._forget(request_id)
-        blocks, _ = self._demoting.pop(request_id, ([], 0.0))
-        return self._let_go(blocks)
+    @contextmanager
+    def taking_now(self, blocks: float = math.inf) -> Iterator[None]:
+        """Inside, victims give at once, and where parts go down no more than is needed.
 
-    def _forget(self, request_id: str) -> int:
-        """Nobody comes back to the turn; returns blocks that became free."""
-        self._tier.forget(request_id)
-        return self._let_go(self._take(request_id))
+        Outside, a pin gives way only to another pin's place under the cap: it lingers.
 
-    def _take(self, request_id: str) -> list[KVCacheBlock]:
-        """What is held of an ended turn leaves the tables."""
-        blocks, _ = self._demoting.pop(request_id, ([], 0.0))
-        return blocks + self._lingering.pop(request_id)
-
-    def followed(self, program: Program) -> None:
-        """A turn of the program got its memory: what it found need not go down.
-
-        It offers the same to the tier when it ends, with its own.
+        Args:
+            blocks: how many are needed.
         """
-        for turn in self._lingering.of(program):
-            # Another branch of the program may have found no more than its beginning.
-            copied, _ = self._demoting.get(turn.request_id, (turn.blocks, 0.0))
-            tail = copied[-1]
-            if tail.ref_cnt > self._ended_refs[tail.block_id]:
-                self._forget(turn.request_id)
+        self._is_short, self._lack = True, blocks
+        try:
+            yield
+        finally:
+            self._is_short, self._lack = False, math.inf
 
     def keep_room(self, tokens_ahead: Callable[[], Sequence[int]]) -> int:
         """Begin to copy as much as running requests are about to need.
@@ -255,7 +230,7 @@ class DemotingLedger(PinLedger):
             Blocks that pins may have to give, see `copy_end`.
         """
         free = self.pool.get_num_free_blocks()
-        if free >= self._room_blocks or not (self._lingering or self._goes_in_parts):
+        if free >= self._room_blocks or not (self._lingering or self.goes_in_parts):
             return 0
         # An answer's next token may begin a block, and the one after the copy another.
         wanted = sum(
@@ -267,7 +242,7 @@ class DemotingLedger(PinLedger):
             return 0
         self._make_room(lack)
         lack -= self.pool.get_num_free_blocks() - free + self.soon_free()
-        return lack if lack > 0 and self._goes_in_parts else 0
+        return lack if lack > 0 and self.goes_in_parts else 0
 
     def copy_end(self, pin_id: int, blocks: int) -> int:
         """A running request may take a pin's last blocks any moment: copy them ahead.
@@ -279,9 +254,9 @@ class DemotingLedger(PinLedger):
             How many of them that request may take.
         """
         held = self._held.get(pin_id, [])
-        request_id, _ = self._turn_of.get(pin_id, (None, 0))
-        if request_id is not None:
-            self._demote(request_id, max(0, len(held) - max(blocks, LEAST_PIECE)))
+        turn = self._turn_of.get(pin_id)
+        if turn is not None:
+            self._demote(turn.request_id, max(0, len(held) - max(blocks, LEAST_PIECE)))
         return min(blocks, len(held))
 
     def _make_room(self, blocks: int) -> int:
@@ -291,7 +266,7 @@ class DemotingLedger(PinLedger):
             Blocks that became free at once.
         """
         lack, freed = blocks - self.soon_free(), 0
-        for turn in self._lingering.in_order():
+        for turn in self._cheapest_first(lack):
             if lack <= 0:
                 break
             if not self._alone(turn.blocks):
@@ -306,26 +281,59 @@ class DemotingLedger(PinLedger):
                 freed += self._copy(turn.request_id, tail, turn.first + cut)
         return freed
 
-    def _cut(self, blocks: Sequence[KVCacheBlock], lack: float) -> int:
-        """From which of these on they go down, where `lack` of them are needed."""
-        if not self._goes_in_parts:
-            return 0
-        for cut in range(len(blocks) - 1, 0, -1):
-            lack -= blocks[cut].ref_cnt == self._ended_refs[blocks[cut].block_id]
-            if lack <= 0:
-                return cut
-        return 0
+    def _cheapest_first(self, lack: int) -> Iterator[Turn]:
+        """Lingering turns, those first of which least has to be copied.
 
-    def soon_free(self) -> int:
-        """Blocks that a waiting request should wait for."""
-        now_s = self._clock.now_s()
-        waiting = sum(len(b) for b, due_s in self._demoting.values() if due_s > now_s)
-        table = self.pool.blocks
-        copied = sum(
-            table[block_id].ref_cnt == count
-            for block_id, count in self._tier.references().items()
-        )
-        return waiting + copied
+        Some of the oldest are compared: a large pool may hold thousands.
+        """
+        if lack <= 0:
+            return
+        turns = self._lingering.in_order()
+        compared = list(islice(turns, COMPARED))
+        # sort() is stable: of turns alike the oldest goes first.
+        compared.sort(key=lambda turn: self._cost(turn, lack))
+        yield from compared
+        yield from turns
+
+    def _cost(self, turn: Turn, lack: int) -> tuple[bool, float]:
+        """Tokens to copy for each block that becomes free."""
+        if turn.program.ended:
+            return False, -1.0
+        cut = self._cut(turn.blocks, lack)
+        start = (turn.first + cut) * self._group_block_tokens[0]
+        tokens = self._tier.count_unknown(turn.request_id, start)
+        gain = max(1, self._alone(turn.blocks[cut:]))
+        return turn.program.in_flight > 0, tokens / gain
+
+    def give_cheaply(self, needed_blocks: int) -> int:
+        """Give up at once what costs no more than itself, for a running request.
+
+        What is below already, and what has nothing below behind it that would be out
+        of reach. Its copy is ordered: what nobody overwrites in this step is copied.
+
+        Returns:
+            Blocks that became free.
+        """
+        freed = 0
+        for turn in list(self._cheapest_first(needed_blocks)):
+            if freed >= needed_blocks:
+                break
+            lack = needed_blocks - freed
+            if turn.program.ended:
+                freed += self._forget(turn.request_id)
+            elif self._alone(turn.blocks) and self._is_cheap(turn, lack):
+                freed += self._give(turn, lack)
+        return freed
+
+    def _is_cheap(self, turn: Turn, lack: int) -> bool:
+        _, tokens = self._cost(turn, lack)
+        return tokens == 0 or not self._tier.has_tail(turn.request_id)
+
+    def _give(self, turn: Turn, lack: int) -> int:
+        """The end of a lingering turn, at once."""
+        cut = self._cut(turn.blocks, lack)
+        tail = self._lingering.pop_tail(turn.request_id, cut)
+        return self._give_now(turn.request_id, tail, turn.first + cut)
 
     def relieve(self, needed_blocks: int, *, at_once: bool) -> int:
         """Give ended turns' memory up.
@@ -336,116 +344,17 @@ class DemotingLedger(PinLedger):
         Returns:
             Blocks that became free.
         """
-        now_s = self._clock.now_s()
         freed = 0
-        for request_id, (_, due_s) in list(self._demoting.items()):
+        for request_id in self._copies:
             if freed >= needed_blocks:
                 break
-            if at_once or due_s <= now_s:
-                blocks, _ = self._demoting.pop(request_id)
-                freed += self._let_go(blocks)
+            if at_once or self._copies.is_overdue(request_id):
+                freed += self._let_go(self._copies.pop(request_id))
                 self._tier.on_demotion("dropped")
         if not at_once:
             return freed + self._make_room(needed_blocks - freed)
         for turn in self._lingering.in_order():
             if freed >= needed_blocks:
                 break
-            # As with victims: what nobody overwrites in this step is copied.
-            cut = self._cut(turn.blocks, needed_blocks - freed)
-            self._demote(turn.request_id, turn.first + cut)
-            freed += self._let_go(self._lingering.pop_tail(turn.request_id, cut))
+            freed += self._give(turn, needed_blocks - freed)
         return freed
-
-    def drop_all(self) -> int:
-        before = self.pool.get_num_free_blocks()
-        super().drop_all()
-        # Memory first: what failed may be the tier.
-        ended = [*self._demoting, *(turn.request_id for turn in self._lingering)]
-        for request_id in ended:
-            self._let_go(self._take(request_id))
-        for request_id in ended:
-            self._tier.forget(request_id)
-        return int(self.pool.get_num_free_blocks() - before)
-
-    def release_demoting(self) -> None:
-        """Reset, shutdown: nothing is kept for a copy."""
-        for request_id in [*self._demoting, *(t.request_id for t in self._lingering)]:
-            self._forget(request_id)
-
-    def references(self) -> dict[int, int]:
-        counts = Counter(super().references())
-        # From the tables, so that the invariant checker sees what they have lost.
-        for blocks, _ in self._demoting.values():
-            counts.update(ids_of(blocks))
-        for turn in self._lingering:
-            counts.update(ids_of(turn.blocks))
-        counts.update(self._tier.references())
-        return dict(counts)
-
-    def pressure(self) -> Pressure:
-        pressure = super().pressure()
-        free = pressure.free_blocks + self._lingering.free_blocks
-        most = pressure.pool_blocks - pressure.pinned_blocks
-        return pressure._replace(free_blocks=min(free, most))
-
-    def _keep(
-        self,
-        request_id: str,
-        program: Program,
-        blocks: list[KVCacheBlock],
-        users: int = 0,
-        first: int = 0,
-    ) -> int:
-        """Ended, referenced, to be copied; returns blocks that became free.
-
-        users: requests that still reference them, and are about to let go.
-        first: the turn's blocks before these, which its pin holds.
-        """
-        self._let_go(self._lingering.pop(request_id))  # an id that is used again
-        own = any(self._ended_refs[i] == 1 for i in ids_of(reversed(blocks)))
-        if not self._room_blocks or not own:
-            # To wait gains nothing where others that linger have it all.
-            return self._copy(request_id, blocks, first)
-        refs = self._ended_refs  # each block counts once
-        alone = sum(b.ref_cnt == 1 + users and refs[b.block_id] == 1 for b in blocks)
-        self._lingering.add(Turn(request_id, program, blocks, alone, first))
-        return 0
-
-    def _ends(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """A pin's references become those of an ended turn."""
-        self._count_down(self._refs, blocks)
-        self._ended_refs.update(ids_of(blocks))
-
-    def _alone(self, blocks: Sequence[KVCacheBlock]) -> int:
-        """How many of these nobody references but ended turns."""
-        refs = self._ended_refs
-        return sum(b.ref_cnt == refs[b.block_id] for b in blocks)
-
-    def _copy(self, request_id: str, blocks: list[KVCacheBlock], first: int = 0) -> int:
-        """Begin the copy, keep the blocks for it; returns those that became free.
-
-        first: what stands before the turn's block of this number is not copied.
-        """
-        try:
-            begin = self._demote(request_id, first)
-        except Exception:
-            self._let_go(blocks)
-            raise
-        if begin is None:
-            return self._let_go(blocks)
-        # What is below already waits for nothing.
-        known = max(0, begin - first)
-        freed, blocks = self._let_go(blocks[:known]), blocks[known:]
-        due_s = self._clock.now_s() + self._wait_s
-        later, earliest_s = self._demoting.get(request_id, ([], due_s))
-        self._demoting[request_id] = (blocks + later, min(due_s, earliest_s))
-        return freed
-
-    def _let_go(self, blocks: list[KVCacheBlock]) -> int:
-        return self._drop(blocks, self._ended_refs)
-
-    def _demote(self, request_id: str, first: int) -> int | None:
-        """From which block on it is copied; None: not at all."""
-        size = self._group_block_tokens[0]
-        begin = self._tier.demote(request_id, first * size)
-        return None if begin is None else begin // size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ttlcache import control
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ttlcache.programs import Program
-    from ttlcache_connector.demotion import DemotingLedger
 
 
 log = compat.logger(__name__)
@@ -245,8 +244,6 @@ class SchedulerSide(QueueAnswers):
         if self._config.debug_invariants:
             self._check_invariants()
         self.controller.tick()
-        if self._demoting is not None:
-            self._keep_room(self._demoting)
         if self._promoter is not None:
             self._promoter.tick(self._clock.now_s())
         self._history.save_if_due(self._clock.now_s())
@@ -297,20 +294,30 @@ class SchedulerSide(QueueAnswers):
             self.log_start(cls.__name__, ours=False)
         self.before_step()
 
-    def _keep_room(self, ended: DemotingLedger) -> None:
-        assert self.controller is not None
-        assert self.ledger is not None
-        lack = ended.keep_room(self._tokens_ahead)
+    @guarded()
+    def keep_room(self, scheduled_tokens: Mapping[str, int]) -> None:
+        """A step's memory was given: make room for the next, whose copies begin in it.
+
+        Args:
+            scheduled_tokens: by request, what it computes in this step.
+        """
+        ended = self._demoting
+        if ended is None or self.controller is None or self.ledger is None:
+            return
+        lack = ended.keep_room(lambda: self._tokens_ahead(scheduled_tokens))
         for pin in self.controller.pins.victims() if lack else ():
             if self.ledger.is_freeable(pin.pin_id):
                 lack -= ended.copy_end(pin.pin_id, lack)
                 if lack <= 0:
                     return
 
-    def _tokens_ahead(self) -> list[int]:
+    def _tokens_ahead(self, scheduled_tokens: Mapping[str, int]) -> list[int]:
         if self._scheduler is None:  # a foreign one: as much as may ever be needed
             return [self._vllm_config.scheduler_config.max_num_batched_tokens]
-        return [r.num_tokens - r.num_computed_tokens for r in self._scheduler.running]
+        return [
+            r.num_tokens - r.num_computed_tokens - scheduled_tokens.get(r.request_id, 0)
+            for r in self._scheduler.running
+        ]
 
     def _check_invariants(self) -> None:
         if self._scheduler is None or self.controller is None or self.ledger is None:

@@ -88,9 +88,23 @@ class QueueAnswers(SideParts):
                     self._demoting, needed_blocks - freed, request, urgency
                 )
         elif self._demoting is not None:
-            freed = self._demoting.relieve(needed_blocks, at_once=True)
+            return self._take_now(self._demoting, needed_blocks, request)
         if freed < needed_blocks:
             freed += self._reclaim(needed_blocks - freed, request, urgency)
+        return freed
+
+    def _take_now(self, ended: DemotingLedger, needed: int, request: Request) -> int:
+        """The same for a request that runs: a block that it takes before its copy puts
+        all that is below behind it out of reach, so copies under way come last."""
+        if ended.goes_in_parts:
+            freed = ended.give_cheaply(needed)
+        else:
+            freed = ended.relieve(needed, at_once=True)
+        if freed < needed:
+            with ended.taking_now(needed - freed):
+                freed += self._reclaim(needed - freed, request, Urgency.RUNNING)
+        if freed < needed:
+            freed += ended.relieve(needed - freed, at_once=True)
         return freed
 
     def _evict_to_tier(

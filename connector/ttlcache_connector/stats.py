@@ -42,7 +42,7 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
         *("eviction", "missing_blocks", "release_pins", "drop_rest", "foreign_step"),
         *("take_stats", "policy", "slow", "invariants", "shutdown"),
         *("control", "loads", "worker_output", "stand_back"),
-        *("put_back_failed_loads", "stored_tokens"),
+        *("put_back_failed_loads", "stored_tokens", "keep_room"),
         # Of the lower tier, in the scheduler's process and in the workers'.
         *("is_up", "tier_arrive", "_match", "tier_allocated", "tier_build_metadata"),
         *("tier_finished", "tell", "reloads", "has_work", "reset", "tier_shutdown"),

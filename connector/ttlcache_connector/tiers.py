@@ -175,6 +175,14 @@ class SchedulerTier(ABC):
         """Whether a tail that goes down alone is found without what precedes it."""
         return False
 
+    def has_tail(self, request_id: str) -> bool:
+        """Whether the end of a finished request is below, and what is owed is not."""
+        return False
+
+    def count_unknown(self, request_id: str, start: int) -> int:
+        """Tokens from this one on that `demote` would copy."""
+        return 0
+
     @abstractmethod
     def demote(self, request_id: str, start: int = 0) -> int | None:
         """Copy a finished request's KV down now.

@@ -26,6 +26,8 @@ class FakeTier(NoTier):
         self.below: dict[str, int] = {}
         #: Tokens at their beginning that others brought down.
         self.known: dict[str, int] = {}
+        #: What `count_unknown` says; of the others: nothing.
+        self.unknown: dict[str, int] = {}
 
     def is_up(self) -> bool:
         return self.up
@@ -55,6 +57,12 @@ class FakeTier(NoTier):
             return None
         self.due[request_id] = min(start, self.due.get(request_id, start))
         return max(start, self.known.get(request_id, 0))
+
+    def has_tail(self, request_id):
+        return self.below.get(request_id, 0) > 0
+
+    def count_unknown(self, request_id, start):
+        return self.unknown.get(request_id, 0)
 
     def copy(self, request_id):
         """The copy that `demote` ordered begins: the tier takes over."""

@@ -12,6 +12,7 @@ from ttlcache.clock import VirtualClock
 from ttlcache.pins import PinTable
 from ttlcache.programs import Program, Turn
 from ttlcache.types import GapKey, PinOutcome
+from ttlcache_connector import demotion
 from ttlcache_connector.demotion import LEAST_PIECE, DemotingLedger
 
 BLOCKS = 40
@@ -142,7 +143,8 @@ def test_what_is_taken_at_once_may_still_be_copied(lingering, urgent):
     """Until somebody overwrites it."""
     if urgent:
         pin = lingering.pin("a", 1, 20)
-        assert lingering.end(pin, PinOutcome.VICTIM) == 20
+        with lingering.ledger.taking_now():
+            assert lingering.end(pin, PinOutcome.VICTIM) == 20
     else:
         lingering.expire("a", 1, 20)
         assert lingering.tier.of("demote") == []
@@ -225,6 +227,95 @@ def test_what_is_below_already_is_not_waited_for(tails, known):
     assert tails.ledger.relieve(9, at_once=False) == min(known, 13) - 4
     tails.tier.copy("a")
     assert tails.free == BLOCKS - 4
+
+
+def linger(rig, **tokens):
+    """Turns that linger, ten blocks each, and how much of them is to be copied."""
+    for number, request_id in enumerate(tokens):
+        rig.expire(request_id, 1 + 10 * number, 10)
+    rig.tier.unknown = tokens
+    assert rig.ledger.lingering_blocks == 10 * len(tokens)
+
+
+def program_of(rig, request_id):
+    return next(t.program for t in rig.ledger._lingering if t.request_id == request_id)
+
+
+def test_the_turn_that_costs_least_to_copy_goes_first(tails):
+    linger(tails, oldest=160, cheapest=16, like_the_oldest=160)
+    tails.ledger.relieve(14, at_once=False)  # ten are free
+    assert list(tails.tier.due) == ["cheapest", "oldest"]
+    assert tails.tier.due == {"cheapest": 0, "oldest": 16 * 6}
+
+
+def test_a_turn_somebody_waits_for_goes_last_whatever_it_costs(tails):
+    linger(tails, dear=160, cheap=16)
+    next(
+        t for t in tails.ledger._lingering if t.request_id == "cheap"
+    ).program.in_flight = 2
+    tails.ledger.relieve(5, at_once=False)
+    assert list(tails.tier.due) == ["dear"]
+
+
+def test_of_thousands_that_linger_only_the_oldest_are_compared(tails, monkeypatch):
+    monkeypatch.setattr(demotion, "COMPARED", 2)
+    linger(tails, dear=160, cheap=16, younger=0)
+    tails.ledger.relieve(22, at_once=False)
+    assert list(tails.tier.due) == ["cheap", "dear", "younger"]
+
+
+@pytest.mark.parametrize(
+    ("unknown", "has_tail", "gives"),
+    [(0, True, True), (160, False, True), (0, False, True), (160, True, False)],
+)
+def test_who_runs_takes_at_once_what_costs_no_more_than_itself(
+    tails, unknown, has_tail, gives
+):
+    linger(tails, a=unknown)
+    if has_tail:
+        tails.tier.below["a"] = 16 * 10
+    free = tails.free
+    assert tails.ledger.give_cheaply(3) == (3 if gives else 0)
+    assert tails.free == free + (3 if gives else 0)
+    assert tails.tier.due == ({"a": 16 * 7} if gives else {})
+    assert tails.ledger.demoting_blocks == 0
+    assert tails.ledger.relieve(3, at_once=True) == 3, "rather than stand still"
+
+
+def test_a_turn_that_others_use_is_not_given_for_nothing(tails):
+    linger(tails, a=0)
+    tails.pool.touch(tails.blocks(1, 10))
+    assert tails.ledger.give_cheaply(3) == 0
+    assert tails.ledger.lingering_blocks == 10
+
+
+def test_what_nobody_comes_back_to_is_given_first_and_not_copied(tails):
+    linger(tails, a=0, ended=160)
+    next(
+        t for t in tails.ledger._lingering if t.request_id == "ended"
+    ).program.ended = True
+    assert tails.ledger.give_cheaply(3) == 10
+    assert tails.tier.of("forget") == ["ended"]
+    assert tails.tier.due == {}
+
+
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_a_victim_of_a_running_request_gives_no_more_than_is_needed(tails, in_parts):
+    tails.tier.takes_tails = in_parts
+    pin = tails.pin("a", 1, 20)
+    with tails.ledger.taking_now(3):
+        assert tails.end(pin, PinOutcome.VICTIM) == (3 if in_parts else 20)
+    assert tails.ledger.lingering_blocks == (17 if in_parts else 0)
+    assert tails.free == BLOCKS - tails.ledger.lingering_blocks
+    assert tails.tier.due == {"a": 16 * 17 if in_parts else 0}
+
+
+def test_a_pin_that_only_gives_way_to_another_lingers(tails):
+    """Under the cap: nobody needs its memory."""
+    pin = tails.pin("a", 1, 20)
+    assert tails.end(pin, PinOutcome.VICTIM) == 0
+    assert tails.ledger.lingering_blocks == 20
+    assert tails.tier.due == {}
 
 
 def test_what_is_not_given_up_for_a_copy_is_let_go(tails):

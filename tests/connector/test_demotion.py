@@ -176,3 +176,36 @@ def test_one_line_when_the_tier_goes_and_one_when_it_comes_back(
     assert sum("answers again" in line for line in our_log) == 1
     assert totals(engine)["tier_outages"] == 1
     assert engine.connector.side.controller.lower_tier == "cpu"
+
+
+def test_room_that_cannot_be_made_costs_no_request(make_engine, tier, monkeypatch):
+    engine = make_engine(extra_config=extra(linger=True))
+    engine.on_step = None  # a fault is what this is about
+
+    def broken(*_, **__):
+        raise RuntimeError("keep_room")
+
+    monkeypatch.setattr(engine.connector.side._demoting, "keep_room", broken)
+    assert len(engine.turn("a", PROMPT, hints=HINTS)) > len(PROMPT)
+    assert totals(engine)["hook_errors:keep_room"] > 0
+
+
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_a_running_request_takes_pins_before_copies_under_way(
+    make_engine, clock, tier, in_parts
+):
+    """A block that is taken before its copy puts all behind it out of reach."""
+    tier.takes_tails = in_parts
+    engine = make_engine(extra_config=extra(linger=True), num_blocks=64)
+    engine.turn("a", PROMPT, hints={"program_id": "p"})
+    clock.advance(5.1)
+    engine.step()
+    engine.connector.side.ledger.relieve(6, at_once=False)
+    assert demoting(engine) == 6
+    engine.turn("b", range(5000, 5100), hints={"program_id": "q"})
+    last = {"program_id": "o", "is_last_step": True}
+    engine.add("runs", range(9000, 9790), max_tokens=60, hints=last)
+    engine.run()
+    assert engine.finished["runs"].num_output_tokens == 60
+    assert demoting(engine) == (6 if in_parts else 0)
+    assert (pinned(engine) < 6) is in_parts

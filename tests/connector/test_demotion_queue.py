@@ -196,6 +196,20 @@ def test_a_tail_begins_where_it_is_not_below(queue, start, begin):
     assert list(queue.tails._before) == [bytes([2 * start - 1])]
 
 
+@pytest.mark.parametrize(
+    ("start", "chunks"),
+    [(0, 4), (3 * CHUNK, 2), (4 * CHUNK + BLOCK, 2), (6 * CHUNK, 0)],
+)
+def test_what_a_copy_would_take_is_counted(queue, start, chunks):
+    queue.below = known_chunks(0, 3)
+    offer_context(queue, 2)
+    offer_context(queue, 4, first=2)
+    assert queue.count_unknown("a", start) == chunks * CHUNK
+    assert queue.count_unknown("nobody", start) == 0
+    queue.below = None
+    assert queue.count_unknown("a", 0) == 6 * CHUNK
+
+
 def test_a_tail_that_is_below_is_a_tail_at_once(queue):
     queue.below = known_chunks(3, 4, 5)
     offer_context(queue, 6)

@@ -237,7 +237,7 @@ def in_steps(engine, request_id, tier):
         if engine.scheduler.requests[request_id].num_computed_tokens:
             return number
         engine.step()
-        for copied in list(engine.connector.side.ledger._demoting):
+        for copied in list(engine.connector.side.ledger._copies):
             tier.copy(copied)
     raise AssertionError("never")
 

@@ -144,7 +144,7 @@ class DemotionQueue(OffloadPolicy):
         ops = self._pending.get(request_id)
         if not ops or ops[-1][0].op.end <= start:
             return None
-        begin = self._first_unknown(ops, start)
+        begin = next(self._unknown(request_id, start), None)
         if begin is not None:
             self._due[request_id] = min(start, self._due.get(request_id, start))
         elif request_id not in self._due:
@@ -152,6 +152,10 @@ class DemotionQueue(OffloadPolicy):
             if request_id not in self._pending:
                 self._emptied.append(request_id)
         return begin
+
+    def count_unknown(self, request_id: str, start: int) -> int:
+        """Tokens from `start` on that have to be stored, in whole chunks."""
+        return self._chunk_tokens * sum(1 for _ in self._unknown(request_id, start))
 
     def may_go_ahead(self, request_id: str) -> None:
         """Store it when nothing else is being stored."""
@@ -187,20 +191,17 @@ class DemotionQueue(OffloadPolicy):
             own = {i: hashes[i] for group in ids for i in group}
             yield replace(meta, op=part), own
 
-    def _first_unknown(self, ops: list[_Op], start: int) -> int | None:
-        """From token `start` on, where the first chunk begins that has to be stored."""
-        if self.below is None:
-            return start
+    def _unknown(self, request_id: str, start: int) -> Iterator[int]:
+        """From token `start` on, where each chunk begins that has to be stored."""
         size = self._chunk_tokens
-        for meta, hashes in ops:
+        for meta, hashes in self._pending.get(request_id, ()):
             op, ids = meta.op, meta.op.block_ids[0]
             per_chunk = len(ids) * size // (op.end - op.start)
             skipped = max(0, start - op.start) // size
             for number in range(skipped, (op.end - op.start) // size):
-                last = hashes[ids[(number + 1) * per_chunk - 1]]
-                if not self._is_known(last):
-                    return int(max(start, op.start + number * size))
-        return None
+                last = (number + 1) * per_chunk - 1
+                if self.below is None or not self._is_known(hashes[ids[last]]):
+                    yield int(max(start, op.start + number * size))
 
     def _without_known(self, chunks: list[_Op]) -> list[_Op]:
         """Without those at the beginning that are below: nobody keeps their blocks."""

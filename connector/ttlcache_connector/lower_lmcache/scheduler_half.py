@@ -266,6 +266,12 @@ class SchedulerHalf(SchedulerTier):
     def takes_tails(self) -> bool:
         return self._lookups.starts.are_heeded
 
+    def has_tail(self, request_id: str) -> bool:
+        return self._queue.kept_tokens(request_id) > 0
+
+    def count_unknown(self, request_id: str, start: int) -> int:
+        return self._queue.count_unknown(request_id, start)
+
     def demote(self, request_id: str, start: int = 0) -> int | None:
         if not self._is_over(request_id) or not self.is_up():
             return None
