@@ -7,7 +7,7 @@ only when room gets short: see `lingering`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,6 +47,16 @@ class _PinnedTurn(NamedTuple):
 
     request_id: str
     blocks: int
+
+
+class _Cost(NamedTuple):
+    """Of giving a turn's end up, somebody waiting for it or not.
+
+    tokens: to copy for each block that becomes free; below 0: nobody comes back.
+    """
+
+    is_awaited: bool
+    tokens: float
 
 
 class DemotingLedger(EndedTurns):
@@ -131,7 +141,7 @@ class DemotingLedger(EndedTurns):
             return super().release(pin_id)
         blocks = self._held.pop(pin_id, [])
         self._ends(blocks)
-        blocks += self._lingering.pop_rest(request_id)
+        blocks += self._lingering.pop_rest(request_id)  # behind the last of them
         if outcome is PinOutcome.EXPIRED or not self._is_short:
             return self._keep(request_id, pin.program, blocks)
         return self._give_up(request_id, pin.program, blocks)
@@ -164,6 +174,9 @@ class DemotingLedger(EndedTurns):
     def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
         blocks = self._held.get(pin_id, [])
         turn = self._turn_of.get(pin_id)
+        if turn is not None:
+            # What lingers behind a pin is out of reach behind a gap.
+            self._let_go(self._lingering.pop_rest(turn.request_id))
         keep = len(blocks) - max(0, drop_blocks)
         alone_below = self.goes_in_parts
         if (
@@ -174,14 +187,15 @@ class DemotingLedger(EndedTurns):
             or (keep > turn.blocks * (1 - UNCOPIED_SHARE) and not alone_below)
             or not self._tier.owes(turn.request_id)
         ):
-            return super().shrink(pin_id, drop_blocks)
-        first = keep if alone_below else 0
+            shrunk = super().shrink(pin_id, drop_blocks)
+            self._lack -= shrunk.freed_blocks
+            return shrunk
         tail = blocks[keep:]
         del blocks[keep:]
         self._ends(tail)
         alone = self._alone(tail)
         self._lack -= alone
-        self._copy(turn.request_id, tail, first)
+        self._copy(turn.request_id, tail, keep, alone=alone_below)
         return Shrunk(alone, keep, keep * self._group_block_tokens[0])
 
     @contextmanager
@@ -207,7 +221,8 @@ class DemotingLedger(EndedTurns):
     def taking_now(self, blocks: float = math.inf) -> Iterator[None]:
         """Inside, victims give at once, and where parts go down no more than is needed.
 
-        Outside, a pin gives way only to another pin's place under the cap: it lingers.
+        Outside, a pin that ends as a victim gives way only to another pin's place under
+        the cap: it lingers.
 
         Args:
             blocks: how many are needed.
@@ -289,49 +304,56 @@ class DemotingLedger(EndedTurns):
         if lack <= 0:
             return
         turns = self._lingering.in_order()
-        compared = list(islice(turns, COMPARED))
-        # sort() is stable: of turns alike the oldest goes first.
-        compared.sort(key=lambda turn: self._cost(turn, lack))
-        yield from compared
+        if self.goes_in_parts:
+            compared = self._by_cost(islice(turns, COMPARED), lack)
+            yield from (turn for _, turn in compared)
         yield from turns
 
-    def _cost(self, turn: Turn, lack: int) -> tuple[bool, float]:
+    def _by_cost(self, turns: Iterable[Turn], lack: int) -> list[tuple[_Cost, Turn]]:
+        costs = [(self._cost(turn, lack), turn) for turn in turns]
+        # sort() is stable: of turns alike the oldest goes first.
+        costs.sort(key=lambda each: each[0])
+        return costs
+
+    def _cost(self, turn: Turn, lack: int) -> _Cost:
         """Tokens to copy for each block that becomes free."""
         if turn.program.ended:
-            return False, -1.0
+            return _Cost(False, -1.0)
         cut = self._cut(turn.blocks, lack)
-        start = (turn.first + cut) * self._group_block_tokens[0]
-        tokens = self._tier.count_unknown(turn.request_id, start)
+        size = self._group_block_tokens[0]
+        start, end = turn.first + cut, turn.first + len(turn.blocks)
+        tokens = self._tier.count_unknown(turn.request_id, start * size, end * size)
         gain = max(1, self._alone(turn.blocks[cut:]))
-        return turn.program.in_flight > 0, tokens / gain
+        return _Cost(turn.program.in_flight > 0, tokens / gain)
 
     def give_cheaply(self, needed_blocks: int) -> int:
         """Give up at once what costs no more than itself, for a running request.
 
-        What is below already, and what has nothing below behind it that would be out
-        of reach. Its copy is ordered: what nobody overwrites in this step is copied.
+        What is below already, what has nothing below behind it that would be out of
+        reach, and what stands behind a pin, which would be next. Its copy is ordered:
+        what nobody overwrites in this step is copied.
 
         Returns:
             Blocks that became free.
         """
         freed = 0
-        for turn in list(self._cheapest_first(needed_blocks)):
+        turns = islice(self._lingering.in_order(), COMPARED)
+        for cost, turn in self._by_cost(turns, needed_blocks):
             if freed >= needed_blocks:
                 break
-            lack = needed_blocks - freed
             if turn.program.ended:
                 freed += self._forget(turn.request_id)
-            elif self._alone(turn.blocks) and self._is_cheap(turn, lack):
-                freed += self._give(turn, lack)
+                continue
+            is_cheap = turn.first or not cost.tokens
+            if is_cheap or not self._tier.has_tail(turn.request_id):
+                freed += self._give(turn, needed_blocks - freed)
         return freed
-
-    def _is_cheap(self, turn: Turn, lack: int) -> bool:
-        _, tokens = self._cost(turn, lack)
-        return tokens == 0 or not self._tier.has_tail(turn.request_id)
 
     def _give(self, turn: Turn, lack: int) -> int:
         """The end of a lingering turn, at once."""
         cut = self._cut(turn.blocks, lack)
+        if not self._alone(turn.blocks[cut:]):
+            return 0  # others use it all: nothing would become free
         tail = self._lingering.pop_tail(turn.request_id, cut)
         return self._give_now(turn.request_id, tail, turn.first + cut)
 
@@ -344,17 +366,21 @@ class DemotingLedger(EndedTurns):
         Returns:
             Blocks that became free.
         """
-        freed = 0
-        for request_id in self._copies:
-            if freed >= needed_blocks:
-                break
-            if at_once or self._copies.is_overdue(request_id):
-                freed += self._let_go(self._copies.pop(request_id))
-                self._tier.on_demotion("dropped")
+        freed = self._drop_copies(needed_blocks, overdue=True)
         if not at_once:
             return freed + self._make_room(needed_blocks - freed)
         for turn in self._lingering.in_order():
             if freed >= needed_blocks:
-                break
+                return freed
             freed += self._give(turn, needed_blocks - freed)
+        return freed + self._drop_copies(needed_blocks - freed, overdue=False)
+
+    def _drop_copies(self, needed_blocks: int, *, overdue: bool) -> int:
+        freed = 0
+        for request_id in self._copies:
+            if freed >= needed_blocks:
+                break
+            if not overdue or self._copies.is_overdue(request_id):
+                freed += self._let_go(self._copies.pop(request_id))
+                self._tier.on_demotion("dropped")
         return freed

@@ -175,13 +175,21 @@ class EndedTurns(PinLedger):
                 return cut
         return 0
 
-    def _copy(self, request_id: str, blocks: list[KVCacheBlock], first: int = 0) -> int:
+    def _copy(
+        self,
+        request_id: str,
+        blocks: list[KVCacheBlock],
+        first: int = 0,
+        *,
+        alone: bool = True,
+    ) -> int:
         """Begin the copy, keep the blocks for it; returns those that became free.
 
-        first: what stands before the turn's block of this number is not copied.
+        first: how many of the turn's blocks stand before these.
+        alone: those are not copied.
         """
         try:
-            begin = self._demote(request_id, first)
+            begin = self._demote(request_id, first if alone else 0)
         except Exception:
             self._let_go(blocks)
             raise

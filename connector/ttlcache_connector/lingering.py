@@ -91,7 +91,7 @@ class Lingering:
         return self.pop(request_id) if turn is not None and turn.first else []
 
     def in_order(self) -> Iterator[Turn]:
-        """Who gives way first: of programs that nobody waits for, oldest first."""
+        """Oldest first, those of programs whose next turn waits after all others."""
         turns = list(self._turns.values())
         yield from (turn for turn in turns if not turn.program.in_flight)
         yield from (turn for turn in turns if turn.program.in_flight)

@@ -314,8 +314,10 @@ class SchedulerSide(QueueAnswers):
     def _tokens_ahead(self, scheduled_tokens: Mapping[str, int]) -> list[int]:
         if self._scheduler is None:  # a foreign one: as much as may ever be needed
             return [self._vllm_config.scheduler_config.max_num_batched_tokens]
+        done = scheduled_tokens.get
         return [
-            r.num_tokens - r.num_computed_tokens - scheduled_tokens.get(r.request_id, 0)
+            # Below 0 where a token is on its way from the worker.
+            max(0, r.num_tokens - r.num_computed_tokens - done(r.request_id, 0))
             for r in self._scheduler.running
         ]
 

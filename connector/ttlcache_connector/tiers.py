@@ -179,8 +179,8 @@ class SchedulerTier(ABC):
         """Whether the end of a finished request is below, and what is owed is not."""
         return False
 
-    def count_unknown(self, request_id: str, start: int) -> int:
-        """Tokens from this one on that `demote` would copy."""
+    def count_unknown(self, request_id: str, start: int, end: int) -> int:
+        """Tokens from `start` to `end`, the turn's last one, that are not below."""
         return 0
 
     @abstractmethod

@@ -61,7 +61,7 @@ class FakeTier(NoTier):
     def has_tail(self, request_id):
         return self.below.get(request_id, 0) > 0
 
-    def count_unknown(self, request_id, start):
+    def count_unknown(self, request_id, start, end):
         return self.unknown.get(request_id, 0)
 
     def copy(self, request_id):

@@ -54,35 +54,37 @@ def pool_of(block_hashes):
     )
 
 
-def order(request_id, direction="STORE", start=0, ids=(0, 1, 2, 3)):
-    end = start + len(ids) * BLOCK
-    op = LoadStoreOp(token_ids=[], block_ids=[list(ids)], start=start, end=end)
-    return LMCacheMPRequestMetadata(request_id, direction, op)
+def orders(*request_ids):
+    """The first two chunks, of each."""
+    op = LoadStoreOp(token_ids=[], block_ids=[[0, 1, 2, 3]], start=0, end=2 * CHUNK)
+    return {r: LMCacheMPRequestMetadata(r, "STORE", op) for r in request_ids}
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_copy_counts_when_it_ended_well(below, is_lost):
-    orders = SimpleNamespace(
-        requests=[order("a"), order("b", "RETRIEVE", ids=(4, 5)), order("c")]
-    )
-    below.copies_begin(orders, pool_of(HASHES))
+    below.copies_begin(orders("a", "c"), pool_of(HASHES))
     assert known(below) == []
     below.copy_ended("a", is_lost=is_lost)
     below.copy_ended("a", is_lost=False)  # no such copy
-    below.copy_ended("b", is_lost=False)
     assert known(below) == ([] if is_lost else [0, 1])
 
 
-def test_a_copy_that_began_before_a_reset_does_not_count(below):
-    below.copies_begin(SimpleNamespace(requests=[order("a")]), pool_of(HASHES))
-    below.clear()
-    below.copy_ended("a", is_lost=False)
+def test_what_was_computed_before_a_reset_does_not_count(below):
+    """Nor does what such a request stores after it: under its old salt."""
+    below.copies_begin(orders("a"), pool_of(HASHES))
+    below.reset(["a", "b"])
+    below.copies_begin(orders("b"), pool_of(HASHES))
+    for request_id in ("a", "b"):
+        below.copy_ended(request_id, is_lost=False)
     assert known(below) == []
+    below.copies_begin(orders("c"), pool_of(HASHES))
+    below.copy_ended("c", is_lost=False)
+    assert known(below) == [0, 1]
 
 
 def test_a_block_that_has_no_name_is_left_out(below):
     pool = pool_of([*HASHES[:3], None])
-    below.copies_begin(SimpleNamespace(requests=[order("a")]), pool)
+    below.copies_begin(orders("a"), pool)
     below.copy_ended("a", is_lost=False)
     assert known(below) == [0]
 
@@ -112,3 +114,5 @@ def test_a_chunk_is_as_large_as_what_all_ranks_store_of_it():
     group = SimpleNamespace(kv_cache_spec=spec, layer_names=["a", "b", "c"])
     config = SimpleNamespace(kv_cache_groups=[group])
     assert chunk_bytes(config, 64, ranks=2) == 4 * 1000 * 3 * 2
+    spec.kv_cache_specs = {"a": None, "b": None, "c": None}  # the sum over them
+    assert chunk_bytes(config, 64, ranks=2) == 4 * 1000 * 2

@@ -289,6 +289,43 @@ def test_a_turn_that_others_use_is_not_given_for_nothing(tails):
     assert tails.ledger.lingering_blocks == 10
 
 
+def test_a_pins_rest_gives_way_before_the_pin(tails):
+    """Even if a tail below gets out of reach: so it would through the pin."""
+    pin = tails.pin("a", 1, 20)
+    tails.pool.touch(tails.blocks(21, 10))
+    tails.ledger.has_rest("a", pin.program, tails.blocks(1, 30), 20)
+    tails.pool.free_blocks(tails.blocks(21, 10))
+    tails.tier.unknown["a"] = 160
+    tails.tier.below["a"] = 16 * 30
+    assert tails.ledger.give_cheaply(3) == 3
+    assert tails.ledger.lingering_blocks == 7
+    with tails.ledger.taking_now(2):
+        assert tails.ledger.shrink(pin.pin_id, 2).kept_blocks == 18
+    assert tails.ledger.lingering_blocks == 0, "out of reach behind the gap"
+    assert tails.free == BLOCKS - 18
+
+
+@pytest.mark.parametrize("known", [0, 6, 14])
+def test_where_turns_go_down_whole_a_tail_waits_for_what_it_needs(rig, known):
+    """What is known stands at the turn's beginning, not at the tail's."""
+    rig.tier.known["a"] = 16 * known
+    pin = rig.pin("a", 1, 20)
+    with rig.ledger.copying_first(8):
+        rig.ledger.shrink(pin.pin_id, 8)
+    assert rig.tier.due == {"a": 0}
+    assert rig.ledger.demoting_blocks == 8 - max(0, known - 12)
+
+
+def test_copies_under_way_are_dropped_after_what_lingers(tails):
+    linger(tails, a=160, b=160)
+    tails.ledger.relieve(5, at_once=False)
+    assert tails.ledger.demoting_blocks == 5
+    assert tails.ledger.relieve(15, at_once=True) == 15
+    assert tails.dropped == []
+    assert tails.ledger.relieve(1, at_once=True) == 5
+    assert tails.dropped == ["dropped"]
+
+
 def test_what_nobody_comes_back_to_is_given_first_and_not_copied(tails):
     linger(tails, a=0, ended=160)
     next(

@@ -204,10 +204,14 @@ def test_what_a_copy_would_take_is_counted(queue, start, chunks):
     queue.below = known_chunks(0, 3)
     offer_context(queue, 2)
     offer_context(queue, 4, first=2)
-    assert queue.count_unknown("a", start) == chunks * CHUNK
-    assert queue.count_unknown("nobody", start) == 0
+    end = 6 * CHUNK + BLOCK
+    assert queue.count_unknown("a", start, end) == chunks * CHUNK + BLOCK
+    assert queue.count_unknown("nobody", start, end) == 0
     queue.below = None
-    assert queue.count_unknown("a", 0) == 6 * CHUNK
+    assert queue.count_unknown("a", 0, end) == 6 * CHUNK + BLOCK
+    queue.make_due("a", 5 * CHUNK)
+    ranges(queue)
+    assert queue.count_unknown("a", 0, end) == 5 * CHUNK
 
 
 def test_a_tail_that_is_below_is_a_tail_at_once(queue):
@@ -234,19 +238,48 @@ def test_a_copy_that_is_due_is_not_undone_by_what_is_known(queue):
     queue.below = known_chunks(3)
     offer_context(queue, 4)
     assert queue.make_due("a", CHUNK) == CHUNK
-    assert queue.make_due("a", 3 * CHUNK) is None
+    assert queue.make_due("a", 3 * CHUNK) == 3 * CHUNK
     assert ranges(queue) == [(1, 2), (2, 3), (3, 4)]
 
 
-def test_who_waits_for_a_copy_that_became_needless_is_told(queue):
-    """Another turn with the same beginning went down meanwhile."""
-    queue.below = known_chunks()
-    offer_context(queue, 2)
-    assert queue.make_due("a") == 0
-    queue.below.update(known_chunks(0, 1))
-    done = queue.drain(DrainSignals(0, 0, set(), set()))
-    assert (done.items, done.emptied_request_ids) == ([], ["a"])
+def test_what_was_let_go_between_two_orders_is_not_stored(queue):
+    """It may be overwritten, and LMCache would leave out all that follows it."""
+    queue.below = known_chunks(2, 3)
+    offer_context(queue, 6)
+    assert queue.make_due("a", 2 * CHUNK) == 4 * CHUNK
+    assert queue.make_due("a", CHUNK) == CHUNK
+    assert queue.make_due("a", 3 * CHUNK) == 3 * CHUNK, "it is due already"
+    queue.below.clear()
+    assert ranges(queue) == [(4, 5), (5, 6)]
+    assert queue.emitted == [], "somebody waits for the rest"
+    assert queue.has_due
+    assert ranges(queue) == [(1, 2)]
     assert queue.emitted == ["a"]
+    assert queue.make_due("a") == 0
+
+
+def test_what_is_known_before_a_tail_that_is_due_belongs_to_it(queue):
+    queue.below = known_chunks(1, 2)
+    offer_context(queue, 4)
+    assert queue.make_due("a", 3 * CHUNK) == 3 * CHUNK
+    assert queue.make_due("a", CHUNK) is None
+    assert ranges(queue) == [(3, 4)]
+    assert list(queue.tails._before) == [bytes([1])]
+
+
+@pytest.mark.parametrize("ends", ["stored", "overwritten", "failed"])
+def test_a_tail_is_one_if_it_got_below(queue, ends):
+    offer_context(queue, 4)
+    queue.make_due("a", 2 * CHUNK)
+    assert not queue.has_tail("a")
+    ranges(queue)
+    queue.check([] if ends == "overwritten" else ["a"])
+    if ends == "failed":
+        queue.mark_store_failed("a")
+    assert queue.has_tail("a") is (ends == "stored")
+    queue.make_due("a")
+    ranges(queue)
+    assert not queue.has_tail("a"), "all of it is below"
 
 
 def known_chunks(*chunks: int) -> set[bytes]:

@@ -12,6 +12,8 @@ pytest.importorskip("lmcache", reason="LMCache is an extra")
 
 from ttlcache.errors import ConfigError
 from ttlcache_connector.lower_lmcache import scheduler_half, worker_half
+from ttlcache_connector.lower_lmcache.below import Below
+from ttlcache_connector.lower_lmcache.recoveries import Recoveries
 
 
 @pytest.fixture
@@ -45,7 +47,10 @@ def test_why_a_registration_failed_is_logged_once(logged, raised, said):
 
 def halves(ranks: int) -> scheduler_half.SchedulerHalf:
     half = object.__new__(scheduler_half.SchedulerHalf)
-    half._adapter = SimpleNamespace(model_name="model##ours", is_healthy=True)
+    half._adapter = SimpleNamespace(
+        model_name="model##ours", is_healthy=True, _heartbeats=None
+    )
+    half._recoveries = Recoveries(half._adapter)
     half._hints = SimpleNamespace(begin_anew=lambda: None)
     half._ranks, half._is_split, half._was_up = ranks, False, True
     return half
@@ -67,3 +72,25 @@ def test_ranks_that_disagree_get_no_tier(logged, names):
     assert not half.is_up()
     (record,) = logged.records
     assert "the lower tier is not used" in record.getMessage()
+
+
+def test_a_server_that_came_back_while_nobody_asked_is_noticed():
+    """It may be another one: what it was believed to hold is gone."""
+    half = halves(1)
+    asked = []
+    half._lookups = SimpleNamespace(
+        starts=SimpleNamespace(tails=object(), ask_servers=asked.append)
+    )
+    half._below = Below(16, 16)
+    half._below.trust(100, 1)
+    half._below.found([b"a"], 0, 16)
+    beats = []
+    heartbeat = SimpleNamespace(register_recover_callback=beats.append)
+    half._adapter._heartbeats = {"server": heartbeat}
+    assert half.is_up()
+    assert (asked, b"a" in half._below) == ([], True)
+    assert beats[-1](), "LMCache calls it healthy"
+    assert half.is_up()
+    assert (len(asked), b"a" in half._below) == (1, False)
+    assert half.is_up()
+    assert len(asked) == 1

@@ -44,9 +44,7 @@ class Rig:
     def copy_begins(self, end=32, context=CONTEXT):
         # What runs on after the last store is not in it.
         op = SimpleNamespace(token_ids=context, end=end)
-        store = SimpleNamespace(request_id="t", op=op, cache_salt="", direction="STORE")
-        load = SimpleNamespace(request_id="w", direction="RETRIEVE")
-        self.lookups.copies_begin(SimpleNamespace(requests=[load, store]))
+        self.lookups.copies_begin({"t": SimpleNamespace(op=op, cache_salt="")})
 
     def goes_down(self, **kwargs):
         self.copy_begins(**kwargs)

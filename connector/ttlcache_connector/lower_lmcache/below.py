@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPConnectorMetadata
+from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import get_block_hash
 
@@ -18,8 +18,9 @@ TRUSTED_SHARE = 0.5
 class Below:
     """Chunks by the hash of their last block, which names all that precedes it.
 
-    The server evicts without telling, least recently used first. So does this, sooner.
-    Where it errs a turn that was let go is prefilled.
+    The server evicts without telling, least recently used first (or, with the retention
+    module, by program). This forgets sooner. Where it errs, as where a store found no
+    room, a turn that was let go is prefilled.
     """
 
     def __init__(self, chunk_tokens: int, block_tokens: int) -> None:
@@ -33,6 +34,7 @@ class Below:
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._most = 0
         self._copies: dict[str, list[bytes]] = {}
+        self._older: frozenset[str] = frozenset()  # requests of before a reset
 
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._known
@@ -57,17 +59,20 @@ class Below:
         for i in ends[max(first, last) :]:
             self._known.pop(block_hashes[i], None)
 
-    def copies_begin(self, orders: LMCacheMPConnectorMetadata, pool: BlockPool) -> None:
-        """What workers are told to do in this step."""
-        for each in orders.requests:
-            if each.direction == "STORE":
-                ids = each.op.block_ids[0]
-                count = (each.op.end - each.op.start) // self._chunk_tokens
-                last = [ids[(n + 1) * len(ids) // count - 1] for n in range(count)]
-                hashes = (pool.blocks[i].block_hash for i in last)
-                self._copies[each.request_id] = [
-                    bytes(get_block_hash(h)) for h in hashes if h is not None
-                ]
+    def copies_begin(
+        self, stores: Mapping[str, LMCacheMPRequestMetadata], pool: BlockPool
+    ) -> None:
+        """What workers are told to store in this step."""
+        for request_id, order in stores.items():
+            if request_id in self._older:
+                continue
+            ids = order.op.block_ids[0]
+            count = (order.op.end - order.op.start) // self._chunk_tokens
+            last = [ids[(n + 1) * len(ids) // count - 1] for n in range(count)]
+            hashes = (pool.blocks[i].block_hash for i in last)
+            self._copies[request_id] = [
+                bytes(get_block_hash(h)) for h in hashes if h is not None
+            ]
 
     def copy_ended(self, request_id: str, *, is_lost: bool) -> None:
         """On all ranks; is_lost: on one of them it failed."""
@@ -76,9 +81,14 @@ class Below:
             self._add(hashes)
 
     def clear(self) -> None:
-        """It is worthless, or gone."""
+        """It is gone."""
         self._known.clear()
         self._copies.clear()
+
+    def reset(self, request_ids: Iterable[str]) -> None:
+        """It is worthless, and so is what these requests store from now on."""
+        self.clear()
+        self._older = frozenset(request_ids)
 
     def _add(self, hashes: Iterable[bytes]) -> None:
         for block_hash in hashes:
@@ -95,5 +105,6 @@ def chunk_bytes(kv_cache_config: Any, chunk_tokens: int, ranks: int) -> int:
     """KV bytes of one chunk on all ranks, of a model with one KV cache group."""
     (group,) = kv_cache_config.kv_cache_groups
     spec = group.kv_cache_spec
-    tokens = chunk_tokens // spec.block_size
-    return int(tokens * spec.page_size_bytes * len(group.layer_names) * ranks)
+    # A spec of unlike layers gives the sum over them.
+    layers = 1 if hasattr(spec, "kv_cache_specs") else len(group.layer_names)
+    return int(chunk_tokens // spec.block_size * spec.page_size_bytes * layers * ranks)

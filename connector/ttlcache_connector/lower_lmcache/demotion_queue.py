@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ttlcache_connector.lower_lmcache.below import Below
     from ttlcache_connector.lower_lmcache.lone_tails import LoneTails
 
+#: From which token on something is due, and from which on it is not below yet: what
+#: stands between may have been overwritten.
+_Run = tuple[int, int]
 #: An operation, and the hashes of its blocks.
 _Op = tuple[LMCacheMPRequestMetadata, BlockHashes]
 
@@ -41,12 +44,15 @@ class DemotionQueue(OffloadPolicy):
         self.tails: LoneTails | None = None  # told what goes down without its head
         self.below: Below | None = None  # asked what need not go down
         self._pending: dict[str, list[_Op]] = {}
-        self._due: dict[str, int] = {}  # from which token on; in this order
+        self._due: dict[str, list[_Run]] = {}  # in this order, tails first
         self._kept: dict[str, int] = {}  # tokens before a tail that went alone
+        self._tailed: set[str] = set()  # of which the end is below
         self._ahead: dict[str, None] = {}
         self._broken: set[str] = set()
         self._emptied: list[str] = []
-        self.emitted: list[str] = []  # in the last drain
+        # In the last drain: of which all that was due was emitted, and anything.
+        self.emitted: list[str] = []
+        self._submitted: list[str] = []
 
     # what LMCache calls
 
@@ -59,26 +65,35 @@ class DemotionQueue(OffloadPolicy):
             return
         self._pending.setdefault(request_id, []).append((meta, block_hashes))
         if self._mode == "write-through":
-            self._due[request_id] = 0
+            self._due.setdefault(request_id, [(0, 0)])
 
     def drain(self, signals: DrainSignals) -> LazyOffloadDrain:
         drain = LazyOffloadDrain(emptied_request_ids=self._emptied)
         self._emptied = []
-        self.emitted = []
+        self.emitted, self._submitted = [], []
         ready = [r for r in self._due if r not in signals.blocked_request_ids]
         if not ready and len(signals.blocked_request_ids) < AHEAD_IN_FLIGHT:
             ready = [r for r in self._ahead if r in self._pending][:1]
         for request_id in ready:
-            start = self._due.pop(request_id, 0)
+            start, begin = self._next_run(request_id)
             if request_id not in self._pending:
                 continue
             chunks = self._take(request_id, start)
-            if new := self._without_known(chunks):
+            if new := [chunk for chunk in chunks if chunk[0].op.end > begin]:
                 drain.items.append(PendingStoreItem(request_id, new))
-            self.emitted.append(request_id)
+                self._submitted.append(request_id)
+            if request_id not in self._due:
+                self.emitted.append(request_id)
             if request_id not in self._pending:
                 drain.emptied_request_ids.append(request_id)
         return drain
+
+    def _next_run(self, request_id: str) -> _Run:
+        """One a step: LMCache stores a request's chunks as one piece."""
+        runs = self._due.pop(request_id, [(0, 0)])
+        if runs[1:]:
+            self._due[request_id] = runs[1:]
+        return runs[0]
 
     def _take(self, request_id: str, start: int) -> list[_Op]:
         """The request's chunks from token `start` on; what precedes them stays.
@@ -98,9 +113,12 @@ class DemotionQueue(OffloadPolicy):
         if stay:
             self._pending[request_id] = stay
             self._kept[request_id] = stay[-1][0].op.end
+            self._tailed.add(request_id)
         else:
+            self._due.pop(request_id, None)
             self._ahead.pop(request_id, None)
             self._kept.pop(request_id, None)
+            self._tailed.discard(request_id)
         if self.tails is not None and taken:
             for chunk in taken if len(self.tails) else ():
                 self.tails.discard(_last_hash(chunk))
@@ -122,6 +140,7 @@ class DemotionQueue(OffloadPolicy):
         self._broken.discard(request_id)
 
     def mark_store_failed(self, request_id: str) -> int:
+        self._tailed.discard(request_id)
         if self._kept.get(request_id):
             return 0  # what is left stands before what was lost
         self._broken.add(request_id)
@@ -144,18 +163,46 @@ class DemotionQueue(OffloadPolicy):
         ops = self._pending.get(request_id)
         if not ops or ops[-1][0].op.end <= start:
             return None
+        runs = self._due.get(request_id, [])
+        if runs and runs[-1][0] <= start:
+            return start
         begin = next(self._unknown(request_id, start), None)
-        if begin is not None:
-            self._due[request_id] = min(start, self._due.get(request_id, start))
-        elif request_id not in self._due:
+        if runs:
+            later_start, later_begin = runs[-1]
+            if begin is None or begin >= later_start:
+                runs[-1], begin = (start, later_begin), None
+            elif later_start == later_begin:
+                runs[-1] = (start, begin)
+            else:
+                runs.append((start, begin))
+        elif begin is not None:
+            self._due[request_id] = [(start, begin)]
+        else:
             self._take(request_id, start)
             if request_id not in self._pending:
                 self._emptied.append(request_id)
         return begin
 
-    def count_unknown(self, request_id: str, start: int) -> int:
-        """Tokens from `start` on that have to be stored, in whole chunks."""
-        return self._chunk_tokens * sum(1 for _ in self._unknown(request_id, start))
+    def count_unknown(self, request_id: str, start: int, end: int) -> int:
+        """Tokens from `start` to `end`, where the turn's KV ends, that are not below.
+
+        What is no whole chunk will never be.
+        """
+        ops = self._pending.get(request_id)
+        if not ops:
+            return 0
+        loose = 0 if request_id in self._kept else max(0, end - ops[-1][0].op.end)
+        chunks = sum(1 for _ in self._unknown(request_id, start))
+        return self._chunk_tokens * chunks + loose
+
+    def has_tail(self, request_id: str) -> bool:
+        """Whether the end of what the request computed is below, and the rest not."""
+        return request_id in self._tailed
+
+    def check(self, stores: Collection[str]) -> None:
+        """What LMCache made of the last drain: whose blocks it found unchanged."""
+        self._tailed.difference_update(set(self._submitted).difference(stores))
+        self._submitted = []
 
     def may_go_ahead(self, request_id: str) -> None:
         """Store it when nothing else is being stored."""
@@ -203,13 +250,6 @@ class DemotionQueue(OffloadPolicy):
                 if self.below is None or not self._is_known(hashes[ids[last]]):
                     yield int(max(start, op.start + number * size))
 
-    def _without_known(self, chunks: list[_Op]) -> list[_Op]:
-        """Without those at the beginning that are below: nobody keeps their blocks."""
-        for number, chunk in enumerate(chunks):
-            if self.below is None or _last_hash(chunk) not in self.below:
-                return chunks[number:]
-        return []
-
     def _is_known(self, block_hash: BlockHashWithGroupId | None) -> bool:
         if self.below is None or block_hash is None:
             return False
@@ -219,6 +259,7 @@ class DemotionQueue(OffloadPolicy):
         self._due.pop(request_id, None)
         self._ahead.pop(request_id, None)
         self._kept.pop(request_id, None)
+        self._tailed.discard(request_id)
         return len(self._pending.pop(request_id, ()))
 
 

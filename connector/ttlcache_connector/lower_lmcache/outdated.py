@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmcache.integration.vllm.lmcache_mp_metadata import (
-    LMCacheMPConnectorMetadata,
     LMCacheMPRequestMetadata,
     LMCacheMPRequestState,
     LMCacheMPRequestTracker,
@@ -40,11 +39,9 @@ class OutdatedLookups:
         self._copies: dict[str, LMCacheMPRequestMetadata] = {}
         self._below: dict[str, int] = {}  # waiting request -> tokens that are there
 
-    def copies_begin(self, orders: LMCacheMPConnectorMetadata) -> None:
-        """What workers are told to do in this step."""
-        for each in orders.requests:
-            if each.direction == "STORE":
-                self._copies[each.request_id] = each
+    def copies_begin(self, stores: Mapping[str, LMCacheMPRequestMetadata]) -> None:
+        """What workers are told to store in this step."""
+        self._copies.update(stores)
 
     def copy_failed(self, request_id: str) -> None:
         """On one rank at least: what is found below is what was."""

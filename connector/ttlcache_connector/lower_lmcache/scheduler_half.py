@@ -25,6 +25,7 @@ from ttlcache_connector.lower_lmcache.forsaken import Forsaken
 from ttlcache_connector.lower_lmcache.hint_sender import HintSender
 from ttlcache_connector.lower_lmcache.lone_tails import LoneTails
 from ttlcache_connector.lower_lmcache.lookups import Lookups
+from ttlcache_connector.lower_lmcache.recoveries import Recoveries
 from ttlcache_connector.lower_lmcache.registration import own_name
 from ttlcache_connector.lower_lmcache.sources import Sources
 from ttlcache_connector.tiers import (
@@ -60,7 +61,7 @@ class SchedulerHalf(SchedulerTier):
     def __init__(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
     ) -> None:
-        self._mode = config.demote
+        self._mode, self._lingers = config.demote, config.linger
         self._now_s = default_clock().now_s
         self._inner = connect(KVConnectorRole.SCHEDULER, vllm_config, kv_cache_config)
         self._adapter = self._inner.scheduler_adapter
@@ -72,13 +73,15 @@ class SchedulerHalf(SchedulerTier):
         self._epochs = Epochs(self._inner, self._forsaken)
         self._lookups = Lookups(self._inner, self._epochs, self._now_s)
         self._is_divisible = len(kv_cache_config.kv_cache_groups) == 1
-        self._below: Below | None = None  # write-through never asks
+        # Where others read the tier, or no server may take anything with it: none.
+        self._below: Below | None = None
         self._pool: BlockPool | None = None
         self._loads: dict[str, _Load] = {}
         self._ahead: tuple[str, list[int], str] | None = None  # promotion under way
         self._sources = Sources(self._adapter, self._now_s)
         self._hints = HintSender(self._adapter, self._now_s)
         self._was_up = True
+        self._recoveries = Recoveries(self._adapter)
         parallel = vllm_config.parallel_config
         self._ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         if self._is_divisible:
@@ -93,13 +96,15 @@ class SchedulerHalf(SchedulerTier):
             chunk_tokens = self._adapter.lmcache_tokens_per_chunk
             tails = LoneTails(chunk_tokens, pool.hash_block_size)
             self._queue.tails = self._lookups.starts.tails = tails
-            self._below = Below(chunk_tokens, pool.hash_block_size)
-            self._queue.below = self._lookups.below = self._below
+            if self._lingers:
+                self._below = Below(chunk_tokens, pool.hash_block_size)
+                self._queue.below = self._lookups.below = self._below
             self._ask_servers()
 
     def _ask_servers(self) -> None:
         if self._below is not None:
             self._below.clear()
+        if self._lookups.starts.tails is not None:
             self._lookups.starts.ask_servers(self._hear)
 
     def _hear(self, cpu_bytes: float) -> None:
@@ -123,7 +128,7 @@ class SchedulerHalf(SchedulerTier):
 
     def is_up(self) -> bool:
         up = bool(self._adapter.is_healthy) and not self._is_split
-        came_back = up and not self._was_up
+        came_back = up and (not self._was_up or self._recoveries.any_since_asked())
         self._was_up = up
         if came_back:
             self._hints.begin_anew()
@@ -197,9 +202,11 @@ class SchedulerHalf(SchedulerTier):
         for request_id in self._queue.emitted:
             self.on_settled(request_id)
         self._queue.emitted = []
-        self._lookups.outdated.copies_begin(inner)
+        stores = {r.request_id: r for r in inner.requests if r.direction == "STORE"}
+        self._queue.check(stores)
+        self._lookups.outdated.copies_begin(stores)
         if self._below is not None and self._pool is not None:
-            self._below.copies_begin(inner, self._pool)
+            self._below.copies_begin(stores, self._pool)
         return TierMetadata(inner, is_past=self._mode != "write-through")
 
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
@@ -267,10 +274,10 @@ class SchedulerHalf(SchedulerTier):
         return self._lookups.starts.are_heeded
 
     def has_tail(self, request_id: str) -> bool:
-        return self._queue.kept_tokens(request_id) > 0
+        return self._queue.has_tail(request_id)
 
-    def count_unknown(self, request_id: str, start: int) -> int:
-        return self._queue.count_unknown(request_id, start)
+    def count_unknown(self, request_id: str, start: int, end: int) -> int:
+        return self._queue.count_unknown(request_id, start, end)
 
     def demote(self, request_id: str, start: int = 0) -> int | None:
         if not self._is_over(request_id) or not self.is_up():
@@ -299,7 +306,8 @@ class SchedulerHalf(SchedulerTier):
     def reset(self) -> bool:
         self._lookups.reset()
         if self._below is not None:
-            self._below.clear()
+            # These go on storing under their old salt.
+            self._below.reset(self._inner.request_trackers)
         self._epochs.begin_anew()
         return True
 
