@@ -45,10 +45,13 @@ class MemoryPrice(NamedTuple):
 
     per_s: s; 0 while nobody waits for memory.
     weight: (w + n + 1) / w; what a second of recovery counts.
+    reload_weight: what it counts where it is a copy beside the others' steps: the r it
+        waits itself, and the memory that it withholds meanwhile: (1 + w * s) / w.
     """
 
     per_s: float
     weight: float
+    reload_weight: float = 1.0
 
 
 class CostModel:
@@ -129,6 +132,12 @@ class CostModel:
             return prefill_s
         return min(prefill_s, self.reload_s(tier, context_tokens))
 
+    def reloads(self, context_tokens: float, tier: str | None) -> bool:
+        """Whether the cheaper way back is a reload."""
+        if tier is None:
+            return False
+        return self.reload_s(tier, context_tokens) < self.prefill_s(context_tokens)
+
     def observe_return_wait(self, wait_s: float) -> None:
         """A returning turn whose KV was gone queued for `wait_s` seconds."""
         if wait_s >= 0.0 and math.isfinite(wait_s):
@@ -162,7 +171,8 @@ class CostModel:
         ):  # those who wait lack a place in the batch, not memory
             return MemoryPrice(0.0, running + 1.0)
         share = min(max(kv_blocks / pool, 0.0), 1.0)
-        return MemoryPrice(share, 1.0 + (running + 1.0) / waiting)
+        weight = 1.0 + (running + 1.0) / waiting
+        return MemoryPrice(share, weight, 1.0 / waiting + share)
 
     @property
     def flat_price(self) -> float:

@@ -188,6 +188,17 @@ def test_memory_price_by_hand() -> None:
     assert priced(free=100, waiting=10)[0] == 0.05  # the last tenth is in use
 
 
+def test_the_price_of_a_reload_by_hand() -> None:
+    pressure = Pressure(1000, 0, num_waiting=10, num_running=4)
+    price = CostModel().memory_price(pressure, 50)
+    # It delays itself, and the 10 by a twentieth: (1 + 0.5) / 10.
+    assert price.reload_weight == pytest.approx(0.15)
+    costs = CostModel({"reload": {"cpu": [0.01, 1e-6], "disk": [100.0, 1e-3]}})
+    assert costs.reloads(10_000, "cpu")
+    assert not costs.reloads(10_000, "disk"), "a prefill is cheaper"
+    assert not costs.reloads(10_000, None)
+
+
 def test_memory_price_without_knowledge() -> None:
     assert CostModel().memory_price(Pressure(), 50) is None
     assert CostModel().flat_price == 1.0  # the paper's assumption

@@ -118,6 +118,25 @@ def test_with_a_tier_below_victims_are_whole_and_nothing_is_owed() -> None:
     assert adaptive().decide(turn_of(5), view).owed_s == 0.0
 
 
+def test_a_reload_beside_others_is_worth_less_memory() -> None:
+    """One waits, nine run: a second of recovery counts 11, or 1 and the memory."""
+    pressure = Pressure(100, num_waiting=1, num_running=9)
+    costs = CostModel({"prefill": [1.0, 0.0, 0.0], "reload": {"cpu": [0.0, 0.1]}})
+    view = view_of(history_of([1.0] * 4), pressure)._replace(costs=costs, tier="cpu")
+    turn = turn_of(5)
+
+    def benefit_s(**options) -> float:
+        return adaptive(**options).decide(turn, view).inputs["benefit_s"]
+
+    reload_s = 0.1 * turn.context_tokens
+    share = turn.kv_blocks / 100
+    assert benefit_s() == pytest.approx(11 * reload_s)
+    assert benefit_s(lone_reloads=True) == pytest.approx((1 + share) * reload_s)
+    view = view._replace(tier=None)
+    prefill_s = float(turn.context_tokens)
+    assert benefit_s(lone_reloads=True) == pytest.approx(11 * prefill_s)
+
+
 def test_gaps_that_never_ended_count() -> None:
     # 1, 1 came back, two were given up at 5. F(1) = 1/2: 0.75 - 1 < 0.
     history = history_of([1, 1])

@@ -23,6 +23,9 @@ whole_victims         under pressure a pin may lose a little of its tail, and be
                       much none can run without taking somebody else's. What a lower
                       tier has already, so that giving it up costs a reload and no copy,
                       always goes as a whole.
+lone_reloads          off: with it, what a lower tier has comes back beside the others'
+                      steps: a second of it delays its own program alone, and those who
+                      wait by the memory it takes.
 room_owed             off: with it, what a program lost under pressure is left free for
                       its return by programs after it (`ttlcache.owed`), up to the
                       longest TTL; pays where tools are fast and no tier is below.
@@ -73,6 +76,7 @@ class AdaptiveOptions(PolicyOptions):
     price_memory: bool = True
     patient_stalls: bool = True
     whole_victims: bool = True
+    lone_reloads: bool = False
     room_owed: bool = False
     censored: bool = True
     use_eta: bool = True
@@ -173,7 +177,11 @@ class Adaptive(Policy):
         if self.options.price_memory:
             price = view.costs.memory_price(view.pressure, turn.kv_blocks)
         if price is not None:
-            return _Terms(bounded(price.weight * recovery_s), price.per_s)
+            weight = price.weight
+            if self.options.lone_reloads:
+                reloads = view.costs.reloads(turn.context_tokens, view.tier)
+                weight = price.reload_weight if reloads else weight
+            return _Terms(bounded(weight * recovery_s), price.per_s)
         delay_s = view.costs.queueing_delay_s * view.eta
         return _Terms(bounded(delay_s + recovery_s), view.costs.flat_price)
 
