@@ -247,4 +247,7 @@ def test_another_lmcache_keeps_its_lookups():
 @pytest.mark.parametrize("heeds", [True, False])
 def test_the_connector_is_told_where_lookups_begin(server, heeds):
     server.ours._heeds_starts = heeds
-    assert json.loads(server.ours.lookups_begin_anywhere(b"")) is heeds
+    told = json.loads(server.ours.lookups_begin_anywhere(b""))
+    _, cpu_bytes = server.context.storage_manager.get_l1_usage()
+    assert cpu_bytes > 0
+    assert told == ({"cpu_bytes": cpu_bytes} if heeds else None)
