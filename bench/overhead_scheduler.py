@@ -1,8 +1,12 @@
 """`python -m bench overhead --scheduler`: TTLScheduler against plain vLLM, paired.
 
-Three engines in one process take the same steps in turns: `RUNNING` requests run and
-`WAITING` wait, no model. One is plain vLLM, one has a connector that does nothing, one
-is ours: what vLLM itself does for any connector is told apart from what we do.
+Engines in one process take the same steps, `TURN` at a time: `RUNNING` requests run and
+`WAITING` wait, no model. Some are plain vLLM, some have a connector that does nothing,
+some are ours: what vLLM itself does for any connector is told apart from what we do.
+There are `EACH` of a kind, as two equal engines differ by where in memory they lie.
+Turns of a single step would measure the change of engines, which costs all of them a
+tenth: a real one has a process of its own, and with it the interpreter's inline caches
+and the memory caches.
 
 seats     every seat is taken, everybody decodes: the queue is not looked at
 memory    seats are left, but no memory: the head of the queue is refused at every step
@@ -10,19 +14,21 @@ turnover  about two turns end at every step, each one's context is decided about
           pinned or not, and as many programs come; all engines serve the same
 
 A step is `schedule()`, `update_from_output()` and, in `turnover`, `add_request()`;
-made-up samples and requests are not counted. CPU time; the median of the steps'
-differences is taken step by step, so a busy machine blurs all sides alike. The heap
-is frozen as vLLM's engine core freezes it.
+made-up samples and requests are not counted. CPU time; of the engines of a kind the
+mean, and of the steps' differences between kinds the median, so a busy machine blurs
+all sides alike. The heap is frozen as vLLM's engine core freezes it.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any
 
 from rich import box
@@ -34,19 +40,26 @@ from bench import idle_connector
 from ttlcache_connector.harness import EngineHarness, EngineSpec
 
 RUNNING, WAITING = 256, 1000
+EACH = 3
+TURN = 10
 MAX_RATIO, MAX_MORE_S = 1.10, 1e-4
 _PROMPT, _BLOCK = 512, 16
 _HUGE = 130_000  # a prompt of more blocks than `memory` has free
 _MAX_GROWTH = 448  # tokens that each running request of `memory` may decode
 LOADS = ("seats", "memory", "turnover")
 #: Whose connector each engine has.
-PLAIN, IDLE, OURS = "", idle_connector.NAME, "TTLConnector"
+PLAIN, IDLE, OURS = KINDS = ("", idle_connector.NAME, "TTLConnector")
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Milliseconds a step. more_ms, idle_more_ms: median of the paired differences
-    to plain vLLM, of ours and of the connector that does nothing."""
+    """Milliseconds a step.
+
+    more_ms, idle_more_ms: median of the paired differences to plain vLLM, of ours and
+        of the connector that does nothing.
+    same_ms: the largest such median between two engines of plain vLLM: what there is
+        to see where nothing differs. nan with one engine of a kind.
+    """
 
     load: str
     steps: int
@@ -57,6 +70,7 @@ class Paired:
     more_ms: float
     idle_ms: float
     idle_more_ms: float
+    same_ms: float
 
     @property
     def ratio(self) -> float:
@@ -91,7 +105,7 @@ class _Stopwatch:
 
 
 class _Engine:
-    """One of the three, with its load."""
+    """One of them, with its load."""
 
     def __init__(self, connector: str, load: str, running: int, waiting: int) -> None:
         self._turnover = load == "turnover"
@@ -151,17 +165,24 @@ def run(
     return [measure(load, steps, running, waiting) for load in LOADS]
 
 
-def measure(load: str, steps: int, running: int, waiting: int) -> Paired:
-    """One load; `idle_connector` is registered."""
+def measure(
+    load: str, steps: int, running: int, waiting: int, each: int = EACH
+) -> Paired:
+    """One load; `idle_connector` is registered. each: engines of a kind."""
     if load == "memory":
         steps = min(steps, _MAX_GROWTH * 9 // 10 - running // 16)
+    # All kinds in turns: what is built first lies together in memory.
     engines = [
-        _Engine(connector, load, running, waiting) for connector in (PLAIN, IDLE, OURS)
+        _Engine(connector, load, running, waiting)
+        for _ in range(each)
+        for connector in KINDS
     ]
     warm = steps // 10
     with _frozen_heap():
         seconds = _alternate([engine.step for engine in engines], steps + warm)
-    plain, idle, ours = (each[warm:] for each in seconds)
+    alone = [of_one[warm:] for of_one in seconds]
+    by_kind = [alone[kind :: len(KINDS)] for kind in range(len(KINDS))]
+    plain, idle, ours = map(_means, by_kind)
     return Paired(
         load,
         steps,
@@ -172,7 +193,18 @@ def measure(load: str, steps: int, running: int, waiting: int) -> Paired:
         _more_ms(plain, ours),
         1e3 * statistics.median(idle),
         _more_ms(plain, idle),
+        _same_ms(by_kind[0]),
     )
+
+
+def _means(engines: list[list[float]]) -> list[float]:
+    """Step by step, over the engines of a kind."""
+    return [statistics.fmean(step) for step in zip(*engines, strict=True)]
+
+
+def _same_ms(engines: list[list[float]]) -> float:
+    pairs = combinations(engines, 2)
+    return max((abs(_more_ms(a, b)) for a, b in pairs), default=math.nan)
 
 
 def _more_ms(plain: list[float], other: list[float]) -> float:
@@ -190,12 +222,13 @@ def _frozen_heap() -> Iterator[None]:
 
 
 def _alternate(engines: list[Callable[[], float]], steps: int) -> list[list[float]]:
-    """Seconds of each engine's steps. Who goes first changes from step to step."""
+    """Seconds of each engine's steps. Who goes first changes from turn to turn."""
     seconds: list[list[float]] = [[] for _ in engines]
-    for step in range(steps):
-        for turn in range(len(engines)):
-            which = (step + turn) % len(engines)
-            seconds[which].append(engines[which]())
+    for first, begin in enumerate(range(0, steps, TURN)):
+        for place in range(len(engines)):
+            which = (first + place) % len(engines)
+            for _ in range(min(TURN, steps - begin)):
+                seconds[which].append(engines[which]())
     return seconds
 
 
@@ -207,7 +240,7 @@ def print_table(results: list[Paired], console: Console) -> bool:
     )
     for name in ("load", "vLLM", "any connector", "TTLScheduler", "ratio"):
         view.add_column(name)
-    for name in ("more", "of it vLLM's", "means", "verdict"):
+    for name in ("more", "of it vLLM's", "vLLM to itself", "means", "verdict"):
         view.add_column(name)
     for r in results:
         view.add_row(
@@ -218,6 +251,7 @@ def print_table(results: list[Paired], console: Console) -> bool:
             f"{r.ratio:.3f}",
             f"{r.more_ms:.3f}",
             f"{r.idle_more_ms:.3f}",
+            f"{r.same_ms:.3f}",
             f"{r.plain_mean_ms:.3f} / {r.ours_mean_ms:.3f}",
             "pass" if r.passed else "FAIL",
         )

@@ -130,11 +130,13 @@ def test_a_reload_beside_others_is_worth_less_memory() -> None:
 
     reload_s = 0.1 * turn.context_tokens
     share = turn.kv_blocks / 100
-    assert benefit_s() == pytest.approx(11 * reload_s)
-    assert benefit_s(lone_reloads=True) == pytest.approx((1 + share) * reload_s)
+    assert benefit_s() == pytest.approx((1 + share) * reload_s)
+    assert benefit_s(lone_reloads=False) == pytest.approx(11 * reload_s)
+    view = view._replace(is_below=False)
+    assert benefit_s() == pytest.approx(11 * reload_s), "a copy down comes first"
     view = view._replace(tier=None)
     prefill_s = float(turn.context_tokens)
-    assert benefit_s(lone_reloads=True) == pytest.approx(11 * prefill_s)
+    assert benefit_s() == pytest.approx(11 * prefill_s)
 
 
 def test_gaps_that_never_ended_count() -> None:

@@ -23,9 +23,10 @@ whole_victims         under pressure a pin may lose a little of its tail, and be
                       much none can run without taking somebody else's. What a lower
                       tier has already, so that giving it up costs a reload and no copy,
                       always goes as a whole.
-lone_reloads          off: with it, what a lower tier has comes back beside the others'
+lone_reloads          what a lower tier has already comes back beside the others'
                       steps: a second of it delays its own program alone, and those who
-                      wait by the memory it takes.
+                      wait by the memory it takes. What it has not yet counts in full:
+                      to let go of it would cost a copy of it first.
 room_owed             off: with it, what a program lost under pressure is left free for
                       its return by programs after it (`ttlcache.owed`), up to the
                       longest TTL; pays where tools are fast and no tier is below.
@@ -76,7 +77,7 @@ class AdaptiveOptions(PolicyOptions):
     price_memory: bool = True
     patient_stalls: bool = True
     whole_victims: bool = True
-    lone_reloads: bool = False
+    lone_reloads: bool = True
     room_owed: bool = False
     censored: bool = True
     use_eta: bool = True
@@ -177,13 +178,17 @@ class Adaptive(Policy):
         if self.options.price_memory:
             price = view.costs.memory_price(view.pressure, turn.kv_blocks)
         if price is not None:
-            weight = price.weight
-            if self.options.lone_reloads:
-                reloads = view.costs.reloads(turn.context_tokens, view.tier)
-                weight = price.reload_weight if reloads else weight
+            alone = self._reloads_alone(turn, view)
+            weight = price.reload_weight if alone else price.weight
             return _Terms(bounded(weight * recovery_s), price.per_s)
         delay_s = view.costs.queueing_delay_s * view.eta
         return _Terms(bounded(delay_s + recovery_s), view.costs.flat_price)
+
+    def _reloads_alone(self, turn: TurnFacts, view: View) -> bool:
+        """Whether recovery delays nobody but the turn's own program."""
+        if not self.options.lone_reloads or not view.is_below:
+            return False
+        return view.costs.reloads(turn.context_tokens, view.tier)
 
     def _by_client_eta(self, turn: TurnFacts, terms: _Terms) -> float | None:
         """Hold until the announced end if that wait is worth it; None: no estimate.
