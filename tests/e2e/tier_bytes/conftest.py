@@ -1,0 +1,63 @@
+"""Workers above a real LMCache server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bench.tier_server import TierServer
+from tests.e2e.tier_bytes.worker import BLOCK, CHUNK_BYTES, WAIT_S, Worker
+from ttlcache_connector.harness import EngineSpec
+from ttlcache_connector.lower_lmcache import transfer
+from ttlcache_connector.serve_tiers import TierOptions
+
+
+@pytest.fixture(scope="module")
+def tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierServer]:
+    folder = tmp_path_factory.mktemp("bytes")
+    options = TierOptions(
+        cpu_gb=0.1, disk=folder / "disk", disk_gb=1.0, chunk_tokens=BLOCK
+    )
+    with TierServer(options, folder / "lmcache.log") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def two_block_tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierServer]:
+    """One in which a pin may end within a chunk."""
+    options = TierOptions(cpu_gb=0.1, chunk_tokens=2 * BLOCK)
+    log = tmp_path_factory.mktemp("bytes2") / "lmcache.log"
+    with TierServer(options, log) as server:
+        yield server
+
+
+@pytest.fixture
+def make_worker(tiers: TierServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    made: list[Worker] = []
+    # Several portions a request.
+    monkeypatch.setattr(transfer, "MAX_PART_BYTES", 5 * CHUNK_BYTES)
+
+    def make(
+        num_blocks: int = 64,
+        ttl_s: float = 0.2,
+        tiers: TierServer = tiers,
+        **extra: Any,
+    ) -> Worker:
+        config = {
+            "policy": "fixed",
+            "policy_options": {"ttl_s": ttl_s},
+            "max_pinned_fraction": 1.0,
+            "linger": False,  # nobody needs the memory in most of these tests
+            "lmcache.mp.mq_timeout": WAIT_S,  # a busy machine is no outage
+            **tiers.options.connector_config(),
+            **extra,
+        }
+        spec = EngineSpec(num_blocks=num_blocks, extra_config=config)
+        made.append(Worker(spec))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.close()

@@ -1,0 +1,153 @@
+"""Whatever comes: random agents, a plain LMCache server, one that dies."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from bench.tier_server import TierServer
+from tests.e2e.tier_bytes.worker import (
+    BLOCK,
+    CHUNK_BYTES,
+    WAIT_S,
+    empty_gpu,
+    hints,
+    prompt,
+    reclaim,
+)
+from ttlcache_connector.serve_tiers import TierOptions
+
+pytestmark = pytest.mark.e2e
+
+
+class PlainOptions(TierOptions):
+    """LMCache's server as it is."""
+
+    def _modules(self) -> tuple[str, ...]:
+        return ()
+
+
+def test_without_our_module_in_the_server_turns_go_down_whole(make_worker, tmp_path):
+    """Its lookups would not find a tail alone."""
+    options = PlainOptions(cpu_gb=0.1, chunk_tokens=BLOCK)
+    with TierServer(options, tmp_path / "lmcache.log") as server:
+        engine = make_worker(num_blocks=64, ttl_s=60.0, linger=True, tiers=server)
+        tier = engine.connector.side.lower.tier
+        engine.add("runs", prompt(99, 30 * BLOCK), max_tokens=400, hints=hints("old"))
+        engine.step()
+        engine.turn_beside("a", prompt(100, 200), hints=hints("p"))
+        assert not tier.takes_tails  # it knows of no such question
+        reclaim(engine, 5)
+        assert engine.moved["tier_bytes:demoted"] == 12 * CHUNK_BYTES
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "linger", "server"),
+    [
+        ("expiry", False, "tiers"),
+        ("expiry", True, "tiers"),
+        ("expiry", True, "two_block_tiers"),
+        ("write-through", True, "tiers"),
+        ("idle-ahead", True, "tiers"),
+    ],
+)
+def test_random_agents_on_a_small_pool(make_worker, request, mode, linger, server):
+    """Expiry, claims, victims, preemptions, aborts: whatever comes, no wrong byte."""
+    engine = make_worker(
+        num_blocks=40,
+        ttl_s=0.05,
+        tiers=request.getfixturevalue(server),
+        demote=mode,
+        linger=linger,
+        demote_wait_s=0.05,
+        max_pinned_fraction=0.5,  # some pins hold a part of their turn only
+    )
+    rng = random.Random(7)
+    # Contexts of their own: what an earlier case left below would be found.
+    first = 100 * (2 * len(mode) + linger)
+    contexts = {f"{mode}{i}": prompt(first + i, 60) for i in range(6)}
+    running: dict[str, str] = {}
+    deadline = time.monotonic() + WAIT_S
+    # On a fast machine the first rounds are over before a pin expires.
+    for number in itertools.count():
+        both = {"tier_bytes:demoted", "tier_bytes:promoted"}
+        if number >= 40 and both <= engine.moved.keys():
+            break
+        assert time.monotonic() < deadline, engine.moved
+        name = rng.choice(sorted(contexts))
+        if name not in running.values():
+            request_id = f"{name}-{number}"
+            tokens = [*contexts[name], *prompt(number, rng.randrange(1, 30))]
+            if len(tokens) > 350:
+                tokens = prompt(1000 + number, 60)
+            last = rng.random() < 0.1
+            engine.add(
+                request_id,
+                tokens,
+                max_tokens=rng.randrange(2, 20),
+                hints=hints(name, last=last),
+            )
+            running[request_id] = name
+        for _ in range(rng.randrange(1, 8)):
+            engine.step()
+        if running and rng.random() < 0.05:
+            victim = rng.choice(sorted(running))
+            engine.abort(victim)
+            del running[victim]
+        for request_id in [r for r in running if r in engine.finished]:
+            contexts[running.pop(request_id)] = list(
+                engine.finished[request_id].all_token_ids
+            )
+        if rng.random() < 0.2:
+            time.sleep(0.02)
+    engine.run()
+    if linger:
+        # What lingers would stay for ever; what is being copied goes on.
+        engine.connector.side.release_all()
+    engine.settle()
+    assert engine.pool.get_num_free_blocks() == 39
+
+
+def test_a_server_that_dies_under_way(make_worker, tiers):
+    """Loads fail, tokens are computed, nothing is wrong and nothing hangs."""
+    engine = make_worker(num_blocks=200, **{"lmcache.mp.mq_timeout": 1.0})
+    contexts = [
+        engine.turn(f"first-{i}", prompt(500 + i, 100), hints=hints(f"d{i}"))
+        for i in range(8)
+    ]
+    time.sleep(0.25)
+    engine.settle()
+    empty_gpu(engine)
+    for index, context in enumerate(contexts):
+        engine.add(f"next-{index}", [*context, 9], hints=hints(f"d{index}", last=True))
+    engine.step()
+    tiers.kill()
+    began = time.monotonic()
+    while any(f"next-{i}" not in engine.finished for i in range(8)):
+        engine.step()
+        assert time.monotonic() - began < WAIT_S
+    assert engine.pool.get_num_free_blocks() == 199
+    tiers.options = replace(tiers.options)
+    tiers.start()
+    deadline = time.monotonic() + WAIT_S
+    while not engine.connector.side.lower.is_up():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    promoted = engine.moved.get("tier_bytes:promoted", 0)
+    deadline = time.monotonic() + 3 * WAIT_S
+    number = 0
+    # The two roles notice each for itself that the server is back.
+    while engine.moved.get("tier_bytes:promoted", 0) == promoted:
+        assert time.monotonic() < deadline
+        number += 1
+        context = engine.turn(f"back-{number}", prompt(900, 100), hints=hints("back"))
+        time.sleep(0.25)
+        engine.settle()
+        empty_gpu(engine)
+        last = hints("back", last=True)
+        engine.turn(f"again-{number}", [*context, 9], hints=last)

@@ -1,0 +1,191 @@
+"""A context goes below and comes back, to the last byte."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bench.tier_server import TierServer
+from tests.e2e.tier_bytes.worker import (
+    BLOCK,
+    CHUNK_BYTES,
+    WAIT_S,
+    Worker,
+    empty_gpu,
+    hints,
+    prompt,
+)
+from ttlcache.errors import TransferError
+from ttlcache.types import GapKey
+from ttlcache_connector import kv_mover
+from ttlcache_connector.lower_lmcache import registration
+from ttlcache_connector.serve_tiers import TierOptions
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_round_trip_through_cpu_and_disk(make_worker, tiers):
+    engine = make_worker()
+    context = engine.turn("a", prompt(1, 200), hints=hints("p"))
+    time.sleep(0.25)
+    engine.settle()
+    assert engine.moved["tier_bytes:demoted"] == 12 * CHUNK_BYTES
+    for index, empty in enumerate((lambda: True, tiers.clear_cpu)):
+        assert empty()
+        empty_gpu(engine)
+        # Verified before its first step, see `execute`.
+        engine.turn(f"again-{index}", [*context, 5], hints=hints("q", last=True))
+        assert engine.moved["tier_bytes:promoted"] == ((index + 1) * 12 * CHUNK_BYTES)
+    engine.settle()
+    totals = engine.connector.side.controller.metrics.totals
+    assert totals["reloads", "cpu"] == totals["reloads", "disk"] == 1
+
+
+def test_new_weights_make_what_lies_below_worthless(make_worker, tiers):
+    """vLLM's RL flow: after `reset_connector` nothing older is ever loaded."""
+    engine = make_worker()
+    context = engine.turn("old", prompt(40, 200), hints=hints("w"))
+    time.sleep(0.25)
+    engine.settle()
+    assert engine.moved["tier_bytes:demoted"] == 12 * CHUNK_BYTES
+    before = dict(engine.moved)
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.kv.fill_(-1)
+    assert tiers.clear_cpu()  # what LMCache keeps on disk is still there
+    engine.turn("new", [*context, 5], hints=hints("w"))
+    assert engine.moved == before
+    # What the new weights made goes below and comes back.
+    time.sleep(0.25)
+    engine.settle()
+    assert engine.moved["tier_bytes:demoted"] > before["tier_bytes:demoted"]
+    empty_gpu(engine)
+    engine.turn("again", [*context, 6], hints=hints("w", last=True))
+    assert engine.moved["tier_bytes:promoted"] == 12 * CHUNK_BYTES
+
+
+def test_a_request_that_waits_across_a_reset_is_prefilled(make_worker, tiers):
+    """Its lookup was under way, or had found KV that is worthless by now."""
+    engine = make_worker()
+    context = engine.turn("stored", prompt(41, 200), hints=hints("v"))
+    time.sleep(0.25)
+    engine.settle()
+    empty_gpu(engine)
+    before = dict(engine.moved)
+    adapter = engine.connector.side.lower.tier._adapter
+    engine.add("waits", [*context, 5], max_tokens=3, hints=hints("v", last=True))
+    assert "waits" in adapter._pending_lookups
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.run()
+    assert engine.finished["waits"].num_output_tokens == 3
+    engine.settle()
+    assert engine.moved.get("tier_bytes:promoted") == before.get("tier_bytes:promoted")
+    assert not adapter._pending_lookups
+    assert tiers.clear_cpu()  # nothing stays locked for a reader who never comes
+
+
+def test_our_engine_moves_every_byte(make_worker):
+    engine = make_worker()
+    round_trip(engine, 150)
+    moved = engine.moved
+    assert moved["tier_mover_bytes:reference"] == 2 * 12 * CHUNK_BYTES
+    assert "tier_mover_bytes:lmcache" not in moved
+
+
+def test_lmcaches_mover_serves_what_ours_refuses(make_worker, monkeypatch, caplog):
+    """It stores another order of bytes, so neither side reads what ours wrote."""
+    ours = make_worker()
+    round_trip(ours, 151)
+
+    def refuse(*args: Any) -> None:
+        raise TransferError("a layout that nobody has seen")
+
+    monkeypatch.setattr(kv_mover, "read_layout", refuse)
+    with heard(caplog):
+        theirs = make_worker()
+    assert "own mover, in this worker (a layout that nobody" in caplog.text
+    round_trip(theirs, 151)  # nothing was found of the same context
+    moved = theirs.moved
+    assert moved["tier_mover_bytes:lmcache"] == 2 * 12 * CHUNK_BYTES
+    assert "tier_mover_bytes:reference" not in moved
+
+
+@contextlib.contextmanager
+def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """vLLM's loggers do not hand on what they are told."""
+    registration.log.addHandler(caplog.handler)
+    yield
+    registration.log.removeHandler(caplog.handler)
+
+
+def test_a_server_without_shared_memory(tmp_path, make_worker):
+    options = TierOptions(cpu_gb=0.1, chunk_tokens=BLOCK, extra=("--shm-name", ""))
+    with TierServer(options, tmp_path / "lmcache.log") as server:
+        engine = make_worker(tiers=server)
+        round_trip(engine, 152)
+        assert engine.moved["tier_mover_bytes:reference"] == 2 * 12 * CHUNK_BYTES
+        engine.close()
+
+
+def round_trip(engine: Worker, seed: int) -> None:
+    """A context goes below and comes back; `execute` compares every byte."""
+    before = dict(engine.moved)
+    context = engine.turn(f"down-{seed}", prompt(seed, 200), hints=hints("p"))
+    engine.settle()
+    empty_gpu(engine)
+    engine.turn(f"up-{seed}", [*context, 5], hints=hints("p", last=True))
+    for way in ("demoted", "promoted"):
+        key = f"tier_bytes:{way}"
+        assert engine.moved[key] - before.get(key, 0) == 12 * CHUNK_BYTES
+
+
+def test_a_context_is_back_in_cpu_memory_before_its_program(make_worker, tiers):
+    engine = make_worker(promote_ahead=True)
+    side = engine.connector.side
+    for _ in range(20):
+        side.controller.gaps.observe(GapKey("bash"), 1000.0)
+    context = engine.turn("a", prompt(50, 200), hints=hints("ahead"))
+    time.sleep(0.25)
+    engine.settle()
+    empty_gpu(engine)
+    assert tiers.clear_cpu()
+    (turn,) = side._promoter._waiting
+    assert turn.due_s > side._clock.now_s() + 900
+    turn.due_s = side._clock.now_s()  # its time has come
+    engine.settle()
+    assert not side._promoter._waiting
+    deadline = time.monotonic() + WAIT_S
+    while tiers.cpu_chunks() < 12:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    engine.turn("b", [*context, 5], hints=hints("ahead", last=True))
+    engine.settle()
+    totals = side.controller.metrics.totals
+    assert (totals["reloads", "cpu"], totals["reloads", "disk"]) == (1, 0)
+
+
+def test_an_aborted_request_leaves_nothing_locked(make_worker, tiers):
+    """LMCache clears only what nobody has reserved for reading."""
+    engine = make_worker()
+    context = engine.turn("a", prompt(70, 200), hints=hints("locks"))
+    time.sleep(0.25)
+    engine.settle()
+    empty_gpu(engine)
+    half = engine.connector.side.lower.tier
+    request = engine.add("b", [*context, 5], hints=hints("locks"))
+    deadline = time.monotonic() + WAIT_S
+    while half._adapter.check_lookup_result("b") is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    engine.abort("b")
+    engine.run()
+    assert request.is_finished()
+    assert tiers.clear_cpu()
+    for file in tiers.options.disk.glob("*.data"):
+        file.unlink()
+    promoted = engine.moved.get("tier_bytes:promoted", 0)
+    engine.turn("c", [*context, 5], hints=hints("locks", last=True))
+    assert engine.moved.get("tier_bytes:promoted", 0) == promoted
