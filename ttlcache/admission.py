@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ttlcache.events import Admission
 from ttlcache.programs import Program
+from ttlcache.types import Pressure
 
 
 class AdmissionControl(ABC):
-    """Told what programs do; asked whether a new one may start."""
+    """Told what programs do; asked whether a new one may start.
+
+    needs_order: asked only where the queue stands in an order by program.
+    """
+
+    needs_order: ClassVar[bool] = False
 
     @abstractmethod
     def reasons(self, program: Program, kv_blocks: float, now_s: float) -> None:
@@ -24,15 +31,24 @@ class AdmissionControl(ABC):
     def acts(self, program: Program, kv_blocks: float, now_s: float) -> None:
         """Its last turn finished: a tool runs."""
 
+    def lets_go(self, program: Program) -> None:  # noqa: B027 - most need not know
+        """Its tool runs, and its turn was not pinned, or is not any more."""
+
     @abstractmethod
     def leaves(self, program: Program, now_s: float) -> None:
         """It ended, or was forgotten."""
 
     @abstractmethod
     def admit(
-        self, program: Program, kv_blocks: float, pool_blocks: int, now_s: float
+        self, program: Program, kv_blocks: float, pressure: Pressure, now_s: float
     ) -> Admission:
         """Whether a request of `program` needing `kv_blocks` may take memory."""
+
+    def lack_blocks(
+        self, program: Program, kv_blocks: float, pressure: Pressure
+    ) -> float:
+        """How many more free blocks would let it in; 0 where pins are no help."""
+        return 0.0
 
 
 class AdmitAll(AdmissionControl):
@@ -48,7 +64,7 @@ class AdmitAll(AdmissionControl):
         """Not counted."""
 
     def admit(
-        self, program: Program, kv_blocks: float, pool_blocks: int, now_s: float
+        self, program: Program, kv_blocks: float, pressure: Pressure, now_s: float
     ) -> Admission:
         return Admission.ADMIT
 
@@ -113,11 +129,11 @@ class WorkingSet(AdmissionControl):
             self._reasoning_blocks = self._acting_blocks = 0.0
 
     def admit(
-        self, program: Program, kv_blocks: float, pool_blocks: int, now_s: float
+        self, program: Program, kv_blocks: float, pressure: Pressure, now_s: float
     ) -> Admission:
         if program in self._shares or program.parent in self._shares:
             return Admission.ADMIT
-        fits = self.load_blocks(now_s) + kv_blocks <= pool_blocks
+        fits = self.load_blocks(now_s) + kv_blocks <= pressure.pool_blocks
         return Admission.ADMIT if fits else Admission.WAIT
 
     def _decay(self, now_s: float) -> None:
@@ -127,8 +143,3 @@ class WorkingSet(AdmissionControl):
 
     def _discount(self, seconds: float) -> float:
         return float(2.0 ** (-seconds / self._half_life_s))
-
-
-def create(name: str, half_life_s: float) -> AdmissionControl:
-    """By its configured name, "none" or "working-set"."""
-    return WorkingSet(half_life_s) if name == "working-set" else AdmitAll()

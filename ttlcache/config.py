@@ -41,15 +41,24 @@ class TTLCacheConfig(BaseModel):
         default="ttl-aware",
         description="Order of the waiting queue; the paper's (§4.3) is ttl-aware.",
     )
-    admission: Literal["none", "working-set"] = Field(
-        default="none",
-        description="Whether new programs wait while those under way fill the pool.",
+    admission: Literal["auto", "none", "working-set", "room-to-grow"] = Field(
+        default="auto",
+        description="Whether new programs wait while those under way fill the pool, or "
+        "will as they grow; auto: room-to-grow with policy adaptive, an order by "
+        "program and no lower tier, else none.",
     )
     admission_half_life_s: float = Field(
         default=5.0,
         gt=0.0,
         allow_inf_nan=False,
         description="A program whose tool runs this long counts half (working-set).",
+    )
+    growth_share: float = Field(
+        default=0.4,
+        ge=0.0,
+        le=1.0,
+        description="Of the growth that programs under way still expect, the part for "
+        "which room is left (room-to-grow).",
     )
     max_pinned_fraction: float = Field(
         default=0.9,
@@ -190,7 +199,10 @@ def load_config(raw: Mapping[str, Any] | None) -> TTLCacheConfig:
                 f"{key.partition('.')[0]!r}"
             )
     policies.create(config.policy, config.policy_options)
-    if config.admission != "none" and config.ordering not in PROGRAM_ORDERINGS:
+    if config.ordering not in PROGRAM_ORDERINGS and config.admission not in (
+        "auto",
+        "none",
+    ):
         # Otherwise a held-back newcomer could stand before programs under way.
         raise ConfigError(
             f"kv_connector_extra_config: key 'admission' has value "

@@ -9,14 +9,16 @@ only through the `BlockHolder` that the adapter provides.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
-from ttlcache import admission, policies, progress
+from ttlcache import admissions, policies, progress
 from ttlcache.clock import Clock
-from ttlcache.config import PROGRAM_ORDERINGS, TTLCacheConfig
+from ttlcache.config import TTLCacheConfig
 from ttlcache.continuation import relate
 from ttlcache.costs import CostModel
+from ttlcache.entrance import Entrance
 from ttlcache.estimators import Memoryfulness
 from ttlcache.events import Admission, Arrival, BlockHolder, Finish, HoldOrder, Urgency
 from ttlcache.finished import finished_turn
@@ -132,8 +134,10 @@ class Controller:
             self._retention, self.places, self.pins, self.metrics, self.journal
         )
         self._learning = Learning(self.costs, self.work, self.metrics, self.journal)
-        self._admission = admission.create(
-            config.admission, config.admission_half_life_s
+        self._admission = admissions.create(config, block_tokens)
+        self._turns.let_go = self._admission.lets_go
+        self._entrance = Entrance(
+            self._admission, self.owed, self.places, holder, clock
         )
         self._seq = 0
 
@@ -212,17 +216,24 @@ class Controller:
         record = self.requests.get(request_id)
         if record is None or record.admitted_s is not None:
             return Admission.ADMIT
-        now_s, pressure = self._clock.now_s(), self._holder.pressure()
-        by_program = by_program and self.config.ordering in PROGRAM_ORDERINGS
-        # Who claims a pin stands before those who lost theirs: it may not block them.
-        if self.owed and by_program and not self.places.claims(record):
-            rank = self.places.rank(record)
-            spare = pressure.free_blocks - kv_blocks
-            if not self.owed.leaves_room(record.program, rank, spare, now_s):
-                return Admission.WAIT
-        return self._admission.admit(
-            record.program, kv_blocks, pressure.pool_blocks, now_s
-        )
+        return self._entrance.ask(record, kv_blocks, by_program=by_program)
+
+    def make_room(self, request_id: str, kv_blocks: float) -> int:
+        """`admission` said to wait: what others hold without need or right gives way.
+
+        As for a failed allocation: such pins would keep it out as long as they live.
+
+        Returns:
+            Blocks that became free; 0 means that asking again is pointless.
+        """
+        record = self.requests.get(request_id)
+        if record is None:
+            return 0
+        freed = self.reprice()
+        lack = self._entrance.lack_blocks(record, kv_blocks)
+        if lack > 0.0:
+            freed += self.reclaim(math.ceil(lack), Urgency.WAITING, request_id)
+        return freed
 
     def admit(self, request_id: str, cached_tokens: int) -> None:
         """The request got its blocks: it claims its pin.
@@ -313,13 +324,17 @@ class Controller:
                 blocks = finish.num_tokens / self.block_tokens
                 self._admission.acts(program, blocks, now_s)
         if not finish.completed:
+            self._admission.lets_go(program)
             return None
         program.turns_finished += 1
         self._learning.finished(record, finish, now_s, self.ordering.uses_work)
         if record.hints.is_last_step or program.ended:
             self._end_program(program, "last_step")
             return None
-        return self._retain(record, finish, now_s)
+        order = self._retain(record, finish, now_s)
+        if order is None:
+            self._admission.lets_go(program)
+        return order
 
     def end(self, tenant: str, program_id: str, how: str = "told") -> bool:
         """A program is over: release all its pins. False if it is unknown."""

@@ -31,6 +31,8 @@ OnPinEnd = Callable[[Pin, PinOutcome], None]
 StoodStill = Callable[[Program, float], None]
 #: Told the gap of a turn once it is known; `math.inf` if nobody came back.
 Learn = Callable[[Turn, float], None]
+#: Told that a program's pin ended which no turn of it claimed.
+LetGo = Callable[[Program], None]
 
 
 class Followed(NamedTuple):
@@ -75,6 +77,7 @@ class TurnBook:
         self._journal = journal
         self.learn: Learn = lambda turn, gap_s: None
         self.stood_still: StoodStill = lambda program, seconds: None
+        self.let_go: LetGo = lambda program: None
 
     def open(self, program: Program, turn: Turn) -> None:
         """A turn finished: its gap begins."""
@@ -174,6 +177,8 @@ class TurnBook:
         self._metrics.observe("pinned_seconds", max(0.0, now_s - pin.created_s))
         if pin.spared_s > 0.0:
             self.stood_still(program, pin.spared_s)
+        if outcome is not PinOutcome.CLAIMED:
+            self.let_go(program)
         if self._on_pin_end is not None:
             self._on_pin_end(pin, outcome)
         freed = self._holder.release(pin.pin_id)

@@ -159,8 +159,9 @@ _ALL = (
     ),
     Arm(
         "adaptive",
-        "ours: shadow price of memory, patience, whole victims; our defaults",
-        {"policy": "adaptive"},
+        "ours: shadow price of memory, patience, whole victims, room to grow; "
+        "our defaults",
+        {"policy": "adaptive", "admission": "auto"},
     ),
     Arm(
         "adaptive-least-work",

@@ -55,15 +55,15 @@ class Foresight:
         if self._asked is None or controller is None:
             return True
         now_s = self._clock.now_s()
-        real = controller._admission  # noqa: SLF001 - asked on a copy, then put back
-        controller._admission = copy.copy(real)  # noqa: SLF001
+        entrance = controller._entrance  # noqa: SLF001 - asked on a copy, then put back
+        real, entrance.control = entrance.control, copy.copy(entrance.control)
         self._clock.set(time_s)
         try:
             answer: Admission = controller.admission(*self._asked)
             return answer is Admission.WAIT
         finally:
             self._clock.set(now_s)
-            controller._admission = real  # noqa: SLF001
+            entrance.control = real
 
     def _listen(self, side: Any) -> None:
         """Remember the question that was answered with WAIT last."""

@@ -199,6 +199,9 @@ ORDERINGS = (
 )
 
 
+ADMISSIONS = ("none", "working-set", "room-to-grow")
+
+
 def _extra_config(rng: random.Random, queue_policy: str) -> dict[str, Any]:
     policy, options = rng.choice(POLICIES)
     ordering = rng.choice(ORDERINGS)
@@ -207,7 +210,7 @@ def _extra_config(rng: random.Random, queue_policy: str) -> dict[str, Any]:
         "policy": policy,
         "policy_options": options,
         "ordering": ordering,
-        "admission": rng.choice(("none", "working-set")) if by_program else "none",
+        "admission": rng.choice(ADMISSIONS) if by_program else "none",
         "max_pinned_fraction": rng.choice((1.0, 1.0, 0.5, 0.9)),
         "max_ttl_s": rng.choice((5.0, 300.0, 1e9)),
         "max_queue_wait_s": rng.choice((5.0, 60.0, 1e6)),

@@ -148,9 +148,12 @@ def check_combination(vllm_config: Any, admission: str) -> None:
     Raises:
         ConfigError: admission control together with client priorities.
     """
-    if admission != "none" and vllm_config.scheduler_config.policy == "priority":
+    if (
+        admission not in ("auto", "none")
+        and vllm_config.scheduler_config.policy == "priority"
+    ):
         raise ConfigError(
-            f"key 'admission' has value {admission!r}, expected: 'none' with "
+            f"key 'admission' has value {admission!r}, expected: 'auto' or 'none' with "
             "--scheduling-policy priority (a newcomer of high priority that is held "
             "back would stand before programs under way)"
         )

@@ -16,6 +16,7 @@ from ttlcache_connector.side_parts import SideParts
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+    from ttlcache.controller import Controller
     from ttlcache_connector.demotion import DemotingLedger
 
 
@@ -40,9 +41,19 @@ class QueueAnswers(SideParts):
         if self.controller is None:
             return Admission.ADMIT
         ours = self._scheduler is not None and not self._heeds_priority
-        return self.controller.admission(
-            request.request_id, needed_blocks, by_program=ours
-        )
+
+        def ask(controller: Controller) -> Admission:
+            return controller.admission(
+                request.request_id, needed_blocks, by_program=ours
+            )
+
+        answer = ask(self.controller)
+        if answer is Admission.WAIT and self.ledger is not None:
+            # It waits for memory as others do: what holds that has its price.
+            self.ledger.waiting_blocks = needed_blocks
+            if self.controller.make_room(request.request_id, needed_blocks):
+                answer = ask(self.controller)
+        return answer
 
     def promote_at_s(self, request: Request) -> float:
         """When the request's anti-starvation rule strikes; never by default."""

@@ -73,6 +73,43 @@ def test_a_new_program_waits_although_its_prompt_would_fit(full_engine):
     assert "C-1" in engine.finished
 
 
+def test_its_wait_makes_memory_dear(full_engine):
+    """What others hold beyond its worth would keep it out for ever."""
+    engine = full_engine()
+    step(engine)
+    assert engine.connector.side.ledger.pressure().waiting_blocks == 4
+    finish_all(engine)
+
+
+def test_room_to_grow_is_asked_by_vllms_scheduler(make_engine, clock):
+    # Five programs ended with 10 blocks of 16 tokens; A has 3 of 28, pinned. D wants 4,
+    # and both may grow by 6: 16 of 25. E would, too, and does not fit: 22 of 21.
+    engine = make_engine(
+        num_blocks=29,
+        extra_config={
+            "policy": "fixed",
+            "policy_options": {"ttl_s": 60.0},
+            "admission": "room-to-grow",
+            "growth_share": 1.0,
+        },
+    )
+    for program in "VWXYZ":
+        add(engine, program, 156, is_last_step=True)
+        engine.run()
+    add(engine, "A", 60)
+    engine.run()
+    add(engine, "D", 60, max_tokens=200)
+    assert step(engine) == ["D-1"]
+    add(engine, "E", 60, max_tokens=200)
+    assert step(engine) == []
+    clock.advance(61.0)  # A's pin has ended
+    assert step(engine) == ["E-1"]
+    engine.run(max_steps=1000)
+    clock.advance(61.0)
+    engine.step()
+    assert free(engine) == 28
+
+
 def test_without_admission_control_it_does_not_wait(full_engine):
     engine = full_engine(admission="none")
     assert step(engine) == ["C-1"]

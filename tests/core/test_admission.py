@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlcache import admission
+from ttlcache import admissions
 from ttlcache.admission import AdmitAll, WorkingSet
+from ttlcache.config import load_config
 from ttlcache.events import Admission
 from ttlcache.programs import Program
 from ttlcache.testing import FakeEngine
+from ttlcache.types import Pressure
 
 HALF_LIFE_S = 5.0
 
@@ -23,7 +25,7 @@ def make_program(number=1):
 
 
 def admitted(control, program, kv_blocks, pool_blocks, now_s=0.0):
-    answer = control.admit(program, kv_blocks, pool_blocks, now_s)
+    answer = control.admit(program, kv_blocks, Pressure(pool_blocks), now_s)
     return answer is Admission.ADMIT
 
 
@@ -97,7 +99,8 @@ def test_the_sub_agent_of_a_started_program_is_not_held_back():
 
 
 def test_no_control_admits_everything():
-    control, program = admission.create("none", HALF_LIFE_S), make_program()
+    control = admissions.create(load_config({"admission": "none"}), block_tokens=16)
+    program = make_program()
     assert isinstance(control, AdmitAll)
     control.reasons(program, 100, now_s=0.0)
     control.acts(program, 100, now_s=0.0)

@@ -15,6 +15,7 @@ WRONG = {
     "ordering": ([1, None, True], ["fifo", "", "TTL-AWARE"]),
     "admission": ([1, None, True], ["all", ""]),
     "admission_half_life_s": (["5", None, True], [0, -1.0, math.inf, math.nan]),
+    "growth_share": (["0.5", None, True], [-0.1, 1.1, math.nan]),
     "max_pinned_fraction": (["0.5", None, True], [-0.1, 1.1, math.nan]),
     "max_ttl_s": (["300", None, True, [1]], [-1.0, math.inf, math.nan]),
     "seniority_quantum_s": (["60", None, True], [0, -1.0, math.inf]),

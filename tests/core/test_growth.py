@@ -1,0 +1,214 @@
+"""Room to grow: what is kept free for programs under way, and who may start."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ttlcache import admissions
+from ttlcache.admission import AdmitAll
+from ttlcache.config import load_config
+from ttlcache.errors import ConfigError
+from ttlcache.events import Admission
+from ttlcache.growth import MIN_ENDED, RoomToGrow
+from ttlcache.programs import Program, Turn
+from ttlcache.testing import FakeEngine
+from ttlcache.types import GapKey, Pressure
+
+BLOCK_TOKENS = 4
+
+
+def make_program(number=1):
+    return Program(("", f"P{number}"), arrival_seq=number)
+
+
+def ended(control, *final_blocks):
+    """So many programs are over, each with its last context."""
+    for number, blocks in enumerate(final_blocks, 1000):
+        program = make_program(number)
+        control.reasons(program, blocks, now_s=0.0)
+        program.ended = True
+        control.leaves(program, now_s=0.0)
+
+
+def room_to_grow(share=0.5, finals=(20,) * MIN_ENDED):
+    control = RoomToGrow(share, BLOCK_TOKENS)
+    ended(control, *finals)
+    return control
+
+
+def admitted(control, program, kv_blocks, free_blocks):
+    pressure = Pressure(100, free_blocks=free_blocks)
+    return control.admit(program, kv_blocks, pressure, 0.0) is Admission.ADMIT
+
+
+def test_room_is_kept_for_half_of_what_is_still_to_come():
+    # Programs end with 20 blocks; two are at 4 and 12: (16 + 8) / 2 = 12. A newcomer
+    # with 2 takes 2, and 9 for its own growth: 23.
+    control = room_to_grow()
+    control.reasons(make_program(1), 4, now_s=0.0)
+    control.acts(make_program(2), 12, now_s=0.0)
+    assert control.growth_blocks == 12.0
+    assert not admitted(control, make_program(3), 2, free_blocks=22)
+    assert admitted(control, make_program(3), 2, free_blocks=23)
+
+
+def test_one_that_is_larger_than_most_needs_nothing_more():
+    control = room_to_grow()
+    control.reasons(make_program(1), 50, now_s=0.0)
+    assert control.growth_blocks == 0.0
+    assert admitted(control, make_program(2), 30, free_blocks=30)
+
+
+def test_before_some_have_ended_nothing_is_known():
+    control = room_to_grow(finals=(20,) * (MIN_ENDED - 1))
+    control.reasons(make_program(1), 4, now_s=0.0)
+    assert admitted(control, make_program(2), 5, free_blocks=5)
+
+
+def test_who_is_alone_may_start_whatever_it_will_need():
+    control = room_to_grow(finals=(1000,) * MIN_ENDED)
+    assert admitted(control, make_program(1), 5, free_blocks=5)
+
+
+def test_who_has_started_is_never_held_back_nor_its_sub_agents():
+    control = room_to_grow()
+    parent, child = make_program(1), make_program(2)
+    control.reasons(parent, 4, now_s=0.0)
+    assert admitted(control, parent, 50, free_blocks=0)
+    assert not admitted(control, child, 4, free_blocks=4)
+    child.adopt(parent)
+    parent.in_flight = 1
+    assert admitted(control, child, 4, free_blocks=4)
+    returning = make_program(3)
+    returning.turns_finished = 1  # its memory is gone
+    assert admitted(control, returning, 50, free_blocks=0)
+
+
+def test_who_holds_no_memory_any_more_has_no_room():
+    control, program = room_to_grow(), make_program(1)
+    control.acts(program, 4, now_s=0.0)
+    turn = Turn(1, 0.0, GapKey("", ()), context_tokens=16, pin_id=7)
+    program.open_turns.append(turn)
+    control.lets_go(program)  # one pin of two
+    assert control.growth_blocks == 8.0
+    turn.pin_id, program.in_flight = None, 1
+    control.lets_go(program)  # its next turn waits
+    assert control.growth_blocks == 8.0
+    program.in_flight = 0
+    control.lets_go(program)
+    control.lets_go(program)
+    assert control.growth_blocks == 0.0
+
+
+def test_what_a_forgotten_program_had_counts_too():
+    control = RoomToGrow(1.0, BLOCK_TOKENS)
+    for number in range(MIN_ENDED):
+        program = make_program(number)
+        program.open_turns.append(Turn(number, 0.0, GapKey("", ()), context_tokens=80))
+        control.leaves(program, now_s=0.0)
+    control.reasons(make_program(9), 5, now_s=0.0)
+    assert control.growth_blocks == 80 / BLOCK_TOKENS - 5
+
+
+def test_rounding_does_not_add_up():
+    control, rng = (
+        room_to_grow(share=0.3, finals=(17, 23, 29, 31, 37)),
+        random.Random(0),
+    )
+    programs = [make_program(number) for number in range(20)]
+    for _ in range(5000):
+        program = rng.choice(programs)
+        rng.choice(
+            (
+                lambda: control.reasons(program, rng.uniform(0, 40), 0.0),  # noqa: B023
+                lambda: control.acts(program, rng.uniform(0, 40), 0.0),  # noqa: B023
+                lambda: control.lets_go(program),  # noqa: B023
+            )
+        )()
+        assert control.growth_blocks >= -1e-6
+    for program in programs:
+        control.lets_go(program)
+    assert control.growth_blocks == 0.0
+
+
+# --- the configuration ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({}, RoomToGrow),
+        ({"ordering": "program-fcfs"}, RoomToGrow),
+        ({"ordering": "least-work"}, AdmitAll),
+        ({"policy": "cachettl"}, AdmitAll),
+        ({"admission": "none"}, AdmitAll),
+        ({"policy": "cachettl", "admission": "room-to-grow"}, RoomToGrow),
+    ],
+)
+def test_auto_is_for_our_own_policy_in_an_order_by_program(config, kind):
+    assert type(admissions.create(load_config(config), BLOCK_TOKENS)) is kind
+
+
+def test_it_needs_an_order_in_which_newcomers_come_last():
+    with pytest.raises(ConfigError, match="room-to-grow"):
+        load_config({"admission": "room-to-grow", "ordering": "plas"})
+
+
+# --- programs of a fake engine: 16 blocks of 4 tokens -----------------------------
+
+
+@pytest.fixture
+def engine():
+    """Five programs have ended with 10 blocks each; A is under way with 2."""
+    settings = {
+        "policy": "fixed",
+        "policy_options": {"ttl_s": 60.0},
+        "max_pinned_fraction": 1.0,
+        "admission": "room-to-grow",
+        "growth_share": 1.0,
+    }
+    engine = FakeEngine(settings, pool_blocks=16, block_tokens=BLOCK_TOKENS)
+    for number in range(MIN_ENDED):
+        label = f"over{number}"
+        tokens = range(1000 * number, 1000 * number + 40)
+        engine.arrive(label, tokens, program=label, is_last_step=True)
+        engine.admit(label)
+        engine.finish(label)
+    engine.arrive("A", range(8), program="A")
+    assert engine.admit("A")
+    return engine
+
+
+def may_start(engine, request_id, kv_blocks=2):
+    return engine.controller.admission(request_id, kv_blocks) is Admission.ADMIT
+
+
+def test_a_newcomer_waits_until_the_pin_is_gone(engine):
+    # A: 2 of 16 blocks, 8 to come. Of 14 free ones C wants 2 + 8, beside those 8.
+    engine.arrive("C", range(900, 908), program="C")
+    assert not may_start(engine, "C")
+    engine.finish("A")
+    assert len(engine.controller.pins) == 1
+    assert not may_start(engine, "C")
+    engine.step(seconds=61.0)
+    assert len(engine.controller.pins) == 0
+    assert may_start(engine, "C")
+
+
+@pytest.mark.parametrize("leave", ["abort", "end"])
+def test_a_newcomer_starts_when_the_other_is_gone(engine, leave):
+    engine.arrive("C", range(900, 908), program="C")
+    if leave == "abort":
+        engine.abort("A")
+    else:
+        engine.controller.end("", "A")
+        engine.finish("A")
+    assert may_start(engine, "C")
+
+
+def test_under_another_order_nobody_is_held_back(engine):
+    engine.arrive("C", range(900, 908), program="C")
+    answer = engine.controller.admission("C", 2, by_program=False)
+    assert answer is Admission.ADMIT
