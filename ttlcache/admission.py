@@ -23,6 +23,11 @@ class AdmissionControl(ABC):
 
     needs_order: ClassVar[bool] = False
 
+    @property
+    def growth_blocks(self) -> float:
+        """Free blocks that new programs leave to those under way."""
+        return 0.0
+
     @abstractmethod
     def reasons(self, program: Program, kv_blocks: float, now_s: float) -> None:
         """A turn of `program` is under way with a context of `kv_blocks`."""

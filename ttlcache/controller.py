@@ -150,6 +150,11 @@ class Controller:
         """Before the first request, if at all."""
         self.places.ordering = ordering
 
+    @property
+    def growth_blocks(self) -> float:
+        """Free blocks that new programs leave to those under way."""
+        return self._admission.growth_blocks
+
     # --- a request comes -------------------------------------------------
 
     def arrive(self, arrival: Arrival) -> RequestRecord:

@@ -27,6 +27,7 @@ def gauges_of(controller: Controller, now_s: float) -> dict[str, float]:
             now_s,
         ),
         "owed_blocks": controller.owed.blocks(now_s),
+        "growth_blocks": controller.growth_blocks,
         "queueing_delay_seconds": controller.costs.queueing_delay_s,
         "memoryfulness": controller.memory.eta,
         "seniority_quantum_seconds": controller.places.quantum.seconds,

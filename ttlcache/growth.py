@@ -52,7 +52,7 @@ class RoomToGrow(AdmissionControl):
 
     @property
     def growth_blocks(self) -> float:
-        """Room kept for programs that hold memory."""
+        """Room left for those that hold memory."""
         return self._growth_blocks
 
     def reasons(self, program: Program, kv_blocks: float, now_s: float) -> None:

@@ -53,6 +53,7 @@ GAUGES: dict[str, str] = {
         "KV blocks of running requests, and of pins discounted by the time they waited."
     ),
     "owed_blocks": "KV blocks left free for programs that lost them to pressure.",
+    "growth_blocks": "KV blocks left free for what programs under way will still need.",
     "queueing_delay_seconds": "T: mean queueing delay of returns whose KV was gone.",
     "memoryfulness": "Eta: how much progress tells about remaining turns.",
     "seniority_quantum_seconds": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from ttlcache import admissions
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache.controller import Controller
@@ -142,19 +143,26 @@ class SideParts:
         if told is not None:
             self.lower.tell(told)
 
+    def _admission_in_force(self, ours: bool) -> str:
+        """ours: whether our scheduler runs. Others' orders are not by program."""
+        name = admissions.in_force(self._config)
+        by_program = ours and not self._heeds_priority
+        return name if by_program or self._config.admission != "auto" else "none"
+
     def log_start(self, scheduler_name: str, ours: bool) -> None:
         """The one line that says what runs."""
         self.announced = True
         ledger = self.ledger
         log.info(
-            "ttlcache %s on vLLM %s: policy=%s%s ordering=%s max_pinned_fraction=%g "
-            "(%s of %s blocks) max_ttl_s=%g scheduler=%s kv_groups=%d "
-            "async_scheduling=%s lower_tier=%s",
+            "ttlcache %s on vLLM %s: policy=%s%s ordering=%s admission=%s "
+            "max_pinned_fraction=%g (%s of %s blocks) max_ttl_s=%g scheduler=%s "
+            "kv_groups=%d async_scheduling=%s lower_tier=%s",
             compat.ttlcache_version(),
             compat.vllm_version(),
             self._config.policy,
             self._config.policy_options or "",
             self._config.ordering,
+            self._admission_in_force(ours),
             self._config.max_pinned_fraction,
             int(self._config.max_pinned_fraction * ledger.pool_blocks)
             if ledger
