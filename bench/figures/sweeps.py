@@ -107,13 +107,15 @@ def _full_fleet(programs: int, replicas: int, seeds: str = "0") -> SimOptions:
 def ablation_arms() -> str:
     """From the paper's steps to ours, then ours with one idea less at a time.
 
-    The ideas are the switches of the policy, whatever they are called today.
+    The ideas are the switches of the policy, whatever they are called today, and the
+    room that new programs leave to those under way.
     """
     steps = ["vllm", "program-fcfs", "static-ttl", "cachettl", "adaptive"]
     for name, value in policies.create("adaptive").options.model_dump().items():
         if value is True:
             change = f'{{"policy_options": {{"{name}": false}}}}'
             steps.append(f"adaptive:{change}")
+    steps.append('adaptive:{"admission": "none"}')
     return ",".join(steps)
 
 

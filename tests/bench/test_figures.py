@@ -91,6 +91,7 @@ def test_every_sweep_has_cells_and_the_ablation_names_every_switch():
     names = [arm.name for arm in parse_arms(ablation_arms())]
     assert names[:5] == ["vllm", "program-fcfs", "static-ttl", "cachettl", "adaptive"]
     assert len(names) > 6
+    assert 'adaptive:{"admission": "none"}' in names
 
 
 def test_the_command_renders_and_refuses(tmp_path):
