@@ -37,7 +37,10 @@ class AdmissionControl(ABC):
         """Its last turn finished: a tool runs."""
 
     def lets_go(self, program: Program) -> None:  # noqa: B027 - most need not know
-        """Its tool runs, and its turn was not pinned, or is not any more."""
+        """No pin holds its context: its turn got none, or lost it, or was aborted."""
+
+    def weighs(self, kv_blocks: float, footprint_blocks: float) -> None:  # noqa: B027
+        """A context of `kv_blocks` took so many blocks of the pool."""
 
     @abstractmethod
     def leaves(self, program: Program, now_s: float) -> None:
@@ -45,14 +48,29 @@ class AdmissionControl(ABC):
 
     @abstractmethod
     def admit(
-        self, program: Program, kv_blocks: float, pressure: Pressure, now_s: float
+        self,
+        program: Program,
+        kv_blocks: float,
+        pressure: Pressure,
+        now_s: float,
+        *,
+        context_blocks: float,
     ) -> Admission:
-        """Whether a request of `program` needing `kv_blocks` may take memory."""
+        """Whether a request of `program` needing `kv_blocks` may take memory.
+
+        Args:
+            kv_blocks: of the pool, beside what it found cached.
+            context_blocks: of its whole prompt.
+        """
 
     def lack_blocks(
-        self, program: Program, kv_blocks: float, pressure: Pressure
+        self,
+        program: Program,
+        kv_blocks: float,
+        context_blocks: float,
+        pressure: Pressure,
     ) -> float:
-        """How many more free blocks would let it in; 0 where pins are no help."""
+        """How many more free blocks would let it in; 0: that is not what it lacks."""
         return 0.0
 
 
@@ -69,7 +87,13 @@ class AdmitAll(AdmissionControl):
         """Not counted."""
 
     def admit(
-        self, program: Program, kv_blocks: float, pressure: Pressure, now_s: float
+        self,
+        program: Program,
+        kv_blocks: float,
+        pressure: Pressure,
+        now_s: float,
+        *,
+        context_blocks: float,
     ) -> Admission:
         return Admission.ADMIT
 
@@ -134,7 +158,13 @@ class WorkingSet(AdmissionControl):
             self._reasoning_blocks = self._acting_blocks = 0.0
 
     def admit(
-        self, program: Program, kv_blocks: float, pressure: Pressure, now_s: float
+        self,
+        program: Program,
+        kv_blocks: float,
+        pressure: Pressure,
+        now_s: float,
+        *,
+        context_blocks: float,
     ) -> Admission:
         if program in self._shares or program.parent in self._shares:
             return Admission.ADMIT

@@ -9,7 +9,6 @@ only through the `BlockHolder` that the adapter provides.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -137,7 +136,7 @@ class Controller:
         self._admission = admissions.create(config, block_tokens)
         self._turns.let_go = self._admission.lets_go
         self._entrance = Entrance(
-            self._admission, self.owed, self.places, holder, clock
+            self._admission, self.owed, self.places, holder, clock, block_tokens
         )
         self._seq = 0
 
@@ -164,6 +163,7 @@ class Controller:
         if stale is not None:
             # The engine reuses an id whose end we never heard of.
             self._leave(stale)
+            self._admission.lets_go(stale.program)
         known = len(self.programs)
         program, rule = self._identifier.identify(arrival, now_s)
         self.metrics.count("turns_identified", rule.value)
@@ -219,14 +219,16 @@ class Controller:
         waiting at the head of another one would keep programs before it waiting.
         """
         record = self.requests.get(request_id)
-        if record is None or record.admitted_s is not None:
+        if (
+            record is None
+            or record.admitted_s is not None
+            or not self.retention_enabled
+        ):
             return Admission.ADMIT
         return self._entrance.ask(record, kv_blocks, by_program=by_program)
 
     def make_room(self, request_id: str, kv_blocks: float) -> int:
-        """`admission` said to wait: what others hold without need or right gives way.
-
-        As for a failed allocation: such pins would keep it out as long as they live.
+        """`admission` said to wait: pins that nobody has a right to go.
 
         Returns:
             Blocks that became free; 0 means that asking again is pointless.
@@ -236,9 +238,7 @@ class Controller:
             return 0
         freed = self.reprice()
         lack = self._entrance.lack_blocks(record, kv_blocks)
-        if lack > 0.0:
-            freed += self.reclaim(math.ceil(lack), Urgency.WAITING, request_id)
-        return freed
+        return freed + self.reclaimer.end_wishes(lack)
 
     def admit(self, request_id: str, cached_tokens: int) -> None:
         """The request got its blocks: it claims its pin.
@@ -339,6 +339,8 @@ class Controller:
         order = self._retain(record, finish, now_s)
         if order is None:
             self._admission.lets_go(program)
+        else:  # making room for it may have ended the program's other pins
+            self._admission.acts(program, finish.num_tokens / self.block_tokens, now_s)
         return order
 
     def end(self, tenant: str, program_id: str, how: str = "told") -> bool:
@@ -464,6 +466,8 @@ class Controller:
         self._turns.open(program, turn)
         self._identifier.remember(program, finish)
         self.costs.observe_footprint(finish.footprint_blocks or finish.kv_blocks)
+        blocks = finish.num_tokens / self.block_tokens
+        self._admission.weighs(blocks, finish.footprint_blocks)
         if not self.retention_enabled or record.hints.rejected:
             return None
         self.last_decision, order = self._holding.begin(

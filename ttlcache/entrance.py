@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ttlcache.admission import AdmissionControl
@@ -22,6 +23,7 @@ class Entrance:
     places: Places
     holder: BlockHolder
     clock: Clock
+    block_tokens: int
 
     def ask(
         self, record: RequestRecord, kv_blocks: float, *, by_program: bool
@@ -37,9 +39,18 @@ class Entrance:
                 return Admission.WAIT
         if self.control.needs_order and not by_program:
             return Admission.ADMIT
-        return self.control.admit(record.program, kv_blocks, pressure, now_s)
+        return self.control.admit(
+            record.program,
+            kv_blocks,
+            pressure,
+            now_s,
+            context_blocks=record.num_tokens / self.block_tokens,
+        )
 
-    def lack_blocks(self, record: RequestRecord, kv_blocks: float) -> float:
+    def lack_blocks(self, record: RequestRecord, kv_blocks: float) -> int:
         """How many more free blocks would let it in, see `AdmissionControl`."""
-        pressure = self.holder.pressure()
-        return self.control.lack_blocks(record.program, kv_blocks, pressure)
+        context_blocks = record.num_tokens / self.block_tokens
+        lack = self.control.lack_blocks(
+            record.program, kv_blocks, context_blocks, self.holder.pressure()
+        )
+        return max(0, math.ceil(lack))

@@ -18,11 +18,14 @@ from ttlcache.types import Pressure
 
 #: Ended programs over which the mean is taken, and below which nothing is known.
 WINDOW, MIN_ENDED = 1000, 5
+#: Of the pool, what is left free for growth at most: where short and long programs come
+#: together the mean is far from either, and half of the memory serves whoever comes.
+MOST_OF_POOL = 0.5
 
 
 @dataclass(slots=True)
 class _Share:
-    """kv_blocks: the context of its latest turn. growth_blocks: room kept for it."""
+    """kv_blocks: the context of its latest turn. growth_blocks: room left for it."""
 
     kv_blocks: float
     growth_blocks: float
@@ -31,38 +34,49 @@ class _Share:
 class RoomToGrow(AdmissionControl):
     """A new program waits until its context and everybody's growth fit.
 
-        needed + growth(needed) + sum of growth(c) over those that hold memory <= free
+        needed + min(growth(c of the newcomer) + sum of growth(c) over those that hold
+        memory, half of the pool) <= free
         growth(c) = share * max(0, mean context of ended programs - c)
 
     with c the blocks of a context. A share of 1/2 would count a program as the mean of
     its context now and at its end: programs are at different points of their lives, and
     not all are at their largest together. Who holds memory: a program with a turn under
-    way, or a pin. One that has started is never held back, nor its sub-agents, and
-    before some have ended nobody is. O(1) per event and per question.
+    way, or a pin; its growth is the one expected at its latest event. A program that
+    has started is never held back, nor its sub-agents; nobody is before some have
+    ended. O(1) per event and per question.
     """
 
     needs_order = True
 
     def __init__(self, share: float, block_tokens: int) -> None:
+        """
+        Args:
+            share: of the expected growth, the part for which room is left.
+            block_tokens: tokens of a block of a context.
+        """
         self._share = share
         self._block_tokens = block_tokens
         self._held: dict[Program, _Share] = {}
-        self._growth_blocks = 0.0
+        self._growth_sum = 0.0
         self._final_blocks = SlidingMean(WINDOW)
+        self._turn_blocks = SlidingMean(WINDOW)
+        self._footprint_blocks = SlidingMean(WINDOW)
 
     @property
     def growth_blocks(self) -> float:
-        """Room left for those that hold memory."""
-        return self._growth_blocks
+        """Room left for those that hold memory, in blocks of the pool."""
+        return self._growth_sum * self._width
 
     def reasons(self, program: Program, kv_blocks: float, now_s: float) -> None:
         self._drop(program)
+        if program.ended:  # what its requests still do says nothing of others
+            return
         growth_blocks = self._growth(kv_blocks)
         self._held[program] = _Share(kv_blocks, growth_blocks)
-        self._growth_blocks += growth_blocks
+        self._growth_sum += growth_blocks
 
     def acts(self, program: Program, kv_blocks: float, now_s: float) -> None:
-        # Its pin, if there is one, was begun before this.
+        # Held until `lets_go` says that no pin holds it.
         self.reasons(program, kv_blocks, now_s)
 
     def lets_go(self, program: Program) -> None:
@@ -78,22 +92,57 @@ class RoomToGrow(AdmissionControl):
             tokens = max(turn.context_tokens for turn in program.open_turns)
             self._final_blocks.observe(tokens / self._block_tokens)
 
+    def weighs(self, kv_blocks: float, footprint_blocks: float) -> None:
+        if kv_blocks > 0.0 and footprint_blocks > 0.0:
+            self._turn_blocks.observe(kv_blocks)
+            self._footprint_blocks.observe(footprint_blocks)
+
     def admit(
-        self, program: Program, kv_blocks: float, pressure: Pressure, now_s: float
+        self,
+        program: Program,
+        kv_blocks: float,
+        pressure: Pressure,
+        now_s: float,
+        *,
+        context_blocks: float,
     ) -> Admission:
-        lack = self.lack_blocks(program, kv_blocks, pressure)
+        lack = self.lack_blocks(program, kv_blocks, context_blocks, pressure)
         return Admission.ADMIT if lack <= 0.0 else Admission.WAIT
 
     def lack_blocks(
-        self, program: Program, kv_blocks: float, pressure: Pressure
+        self,
+        program: Program,
+        kv_blocks: float,
+        context_blocks: float,
+        pressure: Pressure,
     ) -> float:
-        knows = self._final_blocks.count >= MIN_ENDED
-        if not knows or not self._held or program in self._held:
+        if not self._holds_back(program):
             return 0.0
-        if _has_started(program):
-            return 0.0
-        wanted = kv_blocks + self._growth(kv_blocks) + self._growth_blocks
-        return wanted - pressure.free_blocks
+        growth_blocks = self._width * (self._growth(context_blocks) + self._growth_sum)
+        most_blocks = MOST_OF_POOL * pressure.pool_blocks
+        return kv_blocks + min(growth_blocks, most_blocks) - pressure.free_blocks
+
+    def _holds_back(self, program: Program) -> bool:
+        """Whether anybody's growth may keep a request of `program` out."""
+        if not self._held or self._final_blocks.count < MIN_ENDED:
+            return False
+        if self._has_started(program):
+            return False
+        return program.parent is None or not self._has_started(program.parent)
+
+    def _has_started(self, program: Program) -> bool:
+        return program.turns_finished > 0 or program in self._held
+
+    @property
+    def _width(self) -> float:
+        """Blocks of the pool that a block of a context takes.
+
+        More than one with several KV cache groups. Less is what programs share, and
+        growth is not shared.
+        """
+        if not self._turn_blocks.count:
+            return 1.0
+        return max(1.0, self._footprint_blocks.value / self._turn_blocks.value)
 
     def _growth(self, kv_blocks: float) -> float:
         final = self._final_blocks
@@ -104,14 +153,7 @@ class RoomToGrow(AdmissionControl):
     def _drop(self, program: Program) -> _Share | None:
         share = self._held.pop(program, None)
         if share is not None:
-            self._growth_blocks -= share.growth_blocks
+            self._growth_sum -= share.growth_blocks
         if not self._held:  # rounding must not add up over millions of programs
-            self._growth_blocks = 0.0
+            self._growth_sum = 0.0
         return share
-
-
-def _has_started(program: Program) -> bool:
-    parent = program.parent
-    return program.turns_finished > 0 or (
-        parent is not None and (parent.turns_finished > 0 or parent.in_flight > 0)
-    )

@@ -136,6 +136,22 @@ class Reclaimer:
             if needless and lapsed:
                 self.end_pin(pin, PinOutcome.VICTIM)
 
+    def end_wishes(self, blocks: int) -> int:
+        """End pins that only a client's wish keeps until `blocks` are free of them.
+
+        Returns:
+            Blocks that became free.
+        """
+        freed, now_s = 0, self.clock.now_s()
+        if blocks <= 0 or not self.pins.wished_blocks:
+            return 0
+        for pin in self.pins.victims():
+            if pin.wished and not pin.held and now_s >= pin.firm_until_s:
+                freed += self.end_pin(pin, PinOutcome.VICTIM)
+                if freed >= blocks:
+                    break
+        return freed
+
     def _for_waiting(
         self,
         needed: int,

@@ -147,7 +147,7 @@ class SideParts:
         """ours: whether our scheduler runs. Others' orders are not by program."""
         name = admissions.in_force(self._config)
         by_program = ours and not self._heeds_priority
-        return name if by_program or self._config.admission != "auto" else "none"
+        return name if by_program or name == "working-set" else "none"
 
     def log_start(self, scheduler_name: str, ours: bool) -> None:
         """The one line that says what runs."""

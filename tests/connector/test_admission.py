@@ -11,6 +11,7 @@ import random
 import pytest
 
 from tests.connector.conftest import free
+from ttlcache.types import GapKey
 
 CONTROL = {
     "policy": "none",
@@ -82,8 +83,8 @@ def test_its_wait_makes_memory_dear(full_engine):
 
 
 def test_room_to_grow_is_asked_by_vllms_scheduler(make_engine, clock):
-    # Five programs ended with 10 blocks of 16 tokens; A has 3 of 28, pinned. D wants 4,
-    # and both may grow by 6: 16 of 25. E would, too, and does not fit: 22 of 21.
+    # Five programs ended with 10 blocks of 16 tokens. Of 28 A has 3, pinned, and D
+    # takes 10. E wants 4, and 6 are to come for it as for A: 16 of 15.
     engine = make_engine(
         num_blocks=29,
         extra_config={
@@ -98,7 +99,7 @@ def test_room_to_grow_is_asked_by_vllms_scheduler(make_engine, clock):
         engine.run()
     add(engine, "A", 60)
     engine.run()
-    add(engine, "D", 60, max_tokens=200)
+    add(engine, "D", 156, max_tokens=150)
     assert step(engine) == ["D-1"]
     add(engine, "E", 60, max_tokens=200)
     assert step(engine) == []
@@ -108,6 +109,32 @@ def test_room_to_grow_is_asked_by_vllms_scheduler(make_engine, clock):
     clock.advance(61.0)
     engine.step()
     assert free(engine) == 28
+
+
+def test_pins_made_while_memory_was_free_end_when_a_newcomer_is_held_back(
+    make_engine, clock
+):
+    # As above, but A's pin was given for as long as there is, at no price.
+    engine = make_engine(
+        num_blocks=29,
+        extra_config={"growth_share": 1.0, "max_ttl_s": 1e9},
+    )
+    controller = engine.connector.side.controller
+    for gap_s in [1.0] * 60:
+        controller.gaps.observe(GapKey("bash"), gap_s)
+    for program in "VWXYZ":
+        add(engine, program, 156, is_last_step=True)
+        engine.run()
+    add(engine, "A", 60)
+    engine.run()
+    clock.advance(10.0)  # nobody who was away for so long has come back
+    assert len(controller.pins) == 1
+    add(engine, "D", 156, max_tokens=150)
+    assert step(engine) == ["D-1"]
+    assert len(controller.pins) == 1
+    add(engine, "E", 60, max_tokens=150)
+    assert step(engine) == ["E-1"]
+    assert len(controller.pins) == 0
 
 
 def test_without_admission_control_it_does_not_wait(full_engine):

@@ -25,7 +25,9 @@ def make_program(number=1):
 
 
 def admitted(control, program, kv_blocks, pool_blocks, now_s=0.0):
-    answer = control.admit(program, kv_blocks, Pressure(pool_blocks), now_s)
+    answer = control.admit(
+        program, kv_blocks, Pressure(pool_blocks), now_s, context_blocks=kv_blocks
+    )
     return answer is Admission.ADMIT
 
 

@@ -38,9 +38,16 @@ def room_to_grow(share=0.5, finals=(20,) * MIN_ENDED):
     return control
 
 
-def admitted(control, program, kv_blocks, free_blocks):
-    pressure = Pressure(100, free_blocks=free_blocks)
-    return control.admit(program, kv_blocks, pressure, 0.0) is Admission.ADMIT
+def admitted(control, program, kv_blocks, free_blocks, context_blocks=None, pool=100):
+    pressure = Pressure(pool, free_blocks=free_blocks)
+    answer = control.admit(
+        program,
+        kv_blocks,
+        pressure,
+        0.0,
+        context_blocks=kv_blocks if context_blocks is None else context_blocks,
+    )
+    return answer is Admission.ADMIT
 
 
 def test_room_is_kept_for_half_of_what_is_still_to_come():
@@ -61,6 +68,33 @@ def test_one_that_is_larger_than_most_needs_nothing_more():
     assert admitted(control, make_program(2), 30, free_blocks=30)
 
 
+def test_what_it_found_cached_grows_no_more():
+    # Of 12 blocks 10 are shared: 2 are needed, and (20 - 12) / 2 for its growth.
+    control = room_to_grow()
+    control.reasons(make_program(1), 20, now_s=0.0)
+    assert not admitted(control, make_program(2), 2, free_blocks=5, context_blocks=12)
+    assert admitted(control, make_program(2), 2, free_blocks=6, context_blocks=12)
+
+
+def test_half_of_the_pool_serves_whoever_comes():
+    """Chats of one block beside agents of 999: the mean is far from either."""
+    control = room_to_grow(finals=(1, 999) * MIN_ENDED)
+    for number in range(40):
+        control.reasons(make_program(number), 1, now_s=0.0)
+    assert control.growth_blocks > 9_000
+    assert admitted(control, make_program(99), 1, free_blocks=501, pool=1000)
+    assert not admitted(control, make_program(99), 1, free_blocks=500, pool=1000)
+
+
+def test_with_several_cache_groups_a_context_takes_more_blocks():
+    control = room_to_grow()
+    control.weighs(10, 9.0)  # a part is shared: growth is not
+    control.reasons(make_program(1), 12, now_s=0.0)
+    assert control.growth_blocks == 4.0
+    control.weighs(10, 31.0)
+    assert control.growth_blocks == 8.0
+
+
 def test_before_some_have_ended_nothing_is_known():
     control = room_to_grow(finals=(20,) * (MIN_ENDED - 1))
     control.reasons(make_program(1), 4, now_s=0.0)
@@ -79,8 +113,10 @@ def test_who_has_started_is_never_held_back_nor_its_sub_agents():
     assert admitted(control, parent, 50, free_blocks=0)
     assert not admitted(control, child, 4, free_blocks=4)
     child.adopt(parent)
-    parent.in_flight = 1
     assert admitted(control, child, 4, free_blocks=4)
+    orphan = make_program(4)
+    orphan.adopt(make_program(5))  # which waits itself
+    assert not admitted(control, orphan, 4, free_blocks=4)
     returning = make_program(3)
     returning.turns_finished = 1  # its memory is gone
     assert admitted(control, returning, 50, free_blocks=0)
@@ -100,6 +136,20 @@ def test_who_holds_no_memory_any_more_has_no_room():
     control.lets_go(program)
     control.lets_go(program)
     assert control.growth_blocks == 0.0
+
+
+def test_an_ended_program_is_learnt_once():
+    """One of its requests was waiting when the client said so, and runs on."""
+    control = RoomToGrow(1.0, BLOCK_TOKENS)
+    for number in range(MIN_ENDED):
+        program = make_program(number)
+        control.acts(program, 20, now_s=0.0)
+        program.ended = True
+        control.leaves(program, now_s=0.0)
+        control.reasons(program, 2, now_s=0.0)
+        control.leaves(program, now_s=0.0)
+    control.reasons(make_program(9), 5, now_s=0.0)
+    assert control.growth_blocks == 15.0
 
 
 def test_what_a_forgotten_program_had_counts_too():
@@ -156,28 +206,32 @@ def test_it_needs_an_order_in_which_newcomers_come_last():
         load_config({"admission": "room-to-grow", "ordering": "plas"})
 
 
-# --- programs of a fake engine: 16 blocks of 4 tokens -----------------------------
+# --- programs of a fake engine: 32 blocks of 4 tokens -----------------------------
 
 
 @pytest.fixture
 def engine():
-    """Five programs have ended with 10 blocks each; A is under way with 2."""
+    return build(policy="fixed", policy_options={"ttl_s": 60.0})
+
+
+def build(**config):
+    """Five programs have ended with 10 blocks each; A has 2, D 14 and runs on."""
     settings = {
-        "policy": "fixed",
-        "policy_options": {"ttl_s": 60.0},
+        **config,
         "max_pinned_fraction": 1.0,
         "admission": "room-to-grow",
         "growth_share": 1.0,
     }
-    engine = FakeEngine(settings, pool_blocks=16, block_tokens=BLOCK_TOKENS)
+    engine = FakeEngine(settings, pool_blocks=32, block_tokens=BLOCK_TOKENS)
     for number in range(MIN_ENDED):
         label = f"over{number}"
         tokens = range(1000 * number, 1000 * number + 40)
         engine.arrive(label, tokens, program=label, is_last_step=True)
         engine.admit(label)
         engine.finish(label)
-    engine.arrive("A", range(8), program="A")
-    assert engine.admit("A")
+    for label, tokens in (("A", range(8)), ("D", range(500, 556))):
+        engine.arrive(label, tokens, program=label)
+        assert engine.admit(label)
     return engine
 
 
@@ -186,7 +240,7 @@ def may_start(engine, request_id, kv_blocks=2):
 
 
 def test_a_newcomer_waits_until_the_pin_is_gone(engine):
-    # A: 2 of 16 blocks, 8 to come. Of 14 free ones C wants 2 + 8, beside those 8.
+    # C wants 2, and 8 are to come for it as for A: 18, and 16 are free.
     engine.arrive("C", range(900, 908), program="C")
     assert not may_start(engine, "C")
     engine.finish("A")
@@ -206,6 +260,33 @@ def test_a_newcomer_starts_when_the_other_is_gone(engine, leave):
         engine.controller.end("", "A")
         engine.finish("A")
     assert may_start(engine, "C")
+
+
+def test_what_only_a_wish_keeps_gives_way_to_who_is_held_back():
+    # The policy gives A nothing, its client a minute: 4 blocks, and 6 to come.
+    engine = build(policy="none")
+    engine.finish("A")
+    assert engine.controller.growth_blocks == 0.0
+    engine.turn("A-1", range(16), program="A", ttl_s=60.0)
+    (pin,) = engine.controller.pins
+    assert pin.wished
+    engine.arrive("C", range(900, 908), program="C")
+    assert not may_start(engine, "C")
+    assert engine.controller.make_room("C", 2) == 4
+    assert not engine.controller.pins
+    assert engine.controller.make_room("C", 2) == 0
+
+
+def test_who_turned_itself_off_holds_nobody_back(engine):
+    engine.arrive("C", range(900, 908), program="C")
+    assert not may_start(engine, "C")
+    engine.controller.disable()
+    assert may_start(engine, "C")
+
+
+def test_an_id_that_is_used_again_leaves_no_room_behind(engine):
+    engine.arrive("A", range(700, 708), program="other")  # whose end we never heard of
+    assert engine.controller.growth_blocks == 0.0
 
 
 def test_under_another_order_nobody_is_held_back(engine):

@@ -16,7 +16,7 @@ from ttlcache.config import TTLCacheConfig
 CHANGE_WHEN = {
     "policy": "the results on your own trace say so (`python -m bench gaps`)",
     "ordering": "single requests matter more than whole programs: `request-fcfs`",
-    "admission": "new programs shall start at once, whom it may cost: `none`",
+    "admission": "a new program's first answer matters most: `none`",
     "max_pinned_fraction": "chats without tools share the server and wait too long",
     "max_ttl_s": "gaps last longer and memory is idle",
     "max_queue_wait_s": "somebody watches: lower; batch jobs only: higher",
