@@ -267,7 +267,7 @@ def test_what_only_a_wish_keeps_gives_way_to_who_is_held_back():
     engine = build(policy="none")
     engine.finish("A")
     assert engine.controller.growth_blocks == 0.0
-    engine.turn("A-1", range(16), program="A", ttl_s=60.0)
+    engine.turn("A-1", range(16), program="A", ttl=60.0)
     (pin,) = engine.controller.pins
     assert pin.wished
     engine.arrive("C", range(900, 908), program="C")
