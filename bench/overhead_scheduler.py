@@ -4,9 +4,8 @@ Engines in one process take the same steps, `TURN` at a time: `RUNNING` requests
 `WAITING` wait, no model. Some are plain vLLM, some have a connector that does nothing,
 some are ours: what vLLM itself does for any connector is told apart from what we do.
 There are `EACH` of a kind, as two equal engines differ by where in memory they lie.
-Turns of a single step would measure the change of engines, which costs all of them a
-tenth: a real one has a process of its own, and with it the interpreter's inline caches
-and the memory caches.
+Turns of a single step would measure the change of engines, too: a real one has a
+process of its own, and with it the interpreter's inline caches and the memory caches.
 
 seats     every seat is taken, everybody decodes: the queue is not looked at
 memory    seats are left, but no memory: the head of the queue is refused at every step
@@ -57,8 +56,8 @@ class Paired:
 
     more_ms, idle_more_ms: median of the paired differences to plain vLLM, of ours and
         of the connector that does nothing.
-    same_ms: the largest such median between two engines of plain vLLM: what there is
-        to see where nothing differs. nan with one engine of a kind.
+    same_ms: the largest such median between two single engines of plain vLLM: what
+        there is to see where nothing differs. nan with one engine of a kind.
     """
 
     load: str
@@ -222,11 +221,12 @@ def _frozen_heap() -> Iterator[None]:
 
 
 def _alternate(engines: list[Callable[[], float]], steps: int) -> list[list[float]]:
-    """Seconds of each engine's steps. Who goes first changes from turn to turn."""
+    """Seconds of each engine's steps. Who goes first, and after whom, changes."""
     seconds: list[list[float]] = [[] for _ in engines]
     for first, begin in enumerate(range(0, steps, TURN)):
+        way = -1 if first % 2 else 1
         for place in range(len(engines)):
-            which = (first + place) % len(engines)
+            which = (first + way * place) % len(engines)
             for _ in range(min(TURN, steps - begin)):
                 seconds[which].append(engines[which]())
     return seconds
