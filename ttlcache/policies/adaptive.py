@@ -24,9 +24,9 @@ whole_victims         under pressure a pin may lose a little of its tail, and be
                       tier has already, so that giving it up costs a reload and no copy,
                       always goes as a whole.
 lone_reloads          what a lower tier has already (write-through) comes back beside
-                      the others' steps: a second of it delays its own program alone, and
-                      those who wait by the memory it takes. What it has not yet counts
-                      in full: to let go of it would cost a copy of it first.
+                      the others' steps: a second of it delays its own program alone,
+                      and those who wait by the memory it takes. What it has not yet
+                      counts in full: to let go of it would cost a copy of it first.
 room_owed             off: with it, what a program lost under pressure is left free for
                       its return by programs after it (`ttlcache.owed`), up to the
                       longest TTL; pays where tools are fast and no tier is below.
