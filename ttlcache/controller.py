@@ -228,7 +228,7 @@ class Controller:
         return self._entrance.ask(record, kv_blocks, by_program=by_program)
 
     def make_room(self, request_id: str, kv_blocks: float) -> int:
-        """`admission` said to wait: pins that nobody has a right to go.
+        """`admission` said to wait: pins that have no right to stay give way.
 
         Returns:
             Blocks that became free; 0 means that asking again is pointless.
@@ -238,7 +238,7 @@ class Controller:
             return 0
         freed = self.reprice()
         lack = self._entrance.lack_blocks(record, kv_blocks)
-        return freed + self.reclaimer.end_wishes(lack)
+        return freed + self.reclaimer.take_for_newcomer(record.program, lack)
 
     def admit(self, request_id: str, cached_tokens: int) -> None:
         """The request got its blocks: it claims its pin.

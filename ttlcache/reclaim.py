@@ -12,6 +12,7 @@ run, is no reason to lose contexts that take many seconds to rebuild.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -26,6 +27,10 @@ from ttlcache.types import PinOutcome
 #: Ends a pin in all tables and releases its blocks; returns blocks freed.
 EndPin = Callable[[Pin, PinOutcome], int]
 Eligible = Callable[[Pin], bool]
+
+
+#: A rank that no pin stands behind.
+_BEHIND_ALL: Rank = (sys.maxsize,)
 
 
 @dataclass(slots=True)
@@ -136,21 +141,19 @@ class Reclaimer:
             if needless and lapsed:
                 self.end_pin(pin, PinOutcome.VICTIM)
 
-    def end_wishes(self, blocks: int) -> int:
-        """End pins that only a client's wish keeps until `blocks` are free of them.
+    def take_for_newcomer(self, program: Program, blocks: int) -> int:
+        """Free up to `blocks` of pins that have no right against anybody.
 
-        Returns:
-            Blocks that became free.
+        Those that only a client's wish keeps, and those of a tenant over its part.
+        What else ranks behind the newcomer is not taken for growth that is to come.
         """
-        freed, now_s = 0, self.clock.now_s()
-        if blocks <= 0 or not self.pins.wished_blocks:
-            return 0
-        for pin in self.pins.victims():
-            if pin.wished and not pin.held and now_s >= pin.firm_until_s:
-                freed += self.end_pin(pin, PinOutcome.VICTIM)
-                if freed >= blocks:
-                    break
-        return freed
+        cap, now_s = self._cap(), self.clock.now_s()
+        return self._take(
+            blocks,
+            lambda pin: (
+                not pin.held and self._outranks(program, _BEHIND_ALL, pin, cap, now_s)
+            ),
+        )
 
     def _for_waiting(
         self,

@@ -272,9 +272,24 @@ def test_what_only_a_wish_keeps_gives_way_to_who_is_held_back():
     assert pin.wished
     engine.arrive("C", range(900, 908), program="C")
     assert not may_start(engine, "C")
-    assert engine.controller.make_room("C", 2) == 4
-    assert not engine.controller.pins
+    assert engine.controller.make_room("C", 2) == 2
+    assert pin.kv_blocks == 2
+    assert may_start(engine, "C")
     assert engine.controller.make_room("C", 2) == 0
+
+
+def test_a_tenant_over_its_part_gives_way_to_anothers_newcomer():
+    engine = build(policy="fixed", policy_options={"ttl_s": 60.0})
+    engine.finish("A")
+    engine.turn("A-1", range(56), program="A")  # 14 blocks, so half of the pool is less
+    engine.finish("D")
+    engine.arrive("C", range(900, 908), program="C")
+    engine.arrive("E", range(900, 908), program="E", tenant="other")
+    assert not may_start(engine, "C")
+    assert engine.controller.make_room("C", 2) == 0, "its own tenant's are before it"
+    assert not may_start(engine, "E")
+    assert engine.controller.make_room("E", 2) > 0
+    assert may_start(engine, "E")
 
 
 def test_who_turned_itself_off_holds_nobody_back(engine):
