@@ -13,33 +13,29 @@ from collections.abc import Callable
 from typing import Any
 
 from ttlcache import admissions, policies, progress
+from ttlcache.arrivals import Arrivals
 from ttlcache.clock import Clock
 from ttlcache.config import TTLCacheConfig
-from ttlcache.continuation import relate
 from ttlcache.costs import CostModel
+from ttlcache.departures import Departures
 from ttlcache.entrance import Entrance
-from ttlcache.estimators import Memoryfulness
 from ttlcache.events import Admission, Arrival, BlockHolder, Finish, HoldOrder, Urgency
-from ttlcache.finished import finished_turn
 from ttlcache.gaps import GapHistory
 from ttlcache.holding import Holding
 from ttlcache.identity import Identifier
 from ttlcache.journal import NullJournal
 from ttlcache.learning import Learning
-from ttlcache.metrics import MetricsBuffer
 from ttlcache.ordering import ORDERINGS, Ordering, PriorityKey
-from ttlcache.pins import PinTable
 from ttlcache.places import Places
-from ttlcache.policies.base import View
 from ttlcache.prefixes import PrefixIndex
-from ttlcache.programs import Program, ProgramTable, client_key
+from ttlcache.programs import ProgramTable, client_key
 from ttlcache.reclaim import Reclaimer
-from ttlcache.requests import RequestRecord, wait_kind
+from ttlcache.requests import RequestRecord
 from ttlcache.retention import Retention
 from ttlcache.seniority import Quantum
+from ttlcache.tables import Tables
 from ttlcache.turns import OnPinEnd, TurnBook
 from ttlcache.types import Decision, PinOutcome
-from ttlcache.worksize import WorkSizes
 
 #: Silent programs that one step ends: after a quiet night there may be thousands.
 ENDED_AT_ONCE = 256
@@ -68,26 +64,24 @@ class Controller:
             journal: told every event.
             on_pin_end: told how a pin ends, just before its blocks are released.
         """
-        self.config = config
-        self.metrics = MetricsBuffer()
-        self.gaps = gaps if gaps is not None else GapHistory()
-        self.costs = costs if costs is not None else CostModel()
-        self.memory = Memoryfulness()
-        self.work = WorkSizes()
-        self.pins = PinTable()
-        self.programs = ProgramTable(config.max_programs, config.program_idle_s)
-        self.requests: dict[str, RequestRecord] = {}
-        self.retention_enabled = True
-        #: The tier that an expired turn's KV goes to, None while there is none.
-        self.lower_tier: str | None = None
-        #: What the policy said of the request that finished last, None where it was
-        #: not asked: nobody continues such a turn, or nothing is retained.
-        self.last_decision: Decision | None = None
-        self.journal = journal if journal is not None else NullJournal()
+        self.tables = tables = Tables(
+            config,
+            clock,
+            holder,
+            block_tokens,
+            gaps if gaps is not None else GapHistory(),
+            costs if costs is not None else CostModel(),
+            journal if journal is not None else NullJournal(),
+            ProgramTable(config.max_programs, config.program_idle_s),
+        )
+        self.config, self.block_tokens = config, block_tokens
+        self.metrics, self.journal = tables.metrics, tables.journal
+        self.gaps, self.costs = tables.gaps, tables.costs
+        self.memory, self.work = tables.memory, tables.work
+        self.pins, self.programs = tables.pins, tables.programs
+        self.requests = tables.requests
         self._clock = clock
-        self._holder = holder
-        self.block_tokens = block_tokens
-        self._identifier = Identifier(
+        identifier = Identifier(
             self.programs,
             PrefixIndex(block_tokens) if config.prefix_inference else None,
         )
@@ -138,7 +132,45 @@ class Controller:
         self._entrance = Entrance(
             self._admission, self.owed, self.places, holder, clock, block_tokens
         )
-        self._seq = 0
+        self._departures = Departures(
+            tables,
+            identifier,
+            self.places,
+            self._turns,
+            self._holding,
+            self._admission,
+            self.owed,
+            self._learning,
+        )
+        self._arrivals = Arrivals(
+            tables,
+            identifier,
+            self.places,
+            self._turns,
+            self._retention,
+            self._admission,
+            self.owed,
+            self._departures,
+        )
+
+    @property
+    def retention_enabled(self) -> bool:
+        """False once `disable` was called."""
+        return self.tables.retention_enabled
+
+    @property
+    def last_decision(self) -> Decision | None:
+        """Of the request that finished last, see `Tables`."""
+        return self.tables.last_decision
+
+    @property
+    def lower_tier(self) -> str | None:
+        """The tier that an expired turn's KV goes to, None while there is none."""
+        return self.tables.lower_tier
+
+    @lower_tier.setter
+    def lower_tier(self, tier: str | None) -> None:
+        self.tables.lower_tier = tier
 
     @property
     def ordering(self) -> Ordering:
@@ -158,32 +190,7 @@ class Controller:
 
     def arrive(self, arrival: Arrival) -> RequestRecord:
         """A request entered the queue: find its program, close its gap."""
-        now_s = self._clock.now_s()
-        stale = self.requests.pop(arrival.request_id, None)
-        if stale is not None:
-            # The engine reuses an id whose end we never heard of.
-            self._leave(stale)
-            self._admission.lets_go(stale.program)
-        known = len(self.programs)
-        program, rule = self._identifier.identify(arrival, now_s)
-        self.metrics.count("turns_identified", rule.value)
-        if len(self.programs) > known:
-            self.metrics.count("programs_started")
-            self._retention.make_room_for_others()
-        for reason in arrival.hints.rejected:
-            self.metrics.count("hints_rejected", reason)
-        continuation = relate(program, arrival.hashes, arrival.num_tokens)
-        record = self._new_record(arrival, program, now_s)
-        self._adopt(program, arrival)
-        self.places.stand(record)
-        program.in_flight += 1
-        pin, record.reusable_tokens = self._turns.follow(
-            program, continuation, record.request_id, now_s
-        )
-        if pin is not None:
-            record.pin_id = pin.pin_id
-        self.journal.arrive(now_s, record, rule, arrival, continuation)
-        return record
+        return self._arrivals.arrive(arrival)
 
     def priority(self, request_id: str, *, preempted: bool = False) -> PriorityKey:
         """Queue key of a waiting request; smaller is served first.
@@ -246,35 +253,7 @@ class Controller:
         Args:
             cached_tokens: prompt tokens found in GPU memory.
         """
-        record = self.requests.get(request_id)
-        if record is None:
-            return
-        first = record.admitted_s is None
-        now_s = self._clock.now_s()
-        if first:
-            record.admitted_s = now_s
-            record.cached_tokens = cached_tokens
-            self.places.admitted(record, now_s)
-            blocks = record.num_tokens / self.block_tokens
-            self._admission.reasons(record.program, blocks, now_s)
-            self.owed.settle(record.program)
-        elif record.first_token_s is None:
-            if not record.reloads:  # preempted: all anew
-                record.cached_tokens = cached_tokens
-            record.prefill_from_s, record.reloads = now_s, False
-        pin = self.pins.get(record.pin_id)
-        record.pin_id = None
-        self.journal.admit(now_s, record, cached_tokens, pin, self.costs, not first)
-        if first:
-            kind = wait_kind(record, cached_tokens, pin)
-            self.metrics.observe("wait_seconds", now_s - record.queued_s, kind)
-        if pin is not None:
-            saved = min(cached_tokens, pin.kv_tokens)
-            self.metrics.count("prefill_tokens_saved", by=saved)
-            self._turns.end_pin(pin, PinOutcome.CLAIMED)
-        elif first and record.lost_its_kv(cached_tokens):
-            self.metrics.count("evicted_returns")
-            self.costs.observe_return_wait(now_s - record.queued_s)
+        self._arrivals.admit(request_id, cached_tokens)
 
     def prefilled(self, request_id: str, prompt_tokens: int) -> None:
         """The first output token is there: learn what prefill costs."""
@@ -313,42 +292,14 @@ class Controller:
         The adapter must take the references of a returned order at once, before
         the engine frees the request's blocks.
         """
-        self.last_decision = None
-        record = self.requests.pop(finish.request_id, None)
-        if record is None:
-            return None
-        self._leave(record)
-        program = record.program
-        now_s = self._clock.now_s()
-        self.journal.finish(now_s, record, finish)
-        self.programs.touch(program, now_s)
-        if record.admitted_s is not None:
-            if now_s > record.admitted_s:
-                self.places.charge(program, now_s - record.admitted_s)
-            if not program.ended:
-                blocks = finish.num_tokens / self.block_tokens
-                self._admission.acts(program, blocks, now_s)
-        if not finish.completed:
-            self._admission.lets_go(program)
-            return None
-        program.turns_finished += 1
-        self._learning.finished(record, finish, now_s, self.ordering.uses_work)
-        if record.hints.is_last_step or program.ended:
-            self._end_program(program, "last_step")
-            return None
-        order = self._retain(record, finish, now_s)
-        if order is None:
-            self._admission.lets_go(program)
-        else:  # making room for it may have ended the program's other pins
-            self._admission.acts(program, finish.num_tokens / self.block_tokens, now_s)
-        return order
+        return self._departures.finish(finish)
 
     def end(self, tenant: str, program_id: str, how: str = "told") -> bool:
         """A program is over: release all its pins. False if it is unknown."""
         program = self.programs.get(client_key(tenant, program_id))
         if program is None:
             return False
-        self._end_program(program, how)
+        self._departures.end(program, how)
         return True
 
     def progress(
@@ -367,7 +318,7 @@ class Controller:
             self._turns,
             self._retention,
             self.journal,
-            self._view(now_s),
+            self.tables.view(now_s),
             now_s,
         )
 
@@ -377,11 +328,11 @@ class Controller:
         """Before each step: expire pins, forget idle programs."""
         now_s = self._clock.now_s()
         for pin in self.pins.expired(now_s):
-            if not self._holding.prolong(pin, self._view(now_s), now_s):
+            if not self._holding.prolong(pin, self.tables.view(now_s), now_s):
                 self._turns.end_pin(pin, PinOutcome.EXPIRED)
         for program in itertools.islice(self.programs.idle(now_s), ENDED_AT_ONCE):
             overdue = now_s - program.last_seen_s > self.config.program_idle_s
-            self._end_program(program, "idle" if overdue else "forgotten")
+            self._departures.end(program, "idle" if overdue else "forgotten")
 
     def reprice(self) -> int:
         """A request waits for memory: pins made while nobody did are decided anew.
@@ -392,7 +343,7 @@ class Controller:
         if not self.pins.any_while_free:
             return 0
         now_s = self._clock.now_s()
-        ended = self._holding.reprice(self._view(now_s), now_s)
+        ended = self._holding.reprice(self.tables.view(now_s), now_s)
         return sum(self._turns.end_pin(pin, PinOutcome.EXPIRED) for pin in ended)
 
     def reclaim(
@@ -426,98 +377,5 @@ class Controller:
 
     def disable(self) -> None:
         """Stop retaining for good; requests go on as if we were not there."""
-        self.retention_enabled = False
+        self.tables.retention_enabled = False
         self.release_all()
-
-    # --- inside ------------------------------------------------------------
-
-    def _new_record(
-        self, arrival: Arrival, program: Program, now_s: float
-    ) -> RequestRecord:
-        self._seq += 1
-        hints = arrival.hints
-        if hints.priority_class is not None:
-            program.priority_class = hints.priority_class
-        record = RequestRecord(
-            arrival.request_id,
-            program,
-            hints,
-            self._seq,
-            now_s,  # queued_s
-            arrival.user_priority,
-            arrival.num_tokens,
-        )
-        self.requests[arrival.request_id] = record
-        return record
-
-    def _adopt(self, program: Program, arrival: Arrival) -> None:
-        parent_id = arrival.hints.parent_id
-        if parent_id is None or program.parent is not None:
-            return
-        parent = self.programs.get(client_key(arrival.tenant, parent_id))
-        if parent is not None:
-            program.adopt(parent)
-
-    def _retain(
-        self, record: RequestRecord, finish: Finish, now_s: float
-    ) -> HoldOrder | None:
-        program = record.program
-        turn = finished_turn(record, finish, self.block_tokens, now_s)
-        self._turns.open(program, turn)
-        self._identifier.remember(program, finish)
-        self.costs.observe_footprint(finish.footprint_blocks or finish.kv_blocks)
-        blocks = finish.num_tokens / self.block_tokens
-        self._admission.weighs(blocks, finish.footprint_blocks)
-        if not self.retention_enabled or record.hints.rejected:
-            return None
-        self.last_decision, order = self._holding.begin(
-            record, turn, finish, self._view(now_s), now_s
-        )
-        return order
-
-    def _view(self, now_s: float) -> View:
-        return View(
-            self.gaps,
-            self.costs,
-            self.memory.eta,
-            self.memory.avg_turns,
-            self._holder.pressure(),
-            now_s,
-            self.lower_tier,
-            self.config.demote == "write-through",
-        )
-
-    def _end_program(self, program: Program, how: str) -> None:
-        if program.ended:
-            return
-        self.programs.remove(program)
-        self.metrics.count("programs_ended", how)
-        now_s = self._clock.now_s()
-        self.journal.end(now_s, program, how)
-        self._admission.leaves(program, now_s)
-        self.owed.settle(program)
-        if program.turns_finished:
-            self.memory.add(program.turns_finished)
-        if program.work is not None:
-            self.work.ended(program.work)
-        self.places.ended(program)
-        self._turns.close_all(program)
-        self._turns.renew_parent(program)
-
-    def _leave(self, record: RequestRecord) -> None:
-        """The request is gone; somebody else may continue a turn it did not claim."""
-        program = record.program
-        program.in_flight -= 1
-        if program.ended and not program.in_flight:
-            self._admission.leaves(program, self._clock.now_s())
-        pin = self.pins.get(record.pin_id)
-        record.pin_id = None
-        if pin is None:
-            return
-        self.pins.unhold(pin, record.request_id)
-        if pin.held:
-            return
-        if program.ended:
-            self._turns.end_pin(pin, PinOutcome.ENDED)
-        else:
-            self._turns.bound(program)

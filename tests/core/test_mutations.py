@@ -317,7 +317,7 @@ MUTATIONS = [
         "test_admission.py::test_the_sum_equals_its_definition",
     ),
     Mutation(
-        "controller.py",
+        "departures.py",
         "if program.ended and not program.in_flight:",
         "if False:",
         "test_admission.py::test_a_program_that_ends_under_way_leaves_nothing_behind",
@@ -462,7 +462,7 @@ MUTATIONS = [
         "test_owed.py::test_a_reset_leaves_nothing_to_come_back_to",
     ),
     Mutation(
-        "controller.py",
+        "arrivals.py",
         "self.owed.settle(record.program)",
         "pass",
         "test_owed.py::test_a_newcomer_leaves_room_for_who_lost_its_pin",

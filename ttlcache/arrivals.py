@@ -1,0 +1,120 @@
+"""A request comes: whose it is, where it stands; then it gets memory, and its pin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ttlcache.admission import AdmissionControl
+from ttlcache.continuation import relate
+from ttlcache.departures import Departures
+from ttlcache.events import Arrival
+from ttlcache.identity import Identifier
+from ttlcache.owed import RoomOwed
+from ttlcache.places import Places
+from ttlcache.programs import Program, client_key
+from ttlcache.requests import RequestRecord, wait_kind
+from ttlcache.retention import Retention
+from ttlcache.tables import Tables
+from ttlcache.turns import TurnBook
+from ttlcache.types import PinOutcome
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """Makes records of requests, and follows them until they run."""
+
+    tables: Tables
+    identifier: Identifier
+    places: Places
+    turns: TurnBook
+    retention: Retention
+    admission: AdmissionControl
+    owed: RoomOwed
+    departures: Departures
+    _seq: int = 0
+
+    def arrive(self, arrival: Arrival) -> RequestRecord:
+        """Find the request's program, close its gap."""
+        tables = self.tables
+        now_s = tables.clock.now_s()
+        self.departures.forget(arrival.request_id)
+        known = len(tables.programs)
+        program, rule = self.identifier.identify(arrival, now_s)
+        tables.metrics.count("turns_identified", rule.value)
+        if len(tables.programs) > known:
+            tables.metrics.count("programs_started")
+            self.retention.make_room_for_others()
+        for reason in arrival.hints.rejected:
+            tables.metrics.count("hints_rejected", reason)
+        continuation = relate(program, arrival.hashes, arrival.num_tokens)
+        record = self._new_record(arrival, program, now_s)
+        self._adopt(program, arrival)
+        self.places.stand(record)
+        program.in_flight += 1
+        pin, record.reusable_tokens = self.turns.follow(
+            program, continuation, record.request_id, now_s
+        )
+        if pin is not None:
+            record.pin_id = pin.pin_id
+        tables.journal.arrive(now_s, record, rule, arrival, continuation)
+        return record
+
+    def admit(self, request_id: str, cached_tokens: int) -> None:
+        """The request got its blocks: it claims its pin."""
+        tables = self.tables
+        record = tables.requests.get(request_id)
+        if record is None:
+            return
+        first = record.admitted_s is None
+        now_s = tables.clock.now_s()
+        if first:
+            record.admitted_s = now_s
+            record.cached_tokens = cached_tokens
+            self.places.admitted(record, now_s)
+            blocks = record.num_tokens / tables.block_tokens
+            self.admission.reasons(record.program, blocks, now_s)
+            self.owed.settle(record.program)
+        elif record.first_token_s is None:
+            if not record.reloads:  # preempted: all anew
+                record.cached_tokens = cached_tokens
+            record.prefill_from_s, record.reloads = now_s, False
+        pin = tables.pins.get(record.pin_id)
+        record.pin_id = None
+        tables.journal.admit(now_s, record, cached_tokens, pin, tables.costs, not first)
+        if first:
+            kind = wait_kind(record, cached_tokens, pin)
+            tables.metrics.observe("wait_seconds", now_s - record.queued_s, kind)
+        if pin is not None:
+            saved = min(cached_tokens, pin.kv_tokens)
+            tables.metrics.count("prefill_tokens_saved", by=saved)
+            self.turns.end_pin(pin, PinOutcome.CLAIMED)
+        elif first and record.lost_its_kv(cached_tokens):
+            tables.metrics.count("evicted_returns")
+            tables.costs.observe_return_wait(now_s - record.queued_s)
+
+    def _new_record(
+        self, arrival: Arrival, program: Program, now_s: float
+    ) -> RequestRecord:
+        self._seq += 1
+        hints = arrival.hints
+        if hints.priority_class is not None:
+            program.priority_class = hints.priority_class
+        record = RequestRecord(
+            arrival.request_id,
+            program,
+            hints,
+            self._seq,
+            now_s,  # queued_s
+            arrival.user_priority,
+            arrival.num_tokens,
+        )
+        self.tables.requests[arrival.request_id] = record
+        return record
+
+    def _adopt(self, program: Program, arrival: Arrival) -> None:
+        parent_id = arrival.hints.parent_id
+        if parent_id is None or program.parent is not None:
+            return
+        parent = self.tables.programs.get(client_key(arrival.tenant, parent_id))
+        if parent is not None:
+            program.adopt(parent)

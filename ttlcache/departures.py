@@ -1,0 +1,128 @@
+"""A request goes, or a whole program: what is retained, learnt and let go of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ttlcache.admission import AdmissionControl
+from ttlcache.events import Finish, HoldOrder
+from ttlcache.finished import finished_turn
+from ttlcache.holding import Holding
+from ttlcache.identity import Identifier
+from ttlcache.learning import Learning
+from ttlcache.owed import RoomOwed
+from ttlcache.places import Places
+from ttlcache.programs import Program
+from ttlcache.requests import RequestRecord
+from ttlcache.tables import Tables
+from ttlcache.turns import TurnBook
+from ttlcache.types import PinOutcome
+
+
+@dataclass(slots=True)
+class Departures:
+    """Ends records of requests, and programs."""
+
+    tables: Tables
+    identifier: Identifier
+    places: Places
+    turns: TurnBook
+    holding: Holding
+    admission: AdmissionControl
+    owed: RoomOwed
+    learning: Learning
+
+    def finish(self, finish: Finish) -> HoldOrder | None:
+        """A request left the engine: decide, and maybe order a pin."""
+        tables = self.tables
+        tables.last_decision = None
+        record = tables.requests.pop(finish.request_id, None)
+        if record is None:
+            return None
+        self._leave(record)
+        program = record.program
+        now_s = tables.clock.now_s()
+        tables.journal.finish(now_s, record, finish)
+        tables.programs.touch(program, now_s)
+        blocks = finish.num_tokens / tables.block_tokens
+        if record.admitted_s is not None:
+            if now_s > record.admitted_s:
+                self.places.charge(program, now_s - record.admitted_s)
+            if not program.ended:
+                self.admission.acts(program, blocks, now_s)
+        if not finish.completed:
+            self.admission.lets_go(program)
+            return None
+        program.turns_finished += 1
+        uses_work = self.places.ordering.uses_work
+        self.learning.finished(record, finish, now_s, uses_work)
+        if record.hints.is_last_step or program.ended:
+            self.end(program, "last_step")
+            return None
+        order = self._retain(record, finish, now_s)
+        if order is None:
+            self.admission.lets_go(program)
+        else:  # making room for it may have ended the program's other pins
+            self.admission.acts(program, blocks, now_s)
+        return order
+
+    def end(self, program: Program, how: str) -> None:
+        """The program is over: release all its pins. Told twice counts once."""
+        if program.ended:
+            return
+        tables = self.tables
+        tables.programs.remove(program)
+        tables.metrics.count("programs_ended", how)
+        now_s = tables.clock.now_s()
+        tables.journal.end(now_s, program, how)
+        self.admission.leaves(program, now_s)
+        self.owed.settle(program)
+        if program.turns_finished:
+            tables.memory.add(program.turns_finished)
+        if program.work is not None:
+            tables.work.ended(program.work)
+        self.places.ended(program)
+        self.turns.close_all(program)
+        self.turns.renew_parent(program)
+
+    def forget(self, request_id: str) -> None:
+        """The engine uses an id anew: if we never heard of its end, it left now."""
+        stale = self.tables.requests.pop(request_id, None)
+        if stale is not None:
+            self._leave(stale)
+            self.admission.lets_go(stale.program)
+
+    def _retain(
+        self, record: RequestRecord, finish: Finish, now_s: float
+    ) -> HoldOrder | None:
+        tables, program = self.tables, record.program
+        turn = finished_turn(record, finish, tables.block_tokens, now_s)
+        self.turns.open(program, turn)
+        self.identifier.remember(program, finish)
+        tables.costs.observe_footprint(finish.footprint_blocks or finish.kv_blocks)
+        blocks = finish.num_tokens / tables.block_tokens
+        self.admission.weighs(blocks, finish.footprint_blocks)
+        if not tables.retention_enabled or record.hints.rejected:
+            return None
+        tables.last_decision, order = self.holding.begin(
+            record, turn, finish, tables.view(now_s), now_s
+        )
+        return order
+
+    def _leave(self, record: RequestRecord) -> None:
+        """The request is gone; somebody else may continue a turn it did not claim."""
+        program, pins = record.program, self.tables.pins
+        program.in_flight -= 1
+        if program.ended and not program.in_flight:
+            self.admission.leaves(program, self.tables.clock.now_s())
+        pin = pins.get(record.pin_id)
+        record.pin_id = None
+        if pin is None:
+            return
+        pins.unhold(pin, record.request_id)
+        if pin.held:
+            return
+        if program.ended:
+            self.turns.end_pin(pin, PinOutcome.ENDED)
+        else:
+            self.turns.bound(program)

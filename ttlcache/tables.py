@@ -1,0 +1,66 @@
+"""What one engine's controller knows: its tables and its estimators.
+
+Written by the parts that own an event (`ttlcache.arrivals`, `ttlcache.departures`, the
+controller); policies see it as a `View`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ttlcache.clock import Clock
+from ttlcache.config import TTLCacheConfig
+from ttlcache.costs import CostModel
+from ttlcache.estimators import Memoryfulness
+from ttlcache.events import BlockHolder
+from ttlcache.gaps import GapHistory
+from ttlcache.journal import NullJournal
+from ttlcache.metrics import MetricsBuffer
+from ttlcache.pins import PinTable
+from ttlcache.policies.base import View
+from ttlcache.programs import ProgramTable
+from ttlcache.requests import RequestRecord
+from ttlcache.types import Decision
+from ttlcache.worksize import WorkSizes
+
+
+@dataclass(slots=True)
+class Tables:
+    """One per controller.
+
+    block_tokens: tokens per prefix-cache hash.
+    retention_enabled: False once retention is turned off for good.
+    lower_tier: the tier that an expired turn's KV goes to, None while there is none.
+    last_decision: what the policy said of the request that finished last, None where it
+        was not asked: nobody continues such a turn, or nothing is retained.
+    """
+
+    config: TTLCacheConfig
+    clock: Clock
+    holder: BlockHolder
+    block_tokens: int
+    gaps: GapHistory
+    costs: CostModel
+    journal: NullJournal
+    programs: ProgramTable
+    metrics: MetricsBuffer = field(default_factory=MetricsBuffer)
+    memory: Memoryfulness = field(default_factory=Memoryfulness)
+    work: WorkSizes = field(default_factory=WorkSizes)
+    pins: PinTable = field(default_factory=PinTable)
+    requests: dict[str, RequestRecord] = field(default_factory=dict)
+    retention_enabled: bool = True
+    lower_tier: str | None = None
+    last_decision: Decision | None = None
+
+    def view(self, now_s: float) -> View:
+        """What a policy may know now."""
+        return View(
+            self.gaps,
+            self.costs,
+            self.memory.eta,
+            self.memory.avg_turns,
+            self.holder.pressure(),
+            now_s,
+            self.lower_tier,
+            self.config.demote == "write-through",
+        )
