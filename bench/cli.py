@@ -23,6 +23,7 @@ from bench.lmcache_store_cli import lmcache_store
 from bench.lmcache_tests.cli import lmcache_tests
 from bench.pin_vs_reload_cli import pin_vs_reload
 from bench.process import ServerError
+from bench.settings_cli import settings
 from bench.sim.cli import sim
 from bench.soak_cli import soak
 from bench.surface.cli import surface_command
@@ -42,6 +43,7 @@ app.command()(transfer)
 app.command()(abuse)
 app.command("surface")(surface_command)
 app.command()(demote)
+app.command()(settings)
 app.command()(fleet)
 app.command()(pin_vs_reload)
 app.command()(lmcache_plugin)

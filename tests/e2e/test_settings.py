@@ -1,0 +1,33 @@
+"""`bench settings` on real servers: both arms run, outputs are the same, all is told."""
+
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from bench.cli import app
+
+NO_ROOM = '{"admission": "none"}'
+
+
+def test_two_settings_on_the_same_programs(tmp_path, tiny_model):
+    result = CliRunner().invoke(
+        app,
+        [
+            *("settings", "--with", "vanilla", "--with", NO_ROOM),
+            *("--programs", "2", "--rounds", "1", "--token-scale", "0.02"),
+            *("--out", str(tmp_path), "--model", str(tiny_model)),
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    told = json.loads((tmp_path / "result.json").read_text())
+    (round_,) = told["rounds"]
+    assert told["problems"] == []
+    assert list(round_) == ["vanilla", NO_ROOM]
+    plain, ours = round_.values()
+    assert plain["num_turns"] == ours["num_turns"] > 0
+    assert plain["pins"] == {}
+    assert ours["pins"]["claimed"] > 0
+    log = (tmp_path / "round-0" / "server-1.log").read_text()
+    assert "admission=none" in log
