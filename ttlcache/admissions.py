@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ttlcache.admission import AdmissionControl, AdmitAll, WorkingSet
 from ttlcache.config import PROGRAM_ORDERINGS, TTLCacheConfig
 from ttlcache.growth import RoomToGrow
 
 
-def create(config: TTLCacheConfig, block_tokens: int) -> AdmissionControl:
-    """What `config.admission` names."""
+def create(
+    config: TTLCacheConfig, block_tokens: int, computed_share: Callable[[], float]
+) -> AdmissionControl:
+    """What `config.admission` names.
+
+    computed_share: of what a lost context costs, the part that is prefill.
+    """
     name = in_force(config)
     if name == "working-set":
         return WorkingSet(config.admission_half_life_s)
     if name == "room-to-grow":
-        return RoomToGrow(config.growth_share, block_tokens)
+        return RoomToGrow(config.growth_share, block_tokens, computed_share)
     return AdmitAll()
 
 
 def in_force(config: TTLCacheConfig) -> str:
     """What "auto" stands for.
 
-    Other policies stand for what others published, and admit all. Above a lower tier a
-    lost context costs a copy, and it makes no difference (docs/policy.md).
+    Other policies stand for what others published, and admit all.
     """
     if config.admission != "auto":
         return config.admission
     ours = config.policy == "adaptive" and config.ordering in PROGRAM_ORDERINGS
-    return "room-to-grow" if ours and config.lower_tier == "none" else "none"
+    return "room-to-grow" if ours else "none"

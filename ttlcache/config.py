@@ -44,8 +44,8 @@ class TTLCacheConfig(BaseModel):
     admission: Literal["auto", "none", "working-set", "room-to-grow"] = Field(
         default="auto",
         description="Whether new programs wait while those under way fill the pool, or "
-        "will as they grow; auto: room-to-grow with policy adaptive, an order by "
-        "program and no lower tier, else none.",
+        "will as they grow; auto: room-to-grow with policy adaptive and an order "
+        "by program, else none. Above a lower tier room is left for what that forgets.",
     )
     admission_half_life_s: float = Field(
         default=5.0,

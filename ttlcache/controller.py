@@ -126,8 +126,10 @@ class Controller:
         self._holding = Holding(
             self._retention, self.places, self.pins, self.metrics, self.journal
         )
-        self._learning = Learning(self.costs, self.work, self.metrics, self.journal)
-        self._admission = admissions.create(config, block_tokens)
+        self._learning = Learning(
+            self.costs, self.work, self.metrics, self.journal, block_tokens
+        )
+        self._admission = admissions.create(config, block_tokens, tables.computed_share)
         self._turns.let_go = self._admission.lets_go
         self._entrance = Entrance(
             self._admission, self.owed, self.places, holder, clock, block_tokens

@@ -27,6 +27,9 @@ DEFAULT_DECODE_S = 0.02
 RESERVE_SHARE = 0.1
 #: Returns and turns over which T and M are averaged.
 MEAN_WINDOW = 1000
+#: Returns after a loss over which a lower tier's share is taken, and below which it is
+#: believed to keep everything.
+KEPT_WINDOW, MIN_LOST = 100, 5
 #: Seconds per token beyond which a profile can only be a mistake.
 _MAX_COEFFICIENT = 1e6
 
@@ -54,6 +57,22 @@ class MemoryPrice(NamedTuple):
     reload_weight: float = 1.0
 
 
+class Recovery(NamedTuple):
+    """Expected seconds to rebuild a context: those of a prefill, those of a reload."""
+
+    prefill_s: float
+    reload_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.prefill_s + self.reload_s
+
+    @property
+    def computed_share(self) -> float:
+        """The part that takes the GPU from others; 1 where it takes no time at all."""
+        return self.prefill_s / self.seconds if self.seconds > 0.0 else 1.0
+
+
 class CostModel:
     """Prefill and reload seconds, queueing delay, footprint, price of memory.
 
@@ -73,6 +92,8 @@ class CostModel:
         self._reloads = {tier: _reload_fit(seed) for tier, seed in reloads.items()}
         self._return_waits = SlidingMean(MEAN_WINDOW)
         self._footprints = SlidingMean(MEAN_WINDOW)
+        self._lost_tokens = SlidingMean(KEPT_WINDOW)
+        self._kept_tokens = SlidingMean(KEPT_WINDOW)
         self._decodes = SlidingMean(MEAN_WINDOW)
 
     def prefill_s(self, context_tokens: float, cached_tokens: float = 0) -> float:
@@ -137,6 +158,41 @@ class CostModel:
         if tier is None:
             return False
         return self.reload_s(tier, context_tokens) < self.prefill_s(context_tokens)
+
+    def expected_recovery(
+        self, context_tokens: float, tier: str | None, kept_share: float | None = None
+    ) -> Recovery:
+        """By a reload where that is cheaper, as often as the tier keeps what it got.
+
+        Args:
+            kept_share: how often that is; None: as `kept_share` has it.
+        """
+        prefill_s = self.prefill_s(context_tokens)
+        if tier is None or not self.reloads(context_tokens, tier):
+            return Recovery(prefill_s)
+        kept = self.kept_share if kept_share is None else kept_share
+        reload_s = self.reload_s(tier, context_tokens)
+        return Recovery((1.0 - kept) * prefill_s, kept * reload_s)
+
+    def observe_kept(self, lost_tokens: int, kept_tokens: int) -> None:
+        """A turn came back to `lost_tokens` less than it had left in GPU memory.
+
+        kept_tokens: how many of these the lower tier had.
+        """
+        if lost_tokens > 0:
+            self._lost_tokens.observe(float(lost_tokens))
+            self._kept_tokens.observe(float(min(max(kept_tokens, 0), lost_tokens)))
+
+    @property
+    def kept_share(self) -> float:
+        """Of the tokens that turns came back to in vain, the share that a reload found.
+
+        A tier that is smaller than what is given up forgets it before it is wanted. 1
+        while little is known.
+        """
+        if self._lost_tokens.count < MIN_LOST:
+            return 1.0
+        return self._kept_tokens.value / self._lost_tokens.value
 
     def observe_return_wait(self, wait_s: float) -> None:
         """A returning turn whose KV was gone queued for `wait_s` seconds."""

@@ -8,6 +8,7 @@ costs most. Contexts as they are now say nothing of that: programs start small.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ttlcache.admission import AdmissionControl
@@ -36,24 +37,33 @@ class RoomToGrow(AdmissionControl):
 
         needed + min(growth(c of the newcomer) + sum of growth(c) over those that hold
         memory, half of the pool) <= free
-        growth(c) = share * max(0, mean context of ended programs - c)
+        growth(c) = share * computed * max(0, mean context of ended programs - c)
 
     with c the blocks of a context. A share of 1/2 would count a program as the mean of
     its context now and at its end: programs are at different points of their lives, and
-    not all are at their largest together. Who holds memory: a program with a turn under
-    way, or a pin; its growth is the one expected at its latest event. A program that
-    has started is never held back, nor its sub-agents; nobody is before some have
-    ended. O(1) per event and per question.
+    not all are at their largest together. computed: of the seconds that a lost context
+    costs, those of prefill. What a lower tier keeps comes back beside others' steps, so
+    it needs no room. Who holds memory: a program with a turn under way, or a pin; its
+    growth is the one expected at its latest event. A program that has started is never
+    held back, nor its sub-agents; nobody is before some have ended. O(1) per event and
+    per question.
     """
 
     needs_order = True
 
-    def __init__(self, share: float, block_tokens: int) -> None:
+    def __init__(
+        self,
+        share: float,
+        block_tokens: int,
+        computed_share: Callable[[], float] = lambda: 1.0,
+    ) -> None:
         """
         Args:
             share: of the expected growth, the part for which room is left.
             block_tokens: tokens of a block of a context.
+            computed_share: what part of a lost context's cost is prefill, 0 to 1.
         """
+        self._computed_share = computed_share
         self._share = share
         self._block_tokens = block_tokens
         self._held: dict[Program, _Share] = {}
@@ -65,7 +75,7 @@ class RoomToGrow(AdmissionControl):
     @property
     def growth_blocks(self) -> float:
         """Room left for those that hold memory, in blocks of the pool."""
-        return self._growth_sum * self._width
+        return self._growth_sum * self._computed_share() * self._width
 
     def reasons(self, program: Program, kv_blocks: float, now_s: float) -> None:
         self._drop(program)
@@ -118,7 +128,8 @@ class RoomToGrow(AdmissionControl):
     ) -> float:
         if not self._holds_back(program):
             return 0.0
-        growth_blocks = self._width * (self._growth(context_blocks) + self._growth_sum)
+        growth_blocks = self._growth(context_blocks) + self._growth_sum
+        growth_blocks *= self._computed_share() * self._width
         most_blocks = MOST_OF_POOL * pressure.pool_blocks
         return kv_blocks + min(growth_blocks, most_blocks) - pressure.free_blocks
 

@@ -54,6 +54,9 @@ GAUGES: dict[str, str] = {
     ),
     "owed_blocks": "KV blocks left free for programs that lost them to pressure.",
     "growth_blocks": "KV blocks left free for what programs under way will still need.",
+    "lower_tier_kept_share": (
+        "Of lost tokens that turns came back to, the share found in the lower tier."
+    ),
     "queueing_delay_seconds": "T: mean queueing delay of returns whose KV was gone.",
     "memoryfulness": "Eta: how much progress tells about remaining turns.",
     "seniority_quantum_seconds": (

@@ -31,6 +31,7 @@ class RequestRecord:
     pin_id: int | None = None  # the pin it will claim
     admitted_s: float | None = None
     cached_tokens: int = 0
+    lost_tokens: int = 0  # of `reusable_tokens`, not in GPU memory when it was admitted
     first_token_s: float | None = None
     prefill_from_s: float | None = None  # once reloaded or preempted; else `admitted_s`
     reloads: bool = False  # since it was last admitted

@@ -52,6 +52,19 @@ class Tables:
     lower_tier: str | None = None
     last_decision: Decision | None = None
 
+    def computed_share(self) -> float:
+        """Of the seconds that a lost context costs, those of prefill; 1 without a tier.
+
+        Of a context of mean size: the share hardly depends on it. A tier of which no
+        reload was seen yet is taken for a fast one.
+        """
+        if self.lower_tier is None:
+            return 1.0
+        if self.lower_tier not in self.costs.tiers:
+            return 1.0 - self.costs.kept_share
+        tokens = self.costs.average_footprint_blocks * self.block_tokens
+        return self.costs.expected_recovery(tokens, self.lower_tier).computed_share
+
     def view(self, now_s: float) -> View:
         """What a policy may know now."""
         return View(

@@ -175,7 +175,11 @@ _ALL = (
         {
             "policy": "adaptive",
             # As a whole: a reference must not move with what `adaptive` learns.
-            "policy_options": {"eta_margin": 1.01, "whole_below": 1.0},
+            "policy_options": {
+                "eta_margin": 1.01,
+                "whole_below": 1.0,
+                "kept_share": False,
+            },
             "max_ttl_s": 1e6,
         },
         gate="oracle",

@@ -51,6 +51,9 @@ def run_cell(cell: Cell) -> CellResult:
         scheduler = harness.scheduler
         connector = find_connector(scheduler.connector)
         remember_lookups(scheduler.kv_cache_manager)
+        if store is not None and connector is not None and connector.side:
+            assert connector.side.controller is not None
+            connector.side.controller.lower_tier = "cpu"  # there is no disk without
         if cell.arm.order == "srpt" and connector is not None and connector.side:
             assert connector.side.controller is not None
             connector.side.controller.ordering = ShortestRemaining()

@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import Field
 
 from bench.sim import tier_link
-from ttlcache import policies
+from ttlcache import admissions, policies
+from ttlcache.config import load_config
 from ttlcache.policies.base import Policy, PolicyOptions, View
 from ttlcache.types import Decision, GapKey, TurnFacts
 
@@ -61,4 +62,6 @@ def tiered(extra: dict[str, Any]) -> dict[str, Any]:
         "policy": extra.get("policy", "cachettl"),
         "policy_options": extra.get("policy_options", {}),
     }
-    return {**extra, "policy": NAME, "policy_options": options}
+    # What "auto" stands for depends on the policy's name.
+    admission = admissions.in_force(load_config(extra))
+    return {**extra, "policy": NAME, "policy_options": options, "admission": admission}

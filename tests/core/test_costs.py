@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlcache.costs import DEFAULT_PREFILL, CostModel
+from ttlcache.costs import (
+    DEFAULT_PREFILL,
+    KEPT_WINDOW,
+    MIN_LOST,
+    CostModel,
+    Recovery,
+)
 from ttlcache.errors import ConfigError
 from ttlcache.types import Pressure
 
@@ -245,3 +251,59 @@ def test_wrong_profiles_name_key_value_and_expectation(
         CostModel(profile)
     for word in words:
         assert word in str(caught.value)
+
+
+# --- what a lower tier keeps ---------------------------------------------------------
+
+
+def test_a_tier_is_believed_until_returns_say_otherwise() -> None:
+    costs = CostModel(PROFILE)
+    for _ in range(MIN_LOST - 1):
+        costs.observe_kept(1000, 0)
+        assert costs.kept_share == 1.0
+    costs.observe_kept(1000, 0)
+    assert costs.kept_share == 0.0
+
+
+def test_the_share_is_of_tokens_of_recent_returns() -> None:
+    costs = CostModel(PROFILE)
+    for _ in range(MIN_LOST):
+        costs.observe_kept(1000, 0)
+    for _ in range(KEPT_WINDOW - 1):
+        costs.observe_kept(3000, 1500)
+    # One of those without anything is left in the window.
+    expected = (KEPT_WINDOW - 1) * 1500 / ((KEPT_WINDOW - 1) * 3000 + 1000)
+    assert costs.kept_share == pytest.approx(expected)
+
+
+def test_more_than_was_lost_or_less_than_nothing_cannot_come_back() -> None:
+    costs = CostModel(PROFILE)
+    for kept in (-5, 5000, -5, 5000, -5, 5000):
+        costs.observe_kept(1000, kept)
+    costs.observe_kept(0, 100)
+    costs.observe_kept(-3, 100)
+    assert costs.kept_share == pytest.approx(0.5)
+
+
+def test_recovery_is_a_reload_as_often_as_the_tier_keeps_what_it_got() -> None:
+    costs = CostModel({"prefill": [1e-4, 0.0, 0.0], "reload": {"cpu": [0.0, 1e-5]}})
+    # 10,000 tokens: one second of prefill, a tenth of a second of reload.
+    assert costs.expected_recovery(10_000, None) == pytest.approx((1.0, 0.0))
+    assert costs.expected_recovery(10_000, "disk") == pytest.approx((1.0, 0.0))
+    assert costs.expected_recovery(10_000, "cpu") == pytest.approx((0.0, 0.1))
+    for _ in range(MIN_LOST):
+        costs.observe_kept(1000, 800)
+    recovery = costs.expected_recovery(10_000, "cpu")
+    assert recovery == pytest.approx((0.2, 0.08))
+    assert recovery.seconds == pytest.approx(0.28)
+    assert recovery.computed_share == pytest.approx(0.2 / 0.28)
+    assert costs.expected_recovery(10_000, "cpu", 1.0) == pytest.approx((0.0, 0.1))
+
+
+def test_a_slow_tier_is_no_way_back() -> None:
+    costs = CostModel({"prefill": [1e-4, 0.0, 0.0], "reload": {"cpu": [0.0, 1.0]}})
+    assert costs.expected_recovery(10_000, "cpu") == pytest.approx((1.0, 0.0))
+
+
+def test_what_takes_no_time_is_computed() -> None:
+    assert Recovery(0.0).computed_share == 1.0

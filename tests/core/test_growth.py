@@ -9,6 +9,7 @@ import pytest
 from ttlcache import admissions
 from ttlcache.admission import AdmitAll
 from ttlcache.config import load_config
+from ttlcache.costs import MIN_LOST
 from ttlcache.errors import ConfigError
 from ttlcache.events import Admission
 from ttlcache.growth import MIN_ENDED, RoomToGrow
@@ -93,6 +94,19 @@ def test_with_several_cache_groups_a_context_takes_more_blocks():
     assert control.growth_blocks == 4.0
     control.weighs(10, 31.0)
     assert control.growth_blocks == 8.0
+
+
+def test_above_a_lower_tier_room_is_left_for_what_that_loses():
+    computed = 0.25
+    control = RoomToGrow(0.5, BLOCK_TOKENS, lambda: computed)
+    ended(control, *(20,) * MIN_ENDED)
+    control.reasons(make_program(1), 4, now_s=0.0)
+    # (16 + 18) / 2 blocks are to come, and a quarter counts: 2 + 4.25.
+    assert control.growth_blocks == 2.0
+    assert not admitted(control, make_program(2), 2, free_blocks=6)
+    assert admitted(control, make_program(2), 2, free_blocks=7)
+    computed = 0.0
+    assert admitted(control, make_program(2), 2, free_blocks=2)
 
 
 def test_before_some_have_ended_nothing_is_known():
@@ -198,7 +212,8 @@ def test_rounding_does_not_add_up():
     ],
 )
 def test_auto_is_for_our_own_policy_in_an_order_by_program(config, kind):
-    assert type(admissions.create(load_config(config), BLOCK_TOKENS)) is kind
+    made = admissions.create(load_config(config), BLOCK_TOKENS, lambda: 1.0)
+    assert type(made) is kind
 
 
 def test_it_needs_an_order_in_which_newcomers_come_last():
@@ -249,6 +264,20 @@ def test_a_newcomer_waits_until_the_pin_is_gone(engine):
     engine.step(seconds=61.0)
     assert len(engine.controller.pins) == 0
     assert may_start(engine, "C")
+
+
+def test_a_tier_that_keeps_what_is_given_up_lets_newcomers_in(engine):
+    engine.finish("A")  # pinned: of its size contexts are
+    engine.arrive("C", range(900, 908), program="C")
+    costs = engine.controller.costs
+    assert not may_start(engine, "C")
+    engine.controller.lower_tier = "cpu"
+    assert may_start(engine, "C"), "it is believed before anything came back"
+    costs.observe_reload("cpu", 1000, 1e-9)
+    assert may_start(engine, "C")
+    for _ in range(MIN_LOST):
+        costs.observe_kept(100, 0)
+    assert not may_start(engine, "C"), "it keeps nothing"
 
 
 @pytest.mark.parametrize("leave", ["abort", "end"])

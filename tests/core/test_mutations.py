@@ -317,6 +317,18 @@ MUTATIONS = [
         "test_admission.py::test_the_sum_equals_its_definition",
     ),
     Mutation(
+        "learning.py",
+        "if record.lost_tokens > self.block_tokens:",
+        "if False:",
+        "test_reloads.py::test_what_a_return_found_below",
+    ),
+    Mutation(
+        "growth.py",
+        "growth_blocks *= self._computed_share() * self._width",
+        "growth_blocks *= self._width",
+        "test_growth.py::test_above_a_lower_tier_room_is_left_for_what_that_loses",
+    ),
+    Mutation(
         "departures.py",
         "if program.ended and not program.in_flight:",
         "if False:",

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ttlcache.costs import CostModel
+from ttlcache.costs import MIN_LOST, CostModel
 from ttlcache.gaps import GapHistory
 from ttlcache.policies.adaptive import Adaptive
 from ttlcache.policies.base import View
@@ -137,6 +137,23 @@ def test_a_reload_beside_others_is_worth_less_memory() -> None:
     view = view._replace(tier=None)
     prefill_s = float(turn.context_tokens)
     assert benefit_s() == pytest.approx(11 * prefill_s)
+
+
+def test_a_tier_that_forgets_is_believed_as_far_as_it_keeps() -> None:
+    """As above; of what was given up and wanted again the tier had 60 %."""
+    pressure = Pressure(100, num_waiting=1, num_running=9)
+    costs = CostModel({"prefill": [1.0, 0.0, 0.0], "reload": {"cpu": [0.0, 0.1]}})
+    for _ in range(MIN_LOST):
+        costs.observe_kept(100, 60)
+    view = view_of(history_of([1.0] * 4), pressure)._replace(costs=costs, tier="cpu")
+    turn = turn_of(5)
+    prefill_s, reload_s = 0.4 * turn.context_tokens, 0.06 * turn.context_tokens
+    decision = adaptive().decide(turn, view)
+    assert decision.patience_s == pytest.approx(prefill_s + reload_s)
+    expected_s = 11 * prefill_s + (1 + turn.kv_blocks / 100) * reload_s
+    assert decision.inputs["benefit_s"] == pytest.approx(expected_s)
+    believing = adaptive(kept_share=False).decide(turn, view)
+    assert believing.patience_s == pytest.approx(reload_s / 0.6)
 
 
 def test_gaps_that_never_ended_count() -> None:

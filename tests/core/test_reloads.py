@@ -128,3 +128,48 @@ def test_a_reload_from_nobody_knows_where_is_counted_and_teaches_nothing(engine)
     assert engine.controller.costs.tiers == ()
     assert counted(engine, "reloads", "unknown") == 1
     assert counted(engine, "reloaded_tokens", "unknown") == 1000
+
+
+# --- what the lower tier kept ---------------------------------------------------------
+
+
+def come_back(engine, cached_tokens, reloaded_tokens):
+    """A turn of 40 tokens, then one that repeats it; returns the lost tokens' fate."""
+    seen = []
+    engine.controller.costs.observe_kept = lambda *told: seen.append(told)
+    engine.arrive("first", PROMPT, program="A")
+    engine.admit("first")
+    engine.decode("first", [1])
+    engine.finish("first")
+    engine.arrive("r", [*PROMPT, 1, *range(100, 120)], program="A")
+    engine.controller.admit("r", cached_tokens)
+    if reloaded_tokens is not None:
+        engine.controller.reloading("r")
+        engine.controller.reloaded("r", reloaded_tokens)
+    engine.step(seconds=1.0)
+    engine.controller.prefilled("r", 61)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("cached", "reloaded", "told"),
+    [
+        (0, 24, [(40, 24)]),
+        (0, None, [(40, 0)]),
+        (0, 0, [(40, 0)]),  # it failed
+        (16, 8, [(24, 8)]),
+        (0, 60, [(40, 40)]),  # of the new text something was there, too
+        (36, None, []),  # a block that was not full
+        (40, None, []),
+    ],
+)
+def test_what_a_return_found_below(engine, cached, reloaded, told):
+    assert come_back(engine, cached, reloaded) == told
+
+
+def test_a_new_program_lost_nothing(engine):
+    seen = []
+    engine.controller.costs.observe_kept = lambda *told: seen.append(told)
+    admit(engine)
+    engine.decode("r", [1])
+    assert seen == []

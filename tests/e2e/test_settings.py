@@ -1,4 +1,4 @@
-"""`bench settings` on real servers: both arms run, outputs are the same, all is told."""
+"""`bench settings` on real servers: both arms run, and the outputs are the same."""
 
 from __future__ import annotations
 

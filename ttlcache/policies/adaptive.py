@@ -27,6 +27,9 @@ lone_reloads          what a lower tier has already (write-through) comes back b
                       the others' steps: a second of it delays its own program alone,
                       and those who wait by the memory it takes. What it has not yet
                       counts in full: to let go of it would cost a copy of it first.
+kept_share            a lower tier is believed as far as it lately had what was given up
+                      and wanted again (`CostModel.kept_share`); what it forgets is
+                      prefilled. Off: it keeps everything.
 room_owed             off: with it, what a program lost under pressure is left free for
                       its return by programs after it (`ttlcache.owed`), up to the
                       longest TTL; pays where tools are fast and no tier is below.
@@ -51,6 +54,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from ttlcache.costs import Recovery
 from ttlcache.estimators import EMPTY, SurvivalCurve, survival_of_sorted
 from ttlcache.gaps import is_human_gap
 from ttlcache.policies.base import Policy, PolicyOptions, View, remaining
@@ -78,6 +82,7 @@ class AdaptiveOptions(PolicyOptions):
     patient_stalls: bool = True
     whole_victims: bool = True
     lone_reloads: bool = True
+    kept_share: bool = True
     room_owed: bool = False
     censored: bool = True
     use_eta: bool = True
@@ -136,8 +141,9 @@ class Adaptive(Policy):
         self._regret = RunningRegret()
 
     def decide(self, turn: TurnFacts, view: View) -> Decision:
-        recovery_s = view.recovery_s(turn)
-        terms = self._terms(turn, view, recovery_s)
+        kept = None if self.options.kept_share else 1.0
+        recovery = view.costs.expected_recovery(turn.context_tokens, view.tier, kept)
+        terms = self._terms(turn, view, recovery)
         inputs = {"benefit_s": terms.benefit_s, "price": terms.price}
         ttl_s, reason = self._ttl_s(turn, view, terms, inputs)
         options = self.options
@@ -145,7 +151,7 @@ class Adaptive(Policy):
             ttl_s,
             reason,
             inputs,
-            patience_s=recovery_s if options.patient_stalls else 0.0,
+            patience_s=recovery.seconds if options.patient_stalls else 0.0,
             owed_s=math.inf if options.room_owed and view.tier is None else 0.0,
             whole_below=self._whole_below(view),
             while_free=options.reprice and terms.price <= 0.0,
@@ -173,22 +179,18 @@ class Adaptive(Policy):
             ttl_s = max(ttl_s, remaining(terms.ski_s, turn))
         return ttl_s, reason
 
-    def _terms(self, turn: TurnFacts, view: View, recovery_s: float) -> _Terms:
+    def _terms(self, turn: TurnFacts, view: View, recovery: Recovery) -> _Terms:
         price = None
         if self.options.price_memory:
             price = view.costs.memory_price(view.pressure, turn.kv_blocks)
         if price is not None:
-            alone = self._reloads_alone(turn, view)
-            weight = price.reload_weight if alone else price.weight
-            return _Terms(bounded(weight * recovery_s), price.per_s)
+            alone = self.options.lone_reloads and view.is_below
+            reload_weight = price.reload_weight if alone else price.weight
+            benefit_s = price.weight * recovery.prefill_s
+            benefit_s += reload_weight * recovery.reload_s
+            return _Terms(bounded(benefit_s), price.per_s)
         delay_s = view.costs.queueing_delay_s * view.eta
-        return _Terms(bounded(delay_s + recovery_s), view.costs.flat_price)
-
-    def _reloads_alone(self, turn: TurnFacts, view: View) -> bool:
-        """Whether recovery delays nobody but the turn's own program."""
-        if not self.options.lone_reloads or not view.is_below:
-            return False
-        return view.costs.reloads(turn.context_tokens, view.tier)
+        return _Terms(bounded(delay_s + recovery.seconds), view.costs.flat_price)
 
     def _by_client_eta(self, turn: TurnFacts, terms: _Terms) -> float | None:
         """Hold until the announced end if that wait is worth it; None: no estimate.
