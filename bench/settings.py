@@ -41,7 +41,7 @@ Rounds = list[dict[str, ArmResult]]
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Of mean JCTs, one setting's over the base's. by_round: rounds with both."""
+    """Of mean JCTs, one setting's over the base's."""
 
     by_round: tuple[float, ...]
 
@@ -62,7 +62,7 @@ def parse(texts: Sequence[str]) -> Settings:
     """Settings from JSON objects, or `VANILLA`.
 
     Raises:
-        ValueError: fewer than two, the same one twice, or no JSON object.
+        ValueError: fewer than two, the same one twice, no JSON object, a lower tier.
     """
     if len(texts) < 2:
         raise ValueError("give --with at least twice: settings are compared")
@@ -81,14 +81,15 @@ def run(options: DemoOptions, settings: Settings, rounds: int, console: Console)
         The exit status: 1 when a request failed, a server logged an error, or outputs
         of a round differ.
     """
+    rounds_options = [
+        replace(options, seed=options.seed + n, out=options.out / f"round-{n}")
+        for n in range(rounds)
+    ]
+    for one in rounds_options:
+        one.workload()  # what does not fit must not cost the rounds before it
     model = tiny_model.build(options.model)
     done: Rounds = []
-    for number in range(rounds):
-        one = replace(
-            options,
-            seed=options.seed + number,
-            out=options.out / f"round-{number}",
-        )
+    for number, one in enumerate(rounds_options):
         done.append({})
         for index, name in _in_turn(settings, number):
             console.print(f"round {number + 1} of {rounds}: {name}", soft_wrap=True)
@@ -189,6 +190,9 @@ def _object(text: str) -> Mapping[str, Any]:
         raise ValueError(f"--with {text}: not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"--with {text}: expected a JSON object, or {VANILLA}")
+    if value.get("lower_tier", "none") != "none":
+        # Its server would still have what the setting before it left there.
+        raise ValueError(f"--with {text}: lower tiers are `bench demote`'s")
     return value
 
 

@@ -70,7 +70,8 @@ class Arrivals:
         if first:
             record.admitted_s = now_s
             record.cached_tokens = cached_tokens
-            record.lost_tokens = record.reusable_tokens - cached_tokens
+            if tables.lower_tier is not None and record.lost_its_kv(cached_tokens):
+                record.lost_tokens = record.reusable_tokens - cached_tokens
             self.places.admitted(record, now_s)
             blocks = record.num_tokens / tables.block_tokens
             self.admission.reasons(record.program, blocks, now_s)

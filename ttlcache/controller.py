@@ -19,6 +19,7 @@ from ttlcache.config import TTLCacheConfig
 from ttlcache.costs import CostModel
 from ttlcache.departures import Departures
 from ttlcache.entrance import Entrance
+from ttlcache.estimators import Memoryfulness
 from ttlcache.events import Admission, Arrival, BlockHolder, Finish, HoldOrder, Urgency
 from ttlcache.gaps import GapHistory
 from ttlcache.holding import Holding
@@ -77,7 +78,7 @@ class Controller:
         self.config, self.block_tokens = config, block_tokens
         self.metrics, self.journal = tables.metrics, tables.journal
         self.gaps, self.costs = tables.gaps, tables.costs
-        self.memory, self.work = tables.memory, tables.work
+        self.work = tables.work
         self.pins, self.programs = tables.pins, tables.programs
         self.requests = tables.requests
         self._clock = clock
@@ -126,9 +127,7 @@ class Controller:
         self._holding = Holding(
             self._retention, self.places, self.pins, self.metrics, self.journal
         )
-        self._learning = Learning(
-            self.costs, self.work, self.metrics, self.journal, block_tokens
-        )
+        self._learning = Learning(self.costs, self.work, self.metrics, self.journal)
         self._admission = admissions.create(config, block_tokens, tables.computed_share)
         self._turns.let_go = self._admission.lets_go
         self._entrance = Entrance(
@@ -159,6 +158,11 @@ class Controller:
     def retention_enabled(self) -> bool:
         """False once `disable` was called."""
         return self.tables.retention_enabled
+
+    @property
+    def memory(self) -> Memoryfulness:
+        """What programs' lengths say of turns left (paper §4.1)."""
+        return self.tables.memory
 
     @property
     def last_decision(self) -> Decision | None:
@@ -277,6 +281,7 @@ class Controller:
         record = self.requests.get(request_id)
         if record is not None:
             record.cached_tokens += tokens
+            record.reloaded_tokens += tokens
             record.prefill_from_s = self._clock.now_s()
 
     def learn_reload(self, tier: str | None, tokens: int, seconds: float) -> None:

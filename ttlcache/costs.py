@@ -174,18 +174,18 @@ class CostModel:
         reload_s = self.reload_s(tier, context_tokens)
         return Recovery((1.0 - kept) * prefill_s, kept * reload_s)
 
-    def observe_kept(self, lost_tokens: int, kept_tokens: int) -> None:
-        """A turn came back to `lost_tokens` less than it had left in GPU memory.
+    def observe_lost(self, tokens: int, found_below: bool) -> None:
+        """A turn came back to a context of which GPU memory lacked `tokens`.
 
-        kept_tokens: how many of these the lower tier had.
+        found_below: whether the lower tier, which was up, had them.
         """
-        if lost_tokens > 0:
-            self._lost_tokens.observe(float(lost_tokens))
-            self._kept_tokens.observe(float(min(max(kept_tokens, 0), lost_tokens)))
+        if tokens > 0:
+            self._lost_tokens.observe(float(tokens))
+            self._kept_tokens.observe(float(tokens) if found_below else 0.0)
 
     @property
     def kept_share(self) -> float:
-        """Of the tokens that turns came back to in vain, the share that a reload found.
+        """Of the tokens that GPU memory had lost, the share that a reload found.
 
         A tier that is smaller than what is given up forgets it before it is wanted. 1
         while little is known.

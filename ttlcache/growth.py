@@ -42,11 +42,11 @@ class RoomToGrow(AdmissionControl):
     with c the blocks of a context. A share of 1/2 would count a program as the mean of
     its context now and at its end: programs are at different points of their lives, and
     not all are at their largest together. computed: of the seconds that a lost context
-    costs, those of prefill. What a lower tier keeps comes back beside others' steps, so
-    it needs no room. Who holds memory: a program with a turn under way, or a pin; its
-    growth is the one expected at its latest event. A program that has started is never
-    held back, nor its sub-agents; nobody is before some have ended. O(1) per event and
-    per question.
+    costs, those of prefill (`Tables.computed_share`): 1 without a lower tier, 0 above
+    one that keeps what it is given. Who holds memory: a program with a turn under way,
+    or a pin; its growth is the one expected at its latest event. A program that has
+    started is never held back, nor its sub-agents; nobody is before some have ended.
+    O(1) per event and per question.
     """
 
     needs_order = True

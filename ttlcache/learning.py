@@ -20,7 +20,6 @@ class Learning:
     work: WorkSizes
     metrics: MetricsBuffer
     journal: NullJournal
-    block_tokens: int
 
     def prefilled(
         self, record: RequestRecord, prompt_tokens: int, now_s: float
@@ -34,9 +33,8 @@ class Learning:
         record.first_token_s = now_s
         seconds = now_s - since_s
         self.costs.observe_prefill(prompt_tokens, record.cached_tokens, seconds)
-        if record.lost_tokens > self.block_tokens:  # less is the tail of a turn
-            still_lost = max(0, record.reusable_tokens - record.cached_tokens)
-            self.costs.observe_kept(record.lost_tokens, record.lost_tokens - still_lost)
+        if record.lost_tokens:
+            self.costs.observe_lost(record.lost_tokens, record.found_below())
         self.journal.first_token(now_s, record, seconds, prompt_tokens)
 
     def reloaded(self, tier: str | None, tokens: int, seconds: float) -> None:

@@ -31,7 +31,8 @@ class RequestRecord:
     pin_id: int | None = None  # the pin it will claim
     admitted_s: float | None = None
     cached_tokens: int = 0
-    lost_tokens: int = 0  # of `reusable_tokens`, not in GPU memory when it was admitted
+    lost_tokens: int = 0  # what a lower tier was asked for: lost when first admitted
+    reloaded_tokens: int = 0  # what came back of that
     first_token_s: float | None = None
     prefill_from_s: float | None = None  # once reloaded or preempted; else `admitted_s`
     reloads: bool = False  # since it was last admitted
@@ -39,6 +40,14 @@ class RequestRecord:
     def lost_its_kv(self, cached_tokens: int) -> bool:
         """Whether so few tokens found in GPU memory mean that it was evicted."""
         return cached_tokens < EVICTED_BELOW * self.reusable_tokens
+
+    def found_below(self) -> bool:
+        """Whether the lower tier had what was lost, as far as a tier may have it.
+
+        It keeps chunks of its own size, and not the tail: most of the context counts.
+        """
+        in_memory = self.reusable_tokens - self.lost_tokens
+        return not self.lost_its_kv(in_memory + self.reloaded_tokens)
 
 
 def wait_kind(record: RequestRecord, cached_tokens: int, pin: Pin | None) -> str:

@@ -55,14 +55,14 @@ class Tables:
     def computed_share(self) -> float:
         """Of the seconds that a lost context costs, those of prefill; 1 without a tier.
 
-        Of a context of mean size: the share hardly depends on it. A tier of which no
-        reload was seen yet is taken for a fast one.
+        Of a turn of mean size. Before one was retained, and before a reload was seen,
+        reloads count as nothing.
         """
         if self.lower_tier is None:
             return 1.0
-        if self.lower_tier not in self.costs.tiers:
-            return 1.0 - self.costs.kept_share
         tokens = self.costs.average_footprint_blocks * self.block_tokens
+        if not tokens or self.lower_tier not in self.costs.tiers:
+            return 1.0 - self.costs.kept_share
         return self.costs.expected_recovery(tokens, self.lower_tier).computed_share
 
     def view(self, now_s: float) -> View:

@@ -145,6 +145,7 @@ class SimTierTTLConnector(_Tiered, TTLConnector):
         record = controller.requests.get(request.request_id)
         if record is not None:
             record.cached_tokens += load.tokens
+            record.reloaded_tokens += load.tokens
             record.admitted_s = default_clock().now_s()
 
 

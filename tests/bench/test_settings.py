@@ -61,6 +61,7 @@ def test_settings_are_json_objects_or_vanilla():
         (["{}", "{}"], "given twice"),
         (["{}", "{"], "not JSON"),
         (["{}", "[]"], "expected a JSON object"),
+        (["{}", '{"lower_tier": "lmcache"}'], "bench demote"),
     ],
 )
 def test_other_settings_are_refused(texts, told):

@@ -259,30 +259,24 @@ def test_wrong_profiles_name_key_value_and_expectation(
 def test_a_tier_is_believed_until_returns_say_otherwise() -> None:
     costs = CostModel(PROFILE)
     for _ in range(MIN_LOST - 1):
-        costs.observe_kept(1000, 0)
+        costs.observe_lost(1000, found_below=False)
         assert costs.kept_share == 1.0
-    costs.observe_kept(1000, 0)
+    costs.observe_lost(0, found_below=False)  # nothing was lost
+    assert costs.kept_share == 1.0
+    costs.observe_lost(1000, found_below=False)
     assert costs.kept_share == 0.0
 
 
 def test_the_share_is_of_tokens_of_recent_returns() -> None:
     costs = CostModel(PROFILE)
     for _ in range(MIN_LOST):
-        costs.observe_kept(1000, 0)
-    for _ in range(KEPT_WINDOW - 1):
-        costs.observe_kept(3000, 1500)
-    # One of those without anything is left in the window.
-    expected = (KEPT_WINDOW - 1) * 1500 / ((KEPT_WINDOW - 1) * 3000 + 1000)
+        costs.observe_lost(5000, found_below=True)
+    for _ in range(KEPT_WINDOW - 2):
+        costs.observe_lost(1000, found_below=False)
+    costs.observe_lost(3000, found_below=True)
+    # One of the first is left in the window.
+    expected = (5000 + 3000) / (5000 + 3000 + (KEPT_WINDOW - 2) * 1000)
     assert costs.kept_share == pytest.approx(expected)
-
-
-def test_more_than_was_lost_or_less_than_nothing_cannot_come_back() -> None:
-    costs = CostModel(PROFILE)
-    for kept in (-5, 5000, -5, 5000, -5, 5000):
-        costs.observe_kept(1000, kept)
-    costs.observe_kept(0, 100)
-    costs.observe_kept(-3, 100)
-    assert costs.kept_share == pytest.approx(0.5)
 
 
 def test_recovery_is_a_reload_as_often_as_the_tier_keeps_what_it_got() -> None:
@@ -291,8 +285,9 @@ def test_recovery_is_a_reload_as_often_as_the_tier_keeps_what_it_got() -> None:
     assert costs.expected_recovery(10_000, None) == pytest.approx((1.0, 0.0))
     assert costs.expected_recovery(10_000, "disk") == pytest.approx((1.0, 0.0))
     assert costs.expected_recovery(10_000, "cpu") == pytest.approx((0.0, 0.1))
-    for _ in range(MIN_LOST):
-        costs.observe_kept(1000, 800)
+    for number in range(MIN_LOST):
+        costs.observe_lost(1000, found_below=number > 0)
+    assert costs.kept_share == 0.8
     recovery = costs.expected_recovery(10_000, "cpu")
     assert recovery == pytest.approx((0.2, 0.08))
     assert recovery.seconds == pytest.approx(0.28)

@@ -276,7 +276,7 @@ def test_a_tier_that_keeps_what_is_given_up_lets_newcomers_in(engine):
     costs.observe_reload("cpu", 1000, 1e-9)
     assert may_start(engine, "C")
     for _ in range(MIN_LOST):
-        costs.observe_kept(100, 0)
+        costs.observe_lost(100, found_below=False)
     assert not may_start(engine, "C"), "it keeps nothing"
 
 

@@ -318,9 +318,15 @@ MUTATIONS = [
     ),
     Mutation(
         "learning.py",
-        "if record.lost_tokens > self.block_tokens:",
+        "if record.lost_tokens:",
         "if False:",
         "test_reloads.py::test_what_a_return_found_below",
+    ),
+    Mutation(
+        "tables.py",
+        "if self.lower_tier is None:",
+        "if True:",
+        "test_growth.py::test_a_tier_that_keeps_what_is_given_up_lets_newcomers_in",
     ),
     Mutation(
         "growth.py",

@@ -133,43 +133,64 @@ def test_a_reload_from_nobody_knows_where_is_counted_and_teaches_nothing(engine)
 # --- what the lower tier kept ---------------------------------------------------------
 
 
-def come_back(engine, cached_tokens, reloaded_tokens):
-    """A turn of 40 tokens, then one that repeats it; returns the lost tokens' fate."""
+@pytest.fixture
+def seen(engine):
+    """What is learnt of the lower tier, which is up."""
     seen = []
-    engine.controller.costs.observe_kept = lambda *told: seen.append(told)
+    engine.controller.costs.observe_lost = lambda *told: seen.append(told)
+    engine.controller.lower_tier = "cpu"
     engine.arrive("first", PROMPT, program="A")
     engine.admit("first")
     engine.decode("first", [1])
     engine.finish("first")
     engine.arrive("r", [*PROMPT, 1, *range(100, 120)], program="A")
-    engine.controller.admit("r", cached_tokens)
-    if reloaded_tokens is not None:
-        engine.controller.reloading("r")
-        engine.controller.reloaded("r", reloaded_tokens)
-    engine.step(seconds=1.0)
-    engine.controller.prefilled("r", 61)
     return seen
 
 
 @pytest.mark.parametrize(
     ("cached", "reloaded", "told"),
     [
-        (0, 24, [(40, 24)]),
-        (0, None, [(40, 0)]),
-        (0, 0, [(40, 0)]),  # it failed
-        (16, 8, [(24, 8)]),
-        (0, 60, [(40, 40)]),  # of the new text something was there, too
-        (36, None, []),  # a block that was not full
+        (0, 40, [(40, True)]),
+        (0, 24, [(40, True)]),  # the rest filled no chunk
+        (0, 16, [(40, False)]),
+        (0, None, [(40, False)]),
+        (0, 0, [(40, False)]),  # it failed
+        (16, 8, [(24, True)]),
+        (16, None, [(24, False)]),
+        (20, None, []),  # only a tail was lost
+        (36, None, []),  # a block that was not full, or that speculation drops
         (40, None, []),
     ],
 )
-def test_what_a_return_found_below(engine, cached, reloaded, told):
-    assert come_back(engine, cached, reloaded) == told
+def test_what_a_return_found_below(engine, seen, cached, reloaded, told):
+    engine.controller.admit("r", cached)
+    if reloaded is not None:
+        engine.controller.reloading("r")
+        engine.controller.reloaded("r", reloaded)
+    engine.step(seconds=1.0)
+    engine.controller.prefilled("r", 61)
+    engine.controller.prefilled("r", 61)
+    assert seen == told
 
 
-def test_a_new_program_lost_nothing(engine):
-    seen = []
-    engine.controller.costs.observe_kept = lambda *told: seen.append(told)
-    admit(engine)
-    engine.decode("r", [1])
+def test_what_a_preempted_request_computed_itself_was_not_below(engine, seen):
+    engine.controller.admit("r", 0)
+    engine.step(seconds=1.0)
+    engine.controller.admit("r", 36)  # of its own blocks, after a preemption
+    engine.controller.prefilled("r", 61)
+    assert seen == [(40, False)]
+
+
+def test_while_the_tier_is_down_nothing_is_learnt_of_it(engine, seen):
+    engine.controller.lower_tier = None
+    engine.controller.admit("r", 0)
+    engine.controller.lower_tier = "cpu"
+    engine.controller.prefilled("r", 61)
+    assert seen == []
+
+
+def test_a_new_program_lost_nothing(engine, seen):
+    engine.arrive("new", list(range(500, 540)), program="B")
+    engine.admit("new")
+    engine.decode("new", [1])
     assert seen == []
