@@ -13,6 +13,7 @@ from ttlcache.events import Arrival, Finish, Shrunk
 from ttlcache.gaps import GapHistory
 from ttlcache.hints import NO_HINTS, Hints
 from ttlcache.journal import NullJournal
+from ttlcache.metrics import MetricsBuffer
 from ttlcache.types import GapKey, Pressure
 
 BLOCK_TOKENS = 16
@@ -60,6 +61,7 @@ def make_controller(
     *,
     gaps: GapHistory | None = None,
     journal: NullJournal | None = None,
+    metrics: MetricsBuffer | None = None,
     **config: Any,
 ) -> Controller:
     """A controller with `config` on top of the defaults.
@@ -75,6 +77,7 @@ def make_controller(
         gaps=gaps,
         costs=CostModel({"prefill": [0.0, 0.0, RECOVERY_S]}),
         journal=journal,
+        metrics=metrics,
     )
 
 

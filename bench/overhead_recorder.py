@@ -17,13 +17,11 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from rich.console import Console
 from rich.table import Table
 
 from bench.overhead_driver import CONTEXT_TOKENS, TURN_TOKENS, Agent, make_controller
-from ttlcache import controller as controller_module
 from ttlcache.clock import VirtualClock
 from ttlcache.controller import Controller
 from ttlcache.events import Arrival, Finish
@@ -87,8 +85,7 @@ def _steps(
     folder: Path, steps: int, memory_events: int, rss: tuple[int, int]
 ) -> RecorderCost:
     clock = VirtualClock()
-    with patch.object(controller_module, "MetricsBuffer", _NoMetrics):
-        bare = make_controller("cachettl", clock)
+    bare = make_controller("cachettl", clock, metrics=_NoMetrics())
     recorder = Recorder(folder, EVENTS, {}, run="bench")
     recorded = make_controller("cachettl", clock, journal=Journal(recorder))
     agents = [Agent(n, "session", CONTEXT_TOKENS) for n in range(RUNNING)]

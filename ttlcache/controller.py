@@ -26,6 +26,7 @@ from ttlcache.holding import Holding
 from ttlcache.identity import Identifier
 from ttlcache.journal import NullJournal
 from ttlcache.learning import Learning
+from ttlcache.metrics import MetricsBuffer
 from ttlcache.ordering import ORDERINGS, Ordering, PriorityKey
 from ttlcache.places import Places
 from ttlcache.prefixes import PrefixIndex
@@ -56,6 +57,7 @@ class Controller:
         costs: CostModel | None = None,
         on_rekey: Callable[[str], None] | None = None,
         journal: NullJournal | None = None,
+        metrics: MetricsBuffer | None = None,
         on_pin_end: OnPinEnd | None = None,
     ) -> None:
         """
@@ -63,6 +65,7 @@ class Controller:
             block_tokens: tokens per prefix-cache hash.
             on_rekey: told the id of a waiting request whose priority changed.
             journal: told every event.
+            metrics: counts what happens.
             on_pin_end: told how a pin ends, just before its blocks are released.
         """
         self.tables = tables = Tables(
@@ -74,6 +77,7 @@ class Controller:
             costs if costs is not None else CostModel(),
             journal if journal is not None else NullJournal(),
             ProgramTable(config.max_programs, config.program_idle_s),
+            metrics if metrics is not None else MetricsBuffer(),
         )
         self.config, self.block_tokens = config, block_tokens
         self.metrics, self.journal = tables.metrics, tables.journal

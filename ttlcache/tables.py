@@ -43,7 +43,7 @@ class Tables:
     costs: CostModel
     journal: NullJournal
     programs: ProgramTable
-    metrics: MetricsBuffer = field(default_factory=MetricsBuffer)
+    metrics: MetricsBuffer
     memory: Memoryfulness = field(default_factory=Memoryfulness)
     work: WorkSizes = field(default_factory=WorkSizes)
     pins: PinTable = field(default_factory=PinTable)

@@ -101,7 +101,9 @@ def test_the_sub_agent_of_a_started_program_is_not_held_back():
 
 
 def test_no_control_admits_everything():
-    control = admissions.create(load_config({"admission": "none"}), block_tokens=16)
+    control = admissions.create(
+        load_config({"admission": "none"}), block_tokens=16, computed_share=lambda: 1.0
+    )
     program = make_program()
     assert isinstance(control, AdmitAll)
     control.reasons(program, 100, now_s=0.0)
