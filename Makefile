@@ -11,7 +11,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-fleet test test-fast test-e2e test-speed test-matrix surface gpu wedge soak check clean
+.PHONY: help setup demo demo-fleet test test-fast test-e2e test-speed test-matrix test-ahead surface gpu wedge soak check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,18 @@ test-matrix: ## The connector's tests against every tested vLLM (MATRIX="0.30.0 
 				torchvision torchaudio torchcodec; \
 		echo "== vLLM $$version"; \
 		$$venv/bin/python -m pytest tests/connector -q || exit 1; \
+	done
+
+AHEAD ?= 0.33.0
+AHEAD_TESTS ?= tests/connector
+test-ahead: $(STAMP) ## The same where vLLM has no CPU build yet (AHEAD="0.33.0 …")
+	for version in $(AHEAD); do \
+		$(BIN)/python -m pip download --quiet --disable-pip-version-check \
+			--no-deps --only-binary :all: --dest out/wheels vllm==$$version || exit 1; \
+		$(BIN)/python -m bench.surface.overlay out/wheels/vllm-$$version-*.whl \
+			out/ahead/$$version || exit 1; \
+		echo "== vLLM $$version"; \
+		PYTHONPATH=out/ahead/$$version $(BIN)/python -m pytest $(AHEAD_TESTS) -q || exit 1; \
 	done
 
 GPU_PYTHON ?= $(PYTHON)

@@ -134,7 +134,10 @@ def priced(recovery: Recovery, cost_per_byte: float) -> Recovery:
 def policy_ttls(
     recoveries: Sequence[Recovery], gaps_s: Sequence[float], pressure: Pressure
 ) -> dict[str, list[tuple[float, float]]]:
-    """Each policy's TTL at each length: without a lower tier, and with CPU memory."""
+    """Each policy's TTL at each length: without a lower tier, and with CPU memory.
+
+    As a server has it by default (`demote: expiry`): the turn is not below yet.
+    """
     # Some policies look for the tiers of the cost model: where none is, none is known.
     costs: dict[str | None, CostModel] = {None: CostModel(), "cpu": CostModel()}
     for tier, model in costs.items():
@@ -157,7 +160,10 @@ def policy_ttls(
             facts = TurnFacts("p", 3, key, r.context_tokens, r.context_tokens // 32)
             answers = [
                 policy.decide(
-                    facts, View(history, model, pressure=pressure, tier=tier)
+                    facts,
+                    View(
+                        history, model, pressure=pressure, tier=tier, is_below=False
+                    ),
                 ).ttl_s
                 for tier, model in costs.items()
             ]

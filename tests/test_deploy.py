@@ -22,6 +22,7 @@ from yamllint.config import YamlLintConfig
 
 from bench.fleet.router import SETTINGS, STICKY_IDLE
 from tests.test_monitoring import metric_labels, names_in
+from tests.vllm_moved import find
 from ttlcache.cli import app
 from ttlcache.config import load_config
 
@@ -142,11 +143,10 @@ def test_every_container_of_ours_is_checked():
 @pytest.mark.parametrize("words", _of("vllm"))
 def test_vllm_knows_its_flags(words):
     pytest.importorskip("vllm")
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     assert words[0] == "serve"
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(words[1:])
+    arguments = find("make_arg_parser")(FlexibleArgumentParser()).parse_args(words[1:])
     transfer = arguments.kv_transfer_config
     assert transfer.kv_connector == "TTLConnector"
     extra = {

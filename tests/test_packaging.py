@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,3 +39,18 @@ def test_the_wheel_has_core_connector_command_and_plugin(tmp_path):
     assert not any(name.startswith(("bench/", "tests/")) for name in names)
     assert "ttlcache = ttlcache.cli:app" in declared
     assert "ttlcache = ttlcache_connector.plugin:register" in declared
+
+
+def test_the_extras_ask_for_what_the_server_takes():
+    """pip takes the newest version that an extra allows."""
+    compat = pytest.importorskip("ttlcache_connector.compat")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert extras["vllm"] == [f"vllm{compat.tested_range()}"]
+    first, beyond = compat.LMCACHE_FROM, compat.LMCACHE_BELOW
+    between = f">={_dotted(first)},<{_dotted(beyond)}"
+    assert extras["lmcache"] == [f"lmcache{between}"]
+
+
+def _dotted(version):
+    return ".".join(map(str, version))

@@ -43,15 +43,18 @@ class TTLCacheConfig(BaseModel):
     )
     admission: Literal["auto", "none", "working-set", "room-to-grow"] = Field(
         default="auto",
-        description="Whether new programs wait while those under way fill the pool, or "
-        "will as they grow; auto: room-to-grow with policy adaptive and an order "
-        "by program, else none. Above a lower tier room is left for what that forgets.",
+        description="Who may start: everybody (none), or new programs wait while those "
+        "under way fill the pool (working-set) or will as they grow (room-to-grow). "
+        "auto: room-to-grow with policy adaptive and ordering ttl-aware or "
+        "program-fcfs, else none. Above a lower tier room is left for what that "
+        "forgets.",
     )
     admission_half_life_s: float = Field(
         default=5.0,
         gt=0.0,
         allow_inf_nan=False,
-        description="A program whose tool runs this long counts half (working-set).",
+        description="A program whose tool runs this long counts half (working-set, and "
+        "the gauge of that name).",
     )
     growth_share: float = Field(
         default=0.4,

@@ -50,7 +50,8 @@ def pin_vs_reload(result: Json) -> str:
         return page
     return (
         f"{page}\nTTL that each policy gives a turn of that length in the same "
-        "setting, seconds: without a lower tier / with CPU memory below.\n\n"
+        "setting, seconds: without a lower tier / with CPU memory below, to which it "
+        "has not been copied yet (`demote: expiry`).\n\n"
         f"{table(['policy', *lengths], ttls)}\n"
     )
 

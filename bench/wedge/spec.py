@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.wedge import loading
+from ttlcache_connector import compat
 from ttlcache_connector.harness import EngineSpec
 from ttlcache_connector.plugin import ASYNC_SCHEDULER, SYNC_SCHEDULER
 
@@ -88,7 +89,7 @@ def random_engine(rng: random.Random, *, load_share: float = 0.35) -> RandomEngi
         max_model_len=2048,
         async_scheduling=asynchronous,
         sliding_window=rng.choice((None, None, None, 2 * block_tokens)),
-        mamba_mode=rng.choice((None,) * 8 + ("none", "align", "all")),
+        mamba_mode=_mamba_mode(rng),
         policy=queue_policy,
         scheduler_cls=plain_scheduler(asynchronous) if rng.random() < 0.1 else None,
         extra_config=_extra_config(rng, queue_policy),
@@ -179,6 +180,12 @@ def _with_drafts(engine: EngineSpec, drafts: int) -> EngineSpec:
         scheduler_cls=None,
         engine_args={"speculative_config": speculative},
     )
+
+
+def _mamba_mode(rng: random.Random) -> str | None:
+    drawn = rng.choice((None,) * 8 + ("none", "align", "all"))
+    modes = compat.recurrent_cache_modes()
+    return drawn if drawn is None or drawn in modes else modes[0]
 
 
 def plain_scheduler(asynchronous: bool) -> str:

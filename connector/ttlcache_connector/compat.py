@@ -16,8 +16,8 @@ from ttlcache.errors import ConfigError, UnsupportedEngineError
 
 #: First tested version, and the first one beyond the tested range.
 TESTED_FROM = (0, 30)
-TESTED_BELOW = (0, 33)
-#: The module of an API server that adds its middleware (0.30-0.32).
+TESTED_BELOW = (0, 34)
+#: The module of an API server that adds its middleware (0.30-0.33).
 _APP_MODULE = "vllm.entrypoints.launchers.app"
 _ADD_MIDDLEWARE = "init_entrypoints_middleware"
 #: An engine that has not answered by then is taken for dead.
@@ -72,6 +72,13 @@ def check_vllm(*, allow_untested: bool) -> str:
 def tested_range() -> str:
     """The versions of vLLM that our tests run on."""
     return f">={_dotted(TESTED_FROM)},<{_dotted(TESTED_BELOW)}"
+
+
+def recurrent_cache_modes() -> tuple[str, ...]:
+    """How vLLM may cache states of recurrent layers beside a prefix cache."""
+    if _numbers(vllm_version())[:2] >= (0, 33):
+        return ("align",)
+    return ("none", "align", "all")
 
 
 def can_install_middleware() -> bool:

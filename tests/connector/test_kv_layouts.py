@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheGroupSpec,
@@ -20,6 +19,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
+from tests.vllm_moved import find
 from ttlcache.errors import TransferError
 from ttlcache.transfer import ReferenceEngine
 from ttlcache_connector.kv_layouts import namespace, read_layout, read_layouts
@@ -56,7 +56,8 @@ def registered(layout, groups, kernel_block_sizes=None, device="cpu"):
         cache_config=cache_config,
         attention_config=SimpleNamespace(hisparse_config=None),
     )
-    config = get_kv_cache_config_from_groups(vllm_config, groups, page * BLOCKS)
+    configure = find("get_kv_cache_config_from_groups")
+    config = configure(vllm_config, groups, page * BLOCKS)
     config.kv_cache_layout = layout.name
     on = torch.device(device)
     caches = allocate_kv_cache(config, on, layout, kernel_block_sizes)
