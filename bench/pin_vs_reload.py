@@ -161,9 +161,7 @@ def policy_ttls(
             answers = [
                 policy.decide(
                     facts,
-                    View(
-                        history, model, pressure=pressure, tier=tier, is_below=False
-                    ),
+                    View(history, model, pressure=pressure, tier=tier, is_below=False),
                 ).ttl_s
                 for tier, model in costs.items()
             ]
