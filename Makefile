@@ -71,7 +71,7 @@ test-ahead: $(STAMP) ## The same where vLLM has no CPU build yet (AHEAD="0.33.0 
 		$(BIN)/python -m bench.surface.overlay out/wheels/vllm-$$version-*.whl \
 			out/ahead/$$version || exit 1; \
 		echo "== vLLM $$version"; \
-		PYTHONPATH=out/ahead/$$version $(BIN)/python -m pytest $(AHEAD_TESTS) -q || exit 1; \
+		PYTHONPATH=$(CURDIR)/out/ahead/$$version $(BIN)/python -m pytest $(AHEAD_TESTS) -q || exit 1; \
 	done
 
 GPU_PYTHON ?= $(PYTHON)
