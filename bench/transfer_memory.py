@@ -10,11 +10,11 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
+from bench.vllm_moved import find
 from ttlcache_connector.kv_layouts import GroupLayout, read_layout
 
 BLOCK_TOKENS = 16
@@ -144,7 +144,8 @@ def _allocate(
         attention_config=SimpleNamespace(hisparse_config=None),
     )
     group = KVCacheGroupSpec([f"layers.{i}" for i in range(shape.layers)], spec)
-    config = get_kv_cache_config_from_groups(cast(Any, vllm_config), [group], 1 << 40)
+    configure = find("get_kv_cache_config_from_groups")
+    config = configure(cast(Any, vllm_config), [group], 1 << 40)
     config.kv_cache_layout = layout.name
     return allocate_kv_cache(config, device, layout), config
 

@@ -21,8 +21,8 @@ from yamllint import linter
 from yamllint.config import YamlLintConfig
 
 from bench.fleet.router import SETTINGS, STICKY_IDLE
+from bench.vllm_moved import find
 from tests.test_monitoring import metric_labels, names_in
-from tests.vllm_moved import find
 from ttlcache.cli import app
 from ttlcache.config import load_config
 

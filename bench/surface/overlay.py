@@ -1,8 +1,9 @@
 """`python -m bench.surface.overlay WHEEL FOLDER`: a CUDA wheel of vLLM, for CPUs.
 
 For a release of which there is no CPU build yet: its Python, with the kernels of the
-CPU build that is installed. What the scheduler and the connectors do is the release's
-own; what a model computes is not. Put FOLDER first on PYTHONPATH.
+CPU build that is installed, its torch and whatever else it needs. What the scheduler
+and the connectors do is the release's own; what a model computes is not. Put FOLDER
+first on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ def overlay(wheel: Path, folder: Path) -> None:
     Raises:
         FileNotFoundError: no vLLM is installed to take kernels from.
     """
+    shutil.rmtree(folder, ignore_errors=True)
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith(".so")]
         archive.extractall(folder, names)

@@ -17,12 +17,12 @@ from ttlcache.events import Admission, Urgency
 from ttlcache_connector import compat
 from ttlcache_connector.scheduler_side import SchedulerSide
 from ttlcache_connector.stats import TTLConnectorStats, TTLPromMetrics
-from ttlcache_connector.tiers import NameOfBlocks, worker_tier
+from ttlcache_connector.tiers import NameOfBlocks, is_mapped_elsewhere, worker_tier
 from ttlcache_connector.worker_side import WorkerSide
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
         KVConnectorHandshakeMetadata,
         KVConnectorTransferResults,
@@ -68,6 +68,12 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     @property
     def requires_kv_delivery(self) -> bool:
         return False
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
+        """vLLM asks since 0.33. Pins end before a sleep, and our copies use addresses
+        that outlast it."""
+        return not is_mapped_elsewhere(kv_transfer_config.kv_connector_extra_config)
 
     # --- scheduler role: vLLM's hooks ----------------------------------------
 

@@ -19,7 +19,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from tests.vllm_moved import find
+from bench.vllm_moved import find
 from ttlcache.errors import TransferError
 from ttlcache.transfer import ReferenceEngine
 from ttlcache_connector.kv_layouts import namespace, read_layout, read_layouts

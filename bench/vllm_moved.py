@@ -1,4 +1,4 @@
-"""Names of vLLM's that tests use and that lie elsewhere in another version."""
+"""Names of vLLM that benches and tests use and that another version has elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def find(name: str) -> Any:
     """
     for module in _MODULES[name]:
         try:
-            return getattr(importlib.import_module(module), name)
-        except (ModuleNotFoundError, AttributeError):
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise  # it is there, and lacks something else
             continue
+        if hasattr(found, name):
+            return getattr(found, name)
     raise AttributeError(f"{name} is in none of {_MODULES[name]}")

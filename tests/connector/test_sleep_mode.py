@@ -1,0 +1,29 @@
+"""Which configurations may sleep: vLLM asks since 0.33."""
+
+from __future__ import annotations
+
+import pytest
+from vllm.config import KVTransferConfig
+
+from ttlcache_connector.connector import TTLConnector
+
+TIER = {"lower_tier": "lmcache"}
+BY_SERVER = {"lmcache.mp.mp_transfer_mode": "lmcache_driven"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "may"),
+    [
+        ({}, True),
+        (TIER, True),
+        (BY_SERVER, True),  # of nothing: there is no tier
+        (TIER | BY_SERVER, False),
+        (TIER | {"lmcache.mp.use_vmm_api": True}, False),
+        (TIER | {"lmcache.mp.use_vmm_api": False}, True),
+    ],
+)
+def test_no_sleep_where_a_server_has_mapped_the_kv_cache(extra, may):
+    config = KVTransferConfig(
+        kv_connector="TTLConnector", kv_role="kv_both", kv_connector_extra_config=extra
+    )
+    assert TTLConnector.supports_sleep_mode(config) is may
