@@ -43,21 +43,23 @@ def remember_lookups(manager: KVCacheManager) -> None:
     look_up = manager.get_computed_blocks
     remembered: dict[bytes, tuple[Any, Any]] = {}
 
-    def get_computed_blocks(request: Request) -> Any:
+    def get_computed_blocks(request: Request, *bound: Any) -> Any:
+        # `bound`: since 0.33, an upper bound of the hit.
         hashes = request.block_hashes
         if not hashes:
-            return look_up(request)
+            return look_up(request, *bound)
         # The last hash is of the program, the first maybe of the shared prompt.
         owner, first = hashes[-1][:OWNER_BYTES], hashes[0][:OWNER_BYTES]
         version = (
             request.request_id,
             request.num_tokens,
+            bound,
             table.versions[owner],
             table.versions[first],
         )
         known = remembered.get(owner)
         if known is None or known[0] != version:
-            known = remembered[owner] = (version, look_up(request))
+            known = remembered[owner] = (version, look_up(request, *bound))
         return known[1]
 
     manager.get_computed_blocks = get_computed_blocks  # type: ignore[method-assign]
