@@ -37,6 +37,8 @@ METRICS = (
     "mean_wait_s",
 )
 _DIGITS = 7
+#: Of fewer seeds a standard error says nothing.
+MIN_SEEDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,8 @@ def print_grid(result: GridResult, console: Console) -> None:
     wide = Console(width=max(console.width, 200), file=console.file)
     wide.print(_cells_table(result.rows))
     wide.print(bars_table(result.bars))
+    if _num_seeds(result.rows) >= MIN_SEEDS:
+        wide.print(seeds_table(result.rows))
     wide.print(
         f"CPU time of all cells: {result.cpu_s / 3600:.2f} h (bar: 6 h, 3 h on 2 cores)"
     )
@@ -176,6 +180,34 @@ def bars_table(bars: Sequence[grid_bars.Bar]) -> Table:
             bar.name, f"{bar.limit:g}", f"{bar.reached:.3f}", bar.where, bar.verdict
         )
     return view
+
+
+def seeds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Of `adaptive` over each other arm: how much of it is chance."""
+    ours = grid_bars.OURS
+    view = Table(title=f"{ours} / arm over {_num_seeds(rows)} seeds", box=box.SIMPLE)
+    for name in ("cell", "arm", "mean JCT", "first two seeds", "p99"):
+        view.add_column(name)
+    for row in rows:
+        for arm in row["arms"]:
+            if arm == ours:
+                continue
+            ratio = grid_bars.ratio_of(row, arm)
+            two = [grid_bars.mean_of(row, each, seeds=2) for each in (ours, arm)]
+            p99 = [grid_bars.mean_of(row, each, "p99_jct_s") for each in (ours, arm)]
+            view.add_row(
+                grid_bars.label(row),
+                arm,
+                f"{ratio.geometric_mean:.3f} ± {ratio.standard_error:.3f}",
+                f"{two[0] / two[1]:.3f}",
+                f"{p99[0] / p99[1]:.3f}",
+            )
+    return view
+
+
+def _num_seeds(rows: Sequence[Mapping[str, Any]]) -> int:
+    own = rows[0]["arms"].get(grid_bars.OURS)
+    return len(own["mean_jct_s"]) if own else 0
 
 
 def _cells_table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.ratios import Ratio
+
 #: Not a rival: it knows the future.
 REFERENCE = "oracle"
 OURS, BASE, PLAIN = "adaptive", "cachettl", "vllm"
@@ -60,10 +62,21 @@ def regret(row: Mapping[str, Any], arm: str) -> float:
     return mean_of(row, arm) / mean_of(row, REFERENCE) - 1.0
 
 
-def mean_of(row: Mapping[str, Any], arm: str, key: str = "mean_jct_s") -> float:
-    """Mean over the seeds."""
+def mean_of(
+    row: Mapping[str, Any],
+    arm: str,
+    key: str = "mean_jct_s",
+    seeds: int | None = None,
+) -> float:
+    """Mean over the first `seeds` of the seeds, None: over all."""
     own = row["arms"].get(arm)
-    return statistics.fmean(own[key]) if own else math.nan
+    return statistics.fmean(own[key][:seeds]) if own else math.nan
+
+
+def ratio_of(row: Mapping[str, Any], arm: str, key: str = "mean_jct_s") -> Ratio:
+    """Ours over that arm's, seed by seed."""
+    pairs = zip(row["arms"][OURS][key], row["arms"][arm][key], strict=True)
+    return Ratio(tuple(ours / theirs for ours, theirs in pairs))
 
 
 def best_rival(row: Mapping[str, Any]) -> float:

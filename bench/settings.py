@@ -15,7 +15,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from bench import demo_report, tiny_model
 from bench.arms import Arm, ArmResult, run_arm
 from bench.demo import CONNECTOR, DemoOptions
 from bench.metrics import compare_outputs
+from bench.ratios import Ratio
 from bench.replay import ReplayOptions
 
 #: In place of a setting: vLLM without the connector.
@@ -37,25 +38,6 @@ START_TIMEOUT_S = 600.0
 #: Settings by their text, the first one the base; None: no connector.
 Settings = Mapping[str, Mapping[str, Any] | None]
 Rounds = list[dict[str, ArmResult]]
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Of mean JCTs, one setting's over the base's."""
-
-    by_round: tuple[float, ...]
-
-    @property
-    def geometric_mean(self) -> float:
-        return math.exp(statistics.fmean(map(math.log, self.by_round)))
-
-    @property
-    def standard_error(self) -> float:
-        """Of the mean logarithm, so a share of the ratio; nan for a single round."""
-        if len(self.by_round) < 2:
-            return math.nan
-        logs = [math.log(value) for value in self.by_round]
-        return statistics.stdev(logs) / math.sqrt(len(logs))
 
 
 def parse(texts: Sequence[str]) -> Settings:

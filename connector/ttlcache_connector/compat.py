@@ -69,6 +69,19 @@ def check_vllm(*, allow_untested: bool) -> str:
     return version
 
 
+def may_sleep(extra_config: Mapping[str, Any] | None) -> bool:
+    """Whether `--enable-sleep-mode` goes with it; vLLM asks since 0.33.
+
+    Not where LMCache's server has mapped the workers' KV cache: it would go on with
+    that memory after a sleep, in which vLLM gives it back.
+    """
+    extra = extra_config or {}
+    if extra.get("lower_tier", "none") == "none":
+        return True
+    by_server = str(extra.get("lmcache.mp.mp_transfer_mode")) == "lmcache_driven"
+    return not by_server and not extra.get("lmcache.mp.use_vmm_api")
+
+
 def tested_range() -> str:
     """The versions of vLLM that our tests run on."""
     return f">={_dotted(TESTED_FROM)},<{_dotted(TESTED_BELOW)}"

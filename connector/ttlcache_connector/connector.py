@@ -17,7 +17,7 @@ from ttlcache.events import Admission, Urgency
 from ttlcache_connector import compat
 from ttlcache_connector.scheduler_side import SchedulerSide
 from ttlcache_connector.stats import TTLConnectorStats, TTLPromMetrics
-from ttlcache_connector.tiers import NameOfBlocks, is_mapped_elsewhere, worker_tier
+from ttlcache_connector.tiers import NameOfBlocks, worker_tier
 from ttlcache_connector.worker_side import WorkerSide
 
 if TYPE_CHECKING:
@@ -71,9 +71,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
-        """vLLM asks since 0.33. Pins end before a sleep, and our copies use addresses
-        that outlast it."""
-        return not is_mapped_elsewhere(kv_transfer_config.kv_connector_extra_config)
+        """Pins end before a sleep, and our copies use addresses that outlast it."""
+        return compat.may_sleep(kv_transfer_config.kv_connector_extra_config)
 
     # --- scheduler role: vLLM's hooks ----------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -387,15 +387,3 @@ def worker_tier(
     if lower_lmcache.refusal(kv_cache_config):
         return None
     return lower_lmcache.WorkerHalf(config, vllm_config, kv_cache_config)
-
-
-def is_mapped_elsewhere(extra_config: Mapping[str, Any] | None) -> bool:
-    """Whether the configuration has LMCache's server map the workers' KV cache.
-
-    It would go on with that memory after a sleep, in which vLLM gives it back.
-    """
-    extra = extra_config or {}
-    if extra.get("lower_tier", "none") == "none":
-        return False
-    by_server = str(extra.get("lmcache.mp.mp_transfer_mode")) == "lmcache_driven"
-    return by_server or bool(extra.get("lmcache.mp.use_vmm_api"))

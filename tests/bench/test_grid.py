@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from bench import grid, grid_bars
@@ -150,3 +152,23 @@ def test_the_command_repeats_the_options():
     text = grid.command(replace(SYNTHETIC, seeds="7", programs=0.5))
     assert "--workloads swe,bfcl" in text
     assert "--arms 'vllm,cachettl' --half even --seeds 7 --programs 0.5" in text
+
+
+def test_many_seeds_tell_how_much_is_chance():
+    row = _row(adaptive=1.0, vllm=2.0)
+    row["arms"] = {
+        "vllm": {"mean_jct_s": [100.0] * 4, "p99_jct_s": [300.0] * 4},
+        "adaptive": {
+            "mean_jct_s": [50.0, 50.0, 200.0, 200.0],
+            "p99_jct_s": [150.0] * 4,
+        },
+    }
+    ratio = grid_bars.ratio_of(row, "vllm")
+    assert ratio.geometric_mean == pytest.approx(1.0)
+    # Logarithms of 1/2, 1/2, 2 and 2: deviation ln 2 * sqrt(4/3), over the root of 4.
+    assert ratio.standard_error == pytest.approx(math.log(2.0) / math.sqrt(3.0))
+    console = Console(width=200, file=io.StringIO())
+    console.print(grid.seeds_table([row]))
+    lines = console.file.getvalue().splitlines()
+    (told,) = (line.split() for line in lines if "vllm" in line)
+    assert told == ["w", "small", "one", "vllm", "1.000", "±", "0.400", *["0.500"] * 2]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from bench import settings
 from bench.cli import app
-from bench.settings import Ratio
+from bench.ratios import Ratio
 
 
 def arm(jct_s, prompt_hit=0.5):

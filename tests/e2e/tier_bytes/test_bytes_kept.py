@@ -29,13 +29,14 @@ def test_returns_tell_what_the_tier_keeps(
     engine.settle()
     empty_gpu(engine)
     contexts = _return(engine, "second", contexts)
+    engine.settle()  # where a reload came from is known steps later
     assert totals["reloads", "cpu"] == PROGRAMS
     assert controller.costs.kept_share == 1.0
 
-    engine.settle()
     empty_gpu(engine)
     assert two_block_tiers.clear_cpu()  # it had room for nobody
     _return(engine, "third", contexts)
+    engine.settle()
     assert totals["reloads", "cpu"] == PROGRAMS
     assert controller.costs.kept_share == pytest.approx(0.5, abs=0.05)
     # A newcomer finds nothing either, which says nothing of the tier.
