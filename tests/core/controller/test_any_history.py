@@ -1,0 +1,252 @@
+"""Whatever happens, the books add up."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from tests.core.controller.stories import (
+    PROMPT,
+    TTL_S,
+    make_engine,
+    outcomes,
+    pins,
+    total,
+)
+from ttlcache.admission import WorkingSet
+from ttlcache.events import Admission, Urgency
+from ttlcache.testing import FakeEngine
+
+LABELS = st.sampled_from(["A", "B", "C", None])
+TOKENS = st.lists(st.integers(1, 3), min_size=1, max_size=12)
+CUTS = st.sampled_from([0, 0, 0, 1, 3, 8])
+HINTS = st.sampled_from(
+    [
+        {},
+        {},
+        {"priority_class": 2},
+        {"ttl": 1},
+        {"tool": "Task"},
+        {"parent_id": "A"},
+        {"parent_id": "B", "tool": "Task"},
+        {"ttl": -1},
+        {"is_last_step": True},
+    ]
+)
+JUMPS = st.sampled_from([0.0, 0.5, 3.0, TTL_S, 45.0, -0.5, -30.0])
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Programs in any order of events; the engine's invariants hold after each."""
+
+    @initialize(
+        pool_blocks=st.integers(4, 60),
+        block_tokens=st.sampled_from([1, 2, 4]),
+        fraction=st.sampled_from([0.9, 0.3, 0.0, 1.0]),
+        max_programs=st.sampled_from([100, 2]),
+        order=st.sampled_from(
+            [
+                ("ttl-aware", "none"),
+                ("ttl-aware", "working-set"),
+                ("program-fcfs", "working-set"),
+                ("request-fcfs", "none"),
+                ("plas", "none"),
+            ]
+        ),
+        whole_pins=st.sampled_from([False, False, True]),
+    )
+    def start(
+        self,
+        pool_blocks,
+        block_tokens,
+        fraction,
+        max_programs,
+        order,
+        whole_pins,
+    ):
+        ordering, admission = order
+        self.engine = FakeEngine(
+            {
+                "policy": "fixed",
+                "policy_options": {"ttl_s": TTL_S},
+                "max_pinned_fraction": fraction,
+                "program_idle_s": 40.0,
+                "max_programs": max_programs,
+                "ordering": ordering,
+                "admission": admission,
+            },
+            pool_blocks=pool_blocks,
+            block_tokens=block_tokens,
+            whole_pins=whole_pins,
+        )
+        self.contexts = {}
+        self.made = 0
+
+    def waiting(self):
+        return sorted(r for r, q in self.engine.requests.items() if not q.running)
+
+    def running(self):
+        return sorted(r for r, q in self.engine.requests.items() if q.running)
+
+    def pick(self, data, ids):
+        return data.draw(st.sampled_from(ids))
+
+    @rule(label=LABELS, cut=CUTS, more=TOKENS, hints=HINTS)
+    def arrive(self, label, cut, more, hints):
+        self.new_request(label, cut, more, hints)
+
+    def new_request(self, label, cut, more, hints):
+        # The prompt extends the program's context, or what a cut leaves of it.
+        context = self.contexts.get(label, [1, 2, 3, 1, 2, 3])
+        prompt = [*context[: len(context) - cut], *more][:60]
+        self.made += 1
+        request_id = f"r{self.made}"
+        self.engine.arrive(request_id, prompt, program=label, **hints)
+        return request_id, prompt
+
+    @rule(label=LABELS, cut=CUTS, more=TOKENS, hints=HINTS, output=TOKENS)
+    def whole_turn(self, label, cut, more, hints, output):
+        request_id, prompt = self.new_request(label, cut, more, hints)
+        if self.engine.admit(request_id) and self.engine.decode(request_id, output):
+            self.engine.finish(request_id)
+            self.contexts[label] = [*prompt, *output]
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data(), label=LABELS)
+    def reuse_an_id(self, data, label):
+        request_id = self.pick(data, sorted(self.engine.requests))
+        self.engine.holder.drop(self.engine.requests[request_id].blocks)
+        self.engine.arrive(request_id, [1, 2, 3, 1], program=label)
+
+    @precondition(lambda self: self.waiting())
+    @rule(data=st.data(), urgency=st.sampled_from([None, *Urgency]))
+    def admit(self, data, urgency):
+        request_id = self.pick(data, self.waiting())
+        alone = not self.running()
+        admitted = self.engine.admit(request_id, urgency)
+        request = self.engine.requests[request_id]
+        needed = -(-len(request.tokens) // self.engine.block_tokens)
+        fits = needed <= self.engine.holder.pool_blocks
+        if alone and fits and urgency in (None, Urgency.STALLED):
+            assert admitted, "wedged: nothing runs and pins hold the pool"
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data(), output=TOKENS)
+    def decode(self, data, output):
+        self.engine.decode(self.pick(data, self.running()), output)
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def preempt(self, data):
+        self.engine.preempt(self.pick(data, self.running()))
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def finish(self, data):
+        request_id = self.pick(data, self.running())
+        label = self.engine.controller.requests[request_id].hints.program_id
+        self.contexts[label] = self.engine.requests[request_id].tokens
+        self.engine.finish(request_id)
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data())
+    def abort(self, data):
+        self.engine.abort(self.pick(data, sorted(self.engine.requests)))
+
+    @rule(seconds=JUMPS)
+    def step(self, seconds):
+        self.engine.step(seconds)
+        now_s = self.engine.clock.now_s()
+        assert all(pin.held or pin.deadline_s > now_s for pin in pins(self.engine))
+
+    @rule(needed=st.integers(-1, 50), urgency=st.sampled_from(Urgency), data=st.data())
+    def reclaim(self, needed, urgency, data):
+        request_id = self.pick(data, ["unknown", *sorted(self.engine.requests)])
+        before = self.engine.holder.free_blocks
+        freed = self.engine.controller.reclaim(needed, urgency, request_id)
+        assert self.engine.holder.free_blocks == before + freed
+        if urgency is Urgency.STALLED and freed < needed:
+            assert not pins(self.engine)
+
+    @precondition(lambda self: self.waiting())
+    @rule(data=st.data())
+    def promote(self, data):
+        request_id = self.pick(data, self.waiting())
+        controller = self.engine.controller
+        if controller.promote_at_s(request_id) <= self.engine.clock.now_s():
+            controller.promote(request_id)
+            assert controller.promote_at_s(request_id) == math.inf
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data(), blocks=st.integers(0, 50))
+    def ask_for_admission(self, data, blocks):
+        request_id = self.pick(data, sorted(self.engine.requests))
+        answer = self.engine.controller.admission(request_id, blocks)
+        if self.engine.controller.requests[request_id].admitted_s is not None:
+            assert answer is Admission.ADMIT, "a started request was held back"
+
+    @rule(label=LABELS)
+    def end(self, label):
+        self.engine.controller.end("", label or "nobody")
+
+    @rule()
+    def reset(self):
+        self.engine.controller.release_all()
+        assert not pins(self.engine)
+
+    @invariant()
+    def everything_adds_up(self):
+        if not hasattr(self, "engine"):
+            return
+        controller = self.engine.controller
+        self.engine.check()
+        for request_id in controller.requests:
+            controller.priority(request_id)
+        ended = sum(outcomes(self.engine).values())
+        assert total(self.engine, "pins_started") == ended + len(controller.pins)
+
+    def teardown(self):
+        if not hasattr(self, "engine"):
+            return
+        engine, controller = self.engine, self.engine.controller
+        for request_id in sorted(engine.requests):
+            engine.abort(request_id)
+        assert controller.requests == {}
+        for program in list(controller.programs):
+            if not isinstance(program.key, int):
+                controller.end(*program.key)
+        # Anonymous programs have no id that a client could name: they go idle.
+        engine.step(seconds=1000.0)
+        engine.step(seconds=1000.0)
+        engine.check()
+        assert len(controller.programs) == 0
+        assert len(controller.pins) == 0
+        assert controller.gaps.num_open == 0
+        assert engine.holder.free_blocks == engine.holder.pool_blocks
+        if isinstance(controller._admission, WorkingSet):
+            assert controller._admission.load_blocks(engine.clock.now_s()) == 0.0
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_the_deadline_of_a_pin_is_never_infinite():
+    engine = make_engine(policy_options={"ttl_s": math.inf}, max_ttl_s=5.0)
+    engine.turn("r", PROMPT, program="A")
+    assert engine.controller.pins.next_deadline_s() == 5.0
