@@ -56,6 +56,9 @@ class Arrivals:
         )
         if pin is not None:
             record.pin_id = pin.pin_id
+        turn = continuation.turn
+        if turn is not None:
+            record.lower_epoch = turn.lower_epoch
         tables.journal.arrive(now_s, record, rule, arrival, continuation)
         return record
 
@@ -70,7 +73,7 @@ class Arrivals:
         if first:
             record.admitted_s = now_s
             record.cached_tokens = cached_tokens
-            if tables.lower_tier is not None and record.lost_its_kv(cached_tokens):
+            if self._tests_the_tier(record) and record.lost_its_kv(cached_tokens):
                 record.lost_tokens = record.reusable_tokens - cached_tokens
             self.places.admitted(record, now_s)
             blocks = record.num_tokens / tables.block_tokens
@@ -93,6 +96,15 @@ class Arrivals:
         elif first and record.lost_its_kv(cached_tokens):
             tables.metrics.count("evicted_returns")
             tables.costs.observe_return_wait(now_s - record.queued_s)
+
+    def _tests_the_tier(self, record: RequestRecord) -> bool:
+        """Whether what the request finds below tells how much the tier keeps.
+
+        Not where it never got the turn, was away since, or is not asked for it.
+        """
+        up = self.tables.lower_tier is not None
+        was_left = record.lower_epoch == self.tables.lower_epoch
+        return up and was_left and record.asked_below
 
     def _new_record(
         self, arrival: Arrival, program: Program, now_s: float

@@ -180,7 +180,13 @@ class Controller:
 
     @lower_tier.setter
     def lower_tier(self, tier: str | None) -> None:
+        if tier is not None and self.tables.lower_tier is None:
+            self.lower_tier_is_new()
         self.tables.lower_tier = tier
+
+    def lower_tier_is_new(self) -> None:
+        """Whatever went down before need not be there: it was away, or was reset."""
+        self.tables.lower_epoch += 1
 
     @property
     def ordering(self) -> Ordering:
@@ -270,6 +276,16 @@ class Controller:
         record = self.requests.get(request_id)
         if record is not None:
             self._learning.prefilled(record, prompt_tokens, self._clock.now_s())
+
+    def asked_below(self, request_id: str, chunk_tokens: int = 1) -> None:
+        """The lower tier has looked for what GPU memory lacks of a waiting request.
+
+        Args:
+            chunk_tokens: it keeps whole chunks of so many, and no shorter context.
+        """
+        record = self.requests.get(request_id)
+        if record is not None:
+            record.asked_below = record.reusable_tokens >= chunk_tokens
 
     def reloading(self, request_id: str) -> None:
         """A part of an admitted request's prompt is on its way from a lower tier."""
@@ -385,6 +401,7 @@ class Controller:
         for pin in list(self.pins):
             self._turns.end_pin(pin, PinOutcome.RESET)
         self.owed.clear()
+        self.lower_tier_is_new()  # what had not gone down yet never will
 
     def disable(self) -> None:
         """Stop retaining for good; requests go on as if we were not there."""

@@ -104,6 +104,8 @@ class Departures:
         self.admission.weighs(blocks, finish.footprint_blocks)
         if not tables.retention_enabled or record.hints.rejected:
             return None
+        if tables.lower_tier is not None:
+            turn.lower_epoch = tables.lower_epoch
         tables.last_decision, order = self.holding.begin(
             record, turn, finish, tables.view(now_s), now_s
         )

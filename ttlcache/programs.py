@@ -54,6 +54,7 @@ class Turn:
     memo: of what the policy answered at its end, what it learns from the outcome by.
     facts: what it was asked then, kept only while the turn is pinned.
     continued: the next turn has arrived, but has not claimed the pin yet.
+    lower_epoch: in which its KV was left to the lower tier, None if it never was.
     """
 
     token: int
@@ -67,6 +68,7 @@ class Turn:
     memo: Decision | bytes | None = None
     facts: TurnFacts | None = None
     continued: bool = False
+    lower_epoch: int | None = None
 
     def continued_by(self, hashes: Sequence[bytes], num_tokens: int) -> bool:
         """Whether a prompt extends this turn's whole context."""

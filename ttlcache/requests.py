@@ -31,7 +31,9 @@ class RequestRecord:
     pin_id: int | None = None  # the pin it will claim
     admitted_s: float | None = None
     cached_tokens: int = 0
-    lost_tokens: int = 0  # what a lower tier was asked for: lost when first admitted
+    lower_epoch: int | None = None  # in which the turn it continues was left below
+    asked_below: bool = False  # that tier was asked for what GPU memory has not
+    lost_tokens: int = 0  # what it was asked for: lost when first admitted
     reloaded_tokens: int = 0  # what came back of that
     first_token_s: float | None = None
     prefill_from_s: float | None = None  # once reloaded or preempted; else `admitted_s`

@@ -31,6 +31,8 @@ class Tables:
     block_tokens: tokens per prefix-cache hash.
     retention_enabled: False once retention is turned off for good.
     lower_tier: the tier that an expired turn's KV goes to, None while there is none.
+    lower_epoch: counts up when what went there before need not be there any more,
+        though the tier has room: it was away, or everything was reset.
     last_decision: what the policy said of the request that finished last, None where it
         was not asked: nobody continues such a turn, or nothing is retained.
     """
@@ -50,6 +52,7 @@ class Tables:
     requests: dict[str, RequestRecord] = field(default_factory=dict)
     retention_enabled: bool = True
     lower_tier: str | None = None
+    lower_epoch: int = 0
     last_decision: Decision | None = None
 
     def computed_share(self) -> float:

@@ -82,6 +82,7 @@ USES: dict[str, tuple[str, ...]] = {
         *("num_computed_tokens", "all_token_ids", "output_token_ids"),
         *("block_hashes", "kv_transfer_params", "sampling_params", "cache_salt"),
         *("session_id", "priority", "status", "arrival_time", "resumable"),
+        "skip_reading_prefix_cache",
     ),
     "vllm/v1/request.py::RequestStatus": (
         *("RUNNING", "PREEMPTED", "FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"),

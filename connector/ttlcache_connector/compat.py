@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -72,13 +73,17 @@ def check_vllm(*, allow_untested: bool) -> str:
 def may_sleep(extra_config: Mapping[str, Any] | None) -> bool:
     """Whether `--enable-sleep-mode` goes with it; vLLM asks since 0.33.
 
-    Not where LMCache's server has mapped the workers' KV cache: it would go on with
-    that memory after a sleep, in which vLLM gives it back.
+    Not where it says that LMCache's server maps the workers' KV cache, which would go
+    on with that memory after a sleep, in which vLLM gives it back. Where that turns
+    out later, the worker refuses.
     """
     extra = extra_config or {}
     if extra.get("lower_tier", "none") == "none":
         return True
-    by_server = str(extra.get("lmcache.mp.mp_transfer_mode")) == "lmcache_driven"
+    mode = extra.get("lmcache.mp.mp_transfer_mode")
+    if mode is None:
+        mode = os.environ.get("LMCACHE_MP_TRANSFER_MODE")
+    by_server = str(mode).lower() == "lmcache_driven"
     return not by_server and not extra.get("lmcache.mp.use_vmm_api")
 
 

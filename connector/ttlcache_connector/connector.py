@@ -101,7 +101,10 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         if not lower.is_set:
             return 0, False
         stored_tokens = self._side.stored_tokens(request)
-        return lower.match(request, num_computed_tokens, stored_tokens)
+        found = lower.match(request, num_computed_tokens, stored_tokens)
+        if lower.was_asked(request.request_id):
+            self._side.asked_below(request)
+        return found
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+    from ttlcache.controller import Controller
     from ttlcache.programs import Program
 
 
@@ -80,6 +81,13 @@ class SchedulerSide(QueueAnswers):
     @guarded()
     def note_local_hit(self, request: Request, num_computed_tokens: int) -> None:
         self._local_hits[request.request_id] = num_computed_tokens
+
+    @guarded()
+    def asked_below(self, request: Request) -> None:
+        """The lower tier was asked; vLLM heeds no answer for some requests."""
+        if self.controller is not None and not request.skip_reading_prefix_cache:
+            chunk_tokens = self.lower.tier.chunk_tokens
+            self.controller.asked_below(request.request_id, chunk_tokens)
 
     @guarded(fallback=math.inf)
     def stored_tokens(self, request: Request) -> float:
@@ -238,9 +246,7 @@ class SchedulerSide(QueueAnswers):
         if self.ledger is not None:
             self.ledger.waiting_blocks = 0  # known anew when the head fails again
         if self.lower.is_set:
-            self.controller.lower_tier = "cpu" if self.lower.is_up() else None
-            for reload in self.lower.reloads():
-                self.controller.learn_reload(reload.tier, reload.tokens, reload.seconds)
+            self._look_below(self.controller)
         if self._config.debug_invariants:
             self._check_invariants()
         self.controller.tick()
@@ -259,6 +265,16 @@ class SchedulerSide(QueueAnswers):
             del self._prefilling[request.request_id]
             self._arrived.discard(request.request_id)
             self.controller.prefilled(request.request_id, request.num_prompt_tokens)
+
+    def _look_below(self, controller: Controller) -> None:
+        """Whether the lower tier is there, still the same, and what reloads cost."""
+        controller.lower_tier = "cpu" if self.lower.is_up() else None
+        generation = self.lower.tier.generation
+        if generation != self._lower_generation:
+            self._lower_generation = generation
+            controller.lower_tier_is_new()
+        for reload in self.lower.reloads():
+            controller.learn_reload(reload.tier, reload.tokens, reload.seconds)
 
     @guarded()
     def shutdown(self) -> None:

@@ -80,6 +80,7 @@ class SideParts:
         self._queue: ProgramQueue | None = None
         self._heeds_priority = vllm_config.scheduler_config.policy == "priority"
         self._local_hits: dict[str, int] = {}
+        self._lower_generation = 0  # as far as the controller was told
         self._prefilling: dict[str, Request] = {}
         self._arrived: set[str] = set()  # of these, whose remote KV is there
         self._gauges_sent_s = float("-inf")

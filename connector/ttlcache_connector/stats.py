@@ -44,7 +44,8 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
         *("control", "loads", "worker_output", "stand_back"),
         *("put_back_failed_loads", "stored_tokens", "keep_room"),
         # Of the lower tier, in the scheduler's process and in the workers'.
-        *("is_up", "tier_arrive", "_match", "tier_allocated", "tier_build_metadata"),
+        *("is_up", "tier_arrive", "_match", "was_asked", "tier_allocated"),
+        *("tier_build_metadata", "asked_below"),
         *("tier_finished", "tell", "reloads", "has_work", "reset", "tier_shutdown"),
         *("worker_before_forward", "worker_load", "worker_save", "worker__poll"),
         *("worker_report", "worker_take_stats", "worker_shutdown"),

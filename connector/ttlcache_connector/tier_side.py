@@ -93,6 +93,11 @@ class TierSide:
     ) -> tuple[int | None, bool]:
         return self.tier.match(request, hit_tokens, stored_tokens)
 
+    @guarded(fallback=False)
+    def was_asked(self, request_id: str) -> bool:
+        """Whether `match` really looked."""
+        return not self._off and self.tier.was_asked(request_id)
+
     def allocated(
         self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
     ) -> None:

@@ -106,6 +106,13 @@ class SchedulerTier(ABC):
     #: Told the request whose blocks need not be held for its copy any more.
     on_settled: Callable[[str], object] = staticmethod(lambda request_id: None)
 
+    #: Counts up when what went down before need not be there any more: another server
+    #: answers, or everything was reset.
+    generation = 0
+
+    #: It keeps KV in whole chunks of so many.
+    chunk_tokens = 1
+
     #: Told how a turn's way down ended: "stored", "failed" or "dropped".
     on_demotion: Callable[[str], None] = staticmethod(lambda outcome: None)
 
@@ -139,6 +146,10 @@ class SchedulerTier(ABC):
             stored_tokens: what follows so many of the request's first tokens was never
                 stored by anybody, as far as one can tell.
         """
+
+    def was_asked(self, request_id: str) -> bool:
+        """Whether `match` has looked below for a waiting request, and found or not."""
+        return False
 
     @abstractmethod
     def allocated(

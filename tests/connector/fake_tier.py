@@ -17,6 +17,7 @@ class FakeTier(NoTier):
         self.calls: list[tuple[str, str]] = []
         self.up = True
         self.found: Any = (0, False)
+        self.asked = True  # whether it really looks
         self.fails: set[str] = set()
         self.told: list[TierMetadata] = []
         self.ends: list[TurnEnd] = []
@@ -39,6 +40,9 @@ class FakeTier(NoTier):
         self._maybe_fail("match")
         self.stored_tokens = stored_tokens
         return self.found
+
+    def was_asked(self, request_id):
+        return self.asked
 
     def allocated(self, request, blocks, loaded_tokens):
         self._maybe_fail("allocated")

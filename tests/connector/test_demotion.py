@@ -209,3 +209,38 @@ def test_a_running_request_takes_pins_before_copies_under_way(
     assert engine.finished["runs"].num_output_tokens == 60
     assert demoting(engine) == (6 if in_parts else 0)
     assert (pinned(engine) < 6) is in_parts
+
+
+@pytest.mark.parametrize("blamed", [True, False])
+def test_a_server_that_took_anothers_place_is_not_blamed(
+    make_engine, clock, tier, blamed
+):
+    engine = make_engine(extra_config=extra())
+    costs = engine.connector.side.controller.costs
+    lost = []
+    costs.observe_lost = lambda *told: lost.append(told)
+    context = engine.turn("a", PROMPT, hints=HINTS)
+    clock.advance(5.1)
+    engine.step()
+    tier.on_settled("a")
+    engine.turn("other", range(2000, 3000), hints={"program_id": "q"})  # all memory
+    if not blamed:
+        tier.generation += 1
+    engine.turn("b", [*context, 7, 8], hints=HINTS)
+    assert lost == ([(len(context) - 1, False)] if blamed else [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "heeded"), [(True, True), (False, True), (True, False)]
+)
+def test_an_answer_tells_something_where_one_was_asked_for_and_is_heeded(
+    make_engine, clock, tier, asked, heeded
+):
+    engine = make_engine(extra_config=extra())
+    context = engine.turn("a", PROMPT, hints=HINTS)
+    tier.asked = asked
+    request = engine.add("b", [*context, 7, 8], hints=HINTS)
+    request.skip_reading_prefix_cache = not heeded
+    engine.step()
+    record = engine.connector.side.controller.requests["b"]
+    assert record.asked_below is (asked and heeded)

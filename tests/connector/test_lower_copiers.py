@@ -27,7 +27,7 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from tests.connector.test_kv_layouts import FULL, LAYERS, fill, one_group, registered
-from ttlcache.errors import TransferError
+from ttlcache.errors import ConfigError, TransferError
 from ttlcache.metrics import MetricsBuffer
 from ttlcache.testing.fake_cuda import FakeCuda
 from ttlcache.transfer import ReferenceEngine
@@ -340,10 +340,13 @@ class Adapter(SimpleNamespace):
         self.registered_by_server += 1
 
 
-def registration_of(adapter: Adapter, config: Any, mode: str | None = None) -> Any:
+def registration_of(
+    adapter: Adapter, config: Any, mode: str | None = None, *, sleeps: bool = False
+) -> Any:
     extra = {} if mode is None else {"lmcache.mp.mp_transfer_mode": mode}
     vllm_config = SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra)
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra),
+        model_config=SimpleNamespace(enable_sleep_mode=sleeps),
     )
     thread = MoveThread("test")
     made = registration.Registration(
@@ -364,6 +367,28 @@ def test_several_groups_are_left_to_lmcaches_server(tensors):
     assert adapter.registered_by_server == 1
     assert (adapter.model_name, made.changed_name) == ("model", None)
     assert adapter._mp_transfer_mode == "lmcache_driven"
+    made.thread.close()
+
+
+@pytest.mark.parametrize("adapter", [Adapter(groups=2), Adapter(mode="lmcache_driven")])
+def test_what_a_server_has_mapped_may_not_sleep(adapter):
+    groups = [*one_group(FULL), KVCacheGroupSpec(["w0"], FULL)]
+    caches, config = registered(KVCacheLayout.LBHNC, groups)
+    made = registration_of(adapter, config, sleeps=True)
+    with pytest.raises(ConfigError, match="--enable-sleep-mode"):
+        adapter._send_register_kv_caches_request(caches)
+    assert adapter.registered_by_server == 0
+    made.thread.close()
+
+
+def test_what_this_worker_moves_may_sleep(tensors, monkeypatch):
+    caches, config = tensors
+    adapter = Adapter()
+    made = registration_of(adapter, config, sleeps=True)
+    registered_here = []
+    monkeypatch.setattr(made, "_by_worker", lambda *_: registered_here.append(1))
+    adapter._send_register_kv_caches_request(caches)
+    assert registered_here
     made.thread.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from vllm.config import KVTransferConfig
 
+from ttlcache_connector import compat
 from ttlcache_connector.connector import TTLConnector
 
 TIER = {"lower_tier": "lmcache"}
@@ -18,6 +19,7 @@ BY_SERVER = {"lmcache.mp.mp_transfer_mode": "lmcache_driven"}
         (TIER, True),
         (BY_SERVER, True),  # of nothing: there is no tier
         (TIER | BY_SERVER, False),
+        (TIER | {"lmcache.mp.mp_transfer_mode": "LMCACHE_DRIVEN"}, False),
         (TIER | {"lmcache.mp.use_vmm_api": True}, False),
         (TIER | {"lmcache.mp.use_vmm_api": False}, True),
     ],
@@ -27,3 +29,10 @@ def test_no_sleep_where_a_server_has_mapped_the_kv_cache(extra, may):
         kv_connector="TTLConnector", kv_role="kv_both", kv_connector_extra_config=extra
     )
     assert TTLConnector.supports_sleep_mode(config) is may
+
+
+def test_the_environment_may_say_it(monkeypatch):
+    monkeypatch.setenv("LMCACHE_MP_TRANSFER_MODE", "lmcache_driven")
+    assert not compat.may_sleep(TIER)
+    assert compat.may_sleep(TIER | {"lmcache.mp.mp_transfer_mode": "auto"})
+    assert compat.may_sleep({})

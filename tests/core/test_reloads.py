@@ -144,6 +144,7 @@ def seen(engine):
     engine.decode("first", [1])
     engine.finish("first")
     engine.arrive("r", [*PROMPT, 1, *range(100, 120)], program="A")
+    engine.controller.asked_below("r")
     return seen
 
 
@@ -189,8 +190,45 @@ def test_while_the_tier_is_down_nothing_is_learnt_of_it(engine, seen):
     assert seen == []
 
 
+@pytest.mark.parametrize("event", ["away", "reset", "not asked", "another"])
+def test_what_the_tier_cannot_have_says_nothing_of_it(engine, seen, event):
+    controller = engine.controller
+    if event == "away":
+        controller.lower_tier = None
+        controller.lower_tier = "cpu"
+    elif event == "reset":
+        controller.release_all()
+    elif event == "another":
+        controller.lower_tier_is_new()
+    else:
+        engine.abort("r")
+        engine.arrive("r", [*PROMPT, 1, 2], program="A")
+    controller.admit("r", 0)
+    controller.prefilled("r", 61)
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("up", "hints", "chunk_tokens"),
+    [(True, {"ttl": -1}, 1), (False, {}, 1), (True, {}, 42), (True, {}, 41)],
+)
+def test_a_turn_that_never_went_down_says_nothing(
+    engine, seen, up, hints, chunk_tokens
+):
+    controller = engine.controller
+    controller.lower_tier = "cpu" if up else None
+    context = engine.turn("b", list(range(500, 540)), program="B", **hints)
+    controller.lower_tier = "cpu"
+    engine.arrive("c", [*context, 1], program="B")
+    controller.asked_below("c", chunk_tokens)
+    controller.admit("c", 0)
+    controller.prefilled("c", 41)
+    assert bool(seen) is (up and not hints and chunk_tokens == 41)
+
+
 def test_a_new_program_lost_nothing(engine, seen):
     engine.arrive("new", list(range(500, 540)), program="B")
+    engine.controller.asked_below("new")
     engine.admit("new")
     engine.decode("new", [1])
     assert seen == []

@@ -84,6 +84,10 @@ class Lookups:
                 self.below.found(request.block_hashes, begin, end)
         return tokens, bool(tokens) and is_async
 
+    def was_asked(self, request_id: str) -> bool:
+        """Whether LMCache has answered for a waiting request."""
+        return request_id in self._took_s
+
     def took_s(self, request_id: str) -> float:
         """For how long the request's lookup was waited for."""
         return self._took_s.get(request_id, 0.0)

@@ -16,7 +16,7 @@ from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
     _resolve_mode,
 )
 
-from ttlcache.errors import TransferError
+from ttlcache.errors import ConfigError, TransferError
 from ttlcache.metrics import MetricsBuffer
 from ttlcache_connector import compat
 from ttlcache_connector.kv_layouts import namespace
@@ -59,6 +59,7 @@ class Registration:
         self._thread = thread
         self._metrics = metrics
         self._config = kv_cache_config
+        self._may_sleep = vllm_config.model_config.enable_sleep_mode
         self._plain_name = adapter.model_name
         adapter.model_name += own_name(vllm_config, kv_cache_config)
         self._copier: Copier | None = None
@@ -179,6 +180,12 @@ class Registration:
         context.close()
 
     def _by_server(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        if self._may_sleep:
+            # It would go on with memory that vLLM gives back in a sleep.
+            raise ConfigError(
+                "lower_tier 'lmcache': LMCache's server maps this model's KV cache "
+                "(the log says why), which does not go with --enable-sleep-mode"
+            )
         adapter = self._adapter
         if adapter._mp_transfer_mode is None:  # noqa: SLF001
             # The other mode knows one KV cache group only.

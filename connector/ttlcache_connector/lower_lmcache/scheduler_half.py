@@ -67,7 +67,7 @@ class SchedulerHalf(SchedulerTier):
         self._adapter = self._inner.scheduler_adapter
         self._adapter.model_name += own_name(vllm_config, kv_cache_config)
         self._manager = self._inner._lazy_offload_manager  # noqa: SLF001
-        chunk_tokens = self._adapter.lmcache_tokens_per_chunk
+        chunk_tokens = self.chunk_tokens = self._adapter.lmcache_tokens_per_chunk
         self._queue = DemotionQueue(config.demote, chunk_tokens)
         self._forsaken = Forsaken(self._adapter)
         self._epochs = Epochs(self._inner, self._forsaken)
@@ -131,6 +131,7 @@ class SchedulerHalf(SchedulerTier):
         came_back = up and (not self._was_up or self._recoveries.any_since_asked())
         self._was_up = up
         if came_back:
+            self.generation += 1
             self._hints.begin_anew()
             self._ask_servers()  # it may be another one
         return up
@@ -150,6 +151,9 @@ class SchedulerHalf(SchedulerTier):
             # Another replica may have gone on with a turn that is pinned here.
             stored_tokens = math.inf
         return self._lookups.match(request, hit_tokens, stored_tokens)
+
+    def was_asked(self, request_id: str) -> bool:
+        return self._lookups.was_asked(request_id)
 
     def allocated(
         self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
@@ -309,6 +313,7 @@ class SchedulerHalf(SchedulerTier):
             # These go on storing under their old salt.
             self._below.reset(self._inner.request_trackers)
         self._epochs.begin_anew()
+        self.generation += 1
         return True
 
     def shutdown(self) -> None:

@@ -59,6 +59,8 @@ class WorkerHalf(WorkerTier):
                 "KV cache; start it with --supported-transfer-mode auto, as "
                 "ttlcache serve-tiers does"
             ) from None
+        except ConfigError:
+            raise  # it says what is wrong
         except (RuntimeError, ValueError) as error:
             # Anything may be behind it, also a device that failed.
             log.exception("ttlcache: this worker could not register at LMCache")

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from vllm.lora.request import LoRARequest
 
 from bench.tier_server import TierServer
-from tests.e2e.tier_bytes.worker import Worker, empty_gpu, hints, prompt
+from tests.e2e.tier_bytes.worker import (
+    Worker,
+    hints,
+    prompt,
+    use_free_memory,
+)
 from ttlcache.costs import MIN_LOST
 
 pytestmark = pytest.mark.e2e
@@ -27,13 +33,13 @@ def test_returns_tell_what_the_tier_keeps(
         for i in range(PROGRAMS)
     ]
     engine.settle()
-    empty_gpu(engine)
+    use_free_memory(engine)
     contexts = _return(engine, "second", contexts)
     engine.settle()  # where a reload came from is known steps later
     assert totals["reloads", "cpu"] == PROGRAMS
     assert controller.costs.kept_share == 1.0
 
-    empty_gpu(engine)
+    use_free_memory(engine)
     assert two_block_tiers.clear_cpu()  # it had room for nobody
     _return(engine, "third", contexts)
     engine.settle()
@@ -43,6 +49,41 @@ def test_returns_tell_what_the_tier_keeps(
     before = controller.costs.kept_share
     engine.turn("new", prompt(600, 200), hints=hints("kept-new"))
     assert controller.costs.kept_share == before
+
+
+@pytest.mark.parametrize(
+    "case", ["malformed hints", "an adapter", "all to compute", "short", "reset"]
+)
+def test_what_the_tier_never_had_or_is_not_asked_for_tells_nothing(
+    make_worker: Any, two_block_tiers: TierServer, case: str
+) -> None:
+    engine: Worker = make_worker(num_blocks=200, tiers=two_block_tiers)
+    controller = engine.connector.side.controller
+    wishes = {"ttl": -1} if case == "malformed hints" else {}
+    lora = LoRARequest("adapter", 1, "nowhere") if case == "an adapter" else None
+    seed = 1000 * len(case)  # none has another's tokens
+    length = 20 if case == "short" else 200
+
+    def turn(name: str, i: int, tokens: list[int]) -> list[int]:
+        request = engine.add(
+            f"{name}-{i}", tokens, hints=hints(f"kept-{i}") | wishes, lora_request=lora
+        )
+        request.skip_reading_prefix_cache = case == "all to compute"
+        engine.run()
+        return list(request.all_token_ids)
+
+    contexts = [turn("a", i, prompt(seed + i, length)) for i in range(PROGRAMS)]
+    engine.settle()
+    if case == "reset":
+        assert engine.connector.reset_cache()
+    use_free_memory(engine)
+    for i, context in enumerate(contexts):
+        turn("b", i, [*context, 5])
+    engine.settle()
+    totals = controller.metrics.totals
+    assert totals["evicted_returns", ""] == PROGRAMS
+    assert totals["reloads", "cpu"] == 0
+    assert controller.costs.kept_share == 1.0
 
 
 def _return(engine: Worker, name: str, contexts: list[list[int]]) -> list[list[int]]:

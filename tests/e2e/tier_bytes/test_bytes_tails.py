@@ -17,6 +17,7 @@ from tests.e2e.tier_bytes.worker import (
     prompt,
     reclaim,
     step_until,
+    use_free_memory,
 )
 from ttlcache.events import Urgency
 
@@ -60,14 +61,6 @@ def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
     side.release_all()
     engine.settle()
     assert tiers.clear_cpu()  # what either lookup found is not locked
-
-
-def use_free_memory(engine: Worker) -> None:
-    """As if others had computed something in all that is free now."""
-    blocks = engine.pool.get_new_blocks(engine.pool.get_num_free_blocks())
-    for block in blocks:
-        engine.kv[block.block_id].fill_(-1)
-    engine.pool.free_blocks(blocks)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,14 @@ def empty_gpu(engine: Worker) -> None:
     engine.kv.fill_(-1)
 
 
+def use_free_memory(engine: Worker) -> None:
+    """As if others had computed something in all that is free now."""
+    blocks = engine.pool.get_new_blocks(engine.pool.get_num_free_blocks())
+    for block in blocks:
+        engine.kv[block.block_id].fill_(-1)
+    engine.pool.free_blocks(blocks)
+
+
 def step_until(engine: Worker, reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not reached():
