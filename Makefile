@@ -70,8 +70,8 @@ test-ahead: $(STAMP) ## Tests against a vLLM without a CPU build (AHEAD, AHEAD_T
 	for version in $(AHEAD); do \
 		$(BIN)/python -m pip download --quiet --disable-pip-version-check \
 			--no-deps --only-binary :all: --dest out/wheels vllm==$$version || exit 1; \
-		$(BIN)/python -m bench.surface.overlay out/wheels/vllm-$$version-*.whl \
-			out/ahead/$$version || exit 1; \
+		$(BIN)/python -m bench.surface.overlay \
+			--wheel out/wheels/vllm-$$version-*.whl --into out/ahead/$$version || exit 1; \
 		echo "== vLLM $$version"; \
 		PYTHONPATH=$(CURDIR)/out/ahead/$$version $(BIN)/python -m pytest $(AHEAD_TESTS) -q || exit 1; \
 	done

@@ -23,6 +23,7 @@ from bench.grid_spec import (
     probes,
     saturation,
 )
+from bench.ratios import Ratio
 from bench.sim import run
 from bench.sim.settings import CellResult
 
@@ -193,14 +194,12 @@ def seeds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             if arm == ours:
                 continue
             ratio = grid_bars.ratio_of(row, arm)
-            two = [grid_bars.mean_of(row, each, seeds=2) for each in (ours, arm)]
-            p99 = [grid_bars.mean_of(row, each, "p99_jct_s") for each in (ours, arm)]
             view.add_row(
                 grid_bars.label(row),
                 arm,
-                f"{ratio.geometric_mean:.3f} ± {ratio.standard_error:.3f}",
-                f"{two[0] / two[1]:.3f}",
-                f"{p99[0] / p99[1]:.3f}",
+                str(ratio),
+                f"{Ratio(ratio.by_round[:2]).geometric_mean:.3f}",
+                str(grid_bars.ratio_of(row, arm, "p99_jct_s")),
             )
     return view
 

@@ -62,15 +62,10 @@ def regret(row: Mapping[str, Any], arm: str) -> float:
     return mean_of(row, arm) / mean_of(row, REFERENCE) - 1.0
 
 
-def mean_of(
-    row: Mapping[str, Any],
-    arm: str,
-    key: str = "mean_jct_s",
-    seeds: int | None = None,
-) -> float:
-    """Mean over the first `seeds` of the seeds, None: over all."""
+def mean_of(row: Mapping[str, Any], arm: str, key: str = "mean_jct_s") -> float:
+    """Mean over the seeds."""
     own = row["arms"].get(arm)
-    return statistics.fmean(own[key][:seeds]) if own else math.nan
+    return statistics.fmean(own[key]) if own else math.nan
 
 
 def ratio_of(row: Mapping[str, Any], arm: str, key: str = "mean_jct_s") -> Ratio:

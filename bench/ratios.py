@@ -24,3 +24,7 @@ class Ratio:
             return math.nan
         logs = [math.log(value) for value in self.by_round]
         return statistics.stdev(logs) / math.sqrt(len(logs))
+
+    def __str__(self) -> str:
+        mean = self.geometric_mean
+        return f"{mean:.3f} ± {mean * self.standard_error:.3f}"

@@ -136,8 +136,7 @@ def _told(ratio: Ratio) -> str:
     values = ", ".join(f"{value:.2f}" for value in ratio.by_round)
     if math.isnan(ratio.standard_error):
         return f"{ratio.geometric_mean:.2f}x"
-    error = ratio.geometric_mean * ratio.standard_error
-    return f"{ratio.geometric_mean:.3f}x ± {error:.3f} ({values})"
+    return f"{ratio} ({values})"
 
 
 def _in_turn(settings: Settings, number: int) -> list[tuple[int, str]]:

@@ -28,7 +28,7 @@ def find(name: str) -> Any:
         try:
             found = importlib.import_module(module)
         except ModuleNotFoundError as error:
-            if error.name != module:
+            if not f"{module}.".startswith(f"{error.name}."):
                 raise  # it is there, and lacks something else
             continue
         if hasattr(found, name):

@@ -53,9 +53,12 @@ GAUGES: dict[str, str] = {
         "KV blocks of running requests, and of pins discounted by the time they waited."
     ),
     "owed_blocks": "KV blocks left free for programs that lost them to pressure.",
-    "growth_blocks": "KV blocks left free for what programs under way will still need.",
+    "growth_blocks": (
+        "KV blocks that new programs leave free (half of the pool at most): the part "
+        "that counts of what programs under way will still need."
+    ),
     "lower_tier_kept_share": (
-        "Of lost tokens that turns came back to, the share found in the lower tier."
+        "Of tokens lost to the lower tier that turns came back to, the share it had."
     ),
     "queueing_delay_seconds": "T: mean queueing delay of returns whose KV was gone.",
     "memoryfulness": "Eta: how much progress tells about remaining turns.",

@@ -129,7 +129,9 @@ def _grid(result: Json, title: str) -> str:
         f"Workloads x pools x loads, lines `{setting['half']}` of the traces, seeds "
         f"{setting['seeds']}, {setting['programs']:g} times the programs of "
         f"`bench/grid_spec.py`, vLLM {setting['vllm']}: `{setting['command']}`. "
-        "Loads are multiples of plain vLLM's saturation. Rivals are our own versions; "
+        "Loads are multiples of plain vLLM's saturation. Pool `offload` is the small "
+        "one above a CPU tier that is written through (`demote: write-through`; a "
+        "server's default is `expiry`). Rivals are our own versions; "
         "how far to trust each is in [bench/README.md](../bench/README.md#how-far-to-"
         "trust-the-rivals).",
         "",
@@ -139,7 +141,7 @@ def _grid(result: Json, title: str) -> str:
                 [
                     bar["name"],
                     f"{bar['limit']:g}",
-                    "" if bar["reached"] is None else f"{bar['reached']:.3f}",
+                    "" if bar["reached"] is None else f"{bar['reached']:.4f}",
                     bar["where"],
                     bar["verdict"],
                 ]

@@ -159,16 +159,20 @@ def test_many_seeds_tell_how_much_is_chance():
     row["arms"] = {
         "vllm": {"mean_jct_s": [100.0] * 4, "p99_jct_s": [300.0] * 4},
         "adaptive": {
-            "mean_jct_s": [50.0, 50.0, 200.0, 200.0],
-            "p99_jct_s": [150.0] * 4,
+            "mean_jct_s": [25.0, 100.0, 200.0, 800.0],
+            "p99_jct_s": [75.0, 300.0, 150.0, 150.0],
         },
     }
     ratio = grid_bars.ratio_of(row, "vllm")
-    assert ratio.geometric_mean == pytest.approx(1.0)
-    # Logarithms of 1/2, 1/2, 2 and 2: deviation ln 2 * sqrt(4/3), over the root of 4.
-    assert ratio.standard_error == pytest.approx(math.log(2.0) / math.sqrt(3.0))
+    assert ratio.geometric_mean == pytest.approx(math.sqrt(2.0))
+    # Logarithms of 1/4, 1, 2 and 8: deviation ln 2 * sqrt(13/3), over the root of 4.
+    error = math.log(2.0) * math.sqrt(13.0 / 3.0) / 2.0
+    assert ratio.standard_error == pytest.approx(error)
     console = Console(width=200, file=io.StringIO())
     console.print(grid.seeds_table([row]))
     lines = console.file.getvalue().splitlines()
     (told,) = (line.split() for line in lines if "vllm" in line)
-    assert told == ["w", "small", "one", "vllm", "1.000", "±", "0.400", *["0.500"] * 2]
+    # A share of the ratio, so times it; p99: 1/4, 1, 1/2 and 1/2.
+    told_error = f"{math.sqrt(2.0) * error:.3f}"
+    jct, p99 = ["1.414", "±", told_error], ["0.500", "±", "0.141"]
+    assert told == ["w", "small", "one", "vllm", *jct, "0.500", *p99]

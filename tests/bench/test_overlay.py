@@ -38,3 +38,16 @@ def test_python_is_the_wheels_and_kernels_are_the_cpu_builds(
     assert (folder / "vllm/sub/more.so").read_text() == "for CPUs, too"
     (metadata,) = folder.glob("*.dist-info/METADATA")
     assert "\nVersion: 0.99.0+cpu\nSummary" in metadata.read_text()
+    (folder / "left.py").touch()
+    overlay.overlay(wheel, folder)
+    assert not (folder / "left.py").exists(), "of an older overlay"
+
+
+def test_nobodys_folder_is_removed(wheel, tmp_path, monkeypatch):
+    monkeypatch.setattr(overlay, "_installed", lambda: tmp_path)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "mine").touch()
+    with pytest.raises(FileExistsError, match="no overlay"):
+        overlay.overlay(wheel, folder)
+    assert (folder / "mine").exists()

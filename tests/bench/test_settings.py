@@ -40,7 +40,7 @@ def test_the_table_tells_every_round_and_the_ratio():
     rows = list(zip(*(column.cells for column in grid.columns), strict=True))
     assert rows[0] == ("a", "10.00 20.00", "20.00 40.00", "0.500", "")
     assert rows[1][1] == "9.00 18.00"
-    assert rows[1][4] == "0.900x ± 0.000 (0.90, 0.90)"
+    assert rows[1][4] == "0.900 ± 0.000 (0.90, 0.90)"
 
 
 def test_the_order_turns_around():

@@ -60,6 +60,8 @@ class AnyHistory(RuleBasedStateMachine):
                 ("program-fcfs", "working-set"),
                 ("request-fcfs", "none"),
                 ("plas", "none"),
+                ("ttl-aware", "room-to-grow"),
+                ("program-fcfs", "room-to-grow"),
             ]
         ),
         whole_pins=st.sampled_from([False, False, True]),
@@ -197,6 +199,27 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(label=LABELS)
     def end(self, label):
         self.engine.controller.end("", label or "nobody")
+
+    @rule(tier=st.sampled_from([None, "cpu"]))
+    def tier_comes_or_goes(self, tier):
+        self.engine.controller.lower_tier = tier
+
+    @precondition(lambda self: self.waiting())
+    @rule(data=st.data(), chunk_tokens=st.integers(1, 8))
+    def ask_below(self, data, chunk_tokens):
+        request_id = self.pick(data, self.waiting())
+        self.engine.controller.asked_below(request_id, chunk_tokens)
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data(), tokens=st.integers(0, 20))
+    def reload(self, data, tokens):
+        request_id = self.pick(data, self.running())
+        controller = self.engine.controller
+        controller.reloading(request_id)
+        controller.reloaded(request_id, tokens)
+        controller.learn_reload("cpu", tokens, 0.25)
+        assert 0.0 <= controller.costs.kept_share <= 1.0
+        assert 0.0 <= controller.tables.computed_share() <= 1.0
 
     @rule()
     def reset(self):

@@ -10,7 +10,7 @@ import pytest
 from bench.tier_server import TierServer
 from tests.e2e.tier_bytes.worker import BLOCK, CHUNK_BYTES, WAIT_S, Worker
 from ttlcache_connector.harness import EngineSpec
-from ttlcache_connector.lower_lmcache import transfer
+from ttlcache_connector.lower_lmcache import sources, transfer
 from ttlcache_connector.serve_tiers import TierOptions
 
 
@@ -38,6 +38,7 @@ def make_worker(tiers: TierServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     made: list[Worker] = []
     # Several portions a request.
     monkeypatch.setattr(transfer, "MAX_PART_BYTES", 5 * CHUNK_BYTES)
+    monkeypatch.setattr(sources, "SOURCE_TIMEOUT_S", WAIT_S)
 
     def make(
         num_blocks: int = 64,
