@@ -118,6 +118,7 @@ def test_the_table_names_every_hook():
 
 #: Hooks that no step of an engine without a lower tier calls -> what they rest on.
 AT_WILL = {
+    "asked_below": ("controller", "asked_below"),
     "control": ("controller", "tick"),
     "loads": ("controller", "reloading"),
     "stored_tokens": ("controller", "requests"),
@@ -138,7 +139,8 @@ def test_hooks_outside_of_steps_may_throw(make_engine, monkeypatch, hook):
 
     with monkeypatch.context() as patch:
         patch.setattr(getattr(side, owner), name, broken)
-        getattr(side, hook)(SimpleNamespace(request_id="A-2"))
+        request = SimpleNamespace(request_id="A-2", skip_reading_prefix_cache=False)
+        getattr(side, hook)(request)
     side.take_stats()
     assert totals(engine)[f"hook_errors:{hook}"] == 1
     assert hook in _KNOWN_LABELS["hook_errors"]
