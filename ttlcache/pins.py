@@ -34,6 +34,7 @@ class Pin:
     while_free: its deadline was set while nobody waited for memory.
     spared_from_s, spared_until_s: when an engine with nothing to run first and last let
         somebody wait rather than take the pin; None and 0 until it does.
+    continued: its program's next turn has arrived, whether or not that claims it.
     """
 
     pin_id: int
@@ -54,6 +55,7 @@ class Pin:
     while_free: bool = False
     spared_from_s: float | None = None
     spared_until_s: float = 0.0
+    continued: bool = False
     holders: set[str] = field(default_factory=set)
 
     @property

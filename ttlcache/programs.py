@@ -53,7 +53,6 @@ class Turn:
         while the turn is pinned.
     memo: of what the policy answered at its end, what it learns from the outcome by.
     facts: what it was asked then, kept only while the turn is pinned.
-    continued: the next turn has arrived, but has not claimed the pin yet.
     lower_epoch: in which its KV was left to the lower tier, None if it never was.
     """
 
@@ -67,7 +66,6 @@ class Turn:
     pin_id: int | None = None
     memo: Decision | bytes | None = None
     facts: TurnFacts | None = None
-    continued: bool = False
     lower_epoch: int | None = None
 
     def continued_by(self, hashes: Sequence[bytes], num_tokens: int) -> bool:

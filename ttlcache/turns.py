@@ -129,7 +129,7 @@ class TurnBook:
                 program.open_turns.remove(turn)
             return Followed(None, reusable)
         # Open until the pin is claimed: a retry may find it, too.
-        turn.continued = True
+        pin.continued = True
         self._pins.hold(pin, request_id)
         return Followed(pin, reusable)
 
@@ -169,7 +169,7 @@ class TurnBook:
         self._journal.unpin(now_s, pin, outcome)
         self._pins.remove(pin)
         program = pin.program
-        if pin.turn.continued and pin.turn in program.open_turns:
+        if pin.continued and pin.turn in program.open_turns:
             program.open_turns.remove(pin.turn)
         self._metrics.count("pins", outcome.value)
         kind = tool_class(pin.turn.gap_key)

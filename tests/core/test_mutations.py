@@ -248,8 +248,8 @@ MUTATIONS = [
     ),
     Mutation(
         "turns.py",
-        "turn.continued = True",
-        "turn.continued = False",
+        "pin.continued = True",
+        "pin.continued = False",
         "test_turns.py::test_a_claimed_turn_is_over_and_a_second_branch_of_it_is_new",
     ),
     Mutation(
