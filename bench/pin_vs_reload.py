@@ -4,7 +4,8 @@ On a real engine above a real LMCache server. For every context length one progr
 next turn is timed four ways: its pin claimed, its KV reloaded from CPU memory, from
 disk, and prefilled. Holding is priced by its effect: the same background programs are
 replayed with and without a context held for the whole replay, and the job seconds that
-they lose are divided by the byte-seconds held.
+they lose are divided by the byte-seconds held. That is a small difference of large
+numbers: where the pairs do not agree that holding costs something, nothing is said.
 
 The break-even gap of a recovery is the one whose holding costs others as many seconds
 as the recovery costs the program itself.
@@ -13,7 +14,6 @@ as the recovery costs the program itself.
 from __future__ import annotations
 
 import csv
-import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ class Recovery:
     """Medians of the next turn's seconds at one context length.
 
     claimed_s: with the KV in GPU memory, what no recovery can beat.
-    *_gap_s: the break-even gaps, `math.inf` where holding costs nobody anything.
+    *_gap_s: the break-even gaps; None, as `hold_cost`, where no price is known.
     """
 
     context_tokens: int
@@ -53,11 +53,11 @@ class Recovery:
     cpu_s: float
     disk_s: float
     prefill_s: float
-    hold_cost: float = 0.0
+    hold_cost: float | None = None
     """Job seconds of others lost for each second that this context is held."""
-    cpu_gap_s: float = 0.0
-    disk_gap_s: float = 0.0
-    prefill_gap_s: float = 0.0
+    cpu_gap_s: float | None = None
+    disk_gap_s: float | None = None
+    prefill_gap_s: float | None = None
 
 
 def measure(
@@ -75,19 +75,19 @@ def measure(
         yield Recovery(tokens, tokens * bytes_per_token, claimed, cpu, disk, prefill)
 
 
-def hold_cost_per_byte(
+def hold_costs_per_byte(
     server: VLLMServer,
     client: Client,
     programs: Sequence[Program],
     tokens: int,
     kv_bytes: int,
     rounds: int,
-) -> float:
-    """Job seconds that others lose for each byte-second held; never negative.
+) -> list[float]:
+    """Job seconds that others lose for each byte-second held, by pair of replays.
 
-    Median over `rounds` pairs of one replay with and one without the held context.
-    Each replay has token ids of its own: the second of a pair must not find the first
-    one's KV.
+    One with and one without the held context; negative where chance was larger. Each
+    replay has token ids of its own: the second of a pair must not find the first one's
+    KV.
 
     Raises:
         RuntimeError: the context was lost meanwhile, or a request failed.
@@ -109,7 +109,12 @@ def hold_cost_per_byte(
             seconds[held] = (sum(jct_s(result.records).values()), lasted)
         lost = seconds[True][0] - seconds[False][0]
         found.append(lost / (kv_bytes * seconds[True][1]))
-    return max(0.0, statistics.median(found))
+    return found
+
+
+def price_of(pairs: Sequence[float]) -> float | None:
+    """Their median; None unless every pair says that holding costs something."""
+    return statistics.median(pairs) if pairs and min(pairs) > 0.0 else None
 
 
 def priced(recovery: Recovery, cost_per_byte: float) -> Recovery:
@@ -117,8 +122,7 @@ def priced(recovery: Recovery, cost_per_byte: float) -> Recovery:
     hold = cost_per_byte * recovery.kv_bytes
 
     def gap(seconds: float) -> float:
-        extra = max(0.0, seconds - recovery.claimed_s)
-        return extra / hold if hold > 0 else float("inf")
+        return max(0.0, seconds - recovery.claimed_s) / hold
 
     return Recovery(
         **{
@@ -173,17 +177,19 @@ def policy_ttls(
 def table(recoveries: Sequence[Recovery]) -> Table:
     """Seconds and break-even gaps by context length."""
     grid = Table(title="the next turn, seconds", title_justify="left")
-    for name in ("context", "MB", "claimed", "CPU", "disk", "prefill", "hold cost"):
-        grid.add_column(name, justify="right")
-    for name in ("gap CPU", "gap disk", "gap prefill"):
+    names = ["context", "MB", "claimed", "CPU", "disk", "prefill"]
+    is_priced = all(r.hold_cost is not None for r in recoveries)
+    if is_priced:
+        names += ["hold cost", "gap CPU", "gap disk", "gap prefill"]
+    for name in names:
         grid.add_column(name, justify="right")
     for r in recoveries:
-        seconds = (r.claimed_s, r.cpu_s, r.disk_s, r.prefill_s, r.hold_cost)
+        seconds = [r.claimed_s, r.cpu_s, r.disk_s, r.prefill_s]
+        price = [r.hold_cost, r.cpu_gap_s, r.disk_gap_s, r.prefill_gap_s]
         grid.add_row(
             f"{r.context_tokens:,}",
             f"{r.kv_bytes / 1e6:.1f}",
-            *(f"{s:.3f}" for s in seconds),
-            *(f"{g:.2f}" for g in (r.cpu_gap_s, r.disk_gap_s, r.prefill_gap_s)),
+            *(f"{s:.3f}" for s in (*seconds, *(price if is_priced else ()))),
         )
     return grid
 
@@ -222,16 +228,16 @@ def plot(recoveries: Sequence[Recovery], path: Path) -> Path:
         left.plot(
             tokens, [getattr(r, f"{name}_s") for r in recoveries], style, label=name
         )
-        if name != "claimed":
-            gaps = [getattr(r, f"{name}_gap_s") for r in recoveries]
+        gaps = [getattr(r, f"{name}_gap_s", None) for r in recoveries]
+        if None not in gaps:
             right.plot(tokens, gaps, style, label=name)
     left.set(xlabel="context, tokens", ylabel="next turn, s", xscale="log")
     right.set(xlabel="context, tokens", ylabel="break-even gap, s", xscale="log")
     for axes in (left, right):
-        # Where nobody misses the memory, holding pays for any gap: nothing to draw.
-        drawn = [value for line in axes.lines for value in line.get_ydata()]
-        if any(math.isfinite(value) and value > 0 for value in drawn):
-            axes.set_yscale("log")
+        if not axes.lines:
+            axes.set_visible(False)  # no price, no gaps
+            continue
+        axes.set_yscale("log")
         axes.legend()
         axes.grid(alpha=0.3)
     figure.tight_layout()

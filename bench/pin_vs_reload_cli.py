@@ -21,7 +21,7 @@ def pin_vs_reload(
     repeats: Annotated[int, typer.Option(help="Timed turns of each kind.", min=1)] = 5,
     rounds: Annotated[
         int, typer.Option(help="Pairs of replays that price a held context.", min=0)
-    ] = 2,
+    ] = 5,
     programs: Annotated[int, typer.Option(help="Programs of those replays.")] = 8,
     rate: Annotated[float, typer.Option(help="Their arrivals per second.")] = 1.0,
     blocks: Annotated[int, typer.Option(help="KV pool in blocks of 32 tokens.")] = 640,
@@ -82,14 +82,12 @@ def pin_vs_reload(
                 found.append(recovery)
                 console.print(f"{recovery.context_tokens:,} tokens done")
             held = max(t for t in tokens if t <= room // 3 or t == tokens[0])
-            price = (
-                bench.hold_cost_per_byte(
-                    server, client, load, held, held * shape.kv_bytes_per_token, rounds
-                )
-                if rounds
-                else 0.0
+            pairs = bench.hold_costs_per_byte(
+                server, client, load, held, held * shape.kv_bytes_per_token, rounds
             )
-    found = [bench.priced(recovery, price) for recovery in found]
+    price = bench.price_of(pairs)
+    if price is not None:
+        found = [bench.priced(recovery, price) for recovery in found]
     pressure = Pressure(
         pool_blocks=blocks - 1, free_blocks=0, num_running=1, num_waiting=2
     )
@@ -104,14 +102,13 @@ def pin_vs_reload(
     bench.plot(found, out / "plot.png")
     result = {
         "recoveries": [asdict(recovery) for recovery in found],
-        "job_seconds_per_byte_second": price,
+        "hold_pairs_job_seconds_per_byte_second": pairs,
         "held_tokens": held,
+        "held_bytes": held * shape.kv_bytes_per_token,
         "pool_tokens": room,
         "programs": programs,
         "rate": rate,
         "repeats": repeats,
-        "rounds": rounds,
-        "held_throughout": rounds > 0,  # a round in which it was lost has no result
         "policy_ttls_s": ttls,
         "versions": demo_report.versions(),
         "cpu_count": os.cpu_count(),

@@ -17,7 +17,7 @@ _WAYS = {"cpu": "CPU", "disk": "disk", "prefill": "prefill"}
 def pin_vs_reload(result: Json) -> str:
     """Seconds of the next turn by where its KV is, and when holding it pays."""
     rows = result["recoveries"]
-    is_priced = result.get("held_throughout", False)
+    is_priced = rows[0]["hold_cost"] is not None
     seconds = [
         [
             f"{row['context_tokens']:,}",
@@ -41,47 +41,43 @@ def pin_vs_reload(result: Json) -> str:
         f"{result['machine']}: `{result['command']}`. "
         "Seconds of a program's next turn by where its context is. "
     )
-    intro += _of_price(result) if is_priced else _UNPRICED
-    page = (
+    intro += _of_price(result, is_priced)
+    return (
         f"## Hold, reload or prefill\n\n{intro}\n\n"
         f"![pin-vs-reload](bench/pin-vs-reload.png)\n\n{table(header, seconds)}\n"
-    )
-    if not is_priced:
-        return page
-    return (
-        f"{page}\nTTL that each policy gives a turn of that length in the same "
+        "\nTTL that each policy gives a turn of that length in the same "
         "setting, seconds: without a lower tier / with CPU memory below, to which it "
         "has not been copied yet (`demote: expiry`).\n\n"
         f"{table(['policy', *lengths], ttls)}\n"
     )
 
 
-_UNPRICED = (
-    "What holding costs others, and the policies' TTLs, are not told here: when this "
-    "was measured the context was given up as soon as somebody waited. The bench "
-    "checks that now."
-)
-
-
-def _of_price(result: Json) -> str:
+def _of_price(result: Json, is_priced: bool) -> str:
+    pairs = [
+        cost * result["held_bytes"]
+        for cost in result["hold_pairs_job_seconds_per_byte_second"]
+    ]
+    found = ", ".join(f"{pair:.2f}" for pair in sorted(pairs))
     text = (
-        "Hold: job seconds that others lose for each second that it stays, from "
-        f"{result['rounds']} pairs of replays of {result['programs']} programs, "
-        f"{result['rate']:g} a second, with and without {result['held_tokens']:,} of "
-        f"{result['pool_tokens']:,} tokens held. Gap: the tool call for which holding "
-        "costs others as much as the way back costs the program; for shorter ones "
-        "holding pays."
+        "Job seconds that others lose for each second that a context of "
+        f"{result['held_tokens']:,} tokens (of {result['pool_tokens']:,}) stays, from "
+        f"{len(pairs)} pairs of replays of {result['programs']} programs, "
+        f"{result['rate']:g} a second, with and without it: {found}. "
     )
-    if not result["job_seconds_per_byte_second"]:
-        text += (
-            " These pairs showed no cost of holding above their noise, so no gap is "
-            "too long."
+    if not is_priced:
+        return text + (
+            "They do not agree that holding costs anything, so what it costs, and up "
+            "to which tool call it pays, is not told."
         )
-    return text
+    return text + (
+        "Hold: their median, in proportion to the tokens. Gap: the tool call for which "
+        "holding costs others as much as the way back costs the program; for shorter "
+        "ones holding pays."
+    )
 
 
 def _price(row: Json) -> list[str]:
-    gaps = [_seconds(row[f"{way}_gap_s"]) for way in _WAYS]
+    gaps = [f"{row[f'{way}_gap_s']:.2f}" for way in _WAYS]
     return [f"{row['hold_cost']:.3f}", *gaps]
 
 
@@ -104,7 +100,3 @@ def draw_pin_vs_reload(result: Json, folder: Path) -> None:
     found = [Recovery(**row) for row in result["recoveries"]]
     write_csv(found, folder / "pin-vs-reload.csv")
     plot(found, folder / "pin-vs-reload.png")
-
-
-def _seconds(value: float) -> str:
-    return "any" if value == float("inf") else f"{value:.2f}"

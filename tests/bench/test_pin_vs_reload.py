@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import csv
-import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
+from bench.figures import tiers
 from bench.pin_vs_reload import (
     Recovery,
     plot,
     policy_ttls,
+    price_of,
     priced,
     table,
     ttl_table,
@@ -33,8 +34,17 @@ def test_break_even_gaps_follow_from_the_price_of_memory():
     assert r.prefill_gap_s == pytest.approx(100 * r.cpu_gap_s)
 
 
-def test_memory_that_nobody_misses_is_held_for_ever():
-    assert priced(FOUND[0], 0.0).prefill_gap_s == math.inf
+@pytest.mark.parametrize(
+    ("pairs", "price"),
+    [
+        ([3.0, 1.0, 2.0], 2.0),
+        ([3.0, -0.1, 2.0], None),  # chance was larger
+        ([3.0, 0.0, 2.0], None),
+        ([], None),
+    ],
+)
+def test_pairs_that_do_not_agree_tell_no_price(pairs, price):
+    assert price_of(pairs) == price
 
 
 def test_a_cheap_reload_shortens_the_policies_own_ttls():
@@ -104,5 +114,28 @@ def test_table_csv_and_plot_hold_every_length(tmp_path):
         rows = list(csv.DictReader(file))
     assert [int(row["context_tokens"]) for row in rows] == [1024, 4096, 16384]
     assert plot(found, tmp_path / "p.png").stat().st_size > 1000
-    free = [priced(r, 0.0) for r in FOUND]  # nobody misses the memory
-    assert plot(free, tmp_path / "free.png").stat().st_size > 1000
+    # Without a price: seconds alone.
+    assert plot(FOUND, tmp_path / "free.png").stat().st_size > 1000
+    assert table(FOUND).row_count == 3
+    page = {way: tiers.pin_vs_reload(_result(found, way)) for way in (True, False)}
+    assert "Gap:" in page[True]
+    assert "gap, disk, s" in page[True]
+    assert "not told" in page[False]
+    assert "gap, disk, s" not in page[False]
+    assert "-1.00, 2.00, 3.00" in page[False]
+
+
+def _result(found, is_priced):
+    pairs = [3.0, 1.0 if is_priced else -1.0, 2.0]
+    return {
+        "recoveries": [asdict(r) for r in (found if is_priced else FOUND)],
+        "hold_pairs_job_seconds_per_byte_second": pairs,
+        "policy_ttls_s": {},
+        "held_tokens": 1024,
+        "held_bytes": 1,
+        "pool_tokens": 8192,
+        "rate": 1.0,
+        "programs": 8,
+        "machine": "2 cores",
+        "command": "python",
+    }
