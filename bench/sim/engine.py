@@ -109,6 +109,8 @@ class Simulation:
         plan = self._strides.plan(now_s, self._events_s())
         self._strides.before_call()
         output = self._schedule(plan)
+        # Of an empty step, too: it may have preempted somebody, and freed much.
+        self._strides.observe(output, 1 if plan is None else plan.steps)
         if output.total_num_scheduled_tokens:
             self._empty, self._empty_steps = None, 0
             self._step(output, plan)
@@ -164,7 +166,6 @@ class Simulation:
             tokens = 0 if entry.request.is_prefill_chunk else steps
             sampled.append([entry.agent.token] * tokens)
         times = plan.times if plan is not None else (self._seconds(output),)
-        self._strides.observe(output, steps)
         pinned = self._pinned_blocks()
         for seconds, prefill_s in times:
             self._recorder.step(seconds, prefill_s, pinned)

@@ -147,6 +147,28 @@ def test_an_empty_step_is_not_idleness(monkeypatch, silent, most_s):
     assert 0 <= late["mean_jct_s"] - plain["mean_jct_s"] <= most_s + 1e-9
 
 
+def test_strides_hear_of_empty_steps(monkeypatch):
+    """One that preempts somebody frees memory for who was refused the step before."""
+    heard = []
+    observe = stride_module.Strides.observe
+
+    def listen(strides, output, steps):
+        observe(strides, output, steps)
+        heard.append(output.total_num_scheduled_tokens)
+
+    monkeypatch.setattr(stride_module.Strides, "observe", listen)
+    real = cell_module.Simulation
+
+    def simulation(scheduler, *args, **kwargs):
+        scheduler.schedule = Doubting(scheduler, 2)
+        return real(scheduler, *args, **kwargs)
+
+    monkeypatch.setattr(cell_module, "Simulation", simulation)
+    _run("vllm")
+    assert heard[:2] == [0, 0]
+    assert all(heard[2:])
+
+
 def test_remembered_lookups_change_nothing(monkeypatch):
     load = replace(LOAD, shared_tokens=500)
     for arm in ("vllm", "cachettl"):
