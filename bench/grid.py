@@ -167,6 +167,7 @@ def print_grid(result: GridResult, console: Console) -> None:
     wide.print(bars_table(result.bars))
     if _num_seeds(result.rows) >= MIN_SEEDS:
         wide.print(seeds_table(result.rows))
+        wide.print(loads_table(result.rows))
     wide.print(
         f"CPU time of all cells: {result.cpu_s / 3600:.2f} h (bar: 6 h, 3 h on 2 cores)"
     )
@@ -201,6 +202,30 @@ def seeds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
                 f"{Ratio(ratio.by_round[:2]).geometric_mean:.3f}",
                 str(grid_bars.ratio_of(row, arm, "p99_jct_s")),
             )
+    return view
+
+
+def loads_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The same by load: geometric mean of the cells, and the worst of them."""
+    ours = grid_bars.OURS
+    loads = list(dict.fromkeys(str(row["load"]) for row in rows))
+    view = Table(
+        title=f"{ours} / arm, geometric mean of the cells (worst cell)", box=box.SIMPLE
+    )
+    for name in ("arm", "metric", *loads):
+        view.add_column(name)
+    for arm in (arm for arm in rows[0]["arms"] if arm != ours):
+        for key in ("mean_jct_s", "p99_jct_s"):
+            found = []
+            for load in loads:
+                cells = [
+                    grid_bars.ratio_of(row, arm, key).geometric_mean
+                    for row in rows
+                    if row["load"] == load
+                ]
+                mean = statistics.geometric_mean(cells)
+                found.append(f"{mean:.3f} ({max(cells):.3f})")
+            view.add_row(arm, key, *found)
     return view
 
 

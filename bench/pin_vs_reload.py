@@ -217,7 +217,10 @@ def write_csv(recoveries: Sequence[Recovery], path: Path) -> None:
 
 def plot(recoveries: Sequence[Recovery], path: Path) -> Path:
     """Seconds and break-even gaps over the context length."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    is_priced = all(r.hold_cost is not None for r in recoveries)
+    panels = 2 if is_priced else 1
+    figure, grid = plt.subplots(1, panels, figsize=(5 * panels, 4), squeeze=False)
+    left, right = grid[0][0], grid[0][-1]
     tokens = [r.context_tokens for r in recoveries]
     for name, style in (
         ("claimed", "o-"),
@@ -228,16 +231,14 @@ def plot(recoveries: Sequence[Recovery], path: Path) -> Path:
         left.plot(
             tokens, [getattr(r, f"{name}_s") for r in recoveries], style, label=name
         )
-        gaps = [getattr(r, f"{name}_gap_s", None) for r in recoveries]
-        if None not in gaps:
+        if is_priced and name != "claimed":
+            gaps = [getattr(r, f"{name}_gap_s") for r in recoveries]
             right.plot(tokens, gaps, style, label=name)
-    left.set(xlabel="context, tokens", ylabel="next turn, s", xscale="log")
-    right.set(xlabel="context, tokens", ylabel="break-even gap, s", xscale="log")
-    for axes in (left, right):
-        if not axes.lines:
-            axes.set_visible(False)  # no price, no gaps
-            continue
-        axes.set_yscale("log")
+    if is_priced:
+        right.set_ylabel("break-even gap, s")
+    left.set_ylabel("next turn, s")
+    for axes in grid[0]:
+        axes.set(xlabel="context, tokens", xscale="log", yscale="log")
         axes.legend()
         axes.grid(alpha=0.3)
     figure.tight_layout()

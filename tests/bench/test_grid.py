@@ -176,3 +176,10 @@ def test_many_seeds_tell_how_much_is_chance():
     told_error = f"{math.sqrt(2.0) * error:.3f}"
     jct, p99 = ["1.414", "±", told_error], ["0.500", "±", "0.141"]
     assert told == ["w", "small", "one", "vllm", *jct, "0.500", *p99]
+    twice = {**row, "arms": {**row["arms"], "vllm": row["arms"]["adaptive"]}}
+    console = Console(width=200, file=io.StringIO())
+    console.print(grid.loads_table([row, twice]))
+    lines = console.file.getvalue().splitlines()
+    (told,) = (line.split() for line in lines if "mean_jct_s" in line)
+    # Of the square root of 2 in one cell, and 1 in the other.
+    assert told == ["vllm", "mean_jct_s", f"{2.0**0.25:.3f}", "(1.414)"]
