@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ttlcache.admission import AdmissionControl
-from ttlcache.continuation import relate
+from ttlcache.continuation import Continuation, Relation, relate
 from ttlcache.departures import Departures
 from ttlcache.events import Arrival
+from ttlcache.fairness import Place
 from ttlcache.identity import Identifier
 from ttlcache.owed import RoomOwed
 from ttlcache.places import Places
@@ -47,8 +48,9 @@ class Arrivals:
         for reason in arrival.hints.rejected:
             tables.metrics.count("hints_rejected", reason)
         continuation = relate(program, arrival.hashes, arrival.num_tokens)
-        record = self._new_record(arrival, program, now_s)
         self._adopt(program, arrival)
+        place = self._place(program, continuation)
+        record = self._new_record(arrival, program, place, now_s)
         self.places.stand(record)
         program.in_flight += 1
         pin, record.reusable_tokens = self.turns.follow(
@@ -107,7 +109,7 @@ class Arrivals:
         return up and was_left and record.asked_below
 
     def _new_record(
-        self, arrival: Arrival, program: Program, now_s: float
+        self, arrival: Arrival, program: Program, place: Place, now_s: float
     ) -> RequestRecord:
         self._seq += 1
         hints = arrival.hints
@@ -120,10 +122,24 @@ class Arrivals:
             self._seq,
             now_s,  # queued_s
             arrival.user_priority,
+            place,
             arrival.num_tokens,
         )
         self.tables.requests[arrival.request_id] = record
         return record
+
+    def _place(self, program: Program, continuation: Continuation) -> Place:
+        """Where the request stands: where the context does that it continues.
+
+        A request that continues none has nothing at stake: it stands where a newcomer
+        stands, whatever id or parent it names.
+        """
+        turn = continuation.turn
+        if continuation.relation is Relation.CONTINUES and turn is not None:
+            program.place = turn.place or program.place
+        elif program.turns_finished or program.in_flight:
+            program.place = self.tables.programs.new_place(program.tenant)
+        return program.place
 
     def _adopt(self, program: Program, arrival: Arrival) -> None:
         parent_id = arrival.hints.parent_id

@@ -76,18 +76,11 @@ class TTLCacheConfig(BaseModel):
         description="Upper bound of every TTL in seconds, client wishes included; a "
         "parent's starts anew when a sub-agent ends.",
     )
-    seniority_quantum_s: float = Field(
-        default=600.0,
-        gt=0.0,
-        allow_inf_nan=False,
-        description="After so many seconds of service a program queues as if new.",
-    )
-    seniority_services: float = Field(
-        default=3.0,
-        ge=0.0,
-        allow_inf_nan=False,
-        description="Or after so many times what ended programs were served in the "
-        "mean, if that is longer, but not longer than max_queue_wait_s; 0: never.",
+    quantum_turns: int | None = Field(
+        default=None,
+        ge=1,
+        description="After so many turns a context queues as if new; default: four "
+        "times what ended programs took in the mean, at least 24.",
     )
     max_queue_wait_s: float = Field(
         default=3600.0,

@@ -21,6 +21,7 @@ from ttlcache.departures import Departures
 from ttlcache.entrance import Entrance
 from ttlcache.estimators import Memoryfulness
 from ttlcache.events import Admission, Arrival, BlockHolder, Finish, HoldOrder, Urgency
+from ttlcache.fairness import Quantum
 from ttlcache.gaps import GapHistory
 from ttlcache.holding import Holding
 from ttlcache.identity import Identifier
@@ -34,7 +35,6 @@ from ttlcache.programs import ProgramTable, client_key
 from ttlcache.reclaim import Reclaimer
 from ttlcache.requests import RequestRecord
 from ttlcache.retention import Retention
-from ttlcache.seniority import Quantum
 from ttlcache.tables import Tables
 from ttlcache.turns import OnPinEnd, TurnBook
 from ttlcache.types import Decision, PinOutcome
@@ -120,14 +120,14 @@ class Controller:
         self._turns.learn = self._retention.learn
         self.places = Places(
             ORDERINGS[config.ordering](),
-            Quantum.of(config),
+            Quantum(config.quantum_turns),
             self.programs,
             self.pins,
             self.work,
             self.metrics,
             clock,
         )
-        self._turns.stood_still = self.places.use_up
+        self._turns.stood_still = self.places.on_stall
         self._holding = Holding(
             self._retention, self.places, self.pins, self.metrics, self.journal
         )
@@ -227,7 +227,7 @@ class Controller:
     def stand_back(self, request_id: str) -> bool:
         """Whether the request's place is out of date; `priority` answers anew then.
 
-        Asked about the head of the queue: others of its family may have used up the
+        Asked about the head of the queue: others of its context may have used up the
         quantum since it was queued. A place may change once per quantum, no more.
         """
         record = self.requests.get(request_id)

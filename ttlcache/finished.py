@@ -29,6 +29,7 @@ def finished_turn(
         context_tokens,
         num_hashes,
         finish.hashes[num_hashes - 1] if num_hashes else b"",
+        place=record.place,
     )
 
 

@@ -62,9 +62,7 @@ GAUGES: dict[str, str] = {
     ),
     "queueing_delay_seconds": "T: mean queueing delay of returns whose KV was gone.",
     "memoryfulness": "Eta: how much progress tells about remaining turns.",
-    "seniority_quantum_seconds": (
-        "Service for which a program keeps its place in the program order."
-    ),
+    "quantum_turns": "Turns for which a context keeps its place in the queue.",
     "demoting_blocks": "KV blocks of ended pins that wait for their copy.",
     "lingering_blocks": "KV blocks of turns past their time, not needed yet.",
     "tier_up": "1 while the lower tier answers, 0 while it does not or none is set.",

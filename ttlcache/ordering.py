@@ -18,7 +18,7 @@ class QueuedTurn(NamedTuple):
     user_priority: int  # smaller is served first; 0 unless the engine allows it
     preempted: bool
     claimable: bool  # its program's pin is alive and it will claim it
-    program_seq: int  # place of its program's family in the order of arrival
+    program_seq: int  # place of its context in the queue
     request_seq: int  # arrival number of the request itself
     service_s: float = 0.0  # seconds that the program's requests ran, up to now
     wait_s: float = 0.0  # seconds that they waited before this request

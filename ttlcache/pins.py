@@ -133,6 +133,7 @@ class PinTable:
             at user priority 0.
         """
         self._next_id += 1
+        place = turn.place or program.place
         pin = Pin(  # by position: names cost half a microsecond here
             self._next_id,
             program,
@@ -142,8 +143,8 @@ class PinTable:
             now_s,  # created_s
             now_s + ttl_s,  # deadline_s
             program.priority_class,
-            (0, program.seniority.seq) if rank is None else rank,
-            program.seniority.is_spent,  # is_junior
+            (0, place.seq) if rank is None else rank,
+            place.is_used_up,  # is_junior
             now_s + firm_s,  # firm_until_s
             firm_s < ttl_s,  # wished
             now_s + patience_s,  # patient_until_s

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ttlcache.clock import Clock
+from ttlcache.fairness import Place, Quantum
 from ttlcache.metrics import MetricsBuffer
 from ttlcache.ordering import Ordering, PriorityKey, QueuedTurn, Rank
-from ttlcache.pins import PinTable
+from ttlcache.pins import Pin, PinTable
 from ttlcache.programs import Attained, Program, ProgramTable
 from ttlcache.requests import RequestRecord
-from ttlcache.seniority import Quantum
 from ttlcache.worksize import Work, WorkSizes
 
 _NOTHING = Attained()
@@ -55,9 +55,9 @@ class Places:
 
     def stand(self, record: RequestRecord) -> None:
         """Give the request its program's place as it is now."""
-        seniority = record.program.seniority
-        record.program_seq = seniority.seq
-        record.claim_counts = not seniority.is_spent
+        place = record.place
+        record.program_seq = place.seq
+        record.claim_counts = not place.is_used_up
         if self.ordering.uses_work:
             # A sub-agent is work of its parent, which waits for it.
             whose = record.program.parent or record.program
@@ -71,7 +71,7 @@ class Places:
         """Whether it stood where its program does not any more; it does not now."""
         if record.admitted_s is not None:
             return False  # what was preempted is in the middle of its turn
-        if record.program_seq == record.program.seniority.seq:
+        if record.program_seq == record.place.seq:
             return False
         self.stand(record)
         return True
@@ -83,26 +83,32 @@ class Places:
             since_s = record.promoted_s
         if now_s > since_s and self.ordering.uses_service:
             _attained(record.program).wait_s += now_s - since_s
-        record.program.seniority.on_admission()
+        self.programs.place_numbers.on_admission(record.place)
+        if self.ordering.places_end and record.place.on_admission(self.quantum.turns):
+            self._move_back(record.place, record.program.tenant)
+
+    def on_stall(self, pin: Pin) -> None:
+        """The engine stood still rather than take the pin."""
+        place, program = pin.turn.place, pin.program
+        if place is None or not self.ordering.places_end:
+            return
+        if place.on_stall(self.quantum.turns):
+            self._move_back(place, program.tenant)
 
     def charge(self, program: Program, seconds: float) -> None:
         """The program was served for so long."""
         if self.ordering.uses_service:
             _attained(program).service_s += seconds
-        self.use_up(program, seconds)
-
-    def use_up(self, program: Program, seconds: float) -> None:
-        """So much of its quantum: the engine served it, or stood still for it."""
-        if not self.ordering.places_end:
-            return
-        if program.seniority.charge(seconds, self.quantum.seconds):
-            program.seniority.requeue(self.programs.next_seq())
-            self.metrics.count("quanta_used_up")
 
     def ended(self, program: Program) -> None:
-        """What the program was served says how long others may take."""
-        if program.parent is None:  # a sub-agent's service is its parent's
-            self.quantum.ended(program.seniority)
+        """The turns that it took say how many others may take."""
+        places = [turn.place for turn in program.open_turns if turn.place]
+        longest = max([program.place, *places], key=lambda place: place.turns)
+        self.quantum.on_program_end(longest)
+
+    def _move_back(self, place: Place, tenant: str) -> None:
+        place.move_back(self.programs.place_numbers.next(tenant))
+        self.metrics.count("quanta_used_up")
 
     def _queued(self, record: RequestRecord, preempted: bool) -> QueuedTurn:
         program = record.program

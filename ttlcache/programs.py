@@ -11,9 +11,9 @@ import hashlib
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 
-from ttlcache.seniority import Seniority
+from ttlcache.fairness import Place, PlaceNumbers
 from ttlcache.types import Decision, GapKey, TurnFacts
 from ttlcache.worksize import Work
 
@@ -22,7 +22,7 @@ from ttlcache.worksize import Work
 MAX_OPEN_TURNS = 16
 
 #: (tenant, program id): an id is a label inside its tenant, never across. Of a program
-#: without an id, its arrival number: no client can send that.
+#: without an id, a number: no client can send that.
 ProgramKey = tuple[str, str] | int
 #: Longest client string kept as it is; of a longer one only a digest is.
 MAX_KEY_CHARS = 256
@@ -54,6 +54,7 @@ class Turn:
     memo: of what the policy answered at its end, what it learns from the outcome by.
     facts: what it was asked then, kept only while the turn is pinned.
     lower_epoch: in which its KV was left to the lower tier, None if it never was.
+    place: the place in the queue of requests that continue it.
     """
 
     token: int
@@ -67,6 +68,7 @@ class Turn:
     memo: Decision | bytes | None = None
     facts: TurnFacts | None = None
     lower_epoch: int | None = None
+    place: Place | None = None
 
     def continued_by(self, hashes: Sequence[bytes], num_tokens: int) -> bool:
         """Whether a prompt extends this turn's whole context."""
@@ -97,11 +99,11 @@ class Program:
     work, attained: only under an ordering that uses them.
     tenant: isolation domain, also of programs without an id; its pins share the
         cap with other tenants' pins.
-    seniority: its place in the program order, shared by a parent and its sub-agents.
+    place: of the context that its latest request continued or began.
     """
 
     key: ProgramKey
-    arrival_seq: InitVar[int]
+    place: Place
     parent: Program | None = None
     tenant: str = ""
     priority_class: int = 0
@@ -113,10 +115,6 @@ class Program:
     open_turns: list[Turn] = field(default_factory=list)
     work: Work | None = None
     attained: Attained | None = None
-    seniority: Seniority = field(init=False)
-
-    def __post_init__(self, arrival_seq: int) -> None:
-        self.seniority = Seniority(arrival_seq)
 
     @property
     def program_id(self) -> str:
@@ -127,7 +125,6 @@ class Program:
         if parent is self or parent.parent is self:
             return
         self.parent = parent
-        self.seniority = parent.seniority
 
 
 class ProgramTable:
@@ -137,7 +134,8 @@ class ProgramTable:
         self._max = max_programs
         self._idle_s = idle_s
         self._programs: OrderedDict[ProgramKey, Program] = OrderedDict()
-        self._next_seq = 0
+        self._anonymous = 0
+        self.place_numbers = PlaceNumbers()
         self._tenants: Counter[str] = Counter()
         # Without a live program: when they were last seen, oldest end first.
         self._left: OrderedDict[str, float] = OrderedDict()
@@ -161,29 +159,26 @@ class ProgramTable:
     def get(self, key: ProgramKey) -> Program | None:
         return self._programs.get(key)
 
-    def next_seq(self) -> int:
-        """The next number of the arrival order."""
-        self._next_seq += 1
-        return self._next_seq
+    def new_place(self, tenant: str) -> Place:
+        """Of a context that begins now."""
+        return Place(self.place_numbers.next(tenant))
 
     def get_or_create(self, key: tuple[str, str], now_s: float) -> Program:
         """The live program of `key`; an ended one is succeeded by a new one."""
         program = self._programs.get(key)
         if program is None:
-            return self._create(key, key[0], self.next_seq(), now_s)
+            return self._create(key, key[0], now_s)
         program.last_seen_s = now_s
         self._programs.move_to_end(key)
         return program
 
     def create_anonymous(self, tenant: str, now_s: float) -> Program:
-        """A new program without an id; its key is its arrival number."""
-        number = self.next_seq()
-        return self._create(number, tenant, number, now_s)
+        """A new program without an id; its key is a number."""
+        self._anonymous += 1
+        return self._create(self._anonymous, tenant, now_s)
 
-    def _create(
-        self, key: ProgramKey, tenant: str, number: int, now_s: float
-    ) -> Program:
-        program = Program(key, arrival_seq=number, tenant=tenant)
+    def _create(self, key: ProgramKey, tenant: str, now_s: float) -> Program:
+        program = Program(key, self.new_place(tenant), tenant=tenant)
         program.last_seen_s = now_s
         self._programs[key] = program
         self._tenants[tenant] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ttlcache.fairness import Place
 from ttlcache.hints import Hints
 from ttlcache.pins import Pin
 from ttlcache.programs import Program
@@ -22,6 +23,7 @@ class RequestRecord:
     seq: int
     queued_s: float
     user_priority: int
+    place: Place  # the place of the context that it continues, or a new one
     num_tokens: int = 0  # of its prompt
     program_seq: int = 0  # where its program stood when it was queued, or moved back
     claim_counts: bool = True  # not while its program's quantum is used up

@@ -27,8 +27,8 @@ REUSE_WEIGHT = 0.5
 
 #: Told that a pin ends, and how, just before its blocks are released.
 OnPinEnd = Callable[[Pin, PinOutcome], None]
-#: Told that a pin of a program ended for which the engine stood still, how long.
-StoodStill = Callable[[Program, float], None]
+#: Told a pin that ended, and for which the engine stood still.
+StoodStill = Callable[[Pin], None]
 #: Told the gap of a turn once it is known; `math.inf` if nobody came back.
 Learn = Callable[[Turn, float], None]
 #: Told that a program's pin ended which no turn of it claimed.
@@ -76,7 +76,7 @@ class TurnBook:
         self._on_rekey = on_rekey
         self._journal = journal
         self.learn: Learn = lambda turn, gap_s: None
-        self.stood_still: StoodStill = lambda program, seconds: None
+        self.stood_still: StoodStill = lambda pin: None
         self.let_go: LetGo = lambda program: None
 
     def open(self, program: Program, turn: Turn) -> None:
@@ -176,7 +176,7 @@ class TurnBook:
         self._metrics.count("pins_by_tool", f"{kind}/{outcome.value}")
         self._metrics.observe("pinned_seconds", max(0.0, now_s - pin.created_s))
         if pin.spared_s > 0.0:
-            self.stood_still(program, pin.spared_s)
+            self.stood_still(pin)
         if outcome is not PinOutcome.CLAIMED:
             self.let_go(program)
         if self._on_pin_end is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,8 +18,9 @@ from bench import tiny_model
 from bench.abuse.http import AbuseResult
 from bench.server import ServerOptions, VLLMServer
 
-#: JCT of the other tenant under the flood, against the same load without it.
-MAX_JCT_RATIO = 1.2
+#: Agents beside abusive clients, over the same agents and clients on plain vLLM; also
+#: the other tenant's mean JCT under a flood over that without it.
+MAX_JCT_RATIO, MAX_P99_RATIO, MAX_WAIT_RATIO = 1.2, 1.5, 2.0
 #: Of API server and engine core; 16 MiB of it are vLLM's own.
 MAX_GROWTH_MIB = 64.0
 #: What the other tenant's hit share may lose over HTTP.
@@ -26,10 +28,18 @@ MAX_HIT_LOSS = 0.1
 
 
 def abuse(
+    patterns: Annotated[
+        str, typer.Option(help="Of clients, by name, separated by ;. Default: all.")
+    ] = "",
+    policies: Annotated[
+        str, typer.Option(help="Retention policies that the patterns are played with.")
+    ] = "adaptive,cachettl",
     sessions: Annotated[
         int, typer.Option(help="Sessions of the abusing client.", min=200)
     ] = 10_000,
-    policy: Annotated[str, typer.Option(help="Retention policy.")] = "cachettl",
+    policy: Annotated[
+        str, typer.Option(help="Retention policy under the flood.")
+    ] = "cachettl",
     http: Annotated[
         bool, typer.Option("--http/--no-http", help="Also against a real server.")
     ] = True,
@@ -40,19 +50,26 @@ def abuse(
         "out/models/tiny"
     ),
 ) -> None:
-    """One client wants thousands of sessions kept for ever: what others notice.
+    """What agents notice of clients that harm others, against plain vLLM.
 
-    Exit status 1: memory or /metrics grows, or another tenant is slowed down."""
+    First every pattern of clients in virtual time; then one client that wants thousands
+    of sessions kept for ever. Exit status 1: agents wait too long, memory or /metrics
+    grow."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     logging.getLogger("vllm").setLevel(logging.ERROR)
     console = Console()
     out.mkdir(parents=True, exist_ok=True)
+    names = [name for name in patterns.split(";") if name]
+    fair, found = _pattern_rows(names, policies.split(","), console)
     rows, results = _flood_rows(sessions, policy)
+    results["patterns"] = found
+    rows = fair + rows
     if http:
-        found = _over_http(sessions, policy, out, model)
-        rows += _http_rows(found)
-        results["http"] = asdict(found)
-    table = Table(title=f"{sessions:,} sessions, policy {policy}", title_justify="left")
+        noticed = _over_http(sessions, policy, out, model)
+        rows += _http_rows(noticed)
+        results["http"] = asdict(noticed)
+    title = f"{sessions:,} sessions, policy {policy}"
+    table = Table(title=title, title_justify="left")
     for name in ("", "", "found", "allowed"):
         table.add_column(name)
     for ok, name, value, allowed in rows:
@@ -64,6 +81,54 @@ def abuse(
 
 
 Row = tuple[bool, str, str, str]
+
+
+def _pattern_rows(
+    names: Sequence[str], policies: Sequence[str], console: Console
+) -> tuple[list[Row], list[dict[str, object]]]:
+    """Prints a line a pattern and number of tenants; one verdict a policy."""
+    # vLLM is slow to import: only where it runs.
+    from bench.abuse.patterns import patterns
+    from bench.abuse.play import Load, compare
+
+    load = Load()
+    known = patterns(load.seats)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise typer.BadParameter(
+            f"pattern {unknown[0]!r}: expected one of {', '.join(known)}"
+        )
+    table = Table(title="agents beside clients, over plain vLLM", title_justify="left")
+    for name in ("clients", "tenants", "vLLM: JCT, longest wait", *policies):
+        table.add_column(name, justify="left" if name == "clients" else "right")
+    found = []
+    for name in names or known:
+        for tenants in (1, 2):
+            each = compare(known[name], load, tenants=tenants, policies=policies)
+            found.append({"pattern": name, "tenants": tenants} | each.to_json())
+            table.add_row(name, str(tenants), *each.cells())
+    table.caption = "mean JCT, p99 JCT, longest wait of a turn"
+    console.print(table)
+    rows = [_pattern_verdict(policy, found) for policy in policies]
+    return rows, found
+
+
+def _pattern_verdict(policy: str, found: Sequence[dict[str, Any]]) -> Row:
+    limits = (MAX_JCT_RATIO, MAX_P99_RATIO, MAX_WAIT_RATIO)
+    broken = [
+        f"{each['pattern']} ({each['tenants']})"
+        for each in found
+        if any(a > b for a, b in zip(each[policy]["ratios"], limits, strict=True))
+        or each[policy]["hook_errors"]
+    ]
+    worst = [max(each[policy]["ratios"][i] for each in found) for i in range(3)]
+    return (
+        not broken,
+        f"agents beside clients, {policy}: mean JCT, p99, longest wait over vLLM's",
+        ", ".join(f"{ratio:.2f}" for ratio in worst)
+        + (f"; broken: {', '.join(broken)}" if broken else ""),
+        ", ".join(f"{limit:g}" for limit in limits),
+    )
 
 
 def _flood_rows(sessions: int, policy: str) -> tuple[list[Row], dict[str, object]]:

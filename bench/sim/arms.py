@@ -34,7 +34,7 @@ Extra = Mapping[str, Any]
 #: Without our bounds on waiting: for rivals with none, or with one of their own in
 #: their order or gate. What stands for the paper (`cachettl` and its steps) keeps
 #: ours, so that it differs from `adaptive` by the policy alone.
-_UNBOUNDED: Extra = {"max_queue_wait_s": 1e9, "seniority_quantum_s": 1e9}
+_UNBOUNDED: Extra = {"max_queue_wait_s": 1e9, "quantum_turns": 10**9}
 
 
 #: What an arm does not say, the paper does, whatever our defaults are.

@@ -135,7 +135,7 @@ def _cramped(rng: random.Random, engine: EngineSpec) -> EngineSpec:
         "max_pinned_fraction": 1.0,
         "max_ttl_s": 1e9,
         "max_queue_wait_s": 1e6,
-        "seniority_quantum_s": 1e6,
+        "quantum_turns": 10**6,
     }
     return replace(
         engine,
@@ -224,6 +224,5 @@ def _extra_config(rng: random.Random, queue_policy: str) -> dict[str, Any]:
         "program_idle_s": rng.choice((20.0, 900.0)),
         "max_programs": rng.choice((2, 10_000)),
         "prefix_inference": rng.random() < 0.8,
-        "seniority_quantum_s": rng.choice((0.5, 5.0, 60.0, 1e6)),
-        "seniority_services": 0.0,  # places end as often as that says
+        "quantum_turns": rng.choice((1, 4, 32, 10**6)),
     }

@@ -57,7 +57,7 @@ class ProgramQueue(RequestQueue):
     """O(log n) per operation; never scanned by a scheduling step.
 
     Requests come out by key. Places that went out of date are put right when they
-    reach the head, each at most once per quantum of its family. One that has waited
+    reach the head, each at most once per quantum of its context. One that has waited
     for `max_wait_s` comes out first, whatever its key: the last resort.
     """
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.connector.fake_tier import FakeTier
 from ttlcache.clock import VirtualClock
+from ttlcache.fairness import Place
 from ttlcache.pins import PinTable
 from ttlcache.programs import Program, Turn
 from ttlcache.types import GapKey, PinOutcome
@@ -64,7 +65,7 @@ class Rig:
         return self.pool.blocks[start : start + count]
 
     def pin(self, request_id, start, count):
-        program = Program(("", request_id), arrival_seq=start)
+        program = Program(("", request_id), place=Place(start))
         turn = Turn(start, 0.0, GapKey("bash"), context_tokens=16 * count)
         pin = self.pins.add(
             program, turn, kv_blocks=count, kv_tokens=16 * count, now_s=0.0, ttl_s=1.0

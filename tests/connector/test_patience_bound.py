@@ -14,8 +14,8 @@ STEP_S = 0.1
 TURN_S = 1.0
 GAP_S = 8.0
 PATIENCE_S = 10.0
-QUANTUM_S = 10.0
-NEVER = 1e6
+QUANTUM = 4
+NEVER = 10**6
 CONTEXT = 40 * 16
 
 
@@ -27,8 +27,8 @@ def make(make_engine, async_scheduling):
             async_scheduling=async_scheduling,
             extra_config={
                 "policy": "adaptive",
-                "seniority_quantum_s": NEVER,
-                "max_queue_wait_s": NEVER,
+                "quantum_turns": NEVER,
+                "max_queue_wait_s": 1e6,
                 **config,
             },
         )
@@ -80,10 +80,10 @@ def newcomers_wait_s(engine: Any, clock: Any, horizon_s: float = 1000.0) -> floa
 
 
 def test_who_is_waited_for_uses_up_its_quantum(make, clock):
-    """L is a turn and the patience with its pin."""
+    """L is a turn and the patience with its pin; a stall counts as a turn."""
     longest_s = TURN_S + 3 * STEP_S + PATIENCE_S
-    waited_s = newcomers_wait_s(make(seniority_quantum_s=QUANTUM_S), clock)
-    assert GAP_S < waited_s <= longest_s + QUANTUM_S + longest_s
+    waited_s = newcomers_wait_s(make(quantum_turns=QUANTUM), clock)
+    assert GAP_S < waited_s <= longest_s + QUANTUM / 2 * longest_s
 
 
 def test_without_a_quantum_it_would_wait_for_ever(make, clock):

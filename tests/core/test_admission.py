@@ -13,6 +13,7 @@ from ttlcache import admissions
 from ttlcache.admission import AdmitAll, WorkingSet
 from ttlcache.config import load_config
 from ttlcache.events import Admission
+from ttlcache.fairness import Place
 from ttlcache.programs import Program
 from ttlcache.testing import FakeEngine
 from ttlcache.types import Pressure
@@ -21,7 +22,7 @@ HALF_LIFE_S = 5.0
 
 
 def make_program(number=1):
-    return Program(("", f"P{number}"), arrival_seq=number)
+    return Program(("", f"P{number}"), place=Place(number))
 
 
 def admitted(control, program, kv_blocks, pool_blocks, now_s=0.0):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ttlcache.continuation import Relation, relate
+from ttlcache.fairness import Place
 from ttlcache.programs import Program, Turn
 from ttlcache.testing import chain_hashes
 from ttlcache.types import GapKey
@@ -11,7 +12,7 @@ BLOCK = 2
 
 
 def make_program(*turns):
-    program = Program(("", "P"), arrival_seq=1)
+    program = Program(("", "P"), place=Place(1))
     program.open_turns.extend(turns)
     return program
 

@@ -12,6 +12,7 @@ from ttlcache.config import load_config
 from ttlcache.costs import MIN_LOST
 from ttlcache.errors import ConfigError
 from ttlcache.events import Admission
+from ttlcache.fairness import Place
 from ttlcache.growth import MIN_ENDED, RoomToGrow
 from ttlcache.programs import Program, Turn
 from ttlcache.testing import FakeEngine
@@ -21,7 +22,7 @@ BLOCK_TOKENS = 4
 
 
 def make_program(number=1):
-    return Program(("", f"P{number}"), arrival_seq=number)
+    return Program(("", f"P{number}"), place=Place(number))
 
 
 def ended(control, *final_blocks):

@@ -210,20 +210,20 @@ MUTATIONS = [
         "reclaim.py",
         "(pin.held and not pin.is_junior)",
         "pin.held",
-        "test_seniority.py"
+        "test_fairness.py"
         "::test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held",
     ),
     Mutation(
         "places.py",
-        "record.claim_counts = not seniority.is_spent",
+        "record.claim_counts = not place.is_used_up",
         "record.claim_counts = True",
-        "test_seniority.py::test_a_used_up_program_stands_behind_who_came_meanwhile",
+        "test_fairness.py::test_a_used_up_program_stands_behind_who_came_meanwhile",
     ),
     Mutation(
         "ordering.py",
         "return (self.key(turn)[2], turn.request_seq)",
         "return (turn.program_seq,)",
-        "test_seniority.py::test_under_plas_pins_rank_by_service_not_by_arrival",
+        "test_fairness.py::test_under_plas_pins_rank_by_service_not_by_arrival",
     ),
     # continuation and open turns
     Mutation(

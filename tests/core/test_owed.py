@@ -112,11 +112,11 @@ def test_a_reset_leaves_nothing_to_come_back_to():
 
 def test_programs_before_the_loser_are_not_held_back():
     engine = make_engine()
-    engine.turn("early-0", [901, 902, 903], [7], program="early")
+    context = [*engine.turn("early-0", [901, 902, 903], [7], program="early")]
     start_old(engine)
     loser(engine)
     press(engine)
-    engine.arrive("early-1", range(50_000, 50_018), program="early")
+    engine.arrive("early-1", [*context, *range(50_000, 50_018)], program="early")
     assert engine.admit("early-1")
 
 

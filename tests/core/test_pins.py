@@ -4,13 +4,14 @@ import math
 
 import pytest
 
+from ttlcache.fairness import Place
 from ttlcache.pins import PinTable
 from ttlcache.programs import Program, Turn
 from ttlcache.types import GapKey
 
 
 def make_program(seq, priority_class=0):
-    program = Program(("", f"P{seq}"), arrival_seq=seq)
+    program = Program(("", f"P{seq}"), place=Place(seq))
     program.priority_class = priority_class
     return program
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from ttlcache.fairness import Place
 from ttlcache.prefixes import PrefixIndex
 from ttlcache.programs import Program
 from ttlcache.testing import chain_hashes
@@ -13,7 +14,7 @@ PROGRAMS = {}  # by number
 
 def make_program(label):
     number = len(PROGRAMS) + 1
-    PROGRAMS[number] = Program(("", label), arrival_seq=number)
+    PROGRAMS[number] = Program(("", label), place=Place(number))
     return PROGRAMS[number]
 
 
@@ -24,7 +25,7 @@ def live(number):
 
 def remember(index, program, tokens):
     hashes = chain_hashes(tokens, BLOCK)
-    index.remember(program.seniority.seq, hashes, len(tokens), lambda i, j: tokens[i:j])
+    index.remember(program.place.seq, hashes, len(tokens), lambda i, j: tokens[i:j])
 
 
 def find(index, tokens):
@@ -162,7 +163,7 @@ def test_the_index_is_bounded_oldest_first():
 def test_contexts_without_a_full_block_or_without_its_hash_are_left_out():
     index, a = PrefixIndex(BLOCK), make_program("A")
     remember(index, a, [1, 2, 3])
-    index.remember(a.seniority.seq, [], 8, lambda i, j: SYSTEM[i:j])
+    index.remember(a.place.seq, [], 8, lambda i, j: SYSTEM[i:j])
     assert len(index) == 0
     assert find(index, [1, 2, 3, 4]) is None
 

@@ -41,7 +41,7 @@ def labels(table):
 def test_programs_are_numbered_by_first_arrival():
     table = make_table(A, B)
     assert table.get_or_create(A, 3.0) is table.get(A)
-    assert table.get(A).seniority.seq < table.get(B).seniority.seq
+    assert table.get(A).place.seq < table.get(B).place.seq
     assert table.get(A).last_seen_s == 3.0
     assert len(table) == 2
 

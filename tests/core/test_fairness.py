@@ -1,0 +1,327 @@
+"""Places in the queue: who gets which, how they are used up and taken back."""
+
+from __future__ import annotations
+
+import pytest
+
+from ttlcache.events import Urgency
+from ttlcache.fairness import (
+    LEAST_TURNS,
+    MAX_TENANTS,
+    MIN_ENDED,
+    MOST_TURNS,
+    PROGRAMS,
+    Place,
+    PlaceNumbers,
+    Quantum,
+)
+from ttlcache.gauges import gauges_of
+from ttlcache.testing import FakeEngine
+
+QUANTUM = 3
+
+
+def make_engine(**config):
+    return FakeEngine(
+        {
+            "policy": "fixed",
+            "policy_options": {"ttl_s": 1000.0},
+            "ordering": "ttl-aware",
+            "max_ttl_s": 1000.0,
+            "max_pinned_fraction": 1.0,
+            "quantum_turns": QUANTUM,
+            **config,
+        },
+        pool_blocks=64,
+        block_tokens=1,
+    )
+
+
+def serve(engine, request_id, program, seconds, prompt=None, **hints):
+    """A turn of `program` that runs for `seconds`; its context."""
+    tokens = prompt or [1000 * ord(program[0]), 1, 2]
+    engine.arrive(request_id, tokens, program=program, **hints)
+    assert engine.admit(request_id)
+    engine.clock.advance(seconds)
+    assert engine.decode(request_id, [7])
+    engine.finish(request_id)
+    return [*tokens, 7]
+
+
+def serve_turns(engine, program, turns):
+    """So many turns of one context, which is returned."""
+    context = None
+    for turn in range(turns):
+        context = serve(engine, f"{program}{turn}", program, 1.0, prompt=context)
+    return context
+
+
+def order(engine, *request_ids):
+    return sorted(request_ids, key=engine.controller.priority)
+
+
+def place(engine, program):
+    return engine.controller.programs.get(("", program)).place
+
+
+def pinned(engine):
+    return {p.program.program_id: p.kv_blocks for p in engine.controller.pins}
+
+
+# --- numbers ---------------------------------------------------------------------
+
+
+def test_of_one_tenant_places_are_the_order_of_arrival():
+    numbers = PlaceNumbers()
+    given = []
+    for _ in range(4):
+        given.append(numbers.next("a"))
+        numbers.on_admission(Place(given[0]))
+    assert given == [1, 2, 3, 4]
+
+
+def test_a_tenant_that_begins_many_contexts_stands_behind_the_first_ones_of_others():
+    numbers = PlaceNumbers()
+    flood = [numbers.next("a") for _ in range(64)]
+    assert numbers.next("b") <= flood[0]
+    numbers.on_admission(Place(flood[9]))
+    assert flood[9] < numbers.next("c") <= flood[10]
+
+
+def test_a_tenant_gains_nothing_for_having_been_away():
+    numbers = PlaceNumbers()
+    numbers.next("b")
+    for _ in range(100):
+        numbers.on_admission(Place(numbers.next("a")))
+    assert numbers.next("b") == 101
+
+
+def test_tenants_without_number_leave_memory_bounded():
+    numbers = PlaceNumbers()
+    for tenant in range(3 * MAX_TENANTS):
+        numbers.next(str(tenant))
+    assert len(numbers._last) == MAX_TENANTS
+
+
+# --- the quantum -----------------------------------------------------------------
+
+
+def test_a_quantum_is_used_up_once_and_begins_anew_with_an_admission():
+    mine = Place(1)
+    assert [mine.on_admission(3) for _ in range(3)] == [False, False, True]
+    mine.move_back(5)
+    assert not mine.on_stall(3)  # has lost its place already
+    assert (mine.seq, mine.is_used_up) == (5, True)
+    assert not mine.on_admission(3)
+    assert not mine.is_used_up
+    assert not mine.on_stall(3)
+    assert mine.on_admission(3)
+    assert mine.turns == 5
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        (3, LEAST_TURNS),
+        (20, PROGRAMS * 20),
+        (10 * MOST_TURNS, PROGRAMS * MOST_TURNS),  # one that never ended makes no rule
+    ],
+)
+def test_a_quantum_is_as_long_as_programs_need(turns, expected):
+    quantum = Quantum()
+    for _ in range(MIN_ENDED - 1):
+        quantum.on_program_end(Place(1, turns=turns))
+    assert quantum.turns == LEAST_TURNS  # too few
+    quantum.on_program_end(Place(1, turns=1))  # one-shot: says nothing
+    assert quantum.turns == LEAST_TURNS
+    quantum.on_program_end(Place(1, turns=turns))
+    assert quantum.turns == expected
+
+
+def test_the_quantum_can_be_watched():
+    engine = make_engine(quantum_turns=None)
+
+    def told():
+        return gauges_of(engine.controller, engine.clock.now_s())["quantum_turns"]
+
+    assert told() == LEAST_TURNS
+    for n in range(MIN_ENDED):
+        serve_turns(engine, "ABCDEFGH"[n], 20)
+        engine.controller.end("", "ABCDEFGH"[n])
+    assert told() == PROGRAMS * 20
+
+
+# --- places of contexts ----------------------------------------------------------
+
+
+def test_a_request_that_continues_nothing_stands_where_a_newcomer_stands():
+    """Whatever id it carries: a proxy may give all its clients one."""
+    engine = make_engine()
+    context = serve(engine, "a1", "A", 1.0)
+    engine.arrive("b1", [5, 6], program="B")
+    engine.arrive("a2", [800, 801, 802], program="A")
+    engine.arrive("c1", [8, 9], program="C")
+    assert order(engine, "a2", "b1", "c1") == ["b1", "a2", "c1"]
+    engine.arrive("a3", context, program="A")  # this one does
+    assert order(engine, "a2", "a3", "b1", "c1") == ["a3", "b1", "a2", "c1"]
+
+
+def test_parallel_contexts_of_one_id_have_places_of_their_own():
+    engine = make_engine(quantum_turns=100)
+    one = serve(engine, "a1", "A", 1.0)
+    engine.arrive("b1", [5, 6], program="B")
+    engine.arrive("x1", [700, 701], program="A")  # while a2 is under way
+    engine.arrive("a2", one, program="A")
+    assert order(engine, "b1", "x1", "a2") == ["a2", "b1", "x1"]
+    engine.admit("x1")
+    engine.decode("x1", [7])
+    engine.finish("x1")
+    engine.arrive("x2", [700, 701, 7, 9], program="A")
+    assert order(engine, "b1", "x2", "a2") == ["a2", "x2", "b1"]  # x2 claims a pin
+    assert engine.controller.priority("x2")[3] > engine.controller.priority("b1")[3]
+
+
+def test_a_sub_agent_has_a_place_of_its_own():
+    engine = make_engine(quantum_turns=100)
+    serve(engine, "p1", "P", 1.0)
+    engine.arrive("n1", [5], program="N")
+    engine.arrive("c1", [6], program="child", parent_id="P")
+    assert order(engine, "n1", "c1") == ["n1", "c1"]
+
+
+@pytest.mark.parametrize("ordering", ["ttl-aware", "program-fcfs"])
+def test_a_used_up_program_stands_behind_who_came_meanwhile(ordering):
+    engine = make_engine(ordering=ordering)
+    context = serve_turns(engine, "A", QUANTUM - 1)
+    engine.arrive("b1", [5, 6], program="B")
+    engine.arrive("a3", context, program="A")
+    assert order(engine, "b1", "a3") == ["a3", "b1"]
+    engine.admit("a3")
+    engine.decode("a3", [7])
+    engine.finish("a3")
+    engine.arrive("a4", [*context, 7], program="A")
+    engine.arrive("c1", [8, 9], program="C")
+    assert order(engine, "a4", "b1", "c1") == ["b1", "a4", "c1"]
+    assert engine.controller.metrics.totals["quanta_used_up", ""] == 1
+    engine.check()
+
+
+def test_the_claim_counts_again_after_the_next_admission():
+    engine = make_engine()
+    context = serve_turns(engine, "A", QUANTUM)
+    engine.arrive("a4", context, program="A")
+    engine.arrive("b1", [5, 6], program="B")
+    assert order(engine, "b1", "a4") == ["a4", "b1"]  # came first; no class of its own
+    assert engine.controller.priority("a4")[2] == engine.controller.priority("b1")[2]
+    engine.admit("a4")
+    engine.decode("a4", [7])
+    engine.finish("a4")
+    engine.arrive("a5", [*context, 7], program="A")
+    assert engine.controller.priority("a5")[2] < engine.controller.priority("b1")[2]
+
+
+def test_requests_that_continue_one_turn_share_its_quantum():
+    """Else a client would get a new quantum for every branch."""
+    engine = make_engine()
+    context = serve(engine, "a1", "A", 1.0)
+    for branch in range(2):
+        engine.arrive(f"x{branch}", [*context, 30 + branch], program="A")
+    for branch in range(2):
+        assert engine.admit(f"x{branch}")
+    assert place(engine, "A").is_used_up
+
+
+def test_a_waiting_branch_moves_back_when_it_reaches_the_head():
+    engine = make_engine()
+    context = serve(engine, "a1", "A", 1.0)
+    for branch in range(3):
+        engine.arrive(f"x{branch}", [*context, 30 + branch], program="A")
+    engine.arrive("n1", [6], program="N")
+    for branch in range(2):
+        engine.admit(f"x{branch}")
+    assert order(engine, "n1", "x2") == ["x2", "n1"]  # not looked at yet
+    assert engine.controller.stand_back("x2")
+    assert not engine.controller.stand_back("x2")
+    assert not engine.controller.stand_back("n1")
+    assert order(engine, "n1", "x2") == ["n1", "x2"]
+    assert not engine.controller.stand_back("unheard of")
+
+
+def test_what_was_preempted_is_in_the_middle_of_its_turn():
+    engine = make_engine(quantum_turns=1)
+    engine.arrive("c1", [5], program="c")
+    engine.admit("c1")
+    engine.preempt("c1")
+    assert place(engine, "c").is_used_up
+    assert not engine.controller.stand_back("c1")
+
+
+def test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held():
+    # Scenario: B comes before A's last turn; A's quantum is used up with that turn.
+    #   1. A's next turn waits and holds the pin. B stands before it.
+    #   2. B may take that pin. C, who came after A's turn, may not.
+    engine = make_engine(quantum_turns=1)
+    engine.arrive("a1", list(range(10)), program="A")
+    engine.arrive("b1", [50, 51], program="B")
+    engine.admit("a1")
+    engine.decode("a1", [7])
+    engine.finish("a1")
+    engine.arrive("a2", [*range(10), 7], program="A")
+    engine.arrive("c1", [60, 61], program="C")
+    assert engine.controller.reclaim(2, Urgency.WAITING, "c1") == 0
+    assert engine.controller.reclaim(2, Urgency.WAITING, "b1") == 2
+    assert pinned(engine) == {"A": 8}
+    assert engine.controller.reclaim(8, Urgency.WAITING, "b1") == 8
+    assert engine.rekeyed == ["a2"]
+    engine.check()
+
+
+def test_a_held_pin_within_the_quantum_is_safe():
+    engine = make_engine()
+    engine.arrive("b1", [50, 51], program="B")
+    context = serve(engine, "a1", "A", 1.0)
+    engine.arrive("a2", context, program="A")
+    assert engine.controller.reclaim(1, Urgency.WAITING, "b1") == 0
+
+
+# --- an ordering with a rank of its own ------------------------------------------
+
+
+def test_under_plas_pins_rank_by_service_not_by_arrival():
+    # A came first and was served most; N is new. A's pin is the weaker one, and B's,
+    # with less service than A's, is out of A's reach.
+    engine = make_engine(ordering="plas")
+    context = serve(engine, "a1", "A", 40.0, prompt=[1, 2, 3])
+    serve(engine, "b1", "B", 5.0, prompt=[11, 12, 13, 14])
+    engine.arrive("n1", [21], program="N")
+    engine.arrive("a2", context, program="A")
+    assert order(engine, "n1", "a2") == ["n1", "a2"]
+    assert engine.controller.reclaim(1, Urgency.WAITING, "a2") == 0
+    assert [p.program.program_id for p in engine.controller.pins.victims()] == [
+        "B",
+        "A",
+    ]  # A's is held
+    assert engine.controller.reclaim(4, Urgency.WAITING, "n1") == 4
+    assert pinned(engine) == {"A": 3}
+
+
+def test_under_plas_equals_rank_in_the_order_of_their_requests():
+    engine = make_engine(ordering="plas")
+    engine.arrive("n1", [21], program="N")
+    serve(engine, "a1", "A", 0.5, prompt=[1, 2, 3])
+    engine.arrive("m1", [31], program="M")
+    assert engine.controller.reclaim(1, Urgency.WAITING, "m1") == 0
+    assert engine.controller.reclaim(1, Urgency.WAITING, "n1") == 1
+
+
+def test_under_plas_a_promotion_is_for_one_call_not_for_the_pin_after_it():
+    engine = make_engine(ordering="plas")
+    context = serve(engine, "a1", "A", 40.0, prompt=[1, 2, 3])
+    engine.arrive("a2", context, program="A")
+    engine.controller.promote("a2")
+    assert engine.admit("a2")
+    engine.clock.advance(5.0)
+    assert engine.decode("a2", [7])
+    engine.finish("a2")
+    engine.arrive("n1", [21], program="N")
+    assert engine.controller.reclaim(1, Urgency.WAITING, "n1") == 1
