@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml requirements/cpu.txt
 		$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-demo: $(STAMP) ## Vanilla vLLM against TTLConnector on a small pool (TRACE=path to replay a trace)
+demo: $(STAMP) ## vLLM with and without TTLConnector and LMCache on a small pool (TRACE=path to replay a trace)
 	$(BIN)/python -m bench demo $(if $(TRACE),--trace '$(TRACE)') $(DEMO_ARGS)
 
 demo-fleet: $(STAMP) ## Two replicas behind vllm-router: routing policies compared

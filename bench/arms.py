@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,9 @@ import httpx
 from bench.metrics import Summary, TurnRecord, summarize
 from bench.replay import Failure, ReplayOptions, ReplayResult, replay
 from bench.server import SampleKey, ServerOptions, VLLMServer, by_label, total
+from bench.tier_server import TierServer
 from bench.workloads import Program
+from ttlcache_connector.serve_tiers import TierOptions
 
 #: The first requests of a server compile kernels; these lengths warm them up.
 _WARM_UP_PROMPT_TOKENS = (64, 3000)
@@ -25,6 +28,8 @@ class Arm:
     name: str
     server: ServerOptions
     start_timeout_s: float = 180.0
+    tiers: TierOptions | None = None
+    """An LMCache server of the arm's own, started before vLLM; None: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,10 @@ class EngineCounters:
     """Prompt tokens that the lower tier held and GPU memory did not."""
     failed_reloads: float = 0.0
     """Reloads that the lower tier promised and did not bring."""
+    steps: float = 0.0
+    """Forward passes."""
+    step_tokens: float = 0.0
+    """Tokens computed in them, prompt and output."""
 
     @property
     def prompt_hit(self) -> float:
@@ -92,13 +101,23 @@ def run_arm(
 ) -> ArmResult:
     """Start the arm's server, warm it up, replay, and stop it.
 
+    Args:
+        log_path: of vLLM; the LMCache server's log stands beside it.
+
     Raises:
         ServerError: the server did not start.
         ValueError: not one turn was completed.
     """
     began_s = time.monotonic()
-    server = VLLMServer(model, arm.server, log_path, arm.start_timeout_s)
-    with server:
+    with contextlib.ExitStack() as stack:
+        vllm = arm.server
+        if arm.tiers is not None:
+            tiers = TierServer(
+                arm.tiers, log_path.with_suffix(".lmcache.log"), arm.start_timeout_s
+            )
+            vllm = above(vllm, stack.enter_context(tiers).options)
+        server = VLLMServer(model, vllm, log_path, arm.start_timeout_s)
+        stack.enter_context(server)
         warm_up(server.base_url, options)
         before = server.metrics()
         ready_s = time.monotonic()
@@ -117,6 +136,19 @@ def run_arm(
         start_up_s=ready_s - began_s,
         replay_s=ended_s - ready_s,
     )
+
+
+def above(server: ServerOptions, tiers: TierOptions) -> ServerOptions:
+    """The server with the address of an LMCache server in its transfer config."""
+    transfer = dict(server.kv_transfer_config or {})
+    address = {
+        key: value
+        for key, value in tiers.connector_config().items()
+        if key.startswith("lmcache.")
+    }
+    extra = {**transfer.get("kv_connector_extra_config", {}), **address}
+    transfer["kv_connector_extra_config"] = extra
+    return replace(server, kv_transfer_config=transfer)
 
 
 def warm_up(base_url: str, options: ReplayOptions) -> None:
@@ -172,6 +204,8 @@ def read_engine(
         reloaded_tokens=grown_by("ttlcache_reloaded_tokens_total", "tier"),
         lower_tier_hits=grown("vllm:external_prefix_cache_hits_total"),
         failed_reloads=grown("ttlcache_failed_reloads_total", flushed),
+        steps=grown("vllm:iteration_tokens_total_count"),
+        step_tokens=grown("vllm:iteration_tokens_total_sum"),
     )
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from bench import gap_replay, gap_report, overhead_recorder, overhead_report
+from bench.above_tier_cli import above_tier
 from bench.abuse.cli import abuse
 from bench.demo import DemoOptions, run_demo
 from bench.demote_cli import demote
@@ -44,6 +45,7 @@ app.command()(abuse)
 app.command("surface")(surface_command)
 app.command()(demote)
 app.command()(settings)
+app.command("above-tier")(above_tier)
 app.command()(fleet)
 app.command()(pin_vs_reload)
 app.command()(lmcache_plugin)
@@ -89,7 +91,7 @@ def demo(
         str, typer.Option(help="JSON object: kv_connector_extra_config.")
     ] = "{}",
 ) -> None:
-    """Vanilla vLLM against TTLConnector on the same agents, on this machine's CPU."""
+    """The same agents without TTLConnector and with it, alone and above LMCache."""
     console = Console()
     options = DemoOptions(
         programs=programs,

@@ -1,15 +1,13 @@
-"""The demo: the same agents on vanilla vLLM and on vLLM with TTLConnector.
+"""The demo: the same agents on vLLM with and without TTLConnector, and above LMCache.
 
 The KV pool holds one or two programs while several are in progress, so vanilla vLLM
-evicts a program's context while its tool runs and prefills it again afterwards.
+evicts a program's context while its tool runs and prefills it again afterwards; vLLM
+with LMCache copies it to CPU memory and back.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,19 +25,24 @@ from rich.progress import (
 
 from bench import demo_report, timeline, tiny_model
 from bench.arms import Arm, ArmResult, run_arm
-from bench.metrics import compare_outputs
 from bench.replay import ReplayOptions
 from bench.server import ServerOptions
 from bench.traces import TraceScale, from_trace
-from bench.workloads import SWE_BENCH, Program, longest_context, synthetic
+from bench.workloads import SWE_BENCH, Program, longest_context, shuffled, synthetic
+from ttlcache_connector.serve_tiers import TierOptions
 
 #: The flag that turns ttlcache on, as the README gives it.
 CONNECTOR: Mapping[str, Any] = {"kv_connector": "TTLConnector", "kv_role": "kv_both"}
+#: What turns LMCache on without ttlcache; its server's address comes with the arm.
+LMCACHE: Mapping[str, Any] = {
+    "kv_connector": "LMCacheMPConnector",
+    "kv_role": "kv_both",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """Sizes of the demo; the defaults take about four minutes on two cores."""
+    """Sizes of the demo; the defaults take about eight minutes on two cores."""
 
     programs: int = 12
     rate: float = 1.0
@@ -56,7 +59,13 @@ class DemoOptions:
     out: Path = Path("out/demo")
     model: Path = Path("out/models/tiny")
     connector_config: Mapping[str, Any] = field(default_factory=dict)
-    """``kv_connector_extra_config`` of the ttlcache arm."""
+    """``kv_connector_extra_config`` of the ttlcache arms."""
+    at_once: int | None = None
+    """Most agents in progress; all arrive at once then, whatever `rate` says."""
+    hints: bool = True
+    """Agents say program, tool and last step; else the server has to find out."""
+    tiers: TierOptions = field(default_factory=lambda: TierOptions(cpu_gb=1.5))
+    """The LMCache server of each arm above one."""
 
     def server(self, kv_transfer_config: Mapping[str, Any] | None) -> ServerOptions:
         """The servers differ in the transfer config only."""
@@ -68,6 +77,10 @@ class DemoOptions:
             max_model_len=min(room, tiny_model.DEFAULT_SHAPE.max_position),
             kv_transfer_config=kv_transfer_config,
         )
+
+    def replay(self) -> ReplayOptions:
+        """How the agents make their requests."""
+        return ReplayOptions(seed=self.seed, hints=self.hints, at_once=self.at_once)
 
     def workload(self) -> tuple[Program, ...]:
         """The programs to replay.
@@ -90,6 +103,8 @@ class DemoOptions:
             programs = from_trace(
                 self.trace, self.programs, self.rate, self.seed, scale
             )
+        if self.at_once is not None:
+            programs = shuffled(programs, self.seed)
         longest = longest_context(programs)
         if longest > room:
             raise ValueError(
@@ -100,7 +115,7 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, console: Console) -> int:
-    """Run both arms, write result.json and timeline.png, print the table.
+    """Run all arms, write result.json and timeline.png, print the table.
 
     Returns:
         The exit status: 1 when outputs differ, a request failed or a server
@@ -109,42 +124,60 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     programs = options.workload()
     options.out.mkdir(parents=True, exist_ok=True)
     model = tiny_model.build(options.model)
-    record_path = str((options.out / "recording").absolute())
-    extra = {"record_path": record_path, **options.connector_config}
-    connector = {**CONNECTOR, "kv_connector_extra_config": extra}
-    arms = (
-        Arm("vanilla", options.server(None)),
-        Arm("ttlcache", options.server(connector)),
-    )
+    record_path = options.out / "recording"
+    pairs = _pairs(options, str(record_path.absolute()))
     _announce(options, programs, console)
-    vanilla, ttlcache = (_run(arm, model, programs, options, console) for arm in arms)
+    done = [
+        (
+            _run(plain, model, programs, options, console),
+            _run(ours, model, programs, options, console),
+        )
+        for plain, ours in pairs
+    ]
+    arms = [arm for pair in done for arm in pair]
 
-    outputs = compare_outputs(vanilla.records, ttlcache.records)
-    found = demo_report.problems((vanilla, ttlcache), outputs)
+    outputs = demo_report.outputs_of(arms)
+    found = demo_report.problems(arms)
     result_path = options.out / "result.json"
     result = {
-        "arms": {arm.name: demo_report.arm_json(arm) for arm in (vanilla, ttlcache)},
+        "arms": {arm.name: demo_report.arm_json(arm) for arm in arms},
         "tokens_identical": outputs.tokens_identical,
         "first_token_logprob_max_diff": outputs.first_token_logprob_max_diff,
-        "problems": found,
-        "versions": demo_report.versions(),
-        "cpu_count": os.cpu_count(),
-        "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
-        "options": {key: _plain(value) for key, value in asdict(options).items()},
+        **demo_report.context_json(found, asdict(options)),
     }
     result_path.write_text(json.dumps(result, indent=1) + "\n")
     png_path = timeline.draw(
-        {arm.name: arm.records for arm in (vanilla, ttlcache)},
+        {arm.name: arm.records for arm in arms},
         options.out / "timeline.png",
         f"{len(programs)} programs, KV pool of {options.blocks} blocks of 32 tokens",
     )
-    console.print(demo_report.table(vanilla, ttlcache, outputs))
+    console.print(demo_report.table(done))
     console.print(f"result:   {result_path}", soft_wrap=True)
     console.print(f"timeline: {png_path}", soft_wrap=True)
-    console.print(f"recording: {extra['record_path']}", soft_wrap=True)
+    console.print(f"recording: {record_path.absolute()}", soft_wrap=True)
     for problem in found:
         console.print(f"[red]problem:[/] {escape(problem)}", soft_wrap=True)
     return 1 if found else 0
+
+
+def _pairs(options: DemoOptions, record_path: str) -> list[tuple[Arm, Arm]]:
+    """Without ttlcache and with it; the second pair above LMCache servers."""
+    config = options.connector_config
+    ours = {
+        **CONNECTOR,
+        "kv_connector_extra_config": {"record_path": record_path, **config},
+    }
+    below = {
+        **CONNECTOR,
+        "kv_connector_extra_config": {"lower_tier": "lmcache", **config},
+    }
+    return [
+        (Arm("vanilla", options.server(None)), Arm("ttlcache", options.server(ours))),
+        (
+            Arm("lmcache", options.server(LMCACHE), tiers=options.tiers),
+            Arm("ttlcache+lmcache", options.server(below), tiers=options.tiers),
+        ),
+    ]
 
 
 def _announce(
@@ -182,7 +215,7 @@ def _run(
             arm,
             model,
             programs,
-            ReplayOptions(seed=options.seed),
+            options.replay(),
             options.out / f"server-{arm.name}.log",
             on_turn=lambda _: progress.update(
                 task, advance=1, description=f"{arm.name}: replaying"
@@ -190,7 +223,3 @@ def _run(
         )
         progress.update(task, description=f"{arm.name}: done")
     return result
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value

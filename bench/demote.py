@@ -7,15 +7,11 @@ as reference.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import shlex
 import statistics
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +21,6 @@ from rich.table import Table
 from bench import demo_report, tiny_model
 from bench.arms import Arm, ArmResult, run_arm
 from bench.demo import CONNECTOR, DemoOptions
-from bench.metrics import compare_outputs
-from bench.replay import ReplayOptions
-from bench.tier_server import TierServer
-from ttlcache_connector.serve_tiers import TierOptions
 
 #: The arm without a lower tier.
 NONE = "none"
@@ -78,37 +70,16 @@ def run(
 def _write(results: dict[str, list[ArmResult]], options: DemoOptions) -> list[str]:
     """What is known so far, after every arm; returns its problems."""
     done = [arm for arms in results.values() for arm in arms]
-    found = [
-        problem
-        for arm in done
-        for problem in demo_report.problems(
-            (arm,), compare_outputs(done[0].records, arm.records)
-        )
-    ]
+    found = demo_report.problems(done)
     result = {
         "arms": {
-            mode: [arm_json(arm) for arm in arms] for mode, arms in results.items()
+            mode: [demo_report.arm_json(arm) for arm in arms]
+            for mode, arms in results.items()
         },
-        "problems": found,
-        "versions": demo_report.versions(),
-        "cpu_count": os.cpu_count(),
-        "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
-        "options": {
-            key: str(value) if isinstance(value, Path) else value
-            for key, value in asdict(options).items()
-        },
+        **demo_report.context_json(found, asdict(options)),
     }
     (options.out / RESULT).write_text(json.dumps(result, indent=1) + "\n")
     return found
-
-
-def arm_json(arm: ArmResult) -> dict[str, Any]:
-    """One arm as it stands in result.json."""
-    return {
-        **demo_report.arm_json(arm),
-        "tier_bytes": dict(arm.engine.tier_bytes),
-        "reloaded_tokens": dict(arm.engine.reloaded_tokens),
-    }
 
 
 def table(results: dict[str, list[ArmResult]]) -> Table:
@@ -179,23 +150,18 @@ def _run_mode(
 ) -> ArmResult:
     folder.mkdir(parents=True, exist_ok=True)
     extra = dict(options.connector_config)
-    with contextlib.ExitStack() as stack:
-        if mode != NONE:
-            tiers = stack.enter_context(
-                TierServer(
-                    TierOptions(cpu_gb=cpu_gb, chunk_tokens=CHUNK_TOKENS),
-                    folder / "lmcache.log",
-                )
-            )
-            extra |= tiers.options.connector_config() | {"demote": mode}
-        connector = {**CONNECTOR, "kv_connector_extra_config": extra}
-        return run_arm(
-            Arm(mode, options.server(connector), START_TIMEOUT_S),
-            model,
-            programs,
-            ReplayOptions(seed=options.seed),
-            folder / "server.log",
-        )
+    tiers = None
+    if mode != NONE:
+        extra |= {"lower_tier": "lmcache", "demote": mode}
+        tiers = replace(options.tiers, cpu_gb=cpu_gb, chunk_tokens=CHUNK_TOKENS)
+    connector = {**CONNECTOR, "kv_connector_extra_config": extra}
+    return run_arm(
+        Arm(mode, options.server(connector), START_TIMEOUT_S, tiers),
+        model,
+        programs,
+        options.replay(),
+        folder / "server.log",
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -68,6 +68,10 @@ class Summary:
     makespan_s: float
     programs_per_s: float
     turns_per_min: float
+    output_tokens_per_s: float
+    p99_turn_s: float
+    """From a request to its last token."""
+    mean_running: float
     prompt_hit: float
     kept_gap_share: float
     mean_wait_s: float
@@ -89,6 +93,7 @@ def summarize(records: Sequence[TurnRecord]) -> Summary:
     jcts = list(jct_s(records).values())
     ttfts = [record.ttft_s for record in records]
     kept = kept_gaps(records)
+    output = sum(len(record.output_token_ids) for record in records)
     return Summary(
         num_programs=len(jcts),
         num_turns=len(records),
@@ -101,6 +106,9 @@ def summarize(records: Sequence[TurnRecord]) -> Summary:
         makespan_s=makespan_s(records),
         programs_per_s=len(jcts) / makespan_s(records),
         turns_per_min=60.0 * len(records) / makespan_s(records),
+        output_tokens_per_s=output / makespan_s(records),
+        p99_turn_s=percentile([r.departure_s - r.arrival_s for r in records], 99),
+        mean_running=mean_running(records),
         prompt_hit=prompt_hit(records),
         kept_gap_share=_mean([float(k) for k in kept.values()]) if kept else 0.0,
         mean_wait_s=_mean([record.queue_s for record in records]),
@@ -108,7 +116,7 @@ def summarize(records: Sequence[TurnRecord]) -> Summary:
         p95_ttft_s=percentile(ttfts, 95),
         prompt_tokens=sum(record.prompt_tokens for record in records),
         cached_tokens=sum(record.cached_tokens for record in records),
-        output_tokens=sum(len(record.output_token_ids) for record in records),
+        output_tokens=output,
     )
 
 
@@ -123,6 +131,12 @@ def jct_s(records: Sequence[TurnRecord]) -> dict[str, float]:
 def makespan_s(records: Sequence[TurnRecord]) -> float:
     """Last departure of all - first arrival of all."""
     return max(r.departure_s for r in records) - min(r.arrival_s for r in records)
+
+
+def mean_running(records: Sequence[TurnRecord]) -> float:
+    """Requests that were past the waiting queue, in the mean over the makespan."""
+    busy_s = sum(r.departure_s - r.arrival_s - r.queue_s for r in records)
+    return busy_s / makespan_s(records)
 
 
 def time_to_share_s(records: Sequence[TurnRecord], share: float) -> float:

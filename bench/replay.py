@@ -53,6 +53,8 @@ class ReplayOptions:
     """Ask for this TTL in the hints of every turn."""
     session_header: bool = False
     """Send the program id as ``X-Session-ID``, too."""
+    at_once: int | None = None
+    """Most programs in progress; one that arrives meanwhile starts later."""
     retries: int = 0
     """How often a failed request is sent again, as agents' HTTP clients do."""
 
@@ -132,8 +134,14 @@ async def replay_with(
         failures.append(failure)
         return None
 
+    seats = asyncio.Semaphore(options.at_once or max(1, len(programs)))
+
     async def run(program: Program) -> None:
         await asyncio.sleep(program.arrival_s)
+        async with seats:
+            await work(program)
+
+    async def work(program: Program) -> None:
         prompt: list[int] = []
         for index, turn in enumerate(program.turns):
             prompt += new_token_ids(program.program_id, index, turn, options)

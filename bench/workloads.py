@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _FIRST_PROMPT_SHARE = 0.12
 _TURN_SIZE_SIGMA = 0.7
@@ -188,6 +188,12 @@ def poisson_arrivals(num: int, rate: float, seed: int) -> tuple[float, ...]:
     while len(times) < num:
         times.append(times[-1] + rng.expovariate(rate))
     return tuple(times[:num])
+
+
+def shuffled(programs: Sequence[Program], seed: int) -> tuple[Program, ...]:
+    """The same programs in another order, all there from the start."""
+    order = random.Random(f"{seed}/order").sample(programs, len(programs))
+    return tuple(replace(program, arrival_s=0.0) for program in order)
 
 
 def longest_context(programs: Sequence[Program]) -> int:

@@ -11,13 +11,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bench import demo_report
-from bench.arms import ArmResult, EngineCounters
+from bench import demo, demo_report
+from bench.arms import Arm, ArmResult, EngineCounters, above
 from bench.cli import app
-from bench.demo import CONNECTOR, DemoOptions
-from bench.metrics import TurnRecord, compare_outputs, summarize
+from bench.demo import CONNECTOR, LMCACHE, DemoOptions
+from bench.metrics import TurnRecord, summarize
 from bench.replay import Failure
 from bench.workloads import longest_context
+from ttlcache_connector.serve_tiers import TierOptions
 
 NO_PINS = EngineCounters(100, 40, 2.0, 4, 0, {}, 0, 0, 0, 0)
 
@@ -54,8 +55,7 @@ def arm(name: str, seen: TurnRecord, engine: EngineCounters = NO_PINS) -> ArmRes
 
 def test_equal_arms_have_no_problems() -> None:
     arms = (arm("vanilla", record()), arm("ttlcache", record(logprob=-1.0005)))
-    outputs = compare_outputs(arms[0].records, arms[1].records)
-    assert demo_report.problems(arms, outputs) == []
+    assert demo_report.problems(arms) == []
 
 
 def test_every_reason_to_fail_is_named() -> None:
@@ -65,13 +65,71 @@ def test_every_reason_to_fail_is_named() -> None:
         log_errors=("ERROR engine died",),
     )
     other = arm("ttlcache", record(logprob=-1.5, token=8))
-    outputs = compare_outputs(failed.records, other.records)
-    assert demo_report.problems((failed, other), outputs) == [
+    assert demo_report.problems((failed, arm("lmcache", record()), other)) == [
         "vanilla: 1 failed requests, e.g. agent turn 3: HTTP 500",
         "vanilla: 1 errors in server.log, e.g. ERROR engine died",
-        "outputs differ in 1 turns, e.g. agent turn 0",
-        "first-token logprobs differ by 0.5, allowed 0.001",
+        "ttlcache: outputs differ from vanilla's in 1 turns, e.g. agent turn 0",
+        "ttlcache: first-token logprobs differ by 0.5 from vanilla's, allowed 0.001",
     ]
+
+
+def test_every_arm_is_compared_with_the_first() -> None:
+    arms = [
+        arm("vanilla", record()),
+        arm("ttlcache", record(logprob=-1.25)),
+        arm("lmcache", record(token=8)),
+    ]
+    outputs = demo_report.outputs_of(arms)
+    assert not outputs.tokens_identical
+    assert outputs.differing_turns == (("agent", 0),)
+    assert outputs.first_token_logprob_max_diff == 0.25
+    assert demo_report.outputs_of(arms[:1]).tokens_identical
+
+
+def test_the_pairs_differ_in_the_connector_and_the_server_below() -> None:
+    options = DemoOptions(connector_config={"policy": "cachettl"})
+    (vanilla, ours), (plain, below) = demo._pairs(options, "/there")
+    assert vanilla.tiers is None
+    assert vanilla.server.kv_transfer_config is None
+    assert ours.tiers is None
+    assert _connector(ours) == "TTLConnector"
+    assert _extra(ours) == {"record_path": "/there", "policy": "cachettl"}
+    assert plain.tiers == below.tiers == options.tiers
+    assert _connector(plain) == "LMCacheMPConnector"
+    assert _connector(below) == "TTLConnector"
+    assert _extra(below) == {"lower_tier": "lmcache", "policy": "cachettl"}
+
+
+def test_an_arm_above_a_server_is_told_its_address() -> None:
+    server = DemoOptions().server({**LMCACHE, "kv_connector_extra_config": {"a": 1}})
+    transfer = above(server, TierOptions(port=4711)).kv_transfer_config
+    assert transfer == {
+        **LMCACHE,
+        "kv_connector_extra_config": {
+            "a": 1,
+            "lmcache.mp.host": "tcp://127.0.0.1",
+            "lmcache.mp.port": 4711,
+        },
+    }
+
+
+def _connector(arm: Arm) -> str:
+    assert arm.server.kv_transfer_config is not None
+    return str(arm.server.kv_transfer_config["kv_connector"])
+
+
+def _extra(arm: Arm) -> dict[str, object]:
+    assert arm.server.kv_transfer_config is not None
+    return dict(arm.server.kv_transfer_config["kv_connector_extra_config"])
+
+
+def test_agents_that_wait_for_a_place_arrive_together_in_another_order() -> None:
+    one, other = (DemoOptions(at_once=3, seed=seed) for seed in (0, 1))
+    assert {program.arrival_s for program in one.workload()} == {0.0}
+    names = [[p.program_id for p in options.workload()] for options in (one, other)]
+    assert names[0] != names[1]
+    assert sorted(names[0]) == sorted(names[1])
+    assert one.replay().at_once == 3
 
 
 def test_an_arm_in_json_has_the_promised_keys() -> None:
@@ -84,22 +142,29 @@ def test_an_arm_in_json_has_the_promised_keys() -> None:
     assert found["mean_wait_s"] == found["engine_mean_wait_s"] == 0.5
 
 
-def test_the_table_shows_both_arms_and_unknown_outcomes() -> None:
+def test_the_table_shows_all_arms_ratios_and_unknown_outcomes() -> None:
     engine = replace(NO_PINS, pins={"claimed": 9, "reset": 2})
-    arms = (arm("vanilla", record()), arm("ttlcache", record(), engine))
+    below = replace(engine, tier_bytes={"demoted": 7_000_000})
+    slow = replace(record(), departure_s=4.0)
+    pairs = [
+        (arm("vanilla", slow), arm("ttlcache", record(), engine)),
+        (arm("lmcache", record()), arm("ttlcache+lmcache", slow, below)),
+    ]
+    grid = demo_report.table(pairs)
+    cells = (column.cells for column in grid.columns)
+    rows = {row[0]: row[1:] for row in zip(*cells, strict=True)}
+    assert [column.header for column in grid.columns] == [
+        *("", "vanilla", "ttlcache", "ratio"),
+        *("lmcache", "ttlcache+lmcache", "ratio"),
+    ]
+    assert rows["mean JCT"] == ("4 s", "2 s", "0.50x", "2 s", "4 s", "2.00x")
+    assert rows["pins claimed"] == ("-", "9", "", "-", "9", "")
+    assert rows["pins reset"] == ("-", "2", "", "-", "2", "")
+    assert rows["MB demoted"] == ("-", "-", "", "-", "7", "")
+    assert rows["tokens identical"][1] == "yes"
     console = Console(file=io.StringIO(), width=100)
-    outputs = compare_outputs(arms[0].records, arms[1].records)
-    console.print(demo_report.table(*arms, outputs))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    for word in (
-        "vanilla",
-        "ttlcache",
-        "mean JCT",
-        "pins claimed",
-        "pins reset",
-        "yes",
-    ):
-        assert word in text
+    console.print(grid)
+    assert "ttlcache+lmcache" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_versions_name_python_and_skip_what_is_absent() -> None:

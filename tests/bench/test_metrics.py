@@ -58,6 +58,9 @@ def test_summary_of_two_programs() -> None:
     assert summary.p95_jct_s == pytest.approx(9.85)
     assert summary.p99_jct_s == pytest.approx(9.97)
     assert summary.makespan_s == 12.0
+    assert summary.output_tokens_per_s == pytest.approx(16 / 12)
+    assert summary.p99_turn_s == pytest.approx(3.97)
+    assert summary.mean_running == pytest.approx((2 + 2 + 3 + 4 - 1.5) / 12)
     assert summary.programs_per_s == pytest.approx(2 / 12)
     assert summary.turns_per_min == pytest.approx(4 / 12 * 60)
     assert summary.time_to_90pct_s == 12.0

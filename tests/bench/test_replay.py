@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from bench.metrics import TurnRecord
+from bench.metrics import TurnRecord, by_program
 from bench.replay import ReplayOptions, ReplayResult, new_token_ids, replay_with
 from bench.workloads import Program, Turn
 
@@ -65,6 +66,7 @@ def run(
     server: FakeServer,
     options: ReplayOptions | None = None,
     seen: list[TurnRecord] | None = None,
+    programs: Sequence[Program] = (AGENT,),
 ) -> ReplayResult:
     async def go() -> ReplayResult:
         transport = httpx.ASGITransport(app=server.app)
@@ -73,7 +75,7 @@ def run(
         ) as client:
             on_turn = None if seen is None else seen.append
             return await replay_with(
-                client, [AGENT], options or ReplayOptions(), on_turn
+                client, programs, options or ReplayOptions(), on_turn
             )
 
     return asyncio.run(go())
@@ -180,3 +182,21 @@ def test_the_program_is_named_in_the_session_header_if_asked() -> None:
     server = FakeServer()
     run(server, ReplayOptions(session_header=True, hints=False))
     assert server.sessions == ["agent"] * 3
+
+
+def test_no_more_programs_than_asked_are_in_progress() -> None:
+    agents = [replace(AGENT, program_id=f"agent-{n}") for n in range(3)]
+    together = run(FakeServer(), ReplayOptions(at_once=3), programs=agents)
+    assert _most_at_once(together) == 3
+    for at_once in (1, 2):
+        told = run(FakeServer(), ReplayOptions(at_once=at_once), programs=agents)
+        assert len(told.records) == 9
+        assert _most_at_once(told) == at_once
+
+
+def _most_at_once(result: ReplayResult) -> int:
+    spans = [
+        (min(r.arrival_s for r in own), max(r.departure_s for r in own))
+        for own in by_program(result.records).values()
+    ]
+    return max(sum(a <= start < b for a, b in spans) for start, _ in spans)

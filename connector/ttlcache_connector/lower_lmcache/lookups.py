@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ttlcache_connector.lower_lmcache.epochs import Epochs
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ttlcache_connector.lower_lmcache.below import Below
+
+#: Open lookups looked at in one step, the longest unseen first.
+LOOKS = 16
 
 
 class Lookups:
@@ -35,6 +39,9 @@ class Lookups:
             self._adapter, inner.request_trackers, self._give_back
         )
         self._patience = LookupPatience(self._adapter, now_s)
+        # Without an answer yet, and when the answers of others were there.
+        self._open: dict[str, None] = {}
+        self._answered_s: dict[str, float] = {}
         # When a lookup was first waited for, and for how long.
         self._asked_s: dict[str, float] = {}
         self._took_s: dict[str, float] = {}
@@ -48,6 +55,7 @@ class Lookups:
         self.starts.set_early(request)
         with self.starts.beginning_at(self.starts.of(request.request_id)):
             self._inner.on_new_request(request)
+        self._open[request.request_id] = None
 
     def match(
         self, request: Request, hit_tokens: int, stored_tokens: float
@@ -77,8 +85,12 @@ class Lookups:
             # What lies before is owed still: all of it is offered again, and LMCache
             # takes what it does not have.
             tracker.num_stored_tokens = 0
-        if tokens is not None and request_id not in self._took_s:
-            self._took_s[request_id] = self._now_s() - asked_s
+        if tokens is None:
+            self._open[request_id] = None
+        elif request_id not in self._took_s:
+            self._open.pop(request_id, None)
+            answered_s = self._answered_s.pop(request_id, self._now_s())
+            self._took_s[request_id] = max(0.0, answered_s - asked_s)
             if self.below is not None:
                 begin, end = self.starts.of(request_id), tracker.num_lmcache_hit_tokens
                 self.below.found(request.block_hashes, begin, end)
@@ -89,7 +101,7 @@ class Lookups:
         return request_id in self._took_s
 
     def took_s(self, request_id: str) -> float:
-        """For how long the request's lookup was waited for."""
+        """From when the request's lookup was first waited for until its answer."""
         return self._took_s.get(request_id, 0.0)
 
     def end(self, request_id: str) -> None:
@@ -98,7 +110,20 @@ class Lookups:
         self.outdated.forget(request_id)
 
     def next_step(self) -> None:
+        """Look at open lookups, whatever vLLM asks for in the step to come.
+
+        LMCache's connector needs two looks at each, a server's answer apart, and vLLM
+        asks for no request behind one that finds no memory.
+        """
         self._patience.next_step()
+        for request_id in list(islice(self._open, LOOKS)):
+            del self._open[request_id]
+            if request_id not in self._adapter._pending_lookups:  # noqa: SLF001
+                continue
+            if self._adapter.check_lookup_result(request_id) is None:
+                self._open[request_id] = None
+            else:
+                self._answered_s[request_id] = self._now_s()
 
     def reset(self) -> None:
         """What is below is worthless."""
@@ -112,5 +137,7 @@ class Lookups:
     def _forget(self, request_id: str) -> None:
         self.starts.forget(request_id)
         self._patience.forget(request_id)
+        self._open.pop(request_id, None)
+        self._answered_s.pop(request_id, None)
         self._asked_s.pop(request_id, None)
         self._took_s.pop(request_id, None)
