@@ -31,7 +31,7 @@ from ttlcache_connector.http_identity import label
 log = compat.logger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024
-_PROGRAM = re.compile(r"/ttlcache/programs/(.+)/(end|progress)")
+_PROGRAM = re.compile(r"/ttlcache/programs/(.+)/(end|progress)", re.DOTALL)
 _FIELDS = {
     "end": {"cache_salt"},
     "progress": {"cache_salt", "eta_s", "done", "total", "elapsed_s"},

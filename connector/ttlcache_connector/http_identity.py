@@ -136,12 +136,14 @@ def label(value: object) -> str | None:
 
 
 def split_path(path: str) -> tuple[str | None, str]:
-    """`/sessions/{id}/v1/…` as (id, `/v1/…`); other paths as (None, path)."""
+    """A raw `/sessions/{id}/v1/…` as (id, `/v1/…`); other paths as (None, path).
+
+    The path goes on without an id that is none, too.
+    """
     match = _SESSION_PATH.fullmatch(path)
     if match is None:
         return None, path
-    session = label(unquote(match[1]))
-    return (None, path) if session is None else (session, match[2])
+    return label(unquote(match[1])), match[2]
 
 
 def from_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str] | None:

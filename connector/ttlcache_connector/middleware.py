@@ -9,6 +9,7 @@ answer.
 from __future__ import annotations
 
 import functools
+from urllib.parse import quote, unquote
 
 from prometheus_client import Counter
 
@@ -53,16 +54,16 @@ class ProgramIdMiddleware:
         if scope["type"] != "http" or _SEEN in scope:
             await self.app(scope, receive, send)
             return
-        session, path = _resolve(scope)
+        sent = _path(scope)
+        session, path = _resolve(scope, sent)
         if path.startswith("/ttlcache/"):
             await http_control.answer(path, scope, receive, send)
             return
         # A copy: whoever wraps us keeps seeing the request as it came.
         scope = {**scope, _SEEN: True}
-        if session is not None:
-            root = scope.get("root_path", "")
-            scope["path"] = root + path
-            scope["raw_path"] = scope["path"].encode("utf-8", "replace")
+        if path != sent:
+            scope["path"] = scope["path"].removesuffix(sent) + path
+            scope["raw_path"] = quote(scope["path"]).encode()
         generates = scope["method"] == "POST" and path in GENERATING
         # vLLM asks for its key after us: nobody's bodies are held without one.
         if generates and http_control.authorized(scope):
@@ -114,13 +115,21 @@ class ProgramIdMiddleware:
             )
 
 
-def _resolve(scope: Scope) -> tuple[str | None, str]:
-    """The session in the URL, and the path that vLLM knows."""
-    path = scope["path"]
+def _path(scope: Scope) -> str:
+    """The path below the server's root."""
+    path: str = scope["path"]
     root = scope.get("root_path", "")
-    if root and path.startswith(root + "/"):
-        path = path[len(root) :]
-    return split_path(path)
+    return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+def _resolve(scope: Scope, path: str) -> tuple[str | None, str]:
+    """The session in the URL, and the path that vLLM knows."""
+    if not path.startswith("/sessions/"):
+        return None, path
+    # Raw: a slash that is escaped belongs to the id.
+    raw = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
+    session, rest = split_path(raw[raw.find("/sessions/") :])
+    return session, unquote(rest)
 
 
 @functools.cache

@@ -91,6 +91,39 @@ def test_the_url_names_a_session_and_is_rewritten():
     assert (answer["session"], answer["path"]) == ("s-9", CHAT)
 
 
+@pytest.mark.parametrize(
+    ("part", "session"),
+    [
+        ("a%2Fb", "a/b"),
+        ("a%2541", "a%41"),
+        ("..%2F..", "../.."),
+        ("%20", None),
+        ("%00", "sha256-"),
+        ("%ff", "sha256-"),
+        ("x" * 5000, "sha256-"),
+        ("ttlcache", "ttlcache"),
+    ],
+)
+def test_any_id_in_a_url_leads_to_the_same_answer(part, session):
+    answer = post(application(), f"/sessions/{part}{CHAT}", json={}).json()
+    assert answer["path"] == CHAT
+    assert (answer["session"] or "").startswith(session or "")
+    assert (answer["session"] is None) == (session is None)
+
+
+def test_a_url_below_the_servers_root():
+    seen = {}
+
+    async def app(scope, receive, send):
+        seen.update(scope)
+
+    path = f"/root/sessions/a b{CHAT}"
+    scope = {"type": "http", "method": "GET", "root_path": "/root", "path": path}
+    scope |= {"raw_path": quote(path).encode(), "headers": []}
+    asyncio.run(ProgramIdMiddleware(app)(scope, None, None))
+    assert (seen["path"], seen["raw_path"]) == (f"/root{CHAT}", f"/root{CHAT}".encode())
+
+
 def test_added_hints_arrive_with_the_right_length():
     sent = {"job_id": "j", "messages": []}
     answer = post(application(), CHAT, json=sent).json()
