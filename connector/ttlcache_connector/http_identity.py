@@ -257,8 +257,9 @@ def _session(
     own = _id(body.session_id, dropped)
     if own is not None:
         return "body-session", own
-    if job is not None:
-        return "job-id", header_id(job)
+    named = label(job)
+    if named is not None:
+        return "job-id", named
     claude = _claude_session(metadata.get("user_id"))
     if claude is not None:
         return "claude-code-body", claude

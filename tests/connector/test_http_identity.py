@@ -334,3 +334,9 @@ def test_nothing_raises_on_what_a_client_sends(junk):
     with_hints(junk, clues)
     conversation(junk)
     assert clues.session in (None, "j")
+
+
+def test_a_job_id_of_blanks_is_a_hint_and_no_session():
+    clues = from_body(body(job_id=" ", user="u"))
+    assert clues.rule == "user"
+    assert clues.hints == {"job_id": " "}
