@@ -69,12 +69,7 @@ def fuzz(
     Exit status 1: another status or other tokens where plain vLLM answers, an engine
     that ends, an exception in a hook, a label that a client made."""
     console = Console()
-    out.mkdir(parents=True, exist_ok=True)
-    built = tiny_model.build(model)
-    plain = _run(built, None, out / "plain.log", requests, seed, plain_path)
-    ours = _run(built, CONNECTOR, out / "ttlcache.log", requests, seed, our_path)
-    worse = differences(plain.answers, ours.answers, seed)
-    rows = _rows(plain, ours, len(worse))
+    rows, worse = compare(tiny_model.build(model), out, requests, seed)
     table = Table(title=f"{requests:,} requests, seed {seed}", title_justify="left")
     for name in ("", "", "found", "allowed"):
         table.add_column(name)
@@ -82,15 +77,33 @@ def fuzz(
         mark = "[green]ok[/]" if ok else "[red]FAILED[/]"
         table.add_row(mark, name, value, allowed)
     console.print(table)
-    told = [_told(request, plain, ours) for request in worse]
-    for line in told[:MAX_PRINTED]:
+    for line in worse[:MAX_PRINTED]:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    result = {"rows": rows, "worse": told, "statuses": _statuses(plain, ours, seed)}
-    (out / "fuzz.json").write_text(json.dumps(result, indent=1) + "\n")
     raise typer.Exit(0 if all(row[0] for row in rows) else 1)
 
 
 Row = tuple[bool, str, str, str]
+
+
+def compare(
+    model: Path, out: Path, requests: int, seed: int
+) -> tuple[list[Row], list[str]]:
+    """Two servers, one after the other; writes fuzz.json.
+
+    Returns:
+        Rows of the table, and a line for each request that we answered worse.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    plain = _run(model, None, out / "plain.log", requests, seed, plain_path)
+    ours = _run(model, CONNECTOR, out / "ttlcache.log", requests, seed, our_path)
+    worse = [
+        describe(each, plain.answers.get(each.number), ours.answers[each.number])
+        for each in differences(plain.answers, ours.answers, seed)
+    ]
+    rows = _rows(plain, ours, len(worse))
+    result = {"rows": rows, "worse": worse, "statuses": _statuses(plain, ours, seed)}
+    (out / "fuzz.json").write_text(json.dumps(result, indent=1) + "\n")
+    return rows, worse
 
 
 def _run(
@@ -175,11 +188,6 @@ def _rows(plain: Played, ours: Played, worse: int) -> list[Row]:
         ),
         (ours.dropped > 0, "values dropped by the middleware", f"{ours.dropped:g}", ""),
     ]
-
-
-def _told(request: FuzzRequest, plain: Played, ours: Played) -> str:
-    number = request.number
-    return describe(request, plain.answers.get(number), ours.answers[number])
 
 
 def _statuses(plain: Played, ours: Played, seed: int) -> dict[str, Any]:
