@@ -128,7 +128,10 @@ def _resolve(scope: Scope, path: str) -> tuple[str | None, str]:
         return None, path
     # Raw: a slash that is escaped belongs to the id.
     raw = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
-    session, rest = split_path(raw[raw.find("/sessions/") :])
+    start = raw.find("/sessions/")
+    if start < 0:
+        return None, path
+    session, rest = split_path(raw[start:])
     return session, unquote(rest)
 
 
