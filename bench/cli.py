@@ -17,6 +17,7 @@ from bench.demo import DemoOptions, run_demo
 from bench.demote_cli import demote
 from bench.figures.cli import figures
 from bench.fleet.cli import fleet
+from bench.fuzz.cli import fuzz
 from bench.gap_costs import CostSetting
 from bench.grid_cli import grid
 from bench.lmcache_plugin_cli import lmcache_plugin
@@ -42,6 +43,7 @@ app.command()(figures)
 app.command()(soak)
 app.command()(transfer)
 app.command()(abuse)
+app.command()(fuzz)
 app.command("surface")(surface_command)
 app.command()(demote)
 app.command()(settings)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
+from ttlcache.client_values import MAX_SECONDS
 from ttlcache.controller import Controller
 from ttlcache.programs import Program
 
@@ -51,7 +52,7 @@ def remaining_s(order: Mapping[str, Any], waited_s: float) -> float | None:
     if done <= 0 or total <= 0:
         return None
     elapsed_s = float(order.get("elapsed_s", waited_s))
-    return elapsed_s * max(total - done, 0.0) / done
+    return min(elapsed_s * max(total - done, 0.0) / done, MAX_SECONDS)
 
 
 def _progress(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ttlcache.programs import bounded
 from ttlcache.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -137,7 +138,8 @@ class Journal(NullJournal):
             (
                 record.program.program_id,
                 record.seq,
-                record.request_id,
+                # A client may choose it, of any length.
+                bounded(record.request_id),
                 rule.value,
                 continuation.relation.value,
                 arrival.num_tokens,

@@ -75,6 +75,10 @@ HTTP_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
         "Generating HTTP requests by where their program's id was found.",
         ("rule",),
     ),
+    "ttlcache_http_values_dropped": (
+        "Values of HTTP requests that were not used, by reason.",
+        ("reason",),
+    ),
     "ttlcache_http_errors": ("Exceptions caught in our HTTP middleware.", ()),
 }
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)

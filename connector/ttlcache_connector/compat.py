@@ -249,6 +249,15 @@ async def ask_engines(client: Any, order: Mapping[str, Any]) -> list[dict[str, A
     return [json.loads(answer) for answer in answers]
 
 
+def count_ranks(client: Any) -> int:
+    """Data-parallel ranks that requests of an `AsyncLLM` may name."""
+    parallel = client.vllm_config.parallel_config
+    local = parallel.local_engines_only
+    return int(
+        parallel.data_parallel_size_local if local else parallel.data_parallel_size
+    )
+
+
 def choose_rank(client: Any, rank: Callable[[], int | None]) -> None:
     """Have an `AsyncLLM` ask `rank` for requests whose caller names no rank."""
     original = client.generate

@@ -14,17 +14,24 @@ import hmac
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from ttlcache.client_values import (
+    MAX_SALT_CHARS,
+    MAX_SECONDS,
+    UnfitValueError,
+    client_number,
+    client_salt,
+)
 from ttlcache_connector import compat
 from ttlcache_connector.http_identity import label
 
 log = compat.logger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024
-_PROGRAM = re.compile(r"/ttlcache/programs/(.+)/(end|progress)")
+_PROGRAM = re.compile(r"/ttlcache/programs/(.+)/(end|progress)", re.DOTALL)
 _FIELDS = {
     "end": {"cache_salt"},
     "progress": {"cache_salt", "eta_s", "done", "total", "elapsed_s"},
@@ -42,8 +49,12 @@ async def answer(path: str, scope: Any, receive: Any, send: Any) -> None:
     except _BadRequestError as error:
         status, content = 400, {"error": str(error)}
     except Exception:
-        log.warning("ttlcache: %s failed", path, exc_info=True)
+        log.warning("ttlcache: %.200r failed", path, exc_info=True)
         status, content = 503, {"error": "the engine did not answer"}
+    await send_json(send, status, content)
+
+
+async def send_json(send: Any, status: int, content: Any) -> None:
     body = json.dumps(content).encode()
     headers = [
         (b"content-type", b"application/json"),
@@ -95,6 +106,8 @@ async def _fields(receive: Any, action: str) -> dict[str, Any]:
     body = b""
     while True:
         message = await receive()
+        if message["type"] != "http.request":
+            raise _BadRequestError("the body was cut off")
         body += message.get("body", b"")
         if len(body) > MAX_BODY_BYTES:
             raise _BadRequestError(f"the body is longer than {MAX_BODY_BYTES} bytes")
@@ -111,23 +124,24 @@ async def _fields(receive: Any, action: str) -> dict[str, Any]:
     unknown = sorted(set(fields) - _FIELDS[action])
     if unknown:
         raise _BadRequestError(
-            f"unknown field {unknown[0]!r}, expected: {sorted(_FIELDS[action])}"
+            f"unknown field {unknown[0]!r:.200}, expected: {sorted(_FIELDS[action])}"
         )
-    _check(fields)
-    return fields
+    return {name: _checked(name, value) for name, value in fields.items()}
 
 
-def _check(fields: Mapping[str, Any]) -> None:
-    for name, value in fields.items():
-        if name == "cache_salt":
-            if not isinstance(value, str):
-                raise _BadRequestError(f"cache_salt has value {value!r}: no string")
-            continue
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= 1e9:
-            raise _BadRequestError(
-                f"{name} has value {value!r}, expected: a number in [0, 1e9]"
-            )
+def _checked(name: str, value: object) -> str | float:
+    is_salt = name == "cache_salt"
+    try:
+        return client_salt(value) if is_salt else client_number(value)
+    except UnfitValueError:
+        expected = f"a number in [0, {MAX_SECONDS:g}]"
+        if is_salt:
+            expected = f"text of at most {MAX_SALT_CHARS} characters"
+        is_scalar = value is None or isinstance(value, bool | int | float | str)
+        told = f"{value!r:.80}" if is_scalar else type(value).__name__
+        raise _BadRequestError(
+            f"{name} has value {told}, expected: {expected}"
+        ) from None
 
 
 def authorized(scope: Any) -> bool:

@@ -1,12 +1,14 @@
 """What an HTTP request says about its program: headers, URL, body.
 
 Pure functions on bytes. Nothing here raises on what a client sends: a body that is
-no JSON object, or that says nothing, gives an empty `Clues`.
+no JSON object, or that says nothing, gives an empty `Clues`. Values go through
+`ttlcache.client_values`; what does not fit is left out, with the reason.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +17,14 @@ from urllib.parse import unquote
 
 import msgspec
 
-from ttlcache.hints import MAX_ID_CHARS, ROUTE_PREFIX, parse_duration_s
+from ttlcache.client_values import (
+    UnfitValueError,
+    fitting,
+    header_id,
+    is_encodable,
+    parse_duration_s,
+)
+from ttlcache.hints import ROUTE_PREFIX, clean_hint
 
 #: vLLM's own header; it outranks everything found here (rule 2).
 SESSION_HEADER = b"x-session-id"
@@ -44,12 +53,11 @@ RULES = (
 #: with the conversation's opening, which tells one user's programs apart.
 _WEAK = ("prompt_cache_key", "safety_identifier", "user")
 #: vllm-continuum's top-level fields; `parse_hints` knows them by these names.
-_CONTINUUM = ("job_id", "is_last_step", "this_func_call", "last_func_call")
+_CONTINUUM = ("job_id", "is_last_step", "this_func_call")
 #: A body without any of these bytes has nothing for us and is not parsed.
 _MARKERS = re.compile(
     rb'"(?:metadata|prompt_cache_key|safety_identifier|user|session_id|cache_control|'
-    + "|".join(_CONTINUUM).encode()
-    + rb')"\s*:'
+    rb"kv_transfer_params|vllm_xargs|" + "|".join(_CONTINUUM).encode() + rb')"\s*:'
 )
 _CACHE_CONTROL = re.compile(rb'"cache_control"\s*:\s*(\{[^{}]*\})')
 #: Blanks are counted: a long run must not be looked at from each of its blanks.
@@ -64,6 +72,8 @@ _SESSION_PATH = re.compile(r"/sessions/([^/]+)(/.+)", re.DOTALL)
 MAX_OPENING = 16
 #: Hints larger than this in JSON are no hints.
 MAX_HINT_BYTES = 4096
+#: What decoding may raise on a client's bytes.
+_UNREADABLE = (msgspec.MsgspecError, RecursionError, ValueError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +82,18 @@ class Clues:
 
     session: the program's id as vLLM's session id, ASCII and bounded.
     hints: goes to the engine as `kv_transfer_params`, beside what is there.
-    params: the body's own `kv_transfer_params`, None when it has none.
+    params: the body's own `kv_transfer_params` as far as they fit, None when it has
+        none.
+    replaced: members of the body that must not go on as they are.
+    dropped: for each value that is not used, why.
     """
 
     rule: str = "none"
     session: str | None = None
     hints: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Any] | None = None
+    replaced: Mapping[str, Any] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
 
 
 class _Body(msgspec.Struct):
@@ -92,8 +107,8 @@ class _Body(msgspec.Struct):
     job_id: Any = None
     is_last_step: Any = None
     this_func_call: Any = None
-    last_func_call: Any = None
     kv_transfer_params: Any = None
+    vllm_xargs: Any = None
     previous_response_id: Any = None
     system: msgspec.Raw = msgspec.Raw(b"")
     instructions: msgspec.Raw = msgspec.Raw(b"")
@@ -105,33 +120,30 @@ class _Role(msgspec.Struct):
     role: Any = None
 
 
+_RAW = frozenset({"system", "instructions", "messages", "input"})
+_SCALARS = tuple(name for name in _Body.__struct_fields__ if name not in _RAW)
 _BODY = msgspec.json.Decoder(_Body)
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ROLE = msgspec.json.Decoder(_Role)
 
 
 def label(value: object) -> str | None:
-    """An id as a bounded ASCII string, None where it is none.
-
-    A long one, or one that no header can carry, becomes its digest.
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value) if abs(value) < 1 << 128 else ""
-    if not isinstance(value, str) or not value.strip():
+    """An id as a bounded ASCII string, None where it is none."""
+    try:
+        return header_id(value)
+    except UnfitValueError:
         return None
-    text = value.strip()
-    if len(text) <= MAX_ID_CHARS and text.isascii() and text.isprintable():
-        return text
-    return "sha256-" + hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 def split_path(path: str) -> tuple[str | None, str]:
-    """`/sessions/{id}/v1/…` as (id, `/v1/…`); other paths as (None, path)."""
+    """A raw `/sessions/{id}/v1/…` as (id, `/v1/…`); other paths as (None, path).
+
+    The path goes on without an id that is none, too.
+    """
     match = _SESSION_PATH.fullmatch(path)
     if match is None:
         return None, path
-    session = label(unquote(match[1]))
-    return (None, path) if session is None else (session, match[2])
+    return label(unquote(match[1])), match[2]
 
 
 def from_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str] | None:
@@ -149,26 +161,29 @@ def from_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str] | No
 
 def from_body(body: bytes) -> Clues:
     """Everything that a request body says."""
-    if not _MARKERS.search(body):
+    parsed = _decode(body) if _MARKERS.search(body) else None
+    if parsed is None:
         return Clues()
-    try:
-        parsed = _BODY.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return Clues()
-    hints: dict[str, Any] = {
-        name: value
-        for name in _CONTINUUM
-        if (value := getattr(parsed, name)) is not None
-    }
+    dropped: list[str] = []
+    hints: dict[str, Any] = {}
+    for name in _CONTINUUM:
+        value = getattr(parsed, name)
+        try:
+            if value is not None:
+                hints[name] = clean_hint(name, value)
+        except UnfitValueError as unfit:
+            dropped.append(str(unfit))
     ttl = _cache_ttl(body)
     if ttl is not None:
         hints["ttlcache"] = {"ttl": ttl}
-    rule, session = _session(parsed)
     params = parsed.kv_transfer_params
     if params is not None and not isinstance(params, dict):
         hints = {}  # vLLM refuses it, and must see it as it is
         params = None
-    return Clues(rule, session, hints, params)
+    replaced = _replaced(parsed, dropped)
+    rule, session = _session(parsed, hints.get("job_id"), dropped)
+    params = replaced.get("kv_transfer_params", params)
+    return Clues(rule, session, hints, params, replaced, tuple(dropped))
 
 
 def conversation(body: bytes) -> bytes | None:
@@ -177,57 +192,98 @@ def conversation(body: bytes) -> bytes | None:
     System prompt and first user message: enough to send them all to one place, too
     little to call two programs that share them one.
     """
-    try:
-        return _opening(_BODY.decode(body))
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return None
+    parsed = _decode(body)
+    return None if parsed is None else _opening(parsed)
 
 
 def with_hints(body: bytes, clues: Clues) -> bytes | None:
-    """The body with our hints in it, None where there is nothing to add.
+    """The body with our hints in it, None where there is nothing to change.
 
-    They are appended as the object's last member, so that everything else stays byte
-    for byte what the client sent. A client's own hints win.
+    What changes is appended as the object's last members, so that everything else stays
+    byte for byte what the client sent. A client's own hints win.
     """
-    if not clues.hints:
-        return None
-    merged = {**clues.hints, **(clues.params or {})}
-    if merged == clues.params:
-        return None
-    try:
-        member = msgspec.json.encode(merged)
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
-        return None
-    added = len(member) - len(msgspec.json.encode(clues.params or {}))
+    members = dict(clues.replaced)
+    params = clues.params or {}
+    merged = {**clues.hints, **params}
     end = body.rstrip()
-    if added > MAX_HINT_BYTES or not end.endswith(b"}"):
+    try:
+        if merged != params and len(json.dumps(clues.hints)) <= MAX_HINT_BYTES:
+            members["kv_transfer_params"] = merged
+        # As vLLM's own parser has it: it knows NaN and integers of any size.
+        added = json.dumps(members, separators=(",", ":"))[1:].encode()
+    except (ValueError, RecursionError):
+        return None
+    if not members or not end.endswith(b"}"):
         return None
     head = end[:-1].rstrip()
-    comma = b"" if head.endswith(b"{") else b","
-    return head + comma + b'"kv_transfer_params":' + member + b"}"
+    return head + (b"" if head.endswith(b"{") else b",") + added
 
 
-def _session(body: _Body) -> tuple[str, str | None]:
+def _decode(body: bytes) -> _Body | None:
+    try:
+        return _BODY.decode(body)
+    except _UNREADABLE:
+        pass
+    # vLLM's parser takes more: NaN, lone surrogates, a byte order mark.
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    return _Body(**{name: fields[name] for name in _SCALARS if name in fields})
+
+
+def _replaced(body: _Body, dropped: list[str]) -> dict[str, Any]:
+    """Members that vLLM could not take to its engine, as far as they fit."""
+    replaced: dict[str, Any] = {}
+    for name in ("kv_transfer_params", "vllm_xargs"):
+        value = getattr(body, name)
+        kept, reasons = fitting(value) if isinstance(value, dict) else ({}, [])
+        # vLLM itself refuses what is nested in `vllm_xargs`.
+        if reasons and (name != "vllm_xargs" or set(reasons) == {"nested_encoding"}):
+            replaced[name] = kept
+            dropped += reasons
+    if isinstance(body.session_id, str) and not is_encodable(body.session_id):
+        replaced["session_id"] = None  # `_session` counts it
+    return replaced
+
+
+def _session(
+    body: _Body, job: str | None, dropped: list[str]
+) -> tuple[str, str | None]:
     """The id in a body; where there are several the most specific one."""
     metadata = body.metadata if isinstance(body.metadata, dict) else {}
-    own = label(body.session_id)
+    own = _id(body.session_id, dropped)
     if own is not None:
         return "body-session", own
-    job = label(body.job_id)
-    if job is not None:
-        return "job-id", job
+    named = label(job)
+    if named is not None:
+        return "job-id", named
     claude = _claude_session(metadata.get("user_id"))
     if claude is not None:
         return "claude-code-body", claude
-    session = label(metadata.get("session_id"))
+    session = _id(metadata.get("session_id"), dropped)
     if session is not None:
         return "body-session", session
-    return _weak_session(body, metadata)
+    return _weak_session(body, metadata, dropped)
 
 
-def _weak_session(body: _Body, metadata: Mapping[str, Any]) -> tuple[str, str | None]:
-    found = [(name, label(getattr(body, name))) for name in _WEAK]
-    found.append(("user", label(metadata.get("user_id"))))
+def _id(value: object, dropped: list[str]) -> str | None:
+    if value is None:
+        return None
+    try:
+        return header_id(value)
+    except UnfitValueError as unfit:
+        dropped.append(str(unfit))
+        return None
+
+
+def _weak_session(
+    body: _Body, metadata: Mapping[str, Any], dropped: list[str]
+) -> tuple[str, str | None]:
+    found = [(name, _id(getattr(body, name), dropped)) for name in _WEAK]
+    found.append(("user", _id(metadata.get("user_id"), dropped)))
     for name, value in found:
         if value is None:
             continue
@@ -247,7 +303,7 @@ def _claude_session(user_id: object) -> str | None:
     if user_id.startswith("{"):
         try:
             fields = msgspec.json.decode(user_id)
-        except (msgspec.MsgspecError, RecursionError):
+        except _UNREADABLE:
             return None
         return label(fields.get("session_id")) if isinstance(fields, dict) else None
     match = _LEGACY_USER_ID.search(user_id)
@@ -266,7 +322,7 @@ def _opening(body: _Body) -> bytes | None:
     try:
         items = _ITEMS.decode(turns)
         roles = [_ROLE.decode(item).role for item in items[:MAX_OPENING]]
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         return None
     if "user" not in roles:
         return None
@@ -275,16 +331,17 @@ def _opening(body: _Body) -> bytes | None:
     return _CACHE_CONTROL_FIELD.sub(b"", b"\0".join(parts))
 
 
-def _cache_ttl(body: bytes) -> str | None:
+def _cache_ttl(body: bytes) -> str | float | None:
     """The longest `cache_control` TTL of an Anthropic request."""
-    longest_s, longest = -1.0, None
+    longest_s: float = -1.0
+    longest: str | float | None = None
     for match in _CACHE_CONTROL.finditer(body):
         try:
             marker = msgspec.json.decode(match[1])
             ttl = marker.get("ttl") or _DEFAULT_CACHE_TTL
             seconds = parse_duration_s(ttl)
-        except (msgspec.MsgspecError, ValueError):
+        except _UNREADABLE:
             continue
         if marker.get("type") == "ephemeral" and seconds > longest_s:
-            longest_s, longest = seconds, str(ttl)
+            longest_s, longest = seconds, ttl
     return longest

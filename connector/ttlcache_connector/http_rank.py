@@ -16,18 +16,30 @@ RESPONSES = "/v1/responses"
 _rank: ContextVar[int | None] = ContextVar("ttlcache_rank", default=None)
 
 
-def heed_rank(scope: Scope, path: str) -> None:
+def heed_rank(scope: Scope, path: str) -> dict[str, object] | None:
     """The engine client sends this request to the rank that its header names.
 
-    vLLM checks whether there is such a rank, as it does where it reads the header.
+    Returns:
+        vLLM's own answer, status 400, to a rank that there is not; None: go on. vLLM
+        itself would find out in the middle of a stream, and break it.
     """
     # What a server starts from within another request's task has that one's rank.
     _rank.set(None)
     if path != RESPONSES:
-        return
+        return None
     named = next(
-        (value for name, value in scope["headers"] if name == RANK_HEADER), b""
+        (value for name, value in scope["headers"] if name.lower() == RANK_HEADER), b""
     )
-    if named.isdigit():
-        compat.choose_rank(scope["app"].state.engine_client, _rank.get)
-        _rank.set(int(named))
+    try:
+        rank = int(named.decode("latin-1"))
+    except ValueError:
+        return None  # vLLM takes it for none, too
+    client = scope["app"].state.engine_client
+    ranks = compat.count_ranks(client)
+    if not 0 <= rank < ranks:
+        text = f"data_parallel_rank {rank} is out of range [0, {ranks})."
+        error = {"message": text, "type": "BadRequestError", "param": None, "code": 400}
+        return {"error": error}
+    compat.choose_rank(client, _rank.get)
+    _rank.set(rank)
+    return None

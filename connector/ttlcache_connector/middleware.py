@@ -9,11 +9,13 @@ answer.
 from __future__ import annotations
 
 import functools
+from urllib.parse import quote, unquote
 
 from prometheus_client import Counter
 
+from ttlcache.client_values import UNFIT_REASONS
 from ttlcache.metrics import HTTP_COUNTERS
-from ttlcache_connector import http_control
+from ttlcache_connector import http_control, http_rank
 from ttlcache_connector.compat import logger
 from ttlcache_connector.http_asgi import (
     GENERATING,
@@ -34,7 +36,6 @@ from ttlcache_connector.http_identity import (
     split_path,
     with_hints,
 )
-from ttlcache_connector.http_rank import heed_rank
 
 log = logger(__name__)
 
@@ -46,35 +47,44 @@ class ProgramIdMiddleware:
 
     def __init__(self, app: App) -> None:
         self.app = app
-        self._requests, self._errors = _counters()
+        self._requests, self._dropped, self._errors = _counters()
         self._logged = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or _SEEN in scope:
             await self.app(scope, receive, send)
             return
-        session, path = _resolve(scope)
+        sent = _path(scope)
+        session, path = _resolve(scope, sent)
         if path.startswith("/ttlcache/"):
             await http_control.answer(path, scope, receive, send)
             return
         # A copy: whoever wraps us keeps seeing the request as it came.
         scope = {**scope, _SEEN: True}
-        if session is not None:
-            root = scope.get("root_path", "")
-            scope["path"] = root + path
-            scope["raw_path"] = scope["path"].encode("utf-8", "surrogateescape")
+        if path != sent:
+            scope["path"] = scope["path"].removesuffix(sent) + path
+            scope["raw_path"] = quote(scope["path"]).encode()
         generates = scope["method"] == "POST" and path in GENERATING
         # vLLM asks for its key after us: nobody's bodies are held without one.
         if generates and http_control.authorized(scope):
-            receive = await self._identify(scope, path, receive, session)
+            if refusal := self._heed_rank(scope, path):
+                await http_control.send_json(send, 400, refusal)
+                return
+            receive = await self._identify(scope, receive, session)
         await self.app(scope, receive, send)
 
+    def _heed_rank(self, scope: Scope, path: str) -> dict[str, object] | None:
+        try:
+            return http_rank.heed_rank(scope, path)
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self._fault()
+            return None
+
     async def _identify(
-        self, scope: Scope, path: str, receive: Receive, url_session: str | None
+        self, scope: Scope, receive: Receive, url_session: str | None
     ) -> Receive:
         messages, body = await read_body(receive)
         try:
-            heed_rank(scope, path)
             headers = scope["headers"]
             clues = Clues() if body is None else from_body(body)
             by_header = from_headers(headers)
@@ -88,6 +98,8 @@ class ProgramIdMiddleware:
                 messages = [{"type": "http.request", "body": changed}]
                 scope["headers"] = with_length(scope["headers"], len(changed))
             self._requests.labels(rule).inc()
+            for reason in clues.dropped:
+                self._dropped.labels(reason).inc()
         except Exception:  # noqa: BLE001 - the serving path fails open
             self._fault()
         return replay(messages, receive)
@@ -103,21 +115,34 @@ class ProgramIdMiddleware:
             )
 
 
-def _resolve(scope: Scope) -> tuple[str | None, str]:
-    """The session in the URL, and the path that vLLM knows."""
-    path = scope["path"]
+def _path(scope: Scope) -> str:
+    """The path below the server's root."""
+    path: str = scope["path"]
     root = scope.get("root_path", "")
-    if root and path.startswith(root + "/"):
-        path = path[len(root) :]
-    return split_path(path)
+    return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+def _resolve(scope: Scope, path: str) -> tuple[str | None, str]:
+    """The session in the URL, and the path that vLLM knows."""
+    if not path.startswith("/sessions/"):
+        return None, path
+    # Raw: a slash that is escaped belongs to the id.
+    raw = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
+    start = raw.find("/sessions/")
+    if start < 0:
+        return None, path
+    session, rest = split_path(raw[start:])
+    return session, unquote(rest)
 
 
 @functools.cache
-def _counters() -> tuple[Counter, Counter]:
+def _counters() -> tuple[Counter, Counter, Counter]:
     """Our counters in this process's registry, which takes each name once."""
-    requests, errors = (
+    requests, dropped, errors = (
         Counter(name, text, labels) for name, (text, labels) in HTTP_COUNTERS.items()
     )
     for rule in RULES:
         requests.labels(rule)
-    return requests, errors
+    for reason in UNFIT_REASONS:
+        dropped.labels(reason)
+    return requests, dropped, errors

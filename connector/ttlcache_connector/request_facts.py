@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
+from ttlcache.client_values import MAX_DEPTH, fitting
+
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
@@ -36,6 +38,26 @@ def is_completed(request: Request, reader: OutputReader | None) -> bool:
     if not params.stop or not request.num_output_tokens:
         return False
     return reader is not None and reader.holds_stop(request.output_token_ids, params)
+
+
+def drop_unfit_args(request: Request) -> list[str]:
+    """Take out of a request what its client nested too deep for vLLM's workers.
+
+    They get requests by `pickle`, which gives up on it in the middle of a step, and the
+    engine with it. Not every request came through our middleware.
+
+    Returns:
+        For each argument that is gone, why.
+    """
+    params = request.sampling_params
+    if params is None or not params.extra_args:
+        return []
+    kept, reasons = fitting(params.extra_args, MAX_DEPTH + 1)
+    if reasons:
+        params.extra_args = kept
+        request.kv_transfer_params = kept.get("kv_transfer_params")
+        request.ec_transfer_params = kept.get("ec_transfer_params")
+    return reasons
 
 
 def is_loading(request: Request) -> bool:

@@ -21,6 +21,7 @@ from ttlcache_connector.failsafe import (
 from ttlcache_connector.guard import guarded
 from ttlcache_connector.invariants import violations
 from ttlcache_connector.request_facts import (
+    drop_unfit_args,
     is_completed,
     is_loading,
     no_blocks,
@@ -57,9 +58,12 @@ class SchedulerSide(QueueAnswers):
     @guarded()
     def arrive(self, request: Request) -> None:
         """Idempotent: our scheduler calls it before queueing, vLLM after."""
+        dropped = drop_unfit_args(request)
         controller = self.controller
         if controller is None or request.request_id in controller.requests:
             return
+        for reason in dropped:
+            controller.metrics.count("hints_rejected", reason)
         params = request.sampling_params
         hints = parse_hints(
             request.kv_transfer_params, params.extra_args if params else None

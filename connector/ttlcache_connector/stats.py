@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
+from ttlcache.hints import REJECTIONS
 from ttlcache.metrics import (
     COUNTERS,
     GAUGES,
@@ -55,11 +56,7 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
     "tier_bytes": ("demoted", "promoted"),
     "tier_mover_bytes": ("reference", "cupy", "lmcache"),
     "demotions": ("stored", "failed", "dropped"),
-    "hints_rejected": (
-        *("unknown_key", "not_a_dict", "duration", "bool_type"),
-        *("id_type", "id_empty", "id_too_long", "priority_type", "priority_range"),
-        *("tool_type", "tool_too_long", "too_many_tools"),
-    ),
+    "hints_rejected": REJECTIONS,
 }
 
 

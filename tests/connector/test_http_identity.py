@@ -196,9 +196,9 @@ def test_junk_says_nothing(junk):
 
 def test_ids_are_bounded_and_fit_into_a_header():
     assert label("x" * 256) == "x" * 256
-    for odd in ("x" * 257, "é", "a\nb", "\ud800"):
+    for odd in ("x" * 257, "é", "a\nb"):
         assert label(odd).startswith("sha256-")
-    for nothing in ("", "  ", None, True, 1.5, ["a"], 1 << 200):
+    for nothing in ("", "  ", None, True, 1.5, ["a"], 1 << 64, "\ud800"):
         assert label(nothing) is None
 
 
@@ -224,3 +224,119 @@ def test_cache_markers_are_no_part_of_the_opening():
     bare = conversation(body(""))
     assert conversation(body(',\n    "cache_control": {"type":"ephemeral"}')) == bare
     assert conversation(body(',"cache_control":null')) == bare
+
+
+def nested(depth: int) -> list:
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("fields", "reasons"),
+    [
+        ({"job_id": nested(500)}, ("id_type",)),
+        ({"job_id": 1 << 64}, ("id_range",)),
+        ({"job_id": "\ud800"}, ("id_encoding",)),
+        ({"job_id": float("nan")}, ("id_type",)),
+        ({"job_id": "x" * 1_000_000}, ("id_too_long",)),
+        ({"this_func_call": nested(500)}, ("tool_type",)),
+        ({"this_func_call": "\ud800"}, ("tool_encoding",)),
+        ({"is_last_step": nested(500)}, ("bool_type",)),
+        ({"metadata": {"session_id": "\ud800"}}, ("id_encoding",)),
+        ({"metadata": {"user_id": 1 << 64}}, ("id_range",)),
+        ({"user": "\udc00"}, ("id_encoding",)),
+        ({"last_func_call": nested(500)}, ()),
+    ],
+)
+def test_what_does_not_fit_is_dropped_and_the_body_stays(fields, reasons):
+    sent = body(**fields)
+    clues = from_body(sent)
+    assert clues.dropped == reasons
+    assert clues.session is None
+    assert with_hints(sent, clues) is None
+
+
+def test_a_value_that_does_not_fit_costs_no_other_one():
+    sent = body(job_id=nested(500), session_id="s", this_func_call="bash", x="\ud800")
+    clues = from_body(sent)
+    assert (clues.session, clues.hints) == ("s", {"this_func_call": ["bash"]})
+    assert clues.dropped == ("id_type",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected", "reasons"),
+    [
+        (
+            {"kv_transfer_params": {"a": nested(500), "b": 1 << 64}},
+            {"kv_transfer_params": {"b": 1 << 64}},
+            ("nested_too_deep",),
+        ),
+        (
+            {"kv_transfer_params": {"ttlcache": {"program_id": "\ud800"}}},
+            {"kv_transfer_params": {}},
+            ("nested_encoding",),
+        ),
+        (
+            {"kv_transfer_params": {"a": "\ud800"}, "job_id": "j"},
+            {"kv_transfer_params": {"job_id": "j"}},
+            ("nested_encoding",),
+        ),
+        (
+            {"vllm_xargs": {"ttlcache_tool": "\ud800", "top_a": 1}},
+            {"vllm_xargs": {"top_a": 1}},
+            ("nested_encoding",),
+        ),
+        ({"session_id": "\ud800"}, {"session_id": None}, ("id_encoding",)),
+    ],
+)
+def test_what_vllm_could_not_carry_to_its_engine_is_replaced(fields, expected, reasons):
+    sent = body(**fields)
+    clues = from_body(sent)
+    assert clues.dropped == reasons
+    assert json.loads(with_hints(sent, clues)) == json.loads(sent) | expected
+
+
+def test_what_vllm_refuses_itself_stays_for_it_to_refuse():
+    for fields in (
+        {"vllm_xargs": {"a": nested(500)}},
+        {"vllm_xargs": {"a": 1 << 64}},
+        {"kv_transfer_params": {"a": 1 << 64, "b": float("nan")}},
+    ):
+        sent = body(**fields)
+        assert with_hints(sent, from_body(sent)) is None
+    sent = body(kv_transfer_params={"a": float("nan"), "b": 1 << 70}, job_id="j")
+    changed = with_hints(sent, from_body(sent))
+    assert changed.endswith(
+        b'"kv_transfer_params":{"job_id":"j","a":NaN,"b":1180591620717411303424}}'
+    )
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b'{"user": "u", "messages": [{"role": ' + b"[" * 900 + b"]" * 900 + b"}]}",
+        b'{"cache_control": {"ttl": ' + b"[" * 10_000 + b"}}",
+        b'{"cache_control": {"ttl": 1e999}}',
+        b'{"cache_control": {"type": "ephemeral", "ttl": 1' + b"0" * 300 + b"}}",
+        b'{"cache_control": {"ttl": "\xff"}}',
+        b'{"metadata": {"user_id": "{\\"session_id\\":' + b"[" * 3000 + b'"}}',
+        b'\xef\xbb\xbf{"job_id": "j"}',
+        '{"job_id": "j"}'.encode("utf-16"),
+        b'{"job_id": ' + b"9" * 5000 + b"}",
+        b'{"job_id": "\xed\xa0\x80"}',
+        b'{"user": "u", "input": "\xff"}',
+    ],
+)
+def test_nothing_raises_on_what_a_client_sends(junk):
+    clues = from_body(junk)
+    with_hints(junk, clues)
+    conversation(junk)
+    assert clues.session in (None, "j")
+
+
+def test_a_job_id_of_blanks_is_a_hint_and_no_session():
+    clues = from_body(body(job_id=" ", user="u"))
+    assert clues.rule == "user"
+    assert clues.hints == {"job_id": " "}

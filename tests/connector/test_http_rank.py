@@ -11,6 +11,12 @@ from ttlcache_connector.http_rank import RANK_HEADER, RESPONSES, heed_rank
 class Client:
     """Stands in for AsyncLLM: what `generate` was asked for."""
 
+    vllm_config = SimpleNamespace(
+        parallel_config=SimpleNamespace(
+            local_engines_only=True, data_parallel_size=4, data_parallel_size_local=2
+        )
+    )
+
     def generate(self, *, data_parallel_rank=None):
         return data_parallel_rank
 
@@ -41,3 +47,11 @@ def test_what_is_no_number_and_what_the_caller_says_stay():
         assert client.generate(data_parallel_rank=0) == 0
 
     contextvars.copy_context().run(requests)
+
+
+def test_ranks_of_other_nodes_are_refused():
+    app = SimpleNamespace(state=SimpleNamespace(engine_client=Client()))
+    for rank, good in ((b"1", True), (b"2", False), (b"-1", False)):
+        answer = heed_rank({"headers": [(RANK_HEADER, rank)], "app": app}, RESPONSES)
+        assert (answer is None) is good
+    assert answer["error"]["message"] == "data_parallel_rank -1 is out of range [0, 2)."

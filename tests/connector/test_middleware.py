@@ -70,6 +70,10 @@ def post(app: object, path: str, **kwargs: object):
 CHAT = "/v1/chat/completions"
 
 
+def nested_json(name: str, depth: int) -> bytes:
+    return b'{"%s": %s%s}' % (name.encode(), b"[" * depth, b"]" * depth)
+
+
 def test_an_agents_header_becomes_vllms():
     answer = post(application(), CHAT, json={}, headers={"session-id": "c-1"}).json()
     assert answer["session"] == "c-1"
@@ -85,6 +89,39 @@ def test_vllms_own_header_stays():
 def test_the_url_names_a_session_and_is_rewritten():
     answer = post(application(), f"/sessions/s-9{CHAT}", json={"a": 1}).json()
     assert (answer["session"], answer["path"]) == ("s-9", CHAT)
+
+
+@pytest.mark.parametrize(
+    ("part", "session"),
+    [
+        ("a%2Fb", "a/b"),
+        ("a%2541", "a%41"),
+        ("..%2F..", "../.."),
+        ("%20", None),
+        ("%00", "sha256-"),
+        ("%ff", "sha256-"),
+        ("x" * 5000, "sha256-"),
+        ("ttlcache", "ttlcache"),
+    ],
+)
+def test_any_id_in_a_url_leads_to_the_same_answer(part, session):
+    answer = post(application(), f"/sessions/{part}{CHAT}", json={}).json()
+    assert answer["path"] == CHAT
+    assert (answer["session"] or "").startswith(session or "")
+    assert (answer["session"] is None) == (session is None)
+
+
+def test_a_url_below_the_servers_root():
+    seen = {}
+
+    async def app(scope, receive, send):
+        seen.update(scope)
+
+    path = f"/root/sessions/a b{CHAT}"
+    scope = {"type": "http", "method": "GET", "root_path": "/root", "path": path}
+    scope |= {"raw_path": quote(path).encode(), "headers": []}
+    asyncio.run(ProgramIdMiddleware(app)(scope, None, None))
+    assert (seen["path"], seen["raw_path"]) == (f"/root{CHAT}", f"/root{CHAT}".encode())
 
 
 def test_added_hints_arrive_with_the_right_length():
@@ -117,7 +154,7 @@ def test_a_fault_of_ours_costs_the_identity_only(monkeypatch):
         raise RuntimeError("ours")
 
     monkeypatch.setattr(module, "from_headers", broken)
-    _, errors = module._counters()
+    *_, errors = module._counters()
     before = errors._value.get()
     answer = post(application(), CHAT, json={"x": 1}, headers={"session-id": "c"})
     assert answer.status_code == 200
@@ -219,6 +256,16 @@ def test_a_program_that_two_ranks_know_is_one_program():
         ("/ttlcache/programs/p/progress", b'{"eta_s": "soon"}', 400),
         ("/ttlcache/programs/p/progress", b'{"eta_s": -1}', 400),
         ("/ttlcache/programs/p/progress", b'{"eta_s": NaN}', 400),
+        ("/ttlcache/programs/p/progress", b'{"eta_s": %d}' % (1 << 64), 400),
+        ("/ttlcache/programs/p/progress", b'{"eta_s": 1%s}' % (b"0" * 4000), 400),
+        ("/ttlcache/programs/p/progress", b'{"eta_s": 1%s}' % (b"0" * 9000), 400),
+        ("/ttlcache/programs/p/progress", nested_json("eta_s", 900), 400),
+        ("/ttlcache/programs/p/progress", nested_json("eta_s", 20_000), 400),
+        ("/ttlcache/programs/p/progress", nested_json("cache_salt", 500), 400),
+        ("/ttlcache/programs/p/progress", b'{"cache_salt": "\\ud800"}', 400),
+        ("/ttlcache/programs/p/progress", b'{"\\ud800": 1}', 400),
+        ("/ttlcache/programs/p/progress", b'{"%s": 1}' % (b"x" * 60_000), 400),
+        ("/ttlcache/programs/p/end", b'{"cache_salt": "%s"}' % (b"x" * 1025), 400),
         ("/ttlcache/programs/p/progress", b'{"colour": 1}', 400),
         ("/ttlcache/programs/p/progress", b'"' + b"x" * 100_000 + b'"', 400),
         ("/ttlcache/programs/%20/end", b"", 400),
@@ -229,6 +276,22 @@ def test_nonsense_is_refused_by_name(path, content, status):
     answer = post(application(engine=Engine()), path, content=content)
     assert answer.status_code == status
     assert answer.json()["error"]
+
+
+def test_a_body_that_is_cut_off_ends_no_program():
+    engine, sent = Engine(), []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    path = "/ttlcache/programs/p/end"
+    scope = {"app": application(engine=engine), "method": "POST", "headers": []}
+    asyncio.run(http_control.answer(path, scope, receive, send))
+    assert sent[0]["status"] == 400
+    assert engine.orders == []
 
 
 def test_an_unknown_program_is_404_and_a_dead_engine_503():
@@ -306,6 +369,25 @@ def test_the_engines_method_finds_our_connector(monkeypatch):
         assert json.loads(compat._control(core, '{"do": "end"}')) == expected
 
 
+def test_what_is_dropped_is_counted_by_reason():
+    _, dropped, errors = module._counters()
+    reasons = ("id_type", "id_range", "id_encoding", "nested_too_deep")
+    before = [dropped.labels(reason)._value.get() for reason in reasons]
+    faults, series = errors._value.get(), len(dropped._metrics)
+    deep = "[" * 500 + "]" * 500
+    for value in (deep, str(1 << 64), r'"\ud800"'):
+        sent = f'{{"messages":[],"job_id":{value}}}'
+        answer = post(application(), CHAT, content=sent).json()
+        assert (answer["session"], answer["body"]) == (None, sent)
+    sent = f'{{"kv_transfer_params":{{"x":{deep}}}}}'
+    answer = post(application(), CHAT, content=sent).json()
+    assert answer["body"] == sent[:-1] + ',"kv_transfer_params":{}}'
+    assert int(answer["length"]) == answer["bytes"]
+    after = [dropped.labels(reason)._value.get() for reason in reasons]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 1, 1]
+    assert (errors._value.get(), len(dropped._metrics)) == (faults, series)
+
+
 def ranked(app: object, path: str, *headers: dict[str, str]) -> list[int | None]:
     """Which ranks an engine client is told for requests one after the other."""
     told: list[int | None] = []
@@ -322,9 +404,15 @@ def ranked(app: object, path: str, *headers: dict[str, str]) -> list[int | None]
         return StreamingResponse(client.generate(**named))
 
     app.state.engine_client.generate = generate
+    app.state.engine_client.vllm_config = SimpleNamespace(
+        parallel_config=SimpleNamespace(local_engines_only=False, data_parallel_size=2)
+    )
     app.router.routes.append(Route(path, respond, methods=["POST"]))
     for own in headers:
-        assert post(app, path + own.pop("query", ""), json={}, headers=own).text
+        answer = post(app, path + own.pop("query", ""), json={}, headers=own)
+        assert answer.text
+        if answer.status_code != 200:
+            told.append(answer.status_code)
     return told
 
 
@@ -337,10 +425,18 @@ def test_the_rank_header_counts_for_responses():
         dict(rank),
         {},
         {"X-Data-Parallel-Rank": "0"},
-        {"X-Data-Parallel-Rank": "-1"},
+        {"X-Data-Parallel-Rank": "x"},
         {**rank, "query": "?own=3"},
     )
     assert told == [1, None, 0, None, 3]
+
+
+@pytest.mark.parametrize("rank", ["2", "-1", str(1 << 70)])
+def test_a_rank_that_there_is_not_is_refused_as_vllm_does(rank):
+    """Before the answer begins: an exception in a stream breaks the connection."""
+    headers = {"X-Data-Parallel-Rank": rank}
+    assert ranked(application(), "/v1/responses", dict(headers)) == [400]
+    assert ranked(application(), "/v1/completions/x", dict(headers)) == [None]
 
 
 def test_the_rank_header_is_vllms_own_business_elsewhere():

@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from ttlcache.hints import MAX_TOOLS, NO_HINTS, Hints, parse_duration_s, parse_hints
+from ttlcache.client_values import (
+    MAX_INT,
+    MAX_SECONDS,
+    MAX_TOOLS,
+    MIN_INT,
+    parse_duration_s,
+)
+from ttlcache.hints import NO_HINTS, Hints, parse_hints
 
 HUGE = "x" * 10_000_000
 
@@ -109,8 +116,11 @@ REJECTED = [
     ("id_empty", own(parent_id="")),
     ("id_too_long", own(program_id="x" * 257)),
     ("id_too_long", own(program_id=HUGE)),
-    ("id_too_long", own(program_id=10**100_000)),
-    ("id_too_long", own(parent_id=-(1 << 128))),
+    ("id_range", own(program_id=10**100_000)),
+    ("id_range", own(program_id=MAX_INT + 1)),
+    ("id_range", own(parent_id=MIN_INT - 1)),
+    ("id_encoding", own(program_id="\ud800")),
+    ("id_encoding", own(parent_id="a\udcffb")),
     # last step
     ("bool_type", own(is_last_step="true")),
     ("bool_type", own(is_last_step=2)),
@@ -123,6 +133,7 @@ REJECTED = [
     ("tool_type", own(tool=[["bash"]])),
     ("tool_too_long", own(tool=HUGE)),
     ("tool_too_long", own(tool=["bash", "x" * 257])),
+    ("tool_encoding", own(tool=["bash", "\ud800"])),
     ("too_many_tools", own(tool=["bash"] * (MAX_TOOLS + 1))),
     # seconds
     ("duration", own(ttl=-1)),
@@ -169,7 +180,7 @@ def test_limits_themselves_are_allowed():
     hints = parse_hints(
         own(
             program_id="x" * 256,
-            parent_id=(1 << 128) - 1,
+            parent_id=MAX_INT,
             tool=["t" * 256] * MAX_TOOLS,
             priority_class=1000,
             ttl=0,
@@ -178,6 +189,10 @@ def test_limits_themselves_are_allowed():
     assert not hints.rejected
     assert hints.ttl_s == 0.0
     assert len(hints.tools) == MAX_TOOLS
+    assert parse_hints(own(program_id=MIN_INT)).program_id == str(MIN_INT)
+    assert parse_hints(own(ttl=1e308, tool_eta_s="999999999h")) == Hints(
+        ttl_s=MAX_SECONDS, tool_eta_s=MAX_SECONDS
+    )
 
 
 @pytest.mark.parametrize(

@@ -355,13 +355,13 @@ MUTATIONS = [
     ),
     # hints
     Mutation(
-        "hints.py",
+        "client_values.py",
         "if not math.isfinite(seconds) or seconds < 0:",
         "if not math.isfinite(seconds) or seconds <= 0:",
         "test_hints.py::test_limits_themselves_are_allowed",
     ),
     Mutation(
-        "hints.py",
+        "client_values.py",
         '_UNIT_S[match[2] or "s"]',
         '_UNIT_S[match[2] or "ms"]',
         "test_hints.py::test_durations",

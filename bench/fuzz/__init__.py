@@ -1,0 +1,1 @@
+"""Generated HTTP requests, hostile ones too, at plain vLLM and at TTLConnector."""

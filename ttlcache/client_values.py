@@ -1,0 +1,212 @@
+"""Values that clients send: the one place where they are checked.
+
+Headers, URLs, bodies, hints and the control API all read through here. What comes out
+is a scalar of bounded size that every process boundary can carry; what does not fit
+raises `UnfitValueError` with the reason under which it is counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: Longest accepted program id; anything longer is abuse or a mistake.
+MAX_ID_CHARS = 256
+MAX_TOOL_CHARS = 256
+MAX_TOOLS = 32
+MAX_PRIORITY_CLASS = 1_000
+#: What msgpack, and with it vLLM's way to its engine, can carry.
+MIN_INT, MAX_INT = -(1 << 63), (1 << 64) - 1
+#: Longer times are as good as for ever, and overflow nothing.
+MAX_SECONDS = 1e9
+#: vLLM's own bound.
+MAX_SALT_CHARS = 1024
+#: Nesting of what a client leaves for connectors. `pickle`, by which an engine sends
+#: requests to its workers, gives up near 480, and the engine with it.
+MAX_DEPTH = 32
+#: Characters, and values of any kind, of all that together.
+MAX_NESTED_SIZE = 1 << 20
+
+#: Every reason there is: metric labels come from here only.
+UNFIT_REASONS = (
+    *("id_type", "id_empty", "id_too_long", "id_range", "id_encoding"),
+    *("bool_type", "duration", "priority_type", "priority_range"),
+    *("tool_type", "tool_too_long", "tool_encoding", "too_many_tools"),
+    *("number", "salt_type", "salt_too_long", "salt_encoding"),
+    *("nested_too_deep", "nested_too_large", "nested_encoding"),
+)
+
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h)?", re.ASCII)
+_UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class UnfitValueError(Exception):
+    """A client's value that is not used; its text is one of `UNFIT_REASONS`."""
+
+
+def client_id(value: object) -> str:
+    """An id: text, or an integer of 64 bits as text.
+
+    Raises:
+        UnfitValueError: anything else, empty, or longer than `MAX_ID_CHARS`.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not MIN_INT <= value <= MAX_INT:
+            raise UnfitValueError("id_range")
+        value = str(value)
+    text = _text(value, "id", MAX_ID_CHARS)
+    if not text:
+        raise UnfitValueError("id_empty")
+    return text
+
+
+def header_id(value: object) -> str:
+    """An id that every header can carry: bounded ASCII without blanks around it.
+
+    One that is longer, or that no header can carry, becomes its digest.
+
+    Raises:
+        UnfitValueError: no id, or only blanks.
+    """
+    text = client_id(value) if not isinstance(value, str) else value.strip()
+    if not text:
+        raise UnfitValueError("id_empty")
+    if len(text) <= MAX_ID_CHARS and text.isascii() and text.isprintable():
+        return text
+    if not is_encodable(text):
+        raise UnfitValueError("id_encoding")
+    return "sha256-" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def client_flag(value: object) -> bool:
+    """A boolean; 0 and 1 too, as `vllm_xargs` carries no booleans."""
+    if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise UnfitValueError("bool_type")
+
+
+def client_tools(value: object) -> tuple[str, ...]:
+    """Names of tools, from one or a list of them."""
+    names = value if isinstance(value, list) else [value]
+    if len(names) > MAX_TOOLS:
+        raise UnfitValueError("too_many_tools")
+    texts = [_text(name, "tool", MAX_TOOL_CHARS) for name in names]
+    return tuple(text for text in texts if text)
+
+
+def client_seconds(value: object) -> float:
+    """A duration, at most `MAX_SECONDS`."""
+    try:
+        return min(parse_duration_s(value), MAX_SECONDS)
+    except ValueError:
+        raise UnfitValueError("duration") from None
+
+
+def client_priority(value: object) -> int:
+    """A priority class."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UnfitValueError("priority_type")
+    if abs(value) > MAX_PRIORITY_CLASS:
+        raise UnfitValueError("priority_range")
+    return value
+
+
+def client_number(value: object) -> float:
+    """A number in [0, `MAX_SECONDS`]."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= MAX_SECONDS:  # type: ignore[operator]
+        raise UnfitValueError("number")
+    return value  # type: ignore[return-value]
+
+
+def client_salt(value: object) -> str:
+    """A `cache_salt`: the tenant."""
+    return _text(value, "salt", MAX_SALT_CHARS)
+
+
+def parse_duration_s(value: object) -> float:
+    """Seconds from a number or a string such as "5m", "1h", "250ms", "300".
+
+    Raises:
+        ValueError: anything else, negative or not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"not a duration: {type(value).__name__}")
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value.strip()) if len(value) <= 32 else None
+        if match is None:
+            raise ValueError("not a duration")
+        return float(match[1]) * _UNIT_S[match[2] or "s"]
+    try:
+        seconds = float(value)
+    except OverflowError:
+        raise ValueError("not a finite duration") from None
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError("negative or not finite")
+    return seconds
+
+
+def is_encodable(text: str) -> bool:
+    """Whether it is UTF-8; a lone surrogate is not."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def fitting(
+    values: Mapping[Any, Any], max_depth: int = MAX_DEPTH
+) -> tuple[dict[Any, Any], list[str]]:
+    """The entries of a client's object that may go on, and why the others may not.
+
+    All that may go on is together at most `MAX_NESTED_SIZE`. Integers are left to vLLM,
+    which refuses the request for those that are out of range.
+    """
+    kept, reasons, left = {}, [], MAX_NESTED_SIZE
+    for key, value in values.items():
+        try:
+            left_then = _measure((key, value), left, max_depth)
+        except UnfitValueError as unfit:
+            reasons.append(str(unfit))
+            continue
+        kept[key], left = value, left_then
+    return kept, reasons
+
+
+def _measure(entry: object, left: int, max_depth: int) -> int:
+    """`left` less the size of `entry`. A loop: what is too deep must not recurse."""
+    pending = [(entry, 0)]
+    while pending:
+        value, depth = pending.pop()
+        if depth > max_depth:
+            raise UnfitValueError("nested_too_deep")
+        left -= 1
+        if isinstance(value, str):
+            left -= len(value)
+            if not is_encodable(value):
+                raise UnfitValueError("nested_encoding")
+        children: Sequence[object] = ()
+        if isinstance(value, Mapping):
+            children = [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            children = value
+        if left < len(children):
+            raise UnfitValueError("nested_too_large")
+        pending += [(child, depth + 1) for child in children]
+    return left
+
+
+def _text(value: object, what: str, max_chars: int) -> str:
+    if not isinstance(value, str):
+        raise UnfitValueError(f"{what}_type")
+    if len(value) > max_chars:
+        raise UnfitValueError(f"{what}_too_long")
+    if not is_encodable(value):
+        raise UnfitValueError(f"{what}_encoding")
+    return value
