@@ -8,7 +8,6 @@ name our connector.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -95,6 +94,7 @@ def _name_tool_parser(extra: dict[str, Any], argv: Sequence[str]) -> None:
 
     It is an option of the frontend, which the engine's configuration lacks.
     """
+    argv, found = _with_config_file(argv), ""
     for index, argument in enumerate(argv):
         name, equals, value = argument.partition("=")
         if name not in ("--tool-call-parser", "--tool_call_parser"):
@@ -102,7 +102,24 @@ def _name_tool_parser(extra: dict[str, Any], argv: Sequence[str]) -> None:
         if not equals and index + 1 < len(argv):
             value = argv[index + 1]
         if value:
-            extra.setdefault("tool_call_parser", value)
+            found = value
+    if found:
+        extra.setdefault("tool_call_parser", found)
+
+
+def _with_config_file(argv: Sequence[str]) -> Sequence[str]:
+    """The arguments, behind those of the YAML file that `--config` names."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    for index, argument in enumerate(argv):
+        name, equals, path = argument.partition("=")
+        if name == "--config":
+            path = path if equals else "".join(argv[index + 1 : index + 2])
+            try:
+                return [*FlexibleArgumentParser().load_config_file(path), *argv]
+            except Exception:  # noqa: BLE001 - the option of a script, not of vLLM
+                return argv
+    return argv
 
 
 def _our_extra_configs(transfer_config: Any) -> Iterator[dict[str, Any]]:

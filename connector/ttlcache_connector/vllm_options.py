@@ -52,7 +52,7 @@ def check(vllm_config: Any, config: TTLCacheConfig) -> None:
     if config.lower_tier != "none" and role == "kv_producer":
         raise ConfigError(
             "kv_role has value 'kv_producer', expected: 'kv_both' with "
-            f"\"lower_tier\": {config.lower_tier!r} (vLLM lets only a consumer's loads "
+            f'"lower_tier": {config.lower_tier!r} (vLLM lets only a consumer\'s loads '
             "wait for steps that still write the same blocks)"
         )
 
@@ -100,6 +100,7 @@ def missing(
 ) -> Iterator[str]:
     """A sentence for each option under which a part of ttlcache does not work."""
     yield from _missing_of_scheduler(vllm_config.scheduler_config)
+    yield from _missing_of_vllm(vllm_config)
     if vllm_config.model_config.runner_type == "pooling":
         yield "this model generates nothing: no request has a next turn, none is pinned"
     if engine_args.disable_log_stats:
@@ -120,6 +121,21 @@ def missing(
     events = vllm_config.kv_events_config
     if events is not None and events.enable_kv_cache_events:
         yield "--kv-events-config: events tell of GPU memory, not of the lower tier"
+
+
+def _missing_of_vllm(vllm_config: Any) -> Iterator[str]:
+    """What vLLM itself leaves out wherever there is a KV connector."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_rocm():
+        yield "vLLM does not choose the attention backend ROCM_ATTN beside a connector"
+    drafts = vllm_config.speculative_config
+    hashes_ahead = hasattr(vllm_config, "num_hash_lookahead_tokens")  # since 0.33
+    if hashes_ahead and drafts is not None and drafts.use_eagle():
+        yield (
+            f"speculative method {drafts.method}: vLLM drops the last block of a hit "
+            "beside a connector: each turn computes one block more"
+        )
 
 
 def _missing_of_scheduler(scheduler_config: Any) -> Iterator[str]:

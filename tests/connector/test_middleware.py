@@ -87,6 +87,17 @@ def test_the_url_names_a_session_and_is_rewritten():
     assert (answer["session"], answer["path"]) == ("s-9", CHAT)
 
 
+def test_below_a_root_path():
+    transport = httpx.ASGITransport(app=application(), root_path="/api")
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+            return await http.post(f"/api/sessions/s-9{CHAT}", json={})
+
+    answer = asyncio.run(ask()).json()
+    assert (answer["session"], answer["path"]) == ("s-9", f"/api{CHAT}")
+
+
 def test_added_hints_arrive_with_the_right_length():
     sent = {"job_id": "j", "messages": []}
     answer = post(application(), CHAT, json=sent).json()

@@ -5,16 +5,20 @@ docs/vllm-options.md has a row for each, which tests/test_vllm_options_page.py r
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm import PoolingParams
-from vllm.config import KVEventsConfig, KVTransferConfig
+from vllm.config import KVEventsConfig, KVTransferConfig, SchedulerConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
@@ -23,9 +27,9 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.request import Request
 
-from tests.connector.conftest import pinned, totals
+from tests.connector.conftest import HOLD_5S, pinned, totals
 from ttlcache.errors import ConfigError
-from ttlcache_connector import compat, plugin
+from ttlcache_connector import compat, plugin, vllm_options
 from ttlcache_connector.harness import EngineSpec, build_vllm_config
 from ttlcache_connector.scheduler import TTLScheduler
 
@@ -84,6 +88,13 @@ def test_a_producer_with_a_lower_tier_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match="kv_role has value 'kv_producer'"):
         build_vllm_config(multi(child, OTHER, role="kv_producer"))
     build_vllm_config(multi(child, OTHER, role="kv_consumer"))
+
+
+def test_a_failed_load_is_computed_again(monkeypatch):
+    monkeypatch.setattr(compat, "check_lower_tier", lambda *_, **__: None)
+    for extra, policy in (({}, "fail"), (TIER, "recompute")):
+        transfer = build_vllm_config(EngineSpec(extra_config=extra)).kv_transfer_config
+        assert transfer.kv_load_failure_policy == policy
 
 
 def test_priorities_of_clients_and_admission_are_refused():
@@ -148,6 +159,19 @@ def test_our_own_class_named_by_hand_does_not_turn_it_off(named, platform_with_a
         assert issubclass(config.get_scheduler_cls(), AsyncScheduler) is wanted
 
 
+def test_the_page_explains_vllms_warning_in_its_own_words():
+    tree = ast.parse(
+        textwrap.dedent(inspect.getsource(SchedulerConfig.get_scheduler_cls))
+    )
+    (warning,) = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and "custom scheduler" in str(node.value)
+    ]
+    page = Path(__file__).parents[2] / "docs" / "vllm-options.md"
+    assert warning % plugin.ASYNC_SCHEDULER in page.read_text()
+
+
 # --- said at start ---------------------------------------------------------------
 
 
@@ -201,6 +225,23 @@ def test_a_synchronous_class_of_the_users_is_said(said, platform_with_async):
     first, second = said(EngineSpec(engine_args=flags))
     assert "programs are not ordered" in first
     assert "not scheduled ahead although async scheduling is on" in second
+
+
+def test_what_vllm_leaves_out_beside_any_connector_is_said(said, monkeypatch):
+    monkeypatch.setattr(current_platform, "is_rocm", lambda: True)
+    (sentence,) = said(EngineSpec())
+    assert "ROCM_ATTN" in sentence
+
+
+@pytest.mark.parametrize("hashes_ahead", [False, True])
+def test_a_block_that_eagle_costs_is_said_where_it_does(hashes_ahead):
+    """vLLM 0.33 hashes ahead, but not beside a connector."""
+    drafts = SimpleNamespace(method="eagle3", use_eagle=lambda: True)
+    about = SimpleNamespace(speculative_config=drafts)
+    if hashes_ahead:
+        about.num_hash_lookahead_tokens = 0
+    told = list(vllm_options._missing_of_vllm(about))
+    assert len(told) == hashes_ahead
 
 
 class Derived(TTLScheduler):
@@ -284,15 +325,15 @@ WORKS: dict[str, dict[str, Any]] = {
     "stream-interval": {"stream_interval": 8},
     "priority": {"scheduling_policy": "priority"},
     "kv-events": {"kv_events_config": EVENTS},
-    "producer": {
-        "kv_transfer_config": KVTransferConfig(
-            kv_connector="TTLConnector",
-            kv_role="kv_producer",
-            kv_connector_extra_config={
-                "policy": "fixed",
-                "policy_options": {"ttl_s": 5.0},
-            },
-        )
+    **{
+        role: {
+            "kv_transfer_config": KVTransferConfig(
+                kv_connector="TTLConnector",
+                kv_role=role,
+                kv_connector_extra_config=dict(HOLD_5S),
+            )
+        }
+        for role in ("kv_producer", "kv_consumer")
     },
 }
 
@@ -304,7 +345,9 @@ def test_turns_are_pinned_claimed_and_let_go(name, make_engine, clock):
     context = engine.turn("a", PROMPT, hints=HINTS)
     assert pinned(engine) == 10
     for other in range(4):  # 40 blocks: A's would have been the first to go
-        engine.add(f"other-{other}", range(1000 * (other + 1), 1000 * (other + 1) + 150))
+        engine.add(
+            f"other-{other}", range(1000 * (other + 1), 1000 * (other + 1) + 150)
+        )
     engine.run()
     engine.turn("b", [*context, 7], hints=HINTS | {"is_last_step": True})
     assert totals(engine)["pins:claimed"] == 1
@@ -376,7 +419,7 @@ def test_nothing_is_pinned_for_pooling(make_engine):
         prompt_token_ids=PROMPT,
         sampling_params=None,
         pooling_params=PoolingParams(task="embed"),
-        block_hasher=engine._hasher,  # noqa: SLF001
+        block_hasher=engine._hasher,
     )
     engine.scheduler.add_request(request)
     engine.scheduler.schedule()
