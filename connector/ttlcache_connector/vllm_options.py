@@ -109,8 +109,8 @@ def missing(
     if frontend is not None:
         yield (
             f"{frontend} loads no middleware: programs are recognised by hints and by "
-            "the growing prompt, not by agents' own headers, fields and URLs, and "
-            "there are no /ttlcache/… routes"
+            "the growing prompt, not by agents' own headers, fields and URLs; there "
+            "are no /ttlcache/… routes and no ttlcache_* metrics"
         )
     if config.lower_tier == "none":
         return

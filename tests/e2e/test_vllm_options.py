@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import vllm
 
 from bench.process import ServerError
+from bench.server import ServerOptions, VLLMServer
 from tests.e2e.conftest import HANG_S, Agent, start_server
+from ttlcache.recording import load
 
 pytestmark = pytest.mark.e2e
 
@@ -104,3 +109,71 @@ def test_a_model_for_embeddings_is_served_and_nothing_is_pinned(tiny_model, tmp_
                 assert "none is pinned" in log.read_text()
             assert server.errors_in_log() == []
     assert answers[0] == pytest.approx(answers[1], abs=1e-5)
+
+
+#: Not in builds for CPUs; `make test-ahead` has it.
+RUST = Path(vllm.__file__).with_name("vllm-rs")
+
+
+class Serve(VLLMServer):
+    """`vllm serve`, which alone starts the Rust API server."""
+
+    @property
+    def command(self) -> list[str]:
+        _, _, _, name, model, *rest = super().command
+        assert name == "--model"
+        return [
+            sys.executable,
+            "-m",
+            "vllm.entrypoints.cli.main",
+            "serve",
+            model,
+            *rest,
+        ]
+
+
+@pytest.mark.skipif(not RUST.exists(), reason="this build has no Rust API server")
+def test_what_the_rust_api_server_lacks_is_said_and_no_more(tiny_model, tmp_path):
+    folder = tmp_path / "recording"
+    transfer = {
+        "kv_connector": "TTLConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": HOLD | {"record_path": str(folder)},
+    }
+    options = ServerOptions(
+        num_blocks=140,
+        max_model_len=4096,
+        max_num_seqs=8,
+        kv_transfer_config=transfer,
+        extra_env={"VLLM_USE_RUST_FRONTEND": "1"},
+    )
+    log = tmp_path / "log"
+    with Serve(tiny_model, options, log) as server:
+        body = {"model": "tiny", "max_tokens": 8, "return_token_ids": True}
+        body |= {"ignore_eos": True}
+
+        def ask(prompt: list[int], **more: Any) -> list[int]:
+            url = f"{server.base_url}/v1/completions"
+            answer = httpx.post(
+                url, json=body | {"prompt": prompt} | more, timeout=HANG_S
+            )
+            (choice,) = answer.raise_for_status().json()["choices"]
+            return [*prompt, *choice["token_ids"]]
+
+        hints = {"ttlcache": {"program_id": "job-17", "tool": "bash"}}
+        ask(PROMPT, kv_transfer_params=hints)
+        context = ask(RESULT * 5)
+        ask([*context, *RESULT])
+        page = httpx.get(f"{server.base_url}/metrics", timeout=HANG_S).text
+        assert "vllm:prefix_cache_hits_total" in page
+        assert "ttlcache_" not in page
+        url = f"{server.base_url}/ttlcache/programs"
+        assert httpx.get(url, timeout=HANG_S).status_code == 404
+        (told,) = [s for s in log.read_text().splitlines() if "Rust API server" in s]
+        for part in ("/ttlcache/", "ttlcache_* metrics", "own headers"):
+            assert part in told
+    recording = load(folder)
+    hinted = recording.find("job-17")
+    assert hinted is not None
+    assert hinted.turns[0].rule == "hint"
+    assert [turn.rule for _, turn in recording.turns()] == ["hint", "new", "prefix"]
