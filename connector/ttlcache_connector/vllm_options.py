@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from ttlcache.config import TTLCacheConfig
@@ -65,9 +65,8 @@ def put_right(vllm_config: Any, engine_args: Any) -> None:
     """
     model_config = vllm_config.model_config
     mm_config = getattr(model_config, "multimodal_config", None)
-    if mm_config is None or not is_alone(vllm_config):
-        return
-    if vllm_config.ec_transfer_config is not None:
+    is_alone = vllm_config.kv_transfer_config.kv_connector == "TTLConnector"
+    if mm_config is None or not is_alone or vllm_config.ec_transfer_config is not None:
         return
     mm_config.allow_missing_mm_embeddings = False
     if mm_config.enable_mm_embeds and not engine_args.enable_mm_embeds:
@@ -78,25 +77,16 @@ def put_right(vllm_config: Any, engine_args: Any) -> None:
         )
 
 
-def is_alone(vllm_config: Any) -> bool:
-    """Whether no other connector is beside ours."""
-    return bool(vllm_config.kv_transfer_config.kv_connector == "TTLConnector")
-
-
 def log_missing(vllm_config: Any, engine_args: Any, config: TTLCacheConfig) -> None:
     """Say at start what does not work, once for all API servers of an engine."""
     if vllm_config.parallel_config._api_process_rank > 0:  # noqa: SLF001
         return
-    for sentence in missing(vllm_config, engine_args, config, sys.argv, os.environ):
+    for sentence in missing(vllm_config, engine_args, config):
         log.warning("ttlcache: %s", sentence)
 
 
 def missing(
-    vllm_config: Any,
-    engine_args: Any,
-    config: TTLCacheConfig,
-    argv: Sequence[str],
-    environ: Mapping[str, str],
+    vllm_config: Any, engine_args: Any, config: TTLCacheConfig
 ) -> Iterator[str]:
     """A sentence for each option under which a part of ttlcache does not work."""
     yield from _missing_of_scheduler(vllm_config.scheduler_config)
@@ -105,7 +95,7 @@ def missing(
         yield "this model generates nothing: no request has a next turn, none is pinned"
     if engine_args.disable_log_stats:
         yield "--disable-log-stats: /metrics has no ttlcache_* metrics"
-    frontend = _foreign_frontend(argv, environ)
+    frontend = _foreign_frontend()
     if frontend is not None:
         yield (
             f"{frontend} loads no middleware: programs are recognised by hints and by "
@@ -158,10 +148,10 @@ def _missing_of_scheduler(scheduler_config: Any) -> Iterator[str]:
         )
 
 
-def _foreign_frontend(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """vLLM's API servers that are not its Python one over HTTP."""
-    if environ.get("VLLM_USE_RUST_FRONTEND", "0") == "1":
+def _foreign_frontend() -> str | None:
+    """This process's API server, if it is another one than vLLM's Python one."""
+    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") != "0" and "serve" in sys.argv:
         return "the Rust API server (VLLM_USE_RUST_FRONTEND)"
-    if "--grpc" in argv:
-        return "the gRPC server (--grpc)"
+    if "--grpc" in sys.argv or "".join(sys.argv[:1]).endswith("grpc_server.py"):
+        return "the gRPC server"
     return None

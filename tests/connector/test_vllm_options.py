@@ -183,7 +183,7 @@ def said(monkeypatch, our_log) -> Callable[..., list[str]]:
     """What is logged while a configuration is built."""
 
     def build(spec: EngineSpec, *argv: str, **environ: str) -> list[str]:
-        monkeypatch.setattr(sys, "argv", list(argv))
+        monkeypatch.setattr(sys, "argv", list(argv or ("a_test.py",)))
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
         arguments = WITH_STATS | dict(spec.engine_args)
@@ -195,7 +195,8 @@ def said(monkeypatch, our_log) -> Callable[..., list[str]]:
 
 
 def test_nothing_is_missing_by_default(said):
-    assert said(EngineSpec(), "serve", "MODEL") == []
+    assert said(EngineSpec(), "vllm", "serve", "MODEL") == []
+    assert said(EngineSpec(), "api_server.py", VLLM_USE_RUST_FRONTEND="1") == []
 
 
 def test_of_several_api_servers_one_says_it(said):
@@ -211,8 +212,9 @@ def test_of_several_api_servers_one_says_it(said):
         ({"disable_log_stats": True}, (), {}, "no ttlcache_* metrics"),
         ({"scheduler_cls": VLLM_OWN}, (), {}, "programs are not ordered"),
         ({"runner": "pooling"}, (), {}, "none is pinned"),
-        ({}, (), {"VLLM_USE_RUST_FRONTEND": "1"}, "the Rust API server"),
-        ({}, ("serve", "M", "--grpc"), {}, "the gRPC server"),
+        ({}, ("vllm", "serve"), {"VLLM_USE_RUST_FRONTEND": "1"}, "the Rust API server"),
+        ({}, ("vllm", "serve", "M", "--grpc"), {}, "the gRPC server"),
+        ({}, ("launchers/grpc_server.py",), {}, "the gRPC server"),
     ],
 )
 def test_what_does_not_work_is_said(said, arguments, argv, environ, expected):
