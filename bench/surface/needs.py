@@ -82,7 +82,7 @@ USES: dict[str, tuple[str, ...]] = {
         *("num_computed_tokens", "all_token_ids", "output_token_ids"),
         *("block_hashes", "kv_transfer_params", "sampling_params", "cache_salt"),
         *("session_id", "priority", "status", "arrival_time", "resumable"),
-        "skip_reading_prefix_cache",
+        *("skip_reading_prefix_cache", "pooling_params"),
     ),
     "vllm/v1/request.py::RequestStatus": (
         *("RUNNING", "PREEMPTED", "FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"),
@@ -93,15 +93,31 @@ USES: dict[str, tuple[str, ...]] = {
         "register_connector(name, module_path, class_name)",
     ),
     "vllm/v1/engine/async_llm.py::AsyncLLM": ("generate(data_parallel_rank)",),
-    "vllm/engine/arg_utils.py::EngineArgs": ("create_engine_config()",),
+    "vllm/engine/arg_utils.py::EngineArgs": (
+        *("create_engine_config()", "kv_transfer_config", "kv_offloading_size"),
+        *("disable_log_stats", "enable_mm_embeds"),
+    ),
+    "vllm/config/vllm.py::VllmConfig": (
+        *("kv_transfer_config", "ec_transfer_config", "kv_events_config"),
+        "lora_config",
+    ),
+    "vllm/config/parallel.py::ParallelConfig": ("_api_process_rank",),
+    "vllm/config/kv_events.py::KVEventsConfig": ("enable_kv_cache_events",),
+    "vllm/config/multimodal.py::MultiModalConfig": (
+        *("enable_mm_embeds", "allow_missing_mm_embeddings"),
+    ),
     "vllm/config/scheduler.py::SchedulerConfig": (
         *("policy", "async_scheduling", "scheduler_cls", "get_scheduler_cls()"),
     ),
     "vllm/config/cache.py::CacheConfig": ("enable_prefix_caching",),
     "vllm/config/kv_transfer.py::KVTransferConfig": (
-        *("kv_connector", "kv_connector_extra_config"),
+        *("kv_connector", "kv_connector_extra_config", "kv_role"),
+        "kv_load_failure_policy",
     ),
-    "vllm/config/model.py::ModelConfig": ("skip_tokenizer_init",),
+    "vllm/config/model.py::ModelConfig": (
+        *("skip_tokenizer_init", "multimodal_config", "enable_prompt_embeds"),
+        "runner_type",
+    ),
     "vllm/tool_parsers/abstract_tool_parser.py::ToolParserManager": (
         "get_tool_parser(name)",
     ),

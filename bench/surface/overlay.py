@@ -30,6 +30,8 @@ def overlay(wheel: Path, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith(".so")]
         archive.extractall(folder, names)
+    if (server := folder / "vllm" / "vllm-rs").exists():  # extracted without its modes
+        server.chmod(0o755)
     for kernels in installed.rglob("*.so"):
         into = folder / "vllm" / kernels.relative_to(installed)
         into.parent.mkdir(parents=True, exist_ok=True)

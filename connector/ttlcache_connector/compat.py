@@ -162,7 +162,8 @@ def check_engine(vllm_config: Any) -> None:
     if not vllm_config.cache_config.enable_prefix_caching:
         raise ConfigError(
             "TTLConnector needs prefix caching: a retained turn is found again "
-            "through it; remove --no-enable-prefix-caching "
+            "through it; remove --no-enable-prefix-caching, or add "
+            "--enable-prefix-caching if it was vLLM that left it off for this model "
             "(value of enable_prefix_caching: False, expected: True)"
         )
 

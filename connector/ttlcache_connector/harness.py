@@ -186,7 +186,8 @@ class EngineHarness:
             block_size=spec.block_tokens,
             log_stats=False,
         )
-        hash_fn = get_hash_fn_by_name("sha256")
+        algorithm = self.config.cache_config.prefix_caching_hash_algo
+        hash_fn = get_hash_fn_by_name(algorithm)
         init_none_hash(hash_fn)
         self._hasher = get_request_block_hasher(spec.block_tokens, hash_fn)
         self._in_flight: deque[tuple[SchedulerOutput, set[str]]] = deque()

@@ -40,16 +40,22 @@ def _wrap_engine_config(engine_args: Any) -> None:
 
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if ours := list(_our_extra_configs(self.kv_transfer_config)):
+            from ttlcache_connector import vllm_options
+
+            vllm_options.check_arguments(self, len(ours))
         vllm_config = original(self, *args, **kwargs)
-        configure(vllm_config)
+        configure(vllm_config, self)
         return vllm_config
 
     setattr(create_engine_config, _MARK, True)
     engine_args.create_engine_config = create_engine_config
 
 
-def configure(vllm_config: Any) -> None:
+def configure(vllm_config: Any, engine_args: Any) -> None:
     """Check our settings early and name our scheduler, if our connector is used.
+
+    engine_args: what `vllm_config` was made from.
 
     Raises:
         ConfigError: before any process or weight is loaded.
@@ -58,12 +64,11 @@ def configure(vllm_config: Any) -> None:
     for extra in _our_extra_configs(vllm_config.kv_transfer_config):
         _name_tool_parser(extra, sys.argv)
         from ttlcache.config import load_config
-        from ttlcache_connector import compat
+        from ttlcache_connector import compat, vllm_options
 
         config = load_config(extra)
         compat.check_vllm(allow_untested=config.allow_untested_vllm)
-        compat.check_engine(vllm_config)
-        compat.check_combination(vllm_config, config.admission)
+        vllm_options.check(vllm_config, config)
         compat.install_middleware(MIDDLEWARE)
         compat.check_lower_tier(
             config.lower_tier, allow_untested=config.allow_untested_vllm
@@ -71,11 +76,17 @@ def configure(vllm_config: Any) -> None:
         if config.lower_tier != "none":
             # vLLM's default fails the request when a load fails.
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
-        scheduler_config = vllm_config.scheduler_config
-        if scheduler_config.scheduler_cls is None:
-            scheduler_config.scheduler_cls = (
-                ASYNC_SCHEDULER if scheduler_config.async_scheduling else SYNC_SCHEDULER
-            )
+        _choose_scheduler(vllm_config.scheduler_config)
+        vllm_options.put_right(vllm_config, engine_args)
+        vllm_options.log_missing(vllm_config, engine_args, config)
+
+
+def _choose_scheduler(scheduler_config: Any) -> None:
+    """Ours where the user named none of his own, asynchronous where vLLM's would be."""
+    if scheduler_config.scheduler_cls in (None, SYNC_SCHEDULER, ASYNC_SCHEDULER):
+        scheduler_config.scheduler_cls = (
+            ASYNC_SCHEDULER if scheduler_config.async_scheduling else SYNC_SCHEDULER
+        )
 
 
 def _name_tool_parser(extra: dict[str, Any], argv: Sequence[str]) -> None:
@@ -83,6 +94,7 @@ def _name_tool_parser(extra: dict[str, Any], argv: Sequence[str]) -> None:
 
     It is an option of the frontend, which the engine's configuration lacks.
     """
+    argv, found = _with_config_file(argv), ""
     for index, argument in enumerate(argv):
         name, equals, value = argument.partition("=")
         if name not in ("--tool-call-parser", "--tool_call_parser"):
@@ -90,7 +102,24 @@ def _name_tool_parser(extra: dict[str, Any], argv: Sequence[str]) -> None:
         if not equals and index + 1 < len(argv):
             value = argv[index + 1]
         if value:
-            extra.setdefault("tool_call_parser", value)
+            found = value
+    if found:
+        extra.setdefault("tool_call_parser", found)
+
+
+def _with_config_file(argv: Sequence[str]) -> Sequence[str]:
+    """The arguments, behind those of the YAML file that `--config` names."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    for index, argument in enumerate(argv):
+        name, equals, path = argument.partition("=")
+        if name == "--config":
+            path = path if equals else "".join(argv[index + 1 : index + 2])
+            try:
+                return [*FlexibleArgumentParser().load_config_file(path), *argv]
+            except Exception:  # noqa: BLE001 - the option of a script, not of vLLM
+                return argv
+    return argv
 
 
 def _our_extra_configs(transfer_config: Any) -> Iterator[dict[str, Any]]:

@@ -28,7 +28,7 @@ def is_completed(request: Request, reader: OutputReader | None) -> bool:
     vLLM looks for stop strings in the API server and then aborts the request in the
     engine, as it does when a client is gone; only the output tells which it was.
     """
-    if request.resumable:
+    if request.resumable or request.pooling_params is not None:
         return False
     if request.status in _COMPLETED:
         return True

@@ -18,7 +18,7 @@ from ttlcache_connector.connector import TTLConnector, find_connector
 from ttlcache_connector.queue import ProgramQueue
 
 
-class _ProgramScheduling:
+class ProgramScheduling:
     """Mixed in before a vLLM scheduler class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -55,9 +55,9 @@ class _ProgramScheduling:
 
 
 # Our queue stands where vLLM's stood.
-class TTLScheduler(_ProgramScheduling, Scheduler):  # type: ignore[misc]
+class TTLScheduler(ProgramScheduling, Scheduler):  # type: ignore[misc]
     """For `async_scheduling` off."""
 
 
-class AsyncTTLScheduler(_ProgramScheduling, AsyncScheduler):  # type: ignore[misc]
+class AsyncTTLScheduler(ProgramScheduling, AsyncScheduler):  # type: ignore[misc]
     """For `async_scheduling` on."""

@@ -124,6 +124,17 @@ def test_a_url_below_the_servers_root():
     assert (seen["path"], seen["raw_path"]) == (f"/root{CHAT}", f"/root{CHAT}".encode())
 
 
+def test_below_a_root_path():
+    transport = httpx.ASGITransport(app=application(), root_path="/api")
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+            return await http.post(f"/api/sessions/s-9{CHAT}", json={})
+
+    answer = asyncio.run(ask()).json()
+    assert (answer["session"], answer["path"]) == ("s-9", f"/api{CHAT}")
+
+
 def test_added_hints_arrive_with_the_right_length():
     sent = {"job_id": "j", "messages": []}
     answer = post(application(), CHAT, json=sent).json()

@@ -32,6 +32,7 @@ LACKS = {
     "0.25.1": [
         "KVConnectorBase_V1.bind_kv_cache_manager",
         "KVConnectorBase_V1.requires_kv_delivery",
+        "MultiModalConfig.allow_missing_mm_embeddings",
         "Request.session_id",
     ]
 }

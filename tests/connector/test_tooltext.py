@@ -114,3 +114,18 @@ def test_the_servers_parser_is_handed_on(argv, expected):
     mine = {"tool_call_parser": "mine"}
     _name_tool_parser(mine, argv)
     assert mine["tool_call_parser"] == "mine"
+
+
+def test_a_parser_named_in_vllms_config_file_is_found_too(tmp_path):
+    (file := tmp_path / "serve.yaml").write_text("tool-call-parser: hermes\n")
+    (mine := tmp_path / "mine.json").write_text("{}")
+    for argv, expected in (
+        (["serve", "--config", str(file)], "hermes"),
+        (["serve", f"--config={file}", "--tool-call-parser", "xlam"], "xlam"),
+        (["script.py", "--config", str(mine)], None),
+        (["script.py", "--config", "absent.yaml"], None),
+        (["script.py", "--config"], None),
+    ):
+        extra: dict[str, str] = {}
+        _name_tool_parser(extra, argv)
+        assert extra.get("tool_call_parser") == expected

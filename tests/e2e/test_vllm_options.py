@@ -1,0 +1,179 @@
+"""vLLM's own options beside TTLConnector, on real servers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import vllm
+
+from bench.process import ServerError
+from bench.server import ServerOptions, VLLMServer
+from tests.e2e.conftest import HANG_S, Agent, start_server
+from ttlcache.recording import load
+
+pytestmark = pytest.mark.e2e
+
+PROMPT = [5 + (i * 7919 + i * i) % 2000 for i in range(200)]
+RESULT = [5 + (i * 104_729) % 2000 for i in range(40)]
+HOLD = {
+    "policy": "fixed",
+    "policy_options": {"ttl_s": 300.0},
+    "max_pinned_fraction": 1.0,
+}
+
+
+def why_not(tiny_model, tmp_path, *arguments: str, **environ: str) -> str:
+    """The last words of a server that does not start."""
+    options: dict[str, Any] = {"extra_args": arguments, "extra_env": environ}
+    with (
+        pytest.raises(ServerError) as caught,
+        start_server(tiny_model, tmp_path / "log", {}, **options),
+    ):
+        pass
+    assert "exit status 1" in str(caught.value)
+    return str(caught.value)
+
+
+def test_vllms_offloading_stops_the_server_with_one_sentence(tiny_model, tmp_path):
+    words = why_not(tiny_model, tmp_path, "--kv-offloading-size", "1")
+    (sentence,) = [line for line in words.splitlines() if "ConfigError" in line]
+    for part in ("--kv-offloading-size", "--kv-transfer-config", '"lower_tier"'):
+        assert part in sentence
+
+
+def test_a_server_that_does_not_load_our_plugin_does_not_start(tiny_model, tmp_path):
+    words = why_not(tiny_model, tmp_path, VLLM_PLUGINS="lora_filesystem_resolver")
+    assert "TTLConnector" in words
+
+
+def test_options_that_change_what_we_build_on(tiny_model, tmp_path):
+    """Another hash, drafts, events on the wire, no stats: still the same tokens."""
+    common = (
+        *("--prefix-caching-hash-algo", "sha256_cbor"),
+        *("--speculative-config", json.dumps({"method": "ngram"} | DRAFTS)),
+        *("--kv-events-config", json.dumps({"enable_kv_cache_events": True} | NULL)),
+        *("--scheduling-policy", "priority", "--disable-log-stats"),
+    )
+    answers = []
+    for extra in (None, HOLD):
+        log = tmp_path / f"{extra is None}.log"
+        with start_server(tiny_model, log, extra, extra_args=common) as server:
+            agent = Agent(server)
+            first = agent.ask(PROMPT, max_tokens=24)
+            second = agent.ask([*first["context"], *RESULT], max_tokens=24)
+            answers.append([turn["token_ids"] for turn in (first, second)])
+            if extra is not None:
+                assert second["cached_tokens"] == 223 // 32 * 32
+                programs = httpx.get(f"{server.base_url}/ttlcache/programs")
+                (engine,) = programs.raise_for_status().json()["engines"]
+                assert len(engine["programs"]) == 1
+                assert not [
+                    n for n, _ in server.metrics() if n.startswith("ttlcache_pin")
+                ]
+                told = [
+                    line
+                    for line in log.read_text().splitlines()
+                    if "ttlcache: " in line
+                ]
+                assert (
+                    len([line for line in told if "--disable-log-stats" in line]) == 1
+                )
+            assert server.errors_in_log() == []
+    assert answers[0] == answers[1]
+
+
+DRAFTS = {"num_speculative_tokens": 2, "prompt_lookup_max": 4}
+NULL = {"publisher": "null"}
+
+
+def test_a_model_for_embeddings_is_served_and_nothing_is_pinned(tiny_model, tmp_path):
+    body = {"model": "tiny", "input": PROMPT}
+    answers = []
+    for extra in (None, HOLD):
+        log = tmp_path / f"{extra is None}.log"
+        convert = ("--runner", "pooling", "--convert", "embed")
+        with start_server(tiny_model, log, extra, extra_args=convert) as server:
+            url = f"{server.base_url}/v1/embeddings"
+            for _ in range(2):
+                answer = httpx.post(url, json=body, timeout=HANG_S).raise_for_status()
+            answers.append(answer.json()["data"][0]["embedding"])
+            if extra is not None:
+                agent = Agent(server)
+                assert agent.count("ttlcache_pins_started_total") == 0
+                assert agent.count("ttlcache_hook_errors_total") == 0
+                assert "none is pinned" in log.read_text()
+            assert server.errors_in_log() == []
+    assert answers[0] == pytest.approx(answers[1], abs=1e-5)
+
+
+#: Not in builds for CPUs; `make test-ahead` has it.
+RUST = Path(vllm.__file__).with_name("vllm-rs")
+
+
+class Serve(VLLMServer):
+    """`vllm serve`, which alone starts the Rust API server."""
+
+    @property
+    def command(self) -> list[str]:
+        _, _, _, name, model, *rest = super().command
+        assert name == "--model"
+        return [
+            sys.executable,
+            "-m",
+            "vllm.entrypoints.cli.main",
+            "serve",
+            model,
+            *rest,
+        ]
+
+
+@pytest.mark.skipif(not RUST.exists(), reason="this build has no Rust API server")
+def test_what_the_rust_api_server_lacks_is_said_and_no_more(tiny_model, tmp_path):
+    folder = tmp_path / "recording"
+    transfer = {
+        "kv_connector": "TTLConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": HOLD | {"record_path": str(folder)},
+    }
+    options = ServerOptions(
+        num_blocks=140,
+        max_model_len=4096,
+        max_num_seqs=8,
+        kv_transfer_config=transfer,
+        extra_env={"VLLM_USE_RUST_FRONTEND": "1"},
+    )
+    log = tmp_path / "log"
+    with Serve(tiny_model, options, log) as server:
+        body = {"model": "tiny", "max_tokens": 8, "return_token_ids": True}
+        body |= {"ignore_eos": True}
+
+        def ask(prompt: list[int], **more: Any) -> list[int]:
+            url = f"{server.base_url}/v1/completions"
+            answer = httpx.post(
+                url, json=body | {"prompt": prompt} | more, timeout=HANG_S
+            )
+            (choice,) = answer.raise_for_status().json()["choices"]
+            return [*prompt, *choice["token_ids"]]
+
+        hints = {"ttlcache": {"program_id": "job-17", "tool": "bash"}}
+        ask(PROMPT, kv_transfer_params=hints)
+        context = ask(RESULT * 5)
+        ask([*context, *RESULT])
+        page = httpx.get(f"{server.base_url}/metrics", timeout=HANG_S).text
+        assert "vllm:prefix_cache_hits_total" in page
+        assert "ttlcache_" not in page
+        url = f"{server.base_url}/ttlcache/programs"
+        assert httpx.get(url, timeout=HANG_S).status_code == 404
+        (told,) = [s for s in log.read_text().splitlines() if "Rust API server" in s]
+        for part in ("/ttlcache/", "ttlcache_* metrics", "own headers"):
+            assert part in told
+    recording = load(folder)
+    hinted = recording.find("job-17")
+    assert hinted is not None
+    assert hinted.turns[0].rule == "hint"
+    assert [turn.rule for _, turn in recording.turns()] == ["hint", "new", "prefix"]
