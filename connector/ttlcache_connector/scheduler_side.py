@@ -155,7 +155,9 @@ class SchedulerSide(QueueAnswers):
             )
         )
         if order is not None:
-            ledger.hold(order.pin_id, candidate.blocks[: order.kv_blocks])
+            pinned = candidate.blocks[: order.kv_blocks]
+            ledger.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
+        ledger.plain_lru.on_uncached_freed(ledger.count_uncached(block_ids))
         if self._demoting is not None:
             if record is not None:
                 self._let_down(request, record.program, candidate.blocks, order)
