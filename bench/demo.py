@@ -124,6 +124,7 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     result_path = options.out / "result.json"
     result = {
         "arms": {arm.name: demo_report.arm_json(arm) for arm in (vanilla, ttlcache)},
+        "savings": demo_report.savings(vanilla, ttlcache),
         "tokens_identical": outputs.tokens_identical,
         "first_token_logprob_max_diff": outputs.first_token_logprob_max_diff,
         "problems": found,

@@ -37,6 +37,8 @@ def arm_json(arm: ArmResult) -> dict[str, Any]:
     return {
         **asdict(arm.summary),
         "pins": dict(arm.engine.pins),
+        "computed_prompt_tokens": computed_tokens(arm),
+        "claimed_tokens": arm.engine.claimed_tokens,
         "prefill_tokens_saved": arm.engine.prefill_tokens_saved,
         "preemptions": arm.engine.preemptions,
         "hook_errors": arm.engine.hook_errors,
@@ -50,6 +52,25 @@ def arm_json(arm: ArmResult) -> dict[str, Any]:
         "log_errors": list(arm.log_errors),
         "log": str(arm.log_path),
         "command": list(arm.command),
+    }
+
+
+def computed_tokens(arm: ArmResult) -> int:
+    """Prompt tokens that the engine prefilled: all less those found in a cache."""
+    return arm.summary.prompt_tokens - arm.summary.cached_tokens
+
+
+def savings(plain: ArmResult, ours: ArmResult) -> dict[str, float | None]:
+    """Saved tokens as ttlcache tells them, and as the two arms measure them.
+
+    The ratio is told / measured, None where nothing was saved.
+    """
+    told = ours.engine.prefill_tokens_saved
+    measured = computed_tokens(plain) - computed_tokens(ours)
+    return {
+        "told_tokens": told,
+        "measured_tokens": measured,
+        "ratio": told / measured if measured > 0 else None,
     }
 
 
@@ -101,6 +122,16 @@ def table(left: ArmResult, right: ArmResult, outputs: OutputComparison) -> Table
         ("mean time to first token", a.mean_ttft_s, b.mean_ttft_s, " s"),
     ):
         grid.add_row(label, f"{x:.3g}{unit}", f"{y:.3g}{unit}", _ratio(x, y))
+    grid.add_section()
+    computed = [computed_tokens(arm) for arm in (left, right)]
+    grid.add_row("prompt tokens computed", *(f"{n:,}" for n in computed), "")
+    saved = savings(left, right)
+    grid.add_row("  fewer than vanilla", "", f"{saved['measured_tokens']:,}", "")
+    ratio = saved["ratio"]
+    told = "" if ratio is None else f"{ratio:.2f}x"
+    grid.add_row("  saved, as ttlcache tells", "", f"{saved['told_tokens']:,.0f}", told)
+    claimed = right.engine.claimed_tokens
+    grid.add_row("  served from pins", "", f"{claimed:,.0f}", "")
     grid.add_section()
     for outcome in _outcomes(left.engine.pins, right.engine.pins):
         cells = [str(arm.engine.pins.get(outcome, "-")) for arm in (left, right)]

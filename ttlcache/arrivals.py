@@ -102,10 +102,12 @@ class Arrivals:
         """What the claim spares the engine, against plain vLLM's prefix cache."""
         tables = self.tables
         claimed = min(cached_tokens, pin.kv_tokens)
-        kept = int(min(tables.holder.claim(pin.pin_id), claimed))
+        behind_blocks = int(tables.backlog.tokens / tables.block_tokens)
+        kept = int(min(tables.holder.claim(pin.pin_id, behind_blocks), claimed))
         tables.metrics.count("claimed_tokens", by=claimed)
         tables.metrics.count("prefill_tokens_saved", by=claimed - kept)
         saved_s = tables.costs.prefill_s(claimed, kept) if claimed > kept else 0.0
+        tables.backlog.on_saved(claimed - kept, saved_s)
         return Claim(pin.pin_id, claimed, claimed - kept, saved_s)
 
     def _tests_the_tier(self, record: RequestRecord) -> bool:
@@ -133,6 +135,7 @@ class Arrivals:
             arrival.user_priority,
             arrival.num_tokens,
         )
+        self.tables.backlog.on_busy()
         self.tables.requests[arrival.request_id] = record
         return record
 

@@ -76,8 +76,12 @@ class Shrunk(NamedTuple):
 class BlockHolder(Protocol):
     """The adapter's side of a pin: references on the engine's KV blocks."""
 
-    def claim(self, pin_id: int) -> float:
+    def claim(self, pin_id: int, behind_blocks: int) -> float:
         """A request that has its blocks claims a pin, which it releases next.
+
+        Args:
+            behind_blocks: that plain vLLM would have taken before this request's, for
+                prefills which pins spared (`ttlcache.backlog`).
 
         Returns:
             Tokens of the turn, from its beginning, that plain vLLM's prefix cache

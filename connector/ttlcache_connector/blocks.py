@@ -117,9 +117,10 @@ class PinLedger:
         self._held[pin_id] = list(blocks)
         self._refs.update(ids_of(blocks))
 
-    def claim(self, pin_id: int) -> float:
+    def claim(self, pin_id: int, behind_blocks: int) -> float:
         blocks = self._held.get(pin_id, [])
-        left = self._evicted_at.get(pin_id, 0) - self.plain_lru.taken_blocks
+        taken_blocks = self.plain_lru.taken_blocks + behind_blocks
+        left = self._evicted_at.get(pin_id, 0) - taken_blocks
         if not self.is_divisible and left >= 0:
             return math.inf
         kept = max(left, _count_shared(blocks)) if self.is_divisible else 0

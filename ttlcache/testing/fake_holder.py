@@ -91,10 +91,10 @@ class FakeHolder:
         self.take(blocks)
         self.held[pin_id] = list(blocks)
 
-    def claim(self, pin_id: int) -> float:
+    def claim(self, pin_id: int, behind_blocks: int) -> float:
         """What plain LRU would still have, as `BlockHolder` says."""
         blocks = self.held[pin_id]
-        left = self._evicted_at[pin_id] - self.taken_blocks
+        left = self._evicted_at[pin_id] - self.taken_blocks - behind_blocks
         if self.whole_pins and left >= 0:
             return math.inf
         shared = sum(self.references[block] > 2 for block in blocks)
