@@ -24,14 +24,14 @@ from ttlcache.recording import (
     held_in_vain,
 )
 
-#: Kinds of bar, with colours that differ in lightness too.
+#: Kinds of bar, later ones over earlier ones; colours differ in lightness, too.
 COLOURS = {
     "waiting": "#c8332b",
     "running": "#22577a",
     "pinned, claimed": "#80c490",
+    "idle memory, pinned": "#cfe3f5",
     "pinned in vain": "#e6b655",
     "pinned, no next turn": "#8d5a97",
-    "idle memory, pinned": "#cfe3f5",
     "gap, not pinned": "#dcdcdc",
 }
 _HELD, _POOL = COLOURS["pinned, claimed"], COLOURS["running"]
@@ -72,7 +72,7 @@ def timeline(recording: Recording, axis: Axes) -> None:
     origin_s = programs[0].arrive_s
     wanted = {log.run: recording.wanted(log.run) for log in programs}
     for row, log in enumerate(programs):
-        for kind, bars in _bars(log, wanted[log.run], origin_s).items():
+        for kind, bars in spans_of(log, wanted[log.run], origin_s).items():
             axis.broken_barh(
                 bars, (row - 0.4, 0.8), facecolors=COLOURS[kind], linewidth=0
             )
@@ -90,7 +90,7 @@ def timeline(recording: Recording, axis: Axes) -> None:
     )
 
 
-def _bars(
+def spans_of(
     log: ProgramLog, wanted: Sequence[Interval], origin_s: float
 ) -> dict[str, list[Interval]]:
     """(start, length) of each kind. wanted: when a request lacked memory."""

@@ -119,7 +119,7 @@ class PinLedger:
 
     def claim(self, pin_id: int, behind_blocks: int) -> float:
         blocks = self._held.get(pin_id, [])
-        taken_blocks = self.plain_lru.taken_blocks + behind_blocks
+        taken_blocks = self.plain_lru.taken_at_lookup + behind_blocks
         left = self._evicted_at.get(pin_id, 0) - taken_blocks
         if not self.is_divisible and left >= 0:
             return math.inf

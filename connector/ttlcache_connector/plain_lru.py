@@ -21,6 +21,9 @@ class PlainLRU:
     def __init__(self, pool: BlockPool) -> None:
         #: Blocks that the queue's front has moved on by.
         self.taken_blocks = 0
+        #: The same when the last request looked for its prompt: what it takes itself
+        #: comes after that.
+        self.taken_at_lookup = 0
         self._get_new_blocks = pool.get_new_blocks
         shadowed: Any = pool  # this one object's method, not the class's
         shadowed.get_new_blocks = self.get_new_blocks
@@ -30,6 +33,10 @@ class PlainLRU:
         blocks = self._get_new_blocks(*args, **kwargs)
         self.taken_blocks += len(blocks)
         return blocks
+
+    def on_lookup(self) -> None:
+        """The prefix cache was asked for a request that may get its blocks next."""
+        self.taken_at_lookup = self.taken_blocks
 
     def on_uncached_freed(self, blocks: int) -> None:
         """A request ended: so many of its blocks, without a hash, are taken next."""

@@ -81,6 +81,8 @@ class SchedulerSide(QueueAnswers):
     @guarded()
     def note_local_hit(self, request: Request, num_computed_tokens: int) -> None:
         self._local_hits[request.request_id] = num_computed_tokens
+        if self.ledger is not None:
+            self.ledger.plain_lru.on_lookup()
 
     @guarded()
     def asked_below(self, request: Request) -> None:

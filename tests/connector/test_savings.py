@@ -103,9 +103,7 @@ def test_what_others_use_as_well_is_not_saved(make_engine):
 def test_several_kv_cache_groups_keep_all_or_nothing(make_engine):
     claims = []
     for others in (1, 6):
-        engine = make_engine(
-            num_blocks=80, sliding_window=48, extra_config=FOREVER
-        )
+        engine = make_engine(num_blocks=80, sliding_window=48, extra_config=FOREVER)
         context = first_turn(engine)
         for number in range(others):
             take(engine, str(number), 15)

@@ -29,6 +29,7 @@ class FakeHolder:
         self.num_waiting = 0
         self.waiting_blocks = 0
         self.taken_blocks = 0  # for new content, or by plain LRU for what pins spared
+        self._taken_at_find = 0
         self._evicted_at: dict[int, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(pool_blocks))
         self._block_of: dict[bytes, int] = {}
@@ -40,6 +41,7 @@ class FakeHolder:
 
     def find(self, hashes: Sequence[bytes]) -> list[int]:
         """Blocks of the longest prefix that is still there."""
+        self._taken_at_find = self.taken_blocks
         blocks: list[int] = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)
@@ -94,7 +96,7 @@ class FakeHolder:
     def claim(self, pin_id: int, behind_blocks: int) -> float:
         """What plain LRU would still have, as `BlockHolder` says."""
         blocks = self.held[pin_id]
-        left = self._evicted_at[pin_id] - self.taken_blocks - behind_blocks
+        left = self._evicted_at[pin_id] - self._taken_at_find - behind_blocks
         if self.whole_pins and left >= 0:
             return math.inf
         shared = sum(self.references[block] > 2 for block in blocks)
