@@ -33,9 +33,10 @@ class Backlog:
         """A request arrives: what the engine was idle for is what plain vLLM needed."""
         if self._idle_from_s is None:
             return
-        idle_s = self._clock.now_s() - self._idle_from_s
+        # A clock that is set back has not rested.
+        idle_s = max(0.0, self._clock.now_s() - self._idle_from_s)
         self._idle_from_s = None
-        left = 1.0 - idle_s / self._seconds if idle_s < self._seconds else 0.0
+        left = 1.0 - min(1.0, idle_s / self._seconds) if self._seconds else 0.0
         self._tokens *= left
         self._seconds *= left
 
