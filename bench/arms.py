@@ -44,7 +44,10 @@ class EngineCounters:
     preemptions: float
     pins: Mapping[str, int]
     """Pins by outcome; empty without the connector."""
+    claimed_tokens: float
+    """Prompt tokens served from claimed pins."""
     prefill_tokens_saved: float
+    """Of those, what plain vLLM would have evicted, as ttlcache counts it."""
     hook_errors: float
     hints_rejected: float
     pinned_blocks_at_end: float
@@ -196,6 +199,7 @@ def read_engine(
         queue_time_count=grown("vllm:request_queue_time_seconds_count"),
         preemptions=grown("vllm:num_preemptions_total"),
         pins=grown_by("ttlcache_pins_total", "outcome"),
+        claimed_tokens=grown("ttlcache_claimed_tokens_total", flushed),
         prefill_tokens_saved=grown("ttlcache_prefill_tokens_saved_total", flushed),
         hook_errors=grown("ttlcache_hook_errors_total", flushed),
         hints_rejected=grown("ttlcache_hints_rejected_total", flushed),

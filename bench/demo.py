@@ -141,6 +141,9 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     result_path = options.out / "result.json"
     result = {
         "arms": {arm.name: demo_report.arm_json(arm) for arm in arms},
+        "savings": {
+            ours.name: demo_report.savings(plain, ours) for plain, ours in done
+        },
         "tokens_identical": outputs.tokens_identical,
         "first_token_logprob_max_diff": outputs.first_token_logprob_max_diff,
         **demo_report.context_json(found, asdict(options)),

@@ -59,6 +59,8 @@ def arm_json(arm: ArmResult) -> dict[str, Any]:
     return {
         **asdict(arm.summary),
         "pins": dict(arm.engine.pins),
+        "computed_prompt_tokens": computed_tokens(arm),
+        "claimed_tokens": arm.engine.claimed_tokens,
         "prefill_tokens_saved": arm.engine.prefill_tokens_saved,
         "tier_bytes": dict(arm.engine.tier_bytes),
         "reloaded_tokens": dict(arm.engine.reloaded_tokens),
@@ -77,6 +79,25 @@ def arm_json(arm: ArmResult) -> dict[str, Any]:
         "log_errors": list(arm.log_errors),
         "log": str(arm.log_path),
         "command": list(arm.command),
+    }
+
+
+def computed_tokens(arm: ArmResult) -> int:
+    """Prompt tokens that the engine prefilled: all less those found in a cache."""
+    return arm.summary.prompt_tokens - arm.summary.cached_tokens
+
+
+def savings(plain: ArmResult, ours: ArmResult) -> dict[str, float | None]:
+    """Saved tokens as ttlcache tells them, and as the two arms measure them.
+
+    The ratio is told / measured, None where nothing was saved.
+    """
+    told = ours.engine.prefill_tokens_saved
+    measured = computed_tokens(plain) - computed_tokens(ours)
+    return {
+        "told_tokens": told,
+        "measured_tokens": measured,
+        "ratio": told / measured if measured > 0 else None,
     }
 
 
@@ -126,6 +147,28 @@ def problems(arms: Sequence[ArmResult]) -> list[str]:
     return found
 
 
+def _add_savings(grid: Table, pairs: Sequence[tuple[ArmResult, ArmResult]]) -> None:
+    """Prompt tokens computed, and those that ttlcache saved of them."""
+    rows: dict[str, list[str]] = {
+        "prompt tokens computed": [],
+        "  fewer than without": [],
+        "  saved, as ttlcache tells": [],
+        "  served from pins": [],
+    }
+    computed, fewer, told, claimed = rows.values()
+    for plain, ours in pairs:
+        saved = savings(plain, ours)
+        ratio = saved["ratio"]
+        computed += [f"{computed_tokens(arm):,}" for arm in (plain, ours)] + [""]
+        fewer += ["", f"{saved['measured_tokens']:,}", ""]
+        told += ["", f"{saved['told_tokens']:,.0f}"]
+        told.append("" if ratio is None else f"{ratio:.2f}x")
+        claimed += ["", f"{ours.engine.claimed_tokens:,.0f}", ""]
+    for label, cells in rows.items():
+        grid.add_row(label, *cells)
+    grid.add_section()
+
+
 def table(pairs: Sequence[tuple[ArmResult, ArmResult]]) -> Table:
     """Arms side by side, after each pair the ratio of its second to its first."""
     grid = Table(title="the same programs, server and KV pool", title_justify="left")
@@ -152,6 +195,7 @@ def table(pairs: Sequence[tuple[ArmResult, ArmResult]]) -> Table:
             cells += [f"{left:.3g}{unit}", f"{right:.3g}{unit}", _ratio(left, right)]
         grid.add_row(label, *cells)
     grid.add_section()
+    _add_savings(grid, pairs)
     arms = [arm for pair in pairs for arm in pair]
     for outcome in _outcomes(*(arm.engine.pins for arm in arms)):
         grid.add_row(f"pins {outcome}", *_cells(pairs, "pins", outcome))

@@ -90,6 +90,9 @@ class _NullHolder:
     def hold(self, pin_id: int, outcome: Outcome) -> None:
         self._held[pin_id] = outcome, self._clock.now_s()
 
+    def claim(self, pin_id: int, behind_blocks: int) -> float:
+        return math.inf
+
     def release(self, pin_id: int) -> int:
         outcome, since_s = self._held.pop(pin_id)
         outcome.held_s = self._clock.now_s() - since_s

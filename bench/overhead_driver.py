@@ -39,6 +39,9 @@ _BUSY = Pressure(
 class NullHolder:
     """A `BlockHolder` without blocks."""
 
+    def claim(self, pin_id: int, behind_blocks: int) -> float:
+        return 0.0
+
     def release(self, pin_id: int) -> int:
         return 0
 

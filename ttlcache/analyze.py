@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ttlcache.recording import PinLog, Recording
+from ttlcache.recording import PinLog, Recording, held_in_vain
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,10 @@ class Summary:
     jct: job completion time of programs with a finished turn, last departure minus
         first arrival. makespan_s: from the first arrival to the last departure.
     cache_hit_ratio: cached prompt tokens / prompt tokens.
-    saved_tokens, saved_s: prefill spared by claimed pins.
-    wasted_block_s: blocks times seconds of pins that nobody claimed.
+    claimed_tokens: served from claimed pins. saved_tokens, saved_s: of those, what
+        plain vLLM's prefix cache would have evicted, and the prefill that this spared.
+    wasted_block_s: blocks times seconds of pins that nobody claimed, while a request
+        lacked memory. idle_block_s: while none did.
     gaps: seconds between turns, by tool where the recording knows it.
     """
 
@@ -55,9 +57,11 @@ class Summary:
     cache_hit_ratio: float
     prompt_tokens: int
     cached_tokens: int
+    claimed_tokens: int
     saved_tokens: int
     saved_s: float
     wasted_block_s: float
+    idle_block_s: float
     wait: Spread
     pin: Spread
     outcomes: dict[str, int]
@@ -78,12 +82,7 @@ def summarize(recording: Recording) -> Summary:
     cached = sum(turn.cached_tokens for turn in turns)
     arrivals = [log.arrive_s for log in recording.programs]
     departures = [e for log in recording.programs if (e := log.depart_s) is not None]
-    by_pin = {(log.run, t.pin.pin): t.pin for log, t in recording.turns() if t.pin}
-    saved = [
-        min(turn.cached_tokens, by_pin[log.run, turn.claimed_pin].kv_tokens)
-        for log, turn in recording.turns()
-        if turn.claimed_pin is not None and (log.run, turn.claimed_pin) in by_pin
-    ]
+    wasted_block_s, unclaimed_block_s = _unclaimed(recording)
     gaps: dict[str, list[float]] = defaultdict(list)
     for turn in turns:
         if turn.next_gap_s is not None:
@@ -99,11 +98,11 @@ def summarize(recording: Recording) -> Summary:
         cache_hit_ratio=cached / prompt if prompt else 0.0,
         prompt_tokens=prompt,
         cached_tokens=cached,
-        saved_tokens=sum(saved),
+        claimed_tokens=sum(turn.claimed_tokens for turn in turns),
+        saved_tokens=sum(turn.saved_tokens for turn in turns),
         saved_s=sum(turn.saved_s for turn in turns),
-        wasted_block_s=sum(
-            pin.kv_blocks * pin.lived_s for pin in ended if pin.outcome != "claimed"
-        ),
+        wasted_block_s=wasted_block_s,
+        idle_block_s=unclaimed_block_s - wasted_block_s,
         wait=Spread.of([turn.wait_s for turn in turns if turn.wait_s is not None]),
         pin=Spread.of([pin.lived_s for pin in ended]),
         outcomes=dict(Counter(_outcome(pin) for pin in pins)),
@@ -114,6 +113,19 @@ def summarize(recording: Recording) -> Summary:
             for tool, values in sorted(gaps.items(), key=lambda kv: -len(kv[1]))
         },
     )
+
+
+def _unclaimed(recording: Recording) -> tuple[float, float]:
+    """Block-seconds of unclaimed pins: while a request lacked memory, and in all."""
+    wanted = {run: recording.wanted(run) for run in recording.runs}
+    wasted, held = 0.0, 0.0
+    for log, turn in recording.turns():
+        pin = turn.pin
+        if pin is not None and pin.outcome != "claimed":
+            held += pin.kv_blocks * pin.lived_s
+            in_vain = held_in_vain(pin, wanted.get(log.run, []))
+            wasted += pin.kv_blocks * sum(end - start for start, end in in_vain)
+    return wasted, held
 
 
 def _outcome(pin: PinLog) -> str:

@@ -11,9 +11,10 @@ from ttlcache.events import Arrival
 from ttlcache.fairness import Place
 from ttlcache.identity import Identifier
 from ttlcache.owed import RoomOwed
+from ttlcache.pins import Pin
 from ttlcache.places import Places
 from ttlcache.programs import Program, client_key
-from ttlcache.requests import RequestRecord, wait_kind
+from ttlcache.requests import Claim, RequestRecord, wait_kind
 from ttlcache.retention import Retention
 from ttlcache.tables import Tables
 from ttlcache.turns import TurnBook
@@ -87,17 +88,29 @@ class Arrivals:
             record.prefill_from_s, record.reloads = now_s, False
         pin = tables.pins.get(record.pin_id)
         record.pin_id = None
-        tables.journal.admit(now_s, record, cached_tokens, pin, tables.costs, not first)
+        claim = None if pin is None else self._claim(pin, cached_tokens)
+        tables.journal.admit(now_s, record, cached_tokens, claim, not first)
+        record.refused_s = None
         if first:
             kind = wait_kind(record, cached_tokens, pin)
             tables.metrics.observe("wait_seconds", now_s - record.queued_s, kind)
         if pin is not None:
-            saved = min(cached_tokens, pin.kv_tokens)
-            tables.metrics.count("prefill_tokens_saved", by=saved)
             self.turns.end_pin(pin, PinOutcome.CLAIMED)
         elif first and record.lost_its_kv(cached_tokens):
             tables.metrics.count("evicted_returns")
             tables.costs.observe_return_wait(now_s - record.queued_s)
+
+    def _claim(self, pin: Pin, cached_tokens: int) -> Claim:
+        """What the claim spares the engine, against plain vLLM's prefix cache."""
+        tables = self.tables
+        claimed = min(cached_tokens, pin.kv_tokens)
+        behind_blocks = int(tables.backlog.tokens / tables.block_tokens)
+        kept = int(min(tables.holder.claim(pin.pin_id, behind_blocks), claimed))
+        tables.metrics.count("claimed_tokens", by=claimed)
+        tables.metrics.count("prefill_tokens_saved", by=claimed - kept)
+        saved_s = tables.costs.prefill_s(claimed, kept) if claimed > kept else 0.0
+        tables.backlog.on_saved(claimed - kept, saved_s)
+        return Claim(pin.pin_id, claimed, claimed - kept, saved_s)
 
     def _tests_the_tier(self, record: RequestRecord) -> bool:
         """Whether what the request finds below tells how much the tier keeps.
@@ -125,6 +138,7 @@ class Arrivals:
             place,
             arrival.num_tokens,
         )
+        self.tables.backlog.on_busy()
         self.tables.requests[arrival.request_id] = record
         return record
 

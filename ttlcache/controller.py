@@ -263,6 +263,12 @@ class Controller:
         lack = self._entrance.lack_blocks(record, kv_blocks)
         return freed + self.reclaimer.take_for_newcomer(record.program, lack)
 
+    def refuse(self, request_id: str) -> None:
+        """A waiting request lacks memory, or room that others are to have."""
+        record = self.requests.get(request_id)
+        if record is not None and record.refused_s is None:
+            record.refused_s = self._clock.now_s()
+
     def admit(self, request_id: str, cached_tokens: int) -> None:
         """The request got its blocks: it claims its pin.
 

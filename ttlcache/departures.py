@@ -115,6 +115,8 @@ class Departures:
         """The request is gone; somebody else may continue a turn it did not claim."""
         program, pins = record.program, self.tables.pins
         program.in_flight -= 1
+        if not self.tables.requests:
+            self.tables.backlog.on_idle()
         if program.ended and not program.in_flight:
             self.admission.leaves(program, self.tables.clock.now_s())
         pin = pins.get(record.pin_id)

@@ -76,6 +76,19 @@ class Shrunk(NamedTuple):
 class BlockHolder(Protocol):
     """The adapter's side of a pin: references on the engine's KV blocks."""
 
+    def claim(self, pin_id: int, behind_blocks: int) -> float:
+        """A request that has its blocks claims a pin, which it releases next.
+
+        Args:
+            behind_blocks: that plain vLLM would have taken before this request's, for
+                prefills which pins spared (`ttlcache.backlog`).
+
+        Returns:
+            Tokens of the turn, from its beginning, that plain vLLM's prefix cache
+            would still have; `math.inf` for all.
+        """
+        ...
+
     def release(self, pin_id: int) -> int:
         """Drop all references of a pin; returns how many blocks became free."""
         ...

@@ -116,7 +116,7 @@ def _group(name: str, turns: Sequence[TurnLog], max_ttl_s: float) -> Group:
 def claim_text(turn: TurnLog, before: TurnLog | None, *, first: bool) -> str:
     """Which pin a turn claimed, or why it claimed none."""
     if turn.claimed_pin is not None:
-        return f"claimed pin {turn.claimed_pin}, {turn.saved_s:.3g} s of prefill saved"
+        return f"claimed pin {turn.claimed_pin}{_saved_text(turn)}"
     if turn.wait_s is None:
         return "never got memory"
     if first:
@@ -126,6 +126,17 @@ def claim_text(turn: TurnLog, before: TurnLog | None, *, first: bool) -> str:
     if before is None:
         return "the turn before it is not in this recording"
     return _lost_text(turn, before)
+
+
+def _saved_text(turn: TurnLog) -> str:
+    """What the claim was worth, against plain vLLM's prefix cache."""
+    claimed, saved = turn.claimed_tokens, turn.saved_tokens
+    if not saved:
+        return f": {claimed:,} tokens, all of which plain vLLM would have kept"
+    return (
+        f": {claimed:,} tokens, of which plain vLLM would have evicted {saved:,}, "
+        f"{turn.saved_s:.3g} s of prefill saved"
+    )
 
 
 def _lost_text(turn: TurnLog, before: TurnLog) -> str:

@@ -14,12 +14,11 @@ from ttlcache.recorder import Recorder
 
 if TYPE_CHECKING:
     from ttlcache.continuation import Continuation
-    from ttlcache.costs import CostModel
     from ttlcache.events import Arrival, Finish
     from ttlcache.pins import Pin
     from ttlcache.policies.base import View
     from ttlcache.programs import Program, Turn
-    from ttlcache.requests import RequestRecord
+    from ttlcache.requests import Claim, RequestRecord
     from ttlcache.types import Decision, IdentityRule, PinOutcome, TurnFacts
 
 #: Kind of event -> its fields. "turn" is a number that no two turns of a run share.
@@ -29,7 +28,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
         *("follows", "gap_s", "context_tokens", "reusable_tokens", "pin", "rejected"),
     ),
     "admit": (
-        *("program", "turn", "wait_s", "cached_tokens", "pin", "saved_s", "again"),
+        *("program", "turn", "wait_s", "cached_tokens", "pin", "claimed_tokens"),
+        *("saved_tokens", "saved_s", "memory_wait_s", "again"),
     ),
     "first_token": ("program", "turn", "prefill_s", "computed_tokens"),
     "finish": ("program", "turn", "completed", "prompt_tokens", "tokens"),
@@ -69,11 +69,10 @@ class NullJournal:
         now_s: float,
         record: RequestRecord,
         cached_tokens: int,
-        pin: Pin | None,
-        costs: CostModel,
+        claim: Claim | None,
         again: bool,
     ) -> None:
-        """It got its blocks; `pin` is what it claimed."""
+        """It got its blocks."""
 
     def first_token(
         self, now_s: float, record: RequestRecord, seconds: float, prompt_tokens: int
@@ -157,11 +156,10 @@ class Journal(NullJournal):
         now_s: float,
         record: RequestRecord,
         cached_tokens: int,
-        pin: Pin | None,
-        costs: CostModel,
+        claim: Claim | None,
         again: bool,
     ) -> None:
-        saved = 0 if pin is None else min(cached_tokens, pin.kv_tokens)
+        claimed = (None, 0, 0, 0.0) if claim is None else claim
         self._put(
             now_s,
             "admit",
@@ -170,8 +168,8 @@ class Journal(NullJournal):
                 record.seq,
                 now_s - record.queued_s,
                 cached_tokens,
-                None if pin is None else pin.pin_id,
-                costs.prefill_s(saved) if saved else 0.0,
+                *claimed,
+                record.memory_wait_s(now_s),
                 again,
             ),
         )

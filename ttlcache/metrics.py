@@ -22,8 +22,9 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
         "tool_class/outcome",
     ),
     "pins_started": ("Pins started.", None),
+    "claimed_tokens": ("Prompt tokens served from a claimed pin.", None),
     "prefill_tokens_saved": (
-        "Prompt tokens served from a claimed pin instead of being prefilled.",
+        "Of those, the ones that plain vLLM's prefix cache would have evicted.",
         None,
     ),
     "turns_identified": ("Requests by the rule that found their program.", "rule"),

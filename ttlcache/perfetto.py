@@ -81,6 +81,7 @@ def _turn(
         "prompt_tokens": turn.prompt_tokens,
         "cached_tokens": turn.cached_tokens,
         "claimed_pin": turn.claimed_pin,
+        "saved_tokens": turn.saved_tokens,
         "rule": turn.rule,
     }
     name = "turn" if turn.finish_s is not None else "turn, unfinished"

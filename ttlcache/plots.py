@@ -17,14 +17,21 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from ttlcache.perfetto import pinned_over_time
-from ttlcache.recording import ProgramLog, Recording
+from ttlcache.recording import (
+    Interval,
+    ProgramLog,
+    Recording,
+    held_in_vain,
+)
 
-#: Kinds of bar, with colours that differ in lightness too.
+#: Kinds of bar, later ones over earlier ones; colours differ in lightness, too.
 COLOURS = {
     "waiting": "#c8332b",
     "running": "#22577a",
     "pinned, claimed": "#80c490",
+    "idle memory, pinned": "#cfe3f5",
     "pinned in vain": "#e6b655",
+    "pinned, no next turn": "#8d5a97",
     "gap, not pinned": "#dcdcdc",
 }
 _HELD, _POOL = COLOURS["pinned, claimed"], COLOURS["running"]
@@ -63,8 +70,9 @@ def timeline(recording: Recording, axis: Axes) -> None:
     """One row a program: waiting, running, and what its KV did in the gaps."""
     programs = recording.programs[:_MAX_PROGRAMS]
     origin_s = programs[0].arrive_s
+    wanted = {log.run: recording.wanted(log.run) for log in programs}
     for row, log in enumerate(programs):
-        for kind, bars in _bars(log, origin_s).items():
+        for kind, bars in spans_of(log, wanted[log.run], origin_s).items():
             axis.broken_barh(
                 bars, (row - 0.4, 0.8), facecolors=COLOURS[kind], linewidth=0
             )
@@ -78,12 +86,15 @@ def timeline(recording: Recording, axis: Axes) -> None:
     axis.set_title(f"Programs over time{part}", loc="left")
     handles = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items()]
     axis.figure.legend(
-        handles=handles, loc="outside lower center", ncols=5, frameon=False
+        handles=handles, loc="outside lower center", ncols=4, frameon=False
     )
 
 
-def _bars(log: ProgramLog, origin_s: float) -> dict[str, list[tuple[float, float]]]:
-    bars: dict[str, list[tuple[float, float]]] = {kind: [] for kind in COLOURS}
+def spans_of(
+    log: ProgramLog, wanted: Sequence[Interval], origin_s: float
+) -> dict[str, list[Interval]]:
+    """(start, length) of each kind. wanted: when a request lacked memory."""
+    bars: dict[str, list[Interval]] = {kind: [] for kind in COLOURS}
     for turn in log.turns:
         arrive_s = turn.arrive_s - origin_s
         wait_s = turn.wait_s or 0.0
@@ -93,14 +104,22 @@ def _bars(log: ProgramLog, origin_s: float) -> dict[str, list[tuple[float, float
         finish_s = turn.finish_s - origin_s
         bars["running"].append((arrive_s + wait_s, finish_s - arrive_s - wait_s))
         held_s = turn.pin.lived_s if turn.pin is not None else 0.0
-        if held_s:
-            claimed = turn.pin is not None and turn.pin.outcome == "claimed"
-            kind = "pinned, claimed" if claimed else "pinned in vain"
+        if turn.pin is not None and held_s:
+            is_claimed = turn.pin.outcome == "claimed"
+            kind = "pinned, claimed" if is_claimed else "idle memory, pinned"
             bars[kind].append((finish_s, held_s))
+            # Drawn over what was idle around it.
+            is_last = turn.next_gap_s is None
+            kind = "pinned, no next turn" if is_last else "pinned in vain"
+            bars[kind] += _lengths(held_in_vain(turn.pin, wanted), origin_s)
         if turn.next_gap_s is not None and turn.next_gap_s > held_s:
             left = (finish_s + held_s, turn.next_gap_s - held_s)
             bars["gap, not pinned"].append(left)
     return bars
+
+
+def _lengths(intervals: Sequence[Interval], origin_s: float) -> list[Interval]:
+    return [(start_s - origin_s, end_s - start_s) for start_s, end_s in intervals]
 
 
 def _literal(name: str) -> str:

@@ -6,10 +6,14 @@ All times are seconds since 1970.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+#: (start, end) in seconds.
+Interval = tuple[float, float]
 
 
 class RecordingError(ValueError):
@@ -72,7 +76,10 @@ class TurnLog:
     """One request from arrival to the arrival of the turn that went on from it.
 
     gap_s: of the gap before it; next_gap_s: after it, None if nobody came.
-    claimed_pin, saved_s: the pin it took over and the prefill seconds that spared.
+    claimed_pin, claimed_tokens: the pin it took over and what that held of its prompt.
+    saved_tokens, saved_s: of those, what plain vLLM's prefix cache would have evicted,
+        and the prefill that this spared.
+    memory_wait_s: for so long before it got its memory that was refused to it.
     """
 
     turn: int
@@ -88,7 +95,10 @@ class TurnLog:
     wait_s: float | None = None
     cached_tokens: int = 0
     claimed_pin: int | None = None
+    claimed_tokens: int = 0
+    saved_tokens: int = 0
     saved_s: float = 0.0
+    memory_wait_s: float = 0.0
     preemptions: int = 0
     prefill_s: float | None = None
     finish_s: float | None = None
@@ -155,10 +165,43 @@ class Recording:
             found.append(0.0 if pin is None else pin.end_s or pin.start_s)
         return max(found, default=0.0)
 
+    def wanted(self, run: str) -> list[Interval]:
+        """When a waiting request lacked memory in that run: disjoint, ascending."""
+        waits = sorted(
+            (admitted_s - turn.memory_wait_s, admitted_s)
+            for log, turn in self.turns()
+            if log.run == run and turn.wait_s is not None and turn.memory_wait_s
+            for admitted_s in (turn.arrive_s + turn.wait_s,)
+        )
+        found: list[Interval] = []
+        for start_s, end_s in waits:
+            if found and start_s <= found[-1][1]:
+                found[-1] = (found[-1][0], max(end_s, found[-1][1]))
+            else:
+                found.append((start_s, end_s))
+        return found
+
     def turns(self) -> Iterator[tuple[ProgramLog, TurnLog]]:
         for program in self.programs:
             for turn in program.turns:
                 yield program, turn
+
+
+def held_in_vain(pin: PinLog, wanted: Sequence[Interval]) -> list[Interval]:
+    """When an unclaimed pin held what a waiting request lacked.
+
+    wanted: as `Recording.wanted` gives it. A pin that still lives has none.
+    """
+    if pin.end_s is None or pin.outcome == "claimed":
+        return []
+    first = max(0, bisect_right(wanted, (pin.start_s, math.inf)) - 1)
+    found = []
+    for start_s, end_s in wanted[first:]:
+        if start_s >= pin.end_s:
+            break
+        if end_s > pin.start_s:
+            found.append((max(start_s, pin.start_s), min(end_s, pin.end_s)))
+    return found
 
 
 def load(place: Path) -> Recording:

@@ -100,7 +100,11 @@ class Reader:
         turn.wait_s = line["wait_s"]
         turn.cached_tokens = line["cached_tokens"]
         turn.claimed_pin = line["pin"]
-        turn.saved_s = line["saved_s"]
+        if "saved_tokens" in line:  # before, all that was claimed counted as saved
+            turn.claimed_tokens = line["claimed_tokens"]
+            turn.saved_tokens = line["saved_tokens"]
+            turn.saved_s = line["saved_s"]
+            turn.memory_wait_s = line["memory_wait_s"]
         before = self._turns.get((self._run, turn.follows or 0))
         if before is not None and turn.claimed_pin is not None:
             before.next_claimed = True

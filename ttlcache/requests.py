@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ttlcache.fairness import Place
 from ttlcache.hints import Hints
@@ -11,6 +12,20 @@ from ttlcache.programs import Program
 
 #: A return whose cache hit is below this share of its context lost its KV.
 EVICTED_BELOW = 0.5
+
+
+class Claim(NamedTuple):
+    """A pin that a request took over.
+
+    tokens: of its prompt, served from the pin.
+    saved_tokens, saved_s: of those, what plain vLLM's prefix cache would have evicted,
+        and the seconds of prefill that it would cost.
+    """
+
+    pin_id: int
+    tokens: int
+    saved_tokens: int
+    saved_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +46,7 @@ class RequestRecord:
     reusable_tokens: int = 0  # context of the turn it continues that it repeats
     promoted_s: float | None = None  # when its ordering's anti-starvation rule struck
     pin_id: int | None = None  # the pin it will claim
+    refused_s: float | None = None  # when memory was first refused to it
     admitted_s: float | None = None
     cached_tokens: int = 0
     lower_epoch: int | None = None  # in which the turn it continues was left below
@@ -40,6 +56,10 @@ class RequestRecord:
     first_token_s: float | None = None
     prefill_from_s: float | None = None  # once reloaded or preempted; else `admitted_s`
     reloads: bool = False  # since it was last admitted
+
+    def memory_wait_s(self, now_s: float) -> float:
+        """For how long memory has been refused to it."""
+        return 0.0 if self.refused_s is None else now_s - self.refused_s
 
     def lost_its_kv(self, cached_tokens: int) -> bool:
         """Whether so few tokens found in GPU memory mean that it was evicted."""

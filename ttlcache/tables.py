@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ttlcache.backlog import Backlog
 from ttlcache.clock import Clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache.costs import CostModel
@@ -35,6 +36,7 @@ class Tables:
         though the tier has room: it was away, or everything was reset.
     last_decision: what the policy said of the request that finished last, None where it
         was not asked: nobody continues such a turn, or nothing is retained.
+    backlog: of plain vLLM, for what counts as saved.
     """
 
     config: TTLCacheConfig
@@ -54,6 +56,10 @@ class Tables:
     lower_tier: str | None = None
     lower_epoch: int = 0
     last_decision: Decision | None = None
+    backlog: Backlog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.backlog = Backlog(self.clock)
 
     def computed_share(self) -> float:
         """Of the seconds that a lost context costs, those of prefill; 1 without a tier.

@@ -72,6 +72,7 @@ USES: dict[str, tuple[str, ...]] = {
         "touch(blocks)",
         "free_blocks(ordered_blocks)",
         "get_num_free_blocks()",
+        "get_new_blocks(num_blocks)",
         *("blocks", "num_gpu_blocks", "hash_block_size"),
     ),
     _CORE + "kv_cache_utils.py::KVCacheBlock": (

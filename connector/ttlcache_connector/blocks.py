@@ -7,6 +7,8 @@ prefix caching.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ttlcache.events import Shrunk
 from ttlcache.types import Pressure
+from ttlcache_connector.plain_lru import PlainLRU
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -61,6 +64,9 @@ class PinLedger:
         self.waiting_blocks = 0  # what the head of the queue lacked last
         self._group_block_tokens = tuple(group_block_tokens)
         self._queue_counts = queue_counts
+        self.plain_lru = PlainLRU(pool)
+        # By pin: how many blocks plain vLLM takes until it has none of the turn's left.
+        self._evicted_at: dict[int, int] = {}
         self._held: dict[int, list[KVCacheBlock]] = {}
         self._refs: Counter[int] = Counter()
         # What turns past their time reference: neither pinned nor free.
@@ -83,17 +89,50 @@ class PinLedger:
             blocks += [b for b in own if b.block_hash is not None and not b.is_null]
         return Candidate(blocks, kv_tokens, _footprint(blocks))
 
+    def count_uncached(self, block_ids: tuple[list[int], ...]) -> int:
+        """Blocks at the end of a request that have no hash, in all groups."""
+        table, count = self.pool.blocks, 0
+        for ids in block_ids:
+            for block_id in reversed(ids):
+                if _can_be_hit(table[block_id]):
+                    break
+                count += not table[block_id].is_null
+        return count
+
     def count_unpinned(self, blocks: Sequence[KVCacheBlock]) -> int:
         pinned = sum(map(self._refs.__contains__, ids_of(blocks)))
         return len(blocks) - pinned
 
-    def hold(self, pin_id: int, blocks: Sequence[KVCacheBlock]) -> None:
-        """Reference `blocks` for a pin; they must be referenced or free now."""
+    def hold(
+        self, pin_id: int, blocks: Sequence[KVCacheBlock], rest_blocks: int = 0
+    ) -> None:
+        """Reference `blocks` for a pin; they must be referenced or free now.
+
+        rest_blocks: of the turn, behind these, which are not pinned.
+        """
+        ahead = self._plain_free_blocks()
         self.pool.touch(blocks)
+        turn_blocks = len(blocks) + rest_blocks if self.is_divisible else 0
+        self._evicted_at[pin_id] = self.plain_lru.taken_blocks + ahead + turn_blocks
         self._held[pin_id] = list(blocks)
         self._refs.update(ids_of(blocks))
 
+    def claim(self, pin_id: int, behind_blocks: int) -> float:
+        blocks = self._held.get(pin_id, [])
+        taken_blocks = self.plain_lru.taken_at_lookup + behind_blocks
+        left = self._evicted_at.get(pin_id, 0) - taken_blocks
+        if not self.is_divisible and left >= 0:
+            return math.inf
+        kept = max(left, _count_shared(blocks)) if self.is_divisible else 0
+        self.plain_lru.on_recompute(max(0, len(blocks) - kept))
+        return kept * self._group_block_tokens[0]
+
+    def _plain_free_blocks(self) -> int:
+        """Blocks that plain vLLM would have free: all that no request references."""
+        return self.pool.get_num_free_blocks() + len(self._refs)
+
     def release(self, pin_id: int) -> int:
+        self._evicted_at.pop(pin_id, None)
         return self._drop(self._held.pop(pin_id, []))
 
     def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
@@ -195,6 +234,14 @@ def _footprint(blocks: Sequence[KVCacheBlock]) -> float:
         return float(len(users))  # as most often: nobody shares any
     counts = Counter(users)
     return sum(count / max(1, each) for each, count in counts.items())
+
+
+def _count_shared(blocks: Sequence[KVCacheBlock]) -> int:
+    """Leading blocks in use by more than one pin and the request that claims it.
+
+    Whatever uses a block uses all before it.
+    """
+    return bisect_left(blocks, True, key=lambda block: block.ref_cnt <= 2)
 
 
 def _can_be_hit(block: KVCacheBlock) -> bool:

@@ -126,6 +126,7 @@ class DemotingLedger(EndedTurns):
             self._keep(request_id, program, list(rest), users=1, first=pinned_blocks)
 
     def release(self, pin_id: int) -> int:
+        self._evicted_at.pop(pin_id, None)
         turn = self._turn_of.pop(pin_id, None)
         ending, self._ending = self._ending, None
         if turn is None or ending is None:

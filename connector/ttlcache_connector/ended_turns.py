@@ -132,6 +132,10 @@ class EndedTurns(PinLedger):
         most = pressure.pool_blocks - pressure.pinned_blocks
         return pressure._replace(free_blocks=min(free, most))
 
+    def _plain_free_blocks(self) -> int:
+        free = super()._plain_free_blocks() + len(self._ended_refs)
+        return min(free, self.pool_blocks)
+
     def _keep(
         self,
         request_id: str,

@@ -85,6 +85,8 @@ class SchedulerSide(QueueAnswers):
     @guarded()
     def note_local_hit(self, request: Request, num_computed_tokens: int) -> None:
         self._local_hits[request.request_id] = num_computed_tokens
+        if self.ledger is not None:
+            self.ledger.plain_lru.on_lookup()
 
     @guarded()
     def asked_below(self, request: Request) -> None:
@@ -159,7 +161,9 @@ class SchedulerSide(QueueAnswers):
             )
         )
         if order is not None:
-            ledger.hold(order.pin_id, candidate.blocks[: order.kv_blocks])
+            pinned = candidate.blocks[: order.kv_blocks]
+            ledger.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
+        ledger.plain_lru.on_uncached_freed(ledger.count_uncached(block_ids))
         if self._demoting is not None:
             if record is not None:
                 self._let_down(request, record.program, candidate.blocks, order)

@@ -20,7 +20,7 @@ from bench.replay import Failure
 from bench.workloads import longest_context
 from ttlcache_connector.serve_tiers import TierOptions
 
-NO_PINS = EngineCounters(100, 40, 2.0, 4, 0, {}, 0, 0, 0, 0)
+NO_PINS = EngineCounters(100, 40, 2.0, 4, 0, {}, 0, 0, 0, 0, 0)
 
 
 def record(logprob: float = -1.0, token: int = 7) -> TurnRecord:
@@ -165,6 +165,14 @@ def test_the_table_shows_all_arms_ratios_and_unknown_outcomes() -> None:
     console = Console(file=io.StringIO(), width=100)
     console.print(grid)
     assert "ttlcache+lmcache" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_savings_are_told_beside_what_the_arms_measure() -> None:
+    plain = arm("vanilla", replace(record(), cached_tokens=10))
+    ours = arm("ttlcache", record(), replace(NO_PINS, prefill_tokens_saved=27))
+    saved = demo_report.savings(plain, ours)
+    assert saved == {"told_tokens": 27, "measured_tokens": 30, "ratio": 0.9}
+    assert demo_report.savings(ours, ours)["ratio"] is None
 
 
 def test_versions_name_python_and_skip_what_is_absent() -> None:

@@ -35,7 +35,7 @@ def test_next_turn_claims_the_pin(make_engine, clock, async_scheduling):
         "A-2", context + [7] * 30, hints={"program_id": "A", "is_last_step": True}
     )
     assert totals(engine)["pins:claimed"] == 1
-    assert totals(engine)["prefill_tokens_saved"] == 160
+    assert totals(engine)["claimed_tokens"] == 160
     assert pinned(engine) == 0
     assert free(engine) == 39
 
@@ -279,7 +279,7 @@ def test_hybrid_groups_pin_window_and_full_attention_together(
         "A-2", context + [7] * 30, hints={"program_id": "A", "is_last_step": True}
     )
     assert totals(engine)["pins:claimed"] == 1
-    assert totals(engine)["prefill_tokens_saved"] == 160
+    assert totals(engine)["claimed_tokens"] == 160
     assert free(engine) == 79
 
 

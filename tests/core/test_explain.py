@@ -39,10 +39,17 @@ def before(**changes: object) -> TurnLog:
     ("now", "earlier", "first", "text"),
     [
         (
-            turn(claimed_pin=7, saved_s=1.25),
+            turn(claimed_pin=7, claimed_tokens=160, saved_tokens=96, saved_s=1.25),
             before(),
             False,
-            "claimed pin 7, 1.25 s of prefill saved",
+            "claimed pin 7: 160 tokens, of which plain vLLM would have evicted 96, "
+            "1.25 s of prefill saved",
+        ),
+        (
+            turn(claimed_pin=7, claimed_tokens=160),
+            before(),
+            False,
+            "claimed pin 7: 160 tokens, all of which plain vLLM would have kept",
         ),
         (turn(wait_s=None), before(), False, "never got memory"),
         (turn(follows=None), None, True, "first turn: nothing to claim"),

@@ -212,7 +212,7 @@ def test_no_wedge_a_stalled_request_gets_in_over_any_pins():
     pin_blocks(engine, "B", 4)
     engine.arrive("a", [*context, 1, 2, 3, 4], program="A")
     assert engine.admit("a")
-    assert engine.controller.metrics.totals["prefill_tokens_saved", ""] == 3
+    assert engine.controller.metrics.totals["claimed_tokens", ""] == 3
     engine.check()
 
 

@@ -70,7 +70,7 @@ def test_a_retry_holds_the_pin_that_its_first_try_holds():
     engine.check()
     assert engine.admit("r3")
     assert outcomes(engine) == {PinOutcome.CLAIMED: 1}
-    assert engine.controller.metrics.totals["prefill_tokens_saved", ""] == 12
+    assert engine.controller.metrics.totals["claimed_tokens", ""] == 12
     assert gaps(engine) == [3.0]  # the gap ended once, with the first try
     engine.check()
 

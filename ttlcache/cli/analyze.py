@@ -40,9 +40,11 @@ def _facts(summary: Summary) -> Table:
         ("makespan", seconds(summary.makespan_s)),
         ("cache hit ratio", f"{summary.cache_hit_ratio:.1%}"),
         ("prompt tokens", f"{summary.prompt_tokens:,}"),
-        ("prefill saved by pins, tokens", f"{summary.saved_tokens:,}"),
-        ("prefill saved by pins", seconds(summary.saved_s)),
+        ("served from pins, tokens", f"{summary.claimed_tokens:,}"),
+        ("of those, plain vLLM would have evicted", f"{summary.saved_tokens:,}"),
+        ("prefill saved by that", seconds(summary.saved_s)),
         ("held in vain, block-seconds", f"{summary.wasted_block_s:,.0f}"),
+        ("idle memory held, block-seconds", f"{summary.idle_block_s:,.0f}"),
         ("preemptions", f"{summary.preemptions:,}"),
     ]
     rows += [(f"pins {name}", f"{n:,}") for name, n in sorted(summary.outcomes.items())]

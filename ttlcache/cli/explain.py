@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ttlcache.cli.common import fail, plain, read, seconds
 from ttlcache.explain import Group, Verdict, by_tool, verdicts
-from ttlcache.recording import ProgramLog, Recording
+from ttlcache.recording import Interval, ProgramLog, Recording, held_in_vain
 
 
 def explain(
@@ -37,7 +37,7 @@ def explain(
     for verdict in found:
         _print_turn(verdict, console)
     groups = by_tool(log, max_ttl_s)
-    console.print(_sums(log, found, groups[0]))
+    console.print(_sums(log, found, groups[0], recording.wanted(log.run)))
     if groups[0].turns:
         console.print(_groups(groups))
 
@@ -85,20 +85,26 @@ def _print_turn(verdict: Verdict, console: Console) -> None:
         )
 
 
-def _sums(log: ProgramLog, found: list[Verdict], whole: Group) -> Table:
+def _sums(
+    log: ProgramLog, found: list[Verdict], whole: Group, wanted: list[Interval]
+) -> Table:
     grid = Table(title=f"program {plain(log.program)}", title_justify="left", box=None)
     grid.add_column("")
     grid.add_column("", justify="right")
-    in_vain = [
-        v.turn.pin.lived_s
-        for v in found
-        if v.turn.pin is not None and v.turn.pin.outcome not in (None, "claimed")
-    ]
+    pins = [turn.pin for turn in log.turns if turn.pin is not None]
+    unclaimed_s = sum(pin.lived_s for pin in pins if pin.outcome != "claimed")
+    in_vain_s = sum(e - s for pin in pins for s, e in held_in_vain(pin, wanted))
     for name, value in (
         ("turns", str(len(found))),
         ("claimed a pin", str(sum(v.claimed for v in found))),
-        ("prefill saved", seconds(sum(v.turn.saved_s for v in found))),
-        ("held in vain", seconds(sum(in_vain))),
+        ("tokens served from pins", f"{sum(t.claimed_tokens for t in log.turns):,}"),
+        (
+            "of those, plain vLLM would have evicted",
+            f"{sum(t.saved_tokens for t in log.turns):,}",
+        ),
+        ("prefill saved by that", seconds(sum(t.saved_s for t in log.turns))),
+        ("held in vain", seconds(in_vain_s)),
+        ("held while nobody wanted the memory", seconds(unclaimed_s - in_vain_s)),
         ("regret against the oracle", seconds(whole.cost_s - whole.oracle_s)),
         (
             f"regret against the best constant, {seconds(whole.constant_ttl_s)}",
@@ -137,6 +143,8 @@ def _plain(verdict: Verdict) -> dict[str, object]:
         "cached_tokens": turn.cached_tokens,
         "claimed": verdict.claimed,
         "claim": verdict.claim,
+        "claimed_tokens": turn.claimed_tokens,
+        "saved_tokens": turn.saved_tokens,
         "saved_s": turn.saved_s,
         "tool": decided.tool if decided else None,
         "ttl_s": decided.ttl_s if decided else None,

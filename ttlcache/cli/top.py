@@ -88,7 +88,8 @@ def summary_line(engine: dict[str, Any]) -> str:
         f"{gauges.get('pinned_blocks', 0) / pool:.0%} of {pool:.0f} blocks, "
         f"{gauges.get('free_blocks', 0) / pool:.0%} free; pins claimed {rate} of "
         f"{all_pins} ({', '.join(f'{k} {v}' for k, v in sorted(ended.items()))}); "
-        f"{totals.get('prefill_tokens_saved', 0):,} tokens of prefill saved{off}"
+        f"{totals.get('claimed_tokens', 0):,} tokens served from pins, of which plain "
+        f"vLLM would have evicted {totals.get('prefill_tokens_saved', 0):,}{off}"
     )
 
 

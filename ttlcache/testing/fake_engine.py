@@ -237,7 +237,8 @@ class FakeEngine:
             )
         )
         if order is not None:
-            self.holder.hold(order.pin_id, blocks[: order.kv_blocks])
+            rest_blocks = len(blocks) - order.kv_blocks
+            self.holder.hold(order.pin_id, blocks[: order.kv_blocks], rest_blocks)
         self.holder.drop(request.blocks)
         self._count_queue()
         return order

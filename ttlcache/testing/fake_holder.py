@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -27,6 +28,9 @@ class FakeHolder:
         self.num_running = 0
         self.num_waiting = 0
         self.waiting_blocks = 0
+        self.taken_blocks = 0  # for new content, or by plain LRU for what pins spared
+        self._taken_at_find = 0
+        self._evicted_at: dict[int, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(pool_blocks))
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
@@ -37,6 +41,7 @@ class FakeHolder:
 
     def find(self, hashes: Sequence[bytes]) -> list[int]:
         """Blocks of the longest prefix that is still there."""
+        self._taken_at_find = self.taken_blocks
         blocks: list[int] = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)
@@ -59,6 +64,7 @@ class FakeHolder:
             if old_hash is not None:
                 del self._block_of[old_hash]
         self.take(blocks)
+        self.taken_blocks += count
         return blocks
 
     def name(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> None:
@@ -79,12 +85,27 @@ class FakeHolder:
                 freed += 1
         return freed
 
-    def hold(self, pin_id: int, blocks: Sequence[int]) -> None:
-        """Carry out a `HoldOrder`."""
+    def hold(self, pin_id: int, blocks: Sequence[int], rest_blocks: int = 0) -> None:
+        """Carry out a `HoldOrder`; rest_blocks: of the turn, behind its pin."""
+        turn_blocks = 0 if self.whole_pins else len(blocks) + rest_blocks
+        ahead = self.free_blocks + len(self.pinned_blocks())
+        self._evicted_at[pin_id] = self.taken_blocks + ahead + turn_blocks
         self.take(blocks)
         self.held[pin_id] = list(blocks)
 
+    def claim(self, pin_id: int, behind_blocks: int) -> float:
+        """What plain LRU would still have, as `BlockHolder` says."""
+        blocks = self.held[pin_id]
+        left = self._evicted_at[pin_id] - self._taken_at_find - behind_blocks
+        if self.whole_pins and left >= 0:
+            return math.inf
+        shared = sum(self.references[block] > 2 for block in blocks)
+        kept = 0 if self.whole_pins else max(left, shared)
+        self.taken_blocks += max(0, len(blocks) - kept)
+        return kept * self.block_tokens
+
     def release(self, pin_id: int) -> int:
+        self._evicted_at.pop(pin_id, None)
         return self.drop(self.held.pop(pin_id, []))
 
     def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:

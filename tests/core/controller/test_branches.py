@@ -32,7 +32,7 @@ def test_a_sub_agent_does_not_disturb_its_parents_pin():
     engine.turn("child", [*PROMPT[:4], 90, 91, 92, 93, 94], program="A", tool="bash")
     assert len(pins(engine)) == 2
     engine.turn("parent2", [*context, 14], program="A")
-    assert total(engine, "prefill_tokens_saved") == 12
+    assert total(engine, "claimed_tokens") == 12
     engine.check()
 
 
@@ -45,7 +45,7 @@ def test_a_rewritten_history_keeps_the_shared_part():
     engine.check()
     engine.admit("r2")
     assert outcomes(engine) == {PinOutcome.CLAIMED: 1}
-    assert total(engine, "prefill_tokens_saved") == 8
+    assert total(engine, "claimed_tokens") == 8
     # What was rewritten cannot be hit: no loss of the engine's.
     assert total(engine, "evicted_returns") == 0
 

@@ -26,7 +26,7 @@ def test_the_next_turn_claims_the_pin():
     assert engine.controller.metrics.observations["gap_seconds"] == [3.0]
     assert engine.admit("r2")
     assert outcomes(engine) == {PinOutcome.CLAIMED: 1}
-    assert total(engine, "prefill_tokens_saved") == 12
+    assert total(engine, "claimed_tokens") == 12
     assert pins(engine) == []
     engine.check()
 
