@@ -151,11 +151,11 @@ def test_damage_is_a_miss(tmp_path: Path, place: str) -> None:
 def test_a_full_disk_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make(tmp_path)
 
-    def no_space(fd: int, data: memoryview) -> int:
+    def no_space(fd: int, data: list[memoryview]) -> int:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(records.os, "write", no_space)
+        patched.setattr(records.os, "writev", no_space)
         assert not store.put(b"a", content(b"a"))
     assert store.find(b"a") is None
     assert store.disk_bytes == 0
