@@ -14,6 +14,7 @@ from bench import gap_replay, gap_report, overhead_recorder, overhead_report
 from bench.abuse.cli import abuse
 from bench.demo import DemoOptions, run_demo
 from bench.demote_cli import demote
+from bench.disk_tier_cli import disk_tier
 from bench.figures.cli import figures
 from bench.fleet.cli import fleet
 from bench.gap_costs import CostSetting
@@ -43,6 +44,7 @@ app.command()(transfer)
 app.command()(abuse)
 app.command("surface")(surface_command)
 app.command()(demote)
+app.command()(disk_tier)
 app.command()(settings)
 app.command()(fleet)
 app.command()(pin_vs_reload)

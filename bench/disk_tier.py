@@ -97,7 +97,7 @@ class Driver:
             loaded = self._adapter.query_load_result(task)
             if loaded is None:
                 return False
-            if not all(loaded.test(i) for i in range(TASK_OBJECTS)):
+            if loaded.popcount() != TASK_OBJECTS:
                 raise DiskTierError("an object was not loaded")
             return True
 

@@ -243,6 +243,8 @@ class TTLL2Adapter(L2AdapterInterface):
             if is_last:
                 finish(done)
 
+        if not count:
+            finish(done)
         for index in range(count):
             pool.submit(one, index)
 

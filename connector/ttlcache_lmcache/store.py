@@ -23,6 +23,8 @@ from ttlcache_lmcache.records import Header
 from ttlcache_lmcache.store_index import Entry, Index, older
 from ttlcache_lmcache.store_moves import Moves, OnRemoved
 
+_log = logging.getLogger(__name__)
+
 
 class TieredStore:
     """See the module's docstring.
@@ -41,7 +43,7 @@ class TieredStore:
         config: TierConfig,
         clock: Clock,
         on_removed: OnRemoved = lambda _gone: None,
-        logger: logging.Logger = logging.getLogger(__name__),
+        logger: logging.Logger = _log,
     ) -> None:
         self._config = config
         self._clock = clock

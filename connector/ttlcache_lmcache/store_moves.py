@@ -180,17 +180,14 @@ class Moves:
                 self._index.drop(entry)
             return entry.is_there
 
-    def on_fault(
-        self, name: str, error: Exception, path: Path | None = None
-    ) -> None:
+    def on_fault(self, name: str, error: Exception, path: Path | None = None) -> None:
         """Count a fault of the disk; the first of its kind is logged."""
         with self._lock:
             self._counts[name] += 1
             is_first = self._counts[name] == 1
         if is_first:
             self._logger.error(
-                "ttlcache: disk tier: %s (%s: %s). Its tokens are prefilled. Later ones "
-                "are counted only, as %s",
+                "ttlcache: disk tier: %s (%s: %s). Later ones are only counted, as %s",
                 FAULTS[name],
                 path or self._config.path,
                 error,
