@@ -2,17 +2,18 @@
 
 Both adapters are made by LMCache's own factory and asked as its controllers ask: tasks
 of several objects, a few under way, objects in LMCache's own memory. Rounds alternate
-which goes first. Nothing is synced by either, so `store` and `load` measure the page
-cache, where a digest weighs most; `cold load` reads from the device.
+which goes first, and each has new objects. Nothing is synced by either, so `store` and `load` measure the page
+cache, where a digest weighs most; `cold load` reads from the device. CPU seconds are
+those of the whole process: on a busy machine they say more than the clock.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import select
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from bench.ratios import Ratio
 from ttlcache_connector.serve_tiers import TierOptions
 
 VERIFIED, UNVERIFIED = "verified", "unverified"
-MEASURES = ("store", "load", "cold load")
+STORE, LOAD, COLD_LOAD = "store", "load", "cold load"
 #: Objects a task: a turn's new chunks.
 TASK_OBJECTS = 8
 _PATIENCE_S = 120.0
@@ -47,6 +48,18 @@ class Shape:
     @property
     def total_bytes(self) -> int:
         return self.objects * self.object_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one pass over all objects."""
+
+    wall_s: float
+    cpu_s: float
+
+
+#: Costs by arm and measure, one a round.
+Costs = dict[str, dict[str, list[Cost]]]
 
 
 class DiskTierError(Exception):
@@ -71,8 +84,8 @@ class Driver:
         self._adapter: Any = create_l2_adapter(config)
         self._shape = shape
 
-    def store(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> float:
-        """Seconds until the last object is reported stored."""
+    def store(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> Cost:
+        """Until the last object is reported stored."""
         submit, done = self._adapter.submit_store_task, {}
 
         def is_done(task: int) -> bool:
@@ -86,8 +99,8 @@ class Driver:
         event_fd = self._adapter.get_store_event_fd()
         return self._run(submit, is_done, event_fd, keys, objects)
 
-    def load(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> float:
-        """Seconds until the last object is loaded; lookups are not counted."""
+    def load(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> Cost:
+        """Until the last object is loaded; lookups are not counted."""
         lookup = self._adapter.submit_lookup_and_lock_task(list(keys), {})
         found = None
         while found is None:
@@ -102,11 +115,10 @@ class Driver:
             return True
 
         event_fd = self._adapter.get_load_event_fd()
-        seconds = self._run(
-            self._adapter.submit_load_task, is_done, event_fd, keys, objects
-        )
+        submit = self._adapter.submit_load_task
+        cost = self._run(submit, is_done, event_fd, keys, objects)
         self._adapter.submit_unlock(list(keys))
-        return seconds
+        return cost
 
     def _run(
         self,
@@ -115,10 +127,10 @@ class Driver:
         event_fd: int,
         keys: Sequence[ObjectKey],
         objects: Sequence[MemoryObj],
-    ) -> float:
+    ) -> Cost:
         poller = select.poll()
         poller.register(event_fd, select.POLLIN)
-        began_s = time.perf_counter()
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
         starts = list(range(0, len(keys), TASK_OBJECTS))
         under_way: set[int] = set()
         while starts or under_way:
@@ -129,7 +141,10 @@ class Driver:
                 raise DiskTierError("no answer")
             os.read(event_fd, 8)
             under_way -= {task for task in under_way if is_done(task)}
-        return time.perf_counter() - began_s
+        return Cost(time.perf_counter() - wall_s, time.process_time() - cpu_s)
+
+    def delete(self, keys: Sequence[ObjectKey]) -> None:
+        self._adapter.delete(list(keys))
 
     def close(self) -> None:
         self._adapter.close()
@@ -138,8 +153,9 @@ class Driver:
 class Bench:
     """Memory as LMCache's L1 has it, filled once, and read back into zeros."""
 
-    def __init__(self, shape: Shape, folder: Path) -> None:
+    def __init__(self, shape: Shape, folder: Path, *, cold: bool = False) -> None:
         self._shape = shape
+        self._cold = cold
         self._folder = folder
         self._memory = MixedMemoryAllocator(2 * shape.total_bytes + (1 << 20))
         size = torch.Size([shape.object_bytes])
@@ -151,47 +167,51 @@ class Bench:
         generator = torch.Generator().manual_seed(0)
         for each in self._from:
             each.raw_data.random_(generator=generator)
-        self._keys = [
-            ObjectKey(i.to_bytes(16, "big"), "model", 0) for i in range(count)
+        disk_gb = 2 * shape.total_bytes / 2**30
+        self._drivers = {
+            arm: Driver(adapter_spec(arm, folder / arm, disk_gb), shape)
+            for arm in (VERIFIED, UNVERIFIED)
+        }
+        self._numbers = itertools.count()
+
+    def one(self, arm: str) -> dict[str, Cost]:
+        """Every measure, of objects that are new."""
+        driver = self._drivers[arm]
+        keys = [
+            ObjectKey(next(self._numbers).to_bytes(16, "big"), "model", 0)
+            for _ in self._from
         ]
+        costs = {STORE: driver.store(keys, self._from)}
+        costs[LOAD] = self._load(driver, keys)
+        if self._cold:
+            forget_pages(self._folder / arm)
+            costs[COLD_LOAD] = self._load(driver, keys)
+        driver.delete(keys)
+        return costs
 
-    def one(self, arm: str) -> dict[str, float]:
-        """Bytes a second of every measure, in a new folder."""
-        folder = self._folder / arm
-        disk_gb = 2 * self._shape.total_bytes / 2**30
-        driver = Driver(adapter_spec(arm, folder, disk_gb), self._shape)
-        try:
-            seconds = {"store": driver.store(self._keys, self._from)}
-            seconds["load"] = self._load(driver)
-            forget_pages(folder)
-            seconds["cold load"] = self._load(driver)
-        finally:
-            driver.close()
-            shutil.rmtree(folder)
-        return {name: self._shape.total_bytes / s for name, s in seconds.items()}
-
-    def _load(self, driver: Driver) -> float:
+    def _load(self, driver: Driver, keys: Sequence[ObjectKey]) -> Cost:
         for each in self._into:
             each.raw_data.zero_()
-        seconds = driver.load(self._keys, self._into)
+        cost = driver.load(keys, self._into)
         pairs = zip(self._from, self._into, strict=True)
         if not all(torch.equal(a.raw_data, b.raw_data) for a, b in pairs):
             raise DiskTierError("other bytes came back")
-        return seconds
+        return cost
 
-    def rounds(self, count: int) -> dict[str, dict[str, list[float]]]:
-        """Bytes a second by arm and measure, one a round."""
-        found = {arm: {m: [] for m in MEASURES} for arm in (VERIFIED, UNVERIFIED)}
+    def rounds(self, count: int) -> Costs:
+        found: Costs = {VERIFIED: {}, UNVERIFIED: {}}
         for arm in found:
-            self.one(arm)  # imports, threads, first touches
+            self.one(arm)  # threads, folders, first touches
         for number in range(count):
             order = list(found) if number % 2 else list(found)[::-1]
             for arm in order:
-                for name, rate in self.one(arm).items():
-                    found[arm][name].append(rate)
+                for name, cost in self.one(arm).items():
+                    found[arm].setdefault(name, []).append(cost)
         return found
 
     def close(self) -> None:
+        for driver in self._drivers.values():
+            driver.close()
         for each in (*self._from, *self._into):
             each.ref_count_down()
         self._memory.close()
@@ -209,7 +229,13 @@ def forget_pages(folder: Path) -> None:
                 os.close(fd)
 
 
-def ratio(found: dict[str, dict[str, list[float]]], measure: str) -> Ratio:
+def throughput(found: Costs, measure: str) -> Ratio:
+    """Verified over unverified, by round, by the clock."""
+    pairs = zip(found[VERIFIED][measure], found[UNVERIFIED][measure], strict=True)
+    return Ratio(tuple(theirs.wall_s / ours.wall_s for ours, theirs in pairs))
+
+
+def bytes_a_cpu_second(found: Costs, measure: str) -> Ratio:
     """Verified over unverified, by round."""
     pairs = zip(found[VERIFIED][measure], found[UNVERIFIED][measure], strict=True)
-    return Ratio(tuple(ours / theirs for ours, theirs in pairs))
+    return Ratio(tuple(theirs.cpu_s / ours.cpu_s for ours, theirs in pairs))

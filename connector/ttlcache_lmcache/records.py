@@ -33,7 +33,7 @@ SUFFIX = ".kv"
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 #: Read and digested in pieces, so that the digest finds them in the core's cache.
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 18
 _TEMPORARY = ".writing"
 _DIGEST_BYTES = 16
 _FIELDS = struct.Struct(f"<8sIIQ{_DIGEST_BYTES}s")

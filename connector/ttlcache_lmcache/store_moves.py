@@ -122,6 +122,7 @@ class Moves:
             return False
         with self._lock:
             entry.is_on_disk = True
+            entry.stamped_s = entry.used_s
             self._index.disk[entry.header.key] = entry
         return True
 
