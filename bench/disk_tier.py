@@ -2,9 +2,10 @@
 
 Both adapters are made by LMCache's own factory and asked as its controllers ask: tasks
 of several objects, a few under way, objects in LMCache's own memory. Rounds alternate
-which goes first, and each has new objects. Nothing is synced by either, so `store` and `load` measure the page
-cache, where a digest weighs most; `cold load` reads from the device. CPU seconds are
-those of the whole process: on a busy machine they say more than the clock.
+which goes first, and each has new objects. Nothing is synced by either, so `store` and
+`load` measure the page cache, where a digest weighs most; `cold load` reads from the
+device. CPU seconds are those of the whole process: on a busy machine they say more than
+the clock.
 """
 
 from __future__ import annotations
