@@ -15,6 +15,7 @@ from bench.above_tier_cli import above_tier
 from bench.abuse.cli import abuse
 from bench.demo import DemoOptions, run_demo
 from bench.demote_cli import demote
+from bench.disk_tier_cli import disk_tier
 from bench.figures.cli import figures
 from bench.fleet.cli import fleet
 from bench.fuzz.cli import fuzz
@@ -46,6 +47,7 @@ app.command()(abuse)
 app.command()(fuzz)
 app.command("surface")(surface_command)
 app.command()(demote)
+app.command()(disk_tier)
 app.command()(settings)
 app.command("above-tier")(above_tier)
 app.command()(fleet)

@@ -30,6 +30,8 @@ VLLM = {
     "vllm:num_requests_waiting",
     "vllm:prompt_tokens_total",
 }
+#: Ours in LMCache's server, as tests/e2e/test_tiers.py sees it.
+LMCACHE = {"lmcache_mp_ttlcache_disk_faults_total": {"kind"}}
 
 
 def metric_labels() -> dict[str, set[str]]:
@@ -47,11 +49,11 @@ def metric_labels() -> dict[str, set[str]]:
         own = {label} if label else set()
         known[f"ttlcache_{name}_bucket"] = own | {"le"}
         known[f"ttlcache_{name}_sum"] = known[f"ttlcache_{name}_count"] = own
-    return known
+    return known | LMCACHE
 
 
 def names_in(expression: str) -> set[str]:
-    return set(re.findall(r"\b(?:ttlcache_|vllm:)\w+", expression))
+    return set(re.findall(r"\b(?:lmcache_mp_|ttlcache_|vllm:)\w+", expression))
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)

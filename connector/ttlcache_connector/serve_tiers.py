@@ -15,6 +15,12 @@ from typing import Any
 _RUN = "import sys; from lmcache.cli.main import main; sys.argv[0] = 'lmcache'; main()"
 
 
+#: On disk, what nobody used for so long is removed, whatever room there is.
+DISK_TTL_S = 30 * 86_400.0
+#: As many store, as many load. LMCache's have 4, which digest nothing.
+DISK_THREADS = 8
+
+
 def _reached_at(host: str) -> str:
     """Where this machine finds a server that listens on all of its addresses."""
     return "127.0.0.1" if host in ("0.0.0.0", "*") else host
@@ -106,13 +112,15 @@ class TierOptions:
         return (ours, "ttlcache_lmcache.server_module") if self.retention else (ours,)
 
     def _disk_adapter(self) -> dict[str, Any]:
+        """Ours: LMCache's own disk tiers give back whatever the file holds by then."""
         return {
-            "type": "fs_native",
-            "base_path": str(self.disk),
-            "max_capacity_gb": self.disk_gb,
-            "eviction": {
-                "eviction_policy": "LRU",
-                "trigger_watermark": 0.9,
-                "eviction_ratio": 0.1,
+            "type": "plugin",
+            "module_path": "ttlcache_lmcache.l2_adapter",
+            "class_name": "TTLL2Adapter",
+            "adapter_params": {
+                "path": str(self.disk),
+                "disk_bytes": round(self.disk_gb * 2**30),
+                "disk_ttl_s": DISK_TTL_S,
+                "num_threads": DISK_THREADS,
             },
         }

@@ -94,6 +94,7 @@ def serve_tiers(
             f"{options.host}:{options.port} is in use. Where an LMCache server runs "
             "there, stop it first; for a second one take another --port and --http-port"
         )
+    _check_disk(options.disk)
     options.segment.unlink(missing_ok=True)  # of a server that was killed
     _warn_of_little_room(options)
     raise typer.Exit(_run(options))
@@ -108,6 +109,20 @@ def _check(*, allow_untested: bool) -> None:
         _fail(f"{error}; for this command it is --allow-untested")
     except TTLCacheError as error:
         _fail(str(error))
+    except ImportError as error:
+        _fail(f"{error}; install both at once: pip install 'ttlcache[vllm,lmcache]'")
+
+
+def _check_disk(folder: Path | None) -> None:
+    """Said here in a line: LMCache would end with a traceback."""
+    try:
+        # Here: needs the package's lmcache extra.
+        from ttlcache_lmcache import disk_index
+
+        if folder is not None:
+            disk_index.unlock_folder(disk_index.lock_folder(folder))
+    except TTLCacheError as error:
+        _fail(f"--disk: {error}")
     except ImportError as error:
         _fail(f"{error}; install both at once: pip install 'ttlcache[vllm,lmcache]'")
 

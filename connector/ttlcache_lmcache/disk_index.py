@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections import Counter
+import re
+import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,10 @@ from ttlcache_lmcache import records
 from ttlcache_lmcache.records import CorruptRecordError, Header
 
 _LOCK_NAME = ".ttlcache.lock"
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+#: Told the fault's name, what was wrong, and with which file.
+OnFault = Callable[[str, Exception, Path], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +35,18 @@ class Found:
 def lock_folder(folder: Path) -> int:
     """Make the folder and keep other processes out; the lock's file descriptor.
 
+    A folder that is there keeps its mode where it holds anything of others; what is
+    below it is closed to them in any case.
+
     Raises:
         ConfigError: not a folder, not writable, or another process has it.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        folder.mkdir(records.FOLDER_MODE, parents=True, exist_ok=True)
+        lock = folder / _LOCK_NAME
+        if all(map(_is_ours, folder.iterdir())):
+            _close_to_others(folder, records.FOLDER_MODE)
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT, records.FILE_MODE)
     except OSError as error:
         raise ConfigError(
             f"key 'path' has value {str(folder)!r}, expected: a writable folder "
@@ -51,18 +63,31 @@ def lock_folder(folder: Path) -> int:
     return fd
 
 
+def _is_ours(path: Path) -> bool:
+    return path.name == _LOCK_NAME or bool(re.fullmatch("[0-9a-f]{2}", path.name))
+
+
+def _close_to_others(path: Path, mode: int) -> None:
+    """What an earlier version, or whoever made the folder, left open."""
+    if path.stat().st_mode & _OTHERS:
+        with contextlib.suppress(PermissionError):  # somebody else's, as in a container
+            path.chmod(mode)
+
+
 def unlock_folder(fd: int) -> None:
     with contextlib.suppress(OSError):
         os.close(fd)
 
 
-def scan(folder: Path, counts: Counter[str]) -> list[Found]:
-    """All whole files, the longest unused first; others are removed.
+def scan(folder: Path, on_fault: OnFault) -> list[Found]:
+    """All whole files, the longest unused first; others are told and removed.
 
     Only headers and lengths are looked at; payloads are compared when they are read.
     """
     found: list[Found] = []
     now_s = wall_s()
+    for path in folder.glob("??"):
+        _close_to_others(path, records.FOLDER_MODE)
     for path in folder.glob("??/*"):
         if records.is_temporary(path):
             path.unlink(missing_ok=True)
@@ -74,8 +99,9 @@ def scan(folder: Path, counts: Counter[str]) -> list[Found]:
             if records.path_of(folder, header.key) != path:
                 raise CorruptRecordError("name")
             age_s = max(0.0, now_s - path.stat().st_mtime)
-        except (OSError, CorruptRecordError):
-            counts["corrupt"] += 1
+            _close_to_others(path, records.FILE_MODE)
+        except (OSError, CorruptRecordError) as error:
+            on_fault("corrupt", error, path)
             with contextlib.suppress(OSError):
                 path.unlink()
             continue

@@ -25,11 +25,12 @@ from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
 from ttlcache.clock import Clock, default_clock
-from ttlcache_lmcache import compat
+from ttlcache_lmcache import compat, otel
 from ttlcache_lmcache.config import TierConfig, load
 from ttlcache_lmcache.l2_keys import encode_key, page_of_keys
 from ttlcache_lmcache.l2_told import Told
 from ttlcache_lmcache.store import TieredStore
+from ttlcache_lmcache.store_moves import FAULTS
 
 #: Seconds after which a task that waited no longer touches L1's memory. LMCache's locks
 #: on it run out (--l1-read-ttl-seconds, 300, and --l1-write-ttl-seconds, 600), and then
@@ -66,7 +67,7 @@ class TTLL2Adapter(L2AdapterInterface):
         self._loaded: dict[L2TaskId, Bitmap] = {}
         self._clock = clock if clock is not None else default_clock()
         self._store = TieredStore(
-            config, self._clock, lambda gone: self._told.removed(gone)
+            config, self._clock, lambda gone: self._told.removed(gone), self._logger
         )
         self._told = Told(
             self._store.find, self._notify_keys_stored, self._notify_keys_deleted
@@ -82,6 +83,7 @@ class TTLL2Adapter(L2AdapterInterface):
             daemon=True,
         )
         self._sweeper.start()
+        otel.export_faults(config.path, self._faults)
         self._logger.info(
             "ttlcache L2 tier at %s: %d bytes on disk, %d in memory, %d objects found",
             config.path,
@@ -106,35 +108,23 @@ class TTLL2Adapter(L2AdapterInterface):
     def submit_store_task(
         self, keys: list[ObjectKey], objects: list[MemoryObj]
     ) -> L2TaskId:
-        task, until_s = next(self._tasks), self._clock.now_s() + MAX_WAIT_S
-        self._submit(
-            self._stores, lambda: self._run_store(task, keys, objects, until_s)
-        )
-        return task
+        task, sizes = next(self._tasks), [0] * len(keys)
 
-    def _run_store(
-        self,
-        task: L2TaskId,
-        keys: list[ObjectKey],
-        objects: list[MemoryObj],
-        until_s: float,
-    ) -> None:
-        stored: list[bytes] = []
-        total = 0
-        try:
-            for key, each in zip(keys, objects, strict=True):
-                if self._clock.now_s() > until_s:
-                    break
-                raw, data = encode_key(key), each.byte_array
-                if self._store.put(raw, data):
-                    stored.append(raw)
-                    total += len(data)
-            self._told.stored(stored)
-        finally:
-            result = L2StoreResult(len(stored) == len(keys), total)
+        def store(index: int) -> bool:
+            data = objects[index].byte_array
+            kept = self._store.put(encode_key(keys[index]), data)
+            sizes[index] = len(data) if kept else 0
+            return kept
+
+        def finish(kept: list[bool]) -> None:
+            pairs = zip(keys, kept, strict=True)
+            self._told.stored([encode_key(key) for key, is_kept in pairs if is_kept])
             with self._lock:
-                self._stored[task] = result
+                self._stored[task] = L2StoreResult(all(kept), sum(sizes))
             self._store_event.notify()
+
+        self._run(self._stores, len(keys), store, finish)
+        return task
 
     def pop_completed_store_tasks(self) -> dict[L2TaskId, L2StoreResult]:
         with self._lock:
@@ -168,31 +158,22 @@ class TTLL2Adapter(L2AdapterInterface):
     def submit_load_task(
         self, keys: list[ObjectKey], objects: list[MemoryObj]
     ) -> L2TaskId:
-        task, until_s = next(self._tasks), self._clock.now_s() + MAX_WAIT_S
-        self._submit(self._loads, lambda: self._run_load(task, keys, objects, until_s))
-        return task
+        task = next(self._tasks)
 
-    def _run_load(
-        self,
-        task: L2TaskId,
-        keys: list[ObjectKey],
-        objects: list[MemoryObj],
-        until_s: float,
-    ) -> None:
-        found = [False] * len(keys)
-        try:
-            for index, (key, each) in enumerate(zip(keys, objects, strict=True)):
-                if self._clock.now_s() > until_s:
-                    break
-                buffer = memoryview(each.byte_array)
-                found[index] = self._store.read_into(encode_key(key), buffer)
+        def load(index: int) -> bool:
+            buffer = memoryview(objects[index].byte_array)
+            return self._store.read_into(encode_key(keys[index]), buffer)
+
+        def finish(found: list[bool]) -> None:
             loaded = [key for key, hit in zip(keys, found, strict=True) if hit]
-            if loaded:
-                self._notify_keys_accessed(loaded)
-        finally:
             with self._lock:
                 self._loaded[task] = _bitmap(found)
             self._load_event.notify()
+            if loaded:
+                self._notify_keys_accessed(loaded)
+
+        self._run(self._loads, len(keys), load, finish)
+        return task
 
     def query_load_result(self, task_id: L2TaskId) -> Bitmap | None:
         with self._lock:
@@ -221,6 +202,9 @@ class TTLL2Adapter(L2AdapterInterface):
             **self._store.status(),
         }
 
+    def _faults(self) -> dict[str, int]:
+        return {name: self._store.counts[name] for name in (*FAULTS, "late")}
+
     def close(self) -> None:
         """Finish what was submitted and bring to disk what is in memory only."""
         self._stop.set()
@@ -233,14 +217,36 @@ class TTLL2Adapter(L2AdapterInterface):
 
     # inside
 
-    def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], None]) -> None:
-        def guarded() -> None:
+    def _run(
+        self,
+        pool: ThreadPoolExecutor,
+        count: int,
+        work: Callable[[int], bool],
+        finish: Callable[[list[bool]], None],
+    ) -> None:
+        """Do `work` for each object of a task, on several threads; `finish` gets what
+        each returned, False for one that failed or whose time was over."""
+        done, left = [False] * count, set(range(count))
+        until_s = self._clock.now_s() + MAX_WAIT_S
+
+        def one(index: int) -> None:
             try:
-                work()
+                if self._clock.now_s() <= until_s:
+                    done[index] = work(index)
+                else:
+                    self._store.counts["late"] += 1
             except Exception:
                 self._logger.exception("ttlcache: L2 task failed")
+            with self._lock:
+                left.remove(index)
+                is_last = not left
+            if is_last:
+                finish(done)
 
-        pool.submit(guarded)
+        if not count:
+            finish(done)
+        for index in range(count):
+            pool.submit(one, index)
 
     def _sweep_until_stopped(self, interval_s: float) -> None:
         while not self._stop.wait(interval_s):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from opentelemetry import metrics
@@ -50,14 +50,30 @@ def export(tier: Tier, errors: Mapping[str, int]) -> None:
 
         return read
 
-    def hook_errors(_options: Any) -> Iterable[metrics.Observation]:
-        found = dict(errors)
-        return [metrics.Observation(n, {"hook": hook}) for hook, n in found.items()]
-
     for key, text in GAUGES.items():
         meter.create_observable_gauge(_PREFIX + key, [gauge(key)], description=text)
     for key, text in COUNTERS.items():
         meter.create_observable_counter(_PREFIX + key, [counter(key)], description=text)
-    meter.create_observable_counter(
-        _PREFIX + "hook_errors", [hook_errors], description="Exceptions in our hooks."
-    )
+    text = "Exceptions in our hooks."
+    _export_by_label("ttlcache", "hook_errors", "hook", text, lambda: dict(errors))
+
+
+def export_faults(path: str, read: Callable[[], Mapping[str, int]]) -> None:
+    """Register what the disk tier at `path` did wrong, by kind."""
+    text = "Objects that a disk tier did not give back or keep."
+    # A meter of its own: of one name in one meter there is one instrument.
+    _export_by_label(f"ttlcache {path}", "disk_faults", "kind", text, read)
+
+
+def _export_by_label(
+    meter_name: str,
+    name: str,
+    label: str,
+    text: str,
+    read: Callable[[], Mapping[str, int]],
+) -> None:
+    def observe(_options: Any) -> Iterable[metrics.Observation]:
+        return [metrics.Observation(n, {label: key}) for key, n in read().items()]
+
+    meter = metrics.get_meter(meter_name)
+    meter.create_observable_counter(_PREFIX + name, [observe], description=text)

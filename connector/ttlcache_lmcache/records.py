@@ -5,11 +5,18 @@
 A file says what it is: an index lost in a crash is read again from the headers. A
 file appears under its name only when it is whole (rename), and the digest is compared
 at every read: a truncated or altered file is a miss, never a wrong byte.
+
+The digest is XXH3, 128 bits: it runs several times as fast as memory is copied, where
+BLAKE2b took longer than the reading. It finds what disks, controllers and file systems
+do to bytes (one damaged file in 2**128 goes unnoticed); it is not secret, and whoever
+may write the files can write a digest that fits. So nobody else may: folders are 0700
+and files 0600.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -18,8 +25,15 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-MAGIC = b"TTLKV\x00\x00\x01"
+import xxhash
+
+#: The last byte is the format's version.
+MAGIC = b"TTLKV\x00\x00\x02"
 SUFFIX = ".kv"
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+#: Read and digested in pieces, so that the digest finds them in the core's cache.
+PIECE_BYTES = 1 << 18
 _TEMPORARY = ".writing"
 _DIGEST_BYTES = 16
 _FIELDS = struct.Struct(f"<8sIIQ{_DIGEST_BYTES}s")
@@ -44,13 +58,17 @@ class Header:
     digest: bytes
 
     @property
+    def head_bytes(self) -> int:
+        return _HEADER_BYTES + len(self.key) + len(self.meta)
+
+    @property
     def file_bytes(self) -> int:
-        return _HEADER_BYTES + len(self.key) + len(self.meta) + self.size
+        return self.head_bytes + self.size
 
 
 def digest_of(data: memoryview | bytes) -> bytes:
-    """128 bits of BLAKE2b; the interpreter's lock is not held meanwhile."""
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
+    """The interpreter's lock is not held meanwhile."""
+    return xxhash.xxh3_128_digest(data)
 
 
 def path_of(folder: Path, key: bytes) -> Path:
@@ -69,23 +87,36 @@ def write(path: Path, header: Header, data: memoryview | bytes) -> None:
     )
     text = header.key + header.meta
     check = _CHECK.pack(zlib.crc32(text, zlib.crc32(fields)))
-    temporary = path.with_name(f"{path.name}.{next(_numbers)}{_TEMPORARY}")
+    temporary = f"{path}.{next(_numbers)}{_TEMPORARY}"
     try:
-        path.parent.mkdir(exist_ok=True)
-        with temporary.open("wb", buffering=0) as file:
-            _write_all(file.fileno(), fields + check + text)
-            _write_all(file.fileno(), data)
-        temporary.replace(path)
+        fd = _create(temporary)
+        try:
+            _write_all(fd, fields + check + text, memoryview(data).cast("B"))
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            os.unlink(temporary)
         raise
 
 
-def _write_all(fd: int, data: memoryview | bytes) -> None:
-    left = memoryview(data).cast("B")
-    while left:
-        left = left[os.write(fd, left) :]
+def _create(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        return os.open(path, flags, FILE_MODE)
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):  # another thread was here meanwhile
+            os.mkdir(os.path.dirname(path), FOLDER_MODE)
+        return os.open(path, flags, FILE_MODE)
+
+
+def _write_all(fd: int, head: bytes, data: memoryview) -> None:
+    done = os.writev(fd, [head, data]) - len(head)
+    if done < 0:
+        raise OSError(errno.EIO, "not even the header was written")
+    while done < len(data):
+        done += os.write(fd, data[done:])
 
 
 def read_header(path: Path) -> Header:
@@ -109,17 +140,21 @@ def read_into(path: Path, expected: Header, buffer: memoryview) -> None:
         CorruptRecordError: it is not what was written; `buffer` holds garbage.
         OSError: it cannot be read.
     """
-    head_bytes = expected.file_bytes - expected.size
-    with path.open("rb", buffering=0) as file:
-        if _parse_header(file.read(head_bytes)) != expected:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        if _parse_header(os.read(fd, expected.head_bytes)) != expected:
             raise CorruptRecordError("header")
-        left = buffer
-        while left:
-            count = file.readinto(left)
+        digest = xxhash.xxh3_128()
+        done = 0
+        while done < len(buffer):
+            count = os.readv(fd, [buffer[done : done + PIECE_BYTES]])
             if not count:
                 raise CorruptRecordError("truncated")
-            left = left[count:]
-    if digest_of(buffer) != expected.digest:
+            digest.update(buffer[done : done + count])
+            done += count
+    finally:
+        os.close(fd)
+    if digest.digest() != expected.digest:
         raise CorruptRecordError("digest")
 
 

@@ -94,7 +94,7 @@ class TTLStoragePlugin(StoragePluginInterface):
         compat.check_hash(config)
         self._cpu = local_cpu_backend
         self._logger = compat.logger(__name__)
-        self._store = TieredStore(settings, default_clock())
+        self._store = TieredStore(settings, default_clock(), logger=self._logger)
         self._lock = threading.Lock()
         self._putting: set[CacheEngineKey] = set()
         # Loads wait for no stores.

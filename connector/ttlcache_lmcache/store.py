@@ -10,6 +10,7 @@ methods are thread-safe, and no byte is copied while the lock is held.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from ttlcache_lmcache.records import Header
 from ttlcache_lmcache.store_index import Entry, Index, older
 from ttlcache_lmcache.store_moves import Moves, OnRemoved
 
+_log = logging.getLogger(__name__)
+
 
 class TieredStore:
     """See the module's docstring.
@@ -29,6 +32,7 @@ class TieredStore:
     Args:
         on_removed: called without the lock for everything that leaves for good
             other than by `delete`.
+        logger: gets the first fault of the disk of each kind.
 
     Raises:
         ConfigError: the folder cannot be used, or another process uses it.
@@ -39,6 +43,7 @@ class TieredStore:
         config: TierConfig,
         clock: Clock,
         on_removed: OnRemoved = lambda _gone: None,
+        logger: logging.Logger = _log,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -46,10 +51,12 @@ class TieredStore:
         self.counts: Counter[str] = Counter()
         folder = Path(config.path)
         self._index = Index(folder)
-        self._moves = Moves(config, self._index, self._lock, self.counts, on_removed)
+        self._moves = Moves(
+            config, self._index, self._lock, self.counts, on_removed, logger
+        )
         self._folder_lock = disk_index.lock_folder(folder)
         if config.disk_bytes:
-            found = disk_index.scan(folder, self.counts)
+            found = disk_index.scan(folder, self._moves.on_fault)
             self._index.restore(
                 found, clock.now_s(), config.disk_ttl_s, config.disk_bytes
             )

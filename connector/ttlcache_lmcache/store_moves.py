@@ -6,10 +6,12 @@ No byte is copied while the lock is held: an entry is busy meanwhile.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ttlcache_lmcache import records
 from ttlcache_lmcache.config import TierConfig
@@ -18,6 +20,14 @@ from ttlcache_lmcache.store_index import Entry, Index, oldest
 
 #: Seconds for which the time of a file's last use may be out of date.
 STAMP_S = 5.0
+
+#: Counted by name: what a disk did wrong, each a miss or a store that did not happen.
+FAULTS = {
+    "corrupt": "a file is not what was written, and is removed",
+    "missing": "a file is gone",
+    "read_errors": "a file cannot be read, and is removed",
+    "write_errors": "a file cannot be written",
+}
 
 #: Told keys and sizes of objects that went away by themselves.
 OnRemoved = Callable[[Sequence[tuple[bytes, int]]], None]
@@ -33,12 +43,14 @@ class Moves:
         lock: threading.Lock,
         counts: Counter[str],
         on_removed: OnRemoved,
+        logger: logging.Logger,
     ) -> None:
         self._config = config
         self._index = index
         self._lock = lock
         self._counts = counts
         self._on_removed = on_removed
+        self._logger = logger
 
     def admit_to_memory(self, entry: Entry, data: memoryview) -> bool:
         """Copy a busy entry to memory; False if there is no room for it."""
@@ -103,13 +115,14 @@ class Moves:
             return False
         try:
             records.write(self._index.path(entry), entry.header, data)
-        except OSError:
+        except OSError as error:
             with self._lock:
                 self._index.disk_bytes -= need
-                self._counts["write_errors"] += 1
+            self.on_fault("write_errors", error)
             return False
         with self._lock:
             entry.is_on_disk = True
+            entry.stamped_s = entry.used_s
             self._index.disk[entry.header.key] = entry
         return True
 
@@ -137,10 +150,10 @@ class Moves:
         path = self._index.path(entry)
         try:
             records.read_into(path, entry.header, buffer)
-        except (OSError, CorruptRecordError):
+        except (OSError, CorruptRecordError) as error:
             gone: list[Entry] = []
+            self.on_fault(_fault_of(error), error, path)
             with self._lock:
-                self._counts["corrupt"] += 1
                 if not entry.is_dead:
                     self._index.forget_disk(entry)
                     if entry.data is None:
@@ -168,7 +181,27 @@ class Moves:
                 self._index.drop(entry)
             return entry.is_there
 
+    def on_fault(self, name: str, error: Exception, path: Path | None = None) -> None:
+        """Count a fault of the disk; the first of its kind is logged."""
+        with self._lock:
+            self._counts[name] += 1
+            is_first = self._counts[name] == 1
+        if is_first:
+            self._logger.error(
+                "ttlcache: disk tier: %s (%s: %s). Later ones are only counted, as %s",
+                FAULTS[name],
+                path or self._config.path,
+                error,
+                name,
+            )
+
     def tell(self, gone: Sequence[Entry]) -> None:
         """These left for good, by themselves."""
         if gone:
             self._on_removed([(e.header.key, e.header.size) for e in gone])
+
+
+def _fault_of(error: Exception) -> str:
+    if isinstance(error, CorruptRecordError):
+        return "corrupt"
+    return "missing" if isinstance(error, FileNotFoundError) else "read_errors"

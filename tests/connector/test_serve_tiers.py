@@ -30,6 +30,7 @@ from lmcache.v1.distributed.config import (
     add_storage_manager_args,
     parse_args_to_config,
 )
+from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.mp_observability.config import add_observability_args
 from lmcache.v1.multiprocess.config import (
     add_http_frontend_args,
@@ -44,6 +45,8 @@ from ttlcache_connector import compat, plugin, serve_tiers_cli
 from ttlcache_connector.harness import EngineSpec, build_vllm_config
 from ttlcache_connector.lower_lmcache import connect
 from ttlcache_connector.serve_tiers import TierOptions
+from ttlcache_lmcache import disk_index
+from ttlcache_lmcache.l2_adapter import TTLL2Adapter
 
 
 @pytest.fixture
@@ -69,8 +72,8 @@ def test_it_prints_a_flag_that_vllm_takes(serve_tiers, tmp_path):
     command = shlex.split(done.output.strip().splitlines()[-1])
     assert command[command.index("--port") + 1] == "7001"
     disk = json.loads(command[command.index("--l2-adapter") + 1])
-    assert disk["base_path"] == str(tmp_path)
-    assert disk["eviction"]  # without it LMCache does not bound the disk
+    assert disk["class_name"] == "TTLL2Adapter"  # LMCache's own verify nothing
+    assert disk["adapter_params"]["path"] == str(tmp_path)
 
 
 def test_more_arguments_reach_the_server(serve_tiers):
@@ -124,6 +127,35 @@ def test_the_memory_of_a_server_that_runs_is_left_alone(serve_tiers, monkeypatch
             segment.unlink()
     assert done.exit_code == 1
     assert f"127.0.0.1:{port} is in use" in done.output
+
+
+def test_a_disk_that_another_server_uses_is_said_in_a_line(
+    serve_tiers, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(serve_tiers_cli, "_run", lambda options: pytest.fail("ran"))
+    monkeypatch.setattr(serve_tiers_cli, "_is_taken", lambda host, port: False)
+    used = disk_index.lock_folder(tmp_path)
+    try:
+        done = serve_tiers("--port", "7", "--disk", str(tmp_path))
+    finally:
+        disk_index.unlock_folder(used)
+    assert done.exit_code == 1
+    assert "--disk" in done.output
+    assert "no other process uses" in done.output
+
+
+def test_the_disk_is_what_lmcache_builds(tmp_path):
+    """By its own parser and factory, with the size that was asked for."""
+    folder = tmp_path / "kv"
+    storage, _ = configured(TierOptions(disk=folder, disk_gb=0.5))
+    (config,) = storage.l2_adapter_config.adapters
+    adapter = create_l2_adapter(config)
+    try:
+        assert isinstance(adapter, TTLL2Adapter)
+        assert adapter.get_usage().total_capacity_bytes == 2**29
+        assert folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        adapter.close()
 
 
 def test_little_shared_memory_is_said_before_the_start(serve_tiers, monkeypatch):

@@ -299,6 +299,50 @@ def test_what_is_below_is_not_written_again(tiered):
     assert all(1 <= m / chunk_bytes <= 2 for m in moved[1:])
 
 
+def test_flipped_bytes_on_disk_are_misses(tiered, vanilla):
+    """4 KiB in every file, as a controller would: no wrong token, counted, one line."""
+    disk: Path = tiered.tiers.options.disk
+    contexts = range(0, PROGRAMS, 10)
+    chunks = len(contexts) * (KEPT // BLOCK)
+
+    def corrupt() -> float:
+        faults = "lmcache_mp_ttlcache_disk_faults_total"
+        return by_label(tiered.tiers.metrics(), faults, "kind")["corrupt"]
+
+    def attempt(number: int) -> list[Any]:
+        names = {index: f"flipped-{number}-{index}" for index in contexts}
+        firsts = {i: tiered.first(i, n, cache_salt=n) for i, n in names.items()}
+        tiered.let_expire()
+        emptied = tiered.tiers.clear_cpu()
+        tiered.empty_gpu()
+        files = {path for path in disk.rglob("*") if path.is_file()}
+        assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+        folders = {disk, *(path.parent for path in files)}
+        assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+        for path in files:
+            flip(path)
+        seen, reloads = corrupt(), tiered.reloads()
+        cached = []
+        for index, name in names.items():
+            second = tiered.second(firsts[index], index, name, cache_salt=name)
+            assert second["token_ids"] == vanilla["uncached"][index][1]
+            cached.append(second["cached_tokens"])
+        return [emptied, cached, corrupt() - seen, tiered.reloads() == reloads]
+
+    assert undisturbed(tiered, attempt) == [True, [0] * len(contexts), chunks, True]
+    assert tiered.tiers.log().count("a file is not what was written") == 1
+
+
+def flip(path: Path, size: int = 4096) -> None:
+    """Invert `size` bytes in the middle of a file."""
+    with path.open("r+b") as file:
+        middle = max(0, path.stat().st_size - size) // 2
+        file.seek(middle)
+        data = file.read(size)
+        file.seek(middle)
+        file.write(bytes(byte ^ 0xFF for byte in data))
+
+
 DEMOTED = ("ttlcache_tier_bytes_total", "direction", "demoted")
 
 

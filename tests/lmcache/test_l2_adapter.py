@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +17,9 @@ pytest.importorskip("lmcache", reason="LMCache is an extra")
 from lmcache.v1.distributed.api import ObjectKey
 
 from ttlcache.clock import VirtualClock
+from ttlcache_lmcache import records
 from ttlcache_lmcache.l2_adapter import MAX_WAIT_S, TTLL2Adapter
+from ttlcache_lmcache.l2_keys import encode_key
 
 SIZE = 1 << 12
 PATIENCE_S = 30.0
@@ -52,11 +56,26 @@ def until(found: Callable[[], Any]) -> Any:
 class Adapter:
     """One thread for each kind of task, and a clock that stands still."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, num_threads: int = 1) -> None:
         self.clock = VirtualClock(1000.0)
-        params = {"path": str(folder), "disk_bytes": 1 << 20, "num_threads": 1}
+        params = {
+            "path": str(folder),
+            "disk_bytes": 1 << 20,
+            "num_threads": num_threads,
+        }
         self.inner: Any = TTLL2Adapter(params, clock=self.clock)
         self._results: dict[int, Any] = {}
+
+    def store_all(self, objects: list[Object]) -> int:
+        keys = [key(number) for number in range(len(objects))]
+        return int(self.inner.submit_store_task(keys, objects))
+
+    def load_all(self, objects: list[Object]) -> list[bool]:
+        keys = [key(number) for number in range(len(objects))]
+        self.inner.submit_lookup_and_lock_task(keys, {})
+        task = self.inner.submit_load_task(keys, objects)
+        loaded = until(lambda: self.inner.query_load_result(task))
+        return [bool(loaded.test(number)) for number in range(len(keys))]
 
     def store(self, number: int, each: Object) -> int:
         return int(self.inner.submit_store_task([key(number)], [each]))
@@ -85,6 +104,47 @@ def adapter(tmp_path: Path) -> Iterator[Adapter]:
     made = Adapter(tmp_path)
     yield made
     made.inner.close()
+
+
+def test_a_damaged_object_of_a_task_is_the_only_miss(tmp_path: Path) -> None:
+    adapter = Adapter(tmp_path, num_threads=4)
+    assert adapter.is_stored(adapter.store_all([Object(n) for n in range(9)]))
+    damaged = records.path_of(tmp_path, encode_key(key(4)))
+    raw = bytearray(damaged.read_bytes())
+    raw[-SIZE // 2] ^= 1
+    damaged.write_bytes(raw)
+    targets = [Object(255) for _ in range(9)]
+    found = adapter.load_all(targets)
+    assert found == [number != 4 for number in range(9)]
+    for number, target in enumerate(targets):
+        assert number == 4 or target.buffer == Object(number).buffer
+    counts = adapter.inner.report_status()["counts"]
+    assert (counts["disk_hits"], counts["corrupt"]) == (8, 1)
+    assert not adapter.has(4)
+    adapter.inner.close()
+
+
+def test_a_task_that_the_disk_refuses_in_part_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = Adapter(tmp_path, num_threads=4)
+    real, refused = os.writev, itertools.count()
+
+    def sometimes(fd: int, buffers: Any) -> int:
+        if next(refused) == 2:
+            raise OSError(28, "No space left on device")
+        return real(fd, buffers)
+
+    monkeypatch.setattr(os, "writev", sometimes)
+    assert not adapter.is_stored(adapter.store_all([Object(n) for n in range(9)]))
+    assert sum(adapter.has(number) for number in range(9)) == 8
+    assert adapter.inner.report_status()["counts"]["write_errors"] == 1
+    adapter.inner.close()
+
+
+def test_tasks_of_nothing_are_answered(adapter: Adapter) -> None:
+    assert adapter.is_stored(adapter.store_all([]))
+    assert adapter.load_all([]) == []
 
 
 def test_a_load_does_not_wait_for_stores(adapter: Adapter) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,7 @@ def test_a_restart_keeps_what_was_used_in_memory(
         assert get(store, b"a") == content(b"a")
         clock.advance(0.25)
     assert store.counts["memory_hits"] == 40
-    assert stamped == [1000.0, 1005.0]  # not at every hit
+    assert stamped == [1005.0]  # not at every hit
     store.close()
     assert make(tmp_path, clock, **settings).find(b"a") is not None
 
@@ -148,17 +150,136 @@ def test_damage_is_a_miss(tmp_path: Path, place: str) -> None:
     assert get(store, b"key") == content(b"key")
 
 
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_every_flipped_bit_is_a_miss(tmp_path: Path) -> None:
+    """Wherever in the file: header, key, payload; none comes back as something else."""
+    store, data = make(tmp_path), content(b"key", 300)
+    store.put(b"key", data)
+    path = file_of(tmp_path)
+    raw = path.read_bytes()
+    for at in range(len(raw)):
+        damaged = bytearray(raw)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        assert get(store, b"key", len(data)) is None
+        assert store.put(b"key", data)
+    assert store.counts["corrupt"] == len(raw)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 50, SIZE // 2, SIZE + 10])
+def test_a_file_cut_short_is_a_miss_now_and_after_a_restart(
+    tmp_path: Path, keep: int
+) -> None:
+    store = make(tmp_path)
+    for key in (b"now", b"later", b"whole"):
+        store.put(key, content(key))
+
+    def cut(key: bytes) -> None:
+        os.truncate(records.path_of(tmp_path, key), keep)
+
+    cut(b"now")
+    assert get(store, b"now") is None
+    cut(b"later")
+    store.close()
+    again = make(tmp_path)
+    assert [get(again, key) for key in (b"now", b"later")] == [None, None]
+    assert get(again, b"whole") == content(b"whole")
+    assert store.counts["corrupt"] == again.counts["corrupt"] == 1
+    assert len(list(tmp_path.glob("??/*"))) == 1
+
+
+def test_another_objects_file_is_a_miss(tmp_path: Path) -> None:
+    """Whole, but under the wrong name."""
+    store = make(tmp_path)
+    store.put(b"a", content(b"a"))
+    store.put(b"b", content(b"b"))
+    records.path_of(tmp_path, b"a").replace(records.path_of(tmp_path, b"b"))
+    assert get(store, b"b") is None
+    assert store.counts["corrupt"] == 1
+
+
+def test_faults_are_counted_by_kind_and_logged_once_each(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make(tmp_path)
+    keys = [b"%d" % number for number in range(9)]
+    for key in keys:
+        store.put(key, content(key))
+    for key in keys[:3]:
+        os.truncate(records.path_of(tmp_path, key), 0)
+    for key in keys[3:6]:
+        records.path_of(tmp_path, key).unlink()
+    for key in keys[6:]:
+        path = records.path_of(tmp_path, key)
+        path.unlink()
+        path.mkdir()  # reading it is an error of the system
+    with caplog.at_level(logging.ERROR):
+        assert [get(store, key) for key in keys] == [None] * 9
+        with monkeypatch.context() as patched:
+
+            def fail(*_: object) -> int:
+                raise OSError(5, "Input/output error")
+
+            patched.setattr(records.os, "writev", fail)
+            assert not any(store.put(key, content(key)) for key in keys[:3])
+    kinds = ("corrupt", "missing", "read_errors", "write_errors")
+    assert [store.counts[kind] for kind in kinds] == [3, 3, 3, 3]
+    assert len(caplog.messages) == 4
+
+
+@pytest.mark.parametrize("umask", [0, 0o022])
+def test_only_its_owner_reads_what_is_on_disk(tmp_path: Path, umask: int) -> None:
+    folder = tmp_path / "kv"
+    before = os.umask(umask)
+    try:
+        store = make(folder)
+        store.put(b"a", content(b"a"))
+    finally:
+        os.umask(before)
+    path = file_of(folder)
+    assert (mode_of(folder), mode_of(path.parent)) == (0o700, 0o700)
+    assert mode_of(path) == mode_of(folder / ".ttlcache.lock") == 0o600
+
+
+def test_what_was_open_to_others_is_closed_at_the_next_start(tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    store = make(folder)
+    store.put(b"a", content(b"a"))
+    store.close()
+    path = file_of(folder)
+    for each, mode in ((folder, 0o755), (path.parent, 0o755), (path, 0o644)):
+        each.chmod(mode)
+    again = make(folder)
+    assert get(again, b"a") == content(b"a")
+    assert (mode_of(folder), mode_of(path.parent)) == (0o700, 0o700)
+    assert mode_of(path) == 0o600
+
+
+def test_a_folder_that_holds_more_keeps_its_mode(tmp_path: Path) -> None:
+    """`--disk /mnt`: what else is there stays within reach of others."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "lost+found").mkdir()
+    store = make(tmp_path)
+    store.put(b"a", content(b"a"))
+    assert mode_of(tmp_path) == 0o755
+    assert mode_of(file_of(tmp_path).parent) == 0o700
+
+
 def test_a_full_disk_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make(tmp_path)
 
-    def no_space(fd: int, data: memoryview) -> int:
+    def no_space(fd: int, data: list[memoryview]) -> int:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(records.os, "write", no_space)
+        patched.setattr(records.os, "writev", no_space)
         assert not store.put(b"a", content(b"a"))
     assert store.find(b"a") is None
     assert store.disk_bytes == 0
+    assert store.counts["write_errors"] == 1
     assert not list(tmp_path.glob("??/*"))
     assert store.put(b"a", content(b"a"))
 
