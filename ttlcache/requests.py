@@ -36,7 +36,7 @@ class RequestRecord:
     lost_tokens: int = 0  # what it was asked for: lost when first admitted
     reloaded_tokens: int = 0  # what came back of that
     first_token_s: float | None = None
-    prefill_from_s: float | None = None  # once reloaded or preempted; else `admitted_s`
+    prefill_s: float = 0.0  # of the engine's steps, what its prompt took
     reloads: bool = False  # since it was last admitted
 
     def lost_its_kv(self, cached_tokens: int) -> bool:
