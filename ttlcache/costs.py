@@ -23,6 +23,8 @@ DEFAULT_PREFILL = (1e-4, 0.0, 0.0)
 #: Seconds per output token before any was seen: the same model, weights read once from
 #: 1.6 TB/s, and a few milliseconds around it.
 DEFAULT_DECODE_S = 0.02
+#: Most tokens of a step, where that is not known: vLLM's own default for small GPUs.
+STEP_TOKENS = 2048
 #: With more of the pool free than this, and nobody known to lack blocks, memory is not
 #: what the queue waits for.
 RESERVE_SHARE = 0.1
@@ -83,7 +85,7 @@ class CostModel:
     """
 
     def __init__(
-        self, profile: Mapping[str, object] | None = None, step_tokens: int = 2048
+        self, profile: Mapping[str, object] | None = None, step_tokens: int = STEP_TOKENS
     ) -> None:
         prefill, reloads = _parse_profile(profile or {})
         self._steps = StepFit(prefill, step_tokens)

@@ -119,7 +119,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> KVConnectorMetadata:
         if not self._scheduler_seen:
             self._side.foreign_step()
-        self._side.scheduled(scheduler_output)
+        self._side.step_scheduled(scheduler_output)
         self._side.keep_room(scheduler_output.num_scheduled_tokens)
         return self._side.lower.build_metadata(scheduler_output)
 
@@ -163,7 +163,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         self._side.before_step()
 
     def after_step(self) -> None:
-        self._side.after_step()
+        self._side.step_done()
 
     def priority(self, request: Request) -> tuple[int, ...]:
         """Sort key in the waiting queue; smaller is served first."""
@@ -206,7 +206,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         if self.side is None:
             return None
         if not self._scheduler_seen:
-            self.side.after_step()  # vLLM asks at the end of each
+            self.side.step_done()  # vLLM asks at the end of each
         return self.side.take_stats()
 
     @classmethod

@@ -316,13 +316,13 @@ class SchedulerSide(QueueAnswers):
         self.before_step()
 
     @guarded()
-    def scheduled(self, output: SchedulerOutput) -> None:
+    def step_scheduled(self, output: SchedulerOutput) -> None:
         """A step begins, or waits for the one before it."""
         prefilling = self._prefilling.values()
         self._steps.append(step_of(output, prefilling, self._clock.now_s()))
 
     @guarded()
-    def after_step(self) -> None:
+    def step_done(self) -> None:
         """The results of the oldest step under way are there."""
         if self._steps and self.controller is not None:
             self.controller.on_step(self._steps.popleft())

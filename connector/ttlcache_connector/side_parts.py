@@ -72,7 +72,9 @@ class SideParts:
             self.count,
             self._clock.now_s,
         )
-        self._costs = load_costs(config)
+        self._costs = load_costs(
+            config, vllm_config.scheduler_config.max_num_batched_tokens
+        )
         self._history = HistoryFile(config, self._clock.now_s())
         self.controller: Controller | None = None
         self.ledger: PinLedger | None = None
