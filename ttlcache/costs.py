@@ -85,7 +85,9 @@ class CostModel:
     """
 
     def __init__(
-        self, profile: Mapping[str, object] | None = None, step_tokens: int = STEP_TOKENS
+        self,
+        profile: Mapping[str, object] | None = None,
+        step_tokens: int = STEP_TOKENS,
     ) -> None:
         prefill, reloads = _parse_profile(profile or {})
         self._steps = StepFit(prefill, step_tokens)
@@ -111,7 +113,9 @@ class CostModel:
         """A prompt, `cached_tokens` of it there, took `seconds` on an idle engine."""
         if _is_measurement(seconds) and 0 <= cached_tokens < prompt_tokens:
             n, known = prompt_tokens, cached_tokens
-            self._steps.observe_prefill(n - known, float(n * n - known * known), seconds)
+            self._steps.observe_prefill(
+                n - known, float(n * n - known * known), seconds
+            )
 
     def observe_step(self, step: Step, seconds: float) -> float:
         """An engine step took `seconds`.

@@ -49,7 +49,9 @@ def is_prompt_done(request: Request) -> bool:
     return request.num_computed_tokens >= request.num_tokens - 1  # type: ignore[no-any-return]
 
 
-def step_of(output: SchedulerOutput, prefilling: Iterable[Request], now_s: float) -> Step:
+def step_of(
+    output: SchedulerOutput, prefilling: Iterable[Request], now_s: float
+) -> Step:
     """What a step computes, before its requests' token counts are moved on.
 
     Args:
