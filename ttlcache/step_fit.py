@@ -72,7 +72,7 @@ class StepFit:
         self.prefill = tuple(seed)
         self._seed = tuple(seed)
         self._step_tokens = step_tokens
-        self._theta = (seed[0], seed[1], 0.0, 0.0)
+        self._theta: Row = (seed[0], seed[1], 0.0, 0.0)
         self._gram: Matrix = [[0.0] * 4 for _ in range(4)]
         self._pull = [0.0] * 4
         # Of steps without prompts: sums of k k, k m, m m; k, m.
