@@ -25,6 +25,7 @@ from bench.lmcache_plugin_cli import lmcache_plugin
 from bench.lmcache_store_cli import lmcache_store
 from bench.lmcache_tests.cli import lmcache_tests
 from bench.pin_vs_reload_cli import pin_vs_reload
+from bench.prices_cli import prices
 from bench.process import ServerError
 from bench.settings_cli import settings
 from bench.sim.cli import sim
@@ -52,6 +53,7 @@ app.command()(settings)
 app.command("above-tier")(above_tier)
 app.command()(fleet)
 app.command()(pin_vs_reload)
+app.command()(prices)
 app.command()(lmcache_plugin)
 app.command()(lmcache_store)
 app.command()(lmcache_tests)

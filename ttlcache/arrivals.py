@@ -85,7 +85,7 @@ class Arrivals:
         elif record.first_token_s is None:
             if not record.reloads:  # preempted: all anew
                 record.cached_tokens = cached_tokens
-            record.prefill_from_s, record.reloads = now_s, False
+            record.reloads = False
         pin = tables.pins.get(record.pin_id)
         record.pin_id = None
         claim = None if pin is None else self._claim(pin, cached_tokens)

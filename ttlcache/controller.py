@@ -35,6 +35,7 @@ from ttlcache.programs import ProgramTable, client_key
 from ttlcache.reclaim import Reclaimer
 from ttlcache.requests import RequestRecord
 from ttlcache.retention import Retention
+from ttlcache.step_fit import Step
 from ttlcache.tables import Tables
 from ttlcache.turns import OnPinEnd, TurnBook
 from ttlcache.types import Decision, PinOutcome
@@ -131,7 +132,9 @@ class Controller:
         self._holding = Holding(
             self._retention, self.places, self.pins, self.metrics, self.journal
         )
-        self._learning = Learning(self.costs, self.work, self.metrics, self.journal)
+        self._learning = Learning(
+            self.costs, self.work, self.metrics, self.journal, self.requests
+        )
         self._admission = admissions.create(config, block_tokens, tables.computed_share)
         self._turns.let_go = self._admission.lets_go
         self._entrance = Entrance(
@@ -277,8 +280,12 @@ class Controller:
         """
         self._arrivals.admit(request_id, cached_tokens)
 
+    def on_step(self, step: Step) -> None:
+        """A step is computed: learn what prompt tokens cost."""
+        self._learning.on_step(step, self._clock.now_s())
+
     def prefilled(self, request_id: str, prompt_tokens: int) -> None:
-        """The first output token is there: learn what prefill costs."""
+        """The first output token is there: learn what the lower tier had."""
         record = self.requests.get(request_id)
         if record is not None:
             self._learning.prefilled(record, prompt_tokens, self._clock.now_s())
@@ -297,7 +304,7 @@ class Controller:
         """A part of an admitted request's prompt is on its way from a lower tier."""
         record = self.requests.get(request_id)
         if record is not None:
-            record.prefill_from_s, record.reloads = self._clock.now_s(), True
+            record.reloads = True
 
     def reloaded(self, request_id: str, tokens: int) -> None:
         """`tokens` of the prompt came, 0 where that failed: prefill what is left."""
@@ -308,7 +315,6 @@ class Controller:
         if record is not None:
             record.cached_tokens += tokens
             record.reloaded_tokens += tokens
-            record.prefill_from_s = self._clock.now_s()
 
     def learn_reload(self, tier: str | None, tokens: int, seconds: float) -> None:
         """What a reload cost, from the order to the arrival of the last byte.

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ttlcache.curve_fit import OnlineFit
 from ttlcache.errors import ConfigError
 from ttlcache.estimators import SlidingMean
+from ttlcache.step_fit import Step, StepFit
 from ttlcache.types import Pressure
 
 #: Seconds per prompt token before anything is known: an 8B model on an A100 at half
@@ -22,6 +23,8 @@ DEFAULT_PREFILL = (1e-4, 0.0, 0.0)
 #: Seconds per output token before any was seen: the same model, weights read once from
 #: 1.6 TB/s, and a few milliseconds around it.
 DEFAULT_DECODE_S = 0.02
+#: Most tokens of a step, where that is not known: vLLM's own default for small GPUs.
+STEP_TOKENS = 2048
 #: With more of the pool free than this, and nobody known to lack blocks, memory is not
 #: what the queue waits for.
 RESERVE_SHARE = 0.1
@@ -32,10 +35,6 @@ MEAN_WINDOW = 1000
 KEPT_WINDOW, MIN_LOST = 100, 5
 #: Seconds per token beyond which a profile can only be a mistake.
 _MAX_COEFFICIENT = 1e6
-
-
-def _prefill_features(context: float, cached: float) -> tuple[float, float, float]:
-    return (context - cached, context * context - cached * cached, 1.0)
 
 
 class MemoryPrice(NamedTuple):
@@ -79,16 +78,19 @@ class CostModel:
     Args:
         profile: {"prefill": [a, b, c], "reload": {tier: [latency_s, s_per_token]}},
             both optional; P(n) = a n + b n^2 + c seconds (CacheTTL v4 §5.2).
+        step_tokens: most tokens of an engine step.
 
     Raises:
         ConfigError: the profile has another content than that.
     """
 
-    def __init__(self, profile: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        profile: Mapping[str, object] | None = None,
+        step_tokens: int = STEP_TOKENS,
+    ) -> None:
         prefill, reloads = _parse_profile(profile or {})
-        lengths = (1_000.0, 4_000.0, 16_000.0, 64_000.0)
-        anchors = [_prefill_features(n, 0.0) for n in lengths]
-        self._prefill = OnlineFit(prefill, anchors)
+        self._steps = StepFit(prefill, step_tokens)
         self._reloads = {tier: _reload_fit(seed) for tier, seed in reloads.items()}
         self._return_waits = SlidingMean(MEAN_WINDOW)
         self._footprints = SlidingMean(MEAN_WINDOW)
@@ -101,19 +103,27 @@ class CostModel:
         if not context_tokens > cached_tokens:
             return 0.0
         n, known = context_tokens, cached_tokens if cached_tokens > 0.0 else 0.0
-        a, b, c = self._prefill.theta
-        # `_prefill_features` written out: every decision comes through here.
+        a, b, c = self._steps.prefill
         seconds = a * (n - known) + b * (n * n - known * known) + c
         return seconds if seconds > 0.0 else 0.0
 
     def observe_prefill(
         self, prompt_tokens: int, cached_tokens: int, seconds: float
     ) -> None:
-        """A prompt of which `cached_tokens` were there took `seconds` to compute."""
+        """A prompt, `cached_tokens` of it there, took `seconds` on an idle engine."""
         if _is_measurement(seconds) and 0 <= cached_tokens < prompt_tokens:
-            self._prefill.observe(
-                _prefill_features(prompt_tokens, cached_tokens), seconds
+            n, known = prompt_tokens, cached_tokens
+            self._steps.observe_prefill(
+                n - known, float(n * n - known * known), seconds
             )
+
+    def observe_step(self, step: Step, seconds: float) -> float:
+        """An engine step took `seconds`.
+
+        Returns:
+            What it took for its prompt tokens.
+        """
+        return self._steps.observe(step, seconds)
 
     def observe_decode(self, seconds: float) -> None:
         """An output token after the first took so long, in whatever batch it was."""
@@ -238,7 +248,7 @@ class CostModel:
     def to_profile(self) -> dict[str, object]:
         """The curves as they stand; what the constructor accepts."""
         return {
-            "prefill": list(self._prefill.theta),
+            "prefill": list(self._steps.prefill),
             "reload": {tier: list(fit.theta) for tier, fit in self._reloads.items()},
         }
 

@@ -103,7 +103,7 @@ class OnlineFit:
         pull = [
             a + level * b for a, b in zip(self._pull, self._anchor_pull, strict=True)
         ]
-        self.theta = _non_negative_solution(gram, pull)
+        self.theta = non_negative_solution(gram, pull)
 
 
 def _dot(a: Row, b: Row) -> float:
@@ -128,7 +128,7 @@ def _accumulate(
             line[j] = keep * line[j] + value * other
 
 
-def _non_negative_solution(gram: Matrix, pull: Sequence[float]) -> tuple[float, ...]:
+def non_negative_solution(gram: Matrix, pull: Sequence[float]) -> tuple[float, ...]:
     """The exact minimum over theta >= 0: tries every support, largest first."""
     size = len(pull)
     # A unit diagonal: token counts and their squares differ by orders of magnitude.

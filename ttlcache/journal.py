@@ -75,7 +75,7 @@ class NullJournal:
         """It got its blocks."""
 
     def first_token(
-        self, now_s: float, record: RequestRecord, seconds: float, prompt_tokens: int
+        self, now_s: float, record: RequestRecord, prompt_tokens: int
     ) -> None:
         """Its prompt is computed."""
 
@@ -175,11 +175,14 @@ class Journal(NullJournal):
         )
 
     def first_token(
-        self, now_s: float, record: RequestRecord, seconds: float, prompt_tokens: int
+        self, now_s: float, record: RequestRecord, prompt_tokens: int
     ) -> None:
         computed = prompt_tokens - record.cached_tokens
-        program_id = record.program.program_id
-        self._put(now_s, "first_token", (program_id, record.seq, seconds, computed))
+        self._put(
+            now_s,
+            "first_token",
+            (record.program.program_id, record.seq, record.prefill_s, computed),
+        )
 
     def finish(self, now_s: float, record: RequestRecord, finish: Finish) -> None:
         self._put(

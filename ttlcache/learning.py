@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ttlcache.costs import CostModel
@@ -9,17 +11,40 @@ from ttlcache.events import Finish
 from ttlcache.journal import NullJournal
 from ttlcache.metrics import MetricsBuffer
 from ttlcache.requests import RequestRecord
+from ttlcache.step_fit import Step
 from ttlcache.worksize import Work, WorkSizes
 
 
 @dataclass(slots=True)
 class Learning:
-    """Measures records of requests and tells the models."""
+    """Measures records of requests, and steps, and tells the models.
+
+    requests: those between arrival and finish.
+    """
 
     costs: CostModel
     work: WorkSizes
     metrics: MetricsBuffer
     journal: NullJournal
+    requests: Mapping[str, RequestRecord]
+    _step_ended_s: float = -math.inf
+
+    def on_step(self, step: Step, now_s: float) -> None:
+        """A step's results are there.
+
+        It began when it was scheduled, or when the one before it ended: engines may
+        schedule a step while another one runs.
+        """
+        seconds = now_s - max(step.start_s, self._step_ended_s)
+        self._step_ended_s = now_s
+        prompts_s = self.costs.observe_step(step, seconds)
+        if prompts_s <= 0.0:
+            return
+        token_s = prompts_s / step.prompt_tokens
+        for request_id, before, after in step.prompts:
+            record = self.requests.get(request_id)
+            if record is not None:
+                record.prefill_s += token_s * (after - before)
 
     def prefilled(
         self, record: RequestRecord, prompt_tokens: int, now_s: float
@@ -27,15 +52,10 @@ class Learning:
         """The first output token is there."""
         if record.admitted_s is None or record.first_token_s is not None:
             return
-        since_s = record.admitted_s
-        if record.prefill_from_s is not None:
-            since_s = record.prefill_from_s
         record.first_token_s = now_s
-        seconds = now_s - since_s
-        self.costs.observe_prefill(prompt_tokens, record.cached_tokens, seconds)
         if record.lost_tokens:
             self.costs.observe_lost(record.lost_tokens, record.found_below())
-        self.journal.first_token(now_s, record, seconds, prompt_tokens)
+        self.journal.first_token(now_s, record, prompt_tokens)
 
     def reloaded(self, tier: str | None, tokens: int, seconds: float) -> None:
         """tier: None where it is not known from which one it came."""

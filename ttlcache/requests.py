@@ -54,7 +54,7 @@ class RequestRecord:
     lost_tokens: int = 0  # what it was asked for: lost when first admitted
     reloaded_tokens: int = 0  # what came back of that
     first_token_s: float | None = None
-    prefill_from_s: float | None = None  # once reloaded or preempted; else `admitted_s`
+    prefill_s: float = 0.0  # of the engine's steps, what its prompt took
     reloads: bool = False  # since it was last admitted
 
     def memory_wait_s(self, now_s: float) -> float:

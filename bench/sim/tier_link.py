@@ -137,7 +137,6 @@ class SimTierTTLConnector(_Tiered, TTLConnector):
         return super().request_finished_all_groups(request, block_ids)
 
     def _learn(self, request: Any, load: Load) -> None:
-        """Reload seconds go to the reload curve, not into the prefill curve."""
         controller = self._side.controller
         if controller is None:
             return
@@ -147,7 +146,6 @@ class SimTierTTLConnector(_Tiered, TTLConnector):
         if record is not None:
             record.cached_tokens += load.tokens
             record.reloaded_tokens += load.tokens
-            record.admitted_s = default_clock().now_s()
 
 
 class SimTierConnector(_Tiered, KVConnectorBase_V1, SupportsHMA):

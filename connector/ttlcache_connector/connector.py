@@ -119,6 +119,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> KVConnectorMetadata:
         if not self._scheduler_seen:
             self._side.foreign_step()
+        self._side.step_scheduled(scheduler_output)
         self._side.keep_room(scheduler_output.num_scheduled_tokens)
         return self._side.lower.build_metadata(scheduler_output)
 
@@ -161,6 +162,9 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def before_step(self) -> None:
         self._side.before_step()
 
+    def after_step(self) -> None:
+        self._side.step_done()
+
     def priority(self, request: Request) -> tuple[int, ...]:
         """Sort key in the waiting queue; smaller is served first."""
         return self._side.priority(request)
@@ -199,7 +203,11 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> TTLConnectorStats | None:
         if self.worker is not None:
             return self.worker.take_stats()
-        return None if self.side is None else self.side.take_stats()
+        if self.side is None:
+            return None
+        if not self._scheduler_seen:
+            self.side.step_done()  # vLLM asks at the end of each
+        return self.side.take_stats()
 
     @classmethod
     def build_kv_connector_stats(

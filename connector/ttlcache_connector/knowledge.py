@@ -11,7 +11,7 @@ from typing import Any
 from ttlcache import gap_store
 from ttlcache.clock import Clock, wall_s
 from ttlcache.config import TTLCacheConfig
-from ttlcache.costs import CostModel
+from ttlcache.costs import STEP_TOKENS, CostModel
 from ttlcache.errors import ConfigError
 from ttlcache.gaps import GapHistory, GapRecords
 from ttlcache.journal import EVENTS, Journal, NullJournal
@@ -32,14 +32,17 @@ CLOSE_TIMEOUT_S = 5.0
 _PAUSE_S = 0.001
 
 
-def load_costs(config: TTLCacheConfig) -> CostModel:
+def load_costs(config: TTLCacheConfig, step_tokens: int = STEP_TOKENS) -> CostModel:
     """Costs seeded from `profile_path`, or vLLM-agnostic defaults.
+
+    Args:
+        step_tokens: most tokens of an engine step.
 
     Raises:
         ConfigError: the file is missing, no JSON, or holds something else.
     """
     if config.profile_path is None:
-        return CostModel()
+        return CostModel(step_tokens=step_tokens)
     try:
         profile = json.loads(Path(config.profile_path).read_text())
     except (OSError, ValueError) as error:
@@ -49,7 +52,7 @@ def load_costs(config: TTLCacheConfig) -> CostModel:
         ) from None
     if not isinstance(profile, dict):
         raise ConfigError(f"profile {config.profile_path!r}: expected a JSON object")
-    return CostModel(profile)
+    return CostModel(profile, step_tokens)
 
 
 def open_journal(config: TTLCacheConfig, clock: Clock, about: dict[str, Any]) -> Any:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
 from ttlcache.client_values import MAX_DEPTH, fitting
+from ttlcache.step_fit import Step
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
     from ttlcache_connector.tooltext import OutputReader
@@ -58,6 +60,35 @@ def drop_unfit_args(request: Request) -> list[str]:
         request.kv_transfer_params = kept.get("kv_transfer_params")
         request.ec_transfer_params = kept.get("ec_transfer_params")
     return reasons
+
+
+def is_prompt_done(request: Request) -> bool:
+    """Whether all but the last token has its KV: what follows is decoding.
+
+    A preempted request computes its own output again, as a part of its prompt.
+    """
+    return request.num_computed_tokens >= request.num_tokens - 1  # type: ignore[no-any-return]
+
+
+def step_of(
+    output: SchedulerOutput, prefilling: Iterable[Request], now_s: float
+) -> Step:
+    """What a step computes, before its requests' token counts are moved on.
+
+    Args:
+        prefilling: requests whose prompts may not be done.
+    """
+    scheduled = output.num_scheduled_tokens
+    decodes, tokens = len(scheduled), output.total_num_scheduled_tokens
+    prompts = []
+    for request in prefilling:
+        new = scheduled.get(request.request_id)
+        if new is None or is_prompt_done(request):
+            continue
+        before = request.num_computed_tokens
+        prompts.append((request.request_id, before, before + new))
+        tokens -= new
+    return Step(now_s, decodes - len(prompts), tokens, prompts)
 
 
 def is_loading(request: Request) -> bool:

@@ -1,7 +1,7 @@
 """vLLM's schedulers with a program queue and pins that give way.
 
 `schedule()` stays vLLM's own. We replace the queue, expire pins before each
-step, and let the connector's guard handle failed allocations.
+step, time it, and let the connector's guard handle failed allocations.
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ class ProgramScheduling:
         self._ttl.before_step()
         output: SchedulerOutput = super().schedule(*args, **kwargs)  # type: ignore[misc]
         return output
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        # Before requests end: what they took is known then.
+        self._ttl.after_step()
+        return super().update_from_output(*args, **kwargs)  # type: ignore[misc]
 
 
 # Our queue stands where vLLM's stood.

@@ -24,7 +24,9 @@ from ttlcache_connector.request_facts import (
     drop_unfit_args,
     is_completed,
     is_loading,
+    is_prompt_done,
     no_blocks,
+    step_of,
     token_slice,
 )
 from ttlcache_connector.side_queue import QueueAnswers
@@ -33,6 +35,7 @@ from ttlcache_connector.telling import turn_end
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -267,7 +270,9 @@ class SchedulerSide(QueueAnswers):
         done = [
             request
             for request in self._prefilling.values()
-            if request.num_output_tokens and not is_loading(request)
+            if request.num_output_tokens
+            and is_prompt_done(request)
+            and not is_loading(request)
         ]
         for request in done:
             del self._prefilling[request.request_id]
@@ -317,6 +322,18 @@ class SchedulerSide(QueueAnswers):
             cls = self._vllm_config.scheduler_config.get_scheduler_cls()
             self.log_start(cls.__name__, ours=False)
         self.before_step()
+
+    @guarded()
+    def step_scheduled(self, output: SchedulerOutput) -> None:
+        """A step begins, or waits for the one before it."""
+        prefilling = self._prefilling.values()
+        self._steps.append(step_of(output, prefilling, self._clock.now_s()))
+
+    @guarded()
+    def step_done(self) -> None:
+        """The results of the oldest step under way are there."""
+        if self._steps and self.controller is not None:
+            self.controller.on_step(self._steps.popleft())
 
     @guarded()
     def keep_room(self, scheduled_tokens: Mapping[str, int]) -> None:

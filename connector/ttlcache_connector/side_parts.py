@@ -3,6 +3,7 @@ their service."""
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from ttlcache import admissions
@@ -10,6 +11,7 @@ from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache.controller import Controller
 from ttlcache.pins import Pin
+from ttlcache.step_fit import Step
 from ttlcache.types import PinOutcome
 from ttlcache_connector import compat
 from ttlcache_connector.blocks import PinLedger
@@ -70,7 +72,9 @@ class SideParts:
             self.count,
             self._clock.now_s,
         )
-        self._costs = load_costs(config)
+        self._costs = load_costs(
+            config, vllm_config.scheduler_config.max_num_batched_tokens
+        )
         self._history = HistoryFile(config, self._clock.now_s())
         self.controller: Controller | None = None
         self.ledger: PinLedger | None = None
@@ -83,6 +87,7 @@ class SideParts:
         self._lower_generation = 0  # as far as the controller was told
         self._prefilling: dict[str, Request] = {}
         self._arrived: set[str] = set()  # of these, whose remote KV is there
+        self._steps: deque[Step] = deque(maxlen=64)  # scheduled, results not there
         self._gauges_sent_s = float("-inf")
         self._pace = Pace()
         self.announced = False

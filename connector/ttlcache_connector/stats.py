@@ -40,6 +40,7 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
     "hook_errors": (
         *("arrive", "priority", "promote_at_s", "promote", "admission", "urgency"),
         *("note_local_hit", "admitted", "note_aged", "finished", "before_step"),
+        *("step_scheduled", "step_done"),
         *("eviction", "missing_blocks", "release_pins", "drop_rest", "foreign_step"),
         *("take_stats", "policy", "slow", "invariants", "shutdown"),
         *("control", "loads", "worker_output", "stand_back"),

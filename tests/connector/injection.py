@@ -31,6 +31,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "hold": ("ledger", "hold", frozenset({"finished"})),
     "tick": ("controller", "tick", frozenset({"before_step"})),
     "save_if_due": ("_history", "save_if_due", frozenset({"before_step"})),
+    "on_step": ("controller", "on_step", frozenset({"step_done"})),
     "failed_loads": (
         "_scheduler._inflight_prefills",
         "__len__",

@@ -10,6 +10,9 @@ import pytest
 
 pytest.importorskip("lmcache")
 
+from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPWorkerMetadata
+
+from ttlcache_connector.lower_lmcache.reports import WorkerReport, load_times
 from ttlcache_connector.lower_lmcache.sources import SOURCE_TIMEOUT_S, Sources
 from ttlcache_connector.tiers import Reload
 
@@ -46,6 +49,15 @@ def test_the_server_says_which(found, tier):
     assert not server.sources.is_waiting
 
 
+@pytest.mark.parametrize(
+    ("found", "seconds"), [({"cpu": 3}, 0.5), ({"cpu": 1, "disk": 2}, 2.5)]
+)
+def test_the_wait_for_a_lookup_belongs_to_what_it_read_from_disk(found, seconds):
+    server = Server(found)
+    server.sources.ask("a", 64, 0.5, 2.0)
+    assert [reload.seconds for reload in server.sources.known()] == [seconds]
+
+
 def test_a_server_that_does_not_know_yet_is_asked_again():
     server = Server({}, {}, {"disk": 1})
     server.sources.ask("a", 64, 0.5)
@@ -73,3 +85,15 @@ def test_a_server_without_the_module_is_asked_once():
         server.sources.ask(name, 64, 0.5)
         assert server.sources.known() == [Reload("cpu", 64, 0.5)]
     assert server.calls == 1
+
+
+def test_the_slowest_rank_s_copy_counts():
+    stores = LMCacheMPWorkerMetadata({"x": 1}, {"x"})
+    first = WorkerReport.of(stores, {"a": 0.5, "b": 0.1})
+    second = WorkerReport.of(None, {"a": 0.7})
+    both = first.aggregate(second)
+    assert load_times(both) == {"a": 0.7, "b": 0.1}
+    assert both.completed_store_requests == {"x": 1}
+    assert both.failed_store_requests == {"x"}
+    assert load_times(first.aggregate(stores)) == {"a": 0.5, "b": 0.1}
+    assert load_times(stores) == {}

@@ -44,7 +44,9 @@ def test_recovery_is_the_cheaper_way() -> None:
 
 
 def true_prefill_s(prompt: int, cached: int) -> float:
-    return 0.02 + 3e-5 * (prompt - cached) + 4e-10 * (prompt**2 - cached**2)
+    steps = -(-(prompt - cached) // 2048)
+    pairs = prompt**2 - cached**2
+    return 0.02 * steps + 3e-5 * (prompt - cached) + 4e-10 * pairs
 
 
 def test_prefill_is_learned_from_a_wrong_seed() -> None:
@@ -56,8 +58,9 @@ def test_prefill_is_learned_from_a_wrong_seed() -> None:
         noise = 1.0 + 0.05 * rng.standard_normal()
         costs.observe_prefill(prompt, cached, true_prefill_s(prompt, cached) * noise)
     for prompt, cached in ((2_000, 0), (20_000, 0), (60_000, 50_000), (60_000, 0)):
+        # The curve does not know how full the last step is.
         assert costs.prefill_s(prompt, cached) == pytest.approx(
-            true_prefill_s(prompt, cached), rel=0.1
+            true_prefill_s(prompt, cached), rel=0.15
         )
 
 

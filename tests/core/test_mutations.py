@@ -393,6 +393,18 @@ MUTATIONS = [
         "test_costs.py::test_prefill_by_hand",
     ),
     Mutation(
+        "learning.py",
+        "max(step.start_s, self._step_ended_s)",
+        "step.start_s",
+        "test_step_fit.py::test_a_step_scheduled_early_begins_when_the_one_before_it_ends",
+    ),
+    Mutation(
+        "step_fit.py",
+        "scale = max(seconds, expected_s)",
+        "scale = seconds",
+        "test_step_fit.py::test_results_fetched_together_are_no_quick_step",
+    ),
+    Mutation(
         "costs.py",
         "1.0 + (running + 1.0) / waiting",
         "1.0 + running / waiting",

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import pytest
 
+from ttlcache.journal import NullJournal
 from ttlcache.testing import FakeEngine
 
 PROMPT = list(range(40))
 
 
+class Prefills(NullJournal):
+    """Of each request, its prompt's tokens and those that were there."""
+
+    def __init__(self):
+        self.seen = []
+
+    def first_token(self, now_s, record, prompt_tokens):
+        self.seen.append((prompt_tokens, record.cached_tokens))
+
+
 @pytest.fixture
 def engine():
-    engine = FakeEngine()
-    engine.measured = []
-    engine.controller.costs.observe_prefill = lambda *seen: engine.measured.append(seen)
+    journal = Prefills()
+    engine = FakeEngine(journal=journal)
+    engine.prefills = journal.seen
     return engine
 
 
@@ -26,28 +37,27 @@ def admit(engine, request_id="r"):
     engine.admit(request_id)
 
 
-def test_the_time_of_a_reload_is_no_prefill(engine):
+def test_what_was_reloaded_is_not_prefilled(engine):
     admit(engine)
     engine.controller.reloading("r")
     engine.step(seconds=30.0)
     engine.controller.reloaded("r", 24)
     engine.step(seconds=2.0)
     engine.decode("r", [1])
-    # 16 of 40 tokens in two seconds, not 40 in 32.
-    assert engine.measured == [(40, 24, 2.0)]
+    assert engine.prefills == [(40, 24)]
 
 
-def test_a_second_admission_after_the_reload_begins_the_prefill(engine):
+def test_a_second_admission_after_the_reload_changes_nothing(engine):
     admit(engine)
     engine.controller.reloading("r")
     engine.step(seconds=30.0)
     engine.controller.admit("r", 0)  # the engine schedules it again, KV in place
     engine.step(seconds=2.0)
     engine.decode("r", [1])
-    assert engine.measured == [(40, 0, 2.0)]
+    assert engine.prefills == [(40, 0)]
 
 
-def test_a_prefill_that_was_preempted_is_measured_from_its_second_start(engine):
+def test_a_prefill_that_was_preempted_finds_what_it_computed(engine):
     admit(engine)
     engine.step(seconds=1.0)
     engine.preempt("r")
@@ -56,17 +66,17 @@ def test_a_prefill_that_was_preempted_is_measured_from_its_second_start(engine):
     engine.step(seconds=2.0)
     engine.decode("r", [1])
     # What it computed before is found again: nine blocks of four.
-    assert engine.measured == [(40, 36, 2.0)]
+    assert engine.prefills == [(40, 36)]
 
 
-def test_a_prefill_that_was_preempted_twice_is_measured_from_its_third_start(engine):
+def test_a_prefill_that_was_preempted_twice_finds_what_is_left(engine):
     admit(engine)
     for cached_tokens in (36, 8):  # of what it computed, less is left each time
         engine.step(seconds=1.0)
         engine.controller.admit("r", cached_tokens)
     engine.step(seconds=2.0)
     engine.decode("r", [1])
-    assert engine.measured == [(40, 8, 2.0)]
+    assert engine.prefills == [(40, 8)]
 
 
 def test_what_was_reloaded_before_a_preemption_is_counted_anew_after_it(engine):
@@ -78,7 +88,7 @@ def test_what_was_reloaded_before_a_preemption_is_counted_anew_after_it(engine):
     engine.controller.admit("r", 4)  # preempted, and let in again
     engine.step(seconds=2.0)
     engine.decode("r", [1])
-    assert engine.measured == [(40, 4, 2.0)]
+    assert engine.prefills == [(40, 4)]
 
 
 def test_a_failed_reload_is_counted_and_all_is_prefilled(engine):
@@ -90,7 +100,7 @@ def test_a_failed_reload_is_counted_and_all_is_prefilled(engine):
     engine.controller.admit("r", 0)
     engine.step(seconds=3.0)
     engine.decode("r", [1])
-    assert engine.measured == [(40, 0, 3.0)]
+    assert engine.prefills == [(40, 0)]
 
 
 def test_reloads_of_requests_that_are_gone_change_nothing(engine):
@@ -104,13 +114,13 @@ def test_the_first_token_is_measured_once_and_only_after_admission(engine):
     engine.arrive("r", PROMPT, program="A")
     engine.controller.prefilled("r", 40)  # never admitted: no time to measure
     engine.controller.prefilled("gone", 40)
-    assert engine.measured == []
+    assert engine.prefills == []
     engine.admit("r")
     engine.step(seconds=1.0)
     engine.decode("r", [1])
     engine.step(seconds=1.0)
     engine.decode("r", [1])
-    assert engine.measured == [(40, 0, 1.0)]
+    assert engine.prefills == [(40, 0)]
 
 
 def test_what_a_reload_cost_is_learnt_per_tier(engine):

@@ -27,6 +27,7 @@ from ttlcache_connector.lower_lmcache.lone_tails import LoneTails
 from ttlcache_connector.lower_lmcache.lookups import Lookups
 from ttlcache_connector.lower_lmcache.recoveries import Recoveries
 from ttlcache_connector.lower_lmcache.registration import own_name
+from ttlcache_connector.lower_lmcache.reports import load_times
 from ttlcache_connector.lower_lmcache.sources import Sources
 from ttlcache_connector.tiers import (
     Loaded,
@@ -48,10 +49,15 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A load under way; since_s: when it began, less the wait for its lookup."""
+    """A load under way.
+
+    since_s: when it was ordered.
+    read_s: the wait for its lookup, which reads what is on disk into CPU memory.
+    """
 
     tokens: int
     since_s: float
+    read_s: float
     blocks: frozenset[int]
 
 
@@ -163,8 +169,9 @@ class SchedulerHalf(SchedulerTier):
         self._inner.update_state_after_alloc(request, blocks, loaded_tokens)
         if loaded_tokens:
             ids = frozenset(i for group in blocks.get_block_ids() for i in group)
-            since_s = self._now_s() - self._lookups.took_s(request.request_id)
-            self._loads[request.request_id] = _Load(loaded_tokens, since_s, ids)
+            read_s = self._lookups.took_s(request.request_id)
+            load = _Load(loaded_tokens, self._now_s(), read_s, ids)
+            self._loads[request.request_id] = load
         self._lookups.end(request.request_id)
 
     def promote(self, request_id: str, tokens: Sequence[int], salt: str) -> bool:
@@ -229,7 +236,7 @@ class SchedulerHalf(SchedulerTier):
                 self._copy_ended(
                     request_id, is_lost=request_id in stores.failed_store_requests
                 )
-        ended = []
+        ended, load_s = [], load_times(stores)
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
             load = self._loads.pop(request_id, None)
@@ -239,7 +246,11 @@ class SchedulerHalf(SchedulerTier):
             tokens = 0 if bad or request_id in failed else load.tokens
             ended.append(Loaded(request_id, tokens))
             if tokens:
-                self._sources.ask(request_id, tokens, self._now_s() - load.since_s)
+                # Where LMCache's own code copies, all that lies between: other steps,
+                # other copies.
+                waited_s = self._now_s() - load.since_s
+                copy_s = load_s.get(request_id, waited_s)
+                self._sources.ask(request_id, tokens, copy_s, load.read_s)
             elif self._below is not None:
                 self._below.clear()  # the server promised it
         return ended

@@ -23,7 +23,8 @@ class _Question:
 
     request_id: str
     tokens: int
-    seconds: float
+    copy_s: float
+    read_s: float
     asked_s: float
     answer: Any
 
@@ -45,12 +46,20 @@ class Sources:
     def is_waiting(self) -> bool:
         return bool(self._open)
 
-    def ask(self, request_id: str, tokens: int, seconds: float) -> None:
+    def ask(
+        self, request_id: str, tokens: int, copy_s: float, read_s: float = 0.0
+    ) -> None:
+        """A load is done.
+
+        Args:
+            copy_s: from CPU memory to the device.
+            read_s: before that, from disk, if it was there.
+        """
         if not self._tells:
-            self._known.append(Reload("cpu", tokens, seconds))
+            self._known.append(Reload("cpu", tokens, copy_s))
             return
-        answer = self._call(request_id)
-        self._open.append(_Question(request_id, tokens, seconds, self._now_s(), answer))
+        answer, now_s = self._call(request_id), self._now_s()
+        self._open.append(_Question(request_id, tokens, copy_s, read_s, now_s, answer))
 
     def known(self) -> list[Reload]:
         questions, self._open = self._open, []
@@ -60,7 +69,10 @@ class Sources:
             if tier is None and not late:
                 self._open.append(question)
             else:
-                self._known.append(Reload(tier, question.tokens, question.seconds))
+                seconds = question.copy_s
+                if tier != "cpu":
+                    seconds += question.read_s
+                self._known.append(Reload(tier, question.tokens, seconds))
         known, self._known = self._known, []
         return known
 

@@ -13,6 +13,7 @@ from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
     EngineDrivenTransferContext,
 )
 
+from ttlcache.clock import stopwatch_s
 from ttlcache.errors import TransferError
 from ttlcache.metrics import MetricsBuffer
 from ttlcache_connector.lower_lmcache.copiers import Copier
@@ -46,6 +47,9 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         # what its lookup locked. The server does not, not even when a session ends.
         self._unread: dict[MessagingFuture[bool], Callable[[Move], bool]] = {}
         self._was_closed = False
+        #: Seconds of loads that are done, by request: without their waits for other
+        #: copies and for the forward pass.
+        self.load_s: dict[str, float] = {}
 
     def register(
         self, kv_caches: dict[str, torch.Tensor], *args: Any, **kw: Any
@@ -82,7 +86,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
 
     def submit_retrieve(
         self,
-        _request_id: str,
+        request_id: str,
         key: Any,
         kv_caches: dict[str, torch.Tensor],
         block_ids: list[list[int]],
@@ -94,7 +98,13 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         future: MessagingFuture[bool] = MessagingFuture()
         self._unread[future] = partial(self._release, key)
         copy = partial(
-            self._load, key, blocks, event, blocks_in_chunk, skip_first_n_tokens
+            self._load,
+            request_id,
+            key,
+            blocks,
+            event,
+            blocks_in_chunk,
+            skip_first_n_tokens,
         )
         return self._submit(partial(self._begin, future, copy), future, is_load=True)
 
@@ -177,6 +187,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
 
     def _load(
         self,
+        request_id: str,
         key: Any,
         blocks: list[int],
         event: Any,
@@ -184,12 +195,14 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         skip_tokens: int,
         move: Move,
     ) -> bool:
-        context = self.engine_driven_context
+        context, began_s = self.engine_driven_context, stopwatch_s()
         chunks = context.prepare_retrieve(key, self._instance_id)
         try:
             if chunks is None or len(chunks) * per_chunk != len(blocks):
                 return False
+            prepared_s = stopwatch_s()
             self._wait_for(event)
+            began_s += stopwatch_s() - prepared_s
             for first, part in _parts(chunks):
                 ids = blocks[first * per_chunk :][: len(part) * per_chunk]
                 skip = max(0, skip_tokens - first * int(part[0].shape[-2]))
@@ -198,6 +211,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         finally:
             context.commit_retrieve(key, self._instance_id)
         self._count("promoted", chunks)
+        self.load_s[request_id] = stopwatch_s() - began_s
         return True
 
     def _wait_for(self, event: Any) -> None:

@@ -17,6 +17,7 @@ from ttlcache.metrics import MetricsBuffer
 from ttlcache_connector import compat
 from ttlcache_connector.lower_lmcache.connect import connect
 from ttlcache_connector.lower_lmcache.registration import Registration
+from ttlcache_connector.lower_lmcache.reports import WorkerReport
 from ttlcache_connector.lower_lmcache.transfer import ThreadedTransfer
 from ttlcache_connector.movethread import MoveThread
 from ttlcache_connector.tiers import TierMetadata, Transfers, WorkerTier
@@ -46,6 +47,7 @@ class WorkerHalf(WorkerTier):
         )
         self._since_s: dict[str, float] = {}
         self._waited_s: dict[str, float] = {}
+        self._load_s: dict[str, float] = {}  # of loads that are not reported yet
         # Of which step the copies have begun already, before its forward pass.
         self._loaded: TierMetadata | None = None
         self._stored: TierMetadata | None = None
@@ -146,14 +148,26 @@ class WorkerHalf(WorkerTier):
             failed=set(results.failed_recving),
             invalid_blocks=self._inner.get_block_ids_with_load_errors(),
         )
+        context = self._adapter.transfer_ctx
+        times = context.load_s if isinstance(context, ThreadedTransfer) else {}
         for request_id in transfers.received:
             self._since_s.pop(request_id, None)
             self._waited_s.pop(request_id, None)
+            seconds = times.pop(request_id, None)
+            if seconds is not None and request_id not in transfers.failed:
+                self._load_s[request_id] = seconds
+        for request_id in list(times):  # the thread may add some
+            if request_id not in self._since_s:
+                times.pop(request_id)
         self._retain()
         return transfers
 
     def report(self) -> Any:
-        return self._inner.build_connector_worker_meta()
+        stores = self._inner.build_connector_worker_meta()
+        if not self._load_s:
+            return stores
+        load_s, self._load_s = self._load_s, {}
+        return WorkerReport.of(stores, load_s)
 
     def shutdown(self) -> None:
         self._thread.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.core.controller.stories import (
     PROMPT,
     TTL_S,
@@ -10,6 +12,7 @@ from tests.core.controller.stories import (
     pins,
     total,
 )
+from ttlcache.step_fit import Step
 from ttlcache.types import (
     PinOutcome,
 )
@@ -72,21 +75,17 @@ def test_a_return_that_finds_its_kv_without_a_pin_is_no_loss():
     assert total(engine, "evicted_returns") == 0
 
 
-def test_prefill_seconds_are_learnt_once_per_request():
+def test_the_time_of_a_step_goes_to_the_prompts_in_it():
     engine = make_engine()
-    before_s = engine.controller.costs.prefill_s(10)
     engine.arrive("r1", PROMPT, program="A")
-    engine.controller.prefilled("r1", 10)  # not admitted yet
-    assert engine.controller.costs.prefill_s(10) == before_s
-    engine.admit("r1")
-    engine.clock.advance(5.0)
-    engine.decode("r1", [11])
-    after_s = engine.controller.costs.prefill_s(10)
-    assert after_s != before_s
-    engine.clock.advance(500.0)
-    engine.decode("r1", [12])
-    assert engine.controller.costs.prefill_s(10) == after_s
-    engine.controller.prefilled("unknown", 10)
+    engine.arrive("r2", PROMPT, program="B")
+    parts = [("r1", 0, 1_500), ("r2", 7_000, 7_500), ("gone", 0, 48)]
+    step = Step(engine.clock.now_s(), prompts=parts)
+    engine.clock.advance(2.0)
+    engine.controller.on_step(step)
+    seconds = [engine.controller.requests[name].prefill_s for name in ("r1", "r2")]
+    assert seconds == pytest.approx([2.0 * 1_500 / 2_048, 2.0 * 500 / 2_048])
+    assert engine.controller.costs.prefill_s(20_480) > 10.0
 
 
 def test_a_preempted_request_is_admitted_twice_but_claims_once():

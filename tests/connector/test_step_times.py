@@ -1,0 +1,85 @@
+"""Steps of vLLM's real scheduler, as the price of a prefill is learnt from them."""
+
+from __future__ import annotations
+
+import pytest
+
+PROMPT = list(range(1, 1201))  # three steps of at most 512 tokens
+
+
+@pytest.fixture
+def run(make_engine, clock, async_scheduling):
+    """Serves requests, each step's results a second after those before it."""
+
+    def run(*requests, **spec):
+        engine = make_engine(num_blocks=200, async_scheduling=async_scheduling, **spec)
+        controller, seen = engine.connector.side.controller, []
+        observe = controller.costs.observe_step
+        controller.costs.observe_step = lambda step, seconds: (
+            seen.append((step, seconds)) or observe(step, seconds)
+        )
+        engine.worker_says = lambda: clock.advance(1.0)
+        for name, prompt, max_tokens in requests:
+            engine.add(name, prompt, max_tokens=max_tokens)
+        engine.run()
+        return engine, seen
+
+    return run
+
+
+def prompts(seen):
+    return [list(step.prompts) for step, _ in seen if step.prompts]
+
+
+def test_a_prompt_is_computed_in_parts(run):
+    _, seen = run(("r", PROMPT, 4))
+    assert prompts(seen) == [[("r", 0, 512)], [("r", 512, 1024)], [("r", 1024, 1200)]]
+    decodes = [(s.decodes, s.decode_tokens) for s, _ in seen if s.decodes]
+    assert decodes == [(1, 1)] * 3
+
+
+def test_steps_last_from_results_to_results(run):
+    _, seen = run(("r", PROMPT, 4))
+    # The results of a step that nothing was scheduled in are there with the last ones.
+    assert [seconds for step, seconds in seen if step.prompts or step.decodes] == [
+        1.0
+    ] * 6
+
+
+def test_a_claimed_turn_beside_another_s_chunk(run, clock):
+    engine, _ = run(("a", PROMPT[:170], 4))
+    engine.worker_says = lambda: clock.advance(1.0)
+    seen = []
+    engine.connector.side.controller.on_step = seen.append
+    engine.add("b", [*range(5_000, 6_000)], max_tokens=1)
+    engine.add("a2", PROMPT[:200], max_tokens=1)
+    engine.run()
+    parts = [part for step in seen for part in step.prompts]
+    assert ("a2", 160, 200) in parts
+    assert sum(after - before for name, before, after in parts if name == "b") == 1_000
+
+
+def test_what_is_preempted_is_computed_again_as_a_prompt(make_engine, clock):
+    engine = make_engine(num_blocks=40)
+    engine.worker_says = lambda: clock.advance(1.0)
+    seen = []
+    engine.connector.side.controller.on_step = seen.append
+    for name in "ab":
+        engine.add(name, [ord(name) * 1_000 + i for i in range(280)], max_tokens=120)
+    engine.run()
+    again = [part for step in seen for part in step.prompts if part[2] > 280]
+    assert again, "nothing was preempted"
+    assert all(after - before > 1 for _, before, after in again)
+    assert all(step.decodes <= 2 for step in seen)
+
+
+def test_a_request_s_seconds_are_known_before_it_ends(run):
+    engine, _ = run()
+    controller, known = engine.connector.side.controller, []
+    on_step = controller.on_step
+    controller.on_step = lambda step: (
+        on_step(step),
+        known.extend(record.prefill_s for record in controller.requests.values()),
+    )
+    engine.turn("r", PROMPT, max_tokens=1)
+    assert known == pytest.approx([1.0, 2.0, 3.0], rel=0.01)

@@ -1,0 +1,235 @@
+"""What a prompt token costs, learnt from the steps of a loaded engine."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from ttlcache.clock import VirtualClock
+from ttlcache.costs import CostModel
+from ttlcache.journal import NullJournal
+from ttlcache.learning import Learning
+from ttlcache.metrics import MetricsBuffer
+from ttlcache.step_fit import Step
+from ttlcache.worksize import WorkSizes
+
+#: Seconds of a step: whatever is in it, per decode, per prompt token, per pair. A
+#: small model on two cores: 5.8k tokens take two seconds.
+BASE_S, DECODE_S, TOKEN_S, PAIR_S = 0.03, 0.012, 2.4e-4, 1.5e-8
+LENGTHS = (1_000, 3_000, 5_800, 12_000)
+
+
+@dataclass
+class Job:
+    """A request: tokens of its prompt, of which `computed` have their KV."""
+
+    name: str
+    prompt: int
+    computed: int
+    outputs: int
+
+
+class Engine:
+    """Chunked prefills in steps of at most `budget` tokens, decodes first.
+
+    ahead: schedules a step before the results of the one before it are there.
+    overlaps: tokens are computed while weights are loaded: a few cost nothing.
+    """
+
+    def __init__(
+        self, budget: int, seed: int = 0, *, ahead: bool = False, overlaps: bool = False
+    ) -> None:
+        self.clock = VirtualClock(1000.0)
+        self.costs = CostModel(step_tokens=budget)
+        self.learning = Learning(
+            self.costs, WorkSizes(), MetricsBuffer(), NullJournal(), {}
+        )
+        self.budget, self.ahead, self.overlaps = budget, ahead, overlaps
+        self.rng = random.Random(seed)
+        self.jobs: list[Job] = []
+        self.under_way: deque[tuple[Step, float]] = deque()
+
+    def clean_s(self, tokens: int) -> float:
+        """A prompt alone."""
+        full, rest = divmod(tokens, self.budget)
+        steps_s = full * self._linear_s(self.budget) + self._linear_s(rest)
+        return steps_s + PAIR_S * tokens**2
+
+    def _linear_s(self, tokens: int) -> float:
+        if self.overlaps:
+            return max(BASE_S, TOKEN_S * tokens)
+        return BASE_S + TOKEN_S * tokens
+
+    def idle(self, seconds: float) -> None:
+        while self.under_way:
+            self._end_oldest()
+        self.clock.advance(seconds)
+
+    def step(self) -> None:
+        self.under_way.append(self._scheduled())
+        if len(self.under_way) > self.ahead:
+            self._end_oldest()
+
+    def _scheduled(self) -> tuple[Step, float]:
+        now_s, left = self.clock.now_s(), self.budget
+        seconds, decodes, prompts = 0.0, 0, []
+        for job in self.jobs:
+            if job.computed >= job.prompt:
+                decodes, left = decodes + 1, left - 1
+                job.outputs -= 1
+                seconds += DECODE_S
+        for job in self.jobs:
+            new = min(job.prompt - job.computed, left)
+            if new <= 0:
+                continue
+            before, after = job.computed, job.computed + new
+            seconds += PAIR_S * (after**2 - before**2)
+            prompts.append((job.name, before, after))
+            job.computed, left = after, left - new
+        seconds += self._linear_s(sum(after - before for _, before, after in prompts))
+        seconds *= self.rng.lognormvariate(0.0, 0.1)
+        if self.rng.random() < 0.01:
+            seconds += 3.0  # somebody else had the machine
+        return Step(now_s, decodes, decodes, prompts), seconds
+
+    def _end_oldest(self) -> None:
+        step, seconds = self.under_way.popleft()
+        self.clock.advance(seconds)
+        self.learning.on_step(step, self.clock.now_s())
+        self.jobs = [job for job in self.jobs if job.outputs > 0]
+
+
+def numbered(prefix: str) -> Iterator[str]:
+    number = 0
+    while True:
+        yield f"{prefix}{number}"
+        number += 1
+
+
+def worst(costs: CostModel, engine: Engine) -> float:
+    """Largest relative error of the curve."""
+    return max(abs(costs.prefill_s(n) / engine.clean_s(n) - 1.0) for n in LENGTHS)
+
+
+def claims_beside_prefills(engine: Engine, steps: int) -> None:
+    """Claimed turns of 40 to 60 tokens beside others' chunks of thousands."""
+    names = numbered("r")
+    for _ in range(steps):
+        if sum(job.computed < job.prompt for job in engine.jobs) < 2:
+            length = engine.rng.randrange(2_000, 9_000)
+            engine.jobs.append(Job(next(names), length, 0, 20))
+        for _ in range(2):
+            length = engine.rng.randrange(5_000, 6_500)
+            cached = length - engine.rng.randrange(40, 60)
+            engine.jobs.append(Job(next(names), length, cached, 2))
+        engine.step()
+
+
+def claims_alone(engine: Engine, steps: int) -> None:
+    """Claimed turns only, which share their steps with decodes and each other."""
+    names = numbered("c")
+    for number in range(steps):
+        if number % 3 == 0:
+            for _ in range(engine.rng.randrange(1, 4)):
+                length = engine.rng.randrange(2_000, 9_000)
+                cached = length - engine.rng.randrange(40, 60)
+                engine.jobs.append(Job(next(names), length, cached, 12))
+        engine.step()
+
+
+def lone_prefills(engine: Engine, count: int) -> None:
+    for name, _ in zip(numbered("p"), range(count), strict=False):
+        engine.jobs = [Job(name, engine.rng.randrange(1_000, 9_000), 0, 5)]
+        while engine.jobs:
+            engine.step()
+        engine.idle(engine.rng.uniform(0.0, 30.0))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("budget", [1024, 4096])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_claims_beside_others_prefills_do_not_raise_the_price(budget, seed, ahead):
+    engine = Engine(budget, seed, ahead=ahead, overlaps=bool(seed))
+    claims_beside_prefills(engine, 400)
+    assert worst(engine.costs, engine) < 0.25
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_claims_alone_do_not_wear_the_price_away(overlaps):
+    engine = Engine(4096, overlaps=overlaps)
+    lone_prefills(engine, 12)
+    assert worst(engine.costs, engine) < 0.25
+    claims_alone(engine, 3_000)
+    assert worst(engine.costs, engine) < 0.25
+
+
+def test_a_few_prefills_are_enough_after_claims_alone():
+    engine = Engine(2048)
+    claims_alone(engine, 1_000)
+    assert engine.costs.to_profile() == CostModel().to_profile()  # nothing to learn
+    lone_prefills(engine, 12)
+    assert worst(engine.costs, engine) < 0.25
+
+
+def test_a_step_scheduled_early_begins_when_the_one_before_it_ends():
+    costs = CostModel()
+    seen = []
+    costs.observe_step = lambda step, seconds: seen.append(seconds) or 0.0
+    learning = Learning(costs, WorkSizes(), MetricsBuffer(), NullJournal(), {})
+    learning.on_step(Step(10.0), 11.0)
+    learning.on_step(Step(10.5), 14.0)  # scheduled while the first ran
+    learning.on_step(Step(20.0), 21.0)  # after six idle seconds
+    assert seen == [1.0, 3.0, 1.0]
+
+
+def test_steps_scheduled_as_one_cost_what_they_cost_one_by_one():
+    one, many = CostModel(), CostModel()
+    for number in range(200):
+        decodes, seconds = number % 16 + 1, 0.02 + 0.001 * (number % 16 + 1)
+        one.observe_step(Step(0.0, decodes, decodes), seconds)
+        many.observe_step(Step(0.0, decodes, 5 * decodes), 5 * seconds)
+        prompt = [("r", 0, 1_000 + number)]
+        seconds += 1e-4 * (1_000 + number)
+        for costs in (one, many):
+            costs.observe_step(Step(0.0, decodes, decodes, prompt), seconds)
+    for costs in (one, many):
+        # 2,048 tokens are one step.
+        assert costs.prefill_s(20_480) == pytest.approx(2.048 + 0.2, rel=0.05)
+
+
+def test_what_a_step_took_for_prompts():
+    costs = CostModel()
+    for decodes in range(1, 200):
+        seconds = 0.02 + 0.001 * decodes
+        costs.observe_step(Step(0.0, decodes, decodes), seconds)
+        costs.observe_step(Step(0.0, 4, 4, [("r", 0, 2044)]), 0.024 + 0.2044)
+    alone = Step(0.0, prompts=[("r", 0, 2048)])
+    assert costs.observe_step(alone, 0.2248) == pytest.approx(0.2248, rel=0.02)
+    # Of what any step takes, a fourth of the tokens bears a fourth.
+    beside = Step(0.0, 10, 10, [("r", 0, 400), ("s", 300, 412)])
+    seconds = 0.03 + 512e-4
+    found = costs.observe_step(beside, seconds)
+    assert found == pytest.approx(0.005 + 512e-4, rel=0.05)
+    assert costs.observe_step(beside, 0.01) == 0.0
+
+
+def test_few_prompt_tokens_in_a_step_teach_nothing():
+    costs = CostModel()
+    for number in range(500):
+        costs.observe_step(Step(0.0, 8, 8, [("r", 5_000, 5_040 + number % 200)]), 0.24)
+    assert costs.to_profile() == CostModel().to_profile()
+
+
+def test_results_fetched_together_are_no_quick_step():
+    costs = CostModel()
+    for number in range(200):
+        prompt = [("r", 0, 2048)]
+        costs.observe_step(Step(0.0, prompts=prompt), 0.2)
+        if number % 10 == 0:
+            costs.observe_step(Step(0.0, prompts=prompt), 0.002)
+            costs.observe_step(Step(0.0, prompts=prompt), 1e-5)
+    assert costs.prefill_s(20_480) == pytest.approx(2.0, rel=0.15)
