@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 CONNECTOR = "TTLConnector"
 SYNC_SCHEDULER = "ttlcache_connector.scheduler.TTLScheduler"
@@ -116,7 +116,8 @@ def _with_config_file(argv: Sequence[str]) -> Sequence[str]:
         if name == "--config":
             path = path if equals else "".join(argv[index + 1 : index + 2])
             try:
-                return [*FlexibleArgumentParser().load_config_file(path), *argv]
+                parser: Any = cast(Any, FlexibleArgumentParser)()
+                return [*parser.load_config_file(path), *argv]
             except Exception:  # noqa: BLE001 - the option of a script, not of vLLM
                 return argv
     return argv

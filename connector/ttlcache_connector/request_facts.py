@@ -67,7 +67,7 @@ def is_prompt_done(request: Request) -> bool:
 
     A preempted request computes its own output again, as a part of its prompt.
     """
-    return request.num_computed_tokens >= request.num_tokens - 1  # type: ignore[no-any-return]
+    return bool(request.num_computed_tokens >= request.num_tokens - 1)
 
 
 def step_of(

@@ -83,7 +83,7 @@ def test_the_arm_has_the_papers_rule():
     assert isinstance(engine.controller.reclaimer, paper_victims.PaperReclaimer)
 
 
-@pytest.mark.parametrize("name", ["max_queue_wait_s", "seniority_quantum_s"])
+@pytest.mark.parametrize("name", ["max_queue_wait_s", "quantum_turns"])
 def test_the_arm_has_no_bounds_of_ours(name):
     config = load_config(ARMS["cachettl-paper"].extra_config(ArmSetting(1.0)))
     assert getattr(config, name) == 1e9

@@ -46,14 +46,14 @@ def test_static_ttl_is_the_cold_start_of_the_mean_context():
 @pytest.mark.parametrize("name", ["cachettl", "adaptive", "ski-rental", "program-fcfs"])
 def test_our_arms_run_with_the_defaults(name):
     extra = ARMS[name].extra_config(ArmSetting(1.0))
-    assert not {"max_queue_wait_s", "seniority_quantum_s"} & set(extra)
+    assert not {"max_queue_wait_s", "quantum_turns"} & set(extra)
     load_config(extra)
 
 
 @pytest.mark.parametrize("name", ["autellix", "continuum-v1", "mori", "oracle"])
 def test_rivals_have_no_bound_on_waiting(name):
     config = load_config(ARMS[name].extra_config(ArmSetting(1.0)))
-    assert config.max_queue_wait_s == config.seniority_quantum_s == 1e9
+    assert config.max_queue_wait_s == config.quantum_turns == 1e9
 
 
 def test_cells_are_arms_times_seeds():
