@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ttlcache.admission import AdmissionControl
-from ttlcache.continuation import relate
+from ttlcache.continuation import Continuation, Relation, relate
 from ttlcache.departures import Departures
+from ttlcache.divergence import compare
 from ttlcache.events import Arrival
 from ttlcache.identity import Identifier
 from ttlcache.owed import RoomOwed
@@ -16,7 +17,7 @@ from ttlcache.requests import RequestRecord, wait_kind
 from ttlcache.retention import Retention
 from ttlcache.tables import Tables
 from ttlcache.turns import TurnBook
-from ttlcache.types import PinOutcome
+from ttlcache.types import IdentityRule, PinOutcome
 
 
 @dataclass(slots=True)
@@ -48,6 +49,8 @@ class Arrivals:
             tables.metrics.count("hints_rejected", reason)
         continuation = relate(program, arrival.hashes, arrival.num_tokens)
         record = self._new_record(arrival, program, now_s)
+        if rule in (IdentityRule.HINT, IdentityRule.SESSION):
+            self._compare(record, arrival, continuation)
         self._adopt(program, arrival)
         self.places.stand(record)
         program.in_flight += 1
@@ -105,6 +108,20 @@ class Arrivals:
         up = self.tables.lower_tier is not None
         was_left = record.lower_epoch == self.tables.lower_epoch
         return up and was_left and record.asked_below
+
+    def _compare(
+        self, record: RequestRecord, arrival: Arrival, continuation: Continuation
+    ) -> None:
+        record.head_tokens, record.divergence = compare(
+            record.program,
+            arrival.hashes,
+            arrival.num_tokens,
+            self.tables.block_tokens,
+            continues=continuation.relation is Relation.CONTINUES,
+        )
+        if record.divergence is not None and record.divergence.is_sure:
+            cause = record.divergence.cause.value
+            self.tables.metrics.count("turns_diverged", cause)
 
     def _new_record(
         self, arrival: Arrival, program: Program, now_s: float

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ttlcache.divergence import Divergence
+
 
 class RecordingError(ValueError):
     """Nothing readable at the given place; the text says what was expected."""
@@ -85,6 +87,7 @@ class TurnLog:
     gap_s: float | None = None
     reusable_tokens: int = 0
     rejected: tuple[str, ...] = ()
+    divergence: Divergence | None = None
     wait_s: float | None = None
     cached_tokens: int = 0
     claimed_pin: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ttlcache.divergence import Divergence
 from ttlcache.hints import Hints
 from ttlcache.pins import Pin
 from ttlcache.programs import Program
@@ -23,6 +24,8 @@ class RequestRecord:
     queued_s: float
     user_priority: int
     num_tokens: int = 0  # of its prompt
+    head_tokens: int = 0  # of its program's main conversation's first prompt, 0 aside
+    divergence: Divergence | None = None  # from its program's last context
     program_seq: int = 0  # where its program stood when it was queued, or moved back
     claim_counts: bool = True  # not while its program's quantum is used up
     work_left_s: float | None = None  # of its program, expected when it was queued

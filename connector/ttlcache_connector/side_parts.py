@@ -14,6 +14,7 @@ from ttlcache.types import PinOutcome
 from ttlcache_connector import compat
 from ttlcache_connector.blocks import PinLedger
 from ttlcache_connector.demotion import DemotingLedger
+from ttlcache_connector.divergence_log import DivergenceLog
 from ttlcache_connector.failsafe import Pace
 from ttlcache_connector.guard import Faults, guarded
 from ttlcache_connector.knowledge import HistoryFile, load_costs, open_journal
@@ -85,6 +86,7 @@ class SideParts:
         self._arrived: set[str] = set()  # of these, whose remote KV is there
         self._gauges_sent_s = float("-inf")
         self._pace = Pace()
+        self._divergences = DivergenceLog()
         self.announced = False
 
     def bind(self, pool: BlockPool, manager: KVCacheManager | None) -> None:
