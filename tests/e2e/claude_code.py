@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -97,7 +98,7 @@ class Bridge:
                     "type": "tool_use",
                     "id": f"toolu_{number:04d}",
                     "name": MAIN_TOOL,
-                    "input": {"command": f"seq {number} {60 * number}"},
+                    "input": {"command": f"echo step {number}"},
                 }
         else:
             self.aside.append(body)
@@ -169,7 +170,13 @@ def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
 
 
 def converse(
-    program: Path, folder: Path, server_url: str, num_turns: int, **settings: str
+    program: Path,
+    folder: Path,
+    server_url: str,
+    num_turns: int,
+    *,
+    arguments: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
 ) -> Bridge:
     """One conversation of the CLI with the server; `settings` are its environment.
 
@@ -194,11 +201,11 @@ def converse(
         "DISABLE_AUTOUPDATER": "1",
         "API_TIMEOUT_MS": "300000",
         "IS_SANDBOX": "1",
-        **settings,
+        **(settings or {}),
     }
     try:
         done = subprocess.run(
-            [program, "-p", "Count in steps.", "--allowedTools", MAIN_TOOL],
+            [program, "-p", "Count in steps.", "--allowedTools", MAIN_TOOL, *arguments],
             cwd=work,
             env=environment,
             stdin=subprocess.DEVNULL,

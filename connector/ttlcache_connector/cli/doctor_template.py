@@ -92,10 +92,10 @@ def _notes(template: _Template) -> Iterator[str]:
 
 def _growth(template: _Template) -> str | None:
     """Is a prompt the beginning of the next one?"""
-    opening = (_SYSTEM, _USER)
+    opening = [_SYSTEM, _USER]
     before = template.render(opening)
     if before is None:
-        opening = (_USER,)  # a template without system text
+        opening = [_USER]  # a template without system text
         before = template.render(opening)
     after = template.render((*opening, _ANSWER, _NEXT))
     if before is None or after is None:
