@@ -208,4 +208,3 @@ def test_the_real_cli(agent, claude, tmp_path):
     after = [turn.hit for turn in bridge.turns]
     assert min(after[1:]) >= 0.95, after
     assert diverged(agent, "head") == counted + TURNS - 2
-    print(f"cached share of each turn: before {before}, after {after}")
