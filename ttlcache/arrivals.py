@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ttlcache.admission import AdmissionControl
 from ttlcache.continuation import Continuation, Relation, relate
 from ttlcache.departures import Departures
+from ttlcache.divergence import compare
 from ttlcache.events import Arrival
 from ttlcache.fairness import Place
 from ttlcache.identity import Identifier
@@ -18,7 +19,7 @@ from ttlcache.requests import Claim, RequestRecord, wait_kind
 from ttlcache.retention import Retention
 from ttlcache.tables import Tables
 from ttlcache.turns import TurnBook
-from ttlcache.types import PinOutcome
+from ttlcache.types import IdentityRule, PinOutcome
 
 
 @dataclass(slots=True)
@@ -52,6 +53,8 @@ class Arrivals:
         self._adopt(program, arrival)
         place = self._place(program, continuation)
         record = self._new_record(arrival, program, place, now_s)
+        if rule in (IdentityRule.HINT, IdentityRule.SESSION):
+            self._compare(record, arrival, continuation)
         self.places.stand(record)
         program.in_flight += 1
         pin, record.reusable_tokens = self.turns.follow(
@@ -120,6 +123,20 @@ class Arrivals:
         up = self.tables.lower_tier is not None
         was_left = record.lower_epoch == self.tables.lower_epoch
         return up and was_left and record.asked_below
+
+    def _compare(
+        self, record: RequestRecord, arrival: Arrival, continuation: Continuation
+    ) -> None:
+        record.head_tokens, record.divergence = compare(
+            record.program,
+            arrival.hashes,
+            arrival.num_tokens,
+            self.tables.block_tokens,
+            continues=continuation.relation is Relation.CONTINUES,
+        )
+        if record.divergence is not None and record.divergence.is_sure:
+            cause = record.divergence.cause.value
+            self.tables.metrics.count("turns_diverged", cause)
 
     def _new_record(
         self, arrival: Arrival, program: Program, place: Place, now_s: float

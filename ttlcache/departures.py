@@ -97,6 +97,8 @@ class Departures:
     ) -> HoldOrder | None:
         tables, program = self.tables, record.program
         turn = finished_turn(record, finish, tables.block_tokens, now_s)
+        if turn.outline:
+            program.last_turn = turn
         self.turns.open(program, turn)
         self.identifier.remember(program, finish)
         tables.costs.observe_footprint(finish.footprint_blocks or finish.kv_blocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from ttlcache.divergence import outline
 from ttlcache.events import Finish
 from ttlcache.gaps import interned
 from ttlcache.hints import Hints
@@ -30,6 +31,7 @@ def finished_turn(
         num_hashes,
         finish.hashes[num_hashes - 1] if num_hashes else b"",
         place=record.place,
+        outline=outline(record.head_tokens, finish, num_hashes, block_tokens),
     )
 
 

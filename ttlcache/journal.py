@@ -26,6 +26,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "arrive": (
         *("program", "turn", "request", "rule", "relation", "prompt_tokens"),
         *("follows", "gap_s", "context_tokens", "reusable_tokens", "pin", "rejected"),
+        *("diverged", "diverged_at", "diverged_from"),
     ),
     "admit": (
         *("program", "turn", "wait_s", "cached_tokens", "pin", "claimed_tokens"),
@@ -130,7 +131,7 @@ class Journal(NullJournal):
         arrival: Arrival,
         continuation: Continuation,
     ) -> None:
-        turn = continuation.turn
+        turn, diverged = continuation.turn, record.divergence
         self._put(
             now_s,
             "arrive",
@@ -148,6 +149,7 @@ class Journal(NullJournal):
                 record.reusable_tokens,
                 record.pin_id,
                 arrival.hints.rejected,
+                *((None,) * 3 if diverged is None else diverged[:3]),
             ),
         )
 

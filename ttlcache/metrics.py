@@ -28,6 +28,11 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
         None,
     ),
     "turns_identified": ("Requests by the rule that found their program.", "rule"),
+    "turns_diverged": (
+        "Turns whose prompt did not begin with their program's last context, by where "
+        "it differs: head, middle, output, shortened.",
+        "cause",
+    ),
     "programs_started": ("Programs seen for the first time.", None),
     "programs_ended": ("Programs that ended: last_step, told, idle, forgotten.", "how"),
     "hints_rejected": ("Requests with malformed hints, by reason.", "reason"),

@@ -55,6 +55,7 @@ class Turn:
     facts: what it was asked then, kept only while the turn is pinned.
     lower_epoch: in which its KV was left to the lower tier, None if it never was.
     place: the place in the queue of requests that continue it.
+    outline: of the context, see `ttlcache.divergence`; empty for most turns.
     """
 
     token: int
@@ -69,6 +70,7 @@ class Turn:
     facts: TurnFacts | None = None
     lower_epoch: int | None = None
     place: Place | None = None
+    outline: bytes = b""
 
     def continued_by(self, hashes: Sequence[bytes], num_tokens: int) -> bool:
         """Whether a prompt extends this turn's whole context."""
@@ -97,6 +99,9 @@ class Program:
     """One agent's job as this engine sees it.
 
     work, attained: only under an ordering that uses them.
+    last_turn: the last of its main conversation, with an outline; of a program that
+        has an id. Side requests and sub-agents under that id do not change it.
+    strayed: whether its latest turn left that conversation's context early.
     tenant: isolation domain, also of programs without an id; its pins share the
         cap with other tenants' pins.
     place: of the context that its latest request continued or began.
@@ -109,6 +114,8 @@ class Program:
     priority_class: int = 0
     turns_finished: int = 0
     in_flight: int = 0
+    last_turn: Turn | None = None
+    strayed: bool = False
     ended: bool = False
     last_seen_s: float = 0.0
     reuse_share: float = 1.0

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ttlcache.divergence import Divergence
+
 #: (start, end) in seconds.
 Interval = tuple[float, float]
 
@@ -92,6 +94,7 @@ class TurnLog:
     gap_s: float | None = None
     reusable_tokens: int = 0
     rejected: tuple[str, ...] = ()
+    divergence: Divergence | None = None
     wait_s: float | None = None
     cached_tokens: int = 0
     claimed_pin: int | None = None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ttlcache.divergence import Cause, Divergence
 from ttlcache.recorder import FORMAT
 from ttlcache.recording import Decided, PinLog, ProgramLog, Recording, TurnLog
 
@@ -83,6 +84,7 @@ class Reader:
             gap_s=line["gap_s"],
             reusable_tokens=line["reusable_tokens"],
             rejected=tuple(line["rejected"]),
+            divergence=_divergence(line),
         )
         self._turns[self._run, turn.turn] = turn
         self._program(line).turns.append(turn)
@@ -164,6 +166,14 @@ class Reader:
     def _end(self, now_s: float, line: Mapping[str, Any]) -> None:
         program = self._program(line)
         program.end_s, program.how = now_s, line["how"]
+
+
+def _divergence(line: Mapping[str, Any]) -> Divergence | None:
+    # Recordings of earlier versions do not have it.
+    cause = line.get("diverged")
+    if cause is None:
+        return None
+    return Divergence(Cause(cause), line["diverged_at"], line["diverged_from"])
 
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ttlcache.divergence import Divergence
 from ttlcache.fairness import Place
 from ttlcache.hints import Hints
 from ttlcache.pins import Pin
@@ -40,6 +41,8 @@ class RequestRecord:
     user_priority: int
     place: Place  # the place of the context that it continues, or a new one
     num_tokens: int = 0  # of its prompt
+    head_tokens: int = 0  # of its program's main conversation's first prompt, 0 aside
+    divergence: Divergence | None = None  # from its program's last context
     program_seq: int = 0  # where its program stood when it was queued, or moved back
     claim_counts: bool = True  # not while its program's quantum is used up
     work_left_s: float | None = None  # of its program, expected when it was queued

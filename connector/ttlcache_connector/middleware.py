@@ -27,6 +27,7 @@ from ttlcache_connector.http_asgi import (
     replay,
     with_length,
 )
+from ttlcache_connector.http_attribution import without_attribution
 from ttlcache_connector.http_identity import (
     RULES,
     SESSION_HEADER,
@@ -86,6 +87,9 @@ class ProgramIdMiddleware:
         messages, body = await read_body(receive)
         try:
             headers = scope["headers"]
+            stripped = None if body is None else without_attribution(body)
+            if stripped is not None:
+                body = stripped
             clues = Clues() if body is None else from_body(body)
             by_header = from_headers(headers)
             if by_header is None and url_session is not None:
@@ -93,7 +97,7 @@ class ProgramIdMiddleware:
             rule, session = by_header or (clues.rule, clues.session)
             if rule != "x-session-id" and session is not None:
                 scope["headers"] = [*headers, (SESSION_HEADER, session.encode())]
-            changed = None if body is None else with_hints(body, clues)
+            changed = None if body is None else with_hints(body, clues) or stripped
             if changed is not None:
                 messages = [{"type": "http.request", "body": changed}]
                 scope["headers"] = with_length(scope["headers"], len(changed))

@@ -83,6 +83,7 @@ class SchedulerSide(QueueAnswers):
                 user_priority=self._user_priority(request),
             )
         )
+        self._divergences.on_arrival(record)
         self.lower.tier_arrive(request, has_pin=record.pin_id is not None)
 
     @guarded()

@@ -16,6 +16,7 @@ from ttlcache.types import PinOutcome
 from ttlcache_connector import compat
 from ttlcache_connector.blocks import PinLedger
 from ttlcache_connector.demotion import DemotingLedger
+from ttlcache_connector.divergence_log import DivergenceLog
 from ttlcache_connector.failsafe import Pace
 from ttlcache_connector.guard import Faults, guarded
 from ttlcache_connector.knowledge import HistoryFile, load_costs, open_journal
@@ -90,6 +91,7 @@ class SideParts:
         self._steps: deque[Step] = deque(maxlen=64)  # scheduled, results not there
         self._gauges_sent_s = float("-inf")
         self._pace = Pace()
+        self._divergences = DivergenceLog()
         self.announced = False
 
     def bind(self, pool: BlockPool, manager: KVCacheManager | None) -> None:

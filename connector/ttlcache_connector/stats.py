@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
+from ttlcache.divergence import Cause
 from ttlcache.hints import REJECTIONS
 from ttlcache.metrics import (
     COUNTERS,
@@ -36,6 +37,7 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
     "tool_gap_seconds": TOOL_CLASSES,
     "wait_seconds": WAIT_KINDS,
     "turns_identified": tuple(IdentityRule),
+    "turns_diverged": tuple(Cause),
     "programs_ended": ("last_step", "idle", "forgotten", "told"),
     "hook_errors": (
         *("arrive", "priority", "promote_at_s", "promote", "admission", "urgency"),

@@ -63,6 +63,9 @@ def _print_turn(verdict: Verdict, console: Console) -> None:
         highlight=False,
     )
     console.print(f"  begin   {plain(verdict.claim)}", highlight=False)
+    if turn.divergence is not None:
+        text = plain(str(turn.divergence))
+        console.print(f"  prefix  {text}", highlight=False, soft_wrap=True)
     if decided is not None:
         inputs = " ".join(f"{k}={v:.4g}" for k, v in decided.inputs.items())
         known = f"{decided.records} gap{'' if decided.records == 1 else 's'} known"
@@ -146,6 +149,9 @@ def _plain(verdict: Verdict) -> dict[str, object]:
         "claimed_tokens": turn.claimed_tokens,
         "saved_tokens": turn.saved_tokens,
         "saved_s": turn.saved_s,
+        "diverged": turn.divergence and turn.divergence.cause.value,
+        "diverged_at": turn.divergence and turn.divergence.at_tokens,
+        "diverged_from": turn.divergence and turn.divergence.context_tokens,
         "tool": decided.tool if decided else None,
         "ttl_s": decided.ttl_s if decided else None,
         "reason": decided.reason if decided else None,

@@ -26,10 +26,17 @@ def doctor(
             "lmcache.yaml, or the word plugins. May be repeated."
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder or name of the model: look at its chat template."),
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="Look at this one, as vLLM's --chat-template.")
+    ] = None,
     api_key: ApiKey = None,
 ) -> None:
     """Check this machine and say what will be used, and why."""
-    _connector("doctor").run(config, url, lmcache or (), api_key)
+    _connector("doctor").run(config, url, lmcache or (), api_key, model, chat_template)
 
 
 def profile(

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ttlcache.cli.common import DEFAULT_URL, ApiKey, ServerUrl, fail, plain, seconds
 from ttlcache.cli.live import engines_of
+from ttlcache.divergence import REMEDIES, Cause
 
 
 def top(
@@ -65,6 +66,7 @@ def _screen(engines: list[dict[str, Any]], rows: int) -> Group:
     for number, engine in enumerate(engines):
         name = f"engine {number}: " if len(engines) > 1 else ""
         parts.append(name + summary_line(engine))
+        parts += divergence_lines(engine)
     programs = [row for engine in engines for row in engine.get("programs", ())]
     parts.append(_table(programs[:rows]))
     return Group(*parts)
@@ -91,6 +93,18 @@ def summary_line(engine: dict[str, Any]) -> str:
         f"{totals.get('claimed_tokens', 0):,} tokens served from pins, of which plain "
         f"vLLM would have evicted {totals.get('prefill_tokens_saved', 0):,}{off}"
     )
+
+
+def divergence_lines(engine: dict[str, Any]) -> list[str]:
+    """What clients, not memory, took from the prefix cache: one line a cause."""
+    totals = engine.get("totals", {})
+    found = [(cause, totals.get(f"turns_diverged:{cause}", 0)) for cause in Cause]
+    return [
+        f"{count:,} turns did not begin with their program's last context ({cause}): "
+        f"{REMEDIES[cause]}"
+        for cause, count in found
+        if count and cause.is_early
+    ]
 
 
 def _table(programs: list[dict[str, Any]]) -> Table:

@@ -22,7 +22,7 @@ from ttlcache.cli.live import engines_of
 from ttlcache.config import TTLCacheConfig, load_config
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_connector import compat, plugin
-from ttlcache_connector.cli import doctor_lmcache
+from ttlcache_connector.cli import doctor_lmcache, doctor_template
 from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
 from ttlcache_connector.knowledge import load_costs
 
@@ -30,11 +30,16 @@ _STYLE = {OK: "green", NOTE: "yellow", BAD: "bold red"}
 
 
 def run(
-    config: str, url: str | None, lmcache: Sequence[str], api_key: str | None
+    config: str,
+    url: str | None,
+    lmcache: Sequence[str],
+    api_key: str | None,
+    model: str | None = None,
+    chat_template: Path | None = None,
 ) -> None:
     """Print all findings; exit status 1 if one of them is BAD."""
     console = Console()
-    found = list(findings(config, url, lmcache, api_key))
+    found = list(findings(config, url, lmcache, api_key, model, chat_template))
     grid = Table(title="ttlcache doctor", title_justify="left")
     for name in ("", "", ""):
         grid.add_column(name, overflow="fold")
@@ -50,6 +55,8 @@ def findings(
     url: str | None = None,
     lmcache: Sequence[str] = (),
     api_key: str | None = None,
+    model: str | None = None,
+    chat_template: Path | None = None,
 ) -> Iterator[Finding]:
     """Everything that is worth knowing, one after the other."""
     yield Finding(OK, "python", f"{platform.python_version()}, {platform.machine()}")
@@ -77,6 +84,7 @@ def findings(
     else:
         yield _package("lmcache", "no lower tier: an expired pin costs a prefill")
     yield from doctor_lmcache.findings(lmcache)
+    yield from doctor_template.findings(model, chat_template)
     if url is not None:
         yield from _server(url, api_key)
 

@@ -1,0 +1,120 @@
+"""Claude Code's billing header leaves system text, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.connector.test_middleware import CHAT, application, post
+from ttlcache_connector.http_attribution import without_attribution
+
+HEADER = (
+    "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch=eb6c6;"
+)
+SYSTEM = "You are an agent."
+USER = {"role": "user", "content": f"{HEADER}\nWhat is this?"}
+
+
+def text(value: str, **more: object) -> dict[str, object]:
+    return {"type": "text", "text": value, **more}
+
+
+def stripped(**fields: object) -> object:
+    out = without_attribution(json.dumps(fields).encode())
+    return None if out is None else json.loads(out)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f"{HEADER}\n{SYSTEM}", SYSTEM),
+        (f"{HEADER}{SYSTEM}", SYSTEM),
+        (HEADER, ""),
+        (HEADER.removesuffix(";"), ""),
+        (
+            [text(HEADER), text(SYSTEM, cache_control={})],
+            [text(SYSTEM, cache_control={})],
+        ),
+        ([text(f"{HEADER}\n{SYSTEM}")], [text(SYSTEM)]),
+        ([text(HEADER)], ""),
+    ],
+)
+def test_in_every_form_of_system_text(before, after):
+    assert stripped(system=before, messages=[USER]) == {
+        "system": after,
+        "messages": [USER],
+    }
+    assert stripped(instructions=before) == {"instructions": after}
+    for role in ("system", "developer"):
+        for name in ("messages", "input"):
+            turns = [{"role": role, "content": before, "name": "x"}, USER]
+            expected = [{"role": role, "content": after, "name": "x"}, USER]
+            assert stripped(**{name: turns}) == {name: expected}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [USER]},
+        {"prompt": HEADER},
+        {"system": f"Text first. {HEADER}"},
+        {"system": "x-anthropic-billing-header is a header."},
+        {"system": {"text": HEADER}, "messages": {"role": HEADER}},
+        {"system": [HEADER, 5, None, {"text": 5}], "input": HEADER},
+        {"messages": [{"role": "system", "content": None}, {"content": HEADER}, USER]},
+    ],
+)
+def test_what_is_no_header_before_system_text_stays(fields):
+    assert stripped(**fields) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x-anthropic-billing-header",
+        b'{"system": "x-anthropic-billing-header: a=1;',
+        b'["x-anthropic-billing-header: a=1;"]',
+        b'{"messages": [5, "x-anthropic-billing-header: a=1;"]}',
+        b'{"system": ' + b"[" * 5000 + b'"x-anthropic-billing-header: a=1;"',
+        b'{"system": '
+        + b"[" * 5000
+        + b'"x-anthropic-billing-header: a=1;"'
+        + b"]" * 5000
+        + b"}",
+    ],
+)
+def test_broken_bodies_stay_as_they_are(body):
+    assert without_attribution(body) is None
+
+
+def test_a_long_false_header_takes_no_time():
+    value = "x-anthropic-billing-header:" + " a=b" * 200_000
+    assert stripped(system=value) is None
+
+
+def test_other_members_keep_their_bytes():
+    body = (
+        '{"n": 1.10, "system": "%s\\nX", "e": "\\u00e9", "big": 123456789012345678901}'
+    )
+    out = without_attribution((body % HEADER).encode())
+    assert out == b'{"n":1.10,"system":"X","e":"\\u00e9","big":123456789012345678901}'
+
+
+def test_the_middleware_sends_the_body_on_without_it():
+    messages = [{"role": "system", "content": f"{HEADER}\n{SYSTEM}"}, USER]
+    answer = post(application(), CHAT, json={"messages": messages}).json()
+    sent = json.loads(answer["body"])
+    assert sent == {"messages": [{"role": "system", "content": SYSTEM}, USER]}
+    assert int(answer["length"]) == answer["bytes"] == len(answer["body"])
+
+
+def test_a_users_programs_stay_one_while_the_header_changes():
+    sessions = set()
+    for number in range(3):
+        header = HEADER.replace("eb6c6", f"{number:05d}")
+        turns = [{"role": "system", "content": header + SYSTEM}, USER]
+        answer = post(application(), CHAT, json={"messages": turns, "user": "u"}).json()
+        sessions.add(answer["session"])
+    assert len(sessions) == 1
+    assert None not in sessions

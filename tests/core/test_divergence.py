@@ -1,0 +1,229 @@
+"""Prompts that do not begin with their program's last context: found, and named."""
+
+from __future__ import annotations
+
+import pytest
+
+from ttlcache.cli.top import divergence_lines
+from ttlcache.control import obey
+from ttlcache.divergence import Cause
+from ttlcache.journal import EVENTS, Journal
+from ttlcache.recorder import Recorder
+from ttlcache.recording import load
+from ttlcache.testing import FakeEngine
+
+SYSTEM = [*range(1000, 1040)]
+#: With its hashes kept while it waits, and without.
+KEPT, NOT_KEPT = {"policy": "fixed"}, {"policy": "none"}
+both = pytest.mark.parametrize("config", [KEPT, NOT_KEPT], ids=["pinned", "unpinned"])
+
+
+class Agent:
+    """A client under one id, whose history grows by whole turns."""
+
+    def __init__(self, config, **kwargs) -> None:
+        self.engine = FakeEngine(config, pool_blocks=1000, **kwargs)
+        self.context = [*SYSTEM, *range(1, 21)]
+        self.number = 0
+
+    def turn(self, prompt=None, *, output=8, program="job", **hints):
+        """One request; the divergence that was found of it."""
+        self.number += 1
+        name = f"r{self.number}"
+        prompt = self.context if prompt is None else prompt
+        record = self.engine.arrive(name, prompt, program=program, **hints)
+        assert self.engine.admit(name)
+        self.engine.decode(
+            name, [*range(self.number * 100, self.number * 100 + output)]
+        )
+        self.engine.finish(name)
+        self.engine.step(seconds=1.0)
+        return record.divergence
+
+    def grow(self, output=8):
+        """The last turn's output and a tool's result are part of the history now."""
+        first = self.number * 100
+        self.context = [*self.context, *range(first, first + output), *range(50, 66)]
+
+    @property
+    def counted(self):
+        totals = self.engine.controller.metrics.totals
+        return {
+            label: count
+            for (name, label), count in totals.items()
+            if name == "turns_diverged"
+        }
+
+
+@both
+def test_a_growing_history_never_diverges(config):
+    agent = Agent(config)
+    for _ in range(6):
+        assert agent.turn() is None
+        agent.grow()
+    assert agent.counted == {}
+
+
+@both
+def test_a_head_that_changes_each_turn_is_told_from_the_second_time_on(config):
+    agent = Agent(config)
+    found = []
+    for number in range(5):
+        agent.context[20:21] = [9000 + number] * (1 + number)  # a line more each turn
+        found.append(agent.turn())
+        agent.grow()
+    assert found[0] is None
+    assert [f.cause for f in found[1:]] == [Cause.HEAD] * 4
+    assert [f.is_sure for f in found[1:]] == [False, True, True, True]
+    # Exactly where hashes are kept, at the mark before it elsewhere.
+    assert all(f.at_tokens == 20 for f in found[1:]) or config is NOT_KEPT
+    assert all(0 <= f.at_tokens <= 20 < f.context_tokens for f in found[1:])
+    assert agent.counted == {"head": 3}
+
+
+@both
+def test_a_head_that_differs_in_its_first_token_is_told_too(config):
+    agent = Agent(config)
+    for number in range(4):
+        agent.turn([7000 + number, *agent.context])
+        agent.grow()
+    assert agent.counted == {"head": 2}
+
+
+# Of more than a turn's growth only kept hashes tell the place.
+@pytest.mark.parametrize(("config", "extra"), [(KEPT, 12), (NOT_KEPT, 12), (KEPT, 40)])
+def test_an_edited_middle_is_not_the_head(config, extra):
+    agent = Agent(config)
+    for _ in range(6):
+        # What the last user message brought with it is gone in the next turn.
+        agent.turn([*agent.context, *range(5000, 5000 + extra)])
+        agent.grow()
+    assert set(agent.counted) == {"middle"}
+    assert agent.counted["middle"] >= 3
+
+
+@both
+def test_a_changed_output_is_told_at_once_and_is_no_early_one(config):
+    agent = Agent(config)
+    for _ in range(3):
+        agent.turn(output=16)
+        agent.context = [*agent.context, *range(8000, 8012)]  # without its reasoning
+    assert agent.counted == {"output": 2}
+    assert not agent.engine.controller.programs.get(("", "job")).strayed
+
+
+@both
+def test_compaction_is_a_shortened_history(config):
+    agent = Agent(config)
+    for _ in range(5):
+        agent.turn()
+        agent.grow()
+    found = agent.turn([*SYSTEM, *range(700, 730)])
+    assert (found.cause, found.is_sure) == (Cause.SHORTENED, True)
+    assert agent.counted == {"shortened": 1}
+    agent.context = [*SYSTEM, *range(700, 730)]
+    agent.grow()
+    assert agent.turn() is None
+
+
+@both
+@pytest.mark.parametrize("shared", [0, 8], ids=["nothing", "a line"])
+def test_side_requests_and_sub_agents_are_no_divergence(config, shared):
+    """Under their parent's id: titles of a few tokens, and an agent that goes on."""
+    agent = Agent(config)
+    for number in range(6):
+        assert agent.turn() is None
+        agent.grow()
+        first = 20_000 + 1000 * number
+        title = [*SYSTEM[:shared], *range(first, first + 20)]
+        assert agent.turn(title) is None
+    child = [*SYSTEM[:shared], *range(30_000, 30_050)]
+    for number in range(4):
+        assert agent.turn(child) is None
+        child += [*range(agent.number * 100, agent.number * 100 + 8), number]
+    assert agent.turn() is None
+    assert agent.counted == {}
+
+
+@both
+def test_a_title_first_does_not_make_the_conversation_a_divergence(config):
+    agent = Agent(config)
+    agent.turn([*range(40_000, 40_012)])
+    for _ in range(4):
+        agent.turn()
+        agent.grow()
+    assert agent.counted == {}
+    # And its head is its own, not the title's.
+    for number in range(4):
+        agent.context[20:21] = [9000 + number] * (1 + number)
+        agent.turn()
+        agent.grow()
+    assert agent.counted == {"head": 3}
+
+
+@both
+def test_a_large_sub_agent_is_no_divergence(config):
+    agent = Agent(config)
+    for _ in range(3):
+        agent.turn()
+        agent.grow()
+        child = [*range(60_000 + agent.number * 1000, 60_200 + agent.number * 1000)]
+        for _ in range(2):
+            agent.turn(child)
+            child = [*child, *range(agent.number * 100, agent.number * 100 + 8), 1]
+        # The parent's context is where it was.
+    assert agent.counted == {}
+
+
+@both
+def test_a_retry_is_no_divergence(config):
+    agent = Agent(config)
+    agent.turn()
+    assert agent.turn() is None
+    assert agent.turn(agent.context[:-5]) is None
+    assert agent.counted == {}
+
+
+def test_parallel_turns_are_not_compared():
+    agent = Agent(KEPT)
+    agent.turn()
+    agent.engine.arrive("a", [*range(300, 400)], program="job")
+    record = agent.engine.arrive("b", [*range(400, 500)], program="job")
+    assert record.divergence is None
+
+
+def test_programs_without_an_id_keep_nothing_for_it():
+    agent = Agent(KEPT)
+    for _ in range(3):
+        agent.turn(program=None)
+        agent.grow()
+    (program,) = agent.engine.controller.programs
+    assert program.last_turn is None
+    assert all(turn.outline == b"" for turn in program.open_turns)
+
+
+def test_an_outline_is_small():
+    agent = Agent(NOT_KEPT)
+    agent.context = [*range(1, 3000)]
+    agent.turn()
+    (program,) = agent.engine.controller.programs
+    assert 8 < len(program.last_turn.outline) <= 8 + 9 * 4
+
+
+def test_a_recording_and_a_live_listing_name_the_cause(tmp_path):
+    journal = Journal(Recorder(tmp_path, EVENTS, {}, run="1-1"))
+    agent = Agent(KEPT, journal=journal)
+    for number in range(4):
+        agent.context[20:21] = [9000 + number] * (1 + number)
+        agent.turn()
+        agent.grow()
+    listing = obey(agent.engine.controller, {"do": "programs"}, 0.0)
+    (line,) = divergence_lines(listing)
+    assert line.startswith("2 turns")
+    assert "CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off" in line
+    journal.close()
+    (log,) = load(tmp_path).programs
+    assert [turn.divergence is not None for turn in log.turns] == [False, *[True] * 3]
+    text = str(log.turns[-1].divergence)
+    assert text.startswith("prompt diverged at token 20 of ")
+    assert "the head of the prompt changes" in text

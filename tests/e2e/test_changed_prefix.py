@@ -1,0 +1,210 @@
+"""Clients that change the head of their prompts: what it costs, what is said of it.
+
+Claude Code's requests in the shape that its CLI sends them with text of our own; and,
+where npm can install it, the CLI itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.e2e.claude_code import Bridge, converse, install
+from tests.e2e.conftest import Agent, start_server
+from ttlcache.cli import app
+from ttlcache.recording import load
+
+pytestmark = pytest.mark.e2e
+
+#: System text first, and there only; tools behind it. As many models' templates.
+TEMPLATE = (
+    "{% if messages[0].role == 'system' %}<|system|>\n{{ messages[0].content }}"
+    "{% for tool in tools or [] %}\n{{ tool | tojson }}{% endfor %}<|end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'system' %}{% if not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "{% else %}<|{{ m.role }}|>\n{{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}\n{{ call.function | tojson }}{% endfor %}"
+    "<|end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+TURNS = 5
+REMINDER = {"CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "countdown"}
+REMEDY = {
+    "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+}
+SYSTEM = "You are an agent that repairs programs, one small step after the other. " * 30
+TOOL = {
+    "name": "Bash",
+    "description": "Runs a command in a shell of this machine, and tells its end. "
+    * 120,
+    "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}},
+}
+
+
+def header(number: int) -> str:
+    """The first line of Claude Code's system text; of every request another."""
+    return f"x-anthropic-billing-header: cc_version=2.1.0; cch={number:05d};"
+
+
+@pytest.fixture(scope="module")
+def agent(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Agent]:
+    folder = tmp_path_factory.mktemp("changed")
+    template = folder / "chat.jinja"
+    template.write_text(TEMPLATE)
+    with start_server(
+        tiny_model,
+        folder / "server.log",
+        {"record_path": str(folder / "recording")},
+        num_blocks=2000,
+        max_model_len=32768,
+        extra_args=(
+            *("--chat-template", str(template)),
+            *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        ),
+    ) as server:
+        agent = Agent(server)
+        agent.recording = folder / "recording"
+        yield agent
+        assert agent.count("ttlcache_hook_errors_total") == 0
+        assert agent.count("ttlcache_http_errors_total") == 0
+
+
+def diverged(agent: Agent, cause: str) -> float:
+    return agent.count("ttlcache_turns_diverged_total", "cause", cause)
+
+
+def said(agent: Agent) -> list[str]:
+    log = agent.server.log_path.read_text().splitlines()
+    return [line for line in log if "prompt diverged at token" in line]
+
+
+def messages_hits(agent: Agent, session: str, *, reminds: bool) -> list[float]:
+    """Share of each prompt that was cached, of five turns on `/v1/messages`."""
+    chat: list[dict[str, object]] = [{"role": "user", "content": "Repair it."}]
+    hits = []
+    for number in range(TURNS):
+        blocks = [{"type": "text", "text": text} for text in (header(number), SYSTEM)]
+        body = {
+            "model": "tiny",
+            "max_tokens": 8,
+            "system": blocks,
+            "tools": [TOOL],
+            "messages": chat,
+            "metadata": {"user_id": json.dumps({"session_id": session})},
+        }
+        answer = agent.http.post("/v1/messages", json=body)
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        cached = usage["cache_read_input_tokens"]
+        hits.append(cached / (cached + usage["input_tokens"]))
+        call = {"type": "tool_use", "id": f"t{number}", "name": "Bash", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": "ok"}
+        chat += [
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ]
+        if reminds:
+            left = f"<total_tokens>{190_000 - number} tokens left</total_tokens>"
+            chat.append({"role": "system", "content": left})
+    return hits
+
+
+def test_reminders_that_go_to_the_head_are_named_and_without_them_it_hits(agent):
+    before = messages_hits(agent, "reminded", reminds=True)
+    assert max(before[1:]) < 0.5, before
+    agent.settle()
+    assert diverged(agent, "head") == TURNS - 2  # the first may be another's
+    (line,) = said(agent)
+    assert "CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off" in line
+    after = messages_hits(agent, "quiet", reminds=False)
+    assert min(after[1:]) >= 0.95, after
+    agent.settle()
+    assert diverged(agent, "head") == TURNS - 2
+    assert len(said(agent)) == 1
+
+
+def test_explain_and_top_name_the_cause(agent):
+    messages_hits(agent, "explained", reminds=True)
+    agent.settle()
+    while (
+        not (log := load(agent.recording).find("explained")) or len(log.turns) < TURNS
+    ):
+        agent.settle()
+    command = ["explain", "explained", "--from", str(agent.recording)]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "400"})
+    assert done.exit_code == 0, done.output
+    assert done.output.count("prompt diverged at token ") == TURNS - 1
+    assert "the head of the prompt changes" in done.output
+    command = ["top", "--once", "--url", agent.server.base_url]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "400"})
+    assert "did not begin with their program's last context (head)" in done.output
+
+
+def test_a_header_that_changes_each_time_does_no_harm_in_chats(agent):
+    """As a proxy turns Anthropic's blocks into chat messages."""
+    text = [{"type": "text", "text": SYSTEM * 3}]
+    for joined in (False, True):
+        hits, chat = [], [{"role": "user", "content": f"Repair it {joined}."}]
+        for number in range(TURNS):
+            system: object = [{"type": "text", "text": header(number)}, *text]
+            if joined:
+                system = f"{header(number)}\n{SYSTEM * 3}"
+            answer = agent.http.post(
+                "/v1/chat/completions",
+                json={
+                    "model": "tiny",
+                    "max_tokens": 8,
+                    "messages": [{"role": "system", "content": system}, *chat],
+                },
+            )
+            assert answer.status_code == 200, answer.text
+            usage = answer.json()["usage"]
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            hits.append(cached / usage["prompt_tokens"])
+            chat += [
+                {"role": "assistant", "content": "Go on."},
+                {"role": "user", "content": "ok"},
+            ]
+        assert min(hits[1:]) >= 0.95, hits
+
+
+@pytest.fixture(scope="module")
+def claude(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("claude"))
+
+
+def real(agent: Agent, claude: Path, folder: Path, settings: dict[str, str]) -> Bridge:
+    arguments = ("--tools", "Bash")  # all its tools are 25,000 tokens more
+    bridge = converse(
+        claude,
+        folder,
+        agent.server.base_url,
+        TURNS,
+        arguments=arguments,
+        settings=settings,
+    )
+    assert bridge.errors == []
+    assert len(bridge.turns) == TURNS
+    agent.settle()
+    return bridge
+
+
+def test_the_real_cli(agent, claude, tmp_path):
+    counted = diverged(agent, "head")
+    bridge = real(agent, claude, tmp_path / "before", REMINDER)
+    before = [turn.hit for turn in bridge.turns]
+    # The whole of what its first turns share is system text.
+    assert max(before[1:]) < 0.8, before
+    assert diverged(agent, "head") == counted + TURNS - 2
+    assert any("CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off" in line for line in said(agent))
+    bridge = real(agent, claude, tmp_path / "after", REMEDY)
+    after = [turn.hit for turn in bridge.turns]
+    assert min(after[1:]) >= 0.95, after
+    assert diverged(agent, "head") == counted + TURNS - 2
