@@ -34,6 +34,8 @@ MAX_PENDING = 100_000
 MAX_FILE_BYTES = 64 * 1024 * 1024
 #: Files kept in the folder, of all engines and runs; those being written stay anyway.
 MAX_FILES = 16
+# Exclusive: of an existing file, mode and owner could be anybody's.
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
 #: Events encoded in one go; between two goes the engine's thread may run.
 _BATCH = 64
 #: `json.dumps` with arguments would make an encoder for every event.
@@ -153,7 +155,7 @@ class Recorder:
         try:
             if self._file_bytes + len(self._batch) > self._max_file_bytes:
                 self._open()
-            _write(self._file, self._batch, self._file_bytes)
+            _write(self._file, self._batch)
         except OSError as error:
             if not self._is_failing:
                 logger.warning(
@@ -180,8 +182,7 @@ class Recorder:
         """Go on in a new file; the one before stays in use if that fails."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / f"events-{self._run}-{self._number:05d}.jsonl"
-        # Exclusive: of an existing file, mode and owner could be anybody's.
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        handle = os.open(path, _FLAGS, 0o600)
         # Unbuffered: what was written is the kernel's, whatever happens to us.
         file = io.FileIO(handle, "wb")
         head = (json.dumps(self._header, default=str) + "\n").encode()
@@ -189,7 +190,7 @@ class Recorder:
             # Tells other engines of the folder that this file is live; see `_prune`.
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write(file, head, 0)
+            _write(file, head)
         except BaseException:
             file.close()
             path.unlink(missing_ok=True)
@@ -210,14 +211,14 @@ class Recorder:
                 path.unlink()
 
 
-def _write(file: io.FileIO, data: bytes, end: int) -> None:
-    """Write all of `data` at `end`, the file's end, or nothing.
+def _write(file: io.FileIO, data: bytes) -> None:
+    """Append all of `data`, or nothing.
 
     Raises:
         OSError: the disk does not take it.
     """
+    end = os.fstat(file.fileno()).st_size  # others may have truncated it
     try:
-        file.seek(end)
         view = memoryview(data)
         while view:  # a disk that becomes full takes a part first
             view = view[file.write(view) :]

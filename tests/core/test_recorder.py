@@ -132,6 +132,17 @@ def test_a_deleted_folder_is_made_again_for_the_next_file(tmp_path):
     assert lines(tmp_path / "rec")[-1]["turns"] == 199
 
 
+def test_a_file_that_is_truncated_meanwhile_goes_on_at_its_new_end(tmp_path):
+    recorder = make(tmp_path)
+    recorder.put(0.0, "end", ("a", "idle", 1))
+    recorder.flush()
+    (path,) = tmp_path.iterdir()
+    os.truncate(path, 0)
+    recorder.put(0.0, "end", ("a", "idle", 2))
+    recorder.close()
+    assert [line["turns"] for line in lines(tmp_path)] == [2]
+
+
 def test_nobody_else_may_read_a_recording(tmp_path):
     mask = os.umask(0)
     try:
