@@ -11,7 +11,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-fleet test test-fast test-e2e test-speed test-matrix test-ahead surface gpu wedge soak check clean
+.PHONY: help setup demo demo-fleet test test-fast test-e2e test-slow test-speed test-matrix test-ahead surface gpu wedge soak check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -36,13 +36,16 @@ demo-fleet: $(STAMP) ## Two replicas behind vllm-router: routing policies compar
 	$(BIN)/python -m bench fleet $(DEMO_ARGS)
 
 test: $(STAMP) check ## Everything: linters, contracts, unit, connector and end-to-end tests
-	$(BIN)/python -m pytest -m 'not speed'
+	$(BIN)/python -m pytest -m 'not speed and not slow'
 
 test-fast: $(STAMP) ## Without the tests that start a server
-	$(BIN)/python -m pytest -m 'not e2e and not speed'
+	$(BIN)/python -m pytest -m 'not e2e and not speed and not slow'
 
 test-e2e: $(STAMP) ## Only the tests that start a real vLLM server
-	$(BIN)/python -m pytest -m 'e2e and not speed'
+	$(BIN)/python -m pytest -m 'e2e and not speed and not slow'
+
+test-slow: $(STAMP) ## Servers under kills, aborts, full disks, floods of ids (nightly)
+	$(BIN)/python -m pytest -m 'slow and not speed'
 
 test-speed: $(STAMP) ## Tests that a busy machine may fail: run them on a quiet one
 	$(BIN)/python -m pytest -m speed --log-cli-level=INFO

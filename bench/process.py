@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,29 @@ import httpx
 _LOG_TAIL_LINES = 40
 #: "ValueError: …" or "ttlcache.errors.ConfigError: …", with or without a prefix.
 _CAUSE_LINE = re.compile(r"(?:^|\] )[\w.]*(?:Error|Exception): ")
+
+
+#: Signals by which users and their tools end a bench.
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Set once such a signal came: threads that wait for a server give up.
+_is_ending = threading.Event()
+
+
+def stop_servers_on_signals() -> None:
+    """From now on a signal leaves all `with` blocks, which stop their servers.
+
+    Further signals are ignored then, so that none interrupts the stopping.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        for each in _END_SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        _is_ending.set()
+        raise SystemExit(128 + number)
+
+    for number in _END_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets SIGHUP
+            signal.signal(number, leave)
 
 
 class ServerError(RuntimeError):
@@ -139,7 +163,8 @@ class ServerProcess(ABC):
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(self.health_url, timeout=5.0).status_code == 200:
                     return
-            time.sleep(0.2)
+            if _is_ending.wait(0.2):
+                raise ServerError(f"{self.name} was stopped by a signal")
         raise ServerError(
             f"{self.name} was not ready after {self.start_timeout_s:g} s; "
             f"{self.log_path} ends with:\n{self.log_tail()}"

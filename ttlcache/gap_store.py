@@ -20,7 +20,8 @@ from ttlcache.types import GapKey
 logger = logging.getLogger(__name__)
 
 FORMAT = "ttlcache-gaps"
-VERSION = 1
+#: Keys of version 1 may hold words of the commands that models wrote.
+VERSION = 2
 #: What is saved: the freshest keys and of each its freshest gaps, which keeps the
 #: file under about 4 MB. Statistics need hundreds of records, not all of them.
 MAX_KEYS = 1024

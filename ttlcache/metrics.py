@@ -71,6 +71,7 @@ GAUGES: dict[str, str] = {
     "quantum_turns": "Turns for which a context keeps its place in the queue.",
     "demoting_blocks": "KV blocks of ended pins that wait for their copy.",
     "lingering_blocks": "KV blocks of turns past their time, not needed yet.",
+    "leaked_blocks": "KV blocks referenced by no request and no pin; 0 in health.",
     "tier_up": "1 while the lower tier answers, 0 while it does not or none is set.",
     "retention_enabled": "1 while pins are made, 0 after ttlcache turned itself off.",
     "recorder_dropped_events": "Events that the recorder had to drop.",

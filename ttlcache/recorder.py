@@ -3,12 +3,17 @@
 `put` appends one tuple to a bounded queue. A thread of its own encodes and writes
 what has gathered, several times a second and unbuffered, so that a killed process
 loses that fraction of a second and nothing else. A full queue drops events and
-counts them; a full disk stops the recording, never the engine.
+counts them. While the disk is full events wait in the queue, and the recording goes on
+once there is room.
+
+Recordings tell what clients do and when: files are 0600, a new folder 0700.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import io
 import json
 import logging
 import os
@@ -27,8 +32,10 @@ VERSION = 1
 FLUSH_S = 0.25
 MAX_PENDING = 100_000
 MAX_FILE_BYTES = 64 * 1024 * 1024
-#: Files kept in the folder, the runs before this one included.
+#: Files kept in the folder, of all engines and runs; those being written stay anyway.
 MAX_FILES = 16
+# Exclusive: of an existing file, mode and owner could be anybody's.
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
 #: Events encoded in one go; between two goes the engine's thread may run.
 _BATCH = 64
 #: `json.dumps` with arguments would make an encoder for every event.
@@ -69,13 +76,13 @@ class Recorder:
         self._max_file_bytes = max_file_bytes
         self._max_files = max_files
         self._number = 0
-        self._file: Any = None
+        self._file: io.FileIO | None = None
         self._file_bytes = 0
+        self._batch, self._batch_events = b"", 0  # encoded, not written yet
+        self._is_failing = False
         self._lock = threading.Lock()  # of the files, never taken by `put`
         self._stop = threading.Event()
-        self._broken = False
         self.dropped = 0
-        folder.mkdir(parents=True, exist_ok=True)
         self._open()
         self._flush_s = flush_s
         self._thread = threading.Thread(
@@ -100,15 +107,14 @@ class Recorder:
         return self._thread.ident
 
     def flush(self) -> None:
-        """Write everything queued so far."""
+        """Write everything queued so far, if the disk takes it."""
         with self._lock:
             left = len(self._queue)  # what comes meanwhile waits for the next time
-            while left > 0 and not self._broken:
-                self._write_batch()
-                left -= _BATCH
-            if self._broken:
-                self.dropped += len(self._queue)
-                self._queue.clear()
+            while left > 0 or self._batch:
+                if not self._batch:
+                    left -= self._encode_batch()
+                if not self._write_batch():
+                    return
 
     def close(self) -> None:
         """Write the rest and end; events that come later are dropped."""
@@ -117,32 +123,54 @@ class Recorder:
         self.flush()
         with self._lock:
             self._max_pending = 0
+            self.dropped += self._batch_events + len(self._queue)
+            self._batch, self._batch_events = b"", 0
+            self._queue.clear()
             if self._file is not None:
                 self._file.close()
                 self._file = None
-            self._broken = True
 
     def _work(self) -> None:
         while not self._stop.wait(self._flush_s):
             self.flush()
 
-    def _write_batch(self) -> None:
+    def _encode_batch(self) -> int:
+        """Events taken from the queue."""
         lines: list[str] = []
-        while self._queue and len(lines) < _BATCH:
+        num_taken = 0
+        while self._queue and num_taken < _BATCH:
             event = self._queue.popleft()
+            num_taken += 1
             try:
                 lines.append(self._encode(event))
             except (TypeError, ValueError, KeyError):
                 self.dropped += 1  # no JSON, or no event of ours
-        data = "".join(lines).encode()
+        self._batch, self._batch_events = "".join(lines).encode(), len(lines)
+        return num_taken
+
+    def _write_batch(self) -> bool:
+        """False where the disk refused: the batch is kept for the next time."""
+        if self._file is None:
+            return False  # closed
         try:
-            if self._file_bytes + len(data) > self._max_file_bytes:
+            if self._file_bytes + len(self._batch) > self._max_file_bytes:
                 self._open()
-            self._file.write(data)
-            self._file_bytes += len(data)
+            _write(self._file, self._batch)
         except OSError as error:
-            self._broken = True
-            logger.warning("recording into %s stopped: %s", self._folder, error)
+            if not self._is_failing:
+                logger.warning(
+                    "recording into %s waits until it can be written: %s",
+                    self._folder,
+                    error,
+                )
+            self._is_failing = True
+            return False
+        if self._is_failing:
+            logger.warning("recording goes on into %s", self._folder)
+        self._is_failing = False
+        self._file_bytes += len(self._batch)
+        self._batch, self._batch_events = b"", 0
+        return True
 
     def _encode(self, event: Event) -> str:
         now_s, kind, values = event
@@ -151,23 +179,53 @@ class Recorder:
         return _encode(line) + "\n"
 
     def _open(self) -> None:
+        """Go on in a new file; the one before stays in use if that fails."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._folder / f"events-{self._run}-{self._number:05d}.jsonl"
+        handle = os.open(path, _FLAGS, 0o600)
+        # Unbuffered: what was written is the kernel's, whatever happens to us.
+        file = io.FileIO(handle, "wb")
+        head = (json.dumps(self._header, default=str) + "\n").encode()
+        try:
+            # Tells other engines of the folder that this file is live; see `_prune`.
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write(file, head)
+        except BaseException:
+            file.close()
+            path.unlink(missing_ok=True)
+            raise
         if self._file is not None:
             self._file.close()
-        path = self._folder / f"events-{self._run}-{self._number:05d}.jsonl"
+        self._file, self._file_bytes = file, len(head)
         self._number += 1
-        # Unbuffered: what was written is the kernel's, whatever happens to us.
-        self._file = path.open("ab", buffering=0)
-        head = json.dumps(self._header, default=str) + "\n"
-        self._file.write(head.encode())
-        self._file_bytes = len(head)
         self._prune()
 
     def _prune(self) -> None:
         """Forget the oldest files, so that the folder stays bounded."""
         found = sorted(self._folder.glob("events-*.jsonl"), key=_modified_s)
         for path in found[: max(0, len(found) - self._max_files)]:
-            with contextlib.suppress(OSError):
+            # An OSError: gone meanwhile, another user's, or locked by its engine.
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
+
+
+def _write(file: io.FileIO, data: bytes) -> None:
+    """Append all of `data`, or nothing.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    end = os.fstat(file.fileno()).st_size  # others may have truncated it
+    try:
+        view = memoryview(data)
+        while view:  # a disk that becomes full takes a part first
+            view = view[file.write(view) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(end)
+        raise
 
 
 def _modified_s(path: Path) -> tuple[float, str]:

@@ -200,9 +200,19 @@ class PinLedger:
         """Number of blocks of each pin, for the invariant checker."""
         return {pin_id: len(blocks) for pin_id, blocks in self._held.items()}
 
+    @property
+    def holds_any(self) -> bool:
+        return bool(self._held)
+
     def drop_all(self) -> int:
-        """Give back every reference, whatever any table says; returns blocks freed."""
-        return sum(self.release(pin_id) for pin_id in list(self._held))
+        """Give back every reference, whatever any table says; returns blocks freed.
+
+        The last resort: it asks nothing that may have failed before.
+        """
+        freed = 0
+        while self._held:
+            freed += self._drop(self._held.popitem()[1])
+        return freed
 
     def _drop(
         self, blocks: list[KVCacheBlock], refs: Counter[int] | None = None

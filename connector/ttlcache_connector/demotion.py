@@ -147,6 +147,11 @@ class DemotingLedger(EndedTurns):
             return self._keep(request_id, pin.program, blocks)
         return self._give_up(request_id, pin.program, blocks)
 
+    def drop_all(self) -> int:
+        self._turn_of.clear()
+        self._ending = None
+        return super().drop_all()
+
     def _give_up(
         self, request_id: str, program: Program, blocks: list[KVCacheBlock]
     ) -> int:

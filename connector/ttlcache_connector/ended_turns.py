@@ -101,6 +101,10 @@ class EndedTurns(PinLedger):
         )
         return self._copies.awaited_blocks + copied
 
+    @property
+    def holds_any(self) -> bool:
+        return bool(self._held or self._copies or self._lingering)
+
     def drop_all(self) -> int:
         before = self.pool.get_num_free_blocks()
         super().drop_all()
@@ -108,8 +112,14 @@ class EndedTurns(PinLedger):
         ended = [*self._copies, *(turn.request_id for turn in self._lingering)]
         for request_id in ended:
             self._let_go(self._take(request_id))
+        failed: Exception | None = None
         for request_id in ended:
-            self._tier.forget(request_id)
+            try:
+                self._tier.forget(request_id)
+            except Exception as error:  # noqa: BLE001 - the others are forgotten, too
+                failed = error
+        if failed is not None:
+            raise failed
         return int(self.pool.get_num_free_blocks() - before)
 
     def release_demoting(self) -> None:

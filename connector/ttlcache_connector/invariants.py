@@ -28,6 +28,25 @@ def violations(
     ]
 
 
+def leaked_blocks(
+    scheduler: Scheduler | None, controller: Controller, ledger: PinLedger
+) -> int:
+    """Blocks that no request and no live pin accounts for.
+
+    While requests are under way, those of pins that the pin table has lost: O(pins).
+    With the engine at rest all of them: O(blocks that we reference).
+    """
+    lost = sum(
+        num_blocks
+        for pin_id, num_blocks in ledger.pinned_ids().items()
+        if controller.pins.get(pin_id) is None
+    )
+    if scheduler is None or scheduler.requests or scheduler.deferred_frees:
+        return lost
+    used = ledger.pool_blocks - ledger.pool.get_num_free_blocks()
+    return lost + max(0, used - len(ledger.references()))
+
+
 def _tables(controller: Controller, ledger: PinLedger) -> Iterator[str]:
     pins = {pin.pin_id: pin.kv_blocks for pin in controller.pins}
     if pins != ledger.pinned_ids():

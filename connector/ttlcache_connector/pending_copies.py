@@ -30,6 +30,9 @@ class PendingCopies:
         self._wait_s = wait_s
         self._copies: dict[str, _Copy] = {}
 
+    def __len__(self) -> int:
+        return len(self._copies)
+
     def __iter__(self) -> Iterator[str]:
         """The turns' request ids; they may be popped meanwhile."""
         return iter(list(self._copies))

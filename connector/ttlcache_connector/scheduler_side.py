@@ -19,7 +19,7 @@ from ttlcache_connector.failsafe import (
     SLOW_FINISH_S,
 )
 from ttlcache_connector.guard import guarded
-from ttlcache_connector.invariants import violations
+from ttlcache_connector.invariants import leaked_blocks, violations
 from ttlcache_connector.request_facts import (
     drop_unfit_args,
     is_completed,
@@ -252,6 +252,7 @@ class SchedulerSide(QueueAnswers):
     @guarded()
     def before_step(self) -> None:
         """Expire pins; see which prefills are done."""
+        self.release_if_off()
         self.put_back_failed_loads()
         if self.controller is None:
             return
@@ -313,6 +314,8 @@ class SchedulerSide(QueueAnswers):
         if now_s - self._gauges_sent_s < interval_s:
             return None
         gauges = self._gauges()  # may fail: then nothing was drained yet
+        if gauges["leaked_blocks"]:
+            self.drop_orphans()  # the gauge is what it found
         self._gauges_sent_s = now_s
         return TTLConnectorStats(data=metrics.drain() | {"gauges": gauges})
 
@@ -381,6 +384,9 @@ class SchedulerSide(QueueAnswers):
             "pool_blocks": pressure.pool_blocks,
             "demoting_blocks": ended.demoting_blocks if ended else 0,
             "lingering_blocks": ended.lingering_blocks if ended else 0,
+            "leaked_blocks": leaked_blocks(
+                self._scheduler, self.controller, self.ledger
+            ),
             "tier_up": float(self.lower.is_up()),
         }
 

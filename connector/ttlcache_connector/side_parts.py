@@ -17,7 +17,7 @@ from ttlcache_connector import compat
 from ttlcache_connector.blocks import PinLedger
 from ttlcache_connector.demotion import DemotingLedger
 from ttlcache_connector.divergence_log import DivergenceLog
-from ttlcache_connector.failsafe import Pace
+from ttlcache_connector.failsafe import Pace, drop_orphans
 from ttlcache_connector.guard import Faults, guarded
 from ttlcache_connector.knowledge import HistoryFile, load_costs, open_journal
 from ttlcache_connector.lingering import room_blocks
@@ -209,6 +209,21 @@ class SideParts:
     def drop_rest(self) -> int:
         """Blocks freed by giving back whatever is still referenced, unasked."""
         return 0 if self.ledger is None else self.ledger.drop_all()
+
+    @guarded()
+    def release_if_off(self) -> None:
+        """Retention is off, but turning off has failed half-way: once more."""
+        if self.controller is None or self.controller.retention_enabled:
+            return
+        if self.controller.pins or (self.ledger is not None and self.ledger.holds_any):
+            self._turn_off()
+
+    @guarded(fallback=0)
+    def drop_orphans(self) -> int:
+        """Blocks freed from pins that a fault has left to the ledger alone."""
+        if self.controller is None or self.ledger is None:
+            return 0
+        return drop_orphans(self.controller, self.ledger)
 
     def count(self, name: str, label: str = "") -> None:
         if self.controller is not None:

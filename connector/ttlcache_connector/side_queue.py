@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from vllm.v1.request import RequestStatus
 
 from ttlcache.events import Admission, Urgency
-from ttlcache_connector.failsafe import drop_orphans
 from ttlcache_connector.guard import guarded
 from ttlcache_connector.request_facts import is_loading
 from ttlcache_connector.side_parts import SideParts
@@ -148,7 +147,7 @@ class QueueAnswers(SideParts):
         )
         if not freed and urgency is Urgency.STALLED:
             # Nothing runs, nothing frees: what a fault left behind goes, too.
-            return drop_orphans(self.controller, self.ledger)
+            return self.drop_orphans()
         return freed
 
     def is_loading(self) -> bool:

@@ -47,6 +47,7 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
         *("take_stats", "policy", "slow", "invariants", "shutdown"),
         *("control", "loads", "worker_output", "stand_back"),
         *("put_back_failed_loads", "stored_tokens", "keep_room"),
+        *("release_if_off", "drop_orphans"),
         # Of the lower tier, in the scheduler's process and in the workers'.
         *("is_up", "tier_arrive", "_match", "was_asked", "tier_allocated"),
         *("tier_build_metadata", "asked_below"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from bench.ports import free_ports
 from bench.process import ServerError
 from bench.server import (
     ServerOptions,
@@ -126,6 +129,62 @@ def test_leaving_stops_the_server_and_its_children(tmp_path: Path) -> None:
     while is_running(child) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_running(child)
+
+
+BENCH = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from bench.process import ServerProcess, stop_servers_on_signals
+
+class Server(ServerProcess):
+    command = (sys.executable, "-c", sys.argv[1])
+    health_url = sys.argv[2]
+
+stop_servers_on_signals()
+server = Server(Path(sys.argv[3]), 900.0)
+if server.health_url.endswith(":0"):  # never: in a thread, as the fleet starts its own
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(server.start).result()
+else:
+    with server:
+        print("healthy", flush=True)
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("where", ["starting", "serving"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_bench_ends_its_servers(
+    tmp_path: Path, number: signal.Signals, where: str
+) -> None:
+    (port,), log = free_ports(1), tmp_path / "log"
+    url = f"http://127.0.0.1:{port if where == 'serving' else 0}"
+    command = [
+        *(sys.executable, "-c", BENCH),
+        *(HEALTHY.replace("PORT", str(port)), url, str(log)),
+    ]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as bench:
+        deadline = time.monotonic() + 300.0
+        while not (log.exists() and log.read_text().endswith("\n")):
+            assert bench.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        if where == "serving":
+            assert bench.stdout is not None
+            assert bench.stdout.readline() == b"healthy\n"
+        bench.send_signal(number)
+        bench.send_signal(number)  # an impatient user
+        assert bench.wait(300.0) == 128 + number
+    child = int(log.read_text().split()[1])
+    while is_running(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_error_lines_of_the_log_are_found(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """Throws from inside every hook: below the guards, where real bugs would be.
 
 Each point is the innermost call that a hook makes, named by the label under which
-its exception must be counted.
+its exception must be counted. It throws before the real call or after it: then the
+tables have changed, and what the hook would have done next is missing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,7 +47,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
         frozenset(
             {
                 *("arrive", "admitted", "finished", "before_step", "eviction"),
-                *("release_pins", "drop_rest"),
+                *("release_pins", "drop_orphans"),
             }
         ),
     ),
@@ -75,27 +76,45 @@ class InjectedError(RuntimeError):
     """What the guards must catch."""
 
 
-class Injector:
-    """Replaces methods by ones that throw every n-th time, and counts the throws."""
+#: When a call throws.
+BEFORE, AFTER = "before", "after"
 
-    def __init__(self, every: int, told: Callable[[str], None] = lambda point: None):
+
+class Injector:
+    """Replaces methods by ones that throw every n-th time, and counts the throws.
+
+    Args:
+        when: of the throws in turn, `BEFORE` or `AFTER` the real call.
+    """
+
+    def __init__(
+        self,
+        every: int,
+        told: Callable[[str], None] = lambda point: None,
+        when: Sequence[str] = (BEFORE,),
+    ) -> None:
         self.every = every
         self.thrown: Counter[str] = Counter()
         self.called: Counter[str] = Counter()
         self.is_on = True
         self._told = told
+        self._when = when
 
     def wrap(self, point: str, method: Any, only: Any = None) -> Any:
         """`method`, throwing; `only` tells from its arguments which calls count."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self.is_on and (only is None or only(*args)):
-                self.called[point] += 1
-                if self.called[point] % self.every == 0:
-                    self.thrown[point] += 1
-                    self._told(point)
-                    raise InjectedError(point)
-            return method(*args, **kwargs)
+            if not self.is_on or (only is not None and not only(*args)):
+                return method(*args, **kwargs)
+            self.called[point] += 1
+            if self.called[point] % self.every:
+                return method(*args, **kwargs)
+            when = self._when[self.thrown[point] % len(self._when)]
+            self.thrown[point] += 1
+            self._told(point)
+            if when == AFTER:
+                method(*args, **kwargs)
+            raise InjectedError(point)
 
         return call
 

@@ -10,7 +10,14 @@ import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from tests.connector.conftest import HOLD_5S, free, totals
-from tests.connector.injection import POINTS, InjectedError, Injector, paused
+from tests.connector.injection import (
+    AFTER,
+    BEFORE,
+    POINTS,
+    InjectedError,
+    Injector,
+    paused,
+)
 from ttlcache.controller import Controller
 from ttlcache.policies.fixed import FixedTTL
 from ttlcache.types import Decision
@@ -59,9 +66,10 @@ BUSY = {
 
 
 @pytest.mark.parametrize(("every", "async_scheduling"), [(1, False), (3, True)])
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
 @pytest.mark.parametrize("point", POINTS)
 def test_every_hook_may_throw(
-    make_engine, clock, point, every, async_scheduling, tmp_path
+    make_engine, clock, point, when, every, async_scheduling, tmp_path
 ):
     if (point, every) == ("release", 1):
         every = 2  # a pool that never takes a block back serves nobody
@@ -76,7 +84,7 @@ def test_every_hook_may_throw(
         },
     )
     side = engine.connector.side
-    injector = Injector(every)
+    injector = Injector(every, when=(when,))
     injector.install(side, point)
 
     def after_step() -> None:
@@ -112,6 +120,8 @@ def test_the_table_names_every_hook():
     }
     # See the tests below, and test_demotion.
     unreachable = {"foreign_step", "shutdown", "keep_room", *AT_WILL}
+    # They end what has failed before, see test_faults_of_any_hook_turn_retention_off.
+    unreachable |= {"release_if_off", "drop_rest"}
     counted = frozenset().union(*(labels for _, _, labels in POINTS.values()))
     assert guarded - unreachable <= counted
 
@@ -171,6 +181,37 @@ def test_a_broken_shutdown_still_frees_every_block(make_engine):
     assert free(engine) == 39
 
 
+def test_blocks_that_a_fault_left_behind_are_a_gauge_and_are_freed(make_engine, clock):
+    engine = make_engine(num_blocks=31)
+    engine.on_step = None
+    side = engine.connector.side
+    engine.turn("A-1", range(130), hints={"program_id": "A"})
+    held = 30 - free(engine)
+    clock.advance(1.0)
+    assert side.take_stats().data["gauges"]["leaked_blocks"] == 0
+    injector = Injector(1)
+    injector.install(side, "release")
+    with pytest.raises(InjectedError):
+        side.controller.end("", "A")
+    assert free(engine) == 30 - held
+    with paused(injector):
+        clock.advance(1.0)
+        assert side.take_stats().data["gauges"]["leaked_blocks"] == held > 0
+        assert free(engine) == 30
+        clock.advance(1.0)
+        assert side.take_stats().data["gauges"]["leaked_blocks"] == 0
+
+
+def test_a_reference_in_no_table_is_seen_when_the_engine_rests(make_engine, clock):
+    engine = make_engine(num_blocks=31)
+    engine.on_step = None
+    side = engine.connector.side
+    engine.turn("A-1", range(130), hints={"program_id": "A", "is_last_step": True})
+    engine.pool.touch(engine.pool.blocks[5:8])
+    clock.advance(1.0)
+    assert side.take_stats().data["gauges"]["leaked_blocks"] == 3
+
+
 def test_a_broken_reclaimer_does_not_wedge(make_engine):
     """Pins for ever hold the pool, and the one who takes them always throws."""
     engine = make_engine(
@@ -213,15 +254,28 @@ def test_references_that_a_fault_left_behind_do_not_wedge(make_engine):
     assert "Z" in engine.finished
 
 
-@pytest.mark.parametrize("point", ["arrive", "hold", "tick", "drain", "note_local_hit"])
-def test_faults_of_any_hook_turn_retention_off(make_engine, clock, point):
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+@pytest.mark.parametrize("also", ["release_all", "release", "rekey"])
+@pytest.mark.parametrize(
+    "point", ["arrive", "hold", "tick", "drain", "note_local_hit", "admission"]
+)
+def test_faults_of_any_hook_turn_retention_off(make_engine, clock, point, when, also):
+    """Turning off fails, too: it is tried again until nothing is held."""
     engine = make_engine(num_blocks=30, extra_config={**BUSY, "max_hook_faults": 5})
     side = engine.connector.side
-    Injector(1).install(side, point)
+    first = Injector(1, when=(when,))
+    first.install(side, point)
+    second = Injector(2 if also == "release" else 1, when=(when,))
+    second.install(side, also)
+    held_for = 0
 
     def after_step() -> None:
+        nonlocal held_for
         clock.advance(0.1)
         side.take_stats()
+        is_held = not side.controller.retention_enabled and side.ledger.references()
+        held_for = held_for + 1 if is_held else 0
+        assert held_for <= 2, "steps after retention was turned off"
 
     engine.on_step = after_step
     serve(engine)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,27 +65,123 @@ def test_files_rotate_and_old_ones_go(tmp_path):
     assert lines(tmp_path)[-1]["turns"] == 499
 
 
-def test_a_disk_that_fails_ends_the_recording_only(tmp_path, caplog):
+@contextlib.contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """What a full disk does, for this process: the kernel takes a part, then none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_after_a_full_disk_the_recording_goes_on_without_loss(tmp_path, caplog):
     recorder = make(tmp_path)
+    (path,) = tmp_path.iterdir()
+    for number in range(200):
+        recorder.put(0.0, "end", ("a", "idle", number))
+    with no_file_beyond(path.stat().st_size + 6000):
+        recorder.flush()
+        written = path.read_bytes()
+        assert written.endswith(b"\n"), "half a line"
+        assert 1 < written.count(b"\n") < 201
+        recorder.put(0.0, "end", ("a", "idle", 200))
+        recorder.flush()
+        assert path.read_bytes() == written
+    recorder.put(0.0, "end", ("a", "idle", 201))
+    recorder.flush()
+    assert (recorder.pending, recorder.dropped) == (0, 0)
+    recorder.close()
+    assert [line["turns"] for line in lines(tmp_path)[1:]] == list(range(202))
+    assert caplog.text.count("waits until it can be written: [Errno 27]") == 1
+    assert caplog.text.count("goes on") == 1
 
-    class Full:
-        def write(self, data: bytes) -> int:
-            raise OSError(28, "No space left on device")
 
-        def close(self) -> None:
-            return
+def test_while_the_disk_is_full_events_are_bounded_and_counted(tmp_path):
+    recorder = make(tmp_path, max_pending=100)
+    (path,) = tmp_path.iterdir()
+    with no_file_beyond(path.stat().st_size):
+        for number in range(300):
+            recorder.put(0.0, "end", ("a", "idle", number))
+            recorder.flush()
+        assert recorder.pending == 100
+        recorder.close()
+    kept = len(lines(tmp_path)) - 1
+    assert (kept, recorder.dropped) == (0, 300)
 
-    recorder._file.close()
-    recorder._file = Full()
-    for number in range(100):
+
+def test_no_room_for_the_next_file_leaves_the_one_before_in_use(tmp_path):
+    recorder = make(tmp_path, max_file_bytes=1000)
+    with no_file_beyond(10):  # not even a head
+        for number in range(50):
+            recorder.put(0.0, "end", ("a", "idle", number))
+        recorder.flush()
+        assert len(list(tmp_path.iterdir())) == 1
+    recorder.close()
+    turns = [line["turns"] for line in lines(tmp_path) if line["ev"] == "end"]
+    assert turns == list(range(50))
+
+
+def test_a_deleted_folder_is_made_again_for_the_next_file(tmp_path):
+    recorder = make(tmp_path / "rec", max_file_bytes=1000)
+    shutil.rmtree(tmp_path / "rec")
+    for number in range(200):
+        recorder.put(0.0, "end", ("a", "idle", number))
+    recorder.close()
+    assert lines(tmp_path / "rec")[-1]["turns"] == 199
+
+
+def test_a_file_that_is_truncated_meanwhile_goes_on_at_its_new_end(tmp_path):
+    recorder = make(tmp_path)
+    recorder.put(0.0, "end", ("a", "idle", 1))
+    recorder.flush()
+    (path,) = tmp_path.iterdir()
+    os.truncate(path, 0)
+    recorder.put(0.0, "end", ("a", "idle", 2))
+    recorder.close()
+    assert [line["turns"] for line in lines(tmp_path)] == [2]
+
+
+def test_nobody_else_may_read_a_recording(tmp_path):
+    mask = os.umask(0)
+    try:
+        recorder = make(tmp_path / "rec")
+    finally:
+        os.umask(mask)
+    recorder.close()
+    (path,) = (tmp_path / "rec").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_that_is_there_already_is_not_written_to(tmp_path):
+    (tmp_path / "events-r-00000.jsonl").write_text("somebody's")
+    with pytest.raises(FileExistsError):
+        make(tmp_path)
+
+
+def test_live_files_of_other_engines_are_never_pruned(tmp_path):
+    """They are idle and so the oldest of the folder; a dead engine's go first."""
+    others = [
+        Recorder(tmp_path, FIELDS, {}, run=f"other-{n}", flush_s=60.0) for n in range(4)
+    ]
+    (tmp_path / "events-dead-00000.jsonl").write_text("{}\n")
+    for path in tmp_path.iterdir():
+        os.utime(path, (0.0, 0.0))
+    recorder = make(tmp_path, max_file_bytes=2000, max_files=3)
+    for number in range(500):
         recorder.put(0.0, "end", ("a", "idle", number))
     recorder.flush()
-    recorder.put(0.0, "end", ("a", "idle", 100))
-    recorder.flush()
-    assert recorder.pending == 0
-    assert recorder.dropped > 0
-    assert caplog.text.count("No space left") == 1
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {f"events-other-{n}-00000.jsonl" for n in range(4)} < left
+    assert len(left) == 7, "the four, and the newest three"
+    for other in others:
+        other.put(0.0, "end", ("b", "idle", 1))
+        other.close()
     recorder.close()
+    ends = [json.loads(p.read_text().splitlines()[-1]) for p in tmp_path.iterdir()]
+    assert sum(end["program"] == "b" for end in ends) == 4
 
 
 def test_what_is_no_json_is_dropped_alone(tmp_path):

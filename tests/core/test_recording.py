@@ -304,6 +304,15 @@ def test_mistakes_end_with_a_sentence(arguments, folder):
 HOSTILE = "[/b]\x1b]0;owned\x07\x1b[31m\nerror"
 
 
+def rename_tool(place: Path, name: str, new_name: str) -> None:
+    """As an older version recorded it, which wrote any text as a tool's name."""
+    for path in place.iterdir():
+        tool, new_tool = (f'"tool":{json.dumps(n)}' for n in (name, new_name))
+        text = path.read_text()
+        assert tool in text
+        path.write_text(text.replace(tool, new_tool))
+
+
 def test_ids_and_tools_of_clients_rule_no_terminal(tmp_path):
     place = tmp_path / "recording"
     engine = FakeEngine(
@@ -313,6 +322,7 @@ def test_ids_and_tools_of_clients_rule_no_terminal(tmp_path):
     engine.step(seconds=1.0)
     engine.turn("r2", [*context, 1], [51], program=HOSTILE, is_last_step=True)
     engine.controller.journal.close()
+    rename_tool(place, "unknown_tool", HOSTILE)
     for arguments in (("analyze", place), ("explain", HOSTILE, "--from", place)):
         shown = run(*arguments)
         assert "[/b]" in shown
@@ -335,6 +345,7 @@ def test_a_tool_s_name_is_no_formula(tmp_path):
     engine.step(seconds=1.0)
     engine.turn("r2", [*context, 1], [51], program=name)
     engine.controller.journal.close()
+    rename_tool(place, "unknown_tool", name)
     assert len(plots.draw_all(load(place), tmp_path / "plots")) == 4
 
 

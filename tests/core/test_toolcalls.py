@@ -621,17 +621,22 @@ SPECIAL: list[Row] = [
     (
         "control-characters",
         hermes('{"name": "a\\u0000b\\nc", "arguments": {}}'),
-        key("ab_c"),
+        key("unknown_tool"),
     ),
     (
         "lone-surrogate",
         hermes('{"name": "a\\ud800b", "arguments": {}}'),
-        key("ab"),
+        key("unknown_tool"),
     ),
     (
         "long-name",
-        hermes('{"name": "' + "n" * 500 + '", "arguments": {}}'),
+        hermes('{"name": "' + "n" * 128 + '", "arguments": {}}'),
         key("n" * 64),
+    ),
+    (
+        "text-as-a-name",
+        hermes('{"name": "' + "n" * 129 + '", "arguments": {}}'),
+        key("unknown_tool"),
     ),
     (
         "long-argument",

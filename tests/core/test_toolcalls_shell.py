@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ttlcache.toolcalls import shell_key
-from ttlcache.types import FINAL_GAP, GapKey
+from ttlcache.toolcalls import detect, key_for_tool, shell_key
+from ttlcache.toolcalls.shell_names import (
+    EXTENSIONS,
+    MODES,
+    OTHER,
+    PROGRAMS,
+    SUBCOMMANDS,
+)
+from ttlcache.types import FINAL_GAP, PARALLEL_TOOL, GapKey
 
 # command, executable, second word
 CHAINS = [
@@ -45,7 +54,7 @@ PIPES = [
     ("pytest 2>&1 | tee log", "pytest", ""),
     ("cat a | grep b", "cat", ""),
     ("echo y | apt-get install x", "apt-get", "install"),
-    ("cat in.txt | ./solve", "solve", ""),
+    ("cat in.txt | ./solve", "*", ""),
     ("make |& head", "make", ""),
     ("find . -name '*.py' | xargs ruff check", "ruff", ""),
 ]
@@ -79,10 +88,12 @@ WRAPPED = [
     ("coverage run -m pytest", "pytest", ""),
     ("conda run -n env make", "make", ""),
     ("npx -y jest --ci", "jest", ""),
-    ("npx @scope/tool@1.2 build", "tool", "build"),
+    ("npx @scope/tool@1.2 build", "*", ""),
+    ("npx prettier@3 --check .", "prettier", ""),
     ("docker exec -it web pytest", "pytest", ""),
     ("docker exec -u app -w /x web bash -c 'make test'", "make", "test"),
     ("docker compose exec web pytest", "pytest", ""),
+    ("sshpass -p x ssh a@b", "ssh", ""),
     ("docker run x", "docker", "run"),
     ("docker compose up -d", "docker", "compose"),
 ]
@@ -101,7 +112,8 @@ WORDS = [
     ("git -C /x clone u", "git", "clone"),
     ("git --no-pager log", "git", "log"),
     ("npm run build", "npm", "build"),
-    ("npm run test:unit", "npm", "test:unit"),
+    ("npm run test:unit", "npm", "test"),
+    ("npm run acme-deploy", "npm", ""),
     ("./gradlew test", "gradlew", "test"),
     ("make -C build -j 8 all", "make", "all"),
     ("cmake --build build", "cmake", "--build"),
@@ -111,7 +123,11 @@ WORDS = [
     ("cat a/b.txt", "cat", "*.txt"),
     ("go test ./...", "go", "test"),
     ("apt-get -y install x", "apt-get", "install"),
-    ("./run_tests.sh", "run_tests.sh", ""),
+    ("./run_tests.sh", "*.sh", ""),
+    ("./manage.py migrate", "python", "*.py"),
+    ("python -m acme.cli run", "python", "-m"),
+    ("gcc-12 -O2 a.c", "gcc", "*.c"),
+    ("cat notes.hunter2", "cat", ""),
     ("sleep 10", "sleep", ""),
     ("node server.js", "node", "*.js"),
 ]
@@ -134,7 +150,7 @@ ODD = [
     ("| make", "make", ""),
     ("/", "", ""),
     ("C-c", "", ""),
-    ("ma\x00ke\x1b[0m te\x07st", "make[0m", ""),
+    ("ma\x00ke\x1b[0m te\x07st", "*", ""),
 ]
 
 
@@ -166,3 +182,56 @@ def test_marker_in_a_file_is_no_end() -> None:
 
 def test_tool_name_is_kept() -> None:
     assert shell_key("make", "run_command") == GapKey("run_command", "make")
+
+
+SECRETS = [
+    *("sshpass -p hunter2 ssh root@db.acme.com", "hunter2", "./hunter2 --now"),
+    *("mysql -u root -phunter2 acme", "docker login -u acme -p hunter2 acme.io"),
+    *("curl -u acme:hunter2 https://acme.com", "TOKEN=hunter2 ./acme.hunter2 up"),
+    *("passwd acme hunter2", "git clone https://acme:hunter2@github.com/acme/hunter2"),
+    *("npm run hunter2", "make hunter2", "python -m hunter2", "python3 hunter2 acme"),
+    *("sudo hunter2", "bash -c 'hunter2 acme'", "npx @acme/hunter2@2 acme"),
+    *("kubectl create secret generic acme --from-literal=p=hunter2", "@hunter2"),
+    *("cat a.hunt2", "uv run hunter2", "conda run -n acme hunter2", "hunter2.sh"),
+    *("expect <<E\nhunter2\nE\nhunter2", "git hunter2", "python hunter2.acme"),
+]
+
+
+def words_of(key: GapKey) -> set[str]:
+    """The words that are not the tool's."""
+    if key.tool == PARALLEL_TOOL:
+        return set(key.executable.split("+"))
+    return {key.executable, key.second} - {""}
+
+
+@pytest.mark.parametrize("command", SECRETS)
+def test_nothing_of_a_command_is_in_its_key(command: str) -> None:
+    key = str(shell_key(command))
+    assert not any(secret in key for secret in ("hunt", "acme"))
+
+
+SCRIPT_TOKENS = st.one_of(
+    st.sampled_from(
+        [
+            *list("|;&(){}`'<>-=/.:@#"),
+            *("&&", "$(", "<<", "-c", "-m", "-p", "run", "\t"),
+            *('"', " ", "\n", "\\", "sudo ", "bash -c ", "python ", "npm run "),
+            *("git ", "uv run ", "docker exec ", "timeout 5 ", "npx ", "env A="),
+        ]
+    ),
+    st.text(max_size=12),
+    st.sampled_from(sorted(PROGRAMS | SUBCOMMANDS)),
+)
+
+
+@settings(max_examples=500)
+@given(st.lists(SCRIPT_TOKENS, max_size=20), st.booleans())
+def test_every_word_of_a_key_is_of_the_tables(tokens: list[str], spaced: bool) -> None:
+    command = (" " if spaced else "").join(tokens)
+    files = {"*." + extension for extension in EXTENSIONS}
+    known = PROGRAMS | SUBCOMMANDS | MODES | files | {OTHER}
+    for key in (shell_key(command), key_for_tool("bash", {"command": command})):
+        assert words_of(key) <= known
+    fenced = detect(f"```bash\n{command}\n```")
+    if fenced is not None and fenced.tool == "bash":
+        assert words_of(fenced) <= known

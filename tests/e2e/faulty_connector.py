@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from injection import FOLDER_VARIABLE, OBSERVE, POINTS, Injector
+from injection import AFTER, BEFORE, FOLDER_VARIABLE, OBSERVE, POINTS, Injector
 
 from ttlcache.policies.base import Policy, View
 from ttlcache.types import Decision, TurnFacts
@@ -42,7 +42,7 @@ class _Faults(Injector):
     """Throws while no file "off" is there."""
 
     def __init__(self) -> None:
-        super().__init__(EVERY, _note)
+        super().__init__(EVERY, _note, (BEFORE, AFTER))
 
     @property
     def is_on(self) -> bool:

@@ -161,7 +161,20 @@ def commands_read(folder: Path, out: Path) -> None:
     assert "vllm-continuum" in theirs
 
 
-def test_a_full_disk_ends_the_recording_and_nothing_else(tiny_model, tmp_path):
+def wait_for(agent: Agent, text: str) -> None:
+    deadline = time.monotonic() + HANG_S
+    turn = 0
+    while text not in agent.server.log_path.read_text(errors="replace"):
+        assert time.monotonic() < deadline, f"never: {text}"
+        # The id goes into the recording, and so fills the disk soon.
+        program = f"{turn:04d}-" + "x" * 120
+        agent.ask([8] * 40, max_tokens=1, hints={"program_id": program})
+        turn += 1
+
+
+def test_a_full_disk_stops_the_recording_alone_and_until_there_is_room(
+    tiny_model, tmp_path
+):
     with start(tiny_model, tmp_path) as server:
         agent = Agent(server)
         before = agent.ask([7] * 100, hints={"program_id": "before"})
@@ -169,21 +182,21 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tiny_model, tmp_path):
         # process. Its log must still have room for the warning.
         limit = server.log_path.stat().st_size + 32_768
         engine = engine_pid(server)
-        resource.prlimit(engine, resource.RLIMIT_FSIZE, (limit, limit))
-        deadline = time.monotonic() + HANG_S
-        turn = 0
-        while not agent.count("ttlcache_recorder_dropped_events"):
-            assert time.monotonic() < deadline, "the disk was never full"
-            # The id goes into the recording, and so fills the disk soon.
-            program = f"{turn:04d}-" + "x" * 120
-            agent.ask([8] * 40, max_tokens=1, hints={"program_id": program})
-            turn += 1
+        unlimited = resource.prlimit(engine, resource.RLIMIT_FSIZE)
+        resource.prlimit(engine, resource.RLIMIT_FSIZE, (limit, unlimited[1]))
+        wait_for(agent, "waits until it can be written: [Errno 27]")
         after = agent.ask([7] * 100, hints={"program_id": "after"})
         assert after["token_ids"] == before["token_ids"]
         context = [*after["context"], 9]
         claimed = agent.pins("claimed")
         agent.ask(context, hints={"program_id": "after", "is_last_step": True})
         assert agent.pins("claimed") == claimed + 1
+        resource.prlimit(engine, resource.RLIMIT_FSIZE, unlimited)
+        wait_for(agent, "recording goes on")
+        assert agent.count("ttlcache_recorder_dropped_events") == 0
         assert agent.count("ttlcache_hook_errors_total") == 0
-        assert server.log_path.read_text().count("stopped: [Errno 27]") == 1
-    assert load(tmp_path / "recording").find("before") is not None
+    folder = tmp_path / "recording"
+    assert complete_lines(folder)[1] == []
+    assert load(folder).find("before") is not None
+    assert load(folder).find("after") is not None
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())

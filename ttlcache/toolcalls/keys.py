@@ -7,18 +7,19 @@ from collections.abc import Iterable, Mapping
 
 from ttlcache.toolcalls.lenient_json import read_json
 from ttlcache.toolcalls.shell import join_argv, shell_key
-from ttlcache.toolcalls.text import clean, words
+from ttlcache.toolcalls.text import words
 from ttlcache.types import (
     APPROVAL_GAP,
     APPROVAL_TOOL,
     FINAL_GAP,
     FINAL_TOOL,
+    KEY_PART_LIMIT,
     PARALLEL_TOOL,
     USER_TOOL,
     GapKey,
 )
 
-#: Stands for a call whose name is blank.
+#: Stands for a call whose name is blank, or is no name but other text.
 UNKNOWN_TOOL = "unknown_tool"
 
 # Names are compared without case, "_", "-", "." and spaces.
@@ -47,10 +48,15 @@ _SHELL_TOOLS = words(
     runinterminal terminalexecute containerexec cmdrun developershell
     bashcommand executeincontainer"""
 )
+_KNOWN_TOOLS = _APPROVAL_TOOLS | _FINAL_TOOLS | _SUBAGENT_TOOLS | _SHELL_TOOLS
 _COMMAND_ARGUMENTS = ("command", "cmd", "commands", "script", "keystrokes")
 _RESERVED = frozenset({USER_TOOL, FINAL_TOOL, APPROVAL_TOOL, PARALLEL_TOOL})
 _FOLD = re.compile(r"[\s_.\-]+")
 _NAMESPACES = ("functions.", "function.", "tools.")
+# What model APIs and MCP let a tool be called, and the separators of namespaces.
+_NAME = re.compile(r"[A-Za-z0-9_.:-]+")
+#: Longer than any API's limit (128): other text.
+MAX_NAME_CHARS = 128
 
 
 def key_for_tool(
@@ -85,13 +91,20 @@ def is_subagent(key: GapKey) -> bool:
 
 
 def tool_name(name: str) -> str:
-    """`name` as it appears in keys: printable, bounded, never a reserved name."""
-    tool = clean(name)
+    """`name` as it appears in keys: an identifier, bounded, never a reserved name.
+
+    Names are written to files: text without a name's form is `UNKNOWN_TOOL`, but for
+    phrases that frameworks are known to use ("Delegate work to coworker").
+    """
+    tool = name[: MAX_NAME_CHARS + 1].strip()
     for namespace in _NAMESPACES:
         tool = tool.removeprefix(namespace)
     if tool in _RESERVED:
-        return clean("tool:" + tool)
-    return tool or UNKNOWN_TOOL
+        return "tool:" + tool
+    if len(tool) <= MAX_NAME_CHARS and _NAME.fullmatch(tool):
+        return tool[:KEY_PART_LIMIT]
+    kind = _fold(tool)
+    return kind if kind in _KNOWN_TOOLS else UNKNOWN_TOOL
 
 
 def script_of(commands: Iterable[object]) -> str:

@@ -6,9 +6,10 @@ Rules, in order:
    A command put into the background is instant.
 2. Of a pipeline, the first stage of the highest of these ranks.
 3. Wrappers (timeout, sudo, env, uv run, docker exec, bash -c, ...) are looked
-   through; `python -m x` is the program x; python3.11 is python, pip3 is pip.
-4. The second word is a subcommand, or for a file its extension (`*.py`), so that
-   names that change from run to run make no keys of their own.
+   through; `python -m x` is the program x; python3.11 is python, gcc-12 is gcc.
+4. The second word is a subcommand, or for a file its extension (`*.py`).
+5. No word of a key comes from the command itself, which may hold secrets: all are in
+   the tables of `shell_names`. Scripts are known by extension, other programs by `*`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from ttlcache.toolcalls.shell_lexer import Pipeline, split_script
+from ttlcache.toolcalls.shell_names import EXTENSIONS, OTHER, PROGRAMS, SUBCOMMANDS
 from ttlcache.toolcalls.shell_programs import (
     HEADERS,
     INSTANT,
@@ -35,7 +37,6 @@ from ttlcache.toolcalls.shell_programs import (
     WRAPPERS,
     Wrapper,
 )
-from ttlcache.toolcalls.text import clean
 from ttlcache.types import FINAL_GAP, GapKey
 
 _MAX_NESTING = 3  # bash -c "bash -c ..."
@@ -45,9 +46,8 @@ _FINAL_MARKERS = frozenset(
     {"COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", "MINI_SWE_AGENT_FINAL_OUTPUT"}
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=")
-_VERSIONED = re.compile(r"(python|pip)[\d.]+$")
+_VERSION = re.compile(r"-?\d[\d.]*$")
 _TMUX_KEY = re.compile(r"(?:[CMS]-.{1,6}|\^.)$")
-_SUBCOMMAND = re.compile(r"[a-z][a-z0-9_:-]{0,23}$")
 _EXTENSION = re.compile(
     r"[^=]*[\w\])}*-](\.[A-Za-z][A-Za-z0-9]{0,4})(?:::.*)?$", re.DOTALL
 )
@@ -71,13 +71,16 @@ def shell_key(command: str, tool: str = "bash") -> GapKey:
     """The gap key of `command` run by `tool`; `tool` alone where nothing runs.
 
     Linear time; never raises, whatever the quoting.
+
+    Args:
+        tool: as `keys.tool_name` gives it.
     """
     program = _dominating(command, depth=0)
     if program is None:
-        return GapKey(clean(tool))
+        return GapKey(tool)
     if program.rank is _Rank.FINAL:
         return FINAL_GAP
-    return GapKey(clean(tool), clean(program.executable), clean(program.second))
+    return GapKey(tool, program.executable, program.second)
 
 
 def join_argv(argv: Iterable[str]) -> str:
@@ -115,12 +118,13 @@ def _of_command(words: list[str], depth: int) -> _Program | None:
     if executable in SHELLS and (script := _inline_script(arguments)) is not None:
         return _dominating(script, depth + 1)
     module = _module_call(arguments) if executable == "python" else None
-    if module:
+    if module and module[0] in PROGRAMS:
         executable, arguments = module[0], module[1:]
-    elif executable.endswith(".py") and words[0] == executable:
-        # `uv run train.py`; a file of the PATH is not called so.
+    elif module:
+        return _Program(_Rank.REAL, executable, "-m")
+    elif executable == "*.py":
         executable, arguments = "python", words
-    if not executable or _TMUX_KEY.match(executable):
+    if not executable or _TMUX_KEY.match(words[0]):
         return None
     return _program(executable, arguments)
 
@@ -188,11 +192,21 @@ def _after_options(words: list[str], wrapper: Wrapper) -> list[str]:
 
 
 def _executable(word: str) -> str:
+    """The program's name in `PROGRAMS`, `*.sh` for a script, else `OTHER`."""
     name = word.rstrip("/").rpartition("/")[2]
-    if word.startswith("@") or "@" in name[1:]:  # npx @scope/tool@1.2
-        name = name[:1] + name[1:].partition("@")[0]
-    version = _VERSIONED.match(name)
-    return version[1] if version else name
+    if "@" in name:  # npx tool@1.2
+        name = name.partition("@")[0]
+    for known in (name, _VERSION.sub("", name)):
+        if known in PROGRAMS:
+            return known
+    return (_extension(name) or OTHER) if name else ""
+
+
+def _extension(word: str) -> str:
+    """`*.py` of the name of a file; empty where it has no extension of `EXTENSIONS`."""
+    match = _EXTENSION.match(word[:256])
+    extension = match[1].lower() if match else ""
+    return "*" + extension if extension[1:] in EXTENSIONS else ""
 
 
 def _inline_script(arguments: list[str]) -> str | None:
@@ -236,10 +250,10 @@ def _second(executable: str, arguments: list[str]) -> str:
 
 
 def _second_word(executable: str, word: str) -> str:
-    if "://" in word:
+    if executable not in PROGRAMS or "://" in word:
         return ""
-    extension = _EXTENSION.match(word[:256])
-    if extension:
-        return "*" + extension[1]
-    is_subcommand = executable not in NO_SUBCOMMAND and _SUBCOMMAND.match(word)
-    return word if is_subcommand else ""
+    if extension := _extension(word):
+        return extension
+    subcommand = word.partition(":")[0]  # npm run test:unit
+    known = executable not in NO_SUBCOMMAND and subcommand in SUBCOMMANDS
+    return subcommand if known else ""

@@ -102,6 +102,7 @@ _PLAIN = Wrapper()
 WRAPPERS: Mapping[tuple[str, ...], Wrapper] = {
     ("sudo",): Wrapper(words("-u -g -h -p -C -r -t -T -U -D -R --user --group")),
     ("doas",): Wrapper(words("-u -C")),
+    ("sshpass",): Wrapper(words("-p -f -d -P")),
     ("timeout",): Wrapper(words("-s -k --signal --kill-after"), 1),
     ("gtimeout",): Wrapper(words("-s -k --signal --kill-after"), 1),
     ("time",): Wrapper(words("-f -o --format --output")),

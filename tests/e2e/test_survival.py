@@ -1,0 +1,306 @@
+"""What a hostile night does to one server above a lower tier: it serves on.
+
+The tests share two servers and run in this order; the last one ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.tier_server import TierServer
+from tests.e2e.conftest import HANG_S, POOL_BLOCKS, Agent, start_server
+from tests.e2e.test_process import engine_pid
+from ttlcache.recording import load
+from ttlcache_connector.serve_tiers import TierOptions
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+BLOCK = 32
+PROMPT = [5 + i * 31 % 2000 for i in range(10 * BLOCK)]
+NUM_IDS = 10_000
+#: Of the engine, for `NUM_IDS` programs that never come back.
+MAX_GROWTH_BYTES = 200e6
+
+
+class Night:
+    """The servers, and what must hold after every test."""
+
+    def __init__(self, agent: Agent, tiers: TierServer, folder: Path) -> None:
+        self.agent, self.tiers, self.folder = agent, tiers, folder
+        self.tokens = agent.ask(PROMPT, cache_salt="first")["token_ids"]
+
+    def is_unharmed(self) -> None:
+        """Right tokens, no hook error, and once all ended no block is referenced."""
+        self.agent.empty_gpu()
+        answer = self.agent.ask(PROMPT, cache_salt=f"{time.monotonic()}")
+        assert answer["token_ids"] == self.tokens
+        assert answer["cached_tokens"] == 0
+        self.agent.empty_gpu()
+        deadline = time.monotonic() + HANG_S
+        while self.agent.count("ttlcache_free_blocks") != POOL_BLOCKS - 1:
+            assert time.monotonic() < deadline, "blocks stay referenced"
+            self.agent.settle()
+        assert self.agent.count("ttlcache_leaked_blocks") == 0
+        assert self.agent.count("ttlcache_hook_errors_total") == 0
+        assert self.agent.count("ttlcache_retention_enabled") == 1
+
+
+@pytest.fixture(scope="module")
+def night(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Night]:
+    folder = tmp_path_factory.mktemp("night")
+    (folder / "history").mkdir()
+    options = TierOptions(cpu_gb=0.25, chunk_tokens=BLOCK)
+    with TierServer(options, folder / "lmcache.log") as tiers:
+        extra = {
+            "policy": "fixed",
+            "policy_options": {"ttl_s": 30.0},
+            "max_pinned_fraction": 1.0,
+            "debug_invariants": True,
+            "linger": False,
+            "record_path": str(folder / "recording"),
+            "history_path": str(folder / "history" / "gaps.json"),
+            **tiers.options.connector_config(),
+        }
+        with start_server(tiny_model, folder / "vllm.log", extra) as server:
+            yield Night(Agent(server), tiers, folder)
+
+
+@pytest.fixture
+def unharmed(night: Night) -> Iterator[Night]:
+    yield night
+    night.is_unharmed()
+
+
+def body(prompt: list[int], **rest: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": prompt, "ignore_eos": True} | rest
+
+
+def test_tenants_with_one_id_and_one_prompt_share_nothing(unharmed: Night) -> None:
+    agent = unharmed.agent
+    hints = {"program_id": "same", "ttl": "5m"}
+    firsts = {s: agent.ask(PROMPT, hints=hints, cache_salt=s) for s in ("a", "b")}
+    assert [first["cached_tokens"] for first in firsts.values()] == [0, 0]
+    assert agent.count("ttlcache_pins_active") == 2
+    claimed = agent.pins("claimed")
+    prompt = [*firsts["a"]["context"], 7, 8, 9]
+    thief = agent.ask(prompt, hints=hints, cache_salt="c")
+    assert (thief["cached_tokens"], agent.pins("claimed")) == (0, claimed)
+    owner = agent.ask(prompt, hints=hints, cache_salt="a")
+    assert owner["cached_tokens"] >= 10 * BLOCK
+    assert agent.pins("claimed") == claimed + 1
+    assert owner["token_ids"] == thief["token_ids"]
+
+
+def test_ten_thousand_ids_take_little_memory_and_no_label(unharmed: Night) -> None:
+    agent = unharmed.agent
+    statm = Path(f"/proc/{engine_pid(agent.server)}/statm")
+
+    def resident_bytes() -> int:
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    async def flood() -> None:
+        limits = httpx.Limits(max_connections=32)
+        url = f"{agent.server.base_url}/v1/completions"
+        async with httpx.AsyncClient(timeout=HANG_S, limits=limits) as client:
+            room = asyncio.Semaphore(32)
+
+            async def one(number: int) -> None:
+                own = {"program_id": f"id-{number}", "tool": f"tool_{number}"}
+                params = {"kv_transfer_params": {"ttlcache": own}}
+                async with room:
+                    answer = await client.post(
+                        url, json=body([5, 6, 7], max_tokens=1, **params)
+                    )
+                assert answer.status_code == 200, answer.text
+
+            await asyncio.gather(*(one(number) for number in range(NUM_IDS)))
+
+    agent.settle()
+    series, bytes_before = set(agent.server.metrics()), resident_bytes()
+    asyncio.run(flood())
+    agent.settle()
+    new = {(name, labels) for name, labels in set(agent.server.metrics()) - series}
+    assert not [key for key in new if key[0].startswith("ttlcache_")]
+    assert resident_bytes() - bytes_before < MAX_GROWTH_BYTES
+
+
+def test_half_sent_bodies_are_nobodys_requests(unharmed: Night) -> None:
+    agent = unharmed.agent
+    address = ("127.0.0.1", agent.server.port)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    head += b"Content-Type: application/json\r\n"
+    beginnings = [
+        head[:40],
+        head + b'Content-Length: 10000\r\n\r\n{"model": "tiny", "prompt": [5, 6',
+        head + b'Transfer-Encoding: chunked\r\n\r\n40\r\n{"model": "ti',
+        head + b"X-Session-ID: half\r\nContent-Length: 99999999\r\n\r\n",
+    ]
+    with contextlib.ExitStack() as open_ones:
+        for number in range(200):
+            one = socket.create_connection(address, timeout=HANG_S)
+            one.sendall(beginnings[number % len(beginnings)])
+            if number % 2:
+                one.close()
+            else:
+                open_ones.enter_context(one)
+        answer = agent.ask(PROMPT, hints={"program_id": "whole"}, cache_salt="first")
+        assert answer["token_ids"] == unharmed.tokens
+        listed = agent.http.get("/ttlcache/programs").raise_for_status().text
+        assert "half" not in listed
+    assert agent.count("vllm:num_requests_running") == 0
+
+
+def test_aborts_leave_no_block_and_no_lock_of_a_reader(unharmed: Night) -> None:
+    """Clients leave while their context comes from the tier and while they decode."""
+    agent, tiers = unharmed.agent, unharmed.tiers
+    contexts = []
+    for number in range(8):
+        prompt = [5 + (number * 7919 + i * 13) % 2000 for i in range(12 * BLOCK)]
+        hints = {"program_id": f"gone-{number}", "tool": "bash", "ttl": "1ms"}
+        contexts.append(agent.ask(prompt, hints=hints)["context"])
+    deadline = time.monotonic() + HANG_S
+    while agent.count("ttlcache_pins_active") or agent.count(
+        "ttlcache_demoting_blocks"
+    ):
+        assert time.monotonic() < deadline
+        agent.settle()
+
+    def leave(context: list[int], after_s: float) -> None:
+        hints = {"program_id": f"again-{after_s}"}
+        with contextlib.suppress(httpx.TimeoutException):
+            httpx.post(
+                f"{agent.server.base_url}/v1/completions",
+                json=body(
+                    [*context, 9],
+                    max_tokens=2000,
+                    kv_transfer_params={"ttlcache": hints},
+                ),
+                timeout=httpx.Timeout(HANG_S, read=after_s),
+            )
+
+    for attempt in range(5):
+        agent.empty_gpu()
+        leavers = [
+            threading.Thread(target=leave, args=(context, 0.002 * 3**attempt + 0.01))
+            for context in contexts
+        ]
+        for leaver in leavers:
+            leaver.start()
+        for leaver in leavers:
+            leaver.join(HANG_S)
+            assert not leaver.is_alive()
+    while agent.count("vllm:num_requests_running"):
+        assert time.monotonic() < deadline
+        agent.settle()
+    while not tiers.clear_cpu():
+        assert time.monotonic() < deadline, "chunks stay locked for a reader"
+        agent.settle()
+
+
+def test_sleep_and_wake_with_live_pins(unharmed: Night) -> None:
+    """vLLM's CPU worker keeps its memory; scheduler and caches do as on a GPU."""
+    agent = unharmed.agent
+    first = agent.ask(PROMPT, hints={"program_id": "sleeper", "ttl": "5m"})
+    assert agent.count("ttlcache_pins_active") == 1
+    agent.http.post("/sleep?level=1").raise_for_status()
+    assert agent.http.get("/is_sleeping").json() == {"is_sleeping": True}
+    agent.http.post("/wake_up").raise_for_status()
+    second = agent.ask([*first["context"], 9], hints={"program_id": "sleeper"})
+    fresh = agent.ask([*first["context"], 9], cache_salt="slept")
+    assert second["token_ids"] == fresh["token_ids"]
+    assert agent.pins("reset") >= 1
+
+
+def test_files_that_vanish_under_a_server_cost_themselves_only(
+    unharmed: Night,
+) -> None:
+    agent, recording = unharmed.agent, unharmed.folder / "recording"
+    (path,) = recording.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    os.truncate(path, path.stat().st_size // 2)
+    agent.ask(PROMPT, hints={"program_id": "truncated"})
+    time.sleep(1.0)
+    assert load(recording).find("truncated") is not None
+    os.truncate(path, 0)
+    shutil.rmtree(unharmed.folder / "history")
+    for number in range(8):
+        agent.ask([6] * 64, hints={"program_id": f"emptied-{number}"})
+    path.unlink()
+    agent.ask(PROMPT, hints={"program_id": "deleted"})
+
+
+def test_sigterm_under_load_answers_or_refuses_everybody(night: Night) -> None:
+    agent, answers = night.agent, []
+
+    def talk(number: int) -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            while True:
+                hints = {"program_id": f"talker-{number}", "tool": "bash"}
+                params = {"kv_transfer_params": {"ttlcache": hints}}
+                answer = httpx.post(
+                    f"{agent.server.base_url}/v1/completions",
+                    json=body([7 + number] * 200, max_tokens=16, **params),
+                    timeout=HANG_S,
+                )
+                answers.append(answer.status_code)
+                if answer.status_code != 200:
+                    return
+
+    talkers = [threading.Thread(target=talk, args=(n,)) for n in range(12)]
+    for talker in talkers:
+        talker.start()
+    deadline = time.monotonic() + HANG_S
+    while len(answers) < 24:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process = agent.server._process
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(HANG_S) is not None
+    for talker in talkers:
+        talker.join(HANG_S)
+        assert not talker.is_alive()
+    assert set(answers) <= {200, 500, 503}
+    ours = [line for line in agent.server.errors_in_log() if "ttlcache" in line]
+    assert ours == []
+
+
+def test_a_signal_to_the_demo_ends_its_servers(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    command = [
+        *(sys.executable, "-m", "bench", "demo", "--programs", "2"),
+        *("--out", str(tmp_path), "--model", str(tiny_model)),
+    ]
+    log = tmp_path / "server-vanilla.log"
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as demo:
+        deadline = time.monotonic() + HANG_S
+        while not (log.exists() and "EngineCore pid=" in log.read_text()):
+            assert demo.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        demo.terminate()
+        assert demo.wait(HANG_S) == 128 + signal.SIGTERM
+    (pid,) = set(re.findall(r"EngineCore pid=(\d+)", log.read_text()))
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, "an engine outlives the demo"
+        time.sleep(0.1)
