@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 #: Longest accepted program id; anything longer is abuse or a mistake.
@@ -166,7 +166,7 @@ def fitting(
     """The entries of a client's object that may go on, and why the others may not.
 
     All that may go on is together at most `MAX_NESTED_SIZE`. Integers are left to vLLM,
-    which refuses the request for those that are out of range.
+    see `holds_wide_int`.
     """
     kept, reasons, left = {}, [], MAX_NESTED_SIZE
     for key, value in values.items():
@@ -179,27 +179,39 @@ def fitting(
     return kept, reasons
 
 
+def holds_wide_int(value: object) -> bool:
+    """Whether there is an integer in it for which vLLM refuses the request."""
+    return any(
+        isinstance(part, int) and not MIN_INT <= part <= MAX_INT
+        for part, _ in _parts(value)
+    )
+
+
 def _measure(entry: object, left: int, max_depth: int) -> int:
-    """`left` less the size of `entry`. A loop: what is too deep must not recurse."""
-    pending = [(entry, 0)]
-    while pending:
-        value, depth = pending.pop()
+    """`left` less the size of `entry`."""
+    for part, depth in _parts(entry):
         if depth > max_depth:
             raise UnfitValueError("nested_too_deep")
         left -= 1
-        if isinstance(value, str):
-            left -= len(value)
-            if not is_encodable(value):
+        if isinstance(part, str):
+            left -= len(part)
+            if not is_encodable(part):
                 raise UnfitValueError("nested_encoding")
-        children: Sequence[object] = ()
-        if isinstance(value, Mapping):
-            children = [*value.keys(), *value.values()]
-        elif isinstance(value, list | tuple):
-            children = value
-        if left < len(children):
+        if left < 0:
             raise UnfitValueError("nested_too_large")
-        pending += [(child, depth + 1) for child in children]
     return left
+
+
+def _parts(value: object) -> Iterator[tuple[object, int]]:
+    """All values in `value` with their depths. What is too deep must not recurse."""
+    pending = [(value, 0)]
+    while pending:
+        part, depth = pending.pop()
+        yield part, depth
+        if isinstance(part, Mapping):
+            pending += [(each, depth + 1) for each in (*part.keys(), *part.values())]
+        elif isinstance(part, list | tuple):
+            pending += [(each, depth + 1) for each in part]
 
 
 def _text(value: object, what: str, max_chars: int) -> str:

@@ -21,6 +21,7 @@ from ttlcache.client_values import (
     UnfitValueError,
     fitting,
     header_id,
+    holds_wide_int,
     is_encodable,
     parse_duration_s,
 )
@@ -237,16 +238,26 @@ def _decode(body: bytes) -> _Body | None:
 def _replaced(body: _Body, dropped: list[str]) -> dict[str, Any]:
     """Members that vLLM could not take to its engine, as far as they fit."""
     replaced: dict[str, Any] = {}
-    for name in ("kv_transfer_params", "vllm_xargs"):
-        value = getattr(body, name)
-        kept, reasons = fitting(value) if isinstance(value, dict) else ({}, [])
-        # vLLM itself refuses what is nested in `vllm_xargs`.
-        if reasons and (name != "vllm_xargs" or set(reasons) == {"nested_encoding"}):
-            replaced[name] = kept
+    params, xargs = body.kv_transfer_params, body.vllm_xargs
+    if isinstance(params, dict) and not holds_wide_int(params):
+        kept, reasons = fitting(params)
+        if reasons:
+            replaced["kv_transfer_params"] = kept
             dropped += reasons
-    if isinstance(body.session_id, str) and not is_encodable(body.session_id):
+    if isinstance(xargs, dict):
+        # vLLM itself refuses what is nested in them.
+        kept = {k: v for k, v in xargs.items() if is_encodable(k) and not _is_odd(v)}
+        if len(kept) < len(xargs):
+            replaced["vllm_xargs"] = kept
+            dropped += ["nested_encoding"] * (len(xargs) - len(kept))
+    if _is_odd(body.session_id):
         replaced["session_id"] = None  # `_session` counts it
     return replaced
+
+
+def _is_odd(value: object) -> bool:
+    """Whether it is text that is not UTF-8."""
+    return isinstance(value, str) and not is_encodable(value)
 
 
 def _session(

@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 
+from ttlcache.client_values import MAX_INT
 from ttlcache.hints import parse_hints
 from ttlcache_connector.http_identity import (
     RULES,
@@ -269,8 +270,8 @@ def test_a_value_that_does_not_fit_costs_no_other_one():
     ("fields", "expected", "reasons"),
     [
         (
-            {"kv_transfer_params": {"a": nested(500), "b": 1 << 64}},
-            {"kv_transfer_params": {"b": 1 << 64}},
+            {"kv_transfer_params": {"a": nested(500), "b": MAX_INT}},
+            {"kv_transfer_params": {"b": MAX_INT}},
             ("nested_too_deep",),
         ),
         (
@@ -302,6 +303,9 @@ def test_what_vllm_refuses_itself_stays_for_it_to_refuse():
     for fields in (
         {"vllm_xargs": {"a": nested(500)}},
         {"vllm_xargs": {"a": 1 << 64}},
+        {"vllm_xargs": {"a": {"\ud800": 1}}},
+        {"kv_transfer_params": {"a": ["\ud800", 1 << 64]}},
+        {"kv_transfer_params": {"a": [nested(500), -(1 << 63) - 1]}},
         {"kv_transfer_params": {"a": 1 << 64, "b": float("nan")}},
     ):
         sent = body(**fields)
