@@ -81,7 +81,13 @@ USES: dict[str, tuple[str, ...]] = {
     "vllm/v1/request.py::Request": (
         *("request_id", "num_tokens", "num_prompt_tokens", "num_output_tokens"),
         *("num_computed_tokens", "all_token_ids", "output_token_ids"),
-        *("block_hashes", "kv_transfer_params", "sampling_params", "cache_salt"),
+        *(
+            "block_hashes",
+            "kv_transfer_params",
+            "ec_transfer_params",
+            "sampling_params",
+            "cache_salt",
+        ),
         *("session_id", "priority", "status", "arrival_time", "resumable"),
         *("skip_reading_prefix_cache", "pooling_params"),
     ),

@@ -81,12 +81,12 @@ def _stripped(value: Any) -> Any:
         return value if match is None else value[match.end() :]
     if not isinstance(value, list):
         return value
-    blocks = []
-    for block in value:
-        text = block.get("text") if isinstance(block, dict) else None
+    parts = []
+    for part in value:
+        text = part.get("text") if isinstance(part, dict) else None
         rest = _stripped(text) if isinstance(text, str) else text
         if rest == text:
-            blocks.append(block)
+            parts.append(part)
         elif rest:
-            blocks.append({**block, "text": rest})
-    return blocks or ""
+            parts.append({**part, "text": rest})
+    return parts or ""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.connector.conftest import totals
+from ttlcache.events import Urgency
 
 STEP_S = 0.1
 TURN_TOKENS = 10
@@ -113,7 +114,7 @@ def behind_pinned_juniors(crowd: Crowd, horizon_s: float) -> float:
     """The oldest program comes back without a pin; all the younger ones have one."""
     engine = crowd.engine
     context = engine.turn("old/1", range(500, 520), hints={"program_id": "old"})
-    engine.connector.side.controller.release_all()
+    assert engine.connector.side.controller.reclaim(10_000, Urgency.RUNNING, "")
     crowd.start(CROWD)
     for _ in range(3 * TURN_TOKENS):
         crowd.step()

@@ -111,6 +111,18 @@ def test_every_hook_may_throw(
     assert side.ledger.references() == {}
 
 
+def test_a_step_that_cannot_be_read_teaches_no_price(make_engine, monkeypatch):
+    def broken(*args):
+        raise InjectedError("step_of")
+
+    engine = make_engine(num_blocks=64)
+    engine.on_step = lambda: None  # the faults are counted
+    monkeypatch.setattr(scheduler_side, "step_of", broken)
+    engine.turn("a", range(100), hints={"program_id": "A"})
+    assert totals(engine)["hook_errors:step_scheduled"] > 0
+    assert "a" in engine.finished
+
+
 def test_the_table_names_every_hook():
     """Whoever adds a guarded hook adds its injection, or says why not here."""
     guarded = {
@@ -119,7 +131,7 @@ def test_the_table_names_every_hook():
         if hasattr(method, "__wrapped__")
     }
     # See the tests below, and test_demotion.
-    unreachable = {"foreign_step", "shutdown", "keep_room", *AT_WILL}
+    unreachable = {"foreign_step", "shutdown", "keep_room", "step_scheduled", *AT_WILL}
     # They end what has failed before, see test_faults_of_any_hook_turn_retention_off.
     unreachable |= {"release_if_off", "drop_rest"}
     counted = frozenset().union(*(labels for _, _, labels in POINTS.values()))

@@ -281,8 +281,9 @@ def test_who_finds_free_blocks_is_not_let_in_victim_by_victim(make_engine, clock
         num_blocks=401,
         extra_config=lingers(policy_options={"ttl_s": 1000.0}, max_ttl_s=1000.0),
     )
-    engine.turn("old", range(32), hints={"program_id": "oldest"}, max_tokens=1)
-    context = engine.turn("first", range(100, 3300), hints={"program_id": "over"})
+    old = engine.turn("old", range(32), hints={"program_id": "oldest"}, max_tokens=1)
+    prompt = [*old, *range(100, 3267)]
+    context = engine.turn("first", prompt, hints={"program_id": "over"})
     engine.connector.side.control({"do": "end", "program_id": "over"})
     for n in range(10):
         prompt = range(10_000 * (n + 1), 10_000 * (n + 1) + 320)

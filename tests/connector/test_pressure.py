@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from tests.connector.conftest import HOLD_5S, free, pinned, totals
+from ttlcache.events import Urgency
 from ttlcache.types import GapKey
 
 FOREVER = {"policy": "fixed", "policy_options": {"ttl_s": 300.0}}
@@ -102,11 +103,19 @@ def test_nothing_running_means_every_pin_may_go(make_engine, async_scheduling):
     assert totals(engine)["pins:victim"] >= 2
 
 
+def lose_pins(engine):
+    """What a running request does that needs all the memory there is."""
+    controller = engine.connector.side.controller
+    assert controller.reclaim(10_000, Urgency.RUNNING, "nobody's")
+    assert not len(controller.pins)
+
+
 def test_ttl_aware_order_preempted_pinned_then_program_arrival(make_engine):
     engine = make_engine(num_blocks=200, max_num_seqs=1, extra_config=FOREVER)
-    old = list(start(engine, "A", 40).all_token_ids)
+    start(engine, "A", 40)
     engine.run()
-    engine.connector.side.controller.release_all()
+    old = list(engine.finished["A-1"].all_token_ids)
+    lose_pins(engine)
     pinned_context = list(start(engine, "B", 40, base=2).all_token_ids)
     engine.run()
     pinned_context = list(engine.finished["B-1"].all_token_ids)

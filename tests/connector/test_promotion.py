@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ttlcache.costs import CostModel
+from ttlcache.fairness import Place
 from ttlcache.gaps import GapHistory
 from ttlcache.pins import PinTable
 from ttlcache.programs import Program, Turn
@@ -33,7 +34,7 @@ def promoter():
 
 def expire(promoter, number, tokens=100, outcome=PinOutcome.EXPIRED, salt=None):
     """The first turn of a program has lost its pin, a second after its end."""
-    program = Program(("", f"p{number}"), number)
+    program = Program(("", f"p{number}"), Place(number))
     turn = Turn(number, END_S, KEY, tokens)
     program.open_turns.append(turn)
     pin = PinTable().add(
