@@ -162,8 +162,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def before_step(self) -> None:
         self._side.before_step()
 
-    def after_step(self) -> None:
-        self._side.step_done()
+    def after_step(self, scheduler_output: SchedulerOutput) -> None:
+        self._side.step_done(scheduler_output)
 
     def priority(self, request: Request) -> tuple[int, ...]:
         """Sort key in the waiting queue; smaller is served first."""

@@ -53,10 +53,14 @@ class ProgramScheduling:
         output: SchedulerOutput = super().schedule(*args, **kwargs)  # type: ignore[misc]
         return output
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
         # Before requests end: what they took is known then.
-        self._ttl.after_step()
-        return super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        self._ttl.after_step(scheduler_output)
+        return super().update_from_output(  # type: ignore[misc]
+            scheduler_output, *args, **kwargs
+        )
 
 
 # Our queue stands where vLLM's stood.

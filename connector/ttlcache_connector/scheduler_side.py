@@ -330,14 +330,19 @@ class SchedulerSide(QueueAnswers):
     @guarded()
     def step_scheduled(self, output: SchedulerOutput) -> None:
         """A step begins, or waits for the one before it."""
-        prefilling = self._prefilling.values()
-        self._steps.append(step_of(output, prefilling, self._clock.now_s()))
+        step = step_of(output, self._prefilling.values(), self._clock.now_s())
+        self._steps.append((output, step))
 
     @guarded()
-    def step_done(self) -> None:
-        """The results of the oldest step under way are there."""
-        if self._steps and self.controller is not None:
-            self.controller.on_step(self._steps.popleft())
+    def step_done(self, output: SchedulerOutput | None = None) -> None:
+        """The results of a step are there; None: of the oldest one under way."""
+        for index, (scheduled, step) in enumerate(self._steps):
+            if output is None or scheduled is output:
+                for _ in range(index + 1):
+                    self._steps.popleft()
+                if self.controller is not None:
+                    self.controller.on_step(step)
+                return
 
     @guarded()
     def keep_room(self, scheduled_tokens: Mapping[str, int]) -> None:

@@ -31,6 +31,7 @@ from ttlcache_connector.tooltext import OutputReader
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
@@ -88,7 +89,8 @@ class SideParts:
         self._lower_generation = 0  # as far as the controller was told
         self._prefilling: dict[str, Request] = {}
         self._arrived: set[str] = set()  # of these, whose remote KV is there
-        self._steps: deque[Step] = deque(maxlen=64)  # scheduled, results not there
+        # Scheduled, results not there: two with async scheduling, a pipeline has more.
+        self._steps: deque[tuple[SchedulerOutput, Step]] = deque(maxlen=64)
         self._gauges_sent_s = float("-inf")
         self._pace = Pace()
         self._divergences = DivergenceLog()

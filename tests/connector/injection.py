@@ -7,7 +7,7 @@ tables have changed, and what the hook would have done next is missing.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +32,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "hold": ("ledger", "hold", frozenset({"finished"})),
     "tick": ("controller", "tick", frozenset({"before_step"})),
     "save_if_due": ("_history", "save_if_due", frozenset({"before_step"})),
+    "steps": ("_steps", "append", frozenset({"step_scheduled"})),
     "on_step": ("controller", "on_step", frozenset({"step_done"})),
     "failed_loads": (
         "_scheduler._inflight_prefills",
@@ -143,7 +144,7 @@ def _second(only: Any) -> Any:
 
 def _moved(target: Any, cls: Any) -> Any:
     """The same contents as an object of a subclass."""
-    if isinstance(target, dict | set):
+    if isinstance(target, dict | set | deque):
         return cls(target)
     target.__class__ = cls
     return target

@@ -83,3 +83,19 @@ def test_a_request_s_seconds_are_known_before_it_ends(run):
     )
     engine.turn("r", PROMPT, max_tokens=1)
     assert known == pytest.approx([1.0, 2.0, 3.0], rel=0.01)
+
+
+def test_a_step_that_was_not_noted_leaves_the_others_in_place(make_engine, clock):
+    engine = make_engine(num_blocks=200, async_scheduling=True)
+    side = engine.connector.side
+    engine.worker_says = lambda: clock.advance(1.0)
+    seen = []
+    side.controller.on_step = seen.append
+    engine.add("r", PROMPT, max_tokens=3)
+    engine.step()
+    side._steps.clear()  # the first one
+    engine.run()
+    parts = [list(step.prompts) for step in seen]
+    assert parts[0] == [("r", 512, 1024)]
+    assert len(seen) > 3
+    assert not side._steps
