@@ -25,7 +25,7 @@ from ttlcache.config import TTLCacheConfig
 
 MAX_DECIDE_US = 100.0
 MAX_TURN_US = 60.0
-MAX_BYTES_PER_PROGRAM = 1024.0
+MAX_BYTES_PER_PROGRAM = 1152.0
 MAX_LAST_CHUNK = 1.3
 """Time of the last chunk over that of the median one."""
 MAX_MEMORY_GROWTH = 1.05

@@ -80,9 +80,7 @@ def test_a_live_program_is_weighed_alone() -> None:
 
 @pytest.mark.parametrize("programs", [2_000, 3_000])  # roomy and crowded tables
 @pytest.mark.parametrize("identity", IDENTITIES)
-def test_a_live_idle_program_keeps_less_than_a_kilobyte(
-    identity: str, programs: int
-) -> None:
+def test_a_live_idle_program_keeps_little(identity: str, programs: int) -> None:
     kept = measure_kept(programs, identity, "cachettl")
     assert kept.bytes_each <= overhead_report.MAX_BYTES_PER_PROGRAM, kept.lines
 
