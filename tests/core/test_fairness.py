@@ -231,6 +231,18 @@ def test_requests_that_continue_one_turn_share_its_quantum():
     assert place(engine, "A").is_used_up
 
 
+def test_branches_of_one_context_take_no_pins_from_each_other():
+    engine = make_engine(quantum_turns=100)
+    context = serve(engine, "a1", "A", 1.0)
+    for branch in range(2):
+        engine.arrive(f"x{branch}", [*context, 30 + branch], program="A")
+    engine.admit("x0")
+    engine.decode("x0", [7])
+    engine.finish("x0")
+    assert pinned(engine) == {"A": 5}
+    assert engine.controller.reclaim(1, Urgency.WAITING, "x1") == 0
+
+
 def test_a_waiting_branch_moves_back_when_it_reaches_the_head():
     engine = make_engine()
     context = serve(engine, "a1", "A", 1.0)

@@ -191,7 +191,7 @@ MUTATIONS = [
         "reclaim.py",
         "weaker = pin.rank > rank",
         "weaker = pin.rank >= rank",
-        "test_turns.py::test_a_sub_agents_pin_is_as_old_as_its_parent",
+        "test_fairness.py::test_branches_of_one_context_take_no_pins_from_each_other",
     ),
     Mutation(
         "reclaim.py",
@@ -470,7 +470,8 @@ MUTATIONS = [
         "reclaim.py",
         "                    self._stand_still(spared)",
         "                    pass",
-        "test_patience.py::test_the_time_stood_still_counts_against_the_quantum",
+        "test_patience.py"
+        "::test_a_pin_for_which_the_engine_stood_still_counts_as_a_turn",
     ),
     # room owed
     Mutation(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ttlcache.events import Admission, Urgency
 from ttlcache.owed import RoomOwed
 from ttlcache.testing import FakeEngine
+from ttlcache.types import PinOutcome
 
 POOL = 40
 
@@ -113,6 +114,8 @@ def test_a_reset_leaves_nothing_to_come_back_to():
 def test_programs_before_the_loser_are_not_held_back():
     engine = make_engine()
     context = [*engine.turn("early-0", [901, 902, 903], [7], program="early")]
+    [pin] = engine.controller.pins
+    engine.controller._turns.end_pin(pin, PinOutcome.EXPIRED)
     start_old(engine)
     loser(engine)
     press(engine)
