@@ -90,7 +90,9 @@ class Bridge:
         cached = usage.get("cache_read_input_tokens", 0)
         content: dict[str, Any] = {"type": "text", "text": "Done."}
         if MAIN_TOOL in {tool["name"] for tool in body.get("tools", ())}:
-            turn = Turn(body, usage["input_tokens"] + cached, cached)
+            created = usage.get("cache_creation_input_tokens", 0)
+            prompt = usage["input_tokens"] + created + cached
+            turn = Turn(body, prompt, cached)
             self.turns.append(turn)
             if len(self.turns) < self.num_turns:
                 number = len(self.turns)

@@ -103,7 +103,8 @@ def messages_hits(agent: Agent, session: str, *, reminds: bool) -> list[float]:
         assert answer.status_code == 200, answer.text
         usage = answer.json()["usage"]
         cached = usage["cache_read_input_tokens"]
-        hits.append(cached / (cached + usage["input_tokens"]))
+        created = usage.get("cache_creation_input_tokens", 0)
+        hits.append(cached / (cached + created + usage["input_tokens"]))
         call = {"type": "tool_use", "id": f"t{number}", "name": "Bash", "input": {}}
         result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": "ok"}
         chat += [
@@ -196,6 +197,7 @@ def real(agent: Agent, claude: Path, folder: Path, settings: dict[str, str]) -> 
     return bridge
 
 
+@pytest.mark.slow
 def test_the_real_cli(agent, claude, tmp_path):
     counted = diverged(agent, "head")
     bridge = real(agent, claude, tmp_path / "before", REMINDER)
