@@ -195,7 +195,8 @@ def _statuses(plain: Played, ours: Played, seed: int) -> dict[str, Any]:
     pairs: Counter[str] = Counter()
     for number, answer in ours.answers.items():
         theirs = plain.answers.get(number)
-        path = "control" if theirs is None else make(number, seed).plain_path
+        request = make(number, seed)
+        path = request.plain_path or "/".join(request.path.split("/")[:2])
         status = "-" if theirs is None else theirs.status
         pairs[f"{path} {status} {answer.status}"] += 1
     return dict(sorted(pairs.items()))

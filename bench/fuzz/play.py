@@ -15,12 +15,17 @@ from bench.fuzz.requests import FuzzRequest, make
 WORKERS = 12
 TIMEOUT_S = 300.0
 _TOKENS = re.compile(rb'"token_ids":\s?\[([\d, ]*)\]')
+_STREAM_ERROR = re.compile(rb'^data: {"error":.*"code":\s?(\d+)}', re.MULTILINE)
 _TEXT = re.compile(rb'"text":\s?("(?:[^"\\]|\\.)*")')
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """status: 0 where no answer came. output: token ids or text of a 200."""
+    """An answer, as far as it is compared.
+
+    status: 0 where no answer came; of a stream that reports an error the error's.
+    output: token ids or text of a 200.
+    """
 
     status: int
     output: str
@@ -59,7 +64,7 @@ class Client:
         content = response.read()
         if response.will_close:
             self._close()
-        return Answer(response.status, _output(response.status, content))
+        return read_answer(response.status, content)
 
     def _close(self) -> None:
         connection = getattr(self._local, "connection", None)
@@ -133,12 +138,15 @@ def describe(request: FuzzRequest, plain: Answer | None, ours: Answer) -> str:
     )
 
 
-def _output(status: int, content: bytes) -> str:
+def read_answer(status: int, content: bytes) -> Answer:
     """What was generated: token ids where they are told, else the text."""
     if status != 200:
-        return ""
+        return Answer(status, "")
+    error = _STREAM_ERROR.search(content)
+    if error is not None:
+        return Answer(int(error[1]), "")
     found = _TOKENS.findall(content)
     if found:
         tokens = b",".join(part for part in found if part)
-        return tokens.decode().replace(" ", "")
-    return b"".join(_TEXT.findall(content)).decode()
+        return Answer(status, tokens.decode().replace(" ", ""))
+    return Answer(status, b"".join(_TEXT.findall(content)).decode())

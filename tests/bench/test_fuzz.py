@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from bench.fuzz.play import Answer, _output, is_same
+from bench.fuzz.play import Answer, is_same, read_answer
 from bench.fuzz.requests import COMPLETIONS, HEADERS, HINTS, FuzzRequest, make
 from ttlcache.hints import _PARSERS
 from ttlcache_connector import middleware
@@ -77,14 +77,19 @@ def test_a_rank_that_there_is_not_is_to_be_refused():
     assert not is_same(request, Answer(200, "x"), Answer(200, "x"))
 
 
-def test_what_was_generated_is_read_from_answers_and_streams():
-    assert _output(200, b'{"token_ids":[1, 2],"text":"a"}') == "1,2"
-    stream = (
-        b'data: {"token_ids":[1]}\n\ndata: {"token_ids":[]}\n\ndata: {"token_ids":[2]}'
-    )
-    assert _output(200, stream) == "1,2"
-    assert _output(200, b'{"id": "r", "content":[{"text": "a\\"b"}]}') == '"a\\"b"'
-    assert _output(400, b'{"text": "a"}') == ""
+@pytest.mark.parametrize(
+    ("content", "answer"),
+    [
+        (b'{"token_ids":[1, 2],"text":"a"}', Answer(200, "1,2")),
+        (b'data: {"token_ids":[1]}\n\ndata: {"token_ids":[2]}', Answer(200, "1,2")),
+        (b'data: {"token_ids":[]}\n\ndata: {"token_ids":[2]}', Answer(200, "2")),
+        (b'{"id": "r", "content":[{"text": "a\\"b"}]}', Answer(200, '"a\\"b"')),
+        (b'data: {"error":{"message":"x","code":500}}\n\n', Answer(500, "")),
+    ],
+)
+def test_what_was_generated_is_read_from_answers_and_streams(content, answer):
+    assert read_answer(200, content) == answer
+    assert read_answer(400, content) == Answer(400, "")
 
 
 #: What the middleware may change in a body.
