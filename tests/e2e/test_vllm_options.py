@@ -41,7 +41,7 @@ def why_not(tiny_model, tmp_path, *arguments: str, **environ: str) -> str:
 
 def test_vllms_offloading_stops_the_server_with_one_sentence(tiny_model, tmp_path):
     words = why_not(tiny_model, tmp_path, "--kv-offloading-size", "1")
-    (sentence,) = [line for line in words.splitlines() if "ConfigError" in line]
+    (sentence,) = [line for line in words.splitlines() if "ConfigError: " in line]
     for part in ("--kv-offloading-size", "--kv-transfer-config", '"lower_tier"'):
         assert part in sentence
 
