@@ -57,7 +57,8 @@ def test_options_that_change_what_we_build_on(tiny_model, tmp_path):
         *("--prefix-caching-hash-algo", "sha256_cbor"),
         *("--speculative-config", json.dumps({"method": "ngram"} | DRAFTS)),
         *("--kv-events-config", json.dumps({"enable_kv_cache_events": True} | NULL)),
-        *("--scheduling-policy", "priority", "--disable-log-stats"),
+        *("--scheduling-policy", "priority"),
+        *("--disable-log-stats", "--no-enable-per-request-metrics"),
     )
     answers = []
     for extra in (None, HOLD):
