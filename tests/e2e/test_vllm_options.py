@@ -41,7 +41,7 @@ def why_not(tiny_model, tmp_path, *arguments: str, **environ: str) -> str:
 
 def test_vllms_offloading_stops_the_server_with_one_sentence(tiny_model, tmp_path):
     words = why_not(tiny_model, tmp_path, "--kv-offloading-size", "1")
-    (sentence,) = [line for line in words.splitlines() if "ConfigError" in line]
+    (sentence,) = [line for line in words.splitlines() if "ConfigError: " in line]
     for part in ("--kv-offloading-size", "--kv-transfer-config", '"lower_tier"'):
         assert part in sentence
 
@@ -57,7 +57,8 @@ def test_options_that_change_what_we_build_on(tiny_model, tmp_path):
         *("--prefix-caching-hash-algo", "sha256_cbor"),
         *("--speculative-config", json.dumps({"method": "ngram"} | DRAFTS)),
         *("--kv-events-config", json.dumps({"enable_kv_cache_events": True} | NULL)),
-        *("--scheduling-policy", "priority", "--disable-log-stats"),
+        *("--scheduling-policy", "priority"),
+        *("--disable-log-stats", "--no-enable-per-request-metrics"),
     )
     answers = []
     for extra in (None, HOLD):
