@@ -33,6 +33,7 @@ LACKS = {
         "KVConnectorBase_V1.bind_kv_cache_manager",
         "KVConnectorBase_V1.requires_kv_delivery",
         "MultiModalConfig.allow_missing_mm_embeddings",
+        "Request.ec_transfer_params",
         "Request.session_id",
     ]
 }
