@@ -89,7 +89,7 @@ USES: dict[str, tuple[str, ...]] = {
             "cache_salt",
         ),
         *("session_id", "priority", "status", "arrival_time", "resumable"),
-        *("skip_reading_prefix_cache", "pooling_params", "ec_transfer_params"),
+        *("skip_reading_prefix_cache", "pooling_params"),
     ),
     "vllm/v1/request.py::RequestStatus": (
         *("RUNNING", "PREEMPTED", "FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"),
