@@ -88,6 +88,9 @@ class Injector:
         when: of the throws in turn, `BEFORE` or `AFTER` the real call.
     """
 
+    #: Points that only throw before the real call.
+    before_only: frozenset[str] = frozenset()
+
     def __init__(
         self,
         every: int,
@@ -111,6 +114,8 @@ class Injector:
             if self.called[point] % self.every:
                 return method(*args, **kwargs)
             when = self._when[self.thrown[point] % len(self._when)]
+            if point in self.before_only:
+                when = BEFORE
             self.thrown[point] += 1
             self._told(point)
             if when == AFTER:
