@@ -34,6 +34,7 @@ def test_two_settings_on_the_same_programs(tmp_path, tiny_model):
     assert "admission=none" in log
 
 
+@pytest.mark.slow
 def test_connectors_above_lmcache_servers_of_their_own(tmp_path, tiny_model):
     pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
     below = '{"lower_tier": "lmcache", "policy": "none"}'
