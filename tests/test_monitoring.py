@@ -31,7 +31,7 @@ VLLM = {
     "vllm:prompt_tokens_total",
 }
 #: Ours in LMCache's server, as tests/e2e/test_tiers.py sees it.
-LMCACHE = {"lmcache_mp_ttlcache_disk_faults_total": {"kind"}}
+LMCACHE = {"lmcache_mp_ttlcache_disk_faults_total": {"kind", "path"}}
 
 
 def metric_labels() -> dict[str, set[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from opentelemetry import metrics
@@ -62,7 +63,8 @@ def export_faults(path: str, read: Callable[[], Mapping[str, int]]) -> None:
     """Register what the disk tier at `path` did wrong, by kind."""
     text = "Objects that a disk tier did not give back or keep."
     # A meter of its own: of one name in one meter there is one instrument.
-    _export_by_label(f"ttlcache {path}", "disk_faults", "kind", text, read)
+    where = {"path": path}
+    _export_by_label(f"ttlcache {path}", "disk_faults", "kind", text, read, where)
 
 
 def _export_by_label(
@@ -71,9 +73,11 @@ def _export_by_label(
     label: str,
     text: str,
     read: Callable[[], Mapping[str, int]],
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     def observe(_options: Any) -> Iterable[metrics.Observation]:
-        return [metrics.Observation(n, {label: key}) for key, n in read().items()]
+        found = read().items()
+        return [metrics.Observation(n, {label: key, **more}) for key, n in found]
 
     meter = metrics.get_meter(meter_name)
     meter.create_observable_counter(_PREFIX + name, [observe], description=text)
