@@ -162,11 +162,12 @@ class Arrivals:
     def _place(self, program: Program, continuation: Continuation) -> Place:
         """Where the request stands: where the context does that it continues.
 
-        A request that continues none has nothing at stake: it stands where a newcomer
-        stands, whatever id or parent it names.
+        A request that continues none, or none of a full block, has nothing at stake: it
+        stands where a newcomer stands, whatever id or parent it names.
         """
         turn = continuation.turn
-        if continuation.relation is Relation.CONTINUES and turn is not None:
+        continues = continuation.relation is Relation.CONTINUES
+        if continues and turn is not None and turn.num_hashes:
             program.place = turn.place or program.place
         elif program.turns_finished or program.in_flight:
             program.place = self.tables.programs.new_place(program.tenant)

@@ -266,7 +266,7 @@ class Controller:
         lack = self._entrance.lack_blocks(record, kv_blocks)
         return freed + self.reclaimer.take_for_newcomer(record.program, lack)
 
-    def refuse(self, request_id: str) -> None:
+    def on_memory_refused(self, request_id: str) -> None:
         """A waiting request lacks memory, or room that others are to have."""
         record = self.requests.get(request_id)
         if record is not None and record.refused_s is None:

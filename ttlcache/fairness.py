@@ -26,9 +26,9 @@ from ttlcache.estimators import SlidingMean
 
 #: Ended programs over which the mean is taken, and below which nothing is known.
 WINDOW, MIN_ENDED = 1000, 5
-#: A quantum is so many times the turns that programs take in the mean: longer programs
+#: A quantum is so many times the turns of the mean program: longer programs
 #: are few, or much longer than the rest, and to serve those last shortens the mean.
-PROGRAMS = 4.0
+PROGRAMS_PER_QUANTUM = 4.0
 #: A quantum has at least so many turns, also while little is known.
 LEAST_TURNS = 24
 #: One program counts for at most so many turns: few must not make the quantum of all.
@@ -124,4 +124,4 @@ class Quantum:
             return self._fixed_turns
         if self._turns.count < MIN_ENDED:
             return LEAST_TURNS
-        return max(LEAST_TURNS, round(PROGRAMS * self._turns.value))
+        return max(LEAST_TURNS, round(PROGRAMS_PER_QUANTUM * self._turns.value))

@@ -54,7 +54,7 @@ class Places:
         record.program.attained = None
 
     def stand(self, record: RequestRecord) -> None:
-        """Give the request its program's place as it is now."""
+        """Give the request the place of its context as it is now."""
         place = record.place
         record.program_seq = place.seq
         record.claim_counts = not place.is_used_up
@@ -68,7 +68,7 @@ class Places:
         return record.claim_counts and self.pins.get(record.pin_id) is not None
 
     def stand_back(self, record: RequestRecord) -> bool:
-        """Whether it stood where its program does not any more; it does not now."""
+        """Whether its context has moved back since; it has moved with it now."""
         if record.admitted_s is not None:
             return False  # what was preempted is in the middle of its turn
         if record.program_seq == record.place.seq:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +65,8 @@ def abuse(
     results["patterns"] = found
     rows = fair + rows
     if http:
+        real, results["servers"] = _real_rows(policies.split(","), out, model)
+        rows += real
         noticed = _over_http(sessions, policy, out, model)
         rows += _http_rows(noticed)
         results["http"] = asdict(noticed)
@@ -151,6 +153,38 @@ def _flood_rows(sessions: int, policy: str) -> tuple[list[Row], dict[str, object
     errors = sum(each.hook_errors for each in (polite, *others))
     rows.append((errors == 0, "exceptions in hooks", f"{errors}", "0"))
     return rows, {each.arm: asdict(each) for each in (polite, *others)}
+
+
+def _real_rows(
+    policies: Sequence[str], out: Path, model: Path
+) -> tuple[list[Row], dict[str, object]]:
+    """Clients with constant ids, three times as many as seats, on real servers."""
+    from bench.abuse.patterns import ConstantIds
+    from bench.abuse.play import Comparison
+    from bench.abuse.servers import ServerLoad, play_on
+
+    built, seats = tiny_model.build(model), 16
+    waits = {}
+    for policy in ("", *policies):
+        options = replace(server_options(policy), num_blocks=160, max_num_seqs=seats)
+        if not policy:
+            options = replace(options, kv_transfer_config=None)
+        log_path = out / f"constant-ids-{policy or 'vllm'}.log"
+        with VLLMServer(built, options, log_path) as server:
+            waits[policy] = play_on(server, ConstantIds(3 * seats), ServerLoad())
+    found = Comparison(waits.pop(""), waits)
+    rows = [
+        (
+            ratios[0] <= MAX_JCT_RATIO and ratios[2] <= MAX_WAIT_RATIO,
+            f"the same on real servers, {3 * seats} constant ids, {policy}",
+            ", ".join(f"{ratio:.2f}" for ratio in ratios)
+            + f" ({found.cells()[0]} on vLLM)",
+            f"{MAX_JCT_RATIO:g}, -, {MAX_WAIT_RATIO:g}",
+        )
+        for policy in policies
+        for ratios in [found.ratios(policy)]
+    ]
+    return rows, found.to_json()
 
 
 def server_options(policy: str) -> ServerOptions:

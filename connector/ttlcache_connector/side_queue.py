@@ -50,7 +50,7 @@ class QueueAnswers(SideParts):
         if answer is Admission.WAIT and self.ledger is not None:
             # It waits for memory as others do: what holds that has its price.
             self.ledger.waiting_blocks = needed_blocks
-            self.controller.refuse(request.request_id)
+            self.controller.on_memory_refused(request.request_id)
             if self.controller.make_room(request.request_id, needed_blocks):
                 answer = ask(self.controller)
         return answer
@@ -92,7 +92,7 @@ class QueueAnswers(SideParts):
         freed = 0
         if urgency is not Urgency.RUNNING:
             self.ledger.waiting_blocks = needed_blocks
-            self.controller.refuse(request.request_id)
+            self.controller.on_memory_refused(request.request_id)
             if urgency is not Urgency.STALLED:  # that one has patience of its own
                 freed = self.controller.reprice()
             if self._demoting is not None:

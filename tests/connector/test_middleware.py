@@ -117,11 +117,14 @@ def test_a_url_below_the_servers_root():
     async def app(scope, receive, send):
         seen.update(scope)
 
-    path = f"/root/sessions/a b{CHAT}"
-    scope = {"type": "http", "method": "GET", "root_path": "/root", "path": path}
+    path = f"/below/sessions/a b{CHAT}"
+    scope = {"type": "http", "method": "GET", "root_path": "/below", "path": path}
     scope |= {"raw_path": quote(path).encode(), "headers": []}
     asyncio.run(ProgramIdMiddleware(app)(scope, None, None))
-    assert (seen["path"], seen["raw_path"]) == (f"/root{CHAT}", f"/root{CHAT}".encode())
+    assert (seen["path"], seen["raw_path"]) == (
+        f"/below{CHAT}",
+        f"/below{CHAT}".encode(),
+    )
 
 
 def test_below_a_root_path():

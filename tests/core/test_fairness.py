@@ -10,7 +10,7 @@ from ttlcache.fairness import (
     MAX_TENANTS,
     MIN_ENDED,
     MOST_TURNS,
-    PROGRAMS,
+    PROGRAMS_PER_QUANTUM,
     Place,
     PlaceNumbers,
     Quantum,
@@ -123,8 +123,11 @@ def test_a_quantum_is_used_up_once_and_begins_anew_with_an_admission():
     ("turns", "expected"),
     [
         (3, LEAST_TURNS),
-        (20, PROGRAMS * 20),
-        (10 * MOST_TURNS, PROGRAMS * MOST_TURNS),  # one that never ended makes no rule
+        (20, PROGRAMS_PER_QUANTUM * 20),
+        (
+            10 * MOST_TURNS,
+            PROGRAMS_PER_QUANTUM * MOST_TURNS,
+        ),  # one that never ended makes no rule
     ],
 )
 def test_a_quantum_is_as_long_as_programs_need(turns, expected):
@@ -148,7 +151,7 @@ def test_the_quantum_can_be_watched():
     for n in range(MIN_ENDED):
         serve_turns(engine, "ABCDEFGH"[n], 20)
         engine.controller.end("", "ABCDEFGH"[n])
-    assert told() == PROGRAMS * 20
+    assert told() == PROGRAMS_PER_QUANTUM * 20
 
 
 # --- places of contexts ----------------------------------------------------------
@@ -164,6 +167,15 @@ def test_a_request_that_continues_nothing_stands_where_a_newcomer_stands():
     assert order(engine, "a2", "b1", "c1") == ["b1", "a2", "c1"]
     engine.arrive("a3", context, program="A")  # this one does
     assert order(engine, "a2", "a3", "b1", "c1") == ["a3", "b1", "a2", "c1"]
+
+
+def test_a_context_below_a_block_is_nothing_at_stake():
+    """Any prompt goes on from it: so would each request of a client with one id."""
+    engine = FakeEngine({"policy": "none"}, pool_blocks=64, block_tokens=16)
+    serve(engine, "a1", "A", 1.0)
+    engine.arrive("b1", [5, 6], program="B")
+    engine.arrive("a2", [800, 801, 802, 803, 804, 805], program="A")
+    assert order(engine, "a2", "b1") == ["b1", "a2"]
 
 
 def test_parallel_contexts_of_one_id_have_places_of_their_own():
