@@ -79,8 +79,9 @@ class TTLCacheConfig(BaseModel):
     quantum_turns: int | None = Field(
         default=None,
         ge=1,
-        description="After so many turns a context queues as if new; default: four "
-        "times what ended programs took in the mean, at least 24.",
+        description="After the service of so many mean turns a context queues as if "
+        "new; default: four times what ended programs took in the mean, at least 24 "
+        "turns.",
     )
     max_queue_wait_s: float = Field(
         default=3600.0,

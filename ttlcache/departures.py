@@ -47,7 +47,7 @@ class Departures:
         blocks = finish.num_tokens / tables.block_tokens
         if record.admitted_s is not None:
             if now_s > record.admitted_s:
-                self.places.charge(program, now_s - record.admitted_s)
+                self.places.charge(record, now_s - record.admitted_s)
             if not program.ended:
                 self.admission.acts(program, blocks, now_s)
         if not finish.completed:

@@ -68,7 +68,9 @@ GAUGES: dict[str, str] = {
     ),
     "queueing_delay_seconds": "T: mean queueing delay of returns whose KV was gone.",
     "memoryfulness": "Eta: how much progress tells about remaining turns.",
-    "quantum_turns": "Turns for which a context keeps its place in the queue.",
+    "seniority_quantum_seconds": (
+        "Service for which a context keeps its place in the queue."
+    ),
     "demoting_blocks": "KV blocks of ended pins that wait for their copy.",
     "lingering_blocks": "KV blocks of turns past their time, not needed yet.",
     "leaked_blocks": "KV blocks referenced by no request and no pin; 0 in health.",

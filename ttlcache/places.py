@@ -21,7 +21,7 @@ class Places:
     """One ordering, asked about records of requests.
 
     ordering: set before the first request, if at all.
-    quantum: service for which a program keeps its place in the order.
+    quantum: service for which a context keeps its place.
     """
 
     ordering: Ordering
@@ -84,31 +84,30 @@ class Places:
         if now_s > since_s and self.ordering.uses_service:
             _attained(record.program).wait_s += now_s - since_s
         self.programs.place_numbers.on_admission(record.place)
-        if self.ordering.places_end and record.place.on_admission(self.quantum.turns):
-            self._move_back(record.place, record.program.tenant)
+        record.place.on_admission()
 
     def on_stall(self, pin: Pin) -> None:
         """The engine stood still rather than take the pin."""
-        place, program = pin.turn.place, pin.program
-        if place is None or not self.ordering.places_end:
-            return
-        if place.on_stall(self.quantum.turns):
-            self._move_back(place, program.tenant)
+        if pin.turn.place is not None:
+            self._use(pin.turn.place, pin.program.tenant, pin.spared_s)
 
-    def charge(self, program: Program, seconds: float) -> None:
-        """The program was served for so long."""
+    def charge(self, record: RequestRecord, seconds: float) -> None:
+        """The request ran for so long."""
         if self.ordering.uses_service:
-            _attained(program).service_s += seconds
+            _attained(record.program).service_s += seconds
+        self.quantum.on_turn(seconds)
+        self._use(record.place, record.program.tenant, seconds)
 
     def ended(self, program: Program) -> None:
-        """The turns that it took say how many others may take."""
+        """What its longest context was served says how long others may take."""
         places = [turn.place for turn in program.open_turns if turn.place]
-        longest = max([program.place, *places], key=lambda place: place.turns)
+        longest = max([program.place, *places], key=lambda place: place.served_s)
         self.quantum.on_program_end(longest)
 
-    def _move_back(self, place: Place, tenant: str) -> None:
-        place.move_back(self.programs.place_numbers.next(tenant))
-        self.metrics.count("quanta_used_up")
+    def _use(self, place: Place, tenant: str, seconds: float) -> None:
+        if self.ordering.places_end and place.charge(seconds, self.quantum.seconds):
+            place.move_back(self.programs.place_numbers.next(tenant))
+            self.metrics.count("quanta_used_up")
 
     def _queued(self, record: RequestRecord, preempted: bool) -> QueuedTurn:
         program = record.program

@@ -95,7 +95,7 @@ def crowd(make_engine, clock, async_scheduling, ordering):
 
 def bound_s(contexts: int) -> float:
     """What docs/scheduling.md promises, with `SLOTS` turns at a time."""
-    return TURN_S + contexts * QUANTUM * TURN_S / SLOTS
+    return TURN_S + contexts * (QUANTUM + 1) * TURN_S / SLOTS
 
 
 def newcomer(crowd: Crowd) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from ttlcache.events import Urgency
@@ -37,14 +39,19 @@ def make_engine(**config):
     )
 
 
-def serve(engine, request_id, program, seconds, prompt=None, **hints):
-    """A turn of `program` that runs for `seconds`; its context."""
-    tokens = prompt or [1000 * ord(program[0]), 1, 2]
-    engine.arrive(request_id, tokens, program=program, **hints)
+def run(engine, request_id, seconds=1.0):
+    """A request that waits, from its admission to its end."""
     assert engine.admit(request_id)
     engine.clock.advance(seconds)
     assert engine.decode(request_id, [7])
     engine.finish(request_id)
+
+
+def serve(engine, request_id, program, seconds, prompt=None, **hints):
+    """A turn of `program` that runs for `seconds`; its context."""
+    tokens = prompt or [1000 * ord(program[0]), 1, 2]
+    engine.arrive(request_id, tokens, program=program, **hints)
+    run(engine, request_id, seconds)
     return [*tokens, 7]
 
 
@@ -108,50 +115,60 @@ def test_tenants_without_number_leave_memory_bounded():
 
 def test_a_quantum_is_used_up_once_and_begins_anew_with_an_admission():
     mine = Place(1)
-    assert [mine.on_admission(3) for _ in range(3)] == [False, False, True]
+    mine.on_admission()
+    assert [mine.charge(6.0, 10.0) for _ in range(2)] == [False, True]
     mine.move_back(5)
-    assert not mine.on_stall(3)  # has lost its place already
+    assert not mine.charge(60.0, 10.0)  # ran on, has lost its place already
     assert (mine.seq, mine.is_used_up) == (5, True)
-    assert not mine.on_admission(3)
+    mine.on_admission()
     assert not mine.is_used_up
-    assert not mine.on_stall(3)
-    assert mine.on_admission(3)
-    assert mine.turns == 5
+    assert not mine.charge(9.0, 10.0)
+    mine.on_admission()  # only what was used up begins anew
+    assert mine.charge(1.0, 10.0)
+    assert (mine.turns, mine.served_s) == (3, 82.0)
 
 
 @pytest.mark.parametrize(
-    ("turns", "expected"),
+    ("served_s", "expected_s"),
     [
-        (3, LEAST_TURNS),
-        (20, PROGRAMS_PER_QUANTUM * 20),
-        (
-            10 * MOST_TURNS,
-            PROGRAMS_PER_QUANTUM * MOST_TURNS,
-        ),  # one that never ended makes no rule
+        (3.0, LEAST_TURNS),
+        (20.0, PROGRAMS_PER_QUANTUM * 20.0),
+        # One that never ended makes no rule.
+        (10.0 * MOST_TURNS, PROGRAMS_PER_QUANTUM * MOST_TURNS),
     ],
 )
-def test_a_quantum_is_as_long_as_programs_need(turns, expected):
+def test_a_quantum_is_as_long_as_programs_need(served_s, expected_s):
     quantum = Quantum()
+    assert quantum.seconds == math.inf
+    quantum.on_turn(1.0)
     for _ in range(MIN_ENDED - 1):
-        quantum.on_program_end(Place(1, turns=turns))
-    assert quantum.turns == LEAST_TURNS  # too few
-    quantum.on_program_end(Place(1, turns=1))  # one-shot: says nothing
-    assert quantum.turns == LEAST_TURNS
-    quantum.on_program_end(Place(1, turns=turns))
-    assert quantum.turns == expected
+        quantum.on_program_end(Place(1, turns=2, served_s=served_s))
+    assert quantum.seconds == LEAST_TURNS  # too few
+    quantum.on_program_end(Place(1, turns=1, served_s=served_s))  # one-shot
+    assert quantum.seconds == LEAST_TURNS
+    quantum.on_program_end(Place(1, turns=2, served_s=served_s))
+    assert quantum.seconds == expected_s
+
+
+def test_a_quantum_is_worth_turns_whatever_they_take():
+    for turn_s in (0.01, 10.0):
+        quantum = Quantum(fixed_turns=4)
+        quantum.on_turn(turn_s)
+        assert quantum.seconds == 4 * turn_s
 
 
 def test_the_quantum_can_be_watched():
     engine = make_engine(quantum_turns=None)
 
-    def told():
-        return gauges_of(engine.controller, engine.clock.now_s())["quantum_turns"]
+    def told_s():
+        gauges = gauges_of(engine.controller, engine.clock.now_s())
+        return gauges["seniority_quantum_seconds"]
 
-    assert told() == LEAST_TURNS
+    assert told_s() == math.inf
     for n in range(MIN_ENDED):
         serve_turns(engine, "ABCDEFGH"[n], 20)
         engine.controller.end("", "ABCDEFGH"[n])
-    assert told() == PROGRAMS_PER_QUANTUM * 20
+    assert told_s() == PROGRAMS_PER_QUANTUM * 20.0
 
 
 # --- places of contexts ----------------------------------------------------------
@@ -208,9 +225,7 @@ def test_a_used_up_program_stands_behind_who_came_meanwhile(ordering):
     engine.arrive("b1", [5, 6], program="B")
     engine.arrive("a3", context, program="A")
     assert order(engine, "b1", "a3") == ["a3", "b1"]
-    engine.admit("a3")
-    engine.decode("a3", [7])
-    engine.finish("a3")
+    run(engine, "a3")
     engine.arrive("a4", [*context, 7], program="A")
     engine.arrive("c1", [8, 9], program="C")
     assert order(engine, "a4", "b1", "c1") == ["b1", "a4", "c1"]
@@ -225,9 +240,7 @@ def test_the_claim_counts_again_after_the_next_admission():
     engine.arrive("b1", [5, 6], program="B")
     assert order(engine, "b1", "a4") == ["a4", "b1"]  # came first; no class of its own
     assert engine.controller.priority("a4")[2] == engine.controller.priority("b1")[2]
-    engine.admit("a4")
-    engine.decode("a4", [7])
-    engine.finish("a4")
+    run(engine, "a4")
     engine.arrive("a5", [*context, 7], program="A")
     assert engine.controller.priority("a5")[2] < engine.controller.priority("b1")[2]
 
@@ -239,7 +252,7 @@ def test_requests_that_continue_one_turn_share_its_quantum():
     for branch in range(2):
         engine.arrive(f"x{branch}", [*context, 30 + branch], program="A")
     for branch in range(2):
-        assert engine.admit(f"x{branch}")
+        run(engine, f"x{branch}")
     assert place(engine, "A").is_used_up
 
 
@@ -262,7 +275,7 @@ def test_a_waiting_branch_moves_back_when_it_reaches_the_head():
         engine.arrive(f"x{branch}", [*context, 30 + branch], program="A")
     engine.arrive("n1", [6], program="N")
     for branch in range(2):
-        engine.admit(f"x{branch}")
+        run(engine, f"x{branch}")
     assert order(engine, "n1", "x2") == ["x2", "n1"]  # not looked at yet
     assert engine.controller.stand_back("x2")
     assert not engine.controller.stand_back("x2")
@@ -273,11 +286,14 @@ def test_a_waiting_branch_moves_back_when_it_reaches_the_head():
 
 def test_what_was_preempted_is_in_the_middle_of_its_turn():
     engine = make_engine(quantum_turns=1)
-    engine.arrive("c1", [5], program="c")
-    engine.admit("c1")
-    engine.preempt("c1")
+    context = serve(engine, "c1", "c", 1.0)
+    for branch in range(2):
+        engine.arrive(f"x{branch}", [*context, 30 + branch], program="c")
+    engine.admit("x0")
+    run(engine, "x1")
     assert place(engine, "c").is_used_up
-    assert not engine.controller.stand_back("c1")
+    engine.preempt("x0")
+    assert not engine.controller.stand_back("x0")
 
 
 def test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held():
@@ -287,9 +303,7 @@ def test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held()
     engine = make_engine(quantum_turns=1)
     engine.arrive("a1", list(range(10)), program="A")
     engine.arrive("b1", [50, 51], program="B")
-    engine.admit("a1")
-    engine.decode("a1", [7])
-    engine.finish("a1")
+    run(engine, "a1")
     engine.arrive("a2", [*range(10), 7], program="A")
     engine.arrive("c1", [60, 61], program="C")
     assert engine.controller.reclaim(2, Urgency.WAITING, "c1") == 0

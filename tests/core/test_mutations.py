@@ -470,8 +470,7 @@ MUTATIONS = [
         "reclaim.py",
         "                    self._stand_still(spared)",
         "                    pass",
-        "test_patience.py"
-        "::test_a_pin_for_which_the_engine_stood_still_counts_as_a_turn",
+        "test_patience.py::test_the_time_stood_still_counts_against_the_quantum",
     ),
     # room owed
     Mutation(

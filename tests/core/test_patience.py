@@ -80,19 +80,22 @@ def test_no_patience_once_the_policy_has_given_up():
     assert engine.admit("r")
 
 
-def test_a_pin_for_which_the_engine_stood_still_counts_as_a_turn():
-    engine = make_engine(quantum_turns=3)
+def test_the_time_stood_still_counts_against_the_quantum():
+    engine = make_engine(quantum_turns=2)
     found = pin(engine, "A", patience_s=50.0)
     program = found.program
+    engine.controller.places.quantum.on_turn(4.0)
     engine.clock.advance(3.0)  # no request waits: that costs nothing
     engine.arrive("r", list(range(15)), program="R")
     for _ in range(5):
         assert not engine.admit("r")
         engine.clock.advance(1.0)
     engine.arrive("A-1", [*(65000 + i for i in range(8)), 7, 8], program="A")
-    assert program.place.quantum_turns == 1
-    assert engine.admit("A-1")  # claims: the stall and this turn
-    assert found.spared_s == 4.0
+    assert engine.admit("A-1")  # claims
+    assert (found.spared_s, program.place.served_s) == (4.0, 4.0)
+    quantum_s = engine.controller.places.quantum.seconds
+    engine.clock.advance(quantum_s)
+    engine.finish("A-1")
     assert program.place.is_used_up
     engine.check()
 
@@ -111,7 +114,7 @@ def test_standing_still_is_no_service_for_plas():
     engine.clock.advance(2.0)
     engine.finish("A-1")
     assert program.attained.service_s == 2.0
-    assert program.place.quantum_turns == 3  # against the quantum it counts
+    assert program.place.served_s == 6.0  # against the quantum it counts
 
 
 def test_whoever_is_overdue_is_not_told_to_be_patient():

@@ -74,7 +74,7 @@ def _kind(field: FieldInfo) -> str:
     if "dict" in text:
         kind = "object"
     if type(None) in args:
-        kind = "string or null"
+        kind = f"{names[args[0].__name__]} or null"
     bounds = [
         f"{sign} {value:g}"
         for limit in field.metadata
