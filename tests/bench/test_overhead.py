@@ -131,8 +131,8 @@ def result_with(decide_us: float, turn_us: float, kept_bytes: float) -> Overhead
 
 
 def test_the_worst_number_of_each_kind_is_judged() -> None:
-    assert all(bar.passed for bar in bars(result_with(100.0, 60.0, 1024.0)))
-    found = bars(result_with(100.1, 60.1, 1025.0))
+    assert all(bar.passed for bar in bars(result_with(100.0, 60.0, 1152.0)))
+    found = bars(result_with(100.1, 60.1, 1153.0))
     assert [bar.passed for bar in found] == [False, False, False, True, True]
     assert "slow" in found[0].name
 

@@ -54,7 +54,8 @@ def test_a_window_needs_no_more_than_it_spans(make_engine):
         max_num_batched_tokens=128,
         extra_config=FOREVER,
     )
-    first_turn(engine, "A")
+    agent = {"program_id": "A", "tool": "x"}
+    engine.turn("A-1", range(30_000, 30_032), hints=agent)
     engine.connector.side.controller.release_all()
     pin_others(engine, 16)
     engine.add("run", range(30), max_tokens=60)
@@ -62,7 +63,7 @@ def test_a_window_needs_no_more_than_it_spans(make_engine):
     assert pinned(engine) == 80
     spare = free(engine)
     # 82 blocks of the full group, 12 of the window's: not 164.
-    engine.add("A-2", range(30_000, 31_300), hints={"program_id": "A"})
+    engine.add("A-2", range(30_000, 31_300), hints=agent)
     engine.step()
     assert not engine.scheduler.waiting
     assert 80 - pinned(engine) <= 82 + 12 - spare + 10

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.server import ServerOptions, VLLMServer
+from bench.server import ServerOptions, VLLMServer, by_label
 from tests.connector.injection import FOLDER_VARIABLE, OBSERVE, POINTS
 from tests.e2e.conftest import POOL_BLOCKS, Agent, start_server
 from tests.e2e.test_same_output import record
@@ -113,7 +113,9 @@ def test_all_hooks_throw_and_then_the_policy_loses_its_mind(agent, vanilla, fold
     agent.settle()
     thrown = {path.name: path.stat().st_size for path in folder.iterdir()}
     thrown.pop(OBSERVE)
-    assert hook_errors(agent) == sum(thrown.values()) > 100
+    samples = agent.server.metrics()
+    counted = by_label(samples, "ttlcache_hook_errors_total", "hook")
+    assert sum(counted.values()) == sum(thrown.values()) > 100, (counted, thrown)
     assert agent.count("ttlcache_retention_enabled") == 1
 
     # --- a policy whose answers are nonsense

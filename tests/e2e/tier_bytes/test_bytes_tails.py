@@ -52,8 +52,7 @@ def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
         engine.step()
     before = engine.moved.get("tier_bytes:promoted", 0)
     give_way(2)
-    # Somebody else's use of the memory, and then there is room for both.
-    engine.turn_beside("filler", prompt(83, 20 * BLOCK), hints=hints("old"))
+    use_free_memory(engine)
     engine.abort("runs")
     engine.run()
     assert engine.finished["b"].num_output_tokens
