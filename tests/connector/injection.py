@@ -116,10 +116,10 @@ class Injector:
             when = self._when[self.thrown[point] % len(self._when)]
             if point in self.before_only:
                 when = BEFORE
+            if when == AFTER:
+                method(*args, **kwargs)  # where it throws itself, there is one throw
             self.thrown[point] += 1
             self._told(point)
-            if when == AFTER:
-                method(*args, **kwargs)
             raise InjectedError(point)
 
         return call
