@@ -39,13 +39,13 @@ CONNECTOR = {"kv_connector": "TTLConnector", "kv_role": "kv_both"}
 class Played:
     """What one server did.
 
-    labels: values of them in ttlcache's metrics, after the warm-up and at the end.
+    label_values: how many ttlcache's metrics have, after the warm-up and at the end.
     """
 
     answers: Mapping[int, Answer]
     is_alive: bool
     seconds: float
-    labels: tuple[int, int]
+    label_values: tuple[int, int]
     hook_errors: float
     http_errors: float
     dropped: float
@@ -122,7 +122,7 @@ def _run(
         started_s = time.monotonic()
         answers = play(server.base_url, range(WARM_UP), path_of, seed)
         _settle(server)
-        labels = _labels(server)
+        label_values = _label_values(server)
         answers |= play(server.base_url, range(WARM_UP, requests), path_of, seed)
         seconds = time.monotonic() - started_s
         is_alive = _settle(server)
@@ -131,7 +131,7 @@ def _run(
             answers,
             is_alive,
             seconds,
-            (labels, _labels(server)),
+            (label_values, _label_values(server)),
             total(samples, "ttlcache_hook_errors_total"),
             total(samples, "ttlcache_http_errors_total"),
             total(samples, "ttlcache_http_values_dropped_total"),
@@ -151,7 +151,7 @@ def _settle(server: VLLMServer) -> bool:
     return answer.status_code == 200
 
 
-def _labels(server: VLLMServer) -> int:
+def _label_values(server: VLLMServer) -> int:
     try:
         samples = server.metrics()
     except httpx.HTTPError:
@@ -184,9 +184,9 @@ def _rows(plain: Played, ours: Played, worse: int) -> list[Row]:
         (ours.hook_errors == ours.http_errors == 0, "exceptions of ours", errors, "0"),
         (ours.retention_enabled == 1, "retention", f"{ours.retention_enabled:g}", "1"),
         (
-            ours.labels[0] == ours.labels[1],
+            ours.label_values[0] == ours.label_values[1],
             "label values of ttlcache's metrics",
-            f"{ours.labels[0]} … {ours.labels[1]}",
+            f"{ours.label_values[0]} … {ours.label_values[1]}",
             "constant",
         ),
         (ours.dropped > 0, "values dropped by the middleware", f"{ours.dropped:g}", ""),

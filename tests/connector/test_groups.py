@@ -27,8 +27,8 @@ def pin_others(engine, count, tokens=60):
         engine.turn(f"other-{index}", range(first, first + tokens), hints=hints)
 
 
-def first_turn(engine, program):
-    engine.turn(f"{program}-1", range(10), hints={"program_id": program, "tool": "x"})
+def first_turn(engine, program, prompt=range(10)):
+    engine.turn(f"{program}-1", prompt, hints={"program_id": program, "tool": "x"})
 
 
 def test_a_state_computed_in_this_step_is_no_lack_of_memory(make_engine):
@@ -37,7 +37,7 @@ def test_a_state_computed_in_this_step_is_no_lack_of_memory(make_engine):
     pin_others(engine, 8)
     pins = len(engine.connector.side.controller.pins)
     prompt = range(20_000, 20_130)
-    for child in ("child-1", "child-2"):  # as old as their parent
+    for child in ("child-1", "child-2"):
         engine.add(child, prompt, hints={"program_id": child, "parent_id": "A"})
     engine.step()
     # vLLM lets the second one wait for the first one's state.
@@ -54,8 +54,7 @@ def test_a_window_needs_no_more_than_it_spans(make_engine):
         max_num_batched_tokens=128,
         extra_config=FOREVER,
     )
-    agent = {"program_id": "A", "tool": "x"}
-    engine.turn("A-1", range(30_000, 30_032), hints=agent)
+    first_turn(engine, "A", range(30_000, 30_032))
     engine.connector.side.controller.release_all()
     pin_others(engine, 16)
     engine.add("run", range(30), max_tokens=60)
@@ -63,7 +62,7 @@ def test_a_window_needs_no_more_than_it_spans(make_engine):
     assert pinned(engine) == 80
     spare = free(engine)
     # 82 blocks of the full group, 12 of the window's: not 164.
-    engine.add("A-2", range(30_000, 31_300), hints=agent)
+    engine.add("A-2", range(30_000, 31_300), hints={"program_id": "A"})
     engine.step()
     assert not engine.scheduler.waiting
     assert 80 - pinned(engine) <= 82 + 12 - spare + 10

@@ -97,7 +97,7 @@ def test_dashboard_and_alerts_name_metrics_of_the_real_endpoint(agent):
     exposed = {name for name, _ in agent.server.metrics()}
     wanted = set().union(*map(names_in, EXPRESSIONS))
     wanted.discard("ttlcache_reload_seconds_bucket")  # there after the first reload
-    wanted -= set(LMCACHE)  # test_tiers.py has them
+    wanted -= set(LMCACHE)  # its own endpoint, seen by test_tiers.py
     assert wanted <= exposed, wanted - exposed
 
 
