@@ -33,6 +33,7 @@ METRICS = (
     "p90_jct_s",
     "p95_jct_s",
     "p99_jct_s",
+    "p99_turn_s",
     "programs_per_s",
     "prompt_hit",
     "mean_wait_s",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ttlcache.admission import AdmissionControl, AdmitAll, WorkingSet
-from ttlcache.config import PROGRAM_ORDERINGS, TTLCacheConfig
+from ttlcache.config import PROGRAM_ORDERINGS, TTLCacheConfig, ordering_in_force
 from ttlcache.growth import RoomToGrow
 
 
@@ -24,12 +24,14 @@ def create(
     return AdmitAll()
 
 
-def in_force(config: TTLCacheConfig) -> str:
+def in_force(config: TTLCacheConfig, *, above_tier: bool | None = None) -> str:
     """What "auto" stands for.
 
     Other policies stand for what others published, and admit all.
+    above_tier: as in `ordering_in_force`.
     """
     if config.admission != "auto":
         return config.admission
-    ours = config.policy == "adaptive" and config.ordering in PROGRAM_ORDERINGS
+    ordering = ordering_in_force(config, above_tier=above_tier)
+    ours = config.policy == "adaptive" and ordering in PROGRAM_ORDERINGS
     return "room-to-grow" if ours else "none"

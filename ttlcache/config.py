@@ -36,18 +36,24 @@ class TTLCacheConfig(BaseModel):
         description='Options of the policy, e.g. {"ttl_s": 2.0} for "fixed".',
     )
     ordering: Literal[
-        "ttl-aware", "program-fcfs", "request-fcfs", "plas", "least-work"
+        "auto",
+        "ttl-aware",
+        "weighted-arrival",
+        "program-fcfs",
+        "request-fcfs",
+        "plas",
+        "least-work",
     ] = Field(
-        default="ttl-aware",
-        description="Order of the waiting queue; the paper's (§4.3) is ttl-aware.",
+        default="auto",
+        description="Order of the waiting queue; the paper's (§4.3) is ttl-aware. "
+        "auto: weighted-arrival with policy adaptive and a lower tier, else ttl-aware.",
     )
     admission: Literal["auto", "none", "working-set", "room-to-grow"] = Field(
         default="auto",
         description="Who may start: everybody (none), or new programs wait while those "
         "under way fill the pool (working-set) or will as they grow (room-to-grow). "
         "auto: room-to-grow with policy adaptive and ordering ttl-aware or "
-        "program-fcfs, else none. Above a lower tier room is left for what that "
-        "forgets.",
+        "program-fcfs, else none.",
     )
     admission_half_life_s: float = Field(
         default=5.0,
@@ -173,6 +179,21 @@ class TTLCacheConfig(BaseModel):
     )
 
 
+def ordering_in_force(config: TTLCacheConfig, *, above_tier: bool | None = None) -> str:
+    """The ordering that "auto" stands for, or the one that is named.
+
+    above_tier: whether KV that leaves GPU memory goes to a lower tier; None: as the
+        configuration says.
+    """
+    if config.ordering != "auto":
+        return config.ordering
+    if above_tier is None:
+        above_tier = config.lower_tier != "none"
+    admits_all = config.admission in ("auto", "none")  # others need program order
+    ours = config.policy == "adaptive" and above_tier and admits_all
+    return "weighted-arrival" if ours else "ttl-aware"
+
+
 def load_config(raw: Mapping[str, Any] | None) -> TTLCacheConfig:
     """Validate `kv_connector_extra_config`.
 
@@ -196,15 +217,14 @@ def load_config(raw: Mapping[str, Any] | None) -> TTLCacheConfig:
                 f"{key.partition('.')[0]!r}"
             )
     policies.create(config.policy, config.policy_options)
-    if config.ordering not in PROGRAM_ORDERINGS and config.admission not in (
-        "auto",
-        "none",
-    ):
+    ordering = ordering_in_force(config)
+    admits_all = config.admission in ("auto", "none")
+    if ordering not in PROGRAM_ORDERINGS and not admits_all:
         # Otherwise a held-back newcomer could stand before programs under way.
         raise ConfigError(
             f"kv_connector_extra_config: key 'admission' has value "
             f"{config.admission!r}, expected: 'none' with ordering "
-            f"{config.ordering!r}, or ordering one of {PROGRAM_ORDERINGS}"
+            f"{ordering!r}, or ordering one of {PROGRAM_ORDERINGS}"
         )
     return config
 

@@ -15,7 +15,7 @@ from typing import Any
 from ttlcache import admissions, policies, progress
 from ttlcache.arrivals import Arrivals
 from ttlcache.clock import Clock
-from ttlcache.config import TTLCacheConfig
+from ttlcache.config import TTLCacheConfig, ordering_in_force
 from ttlcache.costs import CostModel
 from ttlcache.departures import Departures
 from ttlcache.entrance import Entrance
@@ -120,7 +120,7 @@ class Controller:
         )
         self._turns.learn = self._retention.learn
         self.places = Places(
-            ORDERINGS[config.ordering](),
+            ORDERINGS[ordering_in_force(config)](),
             Quantum(config.quantum_turns),
             self.programs,
             self.pins,

@@ -97,9 +97,9 @@ class PlaceNumbers:
             self._last.popitem(last=False)
         return number
 
-    def on_admission(self, place: Place) -> None:
-        """A turn of the place's context got its memory."""
-        self._started = max(self._started, place.seq)
+    def on_admission(self, number: int) -> None:
+        """A turn that stood at this number got its memory."""
+        self._started = max(self._started, number)
 
 
 class Quantum:

@@ -20,6 +20,7 @@ class QueuedTurn(NamedTuple):
     claimable: bool  # its program's pin is alive and it will claim it
     program_seq: int  # place of its context in the queue
     request_seq: int  # arrival number of the request itself
+    turn_seq: int = 0  # place of a context that began as it came
     service_s: float = 0.0  # seconds that the program's requests ran, up to now
     wait_s: float = 0.0  # seconds that they waited before this request
     queued_s: float = 0.0  # when this request was queued
@@ -33,12 +34,14 @@ class Ordering(ABC):
     places_end: whether a program that used up its quantum of service queues as if new.
     uses_work: whether keys depend on `QueuedTurn.work_left_s`.
     uses_service: whether keys depend on `service_s` and `wait_s`.
+    uses_turns: whether keys depend on `turn_seq`, and so each turn takes a number.
     """
 
     name: ClassVar[str]
     places_end: ClassVar[bool] = True
     uses_work: ClassVar[bool] = False
     uses_service: ClassVar[bool] = False
+    uses_turns: ClassVar[bool] = False
 
     @abstractmethod
     def key(self, turn: QueuedTurn) -> PriorityKey:
@@ -69,6 +72,30 @@ class TTLAware(Ordering):
             not turn.preempted,
             not turn.claimable,
             turn.program_seq,
+            turn.request_seq,
+        )
+
+
+class WeightedArrival(Ordering):
+    """Preempted, then pinned, then between program and request arrival; ours.
+
+    The older its context, the more newcomers a turn lets pass: a newcomer waits for the
+    turns of another program for a third of the time that this one is older, counted in
+    turns of its tenant. For pins above a lower tier: order by program keeps first turns
+    waiting, and a part of it is enough there to keep contexts from crowding each other
+    out, as one that left GPU memory is soon back.
+    """
+
+    name = "weighted-arrival"
+    uses_turns = True
+    REQUEST_WEIGHT = 3  # of request arrival; program arrival has 1
+
+    def key(self, turn: QueuedTurn) -> PriorityKey:
+        return (
+            turn.user_priority,
+            not turn.preempted,
+            not turn.claimable,
+            turn.program_seq + self.REQUEST_WEIGHT * turn.turn_seq,
             turn.request_seq,
         )
 
@@ -174,6 +201,7 @@ class LeastWork(Ordering):
 
 _ALL: tuple[type[Ordering], ...] = (
     TTLAware,
+    WeightedArrival,
     ProgramFCFS,
     RequestFCFS,
     PLAS,

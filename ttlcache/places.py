@@ -57,6 +57,9 @@ class Places:
         """Give the request the place of its context as it is now."""
         place = record.place
         record.program_seq = place.seq
+        if self.ordering.uses_turns and not record.turn_seq:
+            tenant = record.program.tenant
+            record.turn_seq = self.programs.place_numbers.next(tenant)
         record.claim_counts = not place.is_used_up
         if self.ordering.uses_work:
             # A sub-agent is work of its parent, which waits for it.
@@ -83,7 +86,9 @@ class Places:
             since_s = record.promoted_s
         if now_s > since_s and self.ordering.uses_service:
             _attained(record.program).wait_s += now_s - since_s
-        self.programs.place_numbers.on_admission(record.place)
+        self.programs.place_numbers.on_admission(
+            max(record.program_seq, record.turn_seq)
+        )
         record.place.on_admission()
 
     def on_stall(self, pin: Pin) -> None:
@@ -118,6 +123,7 @@ class Places:
             self.claims(record),
             record.program_seq,
             record.seq,  # request_seq
+            record.turn_seq,
             attained.service_s,
             attained.wait_s,
             record.queued_s,

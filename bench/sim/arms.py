@@ -161,7 +161,7 @@ _ALL = (
         "adaptive",
         "ours: shadow price of memory, patience, whole victims, room to grow; "
         "our defaults",
-        {"policy": "adaptive", "admission": "auto"},
+        {"policy": "adaptive", "ordering": "auto", "admission": "auto"},
     ),
     Arm(
         "adaptive-least-work",

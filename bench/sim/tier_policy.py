@@ -13,7 +13,7 @@ from pydantic import Field
 
 from bench.sim import tier_link
 from ttlcache import admissions, policies
-from ttlcache.config import load_config
+from ttlcache.config import load_config, ordering_in_force
 from ttlcache.policies.base import Policy, PolicyOptions, View
 from ttlcache.types import Decision, GapKey, TurnFacts
 
@@ -62,6 +62,12 @@ def tiered(extra: dict[str, Any]) -> dict[str, Any]:
         "policy": extra.get("policy", "cachettl"),
         "policy_options": extra.get("policy_options", {}),
     }
-    # What "auto" stands for depends on the policy's name.
-    admission = admissions.in_force(load_config(extra))
-    return {**extra, "policy": NAME, "policy_options": options, "admission": admission}
+    # What "auto" stands for depends on the policy's name, and on the tier.
+    config = load_config(extra)
+    return {
+        **extra,
+        "policy": NAME,
+        "policy_options": options,
+        "ordering": ordering_in_force(config, above_tier=True),
+        "admission": admissions.in_force(config, above_tier=True),
+    }

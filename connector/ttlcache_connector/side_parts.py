@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ttlcache import admissions
 from ttlcache.clock import default_clock
-from ttlcache.config import TTLCacheConfig
+from ttlcache.config import TTLCacheConfig, ordering_in_force
 from ttlcache.controller import Controller
 from ttlcache.pins import Pin
 from ttlcache.step_fit import Step
@@ -171,7 +171,7 @@ class SideParts:
             compat.vllm_version(),
             self._config.policy,
             self._config.policy_options or "",
-            self._config.ordering,
+            ordering_in_force(self._config),
             self._admission_in_force(ours),
             self._config.max_pinned_fraction,
             int(self._config.max_pinned_fraction * ledger.pool_blocks)

@@ -68,7 +68,7 @@ class Crowd:
         return float("inf")
 
 
-@pytest.fixture(params=["ttl-aware", "program-fcfs"])
+@pytest.fixture(params=["ttl-aware", "weighted-arrival", "program-fcfs"])
 def ordering(request):
     return request.param
 

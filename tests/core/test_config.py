@@ -5,7 +5,8 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from ttlcache.config import TTLCacheConfig, load_config
+from ttlcache import admissions
+from ttlcache.config import TTLCacheConfig, load_config, ordering_in_force
 from ttlcache.errors import ConfigError, TTLCacheError
 
 #: For every key: values of a wrong type, then values out of range.
@@ -48,7 +49,7 @@ CASES = [
 def test_defaults_need_no_configuration():
     assert load_config(None) == load_config({}) == TTLCacheConfig()
     assert TTLCacheConfig().policy == "adaptive"
-    assert TTLCacheConfig().ordering == "ttl-aware"
+    assert ordering_in_force(TTLCacheConfig()) == "ttl-aware"
 
 
 def test_every_key_is_tested_and_described():
@@ -144,3 +145,28 @@ def test_admission_needs_an_order_in_which_newcomers_come_last():
         with pytest.raises(ConfigError, match=f"'admission'.*'{ordering}'"):
             load_config({"admission": "working-set", "ordering": ordering})
     load_config({"admission": "working-set", "ordering": "ttl-aware"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "ordering", "admission"),
+    [
+        ({}, "ttl-aware", "room-to-grow"),
+        ({"lower_tier": "lmcache"}, "weighted-arrival", "none"),
+        # The paper's order is the same above a tier.
+        ({"lower_tier": "lmcache", "policy": "cachettl"}, "ttl-aware", "none"),
+        (
+            {"lower_tier": "lmcache", "ordering": "ttl-aware"},
+            "ttl-aware",
+            "room-to-grow",
+        ),
+        (
+            {"lower_tier": "lmcache", "admission": "working-set"},
+            "ttl-aware",
+            "working-set",
+        ),
+    ],
+)
+def test_auto_depends_on_the_policy_and_the_lower_tier(settings, ordering, admission):
+    config = load_config(settings)
+    assert ordering_in_force(config) == ordering
+    assert admissions.in_force(config) == admission

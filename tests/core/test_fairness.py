@@ -83,7 +83,7 @@ def test_of_one_tenant_places_are_the_order_of_arrival():
     given = []
     for _ in range(4):
         given.append(numbers.next("a"))
-        numbers.on_admission(Place(given[0]))
+        numbers.on_admission(given[0])
     assert given == [1, 2, 3, 4]
 
 
@@ -91,7 +91,7 @@ def test_a_tenant_that_begins_many_contexts_stands_behind_the_first_ones_of_othe
     numbers = PlaceNumbers()
     flood = [numbers.next("a") for _ in range(64)]
     assert numbers.next("b") <= flood[0]
-    numbers.on_admission(Place(flood[9]))
+    numbers.on_admission(flood[9])
     assert flood[9] < numbers.next("c") <= flood[10]
 
 
@@ -99,7 +99,7 @@ def test_a_tenant_gains_nothing_for_having_been_away():
     numbers = PlaceNumbers()
     numbers.next("b")
     for _ in range(100):
-        numbers.on_admission(Place(numbers.next("a")))
+        numbers.on_admission(numbers.next("a"))
     assert numbers.next("b") == 101
 
 
@@ -218,7 +218,7 @@ def test_a_sub_agent_has_a_place_of_its_own():
     assert order(engine, "n1", "c1") == ["n1", "c1"]
 
 
-@pytest.mark.parametrize("ordering", ["ttl-aware", "program-fcfs"])
+@pytest.mark.parametrize("ordering", ["ttl-aware", "weighted-arrival", "program-fcfs"])
 def test_a_used_up_program_stands_behind_who_came_meanwhile(ordering):
     engine = make_engine(ordering=ordering)
     context = serve_turns(engine, "A", QUANTUM - 1)
@@ -231,6 +231,30 @@ def test_a_used_up_program_stands_behind_who_came_meanwhile(ordering):
     assert order(engine, "a4", "b1", "c1") == ["b1", "a4", "c1"]
     assert engine.controller.metrics.totals["quanta_used_up", ""] == 1
     engine.check()
+
+
+def test_turns_without_a_pin_stand_between_their_program_and_newcomers():
+    engine = make_engine(ordering="weighted-arrival", policy="none", policy_options={})
+    old = serve(engine, "a1", "A", 1.0)
+    for name in "BCDE":
+        engine.arrive(name, [ord(name)], program=name)
+    engine.arrive("a2", old, program="A")
+    engine.arrive("F", [99], program="F")
+    assert order(engine, *"BCDEF", "a2") == ["B", "C", "D", "a2", "E", "F"]
+    engine.check()
+
+
+def test_turns_count_for_their_tenant():
+    """Else one that begins few contexts would come before those of others for ever."""
+    engine = make_engine(ordering="weighted-arrival", policy="none", policy_options={})
+    context = None
+    for turn in range(20):
+        context = serve(engine, f"a{turn}", "A", 0.1, prompt=context, tenant="a")
+    engine.arrive("next", context, program="A", tenant="a")
+    engine.arrive("new", [99], program="N", tenant="a")
+    for number in range(8):
+        engine.arrive(f"b{number}", [number], program=f"B{number}", tenant="b")
+    assert order(engine, "b7", "new", "next") == ["next", "new", "b7"]
 
 
 def test_the_claim_counts_again_after_the_next_admission():

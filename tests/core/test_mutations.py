@@ -287,6 +287,19 @@ MUTATIONS = [
     ),
     Mutation(
         "ordering.py",
+        "turn.program_seq + self.REQUEST_WEIGHT * turn.turn_seq",
+        "turn.program_seq",
+        "test_ordering.py"
+        "::test_the_older_a_program_the_more_newcomers_its_turn_lets_pass",
+    ),
+    Mutation(
+        "places.py",
+        "max(record.program_seq, record.turn_seq)",
+        "record.program_seq",
+        "test_fairness.py::test_turns_count_for_their_tenant",
+    ),
+    Mutation(
+        "ordering.py",
         "level = 1 + int(",
         "level = int(",
         "test_ordering.py::test_service_ranges_double",

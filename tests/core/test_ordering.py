@@ -5,16 +5,17 @@ import math
 import pytest
 
 from ttlcache.config import TTLCacheConfig
-from ttlcache.ordering import ORDERINGS, PLAS, QueuedTurn
+from ttlcache.ordering import ORDERINGS, PLAS, QueuedTurn, WeightedArrival
 
 
-def queued(program, request, *, pinned=False, preempted=False, user=0, **times):
+def queued(program, request, *, turn=0, pinned=False, preempted=False, user=0, **times):
     return QueuedTurn(
         user_priority=user,
         preempted=preempted,
         claimable=pinned,
         program_seq=program,
         request_seq=request,
+        turn_seq=turn,
         **times,
     )
 
@@ -37,6 +38,7 @@ ALL = [FIRST_OF_2, FIRST_OF_1, PINNED_OF_2, PREEMPTED_OF_2, URGENT_OF_2]
     ("name", "order"),
     [
         ("ttl-aware", [5, 4, 3, 2, 1]),
+        ("weighted-arrival", [5, 4, 3, 2, 1]),
         ("program-fcfs", [5, 4, 2, 1, 3]),
         ("request-fcfs", [5, 4, 1, 2, 3]),
         ("plas", [5, 4, 1, 2, 3]),  # nobody was served yet: first come
@@ -119,4 +121,16 @@ def test_a_call_in_the_first_queue_has_nowhere_to_be_promoted_to():
 
 def test_the_configuration_offers_exactly_the_orderings():
     annotation = TTLCacheConfig.model_fields["ordering"].annotation
-    assert set(annotation.__args__) == set(ORDERINGS)
+    assert set(annotation.__args__) == {"auto", *ORDERINGS}
+
+
+def test_the_older_a_program_the_more_newcomers_its_turn_lets_pass():
+    def passed_by(program, turn):
+        """Newcomers between the two that are served before the program's turn."""
+        turns = [queued(program, 0, turn=turn)]
+        turns += [queued(n, n, turn=n) for n in range(program + 1, turn)]
+        return [t.request_seq for t in sorted(turns, key=WeightedArrival().key)].index(
+            0
+        )
+
+    assert [passed_by(10, turn) for turn in (11, 14, 20, 30)] == [0, 2, 7, 14]

@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ttlcache import admissions
 from ttlcache.cli.live import engines_of
-from ttlcache.config import TTLCacheConfig, load_config
+from ttlcache.config import TTLCacheConfig, load_config, ordering_in_force
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_connector import compat, plugin
 from ttlcache_connector.cli import doctor_lmcache, doctor_template
@@ -152,7 +153,8 @@ def _settings(settings: TTLCacheConfig) -> Iterator[Finding]:
         OK,
         "policy",
         f"{settings.policy} {settings.policy_options or ''}, ordering "
-        f"{settings.ordering}, admission {settings.admission}".replace(" ,", ","),
+        f"{ordering_in_force(settings)}, admission "
+        f"{admissions.in_force(settings)}".replace(" ,", ","),
     )
     if settings.profile_path is None:
         text = "none: prefill costs are learnt from the first requests"
