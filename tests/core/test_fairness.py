@@ -246,7 +246,12 @@ def test_turns_without_a_pin_stand_between_their_program_and_newcomers():
 
 def test_turns_count_for_their_tenant():
     """Else one that begins few contexts would come before those of others for ever."""
-    engine = make_engine(ordering="weighted-arrival", policy="none", policy_options={})
+    engine = make_engine(
+        ordering="weighted-arrival",
+        policy="none",
+        policy_options={},
+        quantum_turns=1000,
+    )
     context = None
     for turn in range(20):
         context = serve(engine, f"a{turn}", "A", 0.1, prompt=context, tenant="a")
