@@ -20,7 +20,7 @@ class QueuedTurn(NamedTuple):
     claimable: bool  # its program's pin is alive and it will claim it
     program_seq: int  # place of its context in the queue
     request_seq: int  # arrival number of the request itself
-    turn_seq: int = 0  # place of a context that began as it came
+    turn_seq: int = 0  # place that a new context would have got instead
     service_s: float = 0.0  # seconds that the program's requests ran, up to now
     wait_s: float = 0.0  # seconds that they waited before this request
     queued_s: float = 0.0  # when this request was queued

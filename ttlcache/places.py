@@ -76,6 +76,7 @@ class Places:
             return False  # what was preempted is in the middle of its turn
         if record.program_seq == record.place.seq:
             return False
+        record.turn_seq = 0  # stands behind who came meanwhile: a new number
         self.stand(record)
         return True
 

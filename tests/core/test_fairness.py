@@ -244,6 +244,20 @@ def test_turns_without_a_pin_stand_between_their_program_and_newcomers():
     engine.check()
 
 
+def test_a_branch_that_waits_at_a_used_up_place_gets_a_new_turn_number():
+    """Else all branches queued before a newcomer would be served before it."""
+    engine = make_engine(ordering="weighted-arrival")
+    context = serve_turns(engine, "A", QUANTUM - 1)
+    for branch in range(20):
+        engine.arrive(f"x{branch}", [*context, 30 + branch], program="A")
+    engine.arrive("b1", [5, 6], program="B")
+    run(engine, "x0")
+    assert place(engine, "A").is_used_up
+    for branch in range(1, 20):
+        assert engine.controller.stand_back(f"x{branch}")
+        assert order(engine, "b1", f"x{branch}")[0] == "b1"
+
+
 def test_turns_count_for_their_tenant():
     """Else one that begins few contexts would come before those of others for ever."""
     engine = make_engine(

@@ -294,6 +294,13 @@ MUTATIONS = [
     ),
     Mutation(
         "places.py",
+        "record.turn_seq = 0  #",
+        "pass  #",
+        "test_fairness.py"
+        "::test_a_branch_that_waits_at_a_used_up_place_gets_a_new_turn_number",
+    ),
+    Mutation(
+        "places.py",
         "max(record.program_seq, record.turn_seq)",
         "record.program_seq",
         "test_fairness.py::test_turns_count_for_their_tenant",

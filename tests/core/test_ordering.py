@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ttlcache.config import TTLCacheConfig
-from ttlcache.ordering import ORDERINGS, PLAS, QueuedTurn, WeightedArrival
+from ttlcache.ordering import ORDERINGS, PLAS, QueuedTurn
 
 
 def queued(program, request, *, turn=0, pinned=False, preempted=False, user=0, **times):
@@ -129,8 +129,6 @@ def test_the_older_a_program_the_more_newcomers_its_turn_lets_pass():
         """Newcomers between the two that are served before the program's turn."""
         turns = [queued(program, 0, turn=turn)]
         turns += [queued(n, n, turn=n) for n in range(program + 1, turn)]
-        return [t.request_seq for t in sorted(turns, key=WeightedArrival().key)].index(
-            0
-        )
+        return served("weighted-arrival", turns).index(0)
 
     assert [passed_by(10, turn) for turn in (11, 14, 20, 30)] == [0, 2, 7, 14]
