@@ -1,0 +1,37 @@
+"""The simulator's numbers stay what they were, for every arm."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from bench.sim.cell import run_cell
+
+_SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "goldens" / "sim_cells.py"))
+CELLS = dict(_SCRIPT["cells"]())
+GOLDENS = json.loads(_SCRIPT["PATH"].read_text())
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    """One workload in one pool for every commit, the others at night."""
+    return [] if name.startswith("swe 1000 ") else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=_marks(name)) for name in CELLS]
+)
+def test_numbers_are_those_of_the_file(name):
+    """Within rounding: libraries for other processors differ in the last bit."""
+    expected = GOLDENS[name]
+    found = _SCRIPT["summary"](run_cell(CELLS[name]))
+    del expected["sha256"], found["sha256"]
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_file_has_every_cell():
+    assert set(GOLDENS) == set(CELLS)
