@@ -19,7 +19,7 @@ from bench.arms import warm_up
 from bench.replay import FIRST_TOKEN_ID, ReplayOptions, replay
 from bench.server import ServerOptions, VLLMServer
 from bench.workloads import Program
-from ttlcache.recording import load
+from ttlcache.load import load
 
 #: How often each length is timed; the fastest counts, for others' load only slows.
 REPEATS = 3

@@ -1,60 +1,20 @@
-"""The movers that the transfer bench compares, behind one small face."""
+"""The movers that the transfer bench compares."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from bench.transfer_arm import Arm, EngineArm, NotRun, Unsupported
+from bench.transfer_cuda import cuda_arms
 from bench.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
 from ttlcache.errors import TransferError
-from ttlcache.transfer import Direction, ReferenceEngine, TransferEngine, plan_copies
-from ttlcache.transfer.plan import CopyPlan
-
-WAIT_S = 300.0
-
-
-class Unsupported(Exception):
-    """This arm does not serve this cell; the text says why."""
-
-
-class Arm(ABC):
-    """Moves a part's blocks; returns when the bytes are there."""
-
-    name: str
-    moves_blocks = True
-    """False: as many bytes, but not the blocks (the peak)."""
-
-    def prepare(self, memory: CellMemory) -> None:  # noqa: B027 - most need nothing
-        """Once a cell, untimed.
-
-        Raises:
-            Unsupported: the arm does not serve it.
-        """
-
-    @abstractmethod
-    def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
-        """Timed, planning included."""
-
-    def close(self) -> None:  # noqa: B027
-        """Give back what the arm holds."""
-
-
-def plan_of(memory: CellMemory, direction: Direction, part: int) -> CopyPlan:
-    """The plan that our engines get."""
-    return plan_copies(
-        direction,
-        memory.group.layout,
-        memory.parts[part],
-        [chunk.data_ptr() for chunk in memory.chunks(part)],
-        BLOCKS_PER_CHUNK,
-    )
+from ttlcache.transfer import Direction, ReferenceEngine
 
 
 class OneCopy(Arm):
@@ -72,31 +32,6 @@ class OneCopy(Arm):
             torch.cuda.synchronize()
         else:
             ctypes.memmove(target.data_ptr(), source.data_ptr(), target.numel())
-
-
-class EngineArm(Arm):
-    """One of our engines."""
-
-    def __init__(self, name: str, engine: TransferEngine) -> None:
-        self.name, self._engine = name, engine
-
-    def prepare(self, memory: CellMemory) -> None:
-        pinned = getattr(self._engine, "pinned", None)
-        if pinned is not None:
-            pinned.adopt(memory.host.data_ptr(), memory.host.numel())
-
-    def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
-        self._engine.submit(plan_of(memory, direction, part))
-        if memory.device.type == "cuda":
-            torch.cuda.synchronize()  # finer than the steps of `flush`
-        if not self._engine.flush(WAIT_S):
-            raise TransferError(f"{self.name}: not done within {WAIT_S} s")
-        for outcome in self._engine.poll():
-            if not outcome.ok:
-                raise TransferError(f"{self.name}: {outcome.detail}")
-
-    def close(self) -> None:
-        self._engine.close()
 
 
 class LMCacheArm(Arm):
@@ -145,21 +80,11 @@ class LMCacheArm(Arm):
             )
 
 
-@dataclass(frozen=True, slots=True)
-class NotRun:
-    """An arm that this machine cannot run, and why."""
-
-    name: str
-    reason: str
-
-
 def make_arms(device: torch.device) -> tuple[list[Arm], list[NotRun]]:
     """Every arm for this device; the peak first."""
     arms: list[Arm] = [OneCopy()]
     absent: list[NotRun] = []
     if device.type == "cuda":
-        from bench.transfer_cuda import cuda_arms
-
         cuda_arms(device, arms, absent)
     else:
         arms.append(EngineArm("reference", ReferenceEngine()))

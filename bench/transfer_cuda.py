@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bench.transfer_arms import Arm, EngineArm, NotRun, Unsupported, plan_of
+from bench.transfer_arm import Arm, EngineArm, NotRun, Unsupported, plan_of
 from bench.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
 from ttlcache.transfer import Direction
 from ttlcache.transfer.calibrate import calibrate

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from bench.transfer_arms import Arm, NotRun, Unsupported, make_arms
+from bench.transfer_arm import Arm, NotRun, Unsupported
+from bench.transfer_arms import make_arms
 from bench.transfer_memory import PARTS, CellMemory, CellShape
 from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction

@@ -44,17 +44,17 @@ def test_the_wheel_has_core_connector_command_and_plugin(tmp_path):
 
 def test_the_extras_ask_for_what_the_server_takes():
     """pip takes the newest version that an extra allows."""
-    compat = pytest.importorskip("ttlcache_connector.compat")
+    requirements = pytest.importorskip("ttlcache_connector.requirements")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     (vllm,) = (Requirement(line).specifier for line in extras["vllm"])
-    major, first = compat.TESTED_FROM
+    major, first = requirements.TESTED_FROM
     allowed = [minor for minor in range(200) if f"{major}.{minor}.0" in vllm]
     assert allowed == list(range(first, max(allowed) + 1))
-    assert (major, max(allowed)) < compat.TESTED_BELOW
+    assert (major, max(allowed)) < requirements.TESTED_BELOW
     assert f"{major + 1}.0.0" not in vllm
     assert "0.32.0" in vllm  # what CI runs on
-    first, beyond = compat.LMCACHE_FROM, compat.LMCACHE_BELOW
+    first, beyond = requirements.LMCACHE_FROM, requirements.LMCACHE_BELOW
     between = f">={_dotted(first)},<{_dotted(beyond)}"
     assert extras["lmcache"][0] == f"lmcache{between}"
 

@@ -11,7 +11,6 @@ from ttlcache.divergence import compare
 from ttlcache.events import Arrival
 from ttlcache.fairness import Place
 from ttlcache.identity import Identifier
-from ttlcache.owed import RoomOwed
 from ttlcache.pins import Pin
 from ttlcache.places import Places
 from ttlcache.programs import Program, client_key
@@ -32,7 +31,6 @@ class Arrivals:
     turns: TurnBook
     retention: Retention
     admission: AdmissionControl
-    owed: RoomOwed
     departures: Departures
     _seq: int = 0
 
@@ -84,7 +82,6 @@ class Arrivals:
             self.places.admitted(record, now_s)
             blocks = record.num_tokens / tables.block_tokens
             self.admission.reasons(record.program, blocks, now_s)
-            self.owed.settle(record.program)
         elif record.first_token_s is None:
             if not record.reloads:  # preempted: all anew
                 record.cached_tokens = cached_tokens

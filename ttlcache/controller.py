@@ -108,7 +108,6 @@ class Controller:
         self.reclaimer = Reclaimer(
             self.pins, holder, self._turns.end_pin, clock, config.max_pinned_fraction
         )
-        self.owed = self.reclaimer.owed
         self._retention = Retention(
             config,
             policies.create(config.policy, config.policy_options),
@@ -129,16 +128,14 @@ class Controller:
             clock,
         )
         self._turns.stood_still = self.places.on_stall
-        self._holding = Holding(
-            self._retention, self.places, self.pins, self.metrics, self.journal
-        )
+        self._holding = Holding(self._retention, self.pins, self.metrics, self.journal)
         self._learning = Learning(
             self.costs, self.work, self.metrics, self.journal, self.requests
         )
         self._admission = admissions.create(config, block_tokens, tables.computed_share)
         self._turns.let_go = self._admission.lets_go
         self._entrance = Entrance(
-            self._admission, self.owed, self.places, holder, clock, block_tokens
+            self._admission, self.places, holder, clock, block_tokens
         )
         self._departures = Departures(
             tables,
@@ -147,7 +144,6 @@ class Controller:
             self._turns,
             self._holding,
             self._admission,
-            self.owed,
             self._learning,
         )
         self._arrivals = Arrivals(
@@ -157,7 +153,6 @@ class Controller:
             self._turns,
             self._retention,
             self._admission,
-            self.owed,
             self._departures,
         )
 
@@ -412,7 +407,6 @@ class Controller:
         """Prefix-cache reset, sleep, shutdown: every pin goes."""
         for pin in list(self.pins):
             self._turns.end_pin(pin, PinOutcome.RESET)
-        self.owed.clear()
         self.lower_tier_is_new()  # what had not gone down yet never will
 
     def disable(self) -> None:

@@ -10,7 +10,6 @@ from ttlcache.finished import finished_turn
 from ttlcache.holding import Holding
 from ttlcache.identity import Identifier
 from ttlcache.learning import Learning
-from ttlcache.owed import RoomOwed
 from ttlcache.places import Places
 from ttlcache.programs import Program
 from ttlcache.requests import RequestRecord
@@ -29,7 +28,6 @@ class Departures:
     turns: TurnBook
     holding: Holding
     admission: AdmissionControl
-    owed: RoomOwed
     learning: Learning
 
     def finish(self, finish: Finish) -> HoldOrder | None:
@@ -76,7 +74,6 @@ class Departures:
         now_s = tables.clock.now_s()
         tables.journal.end(now_s, program, how)
         self.admission.leaves(program, now_s)
-        self.owed.settle(program)
         if program.turns_finished:
             tables.memory.add(program.turns_finished)
         if program.work is not None:
@@ -108,8 +105,9 @@ class Departures:
             return None
         if tables.lower_tier is not None:
             turn.lower_epoch = tables.lower_epoch
+        rank = self.places.rank_of_next(record)
         tables.last_decision, order = self.holding.begin(
-            record, turn, finish, tables.view(now_s), now_s
+            record, turn, finish, rank, tables.view(now_s), now_s
         )
         return order
 

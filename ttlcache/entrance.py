@@ -1,4 +1,4 @@
-"""Who waits although there is memory: admission control, and room owed to victims."""
+"""Which waiting requests may take memory: asks the admission control."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from ttlcache.admission import AdmissionControl
 from ttlcache.clock import Clock
 from ttlcache.config import PROGRAM_ORDERINGS
 from ttlcache.events import Admission, BlockHolder
-from ttlcache.owed import RoomOwed
 from ttlcache.places import Places
 from ttlcache.requests import RequestRecord
 
@@ -19,7 +18,6 @@ class Entrance:
     """Answers for requests that were not given memory yet."""
 
     control: AdmissionControl
-    owed: RoomOwed
     places: Places
     holder: BlockHolder
     clock: Clock
@@ -31,12 +29,6 @@ class Entrance:
         """by_program: whether the queue stands in the controller's order."""
         now_s, pressure = self.clock.now_s(), self.holder.pressure()
         by_program = by_program and self.places.ordering.name in PROGRAM_ORDERINGS
-        # Who claims a pin stands before those who lost theirs: it may not block them.
-        if self.owed and by_program and not self.places.claims(record):
-            rank = self.places.rank(record)
-            spare = pressure.free_blocks - kv_blocks
-            if not self.owed.leaves_room(record.program, rank, spare, now_s):
-                return Admission.WAIT
         if self.control.needs_order and not by_program:
             return Admission.ADMIT
         return self.control.admit(

@@ -26,7 +26,6 @@ def gauges_of(controller: Controller, now_s: float) -> dict[str, float]:
             controller.config.admission_half_life_s,
             now_s,
         ),
-        "owed_blocks": controller.owed.blocks(now_s),
         "growth_blocks": controller.growth_blocks,
         "lower_tier_kept_share": controller.costs.kept_share,
         "queueing_delay_seconds": controller.costs.queueing_delay_s,

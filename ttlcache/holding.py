@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ttlcache.events import Finish, HoldOrder
 from ttlcache.journal import NullJournal
 from ttlcache.metrics import MetricsBuffer
+from ttlcache.ordering import Rank
 from ttlcache.pins import Pin, PinTable
-from ttlcache.places import Places
 from ttlcache.policies.base import View
 from ttlcache.programs import Turn
 from ttlcache.requests import RequestRecord
@@ -26,7 +26,6 @@ class Holding:
     """Puts turns before the policy, and what it said into pins and the journal."""
 
     retention: Retention
-    places: Places
     pins: PinTable
     metrics: MetricsBuffer
     journal: NullJournal
@@ -36,10 +35,14 @@ class Holding:
         record: RequestRecord,
         turn: Turn,
         finish: Finish,
+        rank: Rank,
         view: View,
         now_s: float,
     ) -> tuple[Decision, HoldOrder | None]:
-        """The gap after `turn` begins."""
+        """The gap after `turn` begins.
+
+        rank: where its next request will stand.
+        """
         facts = _facts(record, turn, finish)
         decision = self.retention.decide(facts, view)
         self.journal.decide(now_s, record, facts, decision, view)
@@ -47,7 +50,6 @@ class Holding:
         self.metrics.observe("ttl_seconds", decision.ttl_s)
         if decision.ttl_s <= 0 or finish.kv_blocks <= 0:
             return decision, None
-        rank = self.places.rank_of_next(record)
         pin = self.retention.start(record.program, turn, decision, finish, now_s, rank)
         if pin is None:
             return decision, None

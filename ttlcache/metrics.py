@@ -58,7 +58,6 @@ GAUGES: dict[str, str] = {
     "working_set_blocks": (
         "KV blocks of running requests, and of pins discounted by the time they waited."
     ),
-    "owed_blocks": "KV blocks left free for programs that lost them to pressure.",
     "growth_blocks": (
         "KV blocks that new programs leave free (half of the pool at most): the part "
         "that counts of what programs under way will still need."

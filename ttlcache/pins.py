@@ -30,7 +30,6 @@ class Pin:
     patient_until_s: before it an engine that has nothing to run waits rather than take
         the pin.
     least_blocks: with fewer it is not worth keeping, and goes as a whole.
-    owed_s: for so long room is left for what it loses under pressure.
     while_free: its deadline was set while nobody waited for memory.
     spared_from_s, spared_until_s: when an engine with nothing to run first and last let
         somebody wait rather than take the pin; None and 0 until it does.
@@ -51,7 +50,6 @@ class Pin:
     wished: bool = False
     patient_until_s: float = -math.inf
     least_blocks: int = 0
-    owed_s: float = 0.0
     while_free: bool = False
     spared_from_s: float | None = None
     spared_until_s: float = 0.0
@@ -124,7 +122,6 @@ class PinTable:
         rank: Rank | None = None,
         patience_s: float = 0.0,
         least_blocks: int = 0,
-        owed_s: float = 0.0,
         while_free: bool = False,
     ) -> Pin:
         """Start a pin that expires at `now_s + ttl_s` unless somebody holds it.
@@ -149,7 +146,6 @@ class PinTable:
             firm_s < ttl_s,  # wished
             now_s + patience_s,  # patient_until_s
             least_blocks,
-            owed_s,
             while_free,
         )
         if while_free:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from ttlcache.clock import Clock
 from ttlcache.events import BlockHolder, Urgency
 from ttlcache.ordering import Rank
-from ttlcache.owed import RoomOwed
 from ttlcache.pins import Pin, PinTable
 from ttlcache.programs import Program
 from ttlcache.types import PinOutcome
@@ -42,7 +41,6 @@ class Reclaimer:
     end_pin: EndPin
     clock: Clock
     max_pinned_fraction: float = 1.0
-    owed: RoomOwed = field(default_factory=RoomOwed)
     # What was asked for in vain, as long as nothing changes: a blocked head of the
     # queue asks at every step.
     _vain: tuple[object, ...] | None = field(default=None, init=False)
@@ -254,14 +252,7 @@ class Reclaimer:
             if freed >= needed:
                 break
             if eligible(pin):
-                freed += self._shrink_for_memory(pin, needed - freed)
-        return freed
-
-    def _shrink_for_memory(self, pin: Pin, drop_blocks: int) -> int:
-        before = pin.kv_blocks
-        freed = self._shrink(pin, drop_blocks)
-        left = 0 if self.pins.get(pin.pin_id) is None else pin.kv_blocks
-        self.owed.lost(pin, before - left, self.clock.now_s())
+                freed += self._shrink(pin, needed - freed)
         return freed
 
     def _shrink(self, pin: Pin, drop_blocks: int) -> int:

@@ -9,7 +9,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ttlcache.divergence import Divergence
@@ -205,34 +204,3 @@ def held_in_vain(pin: PinLog, wanted: Sequence[Interval]) -> list[Interval]:
         if end_s > pin.start_s:
             found.append((max(start_s, pin.start_s), min(end_s, pin.end_s)))
     return found
-
-
-def load(place: Path) -> Recording:
-    """A recording: its folder, one of its files, or vllm-continuum's file.
-
-    Raises:
-        RecordingError: nothing of either kind is there.
-    """
-    from ttlcache import continuum_format
-    from ttlcache.recording_reader import Reader
-
-    if place.is_dir():
-        files = sorted(place.glob("events-*.jsonl"))
-        foreign = place / continuum_format.FILE_NAME
-        if not files and foreign.is_file():
-            return continuum_format.load(foreign)
-    else:
-        files = [place]
-        if place.is_file() and continuum_format.is_one(place):
-            return continuum_format.load(place)
-    if not files or not all(path.is_file() for path in files):
-        raise RecordingError(
-            f"{place}: expected a folder with events-*.jsonl (record_path), one such "
-            f"file, or vllm-continuum's {continuum_format.FILE_NAME}"
-        )
-    reader = Reader()
-    for path in files:
-        reader.read(path)
-    if not reader.runs:
-        raise RecordingError(f"{place}: no recording of ttlcache in it")
-    return reader.result()

@@ -175,7 +175,6 @@ class Retention:
             rank=rank,
             patience_s=min(decision.patience_s, MAX_PATIENCE_S),
             least_blocks=math.ceil(min(1.0, decision.whole_below) * keep),
-            owed_s=min(decision.owed_s, self.config.max_ttl_s),
             while_free=decision.while_free,
         )
 
@@ -187,7 +186,6 @@ class Retention:
                 decision.firm_s,
                 decision.patience_s,
                 decision.whole_below,
-                decision.owed_s,
             )
             is_valid = all(number >= 0 for number in told)  # False for NaN
         except Exception:  # noqa: BLE001 - policies may be anybody's code

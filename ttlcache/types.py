@@ -123,8 +123,6 @@ class Decision(NamedTuple):
     whole_below: under pressure the pin gives way block by block, tail first, while it
         keeps this share of its blocks, and then as a whole. 0: to the last block;
         1: always as a whole.
-    owed_s: for so long after it lost blocks under pressure, waiting requests of
-        programs after its own leave room for them (`ttlcache.owed`).
     while_free: it stands while nobody waits for memory: once somebody does, the policy
         is asked again.
     """
@@ -135,7 +133,6 @@ class Decision(NamedTuple):
     firm_s: float = math.inf
     patience_s: float = 0.0
     whole_below: float = 0.0
-    owed_s: float = 0.0
     while_free: bool = False
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.wedge import loading
 from bench.wedge.engine import DrivenEngine
-from bench.wedge.run import Outcome
+from bench.wedge.outcome import Outcome
 from bench.wedge.schedule import Schedule
 from bench.wedge.spec import Loads, RandomEngine, plain_scheduler, random_engine
 

@@ -7,16 +7,8 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """One seed's result; `failure` is None when all held."""
-
-    seed: int
-    steps: int
-    failure: str | None = None
+from bench.wedge.outcome import Outcome
 
 
 def play(seed: int) -> Outcome:

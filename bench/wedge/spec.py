@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.wedge import loading
-from ttlcache_connector import compat
+from ttlcache_connector import requirements
 from ttlcache_connector.harness import EngineSpec
 from ttlcache_connector.plugin import ASYNC_SCHEDULER, SYNC_SCHEDULER
 
@@ -184,7 +184,7 @@ def _with_drafts(engine: EngineSpec, drafts: int) -> EngineSpec:
 
 def _mamba_mode(rng: random.Random) -> str | None:
     drawn = rng.choice((None,) * 8 + ("none", "align", "all"))
-    modes = compat.recurrent_cache_modes()
+    modes = requirements.recurrent_cache_modes()
     return drawn if drawn is None or drawn in modes else modes[0]
 
 

@@ -14,10 +14,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from ttlcache.config import load_config
 from ttlcache.events import Admission, Urgency
-from ttlcache_connector import compat
+from ttlcache_connector import requirements, vllm_hooks
 from ttlcache_connector.scheduler_side import SchedulerSide
 from ttlcache_connector.stats import TTLConnectorStats, TTLPromMetrics
-from ttlcache_connector.tiers import NameOfBlocks, worker_tier
+from ttlcache_connector.tier_factory import worker_tier
+from ttlcache_connector.tiers import NameOfBlocks
 from ttlcache_connector.worker_side import WorkerSide
 
 if TYPE_CHECKING:
@@ -51,17 +52,17 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.config = load_config(self._kv_transfer_config.kv_connector_extra_config)
-        compat.check_vllm(allow_untested=self.config.allow_untested_vllm)
-        compat.check_engine(vllm_config)
+        requirements.check_vllm(allow_untested=self.config.allow_untested_vllm)
+        requirements.check_engine(vllm_config)
         self.side: SchedulerSide | None = None
         self._scheduler_seen = False
-        compat.check_lower_tier(
+        requirements.check_lower_tier(
             self.config.lower_tier, allow_untested=self.config.allow_untested_vllm
         )
         self.worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             self.side = SchedulerSide(vllm_config, kv_cache_config, self.config)
-            compat.expose_control()
+            vllm_hooks.expose_control(_control)
         elif tier := worker_tier(self.config, vllm_config, kv_cache_config):
             self.worker = WorkerSide(tier, self.config)
 
@@ -72,7 +73,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
         """Pins end before a sleep, and our copies use addresses that outlast it."""
-        return compat.may_sleep(kv_transfer_config.kv_connector_extra_config)
+        return vllm_hooks.may_sleep(kv_transfer_config.kv_connector_extra_config)
 
     # --- scheduler role: vLLM's hooks ----------------------------------------
 
@@ -274,7 +275,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> KVConnectorTransferResults:
         if self.worker is None:
             return super().get_transfer_results(finished_req_ids)
-        results: KVConnectorTransferResults = compat.transfer_results(
+        results: KVConnectorTransferResults = vllm_hooks.transfer_results(
             self.worker.poll(finished_req_ids)
         )
         return results
@@ -301,3 +302,9 @@ def find_connector(connector: Any) -> TTLConnector | None:
         if isinstance(child, TTLConnector):
             return child
     return None
+
+
+def _control(scheduler: Scheduler, order: dict[str, Any]) -> dict[str, Any]:
+    """The answer to an order of the API server; empty without our connector."""
+    connector = find_connector(scheduler.connector)
+    return {} if connector is None else connector.control(order)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ttlcache.divergence import Cause
 from ttlcache.requests import RequestRecord
-from ttlcache_connector.compat import logger
+from ttlcache_connector.log import logger
 
 log = logger(__name__)
 

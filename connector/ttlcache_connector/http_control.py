@@ -25,10 +25,11 @@ from ttlcache.client_values import (
     client_number,
     client_salt,
 )
-from ttlcache_connector import compat
+from ttlcache_connector import vllm_hooks
 from ttlcache_connector.http_identity import label
+from ttlcache_connector.log import logger
 
-log = compat.logger(__name__)
+log = logger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024
 _PROGRAM = re.compile(r"/ttlcache/programs/(.+)/(end|progress)", re.DOTALL)
@@ -69,7 +70,7 @@ async def _respond(path: str, scope: Any, receive: Any) -> tuple[int, Any]:
     if not authorized(scope):
         return 401, {"error": "Unauthorized"}
     if path == "/ttlcache/programs" and scope["method"] == "GET":
-        answers = await compat.ask_engines(state.engine_client, {"do": "programs"})
+        answers = await vllm_hooks.ask_engines(state.engine_client, {"do": "programs"})
         return 200, {"engines": answers}
     match = _PROGRAM.fullmatch(path)
     if match is None:
@@ -85,7 +86,7 @@ async def _respond(path: str, scope: Any, receive: Any) -> tuple[int, Any]:
     others = [text for text in (match[1], unquote(match[1])) if text != program_id]
     if others:
         order["as_sent"] = list(dict.fromkeys(others))
-    answers = await compat.ask_engines(state.engine_client, order)
+    answers = await vllm_hooks.ask_engines(state.engine_client, order)
     known = [a for a in answers if a.get("known")]
     if not known:
         return 404, {"program_id": program_id, "known": False}

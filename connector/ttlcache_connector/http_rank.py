@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from ttlcache_connector import compat
+from ttlcache_connector import vllm_hooks
 from ttlcache_connector.http_asgi import Scope
 
 RANK_HEADER = b"x-data-parallel-rank"
@@ -35,11 +35,11 @@ def heed_rank(scope: Scope, path: str) -> dict[str, object] | None:
     except ValueError:
         return None  # vLLM takes it for none, too
     client = scope["app"].state.engine_client
-    ranks = compat.count_ranks(client)
+    ranks = vllm_hooks.count_ranks(client)
     if not 0 <= rank < ranks:
         text = f"data_parallel_rank {rank} is out of range [0, {ranks})."
         error = {"message": text, "type": "BadRequestError", "param": None, "code": 400}
         return {"error": error}
-    compat.choose_rank(client, _rank.get)
+    vllm_hooks.choose_rank(client, _rank.get)
     _rank.set(rank)
     return None

@@ -16,7 +16,7 @@ from ttlcache.errors import ConfigError
 from ttlcache.gaps import GapHistory, GapRecords
 from ttlcache.journal import EVENTS, Journal, NullJournal
 from ttlcache.recorder import Recorder
-from ttlcache_connector.compat import logger
+from ttlcache_connector.log import logger
 
 log = logger(__name__)
 

@@ -18,8 +18,8 @@ from ttlcache.transfer import (
     TransferEngine,
     plan_copies,
 )
-from ttlcache_connector.compat import logger
 from ttlcache_connector.kv_layouts import GroupLayout, namespace, read_layout
+from ttlcache_connector.log import logger
 
 if TYPE_CHECKING:
     import torch

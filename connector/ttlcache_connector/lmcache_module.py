@@ -17,7 +17,7 @@ from typing import Any
 from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.multiprocess.ext_server_module import server_module_handler
 
-from ttlcache_connector import compat
+from ttlcache_connector import lmcache_rpc
 from ttlcache_connector.lmcache_starts import heed_starts
 from ttlcache_connector.lmcache_torn import forget_torn_stores
 
@@ -48,13 +48,13 @@ class LookupTiers:
     def close(self) -> None:
         return
 
-    @server_module_handler(compat.LOOKUP_TIERS)
+    @server_module_handler(lmcache_rpc.LOOKUP_TIERS)
     def lookup_tiers(self, payload: bytes) -> bytes:
         with self._lock:
             found = self._found.get(json.loads(payload), {})
         return json.dumps(found).encode()
 
-    @server_module_handler(compat.LOOKUPS_BEGIN_ANYWHERE)
+    @server_module_handler(lmcache_rpc.LOOKUPS_BEGIN_ANYWHERE)
     def lookups_begin_anywhere(self, payload: bytes) -> bytes:
         if not self._heeds_starts:
             return b"null"

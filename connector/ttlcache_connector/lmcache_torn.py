@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ttlcache_connector.compat import logger
+from ttlcache_connector.log import logger
 
 log = logger(__name__)
 

@@ -16,7 +16,6 @@ from prometheus_client import Counter
 from ttlcache.client_values import UNFIT_REASONS
 from ttlcache.metrics import HTTP_COUNTERS
 from ttlcache_connector import http_control, http_rank
-from ttlcache_connector.compat import logger
 from ttlcache_connector.http_asgi import (
     GENERATING,
     App,
@@ -37,6 +36,7 @@ from ttlcache_connector.http_identity import (
     split_path,
     with_hints,
 )
+from ttlcache_connector.log import logger
 
 log = logger(__name__)
 

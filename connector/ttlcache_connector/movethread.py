@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from ttlcache_connector.compat import logger
+from ttlcache_connector.log import logger
 
 log = logger(__name__)
 

@@ -12,7 +12,6 @@ from ttlcache.events import Arrival, Finish, HoldOrder
 from ttlcache.gauges import gauges_of
 from ttlcache.hints import parse_hints
 from ttlcache.retention import reusable_blocks
-from ttlcache_connector import compat
 from ttlcache_connector.failed_loads import put_back
 from ttlcache_connector.failsafe import (
     MAX_SLOW_IN_A_ROW,
@@ -20,6 +19,7 @@ from ttlcache_connector.failsafe import (
 )
 from ttlcache_connector.guard import guarded
 from ttlcache_connector.invariants import leaked_blocks, violations
+from ttlcache_connector.log import logger
 from ttlcache_connector.request_facts import (
     drop_unfit_args,
     is_completed,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ttlcache.programs import Program
 
 
-log = compat.logger(__name__)
+log = logger(__name__)
 
 #: Gauges are sent at least this often while the engine steps.
 GAUGE_INTERVAL_S = 1.0

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from ttlcache.errors import TTLCacheError, UnsupportedEngineError
-from ttlcache_connector import compat
+from ttlcache_connector import requirements
 from ttlcache_connector.serve_tiers import TierOptions
 
 _DEFAULTS = TierOptions()
@@ -103,8 +103,8 @@ def serve_tiers(
 def _check(*, allow_untested: bool) -> None:
     """End with what to do where the tiers cannot run, or nobody tried whether."""
     try:
-        compat.check_vllm(allow_untested=allow_untested)
-        compat.check_lower_tier("lmcache", allow_untested=allow_untested)
+        requirements.check_vllm(allow_untested=allow_untested)
+        requirements.check_lower_tier("lmcache", allow_untested=allow_untested)
     except UnsupportedEngineError as error:
         _fail(f"{error}; for this command it is --allow-untested")
     except TTLCacheError as error:

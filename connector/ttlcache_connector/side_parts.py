@@ -13,7 +13,7 @@ from ttlcache.controller import Controller
 from ttlcache.pins import Pin
 from ttlcache.step_fit import Step
 from ttlcache.types import PinOutcome
-from ttlcache_connector import compat
+from ttlcache_connector import requirements
 from ttlcache_connector.blocks import PinLedger
 from ttlcache_connector.demotion import DemotingLedger
 from ttlcache_connector.divergence_log import DivergenceLog
@@ -21,11 +21,12 @@ from ttlcache_connector.failsafe import Pace, drop_orphans
 from ttlcache_connector.guard import Faults, guarded
 from ttlcache_connector.knowledge import HistoryFile, load_costs, open_journal
 from ttlcache_connector.lingering import room_blocks
+from ttlcache_connector.log import logger
 from ttlcache_connector.pressure import AllocationGuard, Reclaims, groups_of
 from ttlcache_connector.promotion import Promoter
 from ttlcache_connector.telling import pin_end
+from ttlcache_connector.tier_factory import scheduler_tier
 from ttlcache_connector.tier_side import TierSide
-from ttlcache_connector.tiers import scheduler_tier
 from ttlcache_connector.tooltext import OutputReader
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from ttlcache_connector.queue import ProgramQueue
 
-log = compat.logger(__name__)
+log = logger(__name__)
 
 
 class SideParts:
@@ -167,8 +168,8 @@ class SideParts:
             "ttlcache %s on vLLM %s: policy=%s%s ordering=%s admission=%s "
             "max_pinned_fraction=%g (%s of %s blocks) max_ttl_s=%g scheduler=%s "
             "kv_groups=%d async_scheduling=%s lower_tier=%s",
-            compat.ttlcache_version(),
-            compat.vllm_version(),
+            requirements.ttlcache_version(),
+            requirements.vllm_version(),
             self._config.policy,
             self._config.policy_options or "",
             ordering_in_force(self._config),
@@ -239,8 +240,8 @@ class SideParts:
         """Head of a recording."""
         return {
             "model": str(getattr(self._vllm_config.model_config, "model", "")),
-            "vllm": compat.vllm_version(),
-            "ttlcache": compat.ttlcache_version(),
+            "vllm": requirements.vllm_version(),
+            "ttlcache": requirements.ttlcache_version(),
             "block_tokens": pool.hash_block_size,
             "pool_blocks": pool.num_gpu_blocks - 1,
         }

@@ -22,7 +22,7 @@ from ttlcache.metrics import (
 )
 from ttlcache.toolclass import TOOL_CLASSES
 from ttlcache.types import IdentityRule, PinOutcome
-from ttlcache_connector.compat import logger
+from ttlcache_connector.log import logger
 
 log = logger(__name__)
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ttlcache_connector.compat import logger
 from ttlcache_connector.guard import Faults, guarded
+from ttlcache_connector.log import logger
 from ttlcache_connector.tiers import (
     Loaded,
     NoTier,

@@ -18,9 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
 )
 
-from ttlcache.config import TTLCacheConfig
 from ttlcache.metrics import MetricsBuffer
-from ttlcache_connector import compat
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
-
-log = compat.logger(__name__)
 
 
 @dataclass
@@ -360,41 +356,3 @@ class WorkerTier(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """Stop all copies."""
-
-
-def scheduler_tier(
-    config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
-) -> SchedulerTier:
-    """The scheduler's half of the configured tier.
-
-    Raises:
-        ConfigError: it cannot be used as configured.
-    """
-    if config.lower_tier == "none":
-        return NoTier()
-    from ttlcache_connector import lower_lmcache
-
-    if why := lower_lmcache.refusal(kv_cache_config):
-        log.warning(
-            "ttlcache: no lower tier for this model, what pins lose is prefilled: %s",
-            why,
-        )
-        return NoTier()
-    return lower_lmcache.SchedulerHalf(config, vllm_config, kv_cache_config)
-
-
-def worker_tier(
-    config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
-) -> WorkerTier | None:
-    """The worker's half of the configured tier, None where the scheduler has none.
-
-    Raises:
-        ConfigError: it cannot be used as configured.
-    """
-    if config.lower_tier == "none":
-        return None
-    from ttlcache_connector import lower_lmcache
-
-    if lower_lmcache.refusal(kv_cache_config):
-        return None
-    return lower_lmcache.WorkerHalf(config, vllm_config, kv_cache_config)

@@ -9,7 +9,7 @@ from typing import Any
 from ttlcache.clock import stopwatch_s
 from ttlcache.toolcalls import detect, detect_items
 from ttlcache.types import GapKey
-from ttlcache_connector.compat import logger
+from ttlcache_connector.log import logger
 
 log = logger(__name__)
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError
-from ttlcache_connector import compat
+from ttlcache_connector import requirements
+from ttlcache_connector.log import logger
 
-log = compat.logger(__name__)
+log = logger(__name__)
 
 
 def check_arguments(engine_args: Any, connectors: int) -> None:
@@ -46,8 +47,8 @@ def check(vllm_config: Any, config: TTLCacheConfig) -> None:
     Raises:
         ConfigError: which option, and what was expected.
     """
-    compat.check_engine(vllm_config)
-    compat.check_combination(vllm_config, config.admission)
+    requirements.check_engine(vllm_config)
+    _check_combination(vllm_config, config.admission)
     role = vllm_config.kv_transfer_config.kv_role
     if config.lower_tier != "none" and role == "kv_producer":
         raise ConfigError(
@@ -155,3 +156,20 @@ def _foreign_frontend() -> str | None:
     if "--grpc" in sys.argv or "".join(sys.argv[:1]).endswith("grpc_server.py"):
         return "the gRPC server"
     return None
+
+
+def _check_combination(vllm_config: Any, admission: str) -> None:
+    """Refuse settings that would let a held-back newcomer block the others.
+
+    Raises:
+        ConfigError: admission control together with client priorities.
+    """
+    if (
+        admission not in ("auto", "none")
+        and vllm_config.scheduler_config.policy == "priority"
+    ):
+        raise ConfigError(
+            f"key 'admission' has value {admission!r}, expected: 'auto' or 'none' with "
+            "--scheduling-policy priority (a newcomer of high priority that is held "
+            "back would stand before programs under way)"
+        )

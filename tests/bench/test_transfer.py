@@ -12,7 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.transfer_arms import EngineArm, OneCopy, make_arms
+from bench.transfer_arm import EngineArm
+from bench.transfer_arms import OneCopy, make_arms
 from bench.transfer_cli import write_csv
 from bench.transfer_memory import PARTS, CellMemory, CellShape, all_shapes
 from bench.transfer_run import Bar, bars, run, verify

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ttlcache.cli import app
-from ttlcache_connector import compat
+from ttlcache_connector import requirements
 from ttlcache_connector.cli.doctor import findings
 from ttlcache_connector.cli.findings import BAD, NOTE, OK
 
@@ -75,12 +75,12 @@ def test_a_lower_tier_that_the_server_would_refuse_is_bad(monkeypatch):
         assert states()["lmcache"] == NOTE
     pytest.importorskip("lmcache", reason="LMCache is an extra")
     assert states(wanted)["lower tier"] == OK
-    monkeypatch.setattr(compat, "vllm_version", lambda: "0.31.0")
+    monkeypatch.setattr(requirements, "vllm_version", lambda: "0.31.0")
     assert states(wanted)["lower tier"] == BAD
 
 
 def test_an_untested_vllm_is_bad_unless_allowed(monkeypatch):
-    monkeypatch.setattr(compat, "vllm_version", lambda: "0.99.0")
+    monkeypatch.setattr(requirements, "vllm_version", lambda: "0.99.0")
     assert states()["vllm"] == BAD
     assert states('{"allow_untested_vllm": true}')["vllm"] == OK
 

@@ -155,30 +155,3 @@ def test_rare_faults_do_not_add_up(make_engine, clock, monkeypatch):
     for _ in range(3):
         engine.step()
     assert not engine.connector.side.controller.retention_enabled
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_a_newcomer_leaves_room_that_is_owed(make_engine, clock, policy):
-    """Not under client priorities: there it might stand before those it waits for."""
-    extra = {
-        "policy": "adaptive",
-        "policy_options": {"room_owed": True},
-        "max_pinned_fraction": 1.0,
-    }
-    engine = make_engine(num_blocks=40, policy=policy, extra_config=extra)
-    engine.add("old", range(9000, 9100), max_tokens=400, hints={"program_id": "old"})
-    engine.step()
-    hints = {"program_id": "A", "tool": "x"}
-    engine.add("A-0", range(300), max_tokens=3, hints=hints)
-    controller = engine.connector.side.controller
-    for _ in range(350):
-        if controller.owed.blocks(clock.now_s()) > 4:
-            break
-        engine.step()
-    assert free(engine) > 4, "the rest of the pin went at once"
-    engine.add("N", range(5000, 5040), max_tokens=2, hints={"program_id": "N"})
-    engine.step()
-    held_back = "N" not in {r.request_id for r in engine.scheduler.running}
-    assert held_back == (policy == "fcfs")
-    engine.run()
-    assert not engine.scheduler.waiting

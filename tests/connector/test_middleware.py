@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from tests.connector.conftest import pinned
-from ttlcache_connector import compat, http_control
+from ttlcache_connector import http_control, vllm_hooks
 from ttlcache_connector import middleware as module
 from ttlcache_connector.http_asgi import MAX_BODY_BYTES
 from ttlcache_connector.middleware import ProgramIdMiddleware
@@ -348,9 +348,9 @@ def test_the_plugin_adds_it_to_the_servers_list_once(monkeypatch):
             args.middleware
         )
     )
-    monkeypatch.setitem(compat.sys.modules, compat._APP_MODULE, fake)
-    compat.install_middleware("a.B")
-    compat.install_middleware("a.B")
+    monkeypatch.setitem(vllm_hooks.sys.modules, vllm_hooks._APP_MODULE, fake)
+    vllm_hooks.install_middleware("a.B")
+    vllm_hooks.install_middleware("a.B")
     fake.init_entrypoints_middleware(SimpleNamespace(middleware=["x.Y"]), None, ())
     fake.init_entrypoints_middleware(SimpleNamespace(middleware=["a.B"]), None, ())
     assert calls == [["x.Y", "a.B"], ["a.B"]]
@@ -371,6 +371,8 @@ def test_a_vllm_that_answers_for_all_its_engines_at_once():
 
 
 def test_the_engines_method_finds_our_connector(monkeypatch):
+    from vllm.v1.engine.core import EngineCore
+
     from ttlcache_connector import connector as connector_module
 
     class Ours:
@@ -378,9 +380,13 @@ def test_the_engines_method_finds_our_connector(monkeypatch):
             return {"did": order["do"]}
 
     monkeypatch.setattr(connector_module, "find_connector", lambda c: c)
+    monkeypatch.setattr(EngineCore, "ttlcache_control", None, raising=False)
+    vllm_hooks.expose_control(connector_module._control)
     for found, expected in ((Ours(), {"did": "end"}), (None, {})):
         core = SimpleNamespace(scheduler=SimpleNamespace(connector=found))
-        assert json.loads(compat._control(core, '{"do": "end"}')) == expected
+        assert (
+            json.loads(EngineCore.ttlcache_control(core, '{"do": "end"}')) == expected
+        )
 
 
 def test_what_is_dropped_is_counted_by_reason():

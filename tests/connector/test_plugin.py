@@ -8,7 +8,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import EngineArgs
 
 from ttlcache.errors import ConfigError, UnsupportedEngineError
-from ttlcache_connector import compat, plugin
+from ttlcache_connector import plugin, requirements
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.harness import EngineHarness, EngineSpec, build_vllm_config
 
@@ -65,7 +65,7 @@ def test_prefix_caching_off_is_refused():
 
 
 def test_untested_vllm_is_refused_unless_overridden(monkeypatch):
-    monkeypatch.setattr(compat, "vllm_version", lambda: "0.99.1")
+    monkeypatch.setattr(requirements, "vllm_version", lambda: "0.99.1")
     with pytest.raises(UnsupportedEngineError, match=r"0\.99\.1.*allow_untested_vllm"):
         build_vllm_config(EngineSpec())
     config = build_vllm_config(EngineSpec(extra_config={"allow_untested_vllm": True}))

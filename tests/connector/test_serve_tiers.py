@@ -41,7 +41,7 @@ from lmcache.v1.multiprocess.engine_context import MPCacheServerContext
 
 from ttlcache.config import load_config
 from ttlcache.errors import ConfigError, UnsupportedEngineError
-from ttlcache_connector import compat, plugin, serve_tiers_cli
+from ttlcache_connector import plugin, requirements, serve_tiers_cli
 from ttlcache_connector.harness import EngineSpec, build_vllm_config
 from ttlcache_connector.lower_lmcache import connect
 from ttlcache_connector.serve_tiers import TierOptions
@@ -107,7 +107,7 @@ def test_without_vllm_it_says_what_to_install(serve_tiers, monkeypatch):
     def missing() -> str:
         raise ModuleNotFoundError("No module named 'vllm'")
 
-    monkeypatch.setattr(compat, "vllm_version", missing)
+    monkeypatch.setattr(requirements, "vllm_version", missing)
     done = serve_tiers("--print-only")
     assert done.exit_code == 1
     assert "ttlcache[vllm,lmcache]" in done.output
@@ -251,15 +251,15 @@ def test_without_lmcache_the_server_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     with pytest.raises(ConfigError, match="one pip command"):
-        compat.check_lower_tier("lmcache", allow_untested=False)
-    compat.check_lower_tier("none", allow_untested=False)
+        requirements.check_lower_tier("lmcache", allow_untested=False)
+    requirements.check_lower_tier("none", allow_untested=False)
 
 
 def test_an_untested_pair_may_be_tried(monkeypatch):
-    monkeypatch.setattr(compat, "vllm_version", lambda: "0.31.0")
+    monkeypatch.setattr(requirements, "vllm_version", lambda: "0.31.0")
     with pytest.raises(UnsupportedEngineError, match=r"vLLM 0\.31\.0.*>=0\.32"):
-        compat.check_lower_tier("lmcache", allow_untested=False)
-    compat.check_lower_tier("lmcache", allow_untested=True)
+        requirements.check_lower_tier("lmcache", allow_untested=False)
+    requirements.check_lower_tier("lmcache", allow_untested=True)
 
 
 def test_a_failed_load_is_recomputed_and_not_an_error():

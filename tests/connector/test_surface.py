@@ -17,7 +17,7 @@ import vllm
 from bench.surface.extract import missing, reader, surface
 from bench.surface.needs import HOOKS, USES
 from ttlcache.errors import UnsupportedEngineError
-from ttlcache_connector import compat
+from ttlcache_connector import requirements
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.queue import ProgramQueue
 from ttlcache_connector.stats import TTLConnectorStats, TTLPromMetrics
@@ -49,7 +49,7 @@ CONNECTOR = Path(inspect.getfile(TTLConnector)).parent
 
 def is_tested(version: str) -> bool:
     minor = tuple(int(part) for part in version.split(".")[:2])
-    return compat.TESTED_FROM <= minor < compat.TESTED_BELOW
+    return requirements.TESTED_FROM <= minor < requirements.TESTED_BELOW
 
 
 def installed() -> Path:
@@ -63,7 +63,7 @@ def test_what_each_version_lacks_is_known(version):
 
 
 def test_each_tested_minor_version_is_recorded_and_one_before():
-    (major, first), (_, beyond) = compat.TESTED_FROM, compat.TESTED_BELOW
+    (major, first), (_, beyond) = requirements.TESTED_FROM, requirements.TESTED_BELOW
     recorded = {version.rpartition(".")[0] for version in VERSIONS}
     assert {f"{major}.{minor}" for minor in range(first, beyond)} <= recorded
     assert any(not is_tested(v) and v < f"{major}.{first}" for v in VERSIONS)
@@ -149,15 +149,15 @@ def test_a_rename_in_vllm_would_be_seen():
 
 @pytest.mark.parametrize("version", ["0.25.1", "0.29.9", "0.34.0", "0.34rc1", "1.0.0"])
 def test_untested_versions_are_refused_by_name(monkeypatch, version):
-    monkeypatch.setattr(compat, "vllm_version", lambda: version)
+    monkeypatch.setattr(requirements, "vllm_version", lambda: version)
     with pytest.raises(UnsupportedEngineError) as caught:
-        compat.check_vllm(allow_untested=False)
+        requirements.check_vllm(allow_untested=False)
     for part in (version, ">=0.30,<0.34", "allow_untested_vllm"):
         assert part in str(caught.value)
-    assert compat.check_vllm(allow_untested=True) == version
+    assert requirements.check_vllm(allow_untested=True) == version
 
 
 @pytest.mark.parametrize("version", ["0.30.0", "0.31.1", "0.32.1+cpu", "0.33.0"])
 def test_tested_versions_are_accepted(monkeypatch, version):
-    monkeypatch.setattr(compat, "vllm_version", lambda: version)
-    assert compat.check_vllm(allow_untested=False) == version
+    monkeypatch.setattr(requirements, "vllm_version", lambda: version)
+    assert requirements.check_vllm(allow_untested=False) == version

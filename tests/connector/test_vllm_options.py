@@ -29,7 +29,7 @@ from vllm.v1.request import Request
 
 from tests.connector.conftest import HOLD_5S, pinned, totals
 from ttlcache.errors import ConfigError
-from ttlcache_connector import compat, plugin, vllm_options
+from ttlcache_connector import plugin, requirements, vllm_options
 from ttlcache_connector.harness import EngineSpec, build_vllm_config
 from ttlcache_connector.scheduler import TTLScheduler
 
@@ -83,7 +83,7 @@ def test_two_of_ours_are_refused():
 
 
 def test_a_producer_with_a_lower_tier_is_refused(monkeypatch):
-    monkeypatch.setattr(compat, "check_lower_tier", lambda *_, **__: None)
+    monkeypatch.setattr(requirements, "check_lower_tier", lambda *_, **__: None)
     child = TTL | {"kv_connector_extra_config": dict(TIER)}
     with pytest.raises(ConfigError, match="kv_role has value 'kv_producer'"):
         build_vllm_config(multi(child, OTHER, role="kv_producer"))
@@ -91,7 +91,7 @@ def test_a_producer_with_a_lower_tier_is_refused(monkeypatch):
 
 
 def test_a_failed_load_is_computed_again(monkeypatch):
-    monkeypatch.setattr(compat, "check_lower_tier", lambda *_, **__: None)
+    monkeypatch.setattr(requirements, "check_lower_tier", lambda *_, **__: None)
     for extra, policy in (({}, "fail"), (TIER, "recompute")):
         transfer = build_vllm_config(EngineSpec(extra_config=extra)).kv_transfer_config
         assert transfer.kv_load_failure_policy == policy
@@ -264,7 +264,7 @@ def test_a_class_derived_from_ours_lacks_nothing(said):
     ids=["lora", "prompt-embeds", "kv-events"],
 )
 def test_what_never_goes_to_the_lower_tier_is_said(flags, said, monkeypatch):
-    monkeypatch.setattr(compat, "check_lower_tier", lambda *_, **__: None)
+    monkeypatch.setattr(requirements, "check_lower_tier", lambda *_, **__: None)
     (sentence,) = said(EngineSpec(extra_config=TIER, engine_args=flags))
     assert "the lower tier" in sentence
     assert said(EngineSpec(engine_args=flags)) == []

@@ -8,8 +8,8 @@ from ttlcache.cli.top import divergence_lines
 from ttlcache.control import obey
 from ttlcache.divergence import Cause
 from ttlcache.journal import EVENTS, Journal
+from ttlcache.load import load
 from ttlcache.recorder import Recorder
-from ttlcache.recording import load
 from ttlcache.testing import FakeEngine
 
 SYSTEM = [*range(1000, 1040)]

@@ -492,31 +492,6 @@ MUTATIONS = [
         "                    pass",
         "test_patience.py::test_the_time_stood_still_counts_against_the_quantum",
     ),
-    # room owed
-    Mutation(
-        "owed.py",
-        "if theirs >= rank or",
-        "if",
-        "test_owed.py::test_programs_before_the_loser_are_not_held_back",
-    ),
-    Mutation(
-        "owed.py",
-        "if debt.program.tenant == program.tenant:",
-        "if True:",
-        "test_owed.py::test_another_tenant_is_not_held_back",
-    ),
-    Mutation(
-        "controller.py",
-        "self.owed.clear()",
-        "pass",
-        "test_owed.py::test_a_reset_leaves_nothing_to_come_back_to",
-    ),
-    Mutation(
-        "arrivals.py",
-        "self.owed.settle(record.program)",
-        "pass",
-        "test_owed.py::test_a_newcomer_leaves_room_for_who_lost_its_pin",
-    ),
     # identity by prefix
     Mutation(
         "prefixes.py",

@@ -17,8 +17,9 @@ from ttlcache.analyze import Spread, summarize
 from ttlcache.cli import app
 from ttlcache.explain import by_tool, verdicts
 from ttlcache.journal import EVENTS, Journal
+from ttlcache.load import load
 from ttlcache.recorder import Recorder
-from ttlcache.recording import RecordingError, load
+from ttlcache.recording import RecordingError
 from ttlcache.testing.fake_engine import FakeEngine
 from ttlcache.types import Decision
 

@@ -158,7 +158,7 @@ def test_who_comes_back_to_a_pool_full_of_wishes_gets_room(scripted):
         Decision(None, "test"),
         *(
             Decision(5.0, "test", **{field: number})
-            for field in ("firm_s", "patience_s", "whole_below", "owed_s")
+            for field in ("firm_s", "patience_s", "whole_below")
             for number in (math.nan, -1.0, None)
         ),
     ],

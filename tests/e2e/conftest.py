@@ -13,7 +13,7 @@ import pytest
 
 from bench.server import ServerOptions, VLLMServer, by_label, total
 from bench.tiny_model import build
-from ttlcache.recording import load
+from ttlcache.load import load
 
 #: Small enough to be under pressure within seconds; blocks hold 32 tokens.
 POOL_BLOCKS = 140

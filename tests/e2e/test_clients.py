@@ -21,7 +21,8 @@ import openai
 import pytest
 
 from ttlcache.explain import verdicts
-from ttlcache.recording import ProgramLog, TurnLog, load
+from ttlcache.load import load
+from ttlcache.recording import ProgramLog, TurnLog
 
 pytestmark = pytest.mark.e2e
 

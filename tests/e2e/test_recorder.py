@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from bench.server import VLLMServer
 from tests.e2e.conftest import HANG_S, Agent, start_server
 from ttlcache.cli import app
-from ttlcache.recording import load
+from ttlcache.load import load
 
 pytestmark = pytest.mark.e2e
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ import pytest
 from bench.tier_server import TierServer
 from tests.e2e.conftest import HANG_S, POOL_BLOCKS, Agent, start_server
 from tests.e2e.test_process import engine_pid
-from ttlcache.recording import load
+from ttlcache.load import load
 from ttlcache_connector.serve_tiers import TierOptions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -14,7 +14,7 @@ import vllm
 from bench.process import ServerError
 from bench.server import ServerOptions, VLLMServer
 from tests.e2e.conftest import HANG_S, Agent, start_server
-from ttlcache.recording import load
+from ttlcache.load import load
 
 pytestmark = pytest.mark.e2e
 

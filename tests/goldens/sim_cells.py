@@ -1,8 +1,8 @@
 """The cells of `sim.json`: every arm, small and short of memory, with a tier and without.
 
-    python tests/goldens/sim_cells.py           # lists the cells that changed
-    python tests/goldens/sim_cells.py --write   # after a change that is meant to
-                                                # move numbers: say which in the commit
+python tests/goldens/sim_cells.py           # lists the cells that changed
+python tests/goldens/sim_cells.py --write   # after a change that is meant to
+                                            # move numbers: say which in the commit
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ttlcache.recording import Recording, RecordingError, load
+from ttlcache.load import load
+from ttlcache.recording import Recording, RecordingError
 
 RecordingPath = Annotated[
     Path,

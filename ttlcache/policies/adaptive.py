@@ -30,9 +30,6 @@ lone_reloads          what a lower tier has already (write-through) comes back b
 kept_share            a lower tier is believed as far as it lately had what was given up
                       and wanted again (`CostModel.kept_share`); what it forgets is
                       prefilled. Off: it keeps everything.
-room_owed             off: with it, what a program lost under pressure is left free for
-                      its return by programs after it (`ttlcache.owed`), up to the
-                      longest TTL; pays where tools are fast and no tier is below.
 censored              F from Kaplan-Meier: gaps that never ended, and those still
                       open, count too.
 use_eta               the client's own estimate of the gap, when it gives one.
@@ -83,7 +80,6 @@ class AdaptiveOptions(PolicyOptions):
     whole_victims: bool = True
     lone_reloads: bool = True
     kept_share: bool = True
-    room_owed: bool = False
     censored: bool = True
     use_eta: bool = True
     redecide: bool = True
@@ -152,7 +148,6 @@ class Adaptive(Policy):
             reason,
             inputs,
             patience_s=recovery.seconds if options.patient_stalls else 0.0,
-            owed_s=math.inf if options.room_owed and view.tier is None else 0.0,
             whole_below=self._whole_below(view),
             while_free=options.reprice and terms.price <= 0.0,
         )

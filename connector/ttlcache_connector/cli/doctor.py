@@ -22,7 +22,7 @@ from ttlcache import admissions
 from ttlcache.cli.live import engines_of
 from ttlcache.config import TTLCacheConfig, load_config, ordering_in_force
 from ttlcache.errors import ConfigError, UnsupportedEngineError
-from ttlcache_connector import compat, plugin
+from ttlcache_connector import plugin, requirements, vllm_hooks
 from ttlcache_connector.cli import doctor_lmcache, doctor_template
 from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
 from ttlcache_connector.knowledge import load_costs
@@ -61,7 +61,7 @@ def findings(
 ) -> Iterator[Finding]:
     """Everything that is worth knowing, one after the other."""
     yield Finding(OK, "python", f"{platform.python_version()}, {platform.machine()}")
-    yield Finding(OK, "ttlcache", compat.ttlcache_version())
+    yield Finding(OK, "ttlcache", requirements.ttlcache_version())
     settings = None
     try:
         settings = load_config(_object(config))
@@ -116,12 +116,12 @@ def _has_vllm() -> bool:
 def _vllm(settings: TTLCacheConfig | None) -> Finding:
     allow = settings is not None and settings.allow_untested_vllm
     try:
-        version = compat.check_vllm(allow_untested=allow)
+        version = requirements.check_vllm(allow_untested=allow)
     except UnsupportedEngineError as error:
         return Finding(BAD, "vllm", str(error))
     except Exception as error:  # noqa: BLE001 - e.g. a CUDA library that is missing
         return Finding(BAD, "vllm", f"cannot be imported: {error}")
-    return Finding(OK, "vllm", f"{version} (tested: {compat.tested_range()})")
+    return Finding(OK, "vllm", f"{version} (tested: {requirements.tested_range()})")
 
 
 def _plugin() -> Finding:
@@ -142,7 +142,7 @@ def _plugin() -> Finding:
 
 
 def _middleware() -> Finding:
-    if compat.can_install_middleware():
+    if vllm_hooks.can_install_middleware():
         return Finding(OK, "middleware", "agents' session headers are read by itself")
     text = f"not for this vLLM: start it with --middleware {plugin.MIDDLEWARE}"
     return Finding(NOTE, "middleware", text)
@@ -219,7 +219,7 @@ def _cupy() -> str:
 def _lower_tier(settings: TTLCacheConfig) -> Finding:
     """What the server would refuse at start."""
     try:
-        compat.check_lower_tier(
+        requirements.check_lower_tier(
             settings.lower_tier, allow_untested=settings.allow_untested_vllm
         )
     except (ConfigError, UnsupportedEngineError) as error:

@@ -12,7 +12,7 @@ from lmcache.integration.vllm.vllm_multi_process_adapter import ExtraConfigDefau
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from ttlcache.errors import ConfigError
-from ttlcache_connector.compat import logger
+from ttlcache_connector.log import logger
 
 log = logger(__name__)
 

@@ -18,7 +18,7 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
     LMCacheMPRequestTracker,
 )
 
-from ttlcache_connector.compat import logger
+from ttlcache_connector.log import logger
 from ttlcache_connector.lower_lmcache.forsaken import Forsaken
 from ttlcache_connector.lower_lmcache.wishes import heed_wishes
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ttlcache_connector.compat import logger
+from ttlcache_connector.log import logger
 from ttlcache_connector.tiers import TurnEnd
 from ttlcache_lmcache.client import HintClient
 from ttlcache_lmcache.hints import Hint

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
 
-from ttlcache_connector import compat
+from ttlcache_connector import lmcache_rpc
 from ttlcache_connector.lower_lmcache.lone_tails import LoneTails
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class LookupStarts:
             hear: told how many bytes of CPU memory the servers have.
         """
         order = ServerModuleCallRequest(
-            method=compat.LOOKUPS_BEGIN_ANYWHERE, payload=b""
+            method=lmcache_rpc.LOOKUPS_BEGIN_ANYWHERE, payload=b""
         )
         self._heeded, self._hear = False, hear
         self._answers = [client.server_module_call(order) for client in self._clients]

@@ -18,14 +18,14 @@ from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
 
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.metrics import MetricsBuffer
-from ttlcache_connector import compat
 from ttlcache_connector.kv_layouts import namespace
+from ttlcache_connector.log import logger
 from ttlcache_connector.lower_lmcache.connect import PREFIX
 from ttlcache_connector.lower_lmcache.copiers import Copier, LMCacheCopier, OwnCopier
 from ttlcache_connector.lower_lmcache.transfer import ThreadedTransfer
 from ttlcache_connector.movethread import MoveThread
 
-log = compat.logger(__name__)
+log = logger(__name__)
 
 #: Seconds that start-up and re-registration may take: they map GPU memory.
 REGISTER_TIMEOUT_S = 60.0

@@ -16,7 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
-from ttlcache_connector.compat import logger
+from ttlcache_connector.log import logger
 from ttlcache_connector.lower_lmcache.below import Below, chunk_bytes
 from ttlcache_connector.lower_lmcache.connect import connect
 from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue

@@ -9,7 +9,7 @@ from typing import Any
 
 from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
 
-from ttlcache_connector import compat
+from ttlcache_connector import lmcache_rpc
 from ttlcache_connector.tiers import Reload
 
 #: How long the answer to where a load came from is waited for. A load whose source
@@ -94,5 +94,5 @@ class Sources:
     def _call(self, request_id: str) -> Any:
         payload = json.dumps(request_id).encode()
         return self._client.server_module_call(
-            ServerModuleCallRequest(method=compat.LOOKUP_TIERS, payload=payload)
+            ServerModuleCallRequest(method=lmcache_rpc.LOOKUP_TIERS, payload=payload)
         )

@@ -14,7 +14,7 @@ from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError
 from ttlcache.metrics import MetricsBuffer
-from ttlcache_connector import compat
+from ttlcache_connector.log import logger
 from ttlcache_connector.lower_lmcache.connect import connect
 from ttlcache_connector.lower_lmcache.registration import Registration
 from ttlcache_connector.lower_lmcache.reports import WorkerReport
@@ -22,7 +22,7 @@ from ttlcache_connector.lower_lmcache.transfer import ThreadedTransfer
 from ttlcache_connector.movethread import MoveThread
 from ttlcache_connector.tiers import TierMetadata, Transfers, WorkerTier
 
-log = compat.logger(__name__)
+log = logger(__name__)
 
 #: A load that took longer is given up, and its tokens are prefilled.
 LOAD_TIMEOUT_S = 4.0
