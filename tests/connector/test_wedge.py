@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-import ttlcache.reclaim
+import ttlcache.retention.reclaim
 from bench.wedge import loading
 from bench.wedge.run import play, play_alone
 from ttlcache.events import Urgency
