@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.cli import app
-from bench.process import stop_servers_on_signals
+from bench.serve.process import stop_servers_on_signals
 
 if __name__ == "__main__":
     stop_servers_on_signals()

@@ -10,30 +10,31 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from bench import gap_replay, gap_report, overhead_recorder, overhead_report
-from bench.above_tier_cli import above_tier
-from bench.abuse.cli import abuse
-from bench.demo import DemoOptions, run_demo
-from bench.demote_cli import demote
-from bench.disk_tier_cli import disk_tier
-from bench.figures.cli import figures
-from bench.fleet.cli import fleet
-from bench.fuzz.cli import fuzz
-from bench.gap_costs import CostSetting
-from bench.grid_cli import grid
-from bench.lmcache_plugin_cli import lmcache_plugin
-from bench.lmcache_store_cli import lmcache_store
-from bench.lmcache_tests.cli import lmcache_tests
-from bench.pin_vs_reload_cli import pin_vs_reload
-from bench.prices_cli import prices
-from bench.process import ServerError
-from bench.settings_cli import settings
+from bench.compare.above_tier_cli import above_tier
+from bench.compare.demo import DemoOptions, run_demo
+from bench.compare.demote_cli import demote
+from bench.compare.disk_tier_cli import disk_tier
+from bench.compare.fleet.cli import fleet
+from bench.compare.pin_vs_reload_cli import pin_vs_reload
+from bench.compare.prices_cli import prices
+from bench.compare.settings_cli import settings
+from bench.gaps import replay, report
+from bench.gaps.costs import CostSetting
+from bench.lmcache.plugin_cli import lmcache_plugin
+from bench.lmcache.upstream_tests.cli import lmcache_tests
+from bench.micro import overhead_recorder, overhead_report
+from bench.micro.transfer_cli import transfer
+from bench.report.figures.cli import figures
+from bench.report.grid_cli import grid
+from bench.serve.process import ServerError
 from bench.sim.cli import sim
-from bench.soak_cli import soak
+from bench.sim.traces import TraceError
+from bench.stress.abuse.cli import abuse
+from bench.stress.fuzz.cli import fuzz
+from bench.stress.lmcache_store_cli import lmcache_store
+from bench.stress.soak.cli import soak
+from bench.stress.wedge.cli import wedge
 from bench.surface.cli import surface_command
-from bench.traces import TraceError
-from bench.transfer_cli import transfer
-from bench.wedge.cli import wedge
 from ttlcache.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -137,7 +138,7 @@ def gaps(
     ] = None,
     prefill: Annotated[
         tuple[float, float, float],
-        typer.Option(help="Recovery: s a token, s a token^2, s. See bench.gap_costs."),
+        typer.Option(help="Recovery: s a token, s a token^2, s. See bench.gaps.costs."),
     ] = _COSTS.prefill,
     delay: Annotated[
         float, typer.Option(help="T, queueing seconds of an evicted return.", min=0.0)
@@ -161,27 +162,27 @@ def gaps(
 ) -> None:
     """TTLs of every policy on recorded gaps, against hindsight; past only."""
     console = Console()
-    options = gap_report.GapOptions(
+    options = report.GapOptions(
         CostSetting(prefill, delay, price, eta, running_tokens), rate, seed, tell_last
     )
-    arms: tuple[gap_replay.Arm, ...] = gap_report.DEFAULT_ARMS
+    arms: tuple[replay.Arm, ...] = report.DEFAULT_ARMS
     try:
         if policy:
-            arms = tuple(gap_report.parse_arm(text) for text in policy)
-        results = [gap_report.run_trace(path, arms, options) for path in traces]
+            arms = tuple(report.parse_arm(text) for text in policy)
+        results = [report.run_trace(path, arms, options) for path in traces]
     except (TraceError, ConfigError, ValueError) as error:
         _fail(console, error)
-    gap_report.print_setting(options, console)
+    report.print_setting(options, console)
     for result in results:
-        console.print(gap_report.table(result))
+        console.print(report.table(result))
         for arm in explain or ():
             if arm not in result.scores:
                 raise typer.BadParameter(f"--explain {arm}: no such row")
-            console.print(*gap_report.explanation(result, arm))
+            console.print(*report.explanation(result, arm))
     if len(results) > 1:
-        console.print(gap_report.summary(results))
+        console.print(report.summary(results))
     if json_path is not None:
-        _write_json(json_path, gap_report.to_json(results, options))
+        _write_json(json_path, report.to_json(results, options))
 
 
 @app.command()
@@ -227,7 +228,7 @@ def overhead(
         raise typer.Exit(0 if overhead_recorder.report(cost, console) else 1)
     if scheduler:
         # Here: only this scope needs vLLM.
-        from bench import overhead_scheduler
+        from bench.micro import overhead_scheduler
 
         paired = overhead_scheduler.run(steps or 600, console)
         if json_path is not None:

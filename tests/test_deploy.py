@@ -20,8 +20,8 @@ from typer.testing import CliRunner as TyperRunner
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
-from bench.fleet.router import SETTINGS, STICKY_IDLE
-from bench.vllm_moved import find
+from bench.compare.fleet.router import SETTINGS, STICKY_IDLE
+from bench.surface.vllm_moved import find
 from tests.test_monitoring import metric_labels, names_in
 from ttlcache.cli import app
 from ttlcache.config import load_config

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from bench.cli import app as bench_app
-from bench.sim.arms import parse_arms
+from bench.sim.rivals.arms import parse_arms
 from tests.documented import (
     PAGES,
     ROOT,
@@ -29,8 +29,8 @@ from ttlcache import policies
 from ttlcache.cli import app
 from ttlcache.cli.config import table
 from ttlcache.config import TTLCacheConfig, load_config
-from ttlcache.journal import EVENTS, Journal
-from ttlcache.recorder import Recorder
+from ttlcache.telemetry.journal import EVENTS, Journal
+from ttlcache.telemetry.recorder import Recorder
 from ttlcache.testing.fake_engine import FakeEngine
 
 #: First word of a command -> where it is run.
@@ -166,7 +166,7 @@ def test_the_policies_page_names_every_option_and_its_default():
 
 
 def test_the_clients_page_names_every_rule():
-    from ttlcache_connector.http_identity import STRONG_HEADERS
+    from ttlcache_connector.http.identity import STRONG_HEADERS
 
     page = (ROOT / "docs" / "clients.md").read_text().lower()
     for header in STRONG_HEADERS:

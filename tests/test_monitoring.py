@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlcache.metrics import (
+from ttlcache.telemetry.metrics import (
     COUNTERS,
     GAUGES,
     HISTOGRAM_LABELS,

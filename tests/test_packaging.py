@@ -36,7 +36,10 @@ def test_the_wheel_has_core_connector_command_and_plugin(tmp_path):
         names = set(wheel.namelist())
         points = next(name for name in names if name.endswith("entry_points.txt"))
         declared = wheel.read(points).decode()
-    assert {"ttlcache/cli/__init__.py", "ttlcache_connector/middleware.py"} <= names
+    assert {
+        "ttlcache/cli/__init__.py",
+        "ttlcache_connector/http/middleware.py",
+    } <= names
     assert not any(name.startswith(("bench/", "tests/")) for name in names)
     assert "ttlcache = ttlcache.cli:app" in declared
     assert "ttlcache = ttlcache_connector.plugin:register" in declared
@@ -44,7 +47,7 @@ def test_the_wheel_has_core_connector_command_and_plugin(tmp_path):
 
 def test_the_extras_ask_for_what_the_server_takes():
     """pip takes the newest version that an extra allows."""
-    requirements = pytest.importorskip("ttlcache_connector.requirements")
+    requirements = pytest.importorskip("ttlcache_connector.engine.requirements")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     (vllm,) = (Requirement(line).specifier for line in extras["vllm"])

@@ -12,8 +12,8 @@ import pytest
 
 from ttlcache import load_config
 from ttlcache.config import TTLCacheConfig
-from ttlcache.costs import CostModel
-from ttlcache.hints import parse_hints
+from ttlcache.estimators.costs import CostModel
+from ttlcache.programs.hints import parse_hints
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

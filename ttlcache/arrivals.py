@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ttlcache.admission import AdmissionControl
-from ttlcache.continuation import Continuation, Relation, relate
 from ttlcache.departures import Departures
-from ttlcache.divergence import compare
-from ttlcache.events import Arrival
-from ttlcache.fairness import Place
-from ttlcache.identity import Identifier
-from ttlcache.pins import Pin
-from ttlcache.places import Places
-from ttlcache.programs import Program, client_key
-from ttlcache.requests import Claim, RequestRecord, wait_kind
-from ttlcache.retention import Retention
+from ttlcache.programs.continuation import Continuation, Relation, relate
+from ttlcache.programs.divergence import compare
+from ttlcache.programs.identity import Identifier
+from ttlcache.programs.model import Claim, Pin, Program, RequestRecord, wait_kind
+from ttlcache.programs.places import Place
+from ttlcache.programs.table import client_key
+from ttlcache.retention.open_turns import TurnBook
+from ttlcache.retention.ttl import Retention
+from ttlcache.scheduling.admission import AdmissionControl
+from ttlcache.scheduling.queue_order import Places
 from ttlcache.tables import Tables
-from ttlcache.turns import TurnBook
-from ttlcache.types import IdentityRule, PinOutcome
+from ttlcache.types import Arrival, IdentityRule, PinOutcome
 
 
 @dataclass(slots=True)

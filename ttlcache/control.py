@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from ttlcache.client_values import MAX_SECONDS
 from ttlcache.controller import Controller
-from ttlcache.programs import Program
+from ttlcache.programs.client_values import MAX_SECONDS
+from ttlcache.programs.model import Program
 
 #: Programs named in one answer; a screen holds fewer.
 MAX_LISTED = 200

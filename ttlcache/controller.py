@@ -12,33 +12,43 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from ttlcache import admissions, policies, progress
+from ttlcache import policies
 from ttlcache.arrivals import Arrivals
 from ttlcache.clock import Clock
 from ttlcache.config import TTLCacheConfig, ordering_in_force
-from ttlcache.costs import CostModel
+from ttlcache.cost_observer import Learning
 from ttlcache.departures import Departures
-from ttlcache.entrance import Entrance
-from ttlcache.estimators import Memoryfulness
-from ttlcache.events import Admission, Arrival, BlockHolder, Finish, HoldOrder, Urgency
-from ttlcache.fairness import Quantum
-from ttlcache.gaps import GapHistory
-from ttlcache.holding import Holding
-from ttlcache.identity import Identifier
-from ttlcache.journal import NullJournal
-from ttlcache.learning import Learning
-from ttlcache.metrics import MetricsBuffer
-from ttlcache.ordering import ORDERINGS, Ordering, PriorityKey
-from ttlcache.places import Places
-from ttlcache.prefixes import PrefixIndex
-from ttlcache.programs import ProgramTable, client_key
-from ttlcache.reclaim import Reclaimer
-from ttlcache.requests import RequestRecord
-from ttlcache.retention import Retention
-from ttlcache.step_fit import Step
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.gap_history import GapHistory
+from ttlcache.estimators.step_fit import Step
+from ttlcache.estimators.survival import Memoryfulness
+from ttlcache.programs.identity import Identifier
+from ttlcache.programs.model import RequestRecord
+from ttlcache.programs.places import Quantum
+from ttlcache.programs.prefix_index import PrefixIndex
+from ttlcache.programs.table import ProgramTable, client_key
+from ttlcache.retention import progress
+from ttlcache.retention.holding import Holding
+from ttlcache.retention.open_turns import OnPinEnd, TurnBook
+from ttlcache.retention.reclaim import Reclaimer
+from ttlcache.retention.ttl import Retention
+from ttlcache.scheduling import admissions
+from ttlcache.scheduling.entrance import Entrance
+from ttlcache.scheduling.ordering import ORDERINGS, Ordering, PriorityKey
+from ttlcache.scheduling.queue_order import Places
 from ttlcache.tables import Tables
-from ttlcache.turns import OnPinEnd, TurnBook
-from ttlcache.types import Decision, PinOutcome
+from ttlcache.telemetry.journal import NullJournal
+from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.types import (
+    Admission,
+    Arrival,
+    BlockHolder,
+    Decision,
+    Finish,
+    HoldOrder,
+    PinOutcome,
+    Urgency,
+)
 
 #: Silent programs that one step ends: after a quiet night there may be thousands.
 ENDED_AT_ONCE = 256

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ttlcache.admission import AdmissionControl
-from ttlcache.events import Finish, HoldOrder
+from ttlcache.cost_observer import Learning
 from ttlcache.finished import finished_turn
-from ttlcache.holding import Holding
-from ttlcache.identity import Identifier
-from ttlcache.learning import Learning
-from ttlcache.places import Places
-from ttlcache.programs import Program
-from ttlcache.requests import RequestRecord
+from ttlcache.programs.identity import Identifier
+from ttlcache.programs.model import Program, RequestRecord
+from ttlcache.retention.holding import Holding
+from ttlcache.retention.open_turns import TurnBook
+from ttlcache.scheduling.admission import AdmissionControl
+from ttlcache.scheduling.queue_order import Places
 from ttlcache.tables import Tables
-from ttlcache.turns import TurnBook
-from ttlcache.types import PinOutcome
+from ttlcache.types import Finish, HoldOrder, PinOutcome
 
 
 @dataclass(slots=True)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ttlcache.divergence import outline
-from ttlcache.events import Finish
-from ttlcache.gaps import interned
-from ttlcache.hints import Hints
-from ttlcache.programs import Turn
-from ttlcache.requests import RequestRecord
+from ttlcache.estimators.gap_history import interned
+from ttlcache.programs.divergence import outline
+from ttlcache.programs.model import RequestRecord, Turn
 from ttlcache.toolcalls import combine, key_for_tool
-from ttlcache.types import FINAL_GAP, GapKey
+from ttlcache.types import FINAL_GAP, Finish, GapKey, Hints
 
 #: Gap key of a turn whose output nobody could read.
 UNKNOWN_GAP = GapKey("unknown")

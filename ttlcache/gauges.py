@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ttlcache.pins import Pin
-from ttlcache.requests import RequestRecord
+from ttlcache.programs.model import Pin, RequestRecord
 
 if TYPE_CHECKING:
     from ttlcache.controller import Controller

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ttlcache.backlog import Backlog
 from ttlcache.clock import Clock
 from ttlcache.config import TTLCacheConfig
-from ttlcache.costs import CostModel
-from ttlcache.estimators import Memoryfulness
-from ttlcache.events import BlockHolder
-from ttlcache.gaps import GapHistory
-from ttlcache.journal import NullJournal
-from ttlcache.metrics import MetricsBuffer
-from ttlcache.pins import PinTable
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.gap_history import GapHistory
+from ttlcache.estimators.lru_backlog import Backlog
+from ttlcache.estimators.survival import Memoryfulness
 from ttlcache.policies.base import View
-from ttlcache.programs import ProgramTable
-from ttlcache.requests import RequestRecord
-from ttlcache.types import Decision
-from ttlcache.worksize import WorkSizes
+from ttlcache.programs.model import RequestRecord
+from ttlcache.programs.table import ProgramTable
+from ttlcache.retention.pins import PinTable
+from ttlcache.scheduling.remaining_work import WorkSizes
+from ttlcache.telemetry.journal import NullJournal
+from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.types import BlockHolder, Decision
 
 
 @dataclass(slots=True)

@@ -1,4 +1,6 @@
-"""Plain data that crosses module borders. No behaviour beyond small helpers.
+"""Plain data that crosses module borders, and what an engine adapter implements.
+
+No behaviour beyond small helpers.
 
 What is made anew for every turn is a named tuple: immutable like a frozen dataclass,
 which costs three times as much to make.
@@ -7,10 +9,11 @@ which costs three times as much to make.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 #: Reserved tool names: gaps that are no tool call have their own history.
 USER_TOOL = "__user__"
@@ -145,3 +148,144 @@ class Pressure(NamedTuple):
     num_running: int = 0
     num_waiting: int = 0
     waiting_blocks: int = 0  # blocks that the head of the queue still lacks
+
+
+#: Where a program stands, whatever its requests wait for; of one length per ordering.
+Rank = tuple[int, ...]
+#: Returns prompt tokens [start, stop).
+TokenSlice = Callable[[int, int], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """Validated hints of one request. `rejected` holds reasons of bad ones."""
+
+    program_id: str | None = None
+    parent_id: str | None = None
+    is_last_step: bool = False
+    tools: tuple[str, ...] = ()
+    tool_eta_s: float | None = None
+    ttl_s: float | None = None
+    priority_class: int | None = None
+    rejected: tuple[str, ...] = ()
+
+
+NO_HINTS = Hints()
+
+
+# --- what an engine adapter says and does ---
+
+
+class Arrival(NamedTuple):
+    """A request as it enters the engine.
+
+    tenant: isolation domain (the cache salt); ids are labels inside it.
+    hashes: prefix-cache hashes of the prompt's full blocks, root first.
+    tokens: slice of the prompt's token ids.
+    """
+
+    request_id: str
+    num_tokens: int
+    hashes: Sequence[bytes]
+    tokens: TokenSlice
+    hints: Hints
+    tenant: str = ""
+    session_id: str | None = None
+    user_priority: int = 0
+
+
+class Finish(NamedTuple):
+    """A request as it leaves the engine, its blocks still referenced.
+
+    completed: False for aborts and errors: nothing is pinned then.
+    hashes: as in `Arrival`; a pinned turn keeps this very list, so it may grow later,
+        but not change what it holds.
+    kv_blocks, kv_tokens: full, cached blocks that could be pinned, their tokens.
+    count_unpinned: how many of the first n of them no pin references right now;
+        None means all.
+    divisible: whether a prefix of the blocks is worth pinning without the rest.
+    footprint_blocks: memory of the request with shared blocks divided among their
+        users.
+    detect: reads the tool from the output; called only if no hint names it.
+    """
+
+    request_id: str
+    completed: bool
+    num_tokens: int
+    prompt_tokens: int
+    hashes: Sequence[bytes]
+    tokens: TokenSlice
+    kv_blocks: int = 0
+    kv_tokens: int = 0
+    count_unpinned: Callable[[int], int] | None = None
+    footprint_blocks: float = 0.0
+    divisible: bool = True
+    detect: Callable[[], GapKey | None] | None = None
+
+
+class HoldOrder(NamedTuple):
+    """Reference the first `kv_blocks` blocks of the finished turn for `pin_id`."""
+
+    pin_id: int
+    kv_blocks: int
+
+
+class Shrunk(NamedTuple):
+    """What a holder did: blocks that became free, and what is still held."""
+
+    freed_blocks: int
+    kept_blocks: int
+    kept_tokens: int
+
+
+class BlockHolder(Protocol):
+    """The adapter's side of a pin: references on the engine's KV blocks."""
+
+    def claim(self, pin_id: int, behind_blocks: int) -> float:
+        """A request that has its blocks claims a pin, which it releases next.
+
+        Args:
+            behind_blocks: that plain vLLM would have taken before this request's, for
+                prefills which pins spared (`ttlcache.estimators.lru_backlog`).
+
+        Returns:
+            Tokens of the turn, from its beginning, that plain vLLM's prefix cache
+            would still have; `math.inf` for all.
+        """
+        ...
+
+    def release(self, pin_id: int) -> int:
+        """Drop all references of a pin; returns how many blocks became free."""
+        ...
+
+    def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
+        """Drop about `drop_blocks` references from the tail, maybe all of them."""
+        ...
+
+    def is_freeable(self, pin_id: int) -> bool:
+        """Whether releasing pins can free a block of this one: nobody else uses it."""
+        ...
+
+    def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
+        """How many blocks would be free without these pins; counts to `enough`."""
+        ...
+
+    def pressure(self) -> Pressure:
+        """Pool and queue right now."""
+        ...
+
+
+class Urgency(Enum):
+    """For whom memory is wanted; decides which pins may be taken."""
+
+    OVERDUE = "overdue"  # queued beyond the bound: any pin, if that makes it fit
+    WAITING = "waiting"  # a queued request while others run: younger programs' pins
+    RUNNING = "running"  # decode or prefill under way: any pin
+    STALLED = "stalled"  # nothing runs: everything, whatever it takes
+
+
+class Admission(Enum):
+    """Whether a waiting request may take memory now."""
+
+    ADMIT = "admit"
+    WAIT = "wait"

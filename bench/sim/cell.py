@@ -8,26 +8,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bench.sim import paper_victims, tier_link
-from bench.sim.agents import Agent, RequestFactory
-from bench.sim.arms import ArmSetting, own_file
 from bench.sim.checks import check
 from bench.sim.engine import Simulation
-from bench.sim.gates import Gate, OpenGate
 from bench.sim.hardware import HARDWARE
-from bench.sim.lookups import remember_lookups
+from bench.sim.load.agents import Agent, RequestFactory
+from bench.sim.load.reshape import mean_context
+from bench.sim.load.workload import Workload, build
 from bench.sim.models import MODELS
-from bench.sim.mori import MoriGate, unpin
-from bench.sim.offload import parse_offload
-from bench.sim.oracle import OracleGate, ShortestRemaining
 from bench.sim.recorder import Recorder
-from bench.sim.reshape import mean_context
+from bench.sim.rivals import paper_victims
+from bench.sim.rivals.arms import ArmSetting, own_file
+from bench.sim.rivals.gates import Gate, OpenGate
+from bench.sim.rivals.mori import MoriGate, unpin
+from bench.sim.rivals.oracle import OracleGate, ShortestRemaining
+from bench.sim.rivals.thunderagent import ThunderAgentGate
 from bench.sim.settings import Cell, CellResult
 from bench.sim.steptime import StepTime
-from bench.sim.thunderagent import ThunderAgentGate
-from bench.sim.tier_policy import tiered
-from bench.sim.tiers import TierStore
-from bench.sim.workload import Workload, build
+from bench.sim.tiers import link
+from bench.sim.tiers.lookups import remember_lookups
+from bench.sim.tiers.offload import parse_offload
+from bench.sim.tiers.policy import tiered
+from bench.sim.tiers.store import TierStore
 from ttlcache.clock import VirtualClock, default_clock, stopwatch_s, use_clock
 from ttlcache_connector.connector import TTLConnector, find_connector
 from ttlcache_connector.harness import EngineHarness, EngineSpec
@@ -46,7 +47,7 @@ def run_cell(cell: Cell) -> CellResult:
     model = MODELS[cell.engine.model]
     step_time = StepTime.of(HARDWARE[cell.engine.hardware], model)
     clock, recorder, store = VirtualClock(), Recorder(), _tier_store(cell)
-    with no_gc(), use_clock(clock), tier_link.use_tiers(store):
+    with no_gc(), use_clock(clock), link.use_tiers(store):
         harness = EngineHarness(engine_spec(cell, workload, step_time))
         scheduler = harness.scheduler
         connector = find_connector(scheduler.connector)
@@ -123,11 +124,11 @@ def engine_spec(cell: Cell, workload: Workload, step_time: StepTime) -> EngineSp
         "extra_config": extra or {},
     }
     if engine.offload != "none":
-        tier_link.register()
+        link.register()
         spec["connector"] = True
-        spec["kv_connector"] = tier_link.PLAIN
+        spec["kv_connector"] = link.PLAIN
         if extra is not None:
-            spec["kv_connector"] = tier_link.WITH_PINS
+            spec["kv_connector"] = link.WITH_PINS
             spec["scheduler_cls"] = _SCHEDULER
             spec["extra_config"] = tiered(extra)
     return EngineSpec(**spec)
@@ -176,7 +177,7 @@ def _mori(cell: Cell, connector: TTLConnector | None) -> Gate:
     assert connector.side is not None
     assert connector.side.controller is not None
     pins = connector.side.controller.pins
-    store = tier_link.current_store()
+    store = link.current_store()
     cpu_tokens = store.cpu.capacity_tokens if store is not None else 0
     return MoriGate(
         cell.engine.pool_tokens,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from bench.sim.errors import SimulationError
+from bench.sim.load.workload import Workload
 from bench.sim.recorder import Recorder
-from bench.sim.workload import Workload
 from ttlcache_connector.connector import TTLConnector
 
 

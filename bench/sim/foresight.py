@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ttlcache.clock import VirtualClock
-from ttlcache.events import Admission
+from ttlcache.types import Admission
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.queue import ProgramQueue
 

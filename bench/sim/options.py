@@ -10,14 +10,14 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.sim import report, run
-from bench.sim.arms import Arm, parse_arms
-from bench.sim.feed import parse_loop
+from bench.sim.fleet.routing import ROUTERS
 from bench.sim.hardware import HARDWARE
+from bench.sim.load.feed import parse_loop
+from bench.sim.load.workload import WorkloadSpec
 from bench.sim.models import MODELS
-from bench.sim.offload import parse_offload
-from bench.sim.routing import ROUTERS
+from bench.sim.rivals.arms import Arm, parse_arms
 from bench.sim.settings import Cell, EngineSetting, FleetSetting
-from bench.sim.workload import WorkloadSpec
+from bench.sim.tiers.offload import parse_offload
 
 DEFAULT_ARMS = "vllm,program-fcfs,static-ttl,cachettl,adaptive"
 

@@ -1,6 +1,6 @@
 """What happened in a cell, and its numbers.
 
-Turn-level metrics are `bench.metrics`' own; this adds what only the engine sees.
+Turn-level metrics are `bench.sim.metrics`' own; this adds what only the engine sees.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from vllm.v1.request import Request
 
-from bench.metrics import TurnRecord, summarize
-from bench.sim.agents import Agent
+from bench.sim.load.agents import Agent
+from bench.sim.metrics import TurnRecord, summarize
 
 
 class Recorder:

@@ -26,12 +26,12 @@ from rich.progress import (
 
 import bench
 import ttlcache
-from bench.sim.arms import Arm, ArmSetting
+from bench.sim.rivals.arms import Arm, ArmSetting
 from bench.sim.settings import Cell, CellResult
 
 CACHE = Path("out/cache/sim")
 #: What a result depends on besides its arguments; paths below the packages.
-_SOURCES = ("sim", "workloads.py", "traces.py", "metrics.py")
+_SOURCES = ("sim",)
 
 
 def run_cells(
@@ -98,7 +98,7 @@ def _run(cell: Cell) -> CellResult:
     # Here, not above: only the workers pay for importing vLLM.
     with open(os.devnull, "w") as sink, contextlib.redirect_stderr(sink):
         from bench.sim.cell import run_cell
-        from bench.sim.fleet_cell import run_fleet
+        from bench.sim.fleet.cell import run_fleet
 
     return run_fleet(cell) if cell.fleet else run_cell(cell)
 

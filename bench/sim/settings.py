@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bench.sim.arms import Arm
+from bench.sim.load.workload import WorkloadSpec
 from bench.sim.models import MODELS
-from bench.sim.workload import WorkloadSpec
+from bench.sim.rivals.arms import Arm
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.sim import run
-from bench.sim.arms import ARMS
+from bench.sim.load.workload import WorkloadSpec
+from bench.sim.rivals.arms import ARMS
 from bench.sim.settings import Cell, EngineSetting
-from bench.sim.workload import WorkloadSpec
 
 #: Largest relative error of the mean JCT.
 MAX_ERROR = 0.02

@@ -13,13 +13,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from ttlcache.config import load_config
-from ttlcache.events import Admission, Urgency
-from ttlcache_connector import requirements, vllm_hooks
-from ttlcache_connector.scheduler_side import SchedulerSide
-from ttlcache_connector.stats import TTLConnectorStats, TTLPromMetrics
-from ttlcache_connector.tier_factory import worker_tier
-from ttlcache_connector.tiers import NameOfBlocks
-from ttlcache_connector.worker_side import WorkerSide
+from ttlcache.types import Admission, Urgency
+from ttlcache_connector.engine import hooks, requirements
+from ttlcache_connector.role.metrics import TTLConnectorStats, TTLPromMetrics
+from ttlcache_connector.role.scheduler import SchedulerSide
+from ttlcache_connector.role.worker import WorkerSide
+from ttlcache_connector.tiers.base import NameOfBlocks
+from ttlcache_connector.tiers.factory import worker_tier
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +62,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             self.side = SchedulerSide(vllm_config, kv_cache_config, self.config)
-            vllm_hooks.expose_control(_control)
+            hooks.expose_control(_control)
         elif tier := worker_tier(self.config, vllm_config, kv_cache_config):
             self.worker = WorkerSide(tier, self.config)
 
@@ -73,7 +73,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
         """Pins end before a sleep, and our copies use addresses that outlast it."""
-        return vllm_hooks.may_sleep(kv_transfer_config.kv_connector_extra_config)
+        return hooks.may_sleep(kv_transfer_config.kv_connector_extra_config)
 
     # --- scheduler role: vLLM's hooks ----------------------------------------
 
@@ -275,7 +275,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> KVConnectorTransferResults:
         if self.worker is None:
             return super().get_transfer_results(finished_req_ids)
-        results: KVConnectorTransferResults = vllm_hooks.transfer_results(
+        results: KVConnectorTransferResults = hooks.transfer_results(
             self.worker.poll(finished_req_ids)
         )
         return results

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ttlcache.controller import Controller
-from ttlcache_connector.blocks import PinLedger
+from ttlcache_connector.blocks.pinned import PinLedger
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler

@@ -64,12 +64,13 @@ def configure(vllm_config: Any, engine_args: Any) -> None:
     for extra in _our_extra_configs(vllm_config.kv_transfer_config):
         _name_tool_parser(extra, sys.argv)
         from ttlcache.config import load_config
-        from ttlcache_connector import requirements, vllm_hooks, vllm_options
+        from ttlcache_connector import vllm_options
+        from ttlcache_connector.engine import hooks, requirements
 
         config = load_config(extra)
         requirements.check_vllm(allow_untested=config.allow_untested_vllm)
         vllm_options.check(vllm_config, config)
-        vllm_hooks.install_middleware(MIDDLEWARE)
+        hooks.install_middleware(MIDDLEWARE)
         requirements.check_lower_tier(
             config.lower_tier, allow_untested=config.allow_untested_vllm
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError
-from ttlcache_connector import requirements
+from ttlcache_connector.engine import requirements
 from ttlcache_connector.log import logger
 
 log = logger(__name__)

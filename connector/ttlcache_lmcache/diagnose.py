@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ttlcache.errors import ConfigError, TTLCacheError
-from ttlcache_lmcache import compat, config, disk_index
+from ttlcache_lmcache import compat, config
+from ttlcache_lmcache.store import disk_index
 
 #: LMCache's classes that each plugin derives from or calls, as "module:name".
 _USED = {

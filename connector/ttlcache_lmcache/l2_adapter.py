@@ -25,12 +25,13 @@ from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
 from ttlcache.clock import Clock, default_clock
-from ttlcache_lmcache import compat, otel
+from ttlcache_lmcache import compat
+from ttlcache_lmcache.adapters import otel
+from ttlcache_lmcache.adapters.l2_keys import encode_key, page_of_keys
+from ttlcache_lmcache.adapters.l2_notifications import Told
 from ttlcache_lmcache.config import TierConfig, load
-from ttlcache_lmcache.l2_keys import encode_key, page_of_keys
-from ttlcache_lmcache.l2_told import Told
-from ttlcache_lmcache.store import TieredStore
-from ttlcache_lmcache.store_moves import FAULTS
+from ttlcache_lmcache.store.moves import FAULTS
+from ttlcache_lmcache.store.store import TieredStore
 
 #: Seconds after which a task that waited no longer touches L1's memory. LMCache's locks
 #: on it run out (--l1-read-ttl-seconds, 300, and --l1-write-ttl-seconds, 600), and then

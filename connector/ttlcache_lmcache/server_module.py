@@ -19,13 +19,19 @@ from lmcache.v1.multiprocess.ext_server_module import server_module_handler
 
 from ttlcache.clock import Clock, default_clock
 from ttlcache.errors import ConfigError
-from ttlcache_lmcache import compat, hints, otel
+from ttlcache_lmcache import compat, hints
+from ttlcache_lmcache.adapters import otel
+from ttlcache_lmcache.adapters.eviction import TTLEvictionPolicy
+from ttlcache_lmcache.adapters.listeners import (
+    L1Events,
+    L2Events,
+    RequestEvents,
+    SessionEvents,
+)
+from ttlcache_lmcache.adapters.store_gate import StoreGate
 from ttlcache_lmcache.config import ServerModuleConfig, load
-from ttlcache_lmcache.costs import TierCosts
-from ttlcache_lmcache.eviction import TTLEvictionPolicy
-from ttlcache_lmcache.listeners import L1Events, L2Events, RequestEvents, SessionEvents
-from ttlcache_lmcache.store_gate import StoreGate
-from ttlcache_lmcache.tier import Tier
+from ttlcache_lmcache.retention.costs import TierCosts
+from ttlcache_lmcache.retention.l1_tier import Tier
 
 _WHERE = "--server-module config"
 #: Keys read from an adapter at once when the server starts.

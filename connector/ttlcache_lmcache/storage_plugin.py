@@ -32,8 +32,8 @@ from ttlcache.clock import default_clock
 from ttlcache.errors import ConfigError
 from ttlcache_lmcache import compat
 from ttlcache_lmcache.config import StoragePluginConfig, load
-from ttlcache_lmcache.records import Header
-from ttlcache_lmcache.store import TieredStore
+from ttlcache_lmcache.store.object_file import Header
+from ttlcache_lmcache.store.store import TieredStore
 
 #: What LMCache itself reads under a plugin's prefix.
 _LMCACHES_OWN = ("module_path", "class_name")

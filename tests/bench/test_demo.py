@@ -11,14 +11,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bench import demo, demo_report
-from bench.arms import Arm, ArmResult, EngineCounters, above
 from bench.cli import app
-from bench.demo import CONNECTOR, LMCACHE, DemoOptions
-from bench.metrics import TurnRecord, summarize
-from bench.replay import Failure
-from bench.workloads import longest_context
-from ttlcache_connector.serve_tiers import TierOptions
+from bench.compare import demo, demo_report
+from bench.compare.demo import CONNECTOR, LMCACHE, DemoOptions
+from bench.serve.arms import Arm, ArmResult, EngineCounters, above
+from bench.serve.replay import Failure
+from bench.sim.metrics import TurnRecord, summarize
+from bench.sim.workloads import longest_context
+from ttlcache_connector.lmcache_server.launch import TierOptions
 
 NO_PINS = EngineCounters(100, 40, 2.0, 4, 0, {}, 0, 0, 0, 0, 0)
 

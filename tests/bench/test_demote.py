@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from bench.demote import ratios
+from bench.compare.demote import ratios
 
 
 def arm(jct_s, down):

@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.figures import fleets
-from bench.figures.cli import ROOT, load_results
-from bench.figures.page import losses, render
-from bench.figures.plots import draw
-from bench.figures.summary import BEGIN, END, render_summary, write_into
-from bench.figures.sweeps import SWEEPS, ablation_arms
-from bench.sim.arms import parse_arms
+from bench.report.figures import fleets
+from bench.report.figures.cli import ROOT, load_results
+from bench.report.figures.page import losses, render
+from bench.report.figures.plots import draw
+from bench.report.figures.summary import BEGIN, END, render_summary, write_into
+from bench.report.figures.sweeps import SWEEPS, ablation_arms
+from bench.sim.rivals.arms import parse_arms
 
 COMMITTED = load_results()
 

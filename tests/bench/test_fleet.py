@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bench.arms import EngineCounters
 from bench.cli import app
-from bench.fleet import plot, report
-from bench.fleet.arms import ARMS, Death, FleetResult, arm_json
-from bench.fleet.run import FleetOptions
-from bench.metrics import TurnRecord, compare_outputs, summarize
-from bench.replay import Failure
+from bench.compare.fleet import plot, report
+from bench.compare.fleet.arms import ARMS, Death, FleetResult, arm_json
+from bench.compare.fleet.run import FleetOptions
+from bench.serve.arms import EngineCounters
+from bench.serve.replay import Failure
+from bench.sim.metrics import TurnRecord, compare_outputs, summarize
 
 ENGINE = EngineCounters(
     1000, 400, 2.0, 4, 0, {}, 0, 0, 0, 0, 0, {}, {"cpu": 96}, lower_tier_hits=100

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from bench.fuzz.play import Answer, is_same, read_answer
-from bench.fuzz.requests import COMPLETIONS, HEADERS, HINTS, FuzzRequest, make
-from ttlcache.hints import _PARSERS
-from ttlcache_connector import middleware
-from ttlcache_connector.http_asgi import GENERATING
-from ttlcache_connector.http_identity import _CONTINUUM, _WEAK, STRONG_HEADERS
-from ttlcache_connector.middleware import ProgramIdMiddleware
+from bench.stress.fuzz.play import Answer, is_same, read_answer
+from bench.stress.fuzz.requests import COMPLETIONS, HEADERS, HINTS, FuzzRequest, make
+from ttlcache.programs.hints import _PARSERS
+from ttlcache_connector.http import middleware
+from ttlcache_connector.http.asgi import GENERATING
+from ttlcache_connector.http.identity import _CONTINUUM, _WEAK, STRONG_HEADERS
+from ttlcache_connector.http.middleware import ProgramIdMiddleware
 
 REQUESTS = [make(number) for number in range(1500)]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bench.gap_traces import DECODE_S_PER_TOKEN, gap_key, read_gaps
-from bench.traces import TraceError
+from bench.gaps.traces import DECODE_S_PER_TOKEN, gap_key, read_gaps
+from bench.sim.traces import TraceError
 from ttlcache.types import FINAL_GAP, USER_GAP, GapKey
 
 

@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.gap_costs import LLAMA_8B_A100, CostSetting
-from bench.gap_replay import Arm, Outcome, replay_gaps
-from bench.gap_report import (
+from bench.gaps.costs import LLAMA_8B_A100, CostSetting
+from bench.gaps.replay import Arm, Outcome, replay_gaps
+from bench.gaps.report import (
     DEFAULT_ARMS,
     GapOptions,
     compare,
@@ -25,8 +25,8 @@ from bench.gap_report import (
     run_trace,
     to_json,
 )
-from bench.gap_scores import best_constant_s, constant, oracle, score
-from bench.gap_traces import GapProgram, GapTurn
+from bench.gaps.scores import best_constant_s, constant, oracle, score
+from bench.gaps.traces import GapProgram, GapTurn
 from ttlcache.errors import ConfigError
 from ttlcache.types import GapKey
 

@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bench import grid, grid_bars
 from bench.cli import app
-from bench.grid_spec import GridOptions, places, points, probes, saturation
+from bench.report import grid, grid_bars
+from bench.report.grid_spec import GridOptions, places, points, probes, saturation
 from bench.sim.options import cells_of
 from bench.sim.run import cell_key
 

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("lmcache")
 
-from bench.lmcache_plugin import PluginArmResult
-from bench.lmcache_sim import EnginePool, Simulation
-from bench.traces import TraceScale, from_trace
-from bench.workloads import Program, Turn
+from bench.lmcache.plugin import PluginArmResult
+from bench.lmcache.sim import EnginePool, Simulation
+from bench.sim.traces import TraceScale, from_trace
+from bench.sim.workloads import Program, Turn
 
 CHUNK = 64
 ARMS = ("LRU", "ARC", "ttl")

@@ -10,8 +10,8 @@ from rich.console import Console
 
 pytest.importorskip("lmcache", reason="LMCache is an extra")
 
-from bench.lmcache_tests.chosen import reason_not_to_run
-from bench.lmcache_tests.run import run_tests
+from bench.lmcache.upstream_tests.chosen import reason_not_to_run
+from bench.lmcache.upstream_tests.run import run_tests
 
 TESTS = """
 from lmcache.v1.distributed.l2_adapters.mock_l2_adapter import (

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from bench import metrics
-from bench.metrics import TurnRecord
+from bench.sim import metrics
+from bench.sim.metrics import TurnRecord
 
 
 def turn(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.sim.arms import ARMS, ArmSetting
-from bench.sim.mori import unpin
+from bench.sim.rivals.arms import ARMS, ArmSetting
+from bench.sim.rivals.mori import unpin
 from ttlcache.testing import FakeEngine
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench import overhead_report
 from bench.cli import app
-from bench.overhead_driver import Agent, make_controller
-from bench.overhead_report import OverheadResult, bars
-from bench.overhead_scale import Chunk, Kept, measure_kept, run_programs
-from bench.overhead_turns import (
+from bench.micro import overhead_report
+from bench.micro.overhead_driver import Agent, make_controller
+from bench.micro.overhead_report import OverheadResult, bars
+from bench.micro.overhead_scale import Chunk, Kept, measure_kept, run_programs
+from bench.micro.overhead_turns import (
     TURNS_PER_AGENT,
     DecideResult,
     Micros,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.overhead_recorder import MAX_STEP_MS, RecorderCost, measure
+from bench.micro.overhead_recorder import MAX_STEP_MS, RecorderCost, measure
 
 
 def test_every_event_is_written_and_the_arms_see_the_same_turns():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from bench import idle_connector
-from bench.idle_connector import IdleConnector
-from bench.overhead_scheduler import (
+from bench.micro import idle_connector
+from bench.micro.idle_connector import IdleConnector
+from bench.micro.overhead_scheduler import (
     IDLE,
     LOADS,
     OURS,

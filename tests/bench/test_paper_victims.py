@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.sim import paper_victims
-from bench.sim.arms import ARMS, ArmSetting
 from bench.sim.cell import GATES
+from bench.sim.rivals import paper_victims
+from bench.sim.rivals.arms import ARMS, ArmSetting
 from ttlcache.config import load_config
-from ttlcache.events import Urgency
 from ttlcache.testing import FakeEngine
-from ttlcache.types import PinOutcome
+from ttlcache.types import PinOutcome, Urgency
 
 
 def _engine(*, paper=True):

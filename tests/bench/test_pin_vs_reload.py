@@ -5,8 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from bench.figures import tiers
-from bench.pin_vs_reload import (
+from bench.compare.pin_vs_reload import (
     Recovery,
     plot,
     policy_ttls,
@@ -16,7 +15,8 @@ from bench.pin_vs_reload import (
     ttl_table,
     write_csv,
 )
-from bench.pin_vs_reload_client import TRIES, Client
+from bench.compare.pin_vs_reload_client import TRIES, Client
+from bench.report.figures import tiers
 from ttlcache import policies
 from ttlcache.types import Pressure
 

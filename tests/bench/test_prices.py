@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.prices import Prices
+from bench.compare.prices import Prices
 
 
 def test_lengths_between_the_timed_ones_lie_between_their_seconds():

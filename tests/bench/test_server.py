@@ -11,15 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.ports import free_ports
-from bench.process import ServerError
-from bench.server import (
-    ServerOptions,
-    VLLMServer,
-    by_label,
-    parse_metrics,
-    total,
-)
+from bench.serve.ports import free_ports
+from bench.serve.process import ServerError
+from bench.serve.server import ServerOptions, VLLMServer, by_label, parse_metrics, total
 
 METRICS = """\
 # HELP ttlcache_pins_total Pins by how they ended.
@@ -135,7 +129,7 @@ BENCH = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from bench.process import ServerProcess, stop_servers_on_signals
+from bench.serve.process import ServerProcess, stop_servers_on_signals
 
 class Server(ServerProcess):
     command = (sys.executable, "-c", sys.argv[1])

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from bench import above_tier, settings
 from bench.cli import app
-from bench.demo import CONNECTOR, LMCACHE
+from bench.compare import above_tier, settings
+from bench.compare.demo import CONNECTOR, LMCACHE
 from bench.ratios import Ratio
 
 

@@ -12,11 +12,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from bench.sim import cell as cell_module
 from bench.sim import stride as stride_module
-from bench.sim.arms import ARMS, parse_arms
 from bench.sim.cell import run_cell
 from bench.sim.errors import SimulationError
+from bench.sim.load.workload import WorkloadSpec
+from bench.sim.rivals.arms import ARMS, parse_arms
 from bench.sim.settings import Cell, EngineSetting
-from bench.sim.workload import WorkloadSpec
 
 ENGINE = EngineSetting(blocks=2_000, max_num_batched_tokens=1024)
 LOAD = WorkloadSpec(
@@ -94,8 +94,8 @@ def test_a_stride_that_vllm_schedules_otherwise_is_an_error(monkeypatch):
 
 
 ARM_FILE = """
-from bench.sim.arms import Arm
-from bench.sim.gates import OpenGate
+from bench.sim.rivals.arms import Arm
+from bench.sim.rivals.gates import OpenGate
 
 class Slow(OpenGate):
     def arrive(self, agent, now_s):

@@ -13,17 +13,13 @@ pytest.importorskip("vllm")
 
 from bench.cli import app
 from bench.sim import cell as cell_module
-from bench.sim import fleet_cell
-from bench.sim.agents import Agent
-from bench.sim.arms import parse_arms
 from bench.sim.cell import run_cell
 from bench.sim.engine import Simulation
 from bench.sim.errors import SimulationError
-from bench.sim.feed import Feed, Loop, parse_loop
-from bench.sim.fleet import Replica
-from bench.sim.fleet_cell import run_fleet
-from bench.sim.options import SimOptions, cells_of
-from bench.sim.routing import (
+from bench.sim.fleet import cell as fleet_cell_module
+from bench.sim.fleet.cell import run_fleet
+from bench.sim.fleet.fleet import Replica
+from bench.sim.fleet.routing import (
     BALANCE_ABS_THRESHOLD,
     ROUTERS,
     CacheAware,
@@ -31,9 +27,13 @@ from bench.sim.routing import (
     Session,
     Sticky,
 )
+from bench.sim.load.agents import Agent
+from bench.sim.load.feed import Feed, Loop, parse_loop
+from bench.sim.load.workload import Workload, WorkloadSpec, build
+from bench.sim.options import SimOptions, cells_of
+from bench.sim.rivals.arms import parse_arms
 from bench.sim.settings import Cell, EngineSetting, FleetSetting
-from bench.sim.workload import Workload, WorkloadSpec, build
-from bench.workloads import Program, Turn
+from bench.sim.workloads import Program, Turn
 
 ENGINE = EngineSetting(blocks=1_000, max_num_batched_tokens=1024)
 LOAD = WorkloadSpec(
@@ -162,7 +162,7 @@ def test_same_fleet_same_numbers():
 
 def test_a_leak_on_one_replica_is_found(monkeypatch):
     monkeypatch.setattr(
-        fleet_cell, "check_engine", lambda scheduler, connector: ["a leak"]
+        fleet_cell_module, "check_engine", lambda scheduler, connector: ["a leak"]
     )
     with pytest.raises(SimulationError, match="replica 2: a leak"):
         run_fleet(cell("session"))

@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from bench.sim.agents import Agent
-from bench.sim.mori import MoriGate
-from bench.sim.thunderagent import FORCE_RESUME_S, ThunderAgentGate
-from bench.workloads import Program, Turn
+from bench.sim.load.agents import Agent
+from bench.sim.rivals.mori import MoriGate
+from bench.sim.rivals.thunderagent import FORCE_RESUME_S, ThunderAgentGate
+from bench.sim.workloads import Program, Turn
 
 
 def _agent(index: int, tokens: int, turns: int = 3) -> Agent:

@@ -7,17 +7,17 @@ import statistics
 
 import pytest
 
-from bench.sim.gap_mix import BFCL_TOOLS, SWE_TOOLS, GapMix, Tool
 from bench.sim.hardware import HARDWARE, Hardware
+from bench.sim.load.gap_mix import BFCL_TOOLS, SWE_TOOLS, GapMix, Tool
 from bench.sim.models import MODELS, Model
-from bench.sim.offload import Offload, parse_offload
 from bench.sim.steptime import MBU, MFU, OVERHEAD_S, TP_EFFICIENCY, StepTime
-from bench.sim.tier_link import use_tiers
-from bench.sim.tier_policy import TierAware, TierAwareOptions
-from bench.sim.tiers import LINK_EFFICIENCY, LINK_LATENCY_S, Link, Tier, TierStore
-from bench.workloads import Moments
-from ttlcache.costs import CostModel
-from ttlcache.gaps import GapHistory
+from bench.sim.tiers.link import use_tiers
+from bench.sim.tiers.offload import Offload, parse_offload
+from bench.sim.tiers.policy import TierAware, TierAwareOptions
+from bench.sim.tiers.store import LINK_EFFICIENCY, LINK_LATENCY_S, Link, Tier, TierStore
+from bench.sim.workloads import Moments
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.policies.base import View
 from ttlcache.types import GapKey, TurnFacts
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.sim import run
-from bench.sim.arms import ARMS, ArmSetting, parse_arms
 from bench.sim.options import SMOKE, SimOptions, cells_of
+from bench.sim.rivals.arms import ARMS, ArmSetting, parse_arms
 from bench.sim.settings import CellResult
 from ttlcache.config import load_config
 

@@ -24,14 +24,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from typer.testing import CliRunner
 
-from bench import soak_report
 from bench.cli import app
-from bench.soak import SoakOptions
-from bench.soak_agents import AgentOptions, Fleet
-from bench.soak_cli import default_traces
-from bench.soak_report import Bounds, Ending, SoakResult
-from bench.soak_requests import JUNK, STYLES, Requests, Tally, identify
-from bench.soak_watch import (
+from bench.sim.workloads import Program, Turn, longest_context
+from bench.stress.soak import report
+from bench.stress.soak.agents import AgentOptions, Fleet
+from bench.stress.soak.cli import default_traces
+from bench.stress.soak.report import Bounds, Ending, SoakResult
+from bench.stress.soak.requests import JUNK, STYLES, Requests, Tally, identify
+from bench.stress.soak.soak import SoakOptions
+from bench.stress.soak.watch import (
     Sample,
     Watch,
     descendants,
@@ -39,7 +40,6 @@ from bench.soak_watch import (
     read_probe,
     rss_mib,
 )
-from bench.workloads import Program, Turn, longest_context
 
 PROGRAM = Program("p", 0.0, (Turn(6, 3, "pytest", 0.0), Turn(4, 2, "", 0.0)))
 BOUNDS = Bounds(agents=4, max_queue_wait_s=20.0, rss_growth_mib=64.0)
@@ -120,7 +120,7 @@ def result(**changes: Any) -> SoakResult:
 
 
 def failed(found: SoakResult) -> list[str]:
-    return [c.name for c in soak_report.checks(found, BOUNDS) if not c.ok]
+    return [c.name for c in report.checks(found, BOUNDS) if not c.ok]
 
 
 def test_agents_grow_their_prompts_by_real_answers() -> None:
@@ -213,18 +213,18 @@ def test_vanilla_vllm_is_asked_for_the_servers_promises_only() -> None:
 
 
 def test_the_probe_sees_our_objects_and_no_others(tmp_path: Path) -> None:
-    from bench import soak_probe
-    from ttlcache.gaps import GapHistory
+    from bench.stress.soak import probe
+    from ttlcache.estimators.gap_history import GapHistory
     from ttlcache.types import GapKey
 
     tracemalloc.start()
     try:
         foreign = [bytes(1 << 20) for _ in range(4)]
-        assert soak_probe.own_mib() < 0.1
+        assert probe.own_mib() < 0.1
         history = GapHistory()
         for number in range(20_000):
             history.observe(GapKey(f"tool{number}"), 1.0)
-        assert soak_probe.own_mib() > 1.0
+        assert probe.own_mib() > 1.0
     finally:
         tracemalloc.stop()
     assert len(foreign) == 4
@@ -244,13 +244,13 @@ def test_growth_before_the_end_of_the_warm_up_does_not_count() -> None:
 
 def test_the_summary_and_the_file_hold_the_numbers() -> None:
     found = result()
-    checks = soak_report.checks(found, BOUNDS)
+    checks = report.checks(found, BOUNDS)
     console = Console(file=io.StringIO(), width=160)
-    console.print(soak_report.load_table(found), soak_report.checks_table(checks))
+    console.print(report.load_table(found), report.checks_table(checks))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for word in ("longest wait", "30.0 s", "claimed 9", "engine core", "319"):
         assert word in text
-    written = json.loads(json.dumps(soak_report.to_json(found, checks, {})))
+    written = json.loads(json.dumps(report.to_json(found, checks, {})))
     assert written["ok"] is True
     assert written["tally"]["wait_s"]["p100"] == 30.0
     assert len(written["samples"]) == 21

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
-from bench import timeline
-from bench.metrics import TurnRecord
+from bench.compare import timeline
+from bench.sim.metrics import TurnRecord
 
 
 def turn(index: int, arrival_s: float, departure_s: float, cached: int) -> TurnRecord:

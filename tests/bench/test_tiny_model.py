@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import tiny_model
-from bench.tiny_model import ModelShape
+from bench.serve import tiny_model
+from bench.serve.tiny_model import ModelShape
 
 SMALL = ModelShape(layers=1, hidden=64, heads=2, kv_heads=1, intermediate=64)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.traces import TraceError, TraceScale, from_trace
+from bench.sim.traces import TraceError, TraceScale, from_trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 

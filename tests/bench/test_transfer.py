@@ -12,11 +12,11 @@ import torch
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.transfer_arm import EngineArm
-from bench.transfer_arms import OneCopy, make_arms
-from bench.transfer_cli import write_csv
-from bench.transfer_memory import PARTS, CellMemory, CellShape, all_shapes
-from bench.transfer_run import Bar, bars, run, verify
+from bench.micro.transfer_arm import EngineArm
+from bench.micro.transfer_arms import OneCopy, make_arms
+from bench.micro.transfer_cli import write_csv
+from bench.micro.transfer_memory import PARTS, CellMemory, CellShape, all_shapes
+from bench.micro.transfer_run import Bar, bars, run, verify
 from ttlcache.transfer import Direction, ReferenceEngine
 
 CPU = torch.device("cpu")

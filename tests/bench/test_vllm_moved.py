@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench import vllm_moved
+from bench.surface import vllm_moved
 
 
 def places(monkeypatch, *modules):

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from bench.workloads import (
+from bench.sim.workloads import (
     SWE_BENCH,
     SWE_TOOLS,
     Moments,

@@ -11,9 +11,9 @@ import pytest
 
 from tests.connector.fake_tier import FakeTier
 from ttlcache.clock import VirtualClock, use_clock
-from ttlcache_connector import side_parts
 from ttlcache_connector.harness import EngineHarness, EngineSpec
 from ttlcache_connector.invariants import violations
+from ttlcache_connector.role import parts
 
 OUR_LOGGERS = ("vllm.ttlcache_connector", "ttlcache")
 HOLD_5S = {"policy": "fixed", "policy_options": {"ttl_s": 5.0}}
@@ -71,7 +71,7 @@ def free(engine: EngineHarness) -> int:
 @pytest.fixture
 def tier(monkeypatch: pytest.MonkeyPatch) -> FakeTier:
     fake = FakeTier()
-    monkeypatch.setattr(side_parts, "scheduler_tier", lambda *_: fake)
+    monkeypatch.setattr(parts, "scheduler_tier", lambda *_: fake)
     return fake
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ttlcache_connector.tiers import NoTier, TierMetadata, TurnEnd
+from ttlcache_connector.tiers.base import NoTier, TierMetadata, TurnEnd
 
 
 class FakeTier(NoTier):

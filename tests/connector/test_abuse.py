@@ -8,19 +8,19 @@ from functools import lru_cache
 
 import pytest
 
-from bench.abuse.cli import MAX_JCT_RATIO
-from bench.abuse.flood import FloodOptions, FloodResult, run_arm
+from bench.stress.abuse.cli import MAX_JCT_RATIO
+from bench.stress.abuse.flood import FloodOptions, FloodResult, run_arm
 from tests.connector.conftest import free
-from ttlcache import retention
-from ttlcache_connector.stats import _KNOWN_LABELS
+from ttlcache.retention import ttl
+from ttlcache_connector.role.metrics import _KNOWN_LABELS
 
 LOAD = FloodOptions(sessions=800)
 
 
 @lru_cache
-def played(arm: str, wished_share: float = retention.WISHED_SHARE) -> FloodResult:
+def played(arm: str, wished_share: float = ttl.WISHED_SHARE) -> FloodResult:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retention, "WISHED_SHARE", wished_share)
+        patch.setattr(ttl, "WISHED_SHARE", wished_share)
         return run_arm(arm, LOAD)
 
 

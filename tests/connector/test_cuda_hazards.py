@@ -21,8 +21,8 @@ from tests.connector.test_lower_copiers import (
 from ttlcache.testing.fake_cuda import FakeCuda
 from ttlcache.transfer.cuda_api import CudaError
 from ttlcache.transfer.cupy_engine import CupyEngine
-from ttlcache_connector import kv_mover
-from ttlcache_connector.lower_lmcache.copiers import OwnCopier
+from ttlcache_connector.copy import block_copier
+from ttlcache_connector.tiers.lmcache.copiers import OwnCopier
 
 BLOCKS = [3, 1, 2, 9, 8, 4, 7, 6]
 
@@ -56,7 +56,7 @@ class ThreadedCuda(FakeCuda):
 @pytest.fixture
 def made(monkeypatch):
     cuda = ThreadedCuda(seed=3)
-    monkeypatch.setattr(kv_mover, "make_engine", lambda device: CupyEngine(cuda))
+    monkeypatch.setattr(block_copier, "make_engine", lambda device: CupyEngine(cuda))
     caches, config = registered(KVCacheLayout.LBHNC, one_group(FULL))
     pool = fill(caches)
     with shared_memory_server() as server:

@@ -9,12 +9,12 @@ import pytest
 
 from tests.connector.fake_tier import FakeTier
 from ttlcache.clock import VirtualClock
-from ttlcache.fairness import Place
-from ttlcache.pins import PinTable
-from ttlcache.programs import Program, Turn
+from ttlcache.programs.model import Program, Turn
+from ttlcache.programs.places import Place
+from ttlcache.retention.pins import PinTable
 from ttlcache.types import GapKey, PinOutcome
-from ttlcache_connector import demotion
-from ttlcache_connector.demotion import LEAST_PIECE, DemotingLedger
+from ttlcache_connector.blocks import demoting
+from ttlcache_connector.blocks.demoting import LEAST_PIECE, DemotingLedger
 
 BLOCKS = 40
 WAIT_S = 0.5
@@ -262,7 +262,7 @@ def test_a_turn_somebody_waits_for_goes_last_whatever_it_costs(tails):
 
 
 def test_of_thousands_that_linger_only_the_oldest_are_compared(tails, monkeypatch):
-    monkeypatch.setattr(demotion, "COMPARED", 2)
+    monkeypatch.setattr(demoting, "COMPARED", 2)
     linger(tails, dear=160, cheap=16, younger=0)
     tails.ledger.relieve(22, at_once=False)
     assert list(tails.tier.due) == ["cheap", "dear", "younger"]

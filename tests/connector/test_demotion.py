@@ -8,7 +8,7 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 
 from tests.connector.conftest import demoting, free, pinned, totals
 from tests.connector.fake_tier import extra
-from ttlcache_connector.tiers import TurnEnd
+from ttlcache_connector.tiers.base import TurnEnd
 
 PROMPT = list(range(1, 101))
 HINTS = {"program_id": "p", "tool": "bash"}

@@ -13,11 +13,11 @@ from lmcache.integration.vllm.lazy_offload_manager import _coalesce_store_metada
 from lmcache.integration.vllm.lazy_offload_policy.base import DrainSignals
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
 from lmcache.integration.vllm.vllm_multi_process_adapter import LoadStoreOp
+from ttlcache_connector.tiers.lmcache.demotion_queue import DemotionQueue
+from ttlcache_connector.tiers.lmcache.lone_tails import LoneTails
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
-from ttlcache_connector.lower_lmcache import lone_tails
-from ttlcache_connector.lower_lmcache.demotion_queue import DemotionQueue
-from ttlcache_connector.lower_lmcache.lone_tails import LoneTails
+from ttlcache_connector.tiers.lmcache import suffix_index
 
 CHUNK, BLOCK = 64, 32
 
@@ -346,7 +346,7 @@ def test_a_lone_tail_is_known_by_the_block_before_it():
 
 
 def test_only_so_many_lone_tails_are_remembered(monkeypatch):
-    monkeypatch.setattr(lone_tails, "MEMORY", 2)
+    monkeypatch.setattr(suffix_index, "MEMORY", 2)
     tails = LoneTails(BLOCK, BLOCK)
     for each in (1, 2, 1, 3):
         tails.add(bytes([each]))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.connector.conftest import totals
-from ttlcache.divergence import Cause
-from ttlcache_connector.divergence_log import log
-from ttlcache_connector.stats import _KNOWN_LABELS
+from ttlcache.programs.divergence import Cause
+from ttlcache_connector.role.divergence_log import log
+from ttlcache_connector.role.metrics import _KNOWN_LABELS
 
 SYSTEM = [*range(1000, 1200)]
 

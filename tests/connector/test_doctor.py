@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ttlcache.cli import app
-from ttlcache_connector import requirements
 from ttlcache_connector.cli.doctor import findings
 from ttlcache_connector.cli.findings import BAD, NOTE, OK
+from ttlcache_connector.engine import requirements
 
 
 def states(

@@ -7,7 +7,7 @@ from importlib.resources import files
 import pytest
 from typer.testing import CliRunner
 
-from bench.tiny_model import build
+from bench.serve.tiny_model import build
 from ttlcache.cli import app
 from ttlcache_connector.cli.doctor_template import findings
 from ttlcache_connector.cli.findings import BAD, NOTE, OK

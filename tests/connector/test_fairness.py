@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.connector.conftest import totals
-from ttlcache.events import Urgency
+from ttlcache.types import Urgency
 
 STEP_S = 0.1
 TURN_TOKENS = 10

@@ -21,11 +21,11 @@ from tests.connector.injection import (
 from ttlcache.controller import Controller
 from ttlcache.policies.fixed import FixedTTL
 from ttlcache.types import Decision
-from ttlcache_connector import scheduler_side
+from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, Pace
 from ttlcache_connector.connector import TTLConnector
-from ttlcache_connector.failsafe import MAX_SLOW_IN_A_ROW, Pace
-from ttlcache_connector.scheduler_side import SchedulerSide
-from ttlcache_connector.stats import _KNOWN_LABELS
+from ttlcache_connector.role import scheduler
+from ttlcache_connector.role.metrics import _KNOWN_LABELS
+from ttlcache_connector.role.scheduler import SchedulerSide
 
 
 def break_hook(monkeypatch, name: str, every: int = 1) -> None:
@@ -117,7 +117,7 @@ def test_a_step_that_cannot_be_read_teaches_no_price(make_engine, monkeypatch):
 
     engine = make_engine(num_blocks=64)
     engine.on_step = lambda: None  # the faults are counted
-    monkeypatch.setattr(scheduler_side, "step_of", broken)
+    monkeypatch.setattr(scheduler, "step_of", broken)
     engine.turn("a", range(100), hints={"program_id": "A"})
     assert totals(engine)["hook_errors:step_scheduled"] > 0
     assert "a" in engine.finished
@@ -351,7 +351,7 @@ def test_a_policy_that_takes_a_second_is_not_asked_for_long(
     make_engine, monkeypatch, our_log
 ):
     stopwatch = itertools.count()  # every look at it is a second later
-    monkeypatch.setattr(scheduler_side, "stopwatch_s", lambda: float(next(stopwatch)))
+    monkeypatch.setattr(scheduler, "stopwatch_s", lambda: float(next(stopwatch)))
     engine = make_engine(num_blocks=60)
     engine.on_step = None
     for program in range(5):

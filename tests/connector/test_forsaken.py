@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
 from lmcache.v1.multiprocess.custom_types import IPCCacheServerKey
-
-from ttlcache_connector.lower_lmcache.epochs import Epochs
-from ttlcache_connector.lower_lmcache.forsaken import Forsaken
+from ttlcache_connector.tiers.lmcache.epochs import Epochs
+from ttlcache_connector.tiers.lmcache.forsaken import Forsaken
 
 
 class Adapter:

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("lmcache")
 
-from ttlcache_connector.lower_lmcache.hint_sender import HintSender
-from ttlcache_connector.tiers import TurnEnd
+from ttlcache_connector.tiers.base import TurnEnd
+from ttlcache_connector.tiers.lmcache.hint_sender import HintSender
 from ttlcache_lmcache import hints
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.connector.test_middleware import CHAT, application, post
-from ttlcache_connector.http_attribution import without_attribution
+from ttlcache_connector.http.attribution import without_attribution
 
 HEADER = (
     "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch=eb6c6;"

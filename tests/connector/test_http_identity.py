@@ -7,9 +7,9 @@ import json
 import msgspec
 import pytest
 
-from ttlcache.client_values import MAX_INT
-from ttlcache.hints import parse_hints
-from ttlcache_connector.http_identity import (
+from ttlcache.programs.client_values import MAX_INT
+from ttlcache.programs.hints import parse_hints
+from ttlcache_connector.http.identity import (
     RULES,
     Clues,
     conversation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 from types import SimpleNamespace
 
-from ttlcache_connector.http_rank import RANK_HEADER, RESPONSES, heed_rank
+from ttlcache_connector.http.dp_rank import RANK_HEADER, RESPONSES, heed_rank
 
 
 class Client:

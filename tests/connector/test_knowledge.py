@@ -12,13 +12,13 @@ import time
 import pytest
 
 from tests.connector.conftest import HOLD_5S
-from ttlcache import gap_store
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError
-from ttlcache.gaps import GapHistory
+from ttlcache.estimators import gap_store
+from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.types import GapKey
-from ttlcache_connector import knowledge
-from ttlcache_connector.knowledge import MIN_SAVE_INTERVAL_S, HistoryFile
+from ttlcache_connector.role import state_files
+from ttlcache_connector.role.state_files import MIN_SAVE_INTERVAL_S, HistoryFile
 
 #: A failure, never a duration.
 HANG_S = 300.0
@@ -140,8 +140,8 @@ def test_a_file_that_the_kernel_cuts_off_is_not_put_in_place(tmp_path):
     script = f"""
 import resource, sys
 from ttlcache import gap_store
-from ttlcache.gaps import GapHistory
-from ttlcache.gaps import GapHistory
+from ttlcache.estimators.gap_history import GapHistory
+from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.types import GapKey
 history = GapHistory()
 for number in range(1000):
@@ -163,7 +163,7 @@ def test_large_histories_are_saved_less_often(tmp_path):
     history.save_if_due(MIN_SAVE_INTERVAL_S)
     assert history.flush(HANG_S)
     # 500 windows of 80 records, and the newest 10,000 of all.
-    every_s = 50_000 * knowledge.SAVE_INTERVAL_S_PER_RECORD
+    every_s = 50_000 * state_files.SAVE_INTERVAL_S_PER_RECORD
     history.gaps.observe(GapKey("tool1"), 1.0)
     before = (tmp_path / "gaps.json").stat().st_ino
     history.save_if_due(MIN_SAVE_INTERVAL_S + every_s - 1.0)

@@ -19,11 +19,11 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from bench.vllm_moved import find
+from bench.surface.vllm_moved import find
 from ttlcache.errors import TransferError
 from ttlcache.transfer import ReferenceEngine
-from ttlcache_connector.kv_layouts import namespace, read_layout, read_layouts
-from ttlcache_connector.kv_mover import BlockCopier, make_engine
+from ttlcache_connector.copy.block_copier import BlockCopier, make_engine
+from ttlcache_connector.copy.kv_layouts import namespace, read_layout, read_layouts
 
 BLOCKS, LAYERS, PER_CHUNK = 11, 3, 4
 FULL = FullAttentionSpec(

@@ -32,8 +32,8 @@ from lmcache.v1.multiprocess.modules.engine_driven_transfer import (
 from lmcache.v1.multiprocess.modules.lookup import LookupModule
 from lmcache.v1.multiprocess.request_handler import iter_request_handlers
 
-from ttlcache_connector.lmcache_module import build_server_modules
-from ttlcache_connector.lmcache_starts import heed_starts
+from ttlcache_connector.lmcache_server.mid_context_lookup import heed_starts
+from ttlcache_connector.lmcache_server.module import build_server_modules
 
 CHUNK = 16
 WORKER = 7

@@ -16,7 +16,7 @@ from lmcache.integration.vllm.vllm_multi_process_adapter import (
 from lmcache.v1.multiprocess.futures import MessagingFuture
 
 from ttlcache.clock import VirtualClock
-from ttlcache_connector.lower_lmcache.lookups import LOOKS, Lookups
+from ttlcache_connector.tiers.lmcache.lookups import LOOKS, Lookups
 
 URL, CHUNK = "tcp://server", 32
 

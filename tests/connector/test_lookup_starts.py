@@ -9,10 +9,11 @@ import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
-from ttlcache_connector import lmcache_rpc
-from ttlcache_connector.lower_lmcache.lone_tails import LoneTails
-from ttlcache_connector.lower_lmcache.lookup_starts import LookupStarts
-from ttlcache_connector.lower_lmcache.scheduler_half import SchedulerHalf
+from ttlcache_connector.tiers.lmcache.lone_tails import LoneTails
+from ttlcache_connector.tiers.lmcache.lookup_starts import LookupStarts
+from ttlcache_connector.tiers.lmcache.scheduler_half import SchedulerHalf
+
+from ttlcache_connector.lmcache_server import rpc
 
 CHUNK, BLOCK = 64, 16
 
@@ -128,7 +129,7 @@ def test_no_lookup_begins_inside_before_the_server_said_that_it_may():
     starts = rig.starts
     assert not starts.are_heeded
     starts.ask_servers(rig.heard.append)
-    assert rig.orders == [lmcache_rpc.LOOKUPS_BEGIN_ANYWHERE]
+    assert rig.orders == [rpc.LOOKUPS_BEGIN_ANYWHERE]
     assert not starts.are_heeded
     assert begins_at_0(starts)
     with starts.beginning_at(2 * CHUNK):

@@ -22,22 +22,22 @@ from lmcache.v1.distributed.api import MemoryLayoutDesc
 from lmcache.v1.multiprocess.futures import MessagingFuture
 from lmcache.v1.multiprocess.transfer_context.base import EngineDrivenContextMetadata
 from lmcache.v1.multiprocess.transfer_context.shm import EngineDrivenContextShm
+from ttlcache_connector.tiers.lmcache.transfer import ThreadedTransfer
 from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from tests.connector.test_kv_layouts import FULL, LAYERS, fill, one_group, registered
 from ttlcache.errors import ConfigError, TransferError
-from ttlcache.metrics import MetricsBuffer
+from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.testing.fake_cuda import FakeCuda
 from ttlcache.transfer import ReferenceEngine
 from ttlcache.transfer.cupy_engine import CupyEngine
-from ttlcache_connector import kv_mover
-from ttlcache_connector.kv_layouts import namespace
-from ttlcache_connector.lower_lmcache import copiers, registration, transfer
-from ttlcache_connector.lower_lmcache.copiers import LMCacheCopier, OwnCopier
-from ttlcache_connector.lower_lmcache.transfer import ThreadedTransfer
-from ttlcache_connector.movethread import MoveThread
+from ttlcache_connector.copy import block_copier
+from ttlcache_connector.copy.copy_thread import MoveThread
+from ttlcache_connector.copy.kv_layouts import namespace
+from ttlcache_connector.tiers.lmcache import copiers, registration, worker_transfer
+from ttlcache_connector.tiers.lmcache.copiers import LMCacheCopier, OwnCopier
 
 WAIT_S = 60.0
 PER_CHUNK, CHUNKS = 2, 4
@@ -141,7 +141,7 @@ def test_a_round_trip_in_portions(server, tensors, monkeypatch):
     assert moves.moved(moves.submit_store("r", None, caches, blocks, None, PER_CHUNK))
     whole = bytes(server.memory)
     server.memory[:] = bytes(len(server.memory))
-    monkeypatch.setattr(transfer, "MAX_PART_BYTES", 3 * CHUNK_BYTES)
+    monkeypatch.setattr(worker_transfer, "MAX_PART_BYTES", 3 * CHUNK_BYTES)
     assert moves.moved(moves.submit_store("r", None, caches, blocks, None, PER_CHUNK))
     assert bytes(server.memory) == whole
     raw.zero_()
@@ -235,7 +235,7 @@ class SlowEngine(ReferenceEngine):
 def test_nobody_hears_of_a_slow_copy_before_it_is_over(server, tensors, monkeypatch):
     """Its blocks and chunks would be somebody else's while it still writes."""
     engine = SlowEngine()
-    monkeypatch.setattr(kv_mover, "make_engine", lambda _: engine)
+    monkeypatch.setattr(block_copier, "make_engine", lambda _: engine)
     caches, config = tensors
     fill(caches)
     moves = Threaded(server, OwnCopier(caches, config, HINTS))
@@ -274,7 +274,7 @@ def test_the_mover_waits_for_the_forward_pass_before_it_locks(server, tensors):
 def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatch):
     """By a device that takes copies to and from unpinned memory for faults."""
     cuda = FakeCuda(seed=3)
-    monkeypatch.setattr(kv_mover, "make_engine", lambda device: CupyEngine(cuda))
+    monkeypatch.setattr(block_copier, "make_engine", lambda device: CupyEngine(cuda))
     caches, config = tensors
     pool = fill(caches)
     before = pool.clone()

@@ -10,17 +10,18 @@ import pytest
 
 pytest.importorskip("lmcache", reason="LMCache is an extra")
 
+from ttlcache_connector.tiers.lmcache.below import Below
+from ttlcache_connector.tiers.lmcache.recoveries import Recoveries
+
 from ttlcache.errors import ConfigError
-from ttlcache_connector.lower_lmcache import scheduler_half, worker_half
-from ttlcache_connector.lower_lmcache.below import Below
-from ttlcache_connector.lower_lmcache.recoveries import Recoveries
+from ttlcache_connector.tiers.lmcache import scheduler, worker
 
 
 @pytest.fixture
 def logged(monkeypatch, caplog):
     log = logging.getLogger("tests.lower_ranks")
-    monkeypatch.setattr(worker_half, "log", log)
-    monkeypatch.setattr(scheduler_half, "log", log)
+    monkeypatch.setattr(worker, "log", log)
+    monkeypatch.setattr(scheduler, "log", log)
     return caplog
 
 
@@ -36,7 +37,7 @@ def test_why_a_registration_failed_is_logged_once(logged, raised, said):
     def register(_kv_caches: Any) -> None:
         raise raised
 
-    half = object.__new__(worker_half.WorkerHalf)
+    half = object.__new__(worker.WorkerHalf)
     half._inner = SimpleNamespace(register_kv_caches=register)
     with pytest.raises(ConfigError, match=said):
         half.register({})
@@ -45,8 +46,8 @@ def test_why_a_registration_failed_is_logged_once(logged, raised, said):
     assert record.exc_info[1] is raised
 
 
-def halves(ranks: int) -> scheduler_half.SchedulerHalf:
-    half = object.__new__(scheduler_half.SchedulerHalf)
+def halves(ranks: int) -> scheduler.SchedulerHalf:
+    half = object.__new__(scheduler.SchedulerHalf)
     half._adapter = SimpleNamespace(
         model_name="model##ours", is_healthy=True, _heartbeats=None
     )

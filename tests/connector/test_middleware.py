@@ -15,10 +15,11 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from tests.connector.conftest import pinned
-from ttlcache_connector import http_control, vllm_hooks
-from ttlcache_connector import middleware as module
-from ttlcache_connector.http_asgi import MAX_BODY_BYTES
-from ttlcache_connector.middleware import ProgramIdMiddleware
+from ttlcache_connector.engine import hooks
+from ttlcache_connector.http import control
+from ttlcache_connector.http import middleware as module
+from ttlcache_connector.http.asgi import MAX_BODY_BYTES
+from ttlcache_connector.http.middleware import ProgramIdMiddleware
 
 
 async def echo(request: Request) -> JSONResponse:
@@ -303,7 +304,7 @@ def test_a_body_that_is_cut_off_ends_no_program():
 
     path = "/ttlcache/programs/p/end"
     scope = {"app": application(engine=engine), "method": "POST", "headers": []}
-    asyncio.run(http_control.answer(path, scope, receive, send))
+    asyncio.run(control.answer(path, scope, receive, send))
     assert sent[0]["status"] == 400
     assert engine.orders == []
 
@@ -348,9 +349,9 @@ def test_the_plugin_adds_it_to_the_servers_list_once(monkeypatch):
             args.middleware
         )
     )
-    monkeypatch.setitem(vllm_hooks.sys.modules, vllm_hooks._APP_MODULE, fake)
-    vllm_hooks.install_middleware("a.B")
-    vllm_hooks.install_middleware("a.B")
+    monkeypatch.setitem(hooks.sys.modules, hooks._APP_MODULE, fake)
+    hooks.install_middleware("a.B")
+    hooks.install_middleware("a.B")
     fake.init_entrypoints_middleware(SimpleNamespace(middleware=["x.Y"]), None, ())
     fake.init_entrypoints_middleware(SimpleNamespace(middleware=["a.B"]), None, ())
     assert calls == [["x.Y", "a.B"], ["a.B"]]
@@ -358,7 +359,7 @@ def test_the_plugin_adds_it_to_the_servers_list_once(monkeypatch):
 
 def test_the_control_module_documents_what_it_serves():
     for path in ("/end", "/progress", "/ttlcache/programs"):
-        assert path in http_control.__doc__
+        assert path in control.__doc__
 
 
 def test_a_vllm_that_answers_for_all_its_engines_at_once():
@@ -381,7 +382,7 @@ def test_the_engines_method_finds_our_connector(monkeypatch):
 
     monkeypatch.setattr(connector_module, "find_connector", lambda c: c)
     monkeypatch.setattr(EngineCore, "ttlcache_control", None, raising=False)
-    vllm_hooks.expose_control(connector_module._control)
+    hooks.expose_control(connector_module._control)
     for found, expected in ((Ours(), {"did": "end"}), (None, {})):
         core = SimpleNamespace(scheduler=SimpleNamespace(connector=found))
         assert (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ttlcache_connector.movethread import Move, MoveThread
+from ttlcache_connector.copy.copy_thread import Move, MoveThread
 
 WAIT_S = 20.0
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from tests.connector.conftest import HOLD_5S, free, pinned, totals
-from ttlcache.events import Urgency
-from ttlcache.types import GapKey
+from ttlcache.types import GapKey, Urgency
 
 FOREVER = {"policy": "fixed", "policy_options": {"ttl_s": 300.0}}
 

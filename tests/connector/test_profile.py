@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ttlcache.cli import app
-from ttlcache.costs import CostModel
+from ttlcache.estimators.costs import CostModel
 from ttlcache_connector.cli import profile
 from ttlcache_connector.cli.sweep import FIRST_TOKENS, MAX_REPEATS, Curve, fit, sweep
 
@@ -101,7 +101,7 @@ def test_no_coefficient_is_negative():
 
 def test_the_file_is_what_the_connector_reads(tmp_path):
     from ttlcache.config import load_config
-    from ttlcache_connector.knowledge import load_costs
+    from ttlcache_connector.role.state_files import load_costs
 
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({"prefill": list(fit([(1000, 0.1), (2000, 0.2)]))}))

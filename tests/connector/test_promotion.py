@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from ttlcache.costs import CostModel
-from ttlcache.fairness import Place
-from ttlcache.gaps import GapHistory
-from ttlcache.pins import PinTable
-from ttlcache.programs import Program, Turn
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.gap_history import GapHistory
+from ttlcache.programs.model import Program, Turn
+from ttlcache.programs.places import Place
+from ttlcache.retention.pins import PinTable
 from ttlcache.types import GapKey, PinOutcome
-from ttlcache_connector import promotion
+from ttlcache_connector.tiers import promotion
 
 KEY = GapKey("bash", "sleep")
 END_S = 5000.0  # of every turn here

@@ -15,8 +15,8 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from bench.fuzz.requests import CHAT, COMPLETIONS, RESPONSES, make
-from ttlcache_connector.http_identity import from_body, with_hints
+from bench.stress.fuzz.requests import CHAT, COMPLETIONS, RESPONSES, make
+from ttlcache_connector.http.identity import from_body, with_hints
 
 CLASSES = {
     COMPLETIONS: CompletionRequest,

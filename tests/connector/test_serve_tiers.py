@@ -41,19 +41,21 @@ from lmcache.v1.multiprocess.engine_context import MPCacheServerContext
 
 from ttlcache.config import load_config
 from ttlcache.errors import ConfigError, UnsupportedEngineError
-from ttlcache_connector import plugin, requirements, serve_tiers_cli
+from ttlcache_connector import plugin
+from ttlcache_connector.cli import serve_tiers as serve_tiers_cli
+from ttlcache_connector.engine import requirements
 from ttlcache_connector.harness import EngineSpec, build_vllm_config
-from ttlcache_connector.lower_lmcache import connect
-from ttlcache_connector.serve_tiers import TierOptions
-from ttlcache_lmcache import disk_index
+from ttlcache_connector.lmcache_server.launch import TierOptions
+from ttlcache_connector.tiers.lmcache import client
 from ttlcache_lmcache.l2_adapter import TTLL2Adapter
+from ttlcache_lmcache.store import disk_index
 
 
 @pytest.fixture
 def serve_tiers():
     import typer
 
-    from ttlcache_connector.serve_tiers_cli import serve_tiers
+    from ttlcache_connector.cli.serve_tiers import serve_tiers
 
     app = typer.Typer()
     app.command()(serve_tiers)
@@ -177,8 +179,8 @@ while time.monotonic() < deadline:
 """
 PARENT = """
 import sys
-from ttlcache_connector.serve_tiers import TierOptions
-from ttlcache_connector.serve_tiers_cli import _run
+from ttlcache_connector.lmcache_server.launch import TierOptions
+from ttlcache_connector.cli.serve_tiers import _run
 
 class Stub(TierOptions):
     def command(self):
@@ -271,7 +273,7 @@ def test_a_failed_load_is_recomputed_and_not_an_error():
 
 def extra_of(**keys: object) -> dict[str, object]:
     transfer = SimpleNamespace(kv_connector_extra_config=dict(keys))
-    inner = connect._inner_config(SimpleNamespace(kv_transfer_config=transfer))
+    inner = client._inner_config(SimpleNamespace(kv_transfer_config=transfer))
     assert transfer.kv_connector_extra_config == keys  # ours stays as it was
     return inner.kv_transfer_config.kv_connector_extra_config
 
@@ -286,7 +288,7 @@ def test_lmcache_gets_its_own_keys_and_defaults_that_fit_agents():
 
 def test_a_key_that_lmcache_does_not_read_is_named(monkeypatch):
     lines = []
-    monkeypatch.setattr(connect.log, "warning", lambda text, *a: lines.append(text % a))
+    monkeypatch.setattr(client.log, "warning", lambda text, *a: lines.append(text % a))
     extra_of(**{"lmcache.mp.prot": 7, "lmcache.chunk_size": 8, "lmcache.mp.port": 7})
     assert lines == [
         "ttlcache: LMCache does not read 'lmcache.mp.prot'; "
@@ -302,7 +304,7 @@ def test_every_key_that_lmcache_reads_is_known():
     source += "\n".join(path.read_text() for path in folder.rglob("lazy*/*.py"))
     read = set(re.findall(r'^\s*(?:\w+ = )?"lmcache\.mp\.([\w.]+)"', source, re.M))
     assert {"host", "server_urls", "autostart.server_args"} <= read
-    known = {*connect.READ, *connect.DEFAULTS, *connect.OURS}
+    known = {*client.READ, *client.DEFAULTS, *client.OURS}
     assert {name for name in read if not name.startswith("lazy_offload_")} <= known
 
 
@@ -315,10 +317,10 @@ def test_no_server_is_an_error_that_says_what_to_start(monkeypatch):
     def refuse(*args: object) -> None:
         raise ConnectionError
 
-    monkeypatch.setattr(connect, "LMCacheMPConnector", refuse)
+    monkeypatch.setattr(client, "LMCacheMPConnector", refuse)
     transfer = SimpleNamespace(kv_connector_extra_config={"lmcache.mp.port": 7})
     with pytest.raises(ConfigError, match=r":7; start it first.*serve-tiers"):
-        connect.connect(None, SimpleNamespace(kv_transfer_config=transfer), None)
+        client.connect(None, SimpleNamespace(kv_transfer_config=transfer), None)
 
 
 def test_the_documented_multi_connector_is_one_that_vllm_builds():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from vllm.config import KVTransferConfig
 
-from ttlcache_connector import vllm_hooks
 from ttlcache_connector.connector import TTLConnector
+from ttlcache_connector.engine import hooks
 
 TIER = {"lower_tier": "lmcache"}
 BY_SERVER = {"lmcache.mp.mp_transfer_mode": "lmcache_driven"}
@@ -33,6 +33,6 @@ def test_no_sleep_where_a_server_has_mapped_the_kv_cache(extra, may):
 
 def test_the_environment_may_say_it(monkeypatch):
     monkeypatch.setenv("LMCACHE_MP_TRANSFER_MODE", "lmcache_driven")
-    assert not vllm_hooks.may_sleep(TIER)
-    assert vllm_hooks.may_sleep(TIER | {"lmcache.mp.mp_transfer_mode": "auto"})
-    assert vllm_hooks.may_sleep({})
+    assert not hooks.may_sleep(TIER)
+    assert hooks.may_sleep(TIER | {"lmcache.mp.mp_transfer_mode": "auto"})
+    assert hooks.may_sleep({})

@@ -18,11 +18,11 @@ from hypothesis.stateful import (
 )
 from vllm.v1.request import RequestStatus
 
-from bench.wedge import loading
-from bench.wedge.engine import ScheduleFailure
-from bench.wedge.schedule import Schedule
-from bench.wedge.spec import random_engine
-from ttlcache_connector.blocks import PinLedger
+from bench.stress.wedge import loading
+from bench.stress.wedge.engine import ScheduleFailure
+from bench.stress.wedge.schedule import Schedule
+from bench.stress.wedge.spec import random_engine
+from ttlcache_connector.blocks.pinned import PinLedger
 
 MOVES = (
     *("new_program", "next_turn", "abort", "retry", "branch", "parallel_samples"),

@@ -15,10 +15,10 @@ from vllm.config import ModelConfig
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor
 
-from bench.tiny_model import build
+from bench.serve.tiny_model import build
 from tests.connector.conftest import pinned, totals
 from ttlcache_connector import harness
-from ttlcache_connector.tooltext import OutputReader
+from ttlcache_connector.engine.tool_reader import OutputReader
 
 STOP = "</function"
 CALL = f"I look.\n<function=bash>\n<parameter=command>ls -l</parameter>\n{STOP}"

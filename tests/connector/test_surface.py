@@ -17,10 +17,10 @@ import vllm
 from bench.surface.extract import missing, reader, surface
 from bench.surface.needs import HOOKS, USES
 from ttlcache.errors import UnsupportedEngineError
-from ttlcache_connector import requirements
 from ttlcache_connector.connector import TTLConnector
+from ttlcache_connector.engine import requirements
 from ttlcache_connector.queue import ProgramQueue
-from ttlcache_connector.stats import TTLConnectorStats, TTLPromMetrics
+from ttlcache_connector.role.metrics import TTLConnectorStats, TTLPromMetrics
 
 FOLDER = Path(__file__).parent / "surface"
 VERSIONS = {

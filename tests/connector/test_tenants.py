@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 from tests.connector.conftest import free, pinned, totals
-from ttlcache_connector.stats import _KNOWN_LABELS
+from ttlcache_connector.role.metrics import _KNOWN_LABELS
 
 FLOOD = {"policy": "fixed", "policy_options": {"ttl_s": 300.0}, "max_ttl_s": 1e6}
 

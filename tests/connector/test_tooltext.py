@@ -8,10 +8,10 @@ import pytest
 from vllm.config import ModelConfig
 from vllm.tool_parsers import ToolParserManager
 
-from bench.tiny_model import build
+from bench.serve.tiny_model import build
 from ttlcache.types import GapKey
+from ttlcache_connector.engine.tool_reader import OutputReader, VLLMParser
 from ttlcache_connector.plugin import _name_tool_parser
-from ttlcache_connector.tooltext import OutputReader, VLLMParser
 
 
 @pytest.fixture(scope="module")

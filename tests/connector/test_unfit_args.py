@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.connector.conftest import pinned
-from ttlcache.client_values import MAX_DEPTH, MAX_NESTED_SIZE
+from ttlcache.programs.client_values import MAX_DEPTH, MAX_NESTED_SIZE
 
 
 def nested(depth: int) -> list:

@@ -29,7 +29,8 @@ from vllm.v1.request import Request
 
 from tests.connector.conftest import HOLD_5S, pinned, totals
 from ttlcache.errors import ConfigError
-from ttlcache_connector import plugin, requirements, vllm_options
+from ttlcache_connector import plugin, vllm_options
+from ttlcache_connector.engine import requirements
 from ttlcache_connector.harness import EngineSpec, build_vllm_config
 from ttlcache_connector.scheduler import TTLScheduler
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import pytest
 
 import ttlcache.retention.reclaim
-from bench.wedge import loading
-from bench.wedge.run import play, play_alone
-from ttlcache.events import Urgency
-from ttlcache_connector.blocks import PinLedger
-from ttlcache_connector.request_facts import is_loading
-from ttlcache_connector.side_queue import QueueAnswers
+from bench.stress.wedge import loading
+from bench.stress.wedge.run import play, play_alone
+from ttlcache.types import Urgency
+from ttlcache_connector.blocks.pinned import PinLedger
+from ttlcache_connector.engine.request_view import is_loading
+from ttlcache_connector.role.queue_answers import QueueAnswers
 
 FIRST_SEED = 1_000_000
 
@@ -35,14 +35,14 @@ def failures(seeds: Iterable[int]) -> str:
 
 def test_the_search_finds_a_wedge(monkeypatch):
     """If pins did not give way when nothing runs, this suite would say so."""
-    original = ttlcache.reclaim.Reclaimer.reclaim
+    original = ttlcache.retention.reclaim.Reclaimer.reclaim
 
     def stubborn(self, needed, urgency, *asker, **how):
         if urgency is Urgency.STALLED:
             return 0
         return original(self, needed, urgency, *asker, **how)
 
-    monkeypatch.setattr(ttlcache.reclaim.Reclaimer, "reclaim", stubborn)
+    monkeypatch.setattr(ttlcache.retention.reclaim.Reclaimer, "reclaim", stubborn)
     assert "wedge" in failures(range(30))
 
 
@@ -67,7 +67,7 @@ def test_the_search_finds_a_leak(monkeypatch):
 
 def test_what_is_left_out_is_played_without_us():
     """Whether vLLM copes is vLLM's; that nothing of ours is in there is not."""
-    from bench.wedge.alone import AloneSchedule
+    from bench.stress.wedge.alone import AloneSchedule
 
     schedule = AloneSchedule(3)
     schedule.start(schedule.draw())

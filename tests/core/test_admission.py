@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlcache import admissions
-from ttlcache.admission import AdmitAll, WorkingSet
 from ttlcache.config import load_config
-from ttlcache.events import Admission
-from ttlcache.fairness import Place
-from ttlcache.programs import Program
+from ttlcache.programs.model import Program
+from ttlcache.programs.places import Place
+from ttlcache.scheduling import admissions
+from ttlcache.scheduling.admission import AdmitAll, WorkingSet
 from ttlcache.testing import FakeEngine
-from ttlcache.types import Pressure
+from ttlcache.types import Admission, Pressure
 
 HALF_LIFE_S = 5.0
 

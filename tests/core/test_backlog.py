@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ttlcache.backlog import Backlog
 from ttlcache.clock import VirtualClock
+from ttlcache.estimators.lru_backlog import Backlog
 
 
 def test_idle_seconds_work_it_off_in_proportion():

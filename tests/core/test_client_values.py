@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ttlcache.client_values import (
+from ttlcache.programs.client_values import (
     MAX_DEPTH,
     MAX_INT,
     MAX_NESTED_SIZE,

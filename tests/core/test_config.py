@@ -5,9 +5,9 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from ttlcache import admissions
 from ttlcache.config import TTLCacheConfig, load_config, ordering_in_force
 from ttlcache.errors import ConfigError, TTLCacheError
+from ttlcache.scheduling import admissions
 
 #: For every key: values of a wrong type, then values out of range.
 WRONG = {

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ttlcache.continuation import Relation, relate
-from ttlcache.fairness import Place
-from ttlcache.programs import Program, Turn
+from ttlcache.programs.continuation import Relation, relate
+from ttlcache.programs.model import Program, Turn
+from ttlcache.programs.places import Place
 from ttlcache.testing import chain_hashes
 from ttlcache.types import GapKey
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlcache.costs import (
+from ttlcache.errors import ConfigError
+from ttlcache.estimators.costs import (
     DEFAULT_PREFILL,
     KEPT_WINDOW,
     MIN_LOST,
     CostModel,
     Recovery,
 )
-from ttlcache.errors import ConfigError
 from ttlcache.types import Pressure
 
 PROFILE = {"prefill": [1e-4, 1e-9, 0.01], "reload": {"cpu": [0.002, 1e-6]}}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from ttlcache.analysis.load import load
 from ttlcache.cli.top import divergence_lines
 from ttlcache.control import obey
-from ttlcache.divergence import Cause
-from ttlcache.journal import EVENTS, Journal
-from ttlcache.load import load
-from ttlcache.recorder import Recorder
+from ttlcache.programs.divergence import Cause
+from ttlcache.telemetry.journal import EVENTS, Journal
+from ttlcache.telemetry.recorder import Recorder
 from ttlcache.testing import FakeEngine
 
 SYSTEM = [*range(1000, 1040)]

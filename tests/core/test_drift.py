@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ttlcache import policies
-from ttlcache.costs import CostModel
-from ttlcache.gaps import GapHistory
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.policies.base import View
 from ttlcache.types import GapKey, TurnFacts
 

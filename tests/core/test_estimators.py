@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lifelines import KaplanMeierFitter
 from lifelines.utils import restricted_mean_survival_time
 
-from ttlcache.estimators import (
+from ttlcache.estimators.survival import (
     EMPTY_CURVE,
     Memoryfulness,
     SlidingMean,

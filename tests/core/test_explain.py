@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ttlcache.explain import after_text, claim_text
-from ttlcache.recording import Decided, PinLog, ProgramLog, TurnLog
+from ttlcache.analysis.explain import after_text, claim_text
+from ttlcache.analysis.recording import Decided, PinLog, ProgramLog, TurnLog
 
 
 def turn(**changes: object) -> TurnLog:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from ttlcache.events import Urgency
-from ttlcache.fairness import (
+from ttlcache.gauges import gauges_of
+from ttlcache.programs.places import (
     LEAST_TURNS,
     MAX_TENANTS,
     MIN_ENDED,
@@ -17,8 +17,8 @@ from ttlcache.fairness import (
     PlaceNumbers,
     Quantum,
 )
-from ttlcache.gauges import gauges_of
 from ttlcache.testing import FakeEngine
+from ttlcache.types import Urgency
 
 QUANTUM = 3
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ttlcache import gap_store
-from ttlcache.gaps import GapHistory
+from ttlcache.estimators import gap_store
+from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.types import USER_GAP, GapKey
 
 GIT = GapKey("bash", "git", "status")

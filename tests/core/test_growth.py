@@ -6,17 +6,16 @@ import random
 
 import pytest
 
-from ttlcache import admissions
-from ttlcache.admission import AdmitAll
 from ttlcache.config import load_config
-from ttlcache.costs import MIN_LOST
 from ttlcache.errors import ConfigError
-from ttlcache.events import Admission
-from ttlcache.fairness import Place
-from ttlcache.growth import MIN_ENDED, RoomToGrow
-from ttlcache.programs import Program, Turn
+from ttlcache.estimators.costs import MIN_LOST
+from ttlcache.programs.model import Program, Turn
+from ttlcache.programs.places import Place
+from ttlcache.scheduling import admissions
+from ttlcache.scheduling.admission import AdmitAll
+from ttlcache.scheduling.growth import MIN_ENDED, RoomToGrow
 from ttlcache.testing import FakeEngine
-from ttlcache.types import GapKey, Pressure
+from ttlcache.types import Admission, GapKey, Pressure
 
 BLOCK_TOKENS = 4
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttlcache.hindsight import best_constant_s, constant_s, cost_s, oracle_s
-from ttlcache.recording import Decided, PinLog, TurnLog
+from ttlcache.analysis.hindsight import best_constant_s, constant_s, cost_s, oracle_s
+from ttlcache.analysis.recording import Decided, PinLog, TurnLog
 
 INF = float("inf")
 SECONDS = st.sampled_from([0.0, 0.25, 1.0, 1.5, 2.0, 7.0, 40.0])

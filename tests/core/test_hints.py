@@ -4,14 +4,15 @@ import math
 
 import pytest
 
-from ttlcache.client_values import (
+from ttlcache.programs.client_values import (
     MAX_INT,
     MAX_SECONDS,
     MAX_TOOLS,
     MIN_INT,
     parse_duration_s,
 )
-from ttlcache.hints import NO_HINTS, Hints, parse_hints
+from ttlcache.programs.hints import parse_hints
+from ttlcache.types import NO_HINTS, Hints
 
 HUGE = "x" * 10_000_000
 

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from ttlcache.events import Arrival, Finish
-from ttlcache.hints import ROUTE_PREFIX, Hints
-from ttlcache.identity import Identifier
-from ttlcache.prefixes import PrefixIndex
-from ttlcache.programs import ProgramTable
+from ttlcache.programs.hints import ROUTE_PREFIX
+from ttlcache.programs.identity import Identifier
+from ttlcache.programs.prefix_index import PrefixIndex
+from ttlcache.programs.table import ProgramTable
 from ttlcache.testing import chain_hashes
-from ttlcache.types import IdentityRule
+from ttlcache.types import Arrival, Finish, Hints, IdentityRule
 
 BLOCK = 4
 PROMPT = [1, 2, 3, 4, 5]

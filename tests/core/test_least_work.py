@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ttlcache.events import Urgency
-from ttlcache.ordering import LeastWork, QueuedTurn
+from ttlcache.scheduling.ordering import LeastWork, QueuedTurn
 from ttlcache.testing import FakeEngine
+from ttlcache.types import Urgency
 
 
 def queued(program, work_left_s, *, claimable=False, preempted=False):

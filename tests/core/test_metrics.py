@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from ttlcache.metrics import (
+from ttlcache.telemetry.metrics import (
     COUNTERS,
     GAUGES,
     HISTOGRAM_LABELS,

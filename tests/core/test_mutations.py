@@ -51,19 +51,19 @@ def policy(file: str, original: str, mutated: str, test: str) -> Mutation:
 MUTATIONS = [
     # between turns: progress of tools, and what recordings say of the gaps
     Mutation(
-        "progress.py",
+        "retention/progress.py",
         "if ttl_s > 0:",
         "if ttl_s >= 0:",
         "test_control.py::test_an_eta_beyond_the_worth_releases_now",
     ),
     Mutation(
-        "retention.py",
+        "retention/ttl.py",
         "longest_s - waited_s)",
         "longest_s)",
         "test_control.py::test_max_ttl_bounds_the_whole_gap",
     ),
     Mutation(
-        "hindsight.py",
+        "analysis/hindsight.py",
         "return decided.price * ttl_s + decided.benefit_s",
         "return decided.price * ttl_s",
         "test_hindsight.py::test_known_costs",
@@ -143,123 +143,123 @@ MUTATIONS = [
     ),
     # estimators
     Mutation(
-        "estimators.py",
+        "estimators/survival.py",
         "- _count_below(censored, events)",
         "- 0",
         "test_policies_adaptive.py::test_deciding_again_uses_what_the_wait_tells"
         " test_estimators.py::test_kaplan_meier_equals_lifelines",
     ),
     Mutation(
-        "estimators.py",
+        "estimators/survival.py",
         "values.searchsorted(bounds)",
         'values.searchsorted(bounds, side="right")',
         "test_estimators.py::test_kaplan_meier_by_hand",
     ),
     Mutation(
-        "estimators.py",
+        "estimators/survival.py",
         "spread + 3.0 * bound * log_term / count",
         "spread + bound * log_term / count",
         "test_policies_paper.py::test_continuum_v1_with_plain_numbers",
     ),
     Mutation(
-        "estimators.py",
+        "estimators/survival.py",
         "return -max(-1.0, min(1.0, corr))",
         "return max(-1.0, min(1.0, corr))",
         "test_estimators.py::test_eta_by_hand",
     ),
     # pins: who goes first, who expires when
     Mutation(
-        "pins.py",
+        "retention/pins.py",
         "(-pin.priority_class, *pin.rank,",
         "(-pin.priority_class, *(-n for n in pin.rank),",
         "test_pins.py::test_victims_are_the_latest_programs_first_and_held_pins_last",
     ),
     Mutation(
-        "pins.py",
+        "retention/pins.py",
         "                held.append(pin)",
         "                yield pin",
         "test_pins.py::test_victims_are_the_latest_programs_first_and_held_pins_last",
     ),
     Mutation(
-        "pins.py",
+        "retention/pins.py",
         "while deadlines and deadlines[0][0] <= now_s:",
         "while deadlines and deadlines[0][0] < now_s:",
         "test_pins.py::test_pins_expire_at_their_deadline_oldest_first",
     ),
     # reclaim
     Mutation(
-        "reclaim.py",
+        "retention/reclaim.py",
         "weaker = pin.rank > rank",
         "weaker = pin.rank >= rank",
         "test_fairness.py::test_branches_of_one_context_take_no_pins_from_each_other",
     ),
     Mutation(
-        "reclaim.py",
+        "retention/reclaim.py",
         "return pin.pin_id != own_pin_id and self.holder.is_freeable(pin.pin_id)",
         "return self.holder.is_freeable(pin.pin_id)",
         "test_reclaim.py::test_the_own_pin_goes_only_when_the_engine_is_stalled",
     ),
     Mutation(
-        "reclaim.py",
+        "retention/reclaim.py",
         "if self.holder.count_freeable(pin_ids, needed) < needed:",
         "if self.holder.count_freeable(pin_ids, needed) < 1:",
         "test_reclaim.py::test_what_pins_share_is_offered_once",
     ),
     # places in the order
     Mutation(
-        "reclaim.py",
+        "retention/reclaim.py",
         "(pin.held and not pin.is_junior)",
         "pin.held",
         "test_fairness.py"
         "::test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held",
     ),
     Mutation(
-        "places.py",
+        "scheduling/queue_order.py",
         "record.claim_counts = not place.is_used_up",
         "record.claim_counts = True",
         "test_fairness.py::test_a_used_up_program_stands_behind_who_came_meanwhile",
     ),
     Mutation(
-        "ordering.py",
+        "scheduling/ordering.py",
         "return (self.key(turn)[2], turn.request_seq)",
         "return (turn.program_seq,)",
         "test_fairness.py::test_under_plas_pins_rank_by_service_not_by_arrival",
     ),
     # continuation and open turns
     Mutation(
-        "continuation.py",
+        "programs/continuation.py",
         "key=lambda t: (t.num_hashes, t.token)",
         "key=lambda t: t.token",
         "test_continuation.py::test_the_longest_turn_wins_then_the_latest",
     ),
     Mutation(
-        "continuation.py",
+        "programs/continuation.py",
         "if program.in_flight or not program.open_turns:",
         "if not program.open_turns:",
         "test_continuation.py"
         "::test_while_another_request_is_under_way_a_new_prompt_branches",
     ),
     Mutation(
-        "continuation.py",
+        "programs/continuation.py",
         "alone = len(program.open_turns) == 1",
         "alone = True",
         "test_continuation.py"
         "::test_a_rewrite_beside_other_open_turns_leaves_the_unpinned_one_open",
     ),
     Mutation(
-        "turns.py",
+        "retention/open_turns.py",
         "pin.continued = True",
         "pin.continued = False",
         "test_turns.py::test_a_claimed_turn_is_over_and_a_second_branch_of_it_is_new",
     ),
     Mutation(
-        "turns.py",
+        "retention/open_turns.py",
         "max(pin.deadline_s, now_s + ttl_s)",
         "now_s + ttl_s",
         "test_turns.py::test_renewing_never_shortens_and_is_capped",
     ),
     Mutation(
-        "turns.py",
+        "retention/open_turns.py",
         "if not self._is_held(turn)]",
         "if turn]",
         "test_turns.py"
@@ -267,77 +267,77 @@ MUTATIONS = [
     ),
     # retention
     Mutation(
-        "retention.py",
+        "retention/ttl.py",
         "self.config.max_ttl_s - waited_s",
         "self.config.max_ttl_s",
         "test_retention.py::test_all_in_all_no_pin_outlives_max_ttl",
     ),
     Mutation(
-        "retention.py",
+        "retention/ttl.py",
         "keep -= max(0, self._missing(finish, keep))",
         "keep -= max(0, self._missing(finish, 0))",
         "test_retention.py::test_room_made_by_blocks_of_its_own_is_no_room",
     ),
     # ordering and admission
     Mutation(
-        "ordering.py",
+        "scheduling/ordering.py",
         "not turn.claimable,\n            turn.program_seq,",
         "turn.claimable,\n            turn.program_seq,",
         "test_ordering.py::test_order_of_service",
     ),
     Mutation(
-        "ordering.py",
+        "scheduling/ordering.py",
         "turn.program_seq + self.REQUEST_WEIGHT * turn.turn_seq",
         "turn.program_seq",
         "test_ordering.py"
         "::test_the_older_a_program_the_more_newcomers_its_turn_lets_pass",
     ),
     Mutation(
-        "places.py",
+        "scheduling/queue_order.py",
         "record.turn_seq = 0  #",
         "pass  #",
         "test_fairness.py"
         "::test_a_branch_that_waits_at_a_used_up_place_gets_a_new_turn_number",
     ),
     Mutation(
-        "places.py",
+        "scheduling/queue_order.py",
         "max(record.program_seq, record.turn_seq)",
         "record.program_seq",
         "test_fairness.py::test_turns_count_for_their_tenant",
     ),
     Mutation(
-        "ordering.py",
+        "scheduling/ordering.py",
         "level = 1 + int(",
         "level = int(",
         "test_ordering.py::test_service_ranges_double",
     ),
     Mutation(
-        "ordering.py",
+        "scheduling/ordering.py",
         "self.BETA * turn.service_s - turn.wait_s",
         "self.BETA * turn.service_s",
         "test_ordering.py"
         "::test_a_starved_call_is_promoted_when_its_wait_is_four_times_the_service",
     ),
     Mutation(
-        "admission.py",
+        "scheduling/admission.py",
         "self._acting_blocks *= self._discount(now_s - self._as_of_s)",
         "self._acting_blocks *= 1.0",
         "test_admission.py::test_reasoning_counts_whole_and_acting_halves_with_time",
     ),
     Mutation(
-        "admission.py",
+        "scheduling/admission.py",
         "share.kv_blocks * self._discount(waited_s)",
         "share.kv_blocks",
         "test_admission.py::test_a_program_counts_once_whatever_it_does",
     ),
     Mutation(
-        "admission.py",
+        "scheduling/admission.py",
         "_Share(kv_blocks, self._as_of_s)",
         "_Share(kv_blocks, now_s)",
         "test_admission.py::test_the_sum_equals_its_definition",
     ),
     Mutation(
-        "learning.py",
+        "cost_observer.py",
         "if record.lost_tokens:",
         "if False:",
         "test_reloads.py::test_what_a_return_found_below",
@@ -349,7 +349,7 @@ MUTATIONS = [
         "test_growth.py::test_a_tier_that_keeps_what_is_given_up_lets_newcomers_in",
     ),
     Mutation(
-        "growth.py",
+        "scheduling/growth.py",
         "growth_blocks *= self._computed_share() * self._width",
         "growth_blocks *= self._width",
         "test_growth.py::test_above_a_lower_tier_room_is_left_for_what_that_loses",
@@ -361,40 +361,40 @@ MUTATIONS = [
         "test_admission.py::test_a_program_that_ends_under_way_leaves_nothing_behind",
     ),
     Mutation(
-        "places.py",
+        "scheduling/queue_order.py",
         "since_s = record.promoted_s",
         "since_s = record.queued_s",
         "test_plas.py"
         "::test_a_starved_call_is_promoted_and_its_programs_counters_start_anew",
     ),
     Mutation(
-        "holding.py",
+        "retention/holding.py",
         "if facts is None or facts.requested_ttl_s is not None:",
         "if facts is None:",
         "test_retention.py::test_a_clients_own_ttl_is_final",
     ),
     # hints
     Mutation(
-        "client_values.py",
+        "programs/client_values.py",
         "if not math.isfinite(seconds) or seconds < 0:",
         "if not math.isfinite(seconds) or seconds <= 0:",
         "test_hints.py::test_limits_themselves_are_allowed",
     ),
     Mutation(
-        "client_values.py",
+        "programs/client_values.py",
         '_UNIT_S[match[2] or "s"]',
         '_UNIT_S[match[2] or "ms"]',
         "test_hints.py::test_durations",
     ),
     # gaps: back-off, and whose gaps are the tools'
     Mutation(
-        "gaps.py",
+        "estimators/gap_history.py",
         "if records > min_records:",
         "if records >= min_records:",
         "test_gaps.py::test_back_off_finds_the_finest_key_with_enough_records",
     ),
     Mutation(
-        "gaps.py",
+        "estimators/gap_history.py",
         "if not is_human_gap(key):",
         "if True:",
         "test_gaps.py::test_human_gaps_stay_out_of_the_global_window",
@@ -407,94 +407,94 @@ MUTATIONS = [
     ),
     # costs
     Mutation(
-        "costs.py",
+        "estimators/costs.py",
         "b * (n * n - known * known)",
         "b * (n * n)",
         "test_costs.py::test_prefill_by_hand",
     ),
     Mutation(
-        "learning.py",
+        "cost_observer.py",
         "max(step.start_s, self._step_ended_s)",
         "step.start_s",
         "test_step_fit.py::test_a_step_scheduled_early_begins_when_the_one_before_it_ends",
     ),
     Mutation(
-        "step_fit.py",
+        "estimators/step_fit.py",
         "scale = max(seconds, expected_s)",
         "scale = seconds",
         "test_step_fit.py::test_results_fetched_together_are_no_quick_step",
     ),
     Mutation(
-        "costs.py",
+        "estimators/costs.py",
         "1.0 + (running + 1.0) / waiting",
         "1.0 + running / waiting",
         "test_costs.py::test_memory_price_by_hand",
     ),
     Mutation(
-        "costs.py",
+        "estimators/costs.py",
         "pressure.waiting_blocks <= 0 and pressure.free_blocks >",
         "pressure.free_blocks >",
         "test_costs.py::test_memory_price_by_hand",
     ),
     # expected work
     Mutation(
-        "worksize.py",
+        "scheduling/remaining_work.py",
         "at_risk = np.cumsum((ended + live)[::-1])[::-1]",
         "at_risk = np.cumsum(ended[::-1])[::-1]",
         "test_worksize.py::test_turns_left_with_programs_under_way",
     ),
     Mutation(
-        "worksize.py",
+        "scheduling/remaining_work.py",
         "+ survival[longest] * longest",
         "+ 0 * survival[longest]",
         "test_worksize.py::test_turns_left_with_programs_under_way",
     ),
     Mutation(
-        "worksize.py",
+        "scheduling/remaining_work.py",
         "max(work.turns - 1, 0) + PRIOR_TURNS",
         "work.turns + PRIOR_TURNS",
         "test_worksize.py::test_work_left_by_hand",
     ),
     Mutation(
-        "ordering.py",
+        "scheduling/ordering.py",
         "return (self.level(turn.work_left_s), turn.program_seq)",
         "return (turn.program_seq,)",
         "test_least_work.py::test_least_work_takes_the_pins_of_more_work",
     ),
     # patience and whole victims
     Mutation(
-        "reclaim.py",
+        "retention/reclaim.py",
         "min(pin.patient_until_s, pin.firm_until_s)",
         "pin.firm_until_s",
         "test_patience.py::test_patience_ends",
     ),
     Mutation(
-        "reclaim.py",
+        "retention/reclaim.py",
         "if pin.held or pin.is_junior:",
         "if pin.is_junior:",
         "test_patience.py::test_no_patience_for_whom_waits_already",
     ),
     Mutation(
-        "reclaim.py",
+        "retention/reclaim.py",
         "if pin.kv_blocks - drop_blocks < max(1, pin.least_blocks):",
         "if drop_blocks >= pin.kv_blocks:",
         "test_patience.py::test_a_whole_pin_goes_as_a_whole",
     ),
     Mutation(
-        "reclaim.py",
+        "retention/reclaim.py",
         "if pin.kv_blocks - drop_blocks < max(1, pin.least_blocks):",
         "if pin.least_blocks or drop_blocks >= pin.kv_blocks:",
         "test_patience.py::test_a_pin_gives_some_blocks_before_it_goes_as_a_whole",
     ),
     Mutation(
-        "reclaim.py",
+        "retention/reclaim.py",
         "                    self._stand_still(spared)",
         "                    pass",
         "test_patience.py::test_the_time_stood_still_counts_against_the_quantum",
     ),
     # identity by prefix
     Mutation(
-        "prefixes.py",
+        "programs/prefix_index.py",
         "stop = min(start + self._block_tokens, num_tokens) - 1",
         "stop = min(start + self._block_tokens, num_tokens + 1) - 1",
         "test_prefixes.py::test_the_same_prompt_again_is_another_program",

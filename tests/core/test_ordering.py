@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ttlcache.config import TTLCacheConfig
-from ttlcache.ordering import ORDERINGS, PLAS, QueuedTurn
+from ttlcache.scheduling.ordering import ORDERINGS, PLAS, QueuedTurn
 
 
 def queued(program, request, *, turn=0, pinned=False, preempted=False, user=0, **times):

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from ttlcache.events import Urgency
-from ttlcache.retention import MAX_PATIENCE_S
+from ttlcache.retention.ttl import MAX_PATIENCE_S
 from ttlcache.testing import FakeEngine
+from ttlcache.types import Urgency
 
 STALLED, WAITING, RUNNING = Urgency.STALLED, Urgency.WAITING, Urgency.RUNNING
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from ttlcache.fairness import Place
-from ttlcache.pins import PinTable
-from ttlcache.programs import Program, Turn
+from ttlcache.programs.model import Program, Turn
+from ttlcache.programs.places import Place
+from ttlcache.retention.pins import PinTable
 from ttlcache.types import GapKey
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ttlcache.programs import Attained
+from ttlcache.programs.model import Attained
 from ttlcache.testing import FakeEngine
 
 LEVEL = 2  # where a key says the queue

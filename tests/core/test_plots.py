@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ttlcache import plots
-from ttlcache.analyze import summarize
-from ttlcache.recording import PinLog, ProgramLog, Recording, TurnLog
+from ttlcache.analysis import timeline
+from ttlcache.analysis.recording import PinLog, ProgramLog, Recording, TurnLog
+from ttlcache.analysis.summary import summarize
 
 
 def test_idle_memory_and_final_turns_have_colours_of_their_own():
@@ -17,7 +17,7 @@ def test_idle_memory_and_final_turns_have_colours_of_their_own():
         recording = Recording([log, ProgramLog("waits", "run", [waits])], {"run": {}})
         wanted = recording.wanted("run")
         assert wanted == [(15.0, 20.0)]
-        bars = plots.spans_of(log, wanted, origin_s=0.0)
+        bars = timeline.spans_of(log, wanted, origin_s=0.0)
         assert bars[kind] == [(15.0, 5.0)]
         assert bars["idle memory, pinned"] == [(10.0, 20.0)]
         summary = summarize(recording)
@@ -25,7 +25,7 @@ def test_idle_memory_and_final_turns_have_colours_of_their_own():
 
 
 def test_what_is_drawn_over_idle_memory_can_be_seen():
-    kinds = list(plots.COLOURS)
+    kinds = list(timeline.COLOURS)
     idle = kinds.index("idle memory, pinned")
     assert idle < kinds.index("pinned in vain")
     assert idle < kinds.index("pinned, no next turn")

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from ttlcache.costs import MIN_LOST, CostModel
-from ttlcache.gaps import GapHistory
+from ttlcache.estimators.costs import MIN_LOST, CostModel
+from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.policies.adaptive import Adaptive
 from ttlcache.policies.base import View
 from ttlcache.types import USER_GAP, Decision, GapKey, Pressure, TurnFacts

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttlcache import policies
-from ttlcache.costs import CostModel
-from ttlcache.gaps import GapHistory
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.policies.base import View
 from ttlcache.policies.cachettl import bounded
 from ttlcache.types import (

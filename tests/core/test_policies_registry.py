@@ -102,8 +102,8 @@ def test_registering_needs_a_free_name_and_a_full_target() -> None:
     [
         ("ttlcache.policies.fixed:Gone", "cannot load"),
         ("no.such.module:Gone", "cannot load"),
-        ("ttlcache.costs:CostModel", "not a subclass of Policy"),
-        ("ttlcache.costs:MEAN_WINDOW", "not a subclass of Policy"),
+        ("ttlcache.estimators.costs:CostModel", "not a subclass of Policy"),
+        ("ttlcache.estimators.costs:MEAN_WINDOW", "not a subclass of Policy"),
     ],
 )
 def test_a_bad_target_fails_when_it_is_used(target: str, words: str) -> None:

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from ttlcache.fairness import Place
-from ttlcache.prefixes import PrefixIndex
-from ttlcache.programs import Program
+from ttlcache.programs.model import Program
+from ttlcache.programs.places import Place
+from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.testing import chain_hashes
 
 BLOCK = 4

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from ttlcache.programs import (
+from ttlcache.programs.continuation import shared_blocks
+from ttlcache.programs.model import Program, Turn
+from ttlcache.programs.table import (
     MAX_KEY_CHARS,
     TENANT_MEMORY_S,
-    Program,
     ProgramTable,
-    Turn,
     client_key,
-    shared_blocks,
 )
 from ttlcache.testing import chain_hashes
 from ttlcache.types import GapKey

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ttlcache.events import Urgency
 from ttlcache.testing import FakeEngine
-from ttlcache.types import PinOutcome
+from ttlcache.types import PinOutcome, Urgency
 
 WAITING, RUNNING, STALLED = Urgency.WAITING, Urgency.RUNNING, Urgency.STALLED
 

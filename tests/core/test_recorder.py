@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlcache.recorder import Recorder
+from ttlcache.telemetry.recorder import Recorder
 
 FIELDS = {"end": ("program", "how", "turns")}
 
@@ -211,7 +211,7 @@ def test_events_after_the_end_are_dropped(tmp_path):
 CHILD = """
 import sys, threading
 from pathlib import Path
-from ttlcache.recorder import Recorder
+from ttlcache.telemetry.recorder import Recorder
 recorder = Recorder(Path(sys.argv[1]), {"end": ("n",)}, {}, run="r")
 for n in range(1000):
     recorder.put(0.0, "end", (n,))

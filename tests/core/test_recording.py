@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ttlcache import continuum_format, perfetto
-from ttlcache.analyze import Spread, summarize
+from ttlcache.analysis import continuum_format, perfetto
+from ttlcache.analysis.explain import by_tool, verdicts
+from ttlcache.analysis.load import load
+from ttlcache.analysis.recording import RecordingError
+from ttlcache.analysis.summary import Spread, summarize
 from ttlcache.cli import app
-from ttlcache.explain import by_tool, verdicts
-from ttlcache.journal import EVENTS, Journal
-from ttlcache.load import load
-from ttlcache.recorder import Recorder
-from ttlcache.recording import RecordingError
+from ttlcache.telemetry.journal import EVENTS, Journal
+from ttlcache.telemetry.recorder import Recorder
 from ttlcache.testing.fake_engine import FakeEngine
 from ttlcache.types import Decision
 
@@ -335,7 +335,7 @@ def test_ids_and_tools_of_clients_rule_no_terminal(tmp_path):
 
 def test_a_tool_s_name_is_no_formula(tmp_path):
     pytest.importorskip("matplotlib", reason="an extra")
-    from ttlcache import plots
+    from ttlcache.analysis import timeline
 
     name = "$PYTHON_{$ and \\$"
     place = tmp_path / "recording"
@@ -347,7 +347,7 @@ def test_a_tool_s_name_is_no_formula(tmp_path):
     engine.turn("r2", [*context, 1], [51], program=name)
     engine.controller.journal.close()
     rename_tool(place, "unknown_tool", name)
-    assert len(plots.draw_all(load(place), tmp_path / "plots")) == 4
+    assert len(timeline.draw_all(load(place), tmp_path / "plots")) == 4
 
 
 def test_a_live_server_s_ids_and_tools_rule_no_terminal():

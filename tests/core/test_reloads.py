@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ttlcache.journal import NullJournal
+from ttlcache.telemetry.journal import NullJournal
 from ttlcache.testing import FakeEngine
 
 PROMPT = list(range(40))

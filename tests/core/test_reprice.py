@@ -6,12 +6,11 @@ import pytest
 
 from tests.core.test_pins import add, make_program
 from tests.core.test_policies_adaptive import history_of, turn_of, view_of
-from ttlcache.events import Urgency
-from ttlcache.holding import REPRICED_AT_ONCE
-from ttlcache.pins import PinTable
 from ttlcache.policies.adaptive import Adaptive
+from ttlcache.retention.holding import REPRICED_AT_ONCE
+from ttlcache.retention.pins import PinTable
 from ttlcache.testing import FakeEngine
-from ttlcache.types import GapKey, PinOutcome, Pressure
+from ttlcache.types import GapKey, PinOutcome, Pressure, Urgency
 
 WAITING = Urgency.WAITING
 MAX_TTL_S = 300.0

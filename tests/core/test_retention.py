@@ -8,7 +8,7 @@ import pytest
 
 from ttlcache import policies
 from ttlcache.controller import Controller
-from ttlcache.costs import CostModel
+from ttlcache.estimators.costs import CostModel
 from ttlcache.policies.base import Policy
 from ttlcache.testing import FakeEngine
 from ttlcache.types import Decision, GapKey, PinOutcome

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ttlcache.gaps import GapHistory
-from ttlcache.returns import ENOUGH, expected_gap_s
+from ttlcache.estimators.gap_history import GapHistory
+from ttlcache.estimators.returns import ENOUGH, expected_gap_s
 from ttlcache.types import GapKey
 
 PYTEST = GapKey("bash", "pytest")

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import pytest
 
 from ttlcache.clock import VirtualClock
-from ttlcache.costs import CostModel
-from ttlcache.journal import NullJournal
-from ttlcache.learning import Learning
-from ttlcache.metrics import MetricsBuffer
-from ttlcache.step_fit import Step
-from ttlcache.worksize import WorkSizes
+from ttlcache.cost_observer import Learning
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.step_fit import Step
+from ttlcache.scheduling.remaining_work import WorkSizes
+from ttlcache.telemetry.journal import NullJournal
+from ttlcache.telemetry.metrics import MetricsBuffer
 
 #: Seconds of a step: whatever is in it, per decode, per prompt token, per pair. A
 #: small model on two cores: 5.8k tokens take two seconds.

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttlcache.toolcalls import key_for_tool
-from ttlcache.toolclass import TOOL_CLASSES, tool_class
+from ttlcache.toolcalls.classes import TOOL_CLASSES, tool_class
 from ttlcache.types import APPROVAL_GAP, FINAL_GAP, USER_GAP, GapKey
 
 

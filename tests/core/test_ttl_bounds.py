@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from ttlcache import policies
 from ttlcache.clock import VirtualClock
 from ttlcache.config import load_config
-from ttlcache.costs import CostModel
-from ttlcache.gaps import GapHistory
-from ttlcache.metrics import MetricsBuffer
-from ttlcache.pins import PinTable
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.policies.base import View
-from ttlcache.reclaim import Reclaimer
-from ttlcache.retention import Retention
+from ttlcache.retention.pins import PinTable
+from ttlcache.retention.reclaim import Reclaimer
+from ttlcache.retention.ttl import Retention
+from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.testing.fake_holder import FakeHolder
 from ttlcache.types import FINAL_GAP, USER_GAP, GapKey, Pressure, TurnFacts
 

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from ttlcache.controller import Controller
-from ttlcache.costs import CostModel
-from ttlcache.programs import MAX_OPEN_TURNS
+from ttlcache.estimators.costs import CostModel
+from ttlcache.programs.model import MAX_OPEN_TURNS
 from ttlcache.testing import FakeEngine
 from ttlcache.types import PinOutcome
 

@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from ttlcache.worksize import MAX_TURNS, Work, WorkSizes, mean_residual
+from ttlcache.programs.model import Work
+from ttlcache.scheduling.remaining_work import MAX_TURNS, WorkSizes, mean_residual
 
 
 def program(sizes: WorkSizes, turns: int, prompt_s=1.0, output_s=2.0, end=True) -> Work:

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.server import ServerOptions, VLLMServer, by_label, total
-from bench.tiny_model import build
-from ttlcache.load import load
+from bench.serve.server import ServerOptions, VLLMServer, by_label, total
+from bench.serve.tiny_model import build
+from ttlcache.analysis.load import load
 
 #: Small enough to be under pressure within seconds; blocks hold 32 tokens.
 POOL_BLOCKS = 140

@@ -17,7 +17,7 @@ from injection import AFTER, BEFORE, FOLDER_VARIABLE, OBSERVE, POINTS, Injector
 from ttlcache.policies.base import Policy, View
 from ttlcache.types import Decision, TurnFacts
 from ttlcache_connector.connector import TTLConnector
-from ttlcache_connector.stats import TTLPromMetrics
+from ttlcache_connector.role.metrics import TTLPromMetrics
 
 EVERY = 10
 #: vLLM's own set, which its scheduler reads, too: tests/connector has it.

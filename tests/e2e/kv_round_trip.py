@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from vllm import LLM, SamplingParams, TokensPrompt
 
-from bench import tiny_model
-from ttlcache_connector.kv_layouts import read_layout
-from ttlcache_connector.kv_mover import BlockCopier
+from bench.serve import tiny_model
+from ttlcache_connector.copy.block_copier import BlockCopier
+from ttlcache_connector.copy.kv_layouts import read_layout
 
 PER_CHUNK = 4
 

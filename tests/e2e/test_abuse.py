@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.abuse.cli import MAX_HIT_LOSS
-from bench.abuse.http import abuse
+from bench.stress.abuse.cli import MAX_HIT_LOSS
+from bench.stress.abuse.http import abuse
 
 pytestmark = pytest.mark.e2e
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.process import ServerError
+from bench.serve.process import ServerError
 from tests.e2e.conftest import start_server
 
 pytestmark = pytest.mark.e2e

@@ -20,9 +20,9 @@ import anthropic
 import openai
 import pytest
 
-from ttlcache.explain import verdicts
-from ttlcache.load import load
-from ttlcache.recording import ProgramLog, TurnLog
+from ttlcache.analysis.explain import verdicts
+from ttlcache.analysis.load import load
+from ttlcache.analysis.recording import ProgramLog, TurnLog
 
 pytestmark = pytest.mark.e2e
 

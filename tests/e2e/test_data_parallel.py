@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.fleet.front import Front
-from bench.server import ServerOptions, VLLMServer, by_label
+from bench.compare.fleet.front import Front
+from bench.serve.server import ServerOptions, VLLMServer, by_label
 from tests.e2e.conftest import HANG_S
 from tests.e2e.test_tiers import BLOCK, first_prompt, tool_result
 

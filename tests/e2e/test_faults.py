@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.server import ServerOptions, VLLMServer, by_label
+from bench.serve.server import ServerOptions, VLLMServer, by_label
 from tests.connector.injection import FOLDER_VARIABLE, OBSERVE, POINTS
 from tests.e2e.conftest import POOL_BLOCKS, Agent, start_server
 from tests.e2e.test_same_output import record

@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.fleet.cluster import Cluster
-from bench.fleet.front import Front
-from bench.fleet.router import Router
-from bench.server import ServerOptions, VLLMServer, by_label, total
+from bench.compare.fleet.cluster import Cluster
+from bench.compare.fleet.front import Front
+from bench.compare.fleet.router import Router
+from bench.serve.server import ServerOptions, VLLMServer, by_label, total
 from tests.e2e.conftest import HANG_S, Agent
 from tests.e2e.test_tiers import BLOCK, KEPT, first_prompt, tool_result
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.fuzz.cli import WARM_UP, compare
-from ttlcache_connector.http_asgi import MAX_BODY_BYTES
+from bench.stress.fuzz.cli import WARM_UP, compare
+from ttlcache_connector.http.asgi import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.e2e
 

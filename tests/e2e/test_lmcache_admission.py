@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.lmcache_server import LMCacheOptions, LMCacheServer
+from bench.serve.lmcache_server import LMCacheOptions, LMCacheServer
 
 pytest.importorskip("lmcache", reason="LMCache is an extra")
 
-from bench.lmcache_engine import LMCacheEngine
+from bench.lmcache.engine import LMCacheEngine
 from ttlcache_lmcache.client import HintClient, read_stats
 from ttlcache_lmcache.hints import Hint
 

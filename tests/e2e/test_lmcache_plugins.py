@@ -1,6 +1,6 @@
 """A real `lmcache server` with our server module and L2 adapter, and a real client.
 
-The client speaks LMCache's protocol without a model (`bench.lmcache_engine`) and
+The client speaks LMCache's protocol without a model (`bench.lmcache.engine`) and
 compares every byte that it gets. One server serves all tests; the last kills it.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from bench.lmcache_server import LMCacheOptions, LMCacheServer, ttl_l2_adapter
-from bench.server import by_label, total
+from bench.serve.lmcache_server import LMCacheOptions, LMCacheServer, ttl_l2_adapter
+from bench.serve.server import by_label, total
 
 pytest.importorskip("lmcache", reason="LMCache is an extra")
 
-from bench.lmcache_engine import LMCacheEngine
+from bench.lmcache.engine import LMCacheEngine
 from ttlcache_lmcache.client import HintClient, read_stats
 from ttlcache_lmcache.hints import Hint
 

@@ -21,10 +21,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.server import VLLMServer
+from bench.serve.server import VLLMServer
 from tests.e2e.conftest import HANG_S, Agent, start_server
-from ttlcache import gap_store
-from ttlcache.gaps import GapHistory
+from ttlcache.estimators import gap_store
+from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.types import GapKey
 
 pytestmark = pytest.mark.e2e

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from bench.server import ServerOptions
+from bench.serve.server import ServerOptions
 from tests.documented import commands
-from ttlcache.costs import CostModel
+from ttlcache.estimators.costs import CostModel
 
 pytestmark = pytest.mark.e2e
 

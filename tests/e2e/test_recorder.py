@@ -18,10 +18,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from bench.server import VLLMServer
+from bench.serve.server import VLLMServer
 from tests.e2e.conftest import HANG_S, Agent, start_server
+from ttlcache.analysis.load import load
 from ttlcache.cli import app
-from ttlcache.load import load
 
 pytestmark = pytest.mark.e2e
 log = logging.getLogger(__name__)

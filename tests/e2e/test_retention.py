@@ -15,10 +15,10 @@ import pytest
 
 pytest.importorskip("lmcache", reason="LMCache is an extra")
 
-from bench.tier_server import TierServer
-from bench.tiny_model import DEFAULT_SHAPE
+from bench.serve.tier_server import TierServer
+from bench.serve.tiny_model import DEFAULT_SHAPE
 from tests.e2e.conftest import Agent, start_server
-from ttlcache_connector.serve_tiers import TierOptions
+from ttlcache_connector.lmcache_server.launch import TierOptions
 
 pytestmark = pytest.mark.e2e
 

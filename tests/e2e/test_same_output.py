@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.soak_watch import descendants
+from bench.stress.soak.watch import descendants
 
 pytestmark = pytest.mark.e2e
 

@@ -23,11 +23,11 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.tier_server import TierServer
+from bench.serve.tier_server import TierServer
 from tests.e2e.conftest import HANG_S, POOL_BLOCKS, Agent, start_server
 from tests.e2e.test_process import engine_pid
-from ttlcache.load import load
-from ttlcache_connector.serve_tiers import TierOptions
+from ttlcache.analysis.load import load
+from ttlcache_connector.lmcache_server.launch import TierOptions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

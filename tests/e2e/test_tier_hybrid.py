@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.server import total
-from bench.tier_server import TierServer
+from bench.serve.server import total
+from bench.serve.tier_server import TierServer
 from tests.e2e.conftest import Agent, start_server
-from ttlcache_connector.serve_tiers import TierOptions
+from ttlcache_connector.lmcache_server.launch import TierOptions
 
 pytestmark = pytest.mark.e2e
 

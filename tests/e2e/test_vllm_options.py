@@ -11,10 +11,10 @@ import httpx
 import pytest
 import vllm
 
-from bench.process import ServerError
-from bench.server import ServerOptions, VLLMServer
+from bench.serve.process import ServerError
+from bench.serve.server import ServerOptions, VLLMServer
 from tests.e2e.conftest import HANG_S, Agent, start_server
-from ttlcache.load import load
+from ttlcache.analysis.load import load
 
 pytestmark = pytest.mark.e2e
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bench.tier_server import TierServer
-from bench.tiny_model import build
+from bench.serve.tier_server import TierServer
+from bench.serve.tiny_model import build
 from tests.e2e.conftest import HANG_S, Agent, start_server
-from ttlcache_connector.serve_tiers import TierOptions
+from ttlcache_connector.lmcache_server.launch import TierOptions
 
 pytestmark = pytest.mark.e2e
 

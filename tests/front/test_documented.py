@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import typer
 
-from bench.fleet.router import SETTINGS, STICKY_IDLE
+from bench.compare.fleet.router import SETTINGS, STICKY_IDLE
 from tests.documented import ROOT, commands, of_fleets
 from tests.front.conftest import HANG_S
 from ttlcache.cli import app

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.fleet.front import Front
+from bench.compare.fleet.front import Front
 from tests.front.conftest import HANG_S
 from tests.front.test_proxy import becomes
 from ttlcache_connector.front.keys import Route

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import uvicorn
 
-from bench.ports import free_ports
+from bench.serve.ports import free_ports
 from tests.front.conftest import HANG_S
 from ttlcache_connector.front.app import Front
 from ttlcache_connector.front.forward import upstream_client

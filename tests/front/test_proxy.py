@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from bench.fleet.front import Front
-from bench.ports import free_ports
+from bench.compare.fleet.front import Front
+from bench.serve.ports import free_ports
 from tests.front.conftest import HANG_S
 from tests.front.upstream import OWN_HEADERS
 from ttlcache_connector.front.keys import rank_of

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.fleet.router import Router
+from bench.compare.fleet.router import Router
 from tests.front.conftest import HANG_S
 
 OTHER = {"left": {"right"}, "right": {"left"}}

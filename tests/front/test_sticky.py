@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.fleet.router import STICKY_IDLE, Router
+from bench.compare.fleet.router import STICKY_IDLE, Router
 from tests.front.conftest import HANG_S, Upstream
 
 (EXPIRATION,) = STICKY_IDLE

@@ -18,7 +18,7 @@ from tests.front.conftest import HANG_S
 from ttlcache_connector.front.app import Front
 from ttlcache_connector.front.replicas import PressureBound, Replicas
 from ttlcache_connector.front.upload import Limits, Room, Upload
-from ttlcache_connector.http_asgi import MAX_BODY_BYTES
+from ttlcache_connector.http.asgi import MAX_BODY_BYTES
 
 CHAT = "/v1/chat/completions"
 MIB = 2**20

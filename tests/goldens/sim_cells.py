@@ -1,4 +1,4 @@
-"""The cells of `sim.json`: every arm, small and short of memory, with a tier and without.
+"""The cells of `sim.json`: every arm, short of memory, with a tier and without.
 
 python tests/goldens/sim_cells.py           # lists the cells that changed
 python tests/goldens/sim_cells.py --write   # after a change that is meant to
@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.sim.arms import ARMS
 from bench.sim.cell import run_cell
+from bench.sim.load.workload import WorkloadSpec
+from bench.sim.rivals.arms import ARMS
 from bench.sim.settings import Cell, CellResult, EngineSetting
-from bench.sim.workload import WorkloadSpec
 
 PATH = Path(__file__).parent / "sim.json"
 

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.gpu
 def test_every_arm_moves_every_byte(runtime, layout):
     torch = pytest.importorskip("torch")
     pytest.importorskip("vllm")
-    from bench.transfer_arms import make_arms
-    from bench.transfer_memory import CellShape
-    from bench.transfer_run import run
+    from bench.micro.transfer_arms import make_arms
+    from bench.micro.transfer_memory import CellShape
+    from bench.micro.transfer_run import run
 
     if not torch.cuda.is_available():
         pytest.skip("not run: torch sees no CUDA device")

@@ -16,7 +16,7 @@ def test_blocks_go_to_lmcaches_memory_and_come_back(runtime, server, layout):
 
     from tests.connector import test_kv_layouts as cases
     from tests.connector import test_lower_copiers as lower
-    from ttlcache_connector.lower_lmcache.copiers import OwnCopier
+    from ttlcache_connector.tiers.lmcache.copiers import OwnCopier
 
     caches, config = cases.registered(
         KVCacheLayout[layout], cases.one_group(cases.FULL), device="cuda"

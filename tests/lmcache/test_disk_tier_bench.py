@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("lmcache", reason="LMCache is an extra")
 
-from bench import disk_tier
-from bench.disk_tier import COLD_LOAD, LOAD, STORE, UNVERIFIED, VERIFIED
+from bench.compare import disk_tier
+from bench.compare.disk_tier import COLD_LOAD, LOAD, STORE, UNVERIFIED, VERIFIED
 
 
 def test_both_arms_give_every_byte_back_and_only_one_sees_damage(

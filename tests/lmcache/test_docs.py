@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ttlcache_lmcache import disk_index, hints
+from ttlcache_lmcache import hints
 from ttlcache_lmcache.config import (
     PluginConfig,
     ServerModuleConfig,
@@ -18,6 +18,7 @@ from ttlcache_lmcache.config import (
     load,
 )
 from ttlcache_lmcache.diagnose import Finding, diagnose
+from ttlcache_lmcache.store import disk_index
 
 TEXT = (Path(__file__).parents[2] / "docs" / "lmcache.md").read_text()
 

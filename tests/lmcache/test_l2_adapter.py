@@ -17,9 +17,9 @@ pytest.importorskip("lmcache", reason="LMCache is an extra")
 from lmcache.v1.distributed.api import ObjectKey
 
 from ttlcache.clock import VirtualClock
-from ttlcache_lmcache import records
+from ttlcache_lmcache.adapters.l2_keys import encode_key
 from ttlcache_lmcache.l2_adapter import MAX_WAIT_S, TTLL2Adapter
-from ttlcache_lmcache.l2_keys import encode_key
+from ttlcache_lmcache.store import object_file
 
 SIZE = 1 << 12
 PATIENCE_S = 30.0
@@ -109,7 +109,7 @@ def adapter(tmp_path: Path) -> Iterator[Adapter]:
 def test_a_damaged_object_of_a_task_is_the_only_miss(tmp_path: Path) -> None:
     adapter = Adapter(tmp_path, num_threads=4)
     assert adapter.is_stored(adapter.store_all([Object(n) for n in range(9)]))
-    damaged = records.path_of(tmp_path, encode_key(key(4)))
+    damaged = object_file.path_of(tmp_path, encode_key(key(4)))
     raw = bytearray(damaged.read_bytes())
     raw[-SIZE // 2] ^= 1
     damaged.write_bytes(raw)

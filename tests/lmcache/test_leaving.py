@@ -12,9 +12,9 @@ import pytest
 from tests.lmcache.test_tier import Key, World
 from tests.lmcache.tier_load import TierLoad
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.ranked import SLICE
-from ttlcache_lmcache.ranks import Rank, of_stray
-from ttlcache_lmcache.returns import Returns
+from ttlcache_lmcache.retention.lazy_ranking import SLICE
+from ttlcache_lmcache.retention.rankings import Rank, of_stray
+from ttlcache_lmcache.retention.return_estimator import Returns
 
 
 def put_in_order(world: World) -> Iterator[tuple[Rank, str, bool]]:

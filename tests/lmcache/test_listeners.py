@@ -15,8 +15,8 @@ from lmcache.v1.multiprocess.session import SessionManager
 from lmcache.v1.multiprocess.token_hasher import TokenHasher
 
 from tests.lmcache.test_tier import Key, World
+from ttlcache_lmcache.adapters.listeners import RequestEvents, SessionEvents
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.listeners import RequestEvents, SessionEvents
 
 CHUNK = 4
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from ttlcache.clock import VirtualClock
-from ttlcache.estimators import kaplan_meier
+from ttlcache.estimators.survival import kaplan_meier
+from ttlcache_lmcache.adapters.store_gate import StoreGate
 from ttlcache_lmcache.config import ServerModuleConfig, load
-from ttlcache_lmcache.experts import Experts
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.programs import ChainProgram
-from ttlcache_lmcache.returns import ReturnCurve
-from ttlcache_lmcache.store_gate import StoreGate
-from ttlcache_lmcache.tier import Tier
+from ttlcache_lmcache.retention.l1_tier import Tier
+from ttlcache_lmcache.retention.program_table import ChainProgram
+from ttlcache_lmcache.retention.return_estimator import ReturnCurve
+from ttlcache_lmcache.retention.shadow_select import Experts
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
 
 from ttlcache.errors import ConfigError
-from ttlcache_lmcache import records
 from ttlcache_lmcache.storage_plugin import TTLStoragePlugin
+from ttlcache_lmcache.store import object_file
 
 SHAPE = torch.Size([2, 2, 16, 64])
 PREFIX = "storage_plugin.ttl"
@@ -219,13 +219,13 @@ def test_loads_do_not_wait_for_stores(
     plugin: Plugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin.put(0)
-    disk_moves, write = threading.Event(), records.write
+    disk_moves, write = threading.Event(), object_file.write
 
     def slow(*args: Any) -> None:
         disk_moves.wait(60.0)
         write(*args)
 
-    monkeypatch.setattr(records, "write", slow)
+    monkeypatch.setattr(object_file, "write", slow)
     objects = [plugin.fill(number) for number in range(1, 9)]  # there are 4 threads
     keys = [key(number) for number in range(1, 9)]
     puts = plugin.backend.batched_submit_put_task(keys, objects)

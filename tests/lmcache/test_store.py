@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from bench.lmcache_store import SIZE, Hammer, content, get, survive_kills
+from bench.stress.lmcache_store import SIZE, Hammer, content, get, survive_kills
 from ttlcache.clock import VirtualClock
 from ttlcache.errors import ConfigError
-from ttlcache_lmcache import records
 from ttlcache_lmcache.config import TierConfig
-from ttlcache_lmcache.store import TieredStore
+from ttlcache_lmcache.store import object_file
+from ttlcache_lmcache.store.store import TieredStore
 
 
 def make(path: Path, clock: VirtualClock | None = None, **settings: Any) -> TieredStore:
@@ -178,7 +178,7 @@ def test_a_file_cut_short_is_a_miss_now_and_after_a_restart(
         store.put(key, content(key))
 
     def cut(key: bytes) -> None:
-        os.truncate(records.path_of(tmp_path, key), keep)
+        os.truncate(object_file.path_of(tmp_path, key), keep)
 
     cut(b"now")
     assert get(store, b"now") is None
@@ -196,7 +196,7 @@ def test_another_objects_file_is_a_miss(tmp_path: Path) -> None:
     store = make(tmp_path)
     store.put(b"a", content(b"a"))
     store.put(b"b", content(b"b"))
-    records.path_of(tmp_path, b"a").replace(records.path_of(tmp_path, b"b"))
+    object_file.path_of(tmp_path, b"a").replace(object_file.path_of(tmp_path, b"b"))
     assert get(store, b"b") is None
     assert store.counts["corrupt"] == 1
 
@@ -209,11 +209,11 @@ def test_faults_are_counted_by_kind_and_logged_once_each(
     for key in keys:
         store.put(key, content(key))
     for key in keys[:3]:
-        os.truncate(records.path_of(tmp_path, key), 0)
+        os.truncate(object_file.path_of(tmp_path, key), 0)
     for key in keys[3:6]:
-        records.path_of(tmp_path, key).unlink()
+        object_file.path_of(tmp_path, key).unlink()
     for key in keys[6:]:
-        path = records.path_of(tmp_path, key)
+        path = object_file.path_of(tmp_path, key)
         path.unlink()
         path.mkdir()  # reading it is an error of the system
     with caplog.at_level(logging.ERROR):
@@ -223,7 +223,7 @@ def test_faults_are_counted_by_kind_and_logged_once_each(
             def fail(*_: object) -> int:
                 raise OSError(5, "Input/output error")
 
-            patched.setattr(records.os, "writev", fail)
+            patched.setattr(object_file.os, "writev", fail)
             assert not any(store.put(key, content(key)) for key in keys[:3])
     kinds = ("corrupt", "missing", "read_errors", "write_errors")
     assert [store.counts[kind] for kind in kinds] == [3, 3, 3, 3]
@@ -275,7 +275,7 @@ def test_a_full_disk_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(records.os, "writev", no_space)
+        patched.setattr(object_file.os, "writev", no_space)
         assert not store.put(b"a", content(b"a"))
     assert store.find(b"a") is None
     assert store.disk_bytes == 0
@@ -299,7 +299,7 @@ def test_what_is_promised_on_its_way_to_a_full_disk_stays(
         promised.extend(store.lock([b"a"]))
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr(records, "write", full)
+    monkeypatch.setattr(object_file, "write", full)
     store.sweep()
     assert promised == [True]
     assert get(store, b"a") == content(b"a")

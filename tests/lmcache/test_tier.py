@@ -14,8 +14,8 @@ from ttlcache.errors import ConfigError
 from ttlcache_lmcache import hints
 from ttlcache_lmcache.config import ServerModuleConfig, TierConfig, load
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.residency import space_of
-from ttlcache_lmcache.tier import Tier
+from ttlcache_lmcache.retention.l1_tier import Tier
+from ttlcache_lmcache.retention.residency import space_of
 
 CHUNK = 10
 

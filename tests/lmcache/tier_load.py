@@ -19,7 +19,7 @@ from typing import Any
 from ttlcache.clock import VirtualClock
 from ttlcache_lmcache.config import ServerModuleConfig, load
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.tier import Tier
+from ttlcache_lmcache.retention.l1_tier import Tier
 
 #: Mean seconds of a tool's gaps.
 TOOLS = {f"tool{i}": 2.0 * 1.5**i for i in range(8)}

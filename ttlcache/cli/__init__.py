@@ -28,5 +28,5 @@ def main() -> None:
 
 for command in (doctor, profile, top, explain, analyze, plot, export, config):
     app.command()(command)
-app.command()(connector_command("serve_tiers_cli", "serve_tiers"))
+app.command()(connector_command("cli.serve_tiers", "serve_tiers"))
 app.command()(connector_command("front.cli", "front"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from ttlcache.analyze import Spread, Summary, summarize
+from ttlcache.analysis.summary import Spread, Summary, summarize
 from ttlcache.cli.common import (
     JsonPath,
     RecordingPath,

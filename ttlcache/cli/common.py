@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ttlcache.load import load
-from ttlcache.recording import Recording, RecordingError
+from ttlcache.analysis.load import load
+from ttlcache.analysis.recording import Recording, RecordingError
 
 RecordingPath = Annotated[
     Path,

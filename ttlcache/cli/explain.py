@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ttlcache.analysis.explain import Group, Verdict, by_tool, verdicts
+from ttlcache.analysis.recording import Interval, ProgramLog, Recording, held_in_vain
 from ttlcache.cli.common import fail, plain, read, seconds
-from ttlcache.explain import Group, Verdict, by_tool, verdicts
-from ttlcache.recording import Interval, ProgramLog, Recording, held_in_vain
 
 
 def explain(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ttlcache import continuum_format, perfetto
+from ttlcache.analysis import continuum_format, perfetto
 from ttlcache.cli.common import RecordingPath, fail, read, write_json
 
 

@@ -20,9 +20,9 @@ def plot(
     """Timeline, gaps by tool, pinned memory over time, completion times."""
     recording = read(place)
     try:
-        from ttlcache import plots
+        from ttlcache.analysis import timeline
     except ImportError as error:
         fail(f"{error}; pip install 'ttlcache[plot]'")
     console = Console()
-    for path in plots.draw_all(recording, out):
+    for path in timeline.draw_all(recording, out):
         console.print(str(path), soft_wrap=True, highlight=False)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ttlcache.cli.common import DEFAULT_URL, ApiKey, ServerUrl, fail, plain, seconds
 from ttlcache.cli.live import engines_of
-from ttlcache.divergence import REMEDIES, Cause
+from ttlcache.programs.divergence import REMEDIES, Cause
 
 
 def top(

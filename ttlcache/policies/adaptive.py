@@ -51,9 +51,9 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from ttlcache.costs import Recovery
-from ttlcache.estimators import EMPTY, SurvivalCurve, survival_of_sorted
-from ttlcache.gaps import is_human_gap
+from ttlcache.estimators.costs import Recovery
+from ttlcache.estimators.gap_history import is_human_gap
+from ttlcache.estimators.survival import EMPTY, SurvivalCurve, survival_of_sorted
 from ttlcache.policies.base import Policy, PolicyOptions, View, remaining
 from ttlcache.policies.cachettl import bounded, default_ttl_s
 from ttlcache.types import Decision, GapKey, TurnFacts

@@ -14,8 +14,8 @@ from typing import ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from ttlcache.costs import CostModel
-from ttlcache.gaps import GapHistory
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.types import Decision, GapKey, Pressure, TurnFacts
 
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field
 
-from ttlcache.estimators import FloatArray, read_only
-from ttlcache.gaps import is_human_gap
+from ttlcache.estimators.gap_history import is_human_gap
+from ttlcache.estimators.survival import FloatArray, read_only
 from ttlcache.policies.base import Policy, PolicyOptions, View, remaining
 from ttlcache.types import Decision, GapKey, TurnFacts
 

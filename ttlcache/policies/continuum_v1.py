@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from ttlcache.estimators import empirical_bernstein
+from ttlcache.estimators.survival import empirical_bernstein
 from ttlcache.policies.base import Policy, PolicyOptions, View, remaining
 from ttlcache.types import Decision, TurnFacts
 

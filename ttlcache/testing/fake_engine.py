@@ -22,13 +22,11 @@ from typing import Any
 from ttlcache.clock import VirtualClock
 from ttlcache.config import load_config
 from ttlcache.controller import Controller
-from ttlcache.events import Admission, Arrival, Finish, HoldOrder, Urgency
-from ttlcache.hints import parse_hints
-from ttlcache.journal import NullJournal
-from ttlcache.programs import MAX_OPEN_TURNS
-from ttlcache.requests import RequestRecord
+from ttlcache.programs.hints import parse_hints
+from ttlcache.programs.model import MAX_OPEN_TURNS, RequestRecord
+from ttlcache.telemetry.journal import NullJournal
 from ttlcache.testing.fake_holder import FakeHolder
-from ttlcache.types import GapKey
+from ttlcache.types import Admission, Arrival, Finish, GapKey, HoldOrder, Urgency
 
 
 def chain_hashes(

@@ -6,8 +6,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
-from ttlcache.events import Shrunk
-from ttlcache.types import Pressure
+from ttlcache.types import Pressure, Shrunk
 
 
 class FakeHolder:

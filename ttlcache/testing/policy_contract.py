@@ -18,8 +18,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ttlcache.clock import stopwatch_s
-from ttlcache.costs import CostModel
-from ttlcache.gaps import GapHistory
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.policies.base import Policy, View
 from ttlcache.types import (
     APPROVAL_GAP,

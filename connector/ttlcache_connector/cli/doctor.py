@@ -18,14 +18,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ttlcache import admissions
 from ttlcache.cli.live import engines_of
 from ttlcache.config import TTLCacheConfig, load_config, ordering_in_force
 from ttlcache.errors import ConfigError, UnsupportedEngineError
-from ttlcache_connector import plugin, requirements, vllm_hooks
+from ttlcache.scheduling import admissions
+from ttlcache_connector import plugin
 from ttlcache_connector.cli import doctor_lmcache, doctor_template
 from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
-from ttlcache_connector.knowledge import load_costs
+from ttlcache_connector.engine import hooks, requirements
+from ttlcache_connector.role.state_files import load_costs
 
 _STYLE = {OK: "green", NOTE: "yellow", BAD: "bold red"}
 
@@ -142,7 +143,7 @@ def _plugin() -> Finding:
 
 
 def _middleware() -> Finding:
-    if vllm_hooks.can_install_middleware():
+    if hooks.can_install_middleware():
         return Finding(OK, "middleware", "agents' session headers are read by itself")
     text = f"not for this vLLM: start it with --middleware {plugin.MIDDLEWARE}"
     return Finding(NOTE, "middleware", text)

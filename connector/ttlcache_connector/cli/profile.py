@@ -21,7 +21,7 @@ from rich.table import Table
 
 from ttlcache.cli.common import fail
 from ttlcache.clock import stopwatch_s
-from ttlcache.costs import CostModel
+from ttlcache.estimators.costs import CostModel
 from ttlcache_connector.cli.sweep import Curve, Measure, sweep
 
 #: Seconds of measuring however long vLLM took to start.

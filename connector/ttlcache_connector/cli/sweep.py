@@ -14,7 +14,7 @@ from itertools import combinations
 
 import numpy as np
 
-from ttlcache.costs import CostModel
+from ttlcache.estimators.costs import CostModel
 
 FIRST_TOKENS = 1_000
 #: The two fastest measurements of a length agree within this: enough of them.

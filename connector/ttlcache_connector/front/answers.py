@@ -6,7 +6,7 @@ import json
 from email.utils import formatdate
 
 from ttlcache.clock import wall_s
-from ttlcache_connector.http_asgi import Send, with_length
+from ttlcache_connector.http.asgi import Send, with_length
 
 _CLOSE = (b"connection", b"close")
 

@@ -28,14 +28,8 @@ from ttlcache_connector.front.upload import (
     Upload,
 )
 from ttlcache_connector.front.urls import base_url
-from ttlcache_connector.http_asgi import (
-    GENERATING,
-    Receive,
-    Scope,
-    Send,
-    with_length,
-)
-from ttlcache_connector.http_identity import SESSION_HEADER, label, split_path
+from ttlcache_connector.http.asgi import GENERATING, Receive, Scope, Send, with_length
+from ttlcache_connector.http.identity import SESSION_HEADER, label, split_path
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import httpx
 
 from ttlcache_connector.front.answers import refuse
 from ttlcache_connector.front.upload import BodyError, ClientGoneError, Upload
-from ttlcache_connector.http_asgi import Scope, Send
+from ttlcache_connector.http.asgi import Scope, Send
 
 log = logging.getLogger(__name__)
 

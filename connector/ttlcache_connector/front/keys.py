@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from ttlcache.hints import NO_HINTS, ROUTE_PREFIX, Hints, parse_hints
+from ttlcache.programs.hints import ROUTE_PREFIX, parse_hints
+from ttlcache.types import NO_HINTS, Hints
 from ttlcache_connector.front.prompts import PromptMemory
-from ttlcache_connector.http_identity import (
+from ttlcache_connector.http.identity import (
     Clues,
     conversation,
     from_body,

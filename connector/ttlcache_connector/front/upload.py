@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import anyio
 import httpx
 
-from ttlcache_connector.http_asgi import MAX_BODY_BYTES, Receive, Scope
+from ttlcache_connector.http.asgi import MAX_BODY_BYTES, Receive, Scope
 
 
 class ClientGoneError(Exception):

@@ -22,9 +22,9 @@ from tests.core.controller.stories import (
     pins,
     total,
 )
-from ttlcache.admission import WorkingSet
-from ttlcache.events import Admission, Urgency
+from ttlcache.scheduling.admission import WorkingSet
 from ttlcache.testing import FakeEngine
+from ttlcache.types import Admission, Urgency
 
 LABELS = st.sampled_from(["A", "B", "C", None])
 TOKENS = st.lists(st.integers(1, 3), min_size=1, max_size=12)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.core.controller.stories import PROMPT, make_engine, outcomes, pins, total
-from ttlcache.events import Urgency
 from ttlcache.testing import FakeEngine
-from ttlcache.types import (
-    PinOutcome,
-)
+from ttlcache.types import PinOutcome, Urgency
 
 
 def test_parallel_branches_claim_their_own_pins():

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from tests.core.controller.stories import PROMPT, make_engine, outcomes, pins, total
 from ttlcache.controller import ENDED_AT_ONCE
-from ttlcache.types import (
-    PinOutcome,
-)
+from ttlcache.types import PinOutcome
 
 
 def test_an_ended_program_releases_its_pins():

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.core.controller.stories import PROMPT, TTL_S, make_engine, outcomes, pins
-from ttlcache.events import Arrival, Finish
-from ttlcache.hints import Hints
-from ttlcache.programs import MAX_OPEN_TURNS
-from ttlcache.types import (
-    PinOutcome,
-)
+from ttlcache.programs.model import MAX_OPEN_TURNS
+from ttlcache.types import Arrival, Finish, Hints, PinOutcome
 
 
 @pytest.mark.parametrize("stage", ["waiting", "running", "decoded", "preempted"])

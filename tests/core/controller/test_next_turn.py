@@ -12,10 +12,8 @@ from tests.core.controller.stories import (
     pins,
     total,
 )
-from ttlcache.step_fit import Step
-from ttlcache.types import (
-    PinOutcome,
-)
+from ttlcache.estimators.step_fit import Step
+from ttlcache.types import PinOutcome
 
 
 def test_the_next_turn_claims_the_pin():

@@ -12,12 +12,12 @@ from tests.core.controller.stories import (
     pins,
     total,
 )
-from ttlcache.events import Finish
 from ttlcache.finished import UNKNOWN_GAP
 from ttlcache.types import (
     APPROVAL_GAP,
     FINAL_GAP,
     PARALLEL_TOOL,
+    Finish,
     GapKey,
     IdentityRule,
     PinOutcome,

@@ -6,11 +6,9 @@ import pytest
 
 from tests.core.controller.stories import PROMPT, make_engine, outcomes, pins
 from ttlcache.controller import Controller
-from ttlcache.costs import CostModel
-from ttlcache.gaps import GapHistory
-from ttlcache.types import (
-    PinOutcome,
-)
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.gap_history import GapHistory
+from ttlcache.types import PinOutcome
 
 
 def test_priority_follows_the_program_and_its_pin():

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bench.tier_server import TierServer
+from bench.serve.tier_server import TierServer
 from tests.e2e.tier_bytes.worker import BLOCK, CHUNK_BYTES, WAIT_S, Worker
 from ttlcache_connector.harness import EngineSpec
-from ttlcache_connector.lower_lmcache import sources, transfer
-from ttlcache_connector.serve_tiers import TierOptions
+from ttlcache_connector.lmcache_server.launch import TierOptions
+from ttlcache_connector.tiers.lmcache import load_sources, worker_transfer
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def two_block_tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierSe
 def make_worker(tiers: TierServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made: list[Worker] = []
     # Several portions a request.
-    monkeypatch.setattr(transfer, "MAX_PART_BYTES", 5 * CHUNK_BYTES)
-    monkeypatch.setattr(sources, "SOURCE_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(worker_transfer, "MAX_PART_BYTES", 5 * CHUNK_BYTES)
+    monkeypatch.setattr(load_sources, "SOURCE_TIMEOUT_S", WAIT_S)
 
     def make(
         num_blocks: int = 64,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.tier_server import TierServer
+from bench.serve.tier_server import TierServer
 from tests.e2e.tier_bytes.worker import (
     BLOCK,
     CHUNK_BYTES,
@@ -19,7 +19,7 @@ from tests.e2e.tier_bytes.worker import (
     prompt,
     reclaim,
 )
-from ttlcache_connector.serve_tiers import TierOptions
+from ttlcache_connector.lmcache_server.launch import TierOptions
 
 pytestmark = pytest.mark.e2e
 

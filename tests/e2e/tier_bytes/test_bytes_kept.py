@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from vllm.lora.request import LoRARequest
 
-from bench.tier_server import TierServer
+from bench.serve.tier_server import TierServer
 from tests.e2e.tier_bytes.worker import (
     Worker,
     hints,
     prompt,
     use_free_memory,
 )
-from ttlcache.costs import MIN_LOST
+from ttlcache.estimators.costs import MIN_LOST
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.tier_server import TierServer
+from bench.serve.tier_server import TierServer
 from tests.e2e.tier_bytes.worker import (
     BLOCK,
     CHUNK_BYTES,
@@ -21,9 +21,9 @@ from tests.e2e.tier_bytes.worker import (
 )
 from ttlcache.errors import TransferError
 from ttlcache.types import GapKey
-from ttlcache_connector import kv_mover
-from ttlcache_connector.lower_lmcache import registration
-from ttlcache_connector.serve_tiers import TierOptions
+from ttlcache_connector.copy import block_copier
+from ttlcache_connector.lmcache_server.launch import TierOptions
+from ttlcache_connector.tiers.lmcache import registration
 
 pytestmark = pytest.mark.e2e
 
@@ -103,7 +103,7 @@ def test_lmcaches_mover_serves_what_ours_refuses(make_worker, monkeypatch, caplo
     def refuse(*args: Any) -> None:
         raise TransferError("a layout that nobody has seen")
 
-    monkeypatch.setattr(kv_mover, "read_layout", refuse)
+    monkeypatch.setattr(block_copier, "read_layout", refuse)
     with heard(caplog):
         theirs = make_worker()
     assert "own mover, in this worker (a layout that nobody" in caplog.text

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.tier_server import TierServer
+from bench.serve.tier_server import TierServer
 from tests.e2e.tier_bytes.worker import (
     BLOCK,
     CHUNK_BYTES,
@@ -19,7 +19,7 @@ from tests.e2e.tier_bytes.worker import (
     step_until,
     use_free_memory,
 )
-from ttlcache.events import Urgency
+from ttlcache.types import Urgency
 
 pytestmark = pytest.mark.e2e
 

@@ -16,13 +16,9 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 
-from ttlcache.events import Urgency
+from ttlcache.types import Urgency
 from ttlcache_connector.connector import TTLConnector
-from ttlcache_connector.harness import (
-    EngineHarness,
-    EngineSpec,
-    build_kv_cache_config,
-)
+from ttlcache_connector.harness import EngineHarness, EngineSpec, build_kv_cache_config
 from ttlcache_connector.invariants import violations
 
 BLOCK = 16

@@ -1,0 +1,248 @@
+"""The arms of the fleet demo, and what one of them measures."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.compare.fleet.cluster import Cluster
+from bench.compare.fleet.front import Front
+from bench.compare.fleet.router import Router
+from bench.serve.arms import EngineCounters, read_engine, warm_up
+from bench.serve.replay import Failure, ReplayOptions, replay
+from bench.serve.server import ServerOptions
+from bench.sim.metrics import Summary, TurnRecord, by_program, summarize
+from bench.sim.workloads import Program
+
+#: As many as the OpenAI client makes after a few more failures than usual: a replica
+#: that is killed is answered for within seconds.
+RETRIES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class FleetArm:
+    """How requests reach the replicas.
+
+    policy: vllm-router's `--policy`; None: one replica, and no router.
+    session: clients send `X-Session-ID`.
+    front: clients send no id at all, `ttlcache front` finds one.
+    tier: the replicas share one LMCache server.
+    """
+
+    name: str
+    policy: str | None
+    session: bool = False
+    front: bool = False
+    tier: bool = False
+
+
+REFERENCE = "single"
+ROUND_ROBIN = "round-robin"
+SESSION = "session"
+#: Appended to an arm's name where the replicas share a lower tier.
+WITH_TIER = "+lmcache"
+_ROUTINGS = (
+    FleetArm(REFERENCE, None),
+    FleetArm(ROUND_ROBIN, "round_robin"),
+    FleetArm("cache-aware", "cache_aware"),
+    FleetArm(SESSION, "consistent_hash", session=True),
+    FleetArm("sticky", "sticky_least_loaded", session=True),
+    FleetArm("front", "consistent_hash", front=True),
+    FleetArm("sticky-front", "sticky_least_loaded", front=True),
+)
+ARMS = {
+    **{arm.name: arm for arm in _ROUTINGS},
+    **{
+        arm.name + WITH_TIER: replace(arm, name=arm.name + WITH_TIER, tier=True)
+        for arm in _ROUTINGS
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSetting:
+    """The same for all arms."""
+
+    model: Path
+    server: ServerOptions
+    replicas: int
+    config: Mapping[str, Any]
+    tier_gb: float
+    """CPU memory of the LMCache server in arms that have one."""
+    out: Path
+    seed: int
+    kill_at_turn: int | None = None
+    """After so many completed turns one replica is killed; None: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A replica that was killed mid-run."""
+
+    server: str
+    at_s: float
+    """Departure of the turn after which it was, since the replay's start."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetResult:
+    """Everything measured in one arm."""
+
+    name: str
+    records: tuple[TurnRecord, ...]
+    failures: tuple[Failure, ...]
+    retried: tuple[Failure, ...]
+    log_errors: tuple[str, ...]
+    summary: Summary
+    engines: tuple[EngineCounters, ...]
+    """Of the replicas that lived to the end."""
+    commands: tuple[tuple[str, ...], ...]
+    death: Death | None = None
+
+    @property
+    def gpu_hit(self) -> float:
+        """Prompt tokens found in GPU memory / all prompt tokens."""
+        return self._share(sum(e.prefix_cache_hits for e in self.engines))
+
+    @property
+    def reloaded(self) -> float:
+        """Prompt tokens that came from the shared tier / all prompt tokens."""
+        return self._share(sum(e.lower_tier_hits for e in self.engines))
+
+    @property
+    def stayed(self) -> float:
+        """Share of returning turns that the replica of the turn before served."""
+        pairs = [
+            before.server == after.server
+            for own in by_program(self.records).values()
+            for before, after in itertools.pairwise(own)
+        ]
+        return sum(pairs) / len(pairs) if pairs else 1.0
+
+    def _share(self, tokens: float) -> float:
+        return tokens / queries if (queries := self._queries) else 0.0
+
+    @property
+    def _queries(self) -> float:
+        return sum(e.prefix_cache_queries for e in self.engines)
+
+
+def run_arm(
+    arm: FleetArm,
+    setting: FleetSetting,
+    programs: Sequence[Program],
+    on_turn: Callable[[TurnRecord], None],
+) -> FleetResult:
+    """Start the arm's replicas and router, replay, stop everything.
+
+    Raises:
+        ServerError: something did not start.
+        ValueError: not one turn was completed.
+    """
+    folder = setting.out / arm.name
+    options = ReplayOptions(
+        seed=setting.seed,
+        hints=not arm.front,
+        session_header=arm.session,
+        retries=RETRIES,
+    )
+    replicas = 1 if arm.policy is None else setting.replicas
+    # Whatever replica a program comes back to finds its KV below: each chunk is copied
+    # as soon as it is computed, so that a dead replica takes nothing along.
+    below = {"demote": "write-through"} if arm.tier else {}
+    cluster = Cluster(
+        setting.model,
+        setting.server,
+        replicas,
+        {**below, **setting.config},
+        setting.tier_gb if arm.tier else None,
+        folder,
+    )
+    with ExitStack() as stack:
+        stack.enter_context(cluster)
+        base_url = _entry(stack, arm, cluster, folder)
+        for server in cluster.replicas:
+            warm_up(server.base_url, options)
+        before = [server.metrics() for server in cluster.replicas]
+        killer = _Killer(cluster, None if replicas == 1 else setting.kill_at_turn)
+
+        def seen(record: TurnRecord) -> None:
+            killer.see(record)
+            on_turn(record)
+
+        result = replay(base_url, programs, options, seen)
+        engines = tuple(
+            read_engine(server, before[index], options)
+            for index, server in enumerate(cluster.replicas)
+            if index not in cluster.killed
+        )
+        commands = tuple(tuple(server.command) for server in cluster.replicas)
+    if not result.records:
+        raise ValueError(f"every program failed, e.g. {result.failures[0]}")
+    errors = tuple(e for server in cluster.living for e in server.errors_in_log())
+    return FleetResult(
+        arm.name,
+        result.records,
+        result.failures,
+        result.retried,
+        errors,
+        summarize(result.records),
+        engines,
+        commands,
+        killer.death,
+    )
+
+
+def _entry(stack: ExitStack, arm: FleetArm, cluster: Cluster, folder: Path) -> str:
+    """What clients talk to."""
+    if arm.policy is None:
+        return cluster.urls[0]
+    router = Router(cluster.urls, arm.policy, folder / "router.log")
+    stack.enter_context(router)
+    if not arm.front:
+        return router.base_url
+    front = Front(router.base_url, cluster.urls, folder / "front.log")
+    return stack.enter_context(front).base_url
+
+
+class _Killer:
+    """Kills the replica that gave the n-th answer."""
+
+    def __init__(self, cluster: Cluster, at_turn: int | None) -> None:
+        self._cluster = cluster
+        self._at_turn = at_turn
+        self._turns = 0
+        self.death: Death | None = None
+
+    def see(self, record: TurnRecord) -> None:
+        self._turns += 1
+        if self._turns != self._at_turn:
+            return
+        self.death = Death(record.server, record.departure_s)
+        self._cluster.kill(int(record.server.removeprefix("replica-")))
+
+
+def arm_json(result: FleetResult) -> dict[str, Any]:
+    """One arm as it stands in result.json."""
+    return {
+        **asdict(result.summary),
+        "gpu_hit": result.gpu_hit,
+        "reloaded": result.reloaded,
+        "stayed": result.stayed,
+        "turns_by_replica": turns_by_replica(result.records),
+        "retried": [asdict(failure) for failure in result.retried],
+        "failures": [asdict(failure) for failure in result.failures],
+        "log_errors": list(result.log_errors),
+        "engines": [asdict(engine) for engine in result.engines],
+        "death": None if result.death is None else asdict(result.death),
+        "commands": [list(command) for command in result.commands],
+    }
+
+
+def turns_by_replica(records: Sequence[TurnRecord]) -> dict[str, int]:
+    servers = sorted({record.server for record in records})
+    return {s: sum(record.server == s for record in records) for s in servers}

@@ -1,0 +1,31 @@
+"""A real `ttlcache front` before a router."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.compare.fleet.process import HTTPProcess
+from bench.serve.ports import free_ports
+
+
+class Front(HTTPProcess):
+    """One front on a free port."""
+
+    def __init__(
+        self,
+        upstream: str,
+        replica_urls: Sequence[str],
+        log_path: Path,
+        extra_args: Sequence[str] = (),
+    ) -> None:
+        (port,) = free_ports(1)
+        self.base_url = f"http://127.0.0.1:{port}"
+        command = [
+            *(sys.executable, "-m", "ttlcache.cli", "front"),
+            *("--upstream", upstream, "--port", str(port)),
+            *(arg for url in replica_urls for arg in ("--replica", url)),
+            *extra_args,
+        ]
+        super().__init__(command, f"{self.base_url}/front/health", log_path)

@@ -1,0 +1,141 @@
+"""What the fleet demo says: its table, its verdict, what a death cost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from bench.compare.demo_report import MAX_LOGPROB_DIFF
+from bench.compare.fleet.arms import (
+    ROUND_ROBIN,
+    WITH_TIER,
+    FleetResult,
+    turns_by_replica,
+)
+from bench.sim.metrics import OutputComparison, TurnRecord, by_program
+
+_COLUMNS = (
+    "GPU hit",
+    "x round robin",
+    "from LMCache",
+    "stayed",
+    "turns a replica",
+    "mean JCT s",
+    "mean TTFT s",
+    "retried",
+)
+
+
+def table(results: Sequence[FleetResult]) -> Table:
+    """A row an arm."""
+    grid = Table(title="the same programs, replicas and pools", title_justify="left")
+    grid.add_column("routing")
+    for name in _COLUMNS:
+        grid.add_column(name, justify="right")
+    for result in results:
+        base = _round_robin(result, results)
+        summary = result.summary
+        spread = turns_by_replica(result.records).values()
+        grid.add_row(
+            result.name,
+            f"{result.gpu_hit:.1%}",
+            f"{result.gpu_hit / base:.2f}" if base else "",
+            f"{result.reloaded:.1%}",
+            f"{result.stayed:.0%}",
+            " + ".join(str(turns) for turns in spread),
+            f"{summary.mean_jct_s:.1f}",
+            f"{summary.mean_ttft_s:.2f}",
+            str(len(result.retried)),
+        )
+    return grid
+
+
+def _round_robin(result: FleetResult, results: Sequence[FleetResult]) -> float:
+    """GPU hit of round robin with the same tiers; 0 where that was not run."""
+    tier = WITH_TIER if result.name.endswith(WITH_TIER) else ""
+    return next((r.gpu_hit for r in results if r.name == ROUND_ROBIN + tier), 0.0)
+
+
+def problems(result: FleetResult, outputs: OutputComparison) -> list[str]:
+    """Why the demo must not end with exit status 0."""
+    found = []
+    if result.failures:
+        first = result.failures[0]
+        found.append(
+            f"{result.name}: {len(result.failures)} programs did not finish, e.g. "
+            f"{first.program_id} turn {first.turn}: {first.reason}"
+        )
+    if result.log_errors:
+        found.append(
+            f"{result.name}: {len(result.log_errors)} errors in the replicas' logs, "
+            f"e.g. {result.log_errors[0]}"
+        )
+    if not outputs.tokens_identical:
+        program_id, turn = outputs.differing_turns[0]
+        found.append(
+            f"{result.name}: {len(outputs.differing_turns)} turns differ from the "
+            f"first arm's, e.g. {program_id} turn {turn}"
+        )
+    if outputs.first_token_logprob_max_diff > MAX_LOGPROB_DIFF:
+        found.append(
+            f"{result.name}: first-token logprobs differ by "
+            f"{outputs.first_token_logprob_max_diff:.2g}"
+        )
+    if result.death is None and result.retried:
+        found.append(
+            f"{result.name}: {len(result.retried)} requests failed though every "
+            f"replica lived, e.g. {result.retried[0].reason}"
+        )
+    return found
+
+
+def migration(result: FleetResult) -> dict[str, Any] | None:
+    """What became of the programs of a replica that died; None where none did."""
+    if result.death is None:
+        return None
+    moved = moved_turns(result)
+    return {
+        "moved_programs": len(moved),
+        "whole_prefills": sum(record.cached_tokens == 0 for record in moved),
+        "context_tokens": sum(record.prompt_tokens for record in moved),
+        "found_tokens": sum(record.cached_tokens for record in moved),
+        "reloaded_tokens": _reloaded(result),
+        "failed_reloads": sum(engine.failed_reloads for engine in result.engines),
+    }
+
+
+def moved_turns(result: FleetResult) -> list[TurnRecord]:
+    """Of each program whose replica died: its first turn elsewhere."""
+    assert result.death is not None
+    return [
+        after
+        for own in by_program(result.records).values()
+        for before, after in itertools.pairwise(own)
+        if before.server == result.death.server != after.server
+    ]
+
+
+def deaths(results: Sequence[FleetResult]) -> list[str]:
+    """One line an arm in which a replica was killed."""
+    lines = []
+    for result in results:
+        facts = migration(result)
+        if facts is None or result.death is None:
+            continue
+        lines.append(
+            f"{result.name}: {result.death.server} was killed at "
+            f"{result.death.at_s:.1f} s; {len(result.failures)} programs lost, "
+            f"{len(result.retried)} requests sent again, "
+            f"{facts['moved_programs']} programs moved, which found "
+            f"{facts['found_tokens']:,} of {facts['context_tokens']:,} prompt tokens; "
+            f"{facts['whole_prefills']} were prefilled whole, "
+            f"{facts['failed_reloads']:.0f} reloads failed"
+        )
+    return lines
+
+
+def _reloaded(result: FleetResult) -> int:
+    return sum(sum(engine.reloaded_tokens.values()) for engine in result.engines)

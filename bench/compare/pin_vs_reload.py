@@ -1,0 +1,247 @@
+"""Hold a context in GPU memory, reload it, or prefill it again: what each costs.
+
+On a real engine above a real LMCache server. For every context length one program's
+next turn is timed four ways: its pin claimed, its KV reloaded from CPU memory, from
+disk, and prefilled. Holding is priced by its effect: the same background programs are
+replayed with and without a context held for the whole replay, and the job seconds that
+they lose are divided by the byte-seconds held. That is a small difference of large
+numbers: where the pairs do not agree that holding costs something, nothing is said.
+
+The break-even gap of a recovery is the one whose holding costs others as many seconds
+as the recovery costs the program itself.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib import pyplot as plt
+from rich.table import Table
+
+from bench.compare.pin_vs_reload_client import PIN_S, WAYS, Client
+from bench.serve.replay import ReplayOptions, replay
+from bench.serve.server import VLLMServer
+from bench.sim.metrics import jct_s
+from bench.sim.workloads import Program
+from ttlcache import policies
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.gap_history import GapHistory
+from ttlcache.policies.base import View
+from ttlcache.types import GapKey, Pressure, TurnFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Medians of the next turn's seconds at one context length.
+
+    claimed_s: with the KV in GPU memory, what no recovery can beat.
+    *_gap_s: the break-even gaps; None, as `hold_cost`, where no price is known.
+    """
+
+    context_tokens: int
+    kv_bytes: int
+    claimed_s: float
+    cpu_s: float
+    disk_s: float
+    prefill_s: float
+    hold_cost: float | None = None
+    """Job seconds of others lost for each second that this context is held."""
+    cpu_gap_s: float | None = None
+    disk_gap_s: float | None = None
+    prefill_gap_s: float | None = None
+
+
+def measure(
+    client: Client, lengths: Sequence[int], repeats: int, bytes_per_token: int
+) -> Iterator[Recovery]:
+    """Time every way back at every length; lengths in ascending order."""
+    for tokens in lengths:
+        for way in WAYS:
+            client.time_next_turn(tokens, way)  # compiles what this length needs
+        # In turns: what else the machine does meets every way.
+        rounds = [
+            [client.time_next_turn(tokens, way) for way in WAYS] for _ in range(repeats)
+        ]
+        claimed, cpu, disk, prefill = map(statistics.median, zip(*rounds, strict=True))
+        yield Recovery(tokens, tokens * bytes_per_token, claimed, cpu, disk, prefill)
+
+
+def hold_costs_per_byte(
+    server: VLLMServer,
+    client: Client,
+    programs: Sequence[Program],
+    tokens: int,
+    kv_bytes: int,
+    rounds: int,
+) -> list[float]:
+    """Job seconds that others lose for each byte-second held, by pair of replays.
+
+    One with and one without the held context; negative where chance was larger. Each
+    replay has token ids of its own: the second of a pair must not find the first one's
+    KV.
+
+    Raises:
+        RuntimeError: the context was lost meanwhile, or a request failed.
+    """
+    found = []
+    for number in range(rounds):
+        seconds = {}
+        for held in (True, False) if number % 2 else (False, True):
+            if held:
+                client.hold(tokens)
+            began = time.perf_counter()
+            options = ReplayOptions(seed=2 * number + held, ttl_s=PIN_S)
+            result = replay(server.base_url, programs, options, None)
+            lasted = time.perf_counter() - began
+            if held and not client.release():
+                raise RuntimeError("the held context was lost: no price of holding it")
+            if result.failures:
+                raise RuntimeError(f"a request failed: {result.failures[0]}")
+            seconds[held] = (sum(jct_s(result.records).values()), lasted)
+        lost = seconds[True][0] - seconds[False][0]
+        found.append(lost / (kv_bytes * seconds[True][1]))
+    return found
+
+
+def price_of(pairs: Sequence[float]) -> float | None:
+    """Their median; None unless every pair says that holding costs something."""
+    return statistics.median(pairs) if pairs and min(pairs) > 0.0 else None
+
+
+def priced(recovery: Recovery, cost_per_byte: float) -> Recovery:
+    """The recovery with the break-even gaps that a price of memory gives."""
+    hold = cost_per_byte * recovery.kv_bytes
+
+    def gap(seconds: float) -> float:
+        return max(0.0, seconds - recovery.claimed_s) / hold
+
+    return Recovery(
+        **{
+            **asdict(recovery),
+            "hold_cost": hold,
+            "cpu_gap_s": gap(recovery.cpu_s),
+            "disk_gap_s": gap(recovery.disk_s),
+            "prefill_gap_s": gap(recovery.prefill_s),
+        }
+    )
+
+
+def policy_ttls(
+    recoveries: Sequence[Recovery], gaps_s: Sequence[float], pressure: Pressure
+) -> dict[str, list[tuple[float, float]]]:
+    """Each policy's TTL at each length: without a lower tier, and with CPU memory.
+
+    As a server has it by default (`demote: expiry`): the turn is not below yet.
+    """
+    # Some policies look for the tiers of the cost model: where none is, none is known.
+    costs: dict[str | None, CostModel] = {None: CostModel(), "cpu": CostModel()}
+    for tier, model in costs.items():
+        for _ in range(50):
+            for r in recoveries:
+                model.observe_prefill(r.context_tokens, 0, max(r.prefill_s, 1e-6))
+                if tier is not None:
+                    model.observe_reload(tier, r.context_tokens, max(r.cpu_s, 1e-6))
+        model.observe_footprint(max(1.0, pressure.pool_blocks / 8))
+    key = GapKey("bash")
+    history = GapHistory()
+    for gap_s in gaps_s:
+        history.observe(key, gap_s)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name in policies.SHIPPED:
+        options = {"ttl_s": 2.0} if name == "fixed" else {}
+        policy = policies.create(name, options)
+        pairs = []
+        for r in recoveries:
+            facts = TurnFacts("p", 3, key, r.context_tokens, r.context_tokens // 32)
+            answers = [
+                policy.decide(
+                    facts,
+                    View(history, model, pressure=pressure, tier=tier, is_below=False),
+                ).ttl_s
+                for tier, model in costs.items()
+            ]
+            pairs.append((answers[0], answers[1]))
+        found[name] = pairs
+    return found
+
+
+def table(recoveries: Sequence[Recovery]) -> Table:
+    """Seconds and break-even gaps by context length."""
+    grid = Table(title="the next turn, seconds", title_justify="left")
+    names = ["context", "MB", "claimed", "CPU", "disk", "prefill"]
+    is_priced = all(r.hold_cost is not None for r in recoveries)
+    if is_priced:
+        names += ["hold cost", "gap CPU", "gap disk", "gap prefill"]
+    for name in names:
+        grid.add_column(name, justify="right")
+    for r in recoveries:
+        seconds = [r.claimed_s, r.cpu_s, r.disk_s, r.prefill_s]
+        price = [r.hold_cost, r.cpu_gap_s, r.disk_gap_s, r.prefill_gap_s]
+        grid.add_row(
+            f"{r.context_tokens:,}",
+            f"{r.kv_bytes / 1e6:.1f}",
+            *(f"{s:.3f}" for s in (*seconds, *(price if is_priced else ()))),
+        )
+    return grid
+
+
+def ttl_table(
+    recoveries: Sequence[Recovery], ttls: dict[str, list[tuple[float, float]]]
+) -> Table:
+    """What the policies would do: TTL without and with a CPU tier below."""
+    grid = Table(title="TTL, seconds: no tier / CPU tier", title_justify="left")
+    grid.add_column("policy")
+    for r in recoveries:
+        grid.add_column(f"{r.context_tokens:,}", justify="right")
+    for name, pairs in ttls.items():
+        grid.add_row(name, *(f"{a:.2f} / {b:.2f}" for a, b in pairs))
+    return grid
+
+
+def write_csv(recoveries: Sequence[Recovery], path: Path) -> None:
+    """One row a context length."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([field.name for field in fields(Recovery)])
+        writer.writerows([list(asdict(r).values()) for r in recoveries])
+
+
+def plot(recoveries: Sequence[Recovery], path: Path) -> Path:
+    """Seconds and break-even gaps over the context length."""
+    is_priced = all(r.hold_cost is not None for r in recoveries)
+    panels = 2 if is_priced else 1
+    figure, grid = plt.subplots(1, panels, figsize=(5 * panels, 4), squeeze=False)
+    left, right = grid[0][0], grid[0][-1]
+    tokens = [r.context_tokens for r in recoveries]
+    for name, style in (
+        ("claimed", "o-"),
+        ("cpu", "s-"),
+        ("disk", "^-"),
+        ("prefill", "d-"),
+    ):
+        left.plot(
+            tokens, [getattr(r, f"{name}_s") for r in recoveries], style, label=name
+        )
+        if is_priced and name != "claimed":
+            gaps = [getattr(r, f"{name}_gap_s") for r in recoveries]
+            right.plot(tokens, gaps, style, label=name)
+    if is_priced:
+        right.set_ylabel("break-even gap, s")
+    left.set_ylabel("next turn, s")
+    for axes in grid[0]:
+        axes.set(xlabel="context, tokens", xscale="log", yscale="log")
+        axes.legend()
+        axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+    return path

@@ -1,0 +1,125 @@
+"""Draws what each program did when: one panel an arm, one row a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from bench.sim.metrics import TurnRecord, by_program, kept_gaps, summarize
+
+#: Kinds of span in legend order, with colours that differ in lightness too.
+WAITING = "waiting"
+RUNNING = "running"
+GAP_KEPT = "tool gap, KV kept"
+GAP_LOST = "tool gap, KV lost"
+COLOURS = {
+    WAITING: "#c8332b",
+    RUNNING: "#22577a",
+    GAP_KEPT: "#80c490",
+    GAP_LOST: "#dcdcdc",
+}
+_ROW_INCHES = 0.24
+_PANEL_INCHES = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of one program's life, in seconds since the replay's start."""
+
+    kind: str
+    start_s: float
+    end_s: float
+
+
+def spans(records: Sequence[TurnRecord]) -> dict[str, list[Span]]:
+    """Spans of each program, in time order; programs by first arrival.
+
+    A gap counts as "KV kept" when the turn after it found its context cached
+    (:func:`bench.sim.metrics.kept_gaps`): pinned, or not evicted by luck.
+    """
+    kept = kept_gaps(records)
+    rows: dict[str, list[Span]] = {}
+    for program_id, own in by_program(records).items():
+        row = rows.setdefault(program_id, [])
+        for index, record in enumerate(own):
+            started_s = min(record.arrival_s + record.queue_s, record.departure_s)
+            row.append(Span(WAITING, record.arrival_s, started_s))
+            row.append(Span(RUNNING, started_s, record.departure_s))
+            if index + 1 < len(own):
+                kind = GAP_KEPT if kept[program_id, record.turn] else GAP_LOST
+                row.append(Span(kind, record.departure_s, own[index + 1].arrival_s))
+    return rows
+
+
+def draw(arms: Mapping[str, Sequence[TurnRecord]], path: Path, title: str) -> Path:
+    """Write the timeline of all arms as a PNG.
+
+    Args:
+        arms: records by arm name, drawn top to bottom on one time axis.
+        path: file to write.
+        title: heading of the figure.
+
+    Returns:
+        ``path``.
+    """
+    rows = {name: spans(records) for name, records in arms.items()}
+    heights = [_PANEL_INCHES + _ROW_INCHES * len(row) for row in rows.values()]
+    figure, axes = plt.subplots(
+        len(rows),
+        1,
+        sharex=True,
+        squeeze=False,
+        figsize=(12, sum(heights) + 0.6),
+        gridspec_kw={"height_ratios": heights},
+        layout="constrained",
+    )
+    for axis, (name, programs) in zip(axes[:, 0], rows.items(), strict=True):
+        _draw_panel(axis, programs)
+        summary = summarize(arms[name])
+        axis.set_title(
+            f"{name}: mean JCT {summary.mean_jct_s:.1f} s, "
+            f"prompt hit {summary.prompt_hit:.0%}, "
+            f"mean wait {summary.mean_wait_s:.2f} s",
+            loc="left",
+            fontsize=11,
+        )
+    axes[-1, 0].set_xlabel("seconds since the first arrival")
+    end_s = max(span.end_s for row in rows.values() for p in row.values() for span in p)
+    axes[-1, 0].set_xlim(0, end_s * 1.01)
+    figure.suptitle(title, fontsize=12)
+    figure.legend(
+        handles=[Patch(color=colour, label=kind) for kind, colour in COLOURS.items()],
+        loc="outside lower center",
+        ncols=len(COLOURS),
+        frameon=False,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def _draw_panel(axis: Axes, programs: Mapping[str, Sequence[Span]]) -> None:
+    for row, program_spans in enumerate(programs.values()):
+        for kind, colour in COLOURS.items():
+            bars = [
+                (span.start_s, span.end_s - span.start_s)
+                for span in program_spans
+                if span.kind == kind
+            ]
+            axis.broken_barh(bars, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
+    axis.set_yticks(range(len(programs)), list(programs), fontsize=8)
+    axis.set_ylim(len(programs) - 0.4, -0.6)
+    axis.grid(axis="x", color="#eeeeee", linewidth=0.8)
+    axis.set_axisbelow(True)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)

@@ -1,0 +1,1 @@
+"""Policies against recorded gaps: what each TTL costs, without an engine."""

@@ -1,0 +1,97 @@
+"""What a lost context costs in `python -m bench gaps`: stated, never learnt.
+
+The default curve is Llama-3.1-8B on one A100, derived from arithmetic alone:
+
+    linear     2 flop a weight and token. 6.98e9 weights are multiplied: 8.03e9 of
+               the model card less 2 * 0.525e9 of the embedding table (a look-up)
+               and the output layer (the last token only).
+    quadratic  attention, causal: 2 * hidden * layers flop a pair of tokens
+               (Q K' and its product with V are 4 * hidden each, half of them
+               masked), hidden 4096, 32 layers.
+    speed      half of the A100's 312 Tflop/s in bf16 (NVIDIA's data sheet).
+    constant   10 ms for scheduling and launching.
+
+so P(n) = 8.95e-5 n + 1.68e-9 n^2 + 0.01 seconds: 1.9 s at 16k, 42 s at 131k tokens.
+Recorded contexts beyond the model's window (131,072 tokens; a quarter of
+weka_claude_code's turns) are extrapolated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.survival import Memoryfulness
+from ttlcache.types import Pressure
+
+_FLOP_PER_TOKEN = 2 * 6.98e9
+_FLOP_PER_PAIR = 2 * 4096 * 32
+_FLOP_PER_S = 0.5 * 312e12
+LLAMA_8B_A100 = (_FLOP_PER_TOKEN / _FLOP_PER_S, _FLOP_PER_PAIR / _FLOP_PER_S, 0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class CostSetting:
+    """The prices at which decisions are asked for and scored.
+
+    prefill: (s per token, s per token^2, s) of the recovery.
+    queueing_delay_s: T, the wait of a return whose KV is gone.
+    price: seconds of others' delay per second that a context is held.
+    eta: memoryfulness that the policies see; None: learnt from ended programs.
+    running_tokens: tokens of requests running meanwhile (InferCept's C_other).
+    """
+
+    prefill: tuple[float, float, float] = LLAMA_8B_A100
+    queueing_delay_s: float = 5.0
+    price: float = 1.0
+    eta: float | None = None
+    running_tokens: int = 100_000
+
+    def model(self) -> StatedCosts:
+        return StatedCosts(self)
+
+    def memoryfulness(self) -> Memoryfulness:
+        return Memoryfulness() if self.eta is None else StatedMemoryfulness(self.eta)
+
+    def pressure(self, block_tokens: int) -> Pressure:
+        """A pool without end, so that no cap interferes with a policy."""
+        running = self.running_tokens // block_tokens
+        return Pressure(pool_blocks=_ENDLESS, free_blocks=_ENDLESS - running)
+
+
+_ENDLESS = 1 << 40
+
+
+class StatedCosts(CostModel):
+    """`CostModel` with a fixed curve, T and price: outcomes do not move them."""
+
+    def __init__(self, setting: CostSetting) -> None:
+        super().__init__({"prefill": list(setting.prefill)})
+        self._price = setting.price
+        super().observe_return_wait(setting.queueing_delay_s)
+
+    def observe_return_wait(self, wait_s: float) -> None:
+        """Stated, not learnt."""
+
+    def memory_price(self, pressure: Pressure, kv_blocks: float) -> None:
+        """The paper's bargain: T and the price are stated."""
+
+    @property
+    def flat_price(self) -> float:
+        return self._price
+
+    def benefit_s(self, context_tokens: int) -> float:
+        """B: seconds that a return loses when its KV is gone."""
+        return self.queueing_delay_s + self.recovery_s(context_tokens)
+
+
+class StatedMemoryfulness(Memoryfulness):
+    """`Memoryfulness` whose eta is given."""
+
+    def __init__(self, eta: float) -> None:
+        super().__init__()
+        self._stated = eta
+
+    @property
+    def eta(self) -> float:
+        return self._stated

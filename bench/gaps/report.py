@@ -1,0 +1,259 @@
+"""`python -m bench gaps`: every policy on one trace, against hindsight."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.gaps.costs import CostSetting
+from bench.gaps.replay import Arm, Outcome, replay_gaps
+from bench.gaps.scores import Group, Score, best_constant_s, by_group, oracle, score
+from bench.gaps.traces import GapProgram, read_gaps
+from ttlcache.config import TTLCacheConfig
+
+DEFAULT_ARMS = (
+    Arm("cachettl", "cachettl"),
+    Arm("adaptive", "adaptive"),
+    Arm("ski-rental", "ski-rental"),
+    Arm("continuum-v1", "continuum-v1"),
+    Arm("continuum-public", "continuum-public"),
+    Arm("infercept", "infercept"),
+    Arm("none", "none"),
+    # Never any history: B / price for every gap, the rule that needs no prediction.
+    Arm("adaptive: no history", "adaptive", {"min_records": 10**9}),
+)
+_HEADINGS = (
+    "in time",
+    "pinned s/turn",
+    "cost s/turn",
+    "to constant",
+    "to oracle",
+    "to oracle s/turn",
+)
+#: Groups printed by `--explain`; the JSON has all.
+EXPLAIN_ROWS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class GapOptions:
+    """Everything that the numbers depend on beside the trace.
+
+    rate, seed: Poisson arrivals of programs where the trace has none.
+    tell_last: programs announce their last turn.
+    """
+
+    setting: CostSetting
+    rate: float = 0.1
+    seed: int = 0
+    tell_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TraceResult:
+    """One trace's table. The references come last and see all gaps at once."""
+
+    trace: str
+    programs: int
+    scores: dict[str, Score]
+    best_constant: Score
+    oracle: Score
+    by_reason: dict[str, list[Group]]
+    by_key: dict[str, list[Group]]
+
+
+def parse_arm(text: str) -> Arm:
+    """`name` or `name:{"option": value}`.
+
+    Raises:
+        ValueError: what follows the colon is not a JSON object.
+    """
+    name, colon, options = text.partition(":")
+    if not colon:
+        return Arm(name, name)
+    try:
+        value = json.loads(options)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{text!r}: options are not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{text!r}: options must be a JSON object")
+    changes = " ".join(f"{key}={_plain(value[key])}" for key in value)
+    return Arm(f"{name} {changes}".strip(), name, value)
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def run_trace(path: Path, arms: Sequence[Arm], options: GapOptions) -> TraceResult:
+    """Replay one trace under every arm and both references.
+
+    Raises:
+        TraceError: the trace cannot be read.
+        ConfigError: an arm's policy or options are unknown.
+    """
+    programs = read_gaps(path, options.rate, options.seed)
+    return compare(path.name.removesuffix(".jsonl.gz"), programs, arms, options)
+
+
+def compare(
+    trace: str,
+    programs: Sequence[GapProgram],
+    arms: Sequence[Arm],
+    options: GapOptions,
+) -> TraceResult:
+    """`run_trace` on programs at hand."""
+    setting, price = options.setting, options.setting.price
+    max_ttl_s = TTLCacheConfig().max_ttl_s
+
+    def run(arm: Arm) -> list[Outcome]:
+        return replay_gaps(programs, setting, arm, tell_last=options.tell_last)
+
+    outcomes = {arm.name: run(arm) for arm in arms}
+    facts = run(Arm("none", "none"))  # the gaps alone, no matter which arms were asked
+    ttl_s = best_constant_s(facts, price, max_ttl_s)
+
+    def groups(own: Sequence[Outcome], name: Callable[[Outcome], str]) -> list[Group]:
+        names = [name(o) for o in own]
+        return by_group(own, names, price, ttl_s, max_ttl_s)
+
+    return TraceResult(
+        trace=trace,
+        programs=len(programs),
+        scores={name: score(own, price) for name, own in outcomes.items()},
+        best_constant=replace(
+            score(run(Arm("fixed", "fixed", {"ttl_s": ttl_s})), price), ttl_s=ttl_s
+        ),
+        oracle=score(oracle(facts, price, max_ttl_s), price),
+        by_reason={
+            name: groups(own, lambda o: o.reason) for name, own in outcomes.items()
+        },
+        by_key={
+            name: groups(own, lambda o: str(o.key)) for name, own in outcomes.items()
+        },
+    )
+
+
+def table(result: TraceResult) -> Table:
+    """Policies by cost, the references last."""
+    best, ideal = result.best_constant, result.oracle
+    view = Table(
+        title=f"{result.trace}: {result.programs} programs, {best.turns:,} turns, "
+        f"{best.returns:,} returns",
+        title_justify="left",
+    )
+    view.add_column("policy")
+    for heading in _HEADINGS:
+        view.add_column(heading, justify="right")
+    for name, own in _ranked(result):
+        view.add_row(name, *_cells(own, best, ideal))
+    view.add_section()
+    view.add_row(f"best constant {best.ttl_s:.4g} s", *_cells(best, best, ideal))
+    view.add_row("oracle", *_cells(ideal, best, ideal))
+    return view
+
+
+def summary(results: Sequence[TraceResult]) -> Table:
+    """All traces in one table, without the references' own rows."""
+    view = Table(title="all traces", title_justify="left")
+    view.add_column("trace", overflow="fold")
+    view.add_column("policy", overflow="fold")
+    for heading in _HEADINGS:
+        view.add_column(heading, justify="right")
+    for result in results:
+        best, ideal = result.best_constant, result.oracle
+        for name, own in _ranked(result):
+            view.add_row(result.trace, name, *_cells(own, best, ideal))
+        view.add_section()
+    return view
+
+
+def _ranked(result: TraceResult) -> list[tuple[str, Score]]:
+    return sorted(result.scores.items(), key=lambda item: item[1].cost_s)
+
+
+def _cells(own: Score, best: Score, ideal: Score) -> tuple[str, ...]:
+    return (
+        f"{own.in_time:.3f}",
+        f"{own.pinned_s:.3f}",
+        f"{own.cost_s:.4f}",
+        f"{own.regret_share(best):+.1%}",
+        f"{own.regret_share(ideal):+.1%}",
+        f"{own.regret_s(ideal):+.4f}",
+    )
+
+
+def explanation(result: TraceResult, arm: str) -> tuple[Table, Table]:
+    """Where an arm's cost arises: by reason of the decision, and by gap key."""
+    return (
+        _groups(f"{result.trace}, {arm}: by reason", result.by_reason[arm]),
+        _groups(f"{result.trace}, {arm}: by gap key", result.by_key[arm]),
+    )
+
+
+def _groups(title: str, groups: Sequence[Group]) -> Table:
+    view = Table(title=title, title_justify="left")
+    view.add_column("of")
+    for heading in ("turns", "misses", "held s", "cost s", "constant s", "oracle s"):
+        view.add_column(heading, justify="right")
+    for group in groups[:EXPLAIN_ROWS]:
+        view.add_row(
+            group.name,
+            f"{group.turns:,}",
+            f"{group.misses:,}",
+            f"{group.held_s:,.0f}",
+            f"{group.cost_s:,.0f}",
+            f"{group.best_constant_s:,.0f}",
+            f"{group.oracle_s:,.0f}",
+        )
+    return view
+
+
+def print_setting(options: GapOptions, console: Console) -> None:
+    """One line with everything that the numbers depend on."""
+    setting = options.setting
+    a, b, c = setting.prefill
+    eta = "learnt" if setting.eta is None else f"{setting.eta:g}"
+    ends = "announced" if options.tell_last else "not announced"
+    console.print(
+        f"recovery P(n) = {a:.3g} n + {b:.3g} n^2 + {c:.3g} s, "
+        f"T = {setting.queueing_delay_s:g} s, price {setting.price:g}, eta {eta}, "
+        f"{setting.running_tokens:,} tokens running; ends {ends}; arrivals as "
+        f"recorded, else {options.rate:g}/s Poisson with seed {options.seed}",
+        highlight=False,
+    )
+
+
+def to_json(results: Sequence[TraceResult], options: GapOptions) -> dict[str, Any]:
+    """Everything printed, and the groups of every arm."""
+    return {
+        "options": asdict(options),
+        "traces": {result.trace: _trace_json(result) for result in results},
+    }
+
+
+def _trace_json(result: TraceResult) -> dict[str, Any]:
+    best, ideal = result.best_constant, result.oracle
+    references = {"best constant": best, "oracle": ideal}
+    return {
+        "programs": result.programs,
+        "arms": {
+            name: {
+                **asdict(own),
+                "regret_to_constant_s": own.regret_s(best),
+                "regret_to_oracle_s": own.regret_s(ideal),
+            }
+            for name, own in {**result.scores, **references}.items()
+        },
+        "by_reason": _groups_json(result.by_reason),
+        "by_key": _groups_json(result.by_key),
+    }
+
+
+def _groups_json(groups: dict[str, list[Group]]) -> dict[str, list[dict[str, Any]]]:
+    return {name: [asdict(group) for group in own] for name, own in groups.items()}

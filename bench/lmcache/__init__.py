@@ -1,0 +1,1 @@
+"""Our LMCache plugins against LMCache's own policies."""

@@ -1,0 +1,1 @@
+"""Microseconds, bytes and GB/s of single parts."""

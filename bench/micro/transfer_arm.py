@@ -1,0 +1,85 @@
+"""A mover of KV blocks as the transfer bench times it, and the one of our engines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
+from ttlcache.errors import TransferError
+from ttlcache.transfer import Direction, TransferEngine, plan_copies
+from ttlcache.transfer.plan import CopyPlan
+
+WAIT_S = 300.0
+
+
+class Unsupported(Exception):
+    """This arm does not serve this cell; the text says why."""
+
+
+class Arm(ABC):
+    """Moves a part's blocks; returns when the bytes are there."""
+
+    name: str
+    moves_blocks = True
+    """False: as many bytes, but not the blocks (the peak)."""
+
+    def prepare(self, memory: CellMemory) -> None:  # noqa: B027 - most need nothing
+        """Once a cell, untimed.
+
+        Raises:
+            Unsupported: the arm does not serve it.
+        """
+
+    @abstractmethod
+    def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
+        """Timed, planning included."""
+
+    def close(self) -> None:  # noqa: B027
+        """Give back what the arm holds."""
+
+
+def plan_of(memory: CellMemory, direction: Direction, part: int) -> CopyPlan:
+    """The plan that our engines get."""
+    return plan_copies(
+        direction,
+        memory.group.layout,
+        memory.parts[part],
+        [chunk.data_ptr() for chunk in memory.chunks(part)],
+        BLOCKS_PER_CHUNK,
+    )
+
+
+class EngineArm(Arm):
+    """One of our engines."""
+
+    def __init__(self, name: str, engine: TransferEngine) -> None:
+        self.name, self._engine = name, engine
+
+    def prepare(self, memory: CellMemory) -> None:
+        pinned = getattr(self._engine, "pinned", None)
+        if pinned is not None:
+            pinned.adopt(memory.host.data_ptr(), memory.host.numel())
+
+    def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
+        self._engine.submit(plan_of(memory, direction, part))
+        if memory.device.type == "cuda":
+            torch.cuda.synchronize()  # finer than the steps of `flush`
+        if not self._engine.flush(WAIT_S):
+            raise TransferError(f"{self.name}: not done within {WAIT_S} s")
+        for outcome in self._engine.poll():
+            if not outcome.ok:
+                raise TransferError(f"{self.name}: {outcome.detail}")
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """An arm that this machine cannot run, and why."""
+
+    name: str
+    reason: str

@@ -1,0 +1,109 @@
+"""The movers that the transfer bench compares."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench.micro.transfer_arm import Arm, EngineArm, NotRun, Unsupported
+from bench.micro.transfer_cuda import cuda_arms
+from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
+from ttlcache.errors import TransferError
+from ttlcache.transfer import Direction, ReferenceEngine
+
+
+class OneCopy(Arm):
+    """The peak: the same number of bytes in one piece."""
+
+    name = "one copy"
+    moves_blocks = False
+
+    def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
+        paged, host = memory.straight(part)
+        store = direction is Direction.STORE
+        target, source = (host, paged) if store else (paged, host)
+        if memory.device.type == "cuda":
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+        else:
+            ctypes.memmove(target.data_ptr(), source.data_ptr(), target.numel())
+
+
+class LMCacheArm(Arm):
+    """The mover of LMCache's worker-driven transfer, chunk for chunk.
+
+    On the CPU with one torch thread: its many small copies gain nothing from a second
+    one, and on a busy machine lose a hundredfold waiting for it.
+    """
+
+    name = "LMCache mover"
+
+    def __init__(self) -> None:
+        os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")  # it logs every call
+        from lmcache.v1.multiprocess.transfer_context import base
+
+        self._base = base
+        self._hints: dict[str, str] = {}
+
+    def prepare(self, memory: CellMemory) -> None:
+        layout = memory.shape.layout
+        if layout not in ("LBNHC", "LBHNC"):
+            raise Unsupported(f"LMCache has no format for {layout}")
+        self._hints = {"kv_layout": "NHD" if layout == "LBNHC" else "HND"}
+
+    def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            self._move(memory, direction, part)
+        finally:
+            torch.set_num_threads(threads)
+        if memory.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _move(self, memory: CellMemory, direction: Direction, part: int) -> None:
+        ids, chunks = memory.parts[part].tolist(), memory.chunks(part)
+        hints = {"layout_hints": self._hints}
+        caches = memory.kv_caches
+        if direction is Direction.STORE:
+            self._base.gather_paged_kv_to_cpu(
+                caches, ids, BLOCKS_PER_CHUNK, out=chunks, **hints
+            )
+        else:
+            self._base.scatter_cpu_to_paged_kv(
+                caches, ids, chunks, BLOCKS_PER_CHUNK, **hints
+            )
+
+
+def make_arms(device: torch.device) -> tuple[list[Arm], list[NotRun]]:
+    """Every arm for this device; the peak first."""
+    arms: list[Arm] = [OneCopy()]
+    absent: list[NotRun] = []
+    if device.type == "cuda":
+        cuda_arms(device, arms, absent)
+    else:
+        arms.append(EngineArm("reference", ReferenceEngine()))
+        absent += [
+            NotRun("cupy", "no CUDA device"),
+            NotRun("vLLM swap_blocks_batch", "no CUDA device: vLLM has none for CPU"),
+            NotRun("LMCache direct copies", "no CUDA device"),
+        ]
+    if importlib.util.find_spec("lmcache") is None:
+        absent.append(NotRun(LMCacheArm.name, "lmcache is not installed"))
+    else:
+        _try(LMCacheArm.name, LMCacheArm, arms, absent)
+    return arms, absent
+
+
+def _try(
+    name: str, make: Callable[[], Any], arms: list[Arm], absent: list[NotRun]
+) -> None:
+    try:
+        arms.append(make())
+    except (ImportError, OSError, TransferError) as error:
+        absent.append(NotRun(name, str(error)))

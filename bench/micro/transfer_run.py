@@ -1,0 +1,256 @@
+"""Runs the transfer bench: every byte verified, then timed in paired rounds."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from bench.micro.transfer_arm import Arm, NotRun, Unsupported
+from bench.micro.transfer_arms import make_arms
+from bench.micro.transfer_memory import PARTS, CellMemory, CellShape
+from ttlcache.errors import TransferError
+from ttlcache.transfer import Direction
+
+#: Issue's bar for the CPU: the reference engine against one memcpy.
+CPU_BAR, CPU_BAR_PAGE_BYTES = 0.8, 128 << 10
+#: An arm that has used so much time in a cell sits out the later rounds.
+ARM_BUDGET_S = 4.0
+#: For CUDA: share of the one-shot pinned copy, by smallest piece.
+CUDA_BARS = ((64 << 10, 0.95), (16 << 10, 0.85))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One arm in one cell in one direction; medians over the rounds.
+
+    `of_peak` is the median over rounds of the peak's time by this arm's in the same
+    round: other load on the machine meets both. `of_peak_cpu` is the same of the
+    process's CPU seconds (CPU device only).
+    """
+
+    shape: CellShape
+    direction: str
+    arm: str
+    gb_per_s: float
+    of_peak: float
+    of_peak_cpu: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An arm that did not serve a cell, or moved wrong bytes."""
+
+    shape: CellShape
+    arm: str
+    reason: str
+    is_wrong: bool = False
+
+
+@dataclass(slots=True)
+class TransferResult:
+    """Everything the bench found."""
+
+    device: str
+    rows: list[Row] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    not_run: list[NotRun] = field(default_factory=list)
+
+    @property
+    def num_wrong(self) -> int:
+        return sum(skipped.is_wrong for skipped in self.skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """The lowest share of the peak among the rows that a bar is about."""
+
+    name: str
+    value: float
+    limit: float
+    row: Row
+
+    @property
+    def passed(self) -> bool:
+        return self.value >= self.limit
+
+
+def run(
+    shapes: list[CellShape],
+    rounds: int,
+    device: torch.device,
+    progress: Callable[[str], None] = lambda text: None,
+    arms: list[Arm] | None = None,
+) -> TransferResult:
+    """Measure every arm in every cell.
+
+    Args:
+        arms: default: all that this device runs; the first one is the peak.
+    """
+    result = TransferResult(str(device))
+    if arms is None:
+        arms, result.not_run = make_arms(device)
+    try:
+        for shape in shapes:
+            progress(f"{shape.layout} {shape.page_bytes} B x {shape.run_blocks}")
+            memory = CellMemory(shape, device)
+            able = [arm for arm in arms if _serves(arm, memory, result)]
+            result.rows += _measure(able, memory, rounds)
+            del memory
+    finally:
+        for arm in arms:
+            arm.close()
+    return result
+
+
+def _serves(arm: Arm, memory: CellMemory, result: TransferResult) -> bool:
+    """Whether the arm moves every byte of this cell there and back."""
+    try:
+        arm.prepare(memory)
+        wrong = verify(arm, memory)
+    except (Unsupported, TransferError, RuntimeError, ValueError) as error:
+        is_wrong = not isinstance(error, Unsupported)
+        text = f"{type(error).__name__}: {error}" if is_wrong else str(error)
+        result.skipped.append(Skipped(memory.shape, arm.name, text, is_wrong))
+        return False
+    if wrong:
+        result.skipped.append(Skipped(memory.shape, arm.name, wrong, is_wrong=True))
+    return not wrong
+
+
+def verify(arm: Arm, memory: CellMemory) -> str:
+    """What is wrong after a store, the loss of the blocks, and a load; "" if nothing.
+
+    Compares the whole pool, so that stray writes show as well. Also warms up.
+    """
+    memory.randomise()
+    if not arm.moves_blocks:
+        return _verify_straight(arm, memory)
+    before, part = memory.pool.clone(), PARTS - 1
+    _settle(memory)
+    arm.move(memory, Direction.STORE, part)
+    if not torch.equal(memory.pool, before):
+        return "a store changed the pool"
+    memory.wipe_blocks(part)
+    _settle(memory)
+    arm.move(memory, Direction.LOAD, part)
+    if not torch.equal(memory.pool, before):
+        wrong = int((memory.pool != before).sum())
+        return f"{wrong} bytes differ after the blocks came back"
+    return ""
+
+
+def _settle(memory: CellMemory) -> None:
+    """Let torch's stream end its work: engines have streams of their own."""
+    if memory.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _verify_straight(arm: Arm, memory: CellMemory) -> str:
+    for direction in Direction:
+        arm.move(memory, direction, 0)
+        paged, host = memory.straight(0)
+        if not torch.equal(paged.cpu(), host):
+            return f"{direction.value}: bytes differ"
+        memory.randomise()
+    return ""
+
+
+def _measure(arms: list[Arm], memory: CellMemory, rounds: int) -> list[Row]:
+    """Rounds over all arms, in turning order, both directions."""
+    wall: dict[tuple[str, Direction], list[float]] = {}
+    cpu: dict[tuple[str, Direction], list[float]] = {}
+    for number in range(rounds):
+        turn = number % len(arms)
+        for arm in (*arms[turn:], *arms[:turn]):
+            if number >= 2 and _spent_s(arm, wall) > ARM_BUDGET_S:
+                continue
+            for direction in Direction:
+                before = time.perf_counter(), time.process_time()
+                arm.move(memory, direction, number % PARTS)
+                after = time.perf_counter(), time.process_time()
+                key = arm.name, direction
+                wall.setdefault(key, []).append(after[0] - before[0])
+                cpu.setdefault(key, []).append(after[1] - before[1])
+    peak = arms[0].name
+    return [
+        Row(
+            memory.shape,
+            direction.value,
+            arm.name,
+            memory.shape.num_bytes / statistics.median(wall[arm.name, direction]) / 1e9,
+            _ratio(wall[peak, direction], wall[arm.name, direction]),
+            _ratio(cpu[peak, direction], cpu[arm.name, direction]),
+            len(wall[arm.name, direction]),
+        )
+        for arm in arms
+        for direction in Direction
+    ]
+
+
+def _spent_s(arm: Arm, wall: Mapping[tuple[str, Direction], list[float]]) -> float:
+    return sum(sum(wall.get((arm.name, direction), ())) for direction in Direction)
+
+
+def _ratio(peak: list[float], own: list[float]) -> float:
+    return statistics.median(p / max(o, 1e-9) for p, o in zip(peak, own, strict=False))
+
+
+def bars(result: TransferResult) -> list[Bar]:
+    """The issue's bars that this run can judge: the worst row of each."""
+    if result.device == "cpu":
+        rows = [
+            row
+            for row in result.rows
+            if row.arm == "reference"
+            and row.shape.page_bytes == CPU_BAR_PAGE_BYTES
+            # Pages of heads outside blocks are cut into smaller pieces.
+            and row.shape.layout != "LHBNC"
+        ]
+        name = "reference by one memcpy at 128 KiB pages, CPU seconds"
+        found = [(name, CPU_BAR, rows, attrgetter("of_peak_cpu"))]
+    else:
+        found = []
+        for page_bytes, limit in CUDA_BARS:
+            rows = [
+                row
+                for row in result.rows
+                if row.arm == "cupy"
+                and row.shape.layout != "LHBNC"
+                and (
+                    row.shape.page_bytes == page_bytes
+                    or (page_bytes == 64 << 10 and row.shape.page_bytes > page_bytes)
+                )
+            ]
+            name = f"cupy by one pinned copy at {page_bytes >> 10} KiB pages"
+            found.append((name, limit, rows, attrgetter("of_peak")))
+    return [
+        Bar(name, value(worst), limit, worst)
+        for name, limit, rows, value in found
+        if rows
+        for worst in [min(rows, key=value)]
+    ]
+
+
+def to_json(result: TransferResult) -> dict[str, Any]:
+    """Everything found, and the machine."""
+    return {
+        **asdict(result),
+        "bars": [{**asdict(bar), "passed": bar.passed} for bar in bars(result)],
+        "machine": {
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cpu_count": os.cpu_count(),
+            "load": os.getloadavg(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "torch": torch.__version__,
+        },
+    }

@@ -1,0 +1,126 @@
+"""One PNG and one CSV a figure."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+from bench.report import grid_bars
+from bench.report.figures.page import by_arm, programs_of, tables_of
+from bench.report.figures.tiers import draw_pin_vs_reload
+
+_SIZE = (7.5, 4.0)
+_DPI = 110
+#: Sweeps whose x is no axis.
+_BARS = ("ablation", "fleet-failure", "fleet-full", "rollout")
+
+
+def draw(name: str, result: Mapping[str, Any], folder: Path) -> None:
+    """`name`.png and `name`.csv; "grid" gives regret.png, a grid no picture else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if name.startswith("grid"):
+        _write(folder / f"{name}.csv", _grid_rows(result))
+        if name == "grid":
+            _draw_regret(result, folder)
+    elif name == "overhead":
+        _draw_overhead(result, folder)
+    elif name == "pin-vs-reload":
+        draw_pin_vs_reload(result, folder)
+    else:
+        _draw_sweep(name, result, folder)
+
+
+def _draw_sweep(name: str, result: Mapping[str, Any], folder: Path) -> None:
+    _write(folder / f"{name}.csv", result["rows"])
+    figure, axes = plt.subplots(figsize=_SIZE)
+    xs = list(dict.fromkeys(row["x"] for row in result["rows"]))
+    (key, title, _), *_ = tables_of(result)
+    means = by_arm(result, key)
+    if name in _BARS:
+        _bars(axes, means, xs)
+    else:
+        for arm, own in means.items():
+            points = [xs.index(x) for x in own]
+            axes.plot(points, list(own.values()), marker="o", label=arm)
+        axes.set_xticks(range(len(xs)), xs)
+    axes.set_xlabel(result["x"])
+    axes.set_ylabel(title)
+    axes.set_title(f"{result['title']} ({programs_of(result)})")
+    axes.legend(fontsize=6)
+    _save(figure, folder / f"{name}.png")
+
+
+def _bars(
+    axes: Any, means: Mapping[str, Mapping[str, float]], xs: Sequence[str]
+) -> None:
+    width = 0.8 / len(means)
+    for index, (arm, own) in enumerate(means.items()):
+        places = [xs.index(x) + index * width for x in own]
+        axes.bar(places, list(own.values()), width, label=arm)
+    axes.set_xticks([i + 0.4 for i in range(len(xs))], xs)
+
+
+def _grid_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "cell": grid_bars.label(row),
+            "arm": arm,
+            "mean_jct_s": statistics.fmean(own["mean_jct_s"]),
+            "p99_jct_s": statistics.fmean(own["p99_jct_s"]),
+        }
+        for row in result["rows"]
+        for arm, own in row["arms"].items()
+    ]
+
+
+def _draw_regret(result: Mapping[str, Any], folder: Path) -> None:
+    arms = [arm for arm in result["rows"][0]["arms"] if arm != grid_bars.REFERENCE]
+    figure, axes = plt.subplots(figsize=_SIZE)
+    data = [[grid_bars.regret(row, arm) for row in result["rows"]] for arm in arms]
+    axes.boxplot(data, orientation="horizontal")
+    axes.set_yticks(range(1, len(arms) + 1), arms)
+    axes.set_xlabel("regret to oracle, one point a cell")
+    _save(figure, folder / "regret.png")
+
+
+def _draw_overhead(result: Mapping[str, Any], folder: Path) -> None:
+    rows = result["rows"]
+    _write(folder / "overhead.csv", rows)
+    figure, axes = plt.subplots(figsize=_SIZE)
+    places = range(len(rows))
+    axes.bar(
+        [p - 0.2 for p in places], [r["plain_ms"] for r in rows], 0.4, label="vLLM"
+    )
+    axes.bar(
+        [p + 0.2 for p in places],
+        [r["ours_ms"] for r in rows],
+        0.4,
+        label="TTLScheduler",
+    )
+    axes.set_xticks(list(places), [r["load"] for r in rows])
+    axes.set_ylabel("CPU ms a step, median")
+    axes.legend()
+    _save(figure, folder / "overhead.png")
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.tight_layout()
+    # No date, no version: the same numbers give the same file.
+    figure.savefig(path, dpi=_DPI, metadata={"Software": None})
+    plt.close(figure)
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("w", newline="") as out:
+        names = list(dict.fromkeys(key for row in rows for key in row))
+        writer = csv.DictWriter(out, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

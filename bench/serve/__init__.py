@@ -1,0 +1,1 @@
+"""Real servers: started, fed with programs, measured, stopped."""

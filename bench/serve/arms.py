@@ -1,0 +1,219 @@
+"""One arm of a comparison: a server, a workload, and what was measured."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import httpx
+
+from bench.serve.replay import Failure, ReplayOptions, ReplayResult, replay
+from bench.serve.server import SampleKey, ServerOptions, VLLMServer, by_label, total
+from bench.serve.tier_server import TierServer
+from bench.sim.metrics import Summary, TurnRecord, summarize
+from bench.sim.workloads import Program
+from ttlcache_connector.lmcache_server.launch import TierOptions
+
+#: The first requests of a server compile kernels; these lengths warm them up.
+_WARM_UP_PROMPT_TOKENS = (64, 3000)
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A named server configuration."""
+
+    name: str
+    server: ServerOptions
+    start_timeout_s: float = 180.0
+    tiers: TierOptions | None = None
+    """An LMCache server of the arm's own, started before vLLM; None: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """What the server counted over the replay, warm-up excluded."""
+
+    prefix_cache_queries: float
+    """Prompt tokens looked up, again after a preemption."""
+    prefix_cache_hits: float
+    queue_time_sum_s: float
+    queue_time_count: float
+    preemptions: float
+    pins: Mapping[str, int]
+    """Pins by outcome; empty without the connector."""
+    claimed_tokens: float
+    """Prompt tokens served from claimed pins."""
+    prefill_tokens_saved: float
+    """Of those, what plain vLLM would have evicted, as ttlcache counts it."""
+    hook_errors: float
+    hints_rejected: float
+    pinned_blocks_at_end: float
+    tier_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes copied between GPU and lower tier, by direction."""
+    reloaded_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Prompt tokens that came back from a lower tier, by tier."""
+    lower_tier_hits: float = 0.0
+    """Prompt tokens that the lower tier held and GPU memory did not."""
+    failed_reloads: float = 0.0
+    """Reloads that the lower tier promised and did not bring."""
+    steps: float = 0.0
+    """Forward passes."""
+    step_tokens: float = 0.0
+    """Tokens computed in them, prompt and output."""
+
+    @property
+    def prompt_hit(self) -> float:
+        """The engine's own hits / queries."""
+        queries = self.prefix_cache_queries
+        return self.prefix_cache_hits / queries if queries else 0.0
+
+    @property
+    def mean_wait_s(self) -> float:
+        """The engine's own queue time a request."""
+        count = self.queue_time_count
+        return self.queue_time_sum_s / count if count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """Everything measured in one arm."""
+
+    name: str
+    command: tuple[str, ...]
+    log_path: Path
+    records: tuple[TurnRecord, ...]
+    failures: tuple[Failure, ...]
+    log_errors: tuple[str, ...]
+    summary: Summary
+    engine: EngineCounters
+    start_up_s: float
+    """Seconds from starting the server to the end of the warm-up."""
+    replay_s: float
+
+
+def run_arm(
+    arm: Arm,
+    model: Path,
+    programs: Sequence[Program],
+    options: ReplayOptions,
+    log_path: Path,
+    on_turn: Callable[[TurnRecord], None] | None = None,
+) -> ArmResult:
+    """Start the arm's server, warm it up, replay, and stop it.
+
+    Args:
+        log_path: of vLLM; the LMCache server's log stands beside it.
+
+    Raises:
+        ServerError: the server did not start.
+        ValueError: not one turn was completed.
+    """
+    began_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        vllm = arm.server
+        if arm.tiers is not None:
+            tiers = TierServer(
+                arm.tiers, log_path.with_suffix(".lmcache.log"), arm.start_timeout_s
+            )
+            vllm = above(vllm, stack.enter_context(tiers).options)
+        server = VLLMServer(model, vllm, log_path, arm.start_timeout_s)
+        stack.enter_context(server)
+        warm_up(server.base_url, options)
+        before = server.metrics()
+        ready_s = time.monotonic()
+        result = replay(server.base_url, programs, options, on_turn)
+        ended_s = time.monotonic()
+        engine = read_engine(server, before, options)
+    return ArmResult(
+        name=arm.name,
+        command=tuple(server.command),
+        log_path=log_path,
+        records=result.records,
+        failures=result.failures,
+        log_errors=tuple(server.errors_in_log()),
+        summary=_summarize(result),
+        engine=engine,
+        start_up_s=ready_s - began_s,
+        replay_s=ended_s - ready_s,
+    )
+
+
+def above(server: ServerOptions, tiers: TierOptions) -> ServerOptions:
+    """The server with the address of an LMCache server in its transfer config."""
+    transfer = dict(server.kv_transfer_config or {})
+    address = {
+        key: value
+        for key, value in tiers.connector_config().items()
+        if key.startswith("lmcache.")
+    }
+    extra = {**transfer.get("kv_connector_extra_config", {}), **address}
+    transfer["kv_connector_extra_config"] = extra
+    return replace(server, kv_transfer_config=transfer)
+
+
+def warm_up(base_url: str, options: ReplayOptions) -> None:
+    """Requests of several lengths, each a program that ends at once."""
+    for length in _WARM_UP_PROMPT_TOKENS:
+        _send_throwaway(base_url, options, length)
+
+
+def _send_throwaway(base_url: str, options: ReplayOptions, length: int) -> None:
+    hint = {"program_id": f"warm-up-{length}", "is_last_step": True}
+    body = {
+        "model": options.model,
+        "prompt": [options.vocab_size - 1] * length,
+        "max_tokens": 4,
+        "temperature": 0.0,
+        "logprobs": 0,
+        "kv_transfer_params": {"ttlcache": hint},
+    }
+    url = f"{base_url}/v1/completions"
+    httpx.post(url, json=body, timeout=options.request_timeout_s).raise_for_status()
+
+
+def read_engine(
+    server: VLLMServer, before: Mapping[SampleKey, float], options: ReplayOptions
+) -> EngineCounters:
+    """What a server counted since `before`."""
+    after = server.metrics()
+    # An idle engine does not step, so the connector's last events are reported
+    # with the next request.
+    _send_throwaway(server.base_url, options, _WARM_UP_PROMPT_TOKENS[0])
+    flushed = server.metrics()
+
+    def grown(name: str, samples: Mapping[SampleKey, float] = after) -> float:
+        return total(samples, name) - total(before, name)
+
+    def grown_by(name: str, label: str) -> dict[str, int]:
+        start = by_label(before, name, label)
+        end = by_label(flushed, name, label)
+        return {k: round(v - start.get(k, 0.0)) for k, v in sorted(end.items())}
+
+    return EngineCounters(
+        prefix_cache_queries=grown("vllm:prefix_cache_queries_total"),
+        prefix_cache_hits=grown("vllm:prefix_cache_hits_total"),
+        queue_time_sum_s=grown("vllm:request_queue_time_seconds_sum"),
+        queue_time_count=grown("vllm:request_queue_time_seconds_count"),
+        preemptions=grown("vllm:num_preemptions_total"),
+        pins=grown_by("ttlcache_pins_total", "outcome"),
+        claimed_tokens=grown("ttlcache_claimed_tokens_total", flushed),
+        prefill_tokens_saved=grown("ttlcache_prefill_tokens_saved_total", flushed),
+        hook_errors=grown("ttlcache_hook_errors_total", flushed),
+        hints_rejected=grown("ttlcache_hints_rejected_total", flushed),
+        pinned_blocks_at_end=total(flushed, "ttlcache_pinned_blocks"),
+        tier_bytes=grown_by("ttlcache_tier_bytes_total", "direction"),
+        reloaded_tokens=grown_by("ttlcache_reloaded_tokens_total", "tier"),
+        lower_tier_hits=grown("vllm:external_prefix_cache_hits_total"),
+        failed_reloads=grown("ttlcache_failed_reloads_total", flushed),
+        steps=grown("vllm:iteration_tokens_total_count"),
+        step_tokens=grown("vllm:iteration_tokens_total_sum"),
+    )
+
+
+def _summarize(result: ReplayResult) -> Summary:
+    if not result.records and result.failures:
+        raise ValueError(f"every program failed, e.g. {result.failures[0]}")
+    return summarize(result.records)

@@ -1,0 +1,81 @@
+"""A real `lmcache server` with our plugins, or with LMCache's own policies alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.serve.lmcache_process import LMCacheProcess
+from bench.serve.ports import free_ports
+
+#: The plugins, as docs/lmcache.md gives them.
+SERVER_MODULE = "ttlcache_lmcache.server_module"
+L2_MODULE = "ttlcache_lmcache.l2_adapter"
+
+
+@dataclass(frozen=True, slots=True)
+class LMCacheOptions:
+    """What is asked of `lmcache server`."""
+
+    l1_gb: float
+    """CPU memory in GiB."""
+    chunk_tokens: int = 128
+    eviction_policy: str = "LRU"
+    ttl_module: Mapping[str, Any] | None = None
+    """Configuration of our server module; None: run without it."""
+    l2_adapter: Mapping[str, Any] | None = None
+    extra_args: tuple[str, ...] = field(default=())
+
+    def arguments(self, port: int, http_port: int) -> list[str]:
+        args = [
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--http-host", "127.0.0.1", "--http-port", str(http_port)),
+            *("--l1-size-gb", str(self.l1_gb), "--chunk-size", str(self.chunk_tokens)),
+            *("--eviction-policy", self.eviction_policy),
+            *("--supported-transfer-mode", "auto"),
+        ]
+        if self.ttl_module is not None:
+            spec = {"module_path": SERVER_MODULE, "config": dict(self.ttl_module)}
+            args += ["--server-module", json.dumps(spec)]
+        if self.l2_adapter is not None:
+            args += ["--l2-adapter", json.dumps(dict(self.l2_adapter))]
+        return [*args, *self.extra_args]
+
+
+def ttl_l2_adapter(**params: Any) -> dict[str, Any]:
+    """`--l2-adapter` for our L2 plugin."""
+    return {
+        "type": "plugin",
+        "module_path": L2_MODULE,
+        "class_name": "TTLL2Adapter",
+        "adapter_params": params,
+    }
+
+
+class LMCacheServer(LMCacheProcess):
+    """Runs one server for the length of a ``with`` block, on free ports."""
+
+    def __init__(
+        self, options: LMCacheOptions, log_path: Path, start_timeout_s: float = 180.0
+    ) -> None:
+        super().__init__(log_path, start_timeout_s)
+        self.options = options
+        self.port, self.http_port = free_ports(2)
+        self.url = f"tcp://127.0.0.1:{self.port}"
+
+    @property
+    def command(self) -> list[str]:
+        script = str(Path(sys.executable).with_name("lmcache"))
+        return [script, "server", *self.options.arguments(self.port, self.http_port)]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"LMCACHE_TRACK_USAGE": "false", "NO_COLOR": "1"}
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"

@@ -1,0 +1,287 @@
+"""Replays programs over HTTP against a server with vLLM's completions API.
+
+Each program is its own task: request, real sleep for the tool, next request with
+``previous prompt + real output token ids + new token ids``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from bench.sim.metrics import TurnRecord
+from bench.sim.workloads import Program, Turn
+
+#: Token ids below this are the tokenizer's special tokens.
+FIRST_TOKEN_ID = 5
+_MAX_BACKOFF_S = 8.0
+
+
+class RequestFailed(RuntimeError):
+    """A turn that was not answered as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed turn; its program stops there."""
+
+    program_id: str
+    turn: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How requests are made."""
+
+    model: str = "tiny"
+    vocab_size: int = 2048
+    seed: int = 0
+    """Seed of the new token ids of each program and turn."""
+    hints: bool = True
+    """Send program id, tool and last step in ``kv_transfer_params``."""
+    request_timeout_s: float = 300.0
+    ttl_s: float | None = None
+    """Ask for this TTL in the hints of every turn."""
+    session_header: bool = False
+    """Send the program id as ``X-Session-ID``, too."""
+    at_once: int | None = None
+    """Most programs in progress; one that arrives meanwhile starts later."""
+    retries: int = 0
+    """How often a failed request is sent again, as agents' HTTP clients do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """Completed turns, failed ones, and attempts that were made again."""
+
+    records: tuple[TurnRecord, ...]
+    failures: tuple[Failure, ...]
+    retried: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    token_ids: tuple[int, ...]
+    first_logprob: float
+    first_token_s: float
+    departure_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    queue_s: float
+    server: str
+
+
+def replay(
+    base_url: str,
+    programs: Sequence[Program],
+    options: ReplayOptions,
+    on_turn: Callable[[TurnRecord], None] | None = None,
+) -> ReplayResult:
+    """Replay all programs and return when the last one has ended.
+
+    Args:
+        base_url: the server, e.g. ``http://127.0.0.1:8000``.
+        programs: what to replay; arrivals count from the call.
+        options: how requests are made.
+        on_turn: called after every completed turn, e.g. for a progress bar.
+    """
+
+    async def run() -> ReplayResult:
+        # A kept connection may be closed by the server just as a gap ends.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with httpx.AsyncClient(
+            base_url=base_url, limits=limits, timeout=options.request_timeout_s
+        ) as client:
+            return await replay_with(client, programs, options, on_turn)
+
+    return asyncio.run(run())
+
+
+async def replay_with(
+    client: httpx.AsyncClient,
+    programs: Sequence[Program],
+    options: ReplayOptions,
+    on_turn: Callable[[TurnRecord], None] | None = None,
+) -> ReplayResult:
+    """:func:`replay` on a given client."""
+    records: list[TurnRecord] = []
+    failures: list[Failure] = []
+    retried: list[Failure] = []
+    start_s = time.monotonic()
+
+    async def ask(program: Program, index: int, prompt: list[int]) -> _Answer | None:
+        body = _body(program, index, prompt, options)
+        headers = {"X-Session-ID": program.program_id} if options.session_header else {}
+        num_tokens = program.turns[index].output_tokens
+        for attempt in range(options.retries + 1):
+            try:
+                return await _complete(client, body, headers, num_tokens, start_s)
+            except (RequestFailed, httpx.HTTPError) as error:
+                reason = f"{type(error).__name__}: {error}"
+                failure = Failure(program.program_id, index, reason)
+            if attempt < options.retries:
+                retried.append(failure)
+                await asyncio.sleep(min(0.5 * 2**attempt, _MAX_BACKOFF_S))
+        failures.append(failure)
+        return None
+
+    seats = asyncio.Semaphore(options.at_once or max(1, len(programs)))
+
+    async def run(program: Program) -> None:
+        await asyncio.sleep(program.arrival_s)
+        async with seats:
+            await work(program)
+
+    async def work(program: Program) -> None:
+        prompt: list[int] = []
+        for index, turn in enumerate(program.turns):
+            prompt += new_token_ids(program.program_id, index, turn, options)
+            arrival_s = time.monotonic() - start_s
+            answer = await ask(program, index, prompt)
+            if answer is None:
+                return
+            records.append(_record(program, index, arrival_s, answer))
+            if on_turn is not None:
+                on_turn(records[-1])
+            prompt += answer.token_ids
+            if turn.gap_s > 0:
+                await asyncio.sleep(turn.gap_s)
+
+    async with asyncio.TaskGroup() as tasks:
+        for program in programs:
+            tasks.create_task(run(program))
+    return ReplayResult(tuple(records), tuple(failures), tuple(retried))
+
+
+def new_token_ids(
+    program_id: str, index: int, turn: Turn, options: ReplayOptions
+) -> list[int]:
+    """The turn's new prompt tokens: random, the same in every arm."""
+    rng = random.Random(f"{options.seed}/{program_id}/{index}")
+    return [
+        rng.randrange(FIRST_TOKEN_ID, options.vocab_size)
+        for _ in range(turn.new_prompt_tokens)
+    ]
+
+
+def _body(
+    program: Program, index: int, prompt: list[int], options: ReplayOptions
+) -> dict[str, Any]:
+    turn = program.turns[index]
+    body: dict[str, Any] = {
+        "model": options.model,
+        "prompt": prompt,
+        "max_tokens": turn.output_tokens,
+        "min_tokens": turn.output_tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if options.hints:
+        hint: dict[str, Any] = {
+            "program_id": program.program_id,
+            "is_last_step": index == len(program.turns) - 1,
+        }
+        if turn.tool:
+            hint["tool"] = turn.tool
+        if options.ttl_s is not None:
+            hint["ttl"] = options.ttl_s
+        body["kv_transfer_params"] = {"ttlcache": hint}
+    return body
+
+
+async def _complete(
+    client: httpx.AsyncClient,
+    body: dict[str, Any],
+    headers: dict[str, str],
+    num_tokens: int,
+    start_s: float,
+) -> _Answer:
+    """One streamed completion, checked to have exactly the tokens asked for."""
+    token_ids: list[int] = []
+    first_logprob = first_token_s = departure_s = math.nan
+    usage: dict[str, Any] = {}
+    timing: dict[str, Any] = {}
+    server = ""
+    async with client.stream(
+        "POST", "/v1/completions", json=body, headers=headers
+    ) as response:
+        if response.status_code != 200:
+            text = (await response.aread()).decode(errors="replace")
+            raise RequestFailed(f"HTTP {response.status_code}: {text[:500]}")
+        async for chunk in _events(response):
+            if "error" in chunk:
+                raise RequestFailed(f"error in the stream: {chunk['error']}")
+            usage = chunk.get("usage") or usage
+            timing = chunk.get("metrics") or timing
+            server = chunk.get("model") or server
+            for choice in chunk["choices"]:
+                now_s = time.monotonic() - start_s
+                if choice.get("token_ids"):
+                    if not token_ids:
+                        first_token_s = now_s
+                        first_logprob = choice["logprobs"]["token_logprobs"][0]
+                    token_ids += choice["token_ids"]
+                    departure_s = now_s
+    if len(token_ids) != num_tokens:
+        raise RequestFailed(f"{len(token_ids)} output tokens, expected {num_tokens}")
+    details = usage.get("prompt_tokens_details")
+    if details is None or timing.get("queue_time_ms") is None:
+        raise RequestFailed(
+            "no cached tokens or queue time in the usage: start the server with "
+            "--enable-prompt-tokens-details --enable-per-request-metrics"
+        )
+    return _Answer(
+        tuple(token_ids),
+        first_logprob,
+        first_token_s,
+        departure_s,
+        usage["prompt_tokens"],
+        details.get("cached_tokens") or 0,
+        timing["queue_time_ms"] / 1000.0,
+        server,
+    )
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """JSON payloads of a server-sent event stream, up to ``[DONE]``."""
+    async for line in response.aiter_lines():
+        payload = line.removeprefix("data: ")
+        if payload == "[DONE]":
+            return
+        if payload != line:
+            yield json.loads(payload)
+    raise RequestFailed("the stream ended without [DONE]")
+
+
+def _record(
+    program: Program, index: int, arrival_s: float, answer: _Answer
+) -> TurnRecord:
+    turn = program.turns[index]
+    return TurnRecord(
+        program_id=program.program_id,
+        turn=index,
+        arrival_s=arrival_s,
+        first_token_s=answer.first_token_s,
+        departure_s=answer.departure_s,
+        queue_s=answer.queue_s,
+        prompt_tokens=answer.prompt_tokens,
+        cached_tokens=answer.cached_tokens,
+        output_token_ids=answer.token_ids,
+        first_logprob=answer.first_logprob,
+        tool=turn.tool,
+        gap_s=turn.gap_s,
+        server=answer.server,
+    )

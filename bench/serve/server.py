@@ -1,0 +1,179 @@
+"""One real vLLM OpenAI server as a context manager: start, wait, read, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.serve.ports import free_ports
+from bench.serve.process import ServerProcess
+
+#: A level at the line's start, or an uncaught exception; vLLM puts "(EngineCore
+#: pid=1) " before it, and colour codes when the terminal asks for them.
+_COLOUR = r"(?:\x1b\[[\d;]*m)*"
+_ERROR_LINE = re.compile(
+    rf"^{_COLOUR}(?:\([^)]*\)\s*)?{_COLOUR}(?:(?:ERROR|CRITICAL)\b|Traceback \()"
+)
+#: vLLM's API server may notice that its engine left first when both are told to.
+_SHUTDOWN_RACE = "[async_llm.py:"
+
+#: One sample of /metrics: ``(name, ((label, value), …))``, labels sorted.
+SampleKey = tuple[str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What is asked of ``vllm.entrypoints.openai.api_server``."""
+
+    num_blocks: int
+    """KV pool, in blocks; one of them is vLLM's null block."""
+    block_size: int = 32
+    """Tokens a block; the CPU attention kernel takes multiples of 32."""
+    max_model_len: int = 32768
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 2048
+    dtype: str = "float32"
+    """float32: batches of different shape then round alike to about 1e-5."""
+    num_threads: int = 1
+    """OpenMP threads of the worker; the other core is for the HTTP side."""
+    kv_transfer_config: Mapping[str, Any] | None = None
+    """Also decides whether vLLM's plugins load: without one they do not."""
+    extra_args: tuple[str, ...] = field(default=())
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments(self, model: Path, port: int) -> list[str]:
+        """The server's command line after ``python -m <module>``."""
+        args = [
+            *("--model", str(model), "--served-model-name", "tiny"),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--dtype", self.dtype, "--enforce-eager", "--seed", "0"),
+            *("--num-gpu-blocks-override", str(self.num_blocks)),
+            *("--block-size", str(self.block_size)),
+            *("--max-model-len", str(self.max_model_len)),
+            *("--max-num-seqs", str(self.max_num_seqs)),
+            *("--max-num-batched-tokens", str(self.max_num_batched_tokens)),
+            *("--enable-prompt-tokens-details", "--enable-per-request-metrics"),
+            *("--disable-uvicorn-access-log", "--shutdown-timeout", "10"),
+        ]
+        if self.kv_transfer_config is not None:
+            args += ["--kv-transfer-config", json.dumps(dict(self.kv_transfer_config))]
+        return [*args, *self.extra_args]
+
+    def environment(self) -> dict[str, str]:
+        """This process's environment with what the CPU backend needs."""
+        plugins = {} if self.kv_transfer_config is not None else {"VLLM_PLUGINS": ""}
+        return {
+            **os.environ,
+            **plugins,
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(self.num_threads),
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "NO_COLOR": "1",
+            **self.extra_env,
+        }
+
+
+class VLLMServer(ServerProcess):
+    """Runs one server for the length of a ``with`` block; its engines are children.
+
+    Args:
+        model: folder with weights and tokenizer.
+        options: what to ask of the server.
+        log_path: file that gets its stdout and stderr.
+        start_timeout_s: deadline for ``/health`` to answer 200.
+    """
+
+    name = "the vLLM server"
+
+    def __init__(
+        self,
+        model: Path,
+        options: ServerOptions,
+        log_path: Path,
+        start_timeout_s: float = 600.0,
+    ) -> None:
+        super().__init__(log_path, start_timeout_s)
+        self.model = model
+        self.options = options
+        self.port = free_ports(1)[0]
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        self._served_log_bytes: int | None = None
+
+    @property
+    def command(self) -> list[str]:
+        module = "vllm.entrypoints.openai.api_server"
+        return [
+            *(sys.executable, "-m", module),
+            *self.options.arguments(self.model, self.port),
+        ]
+
+    @property
+    def health_url(self) -> str:
+        return f"{self.base_url}/health"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.options.environment()
+
+    def stop(self, grace_s: float = 15.0) -> None:
+        if self._process is not None:
+            self._served_log_bytes = self.log_path.stat().st_size
+        super().stop(grace_s)
+
+    def metrics(self) -> dict[SampleKey, float]:
+        """All samples of ``/metrics`` now."""
+        response = httpx.get(f"{self.base_url}/metrics", timeout=30.0)
+        response.raise_for_status()
+        return parse_metrics(response.text)
+
+    def errors_in_log(self) -> list[str]:
+        """Lines of the log that report an error, shutdown included.
+
+        Only the API server's report that its engine left is let pass, and only
+        after :meth:`stop` was called.
+        """
+        log = self.log_path.read_bytes()
+        end = len(log) if self._served_log_bytes is None else self._served_log_bytes
+        served = log[:end].decode(errors="replace").splitlines()
+        rest = log[end:].decode(errors="replace").splitlines()
+        lines = [*served, *(line for line in rest if _SHUTDOWN_RACE not in line)]
+        return [line for line in lines if _ERROR_LINE.search(line)]
+
+
+def parse_metrics(text: str) -> dict[SampleKey, float]:
+    """Prometheus exposition text to samples, ``_created`` ones left out."""
+    samples: dict[SampleKey, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                key = (sample.name, tuple(sorted(sample.labels.items())))
+                samples[key] = sample.value
+    return samples
+
+
+def total(samples: Mapping[SampleKey, float], name: str) -> float:
+    """Sum of a metric over all its label sets; 0 when it is absent."""
+    return sum(value for (key, _), value in samples.items() if key == name)
+
+
+def by_label(
+    samples: Mapping[SampleKey, float], name: str, label: str
+) -> dict[str, float]:
+    """A metric summed per value of one label."""
+    sums: dict[str, float] = {}
+    for (key, labels), value in samples.items():
+        if key == name:
+            group = dict(labels).get(label, "")
+            sums[group] = sums.get(group, 0.0) + value
+    return sums

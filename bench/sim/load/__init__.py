@@ -1,0 +1,1 @@
+"""What the simulated clients send: programs, arrivals, gaps, from traces or drawn."""

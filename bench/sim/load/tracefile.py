@@ -1,0 +1,100 @@
+"""Recorded programs at full scale, drawn from a trace file by seed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from bench.sim.traces import TraceError, count, read_records, seconds
+from bench.sim.workloads import Turn
+
+Body = tuple[Turn, ...]
+
+
+def recorded_programs(path: Path, number: int, seed: int, half: str) -> list[Body]:
+    """Programs in an order drawn by `seed`; the whole file again when it is short.
+
+    An unknown tool time becomes the median of the file's known ones.
+
+    Args:
+        half: "", "odd" or "even": only those lines of the file, the first being odd.
+    """
+    bodies = _agents(path)
+    if half:
+        bodies = bodies[{"odd": 0, "even": 1}[half] :: 2]
+    return _draw(bodies, number, seed, path)
+
+
+def recorded_chats(path: Path, number: int, seed: int) -> list[Body]:
+    """Chats: the user's gap is the time between the recorded requests."""
+    return _draw(_chats(path), number, seed, path)
+
+
+def _draw(bodies: tuple[Body, ...], number: int, seed: int, path: Path) -> list[Body]:
+    if not bodies:
+        raise TraceError(f"{path}: no program")
+    rng = random.Random(f"{seed}/trace")
+    drawn: list[Body] = []
+    while len(drawn) < number:
+        drawn += rng.sample(bodies, len(bodies))
+    return drawn[:number]
+
+
+@lru_cache(maxsize=4)
+def _agents(path: Path) -> tuple[Body, ...]:
+    records = [(r["turns"], where) for r, where in read_records(path)]
+    known = [
+        turn["tool_s"]
+        for turns, _ in records
+        for turn in turns[:-1]
+        if turn.get("tool_s") is not None
+    ]
+    if not known:
+        raise TraceError(f"{path}: no tool time is known")
+    typical_s = float(statistics.median(known))
+
+    def parse(turn: dict[str, Any], where: str) -> Turn:
+        gap_s = seconds(turn, "tool_s", where)
+        return Turn(
+            max(1, count(turn, "new_prompt_tokens", where)),
+            max(1, count(turn, "output_tokens", where)),
+            _tool(turn),
+            typical_s if math.isnan(gap_s) else gap_s,
+        )
+
+    return tuple(
+        tuple(parse(turn, f"{where}: turns[{i}]") for i, turn in enumerate(turns))
+        for turns, where in records
+    )
+
+
+@lru_cache(maxsize=4)
+def _chats(path: Path) -> tuple[Body, ...]:
+    bodies = []
+    for record, where in read_records(path):
+        starts = [seconds(turn, "start_s", where) for turn in record["turns"]]
+        gaps = [after - before for before, after in itertools.pairwise(starts)]
+        bodies.append(
+            tuple(
+                Turn(
+                    max(1, count(turn, "new_prompt_tokens", where)),
+                    max(1, count(turn, "output_tokens", where)),
+                    "__user__",
+                    max(0.0, gap_s),
+                )
+                for turn, gap_s in zip(record["turns"], [*gaps, 0.0], strict=True)
+            )
+        )
+    return tuple(bodies)
+
+
+def _tool(turn: dict[str, Any]) -> str:
+    """The name that a client would hint: for a shell the executable."""
+    tool = turn.get("tool") or ""
+    name = turn.get("exe") if tool == "bash" else tool
+    return str(name or tool)

@@ -1,0 +1,194 @@
+"""What is replayed: agent programs, their arrivals, chat in the background.
+
+All times in seconds, all tokens at full scale. Same spec, same programs, on every
+machine: only `random.Random` with textual seeds is used.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.sim.load.feed import Loop, parse_loop
+from bench.sim.load.gap_mix import BFCL_TOOLS, SWE_TOOLS, GapMix, Tool
+from bench.sim.load.reshape import fit_context, stretch
+from bench.sim.load.tracefile import recorded_chats, recorded_programs
+from bench.sim.workloads import Moments, Program, Turn
+
+#: Generated tokens of a turn: weka_claude_code has mean 433, median 240,
+#: tb_mini_swe_agent mean 416, median 103; the paper's Table 2 has no such row.
+OUTPUT_TOKENS = Moments(250.0, 120.0)
+#: Weight of the first prompt against the others, in a Dirichlet split.
+_FIRST_WEIGHT = 3.0
+_MIN_TOKENS = 16
+_MIN_TURNS = 2
+#: Inter-arrival times of `bursty`: gamma with this shape, hence a CV of 2.
+_BURSTY_SHAPE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A synthetic workload by its moments; tokens are the final context."""
+
+    turns: Moments
+    tool_s: Moments
+    tokens: Moments
+    tools: tuple[Tool, ...]
+
+
+SHAPES = {
+    # Paper, Table 2.
+    "swe": Shape(
+        Moments(10.9, 2.1), Moments(0.925, 3.550), Moments(70_126, 19_732), SWE_TOOLS
+    ),
+    "bfcl": Shape(
+        Moments(6.3, 2.3), Moments(1.923, 2.133), Moments(93_256, 68_687), BFCL_TOOLS
+    ),
+    # Ours, no row in the paper: its longest programs have 50.6 turns; the spread is
+    # that of openhands_example (35 / 11), gaps and tokens are SWE-bench's.
+    "openhands": Shape(
+        Moments(50.6, 16.0), Moments(0.925, 3.550), Moments(70_126, 19_732), SWE_TOOLS
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSpec:
+    """What to replay.
+
+    name: a key of `SHAPES`, or "trace:PATH".
+    rate: mean arrivals a second. arrivals: poisson, bursty, closed:N or rollout:N:K.
+    turn_scale: factor on the number of turns at constant tokens.
+    half: "", or "odd" / "even" lines of the trace file (the first line is odd).
+    chat: path of a trace of chats that run in the background, or "".
+    chat_rate: their arrivals a second.
+    shared_tokens: system prompt that all programs share, part of the first prompt.
+    max_context: programs are cut before the turn that would exceed it.
+    """
+
+    name: str
+    programs: int
+    rate: float
+    seed: int
+    arrivals: str = "poisson"
+    turn_scale: int = 1
+    half: str = ""
+    chat: str = ""
+    chat_rate: float = 0.0
+    shared_tokens: int = 0
+    max_context: int = 131_072
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Programs by arrival, or in the order in which a loop takes them.
+
+    chats: ids of background programs, not counted in the agents' metrics.
+    """
+
+    programs: tuple[Program, ...]
+    loop: Loop | None = None
+    chats: frozenset[str] = frozenset()
+
+
+def build(spec: WorkloadSpec) -> Workload:
+    """The programs of a spec.
+
+    Raises:
+        ValueError: unknown name or arrivals, or numbers out of range.
+        bench.sim.traces.TraceError: unreadable trace.
+    """
+    if spec.programs < 1 or spec.rate <= 0 or spec.turn_scale < 1:
+        raise ValueError("programs, rate and turn scale must be positive")
+    bodies = _bodies(spec)
+    loop = parse_loop(spec.arrivals)
+    times = [0.0] * len(bodies) if loop else _arrivals(spec, len(bodies))
+    programs = [
+        Program(f"agent-{i:04d}", time_s, turns)
+        for i, (time_s, turns) in enumerate(zip(times, bodies, strict=True))
+    ]
+    if not spec.chat:
+        return Workload(tuple(programs), loop)
+    if loop:
+        raise ValueError("chat in the background needs an open loop")
+    chats = _chats(spec, until_s=times[-1])
+    both = sorted([*programs, *chats], key=lambda p: (p.arrival_s, p.program_id))
+    return Workload(tuple(both), None, frozenset(c.program_id for c in chats))
+
+
+def _bodies(spec: WorkloadSpec) -> list[tuple[Turn, ...]]:
+    kind, _, path = spec.name.partition(":")
+    if kind == "trace" and path:
+        bodies = recorded_programs(Path(path), spec.programs, spec.seed, spec.half)
+        bodies = [stretch(turns, spec.turn_scale) for turns in bodies]
+    elif spec.name in SHAPES:
+        draw = _drawer(SHAPES[spec.name], spec)
+        bodies = [draw(index) for index in range(spec.programs)]
+    else:
+        known = ", ".join(SHAPES)
+        raise ValueError(f"workload {spec.name!r}: expected {known} or trace:PATH")
+    return [fit_context(turns, spec.max_context) for turns in bodies]
+
+
+def _drawer(shape: Shape, spec: WorkloadSpec) -> Callable[[int], tuple[Turn, ...]]:
+    gaps = GapMix.fit(shape.tool_s, shape.tools)
+
+    def draw(index: int) -> tuple[Turn, ...]:
+        rng = random.Random(f"{spec.seed}/{spec.name}/{index}")
+        count = max(_MIN_TURNS, round(rng.gauss(shape.turns.mean, shape.turns.std)))
+        # The longest contexts are cut like the paper's, by the model's window.
+        total = rng.gauss(shape.tokens.mean, shape.tokens.std)
+        total = min(max(total, 0.1 * shape.tokens.mean), 0.95 * spec.max_context)
+        outputs = [_output(rng) for _ in range(count)]
+        prompts = _split(max(total - sum(outputs), 0.2 * total), count, rng)
+        turns = [
+            Turn(max(_MIN_TOKENS, round(prompt)), output, *gaps.draw(rng))
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ]
+        return stretch(tuple(turns), spec.turn_scale, lambda: gaps.draw(rng))
+
+    return draw
+
+
+def _output(rng: random.Random) -> int:
+    scale = OUTPUT_TOKENS.std**2 / OUTPUT_TOKENS.mean
+    return max(_MIN_TOKENS, round(rng.gammavariate(OUTPUT_TOKENS.mean / scale, scale)))
+
+
+def _split(tokens: float, count: int, rng: random.Random) -> list[float]:
+    parts = [rng.gammavariate(_FIRST_WEIGHT, 1.0)]
+    parts += [rng.gammavariate(1.0, 1.0) for _ in range(count - 1)]
+    unit = tokens / sum(parts)
+    return [part * unit for part in parts]
+
+
+def _arrivals(spec: WorkloadSpec, count: int) -> list[float]:
+    rng = random.Random(f"{spec.seed}/arrivals/{spec.arrivals}")
+    if spec.arrivals not in ("poisson", "bursty"):
+        raise ValueError(
+            f"arrivals {spec.arrivals!r}: expected poisson, bursty, closed:N or "
+            "rollout:N:K"
+        )
+    shape = 1.0 if spec.arrivals == "poisson" else _BURSTY_SHAPE
+    times = [0.0]
+    while len(times) < count:
+        times.append(times[-1] + rng.gammavariate(shape, 1.0 / (shape * spec.rate)))
+    return times
+
+
+def _chats(spec: WorkloadSpec, until_s: float) -> list[Program]:
+    """Chats with Poisson arrivals until the last agent has arrived."""
+    if spec.chat_rate <= 0:
+        raise ValueError("chat in the background needs a rate > 0")
+    rng = random.Random(f"{spec.seed}/chat")
+    times, time_s = [], rng.expovariate(spec.chat_rate)
+    while time_s <= until_s:
+        times.append(time_s)
+        time_s += rng.expovariate(spec.chat_rate)
+    bodies = recorded_chats(Path(spec.chat), len(times), spec.seed)
+    return [
+        Program(f"chat-{i:05d}", t, fit_context(turns, spec.max_context))
+        for i, (t, turns) in enumerate(zip(times, bodies, strict=True))
+    ]

@@ -1,0 +1,250 @@
+"""The rivals. Adding one: one entry in `ARMS`, or a file of its own (`PATH.py`).
+
+An arm is vLLM's scheduler alone, or TTLConnector and TTLScheduler with some
+`kv_connector_extra_config`; a few need a gate before the engine or a queue order of
+their own. Any arm can be varied on the command line:
+
+    --arms 'cachettl,adaptive,adaptive:{"admission":"none"}'
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ttlcache.policies.cachettl import default_ttl_s
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSetting:
+    """What an arm may know beforehand, like the paper's offline profile.
+
+    mean_prefill_s: seconds to prefill the workload's mean context, alone.
+    """
+
+    mean_prefill_s: float
+
+
+Extra = Mapping[str, Any]
+
+#: Without our bounds on waiting: for rivals with none, or with one of their own in
+#: their order or gate. What stands for the paper (`cachettl` and its steps) keeps
+#: ours, so that it differs from `adaptive` by the policy alone.
+_UNBOUNDED: Extra = {"max_queue_wait_s": 1e9, "quantum_turns": 10**9}
+
+
+#: What an arm does not say, the paper does, whatever our defaults are.
+_PAPER_ORDER: Extra = {"ordering": "ttl-aware", "admission": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """How an arm differs from plain vLLM.
+
+    extra: connector settings, or a function of the setting; None: no connector.
+    gate: name of a gate in `bench.sim.cell.GATES`, "" for none; in an arm's own file
+        the name of its function there. It may change the engine instead of holding
+        requests.
+    file: where the arm comes from, if it has a file of its own.
+    order: "" for the connector's, "srpt" for the oracle's (`bench.sim.rivals.oracle`).
+    tell_gap: clients announce the exact length of each gap.
+    bounded: with our bounds on waiting, at their defaults.
+    """
+
+    name: str
+    source: str
+    extra: Extra | Callable[[ArmSetting], Extra] | None = None
+    gate: str = ""
+    order: str = ""
+    tell_gap: bool = False
+    bounded: bool = True
+    override: Extra = field(default_factory=dict)
+    file: str = ""
+
+    def extra_config(self, setting: ArmSetting) -> dict[str, Any] | None:
+        if self.extra is None:
+            return None
+        extra = self.extra(setting) if callable(self.extra) else self.extra
+        bounds = {} if self.bounded else _UNBOUNDED
+        options = {
+            **extra.get("policy_options", {}),
+            **self.override.get("policy_options", {}),
+        }
+        merged = {**_PAPER_ORDER, **bounds, **extra, **self.override}
+        return {**merged, "policy_options": options} if options else merged
+
+
+def _static_ttl(setting: ArmSetting) -> Extra:
+    """T_default = ln B, B = prefill of the mean context, T = 0 and eta = 1."""
+    ttl_s = default_ttl_s(setting.mean_prefill_s)
+    return {"policy": "fixed", "policy_options": {"ttl_s": ttl_s}}
+
+
+_ALL = (
+    Arm("vllm", "vLLM's own scheduler, request FCFS, no connector"),
+    Arm(
+        "program-fcfs",
+        "programs in order of arrival, no retention (paper, Fig. 16)",
+        {"policy": "none", "ordering": "program-fcfs"},
+    ),
+    Arm(
+        "autellix",
+        "PLAS (arXiv 2502.13965): least attained service, no retention",
+        {"policy": "none", "ordering": "plas"},
+        bounded=False,
+    ),
+    Arm(
+        "infercept",
+        "least waste (arXiv 2402.01869), FCFS by first arrival as in its scheduler",
+        # The simulated copies slow nobody down; CacheTTL (v4 §6) granted that, too.
+        {
+            "policy": "infercept",
+            "policy_options": {"swap_hidden": 1.0},
+            "ordering": "program-fcfs",
+        },
+        bounded=False,
+    ),
+    Arm(
+        "static-ttl",
+        "one fixed TTL from the cold start (paper, Fig. 16): ln B of the mean context",
+        _static_ttl,
+    ),
+    Arm(
+        "continuum-public",
+        "the authors' code: 2 s",
+        {"policy": "continuum-public"},
+        bounded=False,
+    ),
+    Arm(
+        "continuum-v1",
+        "arXiv v1: empirical Bernstein",
+        {"policy": "continuum-v1"},
+        bounded=False,
+    ),
+    Arm("cachettl", "CacheTTL v4 complete", {"policy": "cachettl"}),
+    Arm(
+        "cachettl-paper",
+        "the same as v4 §5.2 is worded: which pins end (`paper_victims`), "
+        "no cap on pins, no bounds on waiting",
+        {"policy": "cachettl", "max_pinned_fraction": 1.0},
+        gate="paper-victims",
+        bounded=False,
+    ),
+    Arm(
+        "ski-rental",
+        "hold for as long as losing it costs",
+        {"policy": "ski-rental"},
+    ),
+    Arm(
+        "thunderagent",
+        "arXiv 2602.13692: pause and restore by working set, over plain vLLM",
+        gate="thunderagent",
+    ),
+    Arm(
+        "mori",
+        "arXiv 2606.00866: tiers by idleness, pins while a member of the GPU's",
+        {
+            "policy": "fixed",
+            "policy_options": {"ttl_s": 1e9},
+            "max_ttl_s": 1e9,
+            "max_pinned_fraction": 1.0,
+            "ordering": "request-fcfs",
+        },
+        gate="mori",
+        bounded=False,
+    ),
+    Arm(
+        "adaptive",
+        "ours: shadow price of memory, patience, whole victims, room to grow; "
+        "our defaults",
+        {"policy": "adaptive", "ordering": "auto", "admission": "auto"},
+    ),
+    Arm(
+        "adaptive-least-work",
+        "the same, least expected work first instead of order of arrival",
+        {"policy": "adaptive", "ordering": "least-work"},
+    ),
+    Arm(
+        "oracle",
+        "a reference point, no bound: lets in what fits until its end, shortest "
+        "remaining work first; knows each gap and pins exactly as long",
+        {
+            "policy": "adaptive",
+            # As a whole: a reference must not move with what `adaptive` learns.
+            "policy_options": {
+                "eta_margin": 1.01,
+                "whole_below": 1.0,
+                "kept_share": False,
+            },
+            "max_ttl_s": 1e6,
+        },
+        gate="oracle",
+        order="srpt",
+        tell_gap=True,
+        bounded=False,
+    ),
+)
+ARMS: dict[str, Arm] = {arm.name: arm for arm in _ALL}
+
+
+def parse_arms(text: str) -> list[Arm]:
+    """Arms from "a,b,NAME:{json},PATH.py"; a variant's name is its whole text.
+
+    Raises:
+        ValueError: unknown arm, bad JSON, or an override of plain vLLM.
+    """
+    return [_parse_arm(part) for part in _split(text)]
+
+
+def own_file(path: str) -> dict[str, Any]:
+    """The names that an arm's own file defines.
+
+    Raises:
+        ValueError: no such file.
+    """
+    if not Path(path).exists():
+        raise ValueError(f"arm {path!r}: no such file")
+    return runpy.run_path(path)
+
+
+def _load_arm(path: str) -> Arm:
+    arm = own_file(path).get("ARM")
+    if not isinstance(arm, Arm) or callable(arm.extra):
+        raise ValueError(
+            f"arm {path!r}: expected ARM = Arm(...), its extra no function"
+        )
+    return replace(arm, file=path)
+
+
+def _parse_arm(text: str) -> Arm:
+    if text.endswith(".py"):
+        return _load_arm(text)
+    name, colon, override = text.partition(":")
+    if name not in ARMS:
+        raise ValueError(f"arm {name!r}: expected one of {', '.join(ARMS)}")
+    arm = ARMS[name]
+    if not colon:
+        return arm
+    try:
+        extra = json.loads(override)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"arm {text!r}: not JSON after the colon: {error}") from None
+    if not isinstance(extra, dict) or arm.extra is None:
+        raise ValueError(f"arm {text!r}: only connector arms take a JSON object")
+    return replace(arm, name=text, override=extra)
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside braces and brackets."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char in "{[") - (char in "}]")
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part.strip() for part in parts if part.strip()]

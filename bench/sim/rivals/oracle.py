@@ -1,0 +1,97 @@
+"""A gate and an order that know every program's future. A reference point, no bound.
+
+A program is let in when what it will hold fits beside what those inside will hold,
+the one with the least work left first; once in it stays in. What a program holds is
+taken as the mean of its context now and at its end, or nothing while a tool runs that
+takes longer than a prefill of that context. So the engine hardly thrashes, and short
+programs go first (shortest remaining processing time), claims and pins included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.sim.load.agents import Agent
+from ttlcache.scheduling.ordering import Ordering, PriorityKey, QueuedTurn
+from ttlcache.types import Rank
+
+
+class OracleGate:
+    """Holds new programs; turns of those that are in pass."""
+
+    def __init__(
+        self,
+        capacity_tokens: int,
+        work: Callable[[Agent], float],
+        token_s: float,
+    ) -> None:
+        """
+        Args:
+            work: what a program still costs, any unit.
+            token_s: seconds that the prefill of a token takes.
+        """
+        self._capacity = capacity_tokens
+        self._work = work
+        self._token_s = token_s
+        self._inside: dict[str, Agent] = {}
+        self._away: set[str] = set()  # in a gap too long to hold their context
+        self._waiting: list[Agent] = []
+
+    def arrive(self, agent: Agent, now_s: float) -> list[Agent]:
+        if agent.program_id in self._inside:
+            self._away.discard(agent.program_id)
+            return [agent]
+        self._waiting.append(agent)
+        return self._let_in()
+
+    def finish(self, agent: Agent, now_s: float) -> list[Agent]:
+        if agent.is_last:
+            del self._inside[agent.program_id]
+        elif agent.current.gap_s > self._token_s * agent.prompt_tokens:
+            self._away.add(agent.program_id)
+        return self._let_in()
+
+    def tick(self, now_s: float) -> list[Agent]:
+        return []
+
+    def next_s(self) -> float | None:
+        return None
+
+    def next_tick_s(self) -> float | None:
+        return None
+
+    def _let_in(self) -> list[Agent]:
+        if not self._waiting:
+            return []
+        self._waiting.sort(key=self._work)
+        room = self._capacity - sum(
+            _footprint(agent)
+            for program_id, agent in self._inside.items()
+            if program_id not in self._away
+        )
+        entered = []
+        for agent in self._waiting:
+            if _footprint(agent) <= room or not self._inside:
+                room -= _footprint(agent)
+                self._inside[agent.program_id] = agent
+                entered.append(agent)
+        for agent in entered:
+            self._waiting.remove(agent)
+        return entered
+
+
+def _footprint(agent: Agent) -> float:
+    prompt, output = agent.remaining_tokens()
+    return agent.context_tokens + 0.5 * (prompt + output)
+
+
+class ShortestRemaining(Ordering):
+    """As `least-work`, with the true work left: the bench tells it as user priority."""
+
+    name = "srpt"
+
+    def key(self, turn: QueuedTurn) -> PriorityKey:
+        return (not turn.preempted, not turn.claimable, *self.rank(turn))
+
+    def rank(self, turn: QueuedTurn) -> Rank:
+        return (turn.user_priority, turn.program_seq, turn.request_seq)

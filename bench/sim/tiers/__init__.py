@@ -1,0 +1,1 @@
+"""CPU and disk tiers in virtual time."""

@@ -1,0 +1,1 @@
+"""What must not break: hostile clients, faults, long runs, schedules at random."""

@@ -1,0 +1,183 @@
+"""One client with thousands of sessions against a real server, and another tenant.
+
+The client wants every session kept for ever, names some by a megabyte of text and
+some like the other tenant's programs, and invents a tool for each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.serve.server import VLLMServer, parse_metrics, total
+from bench.stress.soak.watch import descendants, rss_mib
+
+WORKERS = 16
+#: Every so many sessions one has an id of a megabyte.
+HUGE_EVERY = 250
+HUGE_CHARS = 1_000_000
+PROMPT_TOKENS = 40
+VICTIM_TURNS = 5
+VICTIM_NEW_TOKENS = 96
+VICTIM = "good"
+#: Sessions before the first look: every metric has its labels then.
+WARM_UP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The server at one moment."""
+
+    metrics_lines: int
+    metrics_bytes: int
+    rss_mib: float
+    programs: float
+    pinned_blocks: float
+    hook_errors: float
+    retention_enabled: float
+
+
+@dataclass(frozen=True, slots=True)
+class AbuseResult:
+    """What the abuse did."""
+
+    sessions: int
+    refused: int
+    """Requests that were not answered 200."""
+    before: Look
+    after: Look
+    hit_calm: float
+    """Share of the other tenant's context that its turns found in memory, alone."""
+    hit_flooded: float
+    """The same while the flood went on."""
+
+
+def session_body(number: int, model: str = "tiny") -> dict[str, Any]:
+    """The request of one session of the abusing client."""
+    rng = random.Random(number)
+    hints: dict[str, Any] = {"ttl": 1e9, "tool": f"tool-{number}"}
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": [rng.randrange(5, 2048) for _ in range(PROMPT_TOKENS)],
+        "max_tokens": 1,
+        "temperature": 0,
+        "kv_transfer_params": {"ttlcache": hints},
+    }
+    kind = number % 4
+    if number % HUGE_EVERY == 1:
+        hints["program_id"] = f"{number}-" + "x" * HUGE_CHARS
+    elif number % HUGE_EVERY == 2:
+        body["session_id"] = f"{number}-" + "y" * HUGE_CHARS
+    elif kind == 0:
+        hints["program_id"] = f"{VICTIM}-{number % 100}"  # an id of the other tenant
+    elif kind == 1:
+        body["session_id"] = f"session-{number}"
+    elif kind == 2:
+        hints["program_id"] = f"program-{number}"
+    else:
+        hints[f"key-{number}"] = 1  # must make no label of its own
+    return body
+
+
+def abuse(server: VLLMServer, sessions: int) -> AbuseResult:
+    """Flood `server` with `sessions`; another tenant works before and meanwhile."""
+    serial = itertools.count()
+    with httpx.Client(base_url=server.base_url, timeout=600.0) as client:
+        first = [_send(client, number) for number in range(WARM_UP)]
+        hit_calm = _victim(client, next(serial))
+        client.post("/reset_prefix_cache").raise_for_status()
+        before = look(client, server)
+        with ThreadPoolExecutor(WORKERS + 1) as pool:
+            rest = range(WARM_UP, WARM_UP + sessions)
+            flood = [pool.submit(_send, client, number) for number in rest[:-WORKERS]]
+            hits = [_victim(client, next(serial))]
+            while not all(each.done() for each in flood):
+                hits.append(_victim(client, next(serial)))
+            flood += [pool.submit(_send, client, n) for n in rest[-WORKERS:]]
+            codes = first + [each.result() for each in flood]
+        after = look(client, server)
+    return AbuseResult(
+        sessions=sessions,
+        refused=sum(code != 200 for code in codes),
+        before=before,
+        after=after,
+        hit_calm=hit_calm,
+        hit_flooded=sum(hits) / len(hits),
+    )
+
+
+def look(client: httpx.Client, server: VLLMServer) -> Look:
+    """One turn, so that the engine reports, and one scrape."""
+    _send(client, 3)
+    response = client.get("/metrics")
+    response.raise_for_status()
+    numbers = parse_metrics(response.text)
+    # vLLM's worker runs none of our code here, and grows by itself: by 102 MiB under
+    # 10,000 sessions without us.
+    pids = [p for p in (server.pid, *descendants(server.pid)) if not _is_worker(p)]
+    return Look(
+        metrics_lines=response.text.count("\n"),
+        metrics_bytes=len(response.content),
+        rss_mib=sum(rss_mib(pid) for pid in pids),
+        programs=total(numbers, "ttlcache_programs_active"),
+        pinned_blocks=total(numbers, "ttlcache_pinned_blocks"),
+        hook_errors=total(numbers, "ttlcache_hook_errors_total"),
+        retention_enabled=total(numbers, "ttlcache_retention_enabled"),
+    )
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return "Worker" in Path("/proc", str(pid), "comm").read_text()
+    except OSError:
+        return False
+
+
+def _send(client: httpx.Client, number: int) -> int:
+    return client.post("/v1/completions", json=session_body(number)).status_code
+
+
+def _victim(client: httpx.Client, serial: int) -> float:
+    """One program of the other tenant; the share of its context that was found."""
+    context: list[int] = []
+    found = asked = 0
+    for turn, new in enumerate(_new_tokens(serial)):
+        known = len(context)
+        context += new
+        hints = {
+            "program_id": f"{VICTIM}-{serial % 100}",
+            "tool": "bash",
+            "is_last_step": turn == VICTIM_TURNS - 1,
+        }
+        body = {
+            "model": "tiny",
+            "prompt": context,
+            "max_tokens": 4,
+            "min_tokens": 4,
+            "ignore_eos": True,
+            "temperature": 0,
+            "return_token_ids": True,
+            "cache_salt": VICTIM,
+            "kv_transfer_params": {"ttlcache": hints},
+        }
+        response = client.post("/v1/completions", json=body)
+        response.raise_for_status()
+        answer = response.json()
+        context += answer["choices"][0]["token_ids"]
+        if turn:
+            found += answer["usage"]["prompt_tokens_details"]["cached_tokens"] or 0
+            asked += known
+    return found / asked
+
+
+def _new_tokens(serial: int) -> Iterator[list[int]]:
+    rng = random.Random(f"{VICTIM}/{serial}")
+    for _ in range(VICTIM_TURNS):
+        yield [rng.randrange(5, 2048) for _ in range(VICTIM_NEW_TOKENS)]

@@ -1,0 +1,1 @@
+"""Hours of agents against a real server, watched for leaks and drift."""

@@ -1,0 +1,390 @@
+"""Pins that end but whose blocks are still to be copied to the lower tier.
+
+What goes down of a turn, when, and what gives way first. With `linger` a copy begins
+only when room gets short: see `lingering`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ttlcache.programs.model import Pin, Program
+from ttlcache.types import PinOutcome, Shrunk
+from ttlcache_connector.blocks.ended_turns import EndedTurns
+from ttlcache_connector.blocks.lingering import Turn
+from ttlcache_connector.blocks.pinned import ids_of
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+#: How a pin that ended thus leaves a turn that somebody may still come back to.
+_COMES_BACK = frozenset({PinOutcome.EXPIRED, PinOutcome.VICTIM})
+
+#: A pin that gave up no more of its turn is not copied for that where the tier finds
+#: nothing without all that stands before it: five bytes would move for each one saved.
+UNCOPIED_SHARE = 0.2
+
+#: Blocks of a pin that are copied ahead at a time: to copy costs a message to the tier,
+#: however little it is.
+LEAST_PIECE = 8
+
+#: Lingering turns of which the cheapest goes first.
+COMPARED = 32
+
+#: Told how the pin of this request's turn ended.
+OnTurnEnd = Callable[[Pin, PinOutcome, str], None]
+
+
+class _PinnedTurn(NamedTuple):
+    """blocks: that it had when it was pinned."""
+
+    request_id: str
+    blocks: int
+
+
+class _Cost(NamedTuple):
+    """Of giving a turn's end up, somebody waiting for it or not.
+
+    tokens: to copy for each block that becomes free; below 0: nobody comes back.
+    """
+
+    is_awaited: bool
+    tokens: float
+
+
+class DemotingLedger(EndedTurns):
+    """A pin ledger above a lower tier."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        group_block_tokens: Sequence[int],
+        queue_counts: Callable[[], tuple[int, int]],
+        **kept: Any,
+    ) -> None:
+        """
+        Args:
+            kept: as `EndedTurns` has them.
+        """
+        super().__init__(pool, group_block_tokens, queue_counts, **kept)
+        self._is_short = False  # victims give memory, not only a place under the cap
+        self._copies_first = False
+        self._lack = math.inf  # blocks that victims are to give
+        self._turn_of: dict[int, _PinnedTurn] = {}  # by pin id
+        self._ending: tuple[Pin, PinOutcome] | None = None
+        self.on_turn_end: OnTurnEnd = lambda pin, outcome, request_id: None
+
+    def is_turn_of(self, pin_id: int, request_id: str) -> None:
+        """The pin holds what this request computed."""
+        blocks = len(self._held.get(pin_id, ()))
+        self._turn_of[pin_id] = _PinnedTurn(request_id, blocks)
+
+    def pin_ends(self, pin: Pin, outcome: PinOutcome) -> None:
+        """`release` of this pin follows; this is why."""
+        self._ending = (pin, outcome)
+
+    def unpinned(
+        self, request_id: str, program: Program, blocks: Sequence[KVCacheBlock]
+    ) -> None:
+        """A turn that somebody may come back to, but that is not worth a pin."""
+        self._let_go(self._take(request_id))  # an id that is used again
+        if not blocks or not self._tier.owes(request_id):
+            self._tier.forget(request_id)  # an outage: nobody would ever ask again
+        else:
+            self.pool.touch(blocks)
+            self._ended_refs.update(ids_of(blocks))
+            # The request that computed them lets go of them right after this.
+            self._keep(request_id, program, list(blocks), users=1)
+
+    def has_rest(
+        self,
+        request_id: str,
+        program: Program,
+        blocks: Sequence[KVCacheBlock],
+        pinned_blocks: int,
+    ) -> None:
+        """A turn's pin has no room for all of its blocks.
+
+        The others cost nothing while nobody needs them, and give way before pins do.
+
+        Args:
+            blocks: those that its next turn may find again.
+        """
+        self._let_go(self._take(request_id))  # an id that is used again
+        rest = blocks[pinned_blocks:]
+        goes_down = self.is_divisible and self.goes_in_parts
+        if rest and goes_down and self._tier.owes(request_id):
+            self.pool.touch(rest)
+            self._ended_refs.update(ids_of(rest))
+            self._keep(request_id, program, list(rest), users=1, first=pinned_blocks)
+
+    def release(self, pin_id: int) -> int:
+        self._evicted_at.pop(pin_id, None)
+        turn = self._turn_of.pop(pin_id, None)
+        ending, self._ending = self._ending, None
+        if turn is None or ending is None:
+            return super().release(pin_id)
+        pin, outcome = ending
+        request_id = turn.request_id
+        self.on_turn_end(pin, outcome, request_id)
+        if pin.pin_id != pin_id:
+            return super().release(pin_id)
+        if outcome not in _COMES_BACK:
+            return self._forget(request_id) + super().release(pin_id)
+        if not self._tier.owes(request_id):
+            return super().release(pin_id)
+        blocks = self._held.pop(pin_id, [])
+        self._ends(blocks)
+        blocks += self._lingering.pop_rest(request_id)  # behind the last of them
+        if outcome is PinOutcome.EXPIRED or not self._is_short:
+            return self._keep(request_id, pin.program, blocks)
+        return self._give_up(request_id, pin.program, blocks)
+
+    def drop_all(self) -> int:
+        self._turn_of.clear()
+        self._ending = None
+        return super().drop_all()
+
+    def _give_up(
+        self, request_id: str, program: Program, blocks: list[KVCacheBlock]
+    ) -> int:
+        """What is needed of a victim goes down, the rest lingers."""
+        cut = self._cut(blocks, self._lack)
+        tail, head = blocks[cut:], blocks[:cut]
+        alone = self._alone(tail)
+        self._lack -= alone
+        try:
+            if self._copies_first:
+                self._copy(request_id, tail, cut)
+                return alone
+            return self._give_now(request_id, tail, cut)
+        finally:
+            if head:
+                self._keep(request_id, program, head)
+
+    def _give_now(self, request_id: str, tail: list[KVCacheBlock], cut: int) -> int:
+        """Memory is needed now: what nobody overwrites in this step is copied."""
+        try:
+            self._demote(request_id, cut)
+        finally:
+            freed = self._let_go(tail)
+        return freed
+
+    def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
+        blocks = self._held.get(pin_id, [])
+        turn = self._turn_of.get(pin_id)
+        if turn is not None:
+            # What lingers behind a pin is out of reach behind a gap.
+            self._let_go(self._lingering.pop_rest(turn.request_id))
+        keep = len(blocks) - max(0, drop_blocks)
+        alone_below = self.goes_in_parts
+        if (
+            not self._copies_first
+            or turn is None
+            or not self.is_divisible
+            or not 0 < keep < len(blocks)
+            or (keep > turn.blocks * (1 - UNCOPIED_SHARE) and not alone_below)
+            or not self._tier.owes(turn.request_id)
+        ):
+            shrunk = super().shrink(pin_id, drop_blocks)
+            self._lack -= shrunk.freed_blocks
+            return shrunk
+        tail = blocks[keep:]
+        del blocks[keep:]
+        self._ends(tail)
+        alone = self._alone(tail)
+        self._lack -= alone
+        self._copy(turn.request_id, tail, keep, alone=alone_below)
+        return Shrunk(alone, keep, keep * self._group_block_tokens[0])
+
+    @contextmanager
+    def copying_first(self, blocks: float = math.inf) -> Iterator[None]:
+        """Inside, victims are copied, and count as free although they are only soon.
+
+        Where tails are found alone, no more goes down than is needed, and what else a
+        victim has lingers. Elsewhere a turn goes down as a whole: what its pin gives up
+        later is free at once, and a short tail alone is lost: it is prefilled again
+        with the next turn's prompt.
+
+        Args:
+            blocks: how many are needed.
+        """
+        self._copies_first = True
+        try:
+            with self.taking_now(blocks):
+                yield
+        finally:
+            self._copies_first = False
+
+    @contextmanager
+    def taking_now(self, blocks: float = math.inf) -> Iterator[None]:
+        """Inside, victims give at once, and where parts go down no more than is needed.
+
+        Outside, a pin that ends as a victim gives way only to another pin's place under
+        the cap: it lingers.
+
+        Args:
+            blocks: how many are needed.
+        """
+        self._is_short, self._lack = True, blocks
+        try:
+            yield
+        finally:
+            self._is_short, self._lack = False, math.inf
+
+    def keep_room(self, tokens_ahead: Callable[[], Sequence[int]]) -> int:
+        """Begin to copy as much as running requests are about to need.
+
+        Those that wait can wait for a copy, which may be needless by then.
+
+        Args:
+            tokens_ahead: for each running request, tokens of its prompt to come.
+
+        Returns:
+            Blocks that pins may have to give, see `copy_end`.
+        """
+        free = self.pool.get_num_free_blocks()
+        if free >= self._room_blocks or not (self._lingering or self.goes_in_parts):
+            return 0
+        # An answer's next token may begin a block, and the one after the copy another.
+        wanted = sum(
+            sum(tokens // size + 2 for size in self._group_block_tokens)
+            for tokens in tokens_ahead()
+        )
+        lack = min(wanted, self._room_blocks) - free
+        if lack <= 0:
+            return 0
+        self._make_room(lack)
+        lack -= self.pool.get_num_free_blocks() - free + self.soon_free()
+        return lack if lack > 0 and self.goes_in_parts else 0
+
+    def copy_end(self, pin_id: int, blocks: int) -> int:
+        """A running request may take a pin's last blocks any moment: copy them ahead.
+
+        One that is taken before its copy would put all that is below behind it out of
+        reach. The pin keeps them until then.
+
+        Returns:
+            How many of them that request may take.
+        """
+        held = self._held.get(pin_id, [])
+        turn = self._turn_of.get(pin_id)
+        if turn is not None:
+            self._demote(turn.request_id, max(0, len(held) - max(blocks, LEAST_PIECE)))
+        return min(blocks, len(held))
+
+    def _make_room(self, blocks: int) -> int:
+        """Begin to copy lingering turns until so many blocks are free soon.
+
+        Returns:
+            Blocks that became free at once.
+        """
+        lack, freed = blocks - self.soon_free(), 0
+        for turn in self._cheapest_first(lack):
+            if lack <= 0:
+                break
+            if not self._alone(turn.blocks):
+                continue  # others use it all: nothing would become free
+            cut = 0 if turn.program.ended else self._cut(turn.blocks, lack)
+            # What other ended turns share comes free with the last of them.
+            lack -= sum(b.ref_cnt == 1 for b in turn.blocks[cut:])
+            if turn.program.ended:
+                freed += self._forget(turn.request_id)
+            else:
+                tail = self._lingering.pop_tail(turn.request_id, cut)
+                freed += self._copy(turn.request_id, tail, turn.first + cut)
+        return freed
+
+    def _cheapest_first(self, lack: int) -> Iterator[Turn]:
+        """Lingering turns, those first of which least has to be copied.
+
+        Some of the oldest are compared: a large pool may hold thousands.
+        """
+        if lack <= 0:
+            return
+        turns = self._lingering.in_order()
+        if self.goes_in_parts:
+            compared = self._by_cost(islice(turns, COMPARED), lack)
+            yield from (turn for _, turn in compared)
+        yield from turns
+
+    def _by_cost(self, turns: Iterable[Turn], lack: int) -> list[tuple[_Cost, Turn]]:
+        costs = [(self._cost(turn, lack), turn) for turn in turns]
+        # sort() is stable: of turns alike the oldest goes first.
+        costs.sort(key=lambda each: each[0])
+        return costs
+
+    def _cost(self, turn: Turn, lack: int) -> _Cost:
+        """Tokens to copy for each block that becomes free."""
+        if turn.program.ended:
+            return _Cost(False, -1.0)
+        cut = self._cut(turn.blocks, lack)
+        size = self._group_block_tokens[0]
+        start, end = turn.first + cut, turn.first + len(turn.blocks)
+        tokens = self._tier.count_unknown(turn.request_id, start * size, end * size)
+        gain = max(1, self._alone(turn.blocks[cut:]))
+        return _Cost(turn.program.in_flight > 0, tokens / gain)
+
+    def give_cheaply(self, needed_blocks: int) -> int:
+        """Give up at once what costs no more than itself, for a running request.
+
+        What is below already, what has nothing below behind it that would be out of
+        reach, and what stands behind a pin, which would be next. Its copy is ordered:
+        what nobody overwrites in this step is copied.
+
+        Returns:
+            Blocks that became free.
+        """
+        freed = 0
+        turns = islice(self._lingering.in_order(), COMPARED)
+        for cost, turn in self._by_cost(turns, needed_blocks):
+            if freed >= needed_blocks:
+                break
+            if turn.program.ended:
+                freed += self._forget(turn.request_id)
+                continue
+            is_cheap = turn.first or not cost.tokens
+            if is_cheap or not self._tier.has_tail(turn.request_id):
+                freed += self._give(turn, needed_blocks - freed)
+        return freed
+
+    def _give(self, turn: Turn, lack: int) -> int:
+        """The end of a lingering turn, at once."""
+        cut = self._cut(turn.blocks, lack)
+        if not self._alone(turn.blocks[cut:]):
+            return 0  # others use it all: nothing would become free
+        tail = self._lingering.pop_tail(turn.request_id, cut)
+        return self._give_now(turn.request_id, tail, turn.first + cut)
+
+    def relieve(self, needed_blocks: int, *, at_once: bool) -> int:
+        """Give ended turns' memory up.
+
+        Args:
+            at_once: also before its copy, which a waiting request should wait for.
+
+        Returns:
+            Blocks that became free.
+        """
+        freed = self._drop_copies(needed_blocks, overdue=True)
+        if not at_once:
+            return freed + self._make_room(needed_blocks - freed)
+        for turn in self._lingering.in_order():
+            if freed >= needed_blocks:
+                return freed
+            freed += self._give(turn, needed_blocks - freed)
+        return freed + self._drop_copies(needed_blocks - freed, overdue=False)
+
+    def _drop_copies(self, needed_blocks: int, *, overdue: bool) -> int:
+        freed = 0
+        for request_id in self._copies:
+            if freed >= needed_blocks:
+                break
+            if not overdue or self._copies.is_overdue(request_id):
+                freed += self._let_go(self._copies.pop(request_id))
+                self._tier.on_demotion("dropped")
+        return freed

@@ -1,0 +1,258 @@
+"""Pins as reference counts on vLLM's block pool.
+
+A pin is one reference on each of its blocks, nothing else: vLLM frees the
+finished request as always, and the next turn finds the blocks by ordinary
+prefix caching.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from ttlcache.types import Pressure, Shrunk
+from ttlcache_connector.blocks.plain_lru import PlainLRU
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+# A long context has thousands of blocks, all walked while the engine waits: what is
+# done to each of them runs in C where it can.
+_block_id = attrgetter("block_id")
+_ref_cnt: Callable[[KVCacheBlock], int] = attrgetter("ref_cnt")
+
+
+def ids_of(blocks: Iterable[KVCacheBlock]) -> Iterator[int]:
+    return map(_block_id, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The pinnable blocks of a finished request, root first; their tokens.
+
+    footprint_blocks: its memory, shared blocks divided among those who use them.
+    """
+
+    blocks: list[KVCacheBlock]
+    kv_tokens: int
+    footprint_blocks: float
+
+
+class PinLedger:
+    """Which blocks each pin references. Implements `BlockHolder`."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        group_block_tokens: Sequence[int],
+        queue_counts: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> None:
+        """
+        Args:
+            group_block_tokens: tokens per block of each KV cache group.
+            queue_counts: running and waiting requests right now.
+        """
+        self.pool = pool
+        self.waiting_blocks = 0  # what the head of the queue lacked last
+        self._group_block_tokens = tuple(group_block_tokens)
+        self._queue_counts = queue_counts
+        self.plain_lru = PlainLRU(pool)
+        # By pin: how many blocks plain vLLM takes until it has none of the turn's left.
+        self._evicted_at: dict[int, int] = {}
+        self._held: dict[int, list[KVCacheBlock]] = {}
+        self._refs: Counter[int] = Counter()
+        # What turns past their time reference: neither pinned nor free.
+        self._ended_refs: Counter[int] = Counter()
+
+    @property
+    def pool_blocks(self) -> int:
+        """Usable blocks: all but vLLM's null block."""
+        return int(self.pool.num_gpu_blocks) - 1
+
+    def candidate(self, block_ids: tuple[list[int], ...]) -> Candidate:
+        """Only blocks with a hash can be hit again; partial ones are left out."""
+        blocks: list[KVCacheBlock] = []
+        kv_tokens = 0
+        for ids, block_tokens in zip(block_ids, self._group_block_tokens, strict=True):
+            own = list(map(self.pool.blocks.__getitem__, ids))
+            while own and not _can_be_hit(own[-1]):
+                own.pop()
+            kv_tokens = max(kv_tokens, len(own) * block_tokens)
+            blocks += [b for b in own if b.block_hash is not None and not b.is_null]
+        return Candidate(blocks, kv_tokens, _footprint(blocks))
+
+    def count_uncached(self, block_ids: tuple[list[int], ...]) -> int:
+        """Blocks at the end of a request that have no hash, in all groups."""
+        table, count = self.pool.blocks, 0
+        for ids in block_ids:
+            for block_id in reversed(ids):
+                if _can_be_hit(table[block_id]):
+                    break
+                count += not table[block_id].is_null
+        return count
+
+    def count_unpinned(self, blocks: Sequence[KVCacheBlock]) -> int:
+        pinned = sum(map(self._refs.__contains__, ids_of(blocks)))
+        return len(blocks) - pinned
+
+    def hold(
+        self, pin_id: int, blocks: Sequence[KVCacheBlock], rest_blocks: int = 0
+    ) -> None:
+        """Reference `blocks` for a pin; they must be referenced or free now.
+
+        rest_blocks: of the turn, behind these, which are not pinned.
+        """
+        ahead = self._plain_free_blocks()
+        self.pool.touch(blocks)
+        turn_blocks = len(blocks) + rest_blocks if self.is_divisible else 0
+        self._evicted_at[pin_id] = self.plain_lru.taken_blocks + ahead + turn_blocks
+        self._held[pin_id] = list(blocks)
+        self._refs.update(ids_of(blocks))
+
+    def claim(self, pin_id: int, behind_blocks: int) -> float:
+        blocks = self._held.get(pin_id, [])
+        taken_blocks = self.plain_lru.taken_at_lookup + behind_blocks
+        left = self._evicted_at.get(pin_id, 0) - taken_blocks
+        if not self.is_divisible and left >= 0:
+            return math.inf
+        kept = max(left, _count_shared(blocks)) if self.is_divisible else 0
+        self.plain_lru.on_recompute(max(0, len(blocks) - kept))
+        return kept * self._group_block_tokens[0]
+
+    def _plain_free_blocks(self) -> int:
+        """Blocks that plain vLLM would have free: all that no request references."""
+        return self.pool.get_num_free_blocks() + len(self._refs)
+
+    def release(self, pin_id: int) -> int:
+        self._evicted_at.pop(pin_id, None)
+        return self._drop(self._held.pop(pin_id, []))
+
+    def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
+        """Drop references from the tail.
+
+        With several KV cache groups a shortened prefix is not a hit any more
+        (the sliding window before its new end is gone), so the pin goes whole.
+        """
+        blocks = self._held.get(pin_id, [])
+        if not self.is_divisible or drop_blocks >= len(blocks):
+            return Shrunk(self.release(pin_id), 0, 0)
+        keep = len(blocks) - max(0, drop_blocks)
+        tail = blocks[keep:]
+        del blocks[keep:]
+        return Shrunk(self._drop(tail), keep, keep * self._group_block_tokens[0])
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether a prefix of a pin is a hit: not with several KV cache groups."""
+        return len(self._group_block_tokens) == 1
+
+    def is_freeable(self, pin_id: int) -> bool:
+        # From the tail: what others use is mostly a common prefix.
+        return any(
+            block.ref_cnt == self._refs[block.block_id]
+            for block in reversed(self._held.get(pin_id, []))
+        )
+
+    def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
+        seen: Counter[int] = Counter()
+        freeable = 0
+        for pin_id in pin_ids:
+            for block in reversed(self._held.get(pin_id, [])):
+                block_id = block.block_id
+                ours = self._refs[block_id]
+                if block.ref_cnt > ours + self._ended_refs[block_id]:
+                    if self.is_divisible:
+                        break  # who uses it uses all that stand before it
+                    continue
+                if ours > 1:  # free once the last of these pins lets go
+                    seen[block_id] += 1
+                    if seen[block_id] < ours:
+                        continue
+                freeable += 1
+                if freeable >= enough:
+                    return freeable
+        return freeable
+
+    def pressure(self) -> Pressure:
+        num_running, num_waiting = self._queue_counts()
+        return Pressure(
+            pool_blocks=self.pool_blocks,
+            free_blocks=self.pool.get_num_free_blocks(),
+            pinned_blocks=len(self._refs),
+            num_running=num_running,
+            num_waiting=num_waiting,
+            waiting_blocks=self.waiting_blocks,
+        )
+
+    def references(self) -> dict[int, int]:
+        """Our references per block id, for the invariant checker."""
+        return dict(self._refs)
+
+    def pinned_ids(self) -> dict[int, int]:
+        """Number of blocks of each pin, for the invariant checker."""
+        return {pin_id: len(blocks) for pin_id, blocks in self._held.items()}
+
+    @property
+    def holds_any(self) -> bool:
+        return bool(self._held)
+
+    def drop_all(self) -> int:
+        """Give back every reference, whatever any table says; returns blocks freed.
+
+        The last resort: it asks nothing that may have failed before.
+        """
+        freed = 0
+        while self._held:
+            freed += self._drop(self._held.popitem()[1])
+        return freed
+
+    def _drop(
+        self, blocks: list[KVCacheBlock], refs: Counter[int] | None = None
+    ) -> int:
+        """Give references back tail first, so that prefixes are evicted last.
+
+        refs: where they are counted, if not as pins'.
+        """
+        if not blocks:
+            return 0
+        before = self.pool.get_num_free_blocks()
+        self._count_down(self._refs if refs is None else refs, blocks)
+        self.pool.free_blocks(reversed(blocks))
+        return int(self.pool.get_num_free_blocks() - before)
+
+    @staticmethod
+    def _count_down(refs: Counter[int], blocks: Sequence[KVCacheBlock]) -> None:
+        for block_id in ids_of(blocks):
+            count = refs[block_id]
+            if count > 1:
+                refs[block_id] = count - 1
+            else:
+                del refs[block_id]
+
+
+def _footprint(blocks: Sequence[KVCacheBlock]) -> float:
+    users = list(map(_ref_cnt, blocks))
+    if users.count(1) == len(users):
+        return float(len(users))  # as most often: nobody shares any
+    counts = Counter(users)
+    return sum(count / max(1, each) for each, count in counts.items())
+
+
+def _count_shared(blocks: Sequence[KVCacheBlock]) -> int:
+    """Leading blocks in use by more than one pin and the request that claims it.
+
+    Whatever uses a block uses all before it.
+    """
+    return bisect_left(blocks, True, key=lambda block: block.ref_cnt <= 2)
+
+
+def _can_be_hit(block: KVCacheBlock) -> bool:
+    # Blocks outside a sliding window were replaced by the null block.
+    return block.block_hash is not None and not block.is_null

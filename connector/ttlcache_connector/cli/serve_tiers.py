@@ -1,0 +1,177 @@
+"""`ttlcache serve-tiers`: check the versions, print vLLM's flag, run the server."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from ttlcache.errors import TTLCacheError, UnsupportedEngineError
+from ttlcache_connector.engine import requirements
+from ttlcache_connector.lmcache_server.launch import TierOptions
+
+_DEFAULTS = TierOptions()
+
+
+def serve_tiers(
+    cpu_gb: Annotated[
+        float, typer.Option(help="CPU memory for KV, in GB.", min=0.01)
+    ] = _DEFAULTS.cpu_gb,
+    disk: Annotated[
+        Path | None, typer.Option(help="Folder of the disk tier; none by default.")
+    ] = None,
+    disk_gb: Annotated[
+        float, typer.Option(help="Size of the disk tier, in GB.", min=0.01)
+    ] = _DEFAULTS.disk_gb,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = _DEFAULTS.host,
+    port: Annotated[int, typer.Option(help="Port for vLLM.")] = _DEFAULTS.port,
+    http_host: Annotated[
+        str,
+        typer.Option(
+            help="Address of LMCache's own HTTP interface: /metrics, /healthcheck, and "
+            "administration without a password."
+        ),
+    ] = _DEFAULTS.http_host,
+    http_port: Annotated[
+        int, typer.Option(help="Port of that interface.")
+    ] = _DEFAULTS.http_port,
+    chunk_tokens: Annotated[
+        int,
+        typer.Option(help="Smallest unit stored; a multiple of vLLM's block.", min=1),
+    ] = _DEFAULTS.chunk_tokens,
+    retention: Annotated[
+        bool,
+        typer.Option(
+            "--retention",
+            help="Evict from CPU memory by program and deadline, as told by the "
+            "connector, not by LMCache's LRU.",
+        ),
+    ] = False,
+    allow_untested: Annotated[
+        bool,
+        typer.Option(
+            "--allow-untested", help="Run on versions that were not tested together."
+        ),
+    ] = False,
+    print_only: Annotated[
+        bool, typer.Option("--print-only", help="Print both command lines and end.")
+    ] = False,
+    server_args: Annotated[
+        list[str] | None, typer.Argument(help="More arguments for lmcache server.")
+    ] = None,
+) -> None:
+    """Run an LMCache server below TTLConnector: CPU memory and disk."""
+    _check(allow_untested=allow_untested)
+    options = TierOptions(
+        cpu_gb=cpu_gb,
+        disk=disk,
+        disk_gb=disk_gb,
+        host=host,
+        port=port,
+        http_host=http_host,
+        http_port=http_port,
+        chunk_tokens=chunk_tokens,
+        retention=retention,
+        extra=tuple(server_args or ()),
+    )
+    typer.echo("Start vLLM with:\n")
+    typer.echo(f"  vllm serve MODEL {options.vllm_flag()}\n")
+    if print_only:
+        typer.echo(shlex.join(options.command()))
+        return
+    if _is_taken(options.host, options.port):
+        # Before anything of the server that runs there is touched.
+        _fail(
+            f"{options.host}:{options.port} is in use. Where an LMCache server runs "
+            "there, stop it first; for a second one take another --port and --http-port"
+        )
+    _check_disk(options.disk)
+    options.segment.unlink(missing_ok=True)  # of a server that was killed
+    _warn_of_little_room(options)
+    raise typer.Exit(_run(options))
+
+
+def _check(*, allow_untested: bool) -> None:
+    """End with what to do where the tiers cannot run, or nobody tried whether."""
+    try:
+        requirements.check_vllm(allow_untested=allow_untested)
+        requirements.check_lower_tier("lmcache", allow_untested=allow_untested)
+    except UnsupportedEngineError as error:
+        _fail(f"{error}; for this command it is --allow-untested")
+    except TTLCacheError as error:
+        _fail(str(error))
+    except ImportError as error:
+        _fail(f"{error}; install both at once: pip install 'ttlcache[vllm,lmcache]'")
+
+
+def _check_disk(folder: Path | None) -> None:
+    """Said here in a line: LMCache would end with a traceback."""
+    try:
+        # Here: needs the package's lmcache extra.
+        from ttlcache_lmcache.store import disk_index
+
+        if folder is not None:
+            disk_index.unlock_folder(disk_index.lock_folder(folder))
+    except TTLCacheError as error:
+        _fail(f"--disk: {error}")
+    except ImportError as error:
+        _fail(f"{error}; install both at once: pip install 'ttlcache[vllm,lmcache]'")
+
+
+def _fail(text: str) -> NoReturn:
+    typer.echo(f"error: {text}", err=True)
+    raise typer.Exit(1)
+
+
+def _is_taken(host: str, port: int) -> bool:
+    """Whether somebody listens there; what cannot be asked is left to LMCache."""
+    with socket.socket() as probe:
+        # As ZeroMQ does: connections of a server that has ended are in nobody's way.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("" if host == "*" else host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+def _warn_of_little_room(options: TierOptions) -> None:
+    room_gb = shutil.disk_usage(options.segment.parent).free / 2**30
+    if room_gb < options.cpu_gb:
+        typer.echo(
+            f"warning: {options.segment.parent} has {room_gb:.1f} GB free, less than "
+            f"--cpu-gb {options.cpu_gb:g}: LMCache will share no memory, and copy more "
+            "slowly. Mount it larger (docker: --ipc=host or --shm-size)",
+            err=True,
+        )
+
+
+def _run(options: TierOptions) -> int:
+    """LMCache in a child, so that its end can be cleaned up after."""
+    child = subprocess.Popen(
+        options.command(),
+        env={**os.environ, **options.environment()},
+        # Ctrl-C reaches it through us alone: at a second one it would end at once,
+        # with what is on its way to the disk.
+        process_group=0,
+    )
+
+    def forward(number: int, _frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, forward)
+    try:
+        return child.wait()
+    finally:
+        options.segment.unlink(missing_ok=True)

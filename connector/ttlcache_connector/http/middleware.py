@@ -1,0 +1,152 @@
+"""ASGI middleware: agents' own headers and bodies become vLLM's session id.
+
+The plugin adds it to the API server by itself when TTLConnector is used; for other
+set-ups it can be named with vLLM's `--middleware`. Twice does no harm. Responses are
+not touched. Whatever goes wrong in here costs the request its identity, never its
+answer.
+"""
+
+from __future__ import annotations
+
+import functools
+from urllib.parse import quote, unquote
+
+from prometheus_client import Counter
+
+from ttlcache.programs.client_values import UNFIT_REASONS
+from ttlcache.telemetry.metrics import HTTP_COUNTERS
+from ttlcache_connector.http import control, dp_rank
+from ttlcache_connector.http.asgi import (
+    GENERATING,
+    App,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    replay,
+    with_length,
+)
+from ttlcache_connector.http.attribution import without_attribution
+from ttlcache_connector.http.identity import (
+    RULES,
+    SESSION_HEADER,
+    Clues,
+    from_body,
+    from_headers,
+    split_path,
+    with_hints,
+)
+from ttlcache_connector.log import logger
+
+log = logger(__name__)
+
+_SEEN = "ttlcache"
+
+
+class ProgramIdMiddleware:
+    """Finds the program of each request; answers `/ttlcache/…` itself."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self._requests, self._dropped, self._errors = _counters()
+        self._logged = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _SEEN in scope:
+            await self.app(scope, receive, send)
+            return
+        sent = _path(scope)
+        session, path = _resolve(scope, sent)
+        if path.startswith("/ttlcache/"):
+            await control.answer(path, scope, receive, send)
+            return
+        # A copy: whoever wraps us keeps seeing the request as it came.
+        scope = {**scope, _SEEN: True}
+        if path != sent:
+            scope["path"] = scope["path"].removesuffix(sent) + path
+            scope["raw_path"] = quote(scope["path"]).encode()
+        generates = scope["method"] == "POST" and path in GENERATING
+        # vLLM asks for its key after us: nobody's bodies are held without one.
+        if generates and control.authorized(scope):
+            if refusal := self._heed_rank(scope, path):
+                await control.send_json(send, 400, refusal)
+                return
+            receive = await self._identify(scope, receive, session)
+        await self.app(scope, receive, send)
+
+    def _heed_rank(self, scope: Scope, path: str) -> dict[str, object] | None:
+        try:
+            return dp_rank.heed_rank(scope, path)
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self._fault()
+            return None
+
+    async def _identify(
+        self, scope: Scope, receive: Receive, url_session: str | None
+    ) -> Receive:
+        messages, body = await read_body(receive)
+        try:
+            headers = scope["headers"]
+            stripped = None if body is None else without_attribution(body)
+            if stripped is not None:
+                body = stripped
+            clues = Clues() if body is None else from_body(body)
+            by_header = from_headers(headers)
+            if by_header is None and url_session is not None:
+                by_header = ("url", url_session)
+            rule, session = by_header or (clues.rule, clues.session)
+            if rule != "x-session-id" and session is not None:
+                scope["headers"] = [*headers, (SESSION_HEADER, session.encode())]
+            changed = None if body is None else with_hints(body, clues) or stripped
+            if changed is not None:
+                messages = [{"type": "http.request", "body": changed}]
+                scope["headers"] = with_length(scope["headers"], len(changed))
+            self._requests.labels(rule).inc()
+            for reason in clues.dropped:
+                self._dropped.labels(reason).inc()
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self._fault()
+        return replay(messages, receive)
+
+    def _fault(self) -> None:
+        self._errors.inc()
+        if not self._logged:
+            self._logged = True
+            log.warning(
+                "ttlcache: the middleware failed; requests go on without identity "
+                "(logged once)",
+                exc_info=True,
+            )
+
+
+def _path(scope: Scope) -> str:
+    """The path below the server's root."""
+    path: str = scope["path"]
+    root = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+def _resolve(scope: Scope, path: str) -> tuple[str | None, str]:
+    """The session in the URL, and the path that vLLM knows."""
+    if not path.startswith("/sessions/"):
+        return None, path
+    # Raw: a slash that is escaped belongs to the id.
+    raw = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
+    start = raw.find("/sessions/")
+    if start < 0:
+        return None, path
+    session, rest = split_path(raw[start:])
+    return session, unquote(rest)
+
+
+@functools.cache
+def _counters() -> tuple[Counter, Counter, Counter]:
+    """Our counters in this process's registry, which takes each name once."""
+    requests, dropped, errors = (
+        Counter(name, text, labels) for name, (text, labels) in HTTP_COUNTERS.items()
+    )
+    for rule in RULES:
+        requests.labels(rule)
+    for reason in UNFIT_REASONS:
+        dropped.labels(reason)
+    return requests, dropped, errors

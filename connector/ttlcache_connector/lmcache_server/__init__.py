@@ -1,0 +1,1 @@
+"""What runs inside LMCache's server, and how that server is started."""

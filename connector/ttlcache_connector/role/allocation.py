@@ -1,0 +1,231 @@
+"""The one place where memory pressure shows: `allocate_slots` returning None.
+
+The bound KV cache manager's method is wrapped, not vLLM's class: it covers
+running and waiting requests, our scheduler and foreign ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from vllm.v1.request import RequestStatus
+
+from ttlcache.types import Admission, Urgency
+from ttlcache_connector.faults import Faults
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
+
+#: Blocks of a group that a call may want unseen by our estimate: states of speculative
+#: tokens, checkpoints, copies of shared tails.
+UNSEEN_BLOCKS = 16
+
+
+class Group(NamedTuple):
+    """A KV cache group as its manager allocates.
+
+    block_tokens: more than the spec's where ranks of decode context parallelism share.
+    most_blocks: that one request holds at a time; a window gives back what it leaves.
+    """
+
+    block_tokens: int
+    most_blocks: float
+
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
+
+
+def groups_of(manager: KVCacheManager) -> list[Group]:
+    found = []
+    for each in manager.coordinator.single_type_managers:
+        most_blocks = getattr(each, "max_admission_blocks_per_request", None)
+        found.append(Group(each.block_size, most_blocks or math.inf))
+    return found
+
+
+class Reclaims(Protocol):
+    """What the guard asks; `SchedulerSide` implements it."""
+
+    faults: Faults
+
+    def admission(self, request: Request, needed_blocks: int) -> Admission: ...
+
+    def eviction(
+        self, needed_blocks: int, request: Request, urgency: Urgency
+    ) -> int: ...
+
+    def num_running(self) -> int | None: ...
+
+    def is_loading(self) -> bool: ...
+
+    def is_overdue(self, request: Request) -> bool: ...
+
+    def drop_rest(self) -> int: ...
+
+    def release_all(self) -> None: ...
+
+
+class AllocationGuard:
+    """Retries failed allocations after pins gave way."""
+
+    def __init__(self, manager: KVCacheManager, side: Reclaims) -> None:
+        self._manager = manager
+        self._side = side
+        self._allocate: Callable[..., Any] = manager.allocate_slots
+        self._reset: Callable[[], bool] = manager.reset_prefix_cache
+        self._groups = groups_of(manager)
+
+    def install(self) -> None:
+        """Shadow two methods of this one manager object."""
+        manager: Any = self._manager
+        manager.allocate_slots = self._short_way()
+        manager.reset_prefix_cache = self.reset_prefix_cache
+
+    def allocate_slots(
+        self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """`KVCacheManager.allocate_slots`, with pins that give way."""
+        urgency = self._urgency(request, kwargs)
+        if urgency is Urgency.WAITING and self._must_wait(request, kwargs):
+            return None
+        blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
+        if blocks is not None:
+            return blocks
+        needed = 0
+        while True:
+            missing = self._missing_blocks(request, num_new_tokens, kwargs)
+            if self._is_refused(missing, urgency):
+                return None
+            needed = max(2 * needed, missing, 1)
+            if not self._evict(needed, request, urgency):
+                return None
+            blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
+            if blocks is not None:
+                return blocks
+
+    def reset_prefix_cache(self) -> bool:
+        """vLLM refuses to reset while any block is referenced: pins go first."""
+        self._side.release_all()  # guarded there
+        return self._reset()
+
+    def _short_way(self) -> Callable[..., Any]:
+        """`allocate_slots` that first tries what every running request needs.
+
+        Called for each of them at every step, so it is a function that spells out
+        the arguments of that call: to hand on whatever comes costs four times as much.
+        """
+        allocate, long_way = self._allocate, self.allocate_slots
+        running = RequestStatus.RUNNING
+
+        def allocate_slots(
+            request: Request,
+            num_new_tokens: int,
+            *args: Any,
+            num_lookahead_tokens: int | None = None,
+            **kwargs: Any,
+        ) -> Any:
+            if num_lookahead_tokens is not None:
+                if request.status is running and not (args or kwargs):
+                    blocks = allocate(
+                        request,
+                        num_new_tokens,
+                        num_lookahead_tokens=num_lookahead_tokens,
+                    )
+                    if blocks is not None:
+                        return blocks
+                kwargs["num_lookahead_tokens"] = num_lookahead_tokens
+            return long_way(request, num_new_tokens, *args, **kwargs)
+
+        return allocate_slots
+
+    def _urgency(self, request: Request, kwargs: dict[str, Any]) -> Urgency:
+        try:
+            return self._find_urgency(request, kwargs)
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self._side.faults.record("urgency")
+            return Urgency.STALLED  # the one that cannot wedge
+
+    def _find_urgency(self, request: Request, kwargs: dict[str, Any]) -> Urgency:
+        if request.status is RequestStatus.RUNNING:
+            return Urgency.RUNNING
+        running = self._side.num_running()
+        if running is None:  # a foreign scheduler: vLLM tells, or we assume the worst
+            running = int(kwargs.get("has_scheduled_reqs", False))
+        # What waits for remote KV holds its blocks and will run and free them: only
+        # without that does the engine stand still.
+        if running == 0 and not self._side.is_loading():
+            return Urgency.STALLED
+        return Urgency.OVERDUE if self._side.is_overdue(request) else Urgency.WAITING
+
+    def _is_refused(self, missing: int, urgency: Urgency) -> bool:
+        """Whether it was not for memory that the call failed.
+
+        vLLM refuses what hits a recurrent state that is computed only in this step:
+        no pin would help. Running requests and a stalled engine get the benefit of
+        the doubt.
+        """
+        if urgency in (Urgency.RUNNING, Urgency.STALLED):
+            return False
+        return missing <= -UNSEEN_BLOCKS * len(self._groups)
+
+    def _must_wait(self, request: Request, kwargs: dict[str, Any]) -> bool:
+        tokens = request.num_tokens - kwargs.get("num_new_computed_tokens", 0)
+        needed = sum(min(g.blocks(tokens), g.most_blocks) for g in self._groups)
+        try:
+            return self._side.admission(request, int(needed)) is Admission.WAIT
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self._side.faults.record("admission")
+            return False
+
+    def _evict(self, needed: int, request: Request, urgency: Urgency) -> int:
+        try:
+            return self._side.eviction(needed, request, urgency)
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self._side.faults.record("eviction")
+        # A broken reclaimer must not wedge an engine in which nothing runs.
+        return self._side.drop_rest() if urgency is Urgency.STALLED else 0
+
+    def _missing_blocks(
+        self, request: Request, num_new_tokens: int, kwargs: dict[str, Any]
+    ) -> int:
+        try:
+            return self._count_missing(request, num_new_tokens, kwargs)
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self._side.faults.record("missing_blocks")
+            return 1
+
+    def _count_missing(
+        self, request: Request, num_new_tokens: int, kwargs: dict[str, Any]
+    ) -> int:
+        """How many free blocks the failed call lacked, roughly; below 0: had to spare.
+
+        Exact only for one full-attention group; the caller doubles it until the
+        call succeeds or nothing is left to take.
+        """
+        hit_tokens = kwargs.get("num_new_computed_tokens", 0)
+        tokens = request.num_computed_tokens + hit_tokens + num_new_tokens
+        tokens += kwargs.get("num_lookahead_tokens", 0)
+        tokens += kwargs.get("num_external_computed_tokens", 0)
+        whole = request.num_tokens if kwargs.get("full_sequence_must_fit") else 0
+        owned = self._manager.get_block_ids(request.request_id)
+        required = 0.0
+        for group, ids in zip(self._groups, owned, strict=True):
+            wanted = max(
+                group.blocks(tokens), min(group.blocks(whole), group.most_blocks)
+            )
+            required += max(0, wanted - hit_tokens // group.block_tokens - len(ids))
+        hits = kwargs.get("new_computed_blocks")
+        if hits is not None:  # those that nobody references are taken from the free
+            found = (block for group in hits.blocks for block in group)
+            # What a window has left is vLLM's null block, which nobody takes.
+            required += sum(not b.ref_cnt and not b.is_null for b in found)
+        required += kwargs.get("reserved_blocks", 0)
+        if request.status is not RequestStatus.RUNNING and kwargs.get(
+            "has_scheduled_reqs", True
+        ):
+            required += self._manager.watermark_blocks
+        free = self._manager.block_pool.get_num_free_blocks()
+        return int(required - free)

@@ -1,0 +1,90 @@
+"""The worker's half of the lower tier, fail-open: a broken tier is a miss."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from ttlcache.clock import default_clock
+from ttlcache.config import TTLCacheConfig
+from ttlcache_connector.faults import Faults, guarded
+from ttlcache_connector.role.metrics import TTLConnectorStats
+from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
+
+if TYPE_CHECKING:
+    import torch
+
+
+class WorkerSide:
+    """Guards every call of a step; start-up may fail."""
+
+    def __init__(self, tier: WorkerTier, config: TTLCacheConfig) -> None:
+        self._tier = tier
+        self.faults = Faults(
+            config.max_hook_faults, self._count, lambda: None, default_clock().now_s
+        )
+        self._abandoned: dict[str, list[int]] = {}
+        self._invalid_blocks: set[int] = set()
+
+    def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """vLLM's KV tensors.
+
+        Raises:
+            ConfigError: the tier refuses them.
+        """
+        self._tier.register(kv_caches)
+
+    def name_of_blocks(self) -> str | None:
+        """Under which name blocks are stored, if the scheduler cannot know it."""
+        return self._tier.name_of_blocks()
+
+    @guarded()
+    def before_forward(self, metadata: Any, *, is_alone: bool) -> None:
+        if isinstance(metadata, TierMetadata):
+            self._tier.before_forward(metadata, is_alone=is_alone)
+
+    @guarded()
+    def load(self, metadata: Any, forward_context: Any) -> None:
+        self._abandoned.update(metadata.abandoned)
+        self._tier.load(metadata, forward_context)
+
+    @guarded()
+    def save(self, metadata: Any) -> None:
+        self._tier.save(metadata)
+
+    def poll(self, finished_ids: Collection[str]) -> Transfers:
+        """What ended since the last call, loads that nobody does included."""
+        transfers = self._poll(finished_ids) or Transfers()
+        for request_id, blocks in self._abandoned.items():
+            transfers.received.add(request_id)
+            transfers.invalid_blocks.update(blocks)
+        self._abandoned = {}
+        self._invalid_blocks |= transfers.invalid_blocks
+        return transfers
+
+    def take_invalid_blocks(self) -> set[int]:
+        """Blocks whose load failed, since the last call."""
+        blocks, self._invalid_blocks = self._invalid_blocks, set()
+        return blocks
+
+    @guarded()
+    def report(self) -> Any:
+        return self._tier.report()
+
+    @guarded()
+    def take_stats(self) -> TTLConnectorStats | None:
+        metrics = self._tier.metrics
+        if metrics.is_empty():
+            return None
+        return TTLConnectorStats(data=metrics.drain() | {"gauges": {}})
+
+    @guarded()
+    def shutdown(self) -> None:
+        self._tier.shutdown()
+
+    @guarded()
+    def _poll(self, finished_ids: Collection[str]) -> Transfers:
+        return self._tier.poll(finished_ids)
+
+    def _count(self, hook: str) -> None:
+        self._tier.metrics.count("hook_errors", f"worker_{hook}")

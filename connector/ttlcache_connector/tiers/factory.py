@@ -1,0 +1,51 @@
+"""Which lower tier is configured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ttlcache.config import TTLCacheConfig
+from ttlcache_connector.log import logger
+from ttlcache_connector.tiers.base import NoTier, SchedulerTier, WorkerTier
+
+log = logger(__name__)
+
+
+def scheduler_tier(
+    config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
+) -> SchedulerTier:
+    """The scheduler's half of the configured tier.
+
+    Raises:
+        ConfigError: it cannot be used as configured.
+    """
+    if config.lower_tier == "none":
+        return NoTier()
+    # LMCache is imported only where a lower tier is asked for.
+    from ttlcache_connector.tiers import lmcache
+
+    if why := lmcache.refusal(kv_cache_config):
+        log.warning(
+            "ttlcache: no lower tier for this model, what pins lose is prefilled: %s",
+            why,
+        )
+        return NoTier()
+    return lmcache.SchedulerHalf(config, vllm_config, kv_cache_config)
+
+
+def worker_tier(
+    config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
+) -> WorkerTier | None:
+    """The worker's half of the configured tier, None where the scheduler has none.
+
+    Raises:
+        ConfigError: it cannot be used as configured.
+    """
+    if config.lower_tier == "none":
+        return None
+    # LMCache is imported only where a lower tier is asked for.
+    from ttlcache_connector.tiers import lmcache
+
+    if lmcache.refusal(kv_cache_config):
+        return None
+    return lmcache.WorkerHalf(config, vllm_config, kv_cache_config)

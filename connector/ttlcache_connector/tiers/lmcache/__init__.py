@@ -1,0 +1,20 @@
+"""LMCache as the lower tier: CPU memory and disk, through its multiprocess mode.
+
+All that is known about LMCache (0.5.6) is in this folder and in `lmcache_module`, which
+runs in its server. Both halves drive LMCache's own `LMCacheMPConnector`; nothing of it
+is copied. What is changed:
+
+- *what* is stored *when*: its lazy offload asks our `DemotionQueue`, not its own
+  policies (`LazyOffloadManager._policy`);
+- *how* bytes move, where there is one KV cache group: LMCache's worker-driven
+  protocol (it hands out slots of its memory, the worker copies) on a thread of ours,
+  so that a server that is slow or gone costs a miss and never a step, and by our own
+  transfer path where that serves the model (`registration`);
+- its timeouts, which are meant for start-up and would stall requests for minutes.
+"""
+
+from ttlcache_connector.tiers.lmcache.fits import refusal
+from ttlcache_connector.tiers.lmcache.scheduler_half import SchedulerHalf
+from ttlcache_connector.tiers.lmcache.worker_half import WorkerHalf
+
+__all__ = ["SchedulerHalf", "WorkerHalf", "refusal"]

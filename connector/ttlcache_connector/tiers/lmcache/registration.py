@@ -1,0 +1,205 @@
+"""Makes vLLM's KV tensors known to an LMCache server, and says who moves their bytes.
+
+Three movers: our transfer path in this worker; LMCache's copy code in this worker, for
+tensors in CPU memory that ours refuses; LMCache's server, which maps the worker's
+memory. The first stores blocks in vLLM's order of bytes, under a name of its own
+where that is not LMCache's order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
+    MPTransferMode,
+    _resolve_mode,
+)
+
+from ttlcache.errors import ConfigError, TransferError
+from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache_connector.copy.copy_thread import MoveThread
+from ttlcache_connector.copy.kv_layouts import namespace
+from ttlcache_connector.log import logger
+from ttlcache_connector.tiers.lmcache.connect import PREFIX
+from ttlcache_connector.tiers.lmcache.copiers import Copier, LMCacheCopier, OwnCopier
+from ttlcache_connector.tiers.lmcache.transfer import ThreadedTransfer
+
+log = logger(__name__)
+
+#: Seconds that start-up and re-registration may take: they map GPU memory.
+REGISTER_TIMEOUT_S = 60.0
+
+
+def own_name(vllm_config: Any, kv_cache_config: Any) -> str:
+    """What our transfer path adds to the name under which LMCache keeps blocks.
+
+    Scheduler and workers compute it each for themselves. Empty where our path has
+    LMCache's order of bytes, and where it is known beforehand not to serve.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    is_one = sum(getattr(group, "enable_kv_transfer", True) for group in groups) == 1
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+    by_server = _is_by_server(extra.get(PREFIX + "mp_transfer_mode"))
+    return namespace(kv_cache_config) if is_one and not by_server else ""
+
+
+class Registration:
+    """Replaces the registration of LMCache's worker adapter."""
+
+    def __init__(
+        self,
+        adapter: Any,
+        thread: MoveThread,
+        metrics: MetricsBuffer,
+        vllm_config: Any,
+        kv_cache_config: Any,
+    ) -> None:
+        self._adapter = adapter
+        self._thread = thread
+        self._metrics = metrics
+        self._config = kv_cache_config
+        self._may_sleep = vllm_config.model_config.enable_sleep_mode
+        self._plain_name = adapter.model_name
+        adapter.model_name += own_name(vllm_config, kv_cache_config)
+        self._copier: Copier | None = None
+        self._is_decided = False
+        self._lmcache_register = adapter._send_register_kv_caches_request  # noqa: SLF001
+        adapter._send_register_kv_caches_request = self._register  # noqa: SLF001
+        self.changed_name: str | None = None
+        """The name that holds instead of the one computed, for the scheduler's half."""
+
+    def close(self) -> None:
+        """After the last move."""
+        if self._copier is not None:
+            self._copier.close()
+
+    def _register(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """At start, and on LMCache's heartbeat thread after a server came back."""
+        device = next(iter(kv_caches.values())).device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # LMCache's heartbeat thread is on GPU 0
+        # What an old server prepared must not be filled and told to a new one.
+        self._thread.retain(())
+        old = self._adapter.transfer_ctx
+        if isinstance(old, ThreadedTransfer):
+            if self._copier is not None:
+                self._copier.detach()
+            old.close()  # or a dead server's memory would stay mapped
+        is_first = not self._is_decided
+        if is_first:
+            self._copier = self._choose(kv_caches)
+            self._is_decided = True
+        if self._copier is not None:
+            try:
+                self._by_worker(kv_caches, self._copier)
+            except TransferError as error:
+                if not is_first:
+                    raise
+                self._copier.close()
+                self._copier = self._instead(kv_caches, str(error))
+                if self._copier is not None:
+                    self._by_worker(kv_caches, self._copier)
+        if self._copier is None:
+            self._by_server(kv_caches)
+
+    def _choose(self, kv_caches: dict[str, torch.Tensor]) -> Copier | None:
+        """Our path if it serves; None: LMCache's server moves the bytes."""
+        adapter = self._adapter
+        if len(adapter.engine_group_infos) > 1:
+            reason = f"{len(adapter.engine_group_infos)} KV cache groups"
+        elif _is_by_server(adapter._mp_transfer_mode):  # noqa: SLF001
+            reason = "mp_transfer_mode is lmcache_driven"
+        else:
+            try:
+                copier = OwnCopier(kv_caches, self._config, adapter._layout_hints)  # noqa: SLF001
+            except TransferError as error:
+                reason = str(error)
+            except Exception as error:
+                log.warning("ttlcache: no transfer path of ours", exc_info=True)
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                log.info(
+                    "ttlcache: KV moves to and from LMCache by ttlcache's %s engine",
+                    copier.name,
+                )
+                return copier
+        return self._instead(kv_caches, reason)
+
+    def _instead(
+        self, kv_caches: dict[str, torch.Tensor], reason: str
+    ) -> Copier | None:
+        adapter = self._adapter
+        if adapter.model_name != self._plain_name:
+            adapter.model_name = self.changed_name = self._plain_name
+        device = next(iter(kv_caches.values())).device.type
+        here = (
+            device == "cpu"
+            and len(adapter.engine_group_infos) <= 1
+            and not _is_by_server(adapter._mp_transfer_mode)  # noqa: SLF001
+        )
+        log.info(
+            "ttlcache: KV moves to and from LMCache by LMCache's own mover, in %s (%s)",
+            "this worker" if here else "its server",
+            reason,
+        )
+        hints = adapter._layout_hints  # noqa: SLF001
+        return LMCacheCopier(kv_caches, hints) if here else None
+
+    def _by_worker(self, kv_caches: dict[str, torch.Tensor], copier: Copier) -> None:
+        adapter = self._adapter
+        context = ThreadedTransfer(
+            adapter.instance_id,
+            adapter.req_client,
+            self._thread,
+            self._metrics,
+            adapter._mq_timeout,  # noqa: SLF001
+            copier,
+        )
+        try:
+            context.register(
+                kv_caches,
+                adapter.model_name,
+                adapter.world_size,
+                adapter.blocks_in_chunk,
+                REGISTER_TIMEOUT_S,
+                layout_hints=adapter._layout_hints,  # noqa: SLF001
+                engine_group_infos=adapter.engine_group_infos,
+            )
+        except TransferError:
+            self._leave(context)
+            raise
+        adapter.kv_caches = kv_caches
+        adapter.transfer_ctx = context
+
+    def _leave(self, context: ThreadedTransfer) -> None:
+        """The server knows this worker by now, but not by this mover."""
+        left = context.unregister()
+        if left is not None:
+            left.result(timeout=REGISTER_TIMEOUT_S)
+        context.close()
+
+    def _by_server(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        if self._may_sleep:
+            # It would go on with memory that vLLM gives back in a sleep.
+            raise ConfigError(
+                "lower_tier 'lmcache': LMCache's server maps this model's KV cache "
+                "(the log says why), which does not go with --enable-sleep-mode"
+            )
+        adapter = self._adapter
+        if adapter._mp_transfer_mode is None:  # noqa: SLF001
+            # The other mode knows one KV cache group only.
+            adapter._mp_transfer_mode = "lmcache_driven"  # noqa: SLF001
+        answer_timeout_s, adapter._mq_timeout = (  # noqa: SLF001
+            adapter._mq_timeout,  # noqa: SLF001
+            REGISTER_TIMEOUT_S,
+        )
+        try:
+            self._lmcache_register(kv_caches)
+        finally:
+            adapter._mq_timeout = answer_timeout_s  # noqa: SLF001
+
+
+def _is_by_server(mode: Any) -> bool:
+    """Whether the configuration (or LMCache's environment variable) says so."""
+    return bool(_resolve_mode(mode) is MPTransferMode.LMCACHE_DRIVEN)

@@ -1,0 +1,221 @@
+"""In a worker: loads and stores as LMCache orders them; an exception is a miss."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
+from lmcache.v1.multiprocess.futures import MessagingFuture
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from ttlcache.clock import default_clock
+from ttlcache.config import TTLCacheConfig
+from ttlcache.errors import ConfigError
+from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache_connector.copy.copy_thread import MoveThread
+from ttlcache_connector.log import logger
+from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
+from ttlcache_connector.tiers.lmcache.connect import connect
+from ttlcache_connector.tiers.lmcache.registration import Registration
+from ttlcache_connector.tiers.lmcache.reports import WorkerReport
+from ttlcache_connector.tiers.lmcache.transfer import ThreadedTransfer
+
+log = logger(__name__)
+
+#: A load that took longer is given up, and its tokens are prefilled.
+LOAD_TIMEOUT_S = 4.0
+
+#: Waited for all loads of one step together, and for each load in all.
+MAX_WAIT_S = 0.002
+
+
+class WorkerHalf(WorkerTier):
+    """Drives LMCache's worker side; an exception is a miss."""
+
+    def __init__(
+        self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
+    ) -> None:
+        self.metrics = MetricsBuffer()
+        self._now_s = default_clock().now_s
+        self._inner = connect(KVConnectorRole.WORKER, vllm_config, kv_cache_config)
+        self._adapter = self._inner.worker_adapter
+        self._thread = MoveThread("ttlcache-move")
+        self._registration = Registration(
+            self._adapter, self._thread, self.metrics, vllm_config, kv_cache_config
+        )
+        self._since_s: dict[str, float] = {}
+        self._waited_s: dict[str, float] = {}
+        self._load_s: dict[str, float] = {}  # of loads that are not reported yet
+        # Of which step the copies have begun already, before its forward pass.
+        self._loaded: TierMetadata | None = None
+        self._stored: TierMetadata | None = None
+        # Where vLLM zeroes new blocks, it does so after `before_forward`.
+        zeroes = getattr(kv_cache_config, "needs_kv_cache_zeroing", True)
+        self._loads_early = not zeroes
+
+    def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        try:
+            self._inner.register_kv_caches(kv_caches)
+        except (ConnectionError, TimeoutError):
+            log.exception("ttlcache: this worker could not register at LMCache")
+            raise ConfigError(
+                "lower_tier 'lmcache': the LMCache server did not accept this worker's "
+                "KV cache; start it with --supported-transfer-mode auto, as "
+                "ttlcache serve-tiers does"
+            ) from None
+        except ConfigError:
+            raise  # it says what is wrong
+        except (RuntimeError, ValueError) as error:
+            # Anything may be behind it, also a device that failed.
+            log.exception("ttlcache: this worker could not register at LMCache")
+            raise ConfigError(
+                f"lower_tier 'lmcache': LMCache refuses this model: {error}"
+            ) from error
+
+    def name_of_blocks(self) -> str | None:
+        return self._registration.changed_name
+
+    def before_forward(self, metadata: TierMetadata, *, is_alone: bool = True) -> None:
+        """Start what needs not wait for this step's forward pass.
+
+        vLLM asks for asynchronous loads after it. Its host side costs us nothing, and
+        what is copied beside this forward pass is there one step earlier.
+        """
+        if metadata.inner is not None:
+            self._inner.handle_preemptions(metadata.inner)
+        # Another connector may still have to read what is overwritten: it is told
+        # after us, and vLLM's order is right for both.
+        self._loaded = metadata if self._loads_early and is_alone else None
+        self._stored = metadata if metadata.is_past else None
+        try:
+            if self._loaded is not None:
+                self._load(metadata)
+        finally:
+            if self._stored is not None:
+                self._save(metadata)
+
+    def load(self, metadata: TierMetadata, forward_context: Any) -> None:
+        if self._loaded is not metadata:
+            self._load(metadata)
+
+    def save(self, metadata: TierMetadata) -> None:
+        if self._stored is not metadata:
+            self._save(metadata)
+
+    def _load(self, metadata: TierMetadata) -> None:
+        loads = _of(metadata, "RETRIEVE")
+        now_s = self._now_s()
+        self._since_s.update((m.request_id, now_s) for m in loads)
+        if not loads:
+            return
+        try:
+            self._inner.bind_connector_metadata(metadata.inner)
+            self._inner.start_load_kv(None)  # it does not look at it
+        except Exception:
+            # Reported as LMCache reports what it does not even try.
+            adapter = self._adapter
+            for meta in loads:
+                if meta.request_id not in adapter.retrieve_futures:
+                    adapter.error_block_ids.update(meta.op.flat_block_ids)
+                    adapter._failed_request_ids.add(meta.request_id)  # noqa: SLF001
+                    adapter._dropped_retrieves.add(meta.request_id)  # noqa: SLF001
+            raise
+
+    def _save(self, metadata: TierMetadata) -> None:
+        stores = _of(metadata, "STORE")
+        if not stores:
+            return
+        try:
+            self._inner.bind_connector_metadata(metadata.inner)
+            self._inner.wait_for_save()
+        except Exception:
+            # The scheduler's half holds the blocks until it hears of each of them.
+            adapter = self._adapter
+            for meta in stores:
+                if meta.request_id not in adapter.store_futures:
+                    adapter._completed_store_requests[meta.request_id] = 1  # noqa: SLF001
+                    adapter._failed_store_requests.add(meta.request_id)  # noqa: SLF001
+            raise
+
+    def poll(self, finished_ids: Collection[str]) -> Transfers:
+        self._give_up_late_loads()
+        self._wait_for_loads()
+        results = self._inner.get_transfer_results(set(finished_ids))
+        transfers = Transfers(
+            received=set(results.finished_recving),
+            failed=set(results.failed_recving),
+            invalid_blocks=self._inner.get_block_ids_with_load_errors(),
+        )
+        context = self._adapter.transfer_ctx
+        times = context.load_s if isinstance(context, ThreadedTransfer) else {}
+        for request_id in transfers.received:
+            self._since_s.pop(request_id, None)
+            self._waited_s.pop(request_id, None)
+            seconds = times.pop(request_id, None)
+            if seconds is not None and request_id not in transfers.failed:
+                self._load_s[request_id] = seconds
+        for request_id in list(times):  # the thread may add some
+            if request_id not in self._since_s:
+                times.pop(request_id)
+        self._retain()
+        return transfers
+
+    def report(self) -> Any:
+        stores = self._inner.build_connector_worker_meta()
+        if not self._load_s:
+            return stores
+        load_s, self._load_s = self._load_s, {}
+        return WorkerReport.of(stores, load_s)
+
+    def shutdown(self) -> None:
+        self._thread.close()
+        self._inner.shutdown()
+        self._registration.close()
+
+    def _wait_for_loads(self) -> None:
+        """A load that ends right after it was asked for costs its request a step.
+
+        Beside the Python code of a forward pass its thread hardly gets on: it does
+        while this one waits.
+        """
+        left_s = MAX_WAIT_S
+        for request_id, (future, _) in list(self._adapter.retrieve_futures.items()):
+            waited_s = self._waited_s.get(request_id, 0.0)
+            began_s = self._now_s()
+            future.wait(max(0.0, min(left_s, MAX_WAIT_S - waited_s)))
+            took_s = self._now_s() - began_s
+            self._waited_s[request_id] = waited_s + took_s
+            left_s -= took_s
+
+    def _give_up_late_loads(self) -> None:
+        now_s = self._now_s()
+        futures = self._adapter.retrieve_futures
+        context = self._adapter.transfer_ctx
+        for request_id, since_s in list(self._since_s.items()):
+            late = now_s - since_s > LOAD_TIMEOUT_S
+            if not late or request_id not in futures:
+                continue
+            if isinstance(context, ThreadedTransfer):
+                future, _ = futures[request_id]
+                context.give_up(future)
+                if not future.query():
+                    future.set_result(False)
+
+    def _retain(self) -> None:
+        """LMCache's adapter forgets transfers when its server is gone: so do we."""
+        context = self._adapter.transfer_ctx
+        if isinstance(context, ThreadedTransfer):
+            context.retain(self._wanted())
+
+    def _wanted(self) -> list[MessagingFuture[bool]]:
+        adapter = self._adapter
+        loads = (future for future, _ in adapter.retrieve_futures.values())
+        return [*adapter.store_futures.values(), *loads]
+
+
+def _of(metadata: TierMetadata, direction: str) -> list[LMCacheMPRequestMetadata]:
+    inner = metadata.inner
+    requests = inner.requests if inner is not None else ()
+    return [m for m in requests if m.direction == direction]

@@ -1,0 +1,41 @@
+"""What a lower tier that decides by itself is told of turns."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+
+from ttlcache.finished import UNKNOWN_GAP
+from ttlcache.programs.model import Program, RequestRecord
+from ttlcache.types import Decision, PinOutcome
+from ttlcache_connector.tiers.base import TurnEnd
+
+#: Programs that only we tell apart are numbered, in every engine from 0.
+_ENGINE = uuid.uuid4().hex
+
+
+def turn_end(
+    request_id: str, record: RequestRecord, decision: Decision | None
+) -> TurnEnd:
+    """What was decided of a finished request's turn; `None`: nothing follows."""
+    program = record.program
+    name = program_name(program)
+    if program.ended:
+        return TurnEnd(request_id, name)
+    if decision is None:
+        return TurnEnd(request_id, name, 0.0)
+    key = program.open_turns[-1].gap_key if program.open_turns else UNKNOWN_GAP
+    tool = () if key == UNKNOWN_GAP else tuple(part for part in key if part)
+    return TurnEnd(request_id, name, decision.ttl_s, decision.reason == "client", tool)
+
+
+def pin_end(outcome: PinOutcome, request_id: str) -> TurnEnd | None:
+    """What is to be told of a pin that ended: only that its program did."""
+    return TurnEnd(request_id) if outcome is PinOutcome.ENDED else None
+
+
+def program_name(program: Program) -> str:
+    """The same for the same client's program on every engine; tells no tenant."""
+    key = program.key
+    text = f"{_ENGINE}/{key}" if isinstance(key, int) else repr(key)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

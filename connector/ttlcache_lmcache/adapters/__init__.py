@@ -1,0 +1,1 @@
+"""Where LMCache calls us: listeners, gates, its eviction, its L2 interface."""

@@ -1,0 +1,85 @@
+"""Asks the tier at every store into L1: what may be stored, and what leaves for it.
+
+LMCache has no plugin point for admission. Its storage manager's `reserve_write` may
+return less than it was asked for (all its callers go on with what they got), so the
+gate stands before it. LMCache allocates all objects of a store or none; the gate asks
+for no more than fits. It counts objects, and these may be larger than those in L1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ttlcache_lmcache.retention.l1_tier import Tier
+
+#: Halvings of a store that did not fit although room was made: something else took it,
+#: or memory is in pieces.
+_TRIES = 4
+#: Times that more room is made before, twice as much each time: together enough for
+#: objects 63 times as large as those that leave.
+_ROOMS = 6
+
+
+class StoreGate:
+    """Stands for `reserve_write` of LMCache's storage manager.
+
+    Args:
+        reserve: LMCache's own.
+        delete: deletes objects from L1; how many went.
+        is_evictable: whether L1 may delete an object now; must not take L1's lock.
+        has_l2: whether what L1 stores goes on to L2: then nothing is refused.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        reserve: Callable[..., dict[Any, Any]],
+        delete: Callable[[list[Any]], int],
+        is_evictable: Callable[[Any], bool],
+        has_l2: Callable[[], bool],
+        on_error: Callable[[str, BaseException], None],
+    ) -> None:
+        self._tier = tier
+        self._reserve = reserve
+        self._delete = delete
+        self._is_evictable = is_evictable
+        self._has_l2 = has_l2
+        self._on_error = on_error
+
+    def __call__(self, keys: list[Any], layout_desc: Any) -> dict[Any, Any]:
+        chosen = self._admitted(keys)
+        if not chosen:
+            return {}
+        reserved = self._reserve(chosen, layout_desc)
+        for doublings in range(_ROOMS):
+            if reserved or self._tier.has_all(chosen):
+                return reserved
+            if not self._made_room(chosen, len(chosen) << doublings):
+                break
+            reserved = self._reserve(chosen, layout_desc)
+        for _ in range(_TRIES if len(chosen) > 1 else 0):
+            if reserved or self._tier.has_all(chosen):
+                break
+            chosen = chosen[: len(chosen) // 2]
+            reserved = self._reserve(chosen, layout_desc) if chosen else {}
+        return reserved
+
+    def _admitted(self, keys: list[Any]) -> list[Any]:
+        try:
+            found = self._tier.admit(keys, not self._has_l2(), self._is_evictable)
+            if found.victims:
+                self._delete(found.victims)
+        except Exception as error:  # noqa: BLE001 - LMCache must go on storing
+            self._on_error("admission", error)
+            return keys
+        return found.keys
+
+    def _made_room(self, keys: list[Any], objects: int) -> bool:
+        try:
+            may_refuse = not self._has_l2()
+            found = self._tier.more_room(keys, objects, may_refuse, self._is_evictable)
+            return bool(found) and self._delete(found) > 0
+        except Exception as error:  # noqa: BLE001 - LMCache must go on storing
+            self._on_error("admission", error)
+            return False

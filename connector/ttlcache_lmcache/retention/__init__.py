@@ -1,0 +1,2 @@
+"""Which chunks LMCache keeps and for how long: programs, turns and TTLs over chunk
+hashes."""

@@ -1,0 +1,159 @@
+"""Which of the objects that are to be stored get a place in L1, and whose.
+
+Room is made at the moment of the store, from what is worth less than the program that
+stores; what is worth no more than anything in L1 is refused. So L1 may be full to the
+last byte, and contexts that take turns do not push each other out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ttlcache_lmcache.retention.eviction_order import Leaving
+from ttlcache_lmcache.retention.program_table import ChainProgram, ProgramBook
+from ttlcache_lmcache.retention.rankings import Ranking
+from ttlcache_lmcache.retention.residency import ObjectKey, Residency, chunk_of
+
+#: Seconds for which what was named to one store is not named to another: whoever stores
+#: deletes it next, or it was in use by then.
+_NAMED_S = 0.25
+
+IsEligible = Callable[[ObjectKey], bool]
+
+
+class Admission(NamedTuple):
+    """keys: what may be stored, in the order given. victims: what leaves for it."""
+
+    keys: list[ObjectKey]
+    victims: list[ObjectKey]
+
+
+class Admissions:
+    """See the module's docstring. Not thread-safe: the tier locks."""
+
+    def __init__(
+        self, book: ProgramBook, residency: Residency, leaving: Leaving
+    ) -> None:
+        self._book = book
+        self._residency = residency
+        self._leaving = leaving
+        self._named_s: dict[ObjectKey, float] = {}  # the first to be named first
+
+    def deleted(self, keys: Sequence[ObjectKey]) -> None:
+        for key in keys:
+            self._named_s.pop(key, None)
+
+    def decide(
+        self,
+        keys: Sequence[ObjectKey],
+        free: int,
+        rank: Ranking,
+        now_s: float,
+        may_refuse: bool,
+        is_eligible: IsEligible,
+    ) -> Admission:
+        """Where `free` more objects fit into L1."""
+        self._leaving.look(rank, now_s)
+        new = {key for key in keys if not self._residency.has_object(key)}
+        if len(new) <= free:
+            return Admission(list(keys), [])
+        owner = self._owner(keys)
+        refused = self._refused(keys, owner) if owner and may_refuse else set()
+        new -= refused
+        victims = self._make_room(
+            len(new) - free, owner, now_s, may_refuse, is_eligible
+        )
+        lack = len(new) - free - len(victims)
+        if lack > 0:
+            # The tail is refused: a prefix is of use without it.
+            late = [key for key in keys if key in new][-lack:]
+            refused.update(late)
+            if owner and may_refuse:
+                self._remember(owner, late[0])
+        return Admission([key for key in keys if key not in refused], victims)
+
+    def more_room(
+        self,
+        keys: Sequence[ObjectKey],
+        objects: int,
+        rank: Ranking,
+        now_s: float,
+        may_refuse: bool,
+        is_eligible: IsEligible,
+    ) -> list[ObjectKey]:
+        """Up to so many objects that may go for `keys`."""
+        self._leaving.look(rank, now_s)
+        owner = self._owner(keys)
+        return self._make_room(objects, owner, now_s, may_refuse, is_eligible)
+
+    def _owner(self, keys: Sequence[ObjectKey]) -> ChainProgram | None:
+        """Whose request it is that stores; None: what it generated, or unknown."""
+        for key in reversed(keys):
+            holders = self._book.holders(chunk_of(key))
+            running = [each for each in holders if each.running]
+            if running:
+                return max(running, key=lambda each: each.seen_s)
+        return None
+
+    def _refused(
+        self, keys: Sequence[ObjectKey], owner: ChainProgram
+    ) -> set[ObjectKey]:
+        """What lies behind a chunk that this turn was refused already.
+
+        Of no use without that chunk. Workers store one after the other, and are to
+        hear the same.
+        """
+        if owner.refused_from is None:
+            return set()
+        behind = set(owner.chain[owner.refused_from :])
+        known = behind.union(owner.chain[: owner.refused_from])
+        return {
+            key
+            for key in keys
+            if (chunk_of(key) in behind or chunk_of(key) not in known)
+            and not self._residency.has(chunk_of(key))
+        }
+
+    def _remember(self, owner: ChainProgram, key: ObjectKey) -> None:
+        chunk = chunk_of(key)
+        depth = len(owner.chain)
+        if chunk in owner.chain:
+            depth = owner.chain.index(chunk)
+        before = owner.refused_from
+        owner.refused_from = depth if before is None else min(depth, before)
+
+    def _make_room(
+        self,
+        lack: int,
+        owner: ChainProgram | None,
+        now_s: float,
+        may_refuse: bool,
+        is_eligible: IsEligible,
+    ) -> list[ObjectKey]:
+        """Objects that may go; fewer than `lack` where nobody is worth less."""
+        self._forget_named(now_s)
+        victims = [key for key in self._residency.reserved() if is_eligible(key)]
+        limit = self._leaving.rank(owner, now_s) if owner and may_refuse else None
+        is_anybodys = owner is None and may_refuse
+        for rank, program, chunk in self._leaving.chunks(now_s):
+            if len(victims) >= lack:
+                break
+            if limit is not None and (rank >= limit or program is owner):
+                break
+            if is_anybodys and any(p.running for p in self._book.holders(chunk)):
+                break  # maybe just the request that stores: its prefix is wanted
+            if owner is not None and self._book.holds(owner, chunk):
+                continue  # its own prefix is worth more than its tail
+            objects = self._residency.objects(chunk)
+            found = [k for k in objects if k not in self._named_s and is_eligible(k)]
+            self._named_s.update(dict.fromkeys(found, now_s))
+            victims += found
+        return victims
+
+    def _forget_named(self, now_s: float) -> None:
+        while self._named_s:
+            key, at_s = next(iter(self._named_s.items()))
+            if now_s - at_s <= _NAMED_S:
+                break
+            del self._named_s[key]

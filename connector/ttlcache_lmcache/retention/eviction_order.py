@@ -1,0 +1,193 @@
+"""What leaves L1 next: kept as things change, so that nobody has to look at everything.
+
+The order of programs is a `Ranking` of ranks.py. Of one program the tail goes before
+the prefix, and what programs share goes with the last of them. Chunks in L1 that are no
+program's go by their last use.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from sortedcontainers import SortedDict
+
+from ttlcache_lmcache.retention.lazy_ranking import Ranked
+from ttlcache_lmcache.retention.program_table import (
+    ChainProgram,
+    Chunk,
+    ProgramBook,
+    Watcher,
+)
+from ttlcache_lmcache.retention.rankings import Rank, Ranking, of_stray
+from ttlcache_lmcache.retention.residency import Residency
+
+#: Programs taken in at a call, when many are new to the order at once.
+_TAKEN_IN = 64
+
+
+class Strays:
+    """Chunks in L1 that are no program's, by last use. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._order: SortedDict[tuple[float, int], Chunk] = SortedDict()
+        self._places: dict[Chunk, tuple[float, int]] = {}
+        self._numbers = itertools.count(0, -1)
+
+    def __contains__(self, chunk: Chunk) -> bool:
+        return chunk in self._places
+
+    def put(self, chunk: Chunk, used_s: float) -> None:
+        self.remove(chunk)
+        # Contexts are put from their start on: of one moment the tail goes first.
+        place = self._places[chunk] = (used_s, next(self._numbers))
+        self._order[place] = chunk
+
+    def remove(self, chunk: Chunk) -> None:
+        place = self._places.pop(chunk, None)
+        if place is not None:
+            del self._order[place]
+
+    def in_order(self) -> Iterator[tuple[float, Chunk]]:
+        """With the times of their last use, the longest unused first."""
+        return ((used_s, chunk) for (used_s, _), chunk in self._order.items())
+
+
+class Leaving(Watcher):
+    """Watches the book and L1. Not thread-safe: the tier locks.
+
+    In the order are the programs that may have something to give: whoever has is found,
+    for the last that holds a chunk is taken in when it is in the way of another one.
+    """
+
+    def __init__(self, book: ProgramBook, residency: Residency, rank: Ranking) -> None:
+        self._book = book
+        self._residency = residency
+        self._ranked = Ranked(rank)
+        self._next: Ranked | None = None  # in the making, for another ranking
+        self._to_move: list[ChainProgram] = []
+        self._woken: dict[ChainProgram, None] = {}
+        self._strays = Strays()
+        book.watch(self)
+        residency.watch(self)
+
+    @property
+    def rank(self) -> Ranking:
+        """The ranking of this order: another one takes over when it is complete."""
+        return self._ranked.rank
+
+    def rank_of(self, program: ChainProgram, now_s: float) -> Rank:
+        return self._ranked.rank_of(program, now_s)
+
+    # what changes
+
+    def entered(self, chunk: Chunk, used_s: float) -> None:
+        holder = self._book.last_holder(chunk)
+        if holder is None:
+            self._strays.put(chunk, used_s)
+        else:
+            self._woken[holder] = None
+
+    def used(self, chunk: Chunk, now_s: float) -> None:
+        if chunk in self._strays:
+            self._strays.put(chunk, now_s)
+
+    def left(self, chunk: Chunk) -> None:
+        self._strays.remove(chunk)
+
+    def held(self, chunk: Chunk) -> None:
+        self._strays.remove(chunk)
+
+    def freed(self, chunk: Chunk) -> None:
+        used_s = self._residency.used_s(chunk)
+        if used_s is not None:
+            self._strays.put(chunk, used_s)
+
+    def changed(self, program: ChainProgram) -> None:
+        self._woken[program] = None
+
+    def forgot(self, program: ChainProgram) -> None:
+        self._woken.pop(program, None)
+        self._ranked.remove(program)
+        if self._next is not None:
+            self._next.remove(program)
+
+    # what leaves
+
+    def look(self, rank: Ranking, now_s: float) -> None:
+        """A call begins: bring the order a little nearer to the truth."""
+        self._follow(rank, now_s)
+        self._take_in(_TAKEN_IN, now_s)
+        self._ranked.look(now_s)
+
+    def _follow(self, rank: Ranking, now_s: float) -> None:
+        if rank is self._ranked.rank:
+            self._next = None
+            return
+        if self._next is None or self._next.rank is not rank:
+            self._next = Ranked(rank)
+            self._to_move = list(self._ranked.programs())
+        for _ in range(min(_TAKEN_IN, len(self._to_move))):
+            program = self._to_move.pop()
+            if program in self._ranked:
+                self._next.put(program, now_s)
+        if not self._to_move:
+            self._ranked, self._next = self._next, None
+
+    def _take_in(self, most: int, now_s: float) -> None:
+        for _ in range(min(most, len(self._woken))):
+            program = next(iter(self._woken))
+            del self._woken[program]
+            self._ranked.put(program, now_s)
+            if self._next is not None:
+                self._next.put(program, now_s)
+
+    def chunks(self, now_s: float) -> Iterator[tuple[Rank, ChainProgram | None, Chunk]]:
+        """Every chunk in L1 once, in the order in which they should go.
+
+        Whatever is not deleted is there again at the next call. While one is under
+        way, nothing may change.
+        """
+        strays = self._strays.in_order()
+        stray, place = next(strays, None), 0
+        while True:
+            first = self._ranked.at(place, now_s)
+            if stray is not None:
+                rank = of_stray(stray[0], now_s)
+                if first is None or rank < first[0]:
+                    yield rank, None, stray[1]
+                    stray = next(strays, None)
+                    continue
+            if first is None:
+                return
+            rank, program = first
+            gives = False
+            for chunk in self._own(program, rank, now_s):
+                gives = True
+                yield rank, program, chunk
+            if gives:
+                place += 1
+            else:
+                self._ranked.remove(program)  # nothing to give until something changes
+
+    def _own(self, program: ChainProgram, rank: Rank, now_s: float) -> Iterator[Chunk]:
+        """The program's chunks in L1 that none with a higher rank has, too."""
+        for chunk in reversed(program.chain):
+            if not self._residency.has(chunk):
+                continue
+            above = self._above(chunk, program, rank, now_s)
+            if above is not None:
+                if above not in self._ranked:
+                    self._ranked.put(above, now_s)  # behind this one
+                    if self._next is not None:  # which does not move all programs
+                        self._next.put(above, now_s)
+                return  # it has all that lies before the chunk, too
+            yield chunk
+
+    def _above(
+        self, chunk: Chunk, program: ChainProgram, rank: Rank, now_s: float
+    ) -> ChainProgram | None:
+        for each in self._book.holders(chunk):
+            if each is not program and self._ranked.rank_of(each, now_s) > rank:
+                return each
+        return None

@@ -1,0 +1,352 @@
+"""The server module's mind: programs, deadlines, what leaves L1 and when.
+
+No lmcache here; events come in, keys go out. Thread-safe: LMCache calls from its
+request threads (some while it holds L1's lock), its event bus and its eviction loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from ttlcache.clock import Clock
+from ttlcache_lmcache.config import ServerModuleConfig
+from ttlcache_lmcache.hints import Hint
+from ttlcache_lmcache.retention.admission import Admission, Admissions
+from ttlcache_lmcache.retention.costs import TierCosts
+from ttlcache_lmcache.retention.eviction_order import Leaving
+from ttlcache_lmcache.retention.free_reserve import RoomAhead
+from ttlcache_lmcache.retention.program_table import ChainProgram, Chunk
+from ttlcache_lmcache.retention.rankings import (
+    by_deadline,
+    by_return,
+    by_use,
+    is_protected,
+)
+from ttlcache_lmcache.retention.residency import (
+    ObjectKey,
+    Residency,
+    chunk_of,
+    space_of,
+)
+from ttlcache_lmcache.retention.shadow_select import Experts
+from ttlcache_lmcache.retention.ttl_advisor import Advice, OnError
+from ttlcache_lmcache.retention.turn_lifecycle import Turns
+
+#: Share of L1 in use from which a store that fails is a matter of room.
+FULL = 0.9
+
+
+class Tier:
+    """See the module's docstring. Every public method takes the lock.
+
+    Args:
+        usage: reads how much of L1 is used, from 0 to 1; called without our lock.
+        on_error: told of a policy that raises; called with our lock.
+
+    Attributes:
+        makes_room_ahead: whether `to_evict` names what has to go before anybody asks;
+            False where `admit` is asked at every store.
+    """
+
+    def __init__(
+        self,
+        config: ServerModuleConfig,
+        clock: Clock,
+        usage: Callable[[], float],
+        costs: TierCosts | None = None,
+        on_error: OnError = lambda _what, _error: None,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._usage = usage
+        self._lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+        self._residency = Residency()
+        costs = costs if costs is not None else TierCosts()
+        self._advice = Advice(config, costs, self._residency, self.counts, on_error)
+        self._turns = Turns(config, self._advice, self.counts)
+        self._book = self._turns.book
+        self._experts = Experts(
+            {"deadline": by_deadline}
+            if config.order == "deadline"
+            else {"return": by_return(self._advice.returns), "recent": by_use}
+        )
+        self._leaving = Leaving(self._book, self._residency, self._experts.rank)
+        self._admissions = Admissions(self._book, self._residency, self._leaving)
+        self._ahead = RoomAhead(self._book, self._residency, self._leaving)
+        self.makes_room_ahead = True
+
+    # the life of a turn
+
+    def lookup(
+        self,
+        request_id: str,
+        model: str,
+        hashes: Sequence[bytes],
+        tokens: int,
+        salt: str = "",
+    ) -> None:
+        """A request looks its prompt up: `hashes` are its chunks, from the start."""
+        chain = _chain(model, salt, hashes)
+        now_s = self._clock.now_s()
+        with self._lock:
+            self._turns.lookup(request_id, chain, tokens, now_s)
+            program = self._book.of_request(request_id)
+            if program is not None:
+                self._experts.looked_up(program)
+
+    def context(self, keys: Sequence[ObjectKey]) -> None:
+        """Objects were used: a hit, or all of a request that ended."""
+        now_s = self._clock.now_s()
+        with self._lock:
+            # One context per space; workers and layer groups repeat its chunks.
+            chains: dict[str, dict[Chunk, None]] = {}
+            for chunk in map(chunk_of, keys):
+                chains.setdefault(chunk[0], {})[chunk] = None
+            for chain in chains.values():
+                for chunk in chain:
+                    self._residency.touch(chunk, now_s)
+                self._book.extend(list(chain))
+
+    def ended(self, request_id: str) -> None:
+        """A request is over."""
+        used, now_s = self._usage(), self._clock.now_s()
+        with self._lock:
+            program = self._book.of_request(request_id)
+            self._turns.ended(request_id, now_s)
+            if program is not None:
+                self._shadow(program, used, now_s)
+
+    def session_gone(self, request_id: str) -> None:
+        """LMCache has no session of a request any more; `ended` follows, as a rule."""
+        now_s = self._clock.now_s()
+        with self._lock:
+            self._turns.session_gone(request_id, now_s)
+
+    def _shadow(self, program: ChainProgram, used: float, now_s: float) -> None:
+        capacity = self._capacity(used)
+        if capacity is not None:
+            places = int(capacity / self._residency.objects_a_chunk)
+            self._experts.stored(program, places, now_s)
+
+    def _capacity(self, used: float) -> float | None:
+        """Objects that fit into L1; None while it is empty: nobody knows."""
+        objects = self._residency.num_l1
+        return objects / used if objects and used > 0.0 else None
+
+    def stored_by(
+        self,
+        request_id: str,
+        model: str,
+        hashes: Sequence[bytes],
+        tokens: int,
+        salt: str = "",
+    ) -> None:
+        """A request is over that looked nothing up; its chunks, from the start."""
+        chain, now_s = _chain(model, salt, hashes), self._clock.now_s()
+        with self._lock:
+            if not any(self._residency.has(chunk) for chunk in reversed(chain)):
+                return
+            for chunk in chain:
+                self._residency.touch(chunk, now_s)
+            self._turns.stored(request_id, chain, tokens, now_s)
+
+    def hint(self, hint: Hint) -> None:
+        """What a client knows of a turn that ended or is about to."""
+        now_s = self._clock.now_s()
+        with self._lock:
+            self._turns.hint(hint, now_s)
+
+    # what is where
+
+    def reserved(self, keys: Sequence[ObjectKey]) -> None:
+        with self._lock:
+            self._residency.reserve(keys)
+            self._ahead.wrote(keys)
+
+    def has_all(self, keys: Sequence[ObjectKey]) -> bool:
+        """Whether L1 has all of these, or somebody is writing them."""
+        with self._lock:
+            return all(self._residency.has_object(key) for key in keys)
+
+    def written(self, keys: Sequence[ObjectKey]) -> None:
+        now_s = self._clock.now_s()
+        with self._lock:
+            self._residency.write(keys, now_s)
+
+    def deleted(self, keys: Sequence[ObjectKey]) -> None:
+        with self._lock:
+            self._residency.delete(keys)
+            self._admissions.deleted(keys)
+
+    def stored_below(self, keys: Iterable[ObjectKey]) -> None:
+        with self._lock:
+            self._residency.add_l2(keys)
+
+    def deleted_below(self, keys: Iterable[ObjectKey]) -> None:
+        with self._lock:
+            self._residency.drop_l2(keys)
+
+    def forget_below(self) -> None:
+        """Nobody knows any more what L2 has."""
+        with self._lock:
+            self._residency.forget_l2()
+
+    def reloaded(self, objects: int, chunk_tokens: int, seconds: float) -> None:
+        """`objects` came up from L2 within `seconds`."""
+        with self._lock:
+            tokens = round(objects * chunk_tokens / self._residency.objects_a_chunk)
+            self._advice.reloaded(tokens, seconds)
+
+    # what leaves
+
+    def eviction_order(self) -> list[ObjectKey]:
+        """All objects of L1: abandoned writes, then what is least worth first."""
+        now_s = self._clock.now_s()
+        with self._lock:
+            keys = self._residency.reserved()
+            self._leaving.look(self._experts.rank, now_s)
+            for _, _, chunk in self._leaving.chunks(now_s):
+                keys.extend(self._residency.objects(chunk))
+            return keys
+
+    def admit(
+        self,
+        keys: Sequence[ObjectKey],
+        may_refuse: bool,
+        is_eligible: Callable[[ObjectKey], bool],
+    ) -> Admission:
+        """Which of `keys` may be stored now, and what has to leave for them.
+
+        Args:
+            may_refuse: False where what L1 does not take is lost for L2, too.
+            is_eligible: whether L1 may delete an object now; called with our lock.
+        """
+        used, now_s = self._usage(), self._clock.now_s()
+        with self._lock:
+            capacity = self._capacity(used)
+            if capacity is None:
+                return Admission(list(keys), [])
+            free = max(int(capacity + 1e-6) - self._residency.num_l1, 0)
+            rank = self._experts.rank
+            found = self._admissions.decide(
+                keys, free, rank, now_s, may_refuse, is_eligible
+            )
+            self.counts["evicted"] += len(found.victims)
+            self.counts["refused"] += len(keys) - len(found.keys)
+            return found
+
+    def more_room(
+        self,
+        keys: Sequence[ObjectKey],
+        objects: int,
+        may_refuse: bool,
+        is_eligible: Callable[[ObjectKey], bool],
+    ) -> list[ObjectKey]:
+        """What leaves for `keys`, too: they found no room although it was counted.
+
+        Nothing while L1 is emptier than `FULL`: its memory is in pieces.
+
+        Args:
+            objects: how many, if so many are worth less.
+            may_refuse, is_eligible: as for `admit`.
+        """
+        used, now_s = self._usage(), self._clock.now_s()
+        if used < FULL:
+            return []
+        with self._lock:
+            found = self._admissions.more_room(
+                keys, objects, self._experts.rank, now_s, may_refuse, is_eligible
+            )
+            self.counts["evicted"] += len(found)
+            return found
+
+    def to_evict(self, is_eligible: Callable[[ObjectKey], bool]) -> list[ObjectKey]:
+        """What has to go now, so that what is written until the next look fits.
+
+        Args:
+            is_eligible: whether L1 may delete an object now.
+        """
+        if not self.makes_room_ahead:
+            return []
+        used, now_s = self._usage(), self._clock.now_s()
+        with self._lock:
+            capacity = self._capacity(used)
+            if capacity is None or not self._ahead.is_needed(capacity):
+                return []
+            self._leaving.look(self._experts.rank, now_s)
+            keys = self._ahead.without_place(capacity, now_s)
+        chosen = [key for key in keys if is_eligible(key)]
+        self.counts["evicted"] += len(chosen)
+        return chosen
+
+    def sweep(self) -> list[ObjectKey]:
+        """Let deadlines pass.
+
+        Returns:
+            Objects of expired and finished programs that L2 has and L1 may drop,
+            tails first; none while L1 is emptier than `demote_above`.
+        """
+        used, now_s = self._usage(), self._clock.now_s()
+        with self._lock:
+            self._ahead.look(now_s)
+            self._turns.pass_time(now_s)
+            if used <= self._config.demote_above or not self._residency.num_l2:
+                return []
+            return self._demotable(now_s)
+
+    def _demotable(self, now_s: float) -> list[ObjectKey]:
+        keys: dict[ObjectKey, None] = {}
+        kept: dict[Chunk, bool] = {}  # many may share one
+        for program in list(self._turns.leaving):
+            is_gone = True  # nothing of it alone is in L1
+            for chunk in reversed(program.chain):
+                is_kept = kept.get(chunk)
+                if is_kept is None:
+                    holders = self._book.holders(chunk)
+                    is_kept = any(is_protected(each, now_s) for each in holders)
+                    kept[chunk] = is_kept
+                if is_kept:
+                    break  # and so is all that lies before it
+                objects = self._residency.objects(chunk)
+                is_gone = is_gone and not objects
+                if objects and not self._residency.is_in_l2(chunk):
+                    break  # the tail goes first
+                keys.update(dict.fromkeys(objects))
+            if is_gone:
+                del self._turns.leaving[program]
+        return list(keys)
+
+    # what is shown
+
+    def status(self) -> dict[str, object]:
+        """Plain numbers for `/status`, metrics and the RPC."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            idle = self._book.idle()
+            kept = sum(1 for p in idle if is_protected(p, now_s))
+            return {
+                "policy": self._config.policy,
+                "programs": len(self._book),
+                "programs_running": self._book.num_running,
+                "programs_in_ttl": kept,
+                "programs_expired": len(idle) - kept,
+                "l1_objects": self._residency.num_l1,
+                "l2_objects": self._residency.num_l2,
+                "gaps_recorded": self._advice.gaps_recorded,
+                "order": self._experts.ruling,
+                "shadow_hits": self._experts.hits(),
+                "counts": dict(self.counts),
+            }
+
+    def recent_turns(self) -> list[dict[str, object]]:
+        """The turns that ended last and their deadlines, the youngest first."""
+        with self._lock:
+            return self._turns.recent(self._clock.now_s())
+
+
+def _chain(model: str, salt: str, hashes: Sequence[bytes]) -> list[Chunk]:
+    space = space_of(model, salt)
+    return [(space, bytes(each)) for each in hashes]

@@ -1,0 +1,264 @@
+"""The life of turns as the server sees it: whose they are, and until when they count.
+
+A turn begins with a lookup and ends with its session, or when the engine says that it
+is over: an engine that keeps KV by itself may end sessions much later, and looks
+nothing up that it still has. Not thread-safe: the tier locks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+from ttlcache_lmcache.config import ServerModuleConfig
+from ttlcache_lmcache.hints import Hint
+from ttlcache_lmcache.retention.program_table import (
+    FINAL_GAP,
+    UNKNOWN_GAP,
+    ChainProgram,
+    Chunk,
+    ProgramBook,
+)
+from ttlcache_lmcache.retention.rankings import is_protected
+from ttlcache_lmcache.retention.ttl_advisor import Advice
+
+#: Requests remembered after their end, hints before it, and programs' names.
+MEMORY = 8192
+#: Less is rounding: added to the time it may leave it as it is, and a deadline that has
+#: passed would be set again for ever.
+MIN_PROLONGATION_S = 1e-3
+#: Seconds after a session's end within which LMCache's bus tells of its request's end.
+BUS_S = 5.0
+#: Of the requests that ended, so many are shown.
+SHOWN = 32
+
+_Value = TypeVar("_Value")
+
+
+class _Told(NamedTuple):
+    """A hint that came before the turn's end did."""
+
+    hint: Hint
+    heard_s: float
+
+
+class Turns:
+    """See the module's docstring.
+
+    leaving: programs whose time is over but which may still have chunks in L1.
+    """
+
+    def __init__(
+        self, config: ServerModuleConfig, advice: Advice, counts: Counter[str]
+    ) -> None:
+        self._config = config
+        self._advice = advice
+        self._counts = counts
+        self.book = ProgramBook(config.max_programs, self._stays)
+        self.leaving: dict[ChainProgram, None] = {}
+        self._hints: OrderedDict[str, _Told] = OrderedDict()
+        self._ended: OrderedDict[str, ChainProgram] = OrderedDict()
+        self._named: OrderedDict[str, ChainProgram] = OrderedDict()
+        self._sessionless: dict[str, float] = {}  # under way still; since when
+        self._given_up: OrderedDict[str, ChainProgram] = OrderedDict()
+        self._deadlines: list[tuple[float, int, ChainProgram]] = []
+        self._order = itertools.count()  # of equal deadlines
+
+    # what is heard
+
+    def lookup(
+        self, request_id: str, chain: Sequence[Chunk], tokens: int, now_s: float
+    ) -> None:
+        """A request looks its prompt up."""
+        self._sessionless.pop(request_id, None)
+        program, goes_on = self.book.begin(request_id, chain, tokens, now_s)
+        self._stays(program)
+        if goes_on:
+            self._counts["turns_continued"] += 1
+            self._advice.gap_ends(program, now_s)
+
+    def ended(self, request_id: str, now_s: float) -> None:
+        """The session of a request that looked something up is over."""
+        self._sessionless.pop(request_id, None)
+        known = self.book.of_request(request_id)
+        began_s = known.seen_s if known is not None else now_s
+        program = self.book.end(request_id, now_s)
+        if program is not None:
+            self._advice.returns.observe_service(now_s - began_s)
+            self._is_over(request_id, program, now_s)
+            return
+        program = self._given_up.pop(request_id, None)
+        if program is not None and not program.running:
+            self.book.heard_of(program, now_s)  # it lived longer than its session
+            self._is_over(request_id, program, now_s)
+
+    def session_gone(self, request_id: str, now_s: float) -> None:
+        """LMCache has no session of it any more; of its end the bus tells.
+
+        But not where LMCache cleared the session away: its engine died, or the request
+        takes longer than sessions live.
+        """
+        if self.book.of_request(request_id) is not None:
+            self._sessionless.setdefault(request_id, now_s)
+
+    def stored(
+        self, request_id: str, chain: Sequence[Chunk], tokens: int, now_s: float
+    ) -> None:
+        """The session of a request that only stored something is over."""
+        known = self._ended.get(request_id)
+        program = self.book.adopt(chain, tokens, known, now_s)
+        if known is None and not program.running:
+            self._is_over(request_id, program, now_s)
+
+    def hint(self, hint: Hint, now_s: float) -> None:
+        self._counts["hints"] += 1
+        program = self._ended.get(hint.request_id)
+        if hint.request_id in self._given_up:
+            program = None  # it lives
+        since_s = program.since_s if program is not None else now_s
+        if program is None and hint.is_over:
+            program = self._over_by_hint(hint, now_s)
+        if program is None:
+            _remember(self._hints, hint.request_id, _Told(hint, now_s))
+        elif not program.running:
+            self._decide(program, hint, since_s)
+
+    def _is_over(self, request_id: str, program: ChainProgram, now_s: float) -> None:
+        _remember(self._ended, request_id, program)
+        told = self._hints.pop(request_id, None)
+        if told is None:
+            self._decide(program, None, now_s)
+        else:
+            since_s = told.heard_s if told.hint.is_over else now_s
+            self._decide(program, told.hint, since_s)
+
+    def _over_by_hint(self, hint: Hint, now_s: float) -> ChainProgram | None:
+        """Whose turn it was that the engine says is over; None: not known yet."""
+        program = self.book.of_request(hint.request_id)
+        if program is not None:
+            self.book.end(hint.request_id, now_s)
+        else:
+            program = self._given_up.pop(hint.request_id, None)
+            if program is None and hint.program is not None:
+                program = self._named.get(hint.program)
+            if program is not None:
+                self.book.heard_of(program, now_s)
+        if program is not None:
+            _remember(self._ended, hint.request_id, program)
+        return program
+
+    # deadlines
+
+    def _decide(self, program: ChainProgram, hint: Hint | None, since_s: float) -> None:
+        """A turn ended (or more is known of one that did): set the deadline."""
+        self.book.changed(program)
+        program.is_finished = hint is not None and hint.is_last_step
+        program.since_s = since_s
+        if hint is not None and hint.program:
+            _remember(self._named, hint.program, program)
+        told_key = hint.gap_key if hint is not None else None
+        program.gap_key = told_key if told_key is not None else UNKNOWN_GAP
+        if program.is_finished:
+            self._counts["programs_finished"] += 1
+            self._advice.no_gap(program)
+            program.gap_key, program.decision = FINAL_GAP, None
+            program.deadline_s = since_s
+            self._leaves(program)
+            return
+        self._stays(program)
+        self._advice.gap_begins(program, since_s)
+        wish_s = hint.ttl_s if hint is not None else None
+        program.is_told = wish_s is not None and hint is not None and hint.is_final
+        decision = self._advice.ask(program, since_s, waited_s=0.0)
+        program.decision = decision
+        ttl_s = decision.ttl_s if wish_s is None else wish_s
+        self._set_deadline(program, since_s + min(ttl_s, self._config.max_ttl_s))
+
+    def _leaves(self, program: ChainProgram) -> None:
+        if program.chain:  # or it was forgotten, or had nothing
+            self.leaving[program] = None
+
+    def _stays(self, program: ChainProgram) -> None:
+        self.leaving.pop(program, None)
+
+    def _set_deadline(self, program: ChainProgram, deadline_s: float) -> None:
+        program.deadline_s = deadline_s
+        heapq.heappush(self._deadlines, (deadline_s, next(self._order), program))
+
+    def pass_time(self, now_s: float) -> None:
+        """Let deadlines pass, and forget the silent."""
+        self._give_up(now_s)
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            deadline_s, _, program = heapq.heappop(self._deadlines)
+            if program.running or program.deadline_s != deadline_s:
+                continue  # it went on, or got another deadline
+            if program.is_finished or not program.chain:
+                continue
+            left_s = self._prolongation_s(program, now_s)
+            if left_s > MIN_PROLONGATION_S:
+                self._set_deadline(program, now_s + left_s)
+                continue
+            self._counts["expired"] += 1
+            self.book.changed(program)
+            self._leaves(program)
+        self._forget_silent(now_s)
+
+    def _give_up(self, now_s: float) -> None:
+        """Requests whose engine does not say that they are over."""
+        while self._sessionless:
+            request_id, since_s = next(iter(self._sessionless.items()))
+            if now_s - since_s < BUS_S:
+                return
+            del self._sessionless[request_id]
+            program = self.book.end(request_id, now_s)
+            if program is not None:
+                _remember(self._given_up, request_id, program)
+                _remember(self._ended, request_id, program)
+                told = self._hints.get(request_id)  # for its real end, too
+                self._decide(program, told.hint if told else None, now_s)
+
+    def _prolongation_s(self, program: ChainProgram, now_s: float) -> float:
+        """At its deadline a program is asked about once more, as a pin is."""
+        if program.is_told:
+            return 0.0
+        waited_s = now_s - program.since_s
+        ttl_s = self._advice.ask(program, now_s, waited_s).ttl_s
+        return min(ttl_s, self._config.max_ttl_s - waited_s)
+
+    def _forget_silent(self, now_s: float) -> None:
+        horizon_s = now_s - self._config.program_idle_s
+        for oldest in (self.book.longest_idle, self.book.longest_running):
+            while (program := oldest()) is not None and program.seen_s <= horizon_s:
+                self.book.forget(program)
+                self._counts["forgotten"] += 1
+
+    # what is shown
+
+    def recent(self, now_s: float) -> list[dict[str, object]]:
+        """The requests that ended last, the youngest first, and their deadlines."""
+        ids = itertools.islice(reversed(self._ended), SHOWN)
+        return [self._shown(request_id, now_s) for request_id in ids]
+
+    def _shown(self, request_id: str, now_s: float) -> dict[str, object]:
+        program = self._ended[request_id]
+        return {
+            "request_id": request_id,
+            "ttl_s": round(program.deadline_s - program.since_s, 3),
+            "left_s": round(program.deadline_s - now_s, 3),
+            "is_told": program.is_told,
+            "is_finished": program.is_finished,
+            "is_kept": is_protected(program, now_s),
+            "chunks": len(program.chain),
+        }
+
+
+def _remember(
+    memory: OrderedDict[str, _Value], key: str, value: _Value, limit: int = MEMORY
+) -> None:
+    memory[key] = value
+    memory.move_to_end(key)
+    while len(memory) > limit:
+        memory.popitem(last=False)

@@ -1,0 +1,110 @@
+"""The folder of a disk tier: who owns it, and what an earlier process left in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ttlcache.clock import wall_s
+from ttlcache.errors import ConfigError
+from ttlcache_lmcache.store import object_file
+from ttlcache_lmcache.store.object_file import CorruptRecordError, Header
+
+_LOCK_NAME = ".ttlcache.lock"
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+#: Told the fault's name, what was wrong, and with which file.
+OnFault = Callable[[str, Exception, Path], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A whole file; `age_s` since its last use."""
+
+    path: Path
+    header: Header
+    age_s: float
+
+
+def lock_folder(folder: Path) -> int:
+    """Make the folder and keep other processes out; the lock's file descriptor.
+
+    A folder that is there keeps its mode where it holds anything of others; what is
+    below it is closed to them in any case.
+
+    Raises:
+        ConfigError: not a folder, not writable, or another process has it.
+    """
+    try:
+        folder.mkdir(object_file.FOLDER_MODE, parents=True, exist_ok=True)
+        lock = folder / _LOCK_NAME
+        if all(map(_is_ours, folder.iterdir())):
+            _close_to_others(folder, object_file.FOLDER_MODE)
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT, object_file.FILE_MODE)
+    except OSError as error:
+        raise ConfigError(
+            f"key 'path' has value {str(folder)!r}, expected: a writable folder "
+            f"({error})"
+        ) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise ConfigError(
+            f"key 'path' has value {str(folder)!r}, expected: a folder that no other "
+            "process uses; give every server and every worker its own"
+        ) from None
+    return fd
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name == _LOCK_NAME or bool(re.fullmatch("[0-9a-f]{2}", path.name))
+
+
+def _close_to_others(path: Path, mode: int) -> None:
+    """What an earlier version, or whoever made the folder, left open."""
+    if path.stat().st_mode & _OTHERS:
+        with contextlib.suppress(PermissionError):  # somebody else's, as in a container
+            path.chmod(mode)
+
+
+def unlock_folder(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(fd)
+
+
+def scan(folder: Path, on_fault: OnFault) -> list[Found]:
+    """All whole files, the longest unused first; others are told and removed.
+
+    Only headers and lengths are looked at; payloads are compared when they are read.
+    """
+    found: list[Found] = []
+    now_s = wall_s()
+    for path in folder.glob("??"):
+        _close_to_others(path, object_file.FOLDER_MODE)
+    for path in folder.glob("??/*"):
+        if object_file.is_temporary(path):
+            path.unlink(missing_ok=True)
+            continue
+        if path.suffix != object_file.SUFFIX:
+            continue  # not ours
+        try:
+            header = object_file.read_header(path)
+            if object_file.path_of(folder, header.key) != path:
+                raise CorruptRecordError("name")
+            age_s = max(0.0, now_s - path.stat().st_mtime)
+            _close_to_others(path, object_file.FILE_MODE)
+        except (OSError, CorruptRecordError) as error:
+            on_fault("corrupt", error, path)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            continue
+        found.append(Found(path, header, age_s))
+    found.sort(key=lambda each: -each.age_s)
+    return found

@@ -1,0 +1,126 @@
+"""Which objects there are and where, with the bytes of each place."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ttlcache_lmcache.store import object_file
+from ttlcache_lmcache.store.disk_index import Found
+from ttlcache_lmcache.store.object_file import Header
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One object. Visible once it is in memory or on disk.
+
+    locks: lookups that promised it to a load.
+    busy: copies under way; none of its places may be given up meanwhile.
+    is_doomed: deleted while it was copied; goes when that is over. Until then its
+        key, and so its file's name, is nobody else's.
+    is_dead: dropped.
+    stamped_s: when its file was last given the time of a use.
+    """
+
+    header: Header
+    used_s: float
+    data: bytes | None = None
+    is_on_disk: bool = False
+    locks: int = 0
+    busy: int = 0
+    is_doomed: bool = False
+    is_dead: bool = False
+    stamped_s: float = float("-inf")
+
+    @property
+    def is_there(self) -> bool:
+        return not self.is_doomed and (self.data is not None or self.is_on_disk)
+
+    @property
+    def is_movable(self) -> bool:
+        return not (self.locks or self.busy)
+
+
+class Index:
+    """Every object by key, and those of each place by last use. The caller locks.
+
+    Bytes are counted before they are taken: by whoever reserves them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.entries: dict[bytes, Entry] = {}
+        self.memory: OrderedDict[bytes, Entry] = OrderedDict()
+        self.disk: OrderedDict[bytes, Entry] = OrderedDict()
+        self.memory_bytes = 0
+        self.disk_bytes = 0
+
+    def path(self, entry: Entry) -> Path:
+        return object_file.path_of(self._folder, entry.header.key)
+
+    def use(self, entry: Entry, now_s: float) -> None:
+        entry.used_s = now_s
+        key = entry.header.key
+        if entry.data is not None:
+            self.memory.move_to_end(key)
+        if entry.is_on_disk:
+            self.disk.move_to_end(key)
+
+    def forget_memory(self, entry: Entry) -> None:
+        if entry.data is not None:
+            entry.data = None
+            self.memory_bytes -= entry.header.size
+            self.memory.pop(entry.header.key, None)
+
+    def forget_disk(self, entry: Entry) -> None:
+        if entry.is_on_disk:
+            entry.is_on_disk = False
+            self.disk_bytes -= entry.header.file_bytes
+            self.disk.pop(entry.header.key, None)
+            # Under the lock: a new object of the same name is not written meanwhile.
+            with contextlib.suppress(OSError):
+                self.path(entry).unlink()
+
+    def drop(self, entry: Entry) -> Entry:
+        entry.is_dead = True
+        self.forget_memory(entry)
+        self.forget_disk(entry)
+        if self.entries.get(entry.header.key) is entry:
+            del self.entries[entry.header.key]
+        return entry
+
+    def restore(
+        self, found: Iterable[Found], now_s: float, ttl_s: float, disk_bytes: int
+    ) -> None:
+        """Take what an earlier process left, the longest unused first, as far as it
+        lives and fits."""
+        for each in found:
+            if each.age_s >= ttl_s:
+                each.path.unlink(missing_ok=True)
+                continue
+            entry = Entry(each.header, now_s - each.age_s, is_on_disk=True)
+            self.entries[each.header.key] = entry
+            self.disk[each.header.key] = entry
+            self.disk_bytes += each.header.file_bytes
+        while self.disk_bytes > disk_bytes:
+            self.drop(next(iter(self.disk.values())))
+
+
+def older(place: OrderedDict[bytes, Entry], used_before_s: float) -> list[Entry]:
+    """Objects to give up for age. What a demotion put behind younger ones is found a
+    little later."""
+    found = []
+    for entry in place.values():
+        if entry.used_s > used_before_s:
+            break
+        if entry.is_movable:
+            found.append(entry)
+    return found
+
+
+def oldest(place: OrderedDict[bytes, Entry]) -> Entry | None:
+    """The longest unused one that may be moved."""
+    return next((entry for entry in place.values() if entry.is_movable), None)

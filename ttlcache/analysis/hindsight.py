@@ -1,0 +1,92 @@
+"""What turns cost, and what two references that know their gaps would have paid.
+
+The cost of a turn is what the policies themselves reckon with: `price` times the
+seconds held, plus B if the next turn came and found nothing. The oracle decides each
+turn by its own gap: min(price * gap, B). The best constant is the one TTL for all turns
+that would have cost least. Neither holds longer than `max_ttl_s`, and neither ever has
+to give way to somebody else's need of memory, as real pins do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ttlcache.analysis.recording import Decided, TurnLog
+from ttlcache.estimators.survival import FloatArray
+
+#: The shortest TTL that makes a pin: even a gap of 0 needs one.
+SHORTEST_S = 1e-3
+
+
+def cost_s(turn: TurnLog) -> float | None:
+    """What a turn did cost; None if nothing was decided or its pin still lives."""
+    decided, pin = turn.decided, turn.pin
+    if decided is None or (pin is not None and pin.end_s is None):
+        return None
+    lost = turn.next_gap_s is not None and not turn.next_claimed
+    held_s = 0.0 if pin is None else pin.lived_s
+    return decided.price * held_s + (decided.benefit_s if lost else 0.0)
+
+
+def oracle_s(turn: TurnLog, max_ttl_s: float) -> float:
+    """A turn that nobody went on from is not held, and costs nothing."""
+    decided = _of(turn)
+    if turn.next_gap_s is None:
+        return 0.0
+    if turn.next_gap_s > max_ttl_s:
+        return decided.benefit_s
+    return min(decided.price * turn.next_gap_s, decided.benefit_s)
+
+
+def constant_s(turn: TurnLog, ttl_s: float) -> float:
+    """The cost of a turn under that TTL; a TTL of 0 makes no pin."""
+    decided, gap_s = _of(turn), turn.next_gap_s
+    if gap_s is None:
+        return decided.price * ttl_s
+    if ttl_s > 0.0 and gap_s <= ttl_s:
+        return decided.price * gap_s
+    return decided.price * ttl_s + decided.benefit_s
+
+
+def best_constant_s(turns: Sequence[TurnLog], max_ttl_s: float) -> float:
+    """The TTL of the least cost over `turns`; the shortest one among equals.
+
+    Between two gaps a longer TTL only costs, so that 0 and the gaps themselves are all
+    the candidates. O(n log n).
+    """
+    if not turns:
+        return 0.0
+    ordered = sorted(turns, key=_gap_s)
+    gaps_s = np.array([_gap_s(turn) for turn in ordered])
+    prices = np.array([_of(turn).price for turn in ordered])
+    returned = np.isfinite(gaps_s)
+    losses_s = np.array([_of(turn).benefit_s for turn in ordered]) * returned
+    rents_s = prices * np.where(returned, gaps_s, 0.0)
+    candidates_s = np.unique(np.maximum(gaps_s[returned], SHORTEST_S))
+    candidates_s = candidates_s[candidates_s <= max_ttl_s]
+    candidates_s = np.concatenate([[0.0], candidates_s])
+    claimed = np.searchsorted(gaps_s, candidates_s, side="right")
+    claimed[0] = 0
+    costs_s = (
+        _before(rents_s)[claimed]
+        + candidates_s * (prices.sum() - _before(prices)[claimed])
+        + (losses_s.sum() - _before(losses_s)[claimed])
+    )
+    return float(candidates_s[int(costs_s.argmin())])
+
+
+def _before(values: FloatArray) -> FloatArray:
+    """Sums of the first 0, 1, 2, … values."""
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def _gap_s(turn: TurnLog) -> float:
+    return float("inf") if turn.next_gap_s is None else turn.next_gap_s
+
+
+def _of(turn: TurnLog) -> Decided:
+    if turn.decided is None:
+        raise ValueError(f"turn {turn.turn}: nothing was decided")
+    return turn.decided

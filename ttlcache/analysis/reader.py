@@ -1,0 +1,187 @@
+"""Reads what `ttlcache.telemetry.recorder` wrote, line by line.
+
+A recording that was cut off in mid-line (SIGKILL, a full disk) is read up to there;
+lines of a later version are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ttlcache.analysis.recording import Decided, PinLog, ProgramLog, Recording, TurnLog
+from ttlcache.programs.divergence import Cause, Divergence
+from ttlcache.telemetry.recorder import FORMAT
+
+
+class Reader:
+    """Turns lines into programs; files of one run must come in order."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, dict[str, Any]] = {}
+        self._programs: dict[tuple[str, str], ProgramLog] = {}
+        self._turns: dict[tuple[str, int], TurnLog] = {}
+        self._run = ""
+        self._offset_s = 0.0
+        self._handlers: dict[str, Callable[[float, Mapping[str, Any]], None]] = {
+            "arrive": self._arrive,
+            "admit": self._admit,
+            "first_token": self._first_token,
+            "finish": self._finish,
+            "decide": self._decide,
+            "pin": self._pin,
+            "extend": self._extend,
+            "shrink": self._shrink,
+            "unpin": self._unpin,
+            "end": self._end,
+        }
+
+    def read(self, path: Path) -> None:
+        self._run = ""  # until the file says that it is one of ours
+        for line in _lines(path):
+            # A line of another version, or one that a bad disk changed.
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._read_line(path, line)
+
+    def _read_line(self, path: Path, line: dict[str, Any]) -> None:
+        if line.get("ev") == "start":
+            if line.get("format") == FORMAT:
+                self._offset_s = float(line.get("wall_minus_clock_s", 0.0))
+                self._run = path.name.rsplit("-", 1)[0]
+                self.runs.setdefault(self._run, line)
+            return
+        handler = self._handlers.get(line.get("ev", ""))
+        if handler is not None and self._run:
+            handler(float(line["t"]) + self._offset_s, line)
+
+    def result(self) -> Recording:
+        programs = [log for log in self._programs.values() if log.turns]
+        programs.sort(key=lambda log: log.arrive_s)
+        return Recording(programs, self.runs)
+
+    def _turn(self, line: Mapping[str, Any]) -> TurnLog | None:
+        """None for a turn whose arrival went with a file that was rotated away."""
+        return self._turns.get((self._run, line["turn"]))
+
+    def _program(self, line: Mapping[str, Any]) -> ProgramLog:
+        key = (self._run, line["program"])
+        if key not in self._programs:
+            self._programs[key] = ProgramLog(line["program"], self._run)
+        return self._programs[key]
+
+    def _arrive(self, now_s: float, line: Mapping[str, Any]) -> None:
+        turn = TurnLog(
+            turn=line["turn"],
+            request=line["request"],
+            arrive_s=now_s,
+            prompt_tokens=line["prompt_tokens"],
+            rule=line["rule"],
+            relation=line["relation"],
+            follows=line["follows"],
+            gap_s=line["gap_s"],
+            reusable_tokens=line["reusable_tokens"],
+            rejected=tuple(line["rejected"]),
+            divergence=_divergence(line),
+        )
+        self._turns[self._run, turn.turn] = turn
+        self._program(line).turns.append(turn)
+        before = self._turns.get((self._run, turn.follows or 0))
+        if before is not None and before.next_gap_s is None:
+            before.next_gap_s = turn.gap_s
+
+    def _admit(self, now_s: float, line: Mapping[str, Any]) -> None:
+        turn = self._turn(line)
+        if turn is None:
+            return
+        if line["again"]:
+            turn.preemptions += 1
+            return
+        turn.wait_s = line["wait_s"]
+        turn.cached_tokens = line["cached_tokens"]
+        turn.claimed_pin = line["pin"]
+        if "saved_tokens" in line:  # before, all that was claimed counted as saved
+            turn.claimed_tokens = line["claimed_tokens"]
+            turn.saved_tokens = line["saved_tokens"]
+            turn.saved_s = line["saved_s"]
+            turn.memory_wait_s = line["memory_wait_s"]
+        before = self._turns.get((self._run, turn.follows or 0))
+        if before is not None and turn.claimed_pin is not None:
+            before.next_claimed = True
+
+    def _first_token(self, now_s: float, line: Mapping[str, Any]) -> None:
+        turn = self._turn(line)
+        if turn is not None:
+            turn.prefill_s = line["prefill_s"]
+
+    def _finish(self, now_s: float, line: Mapping[str, Any]) -> None:
+        turn = self._turn(line)
+        if turn is not None:
+            turn.finish_s = now_s
+            turn.completed = line["completed"]
+            turn.tokens = line["tokens"]
+
+    def _decide(self, now_s: float, line: Mapping[str, Any]) -> None:
+        turn = self._turn(line)
+        if turn is None:
+            return
+        inputs = {
+            name: float(v)
+            for name, v in line["inputs"].items()
+            if isinstance(v, int | float) or v in ("inf", "-inf")
+        }
+        ttl_s = float(line["ttl_s"])
+        names = Decided.__dataclass_fields__.keys() - {"inputs", "ttl_s"}
+        rest = {name: line[name] for name in names if name in line}
+        turn.decided = Decided(ttl_s=ttl_s, inputs=inputs, **rest)
+
+    def _pin(self, now_s: float, line: Mapping[str, Any]) -> None:
+        turn = self._turn(line)
+        if turn is not None:
+            size = (line["kv_blocks"], line["kv_tokens"], line["ttl_s"])
+            turn.pin = PinLog(line["pin"], now_s, *size)
+
+    def _extend(self, now_s: float, line: Mapping[str, Any]) -> None:
+        self._change(now_s, line, f"{line['why']}: {line['ttl_s']:.3g} s from then")
+
+    def _shrink(self, now_s: float, line: Mapping[str, Any]) -> None:
+        self._change(now_s, line, f"shrunk to {line['kv_blocks']} blocks")
+        turn = self._turn(line)
+        if turn is not None and turn.pin is not None:
+            turn.pin.sizes.append((now_s, line["kv_blocks"]))
+
+    def _change(self, now_s: float, line: Mapping[str, Any], what: str) -> None:
+        turn = self._turn(line)
+        if turn is not None and turn.pin is not None:
+            turn.pin.changes.append((now_s, what))
+
+    def _unpin(self, now_s: float, line: Mapping[str, Any]) -> None:
+        turn = self._turn(line)
+        if turn is not None and turn.pin is not None:
+            turn.pin.outcome = line["outcome"]
+            turn.pin.end_s = now_s
+
+    def _end(self, now_s: float, line: Mapping[str, Any]) -> None:
+        program = self._program(line)
+        program.end_s, program.how = now_s, line["how"]
+
+
+def _divergence(line: Mapping[str, Any]) -> Divergence | None:
+    # Recordings of earlier versions do not have it.
+    cause = line.get("diverged")
+    if cause is None:
+        return None
+    return Divergence(Cause(cause), line["diverged_at"], line["diverged_from"])
+
+
+def _lines(path: Path) -> Iterable[dict[str, Any]]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for text in file:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue  # the line on which the process was killed
+            if isinstance(line, dict):
+                yield line

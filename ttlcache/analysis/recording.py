@@ -1,0 +1,206 @@
+"""What a recording holds: programs, their turns, their pins; and where to find it.
+
+All times are seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ttlcache.programs.divergence import Divergence
+
+#: (start, end) in seconds.
+Interval = tuple[float, float]
+
+
+class RecordingError(ValueError):
+    """Nothing readable at the given place; the text says what was expected."""
+
+
+@dataclass(slots=True)
+class PinLog:
+    """A pin's life.
+
+    kv_blocks: as it began. changes: (time, what) of its extensions and shrinkings.
+    sizes: (time, blocks) after each shrinking.
+    """
+
+    pin: int
+    start_s: float
+    kv_blocks: int
+    kv_tokens: int
+    ttl_s: float
+    outcome: str | None = None
+    end_s: float | None = None
+    changes: list[tuple[float, str]] = field(default_factory=list)
+    sizes: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def lived_s(self) -> float:
+        return 0.0 if self.end_s is None else self.end_s - self.start_s
+
+
+@dataclass(slots=True)
+class Decided:
+    """What the policy was asked and answered, see `journal.EVENTS["decide"]`."""
+
+    tool: str
+    ttl_s: float
+    reason: str
+    inputs: dict[str, float]
+    context_tokens: int
+    kv_blocks: int
+    recovery_s: float
+    records: int = 0
+    free_blocks: int = 0
+    pinned_blocks: int = 0
+    pool_blocks: int = 0
+    running: int = 0
+    waiting: int = 0
+
+    @property
+    def benefit_s(self) -> float:
+        """Seconds that losing the KV would cost: the policy's own, else a reload."""
+        return max(0.0, float(self.inputs.get("benefit_s", self.recovery_s)))
+
+    @property
+    def price(self) -> float:
+        return max(0.0, float(self.inputs.get("price", 1.0)))
+
+
+@dataclass(slots=True)
+class TurnLog:
+    """One request from arrival to the arrival of the turn that went on from it.
+
+    gap_s: of the gap before it; next_gap_s: after it, None if nobody came.
+    claimed_pin, claimed_tokens: the pin it took over and what that held of its prompt.
+    saved_tokens, saved_s: of those, what plain vLLM's prefix cache would have evicted,
+        and the prefill that this spared.
+    memory_wait_s: for so long before it got its memory that was refused to it.
+    """
+
+    turn: int
+    request: str
+    arrive_s: float
+    prompt_tokens: int = 0
+    rule: str = ""
+    relation: str = ""
+    follows: int | None = None
+    gap_s: float | None = None
+    reusable_tokens: int = 0
+    rejected: tuple[str, ...] = ()
+    divergence: Divergence | None = None
+    wait_s: float | None = None
+    cached_tokens: int = 0
+    claimed_pin: int | None = None
+    claimed_tokens: int = 0
+    saved_tokens: int = 0
+    saved_s: float = 0.0
+    memory_wait_s: float = 0.0
+    preemptions: int = 0
+    prefill_s: float | None = None
+    finish_s: float | None = None
+    completed: bool = False
+    tokens: int = 0
+    decided: Decided | None = None
+    pin: PinLog | None = None
+    next_gap_s: float | None = None
+    next_claimed: bool = False
+
+
+@dataclass(slots=True)
+class ProgramLog:
+    """One agent's job in one run of the server."""
+
+    program: str
+    run: str
+    turns: list[TurnLog] = field(default_factory=list)
+    end_s: float | None = None
+    how: str = ""
+
+    @property
+    def arrive_s(self) -> float:
+        return min(turn.arrive_s for turn in self.turns)
+
+    @property
+    def depart_s(self) -> float | None:
+        """Departure of its last finished turn, None while none has finished."""
+        ends = [turn.finish_s for turn in self.turns if turn.finish_s is not None]
+        return max(ends) if ends else None
+
+    @property
+    def jct_s(self) -> float | None:
+        """Job completion time: last departure minus first arrival."""
+        depart_s = self.depart_s
+        return None if depart_s is None else depart_s - self.arrive_s
+
+
+@dataclass(slots=True)
+class Recording:
+    """Programs in order of arrival; `runs` are the heads of the runs read."""
+
+    programs: list[ProgramLog]
+    runs: dict[str, dict[str, Any]]
+    source: str = "ttlcache"
+
+    def find(self, program: str) -> ProgramLog | None:
+        """The program of that id; of several runs the last one's."""
+        found = [log for log in self.programs if log.program == program]
+        return found[-1] if found else None
+
+    def max_ttl_s(self, log: ProgramLog) -> float:
+        """The cap on TTLs in that program's run; none where the head does not say."""
+        config = self.runs.get(log.run, {}).get("config", {})
+        return float(config.get("max_ttl_s", math.inf))
+
+    @property
+    def last_s(self) -> float:
+        """When the last thing in it happened, as far as turns and pins tell."""
+        found = [log.end_s or log.arrive_s for log in self.programs]
+        for _, turn in self.turns():
+            pin = turn.pin
+            found += [turn.arrive_s, turn.finish_s or 0.0]
+            found.append(0.0 if pin is None else pin.end_s or pin.start_s)
+        return max(found, default=0.0)
+
+    def wanted(self, run: str) -> list[Interval]:
+        """When a waiting request lacked memory in that run: disjoint, ascending."""
+        waits = sorted(
+            (admitted_s - turn.memory_wait_s, admitted_s)
+            for log, turn in self.turns()
+            if log.run == run and turn.wait_s is not None and turn.memory_wait_s
+            for admitted_s in (turn.arrive_s + turn.wait_s,)
+        )
+        found: list[Interval] = []
+        for start_s, end_s in waits:
+            if found and start_s <= found[-1][1]:
+                found[-1] = (found[-1][0], max(end_s, found[-1][1]))
+            else:
+                found.append((start_s, end_s))
+        return found
+
+    def turns(self) -> Iterator[tuple[ProgramLog, TurnLog]]:
+        for program in self.programs:
+            for turn in program.turns:
+                yield program, turn
+
+
+def held_in_vain(pin: PinLog, wanted: Sequence[Interval]) -> list[Interval]:
+    """When an unclaimed pin held what a waiting request lacked.
+
+    wanted: as `Recording.wanted` gives it. A pin that still lives has none.
+    """
+    if pin.end_s is None or pin.outcome == "claimed":
+        return []
+    first = max(0, bisect_right(wanted, (pin.start_s, math.inf)) - 1)
+    found = []
+    for start_s, end_s in wanted[first:]:
+        if start_s >= pin.end_s:
+            break
+        if end_s > pin.start_s:
+            found.append((max(start_s, pin.start_s), min(end_s, pin.end_s)))
+    return found

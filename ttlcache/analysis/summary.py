@@ -1,0 +1,134 @@
+"""What a recording amounts to: completion times, hits, waits, pins, tools."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ttlcache.analysis.recording import PinLog, Recording, held_in_vain
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Statistics of one quantity; all 0 where there is none."""
+
+    count: int = 0
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    min: float = 0.0
+    max: float = 0.0
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Percentiles interpolate linearly between order statistics."""
+        if not values:
+            return cls()
+        numbers = np.asarray(values, dtype=np.float64)
+        p50, p95, p99 = (float(p) for p in np.percentile(numbers, (50, 95, 99)))
+        low, high = float(numbers.min()), float(numbers.max())
+        return cls(len(values), float(numbers.mean()), p50, p95, p99, low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A recording in numbers; seconds and tokens.
+
+    jct: job completion time of programs with a finished turn, last departure minus
+        first arrival. makespan_s: from the first arrival to the last departure.
+    cache_hit_ratio: cached prompt tokens / prompt tokens.
+    claimed_tokens: served from claimed pins. saved_tokens, saved_s: of those, what
+        plain vLLM's prefix cache would have evicted, and the prefill that this spared.
+    wasted_block_s: blocks times seconds of pins that nobody claimed, while a request
+        lacked memory. idle_block_s: while none did.
+    gaps: seconds between turns, by tool where the recording knows it.
+    """
+
+    source: str
+    programs: int
+    turns: int
+    jct: Spread
+    makespan_s: float
+    cache_hit_ratio: float
+    prompt_tokens: int
+    cached_tokens: int
+    claimed_tokens: int
+    saved_tokens: int
+    saved_s: float
+    wasted_block_s: float
+    idle_block_s: float
+    wait: Spread
+    pin: Spread
+    outcomes: dict[str, int]
+    preemptions: int
+    rules: dict[str, int]
+    gaps: dict[str, Spread]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarize(recording: Recording) -> Summary:
+    """Every number of `Summary`, each program and turn counted once."""
+    turns = [turn for _, turn in recording.turns()]
+    pins = [turn.pin for turn in turns if turn.pin is not None]
+    ended = [pin for pin in pins if pin.end_s is not None]
+    prompt = sum(turn.prompt_tokens for turn in turns if turn.wait_s is not None)
+    cached = sum(turn.cached_tokens for turn in turns)
+    arrivals = [log.arrive_s for log in recording.programs]
+    departures = [e for log in recording.programs if (e := log.depart_s) is not None]
+    wasted_block_s, unclaimed_block_s = _unclaimed(recording)
+    gaps: dict[str, list[float]] = defaultdict(list)
+    for turn in turns:
+        if turn.next_gap_s is not None:
+            tool = turn.decided.tool if turn.decided is not None else "(not known)"
+            gaps[tool].append(turn.next_gap_s)
+    jcts = [s for log in recording.programs if (s := log.jct_s) is not None]
+    return Summary(
+        source=recording.source,
+        programs=len(recording.programs),
+        turns=len(turns),
+        jct=Spread.of(jcts),
+        makespan_s=max(departures) - min(arrivals) if departures else 0.0,
+        cache_hit_ratio=cached / prompt if prompt else 0.0,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        claimed_tokens=sum(turn.claimed_tokens for turn in turns),
+        saved_tokens=sum(turn.saved_tokens for turn in turns),
+        saved_s=sum(turn.saved_s for turn in turns),
+        wasted_block_s=wasted_block_s,
+        idle_block_s=unclaimed_block_s - wasted_block_s,
+        wait=Spread.of([turn.wait_s for turn in turns if turn.wait_s is not None]),
+        pin=Spread.of([pin.lived_s for pin in ended]),
+        outcomes=dict(Counter(_outcome(pin) for pin in pins)),
+        preemptions=sum(turn.preemptions for turn in turns),
+        rules=dict(Counter(turn.rule for turn in turns if turn.rule)),
+        gaps={
+            tool: Spread.of(values)
+            for tool, values in sorted(gaps.items(), key=lambda kv: -len(kv[1]))
+        },
+    )
+
+
+def _unclaimed(recording: Recording) -> tuple[float, float]:
+    """Block-seconds of unclaimed pins: while a request lacked memory, and in all."""
+    wanted = {run: recording.wanted(run) for run in recording.runs}
+    wasted, held = 0.0, 0.0
+    for log, turn in recording.turns():
+        pin = turn.pin
+        if pin is not None and pin.outcome != "claimed":
+            held += pin.kv_blocks * pin.lived_s
+            in_vain = held_in_vain(pin, wanted.get(log.run, []))
+            wasted += pin.kv_blocks * sum(end - start for start, end in in_vain)
+    return wasted, held
+
+
+def _outcome(pin: PinLog) -> str:
+    if pin.outcome is not None:
+        return pin.outcome
+    return "still held" if pin.end_s is None else "released"

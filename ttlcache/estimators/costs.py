@@ -1,0 +1,294 @@
+"""What losing a pinned context costs, and what holding it costs others.
+
+Every number starts from a profile or a stated default and is then fitted to what
+the engine really did, because a wrong curve misprices every decision: a prefill
+curve used where a reload was possible overstates the benefit many times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ttlcache.errors import ConfigError
+from ttlcache.estimators.regression import OnlineFit
+from ttlcache.estimators.step_fit import Step, StepFit
+from ttlcache.estimators.survival import SlidingMean
+from ttlcache.types import Pressure
+
+#: Seconds per prompt token before anything is known: an 8B model on an A100 at half
+#: its bf16 peak (2 * 8e9 flop / 156e12 flop/s). The first real prefills replace it.
+DEFAULT_PREFILL = (1e-4, 0.0, 0.0)
+#: Seconds per output token before any was seen: the same model, weights read once from
+#: 1.6 TB/s, and a few milliseconds around it.
+DEFAULT_DECODE_S = 0.02
+#: Most tokens of a step, where that is not known: vLLM's own default for small GPUs.
+STEP_TOKENS = 2048
+#: With more of the pool free than this, and nobody known to lack blocks, memory is not
+#: what the queue waits for.
+RESERVE_SHARE = 0.1
+#: Returns and turns over which T and M are averaged.
+MEAN_WINDOW = 1000
+#: Returns after a loss over which a lower tier's share is taken, and below which it is
+#: believed to keep everything.
+KEPT_WINDOW, MIN_LOST = 100, 5
+#: Seconds per token beyond which a profile can only be a mistake.
+_MAX_COEFFICIENT = 1e6
+
+
+class MemoryPrice(NamedTuple):
+    """Shadow price of memory and weight of lost work, per request that waits.
+
+    A fluid queue. Blocks withheld for a second, a share s of the pool, delay each of
+    the w that wait by up to s seconds: w * s. Recovery of a lost context for r seconds
+    takes the GPU from all: the r it waits itself, the n that run and the w that wait:
+    (w + n + 1) * r. Only the ratio counts, so both are divided by w.
+
+    per_s: s; 0 while nobody waits for memory.
+    weight: (w + n + 1) / w; what a second of recovery counts.
+    reload_weight: what it counts where it is a copy beside the others' steps: the r it
+        waits itself, and the memory that it withholds meanwhile: (1 + w * s) / w.
+    """
+
+    per_s: float
+    weight: float
+    reload_weight: float = 1.0
+
+
+class Recovery(NamedTuple):
+    """Expected seconds to rebuild a context: those of a prefill, those of a reload."""
+
+    prefill_s: float
+    reload_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.prefill_s + self.reload_s
+
+    @property
+    def computed_share(self) -> float:
+        """The part that takes the GPU from others; 1 where it takes no time at all."""
+        return self.prefill_s / self.seconds if self.seconds > 0.0 else 1.0
+
+
+class CostModel:
+    """Prefill and reload seconds, queueing delay, footprint, price of memory.
+
+    Args:
+        profile: {"prefill": [a, b, c], "reload": {tier: [latency_s, s_per_token]}},
+            both optional; P(n) = a n + b n^2 + c seconds (CacheTTL v4 §5.2).
+        step_tokens: most tokens of an engine step.
+
+    Raises:
+        ConfigError: the profile has another content than that.
+    """
+
+    def __init__(
+        self,
+        profile: Mapping[str, object] | None = None,
+        step_tokens: int = STEP_TOKENS,
+    ) -> None:
+        prefill, reloads = _parse_profile(profile or {})
+        self._steps = StepFit(prefill, step_tokens)
+        self._reloads = {tier: _reload_fit(seed) for tier, seed in reloads.items()}
+        self._return_waits = SlidingMean(MEAN_WINDOW)
+        self._footprints = SlidingMean(MEAN_WINDOW)
+        self._lost_tokens = SlidingMean(KEPT_WINDOW)
+        self._kept_tokens = SlidingMean(KEPT_WINDOW)
+        self._decodes = SlidingMean(MEAN_WINDOW)
+
+    def prefill_s(self, context_tokens: float, cached_tokens: float = 0) -> float:
+        """P(context) - P(cached), never negative; the constant counts once."""
+        if not context_tokens > cached_tokens:
+            return 0.0
+        n, known = context_tokens, cached_tokens if cached_tokens > 0.0 else 0.0
+        a, b, c = self._steps.prefill
+        seconds = a * (n - known) + b * (n * n - known * known) + c
+        return seconds if seconds > 0.0 else 0.0
+
+    def observe_prefill(
+        self, prompt_tokens: int, cached_tokens: int, seconds: float
+    ) -> None:
+        """A prompt, `cached_tokens` of it there, took `seconds` on an idle engine."""
+        if _is_measurement(seconds) and 0 <= cached_tokens < prompt_tokens:
+            n, known = prompt_tokens, cached_tokens
+            self._steps.observe_prefill(
+                n - known, float(n * n - known * known), seconds
+            )
+
+    def observe_step(self, step: Step, seconds: float) -> float:
+        """An engine step took `seconds`.
+
+        Returns:
+            What it took for its prompt tokens.
+        """
+        return self._steps.observe(step, seconds)
+
+    def observe_decode(self, seconds: float) -> None:
+        """An output token after the first took so long, in whatever batch it was."""
+        if _is_measurement(seconds):
+            self._decodes.observe(seconds)
+
+    @property
+    def decode_token_s(self) -> float:
+        """Mean seconds of an output token."""
+        return self._decodes.value if self._decodes.count else DEFAULT_DECODE_S
+
+    def reload_s(self, tier: str, tokens: float) -> float:
+        """Seconds to bring `tokens` back from `tier`; inf for a tier never seen."""
+        fit = self._reloads.get(tier)
+        if fit is None:
+            return math.inf
+        return max(fit.predict((1.0, max(tokens, 0.0))), 0.0)
+
+    def observe_reload(self, tier: str, tokens: int, seconds: float) -> None:
+        if not _is_measurement(seconds) or tokens <= 0:
+            return
+        fit = self._reloads.get(tier)
+        if fit is None:
+            # Nothing but one point is known: read it as pure bandwidth.
+            fit = self._reloads[tier] = _reload_fit((0.0, seconds / tokens))
+        fit.observe((1.0, float(tokens)), seconds)
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Lower tiers with a known reload curve."""
+        return tuple(self._reloads)
+
+    def recovery_s(self, context_tokens: float, tier: str | None = None) -> float:
+        """PrefillReload: the cheaper way back, where `tier` holds the KV or nobody."""
+        prefill_s = self.prefill_s(context_tokens)
+        if tier is None:
+            return prefill_s
+        return min(prefill_s, self.reload_s(tier, context_tokens))
+
+    def reloads(self, context_tokens: float, tier: str | None) -> bool:
+        """Whether the cheaper way back is a reload."""
+        if tier is None:
+            return False
+        return self.reload_s(tier, context_tokens) < self.prefill_s(context_tokens)
+
+    def expected_recovery(
+        self, context_tokens: float, tier: str | None, kept_share: float | None = None
+    ) -> Recovery:
+        """By a reload where that is cheaper, as often as the tier keeps what it got.
+
+        Args:
+            kept_share: how often that is; None: as `kept_share` has it.
+        """
+        prefill_s = self.prefill_s(context_tokens)
+        if tier is None or not self.reloads(context_tokens, tier):
+            return Recovery(prefill_s)
+        kept = self.kept_share if kept_share is None else kept_share
+        reload_s = self.reload_s(tier, context_tokens)
+        return Recovery((1.0 - kept) * prefill_s, kept * reload_s)
+
+    def observe_lost(self, tokens: int, found_below: bool) -> None:
+        """A turn came back to a context of which GPU memory lacked `tokens`.
+
+        found_below: whether the lower tier, which was up, had them.
+        """
+        if tokens > 0:
+            self._lost_tokens.observe(float(tokens))
+            self._kept_tokens.observe(float(tokens) if found_below else 0.0)
+
+    @property
+    def kept_share(self) -> float:
+        """Of the tokens that GPU memory had lost, the share that a reload found.
+
+        A tier that is smaller than what is given up forgets it before it is wanted. 1
+        while little is known.
+        """
+        if self._lost_tokens.count < MIN_LOST:
+            return 1.0
+        return self._kept_tokens.value / self._lost_tokens.value
+
+    def observe_return_wait(self, wait_s: float) -> None:
+        """A returning turn whose KV was gone queued for `wait_s` seconds."""
+        if wait_s >= 0.0 and math.isfinite(wait_s):
+            self._return_waits.observe(wait_s)
+
+    @property
+    def queueing_delay_s(self) -> float:
+        """T of CacheTTL v4 §4.2: sliding mean of those waits, 0 at the start."""
+        return self._return_waits.value
+
+    def observe_footprint(self, kv_blocks: float) -> None:
+        if kv_blocks > 0 and math.isfinite(kv_blocks):
+            self._footprints.observe(kv_blocks)
+
+    @property
+    def average_footprint_blocks(self) -> float:
+        """M of CacheTTL v4 §4.1 in blocks, 0 at the start."""
+        return self._footprints.value
+
+    def memory_price(self, pressure: Pressure, kv_blocks: float) -> MemoryPrice | None:
+        """What holding `kv_blocks` costs those who wait, and what losing them costs.
+
+        None for an unknown pool. See `MemoryPrice` for the model.
+        """
+        pool, waiting = pressure.pool_blocks, pressure.num_waiting
+        if pool <= 0:
+            return None
+        running = max(pressure.num_running, 0)
+        if waiting <= 0 or (
+            pressure.waiting_blocks <= 0 and pressure.free_blocks > RESERVE_SHARE * pool
+        ):  # those who wait lack a place in the batch, not memory
+            return MemoryPrice(0.0, running + 1.0)
+        share = min(max(kv_blocks / pool, 0.0), 1.0)
+        weight = 1.0 + (running + 1.0) / waiting
+        return MemoryPrice(share, weight, 1.0 / waiting + share)
+
+    @property
+    def flat_price(self) -> float:
+        """Price of a held second in CacheTTL's own cost model (v4 §4.1)."""
+        return 1.0
+
+    def to_profile(self) -> dict[str, object]:
+        """The curves as they stand; what the constructor accepts."""
+        return {
+            "prefill": list(self._steps.prefill),
+            "reload": {tier: list(fit.theta) for tier, fit in self._reloads.items()},
+        }
+
+
+def _is_measurement(seconds: float) -> bool:
+    return seconds > 0.0 and math.isfinite(seconds)
+
+
+def _reload_fit(seed: Sequence[float]) -> OnlineFit:
+    anchors = ((1.0, 1_000.0), (1.0, 16_000.0))
+    return OnlineFit(seed, anchors)
+
+
+def _parse_profile(
+    profile: Mapping[str, object],
+) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
+    unknown = sorted(set(profile) - {"prefill", "reload"})
+    if unknown:
+        raise ConfigError(
+            f"profile key {unknown[0]!r} is unknown: expected 'prefill' or 'reload'"
+        )
+    prefill = _coefficients("prefill", profile.get("prefill", DEFAULT_PREFILL), 3)
+    reloads = profile.get("reload", {})
+    if not isinstance(reloads, Mapping):
+        raise ConfigError(
+            f"profile.reload = {reloads!r}: expected a mapping of tier names"
+        )
+    curves = {
+        str(tier): _coefficients(f"reload.{tier}", value, 2)
+        for tier, value in reloads.items()
+    }
+    return prefill, curves
+
+
+def _coefficients(key: str, value: object, size: int) -> tuple[float, ...]:
+    expected = f"expected {size} numbers in [0, {_MAX_COEFFICIENT:g}], not all 0"
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ConfigError(f"profile.{key} = {value!r}: {expected}")
+    good = [v for v in value if isinstance(v, int | float) and not isinstance(v, bool)]
+    numbers = tuple(float(v) for v in good if 0 <= v <= _MAX_COEFFICIENT)
+    if len(numbers) != size or len(value) != size or not any(numbers):
+        raise ConfigError(f"profile.{key} = {value!r}: {expected}")
+    return numbers

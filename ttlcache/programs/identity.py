@@ -1,0 +1,57 @@
+"""Which program is this request? First rule that applies wins (DESIGN §3)."""
+
+from __future__ import annotations
+
+from ttlcache.programs.hints import ROUTE_PREFIX
+from ttlcache.programs.model import Program
+from ttlcache.programs.prefix_index import PrefixIndex
+from ttlcache.programs.table import ProgramTable, bounded, client_key
+from ttlcache.types import Arrival, Finish, IdentityRule
+
+
+class Identifier:
+    """Applies the identity rules against the program table."""
+
+    def __init__(self, programs: ProgramTable, prefixes: PrefixIndex | None) -> None:
+        self._programs = programs
+        self._prefixes = prefixes
+
+    def identify(self, arrival: Arrival, now_s: float) -> tuple[Program, IdentityRule]:
+        """The program of a request, created when it is new."""
+        rule, label = self._explicit(arrival)
+        if label is not None:
+            key = client_key(arrival.tenant, label)
+            return self._programs.get_or_create(key, now_s), rule
+        program = self._by_prefix(arrival)
+        if program is not None:
+            self._programs.touch(program, now_s)
+            return program, IdentityRule.PREFIX
+        tenant = bounded(arrival.tenant)
+        return self._programs.create_anonymous(tenant, now_s), IdentityRule.NEW
+
+    def remember(self, program: Program, finish: Finish) -> None:
+        """Make a finished turn of a program without an id recognisable.
+
+        By its prompt as well: some clients drop what a turn put out.
+        """
+        number = program.key
+        if self._prefixes is None or not isinstance(number, int):
+            return
+        for num_tokens in (finish.prompt_tokens, finish.num_tokens - 1):
+            self._prefixes.remember(number, finish.hashes, num_tokens, finish.tokens)
+
+    @staticmethod
+    def _explicit(arrival: Arrival) -> tuple[IdentityRule, str | None]:
+        if arrival.hints.program_id is not None:
+            return IdentityRule.HINT, arrival.hints.program_id
+        session = arrival.session_id or None
+        if session is not None and session.startswith(ROUTE_PREFIX):
+            session = None
+        return IdentityRule.SESSION, session
+
+    def _by_prefix(self, arrival: Arrival) -> Program | None:
+        if self._prefixes is None:
+            return None
+        return self._prefixes.find(
+            arrival.hashes, arrival.num_tokens, arrival.tokens, self._programs.get
+        )

@@ -1,0 +1,248 @@
+"""Programs, their finished turns, pins and requests: who is who, without any rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ttlcache.programs.places import Place
+from ttlcache.types import Decision, GapKey, Hints, Rank, TurnFacts
+
+if TYPE_CHECKING:
+    from ttlcache.programs.divergence import Divergence
+
+#: Open turns kept per program besides those whose next request waits already;
+#: parallel branches beyond it lose the oldest.
+MAX_OPEN_TURNS = 16
+#: (tenant, program id): an id is a label inside its tenant, never across. Of a program
+#: without an id, a number: no client can send that.
+ProgramKey = tuple[str, str] | int
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A finished turn whose continuation has not arrived yet.
+
+    num_hashes, last_hash: the prefix-cache hash of its last full block; hashes
+        are chained, so equal hashes at one index mean equal tokens up to there.
+    hashes: the engine's own list with all of them, and maybe later ones; kept only
+        while the turn is pinned.
+    memo: of what the policy answered at its end, what it learns from the outcome by.
+    facts: what it was asked then, kept only while the turn is pinned.
+    lower_epoch: in which its KV was left to the lower tier, None if it never was.
+    place: the place in the queue of requests that continue it.
+    outline: of the context, see `ttlcache.programs.divergence`; empty for most turns.
+    """
+
+    token: int
+    finish_s: float
+    gap_key: GapKey
+    context_tokens: int
+    num_hashes: int = 0
+    last_hash: bytes = b""
+    hashes: Sequence[bytes] = ()
+    pin_id: int | None = None
+    memo: Decision | bytes | None = None
+    facts: TurnFacts | None = None
+    lower_epoch: int | None = None
+    place: Place | None = None
+    outline: bytes = b""
+
+    def continued_by(self, hashes: Sequence[bytes], num_tokens: int) -> bool:
+        """Whether a prompt extends this turn's whole context."""
+        if self.num_hashes == 0:
+            return num_tokens >= self.context_tokens
+        if len(hashes) < self.num_hashes:
+            return False
+        return hashes[self.num_hashes - 1] == self.last_hash
+
+
+@dataclass(slots=True)
+class Attained:
+    """Seconds that a program's requests ran and queued, since its last promotion."""
+
+    service_s: float = 0.0
+    wait_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Work:
+    """What one program's finished turns took.
+
+    prompt_s: without the first prompt, which says nothing about later ones.
+    """
+
+    turns: int = 0
+    prompt_s: float = 0.0
+    output_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """One agent's job as this engine sees it.
+
+    work, attained: only under an ordering that uses them.
+    last_turn: the last of its main conversation, with an outline; of a program that
+        has an id. Side requests and sub-agents under that id do not change it.
+    strayed: whether its latest turn left that conversation's context early.
+    tenant: isolation domain, also of programs without an id; its pins share the
+        cap with other tenants' pins.
+    place: of the context that its latest request continued or began.
+    """
+
+    key: ProgramKey
+    place: Place
+    parent: Program | None = None
+    tenant: str = ""
+    priority_class: int = 0
+    turns_finished: int = 0
+    in_flight: int = 0
+    last_turn: Turn | None = None
+    strayed: bool = False
+    ended: bool = False
+    last_seen_s: float = 0.0
+    reuse_share: float = 1.0
+    open_turns: list[Turn] = field(default_factory=list)
+    work: Work | None = None
+    attained: Attained | None = None
+
+    @property
+    def program_id(self) -> str:
+        return f"anonymous-{self.key}" if isinstance(self.key, int) else self.key[1]
+
+    def adopt(self, parent: Program) -> None:
+        """Become a sub-agent of `parent`, which is maybe one itself."""
+        if parent is self or parent.parent is self:
+            return
+        self.parent = parent
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """A retained turn. `holders` are waiting requests that will claim it.
+
+    priority_class: the program's when the pin was made; it orders the victims, so
+        it must not follow a program whose later requests name another class.
+    rank: where its program stood when the pin was made; the largest gives way first.
+    is_junior: its program's quantum was used up then: a claim is no protection.
+    firm_until_s: after it only the client's wish keeps the pin, and any waiting
+        request may have the memory.
+    wished: the client asked for more than the policy gives.
+    patient_until_s: before it an engine that has nothing to run waits rather than take
+        the pin.
+    least_blocks: with fewer it is not worth keeping, and goes as a whole.
+    while_free: its deadline was set while nobody waited for memory.
+    spared_from_s, spared_until_s: when an engine with nothing to run first and last let
+        somebody wait rather than take the pin; None and 0 until it does.
+    continued: its program's next turn has arrived, whether or not that claims it.
+    """
+
+    pin_id: int
+    program: Program
+    turn: Turn
+    kv_blocks: int
+    kv_tokens: int
+    created_s: float
+    deadline_s: float
+    priority_class: int = 0
+    rank: Rank = (0, 0)
+    is_junior: bool = False
+    firm_until_s: float = math.inf
+    wished: bool = False
+    patient_until_s: float = -math.inf
+    least_blocks: int = 0
+    while_free: bool = False
+    spared_from_s: float | None = None
+    spared_until_s: float = 0.0
+    continued: bool = False
+    holders: set[str] = field(default_factory=set)
+
+    @property
+    def spared_s(self) -> float:
+        """For how long the engine stood still for its program's next turn."""
+        if self.spared_from_s is None:
+            return 0.0
+        return max(0.0, self.spared_until_s - self.spared_from_s)
+
+    @property
+    def held(self) -> bool:
+        """Whether the next turn already waits: such a pin does not expire."""
+        return bool(self.holders)
+
+
+#: A return whose cache hit is below this share of its context lost its KV.
+EVICTED_BELOW = 0.5
+
+
+class Claim(NamedTuple):
+    """A pin that a request took over.
+
+    tokens: of its prompt, served from the pin.
+    saved_tokens, saved_s: of those, what plain vLLM's prefix cache would have evicted,
+        and the seconds of prefill that it would cost.
+    """
+
+    pin_id: int
+    tokens: int
+    saved_tokens: int
+    saved_s: float
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """One request between arrival and finish."""
+
+    request_id: str
+    program: Program
+    hints: Hints
+    seq: int
+    queued_s: float
+    user_priority: int
+    place: Place  # the place of the context that it continues, or a new one
+    num_tokens: int = 0  # of its prompt
+    head_tokens: int = 0  # of its program's main conversation's first prompt, 0 aside
+    divergence: Divergence | None = None  # from its program's last context
+    program_seq: int = 0  # where its program stood when it was queued, or moved back
+    turn_seq: int = 0  # place that a new context would have got instead
+    claim_counts: bool = True  # not while its program's quantum is used up
+    work_left_s: float | None = None  # of its program, expected when it was queued
+    reusable_tokens: int = 0  # context of the turn it continues that it repeats
+    promoted_s: float | None = None  # when its ordering's anti-starvation rule struck
+    pin_id: int | None = None  # the pin it will claim
+    refused_s: float | None = None  # when memory was first refused to it
+    admitted_s: float | None = None
+    cached_tokens: int = 0
+    lower_epoch: int | None = None  # in which the turn it continues was left below
+    asked_below: bool = False  # that tier was asked for what GPU memory has not
+    lost_tokens: int = 0  # what it was asked for: lost when first admitted
+    reloaded_tokens: int = 0  # what came back of that
+    first_token_s: float | None = None
+    prefill_s: float = 0.0  # of the engine's steps, what its prompt took
+    reloads: bool = False  # since it was last admitted
+
+    def memory_wait_s(self, now_s: float) -> float:
+        """For how long memory has been refused to it."""
+        return 0.0 if self.refused_s is None else now_s - self.refused_s
+
+    def lost_its_kv(self, cached_tokens: int) -> bool:
+        """Whether so few tokens found in GPU memory mean that it was evicted."""
+        return cached_tokens < EVICTED_BELOW * self.reusable_tokens
+
+    def found_below(self) -> bool:
+        """Whether the lower tier had what was lost, as far as a tier may have it.
+
+        It keeps chunks of its own size, and not the tail: most of the context counts.
+        """
+        in_memory = self.reusable_tokens - self.lost_tokens
+        return not self.lost_its_kv(in_memory + self.reloaded_tokens)
+
+
+def wait_kind(record: RequestRecord, cached_tokens: int, pin: Pin | None) -> str:
+    """One of `metrics.WAIT_KINDS`."""
+    if pin is not None:
+        return "claimed"
+    if not record.reusable_tokens:
+        return "new"
+    return "lost" if record.lost_its_kv(cached_tokens) else "cached"

@@ -1,0 +1,138 @@
+"""Where a context stands in the queue, and for how long.
+
+Serving the oldest program first, and pinned ones before it, is right for jobs that
+end. One that never ends would keep all others waiting for ever, and so would one that
+spawns sub-agents without end. Hence a place belongs to a context, not to an id: a
+request that continues no context stands where a newcomer stands. And a place lasts for
+a quantum of service; then the context queues up again as if it had just come. The bound
+on waiting that follows is proved in docs/scheduling.md.
+
+A quantum that most programs need more than once takes their place from all of them, and
+the order is no order any more. How much they need depends on the model, the hardware
+and the load, so it is learnt; and the least of it is so many turns' worth, whatever a
+turn takes: vLLM's own order lets one turn of every program pass a waiting request.
+
+Places are given by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) over
+tenants, each new place costing one: a tenant that begins many contexts at once stands
+behind the first ones of all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from ttlcache.estimators.survival import SlidingMean
+
+#: Ended programs over which the mean is taken, and below which nothing is known.
+WINDOW, MIN_ENDED = 1000, 5
+#: A quantum is so many times the service of the mean program: longer programs are few,
+#: or much longer than the rest, and to serve those last shortens the mean.
+PROGRAMS_PER_QUANTUM = 4.0
+#: A quantum is worth at least so many mean turns, also while little is known.
+LEAST_TURNS = 24
+#: One program counts for at most so many mean turns: few must not make all quanta.
+MOST_TURNS = 256
+#: Tenants remembered whose last context has not begun yet.
+MAX_TENANTS = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a context stands in the queue.
+
+    seq: from `PlaceNumbers`; smaller is served first.
+    turns: turns of it that were admitted.
+    served_s: seconds that they ran, and that the engine stood still for its pins.
+    quantum_from_s: `served_s` when its quantum began; infinite once that is used up,
+        until the next turn is admitted. (There is one object for each context: no more
+        fields.)
+    """
+
+    seq: int
+    turns: int = 0
+    served_s: float = 0.0
+    quantum_from_s: float = 0.0
+
+    @property
+    def is_used_up(self) -> bool:
+        """Its quantum is used up, no turn was admitted since: a pin gives no rank."""
+        return self.quantum_from_s == math.inf
+
+    def on_admission(self) -> None:
+        """A turn got its memory: the next quantum begins if the last one is used up."""
+        self.turns += 1
+        if self.is_used_up:
+            self.quantum_from_s = self.served_s
+
+    def charge(self, seconds: float, quantum_s: float) -> bool:
+        """A turn ran for so long; True if that used up the quantum.
+
+        The caller must then give the context a new place with `move_back`.
+        """
+        self.served_s += seconds
+        return not self.is_used_up and self.served_s - self.quantum_from_s >= quantum_s
+
+    def move_back(self, seq: int) -> None:
+        """Stand behind every request that has come so far."""
+        self.seq = seq
+        self.quantum_from_s = math.inf
+
+
+class PlaceNumbers:
+    """Gives places numbers. Of one tenant alone: 1, 2, 3, …, the order of arrival."""
+
+    def __init__(self) -> None:
+        self._started = 0  # largest number of a context of which a turn was admitted
+        self._last: OrderedDict[str, int] = OrderedDict()
+
+    def next(self, tenant: str) -> int:
+        """The number of a new place: behind those of its tenant, and behind those of
+        other tenants that stood at the head already."""
+        number = max(self._started, self._last.get(tenant, 0)) + 1
+        self._last[tenant] = number
+        self._last.move_to_end(tenant)
+        if len(self._last) > MAX_TENANTS:
+            self._last.popitem(last=False)
+        return number
+
+    def on_admission(self, number: int) -> None:
+        """A turn that stood at this number got its memory."""
+        self._started = max(self._started, number)
+
+
+class Quantum:
+    """For how much service a place lasts."""
+
+    def __init__(self, fixed_turns: int | None = None) -> None:
+        """
+        Args:
+            fixed_turns: it is worth so many mean turns; None: learnt from programs that
+                ended.
+        """
+        self._fixed_turns = fixed_turns
+        self._turn_s = SlidingMean(WINDOW)
+        self._program_s = SlidingMean(WINDOW)
+
+    def on_turn(self, seconds: float) -> None:
+        """A turn of any program ran for so long."""
+        self._turn_s.observe(seconds)
+
+    def on_program_end(self, place: Place) -> None:
+        """A program is over. One-shot requests say nothing of how long programs are."""
+        if place.turns > 1:
+            most_s = MOST_TURNS * self._turn_s.value
+            self._program_s.observe(min(place.served_s, most_s))
+
+    @property
+    def seconds(self) -> float:
+        """Infinite until a turn has run."""
+        if not self._turn_s.count:
+            return math.inf
+        if self._fixed_turns is not None:
+            return self._fixed_turns * self._turn_s.value
+        least_s = LEAST_TURNS * self._turn_s.value
+        if self._program_s.count < MIN_ENDED:
+            return least_s
+        return max(least_s, PROGRAMS_PER_QUANTUM * self._program_s.value)

@@ -1,0 +1,144 @@
+"""The program table: who is who, in which order they came, what they wait for.
+
+A program is an agent's whole job. Several of its turns may be in flight at once
+(sub-agents, branches, retries); a finished turn that nobody continued yet is
+"open". The table is bounded: idle programs are forgotten oldest first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+
+from ttlcache.programs.model import (
+    Program,
+    ProgramKey,
+)
+from ttlcache.programs.places import Place, PlaceNumbers
+
+#: Longest client string kept as it is; of a longer one only a digest is.
+MAX_KEY_CHARS = 256
+
+
+def client_key(tenant: str, label: str) -> tuple[str, str]:
+    """The key of an id that a client chose, inside a tenant that it chose as well.
+
+    Bounded in size.
+    """
+    return bounded(tenant), bounded(label)
+
+
+def bounded(text: str) -> str:
+    """`text`, or a digest of it where it is long."""
+    if len(text) <= MAX_KEY_CHARS:
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+#: A tenant whose last program ended still counts for so long: its next one may come.
+TENANT_MEMORY_S = 60.0
+_MAX_LEFT = 1024
+
+
+class ProgramTable:
+    """All live programs, least recently active first. O(1) per operation."""
+
+    def __init__(self, max_programs: int, idle_s: float) -> None:
+        self._max = max_programs
+        self._idle_s = idle_s
+        self._programs: OrderedDict[ProgramKey, Program] = OrderedDict()
+        self._anonymous = 0
+        self.place_numbers = PlaceNumbers()
+        self._tenants: Counter[str] = Counter()
+        # Without a live program: when they were last seen, oldest end first.
+        self._left: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def __iter__(self) -> Iterator[Program]:
+        return iter(self._programs.values())
+
+    def __reversed__(self) -> Iterator[Program]:
+        return reversed(self._programs.values())
+
+    def num_tenants(self, now_s: float) -> int:
+        """Tenants with a live program, now or within `TENANT_MEMORY_S`."""
+        left = self._left
+        while left and now_s - next(iter(left.values())) > TENANT_MEMORY_S:
+            left.popitem(last=False)
+        return len(self._tenants) + len(left)
+
+    def get(self, key: ProgramKey) -> Program | None:
+        return self._programs.get(key)
+
+    def new_place(self, tenant: str) -> Place:
+        """Of a context that begins now."""
+        return Place(self.place_numbers.next(tenant))
+
+    def get_or_create(self, key: tuple[str, str], now_s: float) -> Program:
+        """The live program of `key`; an ended one is succeeded by a new one."""
+        program = self._programs.get(key)
+        if program is None:
+            return self._create(key, key[0], now_s)
+        program.last_seen_s = now_s
+        self._programs.move_to_end(key)
+        return program
+
+    def create_anonymous(self, tenant: str, now_s: float) -> Program:
+        """A new program without an id; its key is a number."""
+        self._anonymous += 1
+        return self._create(self._anonymous, tenant, now_s)
+
+    def _create(self, key: ProgramKey, tenant: str, now_s: float) -> Program:
+        program = Program(key, self.new_place(tenant), tenant=tenant)
+        program.last_seen_s = now_s
+        self._programs[key] = program
+        self._tenants[tenant] += 1
+        self._left.pop(tenant, None)
+        return program
+
+    def touch(self, program: Program, now_s: float) -> None:
+        """Mark as active now. A program that was forgotten meanwhile stays so."""
+        program.last_seen_s = now_s
+        if self._programs.get(program.key) is program:
+            self._programs.move_to_end(program.key)
+
+    def remove(self, program: Program) -> None:
+        """Forget; requests in flight keep their reference and see `ended`."""
+        program.ended = True
+        if self._programs.get(program.key) is program:
+            del self._programs[program.key]
+            self._tenants[program.tenant] -= 1
+            if not self._tenants[program.tenant]:
+                del self._tenants[program.tenant]
+                self._left[program.tenant] = program.last_seen_s
+                if len(self._left) > _MAX_LEFT:
+                    self._left.popitem(last=False)
+
+    def idle(self, now_s: float) -> Iterator[Program]:
+        """Programs to forget now: silent too long, or too many of them.
+
+        The caller removes each one before asking for the next. Programs with a
+        turn in flight are never idle.
+        """
+        while self._programs:
+            program = next(iter(self._programs.values()))
+            overdue = now_s - program.last_seen_s > self._idle_s
+            if not overdue and len(self._programs) <= self._max:
+                return
+            if program.in_flight:
+                # Active after all; what makes it old is a long turn.
+                self._programs.move_to_end(program.key)
+                program.last_seen_s = now_s
+                if len(self._programs) > self._max:
+                    return
+                continue
+            yield program
+
+    def next_idle_s(self) -> float | None:
+        """When the next program may have to be forgotten, for simulators."""
+        if not self._programs:
+            return None
+        return next(iter(self._programs.values())).last_seen_s + self._idle_s

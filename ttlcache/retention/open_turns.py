@@ -1,0 +1,210 @@
+"""Finished turns between their end and their continuation, and their pins.
+
+The one place that opens and closes gaps, and that ends pins in all tables at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ttlcache.clock import Clock
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.gap_history import GapHistory
+from ttlcache.programs.continuation import Continuation, Relation
+from ttlcache.programs.model import MAX_OPEN_TURNS, Pin, Program, Turn
+from ttlcache.retention.pins import PinTable
+from ttlcache.telemetry.journal import NullJournal
+from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.toolcalls import is_subagent
+from ttlcache.toolcalls.classes import tool_class
+from ttlcache.types import BlockHolder, PinOutcome
+
+#: Weight of the newest observation of the share that a program reuses.
+REUSE_WEIGHT = 0.5
+
+#: Told that a pin ends, and how, just before its blocks are released.
+OnPinEnd = Callable[[Pin, PinOutcome], None]
+#: Told a pin that ended, and for which the engine stood still.
+StoodStill = Callable[[Pin], None]
+#: Told the gap of a turn once it is known; `math.inf` if nobody came back.
+Learn = Callable[[Turn, float], None]
+#: Told that a program's pin ended which no turn of it claimed.
+LetGo = Callable[[Program], None]
+
+
+class Followed(NamedTuple):
+    """What a request finds of the turn that it continues.
+
+    pin: alive and now held for the request, or None.
+    reusable_tokens: of the turn's context, what its prompt repeats.
+    """
+
+    pin: Pin | None = None
+    reusable_tokens: int = 0
+
+
+class TurnBook:
+    """Open turns of all programs: gaps, continuations, ends."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        holder: BlockHolder,
+        block_tokens: int,
+        pins: PinTable,
+        gaps: GapHistory,
+        costs: CostModel,
+        metrics: MetricsBuffer,
+        max_ttl_s: float,
+        on_rekey: Callable[[str], None] | None,
+        journal: NullJournal,
+        on_pin_end: OnPinEnd | None = None,
+    ) -> None:
+        self._on_pin_end = on_pin_end
+        self._clock = clock
+        self._holder = holder
+        self._block_tokens = block_tokens
+        self._pins = pins
+        self._gaps = gaps
+        self._costs = costs
+        self._metrics = metrics
+        self._max_ttl_s = max_ttl_s
+        self._on_rekey = on_rekey
+        self._journal = journal
+        self.learn: Learn = lambda turn, gap_s: None
+        self.stood_still: StoodStill = lambda pin: None
+        self.let_go: LetGo = lambda program: None
+
+    def open(self, program: Program, turn: Turn) -> None:
+        """A turn finished: its gap begins."""
+        self._gaps.start(turn.token, turn.gap_key, turn.finish_s)
+        if program.open_turns:
+            program.open_turns.append(turn)
+        else:  # mostly: a list of one takes less memory than one that has grown
+            program.open_turns = [turn]
+        self.bound(program)
+
+    def bound(self, program: Program) -> None:
+        """Too many open turns: the oldest that no request waits for give way."""
+        if len(program.open_turns) <= MAX_OPEN_TURNS:
+            return
+        idle = [turn for turn in program.open_turns if not self._is_held(turn)]
+        for turn in idle[:-MAX_OPEN_TURNS]:
+            program.open_turns.remove(turn)
+            self.close(turn, PinOutcome.SUPERSEDED)
+
+    def follow(
+        self,
+        program: Program,
+        continuation: Continuation,
+        request_id: str,
+        now_s: float,
+    ) -> Followed:
+        """A request goes on from a turn: close its gap, hold its pin."""
+        turn = continuation.turn
+        if turn is None:
+            return Followed()
+        gap_s = self._gaps.finish(turn.token, now_s)
+        if gap_s is not None:
+            self._metrics.observe("gap_seconds", gap_s)
+            self._metrics.observe("tool_gap_seconds", gap_s, tool_class(turn.gap_key))
+            self.learn(turn, gap_s)
+        pin = self._pins.get(turn.pin_id)
+        reusable = turn.context_tokens
+        if continuation.relation is Relation.SUPERSEDES:
+            shared = continuation.shared_blocks
+            # What was rewritten cannot be hit: losing it is not the engine's fault.
+            reusable = 0 if shared is None else shared * self._block_tokens
+            pin = self._keep_prefix(pin, reusable)
+            if shared is not None:
+                self._learn_share(program, shared / turn.num_hashes)
+        else:
+            self._learn_share(program, 1.0)
+        if pin is None:
+            if turn in program.open_turns:
+                program.open_turns.remove(turn)
+            return Followed(None, reusable)
+        # Open until the pin is claimed: a retry may find it, too.
+        pin.continued = True
+        self._pins.hold(pin, request_id)
+        return Followed(pin, reusable)
+
+    def close(self, turn: Turn, outcome: PinOutcome) -> None:
+        """Nobody will continue this turn."""
+        self._gaps.abandon(turn.token, self._clock.now_s())
+        self.learn(turn, math.inf)
+        pin = self._pins.get(turn.pin_id)
+        if pin is not None:
+            self.end_pin(pin, outcome)
+
+    def close_all(self, program: Program) -> None:
+        """The program ended; a request that waits may still claim its pin."""
+        turns, program.open_turns = program.open_turns, []
+        for turn in turns:
+            if not self._is_held(turn):
+                self.close(turn, PinOutcome.ENDED)
+
+    def renew_parent(self, child: Program) -> None:
+        """A sub-agent ended: its parent is about to go on; hold it long enough."""
+        if child.parent is None:
+            return
+        now_s = self._clock.now_s()
+        for turn in child.parent.open_turns:
+            pin = self._pins.get(turn.pin_id)
+            if pin is None or not is_subagent(turn.gap_key):
+                continue
+            ttl_s = min(self._costs.recovery_s(turn.context_tokens), self._max_ttl_s)
+            self._pins.set_deadline(pin, max(pin.deadline_s, now_s + ttl_s))
+            self._journal.extend(now_s, pin, "sub-agent ended")
+        # Chains of ended sub-agents must not keep each other in memory.
+        child.parent = None
+
+    def end_pin(self, pin: Pin, outcome: PinOutcome) -> int:
+        """End a pin in every table; returns the blocks that became free."""
+        now_s = self._clock.now_s()
+        self._journal.unpin(now_s, pin, outcome)
+        self._pins.remove(pin)
+        program = pin.program
+        if pin.continued and pin.turn in program.open_turns:
+            program.open_turns.remove(pin.turn)
+        self._metrics.count("pins", outcome.value)
+        kind = tool_class(pin.turn.gap_key)
+        self._metrics.count("pins_by_tool", f"{kind}/{outcome.value}")
+        self._metrics.observe("pinned_seconds", max(0.0, now_s - pin.created_s))
+        if pin.spared_s > 0.0:
+            self.stood_still(pin)
+        if outcome is not PinOutcome.CLAIMED:
+            self.let_go(program)
+        if self._on_pin_end is not None:
+            self._on_pin_end(pin, outcome)
+        freed = self._holder.release(pin.pin_id)
+        if self._on_rekey is not None:
+            for request_id in pin.holders:
+                self._on_rekey(request_id)
+        return freed
+
+    def _is_held(self, turn: Turn) -> bool:
+        pin = self._pins.get(turn.pin_id)
+        return pin is not None and pin.held
+
+    def _keep_prefix(self, pin: Pin | None, shared_tokens: int) -> Pin | None:
+        """Release what a rewritten history cannot reuse."""
+        # A pin that covers a prefix only may hold nothing that was rewritten.
+        if pin is None or pin.kv_tokens <= shared_tokens:
+            return pin
+        keep = pin.kv_blocks * shared_tokens // pin.kv_tokens
+        shrunk = self._holder.shrink(pin.pin_id, pin.kv_blocks - keep)
+        if shrunk.kept_blocks <= 0:
+            self.end_pin(pin, PinOutcome.SUPERSEDED)
+            return None
+        self._pins.shrink(
+            pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
+        )
+        return pin
+
+    @staticmethod
+    def _learn_share(program: Program, share: float) -> None:
+        program.reuse_share += REUSE_WEIGHT * (share - program.reuse_share)

@@ -1,0 +1,245 @@
+"""The pin table: which finished turns are held, until when, who goes first.
+
+It owns order, never blocks or bytes. Blocks belong to the engine's pool and are
+referenced by the adapter; here a pin is a number of blocks with a deadline.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+
+from ttlcache.programs.model import Pin, Program, Turn
+from ttlcache.types import Rank
+
+#: Outdated deadlines that may lie about before they are swept out.
+_MAX_OUTDATED = 64
+
+
+def _order(pin: Pin) -> tuple[int, ...]:
+    # Latest program first (paper §5.2): victims are taken from the end.
+    return (-pin.priority_class, *pin.rank, pin.pin_id)
+
+
+class PinTable:
+    """All live pins. O(log n) per operation, amortised, but for one memmove.
+
+    Being held changes with every turn, so it moves a pin in neither order: who asks
+    for deadlines or victims looks at the pin itself.
+    """
+
+    def __init__(self) -> None:
+        self._pins: dict[int, Pin] = {}
+        # A heap of (deadline, pin id). Entries of ended pins, of held ones and of
+        # earlier deadlines stay until they come up or outnumber the others.
+        self._deadlines: list[tuple[float, int]] = []
+        # Ascending. A plain list: pins are thousands at most, the newest go last.
+        self._by_victim: list[tuple[int, ...]] = []
+        self._next_id = 0
+        self.kv_blocks = 0
+        self.wished_blocks = 0  # of pins that outlive what the policy gives
+        self.version = 0  # changes with every pin, holder or size
+        self._tenant_blocks: dict[str, int] = {}
+        self._while_free: dict[int, None] = {}  # oldest first
+        self.on_shrink: Callable[[Pin], None] = lambda pin: None
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(self._pins.values())
+
+    def get(self, pin_id: int | None) -> Pin | None:
+        return None if pin_id is None else self._pins.get(pin_id)
+
+    def add(
+        self,
+        program: Program,
+        turn: Turn,
+        *,
+        kv_blocks: int,
+        kv_tokens: int,
+        now_s: float,
+        ttl_s: float,
+        firm_s: float = math.inf,
+        rank: Rank | None = None,
+        patience_s: float = 0.0,
+        least_blocks: int = 0,
+        while_free: bool = False,
+    ) -> Pin:
+        """Start a pin that expires at `now_s + ttl_s` unless somebody holds it.
+
+        rank: where its program stands; None for its place in the order of arrival,
+            at user priority 0.
+        """
+        self._next_id += 1
+        place = turn.place or program.place
+        pin = Pin(  # by position: names cost half a microsecond here
+            self._next_id,
+            program,
+            turn,
+            kv_blocks,
+            kv_tokens,
+            now_s,  # created_s
+            now_s + ttl_s,  # deadline_s
+            program.priority_class,
+            (0, place.seq) if rank is None else rank,
+            place.is_used_up,  # is_junior
+            now_s + firm_s,  # firm_until_s
+            firm_s < ttl_s,  # wished
+            now_s + patience_s,  # patient_until_s
+            least_blocks,
+            while_free,
+        )
+        if while_free:
+            self._while_free[pin.pin_id] = None
+        turn.pin_id = pin.pin_id
+        self._pins[pin.pin_id] = pin
+        self._push(pin)
+        insort(self._by_victim, _order(pin))
+        self._count(pin, kv_blocks)
+        return pin
+
+    def remove(self, pin: Pin) -> None:
+        """End a pin; the caller says why, elsewhere."""
+        del self._pins[pin.pin_id]
+        self._while_free.pop(pin.pin_id, None)
+        del self._by_victim[bisect_left(self._by_victim, _order(pin))]
+        self._count(pin, -pin.kv_blocks)
+        pin.turn.pin_id = None
+        pin.turn.hashes = ()
+        pin.turn.facts = None
+        self._sweep()
+
+    def shrink(self, pin: Pin, *, kv_blocks: int, kv_tokens: int) -> None:
+        """Keep only a prefix of the pinned blocks."""
+        self._count(pin, kv_blocks - pin.kv_blocks)
+        pin.kv_blocks = kv_blocks
+        pin.kv_tokens = kv_tokens
+        self.on_shrink(pin)
+
+    def hold(self, pin: Pin, request_id: str) -> None:
+        """The request that will claim this pin waits: stop its expiry."""
+        self.version += 1
+        pin.holders.add(request_id)
+
+    def unhold(self, pin: Pin, request_id: str) -> None:
+        """The request went away without claiming: the deadline counts again."""
+        if request_id not in pin.holders:
+            return
+        self.version += 1
+        pin.holders.discard(request_id)
+        if not pin.held:
+            self._push(pin)
+
+    def set_deadline(
+        self, pin: Pin, deadline_s: float, *, while_free: bool | None = None
+    ) -> None:
+        """Decide again. while_free: None leaves it as it is."""
+        pin.deadline_s = deadline_s
+        if while_free is not None:
+            self._mark(pin, while_free)
+        if not pin.held:
+            self._push(pin)
+
+    def expired(self, now_s: float) -> list[Pin]:
+        """Pins past their deadline that nobody waits for, oldest deadline first."""
+        deadlines = self._deadlines
+        due: list[Pin] = []
+        while deadlines and deadlines[0][0] <= now_s:
+            pin = self._live(heappop(deadlines))
+            if pin is not None and (not due or due[-1] is not pin):
+                due.append(pin)
+        for pin in due:  # still there until the caller acts
+            self._push(pin)
+        return due
+
+    @property
+    def any_while_free(self) -> bool:
+        """Whether there are pins whose deadline was set while memory was free."""
+        return bool(self._while_free)
+
+    def take_while_free(self, most: int) -> list[Pin]:
+        """The oldest pins whose deadline was set while memory was free, marked no more.
+
+        Those whose next turn waits are passed over: their deadline does not count.
+        """
+        taken: list[Pin] = []
+        while self._while_free and len(taken) < most:
+            pin = self._pins[next(iter(self._while_free))]
+            self._mark(pin, False)
+            if not pin.held:
+                taken.append(pin)
+        return taken
+
+    def next_deadline_s(self) -> float | None:
+        """When the next pin expires, for simulators and idle wake-ups."""
+        while self._deadlines and self._live(self._deadlines[0]) is None:
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def victims(self) -> Iterator[Pin]:
+        """Pins in the order in which memory pressure takes them.
+
+        A pin whose next turn already waits in the queue is about to pay off, so it
+        goes after all others. The caller may remove or shrink the pin just yielded,
+        no other.
+        """
+        held: list[Pin] = []
+        # From the end: what the caller removes moves only pins that were named.
+        for index in range(len(self._by_victim) - 1, -1, -1):
+            pin = self._pins[self._by_victim[index][-1]]
+            if pin.held:
+                held.append(pin)
+            else:
+                yield pin
+        yield from held
+
+    def is_over_share(self, tenant: str, cap_blocks: int, claimant: str) -> bool:
+        """Whether a tenant's pins exceed an equal part of `cap_blocks`.
+
+        Tenants with pins share, and `claimant`, who wants some. Blocks that several
+        pins share count for each. A tenant that is alone is never over its share.
+        """
+        held = self._tenant_blocks
+        tenants = len(held) + (claimant not in held)
+        return tenants > 1 and held.get(tenant, 0) * tenants > cap_blocks
+
+    def _count(self, pin: Pin, change: int) -> None:
+        self.kv_blocks += change
+        self.wished_blocks += change if pin.wished else 0
+        self.version += 1
+        tenant = pin.program.tenant
+        blocks = self._tenant_blocks.get(tenant, 0) + change
+        if blocks:
+            self._tenant_blocks[tenant] = blocks
+        else:
+            self._tenant_blocks.pop(tenant, None)
+
+    def _mark(self, pin: Pin, while_free: bool) -> None:
+        pin.while_free = while_free
+        self._while_free.pop(pin.pin_id, None)
+        if while_free:
+            self._while_free[pin.pin_id] = None
+
+    def _push(self, pin: Pin) -> None:
+        heappush(self._deadlines, (pin.deadline_s, pin.pin_id))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        if not self._pins:
+            self._pins = {}  # emptied, the old one keeps the room of its fullest time
+        deadlines = self._deadlines
+        if len(deadlines) > 2 * len(self._pins) + _MAX_OUTDATED:
+            deadlines[:] = {each for each in deadlines if self._live(each) is not None}
+            heapify(deadlines)
+
+    def _live(self, entry: tuple[float, int]) -> Pin | None:
+        """The pin that this deadline ends, None for an outdated entry."""
+        deadline_s, pin_id = entry
+        pin = self._pins.get(pin_id)
+        if pin is None or pin.held or pin.deadline_s != deadline_s:
+            return None
+        return pin

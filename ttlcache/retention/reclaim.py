@@ -1,0 +1,265 @@
+"""Memory pressure: which pins give way, and for whom.
+
+Decode of a running request outranks every pin. A waiting request may take pins
+of programs younger than its own, so that pins never turn program order around, and
+pins that only a client's wish still keeps. Where several tenants hold pins, a tenant
+over its equal part of the cap may take from itself only, and gives way first: a flood
+of pins hurts the one who sends it. When nothing runs, everything goes until the head
+of the queue fits: no pin may ever wedge the engine (paper §5.2, latest program first).
+A policy may ask for patience then: an instant without work, while tools of a second
+run, is no reason to lose contexts that take many seconds to rebuild.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ttlcache.clock import Clock
+from ttlcache.programs.model import Pin, Program
+from ttlcache.retention.pins import PinTable
+from ttlcache.types import BlockHolder, PinOutcome, Rank, Urgency
+
+#: Ends a pin in all tables and releases its blocks; returns blocks freed.
+EndPin = Callable[[Pin, PinOutcome], int]
+Eligible = Callable[[Pin], bool]
+
+
+#: A rank that no pin stands behind.
+_BEHIND_ALL: Rank = (sys.maxsize,)
+
+
+@dataclass(slots=True)
+class Reclaimer:
+    """Takes memory back from pins, tail first, latest program first."""
+
+    pins: PinTable
+    holder: BlockHolder
+    end_pin: EndPin
+    clock: Clock
+    max_pinned_fraction: float = 1.0
+    # What was asked for in vain, as long as nothing changes: a blocked head of the
+    # queue asks at every step.
+    _vain: tuple[object, ...] | None = field(default=None, init=False)
+
+    def reclaim(
+        self,
+        needed_blocks: int,
+        urgency: Urgency,
+        program: Program | None,
+        own_pin_id: int | None,
+        rank: Rank = (0, 0),
+        *,
+        patient: bool = True,
+    ) -> int:
+        """Free at least `needed_blocks` if that is possible and allowed.
+
+        Args:
+            needed_blocks: how many more free blocks are wanted, at least 1.
+            program: whose request wants them; None counts as youngest of all.
+            own_pin_id: the pin that this request will claim: taking it gains
+                nothing, so it goes only when the engine is stalled.
+            rank: where the request stands, in the ordering's own terms.
+            patient: whether a stalled engine may wait for pins' next turns.
+
+        Returns:
+            Blocks that became free; 0 means that asking again is pointless.
+        """
+        if urgency is Urgency.WAITING:
+            return self._for_waiting(needed_blocks, program, own_pin_id, rank)
+        if urgency is Urgency.OVERDUE:
+            return self._if_it_helps(
+                needed_blocks, lambda pin: pin.pin_id != own_pin_id
+            )
+        tenant = "" if program is None else program.tenant
+        cap = self._cap()
+
+        def useful(pin: Pin) -> bool:
+            return pin.pin_id != own_pin_id and self.holder.is_freeable(pin.pin_id)
+
+        def greedy(pin: Pin) -> bool:
+            over = self.pins.is_over_share(pin.program.tenant, cap, tenant)
+            return over and useful(pin)
+
+        if urgency is Urgency.STALLED and patient:
+            spared = self._spared(own_pin_id)
+            if spared:
+                freed = self._if_it_helps(
+                    needed_blocks, lambda pin: useful(pin) and not self._spares(pin)
+                )
+                if not freed:
+                    self._stand_still(spared)
+                return freed
+        freed = self._take(needed_blocks, greedy)
+        if freed < needed_blocks:
+            freed += self._take(needed_blocks - freed, useful)
+        if freed < needed_blocks and urgency is Urgency.STALLED:
+            freed += self._take(needed_blocks - freed, lambda _: True)
+        return freed
+
+    def unpin_for(
+        self, program: Program, rank: Rank, blocks: int, *, some_help: bool
+    ) -> None:
+        """Un-reference about `blocks` blocks of unheld pins, for a pin of `program`.
+
+        some_help: whether fewer are of use, too; otherwise it is all or nothing.
+        """
+        cap, now_s = self._cap(), self.clock.now_s()
+
+        def eligible(pin: Pin) -> bool:
+            return not pin.held and self._outranks(program, rank, pin, cap, now_s)
+
+        if not some_help:
+            offered = sum(p.kv_blocks for p in self.pins.victims() if eligible(p))
+            if offered < blocks:
+                return
+        for pin in self.pins.victims():
+            if blocks <= 0:
+                return
+            if not eligible(pin):
+                continue
+            before = pin.kv_blocks
+            self._shrink(pin, blocks)
+            blocks -= before - (pin.kv_blocks if self.pins.get(pin.pin_id) else 0)
+
+    def trim_wishes(self, most_blocks: int) -> None:
+        """End pins that only a client's wish keeps while those hold too much.
+
+        One of them may cross the line, as when wishes are granted.
+        """
+        now_s = self.clock.now_s()
+        for pin in self.pins.victims():
+            if self.pins.wished_blocks <= most_blocks:
+                return
+            needless = self.pins.wished_blocks - pin.kv_blocks >= most_blocks
+            lapsed = pin.wished and not pin.held and now_s >= pin.firm_until_s
+            if needless and lapsed:
+                self.end_pin(pin, PinOutcome.VICTIM)
+
+    def take_for_newcomer(self, program: Program, blocks: int) -> int:
+        """Free up to `blocks` of pins that have no right against anybody.
+
+        Those that only a client's wish keeps, and those of a tenant over its part.
+        What else ranks behind the newcomer is not taken for growth that is to come.
+        """
+        cap, now_s = self._cap(), self.clock.now_s()
+        return self._take(
+            blocks,
+            lambda pin: (
+                not pin.held and self._outranks(program, _BEHIND_ALL, pin, cap, now_s)
+            ),
+        )
+
+    def _for_waiting(
+        self,
+        needed: int,
+        program: Program | None,
+        own_pin_id: int | None,
+        rank: Rank,
+    ) -> int:
+        if program is None:
+            return 0
+        cap, now_s = self._cap(), self.clock.now_s()
+        # Time alone makes wishes lapse, so the memory lasts a second.
+        asked = (rank, own_pin_id, needed, self.pins.version, int(now_s))
+        if asked == self._vain:
+            return 0
+
+        def eligible(pin: Pin) -> bool:
+            if pin.pin_id == own_pin_id or (pin.held and not pin.is_junior):
+                return False
+            return self._outranks(program, rank, pin, cap, now_s)
+
+        freed = self._if_it_helps(needed, eligible)
+        self._vain = asked if not freed else None
+        return freed
+
+    def _if_it_helps(self, needed: int, eligible: Eligible) -> int:
+        """Take pins only if they can be enough: anything less would be waste."""
+        offered = 0
+        for pin in self.pins.victims():
+            if eligible(pin):
+                offered += pin.kv_blocks
+                if offered >= needed:
+                    break
+        else:
+            return 0
+        # Many pins may hold the same prompt, and running requests use it. Asked last:
+        # the holder walks over blocks.
+        pin_ids = (pin.pin_id for pin in self.pins.victims() if eligible(pin))
+        if self.holder.count_freeable(pin_ids, needed) < needed:
+            return 0
+        return self._take(needed, eligible)
+
+    def _outranks(
+        self, program: Program, rank: Rank, pin: Pin, cap_blocks: int, now_s: float
+    ) -> bool:
+        """Whether what `program` wants is worth more than `pin`."""
+        weaker = pin.rank > rank or now_s >= pin.firm_until_s
+        mine, theirs = program.tenant, pin.program.tenant
+        if mine == theirs:
+            return weaker
+        if self.pins.is_over_share(mine, cap_blocks, mine):
+            return False
+        return weaker or self.pins.is_over_share(theirs, cap_blocks, mine)
+
+    def _spares(self, pin: Pin) -> bool:
+        """Whether a stalled engine rather waits for the pin's next turn.
+
+        Ski rental: until the wait has cost as much as recovering the context would.
+        Once that turn is in the queue there is nothing to wait for.
+        """
+        if pin.held or pin.is_junior:
+            return False
+        now_s = self.clock.now_s()
+        # A clock that went back must not prolong it.
+        return pin.created_s <= now_s < min(pin.patient_until_s, pin.firm_until_s)
+
+    def _spared(self, own_pin_id: int | None) -> list[Pin]:
+        return [p for p in self.pins if p.pin_id != own_pin_id and self._spares(p)]
+
+    def _stand_still(self, spared: list[Pin]) -> None:
+        """The engine waits: whoever it waits for is served by that."""
+        now_s = self.clock.now_s()
+        for pin in spared:
+            if pin.spared_from_s is None:
+                pin.spared_from_s = now_s
+            pin.spared_until_s = now_s
+
+    def _cap(self) -> int:
+        return int(self.max_pinned_fraction * self.holder.pressure().pool_blocks)
+
+    def _take(self, needed: int, eligible: Eligible) -> int:
+        """Shrink eligible pins until enough is free or nothing of them is left.
+
+        One round may free too little: blocks that a request or another pin shares
+        stay. Every round drops references, so the rounds end.
+        """
+        freed = 0
+        while freed < needed:
+            referenced = self.pins.kv_blocks
+            freed += self._take_round(needed - freed, eligible)
+            if self.pins.kv_blocks == referenced:
+                break
+        return freed
+
+    def _take_round(self, needed: int, eligible: Eligible) -> int:
+        freed = 0
+        for pin in self.pins.victims():
+            if freed >= needed:
+                break
+            if eligible(pin):
+                freed += self._shrink(pin, needed - freed)
+        return freed
+
+    def _shrink(self, pin: Pin, drop_blocks: int) -> int:
+        if pin.kv_blocks - drop_blocks < max(1, pin.least_blocks):
+            return self.end_pin(pin, PinOutcome.VICTIM)
+        shrunk = self.holder.shrink(pin.pin_id, drop_blocks)
+        if shrunk.kept_blocks <= 0:
+            return shrunk.freed_blocks + self.end_pin(pin, PinOutcome.VICTIM)
+        self.pins.shrink(
+            pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
+        )
+        return shrunk.freed_blocks

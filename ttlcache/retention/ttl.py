@@ -1,0 +1,218 @@
+"""From a finished turn to a pin: ask the policy, apply the caps, make room."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ttlcache.config import TTLCacheConfig
+from ttlcache.policies.base import Policy, View
+from ttlcache.programs.model import Pin, Program, Turn
+from ttlcache.retention.pins import PinTable
+from ttlcache.retention.reclaim import Reclaimer
+from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.types import BlockHolder, Decision, Finish, Rank, TurnFacts
+
+#: Below this learnt share only the part that the program reuses is pinned.
+PARTIAL_REUSE_BELOW = 0.9
+#: Of the pinned cap, what wishes beyond the policy may hold together where there is
+#: more than one tenant.
+WISHED_SHARE = 0.25
+#: Seconds for the result to travel after a tool's announced end.
+ETA_MARGIN_S = 1.0
+#: An engine with nothing to run never waits longer than this for a pin's next turn.
+MAX_PATIENCE_S = 60.0
+
+
+@dataclass(slots=True)
+class Retention:
+    """Decides TTLs within the caps and starts pins."""
+
+    config: TTLCacheConfig
+    policy: Policy
+    pins: PinTable
+    holder: BlockHolder
+    reclaimer: Reclaimer
+    metrics: MetricsBuffer
+    num_tenants: Callable[[], int] = lambda: 1
+    _learns: bool = field(init=False)
+    _packed: struct.Struct = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._learns = type(self.policy).observe_outcome is not Policy.observe_outcome
+        self._packed = struct.Struct(f"{1 + len(self.policy.learns_from or ())}d")
+
+    def decide(self, facts: TurnFacts, view: View) -> Decision:
+        """The policy's answer, or the client's wish, both within `max_ttl_s`.
+
+        A policy that raises or returns NaN or a negative number costs the turn
+        its retention and is counted; it never reaches the engine.
+        """
+        decision = self._ask(facts, view)
+        wish_s = facts.requested_ttl_s
+        if wish_s is not None:
+            ttl_s = min(wish_s, self.config.max_ttl_s)
+            if ttl_s > decision.ttl_s and self._wishes_beyond() >= 0:
+                ttl_s = decision.ttl_s
+            return decision._replace(
+                ttl_s=ttl_s, reason="client", firm_s=decision.ttl_s
+            )
+        longest_s = self.config.max_ttl_s
+        if decision.ttl_s <= longest_s:
+            return decision
+        return Decision(longest_s, *decision[1:])  # `_replace` takes four times as long
+
+    def make_room_for_others(self) -> None:
+        """A program came: while its tenant was away, wishes may have taken all."""
+        if self._wishes_beyond() > 0:
+            self.reclaimer.trim_wishes(self._most_wished_blocks())
+
+    def _wishes_beyond(self) -> int:
+        """Blocks by which wishes exceed what they may hold among several tenants.
+
+        A pin that no policy wants costs the others even if nobody waits: the free
+        part of the pool is their prefix cache.
+        """
+        wished = self.pins.wished_blocks
+        if not wished or self.num_tenants() <= 1:
+            return -1
+        return wished - self._most_wished_blocks()
+
+    def _most_wished_blocks(self) -> int:
+        pool_blocks = self.holder.pressure().pool_blocks
+        return int(WISHED_SHARE * self.config.max_pinned_fraction * pool_blocks)
+
+    def memo(self, decision: Decision) -> Decision | bytes | None:
+        """What is worth keeping of it until the gap ends: nothing for most.
+
+        Packed where the policy says what it reads: a fifth of the memory.
+        """
+        if not self._learns:
+            return None
+        names, inputs = self.policy.learns_from, decision.inputs
+        if names is None:
+            return decision
+        try:
+            return self._packed.pack(decision.ttl_s, *map(inputs.__getitem__, names))
+        except (KeyError, TypeError, struct.error):  # not what the policy promised
+            return None
+
+    def prolong(self, facts: TurnFacts, waited_s: float, view: View) -> Decision:
+        """For how long to go on holding a turn whose gap has lasted `waited_s`.
+
+        All in all never longer than `max_ttl_s`; a TTL below 0 says so.
+        """
+        decision = self._ask(facts._replace(waited_s=waited_s), view)
+        left_s = self.config.max_ttl_s - waited_s
+        return decision._replace(ttl_s=min(decision.ttl_s, left_s))
+
+    def replan(self, facts: TurnFacts, waited_s: float, view: View) -> float:
+        """Seconds to go on holding a turn whose tool has just told how long it needs.
+
+        Asked of the policy if it reads `tool_eta_s`. Otherwise the paper's own cost
+        model with a known gap (v4 §4.1, P = 1 at the announced end) answers.
+        """
+        facts = facts._replace(waited_s=waited_s)
+        known = self._ask if self.policy.reads_eta else _by_eta
+        longest_s = self.config.max_ttl_s
+        return min(known(facts, view).ttl_s, longest_s - waited_s)
+
+    def learn(self, turn: Turn, gap_s: float) -> None:
+        """Tell the policy how a gap ended; `math.inf` if nobody came back."""
+        memo, turn.memo = turn.memo, None
+        if memo is None:
+            return
+        if isinstance(memo, Decision):
+            ttl_s, inputs = memo.ttl_s, memo.inputs
+        else:
+            ttl_s, *values = self._packed.unpack(memo)
+            inputs = dict(zip(self.policy.learns_from or (), values, strict=True))
+        try:
+            self.policy.observe_outcome(turn.gap_key, gap_s, ttl_s, inputs)
+        except Exception:  # noqa: BLE001 - policies may be anybody's code
+            self.metrics.count("hook_errors", "policy")
+
+    def start(
+        self,
+        program: Program,
+        turn: Turn,
+        decision: Decision,
+        finish: Finish,
+        now_s: float,
+        rank: Rank,
+    ) -> Pin | None:
+        """Pin the reusable prefix of a turn, as much of it as the cap leaves.
+
+        Blocks that other pins hold already do not count against the cap.
+
+        Returns:
+            The pin, or None when nothing of it fits.
+        """
+        kv_blocks = finish.kv_blocks
+        keep = reusable_blocks(program, kv_blocks)
+        missing = self._missing(finish, keep)
+        if missing > 0:
+            self.reclaimer.unpin_for(program, rank, missing, some_help=finish.divisible)
+            # Counted anew: those pins may have held blocks of this very turn.
+            keep -= max(0, self._missing(finish, keep))
+        if keep < kv_blocks and not finish.divisible:
+            return None
+        if keep <= 0:
+            return None
+        self.metrics.count("pins_started")
+        return self.pins.add(
+            program,
+            turn,
+            kv_blocks=keep,
+            kv_tokens=finish.kv_tokens * keep // kv_blocks,
+            now_s=now_s,
+            ttl_s=decision.ttl_s,
+            firm_s=decision.firm_s,
+            rank=rank,
+            patience_s=min(decision.patience_s, MAX_PATIENCE_S),
+            least_blocks=math.ceil(min(1.0, decision.whole_below) * keep),
+            while_free=decision.while_free,
+        )
+
+    def _ask(self, facts: TurnFacts, view: View) -> Decision:
+        try:
+            decision = self.policy.decide(facts, view)
+            told = (
+                decision.ttl_s,
+                decision.firm_s,
+                decision.patience_s,
+                decision.whole_below,
+            )
+            is_valid = all(number >= 0 for number in told)  # False for NaN
+        except Exception:  # noqa: BLE001 - policies may be anybody's code
+            return self._fault("policy:raised")
+        return decision if is_valid else self._fault("policy:nonsense")
+
+    def _fault(self, reason: str) -> Decision:
+        self.metrics.count("hook_errors", "policy")
+        return Decision(0.0, reason)
+
+    def _missing(self, finish: Finish, keep: int) -> int:
+        """Blocks by which pinning the first `keep` would exceed the cap."""
+        pressure = self.holder.pressure()
+        cap = int(self.config.max_pinned_fraction * pressure.pool_blocks)
+        unpinned = finish.count_unpinned(keep) if finish.count_unpinned else keep
+        return pressure.pinned_blocks + unpinned - cap
+
+
+def reusable_blocks(program: Program, kv_blocks: int) -> int:
+    """Of a turn's blocks, how many its program's next turn is likely to find again."""
+    if program.reuse_share >= PARTIAL_REUSE_BELOW:
+        return kv_blocks
+    return math.ceil(program.reuse_share * kv_blocks)
+
+
+def _by_eta(facts: TurnFacts, view: View) -> Decision:
+    """Hold until the announced end if that costs less than it saves."""
+    left_s = (facts.tool_eta_s or 0.0) - max(facts.waited_s, 0.0)
+    benefit_s = view.costs.queueing_delay_s * view.eta + view.recovery_s(facts)
+    if left_s > benefit_s:
+        return Decision(0.0, "progress:too-long")
+    return Decision(max(left_s, 0.0) + ETA_MARGIN_S, "progress")

@@ -1,0 +1,210 @@
+"""Order of the waiting queue: smaller keys are served first."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+from ttlcache.types import Rank
+
+#: (user priority, class, class, place, …, request arrival)
+PriorityKey = tuple[int, ...]
+
+
+class QueuedTurn(NamedTuple):
+    """What an ordering may know about a waiting request."""
+
+    user_priority: int  # smaller is served first; 0 unless the engine allows it
+    preempted: bool
+    claimable: bool  # its program's pin is alive and it will claim it
+    program_seq: int  # place of its context in the queue
+    request_seq: int  # arrival number of the request itself
+    turn_seq: int = 0  # place that a new context would have got instead
+    service_s: float = 0.0  # seconds that the program's requests ran, up to now
+    wait_s: float = 0.0  # seconds that they waited before this request
+    queued_s: float = 0.0  # when this request was queued
+    promoted: bool = False  # its ordering's anti-starvation rule has struck
+    work_left_s: float | None = None  # its program's, expected; None: unknown
+
+
+class Ordering(ABC):
+    """A rule that sorts waiting requests. Pure.
+
+    places_end: whether a program that used up its quantum of service queues as if new.
+    uses_work: whether keys depend on `QueuedTurn.work_left_s`.
+    uses_service: whether keys depend on `service_s` and `wait_s`.
+    uses_turns: whether keys depend on `turn_seq`, and so each turn takes a number.
+    """
+
+    name: ClassVar[str]
+    places_end: ClassVar[bool] = True
+    uses_work: ClassVar[bool] = False
+    uses_service: ClassVar[bool] = False
+    uses_turns: ClassVar[bool] = False
+
+    @abstractmethod
+    def key(self, turn: QueuedTurn) -> PriorityKey:
+        """Sort key; must depend on `turn` only."""
+
+    def promote_at_s(self, turn: QueuedTurn) -> float:
+        """When waiting alone changes the request's place; `math.inf` for never."""
+        return math.inf
+
+    def rank(self, turn: QueuedTurn) -> Rank:
+        """Where its program stands against other programs' pins.
+
+        A request takes pins of a larger rank only, so that pins never turn the order
+        around. Place of the program unless the ordering has its own. User priority goes
+        before it (`Places.rank`).
+        """
+        return (turn.program_seq,)
+
+
+class TTLAware(Ordering):
+    """Preempted, then pinned within TTL, then program arrival (paper §4.3)."""
+
+    name = "ttl-aware"
+
+    def key(self, turn: QueuedTurn) -> PriorityKey:
+        return (
+            turn.user_priority,
+            not turn.preempted,
+            not turn.claimable,
+            turn.program_seq,
+            turn.request_seq,
+        )
+
+
+class WeightedArrival(Ordering):
+    """Preempted, then pinned, then between program and request arrival; ours.
+
+    The older its context, the more newcomers a turn lets pass: a newcomer waits for the
+    turns of another program for a third of the time that this one is older, counted in
+    turns of its tenant. For pins above a lower tier: order by program keeps first turns
+    waiting, and a part of it is enough there to keep contexts from crowding each other
+    out, as one that left GPU memory is soon back.
+    """
+
+    name = "weighted-arrival"
+    uses_turns = True
+    REQUEST_WEIGHT = 3  # of request arrival; program arrival has 1
+
+    def key(self, turn: QueuedTurn) -> PriorityKey:
+        return (
+            turn.user_priority,
+            not turn.preempted,
+            not turn.claimable,
+            turn.program_seq + self.REQUEST_WEIGHT * turn.turn_seq,
+            turn.request_seq,
+        )
+
+
+class ProgramFCFS(Ordering):
+    """Programs in order of their first request (paper §6.4, ablation)."""
+
+    name = "program-fcfs"
+
+    def key(self, turn: QueuedTurn) -> PriorityKey:
+        preempted = not turn.preempted
+        return (turn.user_priority, preempted, 0, turn.program_seq, turn.request_seq)
+
+
+class RequestFCFS(Ordering):
+    """vLLM's own order."""
+
+    name = "request-fcfs"
+
+    def key(self, turn: QueuedTurn) -> PriorityKey:
+        return (turn.user_priority, not turn.preempted, 0, 0, turn.request_seq)
+
+
+class PLAS(Ordering):
+    """Program-level attained service (Autellix, arXiv 2502.13965, §4.2).
+
+    A program's service is the time its finished calls ran. Service ranges form
+    queues, each `GROWTH` times as long as the one before; a call waits in the queue
+    of its program's service, first come first served inside it. Against starvation
+    a call goes to the first queue when (W_p + W_c) / (T_p + T_c) >= BETA, wait over
+    service of the program and this call; the call has no service yet (T_c = 0).
+    The paper gives no values: ours start at one second and double.
+    """
+
+    name = "plas"
+    uses_service = True
+    QUANTUM_S = 1.0
+    GROWTH = 2.0
+    LEVELS = 16
+    BETA = 4.0
+
+    def key(self, turn: QueuedTurn) -> PriorityKey:
+        level = 0 if turn.promoted else self.level(turn.service_s)
+        return (turn.user_priority, not turn.preempted, level, 0, turn.request_seq)
+
+    def rank(self, turn: QueuedTurn) -> Rank:
+        return (self.key(turn)[2], turn.request_seq)
+
+    def level(self, service_s: float) -> int:
+        """Index of the queue whose service range holds `service_s`."""
+        if service_s < self.QUANTUM_S:
+            return 0
+        level = 1 + int(math.log(service_s / self.QUANTUM_S, self.GROWTH))
+        return min(level, self.LEVELS - 1)
+
+    def promote_at_s(self, turn: QueuedTurn) -> float:
+        if turn.promoted or self.level(turn.service_s) == 0:
+            return math.inf
+        return turn.queued_s + max(0.0, self.BETA * turn.service_s - turn.wait_s)
+
+
+class LeastWork(Ordering):
+    """Preempted, then pinned, then least expected work left; ours.
+
+    Shortest remaining processing time minimises the mean completion time where sizes
+    are known; here they are expected (`remaining_work`). Expectations form levels, each
+    `GROWTH` times the one below, and programs of a level stand in their order of
+    arrival: small differences of an estimate mean nothing, and where all programs are
+    alike this is TTL-aware. Unknown work, before enough programs have ended, is the
+    first level, hence program arrival.
+
+    A place does not end with a quantum: who has worked long expects long work, and
+    stands back by that. What bounds a wait is `max_queue_wait_s`.
+    """
+
+    name = "least-work"
+    places_end = False
+    uses_work = True
+    SMALLEST_S = 0.1
+    GROWTH = 1.5
+    LEVELS = 64
+
+    def key(self, turn: QueuedTurn) -> PriorityKey:
+        return (
+            turn.user_priority,
+            not turn.preempted,
+            not turn.claimable,
+            self.level(turn.work_left_s),
+            turn.program_seq,
+            turn.request_seq,
+        )
+
+    def rank(self, turn: QueuedTurn) -> Rank:
+        return (self.level(turn.work_left_s), turn.program_seq)
+
+    def level(self, work_left_s: float | None) -> int:
+        """Index of the range that holds the expected work left."""
+        if work_left_s is None:
+            return 0
+        ratio = max(work_left_s / self.SMALLEST_S, 1.0)
+        return min(1 + int(math.log(ratio, self.GROWTH)), self.LEVELS)
+
+
+_ALL: tuple[type[Ordering], ...] = (
+    TTLAware,
+    WeightedArrival,
+    ProgramFCFS,
+    RequestFCFS,
+    PLAS,
+    LeastWork,
+)
+ORDERINGS: dict[str, type[Ordering]] = {cls.name: cls for cls in _ALL}

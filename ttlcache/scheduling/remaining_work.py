@@ -1,0 +1,117 @@
+"""How much work a program still has before it: learnt from programs that ended.
+
+    work left = E[turns left | turns made] * mean work of a turn
+
+Turns left come from the numbers of turns of ended programs, those under way being
+right-censored (Kaplan-Meier): where long programs stay long, somebody at turn 30 has
+more before it than a newcomer; where all are alike, less. The work of a turn is that
+of the program's own turns, drawn towards everybody's while it has made few.
+
+Work is seconds of engine time that nobody's queue is part of: new prompt tokens by the
+prefill curve, and output tokens by the mean seconds of one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import numpy as np
+
+from ttlcache.estimators.survival import FloatArray, SlidingMean
+from ttlcache.programs.model import Work
+
+#: Programs whose number of turns is remembered, and turns that are told apart.
+WINDOW, MAX_TURNS = 1000, 4096
+#: Ended programs below which nothing is known.
+MIN_ENDED = 5
+#: Turns of an average program that a program's own mean starts with.
+PRIOR_TURNS = 2.0
+#: Turns over which the work of everybody's turn is averaged.
+MEAN_WINDOW = 1000
+
+
+class WorkSizes:
+    """Expected work left of programs. O(1) an event; O(turns) after a program's end."""
+
+    def __init__(self) -> None:
+        self._ended: deque[int] = deque(maxlen=WINDOW)
+        self._live: Counter[int] = Counter()
+        self._prompt_s = SlidingMean(MEAN_WINDOW)
+        self._output_s = SlidingMean(MEAN_WINDOW)
+        self._turns_left: FloatArray | None = None
+
+    def turn_done(self, work: Work, prompt_s: float, output_s: float) -> None:
+        """A turn of a live program finished after so much work."""
+        if work.turns:
+            self._count(work.turns, -1)
+            work.prompt_s += prompt_s
+            self._prompt_s.observe(prompt_s)
+        work.output_s += output_s
+        self._output_s.observe(output_s)
+        work.turns += 1
+        self._count(work.turns, +1)
+
+    def ended(self, work: Work) -> None:
+        """The program is over."""
+        if not work.turns:
+            return
+        self._count(work.turns, -1)
+        self._ended.append(min(work.turns, MAX_TURNS))
+        self._turns_left = None
+
+    def left_s(self, work: Work) -> float | None:
+        """Expected work before the program, None while nothing is known."""
+        turns = self.turns_left(work.turns)
+        if turns is None:
+            return None
+        prompt_s = (work.prompt_s + PRIOR_TURNS * self._prompt_s.value) / (
+            max(work.turns - 1, 0) + PRIOR_TURNS
+        )
+        output_s = (work.output_s + PRIOR_TURNS * self._output_s.value) / (
+            work.turns + PRIOR_TURNS
+        )
+        return turns * (prompt_s + output_s)
+
+    def turns_left(self, made: int) -> float | None:
+        """E[turns still to come | `made` are made], at least 1; None if unknown.
+
+        Where nobody made that many: as many again.
+        """
+        if len(self._ended) < MIN_ENDED:
+            return None
+        if self._turns_left is None:
+            ended = np.bincount(self._ended).astype(np.float64)
+            live = np.zeros_like(ended)
+            for turns, programs in self._live.items():
+                # One that made more than anybody who ended was at risk all along.
+                live[min(turns, len(live) - 1)] += programs
+            self._turns_left = mean_residual(ended, live)
+        if made >= len(self._turns_left):
+            return float(max(made, 1))
+        return max(float(self._turns_left[made]), 1.0)
+
+    def _count(self, turns: int, change: int) -> None:
+        turns = min(turns, MAX_TURNS)
+        self._live[turns] += change
+        if not self._live[turns]:
+            del self._live[turns]
+
+
+def mean_residual(ended: FloatArray, live: FloatArray) -> FloatArray:
+    """E[N - k | N > k] for k = 0 .. longest - 1, by the product-limit estimate.
+
+    Where censored lives leave probability beyond the longest that ended, those last
+    as long again.
+
+    Args:
+        ended: how many lasted exactly 0, 1, 2, … turns; the last entry is not 0.
+        live: how many have made so many and go on; of the same length.
+    """
+    at_risk = np.cumsum((ended + live)[::-1])[::-1]
+    survival = np.cumprod(1.0 - ended / np.maximum(at_risk, 1))  # P(N > k)
+    longest = len(ended) - 1
+    area = np.cumsum(survival[:longest][::-1])[::-1] + survival[longest] * longest
+    left = survival[:longest]
+    residual: FloatArray = np.full(longest, float(longest))
+    np.divide(area, left, out=residual, where=left > 0.0)
+    return residual

@@ -1,0 +1,1 @@
+"""Counts and records what happened; never fails or delays what it watches."""
