@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttlcache.toolcalls import detect, key_for_tool, shell_key
-from ttlcache.toolcalls.shell_names import (
+from ttlcache.toolcalls.shell.names import (
     EXTENSIONS,
     MODES,
     OTHER,

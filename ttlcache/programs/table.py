@@ -11,10 +11,7 @@ import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
-from ttlcache.programs.model import (
-    Program,
-    ProgramKey,
-)
+from ttlcache.programs.model import Program, ProgramKey
 from ttlcache.programs.places import Place, PlaceNumbers
 
 #: Longest client string kept as it is; of a longer one only a digest is.

@@ -1,7 +1,7 @@
 """Which tool runs next, read from what the model wrote in a finished turn.
 
-One file a format, each a `Parser`; `chain` tries them in order. The shell has its
-own files, since most agents have one tool and its name alone predicts nothing.
+`formats` holds one file a format, `chain` tries them in order. `shell` reads commands:
+most agents have one tool, and its name alone predicts nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ttlcache.toolcalls.base import Parser, combine
 from ttlcache.toolcalls.chain import SCAN_LIMIT, detect
 from ttlcache.toolcalls.items import detect_items
 from ttlcache.toolcalls.keys import is_subagent, key_for_tool
-from ttlcache.toolcalls.shell import shell_key
+from ttlcache.toolcalls.shell.command import shell_key
 
 __all__ = [
     "SCAN_LIMIT",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ttlcache.toolcalls.anthropic import AnthropicInvoke
 from ttlcache.toolcalls.base import Parser, combine
-from ttlcache.toolcalls.deepseek import DeepSeek
-from ttlcache.toolcalls.fenced import FencedShell, code_blocks, without
-from ttlcache.toolcalls.function_xml import FunctionXml
-from ttlcache.toolcalls.harmony import Harmony
-from ttlcache.toolcalls.hermes import Hermes
-from ttlcache.toolcalls.json_items import JsonItems
-from ttlcache.toolcalls.llama import LlamaPythonic, LlamaPythonTag
-from ttlcache.toolcalls.mistral import Mistral
-from ttlcache.toolcalls.terminal_bench import TerminalBench
+from ttlcache.toolcalls.formats.anthropic import AnthropicInvoke
+from ttlcache.toolcalls.formats.deepseek import DeepSeek
+from ttlcache.toolcalls.formats.fenced import FencedShell, code_blocks, without
+from ttlcache.toolcalls.formats.function_xml import FunctionXml
+from ttlcache.toolcalls.formats.harmony import Harmony
+from ttlcache.toolcalls.formats.hermes import Hermes
+from ttlcache.toolcalls.formats.json_items import JsonItems
+from ttlcache.toolcalls.formats.llama import LlamaPythonic, LlamaPythonTag
+from ttlcache.toolcalls.formats.mistral import Mistral
+from ttlcache.toolcalls.formats.terminal_bench import TerminalBench
 from ttlcache.types import GapKey
 
 #: Characters of a text that are looked at: its head, which names the tool of one

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ttlcache.toolcalls.lenient_json import read_json
-from ttlcache.toolcalls.shell import join_argv, shell_key
+from ttlcache.toolcalls.shell.command import join_argv, shell_key
 from ttlcache.toolcalls.text import words
 from ttlcache.types import (
     APPROVAL_GAP,

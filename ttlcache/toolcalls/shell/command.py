@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from ttlcache.toolcalls.shell_lexer import Pipeline, split_script
-from ttlcache.toolcalls.shell_names import EXTENSIONS, OTHER, PROGRAMS, SUBCOMMANDS
-from ttlcache.toolcalls.shell_programs import (
+from ttlcache.toolcalls.shell.lexer import Pipeline, split_script
+from ttlcache.toolcalls.shell.names import EXTENSIONS, OTHER, PROGRAMS, SUBCOMMANDS
+from ttlcache.toolcalls.shell.programs import (
     HEADERS,
     INSTANT,
     KEYWORDS,

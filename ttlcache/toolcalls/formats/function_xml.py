@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ttlcache.toolcalls.xmlish import parse_tags
+from ttlcache.toolcalls.formats.xml_tags import parse_tags
 from ttlcache.types import GapKey
 
 _TAGS = re.compile(

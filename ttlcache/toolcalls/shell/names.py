@@ -6,7 +6,7 @@ files: what is not in these tables is `OTHER`, whatever it looks like.
 
 from __future__ import annotations
 
-from ttlcache.toolcalls.shell_programs import (
+from ttlcache.toolcalls.shell.programs import (
     INSTANT,
     MODE_FLAGS,
     NO_SUBCOMMAND,
