@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +13,8 @@ import pytest
 
 from bench.serve.server import ServerOptions, VLLMServer, by_label, total
 from bench.serve.tiny_model import build
+from tests.e2e.loads import answers_to_broken, record, two_turns, uncached
+from tests.e2e.mixed_load import play
 from ttlcache.analysis.load import load
 
 #: Small enough to be under pressure within seconds; blocks hold 32 tokens.
@@ -22,6 +24,16 @@ POOL_BLOCKS = 140
 TTL_S = 30.0
 #: Anything longer is a hang, on the slowest of machines.
 HANG_S = 300.0
+FOLDER = Path(__file__).parent
+#: Tests that use no server of the session's: any worker may run these.
+ALONE = (
+    "test_kv_round_trip.py",
+    "test_lmcache_admission.py",
+    "test_lmcache_plugins.py",
+    "test_profile.py",
+)
+#: A server with /reset_prefix_cache, /sleep and /collective_rpc.
+DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
 
 
 class Agent:
@@ -96,6 +108,12 @@ class Agent:
         self.ask([11, 12, 13], max_tokens=2, hints={"is_last_step": True})
 
 
+def engine_pid(server: VLLMServer) -> int:
+    text = server.log_path.read_text(errors="replace")
+    (pid,) = set(re.findall(r"EngineCore pid=(\d+)", text))
+    return int(pid)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("model") / "tiny")
@@ -112,13 +130,29 @@ def start_server(
             "kv_role": "kv_both",
             "kv_connector_extra_config": extra,
         }
-    os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # /reset_prefix_cache
     settings = {"num_blocks": POOL_BLOCKS, "max_model_len": 4096, "max_num_seqs": 8}
+    settings |= options
+    settings["extra_env"] = DEV_MODE | options.get("extra_env", {})
     return VLLMServer(
-        model,
-        ServerOptions(**(settings | options), kv_transfer_config=transfer),
-        log,
+        model, ServerOptions(**settings, kv_transfer_config=transfer), log
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several workers one has the servers: fixtures of the session exist once.
+
+    They come first, as nothing else takes so long.
+    """
+    servers = [item for item in items if _starts_vllm(item)]
+    for item in servers:
+        item.add_marker(pytest.mark.xdist_group("server"))
+    others = [item for item in items if not _starts_vllm(item)]
+    items[:] = [*servers, *others]
+
+
+def _starts_vllm(item: pytest.Item) -> bool:
+    return item.path.parent == FOLDER and item.path.name not in ALONE
 
 
 @pytest.fixture(scope="session")
@@ -126,20 +160,17 @@ def vanilla(
     tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """Recorded answers of vanilla vLLM: filled once, its server is gone then."""
-    from tests.e2e.test_mixed_load import play
-    from tests.e2e.test_operations import answers_to_broken
-    from tests.e2e.test_same_output import record
-    from tests.e2e.test_tiers import uncached
-
     log = tmp_path_factory.mktemp("vanilla") / "server.log"
     with start_server(tiny_model, log, None) as server:
         for _ in range(2):  # the first one compiles kernels
             Agent(server).http.post("/reset_prefix_cache").raise_for_status()
             answers = record(Agent(server))
-        answers["uncached"] = uncached(Agent(server))
-        broken = answers_to_broken(Agent(server))
-        mixed = play(Agent(server), identify=False)
-        return answers | {"broken": broken, "mixed": mixed}
+        return answers | {
+            "uncached": uncached(Agent(server)),
+            "two_turns": [turn["token_ids"] for turn in two_turns(Agent(server))],
+            "broken": answers_to_broken(Agent(server)),
+            "mixed": play(Agent(server), identify=False),
+        }
 
 
 @pytest.fixture(scope="session")
