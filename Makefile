@@ -11,10 +11,10 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-fleet test test-fast test-e2e test-slow test-speed test-matrix test-ahead surface gpu wedge soak check clean
+.PHONY: help setup demo demo-fleet test test-fast test-e2e test-touched test-nightly test-speed test-matrix test-ahead surface gpu wedge soak check clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP) ## Make .venv with vLLM for CPU and everything else
 
@@ -35,20 +35,33 @@ demo: $(STAMP) ## vLLM with and without TTLConnector and LMCache on a small pool
 demo-fleet: $(STAMP) ## Two replicas behind vllm-router: routing policies compared
 	$(BIN)/python -m bench fleet $(DEMO_ARGS)
 
-test: $(STAMP) check ## Everything: linters, contracts, unit, connector and end-to-end tests
-	$(BIN)/python -m pytest -m 'not speed and not slow'
+# One worker has the servers, the other one the rest (tests/e2e/conftest.py). Two
+# threads each would be four on two cores.
+WORKERS ?= 2
+PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+	-n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations=30
+ALONE := $(BIN)/python -m pytest --durations=30
 
-test-fast: $(STAMP) ## Without the tests that start a server
-	$(BIN)/python -m pytest -m 'not e2e and not speed and not slow'
+test: $(STAMP) check ## Linters, contracts, unit, connector and end-to-end tests: every commit
+	$(PARALLEL) -m 'not nightly and not speed and not gpu'
 
-test-e2e: $(STAMP) ## Only the tests that start a real vLLM server
-	$(BIN)/python -m pytest -m 'e2e and not speed and not slow'
+test-fast: $(STAMP) ## Without the tests that start a vLLM or LMCache server
+	$(PARALLEL) -m 'not e2e and not nightly and not speed and not gpu'
 
-test-slow: $(STAMP) ## Servers under kills, aborts, full disks, floods of ids (nightly)
-	$(BIN)/python -m pytest -m 'slow and not speed'
+test-e2e: $(STAMP) ## Only the tests that start one
+	$(PARALLEL) -m 'e2e and not nightly and not speed'
+
+test-touched: $(STAMP) ## Nightly tests of servers whose sources differ from main's
+	tests="$$($(BIN)/python tests/changed.py)"; \
+	test -z "$$tests" || $(ALONE) -m 'nightly and not speed' $$tests
+
+test-nightly: $(STAMP) ## What takes too long for every commit: an hour or two
+	$(PARALLEL) -m 'nightly and not e2e and not speed and not gpu'
+	$(ALONE) -m 'nightly and e2e and not speed'
+	$(MAKE) wedge soak test-matrix test-ahead
 
 test-speed: $(STAMP) ## Tests that a busy machine may fail: run them on a quiet one
-	$(BIN)/python -m pytest -m speed --log-cli-level=INFO
+	$(ALONE) -m 'speed and not gpu' --log-cli-level=INFO
 
 MATRIX ?= 0.30.0 0.31.0 0.32.0
 test-matrix: ## The connector's tests against every tested vLLM (MATRIX="0.30.0 …")

@@ -15,6 +15,14 @@ settings.load_profile("ttlcache")
 OUR_LOGGERS = ("ttlcache", "ttlcache_lmcache", "vllm.ttlcache_connector")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests go to one worker: what its fixtures start is started once."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.fixture(autouse=True)
 def our_loggers_speak() -> Iterator[None]:
     """Imports of other packages silence the root logger, or all but their own."""

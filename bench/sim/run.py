@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import logging
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
@@ -79,6 +80,9 @@ def _submit(
 ) -> Iterator[tuple[int, Future[CellResult]]]:
     if not todo:
         return
+    if processes == 1:
+        yield from _one_by_one(todo)
+        return
     # Fresh interpreters: torch and vLLM do not survive a fork well.
     context = multiprocessing.get_context("spawn")
     workers = min(processes, len(todo))
@@ -88,6 +92,25 @@ def _submit(
             yield futures[future], future
 
 
+def _one_by_one(
+    todo: list[tuple[int, Cell]],
+) -> Iterator[tuple[int, Future[CellResult]]]:
+    """In this process, which then imports vLLM itself, once."""
+    log = logging.getLogger("vllm")
+    level = log.level
+    try:
+        log.setLevel(logging.ERROR)
+        for index, cell in todo:
+            future: Future[CellResult] = Future()
+            try:
+                future.set_result(_run(cell))
+            except Exception as error:  # noqa: BLE001 - told by the caller
+                future.set_exception(error)
+            yield index, future
+    finally:
+        log.setLevel(level)
+
+
 def _start_worker() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
@@ -95,7 +118,7 @@ def _start_worker() -> None:
 
 
 def _run(cell: Cell) -> CellResult:
-    # Here, not above: only the workers pay for importing vLLM.
+    # Here, not above: whoever finds all cells in the cache imports no vLLM.
     with open(os.devnull, "w") as sink, contextlib.redirect_stderr(sink):
         from bench.sim.cell import run_cell
         from bench.sim.fleet.cell import run_fleet

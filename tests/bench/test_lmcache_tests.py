@@ -45,6 +45,7 @@ def run(folder: Path, ok: bool) -> tuple[int, str]:
     return status, out.getvalue()
 
 
+@pytest.mark.nightly
 def test_what_ran_and_what_did_not(tmp_path: Path) -> None:
     status, text = run(tmp_path / "good", ok=True)
     assert status == 0

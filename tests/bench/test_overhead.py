@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -78,8 +79,21 @@ def test_a_live_program_is_weighed_alone() -> None:
     assert kept.lines
 
 
-@pytest.mark.parametrize("programs", [2_000, 3_000])  # roomy and crowded tables
-@pytest.mark.parametrize("identity", IDENTITIES)
+#: Roomy and crowded tables; by a hint and by its prefix for every commit.
+KEPT = [
+    pytest.param(
+        identity,
+        programs,
+        marks=()
+        if (identity, programs) in (("hint", 2_000), ("prefix", 3_000))
+        else pytest.mark.nightly,
+    )
+    for identity in IDENTITIES
+    for programs in (2_000, 3_000)
+]
+
+
+@pytest.mark.parametrize(("identity", "programs"), KEPT)
 def test_a_live_idle_program_keeps_little(identity: str, programs: int) -> None:
     kept = measure_kept(programs, identity, "cachettl")
     assert kept.bytes_each <= overhead_report.MAX_BYTES_PER_PROGRAM, kept.lines
@@ -150,7 +164,16 @@ def test_memory_and_time_are_judged_over_the_run() -> None:
         assert tuple(bar.passed for bar in bars(result)[3:]) == expected
 
 
-def test_the_command_measures_prints_and_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "is_whole", [False, pytest.param(True, marks=pytest.mark.nightly)]
+)
+def test_the_command_measures_prints_and_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_whole: bool
+) -> None:
+    if not is_whole:
+        monkeypatch.setattr(policies, "SHIPPED", ("cachettl",))
+        monkeypatch.setattr(overhead_report, "TURN_POLICIES", ("cachettl",))
+        monkeypatch.setattr(overhead_report, "IDENTITIES", ("hint", "prefix"))
     out = tmp_path / "overhead.json"
     args = ["overhead", "--core", "--json", str(out), "--programs", "300"]
     args += ["--idle-programs", "100", "--repeats", "50"]
@@ -159,7 +182,10 @@ def test_the_command_measures_prints_and_writes(tmp_path: Path) -> None:
     assert "bars" in result.output
     written = json.loads(out.read_text())
     assert [row["policy"] for row in written["decide"]] == list(policies.SHIPPED)
-    assert len(written["turns"]) == 2 * len(IDENTITIES)
+    timed = [(row["policy"], row["identity"]) for row in written["turns"]]
+    assert timed == list(
+        itertools.product(overhead_report.TURN_POLICIES, overhead_report.IDENTITIES)
+    )
     assert written["chunks"][-1]["programs"] == 300
     passed = [bar["passed"] for bar in written["bars"]]
     assert result.exit_code == (0 if all(passed) else 1)

@@ -66,7 +66,15 @@ CROWD = replace(LOAD, programs=8, rate=2.0)
 ASK_THE_PRICE = ("infercept", "ski-rental")
 
 
-@pytest.mark.parametrize("arm", list(ARMS))
+#: Strides are the engine's and not the policy's: one arm of each kind in every run.
+EACH_KIND = ("vllm", "adaptive", "mori", "thunderagent", "oracle")
+STRIDE_ARMS = [
+    pytest.param(arm, marks=() if arm in EACH_KIND else pytest.mark.nightly)
+    for arm in ARMS
+]
+
+
+@pytest.mark.parametrize("arm", STRIDE_ARMS)
 def test_strides_change_nothing(arm):
     """To the last bit, under pressure, where waiting requests are refused."""
     fine = _run(arm, replace(PRESSED, decode_stride=1), CROWD)

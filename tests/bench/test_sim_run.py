@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -109,21 +110,32 @@ def test_json_has_no_wall_time_and_has_regret():
     assert run.to_json(cells, other) == text
 
 
+def written(out: Path, *more: str) -> bytes:
+    """What two small cells write to `out`."""
+    arguments = ["sim", "--programs", "2", "--rate", "0.5", "--blocks", "1500"]
+    arguments += ["--arms", "vllm,cachettl", "--out", str(out), *more]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return out.read_bytes()
+
+
 def test_two_runs_write_the_same_bytes_and_the_second_is_cached(tmp_path, monkeypatch):
     pytest.importorskip("vllm")
     monkeypatch.chdir(tmp_path)
-    arguments = ["sim", "--programs", "2", "--rate", "0.5", "--blocks", "1500"]
-    arguments += ["--arms", "vllm,cachettl"]
-    runner = CliRunner()
-    for name, more in (("a", []), ("b", []), ("c", ["--no-cache"])):
-        out = ["--out", str(tmp_path / f"{name}.json"), *more]
-        result = runner.invoke(app, [*arguments, *out])
-        assert result.exit_code == 0, result.output
-    first = (tmp_path / "a.json").read_bytes()
-    assert first == (tmp_path / "b.json").read_bytes()
-    assert first == (tmp_path / "c.json").read_bytes()
+    alone = ("--processes", "1")
+    first = written(tmp_path / "a.json", *alone)
+    assert first == written(tmp_path / "b.json", *alone)
+    assert first == written(tmp_path / "c.json", "--no-cache", *alone)
     assert len(list((tmp_path / run.CACHE).glob("*.json"))) == 2
     assert (tmp_path / "a.wall.json").exists()
+
+
+@pytest.mark.nightly
+def test_processes_of_their_own_write_the_same_bytes(tmp_path, monkeypatch):
+    pytest.importorskip("vllm")
+    monkeypatch.chdir(tmp_path)
+    alone = written(tmp_path / "a.json", "--no-cache", "--processes", "1")
+    assert alone == written(tmp_path / "b.json", "--no-cache", "--processes", "2")
 
 
 def test_the_command_line_refuses_nonsense():

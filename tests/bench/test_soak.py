@@ -212,6 +212,7 @@ def test_vanilla_vllm_is_asked_for_the_servers_promises_only() -> None:
     assert options.server().extra_env == SoakOptions().server().extra_env
 
 
+@pytest.mark.nightly
 def test_the_probe_sees_our_objects_and_no_others(tmp_path: Path) -> None:
     from bench.stress.soak import probe
     from ttlcache.estimators.gap_history import GapHistory

@@ -17,7 +17,14 @@ from ttlcache_connector.role.queue_answers import QueueAnswers
 FIRST_SEED = 1_000_000
 
 
-@pytest.mark.parametrize("chunk", range(10))
+#: Fifty schedules each; the first few for every commit.
+CHUNKS = [
+    pytest.param(chunk, marks=pytest.mark.nightly if chunk >= 4 else ())
+    for chunk in range(10)
+]
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
 def test_no_wedge_no_leak_no_broken_invariant(chunk):
     seeds = range(FIRST_SEED + 50 * chunk, FIRST_SEED + 50 * (chunk + 1))
     failures = [o for o in map(play, seeds) if o.failure is not None]

@@ -2,6 +2,7 @@
 
 Every mutation names the test that must fail for it. The copy holds the package and
 its tests; `conftest.py` in it makes sure that it, not this checkout, is imported.
+All are tried at night; for a commit those of a few files that it changes.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-AT_ONCE = 2
+from tests.changed import ROOT, changed_files
+
+#: Each takes some seconds, and a commit may change every file.
+MAX_OF_A_COMMIT = 12
 TESTS_FAILED = 1  # exit statuses of pytest; broken imports have others
 ALL_PASSED = 0
 
@@ -540,25 +542,6 @@ def try_mutation(folder: Path, mutation: Mutation) -> tuple[int, str]:
         shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="module")
-def verdicts(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[Mutation, Future[tuple[int, str]]]]:
-    """Of every mutation that is asked about, how its tests will have ended."""
-    base = tmp_path_factory.mktemp("mutants")
-    asked = {
-        item.callspec.params["mutation"]: None
-        for item in request.session.items
-        if item.path == request.path and hasattr(item, "callspec")
-    }
-    pool = ThreadPoolExecutor(AT_ONCE)
-    yield {
-        mutation: pool.submit(try_mutation, base / str(number), mutation)
-        for number, mutation in enumerate(asked)
-    }
-    pool.shutdown(cancel_futures=True)
-
-
 def test_every_snippet_is_in_its_file_once() -> None:
     for mutation in MUTATIONS:
         text = (ROOT / "ttlcache" / mutation.file).read_text()
@@ -580,9 +563,28 @@ def test_a_copy_without_the_package_is_refused(tmp_path: Path) -> None:
     assert "imported" in output
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
-def test_the_mutation_is_caught(
-    mutation: Mutation, verdicts: dict[Mutation, Future[tuple[int, str]]]
-) -> None:
-    status, output = verdicts[mutation].result()
+def of_this_commit() -> list[Mutation]:
+    """Of the files that changed, one of each before another of the same."""
+    changed = changed_files()
+    seen: dict[str, int] = {}
+    ranked = []
+    for mutation in MUTATIONS:
+        if f"ttlcache/{mutation.file}" in changed:
+            seen[mutation.file] = seen.get(mutation.file, 0) + 1
+            ranked.append((seen[mutation.file], mutation))
+    ranked.sort(key=lambda each: each[0])
+    return [mutation for _, mutation in ranked[:MAX_OF_A_COMMIT]]
+
+
+def of_all() -> list[Any]:
+    now = of_this_commit()
+    return [
+        pytest.param(mutation, marks=() if mutation in now else pytest.mark.nightly)
+        for mutation in MUTATIONS
+    ]
+
+
+@pytest.mark.parametrize("mutation", of_all(), ids=str)
+def test_the_mutation_is_caught(mutation: Mutation, tmp_path: Path) -> None:
+    status, output = try_mutation(tmp_path / "copy", mutation)
     assert status == TESTS_FAILED, f"survived: {mutation}\n{output}"

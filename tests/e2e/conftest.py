@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import os
+import pickle
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +15,15 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.serve import server as server_module
+from bench.serve import tiny_model as tiny_model_module
 from bench.serve.server import ServerOptions, VLLMServer, by_label, total
 from bench.serve.tiny_model import build
+from tests.e2e import loads, mixed_load
+from tests.e2e.loads import answers_to_broken, record, two_turns, uncached
+from tests.e2e.mixed_load import play
 from ttlcache.analysis.load import load
+from ttlcache_connector.engine.requirements import vllm_version
 
 #: Small enough to be under pressure within seconds; blocks hold 32 tokens.
 POOL_BLOCKS = 140
@@ -22,6 +32,18 @@ POOL_BLOCKS = 140
 TTL_S = 30.0
 #: Anything longer is a hang, on the slowest of machines.
 HANG_S = 300.0
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+CPUINFO = Path("/proc/cpuinfo")
+#: Tests that use no server of the session's: any worker may run these.
+ALONE = (
+    "test_kv_round_trip.py",
+    "test_lmcache_admission.py",
+    "test_lmcache_plugins.py",
+    "test_profile.py",
+)
+#: A server with /reset_prefix_cache, /sleep and /collective_rpc.
+DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
 
 
 class Agent:
@@ -96,6 +118,12 @@ class Agent:
         self.ask([11, 12, 13], max_tokens=2, hints={"is_last_step": True})
 
 
+def engine_pid(server: VLLMServer) -> int:
+    text = server.log_path.read_text(errors="replace")
+    (pid,) = set(re.findall(r"EngineCore pid=(\d+)", text))
+    return int(pid)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("model") / "tiny")
@@ -112,34 +140,71 @@ def start_server(
             "kv_role": "kv_both",
             "kv_connector_extra_config": extra,
         }
-    os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # /reset_prefix_cache
     settings = {"num_blocks": POOL_BLOCKS, "max_model_len": 4096, "max_num_seqs": 8}
+    settings |= options
+    settings["extra_env"] = DEV_MODE | options.get("extra_env", {})
     return VLLMServer(
-        model,
-        ServerOptions(**(settings | options), kv_transfer_config=transfer),
-        log,
+        model, ServerOptions(**settings, kv_transfer_config=transfer), log
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several workers one has the servers: fixtures of the session exist once.
+
+    They come first, as nothing else takes so long.
+    """
+    servers = [item for item in items if _starts_vllm(item)]
+    for item in servers:
+        item.add_marker(pytest.mark.xdist_group("server"))
+    others = [item for item in items if not _starts_vllm(item)]
+    items[:] = [*servers, *others]
+
+
+def _starts_vllm(item: pytest.Item) -> bool:
+    return item.path.parent == FOLDER and item.path.name not in ALONE
 
 
 @pytest.fixture(scope="session")
 def vanilla(
     tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """Recorded answers of vanilla vLLM: filled once, its server is gone then."""
-    from tests.e2e.test_mixed_load import play
-    from tests.e2e.test_operations import answers_to_broken
-    from tests.e2e.test_same_output import record
-    from tests.e2e.test_tiers import uncached
+    """Recorded answers of vanilla vLLM: filled once, its server is gone then.
 
+    They are the same every time, so a later run finds them in `out`.
+    """
+    kept = ROOT / "out/cache/vanilla" / f"{_what_vanilla_depends_on()}.pickle"
+    if kept.exists():
+        found: dict[str, Any] = pickle.loads(kept.read_bytes())
+        return found
     log = tmp_path_factory.mktemp("vanilla") / "server.log"
     with start_server(tiny_model, log, None) as server:
         for _ in range(2):  # the first one compiles kernels
             Agent(server).http.post("/reset_prefix_cache").raise_for_status()
             answers = record(Agent(server))
-        answers["uncached"] = uncached(Agent(server))
-        broken = answers_to_broken(Agent(server))
-        mixed = play(Agent(server), identify=False)
-        return answers | {"broken": broken, "mixed": mixed}
+        answers |= {
+            "uncached": uncached(Agent(server)),
+            "two_turns": [turn["token_ids"] for turn in two_turns(Agent(server))],
+            "broken": answers_to_broken(Agent(server)),
+            "mixed": play(Agent(server), identify=False),
+        }
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    new = kept.with_suffix(f".{os.getpid()}")
+    new.write_bytes(pickle.dumps(answers))
+    new.replace(kept)
+    return answers
+
+
+def _what_vanilla_depends_on() -> str:
+    """The requests, the model, the server's options, vLLM and its kernels' machine."""
+    sources = (loads, mixed_load, tiny_model_module, server_module)
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for module in sources:
+        digest.update(Path(str(module.__file__)).read_bytes())
+    versions = (vllm_version(), importlib.metadata.version("torch"))
+    cpu = re.findall(r"^(?:model name|flags)\s*: (.*)", CPUINFO.read_text(), re.M)[:2]
+    digest.update(repr((versions, cpu)).encode())
+    return digest.hexdigest()[:16]
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""1,000 sessions of one greedy client over HTTP, and a tenant beside it."""
+"""Hundreds of sessions of one greedy client over HTTP, and a tenant beside it.
+
+tests/connector/test_abuse.py has 10,000 of them on vLLM's scheduler without a server.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ from bench.stress.abuse.http import abuse
 pytestmark = pytest.mark.e2e
 
 
-def test_a_thousand_greedy_sessions_cost_others_little(agent):
+@pytest.mark.parametrize(
+    "sessions", [150, pytest.param(1000, marks=pytest.mark.nightly)]
+)
+def test_greedy_sessions_cost_others_little(agent, sessions):
     agent.http.post("/reset_prefix_cache").raise_for_status()
-    found = abuse(agent.server, sessions=1000)
+    found = abuse(agent.server, sessions)
     agent.http.post("/reset_prefix_cache").raise_for_status()
     assert found.refused == 0
-    assert found.after.programs > 200, "the sessions were not seen as programs"
+    assert found.after.programs > sessions / 5, "the sessions were not seen as programs"
     assert found.after.metrics_lines == found.before.metrics_lines
     assert found.after.metrics_bytes < found.before.metrics_bytes + 1000
     assert found.after.hook_errors == found.before.hook_errors

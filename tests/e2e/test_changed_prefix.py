@@ -197,7 +197,7 @@ def real(agent: Agent, claude: Path, folder: Path, settings: dict[str, str]) -> 
     return bridge
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_real_cli(agent, claude, tmp_path):
     counted = diverged(agent, "head")
     bridge = real(agent, claude, tmp_path / "before", REMINDER)

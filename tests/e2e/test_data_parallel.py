@@ -21,9 +21,9 @@ import pytest
 from bench.compare.fleet.front import Front
 from bench.serve.server import ServerOptions, VLLMServer, by_label
 from tests.e2e.conftest import HANG_S
-from tests.e2e.test_tiers import BLOCK, first_prompt, tool_result
+from tests.e2e.loads import BLOCK, first_prompt, tool_result
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 RANKS = 2
 PROGRAMS = 6

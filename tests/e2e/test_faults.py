@@ -16,7 +16,7 @@ import pytest
 from bench.serve.server import ServerOptions, VLLMServer, by_label
 from tests.connector.injection import FOLDER_VARIABLE, OBSERVE, POINTS
 from tests.e2e.conftest import POOL_BLOCKS, Agent, start_server
-from tests.e2e.test_same_output import record
+from tests.e2e.loads import record
 
 pytestmark = pytest.mark.e2e
 log = logging.getLogger(__name__)

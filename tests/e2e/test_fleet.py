@@ -20,9 +20,9 @@ from bench.compare.fleet.front import Front
 from bench.compare.fleet.router import Router
 from bench.serve.server import ServerOptions, VLLMServer, by_label, total
 from tests.e2e.conftest import HANG_S, Agent
-from tests.e2e.test_tiers import BLOCK, KEPT, first_prompt, tool_result
+from tests.e2e.loads import BLOCK, KEPT, first_prompt, tool_result
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 PROGRAMS = 10
 #: Attempts at what a busy machine disturbs: an answer of LMCache later than 2 s.

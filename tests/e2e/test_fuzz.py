@@ -13,6 +13,7 @@ from ttlcache_connector.http.asgi import MAX_BODY_BYTES
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.nightly
 def test_odd_requests_are_answered_as_plain_vllm_answers_them(tiny_model, tmp_path):
     rows, worse = compare(tiny_model, tmp_path, requests=WARM_UP + 200, seed=3)
     assert worse == []

@@ -10,40 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.documented import of_servers
+from tests.e2e.loads import answers_to_broken
 from tests.e2e.test_server import prompt
 from tests.test_monitoring import EXPRESSIONS, LMCACHE, names_in
 from ttlcache.cli import app
 
 pytestmark = pytest.mark.e2e
-
-CHAT = "/v1/chat/completions"
-MESSAGE = b'"messages": [{"role": "user", "content": "x"}]'
-#: (path, body): what clients get wrong, and fields of other people's conventions.
-BROKEN = [
-    (CHAT, b""),
-    (CHAT, b"{"),
-    (CHAT, b"[1, 2]"),
-    (CHAT, b'{"user": "u"'),
-    (CHAT, b"\xff\xfe\x00"),
-    (CHAT, b'{"model": "tiny", "user": {"a": 1}, ' + MESSAGE + b"}"),
-    (CHAT, b'{"model": "tiny", "metadata": 3, "messages": 7}'),
-    (CHAT, b'{"model": "tiny", "job_id": "j", "messages": "no"}'),
-    (CHAT, b'{"model": "tiny", "session_id": 5, ' + MESSAGE + b"}"),
-    (CHAT, b'{"kv_transfer_params": [], "job_id": 1, "model": "tiny"}'),
-    ("/v1/messages", b'{"metadata": {"user_id": "{"}, "model": "tiny"}'),
-    ("/v1/responses", b'{"prompt_cache_key": 3, "model": "tiny", "input": 4}'),
-    ("/v1/completions", b'{"job_id": "j", "prompt": "' + b"x " * 5_000_000 + b'"}'),
-]
-
-
-def answers_to_broken(agent) -> list[tuple[int, str]]:
-    """Status and text; both arms are asked, see `vanilla` in conftest.py."""
-    found = []
-    for path, body in BROKEN:
-        headers = {"content-type": "application/json", "session-id": "broken"}
-        answer = agent.http.post(path, content=body, headers=headers)
-        found.append((answer.status_code, answer.text))
-    return found
 
 
 def test_a_broken_request_gets_vllms_own_answer(agent, vanilla):

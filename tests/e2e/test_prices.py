@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from bench.cli import app
 
 
+@pytest.mark.e2e
 @pytest.mark.speed
 def test_told_seconds_are_measured_seconds(tmp_path, tiny_model):
     result = CliRunner().invoke(

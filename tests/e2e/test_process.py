@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import signal
 import threading
 import time
@@ -22,12 +21,12 @@ import httpx
 import pytest
 
 from bench.serve.server import VLLMServer
-from tests.e2e.conftest import HANG_S, Agent, start_server
+from tests.e2e.conftest import HANG_S, Agent, engine_pid, start_server
 from ttlcache.estimators import gap_store
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.types import GapKey
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 log = logging.getLogger(__name__)
 
 #: Gaps that "an earlier server" saw.
@@ -147,11 +146,6 @@ class Busy:
         log.info("scrapes: %s", Counter(self.scrapes.ends))
         assert self.scrapes.ends[-1] == "ConnectError"
         assert not any("Timeout" in end for end in self.scrapes.ends)
-
-
-def engine_pid(server: VLLMServer) -> int:
-    (pid,) = set(re.findall(r"EngineCore pid=(\d+)", log_of(server)))
-    return int(pid)
 
 
 def freeze_in_mid_turn(agent: Agent) -> Busy:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import resource
 import signal
 import threading
@@ -19,11 +18,11 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.serve.server import VLLMServer
-from tests.e2e.conftest import HANG_S, Agent, start_server
+from tests.e2e.conftest import HANG_S, Agent, engine_pid, start_server
 from ttlcache.analysis.load import load
 from ttlcache.cli import app
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 log = logging.getLogger(__name__)
 
 AGENTS = 3
@@ -38,12 +37,6 @@ def start(model: Path, folder: Path) -> VLLMServer:
         "record_path": str(folder / "recording"),
     }
     return start_server(model, folder / "server.log", extra)
-
-
-def engine_pid(server: VLLMServer) -> int:
-    text = server.log_path.read_text(errors="replace")
-    (pid,) = set(re.findall(r"EngineCore pid=(\d+)", text))
-    return int(pid)
 
 
 @dataclass

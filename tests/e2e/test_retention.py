@@ -20,7 +20,7 @@ from bench.serve.tiny_model import DEFAULT_SHAPE
 from tests.e2e.conftest import Agent, start_server
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 CHUNK = 32
 PROMPT_TOKENS = 200

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
+
 NO_ROOM = '{"admission": "none"}'
 
 
@@ -34,7 +36,6 @@ def test_two_settings_on_the_same_programs(tmp_path, tiny_model):
     assert "admission=none" in log
 
 
-@pytest.mark.slow
 def test_connectors_above_lmcache_servers_of_their_own(tmp_path, tiny_model):
     pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
     below = '{"lower_tier": "lmcache", "policy": "none"}'

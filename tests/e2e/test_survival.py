@@ -24,12 +24,11 @@ import httpx
 import pytest
 
 from bench.serve.tier_server import TierServer
-from tests.e2e.conftest import HANG_S, POOL_BLOCKS, Agent, start_server
-from tests.e2e.test_process import engine_pid
+from tests.e2e.conftest import HANG_S, POOL_BLOCKS, Agent, engine_pid, start_server
 from ttlcache.analysis.load import load
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 BLOCK = 32
 PROMPT = [5 + i * 31 % 2000 for i in range(10 * BLOCK)]

@@ -19,7 +19,7 @@ from bench.serve.tier_server import TierServer
 from tests.e2e.conftest import Agent, start_server
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 BLOCK, WINDOW = 32, 64
 PROMPT = [5 + (i * i * 31 + i * 3) % 2000 for i in range(200)]

@@ -17,40 +17,14 @@ import pytest
 from bench.serve.server import by_label, total
 from bench.serve.tier_server import TierServer
 from tests.e2e.conftest import Agent, start_server
+from tests.e2e.loads import BLOCK, KEPT, PROGRAMS, first_prompt, tool_result
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 pytestmark = pytest.mark.e2e
 T = TypeVar("T")
 
-PROGRAMS = 50
 TTL_S = 1.5
 MAX_ATTEMPTS = 5
-BLOCK = 32
-FIRST_TOKENS = 200
-#: What a turn leaves: the KV of its last token does not exist.
-KEPT = (FIRST_TOKENS + 8 - 1) // BLOCK * BLOCK
-
-
-def first_prompt(index: int) -> list[int]:
-    return [5 + (index * 7919 + i * i * 31 + i * 3) % 2000 for i in range(FIRST_TOKENS)]
-
-
-def tool_result(index: int) -> list[int]:
-    return [5 + (index * 104_729 + i * 17) % 2000 for i in range(40)]
-
-
-def uncached(agent: Any) -> list[list[list[int]]]:
-    """Both turns of every program, with no cache at all: a salt of its own each."""
-
-    def both(index: int) -> list[list[int]]:
-        first = agent.ask(first_prompt(index), cache_salt=f"first-{index}")
-        prompt = first["context"] + tool_result(index)
-        second = agent.ask(prompt, cache_salt=f"second-{index}")
-        assert first["cached_tokens"] == second["cached_tokens"] == 0
-        return [first["token_ids"], second["token_ids"]]
-
-    with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(both, range(PROGRAMS)))
 
 
 class Tiered:

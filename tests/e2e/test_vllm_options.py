@@ -14,12 +14,11 @@ import vllm
 from bench.serve.process import ServerError
 from bench.serve.server import ServerOptions, VLLMServer
 from tests.e2e.conftest import HANG_S, Agent, start_server
+from tests.e2e.loads import PROMPT, RESULT, two_turns
 from ttlcache.analysis.load import load
 
 pytestmark = pytest.mark.e2e
 
-PROMPT = [5 + (i * 7919 + i * i) % 2000 for i in range(200)]
-RESULT = [5 + (i * 104_729) % 2000 for i in range(40)]
 HOLD = {
     "policy": "fixed",
     "policy_options": {"ttl_s": 300.0},
@@ -46,52 +45,40 @@ def test_vllms_offloading_stops_the_server_with_one_sentence(tiny_model, tmp_pat
         assert part in sentence
 
 
+@pytest.mark.nightly
 def test_a_server_that_does_not_load_our_plugin_does_not_start(tiny_model, tmp_path):
     words = why_not(tiny_model, tmp_path, VLLM_PLUGINS="lora_filesystem_resolver")
     assert "TTLConnector" in words
 
 
-def test_options_that_change_what_we_build_on(tiny_model, tmp_path):
+def test_options_that_change_what_we_build_on(tiny_model, tmp_path, vanilla):
     """Another hash, drafts, events on the wire, no stats: still the same tokens."""
-    common = (
+    options = (
         *("--prefix-caching-hash-algo", "sha256_cbor"),
         *("--speculative-config", json.dumps({"method": "ngram"} | DRAFTS)),
         *("--kv-events-config", json.dumps({"enable_kv_cache_events": True} | NULL)),
         *("--scheduling-policy", "priority"),
         *("--disable-log-stats", "--no-enable-per-request-metrics"),
     )
-    answers = []
-    for extra in (None, HOLD):
-        log = tmp_path / f"{extra is None}.log"
-        with start_server(tiny_model, log, extra, extra_args=common) as server:
-            agent = Agent(server)
-            first = agent.ask(PROMPT, max_tokens=24)
-            second = agent.ask([*first["context"], *RESULT], max_tokens=24)
-            answers.append([turn["token_ids"] for turn in (first, second)])
-            if extra is not None:
-                assert second["cached_tokens"] == 223 // 32 * 32
-                programs = httpx.get(f"{server.base_url}/ttlcache/programs")
-                (engine,) = programs.raise_for_status().json()["engines"]
-                assert len(engine["programs"]) == 1
-                assert not [
-                    n for n, _ in server.metrics() if n.startswith("ttlcache_pin")
-                ]
-                told = [
-                    line
-                    for line in log.read_text().splitlines()
-                    if "ttlcache: " in line
-                ]
-                assert (
-                    len([line for line in told if "--disable-log-stats" in line]) == 1
-                )
-            assert server.errors_in_log() == []
-    assert answers[0] == answers[1]
+    log = tmp_path / "log"
+    with start_server(tiny_model, log, HOLD, extra_args=options) as server:
+        turns = two_turns(Agent(server))
+        assert [turn["token_ids"] for turn in turns] == vanilla["two_turns"]
+        assert turns[1]["cached_tokens"] == 223 // 32 * 32
+        programs = httpx.get(f"{server.base_url}/ttlcache/programs")
+        (engine,) = programs.raise_for_status().json()["engines"]
+        assert len(engine["programs"]) == 1
+        assert not [n for n, _ in server.metrics() if n.startswith("ttlcache_pin")]
+        told = [line for line in log.read_text().splitlines() if "ttlcache: " in line]
+        assert len([line for line in told if "--disable-log-stats" in line]) == 1
+        assert server.errors_in_log() == []
 
 
 DRAFTS = {"num_speculative_tokens": 2, "prompt_lookup_max": 4}
 NULL = {"publisher": "null"}
 
 
+@pytest.mark.nightly
 def test_a_model_for_embeddings_is_served_and_nothing_is_pinned(tiny_model, tmp_path):
     body = {"model": "tiny", "input": PROMPT}
     answers = []

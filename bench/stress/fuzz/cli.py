@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -114,9 +113,11 @@ def _run(
     seed: int,
     path_of: Callable[[FuzzRequest], str | None],
 ) -> Played:
-    os.environ["VLLM_SERVER_DEV_MODE"] = "1"
     options = ServerOptions(
-        num_blocks=320, max_model_len=4096, kv_transfer_config=connector
+        num_blocks=320,
+        max_model_len=4096,
+        kv_transfer_config=connector,
+        extra_env={"VLLM_SERVER_DEV_MODE": "1"},
     )
     with VLLMServer(model, options, log) as server:
         started_s = time.monotonic()

@@ -1,0 +1,91 @@
+"""Which files the work under test has changed, and which nightly tests that touches.
+
+    python tests/changed.py
+
+prints the latter, one file a line (`make test-touched` runs them).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Collection
+from functools import lru_cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_LMCACHE = (
+    "connector/ttlcache_connector/tiers/",
+    "connector/ttlcache_connector/lmcache_server/",
+    "connector/ttlcache_lmcache/",
+)
+#: Nightly tests that start servers -> the sources that only they see at work.
+NIGHTLY = {
+    "tests/e2e/test_data_parallel.py": (
+        "connector/ttlcache_connector/front/",
+        "connector/ttlcache_connector/http/",
+    ),
+    "tests/e2e/test_fleet.py": (
+        "connector/ttlcache_connector/front/",
+        "bench/compare/fleet/",
+    ),
+    "tests/e2e/test_process.py": (
+        "connector/ttlcache_connector/role/",
+        "ttlcache/estimators/",
+    ),
+    "tests/e2e/test_recorder.py": ("ttlcache/telemetry/", "ttlcache/analysis/"),
+    "tests/e2e/test_retention.py": _LMCACHE,
+    "tests/e2e/test_settings.py": ("bench/compare/settings.py",),
+    "tests/e2e/test_survival.py": ("connector/ttlcache_connector/blocks/", *_LMCACHE),
+    "tests/e2e/test_tier_hybrid.py": _LMCACHE[:1],
+    "tests/e2e/test_tiers.py": _LMCACHE[:2],
+}
+#: What a branch is compared with; the first that there is.
+_TRUNKS = ("origin/main", "main")
+
+
+@lru_cache
+def changed_files() -> frozenset[str]:
+    """Paths below the root: of the branch's commits and of the work tree.
+
+    On the trunk itself those of its last commit. Empty where git cannot say, as in an
+    unpacked archive or a shallow clone.
+    """
+    base = _base()
+    if base is None:
+        return frozenset()
+    changed = _git("diff", "--name-only", base) or ""
+    untracked = _git("ls-files", "--others", "--exclude-standard") or ""
+    return frozenset([*changed.splitlines(), *untracked.splitlines()])
+
+
+def touched(changed: Collection[str]) -> list[str]:
+    """Keys of `NIGHTLY` of which a source, or the test itself, is in `changed`."""
+    return [
+        test
+        for test, sources in NIGHTLY.items()
+        if any(path.startswith((test, *sources)) for path in changed)
+    ]
+
+
+def _base() -> str | None:
+    """The commit from which everything since then is the work under test."""
+    head = _git("rev-parse", "HEAD")
+    for trunk in _TRUNKS:
+        base = _git("merge-base", "HEAD", trunk)
+        if base is not None:
+            return _git("rev-parse", "--verify", "HEAD^") if base == head else base
+    return None
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+if __name__ == "__main__":
+    print(*touched(changed_files()), sep="\n")
