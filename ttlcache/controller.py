@@ -172,9 +172,9 @@ class Controller:
         return self.tables.retention_enabled
 
     @property
-    def memory(self) -> Memoryfulness:
+    def memoryfulness(self) -> Memoryfulness:
         """What programs' lengths say of turns left (paper §4.1)."""
-        return self.tables.memory
+        return self.tables.memoryfulness
 
     @property
     def last_decision(self) -> Decision | None:
@@ -384,7 +384,7 @@ class Controller:
         Returns:
             Blocks that became free.
         """
-        if not self.pins.any_while_free:
+        if not self.pins.any_provisional:
             return 0
         now_s = self._clock.now_s()
         ended = self._holding.reprice(self.tables.view(now_s), now_s)

@@ -73,7 +73,7 @@ class Departures:
         tables.journal.end(now_s, program, how)
         self.admission.leaves(program, now_s)
         if program.turns_finished:
-            tables.memory.add(program.turns_finished)
+            tables.memoryfulness.add(program.turns_finished)
         if program.work is not None:
             tables.work.ended(program.work)
         self.places.ended(program)

@@ -95,8 +95,8 @@ MUTATIONS = [
     ),
     policy(
         "cachettl.py",
-        "eta = view.eta if sample is not None else 1.0",
-        "eta = view.eta",
+        "eta = view.memoryfulness if sample is not None else 1.0",
+        "eta = view.memoryfulness",
         "paper.py::test_cachettl_cold_start",
     ),
     policy(
@@ -208,7 +208,7 @@ MUTATIONS = [
     # places in the order
     Mutation(
         "retention/reclaim.py",
-        "(pin.held and not pin.is_junior)",
+        "(pin.held and not pin.quantum_used)",
         "pin.held",
         "test_fairness.py"
         "::test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held",
@@ -464,31 +464,31 @@ MUTATIONS = [
     # patience and whole victims
     Mutation(
         "retention/reclaim.py",
-        "min(pin.patient_until_s, pin.firm_until_s)",
-        "pin.firm_until_s",
+        "min(pin.stall_until_s, pin.policy_deadline_s)",
+        "pin.policy_deadline_s",
         "test_patience.py::test_patience_ends",
     ),
     Mutation(
         "retention/reclaim.py",
-        "if pin.held or pin.is_junior:",
-        "if pin.is_junior:",
+        "if pin.held or pin.quantum_used:",
+        "if pin.quantum_used:",
         "test_patience.py::test_no_patience_for_whom_waits_already",
     ),
     Mutation(
         "retention/reclaim.py",
-        "if pin.kv_blocks - drop_blocks < max(1, pin.least_blocks):",
+        "if pin.kv_blocks - drop_blocks < max(1, pin.min_blocks):",
         "if drop_blocks >= pin.kv_blocks:",
         "test_patience.py::test_a_whole_pin_goes_as_a_whole",
     ),
     Mutation(
         "retention/reclaim.py",
-        "if pin.kv_blocks - drop_blocks < max(1, pin.least_blocks):",
-        "if pin.least_blocks or drop_blocks >= pin.kv_blocks:",
+        "if pin.kv_blocks - drop_blocks < max(1, pin.min_blocks):",
+        "if pin.min_blocks or drop_blocks >= pin.kv_blocks:",
         "test_patience.py::test_a_pin_gives_some_blocks_before_it_goes_as_a_whole",
     ),
     Mutation(
         "retention/reclaim.py",
-        "                    self._stand_still(spared)",
+        "                    self._note_stall(awaited)",
         "                    pass",
         "test_patience.py::test_the_time_stood_still_counts_against_the_quantum",
     ),

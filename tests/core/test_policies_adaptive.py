@@ -97,22 +97,22 @@ def test_queueing_again_counts_in_the_paper_s_bargain_only() -> None:
 def test_patience_is_the_recovery_and_victims_are_whole() -> None:
     view = view_of(history_of([1.0] * 4), Pressure(100, num_waiting=1))
     decision = adaptive().decide(turn_of(5), view)
-    assert (decision.patience_s, decision.whole_below) == (5.0, 0.8)
+    assert (decision.stall_wait_s, decision.min_keep_share) == (5.0, 0.8)
     other = adaptive(patient_stalls=False, whole_victims=False).decide(turn_of(5), view)
-    assert (other.patience_s, other.whole_below) == (0.0, 0.0)
+    assert (other.stall_wait_s, other.min_keep_share) == (0.0, 0.0)
 
 
 def test_what_a_tier_has_not_yet_may_lose_a_little() -> None:
     """To give it up as a whole would cost a copy of all of it."""
-    view = view_of(history_of([1.0] * 4))._replace(tier="cpu", is_below=False)
-    assert adaptive().decide(turn_of(5), view).whole_below == 0.8
+    view = view_of(history_of([1.0] * 4))._replace(tier="cpu", tier_has_copy=False)
+    assert adaptive().decide(turn_of(5), view).min_keep_share == 0.8
 
 
 def test_with_a_tier_below_victims_are_whole() -> None:
     view = view_of(history_of([1.0] * 4), Pressure(100, num_waiting=1))
     policy = adaptive()
-    assert policy.decide(turn_of(5), view).whole_below == 0.8
-    assert policy.decide(turn_of(5), view._replace(tier="cpu")).whole_below == 1.0
+    assert policy.decide(turn_of(5), view).min_keep_share == 0.8
+    assert policy.decide(turn_of(5), view._replace(tier="cpu")).min_keep_share == 1.0
 
 
 def test_a_reload_beside_others_is_worth_less_memory() -> None:
@@ -129,7 +129,7 @@ def test_a_reload_beside_others_is_worth_less_memory() -> None:
     share = turn.kv_blocks / 100
     assert benefit_s() == pytest.approx((1 + share) * reload_s)
     assert benefit_s(lone_reloads=False) == pytest.approx(11 * reload_s)
-    view = view._replace(is_below=False)
+    view = view._replace(tier_has_copy=False)
     assert benefit_s() == pytest.approx(11 * reload_s), "a copy down comes first"
     view = view._replace(tier=None)
     prefill_s = float(turn.context_tokens)
@@ -146,11 +146,11 @@ def test_a_tier_that_forgets_is_believed_as_far_as_it_keeps() -> None:
     turn = turn_of(5)
     prefill_s, reload_s = 0.4 * turn.context_tokens, 0.06 * turn.context_tokens
     decision = adaptive().decide(turn, view)
-    assert decision.patience_s == pytest.approx(prefill_s + reload_s)
+    assert decision.stall_wait_s == pytest.approx(prefill_s + reload_s)
     expected_s = 11 * prefill_s + (1 + turn.kv_blocks / 100) * reload_s
     assert decision.inputs["benefit_s"] == pytest.approx(expected_s)
     believing = adaptive(kept_share=False).decide(turn, view)
-    assert believing.patience_s == pytest.approx(reload_s / 0.6)
+    assert believing.stall_wait_s == pytest.approx(reload_s / 0.6)
 
 
 def test_gaps_that_never_ended_count() -> None:

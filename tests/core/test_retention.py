@@ -103,7 +103,7 @@ def test_a_tenant_alone_may_wish_for_the_whole_cap(scripted):
     for number in range(6):
         engine.turn(f"r{number}", [number] * 8, program=f"P{number}", ttl="1h")
     assert ttl_of(engine) == [60.0] * 6
-    assert engine.controller.pins.wished_blocks == 6 * 9
+    assert engine.controller.pins.client_ttl_blocks == 6 * 9
 
 
 def test_wishes_beyond_the_policy_hold_a_quarter_where_tenants_share(scripted):
@@ -116,13 +116,13 @@ def test_wishes_beyond_the_policy_hold_a_quarter_where_tenants_share(scripted):
     # One pin may cross the line; those after it get what the policy gives.
     granted = math.ceil(quarter / 9)
     assert ttl_of(engine) == [1.0] + [60.0] * granted + [1.0] * (6 - granted)
-    assert pins.wished_blocks == granted * 9
+    assert pins.client_ttl_blocks == granted * 9
     # A wish within what the policy gives is none.
     engine.turn("short", [50] * 8, program="short", ttl=1)
-    assert pins.wished_blocks == granted * 9
+    assert pins.client_ttl_blocks == granted * 9
     # Where wishes end, others are heard.
     engine.step(61.0)
-    assert pins.wished_blocks == 0
+    assert pins.client_ttl_blocks == 0
     engine.turn("late", [51] * 8, program="late", ttl="1h")
     assert ttl_of(engine) == [60.0]
 
@@ -132,18 +132,18 @@ def test_who_comes_back_to_a_pool_full_of_wishes_gets_room(scripted):
     pins = engine.controller.pins
     for number in range(5):
         engine.turn(f"r{number}", [number] * 8, program=f"P{number}", ttl="1h")
-    assert pins.wished_blocks == 5 * 9
+    assert pins.client_ttl_blocks == 5 * 9
     quarter = engine.controller.tables.holder.pressure().pool_blocks / 4
     # Within the second that the policy gives, too, nobody loses anything.
     engine.turn("early", [98] * 8, program="early", tenant="two", last=True)
-    assert pins.wished_blocks == 5 * 9
+    assert pins.client_ttl_blocks == 5 * 9
     engine.step(2.0)
     engine.turn("other", [99] * 8, program="other", tenant="two", last=True)
-    assert quarter <= pins.wished_blocks < quarter + 9
+    assert quarter <= pins.client_ttl_blocks < quarter + 9
     # Between its programs that tenant is not forgotten.
     for number in range(10, 14):
         engine.turn(f"r{number}", [number] * 8, program=f"P{number}", ttl="1h")
-    assert pins.wished_blocks < quarter + 9
+    assert pins.client_ttl_blocks < quarter + 9
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_who_comes_back_to_a_pool_full_of_wishes_gets_room(scripted):
         Decision(None, "test"),
         *(
             Decision(5.0, "test", **{field: number})
-            for field in ("firm_s", "patience_s", "whole_below")
+            for field in ("policy_ttl_s", "stall_wait_s", "min_keep_share")
             for number in (math.nan, -1.0, None)
         ),
     ],
@@ -242,7 +242,7 @@ def test_a_clients_own_ttl_is_final(scripted):
     engine = scripted({0.0: after(2.0)})  # asked at the end of the turn only
     engine.turn("r", [1, 2, 3], program="A", ttl=7)
     (pin,) = engine.controller.pins
-    assert pin.firm_until_s == pin.created_s + 2.0
+    assert pin.policy_deadline_s == pin.created_s + 2.0
     engine.step(seconds=7.0)
     assert expired(engine) == 1
     assert engine.controller.metrics.totals["hook_errors", "policy"] == 0

@@ -105,7 +105,7 @@ def test_ttls_lie_between_nothing_and_the_cap(
     for facts in (turn, turn._replace(waited_s=waited_s)):
         own = retention.policy.decide(facts, view)
         assert own.ttl_s >= 0.0  # not NaN
-        assert not math.isnan(own.patience_s)
+        assert not math.isnan(own.stall_wait_s)
     decided = retention.decide(turn, view)
     assert 0.0 <= decided.ttl_s <= cap_s
     # Of a gap that is longer than the cap already: less than nothing, so it ends.

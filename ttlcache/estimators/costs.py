@@ -56,7 +56,7 @@ class MemoryPrice(NamedTuple):
     reload_weight: float = 1.0
 
 
-class Recovery(NamedTuple):
+class RebuildCost(NamedTuple):
     """Expected seconds to rebuild a context: those of a prefill, those of a reload."""
 
     prefill_s: float
@@ -169,9 +169,9 @@ class CostModel:
             return False
         return self.reload_s(tier, context_tokens) < self.prefill_s(context_tokens)
 
-    def expected_recovery(
+    def expected_rebuild(
         self, context_tokens: float, tier: str | None, kept_share: float | None = None
-    ) -> Recovery:
+    ) -> RebuildCost:
         """By a reload where that is cheaper, as often as the tier keeps what it got.
 
         Args:
@@ -179,10 +179,10 @@ class CostModel:
         """
         prefill_s = self.prefill_s(context_tokens)
         if tier is None or not self.reloads(context_tokens, tier):
-            return Recovery(prefill_s)
+            return RebuildCost(prefill_s)
         kept = self.kept_share if kept_share is None else kept_share
         reload_s = self.reload_s(tier, context_tokens)
-        return Recovery((1.0 - kept) * prefill_s, kept * reload_s)
+        return RebuildCost((1.0 - kept) * prefill_s, kept * reload_s)
 
     def observe_lost(self, tokens: int, found_below: bool) -> None:
         """A turn came back to a context of which GPU memory lacked `tokens`.

@@ -19,7 +19,7 @@ patient_stalls        an engine with nothing to run waits for a pin's next turn 
                       long as recovering its context would take (ski rental) before it
                       takes the pin.
 whole_victims         under pressure a pin may lose a little of its tail, and beyond
-                      that goes as a whole (`whole_below`): of programs that all lost
+                      that goes as a whole (`min_keep_share`): of programs that all lost
                       much none can run without taking somebody else's. What a lower
                       tier has already, so that giving it up costs a reload and no copy,
                       always goes as a whole.
@@ -51,7 +51,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from ttlcache.estimators.costs import Recovery
+from ttlcache.estimators.costs import RebuildCost
 from ttlcache.estimators.gap_history import is_human_gap
 from ttlcache.estimators.survival import EMPTY, SurvivalCurve, survival_of_sorted
 from ttlcache.policies.base import Policy, PolicyOptions, View, remaining
@@ -67,7 +67,7 @@ MAX_NEVER = 0.9
 class AdaptiveOptions(PolicyOptions):
     """Switches as in the module's docstring, and four numbers.
 
-    whole_below: share of its blocks with less of which a pin goes as a whole; 1: as
+    min_keep_share: share of its blocks with less of which a pin goes as a whole; 1: as
         soon as it loses any.
     min_records: gaps (ended or not) above which a key's history is trusted.
     eta_margin: a client's estimate is stretched by this factor.
@@ -86,7 +86,7 @@ class AdaptiveOptions(PolicyOptions):
     ski_rental_fallback: bool = True
     ski_rental_floor: bool = False
     reprice: bool = True
-    whole_below: float = Field(default=0.8, ge=0.0, le=1.0)
+    min_keep_share: float = Field(default=0.8, ge=0.0, le=1.0)
     min_records: int = Field(default=50, ge=0)
     eta_margin: float = Field(default=1.5, ge=1.0, allow_inf_nan=False)
     min_outcomes: int = Field(default=100, ge=1)
@@ -138,7 +138,7 @@ class Adaptive(Policy):
 
     def decide(self, turn: TurnFacts, view: View) -> Decision:
         kept = None if self.options.kept_share else 1.0
-        recovery = view.costs.expected_recovery(turn.context_tokens, view.tier, kept)
+        recovery = view.costs.expected_rebuild(turn.context_tokens, view.tier, kept)
         terms = self._terms(turn, view, recovery)
         inputs = {"benefit_s": terms.benefit_s, "price": terms.price}
         ttl_s, reason = self._ttl_s(turn, view, terms, inputs)
@@ -147,17 +147,17 @@ class Adaptive(Policy):
             ttl_s,
             reason,
             inputs,
-            patience_s=recovery.seconds if options.patient_stalls else 0.0,
-            whole_below=self._whole_below(view),
-            while_free=options.reprice and terms.price <= 0.0,
+            stall_wait_s=recovery.seconds if options.patient_stalls else 0.0,
+            min_keep_share=self._whole_below(view),
+            provisional=options.reprice and terms.price <= 0.0,
         )
 
     def _whole_below(self, view: View) -> float:
         if not self.options.whole_victims:
             return 0.0
         # What a tier below has comes back by a copy: its room is worth more.
-        has_it = view.tier is not None and view.is_below
-        return 1.0 if has_it else self.options.whole_below
+        has_it = view.tier is not None and view.tier_has_copy
+        return 1.0 if has_it else self.options.min_keep_share
 
     def _ttl_s(
         self, turn: TurnFacts, view: View, terms: _Terms, inputs: dict[str, float]
@@ -174,17 +174,17 @@ class Adaptive(Policy):
             ttl_s = max(ttl_s, remaining(terms.ski_s, turn))
         return ttl_s, reason
 
-    def _terms(self, turn: TurnFacts, view: View, recovery: Recovery) -> _Terms:
+    def _terms(self, turn: TurnFacts, view: View, recovery: RebuildCost) -> _Terms:
         price = None
         if self.options.price_memory:
             price = view.costs.memory_price(view.pressure, turn.kv_blocks)
         if price is not None:
-            alone = self.options.lone_reloads and view.is_below
+            alone = self.options.lone_reloads and view.tier_has_copy
             reload_weight = price.reload_weight if alone else price.weight
             benefit_s = price.weight * recovery.prefill_s
             benefit_s += reload_weight * recovery.reload_s
             return _Terms(bounded(benefit_s), price.per_s)
-        delay_s = view.costs.queueing_delay_s * view.eta
+        delay_s = view.costs.queueing_delay_s * view.memoryfulness
         return _Terms(bounded(delay_s + recovery.seconds), view.costs.flat_price)
 
     def _by_client_eta(self, turn: TurnFacts, terms: _Terms) -> float | None:

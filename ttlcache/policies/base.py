@@ -30,21 +30,21 @@ class View(NamedTuple):
 
     gaps: durations seen so far, per gap key and global.
     costs: seconds to rebuild a context, queueing delay T, average footprint.
-    eta: memoryfulness of the workload, in [-1, 1] (paper §4.1).
+    memoryfulness: eta of the workload, in [-1, 1] (paper §4.1).
     avg_turns: mean number of turns of finished programs, 0 while none finished.
     now_s: the time by the clock of `gaps`; None leaves still-open gaps out.
     tier: lower tier that has this turn's KV once it is given up, None where none has.
-    is_below: the tier has it already: to give the turn up costs no copy.
+    tier_has_copy: the tier has it already: to evict the turn costs no copy.
     """
 
     gaps: GapHistory
     costs: CostModel
-    eta: float = 1.0
+    memoryfulness: float = 1.0
     avg_turns: float = 0.0
     pressure: Pressure = Pressure()
     now_s: float | None = None
     tier: str | None = None
-    is_below: bool = True
+    tier_has_copy: bool = True
 
     def recovery_s(self, turn: TurnFacts) -> float:
         """PrefillReload(r): seconds to rebuild the turn's context if it is lost."""

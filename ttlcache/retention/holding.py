@@ -77,12 +77,12 @@ class Holding:
             Those that are worth it no more, at most `REPRICED_AT_ONCE`.
         """
         ended = []
-        for pin in self.pins.take_while_free(REPRICED_AT_ONCE):
+        for pin in self.pins.pop_provisional(REPRICED_AT_ONCE):
             facts = pin.turn.facts
             if facts is None:
                 continue
             if facts.requested_ttl_s is not None:
-                self._stand_for_less(pin, facts, view, now_s)
+                self._lower_policy_ttl(pin, facts, view, now_s)
             elif not self._decide_again(pin, facts, view, now_s):
                 ended.append(pin)
         return ended
@@ -95,17 +95,18 @@ class Holding:
         if decision.ttl_s < MIN_PROLONG_S:
             return False
         deadline_s = now_s + decision.ttl_s
-        self.pins.set_deadline(pin, deadline_s, while_free=decision.while_free)
+        self.pins.set_deadline(pin, deadline_s, provisional=decision.provisional)
         self.journal.extend(now_s, pin, "re-decided")
         return True
 
-    def _stand_for_less(
+    def _lower_policy_ttl(
         self, pin: Pin, facts: TurnFacts, view: View, now_s: float
     ) -> None:
-        """A client's wish: it stays, but the policy stands behind less of it."""
+        """A client's own TTL stands; the part that the policy asked for is less now."""
         waited_s = now_s - pin.turn.finish_s
         decision = self.retention.prolong(facts, waited_s, view)
-        pin.firm_until_s = min(pin.firm_until_s, now_s + max(0.0, decision.ttl_s))
+        ends_s = now_s + max(0.0, decision.ttl_s)
+        pin.policy_deadline_s = min(pin.policy_deadline_s, ends_s)
 
 
 def _facts(record: RequestRecord, turn: Turn, finish: Finish) -> TurnFacts:

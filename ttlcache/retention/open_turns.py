@@ -174,7 +174,7 @@ class TurnBook:
         kind = tool_class(pin.turn.gap_key)
         self._metrics.count("pins_by_tool", f"{kind}/{outcome.value}")
         self._metrics.observe("pinned_seconds", max(0.0, now_s - pin.created_s))
-        if pin.spared_s > 0.0:
+        if pin.stalled_s > 0.0:
             self.stood_still(pin)
         if outcome is not PinOutcome.CLAIMED:
             self.let_go(program)

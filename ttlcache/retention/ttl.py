@@ -17,13 +17,13 @@ from ttlcache.types import BlockHolder, Decision, Finish, Rank, TurnFacts
 
 #: Below this learnt share only the part that the program reuses is pinned.
 PARTIAL_REUSE_BELOW = 0.9
-#: Of the pinned cap, what wishes beyond the policy may hold together where there is
-#: more than one tenant.
-WISHED_SHARE = 0.25
+#: Of the pinned cap, what pins that outlive the policy's TTL may hold together where
+#: there is more than one tenant.
+CLIENT_TTL_SHARE = 0.25
 #: Seconds for the result to travel after a tool's announced end.
 ETA_MARGIN_S = 1.0
 #: An engine with nothing to run never waits longer than this for a pin's next turn.
-MAX_PATIENCE_S = 60.0
+MAX_STALL_WAIT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -45,19 +45,18 @@ class Retention:
         self._packed = struct.Struct(f"{1 + len(self.policy.learns_from or ())}d")
 
     def decide(self, facts: TurnFacts, view: View) -> Decision:
-        """The policy's answer, or the client's wish, both within `max_ttl_s`.
+        """The policy's answer, or the client's own TTL, both within `max_ttl_s`.
 
         A policy that raises or returns NaN or a negative number costs the turn
         its retention and is counted; it never reaches the engine.
         """
         decision = self._ask(facts, view)
-        wish_s = facts.requested_ttl_s
-        if wish_s is not None:
-            ttl_s = min(wish_s, self.config.max_ttl_s)
-            if ttl_s > decision.ttl_s and self._wishes_beyond() >= 0:
+        if facts.requested_ttl_s is not None:
+            ttl_s = min(facts.requested_ttl_s, self.config.max_ttl_s)
+            if ttl_s > decision.ttl_s and self._client_ttl_excess() >= 0:
                 ttl_s = decision.ttl_s
             return decision._replace(
-                ttl_s=ttl_s, reason="client", firm_s=decision.ttl_s
+                ttl_s=ttl_s, reason="client", policy_ttl_s=decision.ttl_s
             )
         longest_s = self.config.max_ttl_s
         if decision.ttl_s <= longest_s:
@@ -65,24 +64,26 @@ class Retention:
         return Decision(longest_s, *decision[1:])  # `_replace` takes four times as long
 
     def make_room_for_others(self) -> None:
-        """A program came: while its tenant was away, wishes may have taken all."""
-        if self._wishes_beyond() > 0:
-            self.reclaimer.trim_wishes(self._most_wished_blocks())
+        """A program came: while its tenant was away, client TTLs may have taken all."""
+        if self._client_ttl_excess() > 0:
+            self.reclaimer.trim_client_ttls(self._max_client_ttl_blocks())
 
-    def _wishes_beyond(self) -> int:
-        """Blocks by which wishes exceed what they may hold among several tenants.
+    def _client_ttl_excess(self) -> int:
+        """Blocks by which client TTLs hold more than their share among several tenants.
 
-        A pin that no policy wants costs the others even if nobody waits: the free
-        part of the pool is their prefix cache.
+        Below 0 while they hold less, and where there is one tenant.
+
+        A pin that no policy asked for costs the others even if none of their requests
+        waits: the free part of the pool is their prefix cache.
         """
-        wished = self.pins.wished_blocks
-        if not wished or self.num_tenants() <= 1:
+        held = self.pins.client_ttl_blocks
+        if not held or self.num_tenants() <= 1:
             return -1
-        return wished - self._most_wished_blocks()
+        return held - self._max_client_ttl_blocks()
 
-    def _most_wished_blocks(self) -> int:
+    def _max_client_ttl_blocks(self) -> int:
         pool_blocks = self.holder.pressure().pool_blocks
-        return int(WISHED_SHARE * self.config.max_pinned_fraction * pool_blocks)
+        return int(CLIENT_TTL_SHARE * self.config.max_pinned_fraction * pool_blocks)
 
     def memo(self, decision: Decision) -> Decision | bytes | None:
         """What is worth keeping of it until the gap ends: nothing for most.
@@ -169,11 +170,11 @@ class Retention:
             kv_tokens=finish.kv_tokens * keep // kv_blocks,
             now_s=now_s,
             ttl_s=decision.ttl_s,
-            firm_s=decision.firm_s,
+            policy_ttl_s=decision.policy_ttl_s,
             rank=rank,
-            patience_s=min(decision.patience_s, MAX_PATIENCE_S),
-            least_blocks=math.ceil(min(1.0, decision.whole_below) * keep),
-            while_free=decision.while_free,
+            stall_wait_s=min(decision.stall_wait_s, MAX_STALL_WAIT_S),
+            min_blocks=math.ceil(min(1.0, decision.min_keep_share) * keep),
+            provisional=decision.provisional,
         )
 
     def _ask(self, facts: TurnFacts, view: View) -> Decision:
@@ -181,9 +182,9 @@ class Retention:
             decision = self.policy.decide(facts, view)
             told = (
                 decision.ttl_s,
-                decision.firm_s,
-                decision.patience_s,
-                decision.whole_below,
+                decision.policy_ttl_s,
+                decision.stall_wait_s,
+                decision.min_keep_share,
             )
             is_valid = all(number >= 0 for number in told)  # False for NaN
         except Exception:  # noqa: BLE001 - policies may be anybody's code
@@ -212,7 +213,9 @@ def reusable_blocks(program: Program, kv_blocks: int) -> int:
 def _by_eta(facts: TurnFacts, view: View) -> Decision:
     """Hold until the announced end if that costs less than it saves."""
     left_s = (facts.tool_eta_s or 0.0) - max(facts.waited_s, 0.0)
-    benefit_s = view.costs.queueing_delay_s * view.eta + view.recovery_s(facts)
+    benefit_s = view.costs.queueing_delay_s * view.memoryfulness + view.recovery_s(
+        facts
+    )
     if left_s > benefit_s:
         return Decision(0.0, "progress:too-long")
     return Decision(max(left_s, 0.0) + ETA_MARGIN_S, "progress")

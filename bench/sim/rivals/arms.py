@@ -177,7 +177,7 @@ _ALL = (
             # As a whole: a reference must not move with what `adaptive` learns.
             "policy_options": {
                 "eta_margin": 1.01,
-                "whole_below": 1.0,
+                "min_keep_share": 1.0,
                 "kept_share": False,
             },
             "max_ttl_s": 1e6,

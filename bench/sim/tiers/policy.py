@@ -44,7 +44,7 @@ class TierAware(Policy):
     def decide(self, turn: TurnFacts, view: View) -> Decision:
         tier = self._store.holder(turn.program_id) if self._store else None
         # The simulated tiers are written through, whatever the connector was told.
-        return self._policy.decide(turn, view._replace(tier=tier, is_below=True))
+        return self._policy.decide(turn, view._replace(tier=tier, tier_has_copy=True))
 
     def observe_outcome(
         self,
