@@ -127,7 +127,6 @@ class Controller:
             self.metrics,
             lambda: self.programs.num_tenants(clock.now_s()),
         )
-        self._turns.learn = self._retention.learn
         self.places = Places(
             ORDERINGS[ordering_in_force(config)](),
             Quantum(config.quantum_turns),

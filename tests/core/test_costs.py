@@ -197,11 +197,7 @@ def test_memory_price_by_hand() -> None:
     assert priced(free=100, waiting=10)[0] == 0.05  # the last tenth is in use
 
 
-def test_the_price_of_a_reload_by_hand() -> None:
-    pressure = Pressure(1000, 0, num_waiting=10, num_running=4)
-    price = CostModel().memory_price(pressure, 50)
-    # It delays itself, and the 10 by a twentieth: (1 + 0.5) / 10.
-    assert price.reload_weight == pytest.approx(0.15)
+def test_a_reload_where_it_is_cheaper_than_a_prefill() -> None:
     costs = CostModel({"reload": {"cpu": [0.01, 1e-6], "disk": [100.0, 1e-3]}})
     assert costs.reloads(10_000, "cpu")
     assert not costs.reloads(10_000, "disk"), "a prefill is cheaper"
@@ -295,7 +291,6 @@ def test_recovery_is_a_reload_as_often_as_the_tier_keeps_what_it_got() -> None:
     assert recovery == pytest.approx((0.2, 0.08))
     assert recovery.seconds == pytest.approx(0.28)
     assert recovery.computed_share == pytest.approx(0.2 / 0.28)
-    assert costs.expected_rebuild(10_000, "cpu", 1.0) == pytest.approx((0.0, 0.1))
 
 
 def test_a_slow_tier_is_no_way_back() -> None:

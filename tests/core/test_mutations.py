@@ -131,14 +131,14 @@ MUTATIONS = [
     ),
     policy(
         "adaptive.py",
-        "losses = costs_s * (terms.price / terms.benefit_s)",
-        "losses = costs_s * (1.0 / terms.benefit_s)",
+        "losses = held_s * (terms.price / terms.benefit_s)",
+        "losses = held_s * (1.0 / terms.benefit_s)",
         "adaptive.py::test_idle_memory_is_free_and_scarce_memory_is_dear",
     ),
     policy(
         "adaptive.py",
-        "curve = curve.given_survival(turn.waited_s)",
-        "curve = curve.given_survival(0.0)",
+        "curve.given_survival(turn.waited_s)",
+        "curve.given_survival(0.0)",
         "adaptive.py::test_deciding_again_uses_what_the_wait_tells",
     ),
     # estimators

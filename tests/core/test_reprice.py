@@ -6,6 +6,7 @@ import pytest
 
 from tests.core.test_pins import add, make_program
 from tests.core.test_policies_adaptive import history_of, turn_of, view_of
+from ttlcache import policies
 from ttlcache.policies.adaptive import Adaptive
 from ttlcache.retention.holding import REPRICED_AT_ONCE
 from ttlcache.retention.pins import PinTable
@@ -16,12 +17,21 @@ WAITING = Urgency.WAITING
 MAX_TTL_S = 300.0
 
 
-def make_engine(gaps_s=(1.0,) * 60, **options):
+class FirstDecisionStands(Adaptive):
+    """Never asked again because a request waits."""
+
+    def decide(self, turn, view):
+        return super().decide(turn, view)._replace(provisional=False)
+
+
+policies.register("test-first-decision", f"{__name__}:FirstDecisionStands")
+
+
+def make_engine(gaps_s=(1.0,) * 60, policy="adaptive"):
     """Blocks of one token; a history in which everybody is back after a second."""
     engine = FakeEngine(
         {
-            "policy": "adaptive",
-            "policy_options": options,
+            "policy": policy,
             "max_pinned_fraction": 1.0,
             "max_ttl_s": MAX_TTL_S,
         },
@@ -75,8 +85,8 @@ def test_what_is_worth_its_memory_stays_for_as_long_as_that():
     assert engine.admit("late", WAITING)
 
 
-def test_without_the_option_the_first_decision_stands():
-    engine = make_engine(reprice=False)
+def test_a_decision_that_is_not_provisional_stands():
+    engine = make_engine(policy="test-first-decision")
     engine.turn("A-0", prompt("A", 10), program="A")
     run_somebody(engine)
     engine.step(5.0)
@@ -154,8 +164,6 @@ def test_the_mark_follows_the_last_decision():
 def test_what_the_policy_says():
     history, turn = history_of([10, 20, 40, 80]), turn_of(4)
     free, full = Pressure(pool_blocks=100), Pressure(pool_blocks=100, num_waiting=1)
-    policy = Adaptive.from_options({"min_records": 0})
+    policy = Adaptive()
     assert policy.decide(turn, view_of(history, free)).provisional
     assert not policy.decide(turn, view_of(history, full)).provisional
-    off = Adaptive.from_options({"reprice": False})
-    assert not off.decide(turn, view_of(history, free)).provisional

@@ -9,6 +9,7 @@ import pytest
 from ttlcache import policies
 from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
+from ttlcache.policies.adaptive import Adaptive
 from ttlcache.policies.base import Policy
 from ttlcache.testing import FakeEngine
 from ttlcache.types import Decision, GapKey, PinOutcome
@@ -19,7 +20,6 @@ class Scripted(Policy):
 
     name = "test-scripted"
     answer: object = None
-    lesson: object = None
 
     def decide(self, turn, view):
         answer = self.answer
@@ -28,11 +28,6 @@ class Scripted(Policy):
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def observe_outcome(self, key, gap_s, ttl_s, inputs=None):
-        if isinstance(self.lesson, Exception):
-            raise self.lesson
-        self.lesson.append((key.tool, gap_s, ttl_s, inputs))
 
 
 policies.register("test-scripted", f"{__name__}:Scripted")
@@ -43,9 +38,8 @@ def scripted(monkeypatch):
     """An engine whose policy gives the answer that the test sets."""
     monkeypatch.setattr(policies, "_load", lambda name: Scripted)
 
-    def with_answer(answer, lesson=None, **config):
+    def with_answer(answer, **config):
         monkeypatch.setattr(Scripted, "answer", answer)
-        monkeypatch.setattr(Scripted, "lesson", [] if lesson is None else lesson)
         return FakeEngine({"policy": "test-scripted", **config}, block_tokens=1)
 
     return with_answer
@@ -193,7 +187,7 @@ def test_a_pin_is_prolonged_for_as_long_as_the_policy_says(scripted):
     engine.step(seconds=0.1)
     assert expired(engine) == 1
     assert engine.controller.metrics.observations["pinned_seconds"] == [7.0]
-    # One decision, one lesson: what was asked again is not counted again.
+    # What was asked again is not counted again.
     assert engine.controller.metrics.observations["ttl_seconds"] == [4.0]
     engine.check()
 
@@ -283,10 +277,20 @@ def test_rules_that_plan_from_the_start_stand_by_their_plan(policy):
     assert expired(engine) == 1
 
 
+class FlatPrice(Adaptive):
+    """A held second costs a second."""
+
+    def _memory_price(self, turn, view):
+        return None
+
+
+policies.register("test-flat-price", f"{__name__}:FlatPrice")
+
+
 def test_an_estimate_overrun_falls_back_on_the_history():
     # Scenario: the client announced 2 s, and 3 s are held for it; the tool's gaps
     # are 10 s. The context costs 12 s, so the remaining 7 s are worth waiting.
-    engine = priced_engine(policy="adaptive", policy_options={"price_memory": False})
+    engine = priced_engine(policy="test-flat-price", policy_options={})
     for _ in range(60):
         engine.controller.gaps.observe(GapKey("slow"), 10.0)
     engine.turn("r", range(11), program="A", tool="slow", tool_eta_s=2)
@@ -295,29 +299,6 @@ def test_an_estimate_overrun_falls_back_on_the_history():
     assert ttl_of(engine) == [10.0]
     engine.step(seconds=7.0)
     assert expired(engine) == 1
-
-
-def test_the_policy_learns_once_how_each_gap_ended(scripted):
-    # Scenario: A returns after 3 s, is aborted, retries, and never comes back.
-    lessons = []
-    engine = scripted(Decision(5.0, "test", {"n": 1.0}), lesson=lessons)
-    context = engine.turn("r1", [1, 2, 3], program="A")
-    engine.step(seconds=3.0)
-    engine.arrive("r2", context, program="A")
-    assert lessons == [("tool", 3.0, 5.0, {"n": 1.0})]
-    engine.abort("r2")
-    engine.turn("r3", context, program="A")
-    assert len(lessons) == 1
-    engine.controller.end("", "A")
-    assert lessons[1:] == [("tool", math.inf, 5.0, {"n": 1.0})]
-
-
-def test_a_policy_that_fails_to_learn_is_counted(scripted):
-    engine = scripted(Decision(5.0, "test"), lesson=RuntimeError("broken"))
-    context = engine.turn("r1", [1, 2, 3], program="A")
-    engine.turn("r2", context, program="A")
-    assert engine.controller.metrics.totals["hook_errors", "policy"] == 1
-    engine.check()
 
 
 def test_a_max_ttl_of_zero_pins_nothing():
@@ -417,34 +398,3 @@ def test_a_program_that_rewrites_its_history_is_pinned_as_far_as_it_reuses():
     pin = next(iter(engine.controller.pins))
     # The learnt share is a little above 4 of 10, the pin a whole block.
     assert pin.kv_blocks == 5
-
-
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
-        (None, {"n": 0.1, "m": math.inf}),
-        (("m", "n"), {"n": 0.1, "m": math.inf}),
-        (("n",), {"n": 0.1}),
-        ((), {}),
-    ],
-)
-def test_a_policy_is_told_what_it_says_it_learns_from(
-    scripted, monkeypatch, names, told
-):
-    lessons = []
-    decision = Decision(5.0, "test", {"n": 0.1, "m": math.inf})
-    monkeypatch.setattr(Scripted, "learns_from", names)
-    engine = scripted(decision, lesson=lessons)
-    engine.turn("r1", [1, 2, 3], program="A")
-    engine.step(seconds=3.0)
-    engine.arrive("r2", [1, 2, 3, 1, 1, 4], program="A")
-    assert lessons == [("tool", 3.0, 5.0, told)]  # to the last bit
-
-
-def test_nothing_is_learnt_from_a_decision_without_what_is_read(scripted, monkeypatch):
-    lessons = []
-    monkeypatch.setattr(Scripted, "learns_from", ("n", "absent"))
-    engine = scripted(Decision(5.0, "test", {"n": 1.0}), lesson=lessons)
-    engine.turn("r1", [1, 2, 3], program="A")
-    engine.arrive("r2", [1, 2, 3, 1, 1, 4], program="A")
-    assert lessons == []

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.core import test_policies_adaptive  # noqa: F401 - registers its own
 from ttlcache import policies
 from ttlcache.clock import VirtualClock
 from ttlcache.config import load_config
@@ -86,8 +87,7 @@ def retention_of(name: str, options: dict[str, object], cap_s: float) -> Retenti
     [
         *((name, {}) for name in policies.SHIPPED),
         ("cachettl", {"k": 0}),
-        ("adaptive", {"min_records": 0}),
-        ("adaptive", {"min_records": 0, "price_memory": False}),
+        ("test-adaptive-eager", {}),
         ("continuum-v1", {"n_min": 1}),
     ],
 )

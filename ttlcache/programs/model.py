@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ttlcache.programs.places import Place
-from ttlcache.types import Decision, GapKey, Hints, Rank, TurnFacts
+from ttlcache.types import GapKey, Hints, Rank, TurnFacts
 
 if TYPE_CHECKING:
     from ttlcache.programs.divergence import Divergence
@@ -29,7 +29,6 @@ class Turn:
         are chained, so equal hashes at one index mean equal tokens up to there.
     hashes: the engine's own list with all of them, and maybe later ones; kept only
         while the turn is pinned.
-    memo: of what the policy answered at its end, what it learns from the outcome by.
     facts: what it was asked then, kept only while the turn is pinned.
     lower_epoch: in which its KV was left to the lower tier, None if it never was.
     place: the place in the queue of requests that continue it.
@@ -44,7 +43,6 @@ class Turn:
     last_hash: bytes = b""
     hashes: Sequence[bytes] = ()
     pin_id: int | None = None
-    memo: Decision | bytes | None = None
     facts: TurnFacts | None = None
     lower_epoch: int | None = None
     place: Place | None = None

@@ -43,7 +43,6 @@ class Holding:
         facts = _facts(record, turn, finish)
         decision = self.retention.decide(facts, view)
         self.journal.decide(now_s, record, facts, decision, view)
-        turn.memo = self.retention.memo(decision)
         self.metrics.observe("ttl_seconds", decision.ttl_s)
         if decision.ttl_s <= 0 or finish.kv_blocks <= 0:
             return decision, None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache.policies.base import Policy, View
@@ -37,12 +36,6 @@ class Retention:
     reclaimer: Reclaimer
     metrics: MetricsBuffer
     num_tenants: Callable[[], int] = lambda: 1
-    _learns: bool = field(init=False)
-    _packed: struct.Struct = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._learns = type(self.policy).observe_outcome is not Policy.observe_outcome
-        self._packed = struct.Struct(f"{1 + len(self.policy.learns_from or ())}d")
 
     def decide(self, facts: TurnFacts, view: View) -> Decision:
         """The policy's answer, or the client's own TTL, both within `max_ttl_s`.
@@ -85,21 +78,6 @@ class Retention:
         pool_blocks = self.holder.pressure().pool_blocks
         return int(CLIENT_TTL_SHARE * self.config.max_pinned_fraction * pool_blocks)
 
-    def memo(self, decision: Decision) -> Decision | bytes | None:
-        """What is worth keeping of it until the gap ends: nothing for most.
-
-        Packed where the policy says what it reads: a fifth of the memory.
-        """
-        if not self._learns:
-            return None
-        names, inputs = self.policy.learns_from, decision.inputs
-        if names is None:
-            return decision
-        try:
-            return self._packed.pack(decision.ttl_s, *map(inputs.__getitem__, names))
-        except (KeyError, TypeError, struct.error):  # not what the policy promised
-            return None
-
     def prolong(self, facts: TurnFacts, waited_s: float, view: View) -> Decision:
         """For how long to go on holding a turn whose gap has lasted `waited_s`.
 
@@ -119,21 +97,6 @@ class Retention:
         known = self._ask if self.policy.reads_eta else _by_eta
         longest_s = self.config.max_ttl_s
         return min(known(facts, view).ttl_s, longest_s - waited_s)
-
-    def learn(self, turn: Turn, gap_s: float) -> None:
-        """Tell the policy how a gap ended; `math.inf` if nobody came back."""
-        memo, turn.memo = turn.memo, None
-        if memo is None:
-            return
-        if isinstance(memo, Decision):
-            ttl_s, inputs = memo.ttl_s, memo.inputs
-        else:
-            ttl_s, *values = self._packed.unpack(memo)
-            inputs = dict(zip(self.policy.learns_from or (), values, strict=True))
-        try:
-            self.policy.observe_outcome(turn.gap_key, gap_s, ttl_s, inputs)
-        except Exception:  # noqa: BLE001 - policies may be anybody's code
-            self.metrics.count("hook_errors", "policy")
 
     def start(
         self,
