@@ -51,15 +51,15 @@ def policy(file: str, original: str, mutated: str, test: str) -> Mutation:
 MUTATIONS = [
     # between turns: progress of tools, and what recordings say of the gaps
     Mutation(
-        "retention/progress.py",
-        "if ttl_s > 0:",
-        "if ttl_s >= 0:",
+        "retention/ttl.py",
+        "if decision.ttl_s > 0:",
+        "if decision.ttl_s >= 0:",
         "test_control.py::test_an_eta_beyond_the_worth_releases_now",
     ),
     Mutation(
         "retention/ttl.py",
-        "longest_s - waited_s)",
-        "longest_s)",
+        "ttl_s=min(decision.ttl_s, left_s)",
+        "ttl_s=decision.ttl_s",
         "test_control.py::test_max_ttl_bounds_the_whole_gap",
     ),
     Mutation(
@@ -368,7 +368,7 @@ MUTATIONS = [
         "::test_a_starved_call_is_promoted_and_its_programs_counters_start_anew",
     ),
     Mutation(
-        "retention/holding.py",
+        "retention/ttl.py",
         "if facts is None or facts.requested_ttl_s is not None:",
         "if facts is None:",
         "test_retention.py::test_a_clients_own_ttl_is_final",

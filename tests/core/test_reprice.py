@@ -8,8 +8,8 @@ from tests.core.test_pins import add, make_program
 from tests.core.test_policies_adaptive import history_of, turn_of, view_of
 from ttlcache import policies
 from ttlcache.policies.adaptive import Adaptive
-from ttlcache.retention.holding import REPRICED_AT_ONCE
 from ttlcache.retention.pins import PinTable
+from ttlcache.retention.ttl import REPRICED_AT_ONCE
 from ttlcache.testing import FakeEngine
 from ttlcache.types import GapKey, PinOutcome, Pressure, Urgency
 

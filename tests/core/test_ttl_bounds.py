@@ -18,6 +18,7 @@ from ttlcache.policies.base import View
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.ttl import Retention
+from ttlcache.telemetry.journal import NullJournal
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.testing.fake_holder import FakeHolder
 from ttlcache.types import FINAL_GAP, USER_GAP, GapKey, Pressure, TurnFacts
@@ -79,6 +80,7 @@ def retention_of(name: str, options: dict[str, object], cap_s: float) -> Retenti
         holder,
         reclaimer,
         MetricsBuffer(),
+        NullJournal(),
     )
 
 
@@ -106,9 +108,10 @@ def test_ttls_lie_between_nothing_and_the_cap(
         own = retention.policy.decide(facts, view)
         assert own.ttl_s >= 0.0  # not NaN
         assert not math.isnan(own.stall_wait_s)
-    decided = retention.decide(turn, view)
+    decided = retention._decide(turn, view)
     assert 0.0 <= decided.ttl_s <= cap_s
     # Of a gap that is longer than the cap already: less than nothing, so it ends.
-    assert retention.prolong(turn, waited_s, view).ttl_s <= cap_s - waited_s
-    assert retention.replan(turn, waited_s, view) <= cap_s - waited_s
+    for is_end_known in (False, True):
+        again = retention._redecide(turn, waited_s, view, is_end_known=is_end_known)
+        assert again.ttl_s <= cap_s - waited_s
     assert not retention.metrics.totals  # nobody raised, nobody was overruled
