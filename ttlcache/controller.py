@@ -27,11 +27,9 @@ from ttlcache.programs.model import RequestRecord
 from ttlcache.programs.places import Quantum
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.table import ProgramTable, client_key
-from ttlcache.retention import progress
-from ttlcache.retention.holding import Holding
 from ttlcache.retention.open_turns import OnPinEnd, TurnBook
 from ttlcache.retention.reclaim import Reclaimer
-from ttlcache.retention.ttl import Retention
+from ttlcache.retention.ttl import Remaining, Retention
 from ttlcache.scheduling import admissions
 from ttlcache.scheduling.entrance import Entrance
 from ttlcache.scheduling.ordering import ORDERINGS, Ordering, PriorityKey
@@ -125,9 +123,9 @@ class Controller:
             holder,
             self.reclaimer,
             self.metrics,
+            self.journal,
             lambda: self.programs.num_tenants(clock.now_s()),
         )
-        self._turns.learn = self._retention.learn
         self.places = Places(
             ORDERINGS[ordering_in_force(config)](),
             Quantum(config.quantum_turns),
@@ -138,7 +136,6 @@ class Controller:
             clock,
         )
         self._turns.stood_still = self.places.on_stall
-        self._holding = Holding(self._retention, self.pins, self.metrics, self.journal)
         self._learning = Learning(
             self.costs, self.work, self.metrics, self.journal, self.requests
         )
@@ -152,7 +149,7 @@ class Controller:
             identifier,
             self.places,
             self._turns,
-            self._holding,
+            self._retention,
             self._admission,
             self._learning,
         )
@@ -172,9 +169,9 @@ class Controller:
         return self.tables.retention_enabled
 
     @property
-    def memory(self) -> Memoryfulness:
+    def memoryfulness(self) -> Memoryfulness:
         """What programs' lengths say of turns left (paper §4.1)."""
-        return self.tables.memory
+        return self.tables.memoryfulness
 
     @property
     def last_decision(self) -> Decision | None:
@@ -347,7 +344,7 @@ class Controller:
         return True
 
     def progress(
-        self, tenant: str, program_id: str, remaining: progress.Remaining
+        self, tenant: str, program_id: str, remaining: Remaining
     ) -> list[dict[str, Any]] | None:
         """A tool reports in mid-gap: decide again. None if the program is unknown."""
         program = self.programs.get(client_key(tenant, program_id))
@@ -355,15 +352,8 @@ class Controller:
             return None
         now_s = self._clock.now_s()
         self.programs.touch(program, now_s)
-        return progress.replan(
-            program,
-            remaining,
-            self.pins,
-            self._turns,
-            self._retention,
-            self.journal,
-            self.tables.view(now_s),
-            now_s,
+        return self._retention.redecide_on_progress(
+            program, remaining, self.tables.view(now_s), now_s
         )
 
     # --- time and pressure -----------------------------------------------
@@ -372,7 +362,8 @@ class Controller:
         """Before each step: expire pins, forget idle programs."""
         now_s = self._clock.now_s()
         for pin in self.pins.expired(now_s):
-            if not self._holding.prolong(pin, self.tables.view(now_s), now_s):
+            view = self.tables.view(now_s)
+            if not self._retention.redecide_at_deadline(pin, view, now_s):
                 self._turns.end_pin(pin, PinOutcome.EXPIRED)
         for program in itertools.islice(self.programs.idle(now_s), ENDED_AT_ONCE):
             overdue = now_s - program.last_seen_s > self.config.program_idle_s
@@ -384,11 +375,11 @@ class Controller:
         Returns:
             Blocks that became free.
         """
-        if not self.pins.any_while_free:
+        if not self.pins.any_provisional:
             return 0
         now_s = self._clock.now_s()
-        ended = self._holding.reprice(self.tables.view(now_s), now_s)
-        return sum(self._turns.end_pin(pin, PinOutcome.EXPIRED) for pin in ended)
+        view = self.tables.view(now_s)
+        return self._retention.redecide_under_pressure(view, now_s)
 
     def reclaim(
         self,

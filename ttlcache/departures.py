@@ -8,8 +8,8 @@ from ttlcache.cost_observer import Learning
 from ttlcache.finished import finished_turn
 from ttlcache.programs.identity import Identifier
 from ttlcache.programs.model import Program, RequestRecord
-from ttlcache.retention.holding import Holding
 from ttlcache.retention.open_turns import TurnBook
+from ttlcache.retention.ttl import Retention
 from ttlcache.scheduling.admission import AdmissionControl
 from ttlcache.scheduling.queue_order import Places
 from ttlcache.tables import Tables
@@ -24,7 +24,7 @@ class Departures:
     identifier: Identifier
     places: Places
     turns: TurnBook
-    holding: Holding
+    retention: Retention
     admission: AdmissionControl
     learning: Learning
 
@@ -73,7 +73,7 @@ class Departures:
         tables.journal.end(now_s, program, how)
         self.admission.leaves(program, now_s)
         if program.turns_finished:
-            tables.memory.add(program.turns_finished)
+            tables.memoryfulness.add(program.turns_finished)
         if program.work is not None:
             tables.work.ended(program.work)
         self.places.ended(program)
@@ -104,7 +104,7 @@ class Departures:
         if tables.lower_tier is not None:
             turn.lower_epoch = tables.lower_epoch
         rank = self.places.rank_of_next(record)
-        tables.last_decision, order = self.holding.begin(
+        tables.last_decision, order = self.retention.retain(
             record, turn, finish, rank, tables.view(now_s), now_s
         )
         return order

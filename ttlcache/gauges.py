@@ -28,7 +28,7 @@ def gauges_of(controller: Controller, now_s: float) -> dict[str, float]:
         "growth_blocks": controller.growth_blocks,
         "lower_tier_kept_share": controller.costs.kept_share,
         "queueing_delay_seconds": controller.costs.queueing_delay_s,
-        "memoryfulness": controller.memory.eta,
+        "memoryfulness": controller.memoryfulness.eta,
         "seniority_quantum_seconds": controller.places.quantum.seconds,
         "retention_enabled": float(controller.retention_enabled),
         "recorder_dropped_events": float(controller.journal.dropped),

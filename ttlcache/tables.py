@@ -47,7 +47,7 @@ class Tables:
     journal: NullJournal
     programs: ProgramTable
     metrics: MetricsBuffer
-    memory: Memoryfulness = field(default_factory=Memoryfulness)
+    memoryfulness: Memoryfulness = field(default_factory=Memoryfulness)
     work: WorkSizes = field(default_factory=WorkSizes)
     pins: PinTable = field(default_factory=PinTable)
     requests: dict[str, RequestRecord] = field(default_factory=dict)
@@ -71,15 +71,15 @@ class Tables:
         tokens = self.costs.average_footprint_blocks * self.block_tokens
         if not tokens or self.lower_tier not in self.costs.tiers:
             return 1.0 - self.costs.kept_share
-        return self.costs.expected_recovery(tokens, self.lower_tier).computed_share
+        return self.costs.expected_rebuild(tokens, self.lower_tier).computed_share
 
     def view(self, now_s: float) -> View:
         """What a policy may know now."""
         return View(
             self.gaps,
             self.costs,
-            self.memory.eta,
-            self.memory.avg_turns,
+            self.memoryfulness.eta,
+            self.memoryfulness.avg_turns,
             self.holder.pressure(),
             now_s,
             self.lower_tier,

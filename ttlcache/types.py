@@ -119,24 +119,25 @@ class Decision(NamedTuple):
     ttl_s: seconds to hold, 0 for "release now", `math.inf` allowed (caps apply).
     reason: one short machine-readable phrase, e.g. "ecdf:tool".
     inputs: the numbers it was computed from.
-    firm_s: for how much of `ttl_s` the policy itself stands; the rest is a client's
-        wish, which anybody's waiting request overrules. Policies leave it alone.
-    patience_s: for so long after the turn's end an engine that has nothing to run
-        rather waits for the next turn than take the pin. 0: it gives way at once.
-    whole_below: under pressure the pin gives way block by block, tail first, while it
-        keeps this share of its blocks, and then as a whole. 0: to the last block;
+    policy_ttl_s: the part of `ttl_s` that the policy itself asked for; beyond it the
+        pin is held for the client's own TTL, and any waiting request may take it. Set
+        by `Retention`, not by policies.
+    stall_wait_s: for so long after the turn's end an engine that has nothing to run
+        waits for the next turn rather than take the pin. 0: it takes the pin at once.
+    min_keep_share: under pressure the pin loses block by block, tail first, while it
+        keeps this share of its blocks, and then goes as a whole. 0: to the last block;
         1: always as a whole.
-    while_free: it stands while nobody waits for memory: once somebody does, the policy
+    provisional: decided while no request waited for memory; once one does, the policy
         is asked again.
     """
 
     ttl_s: float
     reason: str
     inputs: Mapping[str, float] = NO_INPUTS
-    firm_s: float = math.inf
-    patience_s: float = 0.0
-    whole_below: float = 0.0
-    while_free: bool = False
+    policy_ttl_s: float = math.inf
+    stall_wait_s: float = 0.0
+    min_keep_share: float = 0.0
+    provisional: bool = False
 
 
 class Pressure(NamedTuple):

@@ -165,7 +165,13 @@ def policy_ttls(
             answers = [
                 policy.decide(
                     facts,
-                    View(history, model, pressure=pressure, tier=tier, is_below=False),
+                    View(
+                        history,
+                        model,
+                        pressure=pressure,
+                        tier=tier,
+                        tier_has_copy=False,
+                    ),
                 ).ttl_s
                 for tier, model in costs.items()
             ]

@@ -130,7 +130,7 @@ class _Replay:
         self._controller = Controller(
             config, self._clock, self._holder, BLOCK_TOKENS, costs=self._costs
         )
-        self._controller.tables.memory = setting.memoryfulness()
+        self._controller.tables.memoryfulness = setting.memoryfulness()
         self._outcomes: list[Outcome] = []
         self._pending: dict[int, Outcome] = {}  # program's number -> its open gap
         self._events: list[tuple[float, int, int, int]] = []

@@ -15,6 +15,7 @@ from bench.gaps.costs import CostSetting
 from bench.gaps.replay import Arm, Outcome, replay_gaps
 from bench.gaps.scores import Group, Score, best_constant_s, by_group, oracle, score
 from bench.gaps.traces import GapProgram, read_gaps
+from bench.sim.rivals import ablations
 from ttlcache.config import TTLCacheConfig
 
 DEFAULT_ARMS = (
@@ -25,8 +26,7 @@ DEFAULT_ARMS = (
     Arm("continuum-public", "continuum-public"),
     Arm("infercept", "infercept"),
     Arm("none", "none"),
-    # Never any history: B / price for every gap, the rule that needs no prediction.
-    Arm("adaptive: no history", "adaptive", {"min_records": 10**9}),
+    Arm("adaptive: no history", ablations.policy_name("no-history")),
 )
 _HEADINGS = (
     "in time",
@@ -68,14 +68,16 @@ class TraceResult:
 
 
 def parse_arm(text: str) -> Arm:
-    """`name` or `name:{"option": value}`.
+    """`name`, `name:{"option": value}` or `adaptive:ABLATION`.
 
     Raises:
-        ValueError: what follows the colon is not a JSON object.
+        ValueError: what follows the colon is neither.
     """
     name, colon, options = text.partition(":")
     if not colon:
         return Arm(name, name)
+    if name == "adaptive" and options in ablations.ABLATIONS:
+        return Arm(text, ablations.policy_name(options))
     try:
         value = json.loads(options)
     except json.JSONDecodeError as error:

@@ -17,6 +17,7 @@ from bench.sim.load.workload import Workload, build
 from bench.sim.models import MODELS
 from bench.sim.recorder import Recorder
 from bench.sim.rivals import paper_victims
+from bench.sim.rivals.ablations import ablated
 from bench.sim.rivals.arms import ArmSetting, own_file
 from bench.sim.rivals.gates import Gate, OpenGate
 from bench.sim.rivals.mori import MoriGate, unpin
@@ -113,6 +114,9 @@ def engine_spec(cell: Cell, workload: Workload, step_time: StepTime) -> EngineSp
     context = round(mean_context(workload.programs))
     prefill_s = step_time.prefill_s(context, engine.max_num_batched_tokens)
     extra = cell.arm.extra_config(ArmSetting(prefill_s))
+    above_tier = engine.offload != "none"
+    if extra is not None and cell.arm.ablation:
+        extra = ablated(extra, cell.arm.ablation, above_tier=above_tier)
     spec: dict[str, Any] = {
         "num_blocks": engine.blocks,
         "block_tokens": engine.block_size,
@@ -123,7 +127,7 @@ def engine_spec(cell: Cell, workload: Workload, step_time: StepTime) -> EngineSp
         "connector": extra is not None,
         "extra_config": extra or {},
     }
-    if engine.offload != "none":
+    if above_tier:
         link.register()
         spec["connector"] = True
         spec["kv_connector"] = link.PLAIN

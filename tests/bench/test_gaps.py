@@ -27,7 +27,10 @@ from bench.gaps.report import (
 )
 from bench.gaps.scores import best_constant_s, constant, oracle, score
 from bench.gaps.traces import GapProgram, GapTurn
+from bench.sim.rivals import ablations
+from ttlcache import policies
 from ttlcache.errors import ConfigError
+from ttlcache.policies.adaptive import Adaptive
 from ttlcache.types import GapKey
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "traces"
@@ -114,16 +117,24 @@ def test_policies_see_a_gap_when_it_ends_and_not_before() -> None:
     assert [o.reason for o in own][2:] == ["slow-tool", "slow-tool"]
 
 
-def test_ends_are_censored_when_their_program_is_forgotten() -> None:
+def test_ends_are_censored_when_their_program_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # b comes after a was silent for 900 s: adaptive then knows one gap that never
     # ended among two, and nothing else.
     programs = [program("a", 1.0), program("b", 1.0, arrival_s=2000.0)]
-    options = {"min_records": 1}
-    own = replay_gaps(programs, SETTING, Arm("x", "adaptive", options))
+    monkeypatch.setattr(Adaptive, "MIN_RECORDS", 1)
+    own = replay_gaps(programs, SETTING, Arm("x", "adaptive"))
     # a: cold, ln (B / price) = ln 3 s, twice. b: a record of 1 s and one of more than
     # 900 s: holding 1 s is worth 3 / 2 - 1 > 0.
     assert [o.ttl_s for o in own][:3] == pytest.approx([math.log(3), math.log(3), 1.0])
     assert own[2].reason == "survival:key"
+
+
+class Charged(ablations.ChargeWholeTTL, ablations.EndedGapsOnly):
+    """A pin costs its TTL, and only gaps that ended count."""
+
+    MIN_RECORDS = 3
 
 
 def test_a_deadline_asks_again_with_the_time_waited() -> None:
@@ -133,13 +144,8 @@ def test_a_deadline_asks_again_with_the_time_waited() -> None:
     setting = CostSetting(prefill=(0.0, 0.0, 2.5), queueing_delay_s=1.0)
     history = [program(f"h{i}", g) for i, g in enumerate((1.0, 1.0, 1.0, 4.0))]
     late = program("late", 4.0, arrival_s=10.0)
-    options = {
-        "min_records": 3,
-        "censored": False,
-        "charge_what_is_used": False,
-        "ski_rental_fallback": False,
-    }
-    own = replay_gaps([*history, late], setting, Arm("x", "adaptive", options))
+    policies.register("test-charged", f"{__name__}:Charged")
+    own = replay_gaps([*history, late], setting, Arm("x", "test-charged"))
     decided = [o for o in own if o.gap_s == 4.0][1]
     assert decided.ttl_s == pytest.approx(1.0)
     assert decided.held_s == pytest.approx(4.0, abs=1e-5)
@@ -213,6 +219,7 @@ def test_useless_arms_are_named(tmp_path: Path) -> None:
     assert parse_arm('fixed:{"ttl_s": 3}') == Arm(
         "fixed ttl_s=3", "fixed", {"ttl_s": 3}
     )
+    assert parse_arm("adaptive:no-history").policy == "adaptive:no-history"
     path = write(tmp_path / "t.gz", recorded({"tool_s": 1.0}, {}))
     with pytest.raises(ConfigError, match="unknown policy"):
         run_trace(path, [Arm("x", "nonsense")], GapOptions(SETTING))

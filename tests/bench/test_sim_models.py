@@ -183,8 +183,8 @@ def test_a_policy_above_simulated_tiers_knows_that_they_have_the_turn_already():
     store.write("p", 1000, now_s=0.0)
     with use_tiers(store):
         policy = TierAware(TierAwareOptions(policy="adaptive"))
-    view = View(GapHistory(), CostModel(), is_below=False)
+    view = View(GapHistory(), CostModel(), tier_has_copy=False)
     turn = TurnFacts("p", 1, GapKey("bash"), 1000, 10)
-    assert policy.decide(turn, view).whole_below == 1.0
+    assert policy.decide(turn, view).min_keep_share == 1.0
     elsewhere = TurnFacts("q", 1, GapKey("bash"), 1000, 10)
-    assert policy.decide(elsewhere, view).whole_below < 1.0
+    assert policy.decide(elsewhere, view).min_keep_share < 1.0

@@ -30,7 +30,16 @@ def test_arms_split_outside_braces():
 
 
 @pytest.mark.parametrize(
-    "text", ["nobody", "cachettl:{", "cachettl:3", 'vllm:{"policy": "none"}']
+    "text",
+    [
+        "nobody",
+        "cachettl:{",
+        "cachettl:3",
+        'vllm:{"policy": "none"}',
+        "adaptive:no-such-idea",
+        "cachettl:no-history",
+        "vllm:no-history",
+    ],
 )
 def test_bad_arms_are_refused(text):
     with pytest.raises(ValueError, match="arm"):

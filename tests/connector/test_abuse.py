@@ -18,9 +18,9 @@ LOAD = FloodOptions(sessions=800)
 
 
 @lru_cache
-def played(arm: str, wished_share: float = ttl.WISHED_SHARE) -> FloodResult:
+def played(arm: str, client_ttl_share: float = ttl.CLIENT_TTL_SHARE) -> FloodResult:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ttl, "WISHED_SHARE", wished_share)
+        patch.setattr(ttl, "CLIENT_TTL_SHARE", client_ttl_share)
         return run_arm(arm, LOAD)
 
 
@@ -35,7 +35,7 @@ def test_a_flood_hardly_slows_another_tenant_down(arm):
 
 
 def test_it_would_without_the_bound_on_wishes():
-    unbounded = played("flood", wished_share=1.0)
+    unbounded = played("flood", client_ttl_share=1.0)
     assert unbounded.hit_share < 0.5 * played("flood").hit_share
     assert unbounded.mean_jct_s > 1.1 * played("polite").mean_jct_s
 

@@ -15,7 +15,7 @@ from ttlcache.estimators.costs import (
     KEPT_WINDOW,
     MIN_LOST,
     CostModel,
-    Recovery,
+    RebuildCost,
 )
 from ttlcache.types import Pressure
 
@@ -197,11 +197,7 @@ def test_memory_price_by_hand() -> None:
     assert priced(free=100, waiting=10)[0] == 0.05  # the last tenth is in use
 
 
-def test_the_price_of_a_reload_by_hand() -> None:
-    pressure = Pressure(1000, 0, num_waiting=10, num_running=4)
-    price = CostModel().memory_price(pressure, 50)
-    # It delays itself, and the 10 by a twentieth: (1 + 0.5) / 10.
-    assert price.reload_weight == pytest.approx(0.15)
+def test_a_reload_where_it_is_cheaper_than_a_prefill() -> None:
     costs = CostModel({"reload": {"cpu": [0.01, 1e-6], "disk": [100.0, 1e-3]}})
     assert costs.reloads(10_000, "cpu")
     assert not costs.reloads(10_000, "disk"), "a prefill is cheaper"
@@ -285,23 +281,22 @@ def test_the_share_is_of_tokens_of_recent_returns() -> None:
 def test_recovery_is_a_reload_as_often_as_the_tier_keeps_what_it_got() -> None:
     costs = CostModel({"prefill": [1e-4, 0.0, 0.0], "reload": {"cpu": [0.0, 1e-5]}})
     # 10,000 tokens: one second of prefill, a tenth of a second of reload.
-    assert costs.expected_recovery(10_000, None) == pytest.approx((1.0, 0.0))
-    assert costs.expected_recovery(10_000, "disk") == pytest.approx((1.0, 0.0))
-    assert costs.expected_recovery(10_000, "cpu") == pytest.approx((0.0, 0.1))
+    assert costs.expected_rebuild(10_000, None) == pytest.approx((1.0, 0.0))
+    assert costs.expected_rebuild(10_000, "disk") == pytest.approx((1.0, 0.0))
+    assert costs.expected_rebuild(10_000, "cpu") == pytest.approx((0.0, 0.1))
     for number in range(MIN_LOST):
         costs.observe_lost(1000, found_below=number > 0)
     assert costs.kept_share == 0.8
-    recovery = costs.expected_recovery(10_000, "cpu")
+    recovery = costs.expected_rebuild(10_000, "cpu")
     assert recovery == pytest.approx((0.2, 0.08))
     assert recovery.seconds == pytest.approx(0.28)
     assert recovery.computed_share == pytest.approx(0.2 / 0.28)
-    assert costs.expected_recovery(10_000, "cpu", 1.0) == pytest.approx((0.0, 0.1))
 
 
 def test_a_slow_tier_is_no_way_back() -> None:
     costs = CostModel({"prefill": [1e-4, 0.0, 0.0], "reload": {"cpu": [0.0, 1.0]}})
-    assert costs.expected_recovery(10_000, "cpu") == pytest.approx((1.0, 0.0))
+    assert costs.expected_rebuild(10_000, "cpu") == pytest.approx((1.0, 0.0))
 
 
 def test_what_takes_no_time_is_computed() -> None:
-    assert Recovery(0.0).computed_share == 1.0
+    assert RebuildCost(0.0).computed_share == 1.0

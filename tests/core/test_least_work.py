@@ -127,5 +127,5 @@ def test_a_long_program_keeps_its_pins_whatever_its_service():
     engine.clock.advance(1e5)
     assert engine.decode("old-2", [7])
     engine.finish("old-2")
-    assert not any(pin.is_junior for pin in engine.controller.pins)
+    assert not any(pin.quantum_used for pin in engine.controller.pins)
     assert engine.controller.metrics.totals["quanta_used_up", ""] == 0

@@ -53,15 +53,15 @@ def policy(file: str, original: str, mutated: str, test: str) -> Mutation:
 MUTATIONS = [
     # between turns: progress of tools, and what recordings say of the gaps
     Mutation(
-        "retention/progress.py",
-        "if ttl_s > 0:",
-        "if ttl_s >= 0:",
+        "retention/ttl.py",
+        "if decision.ttl_s > 0:",
+        "if decision.ttl_s >= 0:",
         "test_control.py::test_an_eta_beyond_the_worth_releases_now",
     ),
     Mutation(
         "retention/ttl.py",
-        "longest_s - waited_s)",
-        "longest_s)",
+        "ttl_s=min(decision.ttl_s, left_s)",
+        "ttl_s=decision.ttl_s",
         "test_control.py::test_max_ttl_bounds_the_whole_gap",
     ),
     Mutation(
@@ -97,8 +97,8 @@ MUTATIONS = [
     ),
     policy(
         "cachettl.py",
-        "eta = view.eta if sample is not None else 1.0",
-        "eta = view.eta",
+        "eta = view.memoryfulness if sample is not None else 1.0",
+        "eta = view.memoryfulness",
         "paper.py::test_cachettl_cold_start",
     ),
     policy(
@@ -133,14 +133,14 @@ MUTATIONS = [
     ),
     policy(
         "adaptive.py",
-        "losses = costs_s * (terms.price / terms.benefit_s)",
-        "losses = costs_s * (1.0 / terms.benefit_s)",
+        "losses = held_s * (terms.price / terms.benefit_s)",
+        "losses = held_s * (1.0 / terms.benefit_s)",
         "adaptive.py::test_idle_memory_is_free_and_scarce_memory_is_dear",
     ),
     policy(
         "adaptive.py",
-        "curve = curve.given_survival(turn.waited_s)",
-        "curve = curve.given_survival(0.0)",
+        "curve.given_survival(turn.waited_s)",
+        "curve.given_survival(0.0)",
         "adaptive.py::test_deciding_again_uses_what_the_wait_tells",
     ),
     # estimators
@@ -210,7 +210,7 @@ MUTATIONS = [
     # places in the order
     Mutation(
         "retention/reclaim.py",
-        "(pin.held and not pin.is_junior)",
+        "(pin.held and not pin.quantum_used)",
         "pin.held",
         "test_fairness.py"
         "::test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held",
@@ -370,7 +370,7 @@ MUTATIONS = [
         "::test_a_starved_call_is_promoted_and_its_programs_counters_start_anew",
     ),
     Mutation(
-        "retention/holding.py",
+        "retention/ttl.py",
         "if facts is None or facts.requested_ttl_s is not None:",
         "if facts is None:",
         "test_retention.py::test_a_clients_own_ttl_is_final",
@@ -466,31 +466,31 @@ MUTATIONS = [
     # patience and whole victims
     Mutation(
         "retention/reclaim.py",
-        "min(pin.patient_until_s, pin.firm_until_s)",
-        "pin.firm_until_s",
+        "min(pin.stall_until_s, pin.policy_deadline_s)",
+        "pin.policy_deadline_s",
         "test_patience.py::test_patience_ends",
     ),
     Mutation(
         "retention/reclaim.py",
-        "if pin.held or pin.is_junior:",
-        "if pin.is_junior:",
+        "if pin.held or pin.quantum_used:",
+        "if pin.quantum_used:",
         "test_patience.py::test_no_patience_for_whom_waits_already",
     ),
     Mutation(
         "retention/reclaim.py",
-        "if pin.kv_blocks - drop_blocks < max(1, pin.least_blocks):",
+        "if pin.kv_blocks - drop_blocks < max(1, pin.min_blocks):",
         "if drop_blocks >= pin.kv_blocks:",
         "test_patience.py::test_a_whole_pin_goes_as_a_whole",
     ),
     Mutation(
         "retention/reclaim.py",
-        "if pin.kv_blocks - drop_blocks < max(1, pin.least_blocks):",
-        "if pin.least_blocks or drop_blocks >= pin.kv_blocks:",
+        "if pin.kv_blocks - drop_blocks < max(1, pin.min_blocks):",
+        "if pin.min_blocks or drop_blocks >= pin.kv_blocks:",
         "test_patience.py::test_a_pin_gives_some_blocks_before_it_goes_as_a_whole",
     ),
     Mutation(
         "retention/reclaim.py",
-        "                    self._stand_still(spared)",
+        "                    self._note_stall(awaited)",
         "                    pass",
         "test_patience.py::test_the_time_stood_still_counts_against_the_quantum",
     ),

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tests.core import test_policies_adaptive  # noqa: F401 - registers its own
 from ttlcache import policies
 from ttlcache.policies.base import Policy, View
 from ttlcache.testing.policy_contract import PolicyContract
@@ -16,18 +17,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "fixed-forever": ("fixed", {"ttl_s": math.inf}),
     "cachettl-k0": ("cachettl", {"k": 0}),
     "infercept-async": ("infercept", {"swap_hidden": 1.0}),
-    "adaptive-bare": (
-        "adaptive",
-        {
-            "charge_what_is_used": False,
-            "price_memory": False,
-            "censored": False,
-            "use_eta": False,
-            "redecide": False,
-            "ski_rental_fallback": False,
-        },
-    ),
-    "adaptive-floor": ("adaptive", {"ski_rental_floor": True, "min_records": 0}),
+    "adaptive-eager": ("test-adaptive-eager", {}),
 }
 
 

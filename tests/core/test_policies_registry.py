@@ -61,7 +61,7 @@ def test_options_reach_the_policy() -> None:
         ("fixed", {"ttl_s": float("nan")}, ["'ttl_s'", "nan"]),
         ("none", {"x": 1}, ["'none'", "'x'"]),
         ("cachettl", {"k": 1.5}, ["'k'", "1.5", "integer"]),
-        ("adaptive", {"censored": "maybe"}, ["'censored'", "'maybe'", "boolean"]),
+        ("adaptive", {"reprice": False}, ["'adaptive'", "'reprice'"]),
         ("continuum-v1", {"delta": 0, "b_s": 0}, ["'delta'", "'b_s'"]),
         ("infercept", {"swap_hidden": 2}, ["'swap_hidden'", "2"]),
     ],

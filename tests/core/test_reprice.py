@@ -6,9 +6,10 @@ import pytest
 
 from tests.core.test_pins import add, make_program
 from tests.core.test_policies_adaptive import history_of, turn_of, view_of
+from ttlcache import policies
 from ttlcache.policies.adaptive import Adaptive
-from ttlcache.retention.holding import REPRICED_AT_ONCE
 from ttlcache.retention.pins import PinTable
+from ttlcache.retention.ttl import REPRICED_AT_ONCE
 from ttlcache.testing import FakeEngine
 from ttlcache.types import GapKey, PinOutcome, Pressure, Urgency
 
@@ -16,12 +17,21 @@ WAITING = Urgency.WAITING
 MAX_TTL_S = 300.0
 
 
-def make_engine(gaps_s=(1.0,) * 60, **options):
+class FirstDecisionStands(Adaptive):
+    """Never asked again because a request waits."""
+
+    def decide(self, turn, view):
+        return super().decide(turn, view)._replace(provisional=False)
+
+
+policies.register("test-first-decision", f"{__name__}:FirstDecisionStands")
+
+
+def make_engine(gaps_s=(1.0,) * 60, policy="adaptive"):
     """Blocks of one token; a history in which everybody is back after a second."""
     engine = FakeEngine(
         {
-            "policy": "adaptive",
-            "policy_options": options,
+            "policy": policy,
             "max_pinned_fraction": 1.0,
             "max_ttl_s": MAX_TTL_S,
         },
@@ -69,14 +79,14 @@ def test_what_is_worth_its_memory_stays_for_as_long_as_that():
     engine.arrive("late", prompt("L", 15), program="L")
     assert not engine.admit("late", WAITING)
     assert pinned(engine)["A"].deadline_s == pytest.approx(10.0)
-    assert not engine.controller.pins.any_while_free
+    assert not engine.controller.pins.any_provisional
     engine.check()
     engine.step(5.1)
     assert engine.admit("late", WAITING)
 
 
-def test_without_the_option_the_first_decision_stands():
-    engine = make_engine(reprice=False)
+def test_a_decision_that_is_not_provisional_stands():
+    engine = make_engine(policy="test-first-decision")
     engine.turn("A-0", prompt("A", 10), program="A")
     run_somebody(engine)
     engine.step(5.0)
@@ -127,17 +137,17 @@ def test_only_so_many_at_a_time_oldest_first():
     pins = PinTable()
     made = [add_free(pins, number) for number in range(REPRICED_AT_ONCE + 2)]
     add(pins, make_program(999))
-    taken = pins.take_while_free(REPRICED_AT_ONCE)
+    taken = pins.pop_provisional(REPRICED_AT_ONCE)
     assert taken == made[:REPRICED_AT_ONCE]
-    assert pins.any_while_free
+    assert pins.any_provisional
     pins.remove(made[-1])
-    assert pins.take_while_free(REPRICED_AT_ONCE) == [made[-2]]
-    assert not pins.any_while_free
+    assert pins.pop_provisional(REPRICED_AT_ONCE) == [made[-2]]
+    assert not pins.any_provisional
 
 
 def add_free(pins, number):
     pin = add(pins, make_program(number))
-    pins.set_deadline(pin, pin.deadline_s, while_free=True)
+    pins.set_deadline(pin, pin.deadline_s, provisional=True)
     return pin
 
 
@@ -145,17 +155,15 @@ def test_the_mark_follows_the_last_decision():
     pins = PinTable()
     pin = add_free(pins, 1)
     pins.set_deadline(pin, 5.0)  # as when a tool reports
-    assert pin.while_free
-    pins.set_deadline(pin, 6.0, while_free=False)
-    assert not pin.while_free
-    assert not pins.any_while_free
+    assert pin.provisional
+    pins.set_deadline(pin, 6.0, provisional=False)
+    assert not pin.provisional
+    assert not pins.any_provisional
 
 
 def test_what_the_policy_says():
     history, turn = history_of([10, 20, 40, 80]), turn_of(4)
     free, full = Pressure(pool_blocks=100), Pressure(pool_blocks=100, num_waiting=1)
-    policy = Adaptive.from_options({"min_records": 0})
-    assert policy.decide(turn, view_of(history, free)).while_free
-    assert not policy.decide(turn, view_of(history, full)).while_free
-    off = Adaptive.from_options({"reprice": False})
-    assert not off.decide(turn, view_of(history, free)).while_free
+    policy = Adaptive()
+    assert policy.decide(turn, view_of(history, free)).provisional
+    assert not policy.decide(turn, view_of(history, full)).provisional

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.core import test_policies_adaptive  # noqa: F401 - registers its own
 from ttlcache import policies
 from ttlcache.clock import VirtualClock
 from ttlcache.config import load_config
@@ -17,6 +18,7 @@ from ttlcache.policies.base import View
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.ttl import Retention
+from ttlcache.telemetry.journal import NullJournal
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.testing.fake_holder import FakeHolder
 from ttlcache.types import FINAL_GAP, USER_GAP, GapKey, Pressure, TurnFacts
@@ -78,6 +80,7 @@ def retention_of(name: str, options: dict[str, object], cap_s: float) -> Retenti
         holder,
         reclaimer,
         MetricsBuffer(),
+        NullJournal(),
     )
 
 
@@ -86,8 +89,7 @@ def retention_of(name: str, options: dict[str, object], cap_s: float) -> Retenti
     [
         *((name, {}) for name in policies.SHIPPED),
         ("cachettl", {"k": 0}),
-        ("adaptive", {"min_records": 0}),
-        ("adaptive", {"min_records": 0, "price_memory": False}),
+        ("test-adaptive-eager", {}),
         ("continuum-v1", {"n_min": 1}),
     ],
 )
@@ -105,10 +107,11 @@ def test_ttls_lie_between_nothing_and_the_cap(
     for facts in (turn, turn._replace(waited_s=waited_s)):
         own = retention.policy.decide(facts, view)
         assert own.ttl_s >= 0.0  # not NaN
-        assert not math.isnan(own.patience_s)
-    decided = retention.decide(turn, view)
+        assert not math.isnan(own.stall_wait_s)
+    decided = retention._decide(turn, view)
     assert 0.0 <= decided.ttl_s <= cap_s
     # Of a gap that is longer than the cap already: less than nothing, so it ends.
-    assert retention.prolong(turn, waited_s, view).ttl_s <= cap_s - waited_s
-    assert retention.replan(turn, waited_s, view) <= cap_s - waited_s
+    for is_end_known in (False, True):
+        again = retention._redecide(turn, waited_s, view, is_end_known=is_end_known)
+        assert again.ttl_s <= cap_s - waited_s
     assert not retention.metrics.totals  # nobody raised, nobody was overruled

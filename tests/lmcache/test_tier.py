@@ -11,6 +11,7 @@ import pytest
 from ttlcache import policies
 from ttlcache.clock import VirtualClock
 from ttlcache.errors import ConfigError
+from ttlcache.policies.adaptive import Adaptive
 from ttlcache_lmcache import hints
 from ttlcache_lmcache.config import ServerModuleConfig, TierConfig, load
 from ttlcache_lmcache.hints import Hint
@@ -344,9 +345,12 @@ def test_a_policy_that_raises_costs_the_retention_only() -> None:
     assert world.sweep() == ["ab", "a"]
 
 
-def test_adaptive_lets_go_of_programs_that_do_not_return() -> None:
+def test_adaptive_lets_go_of_programs_that_do_not_return(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nobody says that a program is finished: the gaps of the others tell."""
-    world = World(policy="adaptive", policy_options={"min_records": 20})
+    monkeypatch.setattr(Adaptive, "MIN_RECORDS", 20)
+    world = World(policy="adaptive", policy_options={})
     rng = random.Random(0)
     for program in range(40):
         context = chr(256 + program)

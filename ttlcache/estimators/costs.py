@@ -47,16 +47,13 @@ class MemoryPrice(NamedTuple):
 
     per_s: s; 0 while nobody waits for memory.
     weight: (w + n + 1) / w; what a second of recovery counts.
-    reload_weight: what it counts where it is a copy beside the others' steps: the r it
-        waits itself, and the memory that it withholds meanwhile: (1 + w * s) / w.
     """
 
     per_s: float
     weight: float
-    reload_weight: float = 1.0
 
 
-class Recovery(NamedTuple):
+class RebuildCost(NamedTuple):
     """Expected seconds to rebuild a context: those of a prefill, those of a reload."""
 
     prefill_s: float
@@ -169,20 +166,13 @@ class CostModel:
             return False
         return self.reload_s(tier, context_tokens) < self.prefill_s(context_tokens)
 
-    def expected_recovery(
-        self, context_tokens: float, tier: str | None, kept_share: float | None = None
-    ) -> Recovery:
-        """By a reload where that is cheaper, as often as the tier keeps what it got.
-
-        Args:
-            kept_share: how often that is; None: as `kept_share` has it.
-        """
+    def expected_rebuild(self, context_tokens: float, tier: str | None) -> RebuildCost:
+        """By a reload where that is cheaper, as often as the tier keeps what it got."""
         prefill_s = self.prefill_s(context_tokens)
         if tier is None or not self.reloads(context_tokens, tier):
-            return Recovery(prefill_s)
-        kept = self.kept_share if kept_share is None else kept_share
-        reload_s = self.reload_s(tier, context_tokens)
-        return Recovery((1.0 - kept) * prefill_s, kept * reload_s)
+            return RebuildCost(prefill_s)
+        kept, reload_s = self.kept_share, self.reload_s(tier, context_tokens)
+        return RebuildCost((1.0 - kept) * prefill_s, kept * reload_s)
 
     def observe_lost(self, tokens: int, found_below: bool) -> None:
         """A turn came back to a context of which GPU memory lacked `tokens`.
@@ -237,8 +227,7 @@ class CostModel:
         ):  # those who wait lack a place in the batch, not memory
             return MemoryPrice(0.0, running + 1.0)
         share = min(max(kv_blocks / pool, 0.0), 1.0)
-        weight = 1.0 + (running + 1.0) / waiting
-        return MemoryPrice(share, weight, 1.0 / waiting + share)
+        return MemoryPrice(share, 1.0 + (running + 1.0) / waiting)
 
     @property
     def flat_price(self) -> float:

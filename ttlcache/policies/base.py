@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
-from ttlcache.types import Decision, GapKey, Pressure, TurnFacts
+from ttlcache.types import Decision, Pressure, TurnFacts
 
 
 class PolicyOptions(BaseModel):
@@ -30,21 +30,21 @@ class View(NamedTuple):
 
     gaps: durations seen so far, per gap key and global.
     costs: seconds to rebuild a context, queueing delay T, average footprint.
-    eta: memoryfulness of the workload, in [-1, 1] (paper §4.1).
+    memoryfulness: eta of the workload, in [-1, 1] (paper §4.1).
     avg_turns: mean number of turns of finished programs, 0 while none finished.
     now_s: the time by the clock of `gaps`; None leaves still-open gaps out.
     tier: lower tier that has this turn's KV once it is given up, None where none has.
-    is_below: the tier has it already: to give the turn up costs no copy.
+    tier_has_copy: the tier has it already: to evict the turn costs no copy.
     """
 
     gaps: GapHistory
     costs: CostModel
-    eta: float = 1.0
+    memoryfulness: float = 1.0
     avg_turns: float = 0.0
     pressure: Pressure = Pressure()
     now_s: float | None = None
     tier: str | None = None
-    is_below: bool = True
+    tier_has_copy: bool = True
 
     def recovery_s(self, turn: TurnFacts) -> float:
         """PrefillReload(r): seconds to rebuild the turn's context if it is lost."""
@@ -57,9 +57,6 @@ class Policy(ABC):
     name: ClassVar[str]
     #: Whether `decide` makes use of `turn.tool_eta_s`.
     reads_eta: ClassVar[bool] = False
-    #: Which of `Decision.inputs` `observe_outcome` reads; None: all there are. Of a
-    #: decision that lacks one of these nothing is learnt. Every open gap keeps them.
-    learns_from: ClassVar[tuple[str, ...] | None] = None
     Options: ClassVar[type[PolicyOptions]] = PolicyOptions
 
     def __init__(self, options: PolicyOptions | None = None) -> None:
@@ -82,24 +79,6 @@ class Policy(ABC):
         history holds; at most 100 µs at 10,000 recorded gaps. The seconds count
         from now: rules that plan a gap from its start subtract `turn.waited_s`
         (`remaining`). A negative wait, from a clock that went back, counts as 0.
-        """
-
-    def observe_outcome(  # noqa: B027 - a hook, empty for policies that learn nothing
-        self,
-        key: GapKey,
-        gap_s: float,
-        ttl_s: float,
-        inputs: Mapping[str, float] | None = None,
-    ) -> None:
-        """A gap ended: what was decided for it, and how long it really was.
-
-        Outside `decide`, so that deciding stays pure. Called at most once per gap,
-        with the first decision of the gap; without `inputs` a policy may not learn.
-
-        Args:
-            gap_s: seconds until the next turn arrived; math.inf if it never did.
-            ttl_s: the TTL decided at the start of the gap.
-            inputs: `Decision.inputs` of that decision, as far as `learns_from` says.
         """
 
 

@@ -58,7 +58,7 @@ class CacheTTL(Policy):
         delay_s = view.costs.queueing_delay_s
         sample = self._sample(turn.gap_key, view)
         # The cold start assumes a fully memoryful workload.
-        eta = view.eta if sample is not None else 1.0
+        eta = view.memoryfulness if sample is not None else 1.0
         benefit_s = bounded(delay_s * eta + recovery_s)
         if sample is None:
             source, ttl_s, records = "default", default_ttl_s(benefit_s), 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ttlcache.programs.places import Place
-from ttlcache.types import Decision, GapKey, Hints, Rank, TurnFacts
+from ttlcache.types import GapKey, Hints, Rank, TurnFacts
 
 if TYPE_CHECKING:
     from ttlcache.programs.divergence import Divergence
@@ -29,7 +29,6 @@ class Turn:
         are chained, so equal hashes at one index mean equal tokens up to there.
     hashes: the engine's own list with all of them, and maybe later ones; kept only
         while the turn is pinned.
-    memo: of what the policy answered at its end, what it learns from the outcome by.
     facts: what it was asked then, kept only while the turn is pinned.
     lower_epoch: in which its KV was left to the lower tier, None if it never was.
     place: the place in the queue of requests that continue it.
@@ -44,7 +43,6 @@ class Turn:
     last_hash: bytes = b""
     hashes: Sequence[bytes] = ()
     pin_id: int | None = None
-    memo: Decision | bytes | None = None
     facts: TurnFacts | None = None
     lower_epoch: int | None = None
     place: Place | None = None
@@ -126,16 +124,16 @@ class Pin:
     priority_class: the program's when the pin was made; it orders the victims, so
         it must not follow a program whose later requests name another class.
     rank: where its program stood when the pin was made; the largest gives way first.
-    is_junior: its program's quantum was used up then: a claim is no protection.
-    firm_until_s: after it only the client's wish keeps the pin, and any waiting
-        request may have the memory.
-    wished: the client asked for more than the policy gives.
-    patient_until_s: before it an engine that has nothing to run waits rather than take
+    quantum_used: its program's quantum was used up then: a claim is no protection.
+    policy_deadline_s: beyond it only the client's own TTL keeps the pin, and any
+        waiting request may take the memory.
+    client_ttl: the client asked for a longer TTL than the policy.
+    stall_until_s: before it an engine that has nothing to run waits rather than take
         the pin.
-    least_blocks: with fewer it is not worth keeping, and goes as a whole.
-    while_free: its deadline was set while nobody waited for memory.
-    spared_from_s, spared_until_s: when an engine with nothing to run first and last let
-        somebody wait rather than take the pin; None and 0 until it does.
+    min_blocks: with fewer it is not worth keeping, and goes as a whole.
+    provisional: its deadline was decided while no request waited for memory.
+    stalled_from_s, stalled_until_s: when an engine with nothing to run first and last
+        let a request wait rather than take the pin; None and 0 until it does.
     continued: its program's next turn has arrived, whether or not that claims it.
     """
 
@@ -148,23 +146,23 @@ class Pin:
     deadline_s: float
     priority_class: int = 0
     rank: Rank = (0, 0)
-    is_junior: bool = False
-    firm_until_s: float = math.inf
-    wished: bool = False
-    patient_until_s: float = -math.inf
-    least_blocks: int = 0
-    while_free: bool = False
-    spared_from_s: float | None = None
-    spared_until_s: float = 0.0
+    quantum_used: bool = False
+    policy_deadline_s: float = math.inf
+    client_ttl: bool = False
+    stall_until_s: float = -math.inf
+    min_blocks: int = 0
+    provisional: bool = False
+    stalled_from_s: float | None = None
+    stalled_until_s: float = 0.0
     continued: bool = False
     holders: set[str] = field(default_factory=set)
 
     @property
-    def spared_s(self) -> float:
-        """For how long the engine stood still for its program's next turn."""
-        if self.spared_from_s is None:
+    def stalled_s(self) -> float:
+        """For how long the engine ran nothing to wait for its program's next turn."""
+        if self.stalled_from_s is None:
             return 0.0
-        return max(0.0, self.spared_until_s - self.spared_from_s)
+        return max(0.0, self.stalled_until_s - self.stalled_from_s)
 
     @property
     def held(self) -> bool:

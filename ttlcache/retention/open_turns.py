@@ -5,7 +5,6 @@ The one place that opens and closes gaps, and that ends pins in all tables at on
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,8 +27,6 @@ REUSE_WEIGHT = 0.5
 OnPinEnd = Callable[[Pin, PinOutcome], None]
 #: Told a pin that ended, and for which the engine stood still.
 StoodStill = Callable[[Pin], None]
-#: Told the gap of a turn once it is known; `math.inf` if nobody came back.
-Learn = Callable[[Turn, float], None]
 #: Told that a program's pin ended which no turn of it claimed.
 LetGo = Callable[[Program], None]
 
@@ -74,7 +71,6 @@ class TurnBook:
         self._max_ttl_s = max_ttl_s
         self._on_rekey = on_rekey
         self._journal = journal
-        self.learn: Learn = lambda turn, gap_s: None
         self.stood_still: StoodStill = lambda pin: None
         self.let_go: LetGo = lambda program: None
 
@@ -111,7 +107,6 @@ class TurnBook:
         if gap_s is not None:
             self._metrics.observe("gap_seconds", gap_s)
             self._metrics.observe("tool_gap_seconds", gap_s, tool_class(turn.gap_key))
-            self.learn(turn, gap_s)
         pin = self._pins.get(turn.pin_id)
         reusable = turn.context_tokens
         if continuation.relation is Relation.SUPERSEDES:
@@ -135,7 +130,6 @@ class TurnBook:
     def close(self, turn: Turn, outcome: PinOutcome) -> None:
         """Nobody will continue this turn."""
         self._gaps.abandon(turn.token, self._clock.now_s())
-        self.learn(turn, math.inf)
         pin = self._pins.get(turn.pin_id)
         if pin is not None:
             self.end_pin(pin, outcome)
@@ -174,7 +168,7 @@ class TurnBook:
         kind = tool_class(pin.turn.gap_key)
         self._metrics.count("pins_by_tool", f"{kind}/{outcome.value}")
         self._metrics.observe("pinned_seconds", max(0.0, now_s - pin.created_s))
-        if pin.spared_s > 0.0:
+        if pin.stalled_s > 0.0:
             self.stood_still(pin)
         if outcome is not PinOutcome.CLAIMED:
             self.let_go(program)

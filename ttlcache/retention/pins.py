@@ -39,10 +39,10 @@ class PinTable:
         self._by_victim: list[tuple[int, ...]] = []
         self._next_id = 0
         self.kv_blocks = 0
-        self.wished_blocks = 0  # of pins that outlive what the policy gives
+        self.client_ttl_blocks = 0  # of pins with `client_ttl`
         self.version = 0  # changes with every pin, holder or size
         self._tenant_blocks: dict[str, int] = {}
-        self._while_free: dict[int, None] = {}  # oldest first
+        self._provisional: dict[int, None] = {}  # oldest first
         self.on_shrink: Callable[[Pin], None] = lambda pin: None
 
     def __len__(self) -> int:
@@ -63,11 +63,11 @@ class PinTable:
         kv_tokens: int,
         now_s: float,
         ttl_s: float,
-        firm_s: float = math.inf,
+        policy_ttl_s: float = math.inf,
         rank: Rank | None = None,
-        patience_s: float = 0.0,
-        least_blocks: int = 0,
-        while_free: bool = False,
+        stall_wait_s: float = 0.0,
+        min_blocks: int = 0,
+        provisional: bool = False,
     ) -> Pin:
         """Start a pin that expires at `now_s + ttl_s` unless somebody holds it.
 
@@ -86,15 +86,15 @@ class PinTable:
             now_s + ttl_s,  # deadline_s
             program.priority_class,
             (0, place.seq) if rank is None else rank,
-            place.is_used_up,  # is_junior
-            now_s + firm_s,  # firm_until_s
-            firm_s < ttl_s,  # wished
-            now_s + patience_s,  # patient_until_s
-            least_blocks,
-            while_free,
+            place.is_used_up,  # quantum_used
+            now_s + policy_ttl_s,  # policy_deadline_s
+            policy_ttl_s < ttl_s,  # client_ttl
+            now_s + stall_wait_s,  # stall_until_s
+            min_blocks,
+            provisional,
         )
-        if while_free:
-            self._while_free[pin.pin_id] = None
+        if provisional:
+            self._provisional[pin.pin_id] = None
         turn.pin_id = pin.pin_id
         self._pins[pin.pin_id] = pin
         self._push(pin)
@@ -105,7 +105,7 @@ class PinTable:
     def remove(self, pin: Pin) -> None:
         """End a pin; the caller says why, elsewhere."""
         del self._pins[pin.pin_id]
-        self._while_free.pop(pin.pin_id, None)
+        self._provisional.pop(pin.pin_id, None)
         del self._by_victim[bisect_left(self._by_victim, _order(pin))]
         self._count(pin, -pin.kv_blocks)
         pin.turn.pin_id = None
@@ -135,12 +135,12 @@ class PinTable:
             self._push(pin)
 
     def set_deadline(
-        self, pin: Pin, deadline_s: float, *, while_free: bool | None = None
+        self, pin: Pin, deadline_s: float, *, provisional: bool | None = None
     ) -> None:
-        """Decide again. while_free: None leaves it as it is."""
+        """Decide again. provisional: None leaves it as it is."""
         pin.deadline_s = deadline_s
-        if while_free is not None:
-            self._mark(pin, while_free)
+        if provisional is not None:
+            self._mark(pin, provisional)
         if not pin.held:
             self._push(pin)
 
@@ -157,18 +157,18 @@ class PinTable:
         return due
 
     @property
-    def any_while_free(self) -> bool:
-        """Whether there are pins whose deadline was set while memory was free."""
-        return bool(self._while_free)
+    def any_provisional(self) -> bool:
+        """Whether there are pins decided while no request waited for memory."""
+        return bool(self._provisional)
 
-    def take_while_free(self, most: int) -> list[Pin]:
-        """The oldest pins whose deadline was set while memory was free, marked no more.
+    def pop_provisional(self, most: int) -> list[Pin]:
+        """The oldest provisional pins, which are so no more.
 
-        Those whose next turn waits are passed over: their deadline does not count.
+        Those whose next turn waits are left out: their deadline does not count.
         """
         taken: list[Pin] = []
-        while self._while_free and len(taken) < most:
-            pin = self._pins[next(iter(self._while_free))]
+        while self._provisional and len(taken) < most:
+            pin = self._pins[next(iter(self._provisional))]
             self._mark(pin, False)
             if not pin.held:
                 taken.append(pin)
@@ -209,7 +209,7 @@ class PinTable:
 
     def _count(self, pin: Pin, change: int) -> None:
         self.kv_blocks += change
-        self.wished_blocks += change if pin.wished else 0
+        self.client_ttl_blocks += change if pin.client_ttl else 0
         self.version += 1
         tenant = pin.program.tenant
         blocks = self._tenant_blocks.get(tenant, 0) + change
@@ -218,11 +218,11 @@ class PinTable:
         else:
             self._tenant_blocks.pop(tenant, None)
 
-    def _mark(self, pin: Pin, while_free: bool) -> None:
-        pin.while_free = while_free
-        self._while_free.pop(pin.pin_id, None)
-        if while_free:
-            self._while_free[pin.pin_id] = None
+    def _mark(self, pin: Pin, provisional: bool) -> None:
+        pin.provisional = provisional
+        self._provisional.pop(pin.pin_id, None)
+        if provisional:
+            self._provisional[pin.pin_id] = None
 
     def _push(self, pin: Pin) -> None:
         heappush(self._deadlines, (pin.deadline_s, pin.pin_id))

@@ -2,12 +2,13 @@
 
 Decode of a running request outranks every pin. A waiting request may take pins
 of programs younger than its own, so that pins never turn program order around, and
-pins that only a client's wish still keeps. Where several tenants hold pins, a tenant
+pins beyond the TTL that their policy gave. Where several tenants hold pins, a tenant
 over its equal part of the cap may take from itself only, and gives way first: a flood
 of pins hurts the one who sends it. When nothing runs, everything goes until the head
 of the queue fits: no pin may ever wedge the engine (paper §5.2, latest program first).
-A policy may ask for patience then: an instant without work, while tools of a second
-run, is no reason to lose contexts that take many seconds to rebuild.
+A policy may ask a stalled engine to wait (`Decision.stall_wait_s`): an instant without
+work, while tools of a second run, is no reason to lose contexts that take many seconds
+to rebuild.
 """
 
 from __future__ import annotations
@@ -83,13 +84,13 @@ class Reclaimer:
             return over and useful(pin)
 
         if urgency is Urgency.STALLED and patient:
-            spared = self._spared(own_pin_id)
-            if spared:
+            awaited = self._awaited(own_pin_id)
+            if awaited:
                 freed = self._if_it_helps(
-                    needed_blocks, lambda pin: useful(pin) and not self._spares(pin)
+                    needed_blocks, lambda pin: useful(pin) and not self._waits_for(pin)
                 )
                 if not freed:
-                    self._stand_still(spared)
+                    self._note_stall(awaited)
                 return freed
         freed = self._take(needed_blocks, greedy)
         if freed < needed_blocks:
@@ -123,24 +124,24 @@ class Reclaimer:
             self._shrink(pin, blocks)
             blocks -= before - (pin.kv_blocks if self.pins.get(pin.pin_id) else 0)
 
-    def trim_wishes(self, most_blocks: int) -> None:
-        """End pins that only a client's wish keeps while those hold too much.
+    def trim_client_ttls(self, most_blocks: int) -> None:
+        """End pins beyond their policy's TTL while client TTLs hold too much.
 
-        One of them may cross the line, as when wishes are granted.
+        One of them may cross the line, as when they are granted.
         """
         now_s = self.clock.now_s()
         for pin in self.pins.victims():
-            if self.pins.wished_blocks <= most_blocks:
+            if self.pins.client_ttl_blocks <= most_blocks:
                 return
-            needless = self.pins.wished_blocks - pin.kv_blocks >= most_blocks
-            lapsed = pin.wished and not pin.held and now_s >= pin.firm_until_s
+            needless = self.pins.client_ttl_blocks - pin.kv_blocks >= most_blocks
+            lapsed = pin.client_ttl and not pin.held and now_s >= pin.policy_deadline_s
             if needless and lapsed:
                 self.end_pin(pin, PinOutcome.VICTIM)
 
     def take_for_newcomer(self, program: Program, blocks: int) -> int:
         """Free up to `blocks` of pins that have no right against anybody.
 
-        Those that only a client's wish keeps, and those of a tenant over its part.
+        Those beyond their policy's TTL, and those of a tenant over its part.
         What else ranks behind the newcomer is not taken for growth that is to come.
         """
         cap, now_s = self._cap(), self.clock.now_s()
@@ -161,13 +162,13 @@ class Reclaimer:
         if program is None:
             return 0
         cap, now_s = self._cap(), self.clock.now_s()
-        # Time alone makes wishes lapse, so the memory lasts a second.
+        # Time alone ends policy TTLs, so this is remembered for a second.
         asked = (rank, own_pin_id, needed, self.pins.version, int(now_s))
         if asked == self._vain:
             return 0
 
         def eligible(pin: Pin) -> bool:
-            if pin.pin_id == own_pin_id or (pin.held and not pin.is_junior):
+            if pin.pin_id == own_pin_id or (pin.held and not pin.quantum_used):
                 return False
             return self._outranks(program, rank, pin, cap, now_s)
 
@@ -196,7 +197,7 @@ class Reclaimer:
         self, program: Program, rank: Rank, pin: Pin, cap_blocks: int, now_s: float
     ) -> bool:
         """Whether what `program` wants is worth more than `pin`."""
-        weaker = pin.rank > rank or now_s >= pin.firm_until_s
+        weaker = pin.rank > rank or now_s >= pin.policy_deadline_s
         mine, theirs = program.tenant, pin.program.tenant
         if mine == theirs:
             return weaker
@@ -204,28 +205,28 @@ class Reclaimer:
             return False
         return weaker or self.pins.is_over_share(theirs, cap_blocks, mine)
 
-    def _spares(self, pin: Pin) -> bool:
-        """Whether a stalled engine rather waits for the pin's next turn.
+    def _waits_for(self, pin: Pin) -> bool:
+        """Whether a stalled engine waits for the pin's next turn rather than take it.
 
-        Ski rental: until the wait has cost as much as recovering the context would.
+        Ski rental: until the wait has cost as much as rebuilding the context would.
         Once that turn is in the queue there is nothing to wait for.
         """
-        if pin.held or pin.is_junior:
+        if pin.held or pin.quantum_used:
             return False
         now_s = self.clock.now_s()
         # A clock that went back must not prolong it.
-        return pin.created_s <= now_s < min(pin.patient_until_s, pin.firm_until_s)
+        return pin.created_s <= now_s < min(pin.stall_until_s, pin.policy_deadline_s)
 
-    def _spared(self, own_pin_id: int | None) -> list[Pin]:
-        return [p for p in self.pins if p.pin_id != own_pin_id and self._spares(p)]
+    def _awaited(self, own_pin_id: int | None) -> list[Pin]:
+        return [p for p in self.pins if p.pin_id != own_pin_id and self._waits_for(p)]
 
-    def _stand_still(self, spared: list[Pin]) -> None:
-        """The engine waits: whoever it waits for is served by that."""
+    def _note_stall(self, awaited: list[Pin]) -> None:
+        """The engine waits: that counts as service of the programs it waits for."""
         now_s = self.clock.now_s()
-        for pin in spared:
-            if pin.spared_from_s is None:
-                pin.spared_from_s = now_s
-            pin.spared_until_s = now_s
+        for pin in awaited:
+            if pin.stalled_from_s is None:
+                pin.stalled_from_s = now_s
+            pin.stalled_until_s = now_s
 
     def _cap(self) -> int:
         return int(self.max_pinned_fraction * self.holder.pressure().pool_blocks)
@@ -254,7 +255,7 @@ class Reclaimer:
         return freed
 
     def _shrink(self, pin: Pin, drop_blocks: int) -> int:
-        if pin.kv_blocks - drop_blocks < max(1, pin.least_blocks):
+        if pin.kv_blocks - drop_blocks < max(1, pin.min_blocks):
             return self.end_pin(pin, PinOutcome.VICTIM)
         shrunk = self.holder.shrink(pin.pin_id, drop_blocks)
         if shrunk.kept_blocks <= 0:

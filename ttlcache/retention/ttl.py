@@ -1,34 +1,56 @@
-"""From a finished turn to a pin: ask the policy, apply the caps, make room."""
+"""For how long a finished turn is held, decided at four moments of its gap:
+
+- `retain`: the turn ended; a pin, as far as policy and caps allow.
+- `redecide_at_deadline`: the pin's time is over.
+- `redecide_under_pressure`: a request waits for memory; pins made while none did.
+- `redecide_on_progress`: the tool reports how long it still needs.
+"""
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache.policies.base import Policy, View
-from ttlcache.programs.model import Pin, Program, Turn
+from ttlcache.programs.model import Pin, Program, RequestRecord, Turn
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
+from ttlcache.telemetry.journal import NullJournal
 from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache.types import BlockHolder, Decision, Finish, Rank, TurnFacts
+from ttlcache.types import (
+    BlockHolder,
+    Decision,
+    Finish,
+    HoldOrder,
+    PinOutcome,
+    Rank,
+    TurnFacts,
+)
 
 #: Below this learnt share only the part that the program reuses is pinned.
 PARTIAL_REUSE_BELOW = 0.9
-#: Of the pinned cap, what wishes beyond the policy may hold together where there is
-#: more than one tenant.
-WISHED_SHARE = 0.25
+#: Of the pinned cap, what pins that outlive the policy's TTL may hold together where
+#: there is more than one tenant.
+CLIENT_TTL_SHARE = 0.25
 #: Seconds for the result to travel after a tool's announced end.
 ETA_MARGIN_S = 1.0
 #: An engine with nothing to run never waits longer than this for a pin's next turn.
-MAX_PATIENCE_S = 60.0
+MAX_STALL_WAIT_S = 60.0
+#: A TTL shorter than this is not worth going on for.
+MIN_PROLONG_S = 0.05
+#: Decisions that one failed allocation may cost, some 20 us each.
+REPRICED_AT_ONCE = 64
+
+#: Seconds waited so far -> seconds that the tool still needs; None: nothing new.
+Remaining = Callable[[float], float | None]
 
 
 @dataclass(slots=True)
 class Retention:
-    """Decides TTLs within the caps and starts pins."""
+    """Decides TTLs within the caps; starts pins and moves their deadlines."""
 
     config: TTLCacheConfig
     policy: Policy
@@ -36,105 +58,188 @@ class Retention:
     holder: BlockHolder
     reclaimer: Reclaimer
     metrics: MetricsBuffer
+    journal: NullJournal
     num_tenants: Callable[[], int] = lambda: 1
-    _learns: bool = field(init=False)
-    _packed: struct.Struct = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._learns = type(self.policy).observe_outcome is not Policy.observe_outcome
-        self._packed = struct.Struct(f"{1 + len(self.policy.learns_from or ())}d")
+    # --- the four moments ------------------------------------------------
 
-    def decide(self, facts: TurnFacts, view: View) -> Decision:
-        """The policy's answer, or the client's wish, both within `max_ttl_s`.
+    def retain(
+        self,
+        record: RequestRecord,
+        turn: Turn,
+        finish: Finish,
+        rank: Rank,
+        view: View,
+        now_s: float,
+    ) -> tuple[Decision, HoldOrder | None]:
+        """The gap after `turn` begins.
 
-        A policy that raises or returns NaN or a negative number costs the turn
-        its retention and is counted; it never reaches the engine.
+        rank: where its next request will stand.
         """
+        facts = _facts(record, turn, finish)
+        decision = self._decide(facts, view)
+        self.journal.decide(now_s, record, facts, decision, view)
+        self.metrics.observe("ttl_seconds", decision.ttl_s)
+        if decision.ttl_s <= 0 or finish.kv_blocks <= 0:
+            return decision, None
+        pin = self._start(record.program, turn, decision, finish, now_s, rank)
+        if pin is None:
+            return decision, None
+        self.journal.pin(now_s, pin)
+        turn.facts = facts
+        # Not a copy: that touches every block of a long context.
+        turn.hashes = finish.hashes if turn.num_hashes else ()
+        return decision, HoldOrder(pin.pin_id, pin.kv_blocks)
+
+    def redecide_at_deadline(self, pin: Pin, view: View, now_s: float) -> bool:
+        """Whether the pin is held on, given how long the gap has lasted.
+
+        A pin is an option, not a promise. Rules that plan a gap from its start
+        answer 0 here; a client's own TTL is final.
+        """
+        facts = pin.turn.facts
+        if facts is None or facts.requested_ttl_s is not None:
+            return False
+        return self._prolong(pin, facts, view, now_s)
+
+    def redecide_under_pressure(self, view: View, now_s: float) -> int:
+        """A request waits for memory: pins made while none did are decided anew.
+
+        Such a pin is held for as long as pins may be, and programs that came later may
+        not take it: that of a program which is over would keep them waiting so long.
+        At most `REPRICED_AT_ONCE` at a time.
+
+        Returns:
+            Blocks that became free.
+        """
+        ended = []
+        for pin in self.pins.pop_provisional(REPRICED_AT_ONCE):
+            facts = pin.turn.facts
+            if facts is None:
+                continue
+            if facts.requested_ttl_s is not None:
+                self._lower_policy_ttl(pin, facts, view, now_s)
+            elif not self._prolong(pin, facts, view, now_s):
+                ended.append(pin)
+        return sum(self._expire(pin) for pin in ended)
+
+    def redecide_on_progress(
+        self, program: Program, remaining: Remaining, view: View, now_s: float
+    ) -> list[dict[str, Any]]:
+        """New deadlines for the pins of a program whose tool reported.
+
+        A pin that is not worth the rest of the wait is released at once. A pin whose
+        next turn already waits is left alone.
+
+        Returns:
+            The pins that the program still has, each with its `ttl_left_s`.
+        """
+        for turn in list(program.open_turns):
+            pin = self.pins.get(turn.pin_id)
+            if pin is None or pin.held or turn.facts is None:
+                continue
+            waited_s = max(0.0, now_s - turn.finish_s)
+            left_s = remaining(waited_s)
+            if left_s is None:
+                continue
+            turn.facts = turn.facts._replace(tool_eta_s=waited_s + left_s)
+            decision = self._redecide(turn.facts, waited_s, view, is_end_known=True)
+            if decision.ttl_s > 0:
+                self.pins.set_deadline(pin, now_s + decision.ttl_s)
+                self.journal.extend(now_s, pin, "tool progress")
+            else:
+                self._expire(pin)
+        live = (self.pins.get(turn.pin_id) for turn in program.open_turns)
+        return [_as_json(pin, now_s) for pin in live if pin is not None]
+
+    def make_room_for_others(self) -> None:
+        """A program came: while its tenant was away, client TTLs may have taken all."""
+        if self._client_ttl_excess() > 0:
+            self.reclaimer.trim_client_ttls(self._max_client_ttl_blocks())
+
+    # --- decisions -------------------------------------------------------
+
+    def _decide(self, facts: TurnFacts, view: View) -> Decision:
+        """The policy's answer, or the client's own TTL, both within `max_ttl_s`."""
         decision = self._ask(facts, view)
-        wish_s = facts.requested_ttl_s
-        if wish_s is not None:
-            ttl_s = min(wish_s, self.config.max_ttl_s)
-            if ttl_s > decision.ttl_s and self._wishes_beyond() >= 0:
+        if facts.requested_ttl_s is not None:
+            ttl_s = min(facts.requested_ttl_s, self.config.max_ttl_s)
+            if ttl_s > decision.ttl_s and self._client_ttl_excess() >= 0:
                 ttl_s = decision.ttl_s
             return decision._replace(
-                ttl_s=ttl_s, reason="client", firm_s=decision.ttl_s
+                ttl_s=ttl_s, reason="client", policy_ttl_s=decision.ttl_s
             )
         longest_s = self.config.max_ttl_s
         if decision.ttl_s <= longest_s:
             return decision
         return Decision(longest_s, *decision[1:])  # `_replace` takes four times as long
 
-    def make_room_for_others(self) -> None:
-        """A program came: while its tenant was away, wishes may have taken all."""
-        if self._wishes_beyond() > 0:
-            self.reclaimer.trim_wishes(self._most_wished_blocks())
-
-    def _wishes_beyond(self) -> int:
-        """Blocks by which wishes exceed what they may hold among several tenants.
-
-        A pin that no policy wants costs the others even if nobody waits: the free
-        part of the pool is their prefix cache.
-        """
-        wished = self.pins.wished_blocks
-        if not wished or self.num_tenants() <= 1:
-            return -1
-        return wished - self._most_wished_blocks()
-
-    def _most_wished_blocks(self) -> int:
-        pool_blocks = self.holder.pressure().pool_blocks
-        return int(WISHED_SHARE * self.config.max_pinned_fraction * pool_blocks)
-
-    def memo(self, decision: Decision) -> Decision | bytes | None:
-        """What is worth keeping of it until the gap ends: nothing for most.
-
-        Packed where the policy says what it reads: a fifth of the memory.
-        """
-        if not self._learns:
-            return None
-        names, inputs = self.policy.learns_from, decision.inputs
-        if names is None:
-            return decision
-        try:
-            return self._packed.pack(decision.ttl_s, *map(inputs.__getitem__, names))
-        except (KeyError, TypeError, struct.error):  # not what the policy promised
-            return None
-
-    def prolong(self, facts: TurnFacts, waited_s: float, view: View) -> Decision:
+    def _redecide(
+        self,
+        facts: TurnFacts,
+        waited_s: float,
+        view: View,
+        *,
+        is_end_known: bool = False,
+    ) -> Decision:
         """For how long to go on holding a turn whose gap has lasted `waited_s`.
 
         All in all never longer than `max_ttl_s`; a TTL below 0 says so.
+
+        Args:
+            is_end_known: the tool has just told its end. Of a policy that does not
+                read `tool_eta_s` the paper's own cost model answers instead.
         """
-        decision = self._ask(facts._replace(waited_s=waited_s), view)
+        facts = facts._replace(waited_s=waited_s)
+        asks_policy = self.policy.reads_eta or not is_end_known
+        decision = self._ask(facts, view) if asks_policy else _by_eta(facts, view)
         left_s = self.config.max_ttl_s - waited_s
         return decision._replace(ttl_s=min(decision.ttl_s, left_s))
 
-    def replan(self, facts: TurnFacts, waited_s: float, view: View) -> float:
-        """Seconds to go on holding a turn whose tool has just told how long it needs.
+    def _prolong(self, pin: Pin, facts: TurnFacts, view: View, now_s: float) -> bool:
+        """Whether the policy would hold the pin on; if so, for how long from now."""
+        decision = self._redecide(facts, now_s - pin.turn.finish_s, view)
+        if decision.ttl_s < MIN_PROLONG_S:
+            return False
+        deadline_s = now_s + decision.ttl_s
+        self.pins.set_deadline(pin, deadline_s, provisional=decision.provisional)
+        self.journal.extend(now_s, pin, "re-decided")
+        return True
 
-        Asked of the policy if it reads `tool_eta_s`. Otherwise the paper's own cost
-        model with a known gap (v4 §4.1, P = 1 at the announced end) answers.
+    def _lower_policy_ttl(
+        self, pin: Pin, facts: TurnFacts, view: View, now_s: float
+    ) -> None:
+        """A client's own TTL stands; the part that the policy asked for is less now."""
+        decision = self._redecide(facts, now_s - pin.turn.finish_s, view)
+        ends_s = now_s + max(0.0, decision.ttl_s)
+        pin.policy_deadline_s = min(pin.policy_deadline_s, ends_s)
+
+    def _ask(self, facts: TurnFacts, view: View) -> Decision:
+        """The policy's answer.
+
+        A policy that raises or returns NaN or a negative number costs the turn
+        its retention and is counted; it never reaches the engine.
         """
-        facts = facts._replace(waited_s=waited_s)
-        known = self._ask if self.policy.reads_eta else _by_eta
-        longest_s = self.config.max_ttl_s
-        return min(known(facts, view).ttl_s, longest_s - waited_s)
-
-    def learn(self, turn: Turn, gap_s: float) -> None:
-        """Tell the policy how a gap ended; `math.inf` if nobody came back."""
-        memo, turn.memo = turn.memo, None
-        if memo is None:
-            return
-        if isinstance(memo, Decision):
-            ttl_s, inputs = memo.ttl_s, memo.inputs
-        else:
-            ttl_s, *values = self._packed.unpack(memo)
-            inputs = dict(zip(self.policy.learns_from or (), values, strict=True))
         try:
-            self.policy.observe_outcome(turn.gap_key, gap_s, ttl_s, inputs)
+            decision = self.policy.decide(facts, view)
+            numbers = (
+                decision.ttl_s,
+                decision.policy_ttl_s,
+                decision.stall_wait_s,
+                decision.min_keep_share,
+            )
+            is_valid = all(number >= 0 for number in numbers)  # False for NaN
         except Exception:  # noqa: BLE001 - policies may be anybody's code
-            self.metrics.count("hook_errors", "policy")
+            return self._fault("policy:raised")
+        return decision if is_valid else self._fault("policy:nonsense")
 
-    def start(
+    def _fault(self, reason: str) -> Decision:
+        self.metrics.count("hook_errors", "policy")
+        return Decision(0.0, reason)
+
+    # --- pins and caps ---------------------------------------------------
+
+    def _start(
         self,
         program: Program,
         turn: Turn,
@@ -169,30 +274,12 @@ class Retention:
             kv_tokens=finish.kv_tokens * keep // kv_blocks,
             now_s=now_s,
             ttl_s=decision.ttl_s,
-            firm_s=decision.firm_s,
+            policy_ttl_s=decision.policy_ttl_s,
             rank=rank,
-            patience_s=min(decision.patience_s, MAX_PATIENCE_S),
-            least_blocks=math.ceil(min(1.0, decision.whole_below) * keep),
-            while_free=decision.while_free,
+            stall_wait_s=min(decision.stall_wait_s, MAX_STALL_WAIT_S),
+            min_blocks=math.ceil(min(1.0, decision.min_keep_share) * keep),
+            provisional=decision.provisional,
         )
-
-    def _ask(self, facts: TurnFacts, view: View) -> Decision:
-        try:
-            decision = self.policy.decide(facts, view)
-            told = (
-                decision.ttl_s,
-                decision.firm_s,
-                decision.patience_s,
-                decision.whole_below,
-            )
-            is_valid = all(number >= 0 for number in told)  # False for NaN
-        except Exception:  # noqa: BLE001 - policies may be anybody's code
-            return self._fault("policy:raised")
-        return decision if is_valid else self._fault("policy:nonsense")
-
-    def _fault(self, reason: str) -> Decision:
-        self.metrics.count("hook_errors", "policy")
-        return Decision(0.0, reason)
 
     def _missing(self, finish: Finish, keep: int) -> int:
         """Blocks by which pinning the first `keep` would exceed the cap."""
@@ -200,6 +287,26 @@ class Retention:
         cap = int(self.config.max_pinned_fraction * pressure.pool_blocks)
         unpinned = finish.count_unpinned(keep) if finish.count_unpinned else keep
         return pressure.pinned_blocks + unpinned - cap
+
+    def _client_ttl_excess(self) -> int:
+        """Blocks by which client TTLs hold more than their share among several tenants.
+
+        Below 0 while they hold less, and where there is one tenant.
+
+        A pin that no policy asked for costs the others even if none of their requests
+        waits: the free part of the pool is their prefix cache.
+        """
+        held = self.pins.client_ttl_blocks
+        if not held or self.num_tenants() <= 1:
+            return -1
+        return held - self._max_client_ttl_blocks()
+
+    def _max_client_ttl_blocks(self) -> int:
+        pool_blocks = self.holder.pressure().pool_blocks
+        return int(CLIENT_TTL_SHARE * self.config.max_pinned_fraction * pool_blocks)
+
+    def _expire(self, pin: Pin) -> int:
+        return self.reclaimer.end_pin(pin, PinOutcome.EXPIRED)
 
 
 def reusable_blocks(program: Program, kv_blocks: int) -> int:
@@ -210,9 +317,33 @@ def reusable_blocks(program: Program, kv_blocks: int) -> int:
 
 
 def _by_eta(facts: TurnFacts, view: View) -> Decision:
-    """Hold until the announced end if that costs less than it saves."""
+    """Hold until the announced end if that costs less than it saves.
+
+    The paper's cost model with a known gap (v4 §4.1, P = 1 at the announced end).
+    """
     left_s = (facts.tool_eta_s or 0.0) - max(facts.waited_s, 0.0)
-    benefit_s = view.costs.queueing_delay_s * view.eta + view.recovery_s(facts)
+    delay_s = view.costs.queueing_delay_s * view.memoryfulness
+    benefit_s = delay_s + view.recovery_s(facts)
     if left_s > benefit_s:
         return Decision(0.0, "progress:too-long")
     return Decision(max(left_s, 0.0) + ETA_MARGIN_S, "progress")
+
+
+def _facts(record: RequestRecord, turn: Turn, finish: Finish) -> TurnFacts:
+    return TurnFacts(
+        record.program.program_id,
+        record.program.turns_finished,
+        turn.gap_key,
+        turn.context_tokens,
+        finish.kv_blocks,
+        record.hints.ttl_s,
+        record.hints.tool_eta_s,
+    )
+
+
+def _as_json(pin: Pin, now_s: float) -> dict[str, Any]:
+    return {
+        "ttl_left_s": round(max(0.0, pin.deadline_s - now_s), 3),
+        "kv_blocks": pin.kv_blocks,
+        "kv_tokens": pin.kv_tokens,
+    }

@@ -96,7 +96,7 @@ class Places:
     def on_stall(self, pin: Pin) -> None:
         """The engine stood still rather than take the pin."""
         if pin.turn.place is not None:
-            self._use(pin.turn.place, pin.program.tenant, pin.spared_s)
+            self._use(pin.turn.place, pin.program.tenant, pin.stalled_s)
 
     def charge(self, record: RequestRecord, seconds: float) -> None:
         """The request ran for so long."""

@@ -269,8 +269,8 @@ def _check_orders(controller: Controller) -> None:
     assert len(victims) == len(pins)
     assert set(victims) == set(pins)
     assert [pin.held for pin in victims] == sorted(pin.held for pin in pins)
-    marked = any(pin.while_free for pin in pins)
-    assert controller.pins.any_while_free == marked
+    marked = any(pin.provisional for pin in pins)
+    assert controller.pins.any_provisional == marked
     due = controller.pins.expired(math.inf)
     assert set(due) == {pin for pin in pins if not pin.held}
     deadlines = [pin.deadline_s for pin in due]

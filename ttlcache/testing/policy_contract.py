@@ -159,16 +159,6 @@ class PolicyContract:
             for history in (GapHistory(), filled_history(2_000)):
                 self._check_everywhere(view_of(history, costs=costs))
 
-    def test_learning_from_outcomes_keeps_the_contract(self) -> None:
-        policy, view = self.make_policy(), view_of(filled_history(2_000))
-        for gap_s in (0.0, 0.5, 30.0, math.inf) * 50:
-            decision = policy.decide(turn_of(SHELL_GAP), view)
-            assert_valid(decision)
-            policy.observe_outcome(
-                SHELL_GAP, gap_s, decision.ttl_s, inputs=decision.inputs
-            )
-            policy.observe_outcome(SHELL_GAP, gap_s, decision.ttl_s)
-
     def test_decides_in_time(self) -> None:
         policy, history = self.make_policy(), filled_history()
         for key in (SHELL_GAP, GapKey("never seen")):

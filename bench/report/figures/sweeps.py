@@ -11,8 +11,8 @@ from typing import Any
 
 from bench.report.figures.page import JCT_TABLES
 from bench.sim.options import SimOptions, cells_of
+from bench.sim.rivals.ablations import ABLATIONS
 from bench.sim.settings import Cell, EngineSetting
-from ttlcache import policies
 
 MAIN_ARMS = (
     "vllm,program-fcfs,continuum-public,cachettl,ski-rental,infercept,thunderagent,"
@@ -107,14 +107,11 @@ def _full_fleet(programs: int, replicas: int, seeds: str = "0") -> SimOptions:
 def ablation_arms() -> str:
     """From the paper's steps to ours, then ours with one idea less at a time.
 
-    The ideas are the switches of the policy, whatever they are called today, and the
-    room that new programs leave to those under way.
+    The ideas are those of the policy, and the room that new programs leave to those
+    under way.
     """
     steps = ["vllm", "program-fcfs", "static-ttl", "cachettl", "adaptive"]
-    for name, value in policies.create("adaptive").options.model_dump().items():
-        if value is True:
-            change = f'{{"policy_options": {{"{name}": false}}}}'
-            steps.append(f"adaptive:{change}")
+    steps += [f"adaptive:{name}" for name in ABLATIONS]
     steps.append('adaptive:{"admission": "none"}')
     return ",".join(steps)
 
@@ -176,7 +173,8 @@ _ALL = (
             name: replace(BASE, workload=name, arms=ablation_arms())
             for name in ("swe", "bfcl")
         },
-        note="A row `adaptive:{...}` is adaptive with that idea turned off.",
+        note="A row `adaptive:...` is adaptive with one idea less, by its name in "
+        "`bench/sim/rivals/ablations.py`, or with that setting.",
     ),
     Sweep(
         "fleet",

@@ -5,6 +5,10 @@ An arm is vLLM's scheduler alone, or TTLConnector and TTLScheduler with some
 their own. Any arm can be varied on the command line:
 
     --arms 'cachettl,adaptive,adaptive:{"admission":"none"}'
+
+and those of `adaptive` have ablations (`bench.sim.rivals.ablations`):
+
+    --arms 'adaptive,adaptive:no-repricing'
 """
 
 from __future__ import annotations
@@ -16,7 +20,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bench.sim.rivals import ablations
+from bench.sim.rivals.oracle import OraclePolicy
+from ttlcache import policies
 from ttlcache.policies.cachettl import default_ttl_s
+
+policies.register(OraclePolicy.name, f"{OraclePolicy.__module__}:OraclePolicy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,8 @@ class Arm:
     order: "" for the connector's, "srpt" for the oracle's (`bench.sim.rivals.oracle`).
     tell_gap: clients announce the exact length of each gap.
     bounded: with our bounds on waiting, at their defaults.
+    override: connector settings beside `extra`, from the command line.
+    ablation: an idea that the policy `adaptive` goes without, "" for none.
     """
 
     name: str
@@ -63,6 +74,7 @@ class Arm:
     tell_gap: bool = False
     bounded: bool = True
     override: Extra = field(default_factory=dict)
+    ablation: str = ""
     file: str = ""
 
     def extra_config(self, setting: ArmSetting) -> dict[str, Any] | None:
@@ -172,16 +184,7 @@ _ALL = (
         "oracle",
         "a reference point, no bound: lets in what fits until its end, shortest "
         "remaining work first; knows each gap and pins exactly as long",
-        {
-            "policy": "adaptive",
-            # As a whole: a reference must not move with what `adaptive` learns.
-            "policy_options": {
-                "eta_margin": 1.01,
-                "whole_below": 1.0,
-                "kept_share": False,
-            },
-            "max_ttl_s": 1e6,
-        },
+        {"policy": OraclePolicy.name, "max_ttl_s": 1e6},
         gate="oracle",
         order="srpt",
         tell_gap=True,
@@ -229,13 +232,25 @@ def _parse_arm(text: str) -> Arm:
     arm = ARMS[name]
     if not colon:
         return arm
+    if override in ablations.ABLATIONS:
+        return _without(arm, text, override)
     try:
         extra = json.loads(override)
     except json.JSONDecodeError as error:
-        raise ValueError(f"arm {text!r}: not JSON after the colon: {error}") from None
+        known = ", ".join(ablations.ABLATIONS)
+        raise ValueError(
+            f"arm {text!r}: after the colon neither JSON ({error}) nor one of {known}"
+        ) from None
     if not isinstance(extra, dict) or arm.extra is None:
         raise ValueError(f"arm {text!r}: only connector arms take a JSON object")
     return replace(arm, name=text, override=extra)
+
+
+def _without(arm: Arm, name: str, ablation: str) -> Arm:
+    extra = {} if arm.extra is None or callable(arm.extra) else arm.extra
+    if extra.get("policy") != "adaptive":
+        raise ValueError(f"arm {name!r}: only policy adaptive has ablations")
+    return replace(arm, name=name, ablation=ablation)
 
 
 def _split(text: str) -> list[str]:

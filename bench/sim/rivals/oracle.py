@@ -10,10 +10,18 @@ programs go first (shortest remaining processing time), claims and pins included
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from bench.sim.load.agents import Agent
+from bench.sim.rivals.ablations import cost_if_tier_keeps_all
+from ttlcache.estimators.costs import RebuildCost
+from ttlcache.policies.adaptive import Adaptive, Terms
+from ttlcache.policies.base import View
+from ttlcache.policies.cachettl import bounded
 from ttlcache.scheduling.ordering import Ordering, PriorityKey, QueuedTurn
-from ttlcache.types import Rank
+from ttlcache.types import Rank, TurnFacts
+
+if TYPE_CHECKING:  # it imports vLLM, and the policy does not
+    from bench.sim.load.agents import Agent
 
 
 class OracleGate:
@@ -95,3 +103,27 @@ class ShortestRemaining(Ordering):
 
     def rank(self, turn: QueuedTurn) -> Rank:
         return (turn.user_priority, turn.program_seq, turn.request_seq)
+
+
+class OraclePolicy(Adaptive):
+    """`adaptive` told each gap's length: holds for that long where it is worth it.
+
+    Pins go as a whole and the lower tier is believed to keep everything, beside the
+    steps of others: a reference must not move with what `adaptive` learns.
+    """
+
+    name = "adaptive-oracle"
+    ETA_MARGIN = 1.01
+    MIN_KEEP_SHARE = 1.0
+
+    def _rebuild_cost(self, turn: TurnFacts, view: View) -> RebuildCost:
+        return cost_if_tier_keeps_all(turn, view)
+
+    def _terms(self, turn: TurnFacts, view: View, rebuild: RebuildCost) -> Terms:
+        terms = super()._terms(turn, view, rebuild)
+        num_waiting = view.pressure.num_waiting
+        if not rebuild.reload_s or num_waiting <= 0:
+            return terms
+        # A reload delays its own program, and others by the memory that it takes.
+        benefit_s = (1.0 / num_waiting + terms.price) * rebuild.reload_s
+        return terms._replace(benefit_s=bounded(benefit_s))

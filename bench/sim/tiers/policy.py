@@ -6,7 +6,6 @@ none, and that a turn would have to be copied first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
@@ -16,7 +15,7 @@ from ttlcache import policies
 from ttlcache.config import load_config, ordering_in_force
 from ttlcache.policies.base import Policy, PolicyOptions, View
 from ttlcache.scheduling import admissions
-from ttlcache.types import Decision, GapKey, TurnFacts
+from ttlcache.types import Decision, TurnFacts
 
 NAME = "sim-tiered"
 _TARGET = f"{__name__}:TierAware"
@@ -44,16 +43,7 @@ class TierAware(Policy):
     def decide(self, turn: TurnFacts, view: View) -> Decision:
         tier = self._store.holder(turn.program_id) if self._store else None
         # The simulated tiers are written through, whatever the connector was told.
-        return self._policy.decide(turn, view._replace(tier=tier, is_below=True))
-
-    def observe_outcome(
-        self,
-        key: GapKey,
-        gap_s: float,
-        ttl_s: float,
-        inputs: Mapping[str, float] | None = None,
-    ) -> None:
-        self._policy.observe_outcome(key, gap_s, ttl_s, inputs)
+        return self._policy.decide(turn, view._replace(tier=tier, tier_has_copy=True))
 
 
 def tiered(extra: dict[str, Any]) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class DrivenEngine:
         """Whether a pin's patience kept the engine idle; if so, until that is over."""
         now_s = self.clock.now_s()
         pins = self.side.controller.pins
-        ends_s = [p.patient_until_s for p in pins if p.patient_until_s > now_s]
+        ends_s = [p.stall_until_s for p in pins if p.stall_until_s > now_s]
         if not ends_s:
             return False
         self.clock.set(min(ends_s))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ttlcache.types import FINAL_TOOL, Decision, GapKey
+from ttlcache.types import FINAL_TOOL, GapKey
 
 #: (space, chunk hash), see `residency.space_of`. The hash alone would mix models, and
 #: what clients and resets keep apart by a salt.
@@ -34,7 +34,6 @@ class ChainProgram:
     seen_s: when it was last heard of; once nothing runs, when that ended.
     since_s: when its last turn ended, maybe before its session did.
     is_told: the deadline is a client's; the policy is not asked again.
-    decision: what the policy said at the start of the gap, until the gap ends.
     deadline_s: while nothing runs, until when it is inside its TTL.
     refused_from: the first chunk of its chain that L1 refused in this turn.
     """
@@ -53,7 +52,6 @@ class ChainProgram:
     is_told: bool = False
     refused_from: int | None = None
     gap_key: GapKey = UNKNOWN_GAP
-    decision: Decision | None = None
 
 
 class Watcher:

@@ -1,4 +1,4 @@
-"""What the retention policy says of idle programs, and what it learns from them."""
+"""The retention policy's TTL of idle programs, from the gaps recorded here."""
 
 from __future__ import annotations
 
@@ -52,15 +52,6 @@ class Advice:
             return
         self._costs.observe_gap(gap_s)
         self.returns.observe_gap(gap_s)
-        decision, program.decision = program.decision, None
-        if decision is None:
-            return
-        try:
-            self._policy.observe_outcome(
-                program.gap_key, gap_s, decision.ttl_s, decision.inputs
-            )
-        except Exception as error:  # noqa: BLE001 - policies may be anybody's code
-            self._failed(error)
 
     def no_gap(self, program: ChainProgram) -> None:
         """No turn follows: nothing to learn from."""

@@ -164,7 +164,7 @@ class Turns:
         if program.is_finished:
             self._counts["programs_finished"] += 1
             self._advice.no_gap(program)
-            program.gap_key, program.decision = FINAL_GAP, None
+            program.gap_key = FINAL_GAP
             program.deadline_s = since_s
             self._leaves(program)
             return
@@ -173,7 +173,6 @@ class Turns:
         wish_s = hint.ttl_s if hint is not None else None
         program.is_told = wish_s is not None and hint is not None and hint.is_final
         decision = self._advice.ask(program, since_s, waited_s=0.0)
-        program.decision = decision
         ttl_s = decision.ttl_s if wish_s is None else wish_s
         self._set_deadline(program, since_s + min(ttl_s, self._config.max_ttl_s))
 

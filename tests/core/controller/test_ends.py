@@ -16,7 +16,7 @@ def test_an_ended_program_releases_its_pins():
     assert total(engine, "programs_ended", "told") == 1
     assert engine.holder.free_blocks == 64
     assert engine.controller.gaps.num_open == 0
-    assert engine.controller.memory.programs == 1
+    assert engine.controller.memoryfulness.programs == 1
 
 
 def test_the_last_step_is_not_pinned():
@@ -25,7 +25,7 @@ def test_the_last_step_is_not_pinned():
     engine.turn("r2", context, program="A", is_last_step=True)
     assert pins(engine) == []
     assert total(engine, "programs_ended", "last_step") == 1
-    assert engine.controller.memory.avg_turns == 2.0
+    assert engine.controller.memoryfulness.avg_turns == 2.0
     engine.check()
 
 
@@ -45,7 +45,7 @@ def test_a_program_that_ends_with_a_turn_in_flight():
     engine.controller.end("", "A")
     engine.decode("r1", [11, 12])
     assert engine.finish("r1") is None
-    assert engine.controller.memory.programs == 0  # it had finished no turn
+    assert engine.controller.memoryfulness.programs == 0  # it had finished no turn
     assert total(engine, "programs_ended", "told") == 1
     assert engine.holder.free_blocks == 64
     engine.check()

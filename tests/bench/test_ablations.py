@@ -1,0 +1,142 @@
+"""`adaptive` without one idea at a time: what each takes away, and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+
+from bench.sim.cell import engine_spec
+from bench.sim.hardware import HARDWARE
+from bench.sim.load.workload import WorkloadSpec, build
+from bench.sim.models import MODELS
+from bench.sim.rivals.ablations import ABLATIONS, ablated, policy_name
+from bench.sim.rivals.arms import parse_arms
+from bench.sim.rivals.oracle import OraclePolicy
+from bench.sim.settings import Cell, EngineSetting
+from bench.sim.steptime import StepTime
+from tests.core.test_policies_adaptive import LS, history_of, turn_of, view_of
+from ttlcache import policies
+from ttlcache.config import load_config, ordering_in_force
+from ttlcache.estimators.costs import MIN_LOST, CostModel
+from ttlcache.policies.adaptive import Adaptive
+from ttlcache.scheduling import admissions
+from ttlcache.types import Pressure
+
+FULL = Pressure(100, num_waiting=1, num_running=9)
+
+
+@pytest.fixture(autouse=True)
+def _trust_any_history(monkeypatch):
+    monkeypatch.setattr(Adaptive, "MIN_RECORDS", 0)
+
+
+def decide(name, turn, view):
+    return ABLATIONS[name]().decide(turn, view)
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_takes_away_one_method_or_attribute(name):
+    own = set(vars(ABLATIONS[name])) & set(vars(Adaptive))
+    assert len(own - {"__module__", "__doc__", "__abstractmethods__", "_abc_impl"}) == 1
+    assert inspect.getdoc(ABLATIONS[name])
+    assert type(policies.create(policy_name(name))) is ABLATIONS[name]
+
+
+def test_a_claimed_pin_costs_its_ttl():
+    view = view_of(history_of([1, 1, 1, 10]))
+    assert Adaptive().decide(turn_of(12), view).ttl_s == 10.0
+    assert decide("charge-whole-ttl", turn_of(12), view).ttl_s == 1.0
+
+
+def test_a_held_second_costs_a_second_whatever_the_queue():
+    view = view_of(history_of([10, 20, 40, 80]), FULL)
+    assert Adaptive().decide(turn_of(4), view).ttl_s == 80.0
+    assert decide("flat-price", turn_of(4), view).ttl_s == 0.0  # 4 - 10 < 0
+
+
+def test_what_is_asked_of_the_reclaimer():
+    view = view_of(history_of([1.0] * 4), FULL)
+    assert decide("no-stall-wait", turn_of(5), view).stall_wait_s == 0.0
+    assert decide("no-whole-victims", turn_of(5), view).min_keep_share == 0.0
+    free = view_of(history_of([1.0] * 4), Pressure(100))
+    assert Adaptive().decide(turn_of(5), free).provisional
+    assert not decide("no-repricing", turn_of(5), free).provisional
+
+
+def test_a_tier_that_forgets_is_believed_to_keep_everything():
+    costs = CostModel({"prefill": [1.0, 0.0, 0.0], "reload": {"cpu": [0.0, 0.1]}})
+    for number in range(MIN_LOST):
+        costs.observe_lost(100, found_below=number < 3)
+    view = view_of(history_of([1.0] * 4), FULL)._replace(costs=costs, tier="cpu")
+    turn = turn_of(5)
+    reload_s = 0.1 * turn.context_tokens
+    assert Adaptive().decide(turn, view).stall_wait_s > 4 * reload_s
+    for policy in (ABLATIONS["tier-keeps-all"](), OraclePolicy()):
+        assert policy.decide(turn, view).stall_wait_s == pytest.approx(reload_s)
+    # Where a prefill is cheaper nothing is reloaded.
+    slow = CostModel({"prefill": [1e-3, 0.0, 0.0], "reload": {"cpu": [0.0, 1.0]}})
+    decision = decide("tier-keeps-all", turn, view._replace(costs=slow))
+    assert decision.stall_wait_s == pytest.approx(5.0)
+
+
+def test_gaps_that_never_ended_do_not_count():
+    history = history_of([1, 1])
+    history.censor(LS, 5.0)
+    history.censor(LS, 5.0)
+    assert Adaptive().decide(turn_of(1.5), view_of(history)).ttl_s == 0.0
+    assert decide("ended-gaps-only", turn_of(1.5), view_of(history)).ttl_s == 1.0
+
+
+def test_the_client_s_estimate_is_not_read():
+    view = view_of(history_of([1, 2, 4, 8]))
+    turn = turn_of(5, tool_eta_s=6.0)
+    assert Adaptive().decide(turn, view).ttl_s == 0.0
+    assert decide("no-client-estimate", turn, view).ttl_s == 8.0
+
+
+def test_later_in_the_gap_the_first_plan_stands():
+    view = view_of(history_of([1, 2, 10, 11]))
+    for waited_s, again_s, planned_s in (
+        (0.0, 2.0, 2.0),
+        (1.5, 0.5, 0.5),
+        (9.5, 1.5, 0),
+    ):
+        turn = turn_of(5, waited_s=waited_s)
+        assert Adaptive().decide(turn, view).ttl_s == again_s
+        assert decide("no-redecision", turn, view).ttl_s == planned_s
+
+
+def test_no_history_is_ever_trusted():
+    decision = decide("no-history", turn_of(5), view_of(history_of([1.0] * 1000)))
+    assert (decision.ttl_s, decision.reason) == (pytest.approx(math.log(5)), "default")
+
+
+# --- as arms ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("above_tier", [False, True])
+def test_an_ablated_arm_keeps_its_order_and_admission(above_tier):
+    [arm, plain] = parse_arms("adaptive:no-repricing,adaptive")
+    assert arm.name == "adaptive:no-repricing"
+    extra = {"policy": "adaptive"}
+    ours = load_config(ablated(extra, arm.ablation, above_tier=above_tier))
+    base = load_config(extra)
+    assert ours.policy == "adaptive:no-repricing"
+    assert ours.ordering == ordering_in_force(base, above_tier=above_tier)
+    assert ours.admission == admissions.in_force(base, above_tier=above_tier)
+    assert plain.ablation == ""
+
+
+@pytest.mark.parametrize("offload", ["none", "cpu:4"])
+def test_the_engine_of_an_ablated_arm_has_that_policy(offload):
+    [arm] = parse_arms("adaptive:no-history")
+    setting = EngineSetting(blocks=2_000, offload=offload)
+    load = WorkloadSpec("swe", programs=2, rate=1.0, seed=0)
+    cell = Cell(arm, setting, load)
+    step_time = StepTime.of(HARDWARE[setting.hardware], MODELS[setting.model])
+    extra = engine_spec(cell, build(load), step_time).extra_config
+    named = extra["policy_options"] if offload != "none" else extra
+    assert named["policy"] == "adaptive:no-history"
+    assert load_config(extra)
