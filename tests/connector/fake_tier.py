@@ -19,9 +19,11 @@ class FakeTier(NoTier):
         self.found: Any = (0, False)
         self.asked = True  # whether it really looks
         self.fails: set[str] = set()
-        self.told: list[TierMetadata] = []
+        self.orders: list[TierMetadata] = []
         self.ends: list[TurnEnd] = []
-        self.settled: set[str] = set()  # below, or not wanted there
+        self.settled: set[str] = set()  # stored, or not wanted there
+        self.newly_settled: list[str] = []
+        self.events: list[str] = []
         #: Of the others, where what is to be copied begins, and what is below.
         self.due: dict[str, int] = {}
         self.below: dict[str, int] = {}
@@ -41,7 +43,7 @@ class FakeTier(NoTier):
         self.stored_tokens = stored_tokens
         return self.found
 
-    def was_asked(self, request_id):
+    def was_looked_up(self, request_id):
         return self.asked
 
     def allocated(self, request, blocks, loaded_tokens):
@@ -49,8 +51,16 @@ class FakeTier(NoTier):
 
     def build_metadata(self, output):
         self._maybe_fail("build_metadata")
-        self.told.append(TierMetadata("orders"))
-        return self.told[-1]
+        self.orders.append(TierMetadata("orders"))
+        return self.orders[-1]
+
+    def take_settled(self):
+        settled, self.newly_settled = self.newly_settled, []
+        return settled
+
+    def take_events(self):
+        events, self.events = self.events, []
+        return events
 
     def owes(self, request_id):
         return self.up and request_id not in self.settled
@@ -74,17 +84,14 @@ class FakeTier(NoTier):
         self.below[request_id] = start
         if not start:
             self.settled.add(request_id)
-        self.on_settled(request_id)
+        self.newly_settled.append(request_id)
 
-    def ahead(self, request_id):
-        self.calls.append(("ahead", request_id))
-
-    def tell(self, turn):
-        self._maybe_fail("tell")
+    def report_turn(self, turn):
+        self._maybe_fail("report_turn")
         self.ends.append(turn)
 
-    def forget(self, request_id):
-        self.calls.append(("forget", request_id))
+    def drop(self, request_id):
+        self.calls.append(("drop", request_id))
         self.settled.add(request_id)
 
     def of(self, name: str) -> list[str]:
@@ -93,6 +100,18 @@ class FakeTier(NoTier):
     def _maybe_fail(self, name: str) -> None:
         if name in self.fails:
             raise RuntimeError(f"{name} is broken")
+
+
+def settle(engine: Any, tier: FakeTier, request_id: str) -> None:
+    """The tier needs the request's blocks no longer, as the next step would find."""
+    tier.newly_settled.append(request_id)
+    engine.connector.side.tier_settled()
+
+
+def copy(engine: Any, tier: FakeTier, request_id: str) -> None:
+    """The request's copy begins, as the next step would find."""
+    tier.copy(request_id)
+    engine.connector.side.tier_settled()
 
 
 def _id(request: Any) -> str:
@@ -106,6 +125,6 @@ def extra(**options: Any) -> dict[str, Any]:
         **hold,
         "max_pinned_fraction": 1.0,
         "lower_tier": "lmcache",
-        "linger": False,
+        "demote": "on-expiry",
         **options,
     }
