@@ -11,7 +11,7 @@ from ttlcache_connector.tiers.base import NoTier, TierMetadata, TurnEnd
 class FakeTier(NoTier):
     """Says yes to everything, and copies when it is told to."""
 
-    takes_tails = False
+    stores_suffixes = False
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -29,7 +29,7 @@ class FakeTier(NoTier):
         self.below: dict[str, int] = {}
         #: Tokens at their beginning that others brought down.
         self.known: dict[str, int] = {}
-        #: What `count_unknown` says; of the others: nothing.
+        #: What `count_unstored` says; of the others: nothing.
         self.unknown: dict[str, int] = {}
 
     def is_up(self) -> bool:
@@ -62,20 +62,22 @@ class FakeTier(NoTier):
         events, self.events = self.events, []
         return events
 
-    def owes(self, request_id):
+    def has_unstored(self, request_id):
         return self.up and request_id not in self.settled
 
     def demote(self, request_id, start=0):
         self.calls.append(("demote", request_id))
-        if not self.owes(request_id) or start >= self.below.get(request_id, math.inf):
+        if not self.has_unstored(request_id) or start >= self.below.get(
+            request_id, math.inf
+        ):
             return None
         self.due[request_id] = min(start, self.due.get(request_id, start))
         return max(start, self.known.get(request_id, 0))
 
-    def has_tail(self, request_id):
+    def has_suffix(self, request_id):
         return self.below.get(request_id, 0) > 0
 
-    def count_unknown(self, request_id, start, end):
+    def count_unstored(self, request_id, start, end):
         return self.unknown.get(request_id, 0)
 
     def copy(self, request_id):

@@ -108,7 +108,7 @@ def lingering():
 def tails():
     """Above a tier that finds tails without what stands before them."""
     rig = Rig(room_blocks=5)
-    rig.tier.takes_tails = True
+    rig.tier.stores_suffixes = True
     return rig
 
 
@@ -274,14 +274,14 @@ def test_of_thousands_that_linger_only_the_oldest_are_compared(tails, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("unknown", "has_tail", "gives"),
+    ("unknown", "has_suffix", "gives"),
     [(0, True, True), (160, False, True), (0, False, True), (160, True, False)],
 )
 def test_who_runs_takes_at_once_what_costs_no_more_than_itself(
-    tails, unknown, has_tail, gives
+    tails, unknown, has_suffix, gives
 ):
     linger(tails, a=unknown)
-    if has_tail:
+    if has_suffix:
         tails.tier.below["a"] = 16 * 10
     free = tails.free
     assert tails.ledger.free_cheapest(3) == (3 if gives else 0)
@@ -347,7 +347,7 @@ def test_what_nobody_comes_back_to_is_given_first_and_not_copied(tails):
 
 @pytest.mark.parametrize("in_parts", [True, False])
 def test_a_victim_of_a_running_request_gives_no_more_than_is_needed(tails, in_parts):
-    tails.tier.takes_tails = in_parts
+    tails.tier.stores_suffixes = in_parts
     pin = tails.pin("a", 1, 20)
     with tails.ledger.taking_now(3):
         assert tails.end(pin, PinOutcome.VICTIM) == (3 if in_parts else 20)
@@ -374,7 +374,7 @@ def test_what_is_not_given_up_for_a_copy_is_let_go(tails):
 
 def test_where_nothing_lingers_turns_go_down_whole(rig):
     """Others read the tier: a tail alone is worth nothing to them."""
-    rig.tier.takes_tails = True
+    rig.tier.stores_suffixes = True
     pin = rig.pin("a", 1, 20)
     with rig.ledger.copying_first():
         rig.ledger.shrink(pin.pin_id, 8)
@@ -407,7 +407,7 @@ def test_a_broken_tier_loses_no_reference(tails, when):
     else:
         with tails.ledger.copying_first(6):
             tails.end(pin, PinOutcome.VICTIM)
-        tails.tier.owes = broken
+        tails.tier.has_unstored = broken
         with pytest.raises(RuntimeError):
             tails.ledger.on_settled("a")
     held = sum(tails.ledger.references().values())
@@ -438,7 +438,7 @@ def test_a_second_piece_does_not_keep_the_first_waiting(tails):
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_short_tail_is_lost_where_it_would_not_be_found(tails, alone):
-    tails.tier.takes_tails = alone
+    tails.tier.stores_suffixes = alone
     pin = tails.pin("a", 1, 20)
     with tails.ledger.copying_first():
         tails.ledger.shrink(pin.pin_id, 3)
@@ -598,7 +598,7 @@ def test_a_turn_of_which_a_part_lingers_keeps_its_place(tails):
 @pytest.mark.parametrize("why", ["found-with-its-head-only", "no-linger", "all-below"])
 def test_what_has_no_room_is_let_go_where_it_gains_nothing(tails, why):
     if why == "found-with-its-head-only":
-        tails.tier.takes_tails = False
+        tails.tier.stores_suffixes = False
     elif why == "all-below":
         tails.tier.settled.add("a")
     else:

@@ -234,7 +234,7 @@ def test_a_running_request_takes_pins_before_copies_under_way(
     make_engine, clock, tier, in_parts
 ):
     """A block that is taken before its copy puts all behind it out of reach."""
-    tier.takes_tails = in_parts
+    tier.stores_suffixes = in_parts
     engine = make_engine(extra_config=extra(demote="on-pressure"), num_blocks=64)
     engine.turn("a", PROMPT, hints={"program_id": "p"})
     clock.advance(5.1)

@@ -337,7 +337,11 @@ def test_a_turn_without_a_pin_is_dropped_while_the_tier_is_down(
 ):
     queue = StoreQueue("on-pressure", 64)
     half = half_with(queue, up=False)
-    tier.owes, tier.demote, tier.drop = half.owes, half.demote, half.drop
+    tier.has_unstored, tier.demote, tier.drop = (
+        half.has_unstored,
+        half.demote,
+        half.drop,
+    )
     engine = make_engine(extra_config=no_pins())
     engine.add("a", LONG, hints=HINTS)
     offer(queue, "a")
@@ -362,7 +366,7 @@ def test_nothing_of_a_running_request_is_owed():
     queue = StoreQueue("on-pressure", 64)
     offer(queue, "a")
     running = half_with(queue, over=False)
-    assert not running.owes("a")
+    assert not running.has_unstored("a")
     assert running.demote("a") is None
     assert not queue.has_due
     assert half_with(queue).demote("a") == 0
@@ -406,7 +410,7 @@ def test_nothing_is_looked_for_behind_a_pinned_turn(make_engine, clock, tier):
 def test_what_a_pin_has_no_room_for_lingers_if_it_is_used_again(
     make_engine, clock, tier, share, lingering
 ):
-    tier.takes_tails = True
+    tier.stores_suffixes = True
     engine = make_engine(extra_config=lingers(max_pinned_fraction=10.5 / 63))
     engine.add("a", LONG, hints=HINTS)
     engine.step()

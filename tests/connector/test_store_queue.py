@@ -195,17 +195,17 @@ def test_what_a_copy_would_take_is_counted(start, chunks):
     offer_context(queue, 2)
     offer_context(queue, 4, first=2)
     end = 6 * CHUNK + BLOCK
-    assert queue.count_unknown("a", start, end) == chunks * CHUNK + BLOCK
-    assert queue.count_unknown("nobody", start, end) == 0
+    assert queue.count_unstored("a", start, end) == chunks * CHUNK + BLOCK
+    assert queue.count_unstored("nobody", start, end) == 0
 
 
 def test_without_an_index_a_copy_takes_all_of_a_turn(queue):
     offer_context(queue, 6)
     end = 6 * CHUNK + BLOCK
-    assert queue.count_unknown("a", 0, end) == 6 * CHUNK + BLOCK
+    assert queue.count_unstored("a", 0, end) == 6 * CHUNK + BLOCK
     queue.make_due("a", 5 * CHUNK)
     ranges(queue)
-    assert queue.count_unknown("a", 0, end) == 5 * CHUNK
+    assert queue.count_unstored("a", 0, end) == 5 * CHUNK
 
 
 def test_a_tail_that_is_below_is_a_tail_at_once():
@@ -265,15 +265,15 @@ def test_what_is_known_before_a_tail_that_is_due_belongs_to_it():
 def test_a_tail_is_one_if_it_got_below(queue, ends):
     offer_context(queue, 4)
     queue.make_due("a", 2 * CHUNK)
-    assert not queue.has_tail("a")
+    assert not queue.has_suffix("a")
     ranges(queue)
     queue.check([] if ends == "overwritten" else ["a"])
     if ends == "failed":
         queue.mark_store_failed("a")
-    assert queue.has_tail("a") is (ends == "stored")
+    assert queue.has_suffix("a") is (ends == "stored")
     queue.make_due("a")
     ranges(queue)
-    assert not queue.has_tail("a"), "all of it is below"
+    assert not queue.has_suffix("a"), "all of it is below"
 
 
 def known_chunks(*chunks: int) -> set[bytes]:

@@ -97,7 +97,7 @@ class DemotingBlocks(EndedTurns):
     ) -> None:
         """A turn that may be continued, but that is not worth a pin."""
         self._unref(self._take(request_id))  # an id that is used again
-        if not blocks or not self._tier.owes(request_id):
+        if not blocks or not self._tier.has_unstored(request_id):
             self._tier.drop(request_id)  # an outage: it would stay queued for ever
         else:
             self.pool.touch(blocks)
@@ -121,8 +121,8 @@ class DemotingBlocks(EndedTurns):
         """
         self._unref(self._take(request_id))  # an id that is used again
         rest = blocks[pinned_blocks:]
-        goes_down = self.is_divisible and self.goes_in_parts
-        if rest and goes_down and self._tier.owes(request_id):
+        is_demoted = self.is_divisible and self.demotes_parts
+        if rest and is_demoted and self._tier.has_unstored(request_id):
             self.pool.touch(rest)
             self._ended_refs.update(ids_of(rest))
             self._keep(request_id, program, list(rest), users=1, first=pinned_blocks)
@@ -141,7 +141,7 @@ class DemotingBlocks(EndedTurns):
             self._report_turn(report)
         if outcome not in _COMES_BACK:
             return self._drop_turn(request_id) + super().release(pin_id)
-        if not self._tier.owes(request_id):
+        if not self._tier.has_unstored(request_id):
             return super().release(pin_id)
         blocks = self._held.pop(pin_id, [])
         self._ends(blocks)
@@ -187,14 +187,14 @@ class DemotingBlocks(EndedTurns):
             # What lingers behind a pin is out of reach behind a gap.
             self._unref(self._lingering.pop_rest(turn.request_id))
         keep = len(blocks) - max(0, drop_blocks)
-        alone_below = self.goes_in_parts
+        finds_suffix = self.demotes_parts
         if (
             not self._copies_first
             or turn is None
             or not self.is_divisible
             or not 0 < keep < len(blocks)
-            or (keep > turn.blocks * (1 - UNCOPIED_SHARE) and not alone_below)
-            or not self._tier.owes(turn.request_id)
+            or (keep > turn.blocks * (1 - UNCOPIED_SHARE) and not finds_suffix)
+            or not self._tier.has_unstored(turn.request_id)
         ):
             shrunk = super().shrink(pin_id, drop_blocks)
             self._lack -= shrunk.freed_blocks
@@ -204,7 +204,7 @@ class DemotingBlocks(EndedTurns):
         self._ends(tail)
         alone = self._alone(tail)
         self._lack -= alone
-        self._copy(turn.request_id, tail, keep, alone=alone_below)
+        self._copy(turn.request_id, tail, keep, alone=finds_suffix)
         return Shrunk(alone, keep, keep * self._group_block_tokens[0])
 
     @contextmanager
@@ -254,7 +254,7 @@ class DemotingBlocks(EndedTurns):
             Blocks that pins may have to give, see `copy_tail_ahead`.
         """
         free = self.pool.get_num_free_blocks()
-        if free >= self._room_blocks or not (self._lingering or self.goes_in_parts):
+        if free >= self._room_blocks or not (self._lingering or self.demotes_parts):
             return 0
         # An answer's next token may begin a block, and the one after the copy another.
         wanted = sum(
@@ -266,7 +266,7 @@ class DemotingBlocks(EndedTurns):
             return 0
         self._make_room(lack)
         lack -= self.pool.get_num_free_blocks() - free + self.soon_free()
-        return lack if lack > 0 and self.goes_in_parts else 0
+        return lack if lack > 0 and self.demotes_parts else 0
 
     def copy_tail_ahead(self, pin_id: int, blocks: int) -> int:
         """A running request may take a pin's last blocks any moment: copy them ahead.
@@ -313,7 +313,7 @@ class DemotingBlocks(EndedTurns):
         if lack <= 0:
             return
         turns = self._lingering.in_order()
-        if self.goes_in_parts:
+        if self.demotes_parts:
             compared = self._by_cost(islice(turns, COMPARED), lack)
             yield from (turn for _, turn in compared)
         yield from turns
@@ -331,7 +331,7 @@ class DemotingBlocks(EndedTurns):
         cut = self._cut(turn.blocks, lack)
         size = self._group_block_tokens[0]
         start, end = turn.first + cut, turn.first + len(turn.blocks)
-        tokens = self._tier.count_unknown(turn.request_id, start * size, end * size)
+        tokens = self._tier.count_unstored(turn.request_id, start * size, end * size)
         gain = max(1, self._alone(turn.blocks[cut:]))
         return _Cost(turn.program.in_flight > 0, tokens / gain)
 
@@ -355,7 +355,7 @@ class DemotingBlocks(EndedTurns):
                 freed += self._drop_turn(turn.request_id)
                 continue
             is_cheap = turn.first or not cost.tokens
-            if is_cheap or not self._tier.has_tail(turn.request_id):
+            if is_cheap or not self._tier.has_suffix(turn.request_id):
                 freed += self._give(turn, needed_blocks - freed)
         return freed
 

@@ -58,17 +58,17 @@ class EndedTurns(PinnedBlocks):
         return self._lingering.blocks
 
     @property
-    def goes_in_parts(self) -> bool:
+    def demotes_parts(self) -> bool:
         """Whether a turn may be in the tier in part and in GPU memory in part.
 
         Not where nothing lingers: other engines that read the tier have no use for a
         suffix.
         """
-        return bool(self._room_blocks) and self._tier.takes_tails
+        return bool(self._room_blocks) and self._tier.stores_suffixes
 
     def on_settled(self, request_id: str) -> int:
         """The tier holds what was to be copied, or does not want it any more."""
-        if not self._tier.owes(request_id):
+        if not self._tier.has_unstored(request_id):
             return self._drop_turn(request_id)
         return self._unref(self._copies.pop(request_id))
 
@@ -181,7 +181,7 @@ class EndedTurns(PinnedBlocks):
 
     def _cut(self, blocks: Sequence[KVCacheBlock], lack: float) -> int:
         """From which of these on they are demoted, if `lack` of them are needed."""
-        if not self.goes_in_parts:
+        if not self.demotes_parts:
             return 0
         for cut in range(len(blocks) - 1, 0, -1):
             lack -= blocks[cut].ref_cnt == self._ended_refs[blocks[cut].block_id]

@@ -112,7 +112,7 @@ class QueueAnswers(SideParts):
         before it was copied, every later block already stored becomes unreachable. So
         blocks with a pending copy are taken last.
         """
-        if ended.goes_in_parts:
+        if ended.demotes_parts:
             freed = ended.free_cheapest(needed)
         else:
             freed = ended.free_expired(needed, at_once=True)

@@ -179,19 +179,19 @@ class SchedulerTier(ABC):
         """Whether steps are needed although no request is left."""
 
     @abstractmethod
-    def owes(self, request_id: str) -> bool:
+    def has_unstored(self, request_id: str) -> bool:
         """Whether a finished request has KV that is to be stored, but is not yet."""
 
     @property
-    def takes_tails(self) -> bool:
+    def stores_suffixes(self) -> bool:
         """Whether lookups find a suffix that was stored without what precedes it."""
         return False
 
-    def has_tail(self, request_id: str) -> bool:
+    def has_suffix(self, request_id: str) -> bool:
         """Whether the end of a finished request is stored, and its beginning is not."""
         return False
 
-    def count_unknown(self, request_id: str, start: int, end: int) -> int:
+    def count_unstored(self, request_id: str, start: int, end: int) -> int:
         """Tokens from `start` to `end`, the turn's last one, that are not stored."""
         return 0
 
@@ -200,7 +200,7 @@ class SchedulerTier(ABC):
         """Copy a finished request's KV down now.
 
         Args:
-            start: only what holds this token and those after it; the rest stays owed.
+            start: only what holds this token and those after it; the rest stays queued.
 
         Returns:
             The first of these tokens that is not stored yet, None if all are. Blocks
@@ -270,7 +270,7 @@ class NoTier(SchedulerTier):
     def has_work(self) -> bool:
         return False
 
-    def owes(self, request_id: str) -> bool:
+    def has_unstored(self, request_id: str) -> bool:
         return False
 
     def demote(self, request_id: str, start: int = 0) -> int | None:

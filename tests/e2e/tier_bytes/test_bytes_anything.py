@@ -42,7 +42,7 @@ def test_without_our_module_in_the_server_turns_go_down_whole(make_worker, tmp_p
         engine.add("runs", prompt(99, 30 * BLOCK), max_tokens=400, hints=hints("old"))
         engine.step()
         engine.turn_beside("a", prompt(100, 200), hints=hints("p"))
-        assert not tier.takes_tails  # it knows of no such question
+        assert not tier.stores_suffixes  # it knows of no such question
         reclaim(engine, 5)
         assert engine.moved["tier_bytes:demoted"] == 12 * CHUNK_BYTES
         engine.close()

@@ -259,19 +259,19 @@ class LMCacheSchedulerTier(SchedulerTier):
             return True
         return bool(self._inner.has_pending_push_work())
 
-    def owes(self, request_id: str) -> bool:
+    def has_unstored(self, request_id: str) -> bool:
         waits = self._queue.has_pending_request(request_id)
         return waits and self._offload.is_finished(request_id) and self.is_up()
 
     @property
-    def takes_tails(self) -> bool:
+    def stores_suffixes(self) -> bool:
         return self._lookups.starts.is_supported
 
-    def has_tail(self, request_id: str) -> bool:
-        return self._queue.has_tail(request_id)
+    def has_suffix(self, request_id: str) -> bool:
+        return self._queue.has_suffix(request_id)
 
-    def count_unknown(self, request_id: str, start: int, end: int) -> int:
-        return self._queue.count_unknown(request_id, start, end)
+    def count_unstored(self, request_id: str, start: int, end: int) -> int:
+        return self._queue.count_unstored(request_id, start, end)
 
     def demote(self, request_id: str, start: int = 0) -> int | None:
         if not self._offload.is_finished(request_id) or not self.is_up():

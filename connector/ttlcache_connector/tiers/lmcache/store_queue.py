@@ -171,7 +171,7 @@ class StoreQueue(OffloadPolicy):
         runs = self._due.get(request_id, [])
         if runs and runs[-1][0] <= start:
             return start
-        begin = next(self._unknown(request_id, start), None)
+        begin = next(self._unstored(request_id, start), None)
         if runs:
             later_start, later_begin = runs[-1]
             if begin is None or begin >= later_start:
@@ -188,7 +188,7 @@ class StoreQueue(OffloadPolicy):
                 self._emptied.append(request_id)
         return begin
 
-    def count_unknown(self, request_id: str, start: int, end: int) -> int:
+    def count_unstored(self, request_id: str, start: int, end: int) -> int:
         """Tokens from `start` to `end`, where the turn's KV ends, that are not stored.
 
         What is no whole chunk will never be.
@@ -197,10 +197,10 @@ class StoreQueue(OffloadPolicy):
         if not ops:
             return 0
         loose = 0 if request_id in self._kept else max(0, end - ops[-1][0].op.end)
-        chunks = sum(1 for _ in self._unknown(request_id, start))
+        chunks = sum(1 for _ in self._unstored(request_id, start))
         return self._chunk_tokens * chunks + loose
 
-    def has_tail(self, request_id: str) -> bool:
+    def has_suffix(self, request_id: str) -> bool:
         """Whether the end of what the request computed is stored, and the rest not."""
         return request_id in self._tailed
 
@@ -240,7 +240,7 @@ class StoreQueue(OffloadPolicy):
             own = {i: hashes[i] for group in ids for i in group}
             yield replace(meta, op=part), own
 
-    def _unknown(self, request_id: str, start: int) -> Iterator[int]:
+    def _unstored(self, request_id: str, start: int) -> Iterator[int]:
         """From token `start` on, where each chunk begins that has to be stored."""
         size = self._chunk_tokens
         for meta, hashes in self._pending.get(request_id, ()):
