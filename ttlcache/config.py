@@ -129,16 +129,11 @@ class TTLCacheConfig(BaseModel):
         default="none",
         description="Where the KV of expired pins goes: nowhere, or to LMCache.",
     )
-    demote: Literal["expiry", "write-through", "idle-ahead"] = Field(
-        default="expiry",
-        description="When KV is copied to the lower tier: after its pin expired, as "
-        "soon as it is computed, or before its pin expires while nothing is copied.",
-    )
-    linger: bool = Field(
-        default=True,
-        description="Turns past their time stay in GPU memory, as prefix cache hits, "
-        "until its room is needed, and are copied to the lower tier only then; false: "
-        "they are copied at once.",
+    demote: Literal["on-pressure", "on-expiry", "write-through"] = Field(
+        default="on-pressure",
+        description="When KV is copied to the lower tier: when GPU memory gets short "
+        "(turns past their time stay cached until then), as soon as its pin expired, "
+        "or as soon as it is computed.",
     )
     demote_wait_s: float = Field(
         default=0.25,
@@ -146,10 +141,6 @@ class TTLCacheConfig(BaseModel):
         le=10.0,
         description="How long a waiting request lets an expired pin be copied before "
         "it takes the memory.",
-    )
-    promote_ahead: bool = Field(
-        default=False,
-        description="Bring KV from disk to CPU memory before its program is expected.",
     )
     max_hook_faults: int = Field(
         default=100,

@@ -186,10 +186,10 @@ class Controller:
     @lower_tier.setter
     def lower_tier(self, tier: str | None) -> None:
         if tier is not None and self.tables.lower_tier is None:
-            self.lower_tier_is_new()
+            self.tier_generation_changed()
         self.tables.lower_tier = tier
 
-    def lower_tier_is_new(self) -> None:
+    def tier_generation_changed(self) -> None:
         """Whatever went down before need not be there: it was away, or was reset."""
         self.tables.lower_epoch += 1
 
@@ -292,7 +292,7 @@ class Controller:
         if record is not None:
             self._learning.prefilled(record, prompt_tokens, self._clock.now_s())
 
-    def asked_below(self, request_id: str, chunk_tokens: int = 1) -> None:
+    def tier_looked_up(self, request_id: str, chunk_tokens: int = 1) -> None:
         """The lower tier has looked for what GPU memory lacks of a waiting request.
 
         Args:
@@ -302,13 +302,13 @@ class Controller:
         if record is not None:
             record.asked_below = record.reusable_tokens >= chunk_tokens
 
-    def reloading(self, request_id: str) -> None:
+    def load_started(self, request_id: str) -> None:
         """A part of an admitted request's prompt is on its way from a lower tier."""
         record = self.requests.get(request_id)
         if record is not None:
             record.reloads = True
 
-    def reloaded(self, request_id: str, tokens: int) -> None:
+    def load_finished(self, request_id: str, tokens: int) -> None:
         """`tokens` of the prompt came, 0 where that failed: prefill what is left."""
         if tokens <= 0:
             self.metrics.count("failed_reloads")
@@ -408,7 +408,7 @@ class Controller:
         """Prefix-cache reset, sleep, shutdown: every pin goes."""
         for pin in list(self.pins):
             self._turns.end_pin(pin, PinOutcome.RESET)
-        self.lower_tier_is_new()  # what had not gone down yet never will
+        self.tier_generation_changed()  # what had not gone down yet never will
 
     def disable(self) -> None:
         """Stop retaining for good; requests go on as if we were not there."""

@@ -27,7 +27,7 @@ from bench.serve.arms import Arm, ArmResult, run_arm
 NONE = "none"
 RESULT = "result.json"
 WRITE_THROUGH = "write-through"
-MODES = (NONE, WRITE_THROUGH, "expiry", "idle-ahead")
+MODES = (NONE, WRITE_THROUGH, "on-pressure", "on-expiry")
 #: An arm takes minutes: a machine that is busy for a while must not cost it.
 START_TIMEOUT_S = 600.0
 #: Tokens of one chunk: a block of the demo's servers, so that no tail is lost.

@@ -16,7 +16,7 @@ _DEFAULTS = DemoOptions()
 def demote(
     modes: Annotated[
         str, typer.Option(help="Which, in this order, with commas between.")
-    ] = "none,write-through,expiry,idle-ahead",
+    ] = "none,write-through,on-pressure,on-expiry",
     rounds: Annotated[int, typer.Option(help="How often each.", min=1)] = 1,
     programs: Annotated[int, typer.Option(help="How many agents.", min=1)] = (
         _DEFAULTS.programs

@@ -140,7 +140,7 @@ def policy_ttls(
 ) -> dict[str, list[tuple[float, float]]]:
     """Each policy's TTL at each length: without a lower tier, and with CPU memory.
 
-    As a server has it by default (`demote: expiry`): the turn is not below yet.
+    As a server has it by default (`demote: on-pressure`): the turn is not below yet.
     """
     # Some policies look for the tiers of the cost model: where none is, none is known.
     costs: dict[str | None, CostModel] = {None: CostModel(), "cpu": CostModel()}

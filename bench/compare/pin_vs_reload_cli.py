@@ -65,7 +65,7 @@ def pin_vs_reload(
             "max_pinned_fraction": 1.0,
             # A timed context is to be below when its pin is over, not when others need
             # its memory.
-            "linger": False,
+            "demote": "on-expiry",
             **tiers.options.connector_config(),
         }
         server_options = ServerOptions(

@@ -87,9 +87,9 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        told = [m.name for m in metadata.values() if isinstance(m, NameOfBlocks)]
-        if told:
-            self._side.lower.tier.blocks_are_named(told)
+        names = [m.name for m in metadata.values() if isinstance(m, NameOfBlocks)]
+        if names:
+            self._side.lower.tier.blocks_are_named(names)
 
     def on_new_request(self, request: Request) -> None:
         self._side.arrive(request)
@@ -103,8 +103,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
             return 0, False
         stored_tokens = self._side.stored_tokens(request)
         found = lower.match(request, num_computed_tokens, stored_tokens)
-        if lower.was_asked(request.request_id):
-            self._side.asked_below(request)
+        if lower.was_looked_up(request.request_id):
+            self._side.tier_looked_up(request)
         return found
 
     def update_state_after_alloc(
@@ -113,7 +113,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         self._side.lower.allocated(request, blocks, num_external_tokens)
         self._side.admitted(request)
         if num_external_tokens:
-            self._side.loads(request)
+            self._side.load_started(request)
 
     def build_connector_meta(
         self, scheduler_output: SchedulerOutput
@@ -121,8 +121,10 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         if not self._scheduler_seen:
             self._side.foreign_step()
         self._side.step_scheduled(scheduler_output)
-        self._side.keep_room(scheduler_output.num_scheduled_tokens)
-        return self._side.lower.build_metadata(scheduler_output)
+        self._side.start_copies_ahead(scheduler_output.num_scheduled_tokens)
+        metadata = self._side.lower.build_metadata(scheduler_output)
+        self._side.tier_settled()
+        return metadata
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         # Without a tier of ours, too: another connector beside us may load.

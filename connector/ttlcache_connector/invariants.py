@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ttlcache.controller import Controller
-from ttlcache_connector.blocks.pinned import PinLedger
+from ttlcache_connector.blocks.pinned import PinnedBlocks
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
 
 def violations(
-    scheduler: Scheduler, controller: Controller, ledger: PinLedger
+    scheduler: Scheduler, controller: Controller, ledger: PinnedBlocks
 ) -> list[str]:
     """Every broken invariant as one sentence; empty when all hold."""
     return [
@@ -29,7 +29,7 @@ def violations(
 
 
 def leaked_blocks(
-    scheduler: Scheduler | None, controller: Controller, ledger: PinLedger
+    scheduler: Scheduler | None, controller: Controller, ledger: PinnedBlocks
 ) -> int:
     """Blocks that no request and no live pin accounts for.
 
@@ -47,7 +47,7 @@ def leaked_blocks(
     return lost + max(0, used - len(ledger.references()))
 
 
-def _tables(controller: Controller, ledger: PinLedger) -> Iterator[str]:
+def _tables(controller: Controller, ledger: PinnedBlocks) -> Iterator[str]:
     pins = {pin.pin_id: pin.kv_blocks for pin in controller.pins}
     if pins != ledger.pinned_ids():
         yield f"pin table {pins} and ledger {ledger.pinned_ids()} differ"
@@ -59,7 +59,7 @@ def _tables(controller: Controller, ledger: PinLedger) -> Iterator[str]:
             yield f"pin {pin.pin_id} of ended program {pin.program.program_id!r}"
 
 
-def _references(scheduler: Scheduler, ledger: PinLedger) -> Iterator[str]:
+def _references(scheduler: Scheduler, ledger: PinnedBlocks) -> Iterator[str]:
     """Each block's count is ours plus vLLM's; free blocks have none."""
     expected = Counter(ledger.references())
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers

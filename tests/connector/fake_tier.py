@@ -11,7 +11,7 @@ from ttlcache_connector.tiers.base import NoTier, TierMetadata, TurnEnd
 class FakeTier(NoTier):
     """Says yes to everything, and copies when it is told to."""
 
-    takes_tails = False
+    stores_suffixes = False
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -19,15 +19,17 @@ class FakeTier(NoTier):
         self.found: Any = (0, False)
         self.asked = True  # whether it really looks
         self.fails: set[str] = set()
-        self.told: list[TierMetadata] = []
+        self.orders: list[TierMetadata] = []
         self.ends: list[TurnEnd] = []
-        self.settled: set[str] = set()  # below, or not wanted there
+        self.settled: set[str] = set()  # stored, or not wanted there
+        self.newly_settled: list[str] = []
+        self.events: list[str] = []
         #: Of the others, where what is to be copied begins, and what is below.
         self.due: dict[str, int] = {}
         self.below: dict[str, int] = {}
         #: Tokens at their beginning that others brought down.
         self.known: dict[str, int] = {}
-        #: What `count_unknown` says; of the others: nothing.
+        #: What `count_unstored` says; of the others: nothing.
         self.unknown: dict[str, int] = {}
 
     def is_up(self) -> bool:
@@ -41,7 +43,7 @@ class FakeTier(NoTier):
         self.stored_tokens = stored_tokens
         return self.found
 
-    def was_asked(self, request_id):
+    def was_looked_up(self, request_id):
         return self.asked
 
     def allocated(self, request, blocks, loaded_tokens):
@@ -49,23 +51,33 @@ class FakeTier(NoTier):
 
     def build_metadata(self, output):
         self._maybe_fail("build_metadata")
-        self.told.append(TierMetadata("orders"))
-        return self.told[-1]
+        self.orders.append(TierMetadata("orders"))
+        return self.orders[-1]
 
-    def owes(self, request_id):
+    def take_settled(self):
+        settled, self.newly_settled = self.newly_settled, []
+        return settled
+
+    def take_events(self):
+        events, self.events = self.events, []
+        return events
+
+    def has_unstored(self, request_id):
         return self.up and request_id not in self.settled
 
     def demote(self, request_id, start=0):
         self.calls.append(("demote", request_id))
-        if not self.owes(request_id) or start >= self.below.get(request_id, math.inf):
+        if not self.has_unstored(request_id) or start >= self.below.get(
+            request_id, math.inf
+        ):
             return None
         self.due[request_id] = min(start, self.due.get(request_id, start))
         return max(start, self.known.get(request_id, 0))
 
-    def has_tail(self, request_id):
+    def has_suffix(self, request_id):
         return self.below.get(request_id, 0) > 0
 
-    def count_unknown(self, request_id, start, end):
+    def count_unstored(self, request_id, start, end):
         return self.unknown.get(request_id, 0)
 
     def copy(self, request_id):
@@ -74,17 +86,14 @@ class FakeTier(NoTier):
         self.below[request_id] = start
         if not start:
             self.settled.add(request_id)
-        self.on_settled(request_id)
+        self.newly_settled.append(request_id)
 
-    def ahead(self, request_id):
-        self.calls.append(("ahead", request_id))
-
-    def tell(self, turn):
-        self._maybe_fail("tell")
+    def report_turn(self, turn):
+        self._maybe_fail("report_turn")
         self.ends.append(turn)
 
-    def forget(self, request_id):
-        self.calls.append(("forget", request_id))
+    def drop(self, request_id):
+        self.calls.append(("drop", request_id))
         self.settled.add(request_id)
 
     def of(self, name: str) -> list[str]:
@@ -93,6 +102,18 @@ class FakeTier(NoTier):
     def _maybe_fail(self, name: str) -> None:
         if name in self.fails:
             raise RuntimeError(f"{name} is broken")
+
+
+def settle(engine: Any, tier: FakeTier, request_id: str) -> None:
+    """The tier needs the request's blocks no longer, as the next step would find."""
+    tier.newly_settled.append(request_id)
+    engine.connector.side.tier_settled()
+
+
+def copy(engine: Any, tier: FakeTier, request_id: str) -> None:
+    """The request's copy begins, as the next step would find."""
+    tier.copy(request_id)
+    engine.connector.side.tier_settled()
 
 
 def _id(request: Any) -> str:
@@ -106,6 +127,6 @@ def extra(**options: Any) -> dict[str, Any]:
         **hold,
         "max_pinned_fraction": 1.0,
         "lower_tier": "lmcache",
-        "linger": False,
+        "demote": "on-expiry",
         **options,
     }

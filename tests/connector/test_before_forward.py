@@ -11,10 +11,10 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 from ttlcache_connector import connector as connector_module
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.tiers.base import TierMetadata
-from ttlcache_connector.tiers.lmcache.worker import WorkerHalf
+from ttlcache_connector.tiers.lmcache.worker import LMCacheWorkerTier
 
 
-class Half(WorkerHalf):
+class Half(LMCacheWorkerTier):
     """Our order of calls around LMCache's, which are written down."""
 
     def __init__(self, *, loads_early=True, fails=False):

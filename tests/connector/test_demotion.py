@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
 from tests.connector.conftest import demoting, free, pinned, totals
-from tests.connector.fake_tier import extra
+from tests.connector.fake_tier import extra, settle
 from ttlcache_connector.tiers.base import TurnEnd
 
 PROMPT = list(range(1, 101))
@@ -19,14 +19,13 @@ def test_an_expired_pin_stays_until_its_copy_has_begun(make_engine, clock, tier)
     engine.turn("a", PROMPT, hints=HINTS)
     held = pinned(engine)
     assert held > 0
-    assert tier.of("ahead") == ["a"]
     clock.advance(5.1)
     engine.step()
     assert totals(engine)["pins:expired"] == 1
     assert tier.of("demote") == ["a"]
     assert pinned(engine) == 0
     assert demoting(engine) == held  # not a pin any more, but not free either
-    tier.on_settled("a")
+    settle(engine, tier, "a")
     assert demoting(engine) == 0
     assert free(engine) == 63
 
@@ -47,7 +46,7 @@ def test_a_claimed_pin_and_an_ended_program_are_forgotten(make_engine, clock, ti
     context = engine.turn("a", PROMPT, hints=HINTS)
     engine.turn("b", [*context, 7, 8], hints=HINTS | {"is_last_step": True})
     assert tier.of("arrive-pinned") == ["b"]
-    assert tier.of("forget") == ["a", "b"]
+    assert tier.of("drop") == ["a", "b"]
     assert tier.of("demote") == []
     assert free(engine) == 63
 
@@ -57,7 +56,7 @@ def test_a_turn_that_is_not_worth_a_pin_is_copied_at_once(make_engine, clock, ti
     engine.turn("a", PROMPT, hints=HINTS)
     assert tier.of("demote") == ["a"]
     assert demoting(engine) == len(PROMPT) // 16
-    tier.on_settled("a")
+    settle(engine, tier, "a")
     assert free(engine) == 63
 
 
@@ -98,7 +97,7 @@ def test_an_aborted_request_leaves_nothing_to_copy(make_engine, clock, tier):
     engine.step()
     engine.abort("a")
     engine.run()
-    assert tier.of("forget") == ["a"]
+    assert tier.of("drop") == ["a"]
 
 
 def test_a_waiting_request_lets_the_copy_end_but_not_for_ever(make_engine, clock, tier):
@@ -123,7 +122,7 @@ def test_a_waiting_request_goes_on_as_soon_as_the_copy_has_ended(
     clock.advance(5.1)
     engine.add("b", list(range(5000, 5600)), hints={"program_id": "q"})
     engine.step()
-    tier.on_settled("a")
+    settle(engine, tier, "a")
     engine.run()
     assert "b" in engine.finished
 
@@ -140,7 +139,9 @@ def test_a_running_request_takes_the_memory_at_once(make_engine, clock, tier):
     assert engine.finished["b"].num_preemptions == 0
 
 
-@pytest.mark.parametrize("call", ["match", "allocated", "build_metadata", "tell"])
+@pytest.mark.parametrize(
+    "call", ["match", "allocated", "build_metadata", "report_turn"]
+)
 def test_a_broken_tier_is_a_miss(make_engine, clock, tier, call, our_log):
     engine = make_engine(extra_config=extra())
     tier.fails = {call}
@@ -179,15 +180,53 @@ def test_one_line_when_the_tier_goes_and_one_when_it_comes_back(
 
 
 def test_room_that_cannot_be_made_costs_no_request(make_engine, tier, monkeypatch):
-    engine = make_engine(extra_config=extra(linger=True))
+    engine = make_engine(extra_config=extra(demote="on-pressure"))
     engine.on_step = None  # a fault is what this is about
 
     def broken(*_, **__):
-        raise RuntimeError("keep_room")
+        raise RuntimeError("start_copies_ahead")
 
-    monkeypatch.setattr(engine.connector.side._demoting, "keep_room", broken)
+    monkeypatch.setattr(engine.connector.side._demoting, "start_copies_ahead", broken)
     assert len(engine.turn("a", PROMPT, hints=HINTS)) > len(PROMPT)
-    assert totals(engine)["hook_errors:keep_room"] > 0
+    assert totals(engine)["hook_errors:start_copies_ahead"] > 0
+
+
+def test_one_copy_that_cannot_be_settled_keeps_no_other_waiting(
+    make_engine, clock, tier, monkeypatch
+):
+    engine = make_engine(extra_config=extra(policy="none", policy_options={}))
+    engine.on_step = None  # a fault is what this is about
+    for name, start in (("a", 0), ("b", 1000)):
+        prompt = list(range(start, start + 100))
+        engine.turn(name, prompt, hints={"program_id": name})
+    assert demoting(engine) == 12
+    side = engine.connector.side
+    settled = side.ledger.on_settled
+
+    def fail_once(request_id):
+        if request_id == "a":
+            raise RuntimeError("broken")
+        return settled(request_id)
+
+    monkeypatch.setattr(side.ledger, "on_settled", fail_once)
+    tier.newly_settled += ["a", "b"]
+    side.tier_settled()
+    assert totals(engine)["hook_errors:tier_settled"] == 1
+    assert demoting(engine) == 6
+
+
+def test_how_demotions_ended_is_counted(make_engine, clock, tier):
+    engine = make_engine(extra_config=extra(demote_wait_s=0.2))
+    engine.turn("a", list(range(600)), hints=HINTS)
+    clock.advance(5.1)
+    engine.add("b", list(range(5000, 5600)), hints={"program_id": "q"})
+    engine.step()
+    clock.advance(0.3)
+    tier.events += ["stored", "failed", "stored"]
+    engine.run()
+    counted = totals(engine)
+    assert counted["demotions:stored"] == 2
+    assert counted["demotions:failed"] == counted["demotions:dropped"] == 1
 
 
 @pytest.mark.parametrize("in_parts", [True, False])
@@ -195,12 +234,12 @@ def test_a_running_request_takes_pins_before_copies_under_way(
     make_engine, clock, tier, in_parts
 ):
     """A block that is taken before its copy puts all behind it out of reach."""
-    tier.takes_tails = in_parts
-    engine = make_engine(extra_config=extra(linger=True), num_blocks=64)
+    tier.stores_suffixes = in_parts
+    engine = make_engine(extra_config=extra(demote="on-pressure"), num_blocks=64)
     engine.turn("a", PROMPT, hints={"program_id": "p"})
     clock.advance(5.1)
     engine.step()
-    engine.connector.side.ledger.relieve(6, at_once=False)
+    engine.connector.side.ledger.free_expired(6, at_once=False)
     assert demoting(engine) == 6
     engine.turn("b", range(5000, 5100), hints={"program_id": "q"})
     last = {"program_id": "o", "is_last_step": True}
@@ -222,7 +261,7 @@ def test_a_server_that_took_anothers_place_is_not_blamed(
     context = engine.turn("a", PROMPT, hints=HINTS)
     clock.advance(5.1)
     engine.step()
-    tier.on_settled("a")
+    settle(engine, tier, "a")
     engine.turn("other", range(2000, 3000), hints={"program_id": "q"})  # all memory
     if not blamed:
         tier.generation += 1

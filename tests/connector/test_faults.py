@@ -131,7 +131,8 @@ def test_the_table_names_every_hook():
         if hasattr(method, "__wrapped__")
     }
     # See the tests below, and test_demotion.
-    unreachable = {"foreign_step", "shutdown", "keep_room", "step_scheduled", *AT_WILL}
+    unreachable = {"foreign_step", "shutdown", "start_copies_ahead"}
+    unreachable |= {"step_scheduled", "tier_settled", *AT_WILL}
     # They end what has failed before, see test_faults_of_any_hook_turn_retention_off.
     unreachable |= {"release_if_off", "drop_rest"}
     counted = frozenset().union(*(labels for _, _, labels in POINTS.values()))
@@ -140,9 +141,9 @@ def test_the_table_names_every_hook():
 
 #: Hooks that no step of an engine without a lower tier calls -> what they rest on.
 AT_WILL = {
-    "asked_below": ("controller", "asked_below"),
+    "tier_looked_up": ("controller", "tier_looked_up"),
     "control": ("controller", "tick"),
-    "loads": ("controller", "reloading"),
+    "load_started": ("controller", "load_started"),
     "stored_tokens": ("controller", "requests"),
     "worker_output": ("lower", "worker_output"),
 }

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("lmcache")
 
 from ttlcache_connector.tiers.base import TurnEnd
-from ttlcache_connector.tiers.lmcache.hint_sender import HintSender
+from ttlcache_connector.tiers.lmcache.client import HintSender
 from ttlcache_lmcache import hints
 
 
@@ -35,7 +35,7 @@ def sender(*servers: Server) -> HintSender:
 
 def test_every_server_hears_of_a_turn():
     servers = Server(), Server()
-    sender(*servers).tell(TurnEnd("r", "p", 3.0, tool=("bash", "git")))
+    sender(*servers).report_turn(TurnEnd("r", "p", 3.0, tool=("bash", "git")))
     for server in servers:
         (hint,) = server.told
         assert (hint.request_id, hint.program, hint.ttl_s) == ("r", "p", 3.0)
@@ -54,24 +54,24 @@ def test_every_server_hears_of_a_turn():
 )
 def test_what_no_hint_can_say_is_dropped(turn):
     server = Server()
-    telling = sender(server)
+    hints_out = sender(server)
     for _ in range(200):
-        telling.tell(turn)  # must not raise: faults would turn the tier off
-    assert telling.dropped == 200
+        hints_out.report_turn(turn)  # must not raise: faults would turn the tier off
+    assert hints_out.dropped == 200
     assert server.told == []
-    telling.tell(TurnEnd("next", ttl_s=3.0))
+    hints_out.report_turn(TurnEnd("next", ttl_s=3.0))
     assert [hint.request_id for hint in server.told] == ["next"]
 
 
 def test_a_server_without_the_module_is_told_once_until_it_was_down():
     server = Server(success=False)
-    telling = sender(server)
+    hints_out = sender(server)
     for _ in range(5):
-        telling.tell(TurnEnd("r", ttl_s=3.0))
+        hints_out.report_turn(TurnEnd("r", ttl_s=3.0))
     calls = server.calls
     assert calls <= 2  # the answer to the first is read with the second
-    telling.tell(TurnEnd("r" * 100_000, ttl_s=3.0))
-    assert telling.dropped == 0  # nobody to tell: nothing is looked at
-    telling.begin_anew()
-    telling.tell(TurnEnd("r", ttl_s=3.0))
+    hints_out.report_turn(TurnEnd("r" * 100_000, ttl_s=3.0))
+    assert hints_out.dropped == 0  # nobody to tell: nothing is looked at
+    hints_out.reconnect()
+    hints_out.report_turn(TurnEnd("r", ttl_s=3.0))
     assert server.calls == calls + 1

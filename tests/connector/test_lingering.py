@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
 from tests.connector.conftest import demoting, free, pinned, totals
-from tests.connector.fake_tier import extra
-from tests.connector.test_demotion_queue import offer
+from tests.connector.fake_tier import copy, extra
+from tests.connector.test_store_queue import offer
 from ttlcache.types import GapKey
 from ttlcache_connector.blocks.lingering import room_blocks
-from ttlcache_connector.tiers.lmcache.scheduler import SchedulerHalf
-from ttlcache_connector.tiers.lmcache.store_queue import DemotionQueue
+from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
+from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
 
 HINTS = {"program_id": "p", "tool": "bash"}
 LONG = list(range(600))  # 37 of 63 blocks
@@ -23,7 +23,7 @@ OTHER = list(range(5000, 5600))
 
 
 def lingers(**options):
-    return extra(**{"linger": True, **options})
+    return extra(**{"demote": "on-pressure", **options})
 
 
 def lingering(engine):
@@ -64,7 +64,7 @@ def test_who_returns_finds_it_and_nothing_was_copied(make_engine, clock, tier):
     assert engine.connector.side.controller.requests["b"].cached_tokens == 592
     engine.run()
     assert tier.of("demote") == []
-    assert tier.of("forget") == ["a"]  # "b" has it all, and more
+    assert tier.of("drop") == ["a"]  # "b" has it all, and more
     assert lingering(engine) == 0
     assert pinned(engine) == 38
 
@@ -73,7 +73,7 @@ def test_who_returns_with_another_context_leaves_it(make_engine, clock, tier):
     engine, _ = expired(make_engine, clock, prompt=LONG[:320])
     engine.turn("b", list(range(9000, 9100)), hints=HINTS)
     assert lingering(engine) == 20
-    assert tier.of("forget") == []
+    assert tier.of("drop") == []
 
 
 def test_it_goes_down_when_a_waiting_request_needs_the_room(make_engine, clock, tier):
@@ -83,7 +83,7 @@ def test_it_goes_down_when_a_waiting_request_needs_the_room(make_engine, clock, 
     assert tier.of("demote") == ["a"]
     assert "b" not in engine.finished
     assert demoting(engine) == 37
-    tier.copy("a")
+    copy(engine, tier, "a")
     engine.run()
     assert "b" in engine.finished
 
@@ -125,7 +125,7 @@ def test_a_program_that_waits_goes_last(make_engine, clock, tier):
     engine.add("run", OTHER[:16], max_tokens=30, hints={"program_id": "q"})
     engine.step()
     engine.add("back", [*contexts[0], 5], hints={"program_id": "p0"})
-    engine.connector.side.ledger.relieve(15, at_once=False)
+    engine.connector.side.ledger.free_expired(15, at_once=False)
     assert tier.of("demote") == ["r1"]
 
 
@@ -135,7 +135,7 @@ def test_an_ended_program_is_not_copied(make_engine, clock, tier):
     engine.add("b", OTHER, hints={"program_id": "q"})
     engine.run()
     assert tier.of("demote") == []
-    assert "a" in tier.of("forget")
+    assert "a" in tier.of("drop")
     assert "b" in engine.finished
 
 
@@ -159,7 +159,7 @@ def test_a_victim_is_copied_before_a_waiting_request_gets_its_memory(
     assert tier.of("demote") == ["a"]
     assert demoting(engine) > 0
     assert engine.scheduler.requests["b"].num_computed_tokens == 0
-    tier.copy("a")
+    copy(engine, tier, "a")
     engine.run()
     assert "b" in engine.finished
 
@@ -181,7 +181,7 @@ def test_a_pin_that_gives_up_a_short_tail_is_not_copied_for_it(
     assert tier.of("demote") == copied
     # The tail of what is copied stays until its copy begins.
     assert demoting(engine) == (given_up if copied else 0)
-    tier.copy("a")
+    copy(engine, tier, "a")
     assert free(engine) == 63 - 37 + given_up
     engine.step()
 
@@ -189,7 +189,7 @@ def test_a_pin_that_gives_up_a_short_tail_is_not_copied_for_it(
 def test_a_pin_that_is_below_gives_up_its_tail_at_once(make_engine, clock, tier):
     engine = make_engine(extra_config=lingers())
     engine.turn("a", LONG, hints=HINTS)
-    tier.copy("a")
+    copy(engine, tier, "a")
     side = engine.connector.side
     (pin,) = side.controller.pins
     with side.ledger.copying_first():
@@ -238,7 +238,7 @@ def in_steps(engine, request_id, tier):
             return number
         engine.step()
         for copied in list(engine.connector.side.ledger._copies):
-            tier.copy(copied)
+            copy(engine, tier, copied)
     raise AssertionError("never")
 
 
@@ -272,7 +272,7 @@ def test_equal_turns_do_not_pile_up(make_engine, clock, tier):
     for n in range(40):
         hints = {"program_id": f"p{n}"}
         engine.turn(f"r{n}", LONG[:330], hints=hints, max_tokens=1)
-        tier.copy(f"r{n}") if n else None
+        copy(engine, tier, f"r{n}") if n else None
     assert lingering(engine) == 20
 
 
@@ -298,7 +298,9 @@ def test_who_finds_free_blocks_is_not_let_in_victim_by_victim(make_engine, clock
 
 @pytest.mark.parametrize("when", ["expiry", "room", "victim"])
 def test_a_tier_that_raises_keeps_no_memory(make_engine, clock, tier, when):
-    engine = make_engine(extra_config=lingers(linger=when == "room"))
+    engine = make_engine(
+        extra_config=lingers(demote="on-pressure" if when == "room" else "on-expiry")
+    )
     engine.on_step = lambda: None  # the faults are counted
     engine.turn("a", LONG, hints=HINTS)
     well = tier.demote
@@ -322,21 +324,24 @@ def test_a_tier_that_raises_keeps_no_memory(make_engine, clock, tier, when):
 
 
 def half_with(queue, *, up=True, over=True):
-    """LMCache's scheduler half around a real queue."""
-    half = object.__new__(SchedulerHalf)
+    """LMCache's scheduler tier around a real queue."""
+    half = object.__new__(LMCacheSchedulerTier)
     half._queue = queue
-    requests = SimpleNamespace(is_finished=lambda _: over)
-    half._manager = SimpleNamespace(_requests=requests)
+    half._offload = SimpleNamespace(is_finished=lambda _: over)
     half.is_up = lambda: up
     return half
 
 
-def test_a_turn_without_a_pin_is_forgotten_while_the_tier_is_down(
+def test_a_turn_without_a_pin_is_dropped_while_the_tier_is_down(
     make_engine, clock, tier
 ):
-    queue = DemotionQueue("expiry", 64)
+    queue = StoreQueue("on-pressure", 64)
     half = half_with(queue, up=False)
-    tier.owes, tier.demote, tier.forget = half.owes, half.demote, half.forget
+    tier.has_unstored, tier.demote, tier.drop = (
+        half.has_unstored,
+        half.demote,
+        half.drop,
+    )
     engine = make_engine(extra_config=no_pins())
     engine.add("a", LONG, hints=HINTS)
     offer(queue, "a")
@@ -353,15 +358,15 @@ def test_a_request_that_is_unknown_to_us_leaves_nothing_to_copy(
     engine.step()
     engine.connector.side.controller.requests.pop("a")
     engine.run()
-    assert tier.of("forget") == ["a"]
+    assert tier.of("drop") == ["a"]
 
 
 def test_nothing_of_a_running_request_is_owed():
     """Under an id that is used again an older turn may still be pinned."""
-    queue = DemotionQueue("expiry", 64)
+    queue = StoreQueue("on-pressure", 64)
     offer(queue, "a")
     running = half_with(queue, over=False)
-    assert not running.owes("a")
+    assert not running.has_unstored("a")
     assert running.demote("a") is None
     assert not queue.has_due
     assert half_with(queue).demote("a") == 0
@@ -405,7 +410,7 @@ def test_nothing_is_looked_for_behind_a_pinned_turn(make_engine, clock, tier):
 def test_what_a_pin_has_no_room_for_lingers_if_it_is_used_again(
     make_engine, clock, tier, share, lingering
 ):
-    tier.takes_tails = True
+    tier.stores_suffixes = True
     engine = make_engine(extra_config=lingers(max_pinned_fraction=10.5 / 63))
     engine.add("a", LONG, hints=HINTS)
     engine.step()

@@ -11,7 +11,7 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 from lmcache.v1.multiprocess.futures import MessagingFuture
 
 from ttlcache.clock import VirtualClock
-from ttlcache_connector.tiers.lmcache.worker import MAX_WAIT_S, WorkerHalf
+from ttlcache_connector.tiers.lmcache.worker import MAX_WAIT_S, LMCacheWorkerTier
 
 
 class Load(MessagingFuture[bool]):
@@ -31,7 +31,7 @@ class Load(MessagingFuture[bool]):
         return self.query()
 
 
-class Worker(WorkerHalf):
+class Worker(LMCacheWorkerTier):
     """What `poll` does around LMCache's adapter; what ended is written down."""
 
     def __init__(self, **needs_s):

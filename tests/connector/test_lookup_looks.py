@@ -67,12 +67,13 @@ class Rig:
             request_trackers=self.trackers,
             on_new_request=lambda request: self.adapter.begin(request.request_id),
             get_num_new_matched_tokens=self._look,
-            _get_or_create_request_tracker=self._tracker,
         )
         self.given_back = []
-        epochs = SimpleNamespace(forget_lookup=self.given_back.append)
-        self.lookups = Lookups(inner, epochs, self.clock.now_s)
-        self.lookups._patience.wait = lambda request_id: False  # answers come later
+        salts = SimpleNamespace(
+            orphan_lookup=self.given_back.append, tracker_of=self._tracker
+        )
+        self.lookups = Lookups(inner, salts, self.clock.now_s)
+        self.lookups._wait.for_answer = lambda request_id: False  # answers come later
 
     def request(self, request_id):
         return SimpleNamespace(request_id=request_id, num_tokens=128, block_hashes=[])

@@ -33,7 +33,7 @@ from ttlcache.testing.fake_cuda import FakeCuda
 from ttlcache.transfer import ReferenceEngine
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache_connector.copy import block_copier
-from ttlcache_connector.copy.copy_thread import MoveThread
+from ttlcache_connector.copy.copy_thread import CopyThread
 from ttlcache_connector.copy.kv_layouts import namespace
 from ttlcache_connector.tiers.lmcache import copiers, registration, worker_transfer
 from ttlcache_connector.tiers.lmcache.copiers import LMCacheCopier, OwnCopier
@@ -120,7 +120,7 @@ class Threaded(ThreadedTransfer):
     """Registered without a server's answer."""
 
     def __init__(self, server: Server, copier: Any, kv_caches: Any = None) -> None:
-        self.thread = MoveThread("test")
+        self.thread = CopyThread("test")
         super().__init__(7, server, self.thread, MetricsBuffer(), WAIT_S, copier)
         self._engine_driven_context = server.context()
         copier.attach(self._engine_driven_context)
@@ -348,7 +348,7 @@ def registration_of(
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra),
         model_config=SimpleNamespace(enable_sleep_mode=sleeps),
     )
-    thread = MoveThread("test")
+    thread = CopyThread("test")
     made = registration.Registration(
         adapter, thread, MetricsBuffer(), vllm_config, config
     )

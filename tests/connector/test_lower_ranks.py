@@ -12,8 +12,8 @@ pytest.importorskip("lmcache", reason="LMCache is an extra")
 
 from ttlcache.errors import ConfigError
 from ttlcache_connector.tiers.lmcache import scheduler, worker
-from ttlcache_connector.tiers.lmcache.reconnects import Recoveries
-from ttlcache_connector.tiers.lmcache.stored_index import Below
+from ttlcache_connector.tiers.lmcache.client import Reconnects
+from ttlcache_connector.tiers.lmcache.stored_index import StoredIndex
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_why_a_registration_failed_is_logged_once(logged, raised, said):
     def register(_kv_caches: Any) -> None:
         raise raised
 
-    half = object.__new__(worker.WorkerHalf)
+    half = object.__new__(worker.LMCacheWorkerTier)
     half._inner = SimpleNamespace(register_kv_caches=register)
     with pytest.raises(ConfigError, match=said):
         half.register({})
@@ -45,13 +45,13 @@ def test_why_a_registration_failed_is_logged_once(logged, raised, said):
     assert record.exc_info[1] is raised
 
 
-def halves(ranks: int) -> scheduler.SchedulerHalf:
-    half = object.__new__(scheduler.SchedulerHalf)
+def halves(ranks: int) -> scheduler.LMCacheSchedulerTier:
+    half = object.__new__(scheduler.LMCacheSchedulerTier)
     half._adapter = SimpleNamespace(
         model_name="model##ours", is_healthy=True, _heartbeats=None
     )
-    half._recoveries = Recoveries(half._adapter)
-    half._hints = SimpleNamespace(begin_anew=lambda: None)
+    half._reconnects = Reconnects(half._adapter)
+    half._hints = SimpleNamespace(reconnect=lambda: None)
     half._ranks, half._is_split, half._was_up = ranks, False, True
     return half
 
@@ -78,19 +78,18 @@ def test_a_server_that_came_back_while_nobody_asked_is_noticed():
     """It may be another one: what it was believed to hold is gone."""
     half = halves(1)
     asked = []
-    half._lookups = SimpleNamespace(
-        starts=SimpleNamespace(tails=object(), ask_servers=asked.append)
-    )
-    half._below = Below(16, 16)
-    half._below.trust(100, 1)
-    half._below.found([b"a"], 0, 16)
+    half._lookups = SimpleNamespace(starts=SimpleNamespace(ask_servers=asked.append))
+    half._suffixes = object()
+    half._stored = StoredIndex(16, 16, chunk_bytes=1)
+    half._stored.trust(100)
+    half._stored.found([b"a"], 0, 16)
     beats = []
     heartbeat = SimpleNamespace(register_recover_callback=beats.append)
     half._adapter._heartbeats = {"server": heartbeat}
     assert half.is_up()
-    assert (asked, b"a" in half._below) == ([], True)
+    assert (asked, b"a" in half._stored) == ([], True)
     assert beats[-1](), "LMCache calls it healthy"
     assert half.is_up()
-    assert (len(asked), b"a" in half._below) == (1, False)
+    assert (len(asked), b"a" in half._stored) == (1, False)
     assert half.is_up()
     assert len(asked) == 1

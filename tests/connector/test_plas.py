@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.connector.conftest import free
-from tests.connector.test_pressure import admission_order, start
+from tests.connector.test_allocation import admission_order, start
 
 PLAS = {"policy": "none", "ordering": "plas"}
 

@@ -22,7 +22,7 @@ from bench.stress.wedge import loading
 from bench.stress.wedge.engine import ScheduleFailure
 from bench.stress.wedge.schedule import Schedule
 from bench.stress.wedge.spec import random_engine
-from ttlcache_connector.blocks.pinned import PinLedger
+from ttlcache_connector.blocks.pinned import PinnedBlocks
 
 MOVES = (
     *("new_program", "next_turn", "abort", "retry", "branch", "parallel_samples"),
@@ -95,8 +95,10 @@ def test_no_history_breaks_anything():
 
 
 def test_a_leak_is_found(monkeypatch):
-    original = PinLedger._drop
-    monkeypatch.setattr(PinLedger, "_drop", lambda s, blocks: original(s, blocks[:-1]))
+    original = PinnedBlocks._drop
+    monkeypatch.setattr(
+        PinnedBlocks, "_drop", lambda s, blocks: original(s, blocks[:-1])
+    )
     quick = settings(ALL, max_examples=5, phases=[Phase.generate])
     with pytest.raises(ScheduleFailure, match=r"references|free"):
         run_state_machine_as_test(AnySchedule, settings=quick)

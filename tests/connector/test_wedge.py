@@ -10,7 +10,7 @@ import ttlcache.retention.reclaim
 from bench.stress.wedge import loading
 from bench.stress.wedge.run import play, play_alone
 from ttlcache.types import Urgency
-from ttlcache_connector.blocks.pinned import PinLedger
+from ttlcache_connector.blocks.pinned import PinnedBlocks
 from ttlcache_connector.engine.request_view import is_loading
 from ttlcache_connector.role.queue_answers import QueueAnswers
 
@@ -65,8 +65,10 @@ def test_the_search_finds_loads_that_wait_for_each_other(monkeypatch):
 
 
 def test_the_search_finds_a_leak(monkeypatch):
-    original = PinLedger._drop
-    monkeypatch.setattr(PinLedger, "_drop", lambda s, blocks: original(s, blocks[:-1]))
+    original = PinnedBlocks._drop
+    monkeypatch.setattr(
+        PinnedBlocks, "_drop", lambda s, blocks: original(s, blocks[:-1])
+    )
     found = failures(range(10))
     assert "0 pins" in found
     assert "blocks free" in found or "free blocks" in found

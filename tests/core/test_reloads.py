@@ -39,9 +39,9 @@ def admit(engine, request_id="r"):
 
 def test_what_was_reloaded_is_not_prefilled(engine):
     admit(engine)
-    engine.controller.reloading("r")
+    engine.controller.load_started("r")
     engine.step(seconds=30.0)
-    engine.controller.reloaded("r", 24)
+    engine.controller.load_finished("r", 24)
     engine.step(seconds=2.0)
     engine.decode("r", [1])
     assert engine.prefills == [(40, 24)]
@@ -49,7 +49,7 @@ def test_what_was_reloaded_is_not_prefilled(engine):
 
 def test_a_second_admission_after_the_reload_changes_nothing(engine):
     admit(engine)
-    engine.controller.reloading("r")
+    engine.controller.load_started("r")
     engine.step(seconds=30.0)
     engine.controller.admit("r", 0)  # the engine schedules it again, KV in place
     engine.step(seconds=2.0)
@@ -81,8 +81,8 @@ def test_a_prefill_that_was_preempted_twice_finds_what_is_left(engine):
 
 def test_what_was_reloaded_before_a_preemption_is_counted_anew_after_it(engine):
     admit(engine)
-    engine.controller.reloading("r")
-    engine.controller.reloaded("r", 24)
+    engine.controller.load_started("r")
+    engine.controller.load_finished("r", 24)
     engine.controller.admit("r", 0)  # the engine schedules it, KV in place
     engine.step(seconds=1.0)
     engine.controller.admit("r", 4)  # preempted, and let in again
@@ -93,9 +93,9 @@ def test_what_was_reloaded_before_a_preemption_is_counted_anew_after_it(engine):
 
 def test_a_failed_reload_is_counted_and_all_is_prefilled(engine):
     admit(engine)
-    engine.controller.reloading("r")
+    engine.controller.load_started("r")
     engine.step(seconds=5.0)
-    engine.controller.reloaded("r", 0)
+    engine.controller.load_finished("r", 0)
     assert counted(engine, "failed_reloads") == 1
     engine.controller.admit("r", 0)
     engine.step(seconds=3.0)
@@ -104,8 +104,8 @@ def test_a_failed_reload_is_counted_and_all_is_prefilled(engine):
 
 
 def test_reloads_of_requests_that_are_gone_change_nothing(engine):
-    engine.controller.reloading("gone")
-    engine.controller.reloaded("gone", 8)
+    engine.controller.load_started("gone")
+    engine.controller.load_finished("gone", 8)
     assert counted(engine, "failed_reloads") == 0
     assert engine.controller.requests == {}
 
@@ -154,7 +154,7 @@ def seen(engine):
     engine.decode("first", [1])
     engine.finish("first")
     engine.arrive("r", [*PROMPT, 1, *range(100, 120)], program="A")
-    engine.controller.asked_below("r")
+    engine.controller.tier_looked_up("r")
     return seen
 
 
@@ -176,8 +176,8 @@ def seen(engine):
 def test_what_a_return_found_below(engine, seen, cached, reloaded, told):
     engine.controller.admit("r", cached)
     if reloaded is not None:
-        engine.controller.reloading("r")
-        engine.controller.reloaded("r", reloaded)
+        engine.controller.load_started("r")
+        engine.controller.load_finished("r", reloaded)
     engine.step(seconds=1.0)
     engine.controller.prefilled("r", 61)
     engine.controller.prefilled("r", 61)
@@ -209,7 +209,7 @@ def test_what_the_tier_cannot_have_says_nothing_of_it(engine, seen, event):
     elif event == "reset":
         controller.release_all()
     elif event == "another":
-        controller.lower_tier_is_new()
+        controller.tier_generation_changed()
     else:
         engine.abort("r")
         engine.arrive("r", [*PROMPT, 1, 2], program="A")
@@ -230,7 +230,7 @@ def test_a_turn_that_never_went_down_says_nothing(
     context = engine.turn("b", list(range(500, 540)), program="B", **hints)
     controller.lower_tier = "cpu"
     engine.arrive("c", [*context, 1], program="B")
-    controller.asked_below("c", chunk_tokens)
+    controller.tier_looked_up("c", chunk_tokens)
     controller.admit("c", 0)
     controller.prefilled("c", 41)
     assert bool(seen) is (up and not hints and chunk_tokens == 41)
@@ -238,7 +238,7 @@ def test_a_turn_that_never_went_down_says_nothing(
 
 def test_a_new_program_lost_nothing(engine, seen):
     engine.arrive("new", list(range(500, 540)), program="B")
-    engine.controller.asked_below("new")
+    engine.controller.tier_looked_up("new")
     engine.admit("new")
     engine.decode("new", [1])
     assert seen == []

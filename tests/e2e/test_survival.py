@@ -76,7 +76,7 @@ def night(
             "policy_options": {"ttl_s": 30.0},
             "max_pinned_fraction": 1.0,
             "debug_invariants": True,
-            "linger": False,
+            "demote": "on-expiry",
             "record_path": str(folder / "recording"),
             "history_path": str(folder / "history" / "gaps.json"),
             **tiers.options.connector_config(),

@@ -77,7 +77,7 @@ def serving(
         "policy_options": {"ttl_s": 0.5},
         "max_pinned_fraction": 1.0,
         "debug_invariants": True,
-        "linger": False,  # nobody needs the memory: nothing would go down
+        "demote": "on-expiry",  # nobody needs the memory: nothing would go down
         **tiers.options.connector_config(),
         "lmcache.mp.mq_timeout": 60.0,  # a busy machine is no outage
     }

@@ -101,7 +101,7 @@ def tiered(
             "policy_options": {"ttl_s": TTL_S},
             "max_pinned_fraction": 1.0,
             "debug_invariants": True,
-            "linger": False,  # nobody needs the memory: turns would never go down
+            "demote": "on-expiry",  # nobody needs the memory: turns would never go down
             **tiers.options.connector_config(),
         }
         with start_server(

@@ -46,7 +46,7 @@ def agent(tiers: TierServer, tiny_model: Path, folder: Path) -> Iterator[Agent]:
         "policy_options": {"ttl_s": 0.5},
         "max_pinned_fraction": 1.0,
         "debug_invariants": True,
-        "linger": False,  # nobody needs the memory: nothing would go down
+        "demote": "on-expiry",  # nobody needs the memory: nothing would go down
         "lmcache.mp.mq_timeout": 60.0,  # a busy machine is no outage
         **tiers.options.connector_config(),
     }

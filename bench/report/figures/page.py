@@ -131,7 +131,7 @@ def _grid(result: Json, title: str) -> str:
         f"`bench/report/grid_spec.py`, vLLM {setting['vllm']}: `{setting['command']}`. "
         "Loads are multiples of plain vLLM's saturation. Pool `offload` is the small "
         "one above a CPU tier that is written through (`demote: write-through`; a "
-        "server's default is `expiry`). Rivals are our own versions; "
+        "server's default is `on-pressure`). Rivals are our own versions; "
         "how far to trust each is in [bench/README.md](../bench/README.md#how-far-to-"
         "trust-the-rivals).",
         "",

@@ -162,7 +162,7 @@ _ALL = (
             for name in ("none", "cpu:20", "cpu:20+ssd:400", "cpu:20+ssd:800")
         },
         note="GB of one A100's host memory and of one NVMe drive, written through "
-        "(`demote: write-through`; a server's default is `expiry`).",
+        "(`demote: write-through`; a server's default is `on-pressure`).",
     ),
     Sweep(
         "ablation",

@@ -47,7 +47,7 @@ def pin_vs_reload(result: Json) -> str:
         f"![pin-vs-reload](bench/pin-vs-reload.png)\n\n{table(header, seconds)}\n"
         "\nTTL that each policy gives a turn of that length in the same "
         "setting, seconds: without a lower tier / with CPU memory below, to which it "
-        "has not been copied yet (`demote: expiry`).\n\n"
+        "has not been copied yet (`demote: on-pressure`).\n\n"
         f"{table(['policy', *lengths], ttls)}\n"
     )
 

@@ -115,7 +115,7 @@ class SimTierTTLConnector(_Tiered, TTLConnector):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         super().get_num_new_matched_tokens(request, num_computed_tokens)
-        self._side.asked_below(request)
+        self._side.tier_looked_up(request)
         return self.tiers.match(request, num_computed_tokens)
 
     def update_state_after_alloc(

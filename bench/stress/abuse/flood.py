@@ -16,7 +16,7 @@ from typing import Any
 
 from ttlcache.clock import VirtualClock, use_clock
 from ttlcache.controller import Controller
-from ttlcache_connector.blocks.pinned import PinLedger
+from ttlcache_connector.blocks.pinned import PinnedBlocks
 from ttlcache_connector.harness import EngineHarness, EngineSpec
 from ttlcache_connector.role.scheduler import SchedulerSide
 
@@ -127,7 +127,7 @@ class _Arm:
         return self._side.controller
 
     @property
-    def _ledger(self) -> PinLedger:
+    def _ledger(self) -> PinnedBlocks:
         assert self._side.ledger is not None
         return self._side.ledger
 

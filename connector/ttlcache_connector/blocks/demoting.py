@@ -1,7 +1,7 @@
 """Pins that end but whose blocks are still to be copied to the lower tier.
 
-What goes down of a turn, when, and what gives way first. With `linger` a copy begins
-only when room gets short: see `lingering`.
+Which blocks of a turn are copied, when, and which give way first. With `demote:
+on-pressure` a copy begins only when room gets short: see `lingering`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from ttlcache.types import PinOutcome, Shrunk
 from ttlcache_connector.blocks.ended_turns import EndedTurns
 from ttlcache_connector.blocks.lingering import Turn
 from ttlcache_connector.blocks.pinned import ids_of
+from ttlcache_connector.tiers.base import TurnEnd
+from ttlcache_connector.tiers.turn_report import pin_end
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-#: How a pin that ended thus leaves a turn that somebody may still come back to.
+#: Outcomes of pins whose turn may still be continued.
 _COMES_BACK = frozenset({PinOutcome.EXPIRED, PinOutcome.VICTIM})
 
 #: A pin that gave up no more of its turn is not copied for that where the tier finds
@@ -36,9 +38,6 @@ LEAST_PIECE = 8
 #: Lingering turns of which the cheapest goes first.
 COMPARED = 32
 
-#: Told how the pin of this request's turn ended.
-OnTurnEnd = Callable[[Pin, PinOutcome, str], None]
-
 
 class _PinnedTurn(NamedTuple):
     """blocks: that it had when it was pinned."""
@@ -48,16 +47,17 @@ class _PinnedTurn(NamedTuple):
 
 
 class _Cost(NamedTuple):
-    """Of giving a turn's end up, somebody waiting for it or not.
+    """Cost of freeing a turn's end.
 
-    tokens: to copy for each block that becomes free; below 0: nobody comes back.
+    is_awaited: a next turn of its program is in the queue.
+    tokens: to copy for each block that becomes free; negative: the program has ended.
     """
 
     is_awaited: bool
     tokens: float
 
 
-class DemotingLedger(EndedTurns):
+class DemotingBlocks(EndedTurns):
     """A pin ledger above a lower tier."""
 
     def __init__(
@@ -65,60 +65,64 @@ class DemotingLedger(EndedTurns):
         pool: BlockPool,
         group_block_tokens: Sequence[int],
         queue_counts: Callable[[], tuple[int, int]],
+        *,
+        report_turn: Callable[[TurnEnd], None],
         **kept: Any,
     ) -> None:
         """
         Args:
+            report_turn: the tier's, guarded: called where a pin's program has ended.
             kept: as `EndedTurns` has them.
         """
         super().__init__(pool, group_block_tokens, queue_counts, **kept)
+        self._report_turn = report_turn
         self._is_short = False  # victims give memory, not only a place under the cap
         self._copies_first = False
         self._lack = math.inf  # blocks that victims are to give
         self._turn_of: dict[int, _PinnedTurn] = {}  # by pin id
         self._ending: tuple[Pin, PinOutcome] | None = None
-        self.on_turn_end: OnTurnEnd = lambda pin, outcome, request_id: None
+        self._num_dropped_copies = 0  # since `take_dropped_copies`
 
-    def is_turn_of(self, pin_id: int, request_id: str) -> None:
+    def bind_pin_to_request(self, pin_id: int, request_id: str) -> None:
         """The pin holds what this request computed."""
         blocks = len(self._held.get(pin_id, ()))
         self._turn_of[pin_id] = _PinnedTurn(request_id, blocks)
 
-    def pin_ends(self, pin: Pin, outcome: PinOutcome) -> None:
+    def on_pin_end(self, pin: Pin, outcome: PinOutcome) -> None:
         """`release` of this pin follows; this is why."""
         self._ending = (pin, outcome)
 
-    def unpinned(
+    def on_unpinned(
         self, request_id: str, program: Program, blocks: Sequence[KVCacheBlock]
     ) -> None:
-        """A turn that somebody may come back to, but that is not worth a pin."""
-        self._let_go(self._take(request_id))  # an id that is used again
-        if not blocks or not self._tier.owes(request_id):
-            self._tier.forget(request_id)  # an outage: nobody would ever ask again
+        """A turn that may be continued, but that is not worth a pin."""
+        self._unref(self._take(request_id))  # an id that is used again
+        if not blocks or not self._tier.has_unstored(request_id):
+            self._tier.drop(request_id)  # an outage: it would stay queued for ever
         else:
             self.pool.touch(blocks)
             self._ended_refs.update(ids_of(blocks))
-            # The request that computed them lets go of them right after this.
+            # The request that computed them gives up its references right after this.
             self._keep(request_id, program, list(blocks), users=1)
 
-    def has_rest(
+    def linger_rest(
         self,
         request_id: str,
         program: Program,
         blocks: Sequence[KVCacheBlock],
         pinned_blocks: int,
     ) -> None:
-        """A turn's pin has no room for all of its blocks.
+        """A turn's pin has no room for all of its blocks: keep the rest cached.
 
-        The others cost nothing while nobody needs them, and give way before pins do.
+        The rest costs nothing while no request needs it, and gives way before pins do.
 
         Args:
             blocks: those that its next turn may find again.
         """
-        self._let_go(self._take(request_id))  # an id that is used again
+        self._unref(self._take(request_id))  # an id that is used again
         rest = blocks[pinned_blocks:]
-        goes_down = self.is_divisible and self.goes_in_parts
-        if rest and goes_down and self._tier.owes(request_id):
+        is_demoted = self.is_divisible and self.demotes_parts
+        if rest and is_demoted and self._tier.has_unstored(request_id):
             self.pool.touch(rest)
             self._ended_refs.update(ids_of(rest))
             self._keep(request_id, program, list(rest), users=1, first=pinned_blocks)
@@ -131,12 +135,13 @@ class DemotingLedger(EndedTurns):
             return super().release(pin_id)
         pin, outcome = ending
         request_id = turn.request_id
-        self.on_turn_end(pin, outcome, request_id)
         if pin.pin_id != pin_id:
             return super().release(pin_id)
+        if (report := pin_end(outcome, request_id)) is not None:
+            self._report_turn(report)
         if outcome not in _COMES_BACK:
-            return self._forget(request_id) + super().release(pin_id)
-        if not self._tier.owes(request_id):
+            return self._drop_turn(request_id) + super().release(pin_id)
+        if not self._tier.has_unstored(request_id):
             return super().release(pin_id)
         blocks = self._held.pop(pin_id, [])
         self._ends(blocks)
@@ -153,7 +158,7 @@ class DemotingLedger(EndedTurns):
     def _give_up(
         self, request_id: str, program: Program, blocks: list[KVCacheBlock]
     ) -> int:
-        """What is needed of a victim goes down, the rest lingers."""
+        """Of a victim as many blocks as needed are demoted, the rest lingers."""
         cut = self._cut(blocks, self._lack)
         tail, head = blocks[cut:], blocks[:cut]
         alone = self._alone(tail)
@@ -168,11 +173,11 @@ class DemotingLedger(EndedTurns):
                 self._keep(request_id, program, head)
 
     def _give_now(self, request_id: str, tail: list[KVCacheBlock], cut: int) -> int:
-        """Memory is needed now: what nobody overwrites in this step is copied."""
+        """Memory is needed now: what is not overwritten in this step is copied."""
         try:
             self._demote(request_id, cut)
         finally:
-            freed = self._let_go(tail)
+            freed = self._unref(tail)
         return freed
 
     def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
@@ -180,16 +185,16 @@ class DemotingLedger(EndedTurns):
         turn = self._turn_of.get(pin_id)
         if turn is not None:
             # What lingers behind a pin is out of reach behind a gap.
-            self._let_go(self._lingering.pop_rest(turn.request_id))
+            self._unref(self._lingering.pop_rest(turn.request_id))
         keep = len(blocks) - max(0, drop_blocks)
-        alone_below = self.goes_in_parts
+        finds_suffix = self.demotes_parts
         if (
             not self._copies_first
             or turn is None
             or not self.is_divisible
             or not 0 < keep < len(blocks)
-            or (keep > turn.blocks * (1 - UNCOPIED_SHARE) and not alone_below)
-            or not self._tier.owes(turn.request_id)
+            or (keep > turn.blocks * (1 - UNCOPIED_SHARE) and not finds_suffix)
+            or not self._tier.has_unstored(turn.request_id)
         ):
             shrunk = super().shrink(pin_id, drop_blocks)
             self._lack -= shrunk.freed_blocks
@@ -199,17 +204,17 @@ class DemotingLedger(EndedTurns):
         self._ends(tail)
         alone = self._alone(tail)
         self._lack -= alone
-        self._copy(turn.request_id, tail, keep, alone=alone_below)
+        self._copy(turn.request_id, tail, keep, alone=finds_suffix)
         return Shrunk(alone, keep, keep * self._group_block_tokens[0])
 
     @contextmanager
     def copying_first(self, blocks: float = math.inf) -> Iterator[None]:
         """Inside, victims are copied, and count as free although they are only soon.
 
-        Where tails are found alone, no more goes down than is needed, and what else a
-        victim has lingers. Elsewhere a turn goes down as a whole: what its pin gives up
-        later is free at once, and a short tail alone is lost: it is prefilled again
-        with the next turn's prompt.
+        If the tier can look up a suffix without its prefix, just the blocks needed are
+        copied and the rest lingers. If not, the whole turn is copied on its first loss;
+        later shrinks then free at once. A loss of less than `UNCOPIED_SHARE` is not
+        copied, but recomputed.
 
         Args:
             blocks: how many are needed.
@@ -223,7 +228,7 @@ class DemotingLedger(EndedTurns):
 
     @contextmanager
     def taking_now(self, blocks: float = math.inf) -> Iterator[None]:
-        """Inside, victims give at once, and where parts go down no more than is needed.
+        """Inside, victims are freed at once, and no more of them than is needed.
 
         Outside, a pin that ends as a victim gives way only to another pin's place under
         the cap: it lingers.
@@ -237,19 +242,19 @@ class DemotingLedger(EndedTurns):
         finally:
             self._is_short, self._lack = False, math.inf
 
-    def keep_room(self, tokens_ahead: Callable[[], Sequence[int]]) -> int:
-        """Begin to copy as much as running requests are about to need.
+    def start_copies_ahead(self, tokens_ahead: Callable[[], Sequence[int]]) -> int:
+        """Begin to copy as many blocks as running requests are about to need.
 
-        Those that wait can wait for a copy, which may be needless by then.
+        Waiting requests can wait for a copy, which may be needless by then.
 
         Args:
             tokens_ahead: for each running request, tokens of its prompt to come.
 
         Returns:
-            Blocks that pins may have to give, see `copy_end`.
+            Blocks that pins may have to give, see `copy_tail_ahead`.
         """
         free = self.pool.get_num_free_blocks()
-        if free >= self._room_blocks or not (self._lingering or self.goes_in_parts):
+        if free >= self._room_blocks or not (self._lingering or self.demotes_parts):
             return 0
         # An answer's next token may begin a block, and the one after the copy another.
         wanted = sum(
@@ -261,13 +266,13 @@ class DemotingLedger(EndedTurns):
             return 0
         self._make_room(lack)
         lack -= self.pool.get_num_free_blocks() - free + self.soon_free()
-        return lack if lack > 0 and self.goes_in_parts else 0
+        return lack if lack > 0 and self.demotes_parts else 0
 
-    def copy_end(self, pin_id: int, blocks: int) -> int:
+    def copy_tail_ahead(self, pin_id: int, blocks: int) -> int:
         """A running request may take a pin's last blocks any moment: copy them ahead.
 
-        One that is taken before its copy would put all that is below behind it out of
-        reach. The pin keeps them until then.
+        A block taken before its copy would make all stored blocks behind it
+        unreachable. The pin keeps them until then.
 
         Returns:
             How many of them that request may take.
@@ -294,7 +299,7 @@ class DemotingLedger(EndedTurns):
             # What other ended turns share comes free with the last of them.
             lack -= sum(b.ref_cnt == 1 for b in turn.blocks[cut:])
             if turn.program.ended:
-                freed += self._forget(turn.request_id)
+                freed += self._drop_turn(turn.request_id)
             else:
                 tail = self._lingering.pop_tail(turn.request_id, cut)
                 freed += self._copy(turn.request_id, tail, turn.first + cut)
@@ -308,7 +313,7 @@ class DemotingLedger(EndedTurns):
         if lack <= 0:
             return
         turns = self._lingering.in_order()
-        if self.goes_in_parts:
+        if self.demotes_parts:
             compared = self._by_cost(islice(turns, COMPARED), lack)
             yield from (turn for _, turn in compared)
         yield from turns
@@ -326,16 +331,17 @@ class DemotingLedger(EndedTurns):
         cut = self._cut(turn.blocks, lack)
         size = self._group_block_tokens[0]
         start, end = turn.first + cut, turn.first + len(turn.blocks)
-        tokens = self._tier.count_unknown(turn.request_id, start * size, end * size)
+        tokens = self._tier.count_unstored(turn.request_id, start * size, end * size)
         gain = max(1, self._alone(turn.blocks[cut:]))
         return _Cost(turn.program.in_flight > 0, tokens / gain)
 
-    def give_cheaply(self, needed_blocks: int) -> int:
-        """Give up at once what costs no more than itself, for a running request.
+    def free_cheapest(self, needed_blocks: int) -> int:
+        """Free, without waiting for a copy, blocks whose loss costs nothing more.
 
-        What is below already, what has nothing below behind it that would be out of
-        reach, and what stands behind a pin, which would be next. Its copy is ordered:
-        what nobody overwrites in this step is copied.
+        For a running request: lingering blocks that are stored already, that no stored
+        suffix depends on, or that are the unpinned rest of a pinned turn (whose pin
+        would be the next victim). Their copy is ordered all the same: what is not
+        overwritten in this step is copied.
 
         Returns:
             Blocks that became free.
@@ -346,10 +352,10 @@ class DemotingLedger(EndedTurns):
             if freed >= needed_blocks:
                 break
             if turn.program.ended:
-                freed += self._forget(turn.request_id)
+                freed += self._drop_turn(turn.request_id)
                 continue
             is_cheap = turn.first or not cost.tokens
-            if is_cheap or not self._tier.has_tail(turn.request_id):
+            if is_cheap or not self._tier.has_suffix(turn.request_id):
                 freed += self._give(turn, needed_blocks - freed)
         return freed
 
@@ -361,11 +367,11 @@ class DemotingLedger(EndedTurns):
         tail = self._lingering.pop_tail(turn.request_id, cut)
         return self._give_now(turn.request_id, tail, turn.first + cut)
 
-    def relieve(self, needed_blocks: int, *, at_once: bool) -> int:
-        """Give ended turns' memory up.
+    def free_expired(self, needed_blocks: int, *, at_once: bool) -> int:
+        """Free ended turns' blocks.
 
         Args:
-            at_once: also before its copy, which a waiting request should wait for.
+            at_once: also before their copy, which a waiting request should wait for.
 
         Returns:
             Blocks that became free.
@@ -385,6 +391,11 @@ class DemotingLedger(EndedTurns):
             if freed >= needed_blocks:
                 break
             if not overdue or self._copies.is_overdue(request_id):
-                freed += self._let_go(self._copies.pop(request_id))
-                self._tier.on_demotion("dropped")
+                freed += self._unref(self._copies.pop(request_id))
+                self._num_dropped_copies += 1
         return freed
+
+    def take_dropped_copies(self) -> int:
+        """Copies given up before they began, since the last call."""
+        count, self._num_dropped_copies = self._num_dropped_copies, 0
+        return count

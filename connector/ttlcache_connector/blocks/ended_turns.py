@@ -1,7 +1,7 @@
 """Turns that ended above a lower tier, until it has taken them over.
 
 The pin is over for the core; here its references stay until the tier has its own (it
-holds them while it copies), or until somebody needs the memory.
+holds them while it copies), or until a request needs the memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ttlcache.programs.model import Program
 from ttlcache.types import Pressure
 from ttlcache_connector.blocks.lingering import Lingering, Turn
 from ttlcache_connector.blocks.pending_copies import PendingCopies
-from ttlcache_connector.blocks.pinned import PinLedger, ids_of
+from ttlcache_connector.blocks.pinned import PinnedBlocks, ids_of
 from ttlcache_connector.tiers.base import SchedulerTier
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 
-class EndedTurns(PinLedger):
+class EndedTurns(PinnedBlocks):
     """A pin ledger that keeps ended turns, too: lingering, or about to be copied."""
 
     def __init__(
@@ -48,7 +48,6 @@ class EndedTurns(PinLedger):
         self._room_blocks = room_blocks
         self._lingering = Lingering()
         self._copies = PendingCopies(clock.now_s, wait_s)
-        tier.on_settled = self.settled
 
     @property
     def demoting_blocks(self) -> int:
@@ -59,30 +58,31 @@ class EndedTurns(PinLedger):
         return self._lingering.blocks
 
     @property
-    def goes_in_parts(self) -> bool:
-        """Whether a turn may be below in part and here in part.
+    def demotes_parts(self) -> bool:
+        """Whether a turn may be in the tier in part and in GPU memory in part.
 
-        Not where nothing lingers: others who read the tier have no use for a tail.
+        Not where nothing lingers: other engines that read the tier have no use for a
+        suffix.
         """
-        return bool(self._room_blocks) and self._tier.takes_tails
+        return bool(self._room_blocks) and self._tier.stores_suffixes
 
-    def settled(self, request_id: str) -> int:
+    def on_settled(self, request_id: str) -> int:
         """The tier holds what was to be copied, or does not want it any more."""
-        if not self._tier.owes(request_id):
-            return self._forget(request_id)
-        return self._let_go(self._copies.pop(request_id))
+        if not self._tier.has_unstored(request_id):
+            return self._drop_turn(request_id)
+        return self._unref(self._copies.pop(request_id))
 
-    def _forget(self, request_id: str) -> int:
+    def _drop_turn(self, request_id: str) -> int:
         """Nobody comes back to the turn; returns blocks that became free."""
-        self._tier.forget(request_id)
-        return self._let_go(self._take(request_id))
+        self._tier.drop(request_id)
+        return self._unref(self._take(request_id))
 
     def _take(self, request_id: str) -> list[KVCacheBlock]:
         """What is held of an ended turn leaves the tables."""
         return self._copies.pop(request_id) + self._lingering.pop(request_id)
 
-    def followed(self, program: Program) -> None:
-        """A turn of the program got its memory: what it found need not go down.
+    def on_program_resumed(self, program: Program) -> None:
+        """A turn of the program was allocated: the blocks it hit are not demoted.
 
         It offers the same to the tier when it ends, with its own.
         """
@@ -90,7 +90,7 @@ class EndedTurns(PinLedger):
             # Another branch of the program may have found no more than its beginning.
             tail = (self._copies.of(turn.request_id) or turn.blocks)[-1]
             if tail.ref_cnt > self._ended_refs[tail.block_id]:
-                self._forget(turn.request_id)
+                self._drop_turn(turn.request_id)
 
     def soon_free(self) -> int:
         """Blocks that a waiting request should wait for."""
@@ -111,12 +111,12 @@ class EndedTurns(PinLedger):
         # Memory first: what failed may be the tier.
         ended = [*self._copies, *(turn.request_id for turn in self._lingering)]
         for request_id in ended:
-            self._let_go(self._take(request_id))
+            self._unref(self._take(request_id))
         failed: Exception | None = None
         for request_id in ended:
             try:
-                self._tier.forget(request_id)
-            except Exception as error:  # noqa: BLE001 - the others are forgotten, too
+                self._tier.drop(request_id)
+            except Exception as error:  # noqa: BLE001 - the others are dropped, too
                 failed = error
         if failed is not None:
             raise failed
@@ -125,7 +125,7 @@ class EndedTurns(PinLedger):
     def release_demoting(self) -> None:
         """Reset, shutdown: nothing is kept for a copy."""
         for request_id in [*self._copies, *(t.request_id for t in self._lingering)]:
-            self._forget(request_id)
+            self._drop_turn(request_id)
 
     def references(self) -> dict[int, int]:
         counts = Counter(super().references())
@@ -156,10 +156,10 @@ class EndedTurns(PinLedger):
     ) -> int:
         """Ended, referenced, to be copied; returns blocks that became free.
 
-        users: requests that still reference them, and are about to let go.
+        users: requests that reference them now, and are about to give that up.
         first: the turn's blocks before these, which its pin holds.
         """
-        self._let_go(self._lingering.pop(request_id))  # an id that is used again
+        self._unref(self._lingering.pop(request_id))  # an id that is used again
         own = any(self._ended_refs[i] == 1 for i in ids_of(reversed(blocks)))
         if not self._room_blocks or not own:
             # To wait gains nothing where others that linger have it all.
@@ -175,13 +175,13 @@ class EndedTurns(PinLedger):
         self._ended_refs.update(ids_of(blocks))
 
     def _alone(self, blocks: Sequence[KVCacheBlock]) -> int:
-        """How many of these nobody references but ended turns."""
+        """How many of these only ended turns reference."""
         refs = self._ended_refs
         return sum(b.ref_cnt == refs[b.block_id] for b in blocks)
 
     def _cut(self, blocks: Sequence[KVCacheBlock], lack: float) -> int:
-        """From which of these on they go down, where `lack` of them are needed."""
-        if not self.goes_in_parts:
+        """From which of these on they are demoted, if `lack` of them are needed."""
+        if not self.demotes_parts:
             return 0
         for cut in range(len(blocks) - 1, 0, -1):
             lack -= blocks[cut].ref_cnt == self._ended_refs[blocks[cut].block_id]
@@ -205,16 +205,16 @@ class EndedTurns(PinLedger):
         try:
             begin = self._demote(request_id, first if alone else 0)
         except Exception:
-            self._let_go(blocks)
+            self._unref(blocks)
             raise
         if begin is None:
-            return self._let_go(blocks)
-        # What is below already waits for nothing.
+            return self._unref(blocks)
+        # What the tier has already waits for nothing.
         known = max(0, begin - first) if self.is_divisible else 0
         self._copies.add(request_id, blocks[known:])
-        return self._let_go(blocks[:known])
+        return self._unref(blocks[:known])
 
-    def _let_go(self, blocks: list[KVCacheBlock]) -> int:
+    def _unref(self, blocks: list[KVCacheBlock]) -> int:
         return self._drop(blocks, self._ended_refs)
 
     def _demote(self, request_id: str, first: int) -> int | None:

@@ -1,16 +1,16 @@
 """What is left when the parts that usually let pins go have failed themselves.
 
 An exception between the pin table and the ledger leaves references behind that no
-table knows. They must not outlive the next moment at which somebody needs them.
+table knows. They are freed at the latest when a request needs them.
 """
 
 from __future__ import annotations
 
 from ttlcache.controller import Controller
-from ttlcache_connector.blocks.pinned import PinLedger
+from ttlcache_connector.blocks.pinned import PinnedBlocks
 
 #: A finished turn that takes longer than this in our hooks is slow; so many in a row
-#: turn retention off. A policy may be anybody's code, and the engine waits for it.
+#: turn retention off. A policy may be third-party code, and the engine waits for it.
 SLOW_FINISH_S = 0.5
 MAX_SLOW_IN_A_ROW = 3
 
@@ -33,7 +33,7 @@ class Pace:
         return True
 
 
-def drop_orphans(controller: Controller, ledger: PinLedger) -> int:
+def drop_orphans(controller: Controller, ledger: PinnedBlocks) -> int:
     """Blocks freed by giving back references of pins that the table has lost."""
     known = {pin.pin_id for pin in controller.pins}
     lost = [pin_id for pin_id in ledger.pinned_ids() if pin_id not in known]

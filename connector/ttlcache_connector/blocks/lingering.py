@@ -1,6 +1,6 @@
-"""Turns whose time is over and whose memory nobody needs yet.
+"""Turns whose time is over and whose memory is not needed yet.
 
-They stay where they are, as prefix cache hits, and go down when room gets short: most
+They stay cached, as prefix cache hits, and are demoted when room gets short: most
 of what returns late returns before that, and is never copied.
 """
 
@@ -24,8 +24,8 @@ class Turn:
     """A finished turn, or what its pin has no room for.
 
     first: how many of the turn's blocks stand before these, pinned.
-    free_blocks: its blocks that nobody else used when it came. Who uses some of them
-        later (another program with the same prompt) is not subtracted.
+    free_blocks: its blocks that were used by nothing else when it came. Later users of
+        some of them (another program with the same prompt) are not subtracted.
     """
 
     request_id: str

@@ -45,7 +45,7 @@ class Candidate:
     footprint_blocks: float
 
 
-class PinLedger:
+class PinnedBlocks:
     """Which blocks each pin references. Implements `BlockHolder`."""
 
     def __init__(
@@ -171,7 +171,7 @@ class PinLedger:
                     if self.is_divisible:
                         break  # who uses it uses all that stand before it
                     continue
-                if ours > 1:  # free once the last of these pins lets go
+                if ours > 1:  # free once the last of these pins ends
                     seen[block_id] += 1
                     if seen[block_id] < ours:
                         continue
@@ -240,7 +240,7 @@ class PinLedger:
 def _footprint(blocks: Sequence[KVCacheBlock]) -> float:
     users = list(map(_ref_cnt, blocks))
     if users.count(1) == len(users):
-        return float(len(users))  # as most often: nobody shares any
+        return float(len(users))  # as most often: none is shared
     counts = Counter(users)
     return sum(count / max(1, each) for each, count in counts.items())
 

@@ -1,7 +1,7 @@
-"""One thread that moves bytes beside the forward pass, and can be told to stop.
+"""One thread that copies bytes beside the forward pass, and can be stopped.
 
 A copy that was cancelled never touches a KV block again once `retain` or `close`
-returned: the blocks may belong to somebody else by then.
+returned: the blocks may belong to another request by then.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Move:
     """One copy, first asked for and then done on the thread.
 
     run: does it; touches KV blocks only inside `copying`.
-    done: told its result, False where it failed or was cancelled.
-    stays: touches no KV block, and is done also when nobody wants it any more.
+    done: called with its result, False where it failed or was cancelled.
+    stays: touches no KV block, and is done even when it is not wanted any more.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Move:
             yield
 
 
-class MoveThread:
+class CopyThread:
     """Does moves one after another; loads before stores."""
 
     def __init__(self, name: str) -> None:

@@ -12,7 +12,7 @@ from ttlcache_connector.log import logger
 #: First tested version of vLLM, and the first one beyond the tested range.
 TESTED_FROM = (0, 30)
 TESTED_BELOW = (0, 34)
-#: LMCache versions whose insides `lower_lmcache` was tested with, and vLLM's.
+#: LMCache versions whose insides `tiers.lmcache` was tested with, and vLLM's.
 LMCACHE_FROM = (0, 5, 6)
 LMCACHE_BELOW = (0, 6)
 LMCACHE_NEEDS_VLLM = (0, 32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: RPC of `lmcache_module`: request id as JSON -> {"cpu": tokens, "disk": tokens}.
+#: RPC of the server module: request id as JSON -> {"cpu": tokens, "disk": tokens}.
 LOOKUP_TIERS = "ttlcache.lookup_tiers"
 #: Another one: nothing -> {"cpu_bytes": of the server's memory} if a lookup's key may
 #: begin within a context, else null.

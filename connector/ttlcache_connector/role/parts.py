@@ -10,13 +10,11 @@ from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig, ordering_in_force
 from ttlcache.controller import Controller
 from ttlcache.estimators.step_fit import Step
-from ttlcache.programs.model import Pin
 from ttlcache.scheduling import admissions
-from ttlcache.types import PinOutcome
-from ttlcache_connector.blocks.demoting import DemotingLedger
+from ttlcache_connector.blocks.demoting import DemotingBlocks
 from ttlcache_connector.blocks.failsafe import Pace, drop_orphans
 from ttlcache_connector.blocks.lingering import room_blocks
-from ttlcache_connector.blocks.pinned import PinLedger
+from ttlcache_connector.blocks.pinned import PinnedBlocks
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.engine.tool_reader import OutputReader
 from ttlcache_connector.faults import Faults, guarded
@@ -25,9 +23,7 @@ from ttlcache_connector.role.allocation import AllocationGuard, Reclaims, groups
 from ttlcache_connector.role.divergence_log import DivergenceLog
 from ttlcache_connector.role.state_files import HistoryFile, load_costs, open_journal
 from ttlcache_connector.tiers.factory import scheduler_tier
-from ttlcache_connector.tiers.guarded import TierSide
-from ttlcache_connector.tiers.promotion import Promoter
-from ttlcache_connector.tiers.turn_report import pin_end
+from ttlcache_connector.tiers.guarded import GuardedTier
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -69,7 +65,7 @@ class SideParts:
             self._turn_off,
             self._clock.now_s,
         )
-        self.lower = TierSide(
+        self.lower = GuardedTier(
             scheduler_tier(config, vllm_config, kv_cache_config),
             config.max_hook_faults,
             self.count,
@@ -80,14 +76,13 @@ class SideParts:
         )
         self._history = HistoryFile(config, self._clock.now_s())
         self.controller: Controller | None = None
-        self.ledger: PinLedger | None = None
-        self._demoting: DemotingLedger | None = None
-        self._promoter: Promoter | None = None
+        self.ledger: PinnedBlocks | None = None
+        self._demoting: DemotingBlocks | None = None
         self._scheduler: Scheduler | None = None
         self._queue: ProgramQueue | None = None
         self._heeds_priority = vllm_config.scheduler_config.policy == "priority"
         self._local_hits: dict[str, int] = {}
-        self._lower_generation = 0  # as far as the controller was told
+        self._lower_generation = 0  # as last passed on to the controller
         self._prefilling: dict[str, Request] = {}
         self._arrived: set[str] = set()  # of these, whose remote KV is there
         # Scheduled, results not there: two with async scheduling, a pipeline has more.
@@ -109,20 +104,21 @@ class SideParts:
             )
             return
         sizes = [group.block_tokens for group in groups_of(manager)]
-        demoting: DemotingLedger | None = None
+        demoting: DemotingBlocks | None = None
         if self.lower.is_set:
             self.lower.tier.bind(pool)
-            demoting = DemotingLedger(
+            demoting = DemotingBlocks(
                 pool,
                 sizes,
                 self._queue_counts,
+                report_turn=self.lower.report_turn,
                 tier=self.lower.tier,
                 clock=self._clock,
                 wait_s=self._config.demote_wait_s,
                 room_blocks=self._room_blocks(pool, sizes),
             )
         self._demoting = demoting
-        self.ledger = demoting or PinLedger(pool, sizes, self._queue_counts)
+        self.ledger = demoting or PinnedBlocks(pool, sizes, self._queue_counts)
         self.controller = Controller(
             self._config,
             self._clock,
@@ -132,12 +128,8 @@ class SideParts:
             costs=self._costs,
             on_rekey=self._rekey,
             journal=open_journal(self._config, self._clock, self._about(pool)),
-            on_pin_end=demoting.pin_ends if demoting else None,
+            on_pin_end=demoting.on_pin_end if demoting else None,
         )
-        if demoting is not None:
-            demoting.on_turn_end = self._pin_ended
-            if self._config.promote_ahead:
-                self._promoter = Promoter(self.lower.tier, self.controller)
         # What this class lacks of it, `SchedulerSide` has.
         AllocationGuard(manager, cast(Reclaims, self)).install()
 
@@ -145,14 +137,6 @@ class SideParts:
         """Our own scheduler introduces itself; a foreign one never does."""
         self._scheduler = scheduler
         self._queue = queue
-
-    def _pin_ended(self, pin: Pin, outcome: PinOutcome, request_id: str) -> None:
-        if self._promoter is not None:
-            now_s = self._clock.now_s()
-            self._promoter.pin_ended(pin, outcome, request_id, now_s)
-        told = pin_end(outcome, request_id)
-        if told is not None:
-            self.lower.tell(told)
 
     def _admission_in_force(self, ours: bool) -> str:
         """ours: whether our scheduler runs. Others' orders are not by program."""
@@ -183,8 +167,7 @@ class SideParts:
             scheduler_name,
             len(self._groups),
             self._vllm_config.scheduler_config.async_scheduling,
-            f"{self._config.lower_tier} demote={self._config.demote} "
-            f"linger={self._config.linger}"
+            f"{self._config.lower_tier} demote={self._config.demote}"
             if self.lower.is_set
             else "none",
         )
@@ -253,7 +236,7 @@ class SideParts:
         return len(scheduler.running), len(scheduler.waiting)
 
     def _room_blocks(self, pool: BlockPool, sizes: list[int]) -> int:
-        if not self._config.linger:
+        if self._config.demote == "on-expiry":
             return 0
         step_tokens = self._vllm_config.scheduler_config.max_num_batched_tokens
         return room_blocks(int(pool.num_gpu_blocks) - 1, step_tokens, sizes)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ttlcache.controller import Controller
-    from ttlcache_connector.blocks.demoting import DemotingLedger
+    from ttlcache_connector.blocks.demoting import DemotingBlocks
 
 
 class QueueAnswers(SideParts):
@@ -105,23 +105,27 @@ class QueueAnswers(SideParts):
             freed += self._reclaim(needed_blocks - freed, request, urgency)
         return freed
 
-    def _take_now(self, ended: DemotingLedger, needed: int, request: Request) -> int:
-        """The same for a request that runs: a block that it takes before its copy puts
-        all that is below behind it out of reach, so copies under way come last."""
-        if ended.goes_in_parts:
-            freed = ended.give_cheaply(needed)
+    def _take_now(self, ended: DemotingBlocks, needed: int, request: Request) -> int:
+        """The same for a running request, which waits for no copy.
+
+        A prefix is only usable up to its first missing block. If a block is overwritten
+        before it was copied, every later block already stored becomes unreachable. So
+        blocks with a pending copy are taken last.
+        """
+        if ended.demotes_parts:
+            freed = ended.free_cheapest(needed)
         else:
-            freed = ended.relieve(needed, at_once=True)
+            freed = ended.free_expired(needed, at_once=True)
         if freed < needed:
             with ended.taking_now(needed - freed):
                 freed += self._reclaim(needed - freed, request, Urgency.RUNNING)
         if freed < needed:
-            freed += ended.relieve(needed - freed, at_once=True)
+            freed += ended.free_expired(needed - freed, at_once=True)
         return freed
 
     def _evict_to_tier(
         self,
-        ended: DemotingLedger,
+        ended: DemotingBlocks,
         needed_blocks: int,
         request: Request,
         urgency: Urgency,
@@ -130,7 +134,7 @@ class QueueAnswers(SideParts):
         alternative is a prefill of seconds."""
         pool = ended.pool
         before = pool.get_num_free_blocks()
-        ended.relieve(needed_blocks, at_once=False)
+        ended.free_expired(needed_blocks, at_once=False)
         lack = needed_blocks - (pool.get_num_free_blocks() - before) - ended.soon_free()
         if lack > 0:
             with ended.copying_first(lack):

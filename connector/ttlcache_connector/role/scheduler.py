@@ -50,7 +50,7 @@ EVENT_INTERVAL_S = 0.1
 
 
 class SchedulerSide(QueueAnswers):
-    """What happens to requests and to the engine, told to one engine's controller.
+    """Events of requests and of the engine, passed to one engine's controller.
 
     Every method that vLLM may call is guarded.
     """
@@ -90,17 +90,18 @@ class SchedulerSide(QueueAnswers):
             self.ledger.plain_lru.on_lookup()
 
     @guarded()
-    def asked_below(self, request: Request) -> None:
-        """The lower tier was asked; vLLM heeds no answer for some requests."""
+    def tier_looked_up(self, request: Request) -> None:
+        """The lower tier was asked; vLLM uses no answer for some requests."""
         if self.controller is not None and not request.skip_reading_prefix_cache:
             chunk_tokens = self.lower.tier.chunk_tokens
-            self.controller.asked_below(request.request_id, chunk_tokens)
+            self.controller.tier_looked_up(request.request_id, chunk_tokens)
 
     @guarded(fallback=math.inf)
     def stored_tokens(self, request: Request) -> float:
-        """How much of the request anybody can have stored below.
+        """Upper bound on the request's tokens that the tier can hold.
 
-        What follows the turn that a pin holds, or held, was never computed before.
+        If the request continues a pinned turn, nothing beyond that turn has ever been
+        computed, so it is not looked up. Without a live pin: unknown, infinity.
         """
         if self.controller is None or self.ledger is None:
             return math.inf
@@ -123,12 +124,12 @@ class SchedulerSide(QueueAnswers):
         record = self.controller.requests.get(request_id)
         self.controller.admit(request_id, hit)
         if self._demoting is not None and record is not None:
-            self._demoting.followed(record.program)
+            self._demoting.on_program_resumed(record.program)
         self._prefilling[request_id] = request
 
     @guarded()
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
-        """A request ends, its blocks still referenced: pin or let go."""
+        """A request ends, its blocks still referenced: pin them or not."""
         started_s = stopwatch_s()
         if self.lower.is_set:
             self.lower.tier_finished(request, block_ids)
@@ -167,11 +168,11 @@ class SchedulerSide(QueueAnswers):
         ledger.plain_lru.on_uncached_freed(ledger.count_uncached(block_ids))
         if self._demoting is not None:
             if record is not None:
-                self._let_down(request, record.program, candidate.blocks, order)
+                self._offer_to_tier(request, record.program, candidate.blocks, order)
             else:
-                self.lower.tier.forget(request.request_id)
+                self.lower.tier.drop(request.request_id)
             if completed and record is not None:
-                self.lower.tell(
+                self.lower.report_turn(
                     turn_end(request.request_id, record, controller.last_decision)
                 )
         took_s = stopwatch_s() - started_s
@@ -188,7 +189,7 @@ class SchedulerSide(QueueAnswers):
 
     @guarded(fallback={})
     def control(self, order: dict[str, Any]) -> dict[str, Any]:
-        """What clients and operators tell and ask, see `ttlcache.control`."""
+        """Orders of clients and operators, see `ttlcache.control`."""
         if self.controller is None:
             return {}
         self.controller.tick()
@@ -197,7 +198,7 @@ class SchedulerSide(QueueAnswers):
         )
         return answer | {"gauges": self._gauges()}
 
-    def _let_down(
+    def _offer_to_tier(
         self,
         request: Request,
         program: Program,
@@ -208,26 +209,22 @@ class SchedulerSide(QueueAnswers):
         assert self.controller is not None
         assert self._demoting is not None
         if order is not None:
-            self._demoting.is_turn_of(order.pin_id, request.request_id)
+            self._demoting.bind_pin_to_request(order.pin_id, request.request_id)
             reusable = blocks[: reusable_blocks(program, len(blocks))]
-            self._demoting.has_rest(
+            self._demoting.linger_rest(
                 request.request_id, program, reusable, order.kv_blocks
             )
-            self.lower.tier.ahead(request.request_id)
-            if self._promoter is not None:
-                self._promoter.pinned(request)
         elif self.controller.last_decision is not None:
-            self._demoting.unpinned(request.request_id, program, blocks)
-            self.lower.tier.ahead(request.request_id)
+            self._demoting.on_unpinned(request.request_id, program, blocks)
         else:
-            self.lower.tier.forget(request.request_id)
+            self.lower.tier.drop(request.request_id)
 
     @guarded()
-    def loads(self, request: Request) -> None:
-        """The request's KV is on its way from below."""
+    def load_started(self, request: Request) -> None:
+        """A part of the request's KV is being loaded from the lower tier."""
         self._arrived.discard(request.request_id)
         if self.controller is not None:
-            self.controller.reloading(request.request_id)
+            self.controller.load_started(request.request_id)
 
     @guarded()
     def worker_output(self, output: KVConnectorOutput) -> None:
@@ -239,7 +236,23 @@ class SchedulerSide(QueueAnswers):
         if self.controller is None:
             return
         for load in loads:
-            self.controller.reloaded(load.request_id, load.tokens)
+            self.controller.load_finished(load.request_id, load.tokens)
+        self._count_demotions()
+
+    @guarded()
+    def tier_settled(self) -> None:
+        """Free the blocks that were held for copies which have begun, or never will."""
+        ended = self._demoting
+        if ended is None:
+            return
+        failed: Exception | None = None
+        for request_id in self.lower.take_settled():
+            try:
+                ended.on_settled(request_id)
+            except Exception as error:  # noqa: BLE001 - the others are freed, too
+                failed = error
+        if failed is not None:
+            raise failed
 
     @guarded()
     def put_back_failed_loads(self) -> None:
@@ -256,12 +269,10 @@ class SchedulerSide(QueueAnswers):
         if self.ledger is not None:
             self.ledger.waiting_blocks = 0  # known anew when the head fails again
         if self.lower.is_set:
-            self._look_below(self.controller)
+            self._poll_tier(self.controller)
         if self._config.debug_invariants:
             self._check_invariants()
         self.controller.tick()
-        if self._promoter is not None:
-            self._promoter.tick(self._clock.now_s())
         self._history.save_if_due(self._clock.now_s())
         if not self._prefilling:
             return
@@ -278,19 +289,27 @@ class SchedulerSide(QueueAnswers):
             self._arrived.discard(request.request_id)
             self.controller.prefilled(request.request_id, request.num_prompt_tokens)
 
-    def _look_below(self, controller: Controller) -> None:
-        """Whether the lower tier is there, still the same, and what reloads cost."""
+    def _poll_tier(self, controller: Controller) -> None:
+        """Whether the lower tier is there, still the same, and what happened there."""
         controller.lower_tier = "cpu" if self.lower.is_up() else None
         generation = self.lower.tier.generation
         if generation != self._lower_generation:
             self._lower_generation = generation
-            controller.lower_tier_is_new()
+            controller.tier_generation_changed()
         for reload in self.lower.reloads():
             controller.learn_reload(reload.tier, reload.tokens, reload.seconds)
+        self._count_demotions()
+
+    def _count_demotions(self) -> None:
+        for outcome in self.lower.take_events():
+            self.count("demotions", outcome)
+        if self._demoting is not None:
+            for _ in range(self._demoting.take_dropped_copies()):
+                self.count("demotions", "dropped")
 
     @guarded()
     def shutdown(self) -> None:
-        """The engine stops: let go of everything, keep what was learnt."""
+        """The engine stops: release everything, keep what was learnt."""
         self.release_all()
         self._history.close()
         if self.controller is not None:
@@ -342,7 +361,7 @@ class SchedulerSide(QueueAnswers):
                 return
 
     @guarded()
-    def keep_room(self, scheduled_tokens: Mapping[str, int]) -> None:
+    def start_copies_ahead(self, scheduled_tokens: Mapping[str, int]) -> None:
         """A step's memory was given: make room for the next, whose copies begin in it.
 
         Args:
@@ -351,10 +370,10 @@ class SchedulerSide(QueueAnswers):
         ended = self._demoting
         if ended is None or self.controller is None or self.ledger is None:
             return
-        lack = ended.keep_room(lambda: self._tokens_ahead(scheduled_tokens))
+        lack = ended.start_copies_ahead(lambda: self._tokens_ahead(scheduled_tokens))
         for pin in self.controller.pins.victims() if lack else ():
             if self.ledger.is_freeable(pin.pin_id):
-                lack -= ended.copy_end(pin.pin_id, lack)
+                lack -= ended.copy_tail_ahead(pin.pin_id, lack)
                 if lack <= 0:
                     return
 

@@ -53,7 +53,7 @@ class WorkerSide:
         self._tier.save(metadata)
 
     def poll(self, finished_ids: Collection[str]) -> Transfers:
-        """What ended since the last call, loads that nobody does included."""
+        """What ended since the last call, abandoned loads included."""
         transfers = self._poll(finished_ids) or Transfers()
         for request_id, blocks in self._abandoned.items():
             transfers.received.add(request_id)

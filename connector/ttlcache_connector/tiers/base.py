@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class TierMetadata(KVConnectorMetadata):
-    """What the scheduler's half tells the workers' halves in one step.
+    """The scheduler tier's orders of one step for the worker tiers.
 
     inner: the tier's own orders, None where there are none.
-    is_past: what is to be stored was computed in earlier steps: it need not wait for
-        this step's forward pass, and who waits for its memory has it a step earlier.
+    is_past: stores may start before the forward pass, because their KV was written in
+        an earlier step; this frees their blocks one step sooner.
     abandoned: loads that were promised to vLLM but could not be ordered, with the
         blocks that stay empty: the worker reports them as failed.
     """
@@ -47,7 +47,7 @@ class TierMetadata(KVConnectorMetadata):
 
 @dataclass
 class NameOfBlocks(KVConnectorHandshakeMetadata):
-    """What a worker tells the scheduler once, before the first step.
+    """What a worker reports to the scheduler once, before the first step.
 
     Only where it differs from what both compute: vLLM's MultiConnector passes on the
     word of one connector alone.
@@ -66,9 +66,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """What it cost; known somewhat later, for the tier tells where they came from.
+    """What a load cost; known later, once the tier says where the KV came from.
 
-    tier: None where it did not tell in time.
+    tier: None where the tier did not say in time.
     """
 
     tier: str | None
@@ -79,9 +79,9 @@ class Reload:
 class TurnEnd(NamedTuple):
     """What was decided of a turn that ended.
 
-    program: whose it was, by a name that tells nothing of its tenant.
+    program: whose it was, by a name that does not reveal its tenant.
     ttl_s: for how long it is worth GPU memory; None: the program has ended.
-    is_final: a client's own wish, which nobody prolongs.
+    is_final: the client set the TTL, which is never prolonged.
     tool: what runs until the next turn, from coarse to fine; empty: not known.
     """
 
@@ -99,18 +99,12 @@ class SchedulerTier(ABC):
     counts it and goes on without the tier.
     """
 
-    #: Told the request whose blocks need not be held for its copy any more.
-    on_settled: Callable[[str], object] = staticmethod(lambda request_id: None)
-
-    #: Counts up when what went down before need not be there any more: another server
+    #: Counts up when what was stored before need not be there any more: another server
     #: answers, or everything was reset.
     generation = 0
 
     #: It keeps KV in whole chunks of so many.
     chunk_tokens = 1
-
-    #: Told how a turn's way down ended: "stored", "failed" or "dropped".
-    on_demotion: Callable[[str], None] = staticmethod(lambda outcome: None)
 
     @abstractmethod
     def bind(self, pool: BlockPool) -> None:
@@ -128,7 +122,7 @@ class SchedulerTier(ABC):
 
     @abstractmethod
     def arrive(self, request: Request, *, has_pin: bool) -> None:
-        """A request came: promote what it needs while it queues, unless pinned."""
+        """A request came: look up what it needs while it queues, unless pinned."""
 
     @abstractmethod
     def match(
@@ -139,12 +133,11 @@ class SchedulerTier(ABC):
         None: not known yet, ask again in the next step. Must be idempotent.
 
         Args:
-            stored_tokens: what follows so many of the request's first tokens was never
-                stored by anybody, as far as one can tell.
+            stored_tokens: upper bound on the request's tokens that can be stored.
         """
 
-    def was_asked(self, request_id: str) -> bool:
-        """Whether `match` has looked below for a waiting request, and found or not."""
+    def was_looked_up(self, request_id: str) -> bool:
+        """Whether a lookup of this waiting request was answered, hit or miss."""
         return False
 
     @abstractmethod
@@ -157,9 +150,21 @@ class SchedulerTier(ABC):
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
         """Orders of this step; called once a step, after all allocations."""
 
+    def take_settled(self) -> list[str]:
+        """Finished requests whose blocks need not be held for their copy any more.
+
+        Since the last call; asked once a step, after `build_metadata`. The tier has
+        references of its own on what it copies, or does not want it any more.
+        """
+        return []
+
+    def take_events(self) -> list[str]:
+        """How demotions ended since the last call: each "stored" or "failed"."""
+        return []
+
     @abstractmethod
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
-        """The request ended. What is to be demoted of it is told by `demote`."""
+        """The request ended. What is to be demoted of it follows by `demote`."""
 
     @abstractmethod
     def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:
@@ -174,20 +179,20 @@ class SchedulerTier(ABC):
         """Whether steps are needed although no request is left."""
 
     @abstractmethod
-    def owes(self, request_id: str) -> bool:
-        """Whether a finished request has KV that should go down one day."""
+    def has_unstored(self, request_id: str) -> bool:
+        """Whether a finished request has KV that is to be stored, but is not yet."""
 
     @property
-    def takes_tails(self) -> bool:
-        """Whether a tail that goes down alone is found without what precedes it."""
+    def stores_suffixes(self) -> bool:
+        """Whether lookups find a suffix that was stored without what precedes it."""
         return False
 
-    def has_tail(self, request_id: str) -> bool:
-        """Whether the end of a finished request is below, and what is owed is not."""
+    def has_suffix(self, request_id: str) -> bool:
+        """Whether the end of a finished request is stored, and its beginning is not."""
         return False
 
-    def count_unknown(self, request_id: str, start: int, end: int) -> int:
-        """Tokens from `start` to `end`, the turn's last one, that are not below."""
+    def count_unstored(self, request_id: str, start: int, end: int) -> int:
+        """Tokens from `start` to `end`, the turn's last one, that are not stored."""
         return 0
 
     @abstractmethod
@@ -195,32 +200,24 @@ class SchedulerTier(ABC):
         """Copy a finished request's KV down now.
 
         Args:
-            start: only what holds this token and those after it; the rest stays owed.
+            start: only what holds this token and those after it; the rest stays queued.
 
         Returns:
-            The first of these tokens that is not below yet, None if all are. Blocks
-            from there on should stay as they are until `on_settled`; where they do
-            not, as much as is left is copied.
+            The first of these tokens that is not stored yet, None if all are. Blocks
+            from there on should stay as they are until `take_settled` names the
+            request; where they do not, as much as is left is copied.
         """
 
     @abstractmethod
-    def ahead(self, request_id: str) -> None:
-        """Copy a finished, pinned request's KV down when nothing else is copied."""
+    def drop(self, request_id: str) -> None:
+        """This finished request will not be continued.
 
-    @abstractmethod
-    def promote(self, request_id: str, tokens: Sequence[int], salt: str) -> bool:
-        """Bring a context nearer, from disk to CPU memory, if nothing else moves.
-
-        Returns:
-            Whether that began; False: ask again later.
+        Its chunks that are not stored yet are dropped; chunks that other requests
+        offered, too, stay queued.
         """
 
     @abstractmethod
-    def forget(self, request_id: str) -> None:
-        """Nobody will ask for what this finished request has and others have not."""
-
-    @abstractmethod
-    def tell(self, turn: TurnEnd) -> None:
+    def report_turn(self, turn: TurnEnd) -> None:
         """What was decided of a turn, for a tier that decides by itself, too."""
 
     @abstractmethod
@@ -237,7 +234,7 @@ class SchedulerTier(ABC):
 
 
 class NoTier(SchedulerTier):
-    """Nothing below the GPU."""
+    """No lower tier."""
 
     def bind(self, pool: BlockPool) -> None:
         return
@@ -273,22 +270,16 @@ class NoTier(SchedulerTier):
     def has_work(self) -> bool:
         return False
 
-    def owes(self, request_id: str) -> bool:
+    def has_unstored(self, request_id: str) -> bool:
         return False
 
     def demote(self, request_id: str, start: int = 0) -> int | None:
         return None
 
-    def ahead(self, request_id: str) -> None:
+    def drop(self, request_id: str) -> None:
         return
 
-    def promote(self, request_id: str, tokens: Sequence[int], salt: str) -> bool:
-        return False
-
-    def forget(self, request_id: str) -> None:
-        return
-
-    def tell(self, turn: TurnEnd) -> None:
+    def report_turn(self, turn: TurnEnd) -> None:
         return
 
     def references(self) -> dict[int, int]:

@@ -24,13 +24,13 @@ def scheduler_tier(
     # LMCache is imported only where a lower tier is asked for.
     from ttlcache_connector.tiers import lmcache
 
-    if why := lmcache.refusal(kv_cache_config):
+    if why := lmcache.unsupported_reason(kv_cache_config):
         log.warning(
             "ttlcache: no lower tier for this model, what pins lose is prefilled: %s",
             why,
         )
         return NoTier()
-    return lmcache.SchedulerHalf(config, vllm_config, kv_cache_config)
+    return lmcache.LMCacheSchedulerTier(config, vllm_config, kv_cache_config)
 
 
 def worker_tier(
@@ -46,6 +46,6 @@ def worker_tier(
     # LMCache is imported only where a lower tier is asked for.
     from ttlcache_connector.tiers import lmcache
 
-    if lmcache.refusal(kv_cache_config):
+    if lmcache.unsupported_reason(kv_cache_config):
         return None
-    return lmcache.WorkerHalf(config, vllm_config, kv_cache_config)
+    return lmcache.LMCacheWorkerTier(config, vllm_config, kv_cache_config)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 
-class TierSide:
+class GuardedTier:
     """Guards every call; sees the tier go and come back."""
 
     def __init__(
@@ -43,15 +43,13 @@ class TierSide:
         """
         self.tier = tier
         self.is_set = type(tier) is not NoTier
-        if self.is_set:
-            tier.on_demotion = lambda outcome: count("demotions", outcome)
         self._count = count
         self._off = False
         self._was_up = True
         self.faults = Faults(
             max_faults, lambda hook: count("hook_errors", hook), self._turn_off, now_s
         )
-        # Loads promised to vLLM: of this step, and those that nobody will do.
+        # Loads promised to vLLM: of this step, and those that could not be ordered.
         self._ordered: dict[str, list[int]] = {}
         self._abandoned: dict[str, list[int]] = {}
 
@@ -94,14 +92,14 @@ class TierSide:
         return self.tier.match(request, hit_tokens, stored_tokens)
 
     @guarded(fallback=False)
-    def was_asked(self, request_id: str) -> bool:
+    def was_looked_up(self, request_id: str) -> bool:
         """Whether `match` really looked."""
-        return not self._off and self.tier.was_asked(request_id)
+        return not self._off and self.tier.was_looked_up(request_id)
 
     def allocated(
         self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
     ) -> None:
-        """Blocks were given; `loaded_tokens` of them are to be filled from below."""
+        """Blocks were allocated, for `loaded_tokens` of which the tier loads KV."""
         if not self.is_set:
             return
         if loaded_tokens:
@@ -133,9 +131,17 @@ class TierSide:
         self.tier.finished(request, block_ids)
 
     @guarded()
-    def tell(self, turn: TurnEnd) -> None:
+    def report_turn(self, turn: TurnEnd) -> None:
         if self.is_up():
-            self.tier.tell(turn)
+            self.tier.report_turn(turn)
+
+    @guarded(fallback=())
+    def take_settled(self) -> list[str]:
+        return self.tier.take_settled()
+
+    @guarded(fallback=())
+    def take_events(self) -> list[str]:
+        return self.tier.take_events()
 
     @guarded(fallback=())
     def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:

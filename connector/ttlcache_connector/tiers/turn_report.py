@@ -1,4 +1,4 @@
-"""What a lower tier that decides by itself is told of turns."""
+"""What is reported of a turn to a lower tier that decides by itself."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def turn_end(
 
 
 def pin_end(outcome: PinOutcome, request_id: str) -> TurnEnd | None:
-    """What is to be told of a pin that ended: only that its program did."""
+    """What is reported of a pin that ended: only that its program did."""
     return TurnEnd(request_id) if outcome is PinOutcome.ENDED else None
 
 
 def program_name(program: Program) -> str:
-    """The same for the same client's program on every engine; tells no tenant."""
+    """The same for the same client's program on every engine; hides the tenant."""
     key = program.key
     text = f"{_ENGINE}/{key}" if isinstance(key, int) else repr(key)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

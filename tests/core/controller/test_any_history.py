@@ -208,15 +208,15 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(data=st.data(), chunk_tokens=st.integers(1, 8))
     def ask_below(self, data, chunk_tokens):
         request_id = self.pick(data, self.waiting())
-        self.engine.controller.asked_below(request_id, chunk_tokens)
+        self.engine.controller.tier_looked_up(request_id, chunk_tokens)
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), tokens=st.integers(0, 20))
     def reload(self, data, tokens):
         request_id = self.pick(data, self.running())
         controller = self.engine.controller
-        controller.reloading(request_id)
-        controller.reloaded(request_id, tokens)
+        controller.load_started(request_id)
+        controller.load_finished(request_id, tokens)
         controller.learn_reload("cpu", tokens, 0.25)
         assert 0.0 <= controller.costs.kept_share <= 1.0
         assert 0.0 <= controller.tables.computed_share() <= 1.0

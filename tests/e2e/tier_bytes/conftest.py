@@ -11,7 +11,7 @@ from bench.serve.tier_server import TierServer
 from tests.e2e.tier_bytes.worker import BLOCK, CHUNK_BYTES, WAIT_S, Worker
 from ttlcache_connector.harness import EngineSpec
 from ttlcache_connector.lmcache_server.launch import TierOptions
-from ttlcache_connector.tiers.lmcache import load_sources, worker_transfer
+from ttlcache_connector.tiers.lmcache import client, worker_transfer
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def make_worker(tiers: TierServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     made: list[Worker] = []
     # Several portions a request.
     monkeypatch.setattr(worker_transfer, "MAX_PART_BYTES", 5 * CHUNK_BYTES)
-    monkeypatch.setattr(load_sources, "SOURCE_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(client, "SOURCE_TIMEOUT_S", WAIT_S)
 
     def make(
         num_blocks: int = 64,
@@ -50,7 +50,7 @@ def make_worker(tiers: TierServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
             "policy": "fixed",
             "policy_options": {"ttl_s": ttl_s},
             "max_pinned_fraction": 1.0,
-            "linger": False,  # nobody needs the memory in most of these tests
+            "demote": "on-expiry",  # nobody needs the memory in most of these tests
             "lmcache.mp.mq_timeout": WAIT_S,  # a busy machine is no outage
             **tiers.options.connector_config(),
             **extra,

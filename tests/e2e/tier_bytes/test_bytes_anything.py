@@ -35,41 +35,41 @@ def test_without_our_module_in_the_server_turns_go_down_whole(make_worker, tmp_p
     """Its lookups would not find a tail alone."""
     options = PlainOptions(cpu_gb=0.1, chunk_tokens=BLOCK)
     with TierServer(options, tmp_path / "lmcache.log") as server:
-        engine = make_worker(num_blocks=64, ttl_s=60.0, linger=True, tiers=server)
+        engine = make_worker(
+            num_blocks=64, ttl_s=60.0, demote="on-pressure", tiers=server
+        )
         tier = engine.connector.side.lower.tier
         engine.add("runs", prompt(99, 30 * BLOCK), max_tokens=400, hints=hints("old"))
         engine.step()
         engine.turn_beside("a", prompt(100, 200), hints=hints("p"))
-        assert not tier.takes_tails  # it knows of no such question
+        assert not tier.stores_suffixes  # it knows of no such question
         reclaim(engine, 5)
         assert engine.moved["tier_bytes:demoted"] == 12 * CHUNK_BYTES
         engine.close()
 
 
 @pytest.mark.parametrize(
-    ("mode", "linger", "server"),
+    ("mode", "server"),
     [
-        ("expiry", False, "tiers"),
-        ("expiry", True, "tiers"),
-        ("expiry", True, "two_block_tiers"),
-        ("write-through", True, "tiers"),
-        ("idle-ahead", True, "tiers"),
+        ("on-expiry", "tiers"),
+        ("on-pressure", "tiers"),
+        ("on-pressure", "two_block_tiers"),
+        ("write-through", "tiers"),
     ],
 )
-def test_random_agents_on_a_small_pool(make_worker, request, mode, linger, server):
+def test_random_agents_on_a_small_pool(make_worker, request, mode, server):
     """Expiry, claims, victims, preemptions, aborts: whatever comes, no wrong byte."""
     engine = make_worker(
         num_blocks=40,
         ttl_s=0.05,
         tiers=request.getfixturevalue(server),
         demote=mode,
-        linger=linger,
         demote_wait_s=0.05,
         max_pinned_fraction=0.5,  # some pins hold a part of their turn only
     )
     rng = random.Random(7)
     # Contexts of their own: what an earlier case left below would be found.
-    first = 100 * (2 * len(mode) + linger)
+    first = 200 * len(mode)
     contexts = {f"{mode}{i}": prompt(first + i, 60) for i in range(6)}
     running: dict[str, str] = {}
     deadline = time.monotonic() + WAIT_S
@@ -106,7 +106,7 @@ def test_random_agents_on_a_small_pool(make_worker, request, mode, linger, serve
         if rng.random() < 0.2:
             time.sleep(0.02)
     engine.run()
-    if linger:
+    if mode != "on-expiry":
         # What lingers would stay for ever; what is being copied goes on.
         engine.connector.side.release_all()
     engine.settle()

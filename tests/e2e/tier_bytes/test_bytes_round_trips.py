@@ -20,7 +20,6 @@ from tests.e2e.tier_bytes.worker import (
     prompt,
 )
 from ttlcache.errors import TransferError
-from ttlcache.types import GapKey
 from ttlcache_connector.copy import block_copier
 from ttlcache_connector.lmcache_server.launch import TierOptions
 from ttlcache_connector.tiers.lmcache import registration
@@ -140,31 +139,6 @@ def round_trip(engine: Worker, seed: int) -> None:
     for way in ("demoted", "promoted"):
         key = f"tier_bytes:{way}"
         assert engine.moved[key] - before.get(key, 0) == 12 * CHUNK_BYTES
-
-
-def test_a_context_is_back_in_cpu_memory_before_its_program(make_worker, tiers):
-    engine = make_worker(promote_ahead=True)
-    side = engine.connector.side
-    for _ in range(20):
-        side.controller.gaps.observe(GapKey("bash"), 1000.0)
-    context = engine.turn("a", prompt(50, 200), hints=hints("ahead"))
-    time.sleep(0.25)
-    engine.settle()
-    empty_gpu(engine)
-    assert tiers.clear_cpu()
-    (turn,) = side._promoter._waiting
-    assert turn.due_s > side._clock.now_s() + 900
-    turn.due_s = side._clock.now_s()  # its time has come
-    engine.settle()
-    assert not side._promoter._waiting
-    deadline = time.monotonic() + WAIT_S
-    while tiers.cpu_chunks() < 12:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    engine.turn("b", [*context, 5], hints=hints("ahead", last=True))
-    engine.settle()
-    totals = side.controller.metrics.totals
-    assert (totals["reloads", "cpu"], totals["reloads", "disk"]) == (1, 0)
 
 
 def test_an_aborted_request_leaves_nothing_locked(make_worker, tiers):

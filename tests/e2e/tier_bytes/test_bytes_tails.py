@@ -70,9 +70,9 @@ def test_a_tail_goes_down_alone_and_comes_back(make_worker, request, blocks, ser
     """Its head stays in GPU memory, and is not copied."""
     tiers: TierServer = request.getfixturevalue(server)
     chunk = tiers.options.chunk_tokens
-    engine = make_worker(num_blocks=64, ttl_s=60.0, linger=True, tiers=tiers)
+    engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure", tiers=tiers)
     side, seed = engine.connector.side, 90 + 10 * blocks + chunk
-    step_until(engine, lambda: side.lower.tier.takes_tails)
+    step_until(engine, lambda: side.lower.tier.stores_suffixes)
     engine.add("runs", prompt(seed, 30 * BLOCK), max_tokens=400, hints=hints("old"))
     engine.step()
     context = engine.turn_beside("a", prompt(seed + 1, 200), hints=hints("p"))
@@ -103,9 +103,9 @@ def test_a_tail_goes_down_alone_and_comes_back(make_worker, request, blocks, ser
 
 def test_a_head_that_goes_while_its_turn_waits_for_its_tail(make_worker, tiers):
     """The lookup began behind it, and a new one begins before it."""
-    engine = make_worker(num_blocks=64, ttl_s=60.0, linger=True)
+    engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure")
     side = engine.connector.side
-    step_until(engine, lambda: side.lower.tier.takes_tails)
+    step_until(engine, lambda: side.lower.tier.stores_suffixes)
     engine.add("runs", prompt(95, 40 * BLOCK), max_tokens=300, hints=hints("old"))
     engine.step()
     context = engine.turn_beside("a", prompt(96, 200), hints=hints("p"))
@@ -129,9 +129,9 @@ def test_a_head_that_goes_while_its_turn_waits_for_its_tail(make_worker, tiers):
 
 def test_a_turn_whose_context_is_pinned_as_a_whole_asks_nothing(make_worker, tiers):
     """What follows it was never computed before: it begins in the step it came."""
-    engine = make_worker(num_blocks=64, ttl_s=60.0, linger=True)
+    engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure")
     half = engine.connector.side.lower.tier
-    step_until(engine, lambda: half.takes_tails)
+    step_until(engine, lambda: half.stores_suffixes)
     asked: list[str] = []
     lookup = half._adapter.maybe_submit_lookup_request
 
@@ -159,9 +159,9 @@ def test_a_turn_whose_context_is_pinned_as_a_whole_asks_nothing(make_worker, tie
 
 def test_what_an_answer_takes_of_a_pin_is_below_before(make_worker, tiers):
     """Or else what went down before it would be out of reach."""
-    engine = make_worker(num_blocks=64, ttl_s=60.0, linger=True)
+    engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure")
     side = engine.connector.side
-    step_until(engine, lambda: side.lower.tier.takes_tails)
+    step_until(engine, lambda: side.lower.tier.stores_suffixes)
     context = engine.turn("a", prompt(120, 20 * BLOCK), hints=hints("p"))
     (pin,) = side.controller.pins
     whole = pin.kv_blocks
@@ -184,9 +184,9 @@ def give_way_at_once(engine: Worker) -> int:
 
 
 def test_what_is_below_is_free_at_once(make_worker, tiers):
-    engine = make_worker(num_blocks=64, ttl_s=60.0, linger=True)
+    engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure")
     side = engine.connector.side
-    step_until(engine, lambda: side.lower.tier.takes_tails)
+    step_until(engine, lambda: side.lower.tier.stores_suffixes)
     engine.add("runs", prompt(130, 30 * BLOCK), max_tokens=400, hints=hints("old"))
     engine.step()
     context = engine.turn_beside("free-a", prompt(131, 190), hints=hints("p"))
@@ -202,14 +202,14 @@ def test_what_is_below_is_free_at_once(make_worker, tiers):
 
 def test_what_was_wrongly_believed_below_is_prefilled_once(make_worker, tiers):
     """LMCache evicts without telling."""
-    engine = make_worker(num_blocks=64, ttl_s=60.0, linger=True)
+    engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure")
     side = engine.connector.side
-    step_until(engine, lambda: side.lower.tier.takes_tails)
+    step_until(engine, lambda: side.lower.tier.stores_suffixes)
     engine.add("runs", prompt(132, 30 * BLOCK), max_tokens=400, hints=hints("old"))
     engine.step()
     request = engine.add("wrong-a", prompt(133, 190), hints=hints("p"))
     step_until(engine, request.is_finished)
-    side.lower.tier._below.found(request.block_hashes, 0, 12 * BLOCK)
+    side.lower.tier._stored.found(request.block_hashes, 0, 12 * BLOCK)
     assert give_way_at_once(engine) == 12
     use_free_memory(engine)
     context = [*request.all_token_ids, 5]

@@ -1,10 +1,10 @@
 """LMCache as the lower tier: CPU memory and disk, through its multiprocess mode.
 
-All that is known about LMCache (0.5.6) is in this folder and in `lmcache_module`, which
+All that is known about LMCache (0.5.6) is in this folder and in `lmcache_server`, which
 runs in its server. Both halves drive LMCache's own `LMCacheMPConnector`; nothing of it
 is copied. What is changed:
 
-- *what* is stored *when*: its lazy offload asks our `DemotionQueue`, not its own
+- *what* is stored *when*: its lazy offload asks our `StoreQueue`, not its own
   policies (`LazyOffloadManager._policy`);
 - *how* bytes move, where there is one KV cache group: LMCache's worker-driven
   protocol (it hands out slots of its memory, the worker copies) on a thread of ours,
@@ -13,8 +13,8 @@ is copied. What is changed:
 - its timeouts, which are meant for start-up and would stall requests for minutes.
 """
 
-from ttlcache_connector.tiers.lmcache.scheduler import SchedulerHalf
-from ttlcache_connector.tiers.lmcache.support import refusal
-from ttlcache_connector.tiers.lmcache.worker import WorkerHalf
+from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
+from ttlcache_connector.tiers.lmcache.support import unsupported_reason
+from ttlcache_connector.tiers.lmcache.worker import LMCacheWorkerTier
 
-__all__ = ["SchedulerHalf", "WorkerHalf", "refusal"]
+__all__ = ["LMCacheSchedulerTier", "LMCacheWorkerTier", "unsupported_reason"]

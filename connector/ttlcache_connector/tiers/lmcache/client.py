@@ -1,20 +1,41 @@
-"""LMCache's connector with the settings that agents need."""
+"""The connection to LMCache's servers: how it is configured, and what is asked there.
+
+LMCache's own connector with the settings that agents need; its heartbeats, calls of
+its servers' modules, and the parameters that clients send to it.
+"""
 
 from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Iterable
-from typing import Any
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from lmcache.integration.vllm.lazy_offload_policy.base import OffloadPolicy
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestTracker
 from lmcache.integration.vllm.vllm_multi_process_adapter import ExtraConfigDefault
+from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
+from pydantic import ValidationError
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from ttlcache.errors import ConfigError
+from ttlcache_connector.lmcache_server import rpc
 from ttlcache_connector.log import logger
+from ttlcache_connector.tiers.base import Reload, TurnEnd
+from ttlcache_lmcache.client import HintClient
+from ttlcache_lmcache.hints import Hint
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.sched.output import SchedulerOutput
 
 log = logger(__name__)
+
 
 PREFIX = "lmcache.mp."
 #: LMCache's defaults that do not fit agents; a user's own keys win.
@@ -38,6 +59,13 @@ READ = frozenset(
         "lazy_offload_max_deferral_seconds",
     }
 )
+#: How long the answer to where a load came from is waited for. A load whose source
+#: stays unknown is counted, and teaches nothing about what either tier costs.
+SOURCE_TIMEOUT_S = 10.0
+#: Of the parameters that a client sends to LMCache: how many, and of what length.
+MAX_CLIENT_PARAMS = 16
+MAX_CHARS = 256
+_MAX_INT = 2**63 - 1
 
 
 def _name_unread(keys: Iterable[str]) -> None:
@@ -89,3 +117,228 @@ def connect(role: KVConnectorRole, vllm_config: Any, kv_cache_config: Any) -> An
         if hasattr(connector, adapter):
             getattr(connector, adapter)._mq_timeout = answer_timeout_s  # noqa: SLF001
     return connector
+
+
+class LazyOffload:
+    """LMCache's manager of deferred stores, to which there is no public way in."""
+
+    def __init__(self, connector: Any) -> None:
+        """
+        Args:
+            connector: LMCache's, scheduler role.
+        """
+        self._manager = connector._lazy_offload_manager  # noqa: SLF001
+
+    def use(self, policy: OffloadPolicy) -> None:
+        """After the block pool was bound. LMCache has no registry of policies."""
+        self._manager._policy = policy  # noqa: SLF001
+
+    def drain(self, output: SchedulerOutput, pool: BlockPool) -> Any:
+        """Stores to begin and sessions to end, in a step that LMCache leaves out."""
+        return self._manager._drain(output, pool)  # noqa: SLF001
+
+    def is_finished(self, request_id: str) -> bool:
+        """Not a running request under an id that a client uses again."""
+        return bool(self._manager._requests.is_finished(request_id))  # noqa: SLF001
+
+    def has_in_flight(self, request_id: str) -> bool:
+        """Whether a store of the request lacks the receipt of a rank."""
+        return bool(self._manager._requests.has_in_flight(request_id))  # noqa: SLF001
+
+    def references(self) -> dict[int, int]:
+        """References held for stores under way, per block id."""
+        slots = self._manager._requests._slots.values()  # noqa: SLF001
+        batches = (slot.in_flight for slot in slots if slot.in_flight is not None)
+        return dict(Counter(i for batch in batches for i in batch.block_ids))
+
+
+class Reconnects:
+    """Servers that went away and came back between two checks.
+
+    Seen by LMCache's heartbeats, which begin with the first lookup.
+    """
+
+    def __init__(self, adapter: Any) -> None:
+        """
+        Args:
+            adapter: LMCache's, of the scheduler.
+        """
+        self._adapter = adapter
+        self._any = False
+
+    def take_any(self) -> bool:
+        """Whether any server recovered since the last call."""
+        for heartbeat in (self._adapter._heartbeats or {}).values():  # noqa: SLF001
+            heartbeat.register_recover_callback(self._on_recovered)
+        found, self._any = self._any, False
+        return found
+
+    def _on_recovered(self) -> bool:
+        """On the heartbeat's thread, before LMCache calls the server healthy."""
+        self._any = True
+        return True
+
+
+@dataclass(slots=True)
+class _Question:
+    """Where a finished load's bytes came from."""
+
+    request_id: str
+    tokens: int
+    copy_s: float
+    read_s: float
+    asked_s: float
+    answer: Any
+
+
+class LoadSources:
+    """From which tier loads were served: only the server knows (`lmcache_server`).
+
+    A server without that module says so once; CPU memory is assumed then.
+    """
+
+    def __init__(self, adapter: Any, now_s: Callable[[], float]) -> None:
+        (self._client, *_) = adapter.req_clients.values()
+        self._now_s = now_s
+        self._has_module = True
+        self._open: list[_Question] = []
+        self._known: list[Reload] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._open)
+
+    def ask(
+        self, request_id: str, tokens: int, copy_s: float, read_s: float = 0.0
+    ) -> None:
+        """A load is done.
+
+        Args:
+            copy_s: from CPU memory to the device.
+            read_s: before that, from disk, if it was there.
+        """
+        if not self._has_module:
+            self._known.append(Reload("cpu", tokens, copy_s))
+            return
+        answer, now_s = self._call(request_id), self._now_s()
+        self._open.append(_Question(request_id, tokens, copy_s, read_s, now_s, answer))
+
+    def take_known(self) -> list[Reload]:
+        """Loads whose source became known since the last call."""
+        questions, self._open = self._open, []
+        for question in questions:
+            tier = self._tier(question)
+            late = self._now_s() - question.asked_s > SOURCE_TIMEOUT_S
+            if tier is None and not late:
+                self._open.append(question)
+            else:
+                seconds = question.copy_s
+                if tier != "cpu":
+                    seconds += question.read_s
+                self._known.append(Reload(tier, question.tokens, seconds))
+        known, self._known = self._known, []
+        return known
+
+    def _tier(self, question: _Question) -> str | None:
+        """None where it is not known yet."""
+        if not question.answer.query():
+            return None
+        answer = question.answer.result(timeout=0)
+        if not answer.success:
+            self._has_module = False
+            return "cpu"
+        found = json.loads(answer.payload)
+        if not found:
+            # The server's own event is on its way to the module.
+            question.answer = self._call(question.request_id)
+            return None
+        return "disk" if found.get("disk") else "cpu"
+
+    def _call(self, request_id: str) -> Any:
+        payload = json.dumps(request_id).encode()
+        return self._client.server_module_call(
+            ServerModuleCallRequest(method=rpc.LOOKUP_TIERS, payload=payload)
+        )
+
+
+class HintSender:
+    """Sends what was decided of turns to the retention module of every server.
+
+    Over the clients that LMCache's connector has open. Sending hands over to their own
+    thread: it never waits. A server without the module says so once, and is sent
+    nothing more until it was down.
+    """
+
+    def __init__(self, adapter: Any, now_s: Callable[[], float]) -> None:
+        self._adapter = adapter
+        self._now_s = now_s
+        self._clients: list[HintClient] = []
+        self._logged = False
+        self.dropped = 0
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """The servers may be others than before."""
+        clients = self._adapter.req_clients.values()
+        self._clients = [HintClient(client, self._now_s) for client in clients]
+
+    def report_turn(self, turn: TurnEnd) -> None:
+        if not self._clients:
+            return
+        try:
+            hints = [_hint(turn)]
+        except ValidationError:
+            # A client chose an id that is too long, say. That is no fault of the tier:
+            # many faults would turn it off for all.
+            self.dropped += 1
+            return
+        for client in list(self._clients):
+            client.send(hints)
+            if client.refusal is not None:
+                self._clients.remove(client)
+                self._log(client.refusal)
+
+    def _log(self, reason: str) -> None:
+        if not self._logged:
+            self._logged = True
+            log.info(
+                "ttlcache: the LMCache server takes no hints (%s): it keeps KV by its "
+                "own rules; ttlcache serve-tiers --retention loads the module",
+                reason,
+            )
+
+
+def _hint(turn: TurnEnd) -> Hint:
+    return Hint(
+        request_id=turn.request_id,
+        program=turn.program,
+        ttl_s=turn.ttl_s,
+        is_last_step=turn.ttl_s is None,
+        is_final=turn.is_final,
+        is_over=True,
+        tool=turn.tool or None,
+    )
+
+
+def sanitize_request_config(tracker: LMCacheMPRequestTracker) -> None:
+    """Keep of a new tracker plain, short values and a bound that is a number.
+
+    LMCache reads `lmcache.*` of a request's `kv_transfer_params` as it is. A bound that
+    is no number raises in every step of that request, and what cannot be sent in every
+    lookup: one client would turn the tier off for all.
+    """
+    params = tracker.request_configs
+    if params is not None:
+        sane = {k: v for k, v in params.items() if _is_sane(k) and _is_sane(v)}
+        tracker.request_configs = sane if 0 < len(sane) <= MAX_CLIENT_PARAMS else None
+    bound = tracker.max_offload_tokens
+    if type(bound) is not int or not _is_sane(bound):
+        tracker.max_offload_tokens = None
+
+
+def _is_sane(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_CHARS and value.isascii()
+    if isinstance(value, int):  # a bool, too
+        return abs(value) <= _MAX_INT
+    return isinstance(value, float) and math.isfinite(value)

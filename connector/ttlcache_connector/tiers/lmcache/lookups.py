@@ -1,44 +1,68 @@
-"""What requests that wait ask LMCache, and when."""
+"""Lookups of waiting requests at LMCache: begin, poll, and redo when stale.
+
+LMCache answers between steps, and its connector looks once a step, twice for each
+lookup: without more, a request that could have begun waits for two or three steps, each
+of which may be a prefill of a tenth of a second. So answers, a millisecond away, are
+waited for a little within the step.
+
+LMCache also answers every later question about a waiting request as it answered the
+first. A request may wait for long, though, and lose its pin meanwhile: what is stored
+then is found only by a lookup that begins after its copy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ttlcache_connector.tiers.lmcache.lookup_wait import LookupPatience
-from ttlcache_connector.tiers.lmcache.salts import Epochs
-from ttlcache_connector.tiers.lmcache.stale_lookups import OutdatedLookups
-from ttlcache_connector.tiers.lmcache.suffix_lookup import LookupStarts
+from lmcache.integration.vllm.lmcache_mp_metadata import (
+    LMCacheMPRequestMetadata,
+    LMCacheMPRequestState,
+    LMCacheMPRequestTracker,
+)
+
+from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
+from ttlcache_connector.tiers.lmcache.stored_index import StoredIndex
+from ttlcache_connector.tiers.lmcache.suffix_lookup import SuffixIndex, SuffixLookup
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from ttlcache_connector.tiers.lmcache.stored_index import Below
-
 #: Open lookups looked at in one step, the longest unseen first.
 LOOKS = 16
+#: Waited for all lookups of one step together, and for each lookup in all.
+MAX_WAIT_S = 0.002
 
 
 class Lookups:
     """One for each waiting request, done by LMCache's connector."""
 
-    def __init__(self, inner: Any, epochs: Epochs, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        salts: SaltGenerations,
+        now_s: Callable[[], float],
+        stored: StoredIndex | None = None,
+        suffixes: SuffixIndex | None = None,
+    ) -> None:
         """
         Args:
             inner: LMCache's connector, scheduler role.
-            epochs: unlocks what a lookup found that is given back.
+            salts: unlocks what a lookup found that is given back.
+            stored: updated by what lookups find.
+            suffixes: stored without what precedes them; None: nothing ever is.
         """
         self._inner = inner
         self._adapter = inner.scheduler_adapter
-        self._epochs = epochs
+        self._salts = salts
         self._now_s = now_s
-        self.starts = LookupStarts(self._adapter)
-        self.below: Below | None = None  # told what lookups find
-        self.outdated = OutdatedLookups(
+        self._stored = stored
+        self.starts = SuffixLookup(self._adapter, suffixes)
+        self.stale = StaleLookups(
             self._adapter, inner.request_trackers, self._give_back
         )
-        self._patience = LookupPatience(self._adapter, now_s)
+        self._wait = LookupWait(self._adapter, now_s)
         # Without an answer yet, and when the answers of others were there.
         self._open: dict[str, None] = {}
         self._answered_s: dict[str, float] = {}
@@ -49,8 +73,8 @@ class Lookups:
     def begin_early(self, request: Request) -> None:
         """The request came, and nothing of it is pinned.
 
-        If its tail is below alone it begins there, and is given back should GPU memory
-        not reach as far.
+        If a suffix of it is stored alone the lookup begins there, and is given back
+        should GPU memory not reach as far.
         """
         self.starts.set_early(request)
         with self.starts.beginning_at(self.starts.of(request.request_id)):
@@ -63,13 +87,13 @@ class Lookups:
         """As `SchedulerTier.match`."""
         request_id = request.request_id
         began = self.starts.of(request_id)
-        if not self.outdated.may_ask(request_id, hit_tokens, began):
+        if not self.stale.is_current(request_id, hit_tokens, began):
             return None, False
-        tracker = self._inner._get_or_create_request_tracker(request)  # noqa: SLF001
+        tracker = self._salts.tracker_of(request)
         if request_id not in self._adapter._pending_lookups:  # noqa: SLF001
             chunk = self._adapter.lmcache_tokens_per_chunk
             if min(request.num_tokens, stored_tokens) // chunk * chunk <= hit_tokens:
-                # What is in GPU memory reaches as far as anything below could.
+                # What is in GPU memory reaches as far as anything stored could.
                 align = self._inner._hit_alignment_tokens  # noqa: SLF001
                 tracker.num_vllm_hit_tokens = hit_tokens // align * align
                 return 0, False
@@ -79,11 +103,11 @@ class Lookups:
         look = self._inner.get_num_new_matched_tokens
         with self.starts.beginning_at(self.starts.of(request_id)):
             tokens, is_async = look(request, hit_tokens)
-            while tokens is None and self._patience.wait(request_id):
+            while tokens is None and self._wait.for_answer(request_id):
                 tokens, is_async = look(request, hit_tokens)
         if self.starts.of(request_id):
-            # What lies before is owed still: all of it is offered again, and LMCache
-            # takes what it does not have.
+            # What precedes it is still to be stored: all of it is offered again, and
+            # LMCache takes what it does not have.
             tracker.num_stored_tokens = 0
         if tokens is None:
             self._open[request_id] = None
@@ -91,12 +115,12 @@ class Lookups:
             self._open.pop(request_id, None)
             answered_s = self._answered_s.pop(request_id, self._now_s())
             self._took_s[request_id] = max(0.0, answered_s - asked_s)
-            if self.below is not None:
+            if self._stored is not None:
                 begin, end = self.starts.of(request_id), tracker.num_lmcache_hit_tokens
-                self.below.found(request.block_hashes, begin, end)
+                self._stored.found(request.block_hashes, begin, end)
         return tokens, bool(tokens) and is_async
 
-    def was_asked(self, request_id: str) -> bool:
+    def was_looked_up(self, request_id: str) -> bool:
         """Whether LMCache has answered for a waiting request."""
         return request_id in self._took_s
 
@@ -107,7 +131,7 @@ class Lookups:
     def end(self, request_id: str) -> None:
         """The request waits no longer."""
         self._forget(request_id)
-        self.outdated.forget(request_id)
+        self.stale.forget(request_id)
 
     def next_step(self) -> None:
         """Look at open lookups, whatever vLLM asks for in the step to come.
@@ -115,7 +139,7 @@ class Lookups:
         LMCache's connector needs two looks at each, a server's answer apart, and vLLM
         asks for no request behind one that finds no memory.
         """
-        self._patience.next_step()
+        self._wait.next_step()
         for request_id in list(islice(self._open, LOOKS)):
             del self._open[request_id]
             if request_id not in self._adapter._pending_lookups:  # noqa: SLF001
@@ -126,18 +150,171 @@ class Lookups:
                 self._answered_s[request_id] = self._now_s()
 
     def reset(self) -> None:
-        """What is below is worthless."""
-        self.outdated.reset()
+        """What is stored is worthless."""
+        self.stale.reset()
         self.starts.reset()
 
     def _give_back(self, request_id: str) -> None:
-        self._epochs.forget_lookup(request_id)
+        self._salts.orphan_lookup(request_id)
         self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
         self.starts.forget(request_id)
-        self._patience.forget(request_id)
+        self._wait.forget(request_id)
         self._open.pop(request_id, None)
         self._answered_s.pop(request_id, None)
         self._asked_s.pop(request_id, None)
         self._took_s.pop(request_id, None)
+
+
+class LookupWait:
+    """Waits for answers within a step, for no longer than `MAX_WAIT_S`."""
+
+    def __init__(self, adapter: Any, now_s: Callable[[], float]) -> None:
+        """
+        Args:
+            adapter: LMCache's, of the scheduler.
+        """
+        self._adapter = adapter
+        self._now_s = now_s
+        self._left_s = MAX_WAIT_S
+        self._left_of: dict[str, float] = {}
+
+    def next_step(self) -> None:
+        self._left_s = MAX_WAIT_S
+
+    def forget(self, request_id: str) -> None:
+        """There is no lookup of the request any more."""
+        self._left_of.pop(request_id, None)
+
+    def for_answer(self, request_id: str) -> bool:
+        """Whether an answer came for the request's lookup: look again."""
+        own_s = self._left_of.get(request_id, MAX_WAIT_S)
+        left_s = min(self._left_s, own_s)
+        if left_s <= 0.0:
+            return False
+        began_s = self._now_s()
+        came = False
+        for answer in self._awaited(request_id):
+            came = answer.wait(max(0.0, left_s - (self._now_s() - began_s)))
+            if not came:
+                break
+        took_s = self._now_s() - began_s
+        self._left_s -= took_s
+        # One that waits for the disk is asked again and again: never for long.
+        self._left_of[request_id] = own_s - max(took_s, MAX_WAIT_S / 8)
+        return came
+
+    def _awaited(self, request_id: str) -> Iterator[Any]:
+        adapter = self._adapter
+        ack = adapter._unacked_lookups.get(request_id)  # noqa: SLF001
+        if ack is not None:
+            yield from list(ack.futures.values())
+            return
+        status = adapter._lookup_status.get(request_id, {})  # noqa: SLF001
+        yield from [answer for answer, _ in status.values()]
+
+
+class StaleLookups:
+    """Lookups that were answered before what they looked for was stored."""
+
+    def __init__(
+        self,
+        adapter: Any,
+        trackers: Mapping[str, LMCacheMPRequestTracker],
+        give_back: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            adapter: LMCache's, of the scheduler.
+            trackers: what LMCache knows of each request.
+            give_back: forgets a request's lookup, and unlocks what it found.
+        """
+        self._adapter = adapter
+        self._trackers = trackers
+        self._give_back = give_back
+        self._chunk = adapter.lmcache_tokens_per_chunk
+        self._copies: dict[str, LMCacheMPRequestMetadata] = {}
+        # Of waiting requests that looked too early: tokens that are stored by now.
+        self._stored_tokens: dict[str, int] = {}
+
+    def on_copies_start(self, stores: Mapping[str, LMCacheMPRequestMetadata]) -> None:
+        """The stores that workers begin in this step."""
+        self._copies.update(stores)
+
+    def on_copy_failed(self, request_id: str) -> None:
+        """On one rank at least: lookups find what they found before."""
+        self._copies.pop(request_id, None)
+
+    def on_copy_end(self, request_id: str) -> None:
+        """On all ranks: a waiting request that continues it looked too early."""
+        stored = self._copies.pop(request_id, None)
+        if stored is None:
+            return
+        context = stored.op.token_ids[: stored.op.end]
+        for waiting in self._adapter._pending_lookups:  # noqa: SLF001
+            tracker = self._trackers.get(waiting)
+            if (
+                tracker is None
+                or tracker.state is not LMCacheMPRequestState.PREFETCHING
+                or tracker.cache_salt != stored.cache_salt
+            ):
+                continue
+            found = tracker.num_lmcache_hit_tokens
+            tokens = tracker.all_token_ids
+            if tracker.mm_adjusted_prompt_ids:
+                tokens = tracker.get_token_ids()
+            stored_tokens = self._common_tokens(tokens, context, found)
+            if stored_tokens > found:
+                self._stored_tokens[waiting] = max(
+                    stored_tokens, self._stored_tokens.get(waiting, 0)
+                )
+
+    def forget(self, request_id: str) -> None:
+        """The request waits no longer."""
+        self._stored_tokens.pop(request_id, None)
+
+    def reset(self) -> None:
+        """What is stored is worthless."""
+        self._copies.clear()
+        self._stored_tokens.clear()
+
+    def is_current(self, request_id: str, hit_tokens: int, began: int = 0) -> bool:
+        """Whether the request's lookup, done or to come, is as good as a new one.
+
+        Args:
+            hit_tokens: what GPU memory holds of the request now.
+            began: where its lookup began, behind what GPU memory held then.
+
+        False: ask again in the next step. One that missed what is there is given back,
+        and a step later a new one begins: LMCache's server does not promise to take
+        what is sent about one request in its order.
+        """
+        stored_tokens = self._stored_tokens.get(request_id, 0)
+        has_gap = began > hit_tokens
+        if stored_tokens <= hit_tokens and not has_gap:
+            return True
+        found = self._adapter.check_lookup_result(request_id)
+        if found is None:
+            return False
+        self.forget(request_id)
+        if found >= stored_tokens and not has_gap:
+            return True
+        self._give_back(request_id)
+        tracker = self._trackers[request_id]
+        tracker.num_stored_tokens = tracker.num_lmcache_hit_tokens = 0
+        return False
+
+    def _common_tokens(
+        self, tokens: Sequence[int], context: Sequence[int], known: int
+    ) -> int:
+        """How far both are alike, in whole chunks, where they are up to `known`.
+
+        Most requests part from a context in its first chunk after what they found.
+        """
+        end, size = known, self._chunk
+        while end + size <= len(context):
+            if list(tokens[end : end + size]) != context[end : end + size]:
+                break
+            end += size
+        return end

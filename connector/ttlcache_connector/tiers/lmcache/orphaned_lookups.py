@@ -1,4 +1,4 @@
-"""Lookups that nobody waits for any more, until their locks are released.
+"""Lookups whose reader is gone, until their locks are released.
 
 What a lookup finds is locked in the server's memory for its reader, for as long as the
 longest queue may be. The server can release it only once the lookup has ended and while
@@ -15,10 +15,10 @@ from typing import Any
 class _Lookup:
     tokens: list[int]
     salt: str
-    ended: bool = False  # its session's end was asked for
+    is_session_over: bool = False  # LMCache asked to end it
 
 
-class Forsaken:
+class OrphanedLookups:
     """Keeps LMCache's record of such lookups until they have ended."""
 
     def __init__(self, adapter: Any) -> None:
@@ -61,7 +61,7 @@ class Forsaken:
                 lookup.tokens, 0, found, request_id, lookup.salt
             )
         self._clean_up(request_id)
-        if lookup.ended:
+        if lookup.is_session_over:
             self._end(request_id)
 
     def _clean_up_later(self, request_id: str) -> None:
@@ -72,5 +72,5 @@ class Forsaken:
         lookup = self._lookups.get(request_id)
         if lookup is None:
             return self._end(request_id)
-        lookup.ended = True
+        lookup.is_session_over = True
         return None

@@ -18,7 +18,7 @@ from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
 
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache_connector.copy.copy_thread import MoveThread
+from ttlcache_connector.copy.copy_thread import CopyThread
 from ttlcache_connector.copy.kv_layouts import namespace
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.lmcache.client import PREFIX
@@ -50,7 +50,7 @@ class Registration:
     def __init__(
         self,
         adapter: Any,
-        thread: MoveThread,
+        thread: CopyThread,
         metrics: MetricsBuffer,
         vllm_config: Any,
         kv_cache_config: Any,
@@ -79,7 +79,7 @@ class Registration:
         device = next(iter(kv_caches.values())).device
         if device.type == "cuda":
             torch.cuda.set_device(device)  # LMCache's heartbeat thread is on GPU 0
-        # What an old server prepared must not be filled and told to a new one.
+        # Slots of an old server must not be filled and committed to a new one.
         self._thread.retain(())
         old = self._adapter.transfer_ctx
         if isinstance(old, ThreadedTransfer):

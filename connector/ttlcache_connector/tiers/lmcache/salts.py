@@ -19,8 +19,8 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
 )
 
 from ttlcache_connector.log import logger
-from ttlcache_connector.tiers.lmcache.client_params import heed_wishes
-from ttlcache_connector.tiers.lmcache.orphaned_lookups import Forsaken
+from ttlcache_connector.tiers.lmcache.client import sanitize_request_config
+from ttlcache_connector.tiers.lmcache.orphaned_lookups import OrphanedLookups
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -33,24 +33,24 @@ MAX_SALT, FORBIDDEN = 128, frozenset("@/\\\0")
 _AS_SENT = "ttlcache_salt_as_sent"
 
 
-class Epochs:
+class SaltGenerations:
     """Salts of lookups and stores, through LMCache's trackers of requests."""
 
-    def __init__(self, inner: Any, forsaken: Forsaken) -> None:
+    def __init__(self, inner: Any, orphans: OrphanedLookups) -> None:
         """
         Args:
             inner: LMCache's connector, scheduler role.
-            forsaken: takes lookups that are not waited for any more.
+            orphans: takes over lookups whose reader is gone.
         """
-        self._forsaken = forsaken
+        self._orphans = orphans
         self._suffix = ""
         self._adapter = inner.scheduler_adapter
         self._trackers: dict[str, LMCacheMPRequestTracker] = inner.request_trackers
         self._make = inner._get_or_create_request_tracker  # noqa: SLF001
-        inner._get_or_create_request_tracker = self._tracker_of  # noqa: SLF001
+        inner._get_or_create_request_tracker = self.tracker_of  # noqa: SLF001
 
     def salt(self, salt: str) -> str:
-        """What a client's salt is called below.
+        """The salt in LMCache's keys for a client's salt.
 
         LMCache refuses long ones and some characters; clients may send either.
         """
@@ -59,8 +59,8 @@ class Epochs:
             return name
         return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
-    def begin_anew(self) -> None:
-        """What was computed until now is never asked for again."""
+    def start_generation(self) -> None:
+        """Nothing that was computed until now is looked up again."""
         self._suffix = f"~{uuid.uuid4().hex[:16]}"
         for tracker in self._trackers.values():
             # The others have KV of before the reset, or are made anew as preempted.
@@ -69,25 +69,29 @@ class Epochs:
                 tracker.cache_salt = self.salt(vars(tracker)[_AS_SENT])
         log.info("ttlcache: the lower tier was reset: what lies there is not used")
 
-    def forget_lookup(self, request_id: str) -> None:
-        """Nobody will load what a lookup finds."""
-        tracker = self._trackers.get(request_id)
-        if tracker is not None:
-            tokens = list(tracker.get_token_ids())
-            self._forsaken.add(request_id, tokens, tracker.cache_salt)
+    def tracker_of(self, request: Request) -> LMCacheMPRequestTracker:
+        """LMCache's record of a request, made where there is none.
 
-    def _prefill(self, tracker: LMCacheMPRequestTracker) -> None:
-        """It waits, and asked or was about to: let it ask for nothing."""
-        self.forget_lookup(tracker.request_id)
-        self._adapter.cleanup_lookup_result(tracker.request_id)
-        tracker.state = LMCacheMPRequestState.BYPASS_LMCACHE
-        tracker.num_stored_tokens = tracker.num_lmcache_hit_tokens = 0
-
-    def _tracker_of(self, request: Request) -> LMCacheMPRequestTracker:
+        With our salt, and without what would raise in every step.
+        """
         known = self._trackers.get(request.request_id)
         tracker: LMCacheMPRequestTracker = self._make(request)
         if tracker is not known:
-            heed_wishes(tracker)
+            sanitize_request_config(tracker)
             vars(tracker)[_AS_SENT] = tracker.cache_salt
             tracker.cache_salt = self.salt(tracker.cache_salt)
         return tracker
+
+    def orphan_lookup(self, request_id: str) -> None:
+        """What the request's lookup finds will not be loaded."""
+        tracker = self._trackers.get(request_id)
+        if tracker is not None:
+            tokens = list(tracker.get_token_ids())
+            self._orphans.add(request_id, tokens, tracker.cache_salt)
+
+    def _prefill(self, tracker: LMCacheMPRequestTracker) -> None:
+        """It waits, and asked or was about to: let it ask for nothing."""
+        self.orphan_lookup(tracker.request_id)
+        self._adapter.cleanup_lookup_result(tracker.request_id)
+        tracker.state = LMCacheMPRequestState.BYPASS_LMCACHE
+        tracker.num_stored_tokens = tracker.num_lmcache_hit_tokens = 0

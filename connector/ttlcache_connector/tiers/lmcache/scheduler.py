@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
     LMCacheMPWorkerMetadata,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
@@ -24,18 +24,21 @@ from ttlcache_connector.tiers.base import (
     TierMetadata,
     TurnEnd,
 )
-from ttlcache_connector.tiers.lmcache.client import connect
-from ttlcache_connector.tiers.lmcache.hint_sender import HintSender
-from ttlcache_connector.tiers.lmcache.load_sources import Sources
+from ttlcache_connector.tiers.lmcache.client import (
+    HintSender,
+    LazyOffload,
+    LoadSources,
+    Reconnects,
+    connect,
+)
 from ttlcache_connector.tiers.lmcache.lookups import Lookups
-from ttlcache_connector.tiers.lmcache.orphaned_lookups import Forsaken
-from ttlcache_connector.tiers.lmcache.reconnects import Recoveries
+from ttlcache_connector.tiers.lmcache.orphaned_lookups import OrphanedLookups
 from ttlcache_connector.tiers.lmcache.registration import own_name
 from ttlcache_connector.tiers.lmcache.reports import load_times
-from ttlcache_connector.tiers.lmcache.salts import Epochs
-from ttlcache_connector.tiers.lmcache.store_queue import DemotionQueue
-from ttlcache_connector.tiers.lmcache.stored_index import Below, chunk_bytes
-from ttlcache_connector.tiers.lmcache.suffix_index import LoneTails
+from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
+from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
+from ttlcache_connector.tiers.lmcache.stored_index import StoredIndex, chunk_bytes
+from ttlcache_connector.tiers.lmcache.suffix_lookup import SuffixIndex
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -61,61 +64,64 @@ class _Load:
     blocks: frozenset[int]
 
 
-class SchedulerHalf(SchedulerTier):
+class LMCacheSchedulerTier(SchedulerTier):
     """Lookups, loads and demotions."""
 
     def __init__(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
     ) -> None:
-        self._mode, self._lingers = config.demote, config.linger
+        self._mode = config.demote
         self._now_s = default_clock().now_s
         self._inner = connect(KVConnectorRole.SCHEDULER, vllm_config, kv_cache_config)
         self._adapter = self._inner.scheduler_adapter
         self._adapter.model_name += own_name(vllm_config, kv_cache_config)
-        self._manager = self._inner._lazy_offload_manager  # noqa: SLF001
+        self._offload = LazyOffload(self._inner)
         chunk_tokens = self.chunk_tokens = self._adapter.lmcache_tokens_per_chunk
-        self._queue = DemotionQueue(config.demote, chunk_tokens)
-        self._forsaken = Forsaken(self._adapter)
-        self._epochs = Epochs(self._inner, self._forsaken)
-        self._lookups = Lookups(self._inner, self._epochs, self._now_s)
-        self._is_divisible = len(kv_cache_config.kv_cache_groups) == 1
-        # Where others read the tier, or no server may take anything with it: none.
-        self._below: Below | None = None
-        self._pool: BlockPool | None = None
-        self._loads: dict[str, _Load] = {}
-        self._ahead: tuple[str, list[int], str] | None = None  # promotion under way
-        self._sources = Sources(self._adapter, self._now_s)
-        self._hints = HintSender(self._adapter, self._now_s)
-        self._was_up = True
-        self._recoveries = Recoveries(self._adapter)
         parallel = vllm_config.parallel_config
         self._ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-        if self._is_divisible:
-            self._chunk_bytes = chunk_bytes(kv_cache_config, chunk_tokens, self._ranks)
+        # With write-through other engines may read the tier: a suffix alone is of no
+        # use to them, and what the tier holds of theirs is not known here.
+        self._suffixes: SuffixIndex | None = None
+        self._stored: StoredIndex | None = None
+        is_divisible = len(kv_cache_config.kv_cache_groups) == 1
+        if config.demote != "write-through" and is_divisible:
+            _, block_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+            self._suffixes = SuffixIndex(chunk_tokens, block_tokens)
+            if config.demote == "on-pressure":
+                size = chunk_bytes(kv_cache_config, chunk_tokens, self._ranks)
+                self._stored = StoredIndex(chunk_tokens, block_tokens, size)
+        self._queue = StoreQueue(
+            config.demote, chunk_tokens, self._stored, self._suffixes
+        )
+        self._orphans = OrphanedLookups(self._adapter)
+        self._salts = SaltGenerations(self._inner, self._orphans)
+        self._lookups = Lookups(
+            self._inner, self._salts, self._now_s, self._stored, self._suffixes
+        )
+        self._pool: BlockPool | None = None
+        self._loads: dict[str, _Load] = {}
+        self._events: list[str] = []
+        self._load_sources = LoadSources(self._adapter, self._now_s)
+        self._hints = HintSender(self._adapter, self._now_s)
+        self._was_up = True
+        self._reconnects = Reconnects(self._adapter)
         self._is_split = False
 
     def bind(self, pool: BlockPool) -> None:
         self._pool = pool
         self._inner.bind_gpu_block_pool(pool)
-        self._manager._policy = self._queue  # noqa: SLF001 - no registry, see above
-        if self._mode != "write-through" and self._is_divisible:
-            chunk_tokens = self._adapter.lmcache_tokens_per_chunk
-            tails = LoneTails(chunk_tokens, pool.hash_block_size)
-            self._queue.tails = self._lookups.starts.tails = tails
-            if self._lingers:
-                self._below = Below(chunk_tokens, pool.hash_block_size)
-                self._queue.below = self._lookups.below = self._below
-            self._ask_servers()
+        self._offload.use(self._queue)
+        self._ask_servers()
 
     def _ask_servers(self) -> None:
-        if self._below is not None:
-            self._below.clear()
-        if self._lookups.starts.tails is not None:
-            self._lookups.starts.ask_servers(self._hear)
+        if self._stored is not None:
+            self._stored.clear()
+        if self._suffixes is not None:
+            self._lookups.starts.ask_servers(self._on_cpu_bytes)
 
-    def _hear(self, cpu_bytes: float) -> None:
-        if self._below is not None:
-            self._below.trust(cpu_bytes, self._chunk_bytes)
+    def _on_cpu_bytes(self, cpu_bytes: float) -> None:
+        if self._stored is not None:
+            self._stored.trust(cpu_bytes)
 
     def blocks_are_named(self, names: Collection[str]) -> None:
         if len(names) < self._ranks or len(set(names)) != 1:
@@ -134,11 +140,11 @@ class SchedulerHalf(SchedulerTier):
 
     def is_up(self) -> bool:
         up = bool(self._adapter.is_healthy) and not self._is_split
-        came_back = up and (not self._was_up or self._recoveries.any_since_asked())
+        came_back = up and (not self._was_up or self._reconnects.take_any())
         self._was_up = up
         if came_back:
             self.generation += 1
-            self._hints.begin_anew()
+            self._hints.reconnect()
             self._ask_servers()  # it may be another one
         return up
 
@@ -150,22 +156,21 @@ class SchedulerHalf(SchedulerTier):
         self, request: Request, hit_tokens: int, stored_tokens: float = math.inf
     ) -> tuple[int | None, bool]:
         if self._is_foreign(request):
-            tracker = self._inner._get_or_create_request_tracker(request)  # noqa: SLF001
-            tracker.max_offload_tokens = 0
+            self._salts.tracker_of(request).max_offload_tokens = 0
             return 0, False
         if self._mode == "write-through":
             # Another replica may have gone on with a turn that is pinned here.
             stored_tokens = math.inf
         return self._lookups.match(request, hit_tokens, stored_tokens)
 
-    def was_asked(self, request_id: str) -> bool:
-        return self._lookups.was_asked(request_id)
+    def was_looked_up(self, request_id: str) -> bool:
+        return self._lookups.was_looked_up(request_id)
 
     def allocated(
         self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
     ) -> None:
         # Without a tracker every later step would fail for all requests.
-        self._inner._get_or_create_request_tracker(request)  # noqa: SLF001
+        self._salts.tracker_of(request)
         self._inner.update_state_after_alloc(request, blocks, loaded_tokens)
         if loaded_tokens:
             ids = frozenset(i for group in blocks.get_block_ids() for i in group)
@@ -174,58 +179,37 @@ class SchedulerHalf(SchedulerTier):
             self._loads[request.request_id] = load
         self._lookups.end(request.request_id)
 
-    def promote(self, request_id: str, tokens: Sequence[int], salt: str) -> bool:
-        if self._ahead is not None or self._loads or not self.is_up():
-            return False
-        below = self._epochs.salt(salt)
-        self._ahead = (f"ttlcache-ahead-{request_id}", list(tokens), below)
-        # What did not go down with its tail is in GPU memory.
-        with self._lookups.starts.beginning_at(self._queue.kept_tokens(request_id)):
-            self._adapter.maybe_submit_lookup_request(*self._ahead)
-        return True
-
-    def _end_promotion(self) -> None:
-        """A lookup brings its context to CPU memory; nobody reads it for now."""
-        if self._ahead is None:
-            return
-        name, tokens, salt = self._ahead
-        found = self._adapter.check_lookup_result(name)
-        if found is None:
-            return
-        self._ahead = None
-        if found:
-            self._adapter.free_lookup_locks(tokens, 0, found, name, salt)
-        self._adapter.cleanup_lookup_result(name)
-        self._adapter.end_session(name)
-
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
-        self._end_promotion()
-        self._forsaken.settle()
+        self._orphans.settle()
         self._lookups.next_step()
         inner: LMCacheMPConnectorMetadata = self._inner.build_connector_meta(output)
-        if not output.total_num_scheduled_tokens:
+        if not output.total_num_scheduled_tokens and self._pool is not None:
             # LMCache leaves such steps out; vLLM 0.32 executes what they order.
-            actions = self._manager._drain(output, self._pool)  # noqa: SLF001
+            actions = self._offload.drain(output, self._pool)
             for store in actions.stores_to_submit:
                 inner.add_request_metadata(store)
             for request_id in actions.sessions_to_end:
                 self._adapter.end_session(request_id)
-        for request_id in self._queue.emitted:
-            self.on_settled(request_id)
-        self._queue.emitted = []
         stores = {r.request_id: r for r in inner.requests if r.direction == "STORE"}
         self._queue.check(stores)
-        self._lookups.outdated.copies_begin(stores)
-        if self._below is not None and self._pool is not None:
-            self._below.copies_begin(stores, self._pool)
+        self._lookups.stale.on_copies_start(stores)
+        if self._stored is not None and self._pool is not None:
+            self._stored.on_copies_start(stores, self._pool)
         return TierMetadata(inner, is_past=self._mode != "write-through")
+
+    def take_settled(self) -> list[str]:
+        return self._queue.take_settled()
+
+    def take_events(self) -> list[str]:
+        events, self._events = self._events, []
+        return events
 
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         self._lookups.end(request.request_id)
         # It may leave without blocks.
-        self._epochs.forget_lookup(request.request_id)
+        self._salts.orphan_lookup(request.request_id)
         # LMCache reads the tracker where a client asks for its statistics.
-        self._inner._get_or_create_request_tracker(request)  # noqa: SLF001
+        self._salts.tracker_of(request)
         self._inner.request_finished_all_groups(request, block_ids)
 
     def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:
@@ -233,7 +217,7 @@ class SchedulerHalf(SchedulerTier):
         stores = output.kv_connector_worker_meta
         if isinstance(stores, LMCacheMPWorkerMetadata):
             for request_id in stores.completed_store_requests:
-                self._copy_ended(
+                self._on_copy_end(
                     request_id, is_lost=request_id in stores.failed_store_requests
                 )
         ended, load_s = [], load_times(stores)
@@ -250,80 +234,65 @@ class SchedulerHalf(SchedulerTier):
                 # other copies.
                 waited_s = self._now_s() - load.since_s
                 copy_s = load_s.get(request_id, waited_s)
-                self._sources.ask(request_id, tokens, copy_s, load.read_s)
-            elif self._below is not None:
-                self._below.clear()  # the server promised it
+                self._load_sources.ask(request_id, tokens, copy_s, load.read_s)
+            elif self._stored is not None:
+                self._stored.clear()  # the server promised it
         return ended
 
-    def _copy_ended(self, request_id: str, *, is_lost: bool) -> None:
+    def _on_copy_end(self, request_id: str, *, is_lost: bool) -> None:
         """On one rank."""
-        self.on_demotion("failed" if is_lost else "stored")
-        if not is_lost and self._manager._requests.has_in_flight(request_id):  # noqa: SLF001
+        self._events.append("failed" if is_lost else "stored")
+        if not is_lost and self._offload.has_in_flight(request_id):
             return  # other ranks' receipts are to come
-        if self._below is not None:
-            self._below.copy_ended(request_id, is_lost=is_lost)
+        if self._stored is not None:
+            self._stored.on_copy_end(request_id, is_lost=is_lost)
         if is_lost:
-            self._lookups.outdated.copy_failed(request_id)
+            self._lookups.stale.on_copy_failed(request_id)
         else:
-            self._lookups.outdated.copy_ended(request_id)
+            self._lookups.stale.on_copy_end(request_id)
 
     def reloads(self) -> list[Reload]:
-        return self._sources.known()
+        return self._load_sources.take_known()
 
     def has_work(self) -> bool:
-        if (
-            self._queue.has_due
-            or self._sources.is_waiting
-            or self._ahead
-            or self._forsaken
-        ):
+        if self._queue.has_due or self._load_sources.is_waiting or self._orphans:
             return True
         return bool(self._inner.has_pending_push_work())
 
-    def owes(self, request_id: str) -> bool:
+    def has_unstored(self, request_id: str) -> bool:
         waits = self._queue.has_pending_request(request_id)
-        return waits and self._is_over(request_id) and self.is_up()
+        return waits and self._offload.is_finished(request_id) and self.is_up()
 
     @property
-    def takes_tails(self) -> bool:
-        return self._lookups.starts.are_heeded
+    def stores_suffixes(self) -> bool:
+        return self._lookups.starts.is_supported
 
-    def has_tail(self, request_id: str) -> bool:
-        return self._queue.has_tail(request_id)
+    def has_suffix(self, request_id: str) -> bool:
+        return self._queue.has_suffix(request_id)
 
-    def count_unknown(self, request_id: str, start: int, end: int) -> int:
-        return self._queue.count_unknown(request_id, start, end)
+    def count_unstored(self, request_id: str, start: int, end: int) -> int:
+        return self._queue.count_unstored(request_id, start, end)
 
     def demote(self, request_id: str, start: int = 0) -> int | None:
-        if not self._is_over(request_id) or not self.is_up():
+        if not self._offload.is_finished(request_id) or not self.is_up():
             return None
         return self._queue.make_due(request_id, start)
 
-    def _is_over(self, request_id: str) -> bool:
-        """Not a running request under an id that a client uses again."""
-        return bool(self._manager._requests.is_finished(request_id))  # noqa: SLF001
+    def drop(self, request_id: str) -> None:
+        self._queue.drop(request_id)
 
-    def ahead(self, request_id: str) -> None:
-        if self._mode == "idle-ahead":
-            self._queue.may_go_ahead(request_id)
-
-    def forget(self, request_id: str) -> None:
-        self._queue.forget(request_id)
-
-    def tell(self, turn: TurnEnd) -> None:
-        self._hints.tell(turn)
+    def report_turn(self, turn: TurnEnd) -> None:
+        self._hints.report_turn(turn)
 
     def references(self) -> dict[int, int]:
-        slots = self._manager._requests._slots.values()  # noqa: SLF001
-        batches = (slot.in_flight for slot in slots if slot.in_flight is not None)
-        return dict(Counter(i for batch in batches for i in batch.block_ids))
+        return self._offload.references()
 
     def reset(self) -> bool:
         self._lookups.reset()
-        if self._below is not None:
+        if self._stored is not None:
             # These go on storing under their old salt.
-            self._below.reset(self._inner.request_trackers)
-        self._epochs.begin_anew()
+            self._stored.reset(self._inner.request_trackers)
+        self._salts.start_generation()
         self.generation += 1
         return True
 

@@ -17,42 +17,50 @@ from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadat
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, get_block_hash
 
 if TYPE_CHECKING:
-    from ttlcache_connector.tiers.lmcache.stored_index import Below
-    from ttlcache_connector.tiers.lmcache.suffix_index import LoneTails
+    from ttlcache_connector.tiers.lmcache.stored_index import StoredIndex
+    from ttlcache_connector.tiers.lmcache.suffix_lookup import SuffixIndex
 
-#: From which token on something is due, and from which on it is not below yet: what
-#: stands between may have been overwritten.
+#: (start, first_missing): store from token `start`; [start, first_missing) is in the
+#: tier already, so its blocks need not be intact.
 _Run = tuple[int, int]
 #: An operation, and the hashes of its blocks.
 _Op = tuple[LMCacheMPRequestMetadata, BlockHashes]
 
-#: Copies ahead of expiry begin only while fewer turns than this are being copied.
-AHEAD_IN_FLIGHT = 1
 
-
-class DemotionQueue(OffloadPolicy):
-    """Which computed KV is stored when: what `demote` says.
+class StoreQueue(OffloadPolicy):
+    """Which computed KV is stored when, as configured by `demote`.
 
     LMCache offers every full chunk of every request as soon as it is computed. It
     stays here until the turn's pin expires, and is dropped when the next turn claims
     the pin: that turn offers the same chunks again, with its own.
     """
 
-    def __init__(self, mode: str, chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        mode: str,
+        chunk_tokens: int,
+        stored: StoredIndex | None = None,
+        suffixes: SuffixIndex | None = None,
+    ) -> None:
+        """
+        Args:
+            mode: `demote`.
+            stored: chunks in it are not stored again.
+            suffixes: gets suffixes that are stored without what precedes them.
+        """
         self._mode = mode
         self._chunk_tokens = chunk_tokens
-        self.tails: LoneTails | None = None  # told what goes down without its head
-        self.below: Below | None = None  # asked what need not go down
+        self._stored = stored
+        self._suffixes = suffixes
         self._pending: dict[str, list[_Op]] = {}
         self._due: dict[str, list[_Run]] = {}  # in this order, tails first
-        self._kept: dict[str, int] = {}  # tokens before a tail that went alone
-        self._tailed: set[str] = set()  # of which the end is below
-        self._ahead: dict[str, None] = {}
+        self._kept: dict[str, int] = {}  # tokens before a tail that was stored alone
+        self._tailed: set[str] = set()  # of which the end is stored
         self._broken: set[str] = set()
         self._emptied: list[str] = []
-        # In the last drain: of which all that was due was emitted, and anything.
-        self.emitted: list[str] = []
-        self._submitted: list[str] = []
+        # Of which all that was due was handed to LMCache, since `take_settled`.
+        self._settled: list[str] = []
+        self._submitted: list[str] = []  # in the last drain
 
     # what LMCache calls
 
@@ -70,10 +78,8 @@ class DemotionQueue(OffloadPolicy):
     def drain(self, signals: DrainSignals) -> LazyOffloadDrain:
         drain = LazyOffloadDrain(emptied_request_ids=self._emptied)
         self._emptied = []
-        self.emitted, self._submitted = [], []
+        self._submitted = []
         ready = [r for r in self._due if r not in signals.blocked_request_ids]
-        if not ready and len(signals.blocked_request_ids) < AHEAD_IN_FLIGHT:
-            ready = [r for r in self._ahead if r in self._pending][:1]
         for request_id in ready:
             start, begin = self._next_run(request_id)
             if request_id not in self._pending:
@@ -83,7 +89,7 @@ class DemotionQueue(OffloadPolicy):
                 drain.items.append(PendingStoreItem(request_id, new))
                 self._submitted.append(request_id)
             if request_id not in self._due:
-                self.emitted.append(request_id)
+                self._settled.append(request_id)
             if request_id not in self._pending:
                 drain.emptied_request_ids.append(request_id)
         return drain
@@ -116,14 +122,13 @@ class DemotionQueue(OffloadPolicy):
             self._tailed.add(request_id)
         else:
             self._due.pop(request_id, None)
-            self._ahead.pop(request_id, None)
             self._kept.pop(request_id, None)
             self._tailed.discard(request_id)
-        if self.tails is not None and taken:
-            for chunk in taken if len(self.tails) else ():
-                self.tails.discard(_last_hash(chunk))
+        if self._suffixes is not None and taken:
+            for chunk in taken if len(self._suffixes) else ():
+                self._suffixes.discard(_last_hash(chunk))
             if stay:
-                self.tails.add(_last_hash(stay[-1]))
+                self._suffixes.add(_last_hash(stay[-1]))
         return taken
 
     def has_pending_request(self, request_id: str) -> bool:
@@ -158,7 +163,7 @@ class DemotionQueue(OffloadPolicy):
             start: only what holds this token and those after it.
 
         Returns:
-            The first token of it that is not below yet, as far as one knows.
+            The first token of it that is not stored yet, as far as one knows.
         """
         ops = self._pending.get(request_id)
         if not ops or ops[-1][0].op.end <= start:
@@ -166,7 +171,7 @@ class DemotionQueue(OffloadPolicy):
         runs = self._due.get(request_id, [])
         if runs and runs[-1][0] <= start:
             return start
-        begin = next(self._unknown(request_id, start), None)
+        begin = next(self._unstored(request_id, start), None)
         if runs:
             later_start, later_begin = runs[-1]
             if begin is None or begin >= later_start:
@@ -183,8 +188,8 @@ class DemotionQueue(OffloadPolicy):
                 self._emptied.append(request_id)
         return begin
 
-    def count_unknown(self, request_id: str, start: int, end: int) -> int:
-        """Tokens from `start` to `end`, where the turn's KV ends, that are not below.
+    def count_unstored(self, request_id: str, start: int, end: int) -> int:
+        """Tokens from `start` to `end`, where the turn's KV ends, that are not stored.
 
         What is no whole chunk will never be.
         """
@@ -192,11 +197,11 @@ class DemotionQueue(OffloadPolicy):
         if not ops:
             return 0
         loose = 0 if request_id in self._kept else max(0, end - ops[-1][0].op.end)
-        chunks = sum(1 for _ in self._unknown(request_id, start))
+        chunks = sum(1 for _ in self._unstored(request_id, start))
         return self._chunk_tokens * chunks + loose
 
-    def has_tail(self, request_id: str) -> bool:
-        """Whether the end of what the request computed is below, and the rest not."""
+    def has_suffix(self, request_id: str) -> bool:
+        """Whether the end of what the request computed is stored, and the rest not."""
         return request_id in self._tailed
 
     def check(self, stores: Collection[str]) -> None:
@@ -204,23 +209,20 @@ class DemotionQueue(OffloadPolicy):
         self._tailed.difference_update(set(self._submitted).difference(stores))
         self._submitted = []
 
-    def may_go_ahead(self, request_id: str) -> None:
-        """Store it when nothing else is being stored."""
-        if request_id in self._pending:
-            self._ahead[request_id] = None
+    def take_settled(self) -> list[str]:
+        """As `SchedulerTier.take_settled`."""
+        settled, self._settled = self._settled, []
+        return settled
 
-    def kept_tokens(self, request_id: str) -> int:
-        """So many of the request's first tokens did not go down with its tail."""
-        return self._kept.get(request_id, 0)
-
-    def forget(self, request_id: str) -> None:
+    def drop(self, request_id: str) -> None:
+        """As `SchedulerTier.drop`."""
         if self._drop(request_id):
             self._emptied.append(request_id)
 
     @property
     def has_due(self) -> bool:
         """Whether another step would store something, or end a session."""
-        return bool(self._due or self._ahead or self._emptied)
+        return bool(self._due or self._emptied)
 
     def _chunks(
         self, meta: LMCacheMPRequestMetadata, hashes: BlockHashes
@@ -238,7 +240,7 @@ class DemotionQueue(OffloadPolicy):
             own = {i: hashes[i] for group in ids for i in group}
             yield replace(meta, op=part), own
 
-    def _unknown(self, request_id: str, start: int) -> Iterator[int]:
+    def _unstored(self, request_id: str, start: int) -> Iterator[int]:
         """From token `start` on, where each chunk begins that has to be stored."""
         size = self._chunk_tokens
         for meta, hashes in self._pending.get(request_id, ()):
@@ -247,17 +249,16 @@ class DemotionQueue(OffloadPolicy):
             skipped = max(0, start - op.start) // size
             for number in range(skipped, (op.end - op.start) // size):
                 last = (number + 1) * per_chunk - 1
-                if self.below is None or not self._is_known(hashes[ids[last]]):
+                if self._stored is None or not self._is_stored(hashes[ids[last]]):
                     yield int(max(start, op.start + number * size))
 
-    def _is_known(self, block_hash: BlockHashWithGroupId | None) -> bool:
-        if self.below is None or block_hash is None:
+    def _is_stored(self, block_hash: BlockHashWithGroupId | None) -> bool:
+        if self._stored is None or block_hash is None:
             return False
-        return bytes(get_block_hash(block_hash)) in self.below
+        return bytes(get_block_hash(block_hash)) in self._stored
 
     def _drop(self, request_id: str) -> int:
         self._due.pop(request_id, None)
-        self._ahead.pop(request_id, None)
         self._kept.pop(request_id, None)
         self._tailed.discard(request_id)
         return len(self._pending.pop(request_id, ()))

@@ -1,4 +1,4 @@
-"""What is below for all we know, so that nobody waits for a copy of it."""
+"""What is believed stored in LMCache, so that no copy of it is waited for."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadat
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import get_block_hash
 
-#: Of the server's CPU memory as much is trusted to hold what was last stored or found:
-#: another engine may use it as much as this one.
+#: Share of the server's CPU memory that is trusted to hold what was last stored or
+#: found: another engine may use it as much as this one.
 TRUSTED_SHARE = 0.5
 
 
-class Below:
-    """Chunks by the hash of their last block, which names all that precedes it.
+class StoredIndex:
+    """Stored chunks by the hash of their last block, which names all that precedes it.
 
-    The server evicts without telling, least recently used first (or, with the retention
-    module, by program). This forgets sooner. Where it errs, as where a store found no
-    room, a turn that was let go is prefilled.
+    The server evicts without a notice, least recently used first (or, with the
+    retention module, by program). This index forgets sooner. Where it is wrong, as
+    where a store found no room, a turn whose blocks were freed is prefilled.
     """
 
-    def __init__(self, chunk_tokens: int, block_tokens: int) -> None:
+    def __init__(self, chunk_tokens: int, block_tokens: int, chunk_bytes: int) -> None:
         """
         Args:
-            chunk_tokens: of one chunk below.
+            chunk_tokens: of one stored chunk.
             block_tokens: of one block hash.
+            chunk_bytes: of one stored chunk.
         """
         self._chunk_tokens = chunk_tokens
         self._step = chunk_tokens // block_tokens
+        self._chunk_bytes = chunk_bytes
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._most = 0
         self._copies: dict[str, list[bytes]] = {}
@@ -42,9 +44,9 @@ class Below:
     def __len__(self) -> int:
         return len(self._known)
 
-    def trust(self, cpu_bytes: float, chunk_bytes: int) -> None:
+    def trust(self, cpu_bytes: float) -> None:
         """The server has that much CPU memory; 0: it does not say."""
-        self._most = int(cpu_bytes * TRUSTED_SHARE / chunk_bytes)
+        self._most = int(cpu_bytes * TRUSTED_SHARE / self._chunk_bytes)
         self._shorten()
 
     def found(self, block_hashes: Sequence[bytes], begin: int, end: int) -> None:
@@ -59,10 +61,10 @@ class Below:
         for i in ends[max(first, last) :]:
             self._known.pop(block_hashes[i], None)
 
-    def copies_begin(
+    def on_copies_start(
         self, stores: Mapping[str, LMCacheMPRequestMetadata], pool: BlockPool
     ) -> None:
-        """What workers are told to store in this step."""
+        """The stores that workers begin in this step."""
         for request_id, order in stores.items():
             if request_id in self._older:
                 continue
@@ -74,7 +76,7 @@ class Below:
                 bytes(get_block_hash(h)) for h in hashes if h is not None
             ]
 
-    def copy_ended(self, request_id: str, *, is_lost: bool) -> None:
+    def on_copy_end(self, request_id: str, *, is_lost: bool) -> None:
         """On all ranks; is_lost: on one of them it failed."""
         hashes = self._copies.pop(request_id, [])
         if not is_lost:
@@ -86,7 +88,7 @@ class Below:
         self._copies.clear()
 
     def reset(self, request_ids: Iterable[str]) -> None:
-        """It is worthless, and so is what these requests store from now on."""
+        """It is worthless, and so is all that these requests store from now on."""
         self.clear()
         self._older = frozenset(request_ids)
 

@@ -7,8 +7,8 @@ from typing import Any
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 
-def refusal(kv_cache_config: Any) -> str:
-    """Why this model's KV cannot go below, empty if it can.
+def unsupported_reason(kv_cache_config: Any) -> str:
+    """Why this model's KV cannot be stored, empty if it can.
 
     Lazy offload knows a block by its hash and drops every request that has a block
     without one (`LazyOffloadManager.add_store_candidate`, `_drain`). vLLM gives none

@@ -14,7 +14,7 @@ from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError
 from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache_connector.copy.copy_thread import MoveThread
+from ttlcache_connector.copy.copy_thread import CopyThread
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
 from ttlcache_connector.tiers.lmcache.client import connect
@@ -31,7 +31,7 @@ LOAD_TIMEOUT_S = 4.0
 MAX_WAIT_S = 0.002
 
 
-class WorkerHalf(WorkerTier):
+class LMCacheWorkerTier(WorkerTier):
     """Drives LMCache's worker side; an exception is a miss."""
 
     def __init__(
@@ -41,7 +41,7 @@ class WorkerHalf(WorkerTier):
         self._now_s = default_clock().now_s
         self._inner = connect(KVConnectorRole.WORKER, vllm_config, kv_cache_config)
         self._adapter = self._inner.worker_adapter
-        self._thread = MoveThread("ttlcache-move")
+        self._thread = CopyThread("ttlcache-move")
         self._registration = Registration(
             self._adapter, self._thread, self.metrics, vllm_config, kv_cache_config
         )
@@ -131,7 +131,7 @@ class WorkerHalf(WorkerTier):
             self._inner.bind_connector_metadata(metadata.inner)
             self._inner.wait_for_save()
         except Exception:
-            # The scheduler's half holds the blocks until it hears of each of them.
+            # The scheduler's half holds the blocks until each of them is reported.
             adapter = self._adapter
             for meta in stores:
                 if meta.request_id not in adapter.store_futures:

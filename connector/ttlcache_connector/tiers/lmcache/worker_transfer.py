@@ -16,7 +16,7 @@ from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
 from ttlcache.clock import stopwatch_s
 from ttlcache.errors import TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache_connector.copy.copy_thread import Move, MoveThread
+from ttlcache_connector.copy.copy_thread import CopyThread, Move
 from ttlcache_connector.tiers.lmcache.copiers import Copier
 
 #: Copied without a look at whether it is still wanted: the forward thread, which gives
@@ -31,7 +31,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         self,
         instance_id: int,
         req_client: Any,
-        thread: MoveThread,
+        thread: CopyThread,
         metrics: MetricsBuffer,
         answer_timeout_s: float,
         copier: Copier,
@@ -129,7 +129,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
 
     def close(self) -> None:
         self._was_closed = True
-        # A chunk that somebody still looks at keeps its memory mapped.
+        # A chunk with a reader keeps its memory mapped.
         with contextlib.suppress(BufferError):
             super().close()
 
@@ -161,7 +161,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         else:
             chunks, indices = slots
             if not indices:
-                return True  # all of it is below already, or there is no room for it
+                return True  # all of it is stored already, or there is no room for it
             blocks = [b for i in indices for b in blocks[i * per_chunk :][:per_chunk]]
             for first, part in _parts(chunks):
                 ids = blocks[first * per_chunk :][: len(part) * per_chunk]

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from ttlcache_connector.copy.copy_thread import Move, MoveThread
+from ttlcache_connector.copy.copy_thread import CopyThread, Move
 
 WAIT_S = 20.0
 
 
 @pytest.fixture
-def thread() -> Iterator[MoveThread]:
-    thread = MoveThread("test-move")
+def thread() -> Iterator[CopyThread]:
+    thread = CopyThread("test-move")
     yield thread
     thread.close()
 

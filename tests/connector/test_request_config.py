@@ -17,9 +17,9 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
 )
 from lmcache.v1.multiprocess.custom_types import IPCCacheServerKey
 
-from ttlcache_connector.tiers.lmcache.orphaned_lookups import Forsaken
-from ttlcache_connector.tiers.lmcache.salts import Epochs
-from ttlcache_connector.tiers.lmcache.scheduler import SchedulerHalf
+from ttlcache_connector.tiers.lmcache.orphaned_lookups import OrphanedLookups
+from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
+from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
 
 CHUNK = 16
 
@@ -45,7 +45,7 @@ def tracker_of(params: dict[str, Any]) -> LMCacheMPRequestTracker:
         request_trackers={},
         _get_or_create_request_tracker=LMCacheMPRequestTracker,
     )
-    Epochs(inner, Forsaken(adapter))
+    SaltGenerations(inner, OrphanedLookups(adapter))
     tracker: LMCacheMPRequestTracker = inner._get_or_create_request_tracker(
         request_with(params)
     )
@@ -121,10 +121,10 @@ def test_statistics_of_a_request_that_was_never_looked_at():
     inner.scheduler_adapter = SimpleNamespace(
         _pending_lookups=set(), cleanup_lookup_result=lambda _: None, end_session=None
     )
-    half = SchedulerHalf.__new__(SchedulerHalf)
+    half = LMCacheSchedulerTier.__new__(LMCacheSchedulerTier)
     half._inner = inner
     half._lookups = SimpleNamespace(end=lambda request_id: None)
-    half._epochs = Epochs(inner, Forsaken(inner.scheduler_adapter))
+    half._salts = SaltGenerations(inner, OrphanedLookups(inner.scheduler_adapter))
     half.finished(request_with({"cached_token_stats": True}), ())
     assert inner._lazy_offload_manager.finished == ["r"]
     assert inner.request_trackers == {}

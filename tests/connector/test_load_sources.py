@@ -13,7 +13,7 @@ pytest.importorskip("lmcache")
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPWorkerMetadata
 
 from ttlcache_connector.tiers.base import Reload
-from ttlcache_connector.tiers.lmcache.load_sources import SOURCE_TIMEOUT_S, Sources
+from ttlcache_connector.tiers.lmcache.client import SOURCE_TIMEOUT_S, LoadSources
 from ttlcache_connector.tiers.lmcache.reports import WorkerReport, load_times
 
 
@@ -25,7 +25,7 @@ class Server:
         self.now_s = 0.0
         self.calls = 0
         adapter = SimpleNamespace(req_clients={0: self})
-        self.sources = Sources(adapter, lambda: self.now_s)
+        self.sources = LoadSources(adapter, lambda: self.now_s)
 
     def server_module_call(self, request: Any) -> Any:
         self.calls += 1
@@ -44,8 +44,8 @@ class Server:
 def test_the_server_says_which(found, tier):
     server = Server(found)
     server.sources.ask("a", 64, 0.5)
-    assert server.sources.known() == [Reload(tier, 64, 0.5)]
-    assert server.sources.known() == []
+    assert server.sources.take_known() == [Reload(tier, 64, 0.5)]
+    assert server.sources.take_known() == []
     assert not server.sources.is_waiting
 
 
@@ -55,16 +55,16 @@ def test_the_server_says_which(found, tier):
 def test_the_wait_for_a_lookup_belongs_to_what_it_read_from_disk(found, seconds):
     server = Server(found)
     server.sources.ask("a", 64, 0.5, 2.0)
-    assert [reload.seconds for reload in server.sources.known()] == [seconds]
+    assert [reload.seconds for reload in server.sources.take_known()] == [seconds]
 
 
 def test_a_server_that_does_not_know_yet_is_asked_again():
     server = Server({}, {}, {"disk": 1})
     server.sources.ask("a", 64, 0.5)
-    assert server.sources.known() == []
-    assert server.sources.known() == []
+    assert server.sources.take_known() == []
+    assert server.sources.take_known() == []
     server.now_s = SOURCE_TIMEOUT_S + 1  # the answer is there: late, but known
-    assert server.sources.known() == [Reload("disk", 64, 0.5)]
+    assert server.sources.take_known() == [Reload("disk", 64, 0.5)]
     assert server.calls == 3
 
 
@@ -72,10 +72,10 @@ def test_a_server_that_does_not_know_yet_is_asked_again():
 def test_what_it_never_says_stays_unknown(answers):
     server = Server(*answers)
     server.sources.ask("a", 64, 0.5)
-    assert server.sources.known() == []
+    assert server.sources.take_known() == []
     assert server.sources.is_waiting
     server.now_s = SOURCE_TIMEOUT_S + 1
-    assert server.sources.known() == [Reload(None, 64, 0.5)]
+    assert server.sources.take_known() == [Reload(None, 64, 0.5)]
     assert not server.sources.is_waiting
 
 
@@ -83,7 +83,7 @@ def test_a_server_without_the_module_is_asked_once():
     server = Server("no module")
     for name in ("a", "b"):
         server.sources.ask(name, 64, 0.5)
-        assert server.sources.known() == [Reload("cpu", 64, 0.5)]
+        assert server.sources.take_known() == [Reload("cpu", 64, 0.5)]
     assert server.calls == 1
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
 
-from ttlcache_connector.tiers.lmcache.stale_lookups import OutdatedLookups
+from ttlcache_connector.tiers.lmcache.lookups import StaleLookups
 
 CHUNK = 8
 CONTEXT = list(range(100, 140))
@@ -33,61 +33,61 @@ class Rig:
             num_lmcache_hit_tokens=found or 0,
         )
         self.adapter = SimpleNamespace(
-            _pending_lookups={"w", "ttlcache-ahead-x"},
+            _pending_lookups={"w", "unknown"},
             check_lookup_result=lambda request_id: self.found[request_id],
             lmcache_tokens_per_chunk=CHUNK,
         )
-        self.lookups = OutdatedLookups(
+        self.lookups = StaleLookups(
             self.adapter, {"w": self.tracker}, self.given_back.append
         )
 
     def copy_begins(self, end=32, context=CONTEXT):
         # What runs on after the last store is not in it.
         op = SimpleNamespace(token_ids=context, end=end)
-        self.lookups.copies_begin({"t": SimpleNamespace(op=op, cache_salt="")})
+        self.lookups.on_copies_start({"t": SimpleNamespace(op=op, cache_salt="")})
 
     def goes_down(self, **kwargs):
         self.copy_begins(**kwargs)
-        self.lookups.copy_ended("t")
+        self.lookups.on_copy_end("t")
 
 
 def test_what_is_found_later_is_asked_for_again():
     rig = Rig()
     rig.goes_down()
-    assert not rig.lookups.may_ask("w", 0)  # in the next step
+    assert not rig.lookups.is_current("w", 0)  # in the next step
     assert rig.given_back == ["w"]
     assert rig.tracker.num_stored_tokens == rig.tracker.num_lmcache_hit_tokens == 0
-    assert rig.lookups.may_ask("w", 0)
+    assert rig.lookups.is_current("w", 0)
     assert rig.given_back == ["w"]
 
 
 def test_a_lookup_under_way_is_waited_for():
     rig = Rig(found=None)
     rig.goes_down()
-    assert not rig.lookups.may_ask("w", 0)
+    assert not rig.lookups.is_current("w", 0)
     rig.found["w"] = 32  # it began late enough after all
-    assert rig.lookups.may_ask("w", 0)
+    assert rig.lookups.is_current("w", 0)
     assert rig.given_back == []
 
 
 def test_not_while_gpu_memory_has_it_anyway():
     rig = Rig()
     rig.goes_down()
-    assert rig.lookups.may_ask("w", 32)
+    assert rig.lookups.is_current("w", 32)
     assert rig.given_back == []
-    assert not rig.lookups.may_ask("w", 16)  # its pin lost its tail
+    assert not rig.lookups.is_current("w", 16)  # its pin lost its tail
     assert rig.given_back == ["w"]
 
 
 @pytest.mark.parametrize("found", [0, 32])
 def test_a_lookup_that_began_behind_what_has_gone_is_worth_nothing(found):
     rig = Rig(found=None)
-    assert rig.lookups.may_ask("w", 16, 16)
-    assert not rig.lookups.may_ask("w", 8, 16)
+    assert rig.lookups.is_current("w", 16, 16)
+    assert not rig.lookups.is_current("w", 8, 16)
     assert rig.given_back == [], "it has not answered yet"
     rig.found["w"] = found
-    assert rig.lookups.may_ask("w", 24, 16), "its pin is back"
-    assert not rig.lookups.may_ask("w", 8, 16)
+    assert rig.lookups.is_current("w", 24, 16), "its pin is back"
+    assert not rig.lookups.is_current("w", 8, 16)
     assert rig.given_back == ["w"]
 
 
@@ -96,7 +96,7 @@ def test_a_prompt_that_repeats_a_part_asks_for_that(found):
     """As where a template leaves thoughts of earlier turns out."""
     rig = Rig(prompt=[*CONTEXT[:21], 1, 2, 3, *CONTEXT], found=found)
     rig.goes_down()
-    assert rig.lookups.may_ask("w", 0) == (found == 16)
+    assert rig.lookups.is_current("w", 0) == (found == 16)
     assert rig.given_back == ([] if found == 16 else ["w"])
 
 
@@ -114,7 +114,7 @@ def test_a_prompt_that_repeats_a_part_asks_for_that(found):
 def test_others_need_not_ask_again(other):
     rig = Rig(**other)
     rig.goes_down()
-    assert rig.lookups.may_ask("w", 0)
+    assert rig.lookups.is_current("w", 0)
     assert rig.given_back == []
 
 
@@ -122,7 +122,7 @@ def test_a_picture_is_known_by_what_it_shows():
     shown = [*CONTEXT[:8], *[5] * 24]
     rig = Rig(prompt=[*CONTEXT[:8], *[0] * 24, 7, 8], picture=shown)
     rig.goes_down(context=[*shown, *CONTEXT[32:]])
-    assert not rig.lookups.may_ask("w", 0)
+    assert not rig.lookups.is_current("w", 0)
     assert rig.given_back == ["w"]
 
 
@@ -130,11 +130,11 @@ def test_nor_who_loads_already_or_has_left():
     rig = Rig()
     rig.tracker.state = LMCacheMPRequestState.WAITING_FOR_LOAD
     rig.goes_down()
-    assert rig.lookups.may_ask("w", 0)
+    assert rig.lookups.is_current("w", 0)
     rig.tracker.state = LMCacheMPRequestState.PREFETCHING
     rig.goes_down()
     rig.lookups.forget("w")
-    assert rig.lookups.may_ask("w", 0)
+    assert rig.lookups.is_current("w", 0)
     assert rig.given_back == []
 
 
@@ -144,11 +144,11 @@ def test_a_copy_that_brings_nothing(how):
     if how != "unknown":
         rig.copy_begins()
     if how == "failed":
-        rig.lookups.copy_failed("t")
+        rig.lookups.on_copy_failed("t")
     if how == "reset before":
         rig.lookups.reset()
-    rig.lookups.copy_ended("t")
+    rig.lookups.on_copy_end("t")
     if how == "reset after":
         rig.lookups.reset()
-    assert rig.lookups.may_ask("w", 0)
+    assert rig.lookups.is_current("w", 0)
     assert rig.given_back == []

@@ -10,9 +10,7 @@ import pytest
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
 from ttlcache_connector.lmcache_server import rpc
-from ttlcache_connector.tiers.lmcache.scheduler import SchedulerHalf
-from ttlcache_connector.tiers.lmcache.suffix_index import LoneTails
-from ttlcache_connector.tiers.lmcache.suffix_lookup import LookupStarts
+from ttlcache_connector.tiers.lmcache.suffix_lookup import SuffixIndex, SuffixLookup
 
 CHUNK, BLOCK = 64, 16
 
@@ -48,9 +46,9 @@ class Rig:
             lmcache_tokens_per_chunk=CHUNK,
             _create_key=lambda *args, **kwargs: self.keys.append((args, kwargs)),
         )
-        self.starts = LookupStarts(self.adapter)
-        self.starts.tails = LoneTails(CHUNK, BLOCK)
-        self.starts.tails.add(b"7")
+        self.suffixes = SuffixIndex(CHUNK, BLOCK)
+        self.suffixes.add(b"7")
+        self.starts = SuffixLookup(self.adapter, self.suffixes)
         self.heard = []
 
     def client(self, answer):
@@ -60,7 +58,7 @@ class Rig:
 
         return SimpleNamespace(server_module_call=call)
 
-    def hear(self):
+    def answer(self):
         self.starts.ask_servers(self.heard.append)
         for answer in self.answers:
             answer.is_here = True
@@ -80,7 +78,7 @@ def request(blocks=16):
 
 def test_a_lookup_begins_where_gpu_memory_ends_if_a_lone_tail_is_there():
     rig = Rig()
-    starts = rig.hear()
+    starts = rig.answer()
     starts.set(request(), 8 * BLOCK + 15)
     assert starts.of("r") == 2 * CHUNK
     with starts.beginning_at(2 * CHUNK):
@@ -96,7 +94,7 @@ def test_a_lookup_begins_where_gpu_memory_ends_if_a_lone_tail_is_there():
 @pytest.mark.parametrize("hit_tokens", [0, 7 * BLOCK, 8 * BLOCK - 1])
 def test_one_that_gpu_memory_does_not_reach_is_not_looked_for(hit_tokens):
     rig = Rig()
-    starts = rig.hear()
+    starts = rig.answer()
     starts.set(request(), 8 * BLOCK)
     starts.set(request(), hit_tokens)  # asked anew
     assert starts.of("r") == 0
@@ -104,7 +102,7 @@ def test_one_that_gpu_memory_does_not_reach_is_not_looked_for(hit_tokens):
 
 def test_before_gpu_memory_is_known_a_lookup_begins_with_the_last_tail():
     rig = Rig()
-    starts = rig.hear()
+    starts = rig.answer()
     starts.set_early(request())
     assert starts.of("r") == 2 * CHUNK
     starts.set_early(request(blocks=7))
@@ -112,7 +110,7 @@ def test_before_gpu_memory_is_known_a_lookup_begins_with_the_last_tail():
 
 
 def test_after_a_reset_nothing_below_is_worth_a_thing():
-    starts = Rig().hear()
+    starts = Rig().answer()
     starts.reset()
     assert begins_at_0(starts)
 
@@ -126,18 +124,18 @@ def begins_at_0(starts):
 def test_no_lookup_begins_inside_before_the_server_said_that_it_may():
     rig = Rig()
     starts = rig.starts
-    assert not starts.are_heeded
+    assert not starts.is_supported
     starts.ask_servers(rig.heard.append)
     assert rig.orders == [rpc.LOOKUPS_BEGIN_ANYWHERE]
-    assert not starts.are_heeded
+    assert not starts.is_supported
     assert begins_at_0(starts)
     with starts.beginning_at(2 * CHUNK):
         assert rig.start_of_key() == 0
     rig.answers[0].is_here = True
-    assert starts.are_heeded
+    assert starts.is_supported
     starts.ask_servers(rig.heard.append)  # it went away and came back
     rig.answers[0].is_here = False
-    assert not starts.are_heeded
+    assert not starts.is_supported
 
 
 @pytest.mark.parametrize(
@@ -150,8 +148,8 @@ def test_no_lookup_begins_inside_before_the_server_said_that_it_may():
     ],
 )
 def test_every_server_has_to_heed_it(answers):
-    starts = Rig(*answers).hear()
-    assert not starts.are_heeded
+    starts = Rig(*answers).answer()
+    assert not starts.is_supported
     assert begins_at_0(starts)
 
 
@@ -166,33 +164,14 @@ def test_every_server_has_to_heed_it(answers):
 )
 def test_servers_say_how_much_memory_they_have(answers, cpu_bytes):
     rig = Rig(*answers)
-    starts = rig.hear()
-    assert starts.are_heeded is (cpu_bytes > 0)
-    assert starts.are_heeded is (cpu_bytes > 0)
+    starts = rig.answer()
+    assert starts.is_supported is (cpu_bytes > 0)
+    assert starts.is_supported is (cpu_bytes > 0)
     assert rig.heard == [cpu_bytes], "told once"
 
 
-def test_promotion_ahead_begins_where_a_turns_tail_does():
-    """What did not go down with it is in GPU memory."""
-    rig = Rig()
-    begun = []
-    rig.adapter.maybe_submit_lookup_request = lambda *_: begun.append(
-        rig.start_of_key()
-    )
-    half = object.__new__(SchedulerHalf)
-    half._ahead, half._loads, half._adapter = None, {}, rig.adapter
-    half._epochs = SimpleNamespace(salt=lambda salt: salt)
-    half._lookups = SimpleNamespace(starts=rig.hear())
-    half._queue = SimpleNamespace(kept_tokens={"r": 2 * CHUNK, "whole": 0}.get)
-    half.is_up = lambda: True
-    assert half.promote("r", [1], "")
-    half._ahead = None
-    assert half.promote("whole", [1], "")
-    assert begun == [2 * CHUNK, 0]
-
-
-def test_above_several_kv_groups_nothing_goes_down_alone():
-    starts = Rig().hear()
-    starts.tails = None
-    assert not starts.are_heeded
+def test_above_several_kv_groups_nothing_is_stored_alone():
+    starts = SuffixLookup(Rig().adapter, None)
+    starts.ask_servers(lambda cpu_bytes: None)
+    assert not starts.is_supported
     starts.reset()

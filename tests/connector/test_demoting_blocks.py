@@ -14,7 +14,7 @@ from ttlcache.programs.places import Place
 from ttlcache.retention.pins import PinTable
 from ttlcache.types import GapKey, PinOutcome
 from ttlcache_connector.blocks import demoting
-from ttlcache_connector.blocks.demoting import LEAST_PIECE, DemotingLedger
+from ttlcache_connector.blocks.demoting import LEAST_PIECE, DemotingBlocks
 
 BLOCKS = 40
 WAIT_S = 0.5
@@ -51,13 +51,12 @@ class Rig:
 
     def __init__(self, room_blocks=0):
         self.pool, self.tier, self.clock = Pool(), FakeTier(), VirtualClock()
-        self.dropped = []
-        self.tier.on_demotion = self.dropped.append
         self.pins = PinTable()
-        self.ledger = DemotingLedger(
+        self.ledger = DemotingBlocks(
             self.pool,
             [16],
             lambda: (0, 0),
+            report_turn=self.tier.report_turn,
             tier=self.tier,
             clock=self.clock,
             wait_s=WAIT_S,
@@ -74,15 +73,21 @@ class Rig:
             program, turn, kv_blocks=count, kv_tokens=16 * count, now_s=0.0, ttl_s=1.0
         )
         self.ledger.hold(pin.pin_id, self.blocks(start, count))
-        self.ledger.is_turn_of(pin.pin_id, request_id)
+        self.ledger.bind_pin_to_request(pin.pin_id, request_id)
         return pin
 
     def end(self, pin, outcome=PinOutcome.EXPIRED):
-        self.ledger.pin_ends(pin, outcome)
+        self.ledger.on_pin_end(pin, outcome)
         return self.ledger.release(pin.pin_id)
 
     def expire(self, request_id, start, count):
         self.end(self.pin(request_id, start, count))
+
+    def copy(self, request_id):
+        """The copy begins, and the tier has references of its own."""
+        self.tier.copy(request_id)
+        for settled in self.tier.take_settled():
+            self.ledger.on_settled(settled)
 
     @property
     def free(self):
@@ -103,7 +108,7 @@ def lingering():
 def tails():
     """Above a tier that finds tails without what stands before them."""
     rig = Rig(room_blocks=5)
-    rig.tier.takes_tails = True
+    rig.tier.stores_suffixes = True
     return rig
 
 
@@ -113,7 +118,7 @@ def test_a_claim_lets_go_of_the_tail_that_was_to_be_copied(rig):
         rig.ledger.shrink(pin.pin_id, 8)
     assert rig.ledger.demoting_blocks == 8
     rig.end(pin, PinOutcome.CLAIMED)
-    assert rig.tier.of("forget") == ["a"]
+    assert rig.tier.of("drop") == ["a"]
     assert rig.ledger.demoting_blocks == 0
     assert rig.free == BLOCKS
 
@@ -125,7 +130,7 @@ def test_all_that_a_turn_gave_up_waits_for_its_copy(rig):
         rig.ledger.shrink(pin.pin_id, 4)
         rig.end(pin, PinOutcome.VICTIM)
     assert rig.ledger.demoting_blocks == 20
-    rig.tier.copy("a")
+    rig.copy("a")
     assert rig.free == BLOCKS
 
 
@@ -133,13 +138,13 @@ def test_who_runs_takes_what_waits_for_its_copy_oldest_first(rig):
     for number in range(3):
         rig.expire(f"r{number}", 1 + 10 * number, 10)
     assert rig.free == 10
-    assert rig.ledger.relieve(11, at_once=False) == 0, "a copy is a matter of moments"
-    assert rig.ledger.relieve(11, at_once=True) == 20
-    assert rig.dropped == ["dropped", "dropped"]
+    assert rig.ledger.free_expired(11, at_once=False) == 0, "a copy takes moments"
+    assert rig.ledger.free_expired(11, at_once=True) == 20
+    assert rig.ledger.take_dropped_copies() == 2
     assert (rig.free, rig.ledger.demoting_blocks) == (30, 10)
     rig.clock.advance(WAIT_S)
     assert rig.ledger.soon_free() == 0, "nobody waits for that copy any longer"
-    assert rig.ledger.relieve(1, at_once=False) == 10
+    assert rig.ledger.free_expired(1, at_once=False) == 10
 
 
 @pytest.mark.parametrize("urgent", [True, False])
@@ -152,7 +157,7 @@ def test_what_is_taken_at_once_may_still_be_copied(lingering, urgent):
     else:
         lingering.expire("a", 1, 20)
         assert lingering.tier.of("demote") == []
-        assert lingering.ledger.relieve(1, at_once=True) == 20
+        assert lingering.ledger.free_expired(1, at_once=True) == 20
     assert lingering.tier.of("demote") == ["a"]
     assert lingering.free == BLOCKS
 
@@ -163,7 +168,7 @@ def test_what_a_copy_reads_is_free_soon_unless_somebody_uses_it(rig):
     below = rig.blocks(1, 20)
     rig.pool.touch(below)  # by the tier
     rig.tier.references = lambda: dict.fromkeys(range(1, 21), 1)
-    rig.tier.copy("a")
+    rig.copy("a")
     assert rig.free == BLOCKS - 20
     assert rig.ledger.soon_free() == 20
     rig.pool.touch(rig.blocks(1, 4))  # by a request
@@ -174,7 +179,7 @@ def test_what_runs_is_not_copied_to_make_room(lingering):
     lingering.expire("in-use", 1, 10)
     lingering.expire("alone", 11, 10)
     lingering.pool.touch(lingering.blocks(1, 10))
-    assert lingering.ledger.relieve(5, at_once=False) == 0
+    assert lingering.ledger.free_expired(5, at_once=False) == 0
     assert lingering.tier.of("demote") == ["alone"]
     assert lingering.ledger.lingering_blocks == 10
 
@@ -184,7 +189,7 @@ def test_room_is_made_once(lingering):
         lingering.expire(f"r{number}", 1 + 12 * number, 12)
     for _ in range(3):
         # 4 are free, 5 are wanted.
-        lingering.ledger.keep_room(lambda: [1, 30, 17])
+        lingering.ledger.start_copies_ahead(lambda: [1, 30, 17])
     assert lingering.tier.of("demote") == ["r0"]
 
 
@@ -205,13 +210,13 @@ def test_a_tail_goes_down_alone(tails, drop):
     assert shrunk == (drop, keep, 16 * keep)
     assert tails.tier.due == {"a": 16 * keep}
     assert tails.ledger.demoting_blocks == drop
-    tails.tier.copy("a")
+    tails.copy("a")
     assert tails.free == BLOCKS - keep
     with tails.ledger.copying_first():
         tails.end(pin, PinOutcome.VICTIM)
     assert tails.tier.due == {"a": 0}
     assert tails.ledger.demoting_blocks == keep
-    tails.tier.copy("a")
+    tails.copy("a")
     assert tails.free == BLOCKS
 
 
@@ -227,9 +232,9 @@ def test_what_is_below_already_is_not_waited_for(tails, known):
         7 - free,
         13,
     )
-    tails.tier.copy("a")
-    assert tails.ledger.relieve(9, at_once=False) == min(known, 13) - 4
-    tails.tier.copy("a")
+    tails.copy("a")
+    assert tails.ledger.free_expired(9, at_once=False) == min(known, 13) - 4
+    tails.copy("a")
     assert tails.free == BLOCKS - 4
 
 
@@ -247,7 +252,7 @@ def program_of(rig, request_id):
 
 def test_the_turn_that_costs_least_to_copy_goes_first(tails):
     linger(tails, oldest=160, cheapest=16, like_the_oldest=160)
-    tails.ledger.relieve(14, at_once=False)  # ten are free
+    tails.ledger.free_expired(14, at_once=False)  # ten are free
     assert list(tails.tier.due) == ["cheapest", "oldest"]
     assert tails.tier.due == {"cheapest": 0, "oldest": 16 * 6}
 
@@ -257,39 +262,39 @@ def test_a_turn_somebody_waits_for_goes_last_whatever_it_costs(tails):
     next(
         t for t in tails.ledger._lingering if t.request_id == "cheap"
     ).program.in_flight = 2
-    tails.ledger.relieve(5, at_once=False)
+    tails.ledger.free_expired(5, at_once=False)
     assert list(tails.tier.due) == ["dear"]
 
 
 def test_of_thousands_that_linger_only_the_oldest_are_compared(tails, monkeypatch):
     monkeypatch.setattr(demoting, "COMPARED", 2)
     linger(tails, dear=160, cheap=16, younger=0)
-    tails.ledger.relieve(22, at_once=False)
+    tails.ledger.free_expired(22, at_once=False)
     assert list(tails.tier.due) == ["cheap", "dear", "younger"]
 
 
 @pytest.mark.parametrize(
-    ("unknown", "has_tail", "gives"),
+    ("unknown", "has_suffix", "gives"),
     [(0, True, True), (160, False, True), (0, False, True), (160, True, False)],
 )
 def test_who_runs_takes_at_once_what_costs_no_more_than_itself(
-    tails, unknown, has_tail, gives
+    tails, unknown, has_suffix, gives
 ):
     linger(tails, a=unknown)
-    if has_tail:
+    if has_suffix:
         tails.tier.below["a"] = 16 * 10
     free = tails.free
-    assert tails.ledger.give_cheaply(3) == (3 if gives else 0)
+    assert tails.ledger.free_cheapest(3) == (3 if gives else 0)
     assert tails.free == free + (3 if gives else 0)
     assert tails.tier.due == ({"a": 16 * 7} if gives else {})
     assert tails.ledger.demoting_blocks == 0
-    assert tails.ledger.relieve(3, at_once=True) == 3, "rather than stand still"
+    assert tails.ledger.free_expired(3, at_once=True) == 3, "rather than stand still"
 
 
 def test_a_turn_that_others_use_is_not_given_for_nothing(tails):
     linger(tails, a=0)
     tails.pool.touch(tails.blocks(1, 10))
-    assert tails.ledger.give_cheaply(3) == 0
+    assert tails.ledger.free_cheapest(3) == 0
     assert tails.ledger.lingering_blocks == 10
 
 
@@ -297,11 +302,11 @@ def test_a_pins_rest_gives_way_before_the_pin(tails):
     """Even if a tail below gets out of reach: so it would through the pin."""
     pin = tails.pin("a", 1, 20)
     tails.pool.touch(tails.blocks(21, 10))
-    tails.ledger.has_rest("a", pin.program, tails.blocks(1, 30), 20)
+    tails.ledger.linger_rest("a", pin.program, tails.blocks(1, 30), 20)
     tails.pool.free_blocks(tails.blocks(21, 10))
     tails.tier.unknown["a"] = 160
     tails.tier.below["a"] = 16 * 30
-    assert tails.ledger.give_cheaply(3) == 3
+    assert tails.ledger.free_cheapest(3) == 3
     assert tails.ledger.lingering_blocks == 7
     with tails.ledger.taking_now(2):
         assert tails.ledger.shrink(pin.pin_id, 2).kept_blocks == 18
@@ -322,12 +327,12 @@ def test_where_turns_go_down_whole_a_tail_waits_for_what_it_needs(rig, known):
 
 def test_copies_under_way_are_dropped_after_what_lingers(tails):
     linger(tails, a=160, b=160)
-    tails.ledger.relieve(5, at_once=False)
+    tails.ledger.free_expired(5, at_once=False)
     assert tails.ledger.demoting_blocks == 5
-    assert tails.ledger.relieve(15, at_once=True) == 15
-    assert tails.dropped == []
-    assert tails.ledger.relieve(1, at_once=True) == 5
-    assert tails.dropped == ["dropped"]
+    assert tails.ledger.free_expired(15, at_once=True) == 15
+    assert tails.ledger.take_dropped_copies() == 0
+    assert tails.ledger.free_expired(1, at_once=True) == 5
+    assert tails.ledger.take_dropped_copies() == 1
 
 
 def test_what_nobody_comes_back_to_is_given_first_and_not_copied(tails):
@@ -335,14 +340,14 @@ def test_what_nobody_comes_back_to_is_given_first_and_not_copied(tails):
     next(
         t for t in tails.ledger._lingering if t.request_id == "ended"
     ).program.ended = True
-    assert tails.ledger.give_cheaply(3) == 10
-    assert tails.tier.of("forget") == ["ended"]
+    assert tails.ledger.free_cheapest(3) == 10
+    assert tails.tier.of("drop") == ["ended"]
     assert tails.tier.due == {}
 
 
 @pytest.mark.parametrize("in_parts", [True, False])
 def test_a_victim_of_a_running_request_gives_no_more_than_is_needed(tails, in_parts):
-    tails.tier.takes_tails = in_parts
+    tails.tier.stores_suffixes = in_parts
     pin = tails.pin("a", 1, 20)
     with tails.ledger.taking_now(3):
         assert tails.end(pin, PinOutcome.VICTIM) == (3 if in_parts else 20)
@@ -369,7 +374,7 @@ def test_what_is_not_given_up_for_a_copy_is_let_go(tails):
 
 def test_where_nothing_lingers_turns_go_down_whole(rig):
     """Others read the tier: a tail alone is worth nothing to them."""
-    rig.tier.takes_tails = True
+    rig.tier.stores_suffixes = True
     pin = rig.pin("a", 1, 20)
     with rig.ledger.copying_first():
         rig.ledger.shrink(pin.pin_id, 8)
@@ -383,9 +388,9 @@ def test_who_found_a_beginning_only_leaves_the_tail_its_copy(tails, found):
     with tails.ledger.copying_first(6):
         tails.end(pin, PinOutcome.VICTIM)
     tails.pool.touch(tails.blocks(1, 14 if found == "head" else 20))
-    tails.ledger.followed(pin.program)
+    tails.ledger.on_program_resumed(pin.program)
     assert tails.ledger.demoting_blocks == (6 if found == "head" else 0)
-    assert tails.tier.of("forget") == ([] if found == "head" else ["a"])
+    assert tails.tier.of("drop") == ([] if found == "head" else ["a"])
 
 
 @pytest.mark.parametrize("when", ["the copy is ordered", "it is asked what is owed"])
@@ -402,9 +407,9 @@ def test_a_broken_tier_loses_no_reference(tails, when):
     else:
         with tails.ledger.copying_first(6):
             tails.end(pin, PinOutcome.VICTIM)
-        tails.tier.owes = broken
+        tails.tier.has_unstored = broken
         with pytest.raises(RuntimeError):
-            tails.ledger.settled("a")
+            tails.ledger.on_settled("a")
     held = sum(tails.ledger.references().values())
     assert tails.free == BLOCKS - held
     tails.ledger.drop_all()
@@ -416,8 +421,8 @@ def test_in_an_outage_nothing_stays_behind_a_lingering_head(tails):
     with tails.ledger.copying_first(6):
         tails.end(pin, PinOutcome.VICTIM)
     tails.tier.up = False
-    tails.tier.copy("a")
-    assert tails.tier.of("forget") == ["a"]
+    tails.copy("a")
+    assert tails.tier.of("drop") == ["a"]
     assert tails.free == BLOCKS
 
 
@@ -428,12 +433,12 @@ def test_a_second_piece_does_not_keep_the_first_waiting(tails):
         tails.clock.advance(0.8 * WAIT_S)
         tails.ledger.shrink(pin.pin_id, 4)
     tails.clock.advance(0.3 * WAIT_S)
-    assert tails.ledger.relieve(1, at_once=False) == 8
+    assert tails.ledger.free_expired(1, at_once=False) == 8
 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_short_tail_is_lost_where_it_would_not_be_found(tails, alone):
-    tails.tier.takes_tails = alone
+    tails.tier.stores_suffixes = alone
     pin = tails.pin("a", 1, 20)
     with tails.ledger.copying_first():
         tails.ledger.shrink(pin.pin_id, 3)
@@ -446,7 +451,7 @@ def with_rest(rig, pinned=12, whole=20):
     blocks = rig.blocks(1, whole)
     rig.pool.touch(blocks)  # by the request that computed it
     pin = rig.pin("a", 1, pinned)
-    rig.ledger.has_rest("a", pin.program, blocks, pinned)
+    rig.ledger.linger_rest("a", pin.program, blocks, pinned)
     rig.pool.free_blocks(blocks)
     return pin
 
@@ -455,12 +460,12 @@ def test_what_a_pin_has_no_room_for_lingers_and_gives_way_first(tails):
     pin = with_rest(tails)
     assert (tails.ledger.lingering_blocks, tails.free) == (8, BLOCKS - 20)
     assert tails.ledger.pressure().free_blocks == BLOCKS - 12
-    assert tails.ledger.relieve(3, at_once=False) == 0
+    assert tails.ledger.free_expired(3, at_once=False) == 0
     assert tails.tier.due == {"a": 16 * 17}
-    assert tails.ledger.relieve(8, at_once=False) == 0
+    assert tails.ledger.free_expired(8, at_once=False) == 0
     assert tails.tier.due == {"a": 16 * 12}
     assert tails.ledger.soon_free() == 8
-    tails.tier.copy("a")
+    tails.copy("a")
     assert tails.free == BLOCKS - 12
     tails.end(pin)  # it expires: what is owed lingers
     assert (tails.ledger.lingering_blocks, tails.free) == (12, BLOCKS - 12)
@@ -471,9 +476,9 @@ def test_what_has_no_room_joins_its_pin_when_that_ends(tails):
     tails.end(pin)
     assert tails.ledger.lingering_blocks == 20
     assert tails.ledger.pressure().free_blocks == BLOCKS
-    tails.ledger.relieve(20, at_once=False)
+    tails.ledger.free_expired(20, at_once=False)
     assert tails.tier.due == {"a": 0}
-    tails.tier.copy("a")
+    tails.copy("a")
     assert tails.free == BLOCKS
     assert tails.ledger.references() == {}
 
@@ -481,7 +486,7 @@ def test_what_has_no_room_joins_its_pin_when_that_ends(tails):
 @pytest.mark.parametrize("outcome", [PinOutcome.CLAIMED, PinOutcome.ENDED])
 def test_what_has_no_room_goes_with_a_pin_that_nobody_comes_back_to(tails, outcome):
     tails.end(with_rest(tails), outcome)
-    assert tails.tier.of("forget") == ["a"]
+    assert tails.tier.of("drop") == ["a"]
     assert tails.free == BLOCKS
     assert tails.ledger.references() == {}
 
@@ -491,7 +496,7 @@ def test_a_victim_takes_along_what_it_had_no_room_for(tails):
     with tails.ledger.copying_first():
         tails.end(pin, PinOutcome.VICTIM)
     assert tails.ledger.demoting_blocks == 20
-    tails.tier.copy("a")
+    tails.copy("a")
     assert tails.free == BLOCKS
 
 
@@ -501,16 +506,16 @@ def test_of_a_victim_goes_down_what_is_needed_and_the_rest_lingers(tails):
         assert tails.end(pin, PinOutcome.VICTIM) == 6
     assert tails.tier.due == {"a": 16 * 14}
     assert (tails.ledger.demoting_blocks, tails.ledger.lingering_blocks) == (6, 14)
-    tails.tier.copy("a")
+    tails.copy("a")
     assert tails.free == before + 6
     assert tails.ledger.pressure().free_blocks == BLOCKS
-    assert tails.ledger.relieve(4, at_once=False) == 0
+    assert tails.ledger.free_expired(4, at_once=False) == 0
     assert tails.tier.due == {"a": 16 * 10}
-    tails.tier.copy("a")
+    tails.copy("a")
     assert tails.ledger.lingering_blocks == 10
-    assert tails.ledger.relieve(100, at_once=False) == 0
+    assert tails.ledger.free_expired(100, at_once=False) == 0
     assert tails.tier.due == {"a": 0}
-    tails.tier.copy("a")
+    tails.copy("a")
     assert tails.free == BLOCKS
     assert tails.ledger.references() == {}
 
@@ -534,11 +539,11 @@ def test_blocks_that_others_use_do_not_count_as_given(tails):
 
 def test_who_runs_takes_the_end_of_what_lingers(tails):
     tails.expire("a", 1, 20)
-    assert tails.ledger.relieve(2, at_once=True) == 2
+    assert tails.ledger.free_expired(2, at_once=True) == 2
     assert tails.tier.due == {"a": 16 * 18}
     assert tails.ledger.lingering_blocks == 18
     assert tails.ledger.pressure().free_blocks == BLOCKS
-    assert tails.ledger.relieve(9, at_once=True) == 9
+    assert tails.ledger.free_expired(9, at_once=True) == 9
     assert tails.tier.due == {"a": 16 * 9}
 
 
@@ -555,45 +560,45 @@ def test_who_runs_takes_the_end_of_what_lingers(tails):
 )
 def test_room_is_kept_for_what_running_requests_are_about_to_need(tails, ahead, copied):
     tails.expire("a", 1, BLOCKS - 3)
-    assert tails.ledger.keep_room(lambda: ahead) == 0
+    assert tails.ledger.start_copies_ahead(lambda: ahead) == 0
     assert tails.ledger.demoting_blocks == copied
 
 
 @pytest.mark.parametrize(("ahead", "asked"), [([], 0), ([1], 0), ([1, 1], 1)])
 def test_where_nothing_lingers_pins_copy_their_end_ahead(tails, ahead, asked):
     pin = tails.pin("a", 1, BLOCKS - 3)
-    assert tails.ledger.keep_room(lambda: ahead) == asked
+    assert tails.ledger.start_copies_ahead(lambda: ahead) == asked
     if not asked:
         return
-    assert tails.ledger.copy_end(pin.pin_id, asked) == asked
+    assert tails.ledger.copy_tail_ahead(pin.pin_id, asked) == asked
     assert tails.tier.due == {"a": 16 * (BLOCKS - 3 - LEAST_PIECE)}
     assert (tails.ledger.demoting_blocks, tails.free) == (0, 3), "the pin keeps them"
-    tails.tier.copy("a")
-    tails.ledger.copy_end(pin.pin_id, asked)
+    tails.copy("a")
+    tails.ledger.copy_tail_ahead(pin.pin_id, asked)
     assert tails.tier.due == {}, "they are below"
     assert tails.ledger.shrink(pin.pin_id, 2).freed_blocks == 2
-    assert tails.ledger.copy_end(pin.pin_id, 100) == BLOCKS - 5
+    assert tails.ledger.copy_tail_ahead(pin.pin_id, 100) == BLOCKS - 5
     assert tails.tier.due == {"a": 0}
 
 
 def test_above_other_tiers_pins_are_left_alone(lingering):
     """There what a running request takes costs no more than itself."""
     lingering.pin("a", 1, BLOCKS - 3)
-    assert lingering.ledger.keep_room(lambda: [1, 1, 1]) == 0
+    assert lingering.ledger.start_copies_ahead(lambda: [1, 1, 1]) == 0
 
 
 def test_a_turn_of_which_a_part_lingers_keeps_its_place(tails):
     tails.expire("a", 1, 10)
     tails.expire("b", 11, 10)
-    tails.ledger.relieve(4, at_once=False)
-    tails.ledger.relieve(8, at_once=False)
+    tails.ledger.free_expired(4, at_once=False)
+    tails.ledger.free_expired(8, at_once=False)
     assert tails.tier.due == {"a": 16 * 2}
 
 
 @pytest.mark.parametrize("why", ["found-with-its-head-only", "no-linger", "all-below"])
 def test_what_has_no_room_is_let_go_where_it_gains_nothing(tails, why):
     if why == "found-with-its-head-only":
-        tails.tier.takes_tails = False
+        tails.tier.stores_suffixes = False
     elif why == "all-below":
         tails.tier.settled.add("a")
     else:
@@ -610,7 +615,7 @@ def test_nothing_stays_after_a_reset(how, room_blocks):
     for number in range(2):
         rig.expire(f"r{number}", 1 + 10 * number, 10)
     getattr(rig.ledger, how)()
-    assert rig.tier.of("forget") == ["r0", "r1"]
+    assert rig.tier.of("drop") == ["r0", "r1"]
     assert rig.free == BLOCKS
     assert rig.ledger.references() == {}
-    assert rig.ledger.relieve(math.inf, at_once=True) == 0
+    assert rig.ledger.free_expired(math.inf, at_once=True) == 0

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
 from ttlcache.clock import VirtualClock
-from ttlcache_connector.tiers.lmcache.lookup_wait import MAX_WAIT_S, LookupPatience
+from ttlcache_connector.tiers.lmcache.lookups import MAX_WAIT_S, LookupWait
 
 
 class Rig:
@@ -18,7 +18,7 @@ class Rig:
     def __init__(self):
         self.clock = VirtualClock()
         self.adapter = SimpleNamespace(_unacked_lookups={}, _lookup_status={})
-        self.patience = LookupPatience(self.adapter, self.clock.now_s)
+        self.lookup_wait = LookupWait(self.adapter, self.clock.now_s)
 
     def answer(self, after_s):
         due_s = self.clock.now_s() + after_s
@@ -41,7 +41,7 @@ class Rig:
 
     def waited_s(self, request_id):
         before_s = self.clock.now_s()
-        heard = self.patience.wait(request_id)
+        heard = self.lookup_wait.for_answer(request_id)
         return heard, self.clock.now_s() - before_s
 
 
@@ -61,9 +61,9 @@ def test_a_slow_answer_costs_its_request_one_wait_in_all(rig):
     rig.asks("r", 1.0)
     assert rig.waited_s("r") == (False, pytest.approx(MAX_WAIT_S))
     for _ in range(3):
-        rig.patience.next_step()
+        rig.lookup_wait.next_step()
         assert rig.waited_s("r") == (False, 0.0)
-    rig.patience.forget("r")
+    rig.lookup_wait.forget("r")
     assert rig.waited_s("r")[1] > 0.0, "another request of that name"
 
 
@@ -72,16 +72,16 @@ def test_many_requests_share_one_wait_in_a_step(rig):
         rig.asks(f"r{number}", 1.0)
     waits = [rig.waited_s(f"r{number}")[1] for number in range(10)]
     assert sum(waits) == pytest.approx(MAX_WAIT_S)
-    rig.patience.next_step()
+    rig.lookup_wait.next_step()
     assert rig.waited_s("r9") == (False, pytest.approx(MAX_WAIT_S))
 
 
 def test_what_others_used_of_a_step_costs_a_request_nothing_later(rig):
     rig.asks("others", 0.9 * MAX_WAIT_S)
-    assert rig.patience.wait("others")
+    assert rig.lookup_wait.for_answer("others")
     rig.asks("r", 1.0)
     assert rig.waited_s("r") == (False, pytest.approx(0.1 * MAX_WAIT_S))
-    rig.patience.next_step()
+    rig.lookup_wait.next_step()
     assert rig.waited_s("r")[1] > 0.5 * MAX_WAIT_S
 
 
@@ -89,14 +89,14 @@ def test_an_answer_of_every_server_is_waited_for(rig):
     rig.asks("r", 0.0002, 0.0005)
     assert rig.waited_s("r") == (True, pytest.approx(0.0005))
     rig.asks("s", 0.0002, 1.0)
-    assert not rig.patience.wait("s")
+    assert not rig.lookup_wait.for_answer("s")
 
 
 def test_one_that_waits_for_the_disk_is_not_asked_for_ever(rig):
     """Each answer is that there is none yet, and comes at once."""
     heard = 0
     rig.is_asked_for_the_result("r", 0.0)
-    while rig.patience.wait("r"):
+    while rig.lookup_wait.for_answer("r"):
         heard += 1
         assert heard < 20
     assert heard > 1

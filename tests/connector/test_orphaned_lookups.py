@@ -11,8 +11,8 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 
 from lmcache.v1.multiprocess.custom_types import IPCCacheServerKey
 
-from ttlcache_connector.tiers.lmcache.orphaned_lookups import Forsaken
-from ttlcache_connector.tiers.lmcache.salts import Epochs
+from ttlcache_connector.tiers.lmcache.orphaned_lookups import OrphanedLookups
+from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
 
 
 class Adapter:
@@ -41,20 +41,20 @@ class Adapter:
 
 def test_a_session_lasts_until_its_locks_are_released():
     adapter = Adapter()
-    forsaken = Forsaken(adapter)
-    forsaken.add("r", [1, 2, 3], "salt")
+    orphans = OrphanedLookups(adapter)
+    orphans.add("r", [1, 2, 3], "salt")
     adapter.cleanup_lookup_result("r")
     adapter.end_session("r")
-    forsaken.settle()
+    orphans.settle()
     assert adapter.calls == []
     adapter.found = 2
-    forsaken.settle()
+    orphans.settle()
     assert adapter.calls == [
         ("free", [1, 2, 3], 0, 2, "r", "salt"),
         ("clean up", "r"),
         ("end", "r"),
     ]
-    assert len(forsaken) == 0
+    assert len(orphans) == 0
     adapter.end_session("r")  # nobody's any more
     assert adapter.calls[-1] == ("end", "r")
 
@@ -62,18 +62,18 @@ def test_a_session_lasts_until_its_locks_are_released():
 def test_what_has_ended_is_released_at_once():
     adapter = Adapter()
     adapter.found = 2
-    Forsaken(adapter).add("r", [1, 2, 3], "")
+    OrphanedLookups(adapter).add("r", [1, 2, 3], "")
     assert [call[0] for call in adapter.calls] == ["free", "clean up"]
 
 
 def test_what_cannot_be_released_is_tried_once():
     adapter = Adapter()
-    forsaken = Forsaken(adapter)
-    forsaken.add("r", [1, 2, 3], "")
+    orphans = OrphanedLookups(adapter)
+    orphans.add("r", [1, 2, 3], "")
     adapter.found = 7
     with pytest.raises(RuntimeError):
-        forsaken.settle()
-    forsaken.settle()
+        orphans.settle()
+    orphans.settle()
     assert [call[0] for call in adapter.calls] == ["free"]
 
 
@@ -87,12 +87,12 @@ def test_any_clients_salt_is_one_that_lmcache_takes(salt):
         request_trackers={},
         _get_or_create_request_tracker=None,
     )
-    epochs = Epochs(inner, Forsaken(adapter))
-    names = {epochs.salt(salt)}
+    salts = SaltGenerations(inner, OrphanedLookups(adapter))
+    names = {salts.salt(salt)}
     for _ in range(3):
-        epochs.begin_anew()
-        names.add(epochs.salt(salt))
-        assert epochs.salt(salt) == epochs.salt(salt) != epochs.salt(salt + "2")
+        salts.start_generation()
+        names.add(salts.salt(salt))
+        assert salts.salt(salt) == salts.salt(salt) != salts.salt(salt + "2")
     assert len(names) == 4
     for name in names:
         assert name.isascii()  # it is sent
