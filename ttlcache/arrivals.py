@@ -14,7 +14,7 @@ from ttlcache.programs.table import client_key
 from ttlcache.retention.open_turns import TurnBook
 from ttlcache.retention.ttl import Retention
 from ttlcache.scheduling.admission import AdmissionControl
-from ttlcache.scheduling.queue_order import Places
+from ttlcache.scheduling.queue_order import QueueOrder
 from ttlcache.tables import Tables
 from ttlcache.types import Arrival, IdentityRule, PinOutcome
 
@@ -25,7 +25,7 @@ class Arrivals:
 
     tables: Tables
     identifier: Identifier
-    places: Places
+    queue_order: QueueOrder
     turns: TurnBook
     retention: Retention
     admission: AdmissionControl
@@ -51,7 +51,7 @@ class Arrivals:
         record = self._new_record(arrival, program, place, now_s)
         if rule in (IdentityRule.HINT, IdentityRule.SESSION):
             self._compare(record, arrival, continuation)
-        self.places.stand(record)
+        self.queue_order.assign_place(record)
         program.in_flight += 1
         pin, record.reusable_tokens = self.turns.follow(
             program, continuation, record.request_id, now_s
@@ -64,7 +64,7 @@ class Arrivals:
         tables.journal.arrive(now_s, record, rule, arrival, continuation)
         return record
 
-    def admit(self, request_id: str, cached_tokens: int) -> None:
+    def on_allocated(self, request_id: str, cached_tokens: int) -> None:
         """The request got its blocks: it claims its pin."""
         tables = self.tables
         record = tables.requests.get(request_id)
@@ -77,9 +77,9 @@ class Arrivals:
             record.cached_tokens = cached_tokens
             if self._tests_the_tier(record) and record.lost_its_kv(cached_tokens):
                 record.lost_tokens = record.reusable_tokens - cached_tokens
-            self.places.admitted(record, now_s)
-            blocks = record.num_tokens / tables.block_tokens
-            self.admission.reasons(record.program, blocks, now_s)
+            self.queue_order.on_admission(record)
+            context_blocks = record.num_tokens / tables.block_tokens
+            self.admission.on_turn_running(record.program, context_blocks)
         elif record.first_token_s is None:
             if not record.reloads:  # preempted: all anew
                 record.cached_tokens = cached_tokens

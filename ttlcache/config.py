@@ -10,13 +10,21 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ttlcache import policies
 from ttlcache.errors import ConfigError
 
 #: Orderings in which programs that have started come before new ones.
 PROGRAM_ORDERINGS = ("ttl-aware", "program-fcfs")
+#: What `ordering` may name besides "package.module:Class".
+ORDERINGS = (
+    "auto",
+    *PROGRAM_ORDERINGS,
+    "weighted-arrival",
+    "request-fcfs",
+    "least-work",
+)
 
 #: Keys of lower tiers, which are passed through to them unread.
 LOWER_TIER_PREFIXES = ("lmcache.",)
@@ -35,32 +43,19 @@ class TTLCacheConfig(BaseModel):
         default_factory=dict,
         description='Options of the policy, e.g. {"ttl_s": 2.0} for "fixed".',
     )
-    ordering: Literal[
-        "auto",
-        "ttl-aware",
-        "weighted-arrival",
-        "program-fcfs",
-        "request-fcfs",
-        "plas",
-        "least-work",
-    ] = Field(
+    ordering: str = Field(
         default="auto",
-        description="Order of the waiting queue; the paper's (§4.3) is ttl-aware. "
-        "auto: weighted-arrival with policy adaptive and a lower tier, else ttl-aware.",
+        description="Order of the waiting queue: ttl-aware (the paper's, §4.3), "
+        "weighted-arrival, program-fcfs, request-fcfs, least-work, or a class of your "
+        "own as package.module:Class. auto: weighted-arrival with policy adaptive and "
+        "a lower tier, else ttl-aware.",
     )
-    admission: Literal["auto", "none", "working-set", "room-to-grow"] = Field(
+    admission: Literal["auto", "none", "room-to-grow"] = Field(
         default="auto",
-        description="Who may start: everybody (none), or new programs wait while those "
-        "under way fill the pool (working-set) or will as they grow (room-to-grow). "
-        "auto: room-to-grow with policy adaptive and ordering ttl-aware or "
-        "program-fcfs, else none.",
-    )
-    admission_half_life_s: float = Field(
-        default=5.0,
-        gt=0.0,
-        allow_inf_nan=False,
-        description="A program whose tool runs this long counts half (working-set, and "
-        "the gauge of that name).",
+        description="Which programs may start: all (none), or new ones wait where "
+        "those under way will fill the pool as they grow (room-to-grow). auto: "
+        "room-to-grow with policy adaptive and ordering ttl-aware or program-fcfs, "
+        "else none.",
     )
     growth_share: float = Field(
         default=0.4,
@@ -169,20 +164,35 @@ class TTLCacheConfig(BaseModel):
         description="Run on vLLM versions outside the tested range.",
     )
 
+    @field_validator("ordering")
+    @classmethod
+    def _names_an_ordering(cls, name: str) -> str:
+        module, _, class_name = name.partition(":")
+        if name not in ORDERINGS and not (module and class_name):
+            known = ", ".join(ORDERINGS)
+            raise ValueError(f"one of {known}, or package.module:Class")
+        return name
 
-def ordering_in_force(config: TTLCacheConfig, *, above_tier: bool | None = None) -> str:
-    """The ordering that "auto" stands for, or the one that is named.
 
-    above_tier: whether KV that leaves GPU memory goes to a lower tier; None: as the
-        configuration says.
-    """
+def ordering_in_force(config: TTLCacheConfig) -> str:
+    """The ordering that is named, or the one that "auto" stands for."""
     if config.ordering != "auto":
         return config.ordering
-    if above_tier is None:
-        above_tier = config.lower_tier != "none"
-    admits_all = config.admission in ("auto", "none")  # others need program order
-    ours = config.policy == "adaptive" and above_tier and admits_all
-    return "weighted-arrival" if ours else "ttl-aware"
+    above_tier = config.policy == "adaptive" and config.lower_tier != "none"
+    by_turn = above_tier and config.admission != "room-to-grow"
+    return "weighted-arrival" if by_turn else "ttl-aware"
+
+
+def admission_in_force(config: TTLCacheConfig) -> str:
+    """The admission control that is named, or the one that "auto" stands for.
+
+    Other policies are what others published, and admit all.
+    """
+    if config.admission != "auto":
+        return config.admission
+    by_program = ordering_in_force(config) in PROGRAM_ORDERINGS
+    ours = config.policy == "adaptive" and by_program
+    return "room-to-grow" if ours else "none"
 
 
 def load_config(raw: Mapping[str, Any] | None) -> TTLCacheConfig:
@@ -209,8 +219,7 @@ def load_config(raw: Mapping[str, Any] | None) -> TTLCacheConfig:
             )
     policies.create(config.policy, config.policy_options)
     ordering = ordering_in_force(config)
-    admits_all = config.admission in ("auto", "none")
-    if ordering not in PROGRAM_ORDERINGS and not admits_all:
+    if config.admission == "room-to-grow" and ordering not in PROGRAM_ORDERINGS:
         # Otherwise a held-back newcomer could stand before programs under way.
         raise ConfigError(
             f"kv_connector_extra_config: key 'admission' has value "
@@ -236,7 +245,8 @@ def _explain_one(item: dict[str, Any]) -> str:
         return f"unknown key {key!r} (value {value!r}){_nearest(key)}"
     field = TTLCacheConfig.model_fields.get(key)
     meaning = f" ({field.description})" if field is not None else ""
-    return f"key {key!r} has value {value!r}, expected: {item['msg']}{meaning}"
+    expected = str(item["msg"]).removeprefix("Value error, ")
+    return f"key {key!r} has value {value!r}, expected: {expected}{meaning}"
 
 
 def _nearest(key: str) -> str:

@@ -1,6 +1,7 @@
 """The facade that an engine adapter calls: one method per event of a turn.
 
-    arrive → (priority)* → admit → prefilled → finish … gap … → claim | expire
+    arrive → (priority | may_start)* → on_allocated → prefilled → finish
+           … gap: arrive | tick (the pin expires) | reclaim (memory is short)
 
 The controller decides and keeps the tables; blocks are referenced and released
 only through the `BlockHolder` that the adapter provides.
@@ -30,15 +31,13 @@ from ttlcache.programs.table import ProgramTable, client_key
 from ttlcache.retention.open_turns import OnPinEnd, TurnBook
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.ttl import Remaining, Retention
-from ttlcache.scheduling import admissions
-from ttlcache.scheduling.entrance import Entrance
-from ttlcache.scheduling.ordering import ORDERINGS, Ordering, PriorityKey
-from ttlcache.scheduling.queue_order import Places
+from ttlcache.scheduling import admission, ordering
+from ttlcache.scheduling.ordering import PriorityKey
+from ttlcache.scheduling.queue_order import QueueOrder
 from ttlcache.tables import Tables
 from ttlcache.telemetry.journal import NullJournal
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.types import (
-    Admission,
     Arrival,
     BlockHolder,
     Decision,
@@ -126,28 +125,25 @@ class Controller:
             self.journal,
             lambda: self.programs.num_tenants(clock.now_s()),
         )
-        self.places = Places(
-            ORDERINGS[ordering_in_force(config)](),
+        self.queue_order = QueueOrder(
+            ordering.create(ordering_in_force(config)),
             Quantum(config.quantum_turns),
             self.programs,
             self.pins,
             self.work,
             self.metrics,
-            clock,
         )
-        self._turns.stood_still = self.places.on_stall
+        self._turns.stood_still = self.queue_order.on_stall
         self._learning = Learning(
             self.costs, self.work, self.metrics, self.journal, self.requests
         )
-        self._admission = admissions.create(config, block_tokens, tables.computed_share)
-        self._turns.let_go = self._admission.lets_go
-        self._entrance = Entrance(
-            self._admission, self.places, holder, clock, block_tokens
-        )
+        self._admission = admission.create(config, block_tokens)
+        self._turns.let_go = self._admission.on_unpinned
+        self._gate = admission.AdmissionGate(self._admission, holder, block_tokens)
         self._departures = Departures(
             tables,
             identifier,
-            self.places,
+            self.queue_order,
             self._turns,
             self._retention,
             self._admission,
@@ -156,7 +152,7 @@ class Controller:
         self._arrivals = Arrivals(
             tables,
             identifier,
-            self.places,
+            self.queue_order,
             self._turns,
             self._retention,
             self._admission,
@@ -194,18 +190,9 @@ class Controller:
         self.tables.lower_epoch += 1
 
     @property
-    def ordering(self) -> Ordering:
-        return self.places.ordering
-
-    @ordering.setter
-    def ordering(self, ordering: Ordering) -> None:
-        """Before the first request, if at all."""
-        self.places.ordering = ordering
-
-    @property
-    def growth_blocks(self) -> float:
+    def reserved_pool_blocks(self) -> float:
         """Free blocks that new programs leave to those under way."""
-        return self._admission.growth_blocks
+        return self._admission.reserved_pool_blocks
 
     # --- a request comes -------------------------------------------------
 
@@ -219,32 +206,25 @@ class Controller:
         Raises:
             KeyError: the request never arrived here.
         """
-        return self.places.key(self.requests[request_id], preempted)
+        return self.queue_order.key(self.requests[request_id], preempted)
 
-    def promote_at_s(self, request_id: str) -> float:
-        """When waiting alone will change the request's key; `math.inf` for never."""
-        return self.places.promote_at_s(self.requests[request_id])
-
-    def promote(self, request_id: str) -> None:
-        """The ordering's anti-starvation rule strikes: its counters start anew."""
-        self.places.promote(self.requests[request_id])
-
-    def stand_back(self, request_id: str) -> bool:
+    def requeue_if_moved(self, request_id: str) -> bool:
         """Whether the request's place is out of date; `priority` answers anew then.
 
         Asked about the head of the queue: others of its context may have used up the
         quantum since it was queued. A place may change once per quantum, no more.
         """
         record = self.requests.get(request_id)
-        return record is not None and self.places.stand_back(record)
+        return record is not None and self.queue_order.requeue_if_moved(record)
 
-    def admission(
-        self, request_id: str, kv_blocks: float, *, by_program: bool = True
-    ) -> Admission:
-        """Whether a waiting request needing `kv_blocks` may take memory now.
+    def may_start(self, request_id: str, needed_pool_blocks: float) -> bool:
+        """Whether a waiting request may take memory now.
 
-        by_program: whether the queue stands in this controller's order. Who is kept
-        waiting at the head of another one would keep programs before it waiting.
+        To be asked only while the queue is in this controller's order: in another one a
+        new program at the head would keep those under way waiting behind it.
+
+        Args:
+            needed_pool_blocks: beside those that it found cached.
         """
         record = self.requests.get(request_id)
         if (
@@ -252,11 +232,11 @@ class Controller:
             or record.admitted_s is not None
             or not self.retention_enabled
         ):
-            return Admission.ADMIT
-        return self._entrance.ask(record, kv_blocks, by_program=by_program)
+            return True
+        return self._gate.may_start(record, needed_pool_blocks)
 
-    def make_room(self, request_id: str, kv_blocks: float) -> int:
-        """`admission` said to wait: pins that have no right to stay give way.
+    def free_for_newcomer(self, request_id: str, needed_pool_blocks: float) -> int:
+        """`may_start` said no: pins that have no right to stay give way.
 
         Returns:
             Blocks that became free; 0 means that asking again is pointless.
@@ -265,8 +245,8 @@ class Controller:
         if record is None:
             return 0
         freed = self.reprice()
-        lack = self._entrance.lack_blocks(record, kv_blocks)
-        return freed + self.reclaimer.take_for_newcomer(record.program, lack)
+        missing = self._gate.missing_blocks(record, needed_pool_blocks)
+        return freed + self.reclaimer.take_for_newcomer(record.program, missing)
 
     def on_memory_refused(self, request_id: str) -> None:
         """A waiting request lacks memory, or room that others are to have."""
@@ -274,13 +254,13 @@ class Controller:
         if record is not None and record.refused_s is None:
             record.refused_s = self._clock.now_s()
 
-    def admit(self, request_id: str, cached_tokens: int) -> None:
+    def on_allocated(self, request_id: str, cached_tokens: int) -> None:
         """The request got its blocks: it claims its pin.
 
         Args:
             cached_tokens: prompt tokens found in GPU memory.
         """
-        self._arrivals.admit(request_id, cached_tokens)
+        self._arrivals.on_allocated(request_id, cached_tokens)
 
     def on_step(self, step: Step) -> None:
         """A step is computed: learn what prompt tokens cost."""
@@ -400,7 +380,7 @@ class Controller:
             urgency,
             record.program if record else None,
             record.pin_id if record else None,
-            self.places.rank(record) if record else (),
+            self.queue_order.rank(record) if record else (),
             patient=patient,
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.step_fit import Step
 from ttlcache.programs.model import RequestRecord, Work
-from ttlcache.scheduling.remaining_work import WorkSizes
+from ttlcache.scheduling.remaining_work import RemainingWork
 from ttlcache.telemetry.journal import NullJournal
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.types import Finish
@@ -23,7 +23,7 @@ class Learning:
     """
 
     costs: CostModel
-    work: WorkSizes
+    work: RemainingWork
     metrics: MetricsBuffer
     journal: NullJournal
     requests: Mapping[str, RequestRecord]
@@ -82,7 +82,7 @@ class Learning:
             return
         if program.work is None:
             program.work = Work()
-        self.work.turn_done(
+        self.work.on_turn_finished(
             program.work,
             self.costs.prefill_s(finish.prompt_tokens, record.reusable_tokens),
             max(outputs, 0) * self.costs.decode_token_s,

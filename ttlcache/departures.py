@@ -11,7 +11,7 @@ from ttlcache.programs.model import Program, RequestRecord
 from ttlcache.retention.open_turns import TurnBook
 from ttlcache.retention.ttl import Retention
 from ttlcache.scheduling.admission import AdmissionControl
-from ttlcache.scheduling.queue_order import Places
+from ttlcache.scheduling.queue_order import QueueOrder
 from ttlcache.tables import Tables
 from ttlcache.types import Finish, HoldOrder, PinOutcome
 
@@ -22,7 +22,7 @@ class Departures:
 
     tables: Tables
     identifier: Identifier
-    places: Places
+    queue_order: QueueOrder
     turns: TurnBook
     retention: Retention
     admission: AdmissionControl
@@ -40,26 +40,26 @@ class Departures:
         now_s = tables.clock.now_s()
         tables.journal.finish(now_s, record, finish)
         tables.programs.touch(program, now_s)
-        blocks = finish.num_tokens / tables.block_tokens
+        context_blocks = finish.num_tokens / tables.block_tokens
         if record.admitted_s is not None:
             if now_s > record.admitted_s:
-                self.places.charge(record, now_s - record.admitted_s)
+                self.queue_order.charge(record, now_s - record.admitted_s)
             if not program.ended:
-                self.admission.acts(program, blocks, now_s)
+                self.admission.on_turn_finished(program, context_blocks)
         if not finish.completed:
-            self.admission.lets_go(program)
+            self.admission.on_unpinned(program)
             return None
         program.turns_finished += 1
-        uses_work = self.places.ordering.uses_work
+        uses_work = self.queue_order.ordering.uses_work
         self.learning.finished(record, finish, now_s, uses_work)
         if record.hints.is_last_step or program.ended:
             self.end(program, "last_step")
             return None
         order = self._retain(record, finish, now_s)
         if order is None:
-            self.admission.lets_go(program)
+            self.admission.on_unpinned(program)
         else:  # making room for it may have ended the program's other pins
-            self.admission.acts(program, blocks, now_s)
+            self.admission.on_turn_finished(program, context_blocks)
         return order
 
     def end(self, program: Program, how: str) -> None:
@@ -71,12 +71,12 @@ class Departures:
         tables.metrics.count("programs_ended", how)
         now_s = tables.clock.now_s()
         tables.journal.end(now_s, program, how)
-        self.admission.leaves(program, now_s)
+        self.admission.on_program_end(program)
         if program.turns_finished:
             tables.memoryfulness.add(program.turns_finished)
         if program.work is not None:
-            tables.work.ended(program.work)
-        self.places.ended(program)
+            tables.work.on_program_end(program.work)
+        self.queue_order.on_program_end(program)
         self.turns.close_all(program)
         self.turns.renew_parent(program)
 
@@ -85,7 +85,7 @@ class Departures:
         stale = self.tables.requests.pop(request_id, None)
         if stale is not None:
             self._leave(stale)
-            self.admission.lets_go(stale.program)
+            self.admission.on_unpinned(stale.program)
 
     def _retain(
         self, record: RequestRecord, finish: Finish, now_s: float
@@ -97,13 +97,13 @@ class Departures:
         self.turns.open(program, turn)
         self.identifier.remember(program, finish)
         tables.costs.observe_footprint(finish.footprint_blocks or finish.kv_blocks)
-        blocks = finish.num_tokens / tables.block_tokens
-        self.admission.weighs(blocks, finish.footprint_blocks)
+        context_blocks = finish.num_tokens / tables.block_tokens
+        self.admission.on_footprint(context_blocks, finish.footprint_blocks)
         if not tables.retention_enabled or record.hints.rejected:
             return None
         if tables.lower_tier is not None:
             turn.lower_epoch = tables.lower_epoch
-        rank = self.places.rank_of_next(record)
+        rank = self.queue_order.rank_after_this_turn(record)
         tables.last_decision, order = self.retention.retain(
             record, turn, finish, rank, tables.view(now_s), now_s
         )
@@ -115,8 +115,6 @@ class Departures:
         program.in_flight -= 1
         if not self.tables.requests:
             self.tables.backlog.on_idle()
-        if program.ended and not program.in_flight:
-            self.admission.leaves(program, self.tables.clock.now_s())
         pin = pins.get(record.pin_id)
         record.pin_id = None
         if pin is None:

@@ -18,7 +18,7 @@ from ttlcache.policies.base import View
 from ttlcache.programs.model import RequestRecord
 from ttlcache.programs.table import ProgramTable
 from ttlcache.retention.pins import PinTable
-from ttlcache.scheduling.remaining_work import WorkSizes
+from ttlcache.scheduling.remaining_work import RemainingWork
 from ttlcache.telemetry.journal import NullJournal
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.types import BlockHolder, Decision
@@ -48,7 +48,7 @@ class Tables:
     programs: ProgramTable
     metrics: MetricsBuffer
     memoryfulness: Memoryfulness = field(default_factory=Memoryfulness)
-    work: WorkSizes = field(default_factory=WorkSizes)
+    work: RemainingWork = field(default_factory=RemainingWork)
     pins: PinTable = field(default_factory=PinTable)
     requests: dict[str, RequestRecord] = field(default_factory=dict)
     retention_enabled: bool = True
@@ -59,19 +59,6 @@ class Tables:
 
     def __post_init__(self) -> None:
         self.backlog = Backlog(self.clock)
-
-    def computed_share(self) -> float:
-        """Of the seconds that a lost context costs, those of prefill; 1 without a tier.
-
-        Of a turn of mean size. Before one was retained, and before a reload was seen,
-        reloads count as nothing.
-        """
-        if self.lower_tier is None:
-            return 1.0
-        tokens = self.costs.average_footprint_blocks * self.block_tokens
-        if not tokens or self.lower_tier not in self.costs.tiers:
-            return 1.0 - self.costs.kept_share
-        return self.costs.expected_rebuild(tokens, self.lower_tier).computed_share
 
     def view(self, now_s: float) -> View:
         """What a policy may know now."""

@@ -183,7 +183,7 @@ class _Replay:
         if outcome is not None:
             outcome.in_time = record.pin_id is not None
         hit = outcome is not None and outcome.in_time
-        self._controller.admit(request_id, record.reusable_tokens if hit else 0)
+        self._controller.on_allocated(request_id, record.reusable_tokens if hit else 0)
         self._push(self._clock.now_s() + turn.llm_s, _FINISH, number, index)
 
     def _finish(self, number: int, index: int) -> None:

@@ -133,7 +133,7 @@ def _steps(
 def _begin(controllers: tuple[Controller, ...], arrival: Arrival) -> None:
     for each in controllers:
         each.arrive(arrival)
-        each.admit(arrival.request_id, arrival.num_tokens - TURN_TOKENS)
+        each.on_allocated(arrival.request_id, arrival.num_tokens - TURN_TOKENS)
         each.prefilled(arrival.request_id, arrival.num_tokens)
 
 
@@ -144,7 +144,7 @@ def _step(controller: Controller, events: list[tuple[Finish, Arrival]]) -> int:
     for finish, arrival in events:
         controller.finish(finish)
         controller.arrive(arrival)
-        controller.admit(arrival.request_id, arrival.num_tokens - TURN_TOKENS)
+        controller.on_allocated(arrival.request_id, arrival.num_tokens - TURN_TOKENS)
         controller.prefilled(arrival.request_id, arrival.num_tokens)
     if not controller.metrics.is_empty():
         controller.metrics.drain()

@@ -177,7 +177,7 @@ def _one_turn(controller: Controller, agent: Agent, stamps: _Stamps) -> None:
     controller.arrive(arrival)
     arrive_ns = time.thread_time_ns() - began_ns
     began_ns = time.thread_time_ns()
-    controller.admit(arrival.request_id, arrival.num_tokens - TURN_TOKENS)
+    controller.on_allocated(arrival.request_id, arrival.num_tokens - TURN_TOKENS)
     admit_ns = time.thread_time_ns() - began_ns
     controller.prefilled(arrival.request_id, arrival.num_tokens)
     finish = agent.finish()

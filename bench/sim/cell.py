@@ -21,7 +21,8 @@ from bench.sim.rivals.ablations import ablated
 from bench.sim.rivals.arms import ArmSetting, own_file
 from bench.sim.rivals.gates import Gate, OpenGate
 from bench.sim.rivals.mori import MoriGate, unpin
-from bench.sim.rivals.oracle import OracleGate, ShortestRemaining
+from bench.sim.rivals.oracle import OracleGate
+from bench.sim.rivals.plas import PlasGate
 from bench.sim.rivals.thunderagent import ThunderAgentGate
 from bench.sim.settings import Cell, CellResult
 from bench.sim.steptime import StepTime
@@ -56,9 +57,6 @@ def run_cell(cell: Cell) -> CellResult:
         if store is not None and connector is not None and connector.side:
             assert connector.side.controller is not None
             connector.side.controller.lower_tier = "cpu"  # there is no disk without
-        if cell.arm.order == "srpt" and connector is not None and connector.side:
-            assert connector.side.controller is not None
-            connector.side.controller.ordering = ShortestRemaining()
         Simulation(
             scheduler,
             clock,
@@ -123,7 +121,7 @@ def engine_spec(cell: Cell, workload: Workload, step_time: StepTime) -> EngineSp
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
         "max_model_len": engine.max_context,
-        "policy": "priority" if cell.arm.order == "srpt" else "fcfs",
+        "policy": "priority" if cell.arm.tell_work else "fcfs",
         "connector": extra is not None,
         "extra_config": extra or {},
     }
@@ -145,9 +143,7 @@ def request_factory(cell: Cell, step_time: StepTime) -> RequestFactory:
         tell_last=cell.engine.tell_last,
         tell_gap=cell.arm.tell_gap,
         priority=(
-            (lambda agent: round(1e3 * work(agent)))
-            if cell.arm.order == "srpt"
-            else None
+            (lambda agent: round(1e3 * work(agent))) if cell.arm.tell_work else None
         ),
     )
 
@@ -198,6 +194,11 @@ def _paper_victims(cell: Cell, connector: TTLConnector | None) -> Gate:
     return OpenGate()
 
 
+def _plas(cell: Cell, connector: TTLConnector | None) -> Gate:
+    assert connector is not None
+    return PlasGate(connector)
+
+
 def _oracle(cell: Cell, connector: TTLConnector | None) -> Gate:
     model, hardware = MODELS[cell.engine.model], HARDWARE[cell.engine.hardware]
     step_time = StepTime.of(hardware, model)
@@ -212,6 +213,7 @@ GATES: dict[str, Callable[[Cell, TTLConnector | None], Gate]] = {
     "thunderagent": _thunderagent,
     "mori": _mori,
     "paper-victims": _paper_victims,
+    "plas": _plas,
     "oracle": _oracle,
 }
 

@@ -29,8 +29,8 @@ from bench.sim.tiers.transfers import NoTransfers, Transfers
 from ttlcache.clock import VirtualClock
 from ttlcache_connector.connector import TTLConnector
 
-#: Something may change without an event (a load that decays): look at least so often
-#: while requests wait and nothing runs.
+#: Something may change without an event: look at least so often while requests wait and
+#: nothing runs.
 POLL_S = 1.0
 #: Empty steps in a row without any change of time before the cell is called stuck.
 MAX_EMPTY_STEPS = 10_000
@@ -68,7 +68,7 @@ class Simulation:
         self._gate = gate
         self._side = connector.side if connector is not None else None
         self._transfers = transfers or NoTransfers()
-        self._foresight = Foresight(scheduler, clock, connector)
+        self._foresight = Foresight(scheduler, connector)
         self._strides = Strides(
             scheduler,
             step_time,

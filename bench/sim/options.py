@@ -96,7 +96,7 @@ def _fleets(options: SimOptions, arms: Sequence[Arm]) -> list[FleetSetting | Non
         return [None]
     if options.engine.offload != "none" or loop is not None or options.chat:
         raise ValueError("replicas: not modelled with offload, loops or chats")
-    gated = [arm.name for arm in arms if arm.gate or arm.order]
+    gated = [arm.name for arm in arms if arm.gate]
     if gated:
         raise ValueError(f"replicas: not modelled for {', '.join(gated)}")
     names = [name.strip() for name in options.routing.split(",")]

@@ -13,9 +13,9 @@ and the engine checks that vLLM scheduled what was planned. What has to hold:
 - free blocks cover the growth, so that nobody is preempted and no pin gives way;
 - nobody finishes, and no prompt is done, inside;
 - a prompt that takes all of the budget left, so that no waiting request is looked at;
-  or no prompt, and the waiting requests were refused by the step before. Refused by
-  memory they stay refused, because memory only shrinks. What admission control
-  answers may depend on time: it is asked again for each of the steps.
+  or no prompt, and the waiting requests were refused by the step before, by lack of
+  memory or by admission control. They stay refused, because free memory only shrinks
+  and nothing else that admission control reads changes without an event.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ class Strides:
 
     def before_call(self) -> None:
         """The connector's state that waiting requests are about to be refused in."""
-        self._foresight.forget()
         self._state = self._foresight.state()
 
     def observe(self, output: SchedulerOutput, steps: int) -> None:
@@ -204,11 +203,8 @@ class Strides:
         if batch.prefill is not None:
             chunk = (batch.chunk, batch.prefill.num_computed_tokens + batch.chunk)
         ends = [request.num_computed_tokens + 1 for request in batch.decodes]
-        refused = batch.prefill is None and self._waits()
         times: list[tuple[float, float]] = []
         for pair in islice(self._step_time.repeated(ends, chunk), most):
-            if refused and times and not self._foresight.still_refused(now_s):
-                break
             times.append(pair)
             now_s += pair[0]
             if until_s is not None and now_s >= until_s:

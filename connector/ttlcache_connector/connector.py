@@ -111,7 +111,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         self._side.lower.allocated(request, blocks, num_external_tokens)
-        self._side.admitted(request)
+        self._side.on_allocated(request)
         if num_external_tokens:
             self._side.load_started(request)
 
@@ -180,17 +180,9 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         """Blocks freed from pins now for `request`."""
         return self._side.eviction(needed_blocks, request, urgency)
 
-    def promote_at_s(self, request: Request) -> float:
-        """When waiting alone changes the request's priority."""
-        return self._side.promote_at_s(request)
-
-    def promote(self, request: Request) -> None:
-        """That time has come."""
-        self._side.promote(request)
-
-    def stand_back(self, request: Request) -> bool:
+    def requeue_if_moved(self, request: Request) -> bool:
         """Whether the place of a waiting request is out of date."""
-        return self._side.stand_back(request)
+        return self._side.requeue_if_moved(request)
 
     def on_aged(self) -> None:
         self._side.note_aged()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
@@ -11,22 +10,14 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
 
-class Ranks(Protocol):
-    """Who tells the order; `TTLConnector` does."""
+class QueueCallbacks(Protocol):
+    """What gives the order; `TTLConnector` does."""
 
     def priority(self, request: Request) -> tuple[int, ...]:
         """Sort key; must stay the same until `ProgramQueue.rekey` is called."""
         ...
 
-    def promote_at_s(self, request: Request) -> float:
-        """When waiting alone changes the key; `math.inf` for never."""
-        ...
-
-    def promote(self, request: Request) -> None:
-        """That time has come: `priority` answers anew from now on."""
-        ...
-
-    def stand_back(self, request: Request) -> bool:
+    def requeue_if_moved(self, request: Request) -> bool:
         """Whether the place of the head is out of date: `priority` answers anew."""
         ...
 
@@ -38,19 +29,12 @@ class Ranks(Protocol):
 class _Entry:
     """A queued request with the keys it was sorted in with."""
 
-    __slots__ = ("key", "promote_at_s", "queued_s", "request")
+    __slots__ = ("key", "queued_s", "request")
 
-    def __init__(
-        self,
-        request: Request,
-        key: tuple[int, ...],
-        queued_s: float,
-        promote_at_s: float,
-    ) -> None:
+    def __init__(self, request: Request, key: tuple[int, ...], queued_s: float) -> None:
         self.request = request
         self.key = key
         self.queued_s = queued_s
-        self.promote_at_s = promote_at_s
 
 
 class ProgramQueue(RequestQueue):
@@ -63,11 +47,11 @@ class ProgramQueue(RequestQueue):
 
     def __init__(
         self,
-        ranks: Ranks,
+        callbacks: QueueCallbacks,
         now_s: Callable[[], float],
         max_wait_s: float,
     ) -> None:
-        self._ranks = ranks
+        self._callbacks = callbacks
         self._now_s = now_s
         self._max_wait_s = max_wait_s
         self._entries: dict[str, _Entry] = {}
@@ -75,8 +59,6 @@ class ProgramQueue(RequestQueue):
         self._by_key = SortedKeyList(key=lambda e: e.key)
         self._by_age: SortedKeyList[_Entry, float]
         self._by_age = SortedKeyList(key=lambda e: e.queued_s)
-        self._by_promotion: SortedKeyList[_Entry, float]
-        self._by_promotion = SortedKeyList(key=lambda e: e.promote_at_s)
         # Skipped requests leave and return within a step: their age must last.
         self._since: dict[str, float] = {}
         self._peeked: _Entry | None = None
@@ -87,15 +69,10 @@ class ProgramQueue(RequestQueue):
         if request_id in self._entries:
             self._remove(request_id)
         queued_s = self._since.setdefault(request_id, self._now_s())
-        ranks = self._ranks
-        entry = _Entry(
-            request, ranks.priority(request), queued_s, ranks.promote_at_s(request)
-        )
+        entry = _Entry(request, self._callbacks.priority(request), queued_s)
         self._entries[request_id] = entry
         self._by_key.add(entry)
         self._by_age.add(entry)
-        if entry.promote_at_s < math.inf:
-            self._by_promotion.add(entry)
 
     def peek_request(self) -> Request:
         if not self._entries:
@@ -137,7 +114,7 @@ class ProgramQueue(RequestQueue):
         if entry is None:
             return
         self._by_key.remove(entry)
-        entry.key = self._ranks.priority(entry.request)
+        entry.key = self._callbacks.priority(entry.request)
         self._by_key.add(entry)
 
     def forget(self, request_id: str) -> None:
@@ -162,27 +139,16 @@ class ProgramQueue(RequestQueue):
         """When time alone will change the order, for simulators."""
         if self._by_age:
             yield self._by_age[0].queued_s + self._max_wait_s
-        if self._by_promotion:
-            yield self._by_promotion[0].promote_at_s
-
-    def _promote_due(self) -> None:
-        now_s = self._now_s()
-        while self._by_promotion and self._by_promotion[0].promote_at_s <= now_s:
-            entry: _Entry = self._by_promotion.pop(0)
-            entry.promote_at_s = math.inf
-            self._ranks.promote(entry.request)
-            self.rekey(entry.request.request_id)
 
     def _head(self) -> _Entry:
-        self._promote_due()
         oldest: _Entry = self._by_age[0]
         if self._now_s() - oldest.queued_s > self._max_wait_s:
             if oldest.request.request_id not in self._aged:
                 self._aged.add(oldest.request.request_id)
-                self._ranks.on_aged()
+                self._callbacks.on_aged()
             return oldest
         first: _Entry = self._by_key[0]
-        while self._ranks.stand_back(first.request):
+        while self._callbacks.requeue_if_moved(first.request):
             self.rekey(first.request.request_id)
             first = self._by_key[0]
         return first
@@ -191,7 +157,5 @@ class ProgramQueue(RequestQueue):
         entry = self._entries.pop(request_id)
         self._by_key.remove(entry)
         self._by_age.remove(entry)
-        if entry.promote_at_s < math.inf:
-            self._by_promotion.remove(entry)
         if self._peeked is entry:
             self._peeked = None

@@ -18,10 +18,9 @@ from bench.sim.settings import Cell, EngineSetting
 from bench.sim.steptime import StepTime
 from tests.core.test_policies_adaptive import LS, history_of, turn_of, view_of
 from ttlcache import policies
-from ttlcache.config import load_config, ordering_in_force
+from ttlcache.config import admission_in_force, load_config, ordering_in_force
 from ttlcache.estimators.costs import MIN_LOST, CostModel
 from ttlcache.policies.adaptive import Adaptive
-from ttlcache.scheduling import admissions
 from ttlcache.types import Pressure
 
 FULL = Pressure(100, num_waiting=1, num_running=9)
@@ -122,10 +121,11 @@ def test_an_ablated_arm_keeps_its_order_and_admission(above_tier):
     assert arm.name == "adaptive:no-repricing"
     extra = {"policy": "adaptive"}
     ours = load_config(ablated(extra, arm.ablation, above_tier=above_tier))
-    base = load_config(extra)
+    tier = "lmcache" if above_tier else "none"
+    base = load_config({**extra, "lower_tier": tier})
     assert ours.policy == "adaptive:no-repricing"
-    assert ours.ordering == ordering_in_force(base, above_tier=above_tier)
-    assert ours.admission == admissions.in_force(base, above_tier=above_tier)
+    assert ours.ordering == ordering_in_force(base)
+    assert ours.admission == admission_in_force(base)
     assert plain.ablation == ""
 
 

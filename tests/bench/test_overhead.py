@@ -46,7 +46,7 @@ def test_an_agent_is_recognised_and_claims_its_pins(identity: str) -> None:
         for agent in agents:
             arrival = agent.arrival()
             record = controller.arrive(arrival)
-            controller.admit(arrival.request_id, record.reusable_tokens)
+            controller.on_allocated(arrival.request_id, record.reusable_tokens)
             assert controller.finish(agent.finish()) is not None
         clock.advance(1.0)
         controller.tick()

@@ -16,12 +16,15 @@ from typing import Any
 POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "arrive": ("controller", "arrive", frozenset({"arrive"})),
     "priority": ("controller", "priority", frozenset({"priority"})),
-    "promote_at_s": ("controller", "promote_at_s", frozenset({"promote_at_s"})),
-    "promote": ("controller", "promote", frozenset({"promote"})),
-    "admission": ("controller", "admission", frozenset({"admission"})),
+    "requeue_if_moved": (
+        "controller",
+        "requeue_if_moved",
+        frozenset({"requeue_if_moved"}),
+    ),
+    "may_start": ("controller", "may_start", frozenset({"admission"})),
     "reclaim": ("controller", "reclaim", frozenset({"eviction"})),
     "note_local_hit": ("_local_hits", "__setitem__", frozenset({"note_local_hit"})),
-    "admit": ("controller", "admit", frozenset({"admitted"})),
+    "on_allocated": ("controller", "on_allocated", frozenset({"on_allocated"})),
     "prefilled": (
         "controller",
         "prefilled",
@@ -47,7 +50,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
         "release",
         frozenset(
             {
-                *("arrive", "admitted", "finished", "before_step", "eviction"),
+                *("arrive", "on_allocated", "finished", "before_step", "eviction"),
                 *("release_pins", "drop_orphans"),
             }
         ),
@@ -60,7 +63,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "rekey": (
         "_queue",
         "rekey",
-        frozenset({"arrive", "admitted", "finished", "before_step", "eviction"}),
+        frozenset({"arrive", "on_allocated", "finished", "before_step", "eviction"}),
     ),
     "is_aged": ("_queue", "is_aged", frozenset({"urgency", "eviction"})),
     "aged": ("controller.metrics", "count", frozenset({"note_aged"})),

@@ -1,7 +1,8 @@
-"""Admission on program memory, asked by vLLM's real scheduler.
+"""Admission control, asked by vLLM's real scheduler.
 
-32 blocks of 16 tokens. A and B have 15 blocks each, C needs 4: there is memory for
-it once A is done, but not beside what A will come back with.
+28 blocks of 16 tokens. Five programs ended with 10 blocks each. A's tool runs, and its
+3 blocks are pinned; D takes 10 and decodes for long; E needs 4, and 6 more are expected
+of it as of A: 16 where 15 are free.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from tests.connector.conftest import free
 from ttlcache.types import GapKey
 
 CONTROL = {
-    "policy": "none",
-    "ordering": "ttl-aware",
-    "admission": "working-set",
-    "admission_half_life_s": 5.0,
+    "policy": "fixed",
+    "policy_options": {"ttl_s": 200.0},
+    "admission": "room-to-grow",
+    "growth_share": 1.0,
 }
 
 
@@ -40,81 +41,65 @@ def step(engine, count=3):
 
 @pytest.fixture
 def full_engine(make_engine, async_scheduling):
-    """A's tool runs, B decodes for long, C waits at the head of the queue."""
+    """A's tool runs, D decodes, E waits at the head of the queue."""
 
     def make(**config):
         engine = make_engine(
-            num_blocks=33,
+            num_blocks=29,
             async_scheduling=async_scheduling,
             extra_config={**CONTROL, **config},
         )
-        add(engine, "A", 240)
+        for program in "VWXYZ":
+            add(engine, program, 156, is_last_step=True)
+            engine.run()
+        add(engine, "A", 60)
         engine.run()
-        add(engine, "B", 240, max_tokens=200)
-        assert step(engine) == ["B-1"]
-        add(engine, "C", 60)
+        add(engine, "D", 156, max_tokens=150)
+        assert step(engine) == ["D-1"]
+        add(engine, "E", 60)
         return engine
 
     return make
 
 
-def finish_all(engine):
+def finish_all(engine, clock):
     engine.run(max_steps=1000)
-    assert free(engine) == 32
-    controller = engine.connector.side.controller
-    assert controller.requests == {}
+    clock.advance(301.0)
+    engine.step()
+    assert free(engine) == 28
+    assert engine.connector.side.controller.requests == {}
 
 
-def test_a_new_program_waits_although_its_prompt_would_fit(full_engine):
+def test_a_new_program_waits_although_its_prompt_would_fit(full_engine, clock):
     engine = full_engine()
     assert free(engine) >= 4
     assert step(engine, 20) == []
-    assert [r.request_id for r in engine.scheduler.waiting] == ["C-1"]
-    finish_all(engine)
-    assert "C-1" in engine.finished
+    assert [r.request_id for r in engine.scheduler.waiting] == ["E-1"]
+    finish_all(engine, clock)
+    assert "E-1" in engine.finished
 
 
-def test_its_wait_makes_memory_dear(full_engine):
+def test_its_wait_makes_memory_dear(full_engine, clock):
     """What others hold beyond its worth would keep it out for ever."""
     engine = full_engine()
     step(engine)
     assert engine.connector.side.ledger.pressure().waiting_blocks == 4
-    finish_all(engine)
+    finish_all(engine, clock)
 
 
-def test_room_to_grow_is_asked_by_vllms_scheduler(make_engine, clock):
-    # Five programs ended with 10 blocks of 16 tokens. Of 28 A has 3, pinned, and D
-    # takes 10. E wants 4, and 6 are to come for it as for A: 16 of 15.
-    engine = make_engine(
-        num_blocks=29,
-        extra_config={
-            "policy": "fixed",
-            "policy_options": {"ttl_s": 60.0},
-            "admission": "room-to-grow",
-            "growth_share": 1.0,
-        },
-    )
-    for program in "VWXYZ":
-        add(engine, program, 156, is_last_step=True)
-        engine.run()
-    add(engine, "A", 60)
-    engine.run()
-    add(engine, "D", 156, max_tokens=150)
-    assert step(engine) == ["D-1"]
-    add(engine, "E", 60, max_tokens=200)
+def test_it_starts_when_the_pin_has_expired(full_engine, clock):
+    engine = full_engine()
+    clock.advance(199.0)
     assert step(engine) == []
-    clock.advance(61.0)  # A's pin has ended
+    clock.advance(2.0)
     assert step(engine) == ["E-1"]
-    engine.run(max_steps=1000)
-    clock.advance(61.0)
-    engine.step()
-    assert free(engine) == 28
+    finish_all(engine, clock)
 
 
 def test_pins_made_while_memory_was_free_end_when_a_newcomer_is_held_back(
     make_engine, clock
 ):
-    # As above, but A's pin was given for as long as there is, at no price.
+    # A's pin was given for as long as there is, at no price.
     engine = make_engine(
         num_blocks=29,
         extra_config={"growth_share": 1.0, "max_ttl_s": 1e9},
@@ -137,82 +122,72 @@ def test_pins_made_while_memory_was_free_end_when_a_newcomer_is_held_back(
     assert len(controller.pins) == 0
 
 
-def test_without_admission_control_it_does_not_wait(full_engine):
+def test_without_admission_control_it_does_not_wait(full_engine, clock):
     engine = full_engine(admission="none")
-    assert step(engine) == ["C-1"]
-    finish_all(engine)
+    assert step(engine) == ["E-1"]
+    finish_all(engine, clock)
 
 
-def test_it_gets_in_when_the_others_have_acted_long_enough(full_engine, clock):
-    # B reasons with 15 blocks, A acts with 15.25: 15 + 15.25 / 2^(t / 5) + 4 <= 32
-    # from t = 1.15 on.
+def test_it_starts_when_a_program_ends(full_engine, clock):
     engine = full_engine()
-    clock.advance(1.1)
-    assert step(engine) == []
-    clock.advance(0.1)
-    assert step(engine) == ["C-1"]
-    finish_all(engine)
-
-
-def test_it_gets_in_when_a_program_ends(full_engine):
-    engine = full_engine(admission_half_life_s=1e6)
     assert step(engine) == []
     engine.connector.side.controller.end("", "A")
-    assert step(engine) == ["C-1"]
-    finish_all(engine)
+    assert step(engine) == ["E-1"]
+    finish_all(engine, clock)
 
 
-def test_it_gets_in_when_it_has_waited_too_long(full_engine, clock):
-    engine = full_engine(admission_half_life_s=1e6, max_queue_wait_s=30.0)
+def test_it_starts_when_it_has_waited_too_long(full_engine, clock):
+    engine = full_engine(max_queue_wait_s=30.0)
     clock.advance(29.0)
     assert step(engine) == []
     clock.advance(2.0)
-    assert step(engine) == ["C-1"]
-    finish_all(engine)
+    assert step(engine) == ["E-1"]
+    finish_all(engine, clock)
 
 
-def test_it_gets_in_when_nothing_runs(full_engine):
-    # Scenario: B is done, too, and acts; by the sum there is no room for ages.
-    engine = full_engine(admission_half_life_s=1e6)
-    while "B-1" not in engine.finished:
+def test_it_starts_when_nothing_runs(full_engine, clock):
+    # Scenario: D is done, too, and pinned: less than ever is free.
+    engine = full_engine()
+    while "D-1" not in engine.finished:
         assert step(engine, 1) == []
-    assert step(engine, 2) == ["C-1"]
-    finish_all(engine)
+    assert step(engine, 2) == ["E-1"]
+    finish_all(engine, clock)
 
 
-def test_programs_under_way_are_never_held_back(full_engine):
-    # Scenario: A comes back while C waits. It is served; C goes on waiting.
-    engine = full_engine(admission_half_life_s=1e6)
-    add(engine, "A", 250, turn=2)
+def test_programs_under_way_are_never_held_back(full_engine, clock):
+    # Scenario: A comes back while E waits. It is served; E goes on waiting.
+    engine = full_engine()
+    add(engine, "A", 70, turn=2)
     assert step(engine) == ["A-2"]
-    assert [r.request_id for r in engine.scheduler.waiting] == ["C-1"]
-    finish_all(engine)
+    assert [r.request_id for r in engine.scheduler.waiting] == ["E-1"]
+    finish_all(engine, clock)
 
 
-def test_who_waits_holds_nobody_behind_it_back_for_ever(full_engine, clock):
-    # C stands at the head; D behind it would fit, but new programs go in order.
+def test_new_programs_start_in_order(full_engine, clock):
+    # F behind E is smaller, but does not pass it.
     engine = full_engine()
-    add(engine, "D", 20)
+    add(engine, "F", 20)
     assert step(engine) == []
-    clock.advance(60.0)
-    assert step(engine) == ["C-1", "D-1"]
-    finish_all(engine)
+    engine.connector.side.controller.end("", "A")
+    assert step(engine, 1) == ["E-1"]
+    finish_all(engine, clock)
+    assert "F-1" in engine.finished
 
 
-def test_an_aborted_wait_leaves_nothing_behind(full_engine):
+def test_an_aborted_wait_leaves_nothing_behind(full_engine, clock):
     engine = full_engine()
-    engine.abort("C-1")
+    engine.abort("E-1")
     assert step(engine) == []
-    finish_all(engine)
-    assert "C-1" not in engine.finished
+    finish_all(engine, clock)
+    assert "E-1" not in engine.finished
 
 
-def test_a_sub_agent_of_a_program_under_way_is_not_held_back(full_engine):
-    engine = full_engine(admission_half_life_s=1e6)
-    engine.abort("C-1")
+def test_a_sub_agent_of_a_program_under_way_is_not_held_back(full_engine, clock):
+    engine = full_engine()
+    engine.abort("E-1")
     add(engine, "S", 60, parent_id="A")
     assert step(engine) == ["S-1"]
-    finish_all(engine)
+    finish_all(engine, clock)
 
 
 def test_random_programs_under_admission_control_never_wedge(make_engine, clock):
@@ -225,8 +200,6 @@ def test_random_programs_under_admission_control_never_wedge(make_engine, clock)
             async_scheduling=bool(seed % 2),
             extra_config={
                 **CONTROL,
-                "policy": "fixed",
-                "policy_options": {"ttl_s": 300.0},
                 "max_pinned_fraction": 1.0,
                 "ordering": rng.choice(["ttl-aware", "program-fcfs"]),
             },

@@ -79,7 +79,7 @@ def test_every_hook_may_throw(
         async_scheduling=async_scheduling,
         extra_config={
             **BUSY,
-            "ordering": "plas" if point == "promote" else "ttl-aware",
+            "ordering": "ttl-aware",
             "history_path": str(tmp_path / "gaps.json"),
         },
     )
@@ -270,7 +270,7 @@ def test_references_that_a_fault_left_behind_do_not_wedge(make_engine):
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 @pytest.mark.parametrize("also", ["release_all", "release", "rekey"])
 @pytest.mark.parametrize(
-    "point", ["arrive", "hold", "tick", "drain", "note_local_hit", "admission"]
+    "point", ["arrive", "hold", "tick", "drain", "note_local_hit", "may_start"]
 )
 def test_faults_of_any_hook_turn_retention_off(make_engine, clock, point, when, also):
     """Turning off fails, too: it is tried again until nothing is held."""

@@ -133,7 +133,7 @@ def test_admission_control_and_client_priorities_are_refused_together():
         build_vllm_config(
             EngineSpec(
                 policy="priority",
-                extra_config={"admission": "working-set", "ordering": "ttl-aware"},
+                extra_config={"admission": "room-to-grow", "ordering": "ttl-aware"},
             )
         )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,20 +22,13 @@ class Rig:
         self.keys: dict[str, tuple[int, ...]] = {}
         self.now_s = 0.0
         self.aged = 0
-        self.promotions: dict[str, float] = {}
         self.moved: dict[str, tuple[int, ...]] = {}
         self.queue = ProgramQueue(self, lambda: self.now_s, max_wait_s)
 
     def priority(self, request: Request) -> tuple[int, ...]:
         return self.keys[request.request_id]
 
-    def promote_at_s(self, request: Request) -> float:
-        return self.promotions.get(request.request_id, math.inf)
-
-    def promote(self, request: Request) -> None:
-        self.keys[request.request_id] = (-1,)
-
-    def stand_back(self, request: Request) -> bool:
+    def requeue_if_moved(self, request: Request) -> bool:
         key = self.moved.pop(request.request_id, None)
         if key is not None:
             self.keys[request.request_id] = key
@@ -118,18 +109,6 @@ def test_removing_absent_requests_is_no_error():
     rig.queue.remove_requests([a, request("ghost")])
     rig.queue.remove_request(a)
     assert len(rig.queue) == 0
-
-
-def test_promotion_strikes_at_its_time():
-    rig = Rig(max_wait_s=1e9)
-    rig.promotions = {"slow": 5.0}
-    rig.add("slow", 9)
-    rig.add("quick", 1)
-    assert rig.queue.peek_request().request_id == "quick"
-    rig.now_s = 5.0
-    assert rig.queue.peek_request().request_id == "slow"
-    assert rig.queue.pop_request().request_id == "slow"
-    assert rig.queue.pop_request().request_id == "quick"
 
 
 def test_places_out_of_date_are_put_right_at_the_head():

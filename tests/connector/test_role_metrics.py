@@ -171,10 +171,8 @@ def test_what_routers_ask_for(make_engine, clock):
     clock.advance(1.5)
     gauges = side.take_stats().data["gauges"]
     assert gauges["waiting_programs"] == 1
-    assert gauges["working_set_blocks"] == pytest.approx(2 * 16)
     assert gauges["free_blocks"] < 256 / 16
     engine.run()
     clock.advance(1.5)
     gauges = side.take_stats().data["gauges"]
     assert gauges["waiting_programs"] == 0
-    assert 0 < gauges["working_set_blocks"] < 4 * 17

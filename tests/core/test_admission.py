@@ -1,322 +1,349 @@
-"""Admission on program memory: the decayed sum, and stories of who may start."""
+"""Admission control: what is reserved for programs under way, and what may start."""
 
 from __future__ import annotations
 
 import random
-from math import fsum
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ttlcache.config import load_config
-from ttlcache.programs.model import Program
+from ttlcache.programs.model import Program, Turn
 from ttlcache.programs.places import Place
-from ttlcache.scheduling import admissions
-from ttlcache.scheduling.admission import AdmitAll, WorkingSet
+from ttlcache.scheduling import admission
+from ttlcache.scheduling.admission import MIN_ENDED, AdmitAll, GrowthReserve
 from ttlcache.testing import FakeEngine
-from ttlcache.types import Admission, Pressure
+from ttlcache.types import GapKey, Pressure
 
-HALF_LIFE_S = 5.0
+BLOCK_TOKENS = 4
 
 
 def make_program(number=1):
     return Program(("", f"P{number}"), place=Place(number))
 
 
-def admitted(control, program, kv_blocks, pool_blocks, now_s=0.0):
-    answer = control.admit(
-        program, kv_blocks, Pressure(pool_blocks), now_s, context_blocks=kv_blocks
+def ended(control, *final_blocks):
+    """So many programs are over, each with its last context."""
+    for number, blocks in enumerate(final_blocks, 1000):
+        program = make_program(number)
+        control.on_turn_running(program, blocks)
+        program.ended = True
+        control.on_program_end(program)
+
+
+def room_to_grow(share=0.5, finals=(20,) * MIN_ENDED):
+    control = GrowthReserve(share, BLOCK_TOKENS)
+    ended(control, *finals)
+    return control
+
+
+def admitted(control, program, needed, free_blocks, context_blocks=None, pool=100):
+    missing = control.missing_blocks(
+        program,
+        needed,
+        needed if context_blocks is None else context_blocks,
+        Pressure(pool, free_blocks=free_blocks),
     )
-    return answer is Admission.ADMIT
+    return missing <= 0
 
 
-# --- the sum -------------------------------------------------------------------
+def test_room_is_kept_for_half_of_what_is_still_to_come():
+    # Programs end with 20 blocks; two are at 4 and 12: (16 + 8) / 2 = 12. A newcomer
+    # with 2 takes 2, and 9 for its own growth: 23.
+    control = room_to_grow()
+    control.on_turn_running(make_program(1), 4)
+    control.on_turn_finished(make_program(2), 12)
+    assert control.reserved_pool_blocks == 12.0
+    assert not admitted(control, make_program(3), 2, free_blocks=22)
+    assert admitted(control, make_program(3), 2, free_blocks=23)
 
 
-def test_reasoning_counts_whole_and_acting_halves_with_time():
-    # 8 blocks reason; 16 act since second 10: 16, 8 at 15, 4 at 20, 2 at 25.
-    control = WorkingSet(HALF_LIFE_S)
-    control.reasons(make_program(1), 8, now_s=0.0)
-    control.acts(make_program(2), 16, now_s=10.0)
-    loads = [control.load_blocks(now_s) for now_s in (10.0, 15.0, 20.0, 25.0)]
-    assert loads == pytest.approx([24.0, 16.0, 12.0, 10.0])
+def test_one_that_is_larger_than_most_needs_nothing_more():
+    control = room_to_grow()
+    control.on_turn_running(make_program(1), 50)
+    assert control.reserved_pool_blocks == 0.0
+    assert admitted(control, make_program(2), 30, free_blocks=30)
 
 
-def test_a_program_counts_once_whatever_it_does():
-    control, program = WorkingSet(HALF_LIFE_S), make_program()
-    control.reasons(make_program(2), 100, now_s=0.0)  # somebody else, all the time
-    control.reasons(program, 4, now_s=0.0)
-    control.reasons(program, 6, now_s=1.0)  # its context grew
-    assert control.load_blocks(1.0) == 106.0
-    control.acts(program, 7, now_s=2.0)
-    assert control.load_blocks(2.0) == 107.0
-    control.reasons(program, 9, now_s=7.0)  # its tool took a half-life
-    assert control.load_blocks(7.0) == pytest.approx(109.0)
-    control.leaves(program, now_s=8.0)
-    control.leaves(program, now_s=8.0)
-    assert control.load_blocks(8.0) == pytest.approx(100.0)
+def test_what_it_found_cached_grows_no_more():
+    # Of 12 blocks 10 are shared: 2 are needed, and (20 - 12) / 2 for its growth.
+    control = room_to_grow()
+    control.on_turn_running(make_program(1), 20)
+    assert not admitted(control, make_program(2), 2, free_blocks=5, context_blocks=12)
+    assert admitted(control, make_program(2), 2, free_blocks=6, context_blocks=12)
 
 
-def test_the_last_one_to_leave_takes_all_rounding_along():
-    control, program = WorkingSet(HALF_LIFE_S), make_program()
-    control.acts(program, 0.1, now_s=0.3)
-    for tenth in range(4, 50):
-        control.load_blocks(tenth / 10)
-    control.leaves(program, now_s=5.0)
-    assert control.load_blocks(5.0) == 0.0
+def test_half_of_the_pool_serves_whoever_comes():
+    """Chats of one block beside agents of 999: the mean is far from either."""
+    control = room_to_grow(finals=(1, 999) * MIN_ENDED)
+    for number in range(40):
+        control.on_turn_running(make_program(number), 1)
+    assert control.reserved_pool_blocks > 9_000
+    assert admitted(control, make_program(99), 1, free_blocks=501, pool=1000)
+    assert not admitted(control, make_program(99), 1, free_blocks=500, pool=1000)
 
 
-def test_a_new_program_waits_until_it_fits_beside_the_others():
-    control, new = WorkingSet(HALF_LIFE_S), make_program(3)
-    control.reasons(make_program(1), 8, now_s=0.0)
-    control.acts(make_program(2), 4, now_s=0.0)
-    assert admitted(control, new, 4, 16)  # exactly
-    assert not admitted(control, new, 5, 16)
-    assert not admitted(control, new, 6, 16, now_s=4.9)
-    assert admitted(control, new, 6, 16, now_s=5.0)  # 8 + 4 / 2 + 6
+def test_with_several_cache_groups_a_context_takes_more_blocks():
+    control = room_to_grow()
+    control.on_footprint(10, 9.0)  # a part is shared: growth is not
+    control.on_turn_running(make_program(1), 12)
+    assert control.reserved_pool_blocks == 4.0
+    control.on_footprint(10, 31.0)
+    assert control.reserved_pool_blocks == 8.0
 
 
-def test_a_started_program_is_never_held_back():
-    control, reasoning, acting = (
-        WorkingSet(HALF_LIFE_S),
-        make_program(1),
-        make_program(2),
-    )
-    control.reasons(reasoning, 100, now_s=0.0)
-    control.acts(acting, 100, now_s=0.0)
-    assert admitted(control, reasoning, 1000, 16)
-    assert admitted(control, acting, 1000, 16)
-    assert not admitted(control, make_program(3), 1, 16)
+def test_before_some_have_ended_nothing_is_known():
+    control = room_to_grow(finals=(20,) * (MIN_ENDED - 1))
+    control.on_turn_running(make_program(1), 4)
+    assert admitted(control, make_program(2), 5, free_blocks=5)
 
 
-def test_the_sub_agent_of_a_started_program_is_not_held_back():
-    # Its parent could not finish without it.
-    control, parent, child = WorkingSet(HALF_LIFE_S), make_program(1), make_program(2)
+def test_who_is_alone_may_start_whatever_it_will_need():
+    control = room_to_grow(finals=(1000,) * MIN_ENDED)
+    assert admitted(control, make_program(1), 5, free_blocks=5)
+
+
+def test_who_has_started_is_never_held_back_nor_its_sub_agents():
+    control = room_to_grow()
+    parent, child = make_program(1), make_program(2)
+    control.on_turn_running(parent, 4)
+    assert admitted(control, parent, 50, free_blocks=0)
+    assert not admitted(control, child, 4, free_blocks=4)
     child.adopt(parent)
-    control.reasons(make_program(3), 16, now_s=0.0)
-    assert not admitted(control, child, 4, 16)
-    control.acts(parent, 8, now_s=0.0)
-    assert admitted(control, child, 4, 16)
+    assert admitted(control, child, 4, free_blocks=4)
+    orphan = make_program(4)
+    orphan.adopt(make_program(5))  # which waits itself
+    assert not admitted(control, orphan, 4, free_blocks=4)
+    returning = make_program(3)
+    returning.turns_finished = 1  # its memory is gone
+    assert admitted(control, returning, 50, free_blocks=0)
 
 
-def test_no_control_admits_everything():
-    control = admissions.create(
-        load_config({"admission": "none"}), block_tokens=16, computed_share=lambda: 1.0
+def test_who_holds_no_memory_any_more_has_no_room():
+    control, program = room_to_grow(), make_program(1)
+    control.on_turn_finished(program, 4)
+    turn = Turn(1, 0.0, GapKey("", ()), context_tokens=16, pin_id=7)
+    program.open_turns.append(turn)
+    control.on_unpinned(program)  # one pin of two
+    assert control.reserved_pool_blocks == 8.0
+    turn.pin_id, program.in_flight = None, 1
+    control.on_unpinned(program)  # its next turn waits
+    assert control.reserved_pool_blocks == 8.0
+    program.in_flight = 0
+    control.on_unpinned(program)
+    control.on_unpinned(program)
+    assert control.reserved_pool_blocks == 0.0
+
+
+def test_an_ended_program_is_learnt_once():
+    """One of its requests was waiting when the client said so, and runs on."""
+    control = GrowthReserve(1.0, BLOCK_TOKENS)
+    for number in range(MIN_ENDED):
+        program = make_program(number)
+        control.on_turn_finished(program, 20)
+        program.ended = True
+        control.on_program_end(program)
+        control.on_turn_running(program, 2)
+        control.on_program_end(program)
+    control.on_turn_running(make_program(9), 5)
+    assert control.reserved_pool_blocks == 15.0
+
+
+def test_what_a_forgotten_program_had_counts_too():
+    control = GrowthReserve(1.0, BLOCK_TOKENS)
+    for number in range(MIN_ENDED):
+        program = make_program(number)
+        program.open_turns.append(Turn(number, 0.0, GapKey("", ()), context_tokens=80))
+        control.on_program_end(program)
+    control.on_turn_running(make_program(9), 5)
+    assert control.reserved_pool_blocks == 80 / BLOCK_TOKENS - 5
+
+
+def test_rounding_does_not_add_up():
+    control, rng = (
+        room_to_grow(share=0.3, finals=(17, 23, 29, 31, 37)),
+        random.Random(0),
     )
-    program = make_program()
-    assert isinstance(control, AdmitAll)
-    control.reasons(program, 100, now_s=0.0)
-    control.acts(program, 100, now_s=0.0)
-    control.leaves(program, now_s=0.0)
-    assert admitted(control, make_program(2), 1000, 16)
-
-
-class Recomputed:
-    """The same sum from its definition, over all programs, each time."""
-
-    def __init__(self):
-        self.shares = {}  # program: (blocks, acting since, None while reasoning)
-        self.now_s = 0.0
-
-    def load_blocks(self):
-        return fsum(
-            blocks
-            if since_s is None
-            else blocks * 2.0 ** (-(self.now_s - since_s) / HALF_LIFE_S)
-            for blocks, since_s in self.shares.values()
-        )
-
-
-def drive(control, model, programs, event, which, blocks, elapsed_s):
-    """One event in both; the model's clock never goes back."""
-    now_s = control._as_of_s + elapsed_s
-    model.now_s = max(model.now_s, now_s)
-    program = programs[which]
-    if event == "reasons":
-        control.reasons(program, blocks, now_s)
-        model.shares[program] = (blocks, None)
-    elif event == "acts":
-        control.acts(program, blocks, now_s)
-        model.shares[program] = (blocks, model.now_s)
-    else:
-        control.leaves(program, now_s)
-        model.shares.pop(program, None)
-
-
-EVENTS = st.tuples(
-    st.sampled_from(["reasons", "acts", "acts", "leaves"]),
-    st.integers(0, 4),
-    st.integers(0, 50) | st.floats(0.0, 1e6),
-    st.sampled_from([0.0, 0.25, 1.0, 5.0, 40.0, 1e4, -3.0, -1e3]),
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(EVENTS, max_size=60))
-def test_the_sum_equals_its_definition(events):
-    control, model = WorkingSet(HALF_LIFE_S), Recomputed()
-    programs = [make_program(number) for number in range(5)]
-    largest = 1.0
-    for event in events:
-        drive(control, model, programs, *event)
-        largest = max(largest, event[2])
-        load = control.load_blocks(model.now_s)
-        assert load == pytest.approx(model.load_blocks(), abs=1e-12 * largest)
-        for program in programs:
-            if program in model.shares:
-                assert admitted(control, program, 1e9, 1, now_s=model.now_s)
-
-
-def test_the_sum_does_not_drift_over_100k_events():
-    rng = random.Random(7)
-    control, model = WorkingSet(HALF_LIFE_S), Recomputed()
-    programs = [make_program(number) for number in range(50)]
-    for number in range(100_000):
-        event = rng.choice(["reasons", "acts", "acts", "leaves"])
-        blocks, elapsed_s = rng.uniform(1.0, 500.0), rng.expovariate(20.0)
-        drive(control, model, programs, event, rng.randrange(50), blocks, elapsed_s)
-        if number % 5000 == 0:
-            load = control.load_blocks(model.now_s)
-            assert load == pytest.approx(model.load_blocks(), abs=1e-6)
-    load = control.load_blocks(model.now_s)
-    assert load == pytest.approx(model.load_blocks(), abs=1e-6)
+    programs = [make_program(number) for number in range(20)]
+    for _ in range(5000):
+        program = rng.choice(programs)
+        rng.choice(
+            (
+                lambda: control.on_turn_running(program, rng.uniform(0, 40)),  # noqa: B023
+                lambda: control.on_turn_finished(program, rng.uniform(0, 40)),  # noqa: B023
+                lambda: control.on_unpinned(program),  # noqa: B023
+            )
+        )()
+        assert control.reserved_pool_blocks >= -1e-6
     for program in programs:
-        control.leaves(program, model.now_s)
-    assert control.load_blocks(model.now_s) == 0.0
+        control.on_unpinned(program)
+    assert control.reserved_pool_blocks == 0.0
 
 
-# --- programs of a fake engine: 16 blocks of 4 tokens --------------------------
-
-EIGHT_BLOCKS = range(100, 132)
+# --- the configuration ------------------------------------------------------------
 
 
-def make_engine(**config):
-    settings = {"policy": "none", "ordering": "ttl-aware", **config}
-    settings.setdefault("admission", "working-set")
-    return FakeEngine(settings, pool_blocks=16, block_tokens=4)
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({}, GrowthReserve),
+        ({"ordering": "program-fcfs"}, GrowthReserve),
+        ({"ordering": "least-work"}, AdmitAll),
+        ({"policy": "cachettl"}, AdmitAll),
+        ({"admission": "none"}, AdmitAll),
+        ({"policy": "cachettl", "admission": "room-to-grow"}, GrowthReserve),
+    ],
+)
+def test_auto_is_for_our_own_policy_in_an_order_by_program(config, kind):
+    made = admission.create(load_config(config), BLOCK_TOKENS)
+    assert type(made) is kind
 
 
-def fill(engine):
-    """Programs A and B reason with 8 blocks each; C arrives and needs 4."""
-    for label in "AB":
-        engine.arrive(label, EIGHT_BLOCKS, program=label)
-        assert may_start(engine, label, 8)
-        assert engine.admit(label)
-    engine.arrive("C", range(16), program="C")
+def test_no_control_lets_everything_start():
+    control, program = AdmitAll(), make_program()
+    control.on_turn_running(program, 100)
+    control.on_turn_finished(program, 100)
+    control.on_footprint(100, 100)
+    control.on_unpinned(program)
+    control.on_program_end(program)
+    assert admitted(control, make_program(2), 1000, free_blocks=0)
+    assert control.reserved_pool_blocks == 0
 
 
-def may_start(engine, request_id, kv_blocks=4):
-    return engine.controller.admission(request_id, kv_blocks) is Admission.ADMIT
+# --- programs of a fake engine: 32 blocks of 4 tokens -----------------------------
 
 
-def test_two_programs_that_reason_keep_a_third_out():
-    engine = make_engine()
-    fill(engine)
-    engine.clock.advance(1000.0)  # time alone does not help
-    assert not may_start(engine, "C")
-    assert may_start(engine, "nobody")  # never arrived here: not ours to judge
-    assert may_start(engine, "A")
+@pytest.fixture
+def engine():
+    return build(policy="fixed", policy_options={"ttl_s": 60.0})
 
 
-def test_without_admission_control_the_pool_alone_decides():
-    engine = make_engine(admission="none")
-    fill(engine)
-    assert may_start(engine, "C")
-
-
-def test_programs_that_act_make_room_with_time():
-    # A and B act with 8 blocks each: 16, after 5 s 8, and C's 4 fit beside them
-    # once 16 / 2^(t / 5) <= 12: t = 2.08.
-    engine = make_engine(admission_half_life_s=5.0)
-    fill(engine)
-    engine.finish("A")
-    engine.finish("B")
-    engine.clock.advance(2.0)
-    assert not may_start(engine, "C")
-    engine.clock.advance(0.1)
-    assert may_start(engine, "C")
-
-
-@pytest.mark.parametrize("how", ["last_step", "told", "idle"])
-def test_a_program_that_ends_makes_room(how):
-    engine = make_engine(program_idle_s=60.0, admission_half_life_s=1e6)
-    engine.arrive("A", EIGHT_BLOCKS, program="A", is_last_step=how == "last_step")
-    engine.admit("A")
-    engine.arrive("B", EIGHT_BLOCKS, program="B")
-    engine.admit("B")
-    engine.clock.advance(59.0)
-    engine.arrive("C", range(16), program="C")
-    assert not may_start(engine, "C")
-    engine.finish("A")
-    if how == "told":
-        engine.controller.end("", "A")
-    if how == "idle":
-        assert not may_start(engine, "C")
-        engine.step(seconds=61.0)
-    assert may_start(engine, "C")
-
-
-def test_a_request_that_never_got_memory_does_not_count():
-    engine = make_engine()
-    engine.arrive("A", EIGHT_BLOCKS, program="A")
-    engine.arrive("B", EIGHT_BLOCKS, program="B")
-    engine.abort("B")
-    engine.arrive("C", range(16), program="C")
-    assert may_start(engine, "C", 16)
-
-
-def test_an_aborted_request_leaves_its_program_acting():
-    engine = make_engine()
-    fill(engine)
-    engine.abort("A")
-    engine.abort("B")
-    assert not may_start(engine, "C")
-    engine.clock.advance(5.0)
-    assert may_start(engine, "C")
-
-
-def test_a_request_given_up_while_it_waits_leaves_its_program_acting():
-    engine = make_engine(admission_half_life_s=1e6)
-    fill(engine)
-    for label in "AB":
+def build(**config):
+    """Five programs have ended with 10 blocks each; A has 2, D 14 and runs on."""
+    settings = {
+        **config,
+        "max_pinned_fraction": 1.0,
+        "admission": "room-to-grow",
+        "growth_share": 1.0,
+    }
+    engine = FakeEngine(settings, pool_blocks=32, block_tokens=BLOCK_TOKENS)
+    for number in range(MIN_ENDED):
+        label = f"over{number}"
+        tokens = range(1000 * number, 1000 * number + 40)
+        engine.arrive(label, tokens, program=label, is_last_step=True)
+        engine.admit(label)
         engine.finish(label)
-        engine.arrive(f"{label}2", EIGHT_BLOCKS, program=label)
-        engine.abort(f"{label}2")
-    assert not may_start(engine, "C")
+    for label, tokens in (("A", range(8)), ("D", range(500, 556))):
+        engine.arrive(label, tokens, program=label)
+        assert engine.admit(label)
+    return engine
 
 
-@pytest.mark.parametrize("leave", ["finish", "abort"])
-def test_a_program_that_ends_under_way_leaves_nothing_behind(leave):
-    # Scenario: A is told to have ended while one of its requests runs and one
-    # waits, which is admitted later. When both are gone, nothing of A counts.
-    engine = make_engine()
-    engine.arrive("A", EIGHT_BLOCKS, program="A")
-    engine.admit("A")
-    engine.arrive("A2", range(16), program="A")
-    engine.controller.end("", "A")
-    assert engine.admit("A2")
-    for request_id in ("A", "A2"):
-        getattr(engine, leave)(request_id)
-    assert engine.controller._admission.load_blocks(engine.clock.now_s()) == 0.0
-    engine.arrive("C", range(16), program="C")
-    assert may_start(engine, "C", 16)
-    engine.check()
+def may_start(engine, request_id, needed_blocks=2):
+    return engine.controller.may_start(request_id, needed_blocks)
 
 
-def test_a_preempted_request_gets_back_in_although_its_program_ended():
-    engine = make_engine()
-    fill(engine)
+def test_an_unknown_request_may_start(engine):
+    assert may_start(engine, "never arrived", 1000)
+
+
+def test_a_preempted_request_gets_back_in_although_its_program_ended(engine):
     engine.preempt("A")
     engine.controller.end("", "A")
     assert may_start(engine, "A", 100)
+    engine.arrive("C", range(900, 908), program="C")
     assert not may_start(engine, "C", 100)
 
 
-def test_a_sub_agent_starts_while_its_parent_waits_for_it():
-    engine = make_engine(admission_half_life_s=1e6)
-    fill(engine)
+def test_a_sub_agent_starts_while_its_parent_waits_for_it(engine):
     engine.finish("A")
-    engine.arrive("child", range(16), program="child", parent_id="A")
+    engine.arrive("child", range(700, 708), program="child", parent_id="A")
+    engine.arrive("C", range(900, 908), program="C")
     assert may_start(engine, "child")
     assert not may_start(engine, "C")
+
+
+def test_a_request_that_never_got_memory_does_not_count(engine):
+    reserved = engine.controller.reserved_pool_blocks
+    engine.arrive("C", range(900, 908), program="C")
+    engine.abort("C")
+    assert engine.controller.reserved_pool_blocks == reserved
+
+
+@pytest.mark.parametrize("leave", ["finish", "abort"])
+def test_a_program_that_ends_under_way_leaves_nothing_behind(engine, leave):
+    # Scenario: A is told to have ended while one of its requests runs and one waits,
+    # which gets its memory later.
+    engine.arrive("A2", range(100, 108), program="A")
+    engine.controller.end("", "A")
+    assert engine.controller.reserved_pool_blocks == 0.0
+    assert engine.admit("A2")
+    for request_id in ("A", "A2"):
+        getattr(engine, leave)(request_id)
+    assert engine.controller.reserved_pool_blocks == 0.0
+    engine.check()
+
+
+def test_a_newcomer_waits_until_the_pin_is_gone(engine):
+    # C wants 2, and 8 are to come for it as for A: 18, and 16 are free.
+    engine.arrive("C", range(900, 908), program="C")
+    assert not may_start(engine, "C")
+    engine.finish("A")
+    assert len(engine.controller.pins) == 1
+    assert not may_start(engine, "C")
+    engine.step(seconds=61.0)
+    assert len(engine.controller.pins) == 0
+    assert may_start(engine, "C")
+
+
+@pytest.mark.parametrize("leave", ["abort", "end"])
+def test_a_newcomer_starts_when_the_other_is_gone(engine, leave):
+    engine.arrive("C", range(900, 908), program="C")
+    if leave == "abort":
+        engine.abort("A")
+    else:
+        engine.controller.end("", "A")
+        engine.finish("A")
+    assert may_start(engine, "C")
+
+
+def test_what_only_a_wish_keeps_gives_way_to_who_is_held_back():
+    # The policy gives A nothing, its client a minute: 4 blocks, and 6 to come.
+    engine = build(policy="none")
+    engine.finish("A")
+    assert engine.controller.reserved_pool_blocks == 0.0
+    engine.turn("A-1", range(16), program="A", ttl=60.0)
+    (pin,) = engine.controller.pins
+    assert pin.wished
+    engine.arrive("C", range(900, 908), program="C")
+    assert not may_start(engine, "C")
+    assert engine.controller.free_for_newcomer("C", 2) == 2
+    assert pin.kv_blocks == 2
+    assert may_start(engine, "C")
+    assert engine.controller.free_for_newcomer("C", 2) == 0
+
+
+def test_a_tenant_over_its_part_gives_way_to_anothers_newcomer():
+    engine = build(policy="fixed", policy_options={"ttl_s": 60.0})
+    engine.finish("A")
+    engine.turn("A-1", range(56), program="A")  # 14 blocks, so half of the pool is less
+    engine.finish("D")
+    engine.arrive("C", range(900, 908), program="C")
+    engine.arrive("E", range(900, 908), program="E", tenant="other")
+    assert not may_start(engine, "C")
+    own = engine.controller.free_for_newcomer("C", 2)
+    assert own == 0, "its own tenant's are before it"
+    assert not may_start(engine, "E")
+    assert engine.controller.free_for_newcomer("E", 2) > 0
+    assert may_start(engine, "E")
+
+
+def test_who_turned_itself_off_holds_nobody_back(engine):
+    engine.arrive("C", range(900, 908), program="C")
+    assert not may_start(engine, "C")
+    engine.controller.disable()
+    assert may_start(engine, "C")
+
+
+def test_an_id_that_is_used_again_leaves_no_room_behind(engine):
+    engine.arrive("A", range(700, 708), program="other")  # whose end we never heard of
+    assert engine.controller.reserved_pool_blocks == 0.0

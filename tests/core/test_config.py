@@ -5,17 +5,20 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from ttlcache.config import TTLCacheConfig, load_config, ordering_in_force
+from ttlcache.config import (
+    TTLCacheConfig,
+    admission_in_force,
+    load_config,
+    ordering_in_force,
+)
 from ttlcache.errors import ConfigError, TTLCacheError
-from ttlcache.scheduling import admissions
 
 #: For every key: values of a wrong type, then values out of range.
 WRONG = {
     "policy": ([1, None, True, ["fixed"]], ["no-such-policy", ""]),
     "policy_options": ([1, "ttl_s=2", None, [("ttl_s", 2)]], [{"no_such": 1}]),
-    "ordering": ([1, None, True], ["fifo", "", "TTL-AWARE"]),
-    "admission": ([1, None, True], ["all", ""]),
-    "admission_half_life_s": (["5", None, True], [0, -1.0, math.inf, math.nan]),
+    "ordering": ([1, None, True], ["fifo", "", "TTL-AWARE", ":Class", "module:"]),
+    "admission": ([1, None, True], ["all", "", "working-set"]),
     "growth_share": (["0.5", None, True], [-0.1, 1.1, math.nan]),
     "max_pinned_fraction": (["0.5", None, True], [-0.1, 1.1, math.nan]),
     "max_ttl_s": (["300", None, True, [1]], [-1.0, math.inf, math.nan]),
@@ -139,10 +142,16 @@ def test_a_config_is_frozen():
 
 
 def test_admission_needs_an_order_in_which_newcomers_come_last():
-    for ordering in ("plas", "request-fcfs", "least-work"):
+    for ordering in ("request-fcfs", "least-work", "somebodys.module:Order"):
         with pytest.raises(ConfigError, match=f"'admission'.*'{ordering}'"):
-            load_config({"admission": "working-set", "ordering": ordering})
-    load_config({"admission": "working-set", "ordering": "ttl-aware"})
+            load_config({"admission": "room-to-grow", "ordering": ordering})
+    load_config({"admission": "room-to-grow", "ordering": "ttl-aware"})
+
+
+def test_an_unknown_ordering_is_told_what_there_is():
+    expected = r"'ordering' has value 'plas', expected: one of auto, .*module:Class"
+    with pytest.raises(ConfigError, match=expected):
+        load_config({"ordering": "plas"})
 
 
 @pytest.mark.parametrize(
@@ -158,13 +167,13 @@ def test_admission_needs_an_order_in_which_newcomers_come_last():
             "room-to-grow",
         ),
         (
-            {"lower_tier": "lmcache", "admission": "working-set"},
+            {"lower_tier": "lmcache", "admission": "room-to-grow"},
             "ttl-aware",
-            "working-set",
+            "room-to-grow",
         ),
     ],
 )
 def test_auto_depends_on_the_policy_and_the_lower_tier(settings, ordering, admission):
     config = load_config(settings)
     assert ordering_in_force(config) == ordering
-    assert admissions.in_force(config) == admission
+    assert admission_in_force(config) == admission

@@ -15,7 +15,6 @@ from ttlcache.estimators.costs import (
     KEPT_WINDOW,
     MIN_LOST,
     CostModel,
-    RebuildCost,
 )
 from ttlcache.types import Pressure
 
@@ -290,13 +289,9 @@ def test_recovery_is_a_reload_as_often_as_the_tier_keeps_what_it_got() -> None:
     recovery = costs.expected_rebuild(10_000, "cpu")
     assert recovery == pytest.approx((0.2, 0.08))
     assert recovery.seconds == pytest.approx(0.28)
-    assert recovery.computed_share == pytest.approx(0.2 / 0.28)
+    assert costs.expected_rebuild(10_000, "cpu", 1.0) == pytest.approx((0.0, 0.1))
 
 
 def test_a_slow_tier_is_no_way_back() -> None:
     costs = CostModel({"prefill": [1e-4, 0.0, 0.0], "reload": {"cpu": [0.0, 1.0]}})
     assert costs.expected_rebuild(10_000, "cpu") == pytest.approx((1.0, 0.0))
-
-
-def test_what_takes_no_time_is_computed() -> None:
-    assert RebuildCost(0.0).computed_share == 1.0

@@ -161,7 +161,7 @@ def test_the_quantum_can_be_watched():
     engine = make_engine(quantum_turns=None)
 
     def told_s():
-        gauges = gauges_of(engine.controller, engine.clock.now_s())
+        gauges = gauges_of(engine.controller)
         return gauges["seniority_quantum_seconds"]
 
     assert told_s() == math.inf
@@ -254,7 +254,7 @@ def test_a_branch_that_waits_at_a_used_up_place_gets_a_new_turn_number():
     run(engine, "x0")
     assert place(engine, "A").is_used_up
     for branch in range(1, 20):
-        assert engine.controller.stand_back(f"x{branch}")
+        assert engine.controller.requeue_if_moved(f"x{branch}")
         assert order(engine, "b1", f"x{branch}")[0] == "b1"
 
 
@@ -320,11 +320,11 @@ def test_a_waiting_branch_moves_back_when_it_reaches_the_head():
     for branch in range(2):
         run(engine, f"x{branch}")
     assert order(engine, "n1", "x2") == ["x2", "n1"]  # not looked at yet
-    assert engine.controller.stand_back("x2")
-    assert not engine.controller.stand_back("x2")
-    assert not engine.controller.stand_back("n1")
+    assert engine.controller.requeue_if_moved("x2")
+    assert not engine.controller.requeue_if_moved("x2")
+    assert not engine.controller.requeue_if_moved("n1")
     assert order(engine, "n1", "x2") == ["n1", "x2"]
-    assert not engine.controller.stand_back("unheard of")
+    assert not engine.controller.requeue_if_moved("unheard of")
 
 
 def test_what_was_preempted_is_in_the_middle_of_its_turn():
@@ -336,7 +336,7 @@ def test_what_was_preempted_is_in_the_middle_of_its_turn():
     run(engine, "x1")
     assert place(engine, "c").is_used_up
     engine.preempt("x0")
-    assert not engine.controller.stand_back("x0")
+    assert not engine.controller.requeue_if_moved("x0")
 
 
 def test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held():
@@ -363,46 +363,3 @@ def test_a_held_pin_within_the_quantum_is_safe():
     context = serve(engine, "a1", "A", 1.0)
     engine.arrive("a2", context, program="A")
     assert engine.controller.reclaim(1, Urgency.WAITING, "b1") == 0
-
-
-# --- an ordering with a rank of its own ------------------------------------------
-
-
-def test_under_plas_pins_rank_by_service_not_by_arrival():
-    # A came first and was served most; N is new. A's pin is the weaker one, and B's,
-    # with less service than A's, is out of A's reach.
-    engine = make_engine(ordering="plas")
-    context = serve(engine, "a1", "A", 40.0, prompt=[1, 2, 3])
-    serve(engine, "b1", "B", 5.0, prompt=[11, 12, 13, 14])
-    engine.arrive("n1", [21], program="N")
-    engine.arrive("a2", context, program="A")
-    assert order(engine, "n1", "a2") == ["n1", "a2"]
-    assert engine.controller.reclaim(1, Urgency.WAITING, "a2") == 0
-    assert [p.program.program_id for p in engine.controller.pins.victims()] == [
-        "B",
-        "A",
-    ]  # A's is held
-    assert engine.controller.reclaim(4, Urgency.WAITING, "n1") == 4
-    assert pinned(engine) == {"A": 3}
-
-
-def test_under_plas_equals_rank_in_the_order_of_their_requests():
-    engine = make_engine(ordering="plas")
-    engine.arrive("n1", [21], program="N")
-    serve(engine, "a1", "A", 0.5, prompt=[1, 2, 3])
-    engine.arrive("m1", [31], program="M")
-    assert engine.controller.reclaim(1, Urgency.WAITING, "m1") == 0
-    assert engine.controller.reclaim(1, Urgency.WAITING, "n1") == 1
-
-
-def test_under_plas_a_promotion_is_for_one_call_not_for_the_pin_after_it():
-    engine = make_engine(ordering="plas")
-    context = serve(engine, "a1", "A", 40.0, prompt=[1, 2, 3])
-    engine.arrive("a2", context, program="A")
-    engine.controller.promote("a2")
-    assert engine.admit("a2")
-    engine.clock.advance(5.0)
-    assert engine.decode("a2", [7])
-    engine.finish("a2")
-    engine.arrive("n1", [21], program="N")
-    assert engine.controller.reclaim(1, Urgency.WAITING, "n1") == 1

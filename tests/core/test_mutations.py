@@ -221,12 +221,6 @@ MUTATIONS = [
         "record.claim_counts = True",
         "test_fairness.py::test_a_used_up_program_stands_behind_who_came_meanwhile",
     ),
-    Mutation(
-        "scheduling/ordering.py",
-        "return (self.key(turn)[2], turn.request_seq)",
-        "return (turn.program_seq,)",
-        "test_fairness.py::test_under_plas_pins_rank_by_service_not_by_arrival",
-    ),
     # continuation and open turns
     Mutation(
         "programs/continuation.py",
@@ -282,6 +276,24 @@ MUTATIONS = [
     ),
     # ordering and admission
     Mutation(
+        "scheduling/admission.py",
+        "growth += self._growth_context_blocks",
+        "growth += 0.0",
+        "test_admission.py::test_room_is_kept_for_half_of_what_is_still_to_come",
+    ),
+    Mutation(
+        "scheduling/admission.py",
+        "MAX_POOL_SHARE * pressure.pool_blocks,",
+        "1.0 * pressure.pool_blocks,",
+        "test_admission.py::test_half_of_the_pool_serves_whoever_comes",
+    ),
+    Mutation(
+        "scheduling/admission.py",
+        "if not program.in_flight and not pinned:",
+        "if not pinned:",
+        "test_admission.py::test_who_holds_no_memory_any_more_has_no_room",
+    ),
+    Mutation(
         "scheduling/ordering.py",
         "not turn.claimable,\n            turn.program_seq,",
         "turn.claimable,\n            turn.program_seq,",
@@ -308,66 +320,10 @@ MUTATIONS = [
         "test_fairness.py::test_turns_count_for_their_tenant",
     ),
     Mutation(
-        "scheduling/ordering.py",
-        "level = 1 + int(",
-        "level = int(",
-        "test_ordering.py::test_service_ranges_double",
-    ),
-    Mutation(
-        "scheduling/ordering.py",
-        "self.BETA * turn.service_s - turn.wait_s",
-        "self.BETA * turn.service_s",
-        "test_ordering.py"
-        "::test_a_starved_call_is_promoted_when_its_wait_is_four_times_the_service",
-    ),
-    Mutation(
-        "scheduling/admission.py",
-        "self._acting_blocks *= self._discount(now_s - self._as_of_s)",
-        "self._acting_blocks *= 1.0",
-        "test_admission.py::test_reasoning_counts_whole_and_acting_halves_with_time",
-    ),
-    Mutation(
-        "scheduling/admission.py",
-        "share.kv_blocks * self._discount(waited_s)",
-        "share.kv_blocks",
-        "test_admission.py::test_a_program_counts_once_whatever_it_does",
-    ),
-    Mutation(
-        "scheduling/admission.py",
-        "_Share(kv_blocks, self._as_of_s)",
-        "_Share(kv_blocks, now_s)",
-        "test_admission.py::test_the_sum_equals_its_definition",
-    ),
-    Mutation(
         "cost_observer.py",
         "if record.lost_tokens:",
         "if False:",
         "test_reloads.py::test_what_a_return_found_below",
-    ),
-    Mutation(
-        "tables.py",
-        "if self.lower_tier is None:",
-        "if True:",
-        "test_growth.py::test_a_tier_that_keeps_what_is_given_up_lets_newcomers_in",
-    ),
-    Mutation(
-        "scheduling/growth.py",
-        "growth_blocks *= self._computed_share() * self._width",
-        "growth_blocks *= self._width",
-        "test_growth.py::test_above_a_lower_tier_room_is_left_for_what_that_loses",
-    ),
-    Mutation(
-        "departures.py",
-        "if program.ended and not program.in_flight:",
-        "if False:",
-        "test_admission.py::test_a_program_that_ends_under_way_leaves_nothing_behind",
-    ),
-    Mutation(
-        "scheduling/queue_order.py",
-        "since_s = record.promoted_s",
-        "since_s = record.queued_s",
-        "test_plas.py"
-        "::test_a_starved_call_is_promoted_and_its_programs_counters_start_anew",
     ),
     Mutation(
         "retention/ttl.py",
@@ -443,19 +399,19 @@ MUTATIONS = [
         "scheduling/remaining_work.py",
         "at_risk = np.cumsum((ended + live)[::-1])[::-1]",
         "at_risk = np.cumsum(ended[::-1])[::-1]",
-        "test_worksize.py::test_turns_left_with_programs_under_way",
+        "test_remaining_work.py::test_turns_left_with_programs_under_way",
     ),
     Mutation(
         "scheduling/remaining_work.py",
         "+ survival[longest] * longest",
         "+ 0 * survival[longest]",
-        "test_worksize.py::test_turns_left_with_programs_under_way",
+        "test_remaining_work.py::test_turns_left_with_programs_under_way",
     ),
     Mutation(
         "scheduling/remaining_work.py",
         "max(work.turns - 1, 0) + PRIOR_TURNS",
         "work.turns + PRIOR_TURNS",
-        "test_worksize.py::test_work_left_by_hand",
+        "test_remaining_work.py::test_work_left_by_hand",
     ),
     Mutation(
         "scheduling/ordering.py",

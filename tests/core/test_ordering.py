@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from ttlcache.config import TTLCacheConfig
-from ttlcache.scheduling.ordering import ORDERINGS, PLAS, QueuedTurn
+from ttlcache import config
+from ttlcache.errors import ConfigError
+from ttlcache.scheduling.ordering import ORDERINGS, Ordering, QueuedTurn, create
+from ttlcache.testing import FakeEngine
 
 
-def queued(program, request, *, turn=0, pinned=False, preempted=False, user=0, **times):
+def queued(program, request, *, turn=0, pinned=False, preempted=False, user=0):
     return QueuedTurn(
         user_priority=user,
         preempted=preempted,
@@ -16,7 +16,6 @@ def queued(program, request, *, turn=0, pinned=False, preempted=False, user=0, *
         program_seq=program,
         request_seq=request,
         turn_seq=turn,
-        **times,
     )
 
 
@@ -41,7 +40,6 @@ ALL = [FIRST_OF_2, FIRST_OF_1, PINNED_OF_2, PREEMPTED_OF_2, URGENT_OF_2]
         ("weighted-arrival", [5, 4, 3, 2, 1]),
         ("program-fcfs", [5, 4, 2, 1, 3]),
         ("request-fcfs", [5, 4, 1, 2, 3]),
-        ("plas", [5, 4, 1, 2, 3]),  # nobody was served yet: first come
     ],
 )
 def test_order_of_service(name, order):
@@ -55,73 +53,48 @@ def test_two_requests_never_share_a_key(name):
     assert len({ordering.key(turn) for turn in ALL}) == len(ALL)
 
 
-@pytest.mark.parametrize("name", sorted(set(ORDERINGS) - {"plas"}))
-def test_orderings_without_anti_starvation_never_promote(name):
-    starved = queued(1, 1, service_s=1.0, wait_s=1e6)
-    assert ORDERINGS[name]().promote_at_s(starved) == math.inf
+def test_the_configuration_offers_exactly_the_orderings():
+    assert set(config.ORDERINGS) == {"auto", *ORDERINGS}
+    for name in ORDERINGS:
+        assert type(create(name)) is ORDERINGS[name]
 
 
-# --- PLAS: one second of service, then doubling queues -------------------------
+class LastComeFirst(Ordering):
+    """Somebody else's."""
+
+    name = "last-come-first"
+
+    def key(self, turn):
+        return (-turn.request_seq,)
+
+
+def test_an_ordering_of_ones_own_is_named_by_module_and_class():
+    name = f"{__name__}:LastComeFirst"
+    assert isinstance(create(name), LastComeFirst)
+    engine = FakeEngine({"ordering": name, "admission": "none"})
+    for request_id in "ab":
+        engine.arrive(request_id, [1, 2, 3], program=request_id)
+    order = sorted("ab", key=engine.controller.priority)
+    assert order == ["b", "a"]
 
 
 @pytest.mark.parametrize(
-    ("service_s", "level"),
+    ("name", "reason"),
     [
-        (0.0, 0),
-        (0.9, 0),
-        (1.0, 1),
-        (1.9, 1),
-        (2.0, 2),
-        (3.9, 2),
-        (4.0, 3),
-        (8.0, 4),
-        (1024.0, 11),
-        (16383.0, 14),
-        (16384.0, 15),
-        (1e9, 15),  # the last queue takes all the rest
+        ("no.such.module:Order", "No module named 'no'"),
+        (f"{__name__}:NoSuchClass", "has no attribute 'NoSuchClass'"),
+        ("ttlcache.types:GapKey", "is not a subclass of Ordering"),
+        ("ttlcache.types:Urgency.RUNNING", "cannot load"),
     ],
 )
-def test_service_ranges_double(service_s, level):
-    assert PLAS().level(service_s) == level
-
-
-def test_the_least_served_program_goes_first_and_equals_in_turn():
-    much = queued(1, 1, service_s=5.0)
-    little = queued(2, 2, service_s=0.5)
-    some = queued(3, 3, service_s=1.2)
-    as_much = queued(4, 4, service_s=7.9)  # between 4 s and 8 s, as `much` is
-    assert served("plas", [as_much, much, some, little]) == [2, 3, 1, 4]
-
-
-def test_pins_and_arrival_of_programs_mean_nothing_to_plas():
-    pinned = queued(1, 2, pinned=True, service_s=3.0)
-    older_call = queued(2, 1, service_s=3.0)
-    assert served("plas", [pinned, older_call]) == [1, 2]
-
-
-def test_a_starved_call_is_promoted_when_its_wait_is_four_times_the_service():
-    # Service 3 s: due at 12 s of waiting; 2 s were waited before this call.
-    call = queued(1, 1, service_s=3.0, wait_s=2.0, queued_s=100.0)
-    assert PLAS().promote_at_s(call) == 110.0
-    # More than that waited already: due at once, never in the past.
-    overdue = queued(1, 1, service_s=3.0, wait_s=50.0, queued_s=100.0)
-    assert PLAS().promote_at_s(overdue) == 100.0
-
-
-def test_a_promoted_call_stands_in_the_first_queue_and_stays_there():
-    promoted = queued(1, 9, service_s=500.0, promoted=True)
-    fresh = queued(2, 10)
-    assert served("plas", [fresh, promoted]) == [9, 10]
-    assert PLAS().promote_at_s(promoted) == math.inf
-
-
-def test_a_call_in_the_first_queue_has_nowhere_to_be_promoted_to():
-    assert PLAS().promote_at_s(queued(1, 1, service_s=0.9, wait_s=99.0)) == math.inf
-
-
-def test_the_configuration_offers_exactly_the_orderings():
-    annotation = TTLCacheConfig.model_fields["ordering"].annotation
-    assert set(annotation.__args__) == {"auto", *ORDERINGS}
+def test_what_is_no_ordering_is_rejected_with_key_value_and_expectation(name, reason):
+    with pytest.raises(ConfigError) as error:
+        FakeEngine({"ordering": name})
+    text = str(error.value)
+    assert "'ordering'" in text
+    assert repr(name) in text
+    assert "expected: a subclass of" in text
+    assert reason in text
 
 
 def test_the_older_a_program_the_more_newcomers_its_turn_lets_pass():

@@ -84,7 +84,7 @@ def test_the_time_stood_still_counts_against_the_quantum():
     engine = make_engine(quantum_turns=2)
     found = pin(engine, "A", stall_wait_s=50.0)
     program = found.program
-    engine.controller.places.quantum.on_turn(4.0)
+    engine.controller.queue_order.quantum.on_turn(4.0)
     engine.clock.advance(3.0)  # no request waits: that costs nothing
     engine.arrive("r", list(range(15)), program="R")
     for _ in range(5):
@@ -93,28 +93,11 @@ def test_the_time_stood_still_counts_against_the_quantum():
     engine.arrive("A-1", [*(65000 + i for i in range(8)), 7, 8], program="A")
     assert engine.admit("A-1")  # claims
     assert (found.stalled_s, program.place.served_s) == (4.0, 4.0)
-    quantum_s = engine.controller.places.quantum.seconds
+    quantum_s = engine.controller.queue_order.quantum.seconds
     engine.clock.advance(quantum_s)
     engine.finish("A-1")
     assert program.place.is_used_up
     engine.check()
-
-
-def test_standing_still_is_no_service_for_plas():
-    """Autellix counts what calls ran."""
-    engine = make_engine(ordering="plas")
-    program = pin(engine, "A", stall_wait_s=50.0).program
-    engine.arrive("r", list(range(15)), program="R")
-    for _ in range(5):
-        assert not engine.admit("r")
-        engine.clock.advance(1.0)
-    engine.arrive("A-1", [*(65000 + i for i in range(8)), 7, 8], program="A")
-    assert engine.admit("A-1")
-    assert program.attained is None
-    engine.clock.advance(2.0)
-    engine.finish("A-1")
-    assert program.attained.service_s == 2.0
-    assert program.place.served_s == 6.0  # against the quantum it counts
 
 
 def test_whoever_is_overdue_is_not_told_to_be_patient():

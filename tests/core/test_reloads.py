@@ -51,7 +51,7 @@ def test_a_second_admission_after_the_reload_changes_nothing(engine):
     admit(engine)
     engine.controller.load_started("r")
     engine.step(seconds=30.0)
-    engine.controller.admit("r", 0)  # the engine schedules it again, KV in place
+    engine.controller.on_allocated("r", 0)  # the engine schedules it again, KV in place
     engine.step(seconds=2.0)
     engine.decode("r", [1])
     assert engine.prefills == [(40, 0)]
@@ -73,7 +73,7 @@ def test_a_prefill_that_was_preempted_twice_finds_what_is_left(engine):
     admit(engine)
     for cached_tokens in (36, 8):  # of what it computed, less is left each time
         engine.step(seconds=1.0)
-        engine.controller.admit("r", cached_tokens)
+        engine.controller.on_allocated("r", cached_tokens)
     engine.step(seconds=2.0)
     engine.decode("r", [1])
     assert engine.prefills == [(40, 8)]
@@ -83,9 +83,9 @@ def test_what_was_reloaded_before_a_preemption_is_counted_anew_after_it(engine):
     admit(engine)
     engine.controller.load_started("r")
     engine.controller.load_finished("r", 24)
-    engine.controller.admit("r", 0)  # the engine schedules it, KV in place
+    engine.controller.on_allocated("r", 0)  # the engine schedules it, KV in place
     engine.step(seconds=1.0)
-    engine.controller.admit("r", 4)  # preempted, and let in again
+    engine.controller.on_allocated("r", 4)  # preempted, and let in again
     engine.step(seconds=2.0)
     engine.decode("r", [1])
     assert engine.prefills == [(40, 4)]
@@ -97,7 +97,7 @@ def test_a_failed_reload_is_counted_and_all_is_prefilled(engine):
     engine.step(seconds=5.0)
     engine.controller.load_finished("r", 0)
     assert counted(engine, "failed_reloads") == 1
-    engine.controller.admit("r", 0)
+    engine.controller.on_allocated("r", 0)
     engine.step(seconds=3.0)
     engine.decode("r", [1])
     assert engine.prefills == [(40, 0)]
@@ -174,7 +174,7 @@ def seen(engine):
     ],
 )
 def test_what_a_return_found_below(engine, seen, cached, reloaded, told):
-    engine.controller.admit("r", cached)
+    engine.controller.on_allocated("r", cached)
     if reloaded is not None:
         engine.controller.load_started("r")
         engine.controller.load_finished("r", reloaded)
@@ -185,16 +185,16 @@ def test_what_a_return_found_below(engine, seen, cached, reloaded, told):
 
 
 def test_what_a_preempted_request_computed_itself_was_not_below(engine, seen):
-    engine.controller.admit("r", 0)
+    engine.controller.on_allocated("r", 0)
     engine.step(seconds=1.0)
-    engine.controller.admit("r", 36)  # of its own blocks, after a preemption
+    engine.controller.on_allocated("r", 36)  # of its own blocks, after a preemption
     engine.controller.prefilled("r", 61)
     assert seen == [(40, False)]
 
 
 def test_while_the_tier_is_down_nothing_is_learnt_of_it(engine, seen):
     engine.controller.lower_tier = None
-    engine.controller.admit("r", 0)
+    engine.controller.on_allocated("r", 0)
     engine.controller.lower_tier = "cpu"
     engine.controller.prefilled("r", 61)
     assert seen == []
@@ -213,7 +213,7 @@ def test_what_the_tier_cannot_have_says_nothing_of_it(engine, seen, event):
     else:
         engine.abort("r")
         engine.arrive("r", [*PROMPT, 1, 2], program="A")
-    controller.admit("r", 0)
+    controller.on_allocated("r", 0)
     controller.prefilled("r", 61)
     assert seen == []
 
@@ -231,7 +231,7 @@ def test_a_turn_that_never_went_down_says_nothing(
     controller.lower_tier = "cpu"
     engine.arrive("c", [*context, 1], program="B")
     controller.tier_looked_up("c", chunk_tokens)
-    controller.admit("c", 0)
+    controller.on_allocated("c", 0)
     controller.prefilled("c", 41)
     assert bool(seen) is (up and not hints and chunk_tokens == 41)
 

@@ -13,7 +13,7 @@ from ttlcache.clock import VirtualClock
 from ttlcache.cost_observer import Learning
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.step_fit import Step
-from ttlcache.scheduling.remaining_work import WorkSizes
+from ttlcache.scheduling.remaining_work import RemainingWork
 from ttlcache.telemetry.journal import NullJournal
 from ttlcache.telemetry.metrics import MetricsBuffer
 
@@ -46,7 +46,7 @@ class Engine:
         self.clock = VirtualClock(1000.0)
         self.costs = CostModel(step_tokens=budget)
         self.learning = Learning(
-            self.costs, WorkSizes(), MetricsBuffer(), NullJournal(), {}
+            self.costs, RemainingWork(), MetricsBuffer(), NullJournal(), {}
         )
         self.budget, self.ahead, self.overlaps = budget, ahead, overlaps
         self.rng = random.Random(seed)
@@ -179,7 +179,7 @@ def test_a_step_scheduled_early_begins_when_the_one_before_it_ends():
     costs = CostModel()
     seen = []
     costs.observe_step = lambda step, seconds: seen.append(seconds) or 0.0
-    learning = Learning(costs, WorkSizes(), MetricsBuffer(), NullJournal(), {})
+    learning = Learning(costs, RemainingWork(), MetricsBuffer(), NullJournal(), {})
     learning.on_step(Step(10.0), 11.0)
     learning.on_step(Step(10.5), 14.0)  # scheduled while the first ran
     learning.on_step(Step(20.0), 21.0)  # after six idle seconds

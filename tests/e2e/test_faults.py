@@ -22,9 +22,9 @@ pytestmark = pytest.mark.e2e
 log = logging.getLogger(__name__)
 
 TESTS = Path(__file__).parents[1]
-#: Need another ordering, long waits or vLLM's own set; tests/connector/test_faults.py
+#: Need long waits or vLLM's own set; tests/connector/test_faults.py
 #: has them.
-NOT_HERE = {"promote", "aged", "failed_loads"}
+NOT_HERE = {"aged", "failed_loads"}
 #: Resets, so that releasing everything has thrown, too.
 RESETS = 12
 #: Of the same load, so that every hook has thrown.

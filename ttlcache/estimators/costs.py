@@ -63,11 +63,6 @@ class RebuildCost(NamedTuple):
     def seconds(self) -> float:
         return self.prefill_s + self.reload_s
 
-    @property
-    def computed_share(self) -> float:
-        """The part that takes the GPU from others; 1 where it takes no time at all."""
-        return self.prefill_s / self.seconds if self.seconds > 0.0 else 1.0
-
 
 class CostModel:
     """Prefill and reload seconds, queueing delay, footprint, price of memory.

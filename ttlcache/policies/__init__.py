@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Mapping
 
 from pydantic import ValidationError
 
+from ttlcache.class_path import load_class
 from ttlcache.errors import ConfigError
 from ttlcache.policies.base import Policy, PolicyOptions, View
 
@@ -68,14 +68,7 @@ def _load(name: str) -> type[Policy]:
     target = _TARGETS.get(name)
     if target is None:
         raise ConfigError(_unknown("policy", name, names()))
-    module, _, class_name = target.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"policy {name!r}: cannot load {target}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise ConfigError(f"policy {name!r}: {target} is not a subclass of Policy")
-    return found
+    return load_class(target, Policy, f"policy {name!r}")
 
 
 def _explain(policy: type[Policy], name: str, error: ValidationError) -> str:

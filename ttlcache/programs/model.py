@@ -58,14 +58,6 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Attained:
-    """Seconds that a program's requests ran and queued, since its last promotion."""
-
-    service_s: float = 0.0
-    wait_s: float = 0.0
-
-
-@dataclass(slots=True)
 class Work:
     """What one program's finished turns took.
 
@@ -81,7 +73,7 @@ class Work:
 class Program:
     """One agent's job as this engine sees it.
 
-    work, attained: only under an ordering that uses them.
+    work: only under an ordering that uses it.
     last_turn: the last of its main conversation, with an outline; of a program that
         has an id. Side requests and sub-agents under that id do not change it.
     strayed: whether its latest turn left that conversation's context early.
@@ -104,7 +96,6 @@ class Program:
     reuse_share: float = 1.0
     open_turns: list[Turn] = field(default_factory=list)
     work: Work | None = None
-    attained: Attained | None = None
 
     @property
     def program_id(self) -> str:
@@ -207,7 +198,6 @@ class RequestRecord:
     claim_counts: bool = True  # not while its program's quantum is used up
     work_left_s: float | None = None  # of its program, expected when it was queued
     reusable_tokens: int = 0  # context of the turn it continues that it repeats
-    promoted_s: float | None = None  # when its ordering's anti-starvation rule struck
     pin_id: int | None = None  # the pin it will claim
     refused_s: float | None = None  # when memory was first refused to it
     admitted_s: float | None = None

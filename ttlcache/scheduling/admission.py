@@ -1,179 +1,254 @@
-"""Which programs may start: admission control on program memory.
+"""Admission control: which programs may start while others are under way.
 
-Retention alone cannot help when the contexts of all programs under way do not fit:
-each return evicts somebody else. Then it pays to let fewer programs run at a time.
+Retention alone cannot help when more programs are under way than fit once they are
+large: the growth of each evicts the pin of another, and that context is computed again
+at the end of its program's life, when it costs most (thrashing). The contexts as they
+are now do not show it: programs start small.
+
+Two units of memory, which differ with several KV cache groups: context blocks (tokens
+over the tokens of a prefix-cache hash) and pool blocks (what the engine allocates).
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
-from ttlcache.programs.model import Program
-from ttlcache.types import Admission, Pressure
+from ttlcache.config import TTLCacheConfig, admission_in_force
+from ttlcache.estimators.survival import SlidingMean
+from ttlcache.programs.model import Program, RequestRecord
+from ttlcache.types import BlockHolder, Pressure
+
+#: Ended programs over which the mean is taken, and below which nothing is known.
+WINDOW, MIN_ENDED = 1000, 5
+#: Of the pool, the part reserved for growth at most: where short and long programs come
+#: together the mean is far from either, and half of the memory serves any request.
+MAX_POOL_SHARE = 0.5
 
 
 class AdmissionControl(ABC):
-    """Told what programs do; asked whether a new one may start.
-
-    needs_order: asked only where the queue stands in an order by program.
-    """
-
-    needs_order: ClassVar[bool] = False
+    """Sees what programs do, and says what a new one still lacks to start."""
 
     @property
-    def growth_blocks(self) -> float:
+    def reserved_pool_blocks(self) -> float:
         """Free blocks that new programs leave to those under way."""
         return 0.0
 
     @abstractmethod
-    def reasons(self, program: Program, kv_blocks: float, now_s: float) -> None:
-        """A turn of `program` is under way with a context of `kv_blocks`."""
+    def on_turn_running(self, program: Program, context_blocks: float) -> None:
+        """A turn of `program` got its memory."""
 
     @abstractmethod
-    def acts(self, program: Program, kv_blocks: float, now_s: float) -> None:
+    def on_turn_finished(self, program: Program, context_blocks: float) -> None:
         """Its last turn finished: a tool runs."""
 
-    def lets_go(self, program: Program) -> None:  # noqa: B027 - most need not know
-        """No pin holds its context: its turn got none, or lost it, or was aborted."""
-
-    def weighs(self, kv_blocks: float, footprint_blocks: float) -> None:  # noqa: B027
-        """A context of `kv_blocks` took so many blocks of the pool."""
+    @abstractmethod
+    def on_unpinned(self, program: Program) -> None:
+        """No pin for its context: its turn got none, or lost it, or was aborted."""
 
     @abstractmethod
-    def leaves(self, program: Program, now_s: float) -> None:
+    def on_program_end(self, program: Program) -> None:
         """It ended, or was forgotten."""
 
     @abstractmethod
-    def admit(
+    def on_footprint(self, context_blocks: float, pool_blocks: float) -> None:
+        """A context took so many blocks of the pool."""
+
+    @abstractmethod
+    def missing_blocks(
         self,
         program: Program,
-        kv_blocks: float,
-        pressure: Pressure,
-        now_s: float,
-        *,
-        context_blocks: float,
-    ) -> Admission:
-        """Whether a request of `program` needing `kv_blocks` may take memory.
-
-        Args:
-            kv_blocks: of the pool, beside what it found cached.
-            context_blocks: of its whole prompt.
-        """
-
-    def lack_blocks(
-        self,
-        program: Program,
-        kv_blocks: float,
+        needed_pool_blocks: float,
         context_blocks: float,
         pressure: Pressure,
     ) -> float:
-        """How many more free blocks would let it in; 0: that is not what it lacks."""
-        return 0.0
+        """Free pool blocks that a request of `program` lacks; 0 or less: it may start.
+
+        Args:
+            needed_pool_blocks: beside those that it found cached.
+            context_blocks: of its whole prompt.
+        """
 
 
 class AdmitAll(AdmissionControl):
-    """No control: what fits, runs."""
+    """No control: a request that fits may start."""
 
-    def reasons(self, program: Program, kv_blocks: float, now_s: float) -> None:
+    def on_turn_running(self, program: Program, context_blocks: float) -> None:
         """Not counted."""
 
-    def acts(self, program: Program, kv_blocks: float, now_s: float) -> None:
+    def on_turn_finished(self, program: Program, context_blocks: float) -> None:
         """Not counted."""
 
-    def leaves(self, program: Program, now_s: float) -> None:
+    def on_unpinned(self, program: Program) -> None:
         """Not counted."""
 
-    def admit(
+    def on_program_end(self, program: Program) -> None:
+        """Not counted."""
+
+    def on_footprint(self, context_blocks: float, pool_blocks: float) -> None:
+        """Not counted."""
+
+    def missing_blocks(
         self,
         program: Program,
-        kv_blocks: float,
-        pressure: Pressure,
-        now_s: float,
-        *,
+        needed_pool_blocks: float,
         context_blocks: float,
-    ) -> Admission:
-        return Admission.ADMIT
+        pressure: Pressure,
+    ) -> float:
+        return 0.0
 
 
 @dataclass(slots=True)
 class _Share:
-    kv_blocks: float
-    acting_since_s: float | None  # None while reasoning
+    """The context of a program's latest turn, and the growth reserved for it."""
+
+    context_blocks: float
+    growth_context_blocks: float
 
 
-class WorkingSet(AdmissionControl):
-    """New programs wait while those under way fill the pool.
+class GrowthReserve(AdmissionControl):
+    """A new program waits until its own context and the growth of all fit.
 
-    After ThunderAgent (arXiv 2602.13692, §4; MORI keeps the same sum per tier):
+        needed + min(growth(c of the new one) + sum of growth(c) over those that hold
+        memory, half of the pool) <= free
+        growth(c) = share * max(0, mean context of ended programs - c)
 
-        load = sum over reasoning of c + sum over acting of c * 2^(-t / half_life)
-
-    with c the blocks of a program's context and t the time its tool has run. A
-    program that has started is never held back here, nor is its sub-agent, so every
-    program under way can finish; new ones wait until their own need fits beside the
-    load. The wait is bounded: programs under way lose their place in the queue after a
-    quantum, `max_queue_wait_s` overrules admission, and so does an engine with
-    nothing to run.
-
-    The decayed sum is kept incrementally: O(1) per event and per question.
+    with c the blocks of a context. A share of 1/2 would count a program as the mean of
+    its context now and at its end: programs are at different points of their lives, and
+    not all are at their largest together. A program holds memory while a turn is under
+    way or pinned; its growth is the one expected at its latest event. A program that
+    has started never waits here, nor do its sub-agents; and no program does before some
+    have ended. O(1) per event and per question.
     """
 
-    def __init__(self, half_life_s: float) -> None:
-        self._half_life_s = half_life_s
+    def __init__(self, share: float, block_tokens: int) -> None:
+        """
+        Args:
+            share: of the expected growth, the part that is reserved.
+            block_tokens: tokens of a block of a context.
+        """
+        self._share = share
+        self._block_tokens = block_tokens
         self._shares: dict[Program, _Share] = {}
-        self._reasoning_blocks = 0.0
-        self._acting_blocks = 0.0  # decayed to `_as_of_s`
-        self._as_of_s = 0.0
+        self._growth_context_blocks = 0.0  # the sum over them
+        self._final_context_blocks = SlidingMean(WINDOW)
+        self._turn_context_blocks = SlidingMean(WINDOW)
+        self._turn_pool_blocks = SlidingMean(WINDOW)
 
-    def load_blocks(self, now_s: float) -> float:
-        """The projected KV of the programs under way, in blocks."""
-        self._decay(now_s)
-        return self._reasoning_blocks + self._acting_blocks
+    @property
+    def reserved_pool_blocks(self) -> float:
+        return self._growth_context_blocks * self._pool_blocks_per_context_block
 
-    def reasons(self, program: Program, kv_blocks: float, now_s: float) -> None:
-        self.leaves(program, now_s)
-        self._shares[program] = _Share(kv_blocks, None)
-        self._reasoning_blocks += kv_blocks
-
-    def acts(self, program: Program, kv_blocks: float, now_s: float) -> None:
-        self.leaves(program, now_s)
-        # Not `now_s`: on a clock that went back the sum is of a later time.
-        self._shares[program] = _Share(kv_blocks, self._as_of_s)
-        self._acting_blocks += kv_blocks
-
-    def leaves(self, program: Program, now_s: float) -> None:
-        self._decay(now_s)
-        share = self._shares.pop(program, None)
-        if share is None:
+    def on_turn_running(self, program: Program, context_blocks: float) -> None:
+        self._drop(program)
+        if program.ended:  # what its requests still do says nothing of others
             return
-        if share.acting_since_s is None:
-            self._reasoning_blocks -= share.kv_blocks
-        else:
-            waited_s = max(0.0, self._as_of_s - share.acting_since_s)
-            self._acting_blocks -= share.kv_blocks * self._discount(waited_s)
-        if not self._shares:  # rounding must not add up over millions of programs
-            self._reasoning_blocks = self._acting_blocks = 0.0
+        growth = self._expected_growth_context_blocks(context_blocks)
+        self._shares[program] = _Share(context_blocks, growth)
+        self._growth_context_blocks += growth
 
-    def admit(
+    def on_turn_finished(self, program: Program, context_blocks: float) -> None:
+        # It holds memory until `on_unpinned`.
+        self.on_turn_running(program, context_blocks)
+
+    def on_unpinned(self, program: Program) -> None:
+        pinned = any(turn.pin_id is not None for turn in program.open_turns)
+        if not program.in_flight and not pinned:
+            self._drop(program)
+
+    def on_program_end(self, program: Program) -> None:
+        share = self._drop(program)
+        if share is not None:
+            self._final_context_blocks.observe(share.context_blocks)
+        elif program.open_turns:
+            tokens = max(turn.context_tokens for turn in program.open_turns)
+            self._final_context_blocks.observe(tokens / self._block_tokens)
+
+    def on_footprint(self, context_blocks: float, pool_blocks: float) -> None:
+        if context_blocks > 0.0 and pool_blocks > 0.0:
+            self._turn_context_blocks.observe(context_blocks)
+            self._turn_pool_blocks.observe(pool_blocks)
+
+    def missing_blocks(
         self,
         program: Program,
-        kv_blocks: float,
-        pressure: Pressure,
-        now_s: float,
-        *,
+        needed_pool_blocks: float,
         context_blocks: float,
-    ) -> Admission:
-        if program in self._shares or program.parent in self._shares:
-            return Admission.ADMIT
-        fits = self.load_blocks(now_s) + kv_blocks <= pressure.pool_blocks
-        return Admission.ADMIT if fits else Admission.WAIT
+        pressure: Pressure,
+    ) -> float:
+        if not self._may_have_to_wait(program):
+            return 0.0
+        growth = self._expected_growth_context_blocks(context_blocks)
+        growth += self._growth_context_blocks
+        reserved = min(
+            growth * self._pool_blocks_per_context_block,
+            MAX_POOL_SHARE * pressure.pool_blocks,
+        )
+        return needed_pool_blocks + reserved - pressure.free_blocks
 
-    def _decay(self, now_s: float) -> None:
-        if now_s > self._as_of_s:
-            self._acting_blocks *= self._discount(now_s - self._as_of_s)
-            self._as_of_s = now_s
+    def _may_have_to_wait(self, program: Program) -> bool:
+        """Whether the growth of others may keep a request of `program` waiting."""
+        if not self._shares or self._final_context_blocks.count < MIN_ENDED:
+            return False
+        if self._has_started(program):
+            return False
+        return program.parent is None or not self._has_started(program.parent)
 
-    def _discount(self, seconds: float) -> float:
-        return float(2.0 ** (-seconds / self._half_life_s))
+    def _has_started(self, program: Program) -> bool:
+        return program.turns_finished > 0 or program in self._shares
+
+    @property
+    def _pool_blocks_per_context_block(self) -> float:
+        """More than one with several KV cache groups.
+
+        Less is what programs share, and growth is not shared.
+        """
+        if not self._turn_context_blocks.count:
+            return 1.0
+        ratio = self._turn_pool_blocks.value / self._turn_context_blocks.value
+        return max(1.0, ratio)
+
+    def _expected_growth_context_blocks(self, context_blocks: float) -> float:
+        final = self._final_context_blocks
+        if final.count < MIN_ENDED:
+            return 0.0
+        return self._share * max(0.0, final.value - context_blocks)
+
+    def _drop(self, program: Program) -> _Share | None:
+        share = self._shares.pop(program, None)
+        if share is not None:
+            self._growth_context_blocks -= share.growth_context_blocks
+        if not self._shares:  # rounding must not add up over millions of programs
+            self._growth_context_blocks = 0.0
+        return share
+
+
+def create(config: TTLCacheConfig, block_tokens: int) -> AdmissionControl:
+    """The admission control of a configuration."""
+    if admission_in_force(config) == "room-to-grow":
+        return GrowthReserve(config.growth_share, block_tokens)
+    return AdmitAll()
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionGate:
+    """Asks the admission control about requests that have no memory yet."""
+
+    control: AdmissionControl
+    holder: BlockHolder
+    block_tokens: int
+
+    def may_start(self, record: RequestRecord, needed_pool_blocks: float) -> bool:
+        """Whether the request may take memory now, if it fits."""
+        return self.missing_blocks(record, needed_pool_blocks) == 0
+
+    def missing_blocks(self, record: RequestRecord, needed_pool_blocks: float) -> int:
+        """How many more free pool blocks would let it start."""
+        missing = self.control.missing_blocks(
+            record.program,
+            needed_pool_blocks,
+            record.num_tokens / self.block_tokens,
+            self.holder.pressure(),
+        )
+        return max(0, math.ceil(missing))

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
+from ttlcache.class_path import load_class
 from ttlcache.types import Rank
 
 #: (user priority, class, class, place, …, request arrival)
@@ -21,42 +22,34 @@ class QueuedTurn(NamedTuple):
     program_seq: int  # place of its context in the queue
     request_seq: int  # arrival number of the request itself
     turn_seq: int = 0  # place that a new context would have got instead
-    service_s: float = 0.0  # seconds that the program's requests ran, up to now
-    wait_s: float = 0.0  # seconds that they waited before this request
-    queued_s: float = 0.0  # when this request was queued
-    promoted: bool = False  # its ordering's anti-starvation rule has struck
     work_left_s: float | None = None  # its program's, expected; None: unknown
 
 
 class Ordering(ABC):
     """A rule that sorts waiting requests. Pure.
 
+    The configuration names it by `name`, or as "package.module:Class".
+
     places_end: whether a program that used up its quantum of service queues as if new.
     uses_work: whether keys depend on `QueuedTurn.work_left_s`.
-    uses_service: whether keys depend on `service_s` and `wait_s`.
     uses_turns: whether keys depend on `turn_seq`, and so each turn takes a number.
     """
 
     name: ClassVar[str]
     places_end: ClassVar[bool] = True
     uses_work: ClassVar[bool] = False
-    uses_service: ClassVar[bool] = False
     uses_turns: ClassVar[bool] = False
 
     @abstractmethod
     def key(self, turn: QueuedTurn) -> PriorityKey:
         """Sort key; must depend on `turn` only."""
 
-    def promote_at_s(self, turn: QueuedTurn) -> float:
-        """When waiting alone changes the request's place; `math.inf` for never."""
-        return math.inf
-
     def rank(self, turn: QueuedTurn) -> Rank:
         """Where its program stands against other programs' pins.
 
         A request takes pins of a larger rank only, so that pins never turn the order
         around. Place of the program unless the ordering has its own. User priority goes
-        before it (`Places.rank`).
+        before it (`QueueOrder.rank`).
         """
         return (turn.program_seq,)
 
@@ -119,44 +112,6 @@ class RequestFCFS(Ordering):
         return (turn.user_priority, not turn.preempted, 0, 0, turn.request_seq)
 
 
-class PLAS(Ordering):
-    """Program-level attained service (Autellix, arXiv 2502.13965, §4.2).
-
-    A program's service is the time its finished calls ran. Service ranges form
-    queues, each `GROWTH` times as long as the one before; a call waits in the queue
-    of its program's service, first come first served inside it. Against starvation
-    a call goes to the first queue when (W_p + W_c) / (T_p + T_c) >= BETA, wait over
-    service of the program and this call; the call has no service yet (T_c = 0).
-    The paper gives no values: ours start at one second and double.
-    """
-
-    name = "plas"
-    uses_service = True
-    QUANTUM_S = 1.0
-    GROWTH = 2.0
-    LEVELS = 16
-    BETA = 4.0
-
-    def key(self, turn: QueuedTurn) -> PriorityKey:
-        level = 0 if turn.promoted else self.level(turn.service_s)
-        return (turn.user_priority, not turn.preempted, level, 0, turn.request_seq)
-
-    def rank(self, turn: QueuedTurn) -> Rank:
-        return (self.key(turn)[2], turn.request_seq)
-
-    def level(self, service_s: float) -> int:
-        """Index of the queue whose service range holds `service_s`."""
-        if service_s < self.QUANTUM_S:
-            return 0
-        level = 1 + int(math.log(service_s / self.QUANTUM_S, self.GROWTH))
-        return min(level, self.LEVELS - 1)
-
-    def promote_at_s(self, turn: QueuedTurn) -> float:
-        if turn.promoted or self.level(turn.service_s) == 0:
-            return math.inf
-        return turn.queued_s + max(0.0, self.BETA * turn.service_s - turn.wait_s)
-
-
 class LeastWork(Ordering):
     """Preempted, then pinned, then least expected work left; ours.
 
@@ -167,8 +122,8 @@ class LeastWork(Ordering):
     alike this is TTL-aware. Unknown work, before enough programs have ended, is the
     first level, hence program arrival.
 
-    A place does not end with a quantum: who has worked long expects long work, and
-    stands back by that. What bounds a wait is `max_queue_wait_s`.
+    A place does not end with a quantum: where long programs stay long, a program that
+    has run for long moves back by its expected work. `max_queue_wait_s` bounds a wait.
     """
 
     name = "least-work"
@@ -204,7 +159,24 @@ _ALL: tuple[type[Ordering], ...] = (
     WeightedArrival,
     ProgramFCFS,
     RequestFCFS,
-    PLAS,
     LeastWork,
 )
 ORDERINGS: dict[str, type[Ordering]] = {cls.name: cls for cls in _ALL}
+
+
+def create(name: str) -> Ordering:
+    """An ordering by its name, or by "package.module:Class".
+
+    Raises:
+        ConfigError: there is no such class, or it is no subclass of `Ordering`.
+        KeyError: a name that `TTLCacheConfig` would not let pass.
+    """
+    if ":" not in name:
+        return ORDERINGS[name]()
+    found: type[Ordering] = load_class(
+        name,
+        Ordering,
+        f"kv_connector_extra_config: key 'ordering' has value {name!r}, expected: a "
+        f"subclass of {__name__}.Ordering",
+    )
+    return found()

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ttlcache.clock import Clock
-from ttlcache.programs.model import Attained, Pin, Program, RequestRecord, Work
+from ttlcache.programs.model import Pin, Program, RequestRecord, Work
 from ttlcache.programs.places import Place, Quantum
 from ttlcache.programs.table import ProgramTable
 from ttlcache.retention.pins import PinTable
 from ttlcache.scheduling.ordering import Ordering, PriorityKey, QueuedTurn
-from ttlcache.scheduling.remaining_work import WorkSizes
+from ttlcache.scheduling.remaining_work import RemainingWork
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.types import Rank
 
-_NOTHING = Attained()
-
 
 @dataclass(slots=True)
-class Places:
+class QueueOrder:
     """One ordering, asked about records of requests.
 
-    ordering: set before the first request, if at all.
     quantum: service for which a context keeps its place.
     """
 
@@ -29,9 +25,8 @@ class Places:
     quantum: Quantum
     programs: ProgramTable
     pins: PinTable
-    work: WorkSizes
+    work: RemainingWork
     metrics: MetricsBuffer
-    clock: Clock
 
     def key(self, record: RequestRecord, preempted: bool) -> PriorityKey:
         return self.ordering.key(self._queued(record, preempted))
@@ -41,20 +36,12 @@ class Places:
         place = self.ordering.rank(self._queued(record, preempted=False))
         return (record.user_priority, *place)
 
-    def rank_of_next(self, record: RequestRecord) -> Rank:
+    def rank_after_this_turn(self, record: RequestRecord) -> Rank:
         """Where the program's next turn will stand, as far as can be told now."""
-        self.stand(record)
-        record.promoted_s = None  # a promotion is for one call
+        self.assign_place(record)
         return self.rank(record)
 
-    def promote_at_s(self, record: RequestRecord) -> float:
-        return self.ordering.promote_at_s(self._queued(record, preempted=False))
-
-    def promote(self, record: RequestRecord) -> None:
-        record.promoted_s = self.clock.now_s()
-        record.program.attained = None
-
-    def stand(self, record: RequestRecord) -> None:
+    def assign_place(self, record: RequestRecord) -> None:
         """Give the request the place of its context as it is now."""
         place = record.place
         record.program_seq = place.seq
@@ -64,33 +51,30 @@ class Places:
         record.claim_counts = not place.is_used_up
         if self.ordering.uses_work:
             # A sub-agent is work of its parent, which waits for it.
-            whose = record.program.parent or record.program
-            record.work_left_s = self.work.left_s(whose.work or Work())
+            program = record.program.parent or record.program
+            record.work_left_s = self.work.left_s(program.work or Work())
 
     def claims(self, record: RequestRecord) -> bool:
-        """Whether it stands among those whose pins are alive, whoever came first."""
+        """Whether it stands among requests with a pin, before those without."""
         return record.claim_counts and self.pins.get(record.pin_id) is not None
 
-    def stand_back(self, record: RequestRecord) -> bool:
-        """Whether its context has moved back since; it has moved with it now."""
+    def requeue_if_moved(self, record: RequestRecord) -> bool:
+        """Whether its context has moved back since; the request has moved with it now.
+
+        Another turn of the context may have used up the quantum meanwhile.
+        """
         if record.admitted_s is not None:
             return False  # what was preempted is in the middle of its turn
         if record.program_seq == record.place.seq:
             return False
-        record.turn_seq = 0  # stands behind who came meanwhile: a new number
-        self.stand(record)
+        record.turn_seq = 0  # behind requests that came meanwhile: a new number
+        self.assign_place(record)
         return True
 
-    def admitted(self, record: RequestRecord, now_s: float) -> None:
+    def on_admission(self, record: RequestRecord) -> None:
         """The request waits no longer."""
-        since_s = record.queued_s
-        if record.promoted_s is not None:
-            since_s = record.promoted_s
-        if now_s > since_s and self.ordering.uses_service:
-            _attained(record.program).wait_s += now_s - since_s
-        self.programs.place_numbers.on_admission(
-            max(record.program_seq, record.turn_seq)
-        )
+        number = max(record.program_seq, record.turn_seq)
+        self.programs.place_numbers.on_admission(number)
         record.place.on_admission()
 
     def on_stall(self, pin: Pin) -> None:
@@ -100,13 +84,11 @@ class Places:
 
     def charge(self, record: RequestRecord, seconds: float) -> None:
         """The request ran for so long."""
-        if self.ordering.uses_service:
-            _attained(record.program).service_s += seconds
         self.quantum.on_turn(seconds)
         self._use(record.place, record.program.tenant, seconds)
 
-    def ended(self, program: Program) -> None:
-        """What its longest context was served says how long others may take."""
+    def on_program_end(self, program: Program) -> None:
+        """The service of its longest context teaches how long a quantum is."""
         places = [turn.place for turn in program.open_turns if turn.place]
         longest = max([program.place, *places], key=lambda place: place.served_s)
         self.quantum.on_program_end(longest)
@@ -117,8 +99,6 @@ class Places:
             self.metrics.count("quanta_used_up")
 
     def _queued(self, record: RequestRecord, preempted: bool) -> QueuedTurn:
-        program = record.program
-        attained = program.attained or _NOTHING
         return QueuedTurn(  # by position: names cost half a microsecond here
             record.user_priority,
             preempted,
@@ -126,15 +106,5 @@ class Places:
             record.program_seq,
             record.seq,  # request_seq
             record.turn_seq,
-            attained.service_s,
-            attained.wait_s,
-            record.queued_s,
-            record.promoted_s is not None,
             record.work_left_s,
         )
-
-
-def _attained(program: Program) -> Attained:
-    if program.attained is None:
-        program.attained = Attained()
-    return program.attained

@@ -1,14 +1,14 @@
-"""How much work a program still has before it: learnt from programs that ended.
+"""How much work a program has left: learnt from programs that ended.
 
     work left = E[turns left | turns made] * mean work of a turn
 
 Turns left come from the numbers of turns of ended programs, those under way being
-right-censored (Kaplan-Meier): where long programs stay long, somebody at turn 30 has
-more before it than a newcomer; where all are alike, less. The work of a turn is that
-of the program's own turns, drawn towards everybody's while it has made few.
+right-censored (Kaplan-Meier): where long programs stay long, a program at turn 30 has
+more left than a new one; where all are alike, less. The work of a turn is that of the
+program's own turns, drawn towards the mean of all while it has made few.
 
-Work is seconds of engine time that nobody's queue is part of: new prompt tokens by the
-prefill curve, and output tokens by the mean seconds of one.
+Work is seconds of engine time without waiting: new prompt tokens by the prefill curve,
+and output tokens by the mean seconds of one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ WINDOW, MAX_TURNS = 1000, 4096
 MIN_ENDED = 5
 #: Turns of an average program that a program's own mean starts with.
 PRIOR_TURNS = 2.0
-#: Turns over which the work of everybody's turn is averaged.
+#: Turns of all programs over which the work of a turn is averaged.
 MEAN_WINDOW = 1000
 
 
-class WorkSizes:
+class RemainingWork:
     """Expected work left of programs. O(1) an event; O(turns) after a program's end."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class WorkSizes:
         self._output_s = SlidingMean(MEAN_WINDOW)
         self._turns_left: FloatArray | None = None
 
-    def turn_done(self, work: Work, prompt_s: float, output_s: float) -> None:
+    def on_turn_finished(self, work: Work, prompt_s: float, output_s: float) -> None:
         """A turn of a live program finished after so much work."""
         if work.turns:
             self._count(work.turns, -1)
@@ -51,7 +51,7 @@ class WorkSizes:
         work.turns += 1
         self._count(work.turns, +1)
 
-    def ended(self, work: Work) -> None:
+    def on_program_end(self, work: Work) -> None:
         """The program is over."""
         if not work.turns:
             return
@@ -60,7 +60,7 @@ class WorkSizes:
         self._turns_left = None
 
     def left_s(self, work: Work) -> float | None:
-        """Expected work before the program, None while nothing is known."""
+        """Expected work that the program has left, None while nothing is known."""
         turns = self.turns_left(work.turns)
         if turns is None:
             return None
@@ -75,7 +75,7 @@ class WorkSizes:
     def turns_left(self, made: int) -> float | None:
         """E[turns still to come | `made` are made], at least 1; None if unknown.
 
-        Where nobody made that many: as many again.
+        Where no program made that many: as many again.
         """
         if len(self._ended) < MIN_ENDED:
             return None
@@ -83,7 +83,7 @@ class WorkSizes:
             ended = np.bincount(self._ended).astype(np.float64)
             live = np.zeros_like(ended)
             for turns, programs in self._live.items():
-                # One that made more than anybody who ended was at risk all along.
+                # One that made more than all that ended was at risk all along.
                 live[min(turns, len(live) - 1)] += programs
             self._turns_left = mean_residual(ended, live)
         if made >= len(self._turns_left):

@@ -55,9 +55,6 @@ GAUGES: dict[str, str] = {
     "pool_blocks": "KV blocks of the pool without the null block.",
     "programs_active": "Programs in the table.",
     "waiting_programs": "Programs of which a request waits for its memory.",
-    "working_set_blocks": (
-        "KV blocks of running requests, and of pins discounted by the time they waited."
-    ),
     "growth_blocks": (
         "KV blocks that new programs leave free (half of the pool at most): the part "
         "that counts of what programs under way will still need."

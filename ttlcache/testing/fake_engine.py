@@ -26,7 +26,7 @@ from ttlcache.programs.hints import parse_hints
 from ttlcache.programs.model import MAX_OPEN_TURNS, RequestRecord
 from ttlcache.telemetry.journal import NullJournal
 from ttlcache.testing.fake_holder import FakeHolder
-from ttlcache.types import Admission, Arrival, Finish, GapKey, HoldOrder, Urgency
+from ttlcache.types import Arrival, Finish, GapKey, HoldOrder, Urgency
 
 
 def chain_hashes(
@@ -126,7 +126,7 @@ class FakeEngine:
         needed = self._blocks_for(len(request.tokens))
         if urgency is Urgency.WAITING:
             new = needed - len(self.holder.find(usable))
-            if self.controller.admission(request_id, new) is Admission.WAIT:
+            if not self.controller.may_start(request_id, new):
                 return False
         while True:
             cached = self.holder.find(usable)
@@ -146,7 +146,7 @@ class FakeEngine:
         self.holder.name(request.blocks[: len(hashes)], hashes)
         request.running = True
         self._count_queue()
-        self.controller.admit(request_id, len(cached) * self.block_tokens)
+        self.controller.on_allocated(request_id, len(cached) * self.block_tokens)
         return True
 
     def preempt(self, request_id: str) -> None:

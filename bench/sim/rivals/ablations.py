@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ttlcache import policies
-from ttlcache.config import load_config, ordering_in_force
+from ttlcache.config import admission_in_force, load_config, ordering_in_force
 from ttlcache.estimators.costs import MemoryPrice, RebuildCost
 from ttlcache.estimators.gap_history import is_human_gap
 from ttlcache.estimators.survival import (
@@ -21,7 +21,6 @@ from ttlcache.estimators.survival import (
 )
 from ttlcache.policies.adaptive import Adaptive, Terms
 from ttlcache.policies.base import View, remaining
-from ttlcache.scheduling import admissions
 from ttlcache.types import Decision, GapKey, TurnFacts
 
 
@@ -142,9 +141,11 @@ def ablated(
     Which order and admission "auto" stands for depends on the policy's name.
     """
     config = load_config(extra)
+    if above_tier:
+        config = config.model_copy(update={"lower_tier": "lmcache"})
     return {
         **extra,
         "policy": policy_name(ablation),
-        "ordering": ordering_in_force(config, above_tier=above_tier),
-        "admission": admissions.in_force(config, above_tier=above_tier),
+        "ordering": ordering_in_force(config),
+        "admission": admission_in_force(config),
     }

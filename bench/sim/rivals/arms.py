@@ -56,10 +56,10 @@ class Arm:
 
     extra: connector settings, or a function of the setting; None: no connector.
     gate: name of a gate in `bench.sim.cell.GATES`, "" for none; in an arm's own file
-        the name of its function there. It may change the engine instead of holding
-        requests.
+        the name of its function there. It may change the engine, or the order of its
+        queue, instead of holding requests.
     file: where the arm comes from, if it has a file of its own.
-    order: "" for the connector's, "srpt" for the oracle's (`bench.sim.rivals.oracle`).
+    tell_work: requests say how much work their program has left, as vLLM's priority.
     tell_gap: clients announce the exact length of each gap.
     bounded: with our bounds on waiting, at their defaults.
     override: connector settings beside `extra`, from the command line.
@@ -70,7 +70,7 @@ class Arm:
     source: str
     extra: Extra | Callable[[ArmSetting], Extra] | None = None
     gate: str = ""
-    order: str = ""
+    tell_work: bool = False
     tell_gap: bool = False
     bounded: bool = True
     override: Extra = field(default_factory=dict)
@@ -106,7 +106,8 @@ _ALL = (
     Arm(
         "autellix",
         "PLAS (arXiv 2502.13965): least attained service, no retention",
-        {"policy": "none", "ordering": "plas"},
+        {"policy": "none", "ordering": "request-fcfs"},
+        gate="plas",
         bounded=False,
     ),
     Arm(
@@ -184,9 +185,13 @@ _ALL = (
         "oracle",
         "a reference point, no bound: lets in what fits until its end, shortest "
         "remaining work first; knows each gap and pins exactly as long",
-        {"policy": OraclePolicy.name, "max_ttl_s": 1e6},
+        {
+            "policy": OraclePolicy.name,
+            "max_ttl_s": 1e6,
+            "ordering": "bench.sim.rivals.oracle:ShortestRemaining",
+        },
         gate="oracle",
-        order="srpt",
+        tell_work=True,
         tell_gap=True,
         bounded=False,
     ),

@@ -12,9 +12,8 @@ from pydantic import Field
 
 from bench.sim.tiers import link
 from ttlcache import policies
-from ttlcache.config import load_config, ordering_in_force
+from ttlcache.config import admission_in_force, load_config, ordering_in_force
 from ttlcache.policies.base import Policy, PolicyOptions, View
-from ttlcache.scheduling import admissions
 from ttlcache.types import Decision, TurnFacts
 
 NAME = "sim-tiered"
@@ -54,11 +53,11 @@ def tiered(extra: dict[str, Any]) -> dict[str, Any]:
         "policy_options": extra.get("policy_options", {}),
     }
     # What "auto" stands for depends on the policy's name, and on the tier.
-    config = load_config(extra)
+    config = load_config(extra).model_copy(update={"lower_tier": "lmcache"})
     return {
         **extra,
         "policy": NAME,
         "policy_options": options,
-        "ordering": ordering_in_force(config, above_tier=True),
-        "admission": admissions.in_force(config, above_tier=True),
+        "ordering": ordering_in_force(config),
+        "admission": admission_in_force(config),
     }

@@ -212,12 +212,11 @@ ORDERINGS = (
     "ttl-aware",
     "program-fcfs",
     "request-fcfs",
-    "plas",
     "least-work",
 )
 
 
-ADMISSIONS = ("none", "working-set", "room-to-grow")
+ADMISSIONS = ("none", "room-to-grow")
 
 
 def _extra_config(rng: random.Random, queue_policy: str) -> dict[str, Any]:

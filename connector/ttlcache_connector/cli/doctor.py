@@ -19,9 +19,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from ttlcache.cli.live import engines_of
-from ttlcache.config import TTLCacheConfig, load_config, ordering_in_force
+from ttlcache.config import (
+    TTLCacheConfig,
+    admission_in_force,
+    load_config,
+    ordering_in_force,
+)
 from ttlcache.errors import ConfigError, UnsupportedEngineError
-from ttlcache.scheduling import admissions
 from ttlcache_connector import plugin
 from ttlcache_connector.cli import doctor_lmcache, doctor_template
 from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
@@ -155,7 +159,7 @@ def _settings(settings: TTLCacheConfig) -> Iterator[Finding]:
         "policy",
         f"{settings.policy} {settings.policy_options or ''}, ordering "
         f"{ordering_in_force(settings)}, admission "
-        f"{admissions.in_force(settings)}".replace(" ,", ","),
+        f"{admission_in_force(settings)}".replace(" ,", ","),
     )
     if settings.profile_path is None:
         text = "none: prefill costs are learnt from the first requests"

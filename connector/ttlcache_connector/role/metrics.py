@@ -40,12 +40,12 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
     "turns_diverged": tuple(Cause),
     "programs_ended": ("last_step", "idle", "forgotten", "told"),
     "hook_errors": (
-        *("arrive", "priority", "promote_at_s", "promote", "admission", "urgency"),
-        *("note_local_hit", "admitted", "note_aged", "finished", "before_step"),
+        *("arrive", "priority", "admission", "urgency"),
+        *("note_local_hit", "on_allocated", "note_aged", "finished", "before_step"),
         *("step_scheduled", "step_done"),
         *("eviction", "missing_blocks", "release_pins", "drop_rest", "foreign_step"),
         *("take_stats", "policy", "slow", "invariants", "shutdown"),
-        *("control", "load_started", "worker_output", "stand_back"),
+        *("control", "load_started", "worker_output", "requeue_if_moved"),
         *("put_back_failed_loads", "stored_tokens", "start_copies_ahead"),
         *("release_if_off", "drop_orphans"),
         # Of the lower tier, in the scheduler's process and in the workers'.

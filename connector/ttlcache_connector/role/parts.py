@@ -7,10 +7,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from ttlcache.clock import default_clock
-from ttlcache.config import TTLCacheConfig, ordering_in_force
+from ttlcache.config import TTLCacheConfig, admission_in_force, ordering_in_force
 from ttlcache.controller import Controller
 from ttlcache.estimators.step_fit import Step
-from ttlcache.scheduling import admissions
 from ttlcache_connector.blocks.demoting import DemotingBlocks
 from ttlcache_connector.blocks.failsafe import Pace, drop_orphans
 from ttlcache_connector.blocks.lingering import room_blocks
@@ -138,11 +137,11 @@ class SideParts:
         self._scheduler = scheduler
         self._queue = queue
 
-    def _admission_in_force(self, ours: bool) -> str:
-        """ours: whether our scheduler runs. Others' orders are not by program."""
-        name = admissions.in_force(self._config)
-        by_program = ours and not self._heeds_priority
-        return name if by_program or name == "working-set" else "none"
+    @property
+    def _by_program(self) -> bool:
+        """Whether the queue is in our order, not in a foreign scheduler's or by the
+        clients' priorities."""
+        return self._scheduler is not None and not self._heeds_priority
 
     def log_start(self, scheduler_name: str, ours: bool) -> None:
         """The one line that says what runs."""
@@ -157,7 +156,7 @@ class SideParts:
             self._config.policy,
             self._config.policy_options or "",
             ordering_in_force(self._config),
-            self._admission_in_force(ours),
+            admission_in_force(self._config) if self._by_program else "none",
             self._config.max_pinned_fraction,
             int(self._config.max_pinned_fraction * ledger.pool_blocks)
             if ledger

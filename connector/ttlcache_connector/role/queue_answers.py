@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from vllm.v1.request import RequestStatus
@@ -15,7 +14,6 @@ from ttlcache_connector.role.parts import SideParts
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from ttlcache.controller import Controller
     from ttlcache_connector.blocks.demoting import DemotingBlocks
 
 
@@ -37,47 +35,25 @@ class QueueAnswers(SideParts):
 
     def admission(self, request: Request, needed_blocks: int) -> Admission:
         """Whether a waiting request may take memory now."""
-        if self.controller is None:
+        controller, request_id = self.controller, request.request_id
+        if controller is None or not self._by_program:
             return Admission.ADMIT
-        ours = self._scheduler is not None and not self._heeds_priority
-
-        def ask(controller: Controller) -> Admission:
-            return controller.admission(
-                request.request_id, needed_blocks, by_program=ours
-            )
-
-        answer = ask(self.controller)
-        if answer is Admission.WAIT and self.ledger is not None:
+        may_start = controller.may_start(request_id, needed_blocks)
+        if not may_start and self.ledger is not None:
             # It waits for memory as others do: what holds that has its price.
             self.ledger.waiting_blocks = needed_blocks
-            self.controller.on_memory_refused(request.request_id)
-            if self.controller.make_room(request.request_id, needed_blocks):
-                answer = ask(self.controller)
-        return answer
+            controller.on_memory_refused(request_id)
+            if controller.free_for_newcomer(request_id, needed_blocks):
+                may_start = controller.may_start(request_id, needed_blocks)
+        return Admission.ADMIT if may_start else Admission.WAIT
 
-    def promote_at_s(self, request: Request) -> float:
-        """When the request's anti-starvation rule strikes; never by default."""
-        try:
-            if self.controller is not None:
-                return self.controller.promote_at_s(request.request_id)
-        except KeyError:
-            pass
-        except Exception:  # noqa: BLE001 - the serving path fails open
-            self.faults.record("promote_at_s")
-        return math.inf
-
-    @guarded()
-    def promote(self, request: Request) -> None:
-        if self.controller is not None:
-            self.controller.promote(request.request_id)
-
-    def stand_back(self, request: Request) -> bool:
+    def requeue_if_moved(self, request: Request) -> bool:
         """Whether the head of the queue must be sorted in anew."""
         try:
             if self.controller is not None:
-                return self.controller.stand_back(request.request_id)
+                return self.controller.requeue_if_moved(request.request_id)
         except Exception:  # noqa: BLE001 - the serving path fails open
-            self.faults.record("stand_back")
+            self.faults.record("requeue_if_moved")
         return False
 
     @guarded()

@@ -113,7 +113,7 @@ class SchedulerSide(QueueAnswers):
         return pin.turn.num_hashes * self.ledger.pool.hash_block_size
 
     @guarded()
-    def admitted(self, request: Request) -> None:
+    def on_allocated(self, request: Request) -> None:
         """The request holds its blocks: claim its pin."""
         request_id = request.request_id
         hit = self._local_hits.pop(request_id, 0)
@@ -122,7 +122,7 @@ class SchedulerSide(QueueAnswers):
         if self.controller is None:
             return
         record = self.controller.requests.get(request_id)
-        self.controller.admit(request_id, hit)
+        self.controller.on_allocated(request_id, hit)
         if self._demoting is not None and record is not None:
             self._demoting.on_program_resumed(record.program)
         self._prefilling[request_id] = request
@@ -399,7 +399,7 @@ class SchedulerSide(QueueAnswers):
         assert self.controller is not None
         assert self.ledger is not None
         pressure, ended = self.ledger.pressure(), self._demoting
-        return gauges_of(self.controller, self._clock.now_s()) | {
+        return gauges_of(self.controller) | {
             "pinned_blocks": pressure.pinned_blocks,
             "free_blocks": pressure.free_blocks,
             "pool_blocks": pressure.pool_blocks,

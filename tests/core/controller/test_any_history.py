@@ -22,9 +22,8 @@ from tests.core.controller.stories import (
     pins,
     total,
 )
-from ttlcache.scheduling.admission import WorkingSet
 from ttlcache.testing import FakeEngine
-from ttlcache.types import Admission, Urgency
+from ttlcache.types import Urgency
 
 LABELS = st.sampled_from(["A", "B", "C", None])
 TOKENS = st.lists(st.integers(1, 3), min_size=1, max_size=12)
@@ -56,10 +55,8 @@ class AnyHistory(RuleBasedStateMachine):
         order=st.sampled_from(
             [
                 ("ttl-aware", "none"),
-                ("ttl-aware", "working-set"),
-                ("program-fcfs", "working-set"),
+                ("program-fcfs", "none"),
                 ("request-fcfs", "none"),
-                ("plas", "none"),
                 ("ttl-aware", "room-to-grow"),
                 ("program-fcfs", "room-to-grow"),
             ]
@@ -179,22 +176,13 @@ class AnyHistory(RuleBasedStateMachine):
         if urgency is Urgency.STALLED and freed < needed:
             assert not pins(self.engine)
 
-    @precondition(lambda self: self.waiting())
-    @rule(data=st.data())
-    def promote(self, data):
-        request_id = self.pick(data, self.waiting())
-        controller = self.engine.controller
-        if controller.promote_at_s(request_id) <= self.engine.clock.now_s():
-            controller.promote(request_id)
-            assert controller.promote_at_s(request_id) == math.inf
-
     @precondition(lambda self: self.engine.requests)
     @rule(data=st.data(), blocks=st.integers(0, 50))
     def ask_for_admission(self, data, blocks):
         request_id = self.pick(data, sorted(self.engine.requests))
-        answer = self.engine.controller.admission(request_id, blocks)
+        may_start = self.engine.controller.may_start(request_id, blocks)
         if self.engine.controller.requests[request_id].admitted_s is not None:
-            assert answer is Admission.ADMIT, "a started request was held back"
+            assert may_start, "a started request was held back"
 
     @rule(label=LABELS)
     def end(self, label):
@@ -219,7 +207,6 @@ class AnyHistory(RuleBasedStateMachine):
         controller.load_finished(request_id, tokens)
         controller.learn_reload("cpu", tokens, 0.25)
         assert 0.0 <= controller.costs.kept_share <= 1.0
-        assert 0.0 <= controller.tables.computed_share() <= 1.0
 
     @rule()
     def reset(self):
@@ -255,8 +242,7 @@ class AnyHistory(RuleBasedStateMachine):
         assert len(controller.pins) == 0
         assert controller.gaps.num_open == 0
         assert engine.holder.free_blocks == engine.holder.pool_blocks
-        if isinstance(controller._admission, WorkingSet):
-            assert controller._admission.load_blocks(engine.clock.now_s()) == 0.0
+        assert controller.reserved_pool_blocks == 0.0
 
 
 TestAnyHistory = AnyHistory.TestCase

@@ -137,7 +137,7 @@ def test_an_arrival_that_fails_leaves_nothing_behind():
 def test_events_of_unknown_requests_are_ignored(event):
     controller = make_engine().controller
     if event == "admit":
-        controller.admit("unknown", 5)
+        controller.on_allocated("unknown", 5)
     else:
         finish = Finish("unknown", event == "finish", 5, 4, [], lambda i, j: [])
         assert controller.finish(finish) is None

@@ -8,51 +8,53 @@ import numpy as np
 import pytest
 
 from ttlcache.programs.model import Work
-from ttlcache.scheduling.remaining_work import MAX_TURNS, WorkSizes, mean_residual
+from ttlcache.scheduling.remaining_work import MAX_TURNS, RemainingWork, mean_residual
 
 
-def program(sizes: WorkSizes, turns: int, prompt_s=1.0, output_s=2.0, end=True) -> Work:
+def program(
+    remaining: RemainingWork, turns: int, prompt_s=1.0, output_s=2.0, end=True
+) -> Work:
     work = Work()
     for _ in range(turns):
-        sizes.turn_done(work, prompt_s, output_s)
+        remaining.on_turn_finished(work, prompt_s, output_s)
     if end:
-        sizes.ended(work)
+        remaining.on_program_end(work)
     return work
 
 
 def test_nothing_is_known_before_five_programs_have_ended() -> None:
-    sizes = WorkSizes()
+    remaining = RemainingWork()
     for _ in range(4):
-        program(sizes, 3)
-    assert sizes.left_s(Work()) is None
-    program(sizes, 3)
-    assert sizes.turns_left(0) == 3.0
+        program(remaining, 3)
+    assert remaining.left_s(Work()) is None
+    program(remaining, 3)
+    assert remaining.turns_left(0) == 3.0
 
 
 def test_turns_left_of_ended_programs() -> None:
     # 1, 1, 2, 4, 4 turns: 12 / 5 before the first; three go on after it, for 1, 3, 3;
     # after the second two, for 2, 2; after the third, for 1, 1.
-    sizes = WorkSizes()
+    remaining = RemainingWork()
     for turns in (1, 1, 2, 4, 4):
-        program(sizes, turns)
-    left = [sizes.turns_left(made) for made in range(4)]
+        program(remaining, turns)
+    left = [remaining.turns_left(made) for made in range(4)]
     assert left == pytest.approx([12 / 5, 7 / 3, 2.0, 1.0])
     # Longer than anybody known: as many again.
-    assert sizes.turns_left(4) == 4.0
-    assert sizes.turns_left(10) == 10.0
+    assert remaining.turns_left(4) == 4.0
+    assert remaining.turns_left(10) == 10.0
 
 
 def test_turns_left_with_programs_under_way() -> None:
     # Ended after 1, 1, 1, 2, 2; two are under way after 1 and after 6 turns.
     # P(N > 1) = 1 - 3/7, P(N > 2) = 4/7 (1 - 2/3) = 4/21; those last 2 more.
-    sizes = WorkSizes()
+    remaining = RemainingWork()
     for turns in (1, 1, 1, 2, 2):
-        program(sizes, turns)
-    program(sizes, 1, end=False)
-    program(sizes, 6, end=False)
+        program(remaining, turns)
+    program(remaining, 1, end=False)
+    program(remaining, 6, end=False)
     beyond = 4 / 21 * 2
-    assert sizes.turns_left(0) == pytest.approx(1 + 4 / 7 + beyond)
-    assert sizes.turns_left(1) == pytest.approx((4 / 7 + beyond) / (4 / 7))
+    assert remaining.turns_left(0) == pytest.approx(1 + 4 / 7 + beyond)
+    assert remaining.turns_left(1) == pytest.approx((4 / 7 + beyond) / (4 / 7))
 
 
 def test_mean_residual_equals_the_plain_mean_without_censoring() -> None:
@@ -65,40 +67,40 @@ def test_mean_residual_equals_the_plain_mean_without_censoring() -> None:
 
 
 def test_work_left_by_hand() -> None:
-    sizes = WorkSizes()
+    remaining = RemainingWork()
     for _ in range(5):
-        program(sizes, 3, prompt_s=1.0, output_s=2.0)
+        program(remaining, 3, prompt_s=1.0, output_s=2.0)
     # A newcomer is everybody: three turns of 1 + 2 seconds.
-    assert sizes.left_s(Work()) == pytest.approx(9.0)
+    assert remaining.left_s(Work()) == pytest.approx(9.0)
     # Its first prompt of 50 s says nothing about the next ones; one output of 5 s
     # against two of everybody's mean, now (15 * 2 + 5) / 16 s.
     mine = Work()
-    sizes.turn_done(mine, 50.0, 5.0)
+    remaining.on_turn_finished(mine, 50.0, 5.0)
     output_s = (5.0 + 2 * 35 / 16) / 3
-    assert sizes.left_s(mine) == pytest.approx(2 * (1.0 + output_s))
+    assert remaining.left_s(mine) == pytest.approx(2 * (1.0 + output_s))
     # The second prompt does: 4 s against two of everybody's mean, (10 + 4) / 11 s.
-    sizes.turn_done(mine, 4.0, 5.0)
+    remaining.on_turn_finished(mine, 4.0, 5.0)
     prompt_s = (4.0 + 2 * 14 / 11) / 3
     output_s = (10.0 + 2 * 40 / 17) / 4
-    assert sizes.left_s(mine) == pytest.approx(1 * (prompt_s + output_s))
+    assert remaining.left_s(mine) == pytest.approx(1 * (prompt_s + output_s))
 
 
 def test_old_programs_are_forgotten_and_ended_ones_are_not_under_way() -> None:
-    sizes = WorkSizes()
+    remaining = RemainingWork()
     for _ in range(1000):
-        program(sizes, 9)
-    assert sizes.turns_left(0) == 9.0
+        program(remaining, 9)
+    assert remaining.turns_left(0) == 9.0
     for _ in range(1000):
-        program(sizes, 2)
-    assert sizes.turns_left(0) == 2.0
-    sizes.ended(Work())  # it never finished a turn
-    assert sizes.turns_left(0) == 2.0
+        program(remaining, 2)
+    assert remaining.turns_left(0) == 2.0
+    remaining.on_program_end(Work())  # it never finished a turn
+    assert remaining.turns_left(0) == 2.0
 
 
 def test_absurdly_long_programs_cost_no_more_than_long_ones() -> None:
-    sizes = WorkSizes()
+    remaining = RemainingWork()
     for _ in range(5):
-        program(sizes, 2 * MAX_TURNS)
+        program(remaining, 2 * MAX_TURNS)
     started_s = time.process_time()
-    assert sizes.turns_left(0) == MAX_TURNS
+    assert remaining.turns_left(0) == MAX_TURNS
     assert time.process_time() - started_s < 1.0
