@@ -313,7 +313,7 @@ def test_what_only_a_wish_keeps_gives_way_to_who_is_held_back():
     assert engine.controller.reserved_pool_blocks == 0.0
     engine.turn("A-1", range(16), program="A", ttl=60.0)
     (pin,) = engine.controller.pins
-    assert pin.wished
+    assert pin.client_ttl
     engine.arrive("C", range(900, 908), program="C")
     assert not may_start(engine, "C")
     assert engine.controller.free_for_newcomer("C", 2) == 2

@@ -289,7 +289,6 @@ def test_recovery_is_a_reload_as_often_as_the_tier_keeps_what_it_got() -> None:
     recovery = costs.expected_rebuild(10_000, "cpu")
     assert recovery == pytest.approx((0.2, 0.08))
     assert recovery.seconds == pytest.approx(0.28)
-    assert costs.expected_rebuild(10_000, "cpu", 1.0) == pytest.approx((0.0, 0.1))
 
 
 def test_a_slow_tier_is_no_way_back() -> None:
