@@ -320,7 +320,8 @@ def test_keda_asks_for_metrics_that_exist():
         assert trigger["type"] == "prometheus"
         assert float(trigger["metadata"]["threshold"]) > 0
         asked |= names_in(trigger["metadata"]["query"])
-    assert asked == {"ttlcache_waiting_programs"} <= metric_labels().keys()
+    assert asked <= metric_labels().keys() | {"vllm:prompt_tokens_total"}
+    assert {"ttlcache_waiting_programs", "ttlcache_pinned_blocks"} <= asked
 
 
 def test_the_image_keeps_its_vllm_and_what_that_needs():
