@@ -8,11 +8,10 @@ import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
-from ttlcache_connector.tiers.lmcache.worker_half import WorkerHalf
-
 from ttlcache_connector import connector as connector_module
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.tiers.base import TierMetadata
+from ttlcache_connector.tiers.lmcache.worker import WorkerHalf
 
 
 class Half(WorkerHalf):

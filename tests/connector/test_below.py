@@ -10,8 +10,9 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
 from lmcache.integration.vllm.vllm_multi_process_adapter import LoadStoreOp
-from ttlcache_connector.tiers.lmcache.below import Below, chunk_bytes
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
+
+from ttlcache_connector.tiers.lmcache.stored_index import Below, chunk_bytes
 
 CHUNK, BLOCK = 64, 32
 HASHES = [bytes([i]) for i in range(12)]  # six chunks and nothing more

@@ -13,11 +13,11 @@ from lmcache.integration.vllm.lazy_offload_manager import _coalesce_store_metada
 from lmcache.integration.vllm.lazy_offload_policy.base import DrainSignals
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
 from lmcache.integration.vllm.vllm_multi_process_adapter import LoadStoreOp
-from ttlcache_connector.tiers.lmcache.demotion_queue import DemotionQueue
-from ttlcache_connector.tiers.lmcache.lone_tails import LoneTails
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
 from ttlcache_connector.tiers.lmcache import suffix_index
+from ttlcache_connector.tiers.lmcache.store_queue import DemotionQueue
+from ttlcache_connector.tiers.lmcache.suffix_index import LoneTails
 
 CHUNK, BLOCK = 64, 32
 

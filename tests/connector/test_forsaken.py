@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
 from lmcache.v1.multiprocess.custom_types import IPCCacheServerKey
-from ttlcache_connector.tiers.lmcache.epochs import Epochs
-from ttlcache_connector.tiers.lmcache.forsaken import Forsaken
+
+from ttlcache_connector.tiers.lmcache.orphaned_lookups import Forsaken
+from ttlcache_connector.tiers.lmcache.salts import Epochs
 
 
 class Adapter:

@@ -9,14 +9,13 @@ import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
-from ttlcache_connector.tiers.lmcache.demotion_queue import DemotionQueue
-from ttlcache_connector.tiers.lmcache.scheduler_half import SchedulerHalf
-
 from tests.connector.conftest import demoting, free, pinned, totals
 from tests.connector.fake_tier import extra
 from tests.connector.test_demotion_queue import offer
 from ttlcache.types import GapKey
 from ttlcache_connector.blocks.lingering import room_blocks
+from ttlcache_connector.tiers.lmcache.scheduler import SchedulerHalf
+from ttlcache_connector.tiers.lmcache.store_queue import DemotionQueue
 
 HINTS = {"program_id": "p", "tool": "bash"}
 LONG = list(range(600))  # 37 of 63 blocks

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
 from lmcache.v1.multiprocess.futures import MessagingFuture
-from ttlcache_connector.tiers.lmcache.worker_half import MAX_WAIT_S, WorkerHalf
 
 from ttlcache.clock import VirtualClock
+from ttlcache_connector.tiers.lmcache.worker import MAX_WAIT_S, WorkerHalf
 
 
 class Load(MessagingFuture[bool]):

@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
-from ttlcache_connector.tiers.lmcache.lookup_patience import MAX_WAIT_S, LookupPatience
-
 from ttlcache.clock import VirtualClock
+from ttlcache_connector.tiers.lmcache.lookup_wait import MAX_WAIT_S, LookupPatience
 
 
 class Rig:

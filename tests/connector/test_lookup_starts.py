@@ -9,11 +9,10 @@ import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
-from ttlcache_connector.tiers.lmcache.lone_tails import LoneTails
-from ttlcache_connector.tiers.lmcache.lookup_starts import LookupStarts
-from ttlcache_connector.tiers.lmcache.scheduler_half import SchedulerHalf
-
 from ttlcache_connector.lmcache_server import rpc
+from ttlcache_connector.tiers.lmcache.scheduler import SchedulerHalf
+from ttlcache_connector.tiers.lmcache.suffix_index import LoneTails
+from ttlcache_connector.tiers.lmcache.suffix_lookup import LookupStarts
 
 CHUNK, BLOCK = 64, 16
 

@@ -22,7 +22,6 @@ from lmcache.v1.distributed.api import MemoryLayoutDesc
 from lmcache.v1.multiprocess.futures import MessagingFuture
 from lmcache.v1.multiprocess.transfer_context.base import EngineDrivenContextMetadata
 from lmcache.v1.multiprocess.transfer_context.shm import EngineDrivenContextShm
-from ttlcache_connector.tiers.lmcache.transfer import ThreadedTransfer
 from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -38,6 +37,7 @@ from ttlcache_connector.copy.copy_thread import MoveThread
 from ttlcache_connector.copy.kv_layouts import namespace
 from ttlcache_connector.tiers.lmcache import copiers, registration, worker_transfer
 from ttlcache_connector.tiers.lmcache.copiers import LMCacheCopier, OwnCopier
+from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
 
 WAIT_S = 60.0
 PER_CHUNK, CHUNKS = 2, 4

@@ -10,11 +10,10 @@ import pytest
 
 pytest.importorskip("lmcache", reason="LMCache is an extra")
 
-from ttlcache_connector.tiers.lmcache.below import Below
-from ttlcache_connector.tiers.lmcache.recoveries import Recoveries
-
 from ttlcache.errors import ConfigError
 from ttlcache_connector.tiers.lmcache import scheduler, worker
+from ttlcache_connector.tiers.lmcache.reconnects import Recoveries
+from ttlcache_connector.tiers.lmcache.stored_index import Below
 
 
 @pytest.fixture

@@ -16,9 +16,10 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
     LMCacheMPRequestTracker,
 )
 from lmcache.v1.multiprocess.custom_types import IPCCacheServerKey
-from ttlcache_connector.tiers.lmcache.epochs import Epochs
-from ttlcache_connector.tiers.lmcache.forsaken import Forsaken
-from ttlcache_connector.tiers.lmcache.scheduler_half import SchedulerHalf
+
+from ttlcache_connector.tiers.lmcache.orphaned_lookups import Forsaken
+from ttlcache_connector.tiers.lmcache.salts import Epochs
+from ttlcache_connector.tiers.lmcache.scheduler import SchedulerHalf
 
 CHUNK = 16
 

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
-from ttlcache_connector.tiers.lmcache.outdated import OutdatedLookups
+
+from ttlcache_connector.tiers.lmcache.stale_lookups import OutdatedLookups
 
 CHUNK = 8
 CONTEXT = list(range(100, 140))

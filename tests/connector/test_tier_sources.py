@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("lmcache")
 
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPWorkerMetadata
-from ttlcache_connector.tiers.lmcache.sources import SOURCE_TIMEOUT_S, Sources
 
 from ttlcache_connector.tiers.base import Reload
+from ttlcache_connector.tiers.lmcache.load_sources import SOURCE_TIMEOUT_S, Sources
 from ttlcache_connector.tiers.lmcache.reports import WorkerReport, load_times
 
 

@@ -13,8 +13,8 @@ is copied. What is changed:
 - its timeouts, which are meant for start-up and would stall requests for minutes.
 """
 
-from ttlcache_connector.tiers.lmcache.fits import refusal
-from ttlcache_connector.tiers.lmcache.scheduler_half import SchedulerHalf
-from ttlcache_connector.tiers.lmcache.worker_half import WorkerHalf
+from ttlcache_connector.tiers.lmcache.scheduler import SchedulerHalf
+from ttlcache_connector.tiers.lmcache.support import refusal
+from ttlcache_connector.tiers.lmcache.worker import WorkerHalf
 
 __all__ = ["SchedulerHalf", "WorkerHalf", "refusal"]

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ttlcache_connector.tiers.lmcache.epochs import Epochs
-from ttlcache_connector.tiers.lmcache.lookup_patience import LookupPatience
-from ttlcache_connector.tiers.lmcache.lookup_starts import LookupStarts
-from ttlcache_connector.tiers.lmcache.outdated import OutdatedLookups
+from ttlcache_connector.tiers.lmcache.lookup_wait import LookupPatience
+from ttlcache_connector.tiers.lmcache.salts import Epochs
+from ttlcache_connector.tiers.lmcache.stale_lookups import OutdatedLookups
+from ttlcache_connector.tiers.lmcache.suffix_lookup import LookupStarts
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from ttlcache_connector.tiers.lmcache.below import Below
+    from ttlcache_connector.tiers.lmcache.stored_index import Below
 
 #: Open lookups looked at in one step, the longest unseen first.
 LOOKS = 16

@@ -21,9 +21,9 @@ from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache_connector.copy.copy_thread import MoveThread
 from ttlcache_connector.copy.kv_layouts import namespace
 from ttlcache_connector.log import logger
-from ttlcache_connector.tiers.lmcache.connect import PREFIX
+from ttlcache_connector.tiers.lmcache.client import PREFIX
 from ttlcache_connector.tiers.lmcache.copiers import Copier, LMCacheCopier, OwnCopier
-from ttlcache_connector.tiers.lmcache.transfer import ThreadedTransfer
+from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
 
 log = logger(__name__)
 

@@ -19,8 +19,8 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
 )
 
 from ttlcache_connector.log import logger
-from ttlcache_connector.tiers.lmcache.forsaken import Forsaken
-from ttlcache_connector.tiers.lmcache.wishes import heed_wishes
+from ttlcache_connector.tiers.lmcache.client_params import heed_wishes
+from ttlcache_connector.tiers.lmcache.orphaned_lookups import Forsaken
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

@@ -24,18 +24,18 @@ from ttlcache_connector.tiers.base import (
     TierMetadata,
     TurnEnd,
 )
-from ttlcache_connector.tiers.lmcache.below import Below, chunk_bytes
-from ttlcache_connector.tiers.lmcache.connect import connect
-from ttlcache_connector.tiers.lmcache.demotion_queue import DemotionQueue
-from ttlcache_connector.tiers.lmcache.epochs import Epochs
-from ttlcache_connector.tiers.lmcache.forsaken import Forsaken
+from ttlcache_connector.tiers.lmcache.client import connect
 from ttlcache_connector.tiers.lmcache.hint_sender import HintSender
-from ttlcache_connector.tiers.lmcache.lone_tails import LoneTails
+from ttlcache_connector.tiers.lmcache.load_sources import Sources
 from ttlcache_connector.tiers.lmcache.lookups import Lookups
-from ttlcache_connector.tiers.lmcache.recoveries import Recoveries
+from ttlcache_connector.tiers.lmcache.orphaned_lookups import Forsaken
+from ttlcache_connector.tiers.lmcache.reconnects import Recoveries
 from ttlcache_connector.tiers.lmcache.registration import own_name
 from ttlcache_connector.tiers.lmcache.reports import load_times
-from ttlcache_connector.tiers.lmcache.sources import Sources
+from ttlcache_connector.tiers.lmcache.salts import Epochs
+from ttlcache_connector.tiers.lmcache.store_queue import DemotionQueue
+from ttlcache_connector.tiers.lmcache.stored_index import Below, chunk_bytes
+from ttlcache_connector.tiers.lmcache.suffix_index import LoneTails
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

@@ -17,8 +17,8 @@ from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadat
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, get_block_hash
 
 if TYPE_CHECKING:
-    from ttlcache_connector.tiers.lmcache.below import Below
-    from ttlcache_connector.tiers.lmcache.lone_tails import LoneTails
+    from ttlcache_connector.tiers.lmcache.stored_index import Below
+    from ttlcache_connector.tiers.lmcache.suffix_index import LoneTails
 
 #: From which token on something is due, and from which on it is not below yet: what
 #: stands between may have been overwritten.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
 
 from ttlcache_connector.lmcache_server import rpc
-from ttlcache_connector.tiers.lmcache.lone_tails import LoneTails
+from ttlcache_connector.tiers.lmcache.suffix_index import LoneTails
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

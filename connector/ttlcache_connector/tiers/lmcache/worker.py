@@ -17,10 +17,10 @@ from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache_connector.copy.copy_thread import MoveThread
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
-from ttlcache_connector.tiers.lmcache.connect import connect
+from ttlcache_connector.tiers.lmcache.client import connect
 from ttlcache_connector.tiers.lmcache.registration import Registration
 from ttlcache_connector.tiers.lmcache.reports import WorkerReport
-from ttlcache_connector.tiers.lmcache.transfer import ThreadedTransfer
+from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
 
 log = logger(__name__)
 
