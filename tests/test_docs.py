@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import subprocess
 import tomllib
 from pathlib import Path
@@ -136,10 +137,80 @@ def test_other_blocks_parse(page):
         ast.parse(block)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+LINKING = [*PAGES, *sorted((ROOT / "docs" / "research").glob("*.md"))]
+LINKING.append(ROOT / "bench" / "README.md")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {text.replace(" ", "-") for text in kept}
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(((?!https?:)[^)#]+)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    text = page.read_text()
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+
+
+#: Page of `docs/` or the root -> words, the generated tables included.
+MAX_WORDS = {
+    "README.md": 1300,
+    "CHANGELOG.md": 500,
+    "clients.md": 700,
+    "configuration.md": 1200,
+    "design.md": 1500,
+    "fleet.md": 950,
+    "lmcache.md": 1100,
+    "operations.md": 1600,
+    "policies.md": 900,
+    "scheduling.md": 700,
+    "tiers.md": 1050,
+    # For reference: a table with a row an option, and what `bench figures` writes.
+    "vllm-options.md": 1300,
+    "bench.md": 7000,
+}
+
+
+def words(page: Path) -> int:
+    return len(page.read_text().split())
+
+
+def test_pages_stay_short():
+    """A page that outgrows its words: shorten it, or move measurements to research/."""
+    pages = [ROOT / "CHANGELOG.md", *PAGES]
+    assert {page.name for page in pages} == MAX_WORDS.keys()
+    over = {p.name: words(p) for p in pages if words(p) > MAX_WORDS[p.name]}
+    assert over == {}
+    research = (ROOT / "docs" / "research").glob("*.md")
+    assert sum(map(words, [*pages, *research])) <= 26_000
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "research").glob("*.md")), ids=lambda p: p.name
+)
+def test_research_is_dated(page):
+    """Below its title: how it came about, and of which commit the numbers are."""
+    head = page.read_text().split("\n\n")[1]
+    assert head.startswith("How it came about; ")
+    assert re.search(r"commit [0-9a-f]{7} \(\d{4}-\d\d-\d\d\)", " ".join(head.split()))
+
+
+def test_design_names_files_that_exist():
+    text = (ROOT / "docs" / "design.md").read_text()
+    named = re.findall(r"`((?:ttlcache|connector|bench|docs)/[\w./]+)`", text)
+    assert len(named) > 30
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_map_is_what_the_script_draws():
+    script = runpy.run_path(str(ROOT / "docs" / "make_map.py"))
+    drawn = script["draw"](script["boxes_and_imports"]())
+    assert script["TARGET"].read_text() == drawn, "run `python docs/make_map.py`"
 
 
 def test_the_configuration_page_is_generated():

@@ -44,7 +44,7 @@ PROGRAMS = {"small": 32, "large": 72, "offload": 32}
 #: Of that, where a program has several times the turns of the others': still more turns
 #: in a cell than anywhere else.
 SHARE_OF_PROGRAMS = {"openhands": 0.5}
-#: Variants are compared in docs/policy.md, and are no rivals.
+#: Variants are compared in docs/research/policy-log.md, and are no rivals.
 GRID_ARMS = tuple(arm for arm in ARMS if not arm.startswith(("adaptive-", "cachettl-")))
 #: Saturation and mean contexts come from programs that no cell replays.
 PROBE_SEED = 1000
