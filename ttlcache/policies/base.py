@@ -34,7 +34,8 @@ class View(NamedTuple):
     avg_turns: mean number of turns of finished programs, 0 while none finished.
     now_s: the time by the clock of `gaps`; None leaves still-open gaps out.
     tier: lower tier that has this turn's KV once it is given up, None where none has.
-    tier_has_copy: the tier has it already: to evict the turn costs no copy.
+    tier_has_copy: the tier, where there is one, is written through: it has this turn
+        already, and evicting it costs no copy.
     """
 
     gaps: GapHistory
