@@ -113,7 +113,7 @@ def test_two_runs_write_the_same_bytes_and_the_second_is_cached(tmp_path, monkey
     pytest.importorskip("vllm")
     monkeypatch.chdir(tmp_path)
     arguments = ["sim", "--programs", "2", "--rate", "0.5", "--blocks", "1500"]
-    arguments += ["--arms", "vllm,cachettl"]
+    arguments += ["--arms", "vllm,cachettl", "--processes", "1"]
     runner = CliRunner()
     for name, more in (("a", []), ("b", []), ("c", ["--no-cache"])):
         out = ["--out", str(tmp_path / f"{name}.json"), *more]
@@ -135,7 +135,7 @@ def test_the_command_line_refuses_nonsense():
 @pytest.mark.parametrize(("is_close", "status"), [(True, 0), (False, 1)])
 def test_strides_are_judged_by_the_exit_status(monkeypatch, is_close, status):
     monkeypatch.setattr(
-        "bench.sim.cli.check_strides", lambda console, *, processes: is_close
+        "bench.sim.options.check_strides", lambda console, *, processes: is_close
     )
     result = CliRunner().invoke(app, ["sim", "--check-strides"])
     assert result.exit_code == status
