@@ -114,8 +114,8 @@ def modes_table(results: dict[str, list[ArmResult]]) -> Table:
                 *outcomes,
             ]
         )
-    columns = ("demote", "mean JCT s", "prompt hit", "MB down", "MB up")
-    columns += ("reloaded tokens", "claimed", "expired", "victim")
+    columns = ["demote", "mean JCT s", "prompt hit", "MB down", "MB up"]
+    columns += ["reloaded tokens", "claimed", "expired", "victim"]
     return table("when KV is copied down", columns, rows)
 
 

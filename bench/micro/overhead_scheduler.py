@@ -233,8 +233,8 @@ def _alternate(engines: list[Callable[[], float]], steps: int) -> list[list[floa
 
 def print_table(results: list[Paired], console: Console) -> bool:
     """All loads with their verdict; whether every bar is met."""
-    columns = ("load", "vLLM", "any connector", "TTLScheduler", "ratio", "more")
-    columns += ("of it vLLM's", "vLLM to itself", "means", "verdict")
+    columns = ["load", "vLLM", "any connector", "TTLScheduler", "ratio", "more"]
+    columns += ["of it vLLM's", "vLLM to itself", "means", "verdict"]
     rows = (
         (
             r.load,

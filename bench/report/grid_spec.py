@@ -96,7 +96,7 @@ class GridOptions(CellRuns):
     def chosen(self) -> GridOptions:
         """What was not said is as built in, or small where a small grid is asked."""
         given, built_in = GridOptions(), SUBSET if self.subset else {"programs": 1.0}
-        changes = {
+        changes: dict[str, Any] = {
             name: value
             for name, value in built_in.items()
             if getattr(self, name) in (0.0, getattr(given, name))

@@ -185,8 +185,8 @@ def _training_text(seed: int, num_lines: int = 4000) -> list[str]:
         )
         for _ in range(2500)
     ]
-    commands = ("cd", "ls -la", "grep -rn", "cat", "sed -n")
-    commands += ("python -m pytest", "git diff")
+    commands = ["cd", "ls -la", "grep -rn", "cat", "sed -n"]
+    commands += ["python -m pytest", "git diff"]
     lines = []
     for _ in range(num_lines):
         sentence = " ".join(rng.choices(words, k=rng.randint(4, 12)))

@@ -83,6 +83,7 @@ def _run_all(
     """
     workers = min(processes, len(todo))
     if workers <= 1:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         yield from ((index, partial(_run, cell)) for index, cell in todo)
         return
     # Fresh interpreters: torch and vLLM do not survive a fork well.

@@ -150,13 +150,15 @@ class _FromElsewhere(KVConnectorBase_V1):
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        super().get_num_new_matched_tokens(request, num_computed_tokens)
+        ask = super().get_num_new_matched_tokens  # type: ignore[safe-super]
+        ask(request, num_computed_tokens)
         return self.elsewhere.match(request, num_computed_tokens)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        tell = super().update_state_after_alloc  # type: ignore[safe-super]
+        tell(request, blocks, num_external_tokens)
         block_ids = blocks.get_block_ids()[0]
         self.elsewhere.allocated(request, block_ids, num_external_tokens)
 
@@ -164,7 +166,8 @@ class _FromElsewhere(KVConnectorBase_V1):
         self, scheduler_output: SchedulerOutput
     ) -> KVConnectorMetadata:
         self.elsewhere.launch()
-        return super().build_connector_meta(scheduler_output)
+        build = super().build_connector_meta  # type: ignore[safe-super]
+        return build(scheduler_output)
 
 
 class LoadingConnector(_FromElsewhere, TTLConnector):
