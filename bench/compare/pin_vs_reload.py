@@ -14,6 +14,7 @@ as the recovery costs the program itself.
 from __future__ import annotations
 
 import csv
+import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -21,22 +22,57 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import matplotlib as mpl
+from rich.console import Console
 
 mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 from rich.table import Table
 
-from bench.compare.pin_vs_reload_client import PIN_S, WAYS, Client
+from bench.command import Folders, option, write_json
+from bench.compare.demo import CONNECTOR
+from bench.compare.pin_vs_reload_client import HOLD_S, PIN_S, WAYS, Client
+from bench.compare.rounds import command_line, versions
+from bench.serve import tiny_model
 from bench.serve.replay import ReplayOptions, replay
-from bench.serve.server import VLLMServer
+from bench.serve.server import ServerOptions, VLLMServer
+from bench.serve.tier_server import TierServer
+from bench.sim.load.programs import Program
+from bench.sim.load.scaled import synthetic
 from bench.sim.metrics import jct_s
-from bench.sim.workloads import Program
+from bench.tables import table
 from ttlcache import policies
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.policies.base import View
 from ttlcache.types import GapKey, Pressure, TurnFacts
+from ttlcache_connector.lmcache_server.launch import TierOptions
+
+
+@dataclass(frozen=True, slots=True)
+class PinVsReloadOptions(Folders):
+    """Context lengths, repeats, and the background that prices a held context."""
+
+    lengths: tuple[int, ...] = option(
+        (1024, 2048, 4096, 8192, 16384),
+        "Context lengths in tokens, with commas between.",
+    )
+    repeats: int = option(5, "Timed turns of each kind.", min=1)
+    rounds: int = option(5, "Pairs of replays that price a held context.", min=0)
+    programs: int = option(8, "Programs of those replays.")
+    rate: float = option(1.0, "Their arrivals per second.")
+    blocks: int = option(640, "KV pool in blocks of 32 tokens.")
+    chunk_tokens: int = option(256, "LMCache's chunk.")
+    out: Path = Path("out/pin-vs-reload")
+
+    def __post_init__(self) -> None:
+        if max(self.lengths) + 64 > self.pool_tokens:
+            longest = max(self.lengths)
+            raise ValueError(f"--lengths: {longest} does not fit in {self.pool_tokens}")
+
+    @property
+    def pool_tokens(self) -> int:
+        return (self.blocks - 1) * 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +94,79 @@ class Recovery:
     cpu_gap_s: float | None = None
     disk_gap_s: float | None = None
     prefill_gap_s: float | None = None
+
+
+def pin_vs_reload(options: PinVsReloadOptions, console: Console) -> None:
+    """Hold, reload from CPU memory or disk, or prefill: seconds and break-even gaps."""
+    tokens, room, out = sorted(options.lengths), options.pool_tokens, options.out
+    out.mkdir(parents=True, exist_ok=True)
+    os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # /reset_prefix_cache
+    shape = tiny_model.DEFAULT_SHAPE
+    load = synthetic(options.programs, options.rate, 0, 0.08, 5.0)
+    held = max(t for t in tokens if t <= room // 3 or t == tokens[0])
+    held_bytes = held * shape.kv_bytes_per_token
+    below = TierOptions(
+        cpu_gb=1.0, disk=out / "disk", disk_gb=4.0, chunk_tokens=options.chunk_tokens
+    )
+    with TierServer(below, out / "lmcache.log") as tiers:
+        extra = {
+            "policy": "fixed",
+            "policy_options": {"ttl_s": HOLD_S},
+            "max_pinned_fraction": 1.0,
+            # A timed context is to be below when its pin is over, not when others need
+            # its memory.
+            "demote": "on-expiry",
+            **tiers.options.connector_config(),
+        }
+        server_options = ServerOptions.of_tiny_model(
+            options.blocks, {**CONNECTOR, "kv_connector_extra_config": extra}
+        )
+        model = tiny_model.build(options.model)
+        with VLLMServer(model, server_options, out / "server.log", 600.0) as server:
+            client = Client(server, tiers, shape.vocab)
+            found = []
+            for recovery in measure(
+                client, tokens, options.repeats, shape.kv_bytes_per_token
+            ):
+                found.append(recovery)
+                console.print(f"{recovery.context_tokens:,} tokens done")
+            pairs = hold_costs_per_byte(
+                server, client, load, held, held_bytes, options.rounds
+            )
+    price = price_of(pairs)
+    if price is not None:
+        found = [priced(recovery, price) for recovery in found]
+    gaps_s = [turn.gap_s for program in load for turn in program.turns[:-1]]
+    ttls = policy_ttls(
+        found,
+        gaps_s,
+        Pressure(options.blocks - 1, free_blocks=0, num_running=1, num_waiting=2),
+    )
+    console.print(seconds_table(found))
+    console.print(
+        f"held: {held:,} of {room:,} tokens during {options.rounds} pairs of replays "
+        f"of {options.programs} programs, {options.rate:g} arrivals/s"
+    )
+    console.print(ttl_table(found, ttls))
+    write_csv(found, out / "result.csv")
+    plot(found, out / "plot.png")
+    result = {
+        "recoveries": [asdict(recovery) for recovery in found],
+        "hold_pairs_job_seconds_per_byte_second": pairs,
+        "held_tokens": held,
+        "held_bytes": held_bytes,
+        "pool_tokens": room,
+        "programs": options.programs,
+        "rate": options.rate,
+        "repeats": options.repeats,
+        "policy_ttls_s": ttls,
+        "versions": versions(),
+        "cpu_count": os.cpu_count(),
+        "machine": f"{os.cpu_count()} cores",
+        "command": command_line(),
+    }
+    write_json(out / "result.json", result)
+    console.print(f"results: {out}", soft_wrap=True)
 
 
 def measure(
@@ -180,37 +289,31 @@ def policy_ttls(
     return found
 
 
-def table(recoveries: Sequence[Recovery]) -> Table:
+def seconds_table(recoveries: Sequence[Recovery]) -> Table:
     """Seconds and break-even gaps by context length."""
-    grid = Table(title="the next turn, seconds", title_justify="left")
     names = ["context", "MB", "claimed", "CPU", "disk", "prefill"]
     is_priced = all(r.hold_cost is not None for r in recoveries)
     if is_priced:
         names += ["hold cost", "gap CPU", "gap disk", "gap prefill"]
-    for name in names:
-        grid.add_column(name, justify="right")
+    rows = []
     for r in recoveries:
         seconds = [r.claimed_s, r.cpu_s, r.disk_s, r.prefill_s]
         price = [r.hold_cost, r.cpu_gap_s, r.disk_gap_s, r.prefill_gap_s]
-        grid.add_row(
-            f"{r.context_tokens:,}",
-            f"{r.kv_bytes / 1e6:.1f}",
-            *(f"{s:.3f}" for s in (*seconds, *(price if is_priced else ()))),
-        )
-    return grid
+        cells = [f"{s:.3f}" for s in (*seconds, *(price if is_priced else ()))]
+        rows.append([f"{r.context_tokens:,}", f"{r.kv_bytes / 1e6:.1f}", *cells])
+    return table("the next turn, seconds", names, rows, left=0)
 
 
 def ttl_table(
     recoveries: Sequence[Recovery], ttls: dict[str, list[tuple[float, float]]]
 ) -> Table:
     """What the policies would do: TTL without and with a CPU tier below."""
-    grid = Table(title="TTL, seconds: no tier / CPU tier", title_justify="left")
-    grid.add_column("policy")
-    for r in recoveries:
-        grid.add_column(f"{r.context_tokens:,}", justify="right")
-    for name, pairs in ttls.items():
-        grid.add_row(name, *(f"{a:.2f} / {b:.2f}" for a, b in pairs))
-    return grid
+    lengths = (f"{r.context_tokens:,}" for r in recoveries)
+    rows = (
+        (name, *(f"{a:.2f} / {b:.2f}" for a, b in pairs))
+        for name, pairs in ttls.items()
+    )
+    return table("TTL, seconds: no tier / CPU tier", ("policy", *lengths), rows)
 
 
 def write_csv(recoveries: Sequence[Recovery], path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import httpx
 
@@ -128,16 +127,8 @@ class Client:
 
     def _ask(self, prompt: Sequence[int], hints: dict[str, object]) -> int:
         """One turn; its cached tokens."""
-        body = {
-            "model": "tiny",
-            "prompt": list(prompt),
-            "max_tokens": 1,
-            "temperature": 0,
-            "kv_transfer_params": {"ttlcache": hints},
-        }
-        answer = self._http.post("/v1/completions", json=body).raise_for_status()
-        usage: dict[str, Any] = answer.json()["usage"]
-        return int((usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
+        details = self._server.ask(prompt, hints)["usage"]["prompt_tokens_details"]
+        return int((details or {}).get("cached_tokens") or 0)
 
     def _tokens(self, number: int) -> list[int]:
         self._programs += 1

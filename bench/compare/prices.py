@@ -7,22 +7,39 @@ of several lengths, that nobody sent before, are timed one by one on the idle se
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import numpy as np
+from rich.console import Console
 
+from bench.command import option, write_json
+from bench.compare.demo import CONNECTOR, DemoOptions
+from bench.serve import tiny_model
 from bench.serve.arms import warm_up
 from bench.serve.replay import FIRST_TOKEN_ID, ReplayOptions, replay
 from bench.serve.server import ServerOptions, VLLMServer
-from bench.sim.workloads import Program
+from bench.sim.load.programs import Program
 from ttlcache.analysis.load import load
 
 #: How often each length is timed; the fastest counts, for others' load only slows.
 REPEATS = 3
+#: A price that is wrong by more is a fault.
+MAX_ERROR = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class PricesOptions(DemoOptions):
+    """The demo's agents, and the prompts timed after them."""
+
+    lengths: tuple[int, ...] = option(
+        (500, 1000, 2000, 4000, 8000),
+        "Prompts that are timed, tokens with commas between.",
+    )
+    out: Path = Path("out/prices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +70,39 @@ class Prices:
         return sum(told_s for _, told_s in self.claims) / measured_s
 
 
+def prices(options: PricesOptions, console: Console) -> int:
+    """What `ttlcache explain` says that claims saved, against measured prefills.
+
+    Exits with 1 where the two differ by more than a quarter.
+    """
+    options.out.mkdir(parents=True, exist_ok=True)
+    recording = (options.out / "recording").absolute()
+    extra = {**options.connector, "record_path": str(recording)}
+    server = options.server({**CONNECTOR, "kv_connector_extra_config": extra})
+    found = compare(
+        tiny_model.build(options.model),
+        options.workload(),
+        server,
+        sorted(n for n in options.lengths if n < server.max_model_len),
+        recording,
+        options.out / "server.log",
+    )
+    result = {
+        "measured_s": found.measured_s,
+        "claims": [list(claim) for claim in found.claims],
+        "ratio": found.ratio,
+    }
+    write_json(options.out / "result.json", result)
+    for tokens, seconds in found.measured_s.items():
+        console.print(f"{tokens:>6} tokens prefilled alone: {seconds:.3f} s")
+    low, middle, high = statistics.quantiles([*found.ratios, found.ratio], n=4)
+    console.print(
+        f"{len(found.claims)} claims: told / measured {found.ratio:.2f} in all, each "
+        f"{middle:.2f} (quartiles {low:.2f}, {high:.2f})"
+    )
+    return int(abs(found.ratio - 1.0) > MAX_ERROR)
+
+
 def compare(
     model: Path,
     programs: Sequence[Program],
@@ -74,7 +124,7 @@ def compare(
     with VLLMServer(model, server, log_path, 180.0) as running:
         warm_up(running.base_url, options)
         replay(running.base_url, programs, options)
-        measured_s = {n: _prefill_s(running.base_url, options, n) for n in lengths}
+        measured_s = {n: _prefill_s(running, n) for n in lengths}
     turns = [
         turn
         for log in load(recording).programs
@@ -86,19 +136,12 @@ def compare(
     return Prices(measured_s, [(turn.cached_tokens, turn.saved_s) for turn in turns])
 
 
-def _prefill_s(base_url: str, options: ReplayOptions, tokens: int) -> float:
+def _prefill_s(server: VLLMServer, tokens: int) -> float:
     rng, times = random.Random(tokens), []
     for _ in range(REPEATS):
-        body = {
-            "model": options.model,
-            "prompt": [
-                rng.randrange(FIRST_TOKEN_ID, options.vocab_size) for _ in range(tokens)
-            ],
-            "max_tokens": 1,
-            "kv_transfer_params": {"ttlcache": {"is_last_step": True}},
-        }
+        vocab = tiny_model.DEFAULT_SHAPE.vocab
+        prompt = [rng.randrange(FIRST_TOKEN_ID, vocab) for _ in range(tokens)]
         began_s = time.perf_counter()
-        answer = httpx.post(f"{base_url}/v1/completions", json=body, timeout=300.0)
-        answer.raise_for_status()
+        server.ask(prompt, {"is_last_step": True})
         times.append(time.perf_counter() - began_s)
     return min(times)

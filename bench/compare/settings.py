@@ -8,28 +8,27 @@ have been busier.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.command import json_object, option
 from bench.compare import demo_report
 from bench.compare.demo import CONNECTOR, LMCACHE, DemoOptions
+from bench.compare.rounds import START_TIMEOUT_S, PairedRounds
 from bench.ratios import Ratio
 from bench.serve import tiny_model
 from bench.serve.arms import Arm, ArmResult, run_arm
+from bench.tables import table
 
 #: In place of a setting: vLLM without a connector, and with LMCache's.
 VANILLA, PLAIN_LMCACHE = "vanilla", "lmcache"
-RESULT = "result.json"
-#: An arm takes minutes: a machine that is busy for a while must not cost it.
-START_TIMEOUT_S = 600.0
 #: What arms are compared by: the name in a summary, the name in print.
 COMPARED = {
     "mean_jct_s": "mean JCT",
@@ -40,6 +39,42 @@ COMPARED = {
 #: `kv_transfer_config` by an arm's text, the first one the base; None: no connector.
 Settings = Mapping[str, Mapping[str, Any] | None]
 Rounds = list[dict[str, ArmResult]]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundsOptions(DemoOptions):
+    """The demo's agents, in rounds, on servers that may stand above LMCache."""
+
+    rounds: int = option(3, "How often each.", min=1)
+    programs: int = 24
+    blocks: int = 768
+    at_once: int | None = option(
+        None, "So many agents at a time; --rate counts no more.", min=1
+    )
+    hints: bool = option(True, "Agents say program, tool and last step.")
+    cpu_gb: float = option(1.5, "CPU memory of each LMCache server, GiB.")
+    chunk_tokens: int = option(
+        256, "Tokens of an LMCache chunk, a multiple of 32.", min=32
+    )
+    seed: int = option(0, "Of the first round; each has its own.")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsOptions(RoundsOptions):
+    """`with_`: the texts of the arms, see `parse`."""
+
+    with_: list[str] = option(
+        [],
+        "A JSON object: TTLConnector with this kv_connector_extra_config; "
+        "vanilla: no connector; lmcache, or lmcache:{...}: LMCache's own connector "
+        "and its configuration. Say it twice or more; the first one is what the "
+        "others are compared with. Each arm above LMCache has its own server.",
+        "--with",
+    )
+    out: Path = Path("out/settings")
+
+    def __post_init__(self) -> None:
+        parse(self.with_)
 
 
 def parse(texts: Sequence[str]) -> Settings:
@@ -58,45 +93,47 @@ def parse(texts: Sequence[str]) -> Settings:
     return found
 
 
-def run(options: DemoOptions, settings: Settings, rounds: int, console: Console) -> int:
-    """All rounds; writes result.json, prints the table.
-
-    Returns:
-        The exit status: 1 when a request failed, a server logged an error, or outputs
-        of a round differ.
-    """
-    done = measure(options, settings, rounds, console)
-    found = problems(done)
-    for problem in found:
-        console.print(f"problem: {problem}", soft_wrap=True, markup=False)
-    return 1 if found else 0
+def settings(options: SettingsOptions, console: Console) -> int:
+    """Connectors and settings against each other on real vLLM, round by round."""
+    return measure(options, parse(options.with_), console)[1]
 
 
 def measure(
-    options: DemoOptions, settings: Settings, rounds: int, console: Console
-) -> Rounds:
-    """All rounds; writes result.json, prints the table and the ratios."""
-    rounds_options = [
+    options: RoundsOptions, settings: Settings, console: Console
+) -> tuple[Rounds, int]:
+    """All rounds; writes result.json, prints the table, the ratios, what is wrong.
+
+    Returns:
+        The rounds, and the exit status: 1 when a request failed, a server logged an
+        error, or outputs of a round differ.
+    """
+    each = [
         replace(options, seed=options.seed + n, out=options.out / f"round-{n}")
-        for n in range(rounds)
+        for n in range(options.rounds)
     ]
-    for one in rounds_options:
+    for one in each:
         one.workload()  # what does not fit must not cost the rounds before it
-    model = tiny_model.build(options.model)
-    done: Rounds = []
-    for number, one in enumerate(rounds_options):
-        done.append({})
-        for index, name in _in_turn(settings, number):
-            console.print(f"round {number + 1} of {rounds}: {name}", soft_wrap=True)
-            log_path = one.out / f"server-{index}.log"
-            log_path.parent.mkdir(parents=True, exist_ok=True)
-            done[-1][name] = _run_one(name, settings[name], one, model, log_path)
-        _write(done, options)
-    console.print(table(done, list(settings)))
-    for line in lines(done, list(settings)):
+    model, names = tiny_model.build(options.model), list(settings)
+
+    def play(name: str, number: int) -> ArmResult:
+        log_path = each[number].out / f"server-{names.index(name)}.log"
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        return _run_one(name, settings[name], each[number], model, log_path)
+
+    def results(done: Rounds) -> tuple[dict[str, Any], list[str]]:
+        return {
+            "rounds": [
+                {name: demo_report.arm_json(arm) for name, arm in one.items()}
+                for one in done
+            ]
+        }, problems(done)
+
+    rounds = PairedRounds(options.out, asdict(options), console, results)
+    done = rounds.play(names, options.rounds, play)
+    console.print(rounds_table(done, names))
+    for line in lines(done, names):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    console.print(f"result: {options.out / RESULT}", soft_wrap=True)
-    return done
+    return done, rounds.status()
 
 
 def ratios(done: Rounds, names: Sequence[str], what: str) -> dict[str, Ratio]:
@@ -116,30 +153,35 @@ def ratios(done: Rounds, names: Sequence[str], what: str) -> dict[str, Ratio]:
     }
 
 
-def table(done: Rounds, names: Sequence[str]) -> Table:
+def rounds_table(done: Rounds, names: Sequence[str]) -> Table:
     """A row an arm: seconds by round, means of the rest."""
-    grid = Table(title="the same programs", title_justify="left")
-    grid.add_column("arm", overflow="fold")
-    for name in ("mean JCT s", "turn p99 s", "tokens/s", "hit", "running", "wait s"):
-        grid.add_column(name, justify="right")
-    for name in ("steps", "tokens computed", "reloaded"):
-        grid.add_column(name, justify="right")
+    rows = []
     for name in names:
         summaries = [one[name].summary for one in done]
         engines = [one[name].engine for one in done]
-        grid.add_row(
-            name,
-            " ".join(f"{summary.mean_jct_s:.2f}" for summary in summaries),
-            " ".join(f"{summary.p99_turn_s:.2f}" for summary in summaries),
-            " ".join(f"{summary.output_tokens_per_s:.0f}" for summary in summaries),
-            f"{statistics.fmean(summary.prompt_hit for summary in summaries):.3f}",
-            f"{statistics.fmean(summary.mean_running for summary in summaries):.2f}",
-            f"{statistics.fmean(summary.mean_wait_s for summary in summaries):.2f}",
-            f"{statistics.fmean(engine.steps for engine in engines):.0f}",
-            f"{statistics.fmean(engine.step_tokens for engine in engines):.0f}",
-            f"{statistics.fmean(engine.lower_tier_hits for engine in engines):.0f}",
-        )
-    return grid
+        by_round = [
+            " ".join(f"{getattr(summary, what):.{digits}f}" for summary in summaries)
+            for what, digits in (
+                ("mean_jct_s", 2),
+                ("p99_turn_s", 2),
+                ("output_tokens_per_s", 0),
+            )
+        ]
+        means = [
+            f"{statistics.fmean(getattr(one, what) for one in own):.{digits}f}"
+            for own, what, digits in (
+                (summaries, "prompt_hit", 3),
+                (summaries, "mean_running", 2),
+                (summaries, "mean_wait_s", 2),
+                (engines, "steps", 0),
+                (engines, "step_tokens", 0),
+                (engines, "lower_tier_hits", 0),
+            )
+        ]
+        rows.append([name, *by_round, *means])
+    columns = ["arm", "mean JCT s", "turn p99 s", "tokens/s", "hit", "running"]
+    columns += ["wait s", "steps", "tokens computed", "reloaded"]
+    return table("the same programs", columns, rows)
 
 
 def lines(done: Rounds, names: Sequence[str]) -> list[str]:
@@ -171,11 +213,6 @@ def told(ratio: Ratio) -> str:
     return f"{ratio} ({values})"
 
 
-def _in_turn(settings: Settings, number: int) -> list[tuple[int, str]]:
-    order = list(enumerate(settings))
-    return order if number % 2 == 0 else order[::-1]
-
-
 def _run_one(
     name: str,
     transfer: Mapping[str, Any] | None,
@@ -187,7 +224,7 @@ def _run_one(
     if transfer is not None:
         extra = transfer["kv_connector_extra_config"]
         if transfer["kv_connector"] == CONNECTOR["kv_connector"]:
-            extra = {**options.connector_config, **extra}
+            extra = {**options.connector, **extra}
         transfer = {**transfer, "kv_connector_extra_config": extra}
         is_above = extra.get("lower_tier", "none") != "none"
         if is_above or transfer["kv_connector"] == LMCACHE["kv_connector"]:
@@ -205,30 +242,12 @@ def _transfer_config(text: str) -> Mapping[str, Any] | None:
     if text == VANILLA:
         return None
     name, _, rest = text.partition(":")
+    connector, part = CONNECTOR, text
     if name == PLAIN_LMCACHE:
-        return {**LMCACHE, "kv_connector_extra_config": _object(text, rest or "{}")}
-    return {**CONNECTOR, "kv_connector_extra_config": _object(text, text)}
-
-
-def _object(text: str, part: str) -> Mapping[str, Any]:
+        connector, part = LMCACHE, rest or "{}"
     try:
-        value = json.loads(part)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--with {text}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"--with {text}: expected a JSON object, {VANILLA}, or {PLAIN_LMCACHE}"
-        )
-    return value
-
-
-def _write(done: Rounds, options: DemoOptions) -> None:
-    """What is known so far, after every round."""
-    result = {
-        "rounds": [
-            {name: demo_report.arm_json(arm) for name, arm in one.items()}
-            for one in done
-        ],
-        **demo_report.context_json(problems(done), asdict(options)),
-    }
-    (options.out / RESULT).write_text(json.dumps(result, indent=1) + "\n")
+        extra = json_object(f"--with {text}", part)
+    except ValueError as error:
+        expected = f"expected a JSON object, {VANILLA}, or {PLAIN_LMCACHE}"
+        raise ValueError(f"{error}; {expected}") from None
+    return {**connector, "kv_connector_extra_config": extra}

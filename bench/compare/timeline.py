@@ -11,10 +11,10 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from bench.sim.metrics import TurnRecord, by_program, kept_gaps, summarize
+from ttlcache.analysis.timeline import draw_rows
 
 #: Kinds of span in legend order, with colours that differ in lightness too.
 WAITING = "waiting"
@@ -71,10 +71,10 @@ def draw(arms: Mapping[str, Sequence[TurnRecord]], path: Path, title: str) -> Pa
     Returns:
         ``path``.
     """
-    rows = {name: spans(records) for name, records in arms.items()}
-    heights = [_PANEL_INCHES + _ROW_INCHES * len(row) for row in rows.values()]
+    panels = {name: spans(records) for name, records in arms.items()}
+    heights = [_PANEL_INCHES + _ROW_INCHES * len(panel) for panel in panels.values()]
     figure, axes = plt.subplots(
-        len(rows),
+        len(panels),
         1,
         sharex=True,
         squeeze=False,
@@ -82,8 +82,13 @@ def draw(arms: Mapping[str, Sequence[TurnRecord]], path: Path, title: str) -> Pa
         gridspec_kw={"height_ratios": heights},
         layout="constrained",
     )
-    for axis, (name, programs) in zip(axes[:, 0], rows.items(), strict=True):
-        _draw_panel(axis, programs)
+    for axis, (name, programs) in zip(axes[:, 0], panels.items(), strict=True):
+        rows = [_bars(row) for row in programs.values()]
+        draw_rows(axis, rows, list(programs), COLOURS)
+        axis.grid(axis="x", color="#eeeeee", linewidth=0.8)
+        axis.set_axisbelow(True)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
         summary = summarize(arms[name])
         axis.set_title(
             f"{name}: mean JCT {summary.mean_jct_s:.1f} s, "
@@ -93,7 +98,8 @@ def draw(arms: Mapping[str, Sequence[TurnRecord]], path: Path, title: str) -> Pa
             fontsize=11,
         )
     axes[-1, 0].set_xlabel("seconds since the first arrival")
-    end_s = max(span.end_s for row in rows.values() for p in row.values() for span in p)
+    last = (row[-1] for panel in panels.values() for row in panel.values())
+    end_s = max(span.end_s for span in last)
     axes[-1, 0].set_xlim(0, end_s * 1.01)
     figure.suptitle(title, fontsize=12)
     figure.legend(
@@ -108,18 +114,8 @@ def draw(arms: Mapping[str, Sequence[TurnRecord]], path: Path, title: str) -> Pa
     return path
 
 
-def _draw_panel(axis: Axes, programs: Mapping[str, Sequence[Span]]) -> None:
-    for row, program_spans in enumerate(programs.values()):
-        for kind, colour in COLOURS.items():
-            bars = [
-                (span.start_s, span.end_s - span.start_s)
-                for span in program_spans
-                if span.kind == kind
-            ]
-            axis.broken_barh(bars, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
-    axis.set_yticks(range(len(programs)), list(programs), fontsize=8)
-    axis.set_ylim(len(programs) - 0.4, -0.6)
-    axis.grid(axis="x", color="#eeeeee", linewidth=0.8)
-    axis.set_axisbelow(True)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
+def _bars(row: Sequence[Span]) -> dict[str, list[tuple[float, float]]]:
+    return {
+        kind: [(s.start_s, s.end_s - s.start_s) for s in row if s.kind == kind]
+        for kind in COLOURS
+    }

@@ -11,11 +11,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.command import argument, json_object, one_of, option, write_json
 from bench.gaps.costs import CostSetting
 from bench.gaps.replay import Arm, Outcome, replay_gaps
 from bench.gaps.scores import Group, Score, best_constant_s, by_group, oracle, score
 from bench.gaps.traces import GapProgram, read_gaps
 from bench.sim.rivals import ablations
+from bench.tables import table
 from ttlcache.config import TTLCacheConfig
 
 DEFAULT_ARMS = (
@@ -40,18 +42,47 @@ _HEADINGS = (
 EXPLAIN_ROWS = 12
 
 
+_COSTS = CostSetting()
+
+
 @dataclass(frozen=True, slots=True)
 class GapOptions:
-    """Everything that the numbers depend on beside the trace.
+    """Everything that the numbers depend on beside the trace, and what is shown.
 
     rate, seed: Poisson arrivals of programs where the trace has none.
-    tell_last: programs announce their last turn.
     """
 
-    setting: CostSetting
-    rate: float = 0.1
-    seed: int = 0
-    tell_last: bool = False
+    traces: list[Path] = argument("Traces, gzip JSON lines.")
+    json_path: Path | None = option(None, "Write all numbers to this file.", "--json")
+    policy: list[str] | None = option(
+        None, 'Only these, as NAME or NAME:{"option": value}.'
+    )
+    explain: list[str] | None = option(
+        None, "Show where this policy's cost arises, by reason and key."
+    )
+    prefill: tuple[float, float, float] = option(
+        _COSTS.prefill, "Recovery: s a token, s a token^2, s. See bench.gaps.costs."
+    )
+    delay: float = option(
+        _COSTS.queueing_delay_s, "T, queueing seconds of an evicted return.", min=0.0
+    )
+    price: float = option(
+        _COSTS.price, "Seconds of delay a second of holding.", min=0.0
+    )
+    eta: float | None = option(None, "Memoryfulness shown; learnt by default.")
+    running_tokens: int = option(
+        _COSTS.running_tokens, "Tokens of running requests (InferCept).", min=0
+    )
+    rate: float = option(0.1, "Programs a second where none recorded.")
+    seed: int = option(0, "Seed of those arrivals.")
+    tell_last: bool = option(False, "Programs announce their last turn.", "--tell-last")
+
+    @property
+    def setting(self) -> CostSetting:
+        """The prices at which decisions are asked for and scored."""
+        return CostSetting(
+            self.prefill, self.delay, self.price, self.eta, self.running_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +109,29 @@ def parse_arm(text: str) -> Arm:
         return Arm(name, name)
     if name == "adaptive" and options in ablations.ABLATIONS:
         return Arm(text, ablations.policy_name(options))
-    try:
-        value = json.loads(options)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{text!r}: options are not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{text!r}: options must be a JSON object")
+    value = json_object(f"{text!r}: what follows the colon", options)
     changes = " ".join(f"{key}={_plain(value[key])}" for key in value)
     return Arm(f"{name} {changes}".strip(), name, value)
 
 
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def gaps(options: GapOptions, console: Console) -> None:
+    """TTLs of every policy on recorded gaps, against hindsight; past only."""
+    arms = tuple(map(parse_arm, options.policy or ())) or DEFAULT_ARMS
+    results = [run_trace(path, arms, options) for path in options.traces]
+    print_setting(options, console)
+    for result in results:
+        console.print(trace_table(result))
+        for arm in options.explain or ():
+            one_of("--explain", arm, result.scores)
+            console.print(*explanation(result, arm))
+    if len(results) > 1:
+        console.print(summary(results))
+    if options.json_path is not None:
+        write_json(options.json_path, to_json(results, options))
 
 
 def run_trace(path: Path, arms: Sequence[Arm], options: GapOptions) -> TraceResult:
@@ -141,19 +183,15 @@ def compare(
     )
 
 
-def table(result: TraceResult) -> Table:
+def trace_table(result: TraceResult) -> Table:
     """Policies by cost, the references last."""
     best, ideal = result.best_constant, result.oracle
-    view = Table(
-        title=f"{result.trace}: {result.programs} programs, {best.turns:,} turns, "
+    view = table(
+        f"{result.trace}: {result.programs} programs, {best.turns:,} turns, "
         f"{best.returns:,} returns",
-        title_justify="left",
+        ("policy", *_HEADINGS),
+        ((name, *_cells(own, best, ideal)) for name, own in _ranked(result)),
     )
-    view.add_column("policy")
-    for heading in _HEADINGS:
-        view.add_column(heading, justify="right")
-    for name, own in _ranked(result):
-        view.add_row(name, *_cells(own, best, ideal))
     view.add_section()
     view.add_row(f"best constant {best.ttl_s:.4g} s", *_cells(best, best, ideal))
     view.add_row("oracle", *_cells(ideal, best, ideal))
@@ -162,17 +200,12 @@ def table(result: TraceResult) -> Table:
 
 def summary(results: Sequence[TraceResult]) -> Table:
     """All traces in one table, without the references' own rows."""
-    view = Table(title="all traces", title_justify="left")
-    view.add_column("trace", overflow="fold")
-    view.add_column("policy", overflow="fold")
-    for heading in _HEADINGS:
-        view.add_column(heading, justify="right")
-    for result in results:
-        best, ideal = result.best_constant, result.oracle
-        for name, own in _ranked(result):
-            view.add_row(result.trace, name, *_cells(own, best, ideal))
-        view.add_section()
-    return view
+    rows = (
+        (result.trace, name, *_cells(own, result.best_constant, result.oracle))
+        for result in results
+        for name, own in _ranked(result)
+    )
+    return table("all traces", ("trace", "policy", *_HEADINGS), rows, left=2)
 
 
 def _ranked(result: TraceResult) -> list[tuple[str, Score]]:
@@ -199,12 +232,8 @@ def explanation(result: TraceResult, arm: str) -> tuple[Table, Table]:
 
 
 def _groups(title: str, groups: Sequence[Group]) -> Table:
-    view = Table(title=title, title_justify="left")
-    view.add_column("of")
-    for heading in ("turns", "misses", "held s", "cost s", "constant s", "oracle s"):
-        view.add_column(heading, justify="right")
-    for group in groups[:EXPLAIN_ROWS]:
-        view.add_row(
+    rows = (
+        (
             group.name,
             f"{group.turns:,}",
             f"{group.misses:,}",
@@ -213,7 +242,10 @@ def _groups(title: str, groups: Sequence[Group]) -> Table:
             f"{group.best_constant_s:,.0f}",
             f"{group.oracle_s:,.0f}",
         )
-    return view
+        for group in groups[:EXPLAIN_ROWS]
+    )
+    columns = ("of", "turns", "misses", "held s", "cost s", "constant s", "oracle s")
+    return table(title, columns, rows)
 
 
 def print_setting(options: GapOptions, console: Console) -> None:
@@ -234,7 +266,12 @@ def print_setting(options: GapOptions, console: Console) -> None:
 def to_json(results: Sequence[TraceResult], options: GapOptions) -> dict[str, Any]:
     """Everything printed, and the groups of every arm."""
     return {
-        "options": asdict(options),
+        "options": {
+            "setting": asdict(options.setting),
+            "rate": options.rate,
+            "seed": options.seed,
+            "tell_last": options.tell_last,
+        },
         "traces": {result.trace: _trace_json(result) for result in results},
     }
 

@@ -12,9 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from bench.gaps.replay import STEP_S, Outcome
+from ttlcache.analysis.hindsight import best_ttl_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +103,14 @@ def _held(outcome: Outcome, held_s: float, in_time: bool) -> Outcome:
 def best_constant_s(
     outcomes: Sequence[Outcome], price: float, max_ttl_s: float
 ) -> float:
-    """The constant TTL of the least cost; the shortest one among equals.
-
-    Between two recorded gaps a longer TTL only costs, so that 0 and the gaps
-    themselves are all the candidates. O(n log n).
-    """
-    gaps_s = np.array([o.gap_s for o in outcomes])
-    order = np.argsort(gaps_s, kind="stable")
-    gaps_s = gaps_s[order]
-    returned = np.isfinite(gaps_s)
-    benefits_s = np.array([o.benefit_s for o in outcomes])[order] * returned
-    # A TTL of 0 makes no pin, not even for a gap of 0.
-    eligible_s = gaps_s[returned & (gaps_s <= max_ttl_s)]
-    candidates_s = np.unique(np.maximum(eligible_s, STEP_S))
-    done = np.searchsorted(gaps_s, candidates_s, side="right")
-    ended_s = np.concatenate(([0.0], np.cumsum(np.where(returned, gaps_s, 0.0))))
-    won_s = np.concatenate(([0.0], np.cumsum(benefits_s)))
-    costs_s = price * (ended_s[done] + candidates_s * (len(gaps_s) - done))
-    costs_s += won_s[-1] - won_s[done]
-    if len(costs_s) == 0 or costs_s.min() >= won_s[-1]:
-        return 0.0
-    return float(candidates_s[int(costs_s.argmin())])
+    """The constant TTL of the least cost; the shortest one among equals."""
+    return best_ttl_s(
+        [o.gap_s for o in outcomes],
+        [price] * len(outcomes),
+        [o.benefit_s for o in outcomes],
+        max_ttl_s,
+        STEP_S,  # a TTL of 0 makes no pin, not even for a gap of 0
+    )
 
 
 def by_group(

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.sim.load.programs import poisson_arrivals
 from bench.sim.traces import TraceError, count, read_records, seconds
-from bench.sim.workloads import poisson_arrivals
 from ttlcache.toolcalls import key_for_tool
 from ttlcache.types import FINAL_GAP, USER_GAP, USER_TOOL, GapKey
 

@@ -9,11 +9,8 @@ our tier in virtual time, for many seeds.
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import shlex
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -24,13 +21,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.command import TINY_MODEL, one_of, option, write_json
+from bench.compare.rounds import command_line
 from bench.serve import tiny_model
 from bench.serve.arms import Arm, run_arm
 from bench.serve.lmcache_server import LMCacheOptions, LMCacheServer
 from bench.serve.replay import ReplayOptions, new_token_ids
 from bench.serve.server import ServerOptions
-from bench.sim.traces import TraceScale, from_trace
-from bench.sim.workloads import SWE_BENCH, Program, Turn, synthetic
+from bench.sim.load.programs import Program, Turn
+from bench.sim.load.scaled import SWE_BENCH, TraceScale, from_trace, synthetic
 
 #: Floats a token, layer and half of the toy's KV: 4 KiB a token.
 _TOY_HIDDEN = 256
@@ -48,28 +47,34 @@ _UNIFORM_TURNS = 240
 class PluginBenchOptions:
     """What to run; the defaults take about three minutes with the toy engine."""
 
-    engine: str = "toy"
-    programs: int = 12
-    rate: float = 1.0
-    token_scale: float = 0.08
-    gap_cap_s: float = 10.0
-    seed: int = 0
-    l1_share: float = 0.5
-    """L1 as a share of the working set, see `working_set_bytes`."""
+    engine: str = option("toy", "sim (no server), toy (no model) or vllm (CPU).")
+    programs: int = option(12, "", min=1)
+    rate: float = option(1.0, "Arrivals a second.")
+    token_scale: float = option(0.08, "")
+    gap_cap_s: float = option(10.0, "Seconds.", "--gap-cap")
+    seed: int = option(0, "")
+    l1_share: float = option(0.5, "L1 as a share of the working set.")
+    """See `working_set_bytes`."""
     chunk_tokens: int = 64
-    blocks: int = 384
-    """KV pool of vLLM in blocks of 32 tokens."""
-    pool_share: float = 0.0
-    """The engine's own pool as a share of L1; `sim` only."""
-    arms: tuple[str, ...] = ARMS
-    policy: str = "adaptive"
-    trace: Path | None = None
-    half: str = ""
-    """Lines of the trace: odd, even, or all."""
-    uniform: bool = False
-    """Requests for contexts drawn at random, with equal chances: nothing to learn."""
-    out: Path = Path("out/lmcache-plugin")
-    model: Path = Path("out/models/tiny")
+    blocks: int = option(384, "KV pool of vLLM, in blocks of 32 tokens.", min=16)
+    pool_share: float = option(0.0, "Pool of the engine, of L1 (sim).", min=0)
+    arms: tuple[str, ...] = option(
+        ARMS, "Of LRU, ARC, IsolatedLRU, ttl, oracle (sim); by comma."
+    )
+    policy: str = option("adaptive", "Retention policy of the ttl arm.")
+    trace: Path | None = option(None, "Replay this trace.")
+    half: str = option("", "Lines of the trace: odd or even; all if empty.")
+    uniform: bool = option(False, "Contexts drawn at random: nothing to learn.")
+    out: Path = option(Path("out/lmcache-plugin"), "")
+    model: Path = option(TINY_MODEL, "")
+
+    def __post_init__(self) -> None:
+        one_of("engine", self.engine, ("sim", "toy", "vllm"))
+        one_of("half", self.half, ("", "odd", "even"))
+        if self.engine != "sim" and ORACLE in self.arms:
+            raise ValueError("the oracle is for --engine sim")
+        if self.pool_share and (self.engine != "sim" or ORACLE in self.arms):
+            raise ValueError("a pool share is for --engine sim without oracle")
 
     def workload(self) -> tuple[Program, ...]:
         if self.uniform:
@@ -156,12 +161,8 @@ def working_set_bytes(programs: Sequence[Program], options: PluginBenchOptions) 
     return most * options.kv_bytes_per_token
 
 
-def run_plugin_bench(options: PluginBenchOptions, console: Console) -> int:
-    """Run all arms, print the table, write result.json.
-
-    Returns:
-        The exit status: 1 when an arm had problems.
-    """
+def lmcache_plugin(options: PluginBenchOptions, console: Console) -> int:
+    """LMCache with our server module against its own eviction policies."""
     programs = options.workload()
     options.out.mkdir(parents=True, exist_ok=True)
     l1_gb = working_set_bytes(programs, options) * options.l1_share / 2**30
@@ -195,10 +196,10 @@ def run_plugin_bench(options: PluginBenchOptions, console: Console) -> int:
         ],
         "l1_gb": l1_gb,
         "cpu_count": os.cpu_count(),
-        "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
+        "command": command_line(),
         "options": {k: str(v) for k, v in asdict(options).items()},
     }
-    (options.out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_json(options.out / "result.json", result)
     return 1 if any(each.problems for each in results) else 0
 
 
@@ -311,13 +312,7 @@ def _run_vllm(
     model = tiny_model.build(options.model)
     arm = Arm(
         name,
-        ServerOptions(
-            num_blocks=options.blocks,
-            max_model_len=min(
-                (options.blocks - 1) * 32, tiny_model.DEFAULT_SHAPE.max_position
-            ),
-            kv_transfer_config=stock_connector(server),
-        ),
+        ServerOptions.of_tiny_model(options.blocks, stock_connector(server)),
     )
     result = run_arm(
         arm,

@@ -24,7 +24,7 @@ from lmcache.v1.distributed.config import EvictionConfig
 from lmcache.v1.distributed.eviction_policy import CreateEvictionPolicy
 
 from bench.serve.replay import ReplayOptions, new_token_ids
-from bench.sim.workloads import Program
+from bench.sim.load.programs import Program
 from ttlcache.clock import VirtualClock
 from ttlcache_lmcache.config import ServerModuleConfig, load
 from ttlcache_lmcache.retention.l1_tier import Tier

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Iterable
 from typing import Any
+
+import psutil
 
 from ttlcache.clock import Clock
 from ttlcache.config import load_config
@@ -32,6 +36,21 @@ _BUSY = Pressure(
     num_waiting=20,
     waiting_blocks=500,
 )
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def machine() -> dict[str, Any]:
+    """What microseconds depend on."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "load": os.getloadavg(),
+    }
 
 
 class NullHolder:

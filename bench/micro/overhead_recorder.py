@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from bench.micro.overhead_driver import (
     CONTEXT_TOKENS,
     TURN_TOKENS,
     Agent,
     make_controller,
+    rss_bytes,
 )
+from bench.tables import Check, checks_table
 from ttlcache.clock import VirtualClock
 from ttlcache.controller import Controller
 from ttlcache.telemetry.journal import EVENTS, Journal
@@ -163,14 +164,9 @@ def _memory(folder: Path, events: int) -> tuple[int, int]:
         if recorder.pending > 50_000:
             recorder.flush()
         if number == events // 10:
-            first = _rss_bytes()
+            first = rss_bytes()
     recorder.close()
-    return first, _rss_bytes()
-
-
-def _rss_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return first, rss_bytes()
 
 
 def _ident(recorder: Recorder) -> int:
@@ -181,24 +177,24 @@ def _ident(recorder: Recorder) -> int:
 
 def report(cost: RecorderCost, console: Console) -> bool:
     """Print against the bars; whether both are met."""
-    view = Table(title="recorder and metrics", title_justify="left")
-    for name in ("of", "value", "limit", ""):
-        view.add_column(name, justify="left" if name == "of" else "right")
-
-    def row(name: str, value: str, limit: str = "", ok: bool | None = None) -> None:
-        verdict = "" if ok is None else "[green]pass[/]" if ok else "[red]FAIL[/]"
-        view.add_row(name, value, limit, verdict)
-
-    limit = f"{MAX_STEP_MS} ms"
-    fits = cost.step_ms <= MAX_STEP_MS
-    row(f"a step, {RUNNING} running", f"{cost.step_ms:.4f} ms", limit, fits)
-    row("the same step without them", f"{cost.bare_ms:.4f} ms")
-    row("the recorder's own thread, a step", f"{cost.writer_ms:.4f} ms")
-    row("events written, dropped", f"{cost.events:,}, {cost.dropped:,}")
-    flat = cost.growth <= MAX_MEMORY_GROWTH
-    name = f"resident memory over {cost.memory_events:,} events"
-    row(name, f"{cost.growth:.3f} x", f"{MAX_MEMORY_GROWTH} x", flat)
-    console.print(view)
+    rows = [
+        Check(
+            f"a step, {RUNNING} running",
+            cost.step_ms <= MAX_STEP_MS,
+            f"{cost.step_ms:.4f} ms",
+            f"{MAX_STEP_MS} ms",
+        ),
+        Check("the same step without them", None, f"{cost.bare_ms:.4f} ms"),
+        Check("the recorder's own thread, a step", None, f"{cost.writer_ms:.4f} ms"),
+        Check("events written, dropped", None, f"{cost.events:,}, {cost.dropped:,}"),
+        Check(
+            f"resident memory over {cost.memory_events:,} events",
+            cost.growth <= MAX_MEMORY_GROWTH,
+            f"{cost.growth:.3f} x",
+            f"{MAX_MEMORY_GROWTH} x",
+        ),
+    ]
+    console.print(checks_table("recorder and metrics", rows))
     return cost.passed
 
 

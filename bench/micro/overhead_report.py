@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.micro.overhead_driver import machine
 from bench.micro.overhead_scale import Chunk, Kept, measure_kept, run_programs
 from bench.micro.overhead_turns import (
     OPEN_GAPS,
@@ -20,6 +19,7 @@ from bench.micro.overhead_turns import (
     time_decide,
     time_turns,
 )
+from bench.tables import Check, checks_table, table
 from ttlcache import policies
 from ttlcache.config import TTLCacheConfig
 
@@ -143,13 +143,17 @@ def bars(result: OverheadResult) -> list[Bar]:
 
 def print_bars(result: OverheadResult, console: Console) -> bool:
     """Pass or fail next to each number; whether all passed."""
-    view = _table("bars (the worst number of each kind)", "value", "limit", "")
     found = bars(result)
-    for bar in found:
-        verdict = "[green]pass[/]" if bar.passed else "[red]FAIL[/]"
-        limit = f"{bar.limit:,.4g} {bar.unit}"
-        view.add_row(bar.name, f"{bar.value:,.4g} {bar.unit}", limit, verdict)
-    console.print(view)
+    rows = [
+        Check(
+            bar.name,
+            bar.passed,
+            f"{bar.value:,.4g} {bar.unit}",
+            f"{bar.limit:,.4g} {bar.unit}",
+        )
+        for bar in found
+    ]
+    console.print(checks_table("bars (the worst number of each kind)", rows))
     return all(bar.passed for bar in found)
 
 
@@ -158,74 +162,50 @@ def to_json(result: OverheadResult) -> dict[str, Any]:
     return {
         **asdict(result),
         "bars": [{**asdict(bar), "passed": bar.passed} for bar in bars(result)],
-        "machine": {
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "cpu_count": os.cpu_count(),
-            "load": os.getloadavg(),
-        },
+        "machine": machine(),
     }
-
-
-def _table(title: str, *headings: str) -> Table:
-    view = Table(title=title, title_justify="left")
-    view.add_column("of")
-    for heading in headings:
-        view.add_column(heading, justify="right")
-    return view
 
 
 def _decide_table(results: Sequence[DecideResult]) -> Table:
     open_headings = [f"{count:,} open" for count in OPEN_GAPS[1:]]
-    view = _table(
+    return table(
         "decide at 10,000 recorded gaps, microseconds (the slowest of three keys)",
-        "warm",
-        "p99",
-        "fresh",
-        "p99",
-        *open_headings,
+        ("of", "warm", "p99", "fresh", "p99", *open_headings),
+        (
+            (
+                r.policy,
+                *(f"{us:.1f}" for m in (r.warm, r.fresh) for us in (m.median, m.p99)),
+                *(f"{r.open_gaps[count].median:.1f}" for count in OPEN_GAPS[1:]),
+            )
+            for r in results
+        ),
     )
-    for r in results:
-        view.add_row(
-            r.policy,
-            f"{r.warm.median:.1f}",
-            f"{r.warm.p99:.1f}",
-            f"{r.fresh.median:.1f}",
-            f"{r.fresh.p99:.1f}",
-            *(f"{r.open_gaps[count].median:.1f}" for count in OPEN_GAPS[1:]),
-        )
-    return view
 
 
 def _turn_table(results: Sequence[TurnResult]) -> Table:
-    view = _table(
-        "a turn through the controller, 8,192 tokens, microseconds",
-        "arrive",
-        "finish",
-        "both",
-        "both p99",
-        "admit",
-        "first arrive",
-        "claimed",
-    )
+    columns = ("of", "arrive", "finish", "both", "both p99", "admit", "first arrive")
+    rows = []
     for r in results:
         timed = [r.arrive.median, r.finish.median, r.both.median, r.both.p99]
         timed += [r.admit.median, r.first_arrive.median]
         cells = [f"{value:.1f}" for value in timed]
-        view.add_row(f"{r.policy}, by {r.identity}", *cells, f"{r.pins_claimed:,}")
-    return view
+        rows.append([f"{r.policy}, by {r.identity}", *cells, f"{r.pins_claimed:,}"])
+    title = "a turn through the controller, 8,192 tokens, microseconds"
+    return table(title, (*columns, "claimed"), rows)
 
 
 def _kept_table(results: Sequence[Kept]) -> Table:
-    view = _table("bytes kept per live idle program", "programs", "idle", "pinned")
-    for kept in results:
-        view.add_row(
+    rows = (
+        (
             f"by {kept.identity}",
             f"{kept.programs:,}",
             f"{kept.bytes_each:,.0f}",
             f"{kept.pinned_bytes_each:,.0f}",
         )
-    return view
+        for kept in results
+    )
+    columns = ("of", "programs", "idle", "pinned")
+    return table("bytes kept per live idle program", columns, rows)
 
 
 def _progress(chunk: Chunk) -> str:
@@ -233,24 +213,25 @@ def _progress(chunk: Chunk) -> str:
 
 
 def _chunk_table(chunks: Sequence[Chunk], policy: str) -> Table:
-    view = _table(
-        f"programs through one controller ({policy})",
-        "CPU s",
-        "us a program",
-        "resident MB",
-        "in the table",
-        "open gaps",
-    )
-    before = 0
+    rows, before = [], 0
     for chunk in chunks:
         each_us = chunk.seconds / (chunk.programs - before) * 1e6
         before = chunk.programs
-        view.add_row(
+        row = [
             f"{chunk.programs:,}",
             f"{chunk.seconds:.2f}",
             f"{each_us:.1f}",
             f"{chunk.rss_bytes / 1e6:,.1f}",
             f"{chunk.live:,}",
             f"{chunk.open_gaps:,}",
-        )
-    return view
+        ]
+        rows.append(row)
+    columns = (
+        "of",
+        "CPU s",
+        "us a program",
+        "resident MB",
+        "in the table",
+        "open gaps",
+    )
+    return table(f"programs through one controller ({policy})", columns, rows)

@@ -10,14 +10,18 @@ away for about a second at a time. Contexts are short: they cost the driver time
 from __future__ import annotations
 
 import gc
-import os
 import random
 import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.micro.overhead_driver import CONTEXT_TOKENS, Agent, make_controller
+from bench.micro.overhead_driver import (
+    CONTEXT_TOKENS,
+    Agent,
+    make_controller,
+    rss_bytes,
+)
 from ttlcache.clock import VirtualClock
 from ttlcache.controller import Controller
 
@@ -117,12 +121,6 @@ def _chunk(controller: Controller, ended: int, seconds: float) -> Chunk:
         live=len(controller.programs),
         open_gaps=controller.gaps.num_open,
     )
-
-
-def rss_bytes() -> int:
-    """Resident memory of this process (Linux)."""
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure_kept(num_programs: int, identity: str, policy: str) -> Kept:

@@ -30,12 +30,11 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from vllm.utils.gc_utils import freeze_gc_heap
 
 from bench.micro import idle_connector
+from bench.tables import table
 from ttlcache_connector.harness import EngineHarness, EngineSpec
 
 RUNNING, WAITING = 256, 1000
@@ -234,28 +233,20 @@ def _alternate(engines: list[Callable[[], float]], steps: int) -> list[list[floa
 
 def print_table(results: list[Paired], console: Console) -> bool:
     """All loads with their verdict; whether every bar is met."""
-    view = Table(
-        title=f"milliseconds a step, {RUNNING} running, {WAITING} waiting",
-        box=box.SIMPLE,
-    )
-    for name in ("load", "vLLM", "any connector", "TTLScheduler", "ratio"):
-        view.add_column(name)
-    for name in ("more", "of it vLLM's", "vLLM to itself", "means", "verdict"):
-        view.add_column(name)
-    for r in results:
-        view.add_row(
+    columns = ["load", "vLLM", "any connector", "TTLScheduler", "ratio", "more"]
+    columns += ["of it vLLM's", "vLLM to itself", "means", "verdict"]
+    rows = (
+        (
             r.load,
-            f"{r.plain_ms:.3f}",
-            f"{r.idle_ms:.3f}",
-            f"{r.ours_ms:.3f}",
-            f"{r.ratio:.3f}",
-            f"{r.more_ms:.3f}",
-            f"{r.idle_more_ms:.3f}",
-            f"{r.same_ms:.3f}",
+            *(f"{ms:.3f}" for ms in (r.plain_ms, r.idle_ms, r.ours_ms, r.ratio)),
+            *(f"{ms:.3f}" for ms in (r.more_ms, r.idle_more_ms, r.same_ms)),
             f"{r.plain_mean_ms:.3f} / {r.ours_mean_ms:.3f}",
             "pass" if r.passed else "FAIL",
         )
-    console.print(view)
+        for r in results
+    )
+    title = f"milliseconds a step, {RUNNING} running, {WAITING} waiting"
+    console.print(table(title, columns, rows, plain=True))
     console.print(f"bars: ratio <= {MAX_RATIO}, more <= {1e3 * MAX_MORE_S:g} ms")
     return all(r.passed for r in results)
 

@@ -4,76 +4,84 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
+
+from bench.command import one_of, option, write_json
+from bench.tables import table
 
 if TYPE_CHECKING:
     from bench.micro.transfer_run import Bar, Row, TransferResult
 
-LAYOUTS = "LBNHC,LBHNC,BLNHC,LHBNC"
-PAGES_KIB = "4,16,64,128"
-RUNS = "1,8"
+
+@dataclass(frozen=True, slots=True)
+class TransferOptions:
+    """The cells, and how often they are timed."""
+
+    layouts: tuple[str, ...] = option(
+        (
+            "LBNHC",
+            "LBHNC",
+            "BLNHC",
+            "LHBNC",
+        ),
+        "vLLM's layout names.",
+    )
+    pages_kib: tuple[int, ...] = option(
+        (
+            4,
+            16,
+            64,
+            128,
+        ),
+        "KiB of a block in one layer.",
+    )
+    runs: tuple[int, ...] = option((1, 8), "Adjacent block ids in a row.")
+    layers: int = option(32, "Layers of the model.", min=1)
+    mib: int = option(64, "MiB of one transfer.", min=1)
+    rounds: int = option(9, "Timed rounds.", min=1)
+    device: str = option("auto", "cpu, cuda or auto (cuda where there is one).")
+    out: Path = option(Path("out/transfer"), "Folder for JSON and CSV.")
+
+    def __post_init__(self) -> None:
+        one_of("--device", self.device, ("cpu", "cuda", "auto"))
 
 
-def transfer(
-    layouts: Annotated[str, typer.Option(help="vLLM's layout names.")] = LAYOUTS,
-    pages_kib: Annotated[
-        str, typer.Option(help="KiB of a block in one layer.")
-    ] = PAGES_KIB,
-    runs: Annotated[str, typer.Option(help="Adjacent block ids in a row.")] = RUNS,
-    layers: Annotated[int, typer.Option(help="Layers of the model.", min=1)] = 32,
-    mib: Annotated[int, typer.Option(help="MiB of one transfer.", min=1)] = 64,
-    rounds: Annotated[int, typer.Option(help="Timed rounds.", min=1)] = 9,
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda or auto (cuda where there is one).")
-    ] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder for JSON and CSV.")] = Path(
-        "out/transfer"
-    ),
-) -> None:
+def transfer(options: TransferOptions, console: Console) -> int:
     """GB/s both ways by layout, page and run. Status 1: wrong bytes or a missed bar."""
-    console = Console()
     if importlib.util.find_spec("vllm") is None:
-        raise typer.BadParameter("needs vLLM: its allocator makes the KV tensors")
+        raise ValueError("needs vLLM: its allocator makes the KV tensors")
     import torch
 
     from bench.micro.transfer_memory import all_shapes
     from bench.micro.transfer_run import bars, run, to_json
 
+    device, has_cuda = options.device, torch.cuda.is_available()
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise typer.BadParameter(f"--device {device}: expected cpu, cuda or auto")
-    if device == "cuda" and not torch.cuda.is_available():
+        device = "cuda" if has_cuda else "cpu"
+    if device == "cuda" and not has_cuda:
         console.print("not run: no CUDA device")
-        raise typer.Exit(1)
-    try:
-        pages = tuple(size * 1024 for size in _numbers(pages_kib))
-        shapes = all_shapes(
-            tuple(layouts.split(",")), pages, _numbers(runs), layers, mib << 20
-        )
-        where = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
-        with console.status("transfer") as status:
-            result = run(shapes, rounds, where, status.update)
-    except (KeyError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from None
-    _print(result, bars(result), console)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "transfer.json").write_text(json.dumps(to_json(result), indent=1) + "\n")
-    write_csv(result.rows, out / "transfer.csv")
-    console.print(f"[dim]{out / 'transfer.json'}, {out / 'transfer.csv'}[/]")
-    missed = result.num_wrong or not all(bar.passed for bar in bars(result))
-    raise typer.Exit(1 if missed else 0)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+        return 1
+    pages = tuple(size * 1024 for size in options.pages_kib)
+    shapes = all_shapes(
+        options.layouts, pages, options.runs, options.layers, options.mib << 20
+    )
+    where = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
+    with console.status("transfer") as status:
+        result = run(shapes, options.rounds, where, status.update)
+    judged = bars(result)
+    _print(result, judged, console)
+    paths = options.out / "transfer.json", options.out / "transfer.csv"
+    write_json(paths[0], to_json(result))
+    write_csv(result.rows, paths[1])
+    console.print(f"[dim]{paths[0]}, {paths[1]}[/]")
+    missed = result.num_wrong or not all(bar.passed for bar in judged)
+    return 1 if missed else 0
 
 
 def _print(result: TransferResult, judged: Sequence[Bar], console: Console) -> None:
@@ -96,25 +104,24 @@ def _print(result: TransferResult, judged: Sequence[Bar], console: Console) -> N
 def _table(result: TransferResult) -> Table:
     """GB/s and share of the peak; a line a cell, a column an arm."""
     arms = list(dict.fromkeys(row.arm for row in result.rows))
-    view = Table(title=f"GB/s (x of one copy) on {result.device}", title_justify="left")
-    for heading in ("layout", "page KiB", "run", "way"):
-        view.add_column(heading)
-    for arm in arms:
-        view.add_column(arm, justify="right")
     cells: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in result.rows:
         shape = row.shape
         key = (shape.layout, shape.page_bytes >> 10, shape.run_blocks, row.direction)
         cells.setdefault(key, {})[row.arm] = row
-    for key, found in cells.items():
-        texts = [
-            f"{found[arm].gb_per_s:.2f} ({found[arm].of_peak:.2f})"
-            if arm in found
-            else "-"
-            for arm in arms
-        ]
-        view.add_row(*(str(part) for part in key), *texts)
-    return view
+
+    def text(row: Row | None) -> str:
+        return "-" if row is None else f"{row.gb_per_s:.2f} ({row.of_peak:.2f})"
+
+    return table(
+        f"GB/s (x of one copy) on {result.device}",
+        ("layout", "page KiB", "run", "way", *arms),
+        (
+            (*map(str, key), *(text(found.get(arm)) for arm in arms))
+            for key, found in cells.items()
+        ),
+        left=4,
+    )
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:

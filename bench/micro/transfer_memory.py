@@ -14,6 +14,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
+from bench.command import one_of
 from bench.surface.vllm_moved import find
 from ttlcache_connector.copy.kv_layouts import GroupLayout, read_layout
 
@@ -170,7 +171,13 @@ def all_shapes(
     layers: int,
     moved_bytes: int,
 ) -> list[CellShape]:
-    """Every combination, layouts outermost."""
+    """Every combination, layouts outermost.
+
+    Raises:
+        ValueError: a layout that vLLM does not know.
+    """
+    for layout in layouts:
+        one_of("layout", layout, KVCacheLayout.__members__)
     return [
         CellShape(layout, page, run, layers, moved_bytes)
         for layout, page, run in itertools.product(layouts, pages, runs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bench.micro.overhead_driver import machine
 from bench.micro.transfer_arm import Arm, NotRun, Unsupported
 from bench.micro.transfer_arms import make_arms
 from bench.micro.transfer_memory import PARTS, CellMemory, CellShape
@@ -246,10 +245,7 @@ def to_json(result: TransferResult) -> dict[str, Any]:
         **asdict(result),
         "bars": [{**asdict(bar), "passed": bar.passed} for bar in bars(result)],
         "machine": {
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "cpu_count": os.cpu_count(),
-            "load": os.getloadavg(),
+            **machine(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "torch": torch.__version__,
         },

@@ -7,10 +7,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +23,8 @@ from bench.report.grid_spec import (
     saturation,
 )
 from bench.sim import run
-from bench.sim.settings import CellResult
+from bench.sim.settings import Cell, CellResult
+from bench.tables import table
 
 #: What is kept of a cell, per seed.
 METRICS = (
@@ -52,13 +51,19 @@ class GridResult:
     cpu_s: float
 
 
-def run_grid(
-    options: GridOptions,
-    console: Console,
-    *,
-    processes: int = 2,
-    cache: Path | None = run.CACHE,
-) -> GridResult:
+def grid(options: GridOptions, console: Console) -> None:
+    """Every arm on every cell: workloads x loads x pools x seeds, and the verdict."""
+    options = options.chosen()
+    result = run_grid(options, console)
+    print_grid(result, console)
+    if (out := options.out) is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(to_json(options, result) + "\n")
+        wall = json.dumps({"cpu_s": round(result.cpu_s)})
+        out.with_suffix(".wall.json").write_text(wall + "\n")
+
+
+def run_grid(options: GridOptions, console: Console) -> GridResult:
     """Measure the saturation of every place, then run every cell.
 
     Each cell is cached when it is done: a grid that was interrupted goes on where it
@@ -71,19 +76,23 @@ def run_grid(
     asked = [
         (place, crowd, cell) for place in where for crowd, cell in probes(place).items()
     ]
-    probed = run.run_cells(
-        [cell for _, _, cell in asked],
-        processes=processes,
-        cache=cache,
-        console=console,
-    )
+
+    def measure(cells: Sequence[Cell]) -> list[CellResult]:
+        return run.run_cells(
+            cells,
+            processes=options.processes,
+            cache=run.CACHE if options.use_cache else None,
+            console=console,
+        )
+
+    probed = measure([cell for _, _, cell in asked])
     jct_s: dict[int, dict[int, float]] = defaultdict(dict)
     for (place, crowd, _), result in zip(asked, probed, strict=True):
         jct_s[id(place)][crowd] = result.metrics["mean_jct_s"]
-    grid = points(options, where, [saturation(jct_s[id(place)]) for place in where])
-    cells = [cell for point in grid for own in point.cells.values() for cell in own]
-    results = run.run_cells(cells, processes=processes, cache=cache, console=console)
-    rows = to_rows(grid, dict(zip(map(id, cells), results, strict=True)))
+    found = points(options, where, [saturation(jct_s[id(place)]) for place in where])
+    cells = [cell for point in found for own in point.cells.values() for cell in own]
+    results = measure(cells)
+    rows = to_rows(found, dict(zip(map(id, cells), results, strict=True)))
     cpu_s = sum(result.wall["cpu_s"] for result in [*probed, *results])
     return GridResult(rows, grid_bars.bars(rows), cpu_s)
 
@@ -175,59 +184,50 @@ def print_grid(result: GridResult, console: Console) -> None:
 
 
 def bars_table(bars: Sequence[grid_bars.Bar]) -> Table:
-    view = Table(title="bars", box=box.SIMPLE)
-    for name in ("bar", "limit", "reached", "where", "verdict"):
-        view.add_column(name)
-    for bar in bars:
-        view.add_row(
-            bar.name, f"{bar.limit:g}", f"{bar.reached:.3f}", bar.where, bar.verdict
-        )
-    return view
+    columns = ("bar", "limit", "reached", "where", "verdict")
+    rows = (
+        (bar.name, f"{bar.limit:g}", f"{bar.reached:.3f}", bar.where, bar.verdict)
+        for bar in bars
+    )
+    return table("bars", columns, rows, left=5, plain=True)
 
 
 def seeds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Of `adaptive` over each other arm: how much of it is chance."""
-    ours = grid_bars.OURS
-    view = Table(title=f"{ours} / arm over {_num_seeds(rows)} seeds", box=box.SIMPLE)
-    for name in ("cell", "arm", "mean JCT", "first two seeds", "p99"):
-        view.add_column(name)
+    ours, found = grid_bars.OURS, []
     for row in rows:
-        for arm in row["arms"]:
-            if arm == ours:
-                continue
+        for arm in (arm for arm in row["arms"] if arm != ours):
             ratio = grid_bars.ratio_of(row, arm)
-            view.add_row(
-                grid_bars.label(row),
-                arm,
-                str(ratio),
-                f"{Ratio(ratio.by_round[:2]).geometric_mean:.3f}",
-                str(grid_bars.ratio_of(row, arm, "p99_jct_s")),
-            )
-    return view
+            first = Ratio(ratio.by_round[:2]).geometric_mean
+            p99 = grid_bars.ratio_of(row, arm, "p99_jct_s")
+            where = grid_bars.label(row)
+            found.append((where, arm, str(ratio), f"{first:.3f}", str(p99)))
+    title = f"{ours} / arm over {_num_seeds(rows)} seeds"
+    columns = ("cell", "arm", "mean JCT", "first two seeds", "p99")
+    return table(title, columns, found, left=5, plain=True)
 
 
 def loads_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The same by load: geometric mean of the cells, and the worst of them."""
     ours = grid_bars.OURS
     loads = list(dict.fromkeys(str(row["load"]) for row in rows))
-    view = Table(
-        title=f"{ours} / arm, geometric mean of the cells (worst cell)", box=box.SIMPLE
+
+    def told(arm: str, key: str, load: str) -> str:
+        cells = [
+            grid_bars.ratio_of(row, arm, key).geometric_mean
+            for row in rows
+            if row["load"] == load
+        ]
+        return f"{statistics.geometric_mean(cells):.3f} ({max(cells):.3f})"
+
+    found = (
+        (arm, key, *(told(arm, key, load) for load in loads))
+        for arm in rows[0]["arms"]
+        if arm != ours
+        for key in ("mean_jct_s", "p99_jct_s")
     )
-    for name in ("arm", "metric", *loads):
-        view.add_column(name)
-    for arm in (arm for arm in rows[0]["arms"] if arm != ours):
-        for key in ("mean_jct_s", "p99_jct_s"):
-            found = []
-            for load in loads:
-                cells = [
-                    grid_bars.ratio_of(row, arm, key).geometric_mean
-                    for row in rows
-                    if row["load"] == load
-                ]
-                mean = statistics.geometric_mean(cells)
-                found.append(f"{mean:.3f} ({max(cells):.3f})")
-            view.add_row(arm, key, *found)
-    return view
+    title = f"{ours} / arm, geometric mean of the cells (worst cell)"
+    return table(title, ("arm", "metric", *loads), found, left=9, plain=True)
 
 
 def _num_seeds(rows: Sequence[Mapping[str, Any]]) -> int:
@@ -237,13 +237,12 @@ def _num_seeds(rows: Sequence[Mapping[str, Any]]) -> int:
 
 def _cells_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     arms = list(rows[0]["arms"])
-    view = Table(title=f"mean JCT / {arms[0]}'s", box=box.SIMPLE)
-    for name in ("cell", "rate", f"{arms[0]} s", *arms[1:]):
-        view.add_column(name, justify="left" if name == "cell" else "right")
+    found = []
     for row in rows:
         means = [statistics.fmean(row["arms"][arm]["mean_jct_s"]) for arm in arms]
         ratios = [f"{mean / means[0]:.3f}" for mean in means[1:]]
-        view.add_row(
-            grid_bars.label(row), f"{row['rate']:g}", f"{means[0]:.0f}", *ratios
+        found.append(
+            [grid_bars.label(row), f"{row['rate']:g}", f"{means[0]:.0f}", *ratios]
         )
-    return view
+    columns = ("cell", "rate", f"{arms[0]} s", *arms[1:])
+    return table(f"mean JCT / {arms[0]}'s", columns, found, plain=True)

@@ -68,6 +68,17 @@ def mean_of(row: Mapping[str, Any], arm: str, key: str = "mean_jct_s") -> float:
     return statistics.fmean(own[key]) if own else math.nan
 
 
+def over(
+    rows: Sequence[Mapping[str, Any]], arm: str, base: str, load: str | None = None
+) -> float:
+    """Geometric mean over the cells, or those of a load, of mean JCT over `base`'s."""
+    return statistics.geometric_mean(
+        mean_of(row, arm) / mean_of(row, base)
+        for row in rows
+        if load in (None, row["load"])
+    )
+
+
 def ratio_of(row: Mapping[str, Any], arm: str, key: str = "mean_jct_s") -> Ratio:
     """Ours over that arm's, seed by seed."""
     pairs = zip(row["arms"][OURS][key], row["arms"][arm][key], strict=True)

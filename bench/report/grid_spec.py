@@ -23,7 +23,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from bench.command import CellRuns, one_of, option
 from bench.sim.load.workload import WorkloadSpec, build
 from bench.sim.models import MODELS
 from bench.sim.rivals.arms import ARMS, Arm, parse_arms
@@ -57,22 +59,31 @@ ENGINE = EngineSetting(block_size=64)
 
 
 @dataclass(frozen=True, slots=True)
-class GridOptions:
-    """traces: folder of the trace files. half: lines of the traces that are used.
+class GridOptions(CellRuns):
+    """What is empty is as built in.
 
-    programs: factor on `PROGRAMS`. seeds: "" for those of the half. tell_last: whether
-    clients say which turn is a program's last one.
+    traces: folder of the trace files. half: lines of the traces that are used.
+    programs: factor on `PROGRAMS`. seeds: "" for those of the half.
     """
 
-    traces: Path = Path("traces")
-    workloads: Sequence[str] = WORKLOADS
-    loads: Sequence[str] = tuple(LOADS)
-    pools: Sequence[str] = POOLS
-    arms: str = ",".join(GRID_ARMS)
-    half: str = "even"
-    seeds: str = ""
-    programs: float = 1.0
-    tell_last: bool = True
+    traces: Path = option(Path("traces"), "Folder of the trace files.")
+    workloads: tuple[str, ...] = option(
+        WORKLOADS, ",".join(WORKLOADS), show_default=False
+    )
+    pools: tuple[str, ...] = option(POOLS, ",".join(POOLS), show_default=False)
+    loads: tuple[str, ...] = option(
+        tuple(LOADS), f"{','.join(LOADS)}, of vLLM's saturation.", show_default=False
+    )
+    arms: str = option(
+        ",".join(GRID_ARMS), "As for sim; all by default.", show_default=False
+    )
+    half: str = option("even", "Lines of the traces: tune on odd, report on even.")
+    seeds: str = option("", "0,1 for even, 100,101 for odd.")
+    programs: float = option(
+        1.0, "Factor on the number of programs; 0: as built in.", min=0.0
+    )
+    subset: bool = option(False, "A small grid, some minutes.", "--subset")
+    tell_last: bool = option(True, "Clients say which turn is their last one.")
 
     def seed_list(self) -> list[int]:
         """Raises ValueError where they are no numbers."""
@@ -81,6 +92,25 @@ class GridOptions:
             return [int(seed) for seed in text.split(",")]
         except ValueError:
             raise ValueError(f"seeds {text!r}: expected 0,1,2") from None
+
+    def chosen(self) -> GridOptions:
+        """What was not said is as built in, or small where a small grid is asked."""
+        given, built_in = GridOptions(), SUBSET if self.subset else {"programs": 1.0}
+        changes: dict[str, Any] = {
+            name: value
+            for name, value in built_in.items()
+            if getattr(self, name) in (0.0, getattr(given, name))
+        }
+        return replace(self, **changes)
+
+
+#: `--subset`: one workload of each kind, the dear pool left out.
+SUBSET: Mapping[str, Any] = {
+    "workloads": ("swe", "tb_mini_swe_agent"),
+    "pools": ("small", "offload"),
+    "arms": "vllm,program-fcfs,cachettl,ski-rental,thunderagent,adaptive,oracle",
+    "programs": 0.6,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +141,14 @@ def places(options: GridOptions) -> list[Place]:
     Raises:
         ValueError: unknown names; a trace that is not there.
     """
-    _known("workload", options.workloads, WORKLOADS)
-    _known("pool", options.pools, POOLS)
-    _known("load", options.loads, LOADS)
-    _known("half", [options.half], SEEDS)
+    for what, given, known in (
+        ("workload", options.workloads, WORKLOADS),
+        ("pool", options.pools, POOLS),
+        ("load", options.loads, LOADS),
+        ("half", [options.half], SEEDS),
+    ):
+        for name in given:
+            one_of(what, name, known)
     return [
         _place(options, w, pool) for w in options.workloads for pool in options.pools
     ]
@@ -204,11 +238,3 @@ def _final_contexts(spec: WorkloadSpec) -> tuple[float, int]:
     sample = replace(spec, seed=PROBE_SEED, programs=200)
     sizes = [program.context_tokens for program in build(sample).programs]
     return statistics.fmean(sizes), max(sizes)
-
-
-def _known(
-    what: str, given: Sequence[str], known: Sequence[str] | Mapping[str, object]
-) -> None:
-    for name in given:
-        if name not in known:
-            raise ValueError(f"{what} {name!r}: expected one of {', '.join(known)}")

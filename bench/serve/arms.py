@@ -13,8 +13,8 @@ import httpx
 from bench.serve.replay import Failure, ReplayOptions, ReplayResult, replay
 from bench.serve.server import SampleKey, ServerOptions, VLLMServer, by_label, total
 from bench.serve.tier_server import TierServer
+from bench.sim.load.programs import Program
 from bench.sim.metrics import Summary, TurnRecord, summarize
-from bench.sim.workloads import Program
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 #: The first requests of a server compile kernels; these lengths warm them up.

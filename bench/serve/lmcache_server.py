@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.serve.lmcache_process import LMCacheProcess
+import httpx
+
 from bench.serve.ports import free_ports
+from bench.serve.process import ServerProcess
+from bench.serve.server import parse_metrics
 
 #: The plugins, as docs/lmcache.md gives them.
 SERVER_MODULE = "ttlcache_lmcache.server_module"
@@ -54,6 +58,37 @@ def ttl_l2_adapter(**params: Any) -> dict[str, Any]:
         "class_name": "TTLL2Adapter",
         "adapter_params": params,
     }
+
+
+class LMCacheProcess(ServerProcess):
+    """Runs one server for the length of a ``with`` block; it may be killed in there."""
+
+    name = "lmcache server"
+    log_mode = "ab"
+
+    @property
+    @abstractmethod
+    def base_url(self) -> str:
+        """Its HTTP interface."""
+
+    @property
+    def health_url(self) -> str:
+        return f"{self.base_url}/healthcheck"
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._get("/status").json()
+        return found
+
+    def metrics(self) -> dict[Any, float]:
+        """All samples of `/metrics` now."""
+        return parse_metrics(self._get("/metrics").text)
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def _get(self, path: str) -> httpx.Response:
+        answer = httpx.get(f"{self.base_url}{path}", timeout=30.0)
+        return answer.raise_for_status()
 
 
 class LMCacheServer(LMCacheProcess):

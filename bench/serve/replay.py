@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
+from bench.sim.load.programs import Program, Turn
 from bench.sim.metrics import TurnRecord
-from bench.sim.workloads import Program, Turn
 
 #: Token ids below this are the tokenizer's special tokens.
 FIRST_TOKEN_ID = 5
@@ -57,6 +57,8 @@ class ReplayOptions:
     """Most programs in progress; one that arrives meanwhile starts later."""
     retries: int = 0
     """How often a failed request is sent again, as agents' HTTP clients do."""
+    cache_salt: str | None = None
+    """Tenant of all programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,9 @@ class ReplayResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
+    """One completion; times are seconds since `start_s`."""
+
     token_ids: tuple[int, ...]
     first_logprob: float
     first_token_s: float
@@ -118,13 +122,12 @@ async def replay_with(
     retried: list[Failure] = []
     start_s = time.monotonic()
 
-    async def ask(program: Program, index: int, prompt: list[int]) -> _Answer | None:
+    async def ask(program: Program, index: int, prompt: list[int]) -> Answer | None:
         body = _body(program, index, prompt, options)
         headers = {"X-Session-ID": program.program_id} if options.session_header else {}
-        num_tokens = program.turns[index].output_tokens
         for attempt in range(options.retries + 1):
             try:
-                return await _complete(client, body, headers, num_tokens, start_s)
+                return await complete(client, body, headers, start_s)
             except (RequestFailed, httpx.HTTPError) as error:
                 reason = f"{type(error).__name__}: {error}"
                 failure = Failure(program.program_id, index, reason)
@@ -177,18 +180,9 @@ def _body(
     program: Program, index: int, prompt: list[int], options: ReplayOptions
 ) -> dict[str, Any]:
     turn = program.turns[index]
-    body: dict[str, Any] = {
-        "model": options.model,
-        "prompt": prompt,
-        "max_tokens": turn.output_tokens,
-        "min_tokens": turn.output_tokens,
-        "ignore_eos": True,
-        "temperature": 0.0,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    body = streamed(options.model, prompt, turn.output_tokens) | {"logprobs": 0}
+    if options.cache_salt is not None:
+        body["cache_salt"] = options.cache_salt
     if options.hints:
         hint: dict[str, Any] = {
             "program_id": program.program_id,
@@ -202,14 +196,33 @@ def _body(
     return body
 
 
-async def _complete(
+def streamed(model: str, prompt: list[int], num_tokens: int) -> dict[str, Any]:
+    """The body of a streamed greedy completion of exactly `num_tokens` tokens."""
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": num_tokens,
+        "min_tokens": num_tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "return_token_ids": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+async def complete(
     client: httpx.AsyncClient,
     body: dict[str, Any],
     headers: dict[str, str],
-    num_tokens: int,
-    start_s: float,
-) -> _Answer:
-    """One streamed completion, checked to have exactly the tokens asked for."""
+    start_s: float = 0.0,
+) -> Answer:
+    """One completion of a `streamed` body.
+
+    Raises:
+        RequestFailed: it has not exactly the tokens asked for.
+        httpx.HTTPError: no answer.
+    """
     token_ids: list[int] = []
     first_logprob = first_token_s = departure_s = math.nan
     usage: dict[str, Any] = {}
@@ -232,18 +245,19 @@ async def _complete(
                 if choice.get("token_ids"):
                     if not token_ids:
                         first_token_s = now_s
-                        first_logprob = choice["logprobs"]["token_logprobs"][0]
+                        if choice.get("logprobs"):
+                            first_logprob = choice["logprobs"]["token_logprobs"][0]
                     token_ids += choice["token_ids"]
                     departure_s = now_s
-    if len(token_ids) != num_tokens:
-        raise RequestFailed(f"{len(token_ids)} output tokens, expected {num_tokens}")
+    if len(token_ids) != (expected := body["max_tokens"]):
+        raise RequestFailed(f"{len(token_ids)} output tokens, expected {expected}")
     details = usage.get("prompt_tokens_details")
     if details is None or timing.get("queue_time_ms") is None:
         raise RequestFailed(
             "no cached tokens or queue time in the usage: start the server with "
             "--enable-prompt-tokens-details --enable-per-request-metrics"
         )
-    return _Answer(
+    return Answer(
         tuple(token_ids),
         first_logprob,
         first_token_s,
@@ -267,7 +281,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 def _record(
-    program: Program, index: int, arrival_s: float, answer: _Answer
+    program: Program, index: int, arrival_s: float, answer: Answer
 ) -> TurnRecord:
     turn = program.turns[index]
     return TurnRecord(

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.serve.ports import free_ports
 from bench.serve.process import ServerProcess
+from bench.serve.tiny_model import DEFAULT_SHAPE
 
 #: A level at the line's start, or an uncaught exception; vLLM puts "(EngineCore
 #: pid=1) " before it, and colour codes when the terminal asks for them.
@@ -49,6 +50,19 @@ class ServerOptions:
     """Also decides whether vLLM's plugins load: without one they do not."""
     extra_args: tuple[str, ...] = field(default=())
     extra_env: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_tiny_model(
+        cls, num_blocks: int, kv_transfer_config: Mapping[str, Any] | None = None
+    ) -> ServerOptions:
+        """Sequences as long as pool and tiny model allow."""
+        # One block is vLLM's null block; a longer sequence could never be served.
+        room = (num_blocks - 1) * cls(num_blocks).block_size
+        return cls(
+            num_blocks=num_blocks,
+            max_model_len=min(room, DEFAULT_SHAPE.max_position),
+            kv_transfer_config=kv_transfer_config,
+        )
 
     def arguments(self, model: Path, port: int) -> list[str]:
         """The server's command line after ``python -m <module>``."""
@@ -136,6 +150,30 @@ class VLLMServer(ServerProcess):
         response = httpx.get(f"{self.base_url}/metrics", timeout=30.0)
         response.raise_for_status()
         return parse_metrics(response.text)
+
+    def ask(
+        self,
+        prompt: Sequence[int],
+        hints: Mapping[str, object] | None = None,
+        max_tokens: int = 1,
+    ) -> dict[str, Any]:
+        """One completion with our hints.
+
+        Raises:
+            httpx.HTTPError: it was not answered 200.
+        """
+        body: dict[str, Any] = {
+            "model": "tiny",
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+        }
+        if hints is not None:
+            body["kv_transfer_params"] = {"ttlcache": hints}
+        url = f"{self.base_url}/v1/completions"
+        answer = httpx.post(url, json=body, timeout=600.0).raise_for_status()
+        found: dict[str, Any] = answer.json()
+        return found
 
     def errors_in_log(self) -> list[str]:
         """Lines of the log that report an error, shutdown included.

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from bench.serve.lmcache_process import LMCacheProcess
+from bench.serve.lmcache_server import LMCacheProcess
 from bench.serve.ports import free_ports
 from bench.serve.process import ServerError
 from ttlcache_connector.lmcache_server.launch import TierOptions

@@ -161,7 +161,7 @@ def _write_tokenizer(path: Path, seed: int, shape: ModelShape) -> None:
 def _training_text(seed: int, num_lines: int = 4000) -> list[str]:
     """Lines of made-up words and shell commands: enough for 2,048 merges."""
     rng = random.Random(seed)
-    onsets = (
+    onsets = [
         "b",
         "br",
         "c",
@@ -177,7 +177,7 @@ def _training_text(seed: int, num_lines: int = 4000) -> list[str]:
         "s",
         "st",
         "t",
-    )
+    ]
     vowels = ("a", "e", "i", "o", "u", "ai", "ou")
     words = [
         "".join(
@@ -185,15 +185,8 @@ def _training_text(seed: int, num_lines: int = 4000) -> list[str]:
         )
         for _ in range(2500)
     ]
-    commands = (
-        "cd",
-        "ls -la",
-        "grep -rn",
-        "cat",
-        "sed -n",
-        "python -m pytest",
-        "git diff",
-    )
+    commands = ["cd", "ls -la", "grep -rn", "cat", "sed -n"]
+    commands += ["python -m pytest", "git diff"]
     lines = []
     for _ in range(num_lines):
         sentence = " ".join(rng.choices(words, k=rng.randint(4, 12)))

@@ -32,6 +32,7 @@ from bench.sim.tiers.offload import parse_offload
 from bench.sim.tiers.policy import tiered
 from bench.sim.tiers.store import TierStore
 from ttlcache.clock import VirtualClock, default_clock, stopwatch_s, use_clock
+from ttlcache.controller import Controller
 from ttlcache_connector.connector import TTLConnector, find_connector
 from ttlcache_connector.harness import EngineHarness, EngineSpec
 
@@ -44,19 +45,14 @@ def run_cell(cell: Cell) -> CellResult:
     Raises:
         SimulationError: stuck, or a conservation law is broken.
     """
-    began_s, began_cpu_s = stopwatch_s(), time.process_time()
+    wall = Wall()
     workload = build(cell.workload)
-    model = MODELS[cell.engine.model]
-    step_time = StepTime.of(HARDWARE[cell.engine.hardware], model)
+    step_time = step_time_of(cell)
     clock, recorder, store = VirtualClock(), Recorder(), _tier_store(cell)
     with no_gc(), use_clock(clock), link.use_tiers(store):
-        harness = EngineHarness(engine_spec(cell, workload, step_time))
-        scheduler = harness.scheduler
-        connector = find_connector(scheduler.connector)
-        remember_lookups(scheduler.kv_cache_manager)
-        if store is not None and connector is not None and connector.side:
-            assert connector.side.controller is not None
-            connector.side.controller.lower_tier = "cpu"  # there is no disk without
+        scheduler, connector = new_engine(engine_spec(cell, workload, step_time))
+        if store is not None and connector is not None:
+            _controller(connector).lower_tier = "cpu"  # there is no disk without
         Simulation(
             scheduler,
             clock,
@@ -72,17 +68,48 @@ def run_cell(cell: Cell) -> CellResult:
             block_tokens=cell.engine.block_size,
         ).run()
         check(workload, recorder, scheduler, connector)
-    metrics = recorder.metrics(
-        model.kv_bytes_per_token * cell.engine.block_size, workload.chats
-    )
+    metrics = recorder.metrics(block_bytes(cell), workload.chats)
     metrics["reload_s"] = store.reload_s if store is not None else 0.0
     metrics["reload_tokens"] = store.loaded_tokens if store is not None else 0
     metrics["connector"] = connector_counts(connector)
-    wall = {
-        "wall_s": stopwatch_s() - began_s,
-        "cpu_s": time.process_time() - began_cpu_s,
-    }
-    return CellResult(metrics, wall)
+    return CellResult(metrics, wall.seconds())
+
+
+class Wall:
+    """Seconds of this machine since it was made."""
+
+    def __init__(self) -> None:
+        self._began = stopwatch_s(), time.process_time()
+
+    def seconds(self) -> dict[str, float]:
+        wall_s, cpu_s = self._began
+        return {
+            "wall_s": stopwatch_s() - wall_s,
+            "cpu_s": time.process_time() - cpu_s,
+        }
+
+
+def step_time_of(cell: Cell) -> StepTime:
+    return StepTime.of(HARDWARE[cell.engine.hardware], MODELS[cell.engine.model])
+
+
+def block_bytes(cell: Cell) -> int:
+    """Of a block of the pool."""
+    return MODELS[cell.engine.model].kv_bytes_per_token * cell.engine.block_size
+
+
+def new_engine(spec: EngineSpec) -> tuple[Any, TTLConnector | None]:
+    """vLLM's scheduler, and its TTLConnector if it has one."""
+    scheduler = EngineHarness(spec).scheduler
+    remember_lookups(scheduler.kv_cache_manager)
+    return scheduler, find_connector(scheduler.connector)
+
+
+def _controller(connector: TTLConnector | None) -> Controller:
+    assert connector is not None
+    assert connector.side is not None
+    assert connector.side.controller is not None
+    return connector.side.controller
 
 
 @contextmanager
@@ -173,10 +200,7 @@ def _thunderagent(cell: Cell, connector: TTLConnector | None) -> Gate:
 
 
 def _mori(cell: Cell, connector: TTLConnector | None) -> Gate:
-    assert connector is not None
-    assert connector.side is not None
-    assert connector.side.controller is not None
-    pins = connector.side.controller.pins
+    pins = _controller(connector).pins
     store = link.current_store()
     cpu_tokens = store.cpu.capacity_tokens if store is not None else 0
     return MoriGate(
@@ -187,10 +211,7 @@ def _mori(cell: Cell, connector: TTLConnector | None) -> Gate:
 
 
 def _paper_victims(cell: Cell, connector: TTLConnector | None) -> Gate:
-    assert connector is not None
-    assert connector.side is not None
-    assert connector.side.controller is not None
-    paper_victims.install(connector.side.controller)
+    paper_victims.install(_controller(connector))
     return OpenGate()
 
 
@@ -200,8 +221,7 @@ def _plas(cell: Cell, connector: TTLConnector | None) -> Gate:
 
 
 def _oracle(cell: Cell, connector: TTLConnector | None) -> Gate:
-    model, hardware = MODELS[cell.engine.model], HARDWARE[cell.engine.hardware]
-    step_time = StepTime.of(hardware, model)
+    step_time = step_time_of(cell)
     return OracleGate(
         cell.engine.pool_tokens, remaining_s(step_time), step_time.token_s
     )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from bench.sim.errors import SimulationError
 from bench.sim.load.workload import Workload
 from bench.sim.recorder import Recorder
 from ttlcache_connector.connector import TTLConnector
+
+
+class SimulationError(RuntimeError):
+    """A cell that cannot go on, or broke a conservation law."""
 
 
 def check(

@@ -15,16 +15,16 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from bench.sim.errors import SimulationError
+from bench.sim.checks import SimulationError
 from bench.sim.events import EventQueue
-from bench.sim.foresight import Foresight
 from bench.sim.load.agents import Agent, InFlight, RequestFactory
 from bench.sim.load.feed import Feed
 from bench.sim.load.workload import Workload
 from bench.sim.recorder import Recorder
 from bench.sim.rivals.gates import Gate
 from bench.sim.steptime import StepTime
-from bench.sim.stride import Plan, Strides
+from bench.sim.strides.foresight import Foresight
+from bench.sim.strides.stride import Plan, Strides
 from bench.sim.tiers.transfers import NoTransfers, Transfers
 from ttlcache.clock import VirtualClock
 from ttlcache_connector.connector import TTLConnector

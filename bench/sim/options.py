@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 
+from bench.command import CellRuns, one_of, option, write_json
 from bench.sim import report, run
 from bench.sim.fleet.routing import ROUTERS
 from bench.sim.hardware import HARDWARE
@@ -17,32 +16,43 @@ from bench.sim.load.workload import WorkloadSpec
 from bench.sim.models import MODELS
 from bench.sim.rivals.arms import Arm, parse_arms
 from bench.sim.settings import Cell, EngineSetting, FleetSetting
+from bench.sim.strides.check import check_strides
 from bench.sim.tiers.offload import parse_offload
 
 DEFAULT_ARMS = "vllm,program-fcfs,static-ttl,cachettl,adaptive"
 
 
 @dataclass(frozen=True, slots=True)
-class SimOptions:
+class SimOptions(CellRuns):
     """The reference cell by default."""
 
-    workload: str = "swe"
-    arms: str = DEFAULT_ARMS
-    programs: int = 60
-    rate: float = 0.05
-    seeds: str = "0"
-    arrivals: str = "poisson"
-    turn_scale: int = 1
-    half: str = ""
-    chat: str = ""
-    chat_rate: float = 0.0
-    shared_tokens: int = 0
-    replicas: int = 1
-    routing: str = "session"
-    fail_s: float = 0.0
+    workload: str = option("swe", "swe, bfcl, openhands, or trace:PATH.")
+    arms: str = option(
+        DEFAULT_ARMS, 'a,b,…; an arm may be varied: NAME:{"key": value}.'
+    )
+    programs: int = option(60, "How many agents.")
+    rate: float = option(0.05, "Agent arrivals a second.")
+    seeds: str = option("0", "0,1,2")
+    arrivals: str = option(
+        "poisson",
+        "poisson, bursty (CV 2), closed:N, or rollout:N:K: batches of N, the "
+        "next one when K % have ended, the cache emptied in between.",
+    )
+    turn_scale: int = option(1, "Turns times this, at constant tokens.")
+    half: str = option("", "odd or even: only those lines of a trace.")
+    chat: str = option("", "Chats in the background: path of their trace.")
+    chat_rate: float = option(0.0, "Chat arrivals a second.")
+    shared_tokens: int = option(0, "System prompt that all programs share.")
+    replicas: int = option(1, "Engines behind a router.", min=1)
+    routing: str = option(
+        "session", "session, sticky, cache-aware, least-loaded, round-robin; a,b,…"
+    )
+    fail_s: float = option(
+        0.0, "When the busiest replica dies; 0: never.", "--fail-at-s", min=0.0
+    )
     engine: EngineSetting = field(default_factory=EngineSetting)
-    processes: int = 2
-    use_cache: bool = True
+    check: bool = option(False, "Strides against single steps.", "--check-strides")
+    smoke: bool = option(False, "Default arms on a tiny cell, at most 60 s.", "--smoke")
 
 
 #: Small enough for a minute on two cores, large enough that arms differ.
@@ -54,6 +64,16 @@ SMOKE = SimOptions(
 )
 
 
+def sim(options: SimOptions, console: Console) -> int:
+    """vLLM's own scheduler in virtual time: every rival as an arm. No GPU, no model."""
+    if options.check:
+        return 0 if check_strides(console, processes=options.processes) else 1
+    if options.smoke:
+        options = replace(SMOKE, arms=options.arms, out=options.out)
+    run_sim(options, console)
+    return 0
+
+
 def cells_of(options: SimOptions) -> list[Cell]:
     """Arms x seeds.
 
@@ -61,11 +81,10 @@ def cells_of(options: SimOptions) -> list[Cell]:
         ValueError: an option with a value that means nothing.
     """
     engine = options.engine
-    _known("hardware", engine.hardware, HARDWARE)
-    _known("model", engine.model, MODELS)
+    one_of("hardware", engine.hardware, HARDWARE)
+    one_of("model", engine.model, MODELS)
     parse_offload(engine.offload)
-    if options.half not in ("", "odd", "even"):
-        raise ValueError(f"half {options.half!r}: expected odd or even")
+    one_of("half", options.half, ("", "odd", "even"))
     if options.half and not options.workload.startswith("trace:"):
         raise ValueError("half: only traces have lines")
     try:
@@ -101,7 +120,7 @@ def _fleets(options: SimOptions, arms: Sequence[Arm]) -> list[FleetSetting | Non
         raise ValueError(f"replicas: not modelled for {', '.join(gated)}")
     names = [name.strip() for name in options.routing.split(",")]
     for name in names:
-        _known("routing", name, ROUTERS)
+        one_of("routing", name, ROUTERS)
     return [FleetSetting(options.replicas, name, options.fail_s) for name in names]
 
 
@@ -121,7 +140,7 @@ def _workload(options: SimOptions, seed: int) -> WorkloadSpec:
     )
 
 
-def run_sim(options: SimOptions, out: Path | None, console: Console) -> None:
+def run_sim(options: SimOptions, console: Console) -> None:
     """Run, print the table, write the results and, beside them, the wall times.
 
     Raises:
@@ -136,8 +155,8 @@ def run_sim(options: SimOptions, out: Path | None, console: Console) -> None:
     )
     # Redirected output is 80 columns wide to rich: numbers would be cut.
     wide = Console(width=max(console.width, report.MIN_WIDTH), file=console.file)
-    wide.print(report.table(cells, results))
-    if out is None:
+    wide.print(report.arms_table(cells, results))
+    if (out := options.out) is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(run.to_json(cells, results) + "\n")
@@ -145,9 +164,4 @@ def run_sim(options: SimOptions, out: Path | None, console: Console) -> None:
         run.label(cell): result.wall
         for cell, result in zip(cells, results, strict=True)
     }
-    out.with_suffix(".wall.json").write_text(json.dumps(wall, indent=1) + "\n")
-
-
-def _known(what: str, value: str, known: Mapping[str, object]) -> None:
-    if value not in known:
-        raise ValueError(f"{what} {value!r}: expected one of {', '.join(known)}")
+    write_json(out.with_suffix(".wall.json"), wall)

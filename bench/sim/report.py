@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from rich import box
 from rich.table import Table
 
 from bench.sim.settings import Cell, CellResult
+from bench.tables import table
 
 #: Columns of a terminal that shows all numbers in full.
 MIN_WIDTH = 180
@@ -42,24 +42,21 @@ def _columns(metrics: Mapping[str, object]) -> tuple[tuple[str, str, int], ...]:
     return (*_COLUMNS, *known, *t90)
 
 
-def table(cells: Sequence[Cell], results: Sequence[CellResult]) -> Table:
+def arms_table(cells: Sequence[Cell], results: Sequence[CellResult]) -> Table:
     """One row an arm: means over its seeds; JCT relative to the first arm."""
     by_arm: dict[str, list[CellResult]] = {}
     for cell, result in zip(cells, results, strict=True):
         by_arm.setdefault(cell.name, []).append(result)
     title = f"{cells[0].workload.name}, {len(results) // len(by_arm)} seed(s)"
-    view = Table(title=title, box=box.SIMPLE)
-    view.add_column("arm")
-    columns = _columns(results[0].metrics)
-    for name in ("x first", *(name for name, _, _ in columns), "CPU s"):
-        view.add_column(name, justify="right")
+    columns, rows = _columns(results[0].metrics), []
     first_s = _mean(next(iter(by_arm.values())), "mean_jct_s")
     for arm, own in by_arm.items():
         relative = _mean(own, "mean_jct_s") / first_s
         numbers = [f"{_mean(own, key):.{digits}f}" for _, key, digits in columns]
         cpu_s = statistics.fmean(result.wall["cpu_s"] for result in own)
-        view.add_row(arm, f"{relative:.3f}", *numbers, f"{cpu_s:.0f}")
-    return view
+        rows.append([arm, f"{relative:.3f}", *numbers, f"{cpu_s:.0f}"])
+    names = ("arm", "x first", *(name for name, _, _ in columns), "CPU s")
+    return table(title, names, rows, plain=True)
 
 
 def _mean(results: Sequence[CellResult], key: str) -> float:

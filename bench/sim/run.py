@@ -6,13 +6,12 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import logging
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +57,9 @@ def run_cells(
             todo.append(index)
     with _progress(console) as progress:
         task = progress.add_task("cells", total=len(cells), completed=len(results))
-        for index, future in _submit([(i, cells[i]) for i in todo], processes):
+        for index, result in _run_all([(i, cells[i]) for i in todo], processes):
             try:
-                results[index] = future.result()
+                results[index] = result()
             except Exception as error:  # noqa: BLE001 - the other cells go on
                 failures.append(f"{label(cells[index])}: {error!r}")
             else:
@@ -75,40 +74,24 @@ def label(cell: Cell) -> str:
     return f"{cell.workload.name} {cell.name} seed {cell.workload.seed}"
 
 
-def _submit(
+def _run_all(
     todo: list[tuple[int, Cell]], processes: int
-) -> Iterator[tuple[int, Future[CellResult]]]:
-    if not todo:
-        return
-    if processes == 1:
-        yield from _one_by_one(todo)
+) -> Iterator[tuple[int, Callable[[], CellResult]]]:
+    """What gives the result of each cell, or raises, as soon as it is done.
+
+    One at a time they run in this process.
+    """
+    workers = min(processes, len(todo))
+    if workers <= 1:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        yield from ((index, partial(_run, cell)) for index, cell in todo)
         return
     # Fresh interpreters: torch and vLLM do not survive a fork well.
     context = multiprocessing.get_context("spawn")
-    workers = min(processes, len(todo))
     with ProcessPoolExecutor(workers, context, initializer=_start_worker) as pool:
         futures = {pool.submit(_run, cell): index for index, cell in todo}
         for future in as_completed(futures):
-            yield futures[future], future
-
-
-def _one_by_one(
-    todo: list[tuple[int, Cell]],
-) -> Iterator[tuple[int, Future[CellResult]]]:
-    """In this process, which then imports vLLM itself, once."""
-    log = logging.getLogger("vllm")
-    level = log.level
-    try:
-        log.setLevel(logging.ERROR)
-        for index, cell in todo:
-            future: Future[CellResult] = Future()
-            try:
-                future.set_result(_run(cell))
-            except Exception as error:  # noqa: BLE001 - told by the caller
-                future.set_exception(error)
-            yield index, future
-    finally:
-        log.setLevel(level)
+            yield futures[future], future.result
 
 
 def _start_worker() -> None:
@@ -118,7 +101,7 @@ def _start_worker() -> None:
 
 
 def _run(cell: Cell) -> CellResult:
-    # Here, not above: whoever finds all cells in the cache imports no vLLM.
+    # Here, not above: only what runs cells pays for importing vLLM.
     with open(os.devnull, "w") as sink, contextlib.redirect_stderr(sink):
         from bench.sim.cell import run_cell
         from bench.sim.fleet.cell import run_fleet

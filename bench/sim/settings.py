@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bench.command import option
 from bench.sim.load.workload import WorkloadSpec
 from bench.sim.models import MODELS
 from bench.sim.rivals.arms import Arm
@@ -16,18 +17,20 @@ class EngineSetting:
 
     tell_last: whether clients say which turn is their last one.
     decode_stride: most steps that one call of `schedule()` stands for; the results
-        are the same whatever it is (`bench.sim.stride`).
+        are the same whatever it is (`bench.sim.strides.stride`).
     """
 
-    hardware: str = "a100-80"
-    model: str = "llama-3.1-8b"
-    blocks: int = 24_000
-    block_size: int = 16
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    offload: str = "none"
-    tell_last: bool = True
-    decode_stride: int = 1024
+    hardware: str = option("a100-80", "a100-80, h100, h200 or b200.")
+    model: str = option(
+        "llama-3.1-8b", "llama-3.1-8b, llama-3.1-70b, gemma-3-12b or qwen3-32b."
+    )
+    blocks: int = option(24_000, "KV pool, in blocks.")
+    block_size: int = option(16, "Tokens of a block.")
+    max_num_seqs: int = option(256, "Most running requests.")
+    max_num_batched_tokens: int = option(2048, "Most tokens of a step: the chunk size.")
+    offload: str = option("none", "none, cpu:GB or cpu:GB+ssd:GB.")
+    tell_last: bool = option(True, "Clients say which turn is their last one.")
+    decode_stride: int = option(1024, "Most steps simulated in one; 1: none.", min=1)
 
     @property
     def pool_tokens(self) -> int:

@@ -11,10 +11,14 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich.console import Console
+
+from bench.command import option
 from ttlcache.clock import VirtualClock
 from ttlcache_lmcache.config import TierConfig
 from ttlcache_lmcache.store.store import TieredStore
@@ -169,3 +173,39 @@ def _write_and_kill(folder: Path, writes: int) -> int:
     process.send_signal(signal.SIGKILL)
     process.wait()
     return last
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How long it is hammered, and how often killed."""
+
+    operations: int = option(1_000_000, "", min=0)
+    threads: int = option(8, "", min=1)
+    kills: int = option(50, "", min=0)
+    seed: int = option(7, "")
+
+
+def lmcache_store(options: StoreOptions, console: Console) -> int:
+    """The LMCache plugins' store: mixed operations from threads, then SIGKILLs."""
+    problems: list[str] = []
+    share = options.operations // 2
+    with tempfile.TemporaryDirectory() as folder:
+        for write_through in (True, False) if share else ():
+            hammer = Hammer(Path(folder, f"through-{write_through}"), write_through)
+            hammer.run(options.threads, share)
+            problems += hammer.problems
+            console.print(
+                f"{share} operations from {options.threads} threads, "
+                f"write_through={write_through}: {hammer.hits} hits, "
+                f"{len(hammer.problems)} problems"
+            )
+        if options.kills:
+            survival = survive_kills(Path(folder, "kills"), options.kills, options.seed)
+            problems += survival.problems
+            console.print(
+                f"{options.kills} SIGKILLs: {survival.stored} objects reported stored, "
+                f"{survival.found} found, {len(survival.problems)} problems"
+            )
+    for problem in problems[:10]:
+        console.print(problem, markup=False)
+    return 1 if problems else 0

@@ -12,12 +12,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.compare import demo, demo_report
+from bench.compare import demo, demo_report, rounds
 from bench.compare.demo import CONNECTOR, LMCACHE, DemoOptions
 from bench.serve.arms import Arm, ArmResult, EngineCounters, above
 from bench.serve.replay import Failure
+from bench.sim.load.scaled import longest_context
 from bench.sim.metrics import TurnRecord, summarize
-from bench.sim.workloads import longest_context
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 NO_PINS = EngineCounters(100, 40, 2.0, 4, 0, {}, 0, 0, 0, 0, 0)
@@ -176,7 +176,7 @@ def test_savings_are_told_beside_what_the_arms_measure() -> None:
 
 
 def test_versions_name_python_and_skip_what_is_absent() -> None:
-    found = demo_report.versions()
+    found = rounds.versions()
     assert found["python"].count(".") == 2
     assert "no-such-package" not in found
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.compare.fleet import plot, report
+from bench.compare.fleet import report
 from bench.compare.fleet.arms import ARMS, Death, FleetResult, arm_json
 from bench.compare.fleet.run import FleetOptions
 from bench.serve.arms import EngineCounters
@@ -85,7 +85,7 @@ def test_what_a_death_cost():
     ("changes", "said"),
     [
         ({}, None),
-        ({"failures": (Failure("a", 1, "gone"),)}, "did not finish"),
+        ({"failures": (Failure("a", 1, "gone"),)}, "failed requests"),
         ({"log_errors": ("ERROR x",)}, "errors in the replicas' logs"),
         ({"retried": (Failure("a", 1, "500"),)}, "every replica lived"),
         ({"retried": (Failure("a", 1, "500"),), "death": Death("r", 1.0)}, None),
@@ -102,12 +102,12 @@ def test_the_table_and_the_plot(tmp_path):
     low = replace(ENGINE, prefix_cache_hits=200)
     arms = [result("round-robin", engines=(low, low)), result()]
     console = Console(file=io.StringIO(), width=140)
-    console.print(report.table(arms))
+    console.print(report.arms_table(arms))
     printed = console.file.getvalue()
     (session,) = [line for line in printed.splitlines() if "session" in line]
     for cell in ("40.0%", "2.00", "10.0%", "60%", "5 + 3"):
         assert cell in session
-    assert plot.draw(arms, tmp_path / "fleet.png").stat().st_size > 1000
+    assert report.draw(arms, tmp_path / "fleet.png").stat().st_size > 1000
     json.dumps([arm_json(arm) for arm in arms])
 
 

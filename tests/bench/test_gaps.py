@@ -41,7 +41,8 @@ NAMED = (
     "continuum_fork_swesmith",
     "openhands_example",
 )
-SETTING = CostSetting(prefill=(0.0, 0.0, 2.0), queueing_delay_s=1.0)
+OPTIONS = GapOptions([], prefill=(0.0, 0.0, 2.0), delay=1.0)
+SETTING = OPTIONS.setting
 SEARCH = GapKey("search")
 
 
@@ -202,7 +203,7 @@ def test_the_oracle_holds_only_what_pays() -> None:
 
 def test_the_replayed_constant_costs_what_hindsight_says() -> None:
     programs = [program("a", 0.2, 7.0, 1.3), program("b", 0.2, 2.9, arrival_s=2.0)]
-    result = compare("x", programs, DEFAULT_ARMS, GapOptions(SETTING))
+    result = compare("x", programs, DEFAULT_ARMS, OPTIONS)
     own = replay_gaps(programs, SETTING, fixed(result.best_constant.ttl_s or 0.0))
     expected = score(constant(own, 1.0, result.best_constant.ttl_s or 0.0), 1.0)
     assert result.best_constant.cost_s == pytest.approx(expected.cost_s, abs=1e-5)
@@ -212,7 +213,7 @@ def test_the_replayed_constant_costs_what_hindsight_says() -> None:
 
 
 def test_useless_arms_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="options are not JSON"):
+    with pytest.raises(ValueError, match="is not JSON"):
         parse_arm("fixed:{")
     with pytest.raises(ValueError, match="must be a JSON object"):
         parse_arm("fixed:3")
@@ -222,7 +223,7 @@ def test_useless_arms_are_named(tmp_path: Path) -> None:
     assert parse_arm("adaptive:no-history").policy == "adaptive:no-history"
     path = write(tmp_path / "t.gz", recorded({"tool_s": 1.0}, {}))
     with pytest.raises(ConfigError, match="unknown policy"):
-        run_trace(path, [Arm("x", "nonsense")], GapOptions(SETTING))
+        run_trace(path, [Arm("x", "nonsense")], OPTIONS)
 
 
 # --- the command ------------------------------------------------------------------
@@ -278,7 +279,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMED)
 def test_recorded_traces_can_be_replayed(name: str) -> None:
     arms = [Arm("cachettl", "cachettl"), Arm("adaptive", "adaptive")]
-    options = GapOptions(CostSetting())
+    options = GapOptions([])
     result = run_trace(SHARED / f"{name}.jsonl.gz", arms, options)
     for own in result.scores.values():
         assert own.turns == result.oracle.turns

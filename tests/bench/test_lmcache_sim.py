@@ -12,8 +12,8 @@ pytest.importorskip("lmcache")
 
 from bench.lmcache.plugin import PluginArmResult
 from bench.lmcache.sim import EnginePool, Simulation
-from bench.sim.traces import TraceScale, from_trace
-from bench.sim.workloads import Program, Turn
+from bench.sim.load.programs import Program, Turn
+from bench.sim.load.scaled import TraceScale, from_trace
 
 CHUNK = 64
 ARMS = ("LRU", "ARC", "ttl")

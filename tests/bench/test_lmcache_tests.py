@@ -11,7 +11,7 @@ from rich.console import Console
 pytest.importorskip("lmcache", reason="LMCache is an extra")
 
 from bench.lmcache.upstream_tests.chosen import reason_not_to_run
-from bench.lmcache.upstream_tests.run import run_tests
+from bench.lmcache.upstream_tests.run import UpstreamOptions, lmcache_tests
 
 TESTS = """
 from lmcache.v1.distributed.l2_adapters.mock_l2_adapter import (
@@ -41,7 +41,7 @@ def run(folder: Path, ok: bool) -> tuple[int, str]:
     (place / "test_mock_l2_adapter.py").write_text(text)
     (folder / "PKG-INFO").write_text("Name: lmcache\nVersion: 9.8.7\n")
     out = io.StringIO()
-    status = run_tests(folder, Console(file=out, width=200))
+    status = lmcache_tests(UpstreamOptions(folder), Console(file=out, width=200))
     return status, out.getvalue()
 
 
@@ -60,7 +60,7 @@ def test_what_ran_and_what_did_not(tmp_path: Path) -> None:
 
 def test_a_folder_without_tests_is_named(tmp_path: Path) -> None:
     out = io.StringIO()
-    assert run_tests(tmp_path, Console(file=out)) == 2
+    assert lmcache_tests(UpstreamOptions(tmp_path), Console(file=out)) == 2
     assert "no tests/v1" in out.getvalue()
 
 

@@ -11,7 +11,7 @@ from bench.compare.pin_vs_reload import (
     policy_ttls,
     price_of,
     priced,
-    table,
+    seconds_table,
     ttl_table,
     write_csv,
 )
@@ -106,7 +106,7 @@ def test_a_turn_served_from_elsewhere_is_not_counted():
 
 def test_table_csv_and_plot_hold_every_length(tmp_path):
     found = [priced(r, 1e-7) for r in FOUND]
-    assert table(found).row_count == 3
+    assert seconds_table(found).row_count == 3
     ttls = policy_ttls(found, [1.0] * 200, Pressure(pool_blocks=640))
     assert ttl_table(found, ttls).row_count == len(ttls)
     write_csv(found, tmp_path / "r.csv")
@@ -116,7 +116,7 @@ def test_table_csv_and_plot_hold_every_length(tmp_path):
     assert plot(found, tmp_path / "p.png").stat().st_size > 1000
     # Without a price: seconds alone.
     assert plot(FOUND, tmp_path / "free.png").stat().st_size > 1000
-    assert table(FOUND).row_count == 3
+    assert seconds_table(FOUND).row_count == 3
     page = {way: tiers.pin_vs_reload(_result(found, way)) for way in (True, False)}
     assert "Gap:" in page[True]
     assert "gap, disk, s" in page[True]

@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from bench.serve.replay import ReplayOptions, ReplayResult, new_token_ids, replay_with
+from bench.sim.load.programs import Program, Turn
 from bench.sim.metrics import TurnRecord, by_program
-from bench.sim.workloads import Program, Turn
 
 AGENT = Program(
     "agent", 0.0, (Turn(6, 3, "pytest", 0.05), Turn(4, 2, "ls", 0.0), Turn(3, 2, "", 0))

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from bench.cli import app
 from bench.compare import above_tier, settings
 from bench.compare.demo import CONNECTOR, LMCACHE
+from bench.compare.rounds import in_turn
 from bench.ratios import Ratio
 
 
@@ -46,7 +47,7 @@ def test_the_table_tells_every_round_and_a_line_the_ratios():
         {"a": arm(10.0), "b": arm(9.0, tokens_per_s=80.0)},
         {"a": arm(20.0), "b": arm(18.0, tokens_per_s=80.0)},
     ]
-    grid = settings.table(done, ["a", "b"])
+    grid = settings.rounds_table(done, ["a", "b"])
     rows = list(zip(*(column.cells for column in grid.columns), strict=True))
     assert rows[0][:5] == ("a", "10.00 20.00", "20.00 40.00", "100 100", "0.500")
     assert rows[0][5:] == ("3.00", "0.25", "7", "90", "64")
@@ -78,9 +79,8 @@ def test_the_bar_above_a_tier(jct_s, tokens_per_s, missed):
 
 
 def test_the_order_turns_around():
-    chosen = settings.parse(["{}", "vanilla"])
-    assert settings._in_turn(chosen, 0) == [(0, "{}"), (1, "vanilla")]
-    assert settings._in_turn(chosen, 1) == [(1, "vanilla"), (0, "{}")]
+    played = [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+    assert list(in_turn(["a", "b"], 3)) == played
 
 
 def test_arms_are_connectors_with_their_settings():

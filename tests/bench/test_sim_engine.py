@@ -11,12 +11,12 @@ pytest.importorskip("vllm")
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from bench.sim import cell as cell_module
-from bench.sim import stride as stride_module
 from bench.sim.cell import run_cell
-from bench.sim.errors import SimulationError
+from bench.sim.checks import SimulationError
 from bench.sim.load.workload import WorkloadSpec
 from bench.sim.rivals.arms import ARMS, parse_arms
 from bench.sim.settings import Cell, EngineSetting
+from bench.sim.strides import stride as stride_module
 
 ENGINE = EngineSetting(blocks=2_000, max_num_batched_tokens=1024)
 LOAD = WorkloadSpec(

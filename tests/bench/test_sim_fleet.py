@@ -14,8 +14,8 @@ pytest.importorskip("vllm")
 from bench.cli import app
 from bench.sim import cell as cell_module
 from bench.sim.cell import run_cell
+from bench.sim.checks import SimulationError
 from bench.sim.engine import Simulation
-from bench.sim.errors import SimulationError
 from bench.sim.fleet import cell as fleet_cell_module
 from bench.sim.fleet.cell import run_fleet
 from bench.sim.fleet.fleet import Replica
@@ -29,11 +29,11 @@ from bench.sim.fleet.routing import (
 )
 from bench.sim.load.agents import Agent
 from bench.sim.load.feed import Feed, Loop, parse_loop
+from bench.sim.load.programs import Program, Turn
 from bench.sim.load.workload import Workload, WorkloadSpec, build
 from bench.sim.options import SimOptions, cells_of
 from bench.sim.rivals.arms import parse_arms
 from bench.sim.settings import Cell, EngineSetting, FleetSetting
-from bench.sim.workloads import Program, Turn
 
 ENGINE = EngineSetting(blocks=1_000, max_num_batched_tokens=1024)
 LOAD = WorkloadSpec(

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("vllm")
 
 from bench.sim.load.agents import Agent
+from bench.sim.load.programs import Program, Turn
 from bench.sim.rivals.mori import MoriGate
 from bench.sim.rivals.thunderagent import FORCE_RESUME_S, ThunderAgentGate
-from bench.sim.workloads import Program, Turn
 
 
 def _agent(index: int, tokens: int, turns: int = 3) -> Agent:

@@ -9,13 +9,13 @@ import pytest
 
 from bench.sim.hardware import HARDWARE, Hardware
 from bench.sim.load.gap_mix import BFCL_TOOLS, SWE_TOOLS, GapMix, Tool
+from bench.sim.load.programs import Moments
 from bench.sim.models import MODELS, Model
 from bench.sim.steptime import MBU, MFU, OVERHEAD_S, TP_EFFICIENCY, StepTime
 from bench.sim.tiers.link import use_tiers
 from bench.sim.tiers.offload import Offload, parse_offload
 from bench.sim.tiers.policy import TierAware, TierAwareOptions
 from bench.sim.tiers.store import LINK_EFFICIENCY, LINK_LATENCY_S, Link, Tier, TierStore
-from bench.sim.workloads import Moments
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.policies.base import View

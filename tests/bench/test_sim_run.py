@@ -156,7 +156,7 @@ def test_the_command_line_refuses_nonsense():
 @pytest.mark.parametrize(("is_close", "status"), [(True, 0), (False, 1)])
 def test_strides_are_judged_by_the_exit_status(monkeypatch, is_close, status):
     monkeypatch.setattr(
-        "bench.sim.cli.check_strides", lambda console, *, processes: is_close
+        "bench.sim.options.check_strides", lambda console, *, processes: is_close
     )
     result = CliRunner().invoke(app, ["sim", "--check-strides"])
     assert result.exit_code == status

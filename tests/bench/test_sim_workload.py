@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from bench.sim.load.feed import Loop
+from bench.sim.load.programs import Program, Turn
 from bench.sim.load.reshape import fit_context, mean_context
 from bench.sim.load.workload import SHAPES, WorkloadSpec, build
-from bench.sim.workloads import Program, Turn
 
 SWE = WorkloadSpec("swe", programs=400, rate=0.1, seed=3)
 

@@ -25,13 +25,13 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.sim.workloads import Program, Turn, longest_context
+from bench.sim.load.programs import Program, Turn
+from bench.sim.load.scaled import longest_context
 from bench.stress.soak import report
 from bench.stress.soak.agents import AgentOptions, Fleet
-from bench.stress.soak.cli import default_traces
 from bench.stress.soak.report import Bounds, Ending, SoakResult
 from bench.stress.soak.requests import JUNK, STYLES, Requests, Tally, identify
-from bench.stress.soak.soak import SoakOptions
+from bench.stress.soak.soak import SoakOptions, default_traces
 from bench.stress.soak.watch import (
     Sample,
     Watch,
@@ -40,6 +40,7 @@ from bench.stress.soak.watch import (
     read_probe,
     rss_mib,
 )
+from bench.tables import checks_table
 
 PROGRAM = Program("p", 0.0, (Turn(6, 3, "pytest", 0.0), Turn(4, 2, "", 0.0)))
 BOUNDS = Bounds(agents=4, max_queue_wait_s=20.0, rss_growth_mib=64.0)
@@ -247,7 +248,7 @@ def test_the_summary_and_the_file_hold_the_numbers() -> None:
     found = result()
     checks = report.checks(found, BOUNDS)
     console = Console(file=io.StringIO(), width=160)
-    console.print(report.load_table(found), report.checks_table(checks))
+    console.print(report.load_table(found), checks_table("promises", checks))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for word in ("longest wait", "30.0 s", "claimed 9", "engine core", "319"):
         assert word in text
@@ -257,7 +258,7 @@ def test_the_summary_and_the_file_hold_the_numbers() -> None:
     assert len(written["samples"]) == 21
 
 
-def test_memory_and_children_of_a_process_are_read_from_proc() -> None:
+def test_memory_and_children_of_a_process() -> None:
     code = "import sys; sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
         assert child.pid in descendants(os.getpid())
@@ -284,7 +285,7 @@ def test_the_traces_are_mixed_and_fit_the_model() -> None:
 
 def test_missing_traces_are_said(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=200)
-    assert default_traces(console, tmp_path) == ()
+    assert default_traces(console, tmp_path) == []
     assert "synthetic" in console.file.getvalue()  # type: ignore[attr-defined]
     outcome = CliRunner().invoke(app, ["soak", "--trace", "no-such-file.gz"])
     assert outcome.exit_code == 1

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench.sim.traces import TraceError, TraceScale, from_trace
+from bench.sim.load.scaled import TraceScale, from_trace
+from bench.sim.traces import TraceError
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 

@@ -109,7 +109,8 @@ def test_the_command_writes_json_and_csv(tmp_path):
 def test_wrong_options_are_named(tmp_path):
     for words in (["--pages-kib", "x"], ["--layouts", "XYZ"], ["--device", "tpu"]):
         done = CliRunner().invoke(app, ["transfer", *words, "--out", str(tmp_path)])
-        assert done.exit_code == 2
+        assert done.exit_code != 0
+        assert words[1] in done.output
     if not torch.cuda.is_available():
         done = CliRunner().invoke(app, ["transfer", "--device", "cuda"])
         assert done.exit_code == 1

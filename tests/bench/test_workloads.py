@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import random
 import statistics
 
 import pytest
 
-from bench.sim.workloads import (
-    SWE_BENCH,
-    SWE_TOOLS,
-    Moments,
-    ToolTimes,
-    poisson_arrivals,
-    synthetic,
-)
+from bench.sim.load.gap_mix import GapMix
+from bench.sim.load.programs import poisson_arrivals
+from bench.sim.load.scaled import SCALED_TOOLS, SWE_BENCH, synthetic
 
 
 def test_turns_and_tokens_have_the_moments_of_the_table() -> None:
@@ -31,30 +24,9 @@ def test_turns_and_tokens_have_the_moments_of_the_table() -> None:
 
 
 def test_tool_times_have_exactly_the_moments_of_the_table() -> None:
-    times = ToolTimes.fit(SWE_BENCH.tool_s, SWE_TOOLS)
-    weight = sum(tool.weight for tool in SWE_TOOLS)
-    first = second = 0.0
-    for tool, mean_s in zip(times.tools, times.mean_s, strict=True):
-        first += tool.weight / weight * mean_s
-        second += tool.weight / weight * mean_s**2 * math.exp(times.sigma**2)
-    assert first == pytest.approx(0.925)
-    assert math.sqrt(second - first**2) == pytest.approx(3.550)
-
-
-def test_drawn_tool_times_are_log_normal_with_the_mean_of_the_tool() -> None:
-    times = ToolTimes.fit(SWE_BENCH.tool_s, SWE_TOOLS)
-    rng = random.Random(0)
-    draws = [times.draw(rng) for _ in range(40_000)]
-    cat = [math.log(seconds) for name, seconds in draws if name == "cat"]
-    assert len(cat) / len(draws) == pytest.approx(0.24, abs=0.01)
-    assert statistics.stdev(cat) == pytest.approx(times.sigma, rel=0.03)
-    expected = math.log(times.mean_s[0]) - times.sigma**2 / 2
-    assert statistics.fmean(cat) == pytest.approx(expected, abs=0.06)
-
-
-def test_tools_that_differ_more_than_the_std_are_refused() -> None:
-    with pytest.raises(ValueError, match="differ more"):
-        ToolTimes.fit(Moments(1.0, 0.1), SWE_TOOLS)
+    moments = GapMix.fit(SWE_BENCH.tool_s, SCALED_TOOLS).moments
+    assert moments.mean == pytest.approx(0.925)
+    assert moments.std == pytest.approx(3.550)
 
 
 def test_same_seed_same_programs_and_other_seed_others() -> None:

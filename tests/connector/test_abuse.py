@@ -9,7 +9,8 @@ from functools import lru_cache
 import pytest
 
 from bench.stress.abuse.cli import MAX_JCT_RATIO
-from bench.stress.abuse.flood import FloodOptions, FloodResult, run_arm
+from bench.stress.abuse.flood import FloodOptions, run_arm
+from bench.stress.abuse.play import Waits
 from tests.connector.conftest import free
 from ttlcache.retention import ttl
 from ttlcache_connector.role.metrics import _KNOWN_LABELS
@@ -18,7 +19,7 @@ LOAD = FloodOptions(sessions=800)
 
 
 @lru_cache
-def played(arm: str, client_ttl_share: float = ttl.CLIENT_TTL_SHARE) -> FloodResult:
+def played(arm: str, client_ttl_share: float = ttl.CLIENT_TTL_SHARE) -> Waits:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ttl, "CLIENT_TTL_SHARE", client_ttl_share)
         return run_arm(arm, LOAD)

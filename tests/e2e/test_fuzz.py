@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 def test_odd_requests_are_answered_as_plain_vllm_answers_them(tiny_model, tmp_path):
     rows, worse = compare(tiny_model, tmp_path, requests=WARM_UP + 200, seed=3)
     assert worse == []
-    assert [row for row in rows if not row[0]] == []
+    assert [row for row in rows if not row.ok] == []
 
 
 DEEP = "[" * 500 + "]" * 500

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench.compare.fleet.front import Front
-from bench.compare.fleet.process import HTTPProcess
 from bench.compare.fleet.router import Router
 from bench.serve.ports import free_ports
+from bench.serve.process import HTTPProcess
 
 #: Anything longer is a hang, on the slowest of machines.
 HANG_S = 120.0

@@ -51,27 +51,42 @@ def constant_s(turn: TurnLog, ttl_s: float) -> float:
 
 
 def best_constant_s(turns: Sequence[TurnLog], max_ttl_s: float) -> float:
-    """The TTL of the least cost over `turns`; the shortest one among equals.
+    """The TTL of the least cost over `turns`; the shortest one among equals."""
+    return best_ttl_s(
+        [_gap_s(turn) for turn in turns],
+        [_of(turn).price for turn in turns],
+        [_of(turn).benefit_s for turn in turns],
+        max_ttl_s,
+    )
+
+
+def best_ttl_s(
+    gaps_s: Sequence[float],
+    prices: Sequence[float],
+    benefits_s: Sequence[float],
+    max_ttl_s: float,
+    shortest_s: float = SHORTEST_S,
+) -> float:
+    """The TTL of the least cost over turns; a gap of inf: nobody came back.
 
     Between two gaps a longer TTL only costs, so that 0 and the gaps themselves are all
     the candidates. O(n log n).
     """
-    if not turns:
+    if not gaps_s:
         return 0.0
-    ordered = sorted(turns, key=_gap_s)
-    gaps_s = np.array([_gap_s(turn) for turn in ordered])
-    prices = np.array([_of(turn).price for turn in ordered])
-    returned = np.isfinite(gaps_s)
-    losses_s = np.array([_of(turn).benefit_s for turn in ordered]) * returned
-    rents_s = prices * np.where(returned, gaps_s, 0.0)
-    candidates_s = np.unique(np.maximum(gaps_s[returned], SHORTEST_S))
+    order = np.argsort(gaps_s, kind="stable")
+    gaps, price = np.array(gaps_s)[order], np.array(prices)[order]
+    returned = np.isfinite(gaps)
+    losses_s = np.array(benefits_s)[order] * returned
+    rents_s = price * np.where(returned, gaps, 0.0)
+    candidates_s = np.unique(np.maximum(gaps[returned], shortest_s))
     candidates_s = candidates_s[candidates_s <= max_ttl_s]
     candidates_s = np.concatenate([[0.0], candidates_s])
-    claimed = np.searchsorted(gaps_s, candidates_s, side="right")
+    claimed = np.searchsorted(gaps, candidates_s, side="right")
     claimed[0] = 0
     costs_s = (
         _before(rents_s)[claimed]
-        + candidates_s * (prices.sum() - _before(prices)[claimed])
+        + candidates_s * (price.sum() - _before(price)[claimed])
         + (losses_s.sum() - _before(losses_s)[claimed])
     )
     return float(candidates_s[int(costs_s.argmin())])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -66,14 +66,8 @@ def timeline(recording: Recording, axis: Axes) -> None:
     programs = recording.programs[:_MAX_PROGRAMS]
     origin_s = programs[0].arrive_s
     wanted = {log.run: recording.wanted(log.run) for log in programs}
-    for row, log in enumerate(programs):
-        for kind, bars in spans_of(log, wanted[log.run], origin_s).items():
-            axis.broken_barh(
-                bars, (row - 0.4, 0.8), facecolors=COLOURS[kind], linewidth=0
-            )
-    names = [_literal(log.program[:24]) for log in programs]
-    axis.set_yticks(range(len(programs)), names, fontsize=7)
-    axis.set_ylim(len(programs) - 0.4, -0.6)
+    rows = [spans_of(log, wanted[log.run], origin_s) for log in programs]
+    draw_rows(axis, rows, [_literal(log.program[:24]) for log in programs], COLOURS)
     axis.set_xlim(left=0)
     axis.set_xlabel("seconds since the first arrival")
     count = len(recording.programs)
@@ -83,6 +77,22 @@ def timeline(recording: Recording, axis: Axes) -> None:
     axis.figure.legend(
         handles=handles, loc="outside lower center", ncols=4, frameon=False
     )
+
+
+def draw_rows(
+    axis: Axes,
+    rows: Sequence[Mapping[str, Sequence[Interval]]],
+    names: Sequence[str],
+    colours: Mapping[str, str],
+) -> None:
+    """One row each, the first on top; (start, length) of its bars by kind."""
+    for place, bars in enumerate(rows):
+        for kind, colour in colours.items():
+            axis.broken_barh(
+                bars[kind], (place - 0.4, 0.8), facecolors=colour, linewidth=0
+            )
+    axis.set_yticks(range(len(rows)), names, fontsize=7)
+    axis.set_ylim(len(rows) - 0.4, -0.6)
 
 
 def spans_of(

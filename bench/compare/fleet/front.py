@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.compare.fleet.process import HTTPProcess
 from bench.serve.ports import free_ports
+from bench.serve.process import HTTPProcess
 
 
 class Front(HTTPProcess):

@@ -1,14 +1,20 @@
-"""What the fleet demo says: its table, its verdict, what a death cost."""
+"""What the fleet demo says: its table, its verdict, what a death cost, its bars."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib import pyplot as plt
 from rich.table import Table
 
-from bench.compare.demo_report import MAX_LOGPROB_DIFF
+from bench.compare.demo_report import problems_of
 from bench.compare.fleet.arms import (
     ROUND_ROBIN,
     WITH_TIER,
@@ -16,8 +22,10 @@ from bench.compare.fleet.arms import (
     turns_by_replica,
 )
 from bench.sim.metrics import OutputComparison, TurnRecord, by_program
+from bench.tables import table
 
 _COLUMNS = (
+    "routing",
     "GPU hit",
     "x round robin",
     "from LMCache",
@@ -29,17 +37,14 @@ _COLUMNS = (
 )
 
 
-def table(results: Sequence[FleetResult]) -> Table:
+def arms_table(results: Sequence[FleetResult]) -> Table:
     """A row an arm."""
-    grid = Table(title="the same programs, replicas and pools", title_justify="left")
-    grid.add_column("routing")
-    for name in _COLUMNS:
-        grid.add_column(name, justify="right")
+    rows = []
     for result in results:
         base = _round_robin(result, results)
         summary = result.summary
         spread = turns_by_replica(result.records).values()
-        grid.add_row(
+        row = [
             result.name,
             f"{result.gpu_hit:.1%}",
             f"{result.gpu_hit / base:.2f}" if base else "",
@@ -49,8 +54,9 @@ def table(results: Sequence[FleetResult]) -> Table:
             f"{summary.mean_jct_s:.1f}",
             f"{summary.mean_ttft_s:.2f}",
             str(len(result.retried)),
-        )
-    return grid
+        ]
+        rows.append(row)
+    return table("the same programs, replicas and pools", _COLUMNS, rows)
 
 
 def _round_robin(result: FleetResult, results: Sequence[FleetResult]) -> float:
@@ -61,29 +67,14 @@ def _round_robin(result: FleetResult, results: Sequence[FleetResult]) -> float:
 
 def problems(result: FleetResult, outputs: OutputComparison) -> list[str]:
     """Why the demo must not end with exit status 0."""
-    found = []
-    if result.failures:
-        first = result.failures[0]
-        found.append(
-            f"{result.name}: {len(result.failures)} programs did not finish, e.g. "
-            f"{first.program_id} turn {first.turn}: {first.reason}"
-        )
-    if result.log_errors:
-        found.append(
-            f"{result.name}: {len(result.log_errors)} errors in the replicas' logs, "
-            f"e.g. {result.log_errors[0]}"
-        )
-    if not outputs.tokens_identical:
-        program_id, turn = outputs.differing_turns[0]
-        found.append(
-            f"{result.name}: {len(outputs.differing_turns)} turns differ from the "
-            f"first arm's, e.g. {program_id} turn {turn}"
-        )
-    if outputs.first_token_logprob_max_diff > MAX_LOGPROB_DIFF:
-        found.append(
-            f"{result.name}: first-token logprobs differ by "
-            f"{outputs.first_token_logprob_max_diff:.2g}"
-        )
+    found = problems_of(
+        result.name,
+        result.failures,
+        result.log_errors,
+        "the replicas' logs",
+        outputs,
+        "the first arm",
+    )
     if result.death is None and result.retried:
         found.append(
             f"{result.name}: {len(result.retried)} requests failed though every "
@@ -139,3 +130,28 @@ def deaths(results: Sequence[FleetResult]) -> list[str]:
 
 def _reloaded(result: FleetResult) -> int:
     return sum(sum(engine.reloaded_tokens.values()) for engine in result.engines)
+
+
+def draw(results: Sequence[FleetResult], path: Path) -> Path:
+    """Where prompt tokens came from, and how long jobs took; returns `path`."""
+    names = [result.name for result in results]
+    gpu = [100 * result.gpu_hit for result in results]
+    below = [100 * result.reloaded for result in results]
+    figure, (hits, times) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    hits.bar(names, gpu, color="#22577a", label="GPU memory")
+    hits.bar(names, below, bottom=gpu, color="#80c490", label="shared LMCache")
+    hits.set_ylabel("% of prompt tokens not prefilled")
+    hits.set_ylim(0, 100)
+    hits.legend(frameon=False, loc="upper left")
+    times.bar(names, [r.summary.mean_jct_s for r in results], color="#c8332b")
+    times.set_ylabel("mean job completion time, s")
+    for axis in (hits, times):
+        axis.tick_params(axis="x", rotation=20)
+        axis.grid(axis="y", color="#eeeeee", linewidth=0.8)
+        axis.set_axisbelow(True)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path

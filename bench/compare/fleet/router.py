@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from bench.compare.fleet.process import HTTPProcess
 from bench.serve.ports import free_ports
+from bench.serve.process import HTTPProcess
 
 #: Its retries stay with the worker that the policy names until the circuit opens, and
 #: it makes five attempts: with three failures the fourth one goes elsewhere, and the

@@ -2,106 +2,82 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
-from bench.compare import demo_report
+from bench.command import one_of, option
 from bench.compare.demo import DemoOptions
-from bench.compare.fleet import plot, report
+from bench.compare.fleet import report
 from bench.compare.fleet.arms import (
     ARMS,
     REFERENCE,
     ROUND_ROBIN,
     SESSION,
     WITH_TIER,
-    FleetArm,
     FleetResult,
     FleetSetting,
     arm_json,
     run_arm,
 )
+from bench.compare.rounds import PairedRounds, turns_shown
 from bench.serve import tiny_model
 from bench.sim.metrics import compare_outputs
-from bench.sim.workloads import Program
 
 
 @dataclass(frozen=True, slots=True)
-class FleetOptions:
+class FleetOptions(DemoOptions):
     """Sizes of the demo; the defaults took 16 minutes of CPU time on a busy machine."""
 
-    arms: tuple[str, ...] = (
-        REFERENCE,
-        ROUND_ROBIN,
-        "cache-aware",
-        SESSION,
-        ROUND_ROBIN + WITH_TIER,
-        SESSION + WITH_TIER,
+    arms: tuple[str, ...] = option(
+        (
+            REFERENCE,
+            ROUND_ROBIN,
+            "cache-aware",
+            SESSION,
+            ROUND_ROBIN + WITH_TIER,
+            SESSION + WITH_TIER,
+        ),
+        f"Which, comma separated: {', '.join(ARMS)}.",
     )
     programs: int = 8
     rate: float = 1.5
-    """Program arrivals per second."""
-    replicas: int = 2
-    blocks: int = 320
-    """KV pool of each replica, in blocks of 32 tokens."""
+    replicas: int = option(2, "vLLM servers.", min=2)
+    blocks: int = option(320, "KV pool of each replica, in blocks.", min=16)
     token_scale: float = 0.06
     gap_cap_s: float = 4.0
-    seed: int = 0
-    tier_gb: float = 0.5
-    kill_at_turn: int | None = None
+    tier_gb: float = option(
+        0.5, "GB of the LMCache server that replicas share in +lmcache arms.", min=0.01
+    )
+    kill_at_turn: int | None = option(
+        None,
+        "SIGKILL a replica after so many completed turns, in every arm "
+        "that has several.",
+        min=1,
+    )
     out: Path = Path("out/fleet")
-    model: Path = Path("out/models/tiny")
-    connector_config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.arms or ("",):
+            one_of("--arms", name, ARMS)
 
     def setting(self, model: Path) -> FleetSetting:
         return FleetSetting(
             model,
-            self._demo().server(None),
+            self.server(None),
             self.replicas,
-            self.connector_config,
+            self.connector,
             self.tier_gb,
             self.out,
             self.seed,
             self.kill_at_turn,
         )
 
-    def workload(self) -> tuple[Program, ...]:
-        """The demo's programs."""
-        return self._demo().workload()
 
-    def _demo(self) -> DemoOptions:
-        return DemoOptions(
-            programs=self.programs,
-            rate=self.rate,
-            blocks=self.blocks,
-            token_scale=self.token_scale,
-            gap_cap_s=self.gap_cap_s,
-            seed=self.seed,
-        )
-
-
-def run(options: FleetOptions, console: Console) -> int:
-    """Run all arms, write result.json and fleet.png, print the table.
-
-    Returns:
-        The exit status: 1 when outputs differ from the first arm's, a program did
-        not finish or a server logged an error.
-    """
+def fleet(options: FleetOptions, console: Console) -> int:
+    """Replicas with TTLConnector behind vllm-router: one arm a routing policy."""
     programs = options.workload()
     options.out.mkdir(parents=True, exist_ok=True)
     setting = options.setting(tiny_model.build(options.model))
@@ -111,78 +87,36 @@ def run(options: FleetOptions, console: Console) -> int:
         f"with a KV pool of {options.blocks * 32:,} tokens each",
         soft_wrap=True,
     )
-    results: list[FleetResult] = []
-    for name in options.arms:
-        results.append(_run(ARMS[name], setting, programs, console))
-        found = _write(results, options)
-    console.print(report.table(results))
+
+    def play(name: str, _: int) -> FleetResult:
+        with turns_shown(name, programs, console) as on_turn:
+            return run_arm(ARMS[name], setting, programs, on_turn)
+
+    rounds = PairedRounds(options.out, asdict(options), console, _results)
+    (done,) = rounds.play(options.arms, 1, play)
+    results = list(done.values())
+    console.print(report.arms_table(results))
     for line in report.deaths(results):
         console.print(line, soft_wrap=True)
-    console.print(f"result: {options.out / 'result.json'}", soft_wrap=True)
-    console.print(
-        f"plot:   {plot.draw(results, options.out / 'fleet.png')}", soft_wrap=True
-    )
-    for problem in found:
-        console.print(f"[red]problem:[/] {escape(problem)}", soft_wrap=True)
-    return 1 if found else 0
+    plot_path = report.draw(results, options.out / "fleet.png")
+    console.print(f"plot:   {plot_path}", soft_wrap=True)
+    return rounds.status()
 
 
-def _run(
-    arm: FleetArm,
-    setting: FleetSetting,
-    programs: Sequence[Program],
-    console: Console,
-) -> FleetResult:
-    columns = (
-        TextColumn("{task.description:<34}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("turns"),
-        TimeElapsedColumn(),
-    )
-    num_turns = sum(len(program.turns) for program in programs)
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(f"{arm.name}: starting vLLM", total=num_turns)
-        result = run_arm(
-            arm,
-            setting,
-            programs,
-            lambda _: progress.update(
-                task, advance=1, description=f"{arm.name}: replaying"
-            ),
-        )
-        progress.update(task, description=f"{arm.name}: done")
-    return result
-
-
-def _write(results: Sequence[FleetResult], options: FleetOptions) -> list[str]:
-    """What is known so far, after every arm; returns its problems."""
-    outputs = {
-        result.name: compare_outputs(results[0].records, result.records)
-        for result in results
+def _results(done: list[dict[str, FleetResult]]) -> tuple[dict[str, Any], list[str]]:
+    """Of the arms so far; outputs are compared with the first one's."""
+    arms = list(done[0].values())
+    outputs = {r.name: compare_outputs(arms[0].records, r.records) for r in arms}
+    found = {
+        r.name: {
+            **arm_json(r),
+            "tokens_identical": outputs[r.name].tokens_identical,
+            "first_token_logprob_max_diff": outputs[
+                r.name
+            ].first_token_logprob_max_diff,
+            "migration": report.migration(r),
+        }
+        for r in arms
     }
-    found = [p for r in results for p in report.problems(r, outputs[r.name])]
-    written = {
-        "arms": {
-            result.name: {
-                **arm_json(result),
-                "tokens_identical": outputs[result.name].tokens_identical,
-                "first_token_logprob_max_diff": outputs[
-                    result.name
-                ].first_token_logprob_max_diff,
-                "migration": report.migration(result),
-            }
-            for result in results
-        },
-        "problems": found,
-        "versions": demo_report.versions(),
-        "cpu_count": os.cpu_count(),
-        "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
-        "options": {
-            key: str(value) if isinstance(value, Path) else value
-            for key, value in asdict(options).items()
-        },
-    }
-    path = options.out / "result.json"
-    path.write_text(json.dumps(written, indent=1) + "\n")
-    return found
+    problems = [p for r in arms for p in report.problems(r, outputs[r.name])]
+    return {"arms": found}, problems

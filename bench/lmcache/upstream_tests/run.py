@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 from rich.console import Console
 from rich.table import Table
 
+from bench.command import REQUIRED, option
 from bench.lmcache.upstream_tests.chosen import FILES, NO_PLACE
 
 _PLUGIN = "bench.lmcache.upstream_tests.stand_ins"
@@ -48,15 +49,21 @@ class TestResult:
     text: str = ""
 
 
-def run_tests(source: Path, console: Console) -> int:
-    """Run them and print the table.
+@dataclass(frozen=True, slots=True)
+class UpstreamOptions:
+    """Where the tests are."""
 
-    Args:
-        source: an LMCache checkout, or its unpacked source distribution.
+    source: Path = option(
+        REQUIRED, "An LMCache checkout, or its unpacked source distribution."
+    )
 
-    Returns:
-        0 if every test that can run against our plugins passed, and some did.
+
+def lmcache_tests(options: UpstreamOptions, console: Console) -> int:
+    """LMCache's own tests, unmodified, against our plugins.
+
+    Status 0: every test that can run against them passed, and some did.
     """
+    source = options.source
     if not (source / "tests" / "v1").is_dir():
         console.print(f"{source}: no LMCache source (there is no tests/v1)")
         return 2

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
-from rich.markup import escape
 
+from bench.command import one_of, option
 from bench.report.figures.page import render
 from bench.report.figures.summary import render_summary, write_into
 from bench.report.figures.sweeps import SWEEPS
@@ -29,50 +29,42 @@ def load_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
     return found
 
 
-def figures(
-    measure: Annotated[
-        str, typer.Option(help=f"First run these again: all, or {','.join(SWEEPS)}.")
-    ] = "",
-    results: Annotated[Path, typer.Option(help="Folder of the numbers.")] = RESULTS,
-    docs: Annotated[Path, typer.Option(help="Where bench.md and bench/ go.")] = ROOT
-    / "docs",
-    readme: Annotated[
-        Path, typer.Option(help="Page whose results section is written anew.")
-    ] = ROOT / "README.md",
-    processes: Annotated[int, typer.Option(help="Cells at a time.", min=1)] = 2,
-) -> None:
-    """PNG, CSV, docs/bench.md, README's results: from the numbers in bench/results."""
-    console = Console()
-    try:
-        for name in _names(measure):
-            # Here: rendering needs neither vLLM nor a process pool.
-            from bench.report.figures import measure as runs
+@dataclass(frozen=True, slots=True)
+class FiguresOptions:
+    """What to measure again before rendering, and where things are."""
 
-            result = runs.measure(SWEEPS[name], console, processes=processes)
-            console.print(f"wrote {runs.save(name, result, results)}")
-    except (ValueError, RuntimeError) as error:
-        console.print(
-            f"[red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False
-        )
-        raise typer.Exit(1) from None
-    found = load_results(results)
+    measure: str = option("", f"First run these again: all, or {','.join(SWEEPS)}.")
+    results: Path = option(RESULTS, "Folder of the numbers.")
+    docs: Path = option(ROOT / "docs", "Where bench.md and bench/ go.")
+    readme: Path = option(
+        ROOT / "README.md", "Page whose results section is written anew."
+    )
+    processes: int = option(2, "Cells at a time.", min=1)
+
+    def names(self) -> list[str]:
+        """The sweeps to measure."""
+        if self.measure == "all":
+            return list(SWEEPS)
+        names = [name.strip() for name in self.measure.split(",") if name.strip()]
+        return [one_of("figure", name, SWEEPS) for name in names]
+
+
+def figures(options: FiguresOptions, console: Console) -> None:
+    """PNG, CSV, docs/bench.md, README's results: from the numbers in bench/results."""
+    for name in options.names():
+        # Here: rendering needs neither vLLM nor a process pool.
+        from bench.report.figures import measure as runs
+
+        result = runs.measure(SWEEPS[name], console, processes=options.processes)
+        console.print(f"wrote {runs.save(name, result, options.results)}")
+    found = load_results(options.results)
     if not found:
-        raise typer.BadParameter(f"no results in {results}")
+        raise ValueError(f"no results in {options.results}")
     from bench.report.figures.plots import draw
 
     for name, result in found.items():
-        draw(name, result, docs / "bench")
-    (docs / "bench.md").write_text(render(found))
-    console.print(f"wrote {docs / 'bench.md'}")
-    write_into(readme, render_summary(found))
-    console.print(f"wrote the results into {readme}")
-
-
-def _names(text: str) -> list[str]:
-    if text == "all":
-        return list(SWEEPS)
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in SWEEPS:
-            raise ValueError(f"figure {name!r}: expected {', '.join(SWEEPS)}")
-    return names
+        draw(name, result, options.docs / "bench")
+    (options.docs / "bench.md").write_text(render(found))
+    console.print(f"wrote {options.docs / 'bench.md'}")
+    write_into(options.readme, render_summary(found))
+    console.print(f"wrote the results into {options.readme}")

@@ -171,11 +171,7 @@ def _by_load(rows: Sequence[Json], arms: Sequence[str]) -> list[str]:
     rivals = [arm for arm in arms if arm != grid_bars.REFERENCE]
 
     def over_base(arm: str, load: str | None = None) -> float:
-        return statistics.geometric_mean(
-            grid_bars.mean_of(row, arm) / grid_bars.mean_of(row, grid_bars.BASE)
-            for row in rows
-            if load in (None, row["load"])
-        )
+        return grid_bars.over(rows, arm, grid_bars.BASE, load)
 
     def worst(arm: str) -> float:
         return max(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,9 @@ def _grid(grid: Json) -> str:
     loads = list(dict.fromkeys(row["load"] for row in rows))
     arms = [arm for arm in rows[0]["arms"] if arm in _SHOWN]
     by_arm = {
-        arm: [_share(rows, arm, load) for load in loads] + [_share(rows, arm)]
+        arm: [
+            grid_bars.over(rows, arm, grid_bars.PLAIN, load) for load in (*loads, None)
+        ]
         for arm in arms
     }
     ordered = sorted(arms, key=lambda arm: by_arm[arm][-1])
@@ -122,14 +123,6 @@ def write_into(page: Path, text: str) -> None:
     if not (begin and end):
         raise ValueError(f"{page}: expected {BEGIN!r} and {END!r}")
     page.write_text(f"{before}{begin}\n{text}\n{end}{after}")
-
-
-def _share(rows: Sequence[Json], arm: str, load: str | None = None) -> float:
-    return statistics.geometric_mean(
-        grid_bars.mean_of(row, arm) / grid_bars.mean_of(row, grid_bars.PLAIN)
-        for row in rows
-        if load in (None, row["load"])
-    )
 
 
 def _against_the_best(rows: Sequence[Json]) -> tuple[int, int]:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
-from bench.sim.cell import connector_counts, engine_spec, no_gc, request_factory
+from bench.sim.cell import (
+    Wall,
+    block_bytes,
+    connector_counts,
+    engine_spec,
+    new_engine,
+    no_gc,
+    request_factory,
+    step_time_of,
+)
 from bench.sim.checks import check_engine, check_turns, raise_broken
 from bench.sim.fleet.fleet import Fleet, Replica, load_imbalance
 from bench.sim.fleet.routing import ROUTERS, Seen
-from bench.sim.hardware import HARDWARE
 from bench.sim.load.agents import RequestFactory
 from bench.sim.load.workload import Workload, build
-from bench.sim.models import MODELS
 from bench.sim.recorder import Recorder, merged
 from bench.sim.rivals.gates import OpenGate
 from bench.sim.settings import Cell, CellResult
 from bench.sim.steptime import StepTime
-from bench.sim.tiers.lookups import remember_lookups
-from ttlcache.clock import VirtualClock, stopwatch_s, use_clock
-from ttlcache_connector.connector import TTLConnector, find_connector
-from ttlcache_connector.harness import EngineHarness, EngineSpec
+from ttlcache.clock import VirtualClock, use_clock
+from ttlcache_connector.connector import TTLConnector
+from ttlcache_connector.harness import EngineSpec
 
 _NOBODY = Workload(())
 
@@ -39,9 +44,7 @@ class _Engines:
     def make(self, seen: Seen) -> Replica:
         clock, recorder = VirtualClock(), Recorder()
         with use_clock(clock):
-            scheduler = EngineHarness(self._spec).scheduler
-            connector = find_connector(scheduler.connector)
-            remember_lookups(scheduler.kv_cache_manager)
+            scheduler, connector = new_engine(self._spec)
             self.recorders.append(recorder)
             self.schedulers.append(scheduler)
             self.connectors.append(connector)
@@ -67,10 +70,9 @@ def run_fleet(cell: Cell) -> CellResult:
         SimulationError: a replica is stuck, or a conservation law is broken.
     """
     assert cell.fleet is not None
-    began_s, began_cpu_s = stopwatch_s(), time.process_time()
+    wall = Wall()
     workload = build(cell.workload)
-    model = MODELS[cell.engine.model]
-    step_time = StepTime.of(HARDWARE[cell.engine.hardware], model)
+    step_time = step_time_of(cell)
     with no_gc():
         engines = _Engines(cell, engine_spec(cell, workload, step_time), step_time)
         fleet = Fleet(
@@ -84,9 +86,7 @@ def run_fleet(cell: Cell) -> CellResult:
         fleet.run()
         recorder = merged(engines.recorders)
         _check(workload, recorder, fleet, engines)
-    metrics = recorder.metrics(
-        model.kv_bytes_per_token * cell.engine.block_size, workload.chats
-    )
+    metrics = recorder.metrics(block_bytes(cell), workload.chats)
     metrics |= {
         "reload_s": 0.0,
         "reload_tokens": 0,
@@ -96,11 +96,7 @@ def run_fleet(cell: Cell) -> CellResult:
         "load_imbalance": load_imbalance([r.busy_s for r in engines.recorders]),
         "connector": _summed(engines.connectors),
     }
-    wall = {
-        "wall_s": stopwatch_s() - began_s,
-        "cpu_s": time.process_time() - began_cpu_s,
-    }
-    return CellResult(metrics, wall)
+    return CellResult(metrics, wall.seconds())
 
 
 def _check(

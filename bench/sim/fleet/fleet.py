@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bench.sim.checks import SimulationError
 from bench.sim.engine import Simulation
-from bench.sim.errors import SimulationError
 from bench.sim.events import EventQueue
 from bench.sim.fleet.routing import Router, Seen
 from bench.sim.load.agents import Agent

@@ -16,7 +16,7 @@ from vllm import SamplingParams
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
-from bench.sim.workloads import Program, Turn
+from bench.sim.load.programs import Program, Turn
 
 #: Token id of the system prompt that all programs share; programs start above it.
 SHARED_TOKEN = 0

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import NormalDist
 
-from bench.sim.workloads import Moments
+from bench.sim.load.programs import Moments
 
 _NORMAL = NormalDist()
 _SLOW_CHANCE = 0.1

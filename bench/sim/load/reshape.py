@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench.sim.workloads import Program, Turn
+from bench.sim.load.programs import Program, Turn
 
 
 def stretch(

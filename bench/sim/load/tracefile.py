@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from bench.sim.load.programs import Turn
 from bench.sim.traces import TraceError, count, read_records, seconds
-from bench.sim.workloads import Turn
 
 Body = tuple[Turn, ...]
 
@@ -59,12 +59,12 @@ def _agents(path: Path) -> tuple[Body, ...]:
     typical_s = float(statistics.median(known))
 
     def parse(turn: dict[str, Any], where: str) -> Turn:
-        gap_s = seconds(turn, "tool_s", where)
+        found = parse_turn(turn, where)
         return Turn(
-            max(1, count(turn, "new_prompt_tokens", where)),
-            max(1, count(turn, "output_tokens", where)),
-            _tool(turn),
-            typical_s if math.isnan(gap_s) else gap_s,
+            max(1, found.new_prompt_tokens),
+            max(1, found.output_tokens),
+            found.tool,
+            typical_s if math.isnan(found.gap_s) else found.gap_s,
         )
 
     return tuple(
@@ -93,8 +93,14 @@ def _chats(path: Path) -> tuple[Body, ...]:
     return tuple(bodies)
 
 
-def _tool(turn: dict[str, Any]) -> str:
-    """The name that a client would hint: for a shell the executable."""
+def parse_turn(turn: dict[str, Any], where: str) -> Turn:
+    """A recorded turn as it stands; an unknown gap is NaN."""
     tool = turn.get("tool") or ""
+    # For shell agents the executable predicts the gap, "bash" does not.
     name = turn.get("exe") if tool == "bash" else tool
-    return str(name or tool)
+    return Turn(
+        count(turn, "new_prompt_tokens", where),
+        count(turn, "output_tokens", where),
+        str(name or tool),
+        seconds(turn, "tool_s", where),
+    )

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from bench.sim.load.feed import Loop, parse_loop
 from bench.sim.load.gap_mix import BFCL_TOOLS, SWE_TOOLS, GapMix, Tool
+from bench.sim.load.programs import Moments, Program, Turn
 from bench.sim.load.reshape import fit_context, stretch
 from bench.sim.load.tracefile import recorded_chats, recorded_programs
-from bench.sim.workloads import Moments, Program, Turn
 
 #: Generated tokens of a turn: weka_claude_code has mean 433, median 240,
 #: tb_mini_swe_agent mean 416, median 103; the paper's Table 2 has no such row.

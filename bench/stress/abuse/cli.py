@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
-from rich.table import Table
 
+from bench.command import Folders, one_of, option, write_json
 from bench.serve import tiny_model
 from bench.serve.server import ServerOptions, VLLMServer
 from bench.stress.abuse.http import AbuseResult
+from bench.tables import Check, checks_table, table
 
 #: Agents beside abusive clients, over the same agents and clients on plain vLLM; also
 #: the other tenant's mean JCT under a flood over that without it.
@@ -27,29 +26,22 @@ MAX_GROWTH_MIB = 64.0
 MAX_HIT_LOSS = 0.1
 
 
-def abuse(
-    patterns: Annotated[
-        str, typer.Option(help="Of clients, by name, separated by ;. Default: all.")
-    ] = "",
-    policies: Annotated[
-        str, typer.Option(help="Retention policies that the patterns are played with.")
-    ] = "adaptive,cachettl",
-    sessions: Annotated[
-        int, typer.Option(help="Sessions of the abusing client.", min=200)
-    ] = 10_000,
-    policy: Annotated[
-        str, typer.Option(help="Retention policy under the flood.")
-    ] = "cachettl",
-    http: Annotated[
-        bool, typer.Option("--http/--no-http", help="Also against a real server.")
-    ] = True,
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path(
-        "out/abuse"
-    ),
-    model: Annotated[Path, typer.Option(help="Folder of the tiny model.")] = Path(
-        "out/models/tiny"
-    ),
-) -> None:
+@dataclass(frozen=True, slots=True)
+class AbuseOptions(Folders):
+    """Which clients, under which policies."""
+
+    patterns: str = option("", "Of clients, by name, separated by ;. Default: all.")
+    policies: tuple[str, ...] = option(
+        ("adaptive", "cachettl"),
+        "Retention policies that the patterns are played with.",
+    )
+    sessions: int = option(10_000, "Sessions of the abusing client.", min=200)
+    policy: str = option("cachettl", "Retention policy under the flood.")
+    http: bool = option(True, "Also against a real server.", "--http/--no-http")
+    out: Path = Path("out/abuse")
+
+
+def abuse(options: AbuseOptions, console: Console) -> int:
     """What agents notice of clients that harm others, against plain vLLM.
 
     First every pattern of clients in virtual time; then one client that wants thousands
@@ -57,37 +49,26 @@ def abuse(
     grow."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     logging.getLogger("vllm").setLevel(logging.ERROR)
-    console = Console()
+    sessions, policy, out = options.sessions, options.policy, options.out
     out.mkdir(parents=True, exist_ok=True)
-    names = [name for name in patterns.split(";") if name]
-    fair, found = _pattern_rows(names, policies.split(","), console)
-    rows, results = _flood_rows(sessions, policy)
+    names = [name for name in options.patterns.split(";") if name]
+    rows, found = _pattern_rows(names, options.policies, console)
+    more, results = _flood_rows(sessions, policy)
     results["patterns"] = found
-    rows = fair + rows
-    if http:
-        real, results["servers"] = _real_rows(policies.split(","), out, model)
-        rows += real
-        noticed = _over_http(sessions, policy, out, model)
-        rows += _http_rows(noticed)
+    rows += more
+    if options.http:
+        real, results["servers"] = _real_rows(options.policies, out, options.model)
+        noticed = _over_http(sessions, policy, out, options.model)
+        rows += [*real, *_http_rows(noticed)]
         results["http"] = asdict(noticed)
-    title = f"{sessions:,} sessions, policy {policy}"
-    table = Table(title=title, title_justify="left")
-    for name in ("", "", "found", "allowed"):
-        table.add_column(name)
-    for ok, name, value, allowed in rows:
-        mark = "[green]ok[/]" if ok else "[red]FAILED[/]"
-        table.add_row(mark, name, value, allowed)
-    console.print(table)
-    (out / "abuse.json").write_text(json.dumps(results, indent=1) + "\n")
-    raise typer.Exit(0 if all(row[0] for row in rows) else 1)
-
-
-Row = tuple[bool, str, str, str]
+    console.print(checks_table(f"{sessions:,} sessions, policy {policy}", rows))
+    write_json(out / "abuse.json", results)
+    return 0 if all(row.ok for row in rows) else 1
 
 
 def _pattern_rows(
     names: Sequence[str], policies: Sequence[str], console: Console
-) -> tuple[list[Row], list[dict[str, object]]]:
+) -> tuple[list[Check], list[dict[str, object]]]:
     """Prints a line a pattern and number of tenants; one verdict a policy."""
     # vLLM is slow to import: only where it runs.
     from bench.stress.abuse.patterns import patterns
@@ -95,27 +76,22 @@ def _pattern_rows(
 
     load = Load()
     known = patterns(load.seats)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise typer.BadParameter(
-            f"pattern {unknown[0]!r}: expected one of {', '.join(known)}"
-        )
-    table = Table(title="agents beside clients, over plain vLLM", title_justify="left")
-    for name in ("clients", "tenants", "vLLM: JCT, longest wait", *policies):
-        table.add_column(name, justify="left" if name == "clients" else "right")
-    found = []
+    for name in names:
+        one_of("pattern", name, known)
+    found, rows = [], []
     for name in names or known:
         for tenants in (1, 2):
             each = compare(known[name], load, tenants=tenants, policies=policies)
             found.append({"pattern": name, "tenants": tenants} | each.to_json())
-            table.add_row(name, str(tenants), *each.cells())
-    table.caption = "mean JCT, p99 JCT, longest wait of a turn"
-    console.print(table)
-    rows = [_pattern_verdict(policy, found) for policy in policies]
-    return rows, found
+            rows.append([name, str(tenants), *each.cells()])
+    columns = ("clients", "tenants", "vLLM: JCT, longest wait", *policies)
+    view = table("agents beside clients, over plain vLLM", columns, rows)
+    view.caption = "mean JCT, p99 JCT, longest wait of a turn"
+    console.print(view)
+    return [_pattern_verdict(policy, found) for policy in policies], found
 
 
-def _pattern_verdict(policy: str, found: Sequence[dict[str, Any]]) -> Row:
+def _pattern_verdict(policy: str, found: Sequence[dict[str, Any]]) -> Check:
     limits = (MAX_JCT_RATIO, MAX_P99_RATIO, MAX_WAIT_RATIO)
     broken = [
         f"{each['pattern']} ({each['tenants']})"
@@ -124,46 +100,52 @@ def _pattern_verdict(policy: str, found: Sequence[dict[str, Any]]) -> Row:
         or each[policy]["hook_errors"]
     ]
     worst = [max(each[policy]["ratios"][i] for each in found) for i in range(3)]
-    return (
-        not broken,
+    return Check(
         f"agents beside clients, {policy}: mean JCT, p99, longest wait over vLLM's",
+        not broken,
         ", ".join(f"{ratio:.2f}" for ratio in worst)
         + (f"; broken: {', '.join(broken)}" if broken else ""),
         ", ".join(f"{limit:g}" for limit in limits),
     )
 
 
-def _flood_rows(sessions: int, policy: str) -> tuple[list[Row], dict[str, object]]:
+def _flood_rows(sessions: int, policy: str) -> tuple[list[Check], dict[str, object]]:
     # vLLM is slow to import: only where it runs.
     from bench.stress.abuse.flood import ARMS, FloodOptions, run_arm
 
     options = FloodOptions(sessions=sessions, policy=policy)
-    polite, *others = (run_arm(arm, options) for arm in ARMS)
-    rows: list[Row] = [
-        (
+    found = {arm: run_arm(arm, options) for arm in ARMS}
+    polite = found["polite"]
+    rows = [
+        Check(
+            f"mean JCT of the other tenant, {arm} / polite",
             each.mean_jct_s <= MAX_JCT_RATIO * polite.mean_jct_s,
-            f"mean JCT of the other tenant, {each.arm} / polite",
             f"{each.mean_jct_s / polite.mean_jct_s:.3f} ({each.mean_jct_s:.2f} s, "
             f"{polite.mean_jct_s:.2f} s; hits {each.hit_share:.0%}, "
             f"{polite.hit_share:.0%})",
             f"{MAX_JCT_RATIO:g}",
         )
-        for each in others
+        for arm, each in found.items()
+        if arm != "polite"
     ]
-    errors = sum(each.hook_errors for each in (polite, *others))
-    rows.append((errors == 0, "exceptions in hooks", f"{errors}", "0"))
-    return rows, {each.arm: asdict(each) for each in (polite, *others)}
+    errors = sum(each.hook_errors for each in found.values())
+    rows.append(Check("exceptions in hooks", errors == 0, f"{errors}", "0"))
+    kept = ("mean_jct_s", "programs", "hit_share", "peak_pinned_blocks", "hook_errors")
+    return rows, {
+        arm: {name: getattr(each, name) for name in kept} for arm, each in found.items()
+    }
 
 
 def _real_rows(
     policies: Sequence[str], out: Path, model: Path
-) -> tuple[list[Row], dict[str, object]]:
+) -> tuple[list[Check], dict[str, object]]:
     """Clients with constant ids, three times as many as seats, on real servers."""
-    from bench.stress.abuse.patterns import ConstantIds
+    from bench.stress.abuse.patterns import Pattern, constant_ids
     from bench.stress.abuse.play import Comparison
-    from bench.stress.abuse.servers import ServerLoad, play_on
+    from bench.stress.abuse.servers import play_on
 
     built, seats = tiny_model.build(model), 16
+    clients = Pattern(constant_ids, 3 * seats)
     waits = {}
     for policy in ("", *policies):
         options = replace(server_options(policy), num_blocks=160, max_num_seqs=seats)
@@ -171,12 +153,12 @@ def _real_rows(
             options = replace(options, kv_transfer_config=None)
         log_path = out / f"constant-ids-{policy or 'vllm'}.log"
         with VLLMServer(built, options, log_path) as server:
-            waits[policy] = play_on(server, ConstantIds(3 * seats), ServerLoad())
+            waits[policy] = play_on(server, clients)
     found = Comparison(waits.pop(""), waits)
     rows = [
-        (
-            ratios[0] <= MAX_JCT_RATIO and ratios[2] <= MAX_WAIT_RATIO,
+        Check(
             f"the same on real servers, {3 * seats} constant ids, {policy}",
+            ratios[0] <= MAX_JCT_RATIO and ratios[2] <= MAX_WAIT_RATIO,
             ", ".join(f"{ratio:.2f}" for ratio in ratios)
             + f" ({found.cells()[0]} on vLLM)",
             f"{MAX_JCT_RATIO:g}, -, {MAX_WAIT_RATIO:g}",
@@ -210,33 +192,33 @@ def _over_http(sessions: int, policy: str, out: Path, model: Path) -> AbuseResul
         return http.abuse(server, sessions)
 
 
-def _http_rows(found: AbuseResult) -> list[Row]:
+def _http_rows(found: AbuseResult) -> list[Check]:
     before, after = found.before, found.after
     grown_mib = after.rss_mib - before.rss_mib
     lost = found.hit_calm - found.hit_flooded
     return [
-        (found.refused == 0, "requests not answered", f"{found.refused}", "0"),
-        (
-            after.metrics_lines == before.metrics_lines,
+        Check("requests not answered", found.refused == 0, f"{found.refused}", "0"),
+        Check(
             "lines of /metrics",
+            after.metrics_lines == before.metrics_lines,
             f"{before.metrics_lines} … {after.metrics_lines}",
             "constant",
         ),
-        (
-            grown_mib <= MAX_GROWTH_MIB,
+        Check(
             "memory of API server and engine core",
+            grown_mib <= MAX_GROWTH_MIB,
             f"{grown_mib:+.0f} MiB, to {after.rss_mib:,.0f} MiB",
             f"{MAX_GROWTH_MIB:+g} MiB",
         ),
-        (
-            lost <= MAX_HIT_LOSS,
+        Check(
             "hits of the other tenant, alone and flooded",
+            lost <= MAX_HIT_LOSS,
             f"{found.hit_calm:.0%}, {found.hit_flooded:.0%}",
             f"{MAX_HIT_LOSS:.0%} less",
         ),
-        (
-            after.hook_errors == 0 and after.retention_enabled == 1,
+        Check(
             "exceptions in hooks, retention",
+            after.hook_errors == 0 and after.retention_enabled == 1,
             f"{after.hook_errors:g}, {'on' if after.retention_enabled else 'off'}",
             "0, on",
         ),

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
+from bench.serve.replay import ReplayOptions, replay
 from bench.serve.server import VLLMServer, parse_metrics, total
+from bench.sim.load.programs import Program, Turn
 from bench.stress.soak.watch import descendants, rss_mib
 
 WORKERS = 16
@@ -25,7 +26,7 @@ HUGE_EVERY = 250
 HUGE_CHARS = 1_000_000
 PROMPT_TOKENS = 40
 VICTIM_TURNS = 5
-VICTIM_NEW_TOKENS = 96
+VICTIM_TURN = Turn(new_prompt_tokens=96, output_tokens=4, tool="bash", gap_s=0.0)
 VICTIM = "good"
 #: Sessions before the first look: every metric has its labels then.
 WARM_UP = 64
@@ -91,15 +92,15 @@ def abuse(server: VLLMServer, sessions: int) -> AbuseResult:
     serial = itertools.count()
     with httpx.Client(base_url=server.base_url, timeout=600.0) as client:
         first = [_send(client, number) for number in range(WARM_UP)]
-        hit_calm = _victim(client, next(serial))
+        hit_calm = _victim(server, next(serial))
         client.post("/reset_prefix_cache").raise_for_status()
         before = look(client, server)
         with ThreadPoolExecutor(WORKERS + 1) as pool:
             rest = range(WARM_UP, WARM_UP + sessions)
             flood = [pool.submit(_send, client, number) for number in rest[:-WORKERS]]
-            hits = [_victim(client, next(serial))]
+            hits = [_victim(server, next(serial))]
             while not all(each.done() for each in flood):
-                hits.append(_victim(client, next(serial)))
+                hits.append(_victim(server, next(serial)))
             flood += [pool.submit(_send, client, n) for n in rest[-WORKERS:]]
             codes = first + [each.result() for each in flood]
         after = look(client, server)
@@ -135,8 +136,8 @@ def look(client: httpx.Client, server: VLLMServer) -> Look:
 
 def _is_worker(pid: int) -> bool:
     try:
-        return "Worker" in Path("/proc", str(pid), "comm").read_text()
-    except OSError:
+        return "Worker" in psutil.Process(pid).name()
+    except psutil.Error:
         return False
 
 
@@ -144,40 +145,13 @@ def _send(client: httpx.Client, number: int) -> int:
     return client.post("/v1/completions", json=session_body(number)).status_code
 
 
-def _victim(client: httpx.Client, serial: int) -> float:
+def _victim(server: VLLMServer, serial: int) -> float:
     """One program of the other tenant; the share of its context that was found."""
-    context: list[int] = []
-    found = asked = 0
-    for turn, new in enumerate(_new_tokens(serial)):
-        known = len(context)
-        context += new
-        hints = {
-            "program_id": f"{VICTIM}-{serial % 100}",
-            "tool": "bash",
-            "is_last_step": turn == VICTIM_TURNS - 1,
-        }
-        body = {
-            "model": "tiny",
-            "prompt": context,
-            "max_tokens": 4,
-            "min_tokens": 4,
-            "ignore_eos": True,
-            "temperature": 0,
-            "return_token_ids": True,
-            "cache_salt": VICTIM,
-            "kv_transfer_params": {"ttlcache": hints},
-        }
-        response = client.post("/v1/completions", json=body)
-        response.raise_for_status()
-        answer = response.json()
-        context += answer["choices"][0]["token_ids"]
-        if turn:
-            found += answer["usage"]["prompt_tokens_details"]["cached_tokens"] or 0
-            asked += known
-    return found / asked
-
-
-def _new_tokens(serial: int) -> Iterator[list[int]]:
-    rng = random.Random(f"{VICTIM}/{serial}")
-    for _ in range(VICTIM_TURNS):
-        yield [rng.randrange(5, 2048) for _ in range(VICTIM_NEW_TOKENS)]
+    program = Program(f"{VICTIM}-{serial % 100}", 0.0, (VICTIM_TURN,) * VICTIM_TURNS)
+    options = ReplayOptions(seed=serial, request_timeout_s=600.0, cache_salt=VICTIM)
+    result = replay(server.base_url, [program], options)
+    if result.failures:
+        raise RuntimeError(f"a turn failed: {result.failures[0]}")
+    pairs = list(itertools.pairwise(result.records))
+    found = sum(after.cached_tokens for _, after in pairs)
+    return found / sum(before.context_tokens for before, _ in pairs)

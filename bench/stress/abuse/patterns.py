@@ -1,16 +1,16 @@
-"""Clients that harm others, with or without malice; each pattern is one class.
+"""Clients that harm others, with or without malice.
 
 A client is a closed loop without a pause: its next request is sent as soon as the last
 one was answered. Agents that behave run beside it (`bench.stress.abuse.play`).
+Adding a pattern: one function and one entry in `patterns`.
 """
 
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 VOCAB = 30_000
 #: Prompt of a one-shot request, and what it puts out.
@@ -23,210 +23,145 @@ CHAT_TURN_TOKENS = 60
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A client that is to send its next request.
+
+    client, number: its number and that of the request, from 0.
+    context: prompt and output of its last request.
+    others: contexts of the agents beside it: what may be known of others' prompts.
+    """
+
+    client: int
+    number: int
+    context: list[int]
+    others: Callable[[], list[list[int]]]
+
+    @property
+    def name(self) -> str:
+        """An id that no other request has."""
+        return f"{self.client}-{self.number}"
+
+    def new(self, tokens: int = PROMPT_TOKENS) -> list[int]:
+        """Tokens that nobody sent before."""
+        return text(self.client, self.number, tokens=tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
-    """One request of a client. `hints` are its `kv_transfer_params.ttlcache`."""
+    """One request of a client. `hints` are its `kv_transfer_params.ttlcache`.
+
+    salt: its tenant; None: that of all clients.
+    """
 
     prompt: list[int]
     hints: Mapping[str, Any] | None = None
     session_id: str | None = None
     max_tokens: int = OUTPUT_TOKENS
+    salt: str | None = None
 
 
-#: Contexts of the agents that behave: what a client may know of others' prompts.
-Contexts = Callable[[], list[list[int]]]
-
-
-class Pattern(ABC):
+@dataclass(frozen=True, slots=True)
+class Pattern:
     """How `clients` clients behave.
 
-    clients: how many run at once.
     starts_at_s: seconds after the first agent came; negative: before.
+    every_s: between the starts of two clients.
     repeats: False where each client sends one request in all.
     """
 
-    name: ClassVar[str]
+    request: Callable[[Asked], Sent]
     clients: int = 64
     starts_at_s: float = -5.0
+    every_s: float = 0.0
     repeats: bool = True
 
-    @abstractmethod
-    def request(
-        self, client: int, number: int, context: list[int], others: Contexts
-    ) -> Sent:
-        """The next request of a client.
 
-        Args:
-            client: its number, from 0.
-            number: of its request, from 0.
-            context: prompt and output of its last request.
-            others: contexts of the agents beside it.
-        """
-
-
-def _text(*seed: object, tokens: int = PROMPT_TOKENS) -> list[int]:
+def text(*seed: object, tokens: int = PROMPT_TOKENS) -> list[int]:
     rng = random.Random("/".join(map(str, seed)))
     return [rng.randrange(VOCAB) for _ in range(tokens)]
 
 
-class NewIds(Pattern):
+def new_ids(asked: Asked) -> Sent:
     """Every request is a program of its own."""
-
-    name = "new ids"
-
-    def request(
-        self, client: int, number: int, context: list[int], others: Contexts
-    ) -> Sent:
-        hints = {"program_id": f"{client}-{number}"}
-        return Sent(_text(client, number), hints)
+    return Sent(asked.new(), {"program_id": asked.name})
 
 
-class OneId(Pattern):
+def one_id(asked: Asked) -> Sent:
     """All requests of all clients carry one id."""
-
-    name = "one id for all"
-
-    def request(
-        self, client: int, number: int, context: list[int], others: Contexts
-    ) -> Sent:
-        return Sent(_text(client, number), session_id="proxy")
+    return Sent(asked.new(), session_id="proxy")
 
 
-class ConstantIds(Pattern):
+def constant_ids(asked: Asked) -> Sent:
     """Each client keeps one id for requests that have nothing in common."""
-
-    name = "constant ids"
-
-    def __init__(self, clients: int) -> None:
-        self.clients = clients
-
-    def request(
-        self, client: int, number: int, context: list[int], others: Contexts
-    ) -> Sent:
-        return Sent(_text(client, number), session_id=f"client-{client}")
+    return Sent(asked.new(), session_id=f"client-{asked.client}")
 
 
-class OneParent(Pattern):
+def one_parent(asked: Asked) -> Sent:
     """Every request is a sub-agent of one program."""
-
-    name = "one parent"
-
-    def request(
-        self, client: int, number: int, context: list[int], others: Contexts
-    ) -> Sent:
-        if client == number == 0:
-            return Sent(_text("parent"), {"program_id": "parent", "tool": "task"})
-        hints = {"program_id": f"{client}-{number}", "parent_id": "parent"}
-        return Sent(_text(client, number), hints)
+    if asked.client == asked.number == 0:
+        return Sent(text("parent"), {"program_id": "parent", "tool": "task"})
+    return Sent(asked.new(), {"program_id": asked.name, "parent_id": "parent"})
 
 
-class SubAgents(Pattern):
+def sub_agents(asked: Asked) -> Sent:
     """Each client is a program whose sub-agents never end."""
-
-    name = "sub-agents"
-
-    def request(
-        self, client: int, number: int, context: list[int], others: Contexts
-    ) -> Sent:
-        parent = f"parent-{client}"
-        if number == 0:
-            return Sent(_text(client, number), {"program_id": parent, "tool": "task"})
-        hints = {"program_id": f"{client}-{number}", "parent_id": parent}
-        return Sent(_text(client, number), hints)
+    parent = f"parent-{asked.client}"
+    if asked.number == 0:
+        return Sent(asked.new(), {"program_id": parent, "tool": "task"})
+    return Sent(asked.new(), {"program_id": asked.name, "parent_id": parent})
 
 
-class EndlessTTLs(Pattern):
+def endless_ttls(asked: Asked) -> Sent:
     """Every request wants its blocks kept for ever."""
-
-    name = "endless TTLs"
-
-    def request(
-        self, client: int, number: int, context: list[int], others: Contexts
-    ) -> Sent:
-        hints = {"program_id": f"{client}-{number}", "ttl": 1e9, "tool": f"t{number}"}
-        return Sent(_text(client, number), hints)
+    hints = {"program_id": asked.name, "ttl": 1e9, "tool": f"t{asked.number}"}
+    return Sent(asked.new(), hints)
 
 
-class PriorityClasses(Pattern):
+def priority_classes(asked: Asked) -> Sent:
     """Each client keeps one id, wants its blocks kept, and says that it comes first."""
-
-    name = "priority classes"
-
-    def request(
-        self, client: int, number: int, context: list[int], others: Contexts
-    ) -> Sent:
-        hints = {
-            "program_id": f"client-{client}",
-            "priority_class": 1_000_000,
-            "ttl": 1e9,
-            "tool": "bash",
-        }
-        return Sent(_text(client, number), hints)
+    own = {"program_id": f"client-{asked.client}", "priority_class": 1_000_000}
+    return Sent(asked.new(), {**own, "ttl": 1e9, "tool": "bash"})
 
 
-class Chats(Pattern):
+def chats(asked: Asked, most_tokens: int = CHAT_TOKENS) -> Sent:
     """Contexts that grow without a pause, and begin anew under the same id."""
-
-    name = "chats"
-    most_tokens = CHAT_TOKENS
-
-    def request(
-        self, client: int, number: int, context: list[int], others: Contexts
-    ) -> Sent:
-        known = context if len(context) < self.most_tokens else []
-        prompt = known + _text(client, number, tokens=CHAT_TURN_TOKENS)
-        return Sent(prompt, session_id=f"chat-{client}")
+    known = asked.context if len(asked.context) < most_tokens else []
+    prompt = known + asked.new(CHAT_TURN_TOKENS)
+    return Sent(prompt, session_id=f"chat-{asked.client}")
 
 
-class Growing(Chats):
+def endless_contexts(asked: Asked) -> Sent:
     """Contexts that grow until the model's window is full."""
-
-    name = "endless contexts"
-    most_tokens = GROWN_TOKENS
+    return chats(asked, GROWN_TOKENS)
 
 
-class Prefixes(Pattern):
+def prefixes(asked: Asked) -> Sent:
     """Prompts that begin as those of the agents do."""
-
-    name = "prefixes of others"
-
-    def request(
-        self, client: int, number: int, context: list[int], others: Contexts
-    ) -> Sent:
-        known = others()
-        begin = known[(client + number) % len(known)] if known else []
-        return Sent(begin + _text(client, number, tokens=CHAT_TURN_TOKENS))
+    known = asked.others()
+    begin = known[(asked.client + asked.number) % len(known)] if known else []
+    return Sent(begin + asked.new(CHAT_TURN_TOKENS))
 
 
-class Burst(Pattern):
+def burst(asked: Asked) -> Sent:
     """A thousand requests at once, each with an id of its own."""
-
-    name = "burst"
-    clients = 1_000
-    starts_at_s = 5.0
-    repeats = False
-
-    def request(
-        self, client: int, number: int, context: list[int], others: Contexts
-    ) -> Sent:
-        return Sent(_text(client, number), session_id=f"burst-{client}")
+    return Sent(asked.new(), session_id=f"burst-{asked.client}")
 
 
 def patterns(seats: int) -> dict[str, Pattern]:
     """All of them by name, for an engine that runs `seats` requests at a time."""
-    found: dict[str, Pattern] = {}
-    for clients in (seats + 1, 2 * seats, 4 * seats):
-        found[f"constant ids, {clients}"] = ConstantIds(clients)
-    for kind in (
-        NewIds,
-        OneId,
-        OneParent,
-        SubAgents,
-        EndlessTTLs,
-        PriorityClasses,
-        Chats,
-        Growing,
-        Prefixes,
-        Burst,
-    ):
-        found[kind.name] = kind()
-    return found
+    return {
+        **{
+            f"constant ids, {clients}": Pattern(constant_ids, clients)
+            for clients in (seats + 1, 2 * seats, 4 * seats)
+        },
+        "new ids": Pattern(new_ids),
+        "one id for all": Pattern(one_id),
+        "one parent": Pattern(one_parent),
+        "sub-agents": Pattern(sub_agents),
+        "endless TTLs": Pattern(endless_ttls),
+        "priority classes": Pattern(priority_classes),
+        "chats": Pattern(chats),
+        "endless contexts": Pattern(endless_contexts),
+        "prefixes of others": Pattern(prefixes),
+        "burst": Pattern(burst, clients=1_000, starts_at_s=5.0, repeats=False),
+    }

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.stress.abuse.patterns import VOCAB, Pattern
+from bench.stress.abuse.patterns import VOCAB, Asked, Pattern
 from ttlcache.clock import VirtualClock, use_clock
 from ttlcache_connector.harness import EngineHarness, EngineSpec
+from ttlcache_connector.role.scheduler import SchedulerSide
 
-MAX_STEPS = 2_000_000
+MAX_STEPS = 5_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,13 @@ class Waits:
     waits_s: tuple[float, ...]
     """Of each turn, from its arrival to its first step."""
     hook_errors: int = 0
+    hit_share: float = 0.0
+    """Of their context tokens, those found in memory; first turns aside."""
+    peak_pinned_blocks: int = 0
+
+    @property
+    def programs(self) -> int:
+        return len(self.jcts_s)
 
     @property
     def mean_jct_s(self) -> float:
@@ -163,7 +171,6 @@ class _Play:
     ) -> None:
         self._pattern, self._load, self._clock = pattern, load, clock
         self._salt = "clients" if tenants == 2 else "agents"
-        self._with_us = config is not None
         self._engine = EngineHarness(
             EngineSpec(
                 num_blocks=load.num_blocks,
@@ -180,11 +187,15 @@ class _Play:
         self._jcts_s: list[float] = []
         self._waits_s: list[float] = []
         self._agents: list[_Agent] = []
+        self._hit = self._hittable = 0
+        side = self._engine.connector.side if config is not None else None
+        self._side: SchedulerSide | None = side
 
     def run(self) -> Waits:
         load, clock, engine = self._load, self._clock, self._engine
         start_s = clock.now_s() + 10.0
         self._arrive(start_s)
+        peak_pinned = 0
         for _ in range(MAX_STEPS):
             while self._due and self._due[0][0] <= clock.now_s():
                 self._send(heapq.heappop(self._due)[2])
@@ -196,21 +207,26 @@ class _Play:
                 continue
             output = engine.step()
             for new in output.scheduled_new_reqs:
-                self._admitted(new.req_id)
+                self._admitted(new.req_id, new.num_computed_tokens)
+            peak_pinned = max(peak_pinned, self._pinned_blocks())
             tokens = output.total_num_scheduled_tokens
             clock.advance(load.step_s + tokens * load.token_s)
             self._collect()
         else:
             raise RuntimeError(f"not done after {MAX_STEPS} steps")
         self._give_up()
-        return Waits(tuple(self._jcts_s), tuple(self._waits_s), self._hook_errors())
+        return Waits(
+            tuple(self._jcts_s),
+            tuple(self._waits_s),
+            self._side.faults.total if self._side is not None else 0,
+            self._hit / max(1, self._hittable),
+            peak_pinned,
+        )
 
-    def _hook_errors(self) -> int:
-        if not self._with_us:
+    def _pinned_blocks(self) -> int:
+        if self._side is None or self._side.ledger is None:
             return 0
-        side = self._engine.connector.side
-        assert side is not None
-        return side.faults.total
+        return self._side.ledger.pressure().pinned_blocks
 
     def _arrive(self, start_s: float) -> None:
         load, rng = self._load, random.Random(self._load.seed)
@@ -223,8 +239,9 @@ class _Play:
             self._agents.append(agent)
             self._push(agent.began_s, agent)
         if self._pattern is not None:
+            first_s = start_s + self._pattern.starts_at_s
             for number in range(self._pattern.clients):
-                self._push(start_s + self._pattern.starts_at_s, _Client(number))
+                self._push(first_s + number * self._pattern.every_s, _Client(number))
 
     def _push(self, at_s: float, what: _Agent | _Client) -> None:
         heapq.heappush(self._due, (at_s, next(self._order), what))
@@ -255,7 +272,7 @@ class _Play:
     def _send_request(self, client: _Client) -> None:
         assert self._pattern is not None
         sent = self._pattern.request(
-            client.number, client.requests, client.context, self._contexts
+            Asked(client.number, client.requests, client.context, self._contexts)
         )
         client.requests += 1
         name = f"client-{client.number}/{client.requests}"
@@ -266,16 +283,19 @@ class _Play:
             max_tokens=sent.max_tokens,
             hints=sent.hints,
             session_id=sent.session_id,
-            cache_salt=self._salt,
+            cache_salt=sent.salt or self._salt,
         )
 
     def _contexts(self) -> list[list[int]]:
         return [agent.context for agent in self._agents if agent.context]
 
-    def _admitted(self, request_id: str) -> None:
+    def _admitted(self, request_id: str, cached_tokens: int) -> None:
         what, sent_s = self._sent[request_id]
         if isinstance(what, _Agent):
             self._waits_s.append(self._clock.now_s() - sent_s)
+            if what.turn > 1:
+                self._hit += cached_tokens
+                self._hittable += len(what.context) - self._load.new_tokens
 
     def _collect(self) -> None:
         finished, self._engine.finished = self._engine.finished, {}

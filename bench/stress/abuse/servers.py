@@ -3,109 +3,69 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from dataclasses import dataclass, field
 
 import httpx
 
+from bench.serve.replay import FIRST_TOKEN_ID, ReplayOptions, replay_with, streamed
 from bench.serve.server import VLLMServer
-from bench.stress.abuse.patterns import Pattern, Sent
+from bench.sim.load.programs import Program, Turn
+from bench.sim.metrics import jct_s
+from bench.stress.abuse.patterns import Asked, Pattern, Sent
 from bench.stress.abuse.play import Waits
-from ttlcache.clock import stopwatch_s
 
-#: Of the tiny model; ids below `FIRST_TOKEN` are special.
-FIRST_TOKEN, VOCAB = 5, 2_048
 #: A head start of the clients: the server is full when the first agent comes.
 WARM_UP_S = 5.0
+#: Agents that behave: one a second.
+_TURN = Turn(new_prompt_tokens=150, output_tokens=16, tool="bash", gap_s=0.5)
+AGENTS = [Program(f"agent-{n}", WARM_UP_S + n, (_TURN,) * 6) for n in range(4)]
+_OPTIONS = ReplayOptions(request_timeout_s=600.0)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLoad:
-    """Agents that behave. Tokens are KV tokens, times seconds."""
-
-    agents: int = 4
-    turns: int = 6
-    new_tokens: int = 150
-    output_tokens: int = 16
-    gap_s: float = 0.5
-    agents_every_s: float = 1.0
-
-
-def play_on(server: VLLMServer, pattern: Pattern, load: ServerLoad) -> Waits:
-    """What the agents of `load` wait beside the clients of a pattern.
+def play_on(server: VLLMServer, pattern: Pattern) -> Waits:
+    """What the agents wait beside the clients of a pattern, who know no contexts.
 
     `Waits.waits_s` are seconds from a turn's arrival to its answer.
+
+    Raises:
+        RuntimeError: a turn of an agent failed.
     """
-    return asyncio.run(_Play(server, pattern, load).run())
+    return asyncio.run(_play(server, pattern))
 
 
-@dataclass(slots=True)
-class _Play:
-    server: VLLMServer
-    pattern: Pattern
-    load: ServerLoad
-    jcts_s: list[float] = field(default_factory=list)
-    waits_s: list[float] = field(default_factory=list)
-    contexts: list[list[int]] = field(default_factory=list)
+async def _play(server: VLLMServer, pattern: Pattern) -> Waits:
+    async with httpx.AsyncClient(
+        base_url=server.base_url,
+        timeout=_OPTIONS.request_timeout_s,
+        limits=httpx.Limits(max_connections=None),
+    ) as http:
+        clients = [
+            asyncio.create_task(_client(http, pattern, number))
+            for number in range(pattern.clients)
+        ]
+        result = await replay_with(http, AGENTS, _OPTIONS)
+        for client in clients:
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+    if result.failures:
+        raise RuntimeError(f"a turn failed: {result.failures[0]}")
+    waits_s = tuple(turn.departure_s - turn.arrival_s for turn in result.records)
+    return Waits(tuple(jct_s(result.records).values()), waits_s)
 
-    async def run(self) -> Waits:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(
-            base_url=self.server.base_url, timeout=600.0, limits=limits
-        ) as http:
-            clients = [
-                asyncio.create_task(self._client(http, number))
-                for number in range(self.pattern.clients)
-            ]
-            await asyncio.sleep(WARM_UP_S)
-            agents = (self._agent(http, number) for number in range(self.load.agents))
-            await asyncio.gather(*agents)
-            for client in clients:
-                client.cancel()
-            await asyncio.gather(*clients, return_exceptions=True)
-        return Waits(tuple(self.jcts_s), tuple(self.waits_s))
 
-    async def _client(self, http: httpx.AsyncClient, client: int) -> None:
-        context: list[int] = []
-        number = 0
-        while self.pattern.repeats or not number:
-            known = self.pattern.request(client, number, context, lambda: self.contexts)
-            context = await _send(http, known)
-            number += 1
-
-    async def _agent(self, http: httpx.AsyncClient, number: int) -> None:
-        load, rng = self.load, random.Random(number)
-        await asyncio.sleep(number * load.agents_every_s)
-        began_s, context = stopwatch_s(), list[int]()
-        for turn in range(load.turns):
-            new = (rng.randrange(FIRST_TOKEN, VOCAB) for _ in range(load.new_tokens))
-            context = [*context, *new]
-            is_last = turn == load.turns - 1
-            hints = {"program_id": f"agent-{number}", "tool": "bash"}
-            sent = Sent(
-                context, hints | {"is_last_step": is_last}, None, load.output_tokens
-            )
-            sent_s = stopwatch_s()
-            context = await _send(http, sent)
-            self.waits_s.append(stopwatch_s() - sent_s)
-            self.contexts.append(context)
-            if not is_last:
-                await asyncio.sleep(load.gap_s)
-        self.jcts_s.append(stopwatch_s() - began_s)
+async def _client(http: httpx.AsyncClient, pattern: Pattern, client: int) -> None:
+    context: list[int] = []
+    number = 0
+    while pattern.repeats or not number:
+        asked = Asked(client, number, context, list)
+        context = await _send(http, pattern.request(asked))
+        number += 1
 
 
 async def _send(http: httpx.AsyncClient, sent: Sent) -> list[int]:
     """Prompt and output, as the server has them."""
     prompt = [_known(token) for token in sent.prompt]
-    body: dict[str, object] = {
-        "model": "tiny",
-        "prompt": prompt,
-        "max_tokens": sent.max_tokens,
-        "min_tokens": sent.max_tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-        "return_token_ids": True,
-    }
+    body = streamed("tiny", prompt, sent.max_tokens)
+    body |= {"stream": False, "stream_options": None}
     if sent.hints is not None:
         body["kv_transfer_params"] = {"ttlcache": dict(sent.hints)}
     if sent.session_id is not None:
@@ -117,4 +77,6 @@ async def _send(http: httpx.AsyncClient, sent: Sent) -> list[int]:
 
 def _known(token: int) -> int:
     """A pattern's token, as one of the model's; those of contexts are already."""
-    return token if token < VOCAB else FIRST_TOKEN + token % (VOCAB - FIRST_TOKEN)
+    vocab = _OPTIONS.vocab_size
+    is_known = token < vocab
+    return token if is_known else FIRST_TOKEN_ID + token % (vocab - FIRST_TOKEN_ID)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
-import typer
 from rich.console import Console
-from rich.table import Table
 
+from bench.command import Folders, option, write_json
+from bench.compare.demo import CONNECTOR
 from bench.serve import tiny_model
 from bench.serve.server import ServerOptions, VLLMServer, total
 from bench.stress.fuzz.play import (
@@ -26,12 +25,12 @@ from bench.stress.fuzz.play import (
     play,
 )
 from bench.stress.fuzz.requests import FuzzRequest, make
+from bench.tables import Check, checks_table
 
 #: Differences that are printed; all are counted, and in the file.
 MAX_PRINTED = 20
 #: Requests after which every metric has its labels.
 WARM_UP = 400
-CONNECTOR = {"kv_connector": "TTLConnector", "kv_role": "kv_both"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,42 +50,31 @@ class Played:
     retention_enabled: float
 
 
-def fuzz(
-    requests: Annotated[
-        int, typer.Option(help="Requests to each server.", min=WARM_UP)
-    ] = 20_000,
-    seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path(
-        "out/fuzz"
-    ),
-    model: Annotated[Path, typer.Option(help="Folder of the tiny model.")] = Path(
-        "out/models/tiny"
-    ),
-) -> None:
+@dataclass(frozen=True, slots=True)
+class FuzzOptions(Folders):
+    """How many requests, made from which seed."""
+
+    requests: int = option(20_000, "Requests to each server.", min=WARM_UP)
+    seed: int = option(0, "Seed of the requests.")
+    out: Path = Path("out/fuzz")
+
+
+def fuzz(options: FuzzOptions, console: Console) -> int:
     """The same odd requests to plain vLLM and to TTLConnector: who answers worse?
 
     Exit status 1: another status or other tokens where plain vLLM answers, an engine
     that ends, an exception in a hook, a label that a client made."""
-    console = Console()
-    rows, worse = compare(tiny_model.build(model), out, requests, seed)
-    table = Table(title=f"{requests:,} requests, seed {seed}", title_justify="left")
-    for name in ("", "", "found", "allowed"):
-        table.add_column(name)
-    for ok, name, value, allowed in rows:
-        mark = "[green]ok[/]" if ok else "[red]FAILED[/]"
-        table.add_row(mark, name, value, allowed)
-    console.print(table)
+    requests, seed = options.requests, options.seed
+    rows, worse = compare(tiny_model.build(options.model), options.out, requests, seed)
+    console.print(checks_table(f"{requests:,} requests, seed {seed}", rows))
     for line in worse[:MAX_PRINTED]:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    raise typer.Exit(0 if all(row[0] for row in rows) else 1)
-
-
-Row = tuple[bool, str, str, str]
+    return 0 if all(row.ok for row in rows) else 1
 
 
 def compare(
     model: Path, out: Path, requests: int, seed: int
-) -> tuple[list[Row], list[str]]:
+) -> tuple[list[Check], list[str]]:
     """Two servers, one after the other; writes fuzz.json.
 
     Returns:
@@ -100,14 +88,18 @@ def compare(
         for each in differences(plain.answers, ours.answers, seed)
     ]
     rows = _rows(plain, ours, len(worse))
-    result = {"rows": rows, "worse": worse, "statuses": _statuses(plain, ours, seed)}
-    (out / "fuzz.json").write_text(json.dumps(result, indent=1) + "\n")
+    result = {
+        "rows": [asdict(row) for row in rows],
+        "worse": worse,
+        "statuses": _statuses(plain, ours, seed),
+    }
+    write_json(out / "fuzz.json", result)
     return rows, worse
 
 
 def _run(
     model: Path,
-    connector: dict[str, str] | None,
+    connector: Mapping[str, Any] | None,
     log: Path,
     requests: int,
     seed: int,
@@ -142,14 +134,11 @@ def _run(
 
 def _settle(server: VLLMServer) -> bool:
     """One plain turn, after which the engine has told its numbers; False: it died."""
-    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 2}
     try:
-        answer = httpx.post(
-            f"{server.base_url}/v1/completions", json=body, timeout=300.0
-        )
+        server.ask([5, 6, 7], max_tokens=2)
     except httpx.HTTPError:
         return False
-    return answer.status_code == 200
+    return True
 
 
 def _label_values(server: VLLMServer) -> int:
@@ -162,35 +151,41 @@ def _label_values(server: VLLMServer) -> int:
     return len({item for labels in ours for item in labels if item[0] != "le"})
 
 
-def _rows(plain: Played, ours: Played, worse: int) -> list[Row]:
+def _rows(plain: Played, ours: Played, worse: int) -> list[Check]:
     unanswered = sum(not answer.status for answer in ours.answers.values())
     errors = f"{ours.hook_errors:g} in hooks, {ours.http_errors:g} in the middleware"
+    first, last = ours.label_values
     return [
-        (
-            plain.is_alive,
-            "plain vLLM at the end",
-            f"{'alive' if plain.is_alive else 'dead'}, {len(plain.answers):,} requests "
-            f"in {plain.seconds:.0f} s",
-            "alive",
+        *(
+            Check(
+                f"{name} at the end",
+                played.is_alive,
+                f"{'alive' if played.is_alive else 'dead'}, {len(played.answers):,} "
+                f"requests in {played.seconds:.0f} s",
+                "alive",
+            )
+            for name, played in (("plain vLLM", plain), ("TTLConnector", ours))
         ),
-        (
-            ours.is_alive,
-            "TTLConnector at the end",
-            f"{'alive' if ours.is_alive else 'dead'}, {len(ours.answers):,} requests "
-            f"in {ours.seconds:.0f} s",
-            "alive",
+        Check("without an answer", unanswered == 0, f"{unanswered}", "0"),
+        Check("status or tokens unlike plain vLLM's", worse == 0, f"{worse}", "0"),
+        Check(
+            "exceptions of ours", ours.hook_errors == ours.http_errors == 0, errors, "0"
         ),
-        (unanswered == 0, "without an answer", f"{unanswered}", "0"),
-        (worse == 0, "status or tokens unlike plain vLLM's", f"{worse}", "0"),
-        (ours.hook_errors == ours.http_errors == 0, "exceptions of ours", errors, "0"),
-        (ours.retention_enabled == 1, "retention", f"{ours.retention_enabled:g}", "1"),
-        (
-            ours.label_values[0] == ours.label_values[1],
+        Check(
+            "retention",
+            ours.retention_enabled == 1,
+            f"{ours.retention_enabled:g}",
+            "1",
+        ),
+        Check(
             "label values of ttlcache's metrics",
-            f"{ours.label_values[0]} … {ours.label_values[1]}",
+            first == last,
+            f"{first} … {last}",
             "constant",
         ),
-        (ours.dropped > 0, "values dropped by the middleware", f"{ours.dropped:g}", ""),
+        Check(
+            "values dropped by the middleware", ours.dropped > 0, f"{ours.dropped:g}"
+        ),
     ]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.serve.replay import ReplayOptions, new_token_ids
-from bench.sim.workloads import Program, Turn
+from bench.sim.load.programs import Program, Turn
 from bench.stress.soak.requests import JUNK, STYLES, Requests, Tally, identify
 
 #: Tokens of the system prompt that half of the programs share with others.

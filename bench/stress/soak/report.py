@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
-from bench.compare.demo_report import versions
+from bench.compare.rounds import versions
 from bench.sim.metrics import percentile
 from bench.stress.soak.requests import Tally
 from bench.stress.soak.watch import Watch, growth_mib
+from bench.tables import Check, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,6 @@ class SoakResult:
     """Looks at ttlcache's own objects."""
     vanilla: bool = False
     """Without our connector: only the server's promises are checked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One promise: what was found, what is allowed."""
-
-    name: str
-    ok: bool
-    found: str
-    allowed: str
 
 
 def checks(result: SoakResult, bounds: Bounds) -> list[Check]:
@@ -151,29 +141,15 @@ def _of_ttlcache(result: SoakResult, bounds: Bounds) -> list[Check]:
     ]
 
 
-def checks_table(found: Sequence[Check]) -> Table:
-    """One row a promise."""
-    grid = Table(title="what must hold", title_justify="left")
-    for name in ("", "", "found", "allowed"):
-        grid.add_column(name)
-    for check in found:
-        mark = "[green]ok[/]" if check.ok else "[red]FAILED[/]"
-        grid.add_row(mark, check.name, escape(check.found), escape(check.allowed))
-    return grid
-
-
 def load_table(result: SoakResult) -> Table:
     """What the server went through."""
     tally, ending, samples = result.tally, result.ending, result.watch.samples
-    grid = Table(title="the load", title_justify="left", show_header=False)
-    grid.add_column("")
-    grid.add_column("", justify="right")
     hit = tally.cached_tokens / tally.prompt_tokens if tally.prompt_tokens else 0.0
     waits = sorted(tally.waits_s) or [math.nan]
     styles = ", ".join(f"{k} {n:,}" for k, n in sorted(tally.styles.items()))
     pins = ", ".join(f"{k} {n:,.0f}" for k, n in sorted(ending.pins.items()) if n)
     low = min((sample.gauges["free_blocks"] for sample in samples), default=math.nan)
-    for label, value in (
+    rows = (
         ("answered turns", f"{tally.answered:,}"),
         ("turns a second", f"{tally.answered / result.ran_s:.1f}"),
         ("aborted turns", f"{tally.aborted:,}"),
@@ -190,9 +166,8 @@ def load_table(result: SoakResult) -> Table:
         ("requests that reached W", f"{ending.aged_requests:,.0f}"),
         ("free blocks, fewest seen", f"{low:,.0f} of {ending.pool_blocks:,.0f}"),
         ("slowest scrape of /metrics", f"{_slowest(result):.2f} s"),
-    ):
-        grid.add_row(label, value)
-    return grid
+    )
+    return table("the load", ("", ""), rows)
 
 
 def to_json(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from bench.serve.replay import RequestFailed
-from bench.sim.workloads import Turn
+from bench.serve.replay import RequestFailed, complete, streamed
+from bench.sim.load.programs import Turn
 
 #: How a program says who it is; "prefix" says nothing.
 STYLES = ("hints", "wishes", "continuum", "session", "prefix")
@@ -96,39 +95,16 @@ class Requests:
         return answer
 
     async def _answer(self, body: dict[str, Any], headers: dict[str, str]) -> list[int]:
-        token_ids: list[int] = []
-        usage: dict[str, Any] = {}
-        timing: dict[str, Any] = {}
-        done = False
         sent_s = time.monotonic()
-        async with self._stream(body, headers) as response:
-            await _check(response)
-            async for line in response.aiter_lines():
-                payload = line.removeprefix("data: ")
-                done = done or payload == "[DONE]"
-                if payload == line or done:
-                    continue
-                chunk = json.loads(payload)
-                if "error" in chunk:
-                    raise RequestFailed(f"error in the stream: {chunk['error']}")
-                usage = chunk.get("usage") or usage
-                timing = chunk.get("metrics") or timing
-                for choice in chunk["choices"]:
-                    token_ids += choice.get("token_ids") or ()
-        elapsed_s = time.monotonic() - sent_s
-        if not done or len(token_ids) != body["max_tokens"]:
-            raise RequestFailed(
-                f"{len(token_ids)} tokens, expected {body['max_tokens']}; [DONE] "
-                f"{'seen' if done else 'missing'}"
-            )
-        tally, wait_s = self.tally, timing["queue_time_ms"] / 1000.0
+        answer = await complete(self._client, body, headers, sent_s)
+        tally, service_s = self.tally, answer.departure_s - answer.queue_s
         tally.answered += 1
-        tally.waits_s.append(wait_s)
-        tally.longest_service_s = max(tally.longest_service_s, elapsed_s - wait_s)
-        tally.prompt_tokens += usage["prompt_tokens"]
-        tally.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"] or 0
-        tally.output_tokens += len(token_ids)
-        return token_ids
+        tally.waits_s.append(answer.queue_s)
+        tally.longest_service_s = max(tally.longest_service_s, service_s)
+        tally.prompt_tokens += answer.prompt_tokens
+        tally.cached_tokens += answer.cached_tokens
+        tally.output_tokens += len(answer.token_ids)
+        return list(answer.token_ids)
 
     async def abort(
         self,
@@ -164,17 +140,7 @@ class Requests:
 
     def body(self, prompt: list[int], num_tokens: int) -> dict[str, Any]:
         """A streamed greedy completion of exactly `num_tokens` tokens."""
-        return {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": num_tokens,
-            "min_tokens": num_tokens,
-            "ignore_eos": True,
-            "temperature": 0.0,
-            "return_token_ids": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        return streamed(self._model, prompt, num_tokens)
 
 
 def identify(

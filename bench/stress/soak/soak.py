@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import os
 import time
@@ -17,10 +16,12 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from bench.command import Folders, option, write_json
+from bench.compare.rounds import plain
 from bench.serve import tiny_model
 from bench.serve.server import ServerOptions, VLLMServer, by_label, parse_metrics, total
-from bench.sim.traces import TraceScale, from_trace
-from bench.sim.workloads import SWE_BENCH, Program, synthetic
+from bench.sim.load.programs import Program
+from bench.sim.load.scaled import SWE_BENCH, TraceScale, from_trace, synthetic
 from bench.stress.soak import report
 from bench.stress.soak.agents import (
     ABORT_EXTRA_TOKENS,
@@ -31,8 +32,11 @@ from bench.stress.soak.agents import (
 from bench.stress.soak.report import Bounds, Ending, SoakResult
 from bench.stress.soak.requests import Requests
 from bench.stress.soak.watch import PROBE_VARIABLE, Sample, Watch, read_probe, watch
+from bench.tables import checks_table
 from ttlcache_connector.plugin import SYNC_SCHEDULER
 
+TRACE_FOLDER = Path("../shared/traces")
+TRACE_NAMES = ("tb_mini_swe_agent", "sweagent_java", "weka_claude_code")
 _PROGRAMS_A_TRACE = 80
 _MEAN_CONTEXT_TOKENS = 1_200
 _MAX_CONTEXT_TOKENS = 4_000
@@ -43,29 +47,33 @@ _POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class SoakOptions:
+class SoakOptions(Folders):
     """Sizes of the soak."""
 
-    minutes: float = 20.0
-    agents: int = 64
-    traces: tuple[Path, ...] = ()
-    """Empty: the synthetic workload."""
-    blocks: int = 320
-    """KV pool in blocks of 32 tokens: about eight of the agents' contexts."""
+    minutes: float = option(20.0, "How long the agents run.", min=0.1)
+    agents: int = option(64, "Concurrent agents.", min=1)
+    traces: list[Path] | None = option(
+        None, "Traces to mix (gzip JSON lines).", "--trace"
+    )
+    """None: the three recorded ones. Empty: the synthetic workload."""
+    blocks: int = option(320, "KV pool, in blocks.", min=160)
+    """Of 32 tokens: about eight of the agents' contexts."""
     gap_cap_s: float = 3.0
     """Longest tool call in seconds."""
-    sample_s: float = 5.0
-    """Seconds between two samples."""
+    sample_s: float = option(5.0, "Seconds between two samples.", "--sample", min=0.2)
     max_ttl_s: float = 20.0
     max_queue_wait_s: float = 20.0
-    rss_growth_mib: float = 32.0
-    own_mib: float = 8.0
-    """Most that ttlcache's own objects may hold, MiB."""
-    vanilla: bool = False
-    """The same load on vLLM without our connector, for comparison."""
-    seed: int = 0
+    rss_growth_mib: float = option(
+        32.0, "Allowed growth per process after warm-up, MiB.", "--rss-growth"
+    )
+    own_mib: float = option(
+        8.0, "Most that ttlcache's own objects may hold, MiB.", "--own"
+    )
+    vanilla: bool = option(
+        False, "The same load on vLLM without ttlcache.", "--vanilla"
+    )
+    seed: int = option(0, "Seed of the agents.")
     out: Path = Path("out/soak")
-    model: Path = Path("out/models/tiny")
 
     def server(self) -> ServerOptions:
         """A server with the default policy; references are checked every step."""
@@ -139,17 +147,30 @@ class SoakOptions:
         )
 
 
-def run_soak(options: SoakOptions, console: Console) -> int:
-    """Soak one server; print the summary, write soak.json.
+def default_traces(console: Console, folder: Path = TRACE_FOLDER) -> list[Path]:
+    """The three recorded workloads, or none, saying so, where they are not at hand."""
+    paths = [folder / f"{name}.jsonl.gz" for name in TRACE_NAMES]
+    missing = [path for path in paths if not path.is_file()]
+    if not missing:
+        return paths
+    console.print(
+        f"{missing[0]} is not there: the agents run the synthetic workload",
+        soft_wrap=True,
+    )
+    return []
 
-    Returns:
-        The exit status: 1 when a promise was broken.
-    """
+
+def soak(options: SoakOptions, console: Console) -> int:
+    """A real server on a tiny pool under misbehaving agents. Exit status 1: it leaks,
+    waits, errs or leaves something unanswered."""
+    if options.traces is None:
+        options = replace(options, traces=default_traces(console))
     programs = options.workload()
     options.out.mkdir(parents=True, exist_ok=True)
     options.probe_path.unlink(missing_ok=True)
     model = tiny_model.build(options.model)
-    source = ", ".join(path.name for path in options.traces) or "synthetic (SWE-bench)"
+    names = [path.name for path in options.traces or ()]
+    source = ", ".join(names) or "synthetic (SWE-bench)"
     console.print(
         f"{'vanilla vLLM, ' if options.vanilla else ''}"
         f"{options.agents} agents for {options.minutes:g} minutes over "
@@ -180,10 +201,9 @@ def run_soak(options: SoakOptions, console: Console) -> int:
 
     found = report.checks(result, options.bounds())
     path = options.out / "soak.json"
-    plain = {key: _plain(value) for key, value in asdict(options).items()}
-    path.write_text(json.dumps(report.to_json(result, found, plain), indent=1) + "\n")
+    write_json(path, report.to_json(result, found, plain(asdict(options))))
     console.print(report.load_table(result))
-    console.print(report.checks_table(found))
+    console.print(checks_table("what must hold", found))
     console.print(f"result: {path}\nlog:    {log_path}", soft_wrap=True)
     return 0 if all(check.ok for check in found) else 1
 
@@ -267,9 +287,3 @@ async def _settled(client: httpx.AsyncClient, requests: Requests) -> dict[Any, f
     response = await client.get("/metrics")
     response.raise_for_status()
     return parse_metrics(response.text)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, Path) else value

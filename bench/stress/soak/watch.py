@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil
 
 from bench.serve.server import parse_metrics, total
 
@@ -145,30 +146,15 @@ def growth_mib(values_mib: Sequence[float]) -> float:
 
 def descendants(pid: int) -> list[int]:
     """Process ids of all children and their children, in no order."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, ValueError):
-            # "pid (comm) state ppid …"; comm may hold spaces and brackets.
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found: list[int] = []
-    todo = [pid]
-    while todo:
-        children = parents.get(todo.pop(), [])
-        found += children
-        todo += children
-    return found
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def rss_mib(pid: int) -> float:
     """Resident memory of one process in MiB; 0 when it is gone or a zombie."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
+        return float(psutil.Process(pid).memory_info().rss / _MIB)
+    except psutil.Error:
         return 0.0
-    for line in status.splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024 / _MIB
-    return 0.0

@@ -7,14 +7,12 @@ into caches of several groups, on vLLM's own scheduler, by a connector that only
 from __future__ import annotations
 
 import random
-import traceback
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from bench.stress.wedge import loading
 from bench.stress.wedge.engine import DrivenEngine
-from bench.stress.wedge.outcome import Outcome
 from bench.stress.wedge.schedule import Schedule
 from bench.stress.wedge.spec import Loads, RandomEngine, plain_scheduler, random_engine
 
@@ -65,12 +63,3 @@ def hybrid_engine(rng: random.Random) -> RandomEngine:
         beside=True,
     )
     return replace(drawn, engine=engine, loads=loads)
-
-
-def play_alone(seed: int) -> Outcome:
-    """Run one schedule in this process."""
-    schedule = AloneSchedule(seed)
-    try:
-        return Outcome(seed, schedule.run())
-    except Exception:  # noqa: BLE001 - every exception is a finding
-        return Outcome(seed, 0, traceback.format_exc(limit=-2))

@@ -17,11 +17,11 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
-    SupportsHMA,
 )
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
+from bench.micro.idle_connector import IdleConnector
 from ttlcache_connector.connector import TTLConnector
 
 if TYPE_CHECKING:
@@ -142,62 +142,40 @@ class Elsewhere:
             output.invalid_block_ids.add(self.rng.choice(load.block_ids))
 
 
-class LoadingConnector(TTLConnector):
+class _FromElsewhere(KVConnectorBase_V1):
+    """Before a connector: it loads, whatever else it does."""
+
+    elsewhere: Elsewhere
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        ask = super().get_num_new_matched_tokens  # type: ignore[safe-super]
+        ask(request, num_computed_tokens)
+        return self.elsewhere.match(request, num_computed_tokens)
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        tell = super().update_state_after_alloc  # type: ignore[safe-super]
+        tell(request, blocks, num_external_tokens)
+        block_ids = blocks.get_block_ids()[0]
+        self.elsewhere.allocated(request, block_ids, num_external_tokens)
+
+    def build_connector_meta(
+        self, scheduler_output: SchedulerOutput
+    ) -> KVConnectorMetadata:
+        self.elsewhere.launch()
+        build = super().build_connector_meta  # type: ignore[safe-super]
+        return build(scheduler_output)
+
+
+class LoadingConnector(_FromElsewhere, TTLConnector):
     """TTLConnector with a lower tier of the bench's."""
 
-    elsewhere: Elsewhere
 
-    def get_num_new_matched_tokens(
-        self, request: Request, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
-        super().get_num_new_matched_tokens(request, num_computed_tokens)
-        return self.elsewhere.match(request, num_computed_tokens)
-
-    def update_state_after_alloc(
-        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
-    ) -> None:
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
-        block_ids = blocks.get_block_ids()[0]
-        self.elsewhere.allocated(request, block_ids, num_external_tokens)
-
-    def build_connector_meta(
-        self, scheduler_output: SchedulerOutput
-    ) -> KVConnectorMetadata:
-        self.elsewhere.launch()
-        return super().build_connector_meta(scheduler_output)
-
-
-class Shelf(KVConnectorBase_V1, SupportsHMA):
+class Shelf(_FromElsewhere, IdleConnector):
     """A stranger that keeps KV, as a child of a MultiConnector."""
-
-    elsewhere: Elsewhere
-
-    def get_num_new_matched_tokens(
-        self, request: Request, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
-        return self.elsewhere.match(request, num_computed_tokens)
-
-    def update_state_after_alloc(
-        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
-    ) -> None:
-        block_ids = blocks.get_block_ids()[0]
-        self.elsewhere.allocated(request, block_ids, num_external_tokens)
-
-    def build_connector_meta(
-        self, scheduler_output: SchedulerOutput
-    ) -> KVConnectorMetadata:
-        self.elsewhere.launch()
-        return KVConnectorMetadata()
-
-    def request_finished_all_groups(
-        self, request: Request, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
-        return False, None
-
-    def start_load_kv(self, *args: Any, **kwargs: Any) -> None: ...
-    def wait_for_layer_load(self, *args: Any) -> None: ...
-    def save_kv_layer(self, *args: Any, **kwargs: Any) -> None: ...
-    def wait_for_save(self) -> None: ...
 
 
 def register() -> None:
@@ -210,5 +188,5 @@ def register() -> None:
 def fill(connector: Any, elsewhere: Elsewhere) -> None:
     """Give the engine's connector something to load from."""
     for each in (connector, *getattr(connector, "_connectors", ())):
-        if isinstance(each, LoadingConnector | Shelf):
+        if isinstance(each, _FromElsewhere):
             each.elsewhere = elsewhere

@@ -7,8 +7,59 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from bench.stress.wedge.outcome import Outcome
+from rich.console import Console
+from rich.progress import track
+
+from bench.command import option
+
+if TYPE_CHECKING:
+    from bench.stress.wedge.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class WedgeOptions:
+    """Which schedules, on whose scheduler."""
+
+    n: int = option(10_000, "How many schedules.", "--n", min=1)
+    seed: int = option(0, "Seed of the first one.")
+    processes: int = option(2, "Parallel processes.", min=1)
+    vllm_alone: bool = option(
+        False,
+        "What is left out otherwise, without us: loads into hybrid caches.",
+        "--vllm-alone",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One seed's result; `failure` is None when all held."""
+
+    seed: int
+    steps: int
+    failure: str | None = None
+
+
+def wedge(options: WedgeOptions, console: Console) -> int:
+    """Random schedules on vLLM's real scheduler: wedges, leaks, broken tables.
+
+    Exits with 1 if any fails, and prints the seeds; one is replayed with
+    `--n 1 --seed SEED`.
+    """
+    n, steps, failed = options.n, 0, []
+    play_one = play_alone if options.vllm_alone else play
+    outcomes = play_all(options.seed, n, options.processes, play_one)
+    for outcome in track(outcomes, description="schedules", total=n, console=console):
+        steps += outcome.steps
+        if outcome.failure is not None:
+            failed.append(outcome.seed)
+            console.print(f"seed {outcome.seed}:\n{outcome.failure}", markup=False)
+    console.print(
+        f"{n} schedules, {steps:,} steps, {len(failed)} failed {failed or ''}"
+    )
+    return 1 if failed else 0
 
 
 def play(seed: int) -> Outcome:
@@ -16,18 +67,21 @@ def play(seed: int) -> Outcome:
     # vLLM is slow to import: only where schedules run.
     from bench.stress.wedge.schedule import Schedule
 
-    schedule = Schedule(seed)
-    try:
-        return Outcome(seed, schedule.run())
-    except Exception:  # noqa: BLE001 - every exception is a finding
-        return Outcome(seed, 0, traceback.format_exc(limit=-6))
+    return _outcome(Schedule, seed)
 
 
 def play_alone(seed: int) -> Outcome:
     """Run one schedule of what vLLM does by itself."""
-    from bench.stress.wedge import alone
+    from bench.stress.wedge.alone import AloneSchedule
 
-    return alone.play_alone(seed)
+    return _outcome(AloneSchedule, seed)
+
+
+def _outcome(schedule: type[Schedule], seed: int) -> Outcome:
+    try:
+        return Outcome(seed, schedule(seed).run())
+    except Exception:  # noqa: BLE001 - every exception is a finding
+        return Outcome(seed, 0, traceback.format_exc(limit=-6))
 
 
 def play_all(

@@ -28,8 +28,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from bench.sim.foresight import Foresight
 from bench.sim.steptime import StepTime
+from bench.sim.strides.foresight import Foresight
 
 
 @dataclass(frozen=True, slots=True)

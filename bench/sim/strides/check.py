@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from bench.sim import run
 from bench.sim.load.workload import WorkloadSpec
 from bench.sim.rivals.arms import ARMS
 from bench.sim.settings import Cell, EngineSetting
+from bench.tables import table
 
 #: Largest relative error of the mean JCT.
 MAX_ERROR = 0.02
@@ -34,10 +33,7 @@ def check_strides(console: Console, *, programs: int = 20, processes: int = 2) -
     results = run.run_cells(
         [*fine, *coarse], processes=processes, cache=None, console=console
     )
-    view = Table(title="mean JCT, s", box=box.SIMPLE)
-    for name in ("cell", "single steps", "strides", "error", "CPU s", "CPU s "):
-        view.add_column(name, justify="left" if name == "cell" else "right")
-    worst = 0.0
+    rows, worst = [], 0.0
     for names, one, many in zip(
         _CELLS, results[: len(fine)], results[len(fine) :], strict=True
     ):
@@ -45,10 +41,10 @@ def check_strides(console: Console, *, programs: int = 20, processes: int = 2) -
         error = abs(got_s / wanted_s - 1)
         worst = max(worst, error)
         cpu = [f"{result.wall['cpu_s']:.1f}" for result in (one, many)]
-        view.add_row(
-            " ".join(names), f"{wanted_s:.3f}", f"{got_s:.3f}", f"{error:.2e}", *cpu
-        )
-    console.print(view)
+        numbers = (f"{wanted_s:.3f}", f"{got_s:.3f}", f"{error:.2e}")
+        rows.append([" ".join(names), *numbers, *cpu])
+    columns = ("cell", "single steps", "strides", "error", "CPU s", "CPU s")
+    console.print(table("mean JCT, s", columns, rows, plain=True))
     console.print(f"worst error {worst:.2e}, allowed {MAX_ERROR:g}")
     return worst <= MAX_ERROR
 

@@ -1,0 +1,1 @@
+"""Many engine steps in one call of `schedule()`, exactly."""
