@@ -9,18 +9,15 @@ import pytest
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
 from tests.connector.conftest import HOLD_5S, totals
-from ttlcache_connector.log import logger
+from ttlcache_connector.tiers import factory
 
 BELOW = {**HOLD_5S, "lower_tier": "lmcache", "lmcache.mp.port": 1}
 
 
 @pytest.fixture
-def logged(caplog):
-    log = logger("ttlcache_connector")
-    log.addHandler(caplog.handler)
-    with caplog.at_level(logging.WARNING, logger=log.name):
-        yield caplog
-    log.removeHandler(caplog.handler)
+def logged(monkeypatch, caplog):
+    monkeypatch.setattr(factory, "log", logging.getLogger("tests.tier_support"))
+    return caplog
 
 
 @pytest.mark.parametrize(
