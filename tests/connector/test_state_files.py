@@ -139,7 +139,7 @@ def test_a_file_that_the_kernel_cuts_off_is_not_put_in_place(tmp_path):
     """A real limit, in a process of its own: the write fails in the middle."""
     script = f"""
 import resource, sys
-from ttlcache import gap_store
+from ttlcache.estimators import gap_store
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.types import GapKey
