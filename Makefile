@@ -35,11 +35,11 @@ demo: $(STAMP) ## vLLM with and without TTLConnector and LMCache on a small pool
 demo-fleet: $(STAMP) ## Two replicas behind vllm-router: routing policies compared
 	$(BIN)/python -m bench fleet $(DEMO_ARGS)
 
-# One worker has the servers, the other one the rest (tests/e2e/conftest.py). Two
+# One worker has the servers, the other one the rest (tests/conftest.py). Two
 # threads each would be four on two cores.
 WORKERS ?= 2
 PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
-	-n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations=30
+	-n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=30
 ALONE := $(BIN)/python -m pytest --durations=30
 
 test: $(STAMP) check ## Linters, contracts, unit, connector and end-to-end tests: every commit

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -15,12 +17,40 @@ settings.load_profile("ttlcache")
 OUR_LOGGERS = ("ttlcache", "ttlcache_lmcache", "vllm.ttlcache_connector")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+# --- where tests run when there are several workers (make test) ---------------
+
+#: Tests of e2e that start no vLLM server beside this process.
+ALONE = (
+    "test_kv_round_trip",
+    "test_lmcache_admission",
+    "test_lmcache_plugins",
+    "test_profile",
+)
+SERVER = re.compile(rf"tests/e2e/(?!{'|'.join(ALONE)})test_\w+\.py")
+
+
+def group_of(nodeid: str) -> str:
+    """What runs in one worker: a file, whose fixtures are then made once.
+
+    All tests of vLLM servers are one group, with the session's servers.
+    """
+    return "server" if SERVER.match(nodeid) else nodeid.partition("::")[0]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests go to one worker: what its fixtures start is started once."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    """Servers first: nothing else takes so long."""
+    items.sort(key=lambda item: group_of(item.nodeid) != "server")
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -35,13 +35,6 @@ HANG_S = 300.0
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 CPUINFO = Path("/proc/cpuinfo")
-#: Tests that use no server of the session's: any worker may run these.
-ALONE = (
-    "test_kv_round_trip.py",
-    "test_lmcache_admission.py",
-    "test_lmcache_plugins.py",
-    "test_profile.py",
-)
 #: A server with /reset_prefix_cache, /sleep and /collective_rpc.
 DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
 
@@ -146,23 +139,6 @@ def start_server(
     return VLLMServer(
         model, ServerOptions(**settings, kv_transfer_config=transfer), log
     )
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several workers one has the servers: fixtures of the session exist once.
-
-    They come first, as nothing else takes so long.
-    """
-    servers = [item for item in items if _starts_vllm(item)]
-    for item in servers:
-        item.add_marker(pytest.mark.xdist_group("server"))
-    others = [item for item in items if not _starts_vllm(item)]
-    items[:] = [*servers, *others]
-
-
-def _starts_vllm(item: pytest.Item) -> bool:
-    return item.path.parent == FOLDER and item.path.name not in ALONE
 
 
 @pytest.fixture(scope="session")
