@@ -57,13 +57,6 @@ class TTLCacheConfig(BaseModel):
         "room-to-grow with policy adaptive and ordering ttl-aware or program-fcfs, "
         "else none.",
     )
-    growth_share: float = Field(
-        default=0.4,
-        ge=0.0,
-        le=1.0,
-        description="Of the growth that programs under way still expect, the part for "
-        "which room is left (room-to-grow).",
-    )
     max_pinned_fraction: float = Field(
         default=0.9,
         ge=0.0,
@@ -101,19 +94,9 @@ class TTLCacheConfig(BaseModel):
         ge=1,
         description="Programs remembered at once; the longest idle is forgotten.",
     )
-    prefix_inference: bool = Field(
-        default=True,
-        description="Recognise programs without any id by their growing prompt.",
-    )
     tool_detection: bool = Field(
         default=True,
         description="Read the next tool from the output text when no hint names it.",
-    )
-    detect_tail_tokens: int = Field(
-        default=2048,
-        ge=16,
-        le=65_536,
-        description="Output tokens at the end of a turn searched for tool calls.",
     )
     tool_call_parser: str | None = Field(
         default=None,
@@ -129,19 +112,6 @@ class TTLCacheConfig(BaseModel):
         description="When KV is copied to the lower tier: when GPU memory gets short "
         "(turns past their time stay cached until then), as soon as its pin expired, "
         "or as soon as it is computed.",
-    )
-    demote_wait_s: float = Field(
-        default=0.25,
-        ge=0.0,
-        le=10.0,
-        description="How long a waiting request lets an expired pin be copied before "
-        "it takes the memory.",
-    )
-    max_hook_faults: int = Field(
-        default=100,
-        ge=1,
-        description="After this many exceptions in hooks within 10 minutes, "
-        "retention turns itself off.",
     )
     profile_path: str | None = Field(
         default=None,

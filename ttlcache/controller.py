@@ -96,7 +96,7 @@ class Controller:
         self._clock = clock
         identifier = Identifier(
             self.programs,
-            PrefixIndex(block_tokens) if config.prefix_inference else None,
+            PrefixIndex(block_tokens),
         )
         self._turns = TurnBook(
             clock=clock,

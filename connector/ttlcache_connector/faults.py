@@ -12,8 +12,9 @@ from ttlcache_connector.log import logger
 
 log = logger(__name__)
 
-#: So many faults count together; a rare one now and then turns nothing off.
-WINDOW_S = 600.0
+#: After so many faults within this time the hooks are given up; a rare one now and then
+#: turns nothing off.
+MAX_FAULTS, WINDOW_S = 100, 600.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,19 +24,17 @@ class Faults:
     """Counts exceptions per hook, logs each hook's first one, gives up at last.
 
     Args:
-        limit: exceptions within `WINDOW_S` after which `turn_off` is called.
+        turn_off: called after `MAX_FAULTS` exceptions within `WINDOW_S`.
     """
 
     def __init__(
         self,
-        limit: int,
         count: Callable[[str], None],
         turn_off: Callable[[], None],
         now_s: Callable[[], float],
     ) -> None:
         self._now_s = now_s
-        self._recent: deque[float] = deque(maxlen=limit)
-        self._limit = limit
+        self._recent: deque[float] = deque(maxlen=MAX_FAULTS)
         self._count = count
         self._turn_off = turn_off
         self._logged: set[str] = set()
@@ -57,12 +56,12 @@ class Faults:
             )
         self._recent.append(self._now_s())
         span_s = self._recent[-1] - self._recent[0]
-        if len(self._recent) == self._limit and span_s <= WINDOW_S:
+        if len(self._recent) == self._recent.maxlen and span_s <= WINDOW_S:
             self._recent.clear()
             log.warning(
                 "ttlcache: %d faults within %.0f s, retention is now off for this "
                 "server",
-                self._limit,
+                self._recent.maxlen,
                 span_s,
             )
             try:

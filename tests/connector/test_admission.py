@@ -12,14 +12,19 @@ import random
 import pytest
 
 from tests.connector.conftest import free
+from ttlcache.scheduling import admission
 from ttlcache.types import GapKey
 
 CONTROL = {
     "policy": "fixed",
     "policy_options": {"ttl_s": 200.0},
     "admission": "room-to-grow",
-    "growth_share": 1.0,
 }
+
+
+@pytest.fixture(autouse=True)
+def all_growth_is_reserved(monkeypatch):
+    monkeypatch.setattr(admission, "GROWTH_SHARE", 1.0)
 
 
 def add(engine, program, tokens, *, turn=1, max_tokens=4, **hints):
@@ -102,7 +107,7 @@ def test_pins_made_while_memory_was_free_end_when_a_newcomer_is_held_back(
     # A's pin was given for as long as there is, at no price.
     engine = make_engine(
         num_blocks=29,
-        extra_config={"growth_share": 1.0, "max_ttl_s": 1e9},
+        extra_config={"max_ttl_s": 1e9},
     )
     controller = engine.connector.side.controller
     for gap_s in [1.0] * 60:

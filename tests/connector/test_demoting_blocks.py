@@ -15,9 +15,10 @@ from ttlcache.retention.pins import PinTable
 from ttlcache.types import GapKey, PinOutcome
 from ttlcache_connector.blocks import demoting
 from ttlcache_connector.blocks.demoting import LEAST_PIECE, DemotingBlocks
+from ttlcache_connector.blocks.pending_copies import COPY_WAIT_S
 
 BLOCKS = 40
-WAIT_S = 0.5
+WAIT_S = COPY_WAIT_S
 
 
 class Pool:
@@ -59,7 +60,6 @@ class Rig:
             report_turn=self.tier.report_turn,
             tier=self.tier,
             clock=self.clock,
-            wait_s=WAIT_S,
             room_blocks=room_blocks,
         )
 

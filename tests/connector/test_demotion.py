@@ -101,7 +101,7 @@ def test_an_aborted_request_leaves_nothing_to_copy(make_engine, clock, tier):
 
 
 def test_a_waiting_request_lets_the_copy_end_but_not_for_ever(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra(demote_wait_s=0.2))
+    engine = make_engine(extra_config=extra())
     engine.turn("a", list(range(600)), hints=HINTS)  # 37 of 63 blocks
     clock.advance(5.1)
     engine.add("b", list(range(5000, 5600)), hints={"program_id": "q"})
@@ -117,7 +117,7 @@ def test_a_waiting_request_lets_the_copy_end_but_not_for_ever(make_engine, clock
 def test_a_waiting_request_goes_on_as_soon_as_the_copy_has_ended(
     make_engine, clock, tier
 ):
-    engine = make_engine(extra_config=extra(demote_wait_s=10.0))
+    engine = make_engine(extra_config=extra())
     engine.turn("a", list(range(600)), hints=HINTS)
     clock.advance(5.1)
     engine.add("b", list(range(5000, 5600)), hints={"program_id": "q"})
@@ -128,7 +128,7 @@ def test_a_waiting_request_goes_on_as_soon_as_the_copy_has_ended(
 
 
 def test_a_running_request_takes_the_memory_at_once(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra(demote_wait_s=10.0))
+    engine = make_engine(extra_config=extra())
     engine.turn("a", list(range(320)), max_tokens=2, hints=HINTS)
     clock.advance(5.1)
     engine.add("b", list(range(5000, 5400)), max_tokens=500, hints={"program_id": "q"})
@@ -216,7 +216,7 @@ def test_one_copy_that_cannot_be_settled_keeps_no_other_waiting(
 
 
 def test_how_demotions_ended_is_counted(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra(demote_wait_s=0.2))
+    engine = make_engine(extra_config=extra())
     engine.turn("a", list(range(600)), hints=HINTS)
     clock.advance(5.1)
     engine.add("b", list(range(5000, 5600)), hints={"program_id": "q"})

@@ -21,6 +21,7 @@ from tests.connector.injection import (
 from ttlcache.controller import Controller
 from ttlcache.policies.fixed import FixedTTL
 from ttlcache.types import Decision
+from ttlcache_connector import faults
 from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, Pace
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.role import scheduler
@@ -57,11 +58,15 @@ def serve(engine) -> None:
             contexts[program] = list(done.all_token_ids)
 
 
+@pytest.fixture(autouse=True)
+def hooks_are_not_given_up(monkeypatch):
+    monkeypatch.setattr(faults, "MAX_FAULTS", 1_000_000)
+
+
 BUSY = {
     **HOLD_5S,
     "max_pinned_fraction": 1.0,
     "max_queue_wait_s": 2.0,
-    "max_hook_faults": 1_000_000,
 }
 
 
@@ -272,9 +277,12 @@ def test_references_that_a_fault_left_behind_do_not_wedge(make_engine):
 @pytest.mark.parametrize(
     "point", ["arrive", "hold", "tick", "drain", "note_local_hit", "may_start"]
 )
-def test_faults_of_any_hook_turn_retention_off(make_engine, clock, point, when, also):
+def test_faults_of_any_hook_turn_retention_off(
+    make_engine, clock, monkeypatch, point, when, also
+):
     """Turning off fails, too: it is tried again until nothing is held."""
-    engine = make_engine(num_blocks=30, extra_config={**BUSY, "max_hook_faults": 5})
+    monkeypatch.setattr(faults, "MAX_FAULTS", 5)
+    engine = make_engine(num_blocks=30, extra_config=BUSY)
     side = engine.connector.side
     first = Injector(1, when=(when,))
     first.install(side, point)
@@ -310,7 +318,8 @@ def test_the_worker_role_has_nothing_that_could_throw(make_engine):
 
 
 def test_enough_faults_turn_retention_off_for_good(make_engine, monkeypatch, our_log):
-    engine = make_engine(num_blocks=40, extra_config={**HOLD_5S, "max_hook_faults": 3})
+    monkeypatch.setattr(faults, "MAX_FAULTS", 3)
+    engine = make_engine(num_blocks=40, extra_config=HOLD_5S)
     engine.on_step = None
     engine.turn("A-1", range(100), hints={"program_id": "A"})
     assert free(engine) < 39

@@ -6,6 +6,7 @@ import pytest
 
 from tests.connector.conftest import free, pinned, totals
 from ttlcache.errors import ConfigError
+from ttlcache_connector import faults
 from ttlcache_connector.harness import EngineSpec, build_vllm_config
 
 FOREVER = {
@@ -141,7 +142,8 @@ def test_admission_control_and_client_priorities_are_refused_together():
 def test_rare_faults_do_not_add_up(make_engine, clock, monkeypatch):
     from ttlcache.controller import Controller
 
-    engine = make_engine(num_blocks=40, extra_config={**FOREVER, "max_hook_faults": 3})
+    monkeypatch.setattr(faults, "MAX_FAULTS", 3)
+    engine = make_engine(num_blocks=40, extra_config=FOREVER)
     engine.on_step = None
 
     def broken(self):

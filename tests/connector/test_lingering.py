@@ -140,7 +140,7 @@ def test_an_ended_program_is_not_copied(make_engine, clock, tier):
 
 
 def test_running_requests_take_it_at_once(make_engine, clock, tier):
-    engine, _ = expired(make_engine, clock, prompt=LONG[:320], demote_wait_s=10.0)
+    engine, _ = expired(make_engine, clock, prompt=LONG[:320])
     engine.add("b", OTHER[:400], max_tokens=500, hints={"program_id": "q"})
     engine.run()
     assert engine.finished["b"].num_preemptions == 0
@@ -149,7 +149,7 @@ def test_running_requests_take_it_at_once(make_engine, clock, tier):
 def test_a_victim_is_copied_before_a_waiting_request_gets_its_memory(
     make_engine, clock, tier
 ):
-    engine = make_engine(extra_config=lingers(demote_wait_s=10.0))
+    engine = make_engine(extra_config=lingers())
     engine.turn("old", OTHER[:160], hints={"program_id": "q"})
     engine.turn("a", LONG, hints=HINTS)
     engine.add("run", range(7000, 7016), max_tokens=100, hints={"program_id": "r"})

@@ -55,7 +55,7 @@ def test_only_the_tail_is_read(model_config):
 
 
 def test_vllms_parser_reads_what_ours_do_not(model_config):
-    tokenizer = ready(OutputReader(model_config, 64))._tokenizer
+    tokenizer = ready(OutputReader(model_config, tail_tokens=64))._tokenizer
     read = VLLMParser("internlm", tokenizer).read
     text = (
         "I look it up.<|action_start|><|plugin|>\n"
@@ -67,7 +67,7 @@ def test_vllms_parser_reads_what_ours_do_not(model_config):
 
 
 def test_an_unknown_parser_leaves_ours(model_config, our_log):
-    reader = ready(OutputReader(model_config, 512, "no-such-parser"))
+    reader = ready(OutputReader(model_config, "no-such-parser", 512))
     text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     ids = reader._tokenizer.encode(text, add_special_tokens=False)
     deadline = time.monotonic() + 300
@@ -78,7 +78,7 @@ def test_an_unknown_parser_leaves_ours(model_config, our_log):
 
 
 def test_no_parser_of_vllms_can_raise_into_the_engine(model_config, our_log):
-    tokenizer = ready(OutputReader(model_config, 64))._tokenizer
+    tokenizer = ready(OutputReader(model_config, tail_tokens=64))._tokenizer
     names = ToolParserManager.list_registered()
     assert len(names) > 20
     for name in names:
@@ -90,7 +90,7 @@ def test_no_parser_of_vllms_can_raise_into_the_engine(model_config, our_log):
 
 
 def test_a_slow_parser_is_used_once(model_config, our_log, monkeypatch):
-    tokenizer = ready(OutputReader(model_config, 64))._tokenizer
+    tokenizer = ready(OutputReader(model_config, tail_tokens=64))._tokenizer
     parser = VLLMParser("hermes", tokenizer)
     monkeypatch.setattr(VLLMParser, "SLOW_S", -1.0)
     parser.read("plain words")

@@ -212,6 +212,11 @@ def test_no_control_lets_everything_start():
 # --- programs of a fake engine: 32 blocks of 4 tokens -----------------------------
 
 
+@pytest.fixture(autouse=True)
+def all_growth_is_reserved(monkeypatch):
+    monkeypatch.setattr(admission, "GROWTH_SHARE", 1.0)
+
+
 @pytest.fixture
 def engine():
     return build(policy="fixed", policy_options={"ttl_s": 60.0})
@@ -223,7 +228,6 @@ def build(**config):
         **config,
         "max_pinned_fraction": 1.0,
         "admission": "room-to-grow",
-        "growth_share": 1.0,
     }
     engine = FakeEngine(settings, pool_blocks=32, block_tokens=BLOCK_TOKENS)
     for number in range(MIN_ENDED):

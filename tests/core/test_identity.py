@@ -86,15 +86,6 @@ def test_programs_with_an_id_are_not_guessed_by_prefix(identifier):
     assert rule is IdentityRule.NEW
 
 
-def test_without_prefix_inference_every_anonymous_request_is_new(programs):
-    identifier = Identifier(programs, None)
-    program, _ = identifier.identify(arrival(), 0.0)
-    remember(identifier, program, PROMPT)
-    other, rule = identifier.identify(arrival([*PROMPT, 6]), 0.0)
-    assert other is not program
-    assert rule is IdentityRule.NEW
-
-
 def test_tenants_do_not_see_each_other(identifier):
     mine, _ = identifier.identify(arrival(program="P", tenant="red"), 0.0)
     theirs, _ = identifier.identify(arrival(program="P", tenant="blue"), 0.0)

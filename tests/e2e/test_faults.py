@@ -61,7 +61,6 @@ def faulty(history_path: Path) -> ServerOptions:
             "kv_connector_extra_config": {
                 "policy": "fixed",
                 "policy_options": {"ttl_s": 30.0},
-                "max_hook_faults": 1_000_000,
                 "history_path": str(history_path),
             },
         },

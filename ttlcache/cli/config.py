@@ -21,7 +21,6 @@ CHANGE_WHEN = {
     "max_ttl_s": "gaps last longer and memory is idle",
     "max_queue_wait_s": "somebody watches: lower; batch jobs only: higher",
     "program_idle_s": "agents pause for longer, e.g. for people",
-    "prefix_inference": "all clients send ids and the last microseconds count",
     "tool_detection": "all clients send `tool`, or outputs are no business of ours",
     "profile_path": "the first minutes after a start matter: `ttlcache profile`",
     "history_path": "the first minutes after a restart matter",

@@ -12,7 +12,7 @@ from ttlcache.types import Arrival, Finish, IdentityRule
 class Identifier:
     """Applies the identity rules against the program table."""
 
-    def __init__(self, programs: ProgramTable, prefixes: PrefixIndex | None) -> None:
+    def __init__(self, programs: ProgramTable, prefixes: PrefixIndex) -> None:
         self._programs = programs
         self._prefixes = prefixes
 
@@ -35,7 +35,7 @@ class Identifier:
         By its prompt as well: some clients drop what a turn put out.
         """
         number = program.key
-        if self._prefixes is None or not isinstance(number, int):
+        if not isinstance(number, int):
             return
         for num_tokens in (finish.prompt_tokens, finish.num_tokens - 1):
             self._prefixes.remember(number, finish.hashes, num_tokens, finish.tokens)
@@ -50,8 +50,6 @@ class Identifier:
         return IdentityRule.SESSION, session
 
     def _by_prefix(self, arrival: Arrival) -> Program | None:
-        if self._prefixes is None:
-            return None
         return self._prefixes.find(
             arrival.hashes, arrival.num_tokens, arrival.tokens, self._programs.get
         )

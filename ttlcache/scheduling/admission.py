@@ -22,6 +22,9 @@ from ttlcache.types import BlockHolder, Pressure
 
 #: Ended programs over which the mean is taken, and below which nothing is known.
 WINDOW, MIN_ENDED = 1000, 5
+#: Of the growth that programs under way still expect, the part that is reserved: chosen
+#: on odd lines of the traces (docs/research/policy-log.md).
+GROWTH_SHARE = 0.4
 #: Of the pool, the part reserved for growth at most: where short and long programs come
 #: together the mean is far from either, and half of the memory serves any request.
 MAX_POOL_SHARE = 0.5
@@ -227,7 +230,7 @@ class GrowthReserve(AdmissionControl):
 def create(config: TTLCacheConfig, block_tokens: int) -> AdmissionControl:
     """The admission control of a configuration."""
     if admission_in_force(config) == "room-to-grow":
-        return GrowthReserve(config.growth_share, block_tokens)
+        return GrowthReserve(GROWTH_SHARE, block_tokens)
     return AdmitAll()
 
 

@@ -233,6 +233,5 @@ def _extra_config(rng: random.Random, queue_policy: str) -> dict[str, Any]:
         "max_queue_wait_s": rng.choice((5.0, 60.0, 1e6)),
         "program_idle_s": rng.choice((20.0, 900.0)),
         "max_programs": rng.choice((2, 10_000)),
-        "prefix_inference": rng.random() < 0.8,
         "quantum_turns": rng.choice((1, 4, 32, 10**6)),
     }

@@ -34,12 +34,10 @@ class EndedTurns(PinnedBlocks):
         *,
         tier: SchedulerTier,
         clock: Clock,
-        wait_s: float,
         room_blocks: int = 0,
     ) -> None:
         """
         Args:
-            wait_s: how long a waiting request lets an ended pin be copied.
             room_blocks: how many blocks to keep free, or about to be, by copying
                 turns that linger; 0: nothing lingers, copies begin at once.
         """
@@ -47,7 +45,7 @@ class EndedTurns(PinnedBlocks):
         self._tier = tier
         self._room_blocks = room_blocks
         self._lingering = Lingering()
-        self._copies = PendingCopies(clock.now_s, wait_s)
+        self._copies = PendingCopies(clock.now_s)
 
     @property
     def demoting_blocks(self) -> int:

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 
+#: So long a waiting request lets a copy take before it takes the blocks.
+COPY_WAIT_S = 0.25
+
+
 @dataclass(slots=True)
 class _Copy:
     """due_s: when a waiting request may take the blocks all the same."""
@@ -21,13 +25,8 @@ class _Copy:
 class PendingCopies:
     """Of ended turns, oldest first."""
 
-    def __init__(self, now_s: Callable[[], float], wait_s: float) -> None:
-        """
-        Args:
-            wait_s: how long a waiting request lets a copy take.
-        """
+    def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._wait_s = wait_s
         self._copies: dict[str, _Copy] = {}
 
     def __len__(self) -> int:
@@ -52,7 +51,7 @@ class PendingCopies:
         """These come before those of the turn that were given up earlier."""
         copy = self._copies.get(request_id)
         if copy is None:
-            due_s = self._now_s() + self._wait_s
+            due_s = self._now_s() + COPY_WAIT_S
             self._copies[request_id] = _Copy(blocks, due_s)
         else:
             copy.blocks = blocks + copy.blocks

@@ -16,6 +16,8 @@ log = logger(__name__)
 #: From an output text to its gap key, None without a call.
 Read = Callable[[str], GapKey | None]
 
+#: Output tokens at the end of a turn that are searched for tool calls.
+TAIL_TOKENS = 2048
 #: Output tokens that may come between a stop string and the abort that follows it.
 STOP_LAG_TOKENS = 64
 #: Stop strings of one request that are looked for; clients may send any number.
@@ -34,7 +36,10 @@ class OutputReader:
     """
 
     def __init__(
-        self, model_config: Any, tail_tokens: int, parser_name: str | None = None
+        self,
+        model_config: Any,
+        parser_name: str | None = None,
+        tail_tokens: int = TAIL_TOKENS,
     ) -> None:
         self._tail_tokens = tail_tokens
         self._parser_name = parser_name

@@ -51,22 +51,15 @@ class SideParts:
         self._reader = (
             OutputReader(
                 vllm_config.model_config,
-                config.detect_tail_tokens,
                 config.tool_call_parser,
             )
             if config.tool_detection
             else None
         )
         self._clock = default_clock()
-        self.faults = Faults(
-            config.max_hook_faults,
-            self._count_fault,
-            self._turn_off,
-            self._clock.now_s,
-        )
+        self.faults = Faults(self._count_fault, self._turn_off, self._clock.now_s)
         self.lower = GuardedTier(
             scheduler_tier(config, vllm_config, kv_cache_config),
-            config.max_hook_faults,
             self.count,
             self._clock.now_s,
         )
@@ -113,7 +106,6 @@ class SideParts:
                 report_turn=self.lower.report_turn,
                 tier=self.lower.tier,
                 clock=self._clock,
-                wait_s=self._config.demote_wait_s,
                 room_blocks=self._room_blocks(pool, sizes),
             )
         self._demoting = demoting

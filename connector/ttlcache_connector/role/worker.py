@@ -20,9 +20,7 @@ class WorkerSide:
 
     def __init__(self, tier: WorkerTier, config: TTLCacheConfig) -> None:
         self._tier = tier
-        self.faults = Faults(
-            config.max_hook_faults, self._count, lambda: None, default_clock().now_s
-        )
+        self.faults = Faults(self._count, lambda: None, default_clock().now_s)
         self._abandoned: dict[str, list[int]] = {}
         self._invalid_blocks: set[int] = set()
 

@@ -32,13 +32,11 @@ class GuardedTier:
     def __init__(
         self,
         tier: SchedulerTier,
-        max_faults: int,
         count: Callable[[str, str], None],
         now_s: Callable[[], float],
     ) -> None:
         """
         Args:
-            max_faults: exceptions within ten minutes after which it is not used.
             count: counts a metric by name and label.
         """
         self.tier = tier
@@ -47,7 +45,7 @@ class GuardedTier:
         self._off = False
         self._was_up = True
         self.faults = Faults(
-            max_faults, lambda hook: count("hook_errors", hook), self._turn_off, now_s
+            lambda hook: count("hook_errors", hook), self._turn_off, now_s
         )
         # Loads promised to vLLM: of this step, and those that could not be ordered.
         self._ordered: dict[str, list[int]] = {}

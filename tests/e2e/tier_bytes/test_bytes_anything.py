@@ -19,6 +19,7 @@ from tests.e2e.tier_bytes.worker import (
     prompt,
     reclaim,
 )
+from ttlcache_connector.blocks import pending_copies
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 pytestmark = pytest.mark.e2e
@@ -57,14 +58,14 @@ def test_without_our_module_in_the_server_turns_go_down_whole(make_worker, tmp_p
         ("write-through", "tiers"),
     ],
 )
-def test_random_agents_on_a_small_pool(make_worker, request, mode, server):
+def test_random_agents_on_a_small_pool(make_worker, monkeypatch, request, mode, server):
     """Expiry, claims, victims, preemptions, aborts: whatever comes, no wrong byte."""
+    monkeypatch.setattr(pending_copies, "COPY_WAIT_S", 0.05)
     engine = make_worker(
         num_blocks=40,
         ttl_s=0.05,
         tiers=request.getfixturevalue(server),
         demote=mode,
-        demote_wait_s=0.05,
         max_pinned_fraction=0.5,  # some pins hold a part of their turn only
     )
     rng = random.Random(7)
