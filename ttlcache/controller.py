@@ -98,6 +98,15 @@ class Controller:
             self.programs,
             PrefixIndex(block_tokens),
         )
+        self.queue_order = QueueOrder(
+            ordering.create(ordering_in_force(config)),
+            Quantum(config.quantum_turns),
+            self.programs,
+            self.pins,
+            self.work,
+            self.metrics,
+        )
+        self._admission = admission.create(config, block_tokens)
         self._turns = TurnBook(
             clock=clock,
             holder=holder,
@@ -109,11 +118,17 @@ class Controller:
             max_ttl_s=config.max_ttl_s,
             on_rekey=on_rekey,
             journal=self.journal,
+            on_stall=self.queue_order.on_stall,
+            on_unpinned=self._admission.on_unpinned,
             on_pin_end=on_pin_end,
         )
-        self.pins.on_shrink = lambda pin: self.journal.shrink(clock.now_s(), pin)
         self.reclaimer = Reclaimer(
-            self.pins, holder, self._turns.end_pin, clock, config.max_pinned_fraction
+            self.pins,
+            holder,
+            self._turns.end_pin,
+            self._turns.shrink_pin,
+            clock,
+            config.max_pinned_fraction,
         )
         self._retention = Retention(
             config,
@@ -125,20 +140,9 @@ class Controller:
             self.journal,
             lambda: self.programs.num_tenants(clock.now_s()),
         )
-        self.queue_order = QueueOrder(
-            ordering.create(ordering_in_force(config)),
-            Quantum(config.quantum_turns),
-            self.programs,
-            self.pins,
-            self.work,
-            self.metrics,
-        )
-        self._turns.stood_still = self.queue_order.on_stall
         self._learning = Learning(
             self.costs, self.work, self.metrics, self.journal, self.requests
         )
-        self._admission = admission.create(config, block_tokens)
-        self._turns.let_go = self._admission.on_unpinned
         self._gate = admission.AdmissionGate(self._admission, holder, block_tokens)
         self._departures = Departures(
             tables,

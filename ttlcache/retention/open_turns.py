@@ -25,10 +25,10 @@ REUSE_WEIGHT = 0.5
 
 #: Told that a pin ends, and how, just before its blocks are released.
 OnPinEnd = Callable[[Pin, PinOutcome], None]
-#: Told a pin that ended, and for which the engine stood still.
-StoodStill = Callable[[Pin], None]
-#: Told that a program's pin ended which no turn of it claimed.
-LetGo = Callable[[Program], None]
+#: Told a pin that ended, and for which an engine with nothing to run waited.
+OnStall = Callable[[Pin], None]
+#: Told the program of a pin that ended unclaimed.
+OnUnpinned = Callable[[Program], None]
 
 
 class Followed(NamedTuple):
@@ -58,6 +58,8 @@ class TurnBook:
         max_ttl_s: float,
         on_rekey: Callable[[str], None] | None,
         journal: NullJournal,
+        on_stall: OnStall,
+        on_unpinned: OnUnpinned,
         on_pin_end: OnPinEnd | None = None,
     ) -> None:
         self._on_pin_end = on_pin_end
@@ -71,8 +73,8 @@ class TurnBook:
         self._max_ttl_s = max_ttl_s
         self._on_rekey = on_rekey
         self._journal = journal
-        self.stood_still: StoodStill = lambda pin: None
-        self.let_go: LetGo = lambda program: None
+        self._on_stall = on_stall
+        self._on_unpinned = on_unpinned
 
     def open(self, program: Program, turn: Turn) -> None:
         """A turn finished: its gap begins."""
@@ -169,9 +171,9 @@ class TurnBook:
         self._metrics.count("pins_by_tool", f"{kind}/{outcome.value}")
         self._metrics.observe("pinned_seconds", max(0.0, now_s - pin.created_s))
         if pin.stalled_s > 0.0:
-            self.stood_still(pin)
+            self._on_stall(pin)
         if outcome is not PinOutcome.CLAIMED:
-            self.let_go(program)
+            self._on_unpinned(program)
         if self._on_pin_end is not None:
             self._on_pin_end(pin, outcome)
         freed = self._holder.release(pin.pin_id)
@@ -179,6 +181,21 @@ class TurnBook:
             for request_id in pin.holders:
                 self._on_rekey(request_id)
         return freed
+
+    def shrink_pin(self, pin: Pin, drop_blocks: int, outcome: PinOutcome) -> int:
+        """Drop about so many blocks from a pin's tail; returns those that became free.
+
+        Args:
+            outcome: how the pin ends if that leaves nothing of it.
+        """
+        shrunk = self._holder.shrink(pin.pin_id, drop_blocks)
+        if shrunk.kept_blocks <= 0:
+            return shrunk.freed_blocks + self.end_pin(pin, outcome)
+        self._pins.shrink(
+            pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
+        )
+        self._journal.shrink(self._clock.now_s(), pin)
+        return shrunk.freed_blocks
 
     def _is_held(self, turn: Turn) -> bool:
         pin = self._pins.get(turn.pin_id)
@@ -190,14 +207,8 @@ class TurnBook:
         if pin is None or pin.kv_tokens <= shared_tokens:
             return pin
         keep = pin.kv_blocks * shared_tokens // pin.kv_tokens
-        shrunk = self._holder.shrink(pin.pin_id, pin.kv_blocks - keep)
-        if shrunk.kept_blocks <= 0:
-            self.end_pin(pin, PinOutcome.SUPERSEDED)
-            return None
-        self._pins.shrink(
-            pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
-        )
-        return pin
+        self.shrink_pin(pin, pin.kv_blocks - keep, PinOutcome.SUPERSEDED)
+        return self._pins.get(pin.pin_id)
 
     @staticmethod
     def _learn_share(program: Program, share: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from ttlcache.programs.model import Pin, Program, Turn
@@ -43,7 +43,6 @@ class PinTable:
         self.version = 0  # changes with every pin, holder or size
         self._tenant_blocks: dict[str, int] = {}
         self._provisional: dict[int, None] = {}  # oldest first
-        self.on_shrink: Callable[[Pin], None] = lambda pin: None
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -118,7 +117,6 @@ class PinTable:
         self._count(pin, kv_blocks - pin.kv_blocks)
         pin.kv_blocks = kv_blocks
         pin.kv_tokens = kv_tokens
-        self.on_shrink(pin)
 
     def hold(self, pin: Pin, request_id: str) -> None:
         """The request that will claim this pin waits: stop its expiry."""

@@ -24,6 +24,8 @@ from ttlcache.types import BlockHolder, PinOutcome, Rank, Urgency
 
 #: Ends a pin in all tables and releases its blocks; returns blocks freed.
 EndPin = Callable[[Pin, PinOutcome], int]
+#: Drops blocks from a pin's tail, ends it so if nothing is left; returns blocks freed.
+ShrinkPin = Callable[[Pin, int, PinOutcome], int]
 Eligible = Callable[[Pin], bool]
 
 
@@ -38,6 +40,7 @@ class Reclaimer:
     pins: PinTable
     holder: BlockHolder
     end_pin: EndPin
+    shrink_pin: ShrinkPin
     clock: Clock
     max_pinned_fraction: float = 1.0
     # What was asked for in vain, as long as nothing changes: a blocked head of the
@@ -257,10 +260,4 @@ class Reclaimer:
     def _shrink(self, pin: Pin, drop_blocks: int) -> int:
         if pin.kv_blocks - drop_blocks < max(1, pin.min_blocks):
             return self.end_pin(pin, PinOutcome.VICTIM)
-        shrunk = self.holder.shrink(pin.pin_id, drop_blocks)
-        if shrunk.kept_blocks <= 0:
-            return shrunk.freed_blocks + self.end_pin(pin, PinOutcome.VICTIM)
-        self.pins.shrink(
-            pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
-        )
-        return shrunk.freed_blocks
+        return self.shrink_pin(pin, drop_blocks, PinOutcome.VICTIM)

@@ -48,7 +48,12 @@ def install(controller: Controller) -> None:
     """From now on pins of this engine give way like that."""
     ours = controller.reclaimer
     controller.reclaimer = PaperReclaimer(
-        ours.pins, ours.holder, ours.end_pin, ours.clock, ours.max_pinned_fraction
+        ours.pins,
+        ours.holder,
+        ours.end_pin,
+        ours.shrink_pin,
+        ours.clock,
+        ours.max_pinned_fraction,
     )
 
 
