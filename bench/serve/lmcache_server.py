@@ -87,7 +87,7 @@ class LMCacheProcess(ServerProcess):
         return self.log_path.read_text(errors="replace")
 
     def _get(self, path: str) -> httpx.Response:
-        answer = httpx.get(f"{self.base_url}{path}", timeout=30.0)
+        answer = httpx.get(f"{self.base_url}{path}", timeout=30.0, verify=False)
         return answer.raise_for_status()
 
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import logging
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -83,8 +84,14 @@ def _run_all(
     """
     workers = min(processes, len(todo))
     if workers <= 1:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        yield from ((index, partial(_run, cell)) for index, cell in todo)
+        # Not by the environment, which servers that are started later would inherit.
+        log = logging.getLogger("vllm")
+        level = log.level
+        try:
+            log.setLevel(logging.ERROR)
+            yield from ((index, partial(_run, cell)) for index, cell in todo)
+        finally:
+            log.setLevel(level)
         return
     # Fresh interpreters: torch and vLLM do not survive a fork well.
     context = multiprocessing.get_context("spawn")

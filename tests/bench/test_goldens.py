@@ -19,7 +19,7 @@ GOLDENS = json.loads(_SCRIPT["PATH"].read_text())
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
     """One workload in one pool for every commit, the others at night."""
-    return [] if name.startswith("swe 1000 ") else [pytest.mark.nightly]
+    return [] if name.startswith("swe 1000 none ") else [pytest.mark.nightly]
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,7 @@ def test_the_command_measures_prints_and_writes(
         monkeypatch.setattr(policies, "SHIPPED", ("cachettl",))
         monkeypatch.setattr(overhead_report, "TURN_POLICIES", ("cachettl",))
         monkeypatch.setattr(overhead_report, "IDENTITIES", ("hint", "prefix"))
+        monkeypatch.setattr(overhead_report, "TURN_ROUNDS", 1)
     out = tmp_path / "overhead.json"
     args = ["overhead", "--core", "--json", str(out), "--programs", "300"]
     args += ["--idle-programs", "100", "--repeats", "50"]

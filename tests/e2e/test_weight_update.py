@@ -85,9 +85,9 @@ def goes_below(agent: Agent, program: str) -> dict[str, Any]:
 @pytest.mark.parametrize("reset", ["/reset_prefix_cache?reset_external=true", "/sleep"])
 def test_other_ways_to_say_so(agent, reset):
     """The reset that trainers call themselves, and the one that sleep implies."""
-    # Or nothing could come back from there.
-    goes_below(agent, f"below before {reset}")
-    program, ended = f"pinned before {reset}", agent.pins("reset")
+    way, ended = reset.strip("/").partition("?")[0], agent.pins("reset")
+    goes_below(agent, f"below before {way}")  # or nothing could come back from there
+    program = f"pinned before {way}"
     first = ask(agent, PROMPT, program, ttl="300s")
     post(agent, reset)
     if reset == "/sleep":
