@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import importlib.metadata
 import json
 import logging
@@ -85,6 +86,8 @@ def _run_all(
     workers = min(processes, len(todo))
     if workers <= 1:
         # Not by the environment, which servers that are started later would inherit.
+        # vLLM sets the level of its logger when it is imported: that comes first.
+        importlib.import_module("vllm.logger")
         log = logging.getLogger("vllm")
         level = log.level
         try:
