@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import importlib.metadata
 import json
 import logging
@@ -85,16 +84,13 @@ def _run_all(
     """
     workers = min(processes, len(todo))
     if workers <= 1:
-        # Not by the environment, which servers that are started later would inherit.
-        # vLLM sets the level of its logger when it is imported: that comes first.
-        importlib.import_module("vllm.logger")
-        log = logging.getLogger("vllm")
-        level = log.level
+        # Not by the environment, which servers that are started later would inherit,
+        # nor by a logger's level: vLLM sets that of its own while a cell is built.
+        logging.disable(logging.WARNING)
         try:
-            log.setLevel(logging.ERROR)
             yield from ((index, partial(_run, cell)) for index, cell in todo)
         finally:
-            log.setLevel(level)
+            logging.disable(logging.NOTSET)
         return
     # Fresh interpreters: torch and vLLM do not survive a fork well.
     context = multiprocessing.get_context("spawn")
