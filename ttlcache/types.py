@@ -144,11 +144,11 @@ class Pressure(NamedTuple):
     """Memory and queue as the engine saw them at its last step."""
 
     pool_blocks: int = 0  # usable KV blocks of the pool
-    free_blocks: int = 0  # blocks nobody references
+    free_blocks: int = 0  # blocks that no request or pin references
     pinned_blocks: int = 0  # blocks referenced by pins, each counted once
     num_running: int = 0
     num_waiting: int = 0
-    waiting_blocks: int = 0  # blocks that the head of the queue still lacks
+    waiting_blocks: int = 0  # blocks last asked for in vain; may be doubled
 
 
 #: Where a program stands, whatever its requests wait for; of one length per ordering.
@@ -282,7 +282,7 @@ class Urgency(Enum):
     OVERDUE = "overdue"  # queued beyond the bound: any pin, if that makes it fit
     WAITING = "waiting"  # a queued request while others run: younger programs' pins
     RUNNING = "running"  # decode or prefill under way: any pin
-    STALLED = "stalled"  # nothing runs: everything, whatever it takes
+    STALLED = "stalled"  # nothing runs: any pin, once its policy waits no longer
 
 
 class Admission(Enum):

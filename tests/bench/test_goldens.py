@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm")
+pytest.importorskip("vllm", reason="cells run on vLLM's own scheduler")
 
 from bench.sim.cell import run_cell
 

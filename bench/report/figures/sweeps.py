@@ -174,7 +174,9 @@ _ALL = (
             for name in ("swe", "bfcl")
         },
         note="A row `adaptive:...` is adaptive with one idea less, by its name in "
-        "`bench/sim/rivals/ablations.py`, or with that setting.",
+        "`bench/sim/rivals/ablations.py`, or with that setting. The numbers were "
+        "measured before the switches became subclasses, when the fallback and lone "
+        "reloads were still there, and not again since.",
     ),
     Sweep(
         "fleet",

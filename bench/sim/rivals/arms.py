@@ -1,4 +1,5 @@
-"""The rivals. Adding one: one entry in `ARMS`, or a file of its own (`PATH.py`).
+"""The rivals. Adding one: an entry in `_ALL`, or a file of its own (`PATH.py`); a gate
+also needs a line in `bench.sim.cell.GATES`.
 
 An arm is vLLM's scheduler alone, or TTLConnector and TTLScheduler with some
 `kv_connector_extra_config`; a few need a gate before the engine or a queue order of

@@ -34,7 +34,10 @@ class QueueAnswers(SideParts):
         return (self._user_priority(request), not preempted, 1, age, 0)
 
     def admission(self, request: Request, needed_blocks: int) -> Admission:
-        """Whether a waiting request may take memory now."""
+        """Whether a waiting request may take memory now.
+
+        Before it says no, pins that have no right to stay are evicted for it.
+        """
         controller, request_id = self.controller, request.request_id
         if controller is None or not self._by_program:
             return Admission.ADMIT
@@ -62,7 +65,11 @@ class QueueAnswers(SideParts):
         self.count("aged_requests")
 
     def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
-        """Blocks freed from pins, 0 when nothing (more) may be taken."""
+        """Blocks freed from pins for `request`.
+
+        0: do not try again in this step. Nothing more may be taken, or copies that are
+        under way will give the memory.
+        """
         if self.controller is None or self.ledger is None:
             return 0
         freed = 0
