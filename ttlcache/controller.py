@@ -28,7 +28,7 @@ from ttlcache.programs.model import RequestRecord
 from ttlcache.programs.places import Quantum
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.table import ProgramTable, client_key
-from ttlcache.retention.open_turns import OnPinEnd, TurnBook
+from ttlcache.retention.open_turns import TurnBook
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.ttl import Remaining, Retention
 from ttlcache.scheduling import admission, ordering
@@ -44,6 +44,7 @@ from ttlcache.types import (
     Finish,
     HoldOrder,
     PinOutcome,
+    ReleaseMode,
     Urgency,
 )
 
@@ -66,7 +67,6 @@ class Controller:
         on_rekey: Callable[[str], None] | None = None,
         journal: NullJournal | None = None,
         metrics: MetricsBuffer | None = None,
-        on_pin_end: OnPinEnd | None = None,
     ) -> None:
         """
         Args:
@@ -74,7 +74,6 @@ class Controller:
             on_rekey: told the id of a waiting request whose priority changed.
             journal: told every event.
             metrics: counts what happens.
-            on_pin_end: told how a pin ends, just before its blocks are released.
         """
         self.tables = tables = Tables(
             config,
@@ -120,13 +119,11 @@ class Controller:
             journal=self.journal,
             on_stall=self.queue_order.on_stall,
             on_unpinned=self._admission.on_unpinned,
-            on_pin_end=on_pin_end,
         )
         self.reclaimer = Reclaimer(
             self.pins,
             holder,
-            self._turns.end_pin,
-            self._turns.shrink_pin,
+            self._turns,
             clock,
             config.max_pinned_fraction,
         )
@@ -372,11 +369,13 @@ class Controller:
         request_id: str,
         *,
         patient: bool = True,
+        mode: ReleaseMode = ReleaseMode.FREE_NOW,
     ) -> int:
         """Blocks freed from pins for a request that failed to get memory.
 
         patient: whether a stalled engine may wait for pins' next turns, as their policy
             asks; not once the request is overdue.
+        mode: with `COPY_FIRST` they count as free although they are only soon.
         """
         record = self.requests.get(request_id)
         return self.reclaimer.reclaim(
@@ -386,6 +385,7 @@ class Controller:
             record.pin_id if record else None,
             self.queue_order.rank(record) if record else (),
             patient=patient,
+            mode=mode,
         )
 
     def release_all(self) -> None:

@@ -18,13 +18,11 @@ from ttlcache.telemetry.journal import NullJournal
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.toolcalls import is_subagent
 from ttlcache.toolcalls.classes import tool_class
-from ttlcache.types import BlockHolder, PinOutcome
+from ttlcache.types import BlockHolder, PinOutcome, ReleaseMode
 
 #: Weight of the newest observation of the share that a program reuses.
 REUSE_WEIGHT = 0.5
 
-#: Told that a pin ends, and how, just before its blocks are released.
-OnPinEnd = Callable[[Pin, PinOutcome], None]
 #: Told a pin that ended, and for which an engine with nothing to run waited.
 OnStall = Callable[[Pin], None]
 #: Told the program of a pin that ended unclaimed.
@@ -60,9 +58,7 @@ class TurnBook:
         journal: NullJournal,
         on_stall: OnStall,
         on_unpinned: OnUnpinned,
-        on_pin_end: OnPinEnd | None = None,
     ) -> None:
-        self._on_pin_end = on_pin_end
         self._clock = clock
         self._holder = holder
         self._block_tokens = block_tokens
@@ -158,8 +154,18 @@ class TurnBook:
         # Chains of ended sub-agents must not keep each other in memory.
         child.parent = None
 
-    def end_pin(self, pin: Pin, outcome: PinOutcome) -> int:
-        """End a pin in every table; returns the blocks that became free."""
+    def end_pin(
+        self,
+        pin: Pin,
+        outcome: PinOutcome,
+        mode: ReleaseMode = ReleaseMode.KEEP_CACHED,
+        needed_blocks: int = 0,
+    ) -> int:
+        """End a pin in every table; returns the blocks that became free.
+
+        Args:
+            mode, needed_blocks: as `BlockHolder.release` has them.
+        """
         now_s = self._clock.now_s()
         self._journal.unpin(now_s, pin, outcome)
         self._pins.remove(pin)
@@ -174,23 +180,27 @@ class TurnBook:
             self._on_stall(pin)
         if outcome is not PinOutcome.CLAIMED:
             self._on_unpinned(program)
-        if self._on_pin_end is not None:
-            self._on_pin_end(pin, outcome)
-        freed = self._holder.release(pin.pin_id)
+        freed = self._holder.release(pin.pin_id, outcome, mode, needed_blocks)
         if self._on_rekey is not None:
             for request_id in pin.holders:
                 self._on_rekey(request_id)
         return freed
 
-    def shrink_pin(self, pin: Pin, drop_blocks: int, outcome: PinOutcome) -> int:
+    def shrink_pin(
+        self,
+        pin: Pin,
+        drop_blocks: int,
+        outcome: PinOutcome,
+        mode: ReleaseMode = ReleaseMode.KEEP_CACHED,
+    ) -> int:
         """Drop about so many blocks from a pin's tail; returns those that became free.
 
         Args:
             outcome: how the pin ends if that leaves nothing of it.
         """
-        shrunk = self._holder.shrink(pin.pin_id, drop_blocks)
-        if shrunk.kept_blocks <= 0:
-            return shrunk.freed_blocks + self.end_pin(pin, outcome)
+        shrunk = self._holder.shrink(pin.pin_id, drop_blocks, mode)
+        if shrunk is None:
+            return self.end_pin(pin, outcome, mode, drop_blocks)
         self._pins.shrink(
             pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
         )
