@@ -1,4 +1,4 @@
-"""All knowledge about LMCache versions and about what it keeps private, in one file."""
+"""Which LMCache versions are tested, and where the plugins get into its server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ttlcache.errors import ConfigError, UnsupportedEngineError
+from ttlcache_lmcache import internals
 
 #: First tested version, and the first one beyond the tested range.
 TESTED_FROM = (0, 5, 6)
@@ -109,9 +110,7 @@ def swap_eviction_policies(storage_manager: Any, make_policy: Any) -> int:
             'from those tested; set "swap_eviction": false to run without our order'
         )
     for controller in controllers:
-        policy = make_policy(controller._l1_manager)  # noqa: SLF001
-        controller._eviction_policy = policy  # noqa: SLF001
-        controller._listener._policy = policy  # noqa: SLF001
+        internals.replace_eviction_policy(controller, make_policy)
     return len(controllers)
 
 

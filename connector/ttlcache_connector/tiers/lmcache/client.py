@@ -10,12 +10,10 @@ import copy
 import difflib
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lmcache.integration.vllm.lazy_offload_policy.base import OffloadPolicy
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestTracker
 from lmcache.integration.vllm.vllm_multi_process_adapter import ExtraConfigDefault
@@ -27,12 +25,9 @@ from ttlcache.errors import ConfigError
 from ttlcache_connector.lmcache_server import rpc
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import Reload, TurnEnd
+from ttlcache_lmcache import internals
 from ttlcache_lmcache.client import HintClient
 from ttlcache_lmcache.hints import Hint
-
-if TYPE_CHECKING:
-    from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.sched.output import SchedulerOutput
 
 log = logger(__name__)
 
@@ -113,43 +108,8 @@ def connect(role: KVConnectorRole, vllm_config: Any, kv_cache_config: Any) -> An
             f"server, and none answers at {host}:{port}; start it first: "
             "ttlcache serve-tiers"
         ) from None
-    for adapter in ("scheduler_adapter", "worker_adapter"):
-        if hasattr(connector, adapter):
-            getattr(connector, adapter)._mq_timeout = answer_timeout_s  # noqa: SLF001
+    internals.set_answer_timeout(connector, answer_timeout_s)
     return connector
-
-
-class LazyOffload:
-    """LMCache's manager of deferred stores, to which there is no public way in."""
-
-    def __init__(self, connector: Any) -> None:
-        """
-        Args:
-            connector: LMCache's, scheduler role.
-        """
-        self._manager = connector._lazy_offload_manager  # noqa: SLF001
-
-    def use(self, policy: OffloadPolicy) -> None:
-        """After the block pool was bound. LMCache has no registry of policies."""
-        self._manager._policy = policy  # noqa: SLF001
-
-    def drain(self, output: SchedulerOutput, pool: BlockPool) -> Any:
-        """Stores to begin and sessions to end, in a step that LMCache leaves out."""
-        return self._manager._drain(output, pool)  # noqa: SLF001
-
-    def is_finished(self, request_id: str) -> bool:
-        """Not a running request under an id that a client uses again."""
-        return bool(self._manager._requests.is_finished(request_id))  # noqa: SLF001
-
-    def has_in_flight(self, request_id: str) -> bool:
-        """Whether a store of the request lacks the receipt of a rank."""
-        return bool(self._manager._requests.has_in_flight(request_id))  # noqa: SLF001
-
-    def references(self) -> dict[int, int]:
-        """References held for stores under way, per block id."""
-        slots = self._manager._requests._slots.values()  # noqa: SLF001
-        batches = (slot.in_flight for slot in slots if slot.in_flight is not None)
-        return dict(Counter(i for batch in batches for i in batch.block_ids))
 
 
 class Reconnects:
@@ -168,7 +128,7 @@ class Reconnects:
 
     def take_any(self) -> bool:
         """Whether any server recovered since the last call."""
-        for heartbeat in (self._adapter._heartbeats or {}).values():  # noqa: SLF001
+        for heartbeat in internals.heartbeats(self._adapter):
             heartbeat.register_recover_callback(self._on_recovered)
         found, self._any = self._any, False
         return found

@@ -1,7 +1,7 @@
 """Who copies a request's bytes between vLLM's KV tensors and LMCache's chunks.
 
-Chunks are CPU tensors of one LMCache chunk each; `blocks` are `blocks_in_chunk` block
-ids for each chunk. What the blocks depend on has happened when a copier is called.
+Chunks are CPU tensors of one LMCache chunk each; `blocks` are `per_chunk` block ids for
+each chunk. What the blocks depend on has happened when a copier is called.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from lmcache.v1.multiprocess.transfer_context.shm import EngineDrivenContextShm
 
 from ttlcache.errors import TransferError
 from ttlcache_connector.copy.block_copier import BlockCopier
+from ttlcache_lmcache import internals
+
+Chunks = list[torch.Tensor]
 
 
 class Copier(ABC):
@@ -38,21 +41,12 @@ class Copier(ABC):
         """That memory goes away; `attach` follows, or the end."""
 
     @abstractmethod
-    def gather(
-        self,
-        blocks: list[int],
-        blocks_in_chunk: int,
-        chunks: list[torch.Tensor] | None,
-    ) -> list[torch.Tensor]:
+    def gather(self, blocks: list[int], per_chunk: int, chunks: Chunks | None) -> Chunks:
         """KV blocks to chunks, to new ones where the server shares no memory."""
 
     @abstractmethod
     def scatter(
-        self,
-        blocks: list[int],
-        blocks_in_chunk: int,
-        chunks: list[torch.Tensor],
-        skip_tokens: int,
+        self, blocks: list[int], per_chunk: int, chunks: Chunks, skip_tokens: int
     ) -> None:
         """Chunks to KV blocks, without the first `skip_tokens` of them."""
 
@@ -90,7 +84,7 @@ class OwnCopier(Copier):
         (self._shape,) = context.layout_desc.shapes
         (self._dtype,) = context.layout_desc.dtypes
         if isinstance(context, EngineDrivenContextShm):
-            address, num_bytes, is_pinned = _memory_of(context)
+            address, num_bytes, is_pinned = internals.shared_memory(context)
             self._blocks.adopt_host(address, num_bytes, is_pinned=is_pinned)
             self._memory = address
         elif self._device.type != "cpu":
@@ -105,25 +99,16 @@ class OwnCopier(Copier):
             self._blocks.forget_host(self._memory)
             self._memory = None
 
-    def gather(
-        self,
-        blocks: list[int],
-        blocks_in_chunk: int,
-        chunks: list[torch.Tensor] | None,
-    ) -> list[torch.Tensor]:
+    def gather(self, blocks: list[int], per_chunk: int, chunks: Chunks | None) -> Chunks:
         if chunks is None:
-            count = len(blocks) // blocks_in_chunk
+            count = len(blocks) // per_chunk
             chunks = [torch.empty(self._shape, dtype=self._dtype) for _ in range(count)]
-        return self._blocks.gather(blocks, blocks_in_chunk, chunks)
+        return self._blocks.gather(blocks, per_chunk, chunks)
 
     def scatter(
-        self,
-        blocks: list[int],
-        blocks_in_chunk: int,
-        chunks: list[torch.Tensor],
-        skip_tokens: int,
+        self, blocks: list[int], per_chunk: int, chunks: Chunks, skip_tokens: int
     ) -> None:
-        self._blocks.scatter(blocks, blocks_in_chunk, chunks, skip_tokens)
+        self._blocks.scatter(blocks, per_chunk, chunks, skip_tokens)
 
     def close(self) -> None:
         self._blocks.close()
@@ -138,33 +123,20 @@ class LMCacheCopier(Copier):
         self._kv_caches = kv_caches
         self._hints = layout_hints
 
-    def gather(
-        self,
-        blocks: list[int],
-        blocks_in_chunk: int,
-        chunks: list[torch.Tensor] | None,
-    ) -> list[torch.Tensor]:
-        gathered: list[torch.Tensor] = gather_paged_kv_to_cpu(
-            self._kv_caches,
-            blocks,
-            blocks_in_chunk,
-            layout_hints=self._hints,
-            out=chunks,
+    def gather(self, blocks: list[int], per_chunk: int, chunks: Chunks | None) -> Chunks:
+        gathered: Chunks = gather_paged_kv_to_cpu(
+            self._kv_caches, blocks, per_chunk, layout_hints=self._hints, out=chunks
         )
         return gathered
 
     def scatter(
-        self,
-        blocks: list[int],
-        blocks_in_chunk: int,
-        chunks: list[torch.Tensor],
-        skip_tokens: int,
+        self, blocks: list[int], per_chunk: int, chunks: Chunks, skip_tokens: int
     ) -> None:
         scatter_cpu_to_paged_kv(
             self._kv_caches,
             blocks,
             chunks,
-            blocks_in_chunk,
+            per_chunk,
             skip_first_n_tokens=skip_tokens,
             layout_hints=self._hints,
         )
@@ -178,9 +150,3 @@ def _block_bytes(kv_caches: dict[str, torch.Tensor], layout_hints: Any) -> int:
     item_bytes: int = getattr(torch, dtype).itemsize
     num_bytes: int = block * layers * hidden * planes * item_bytes
     return num_bytes
-
-
-def _memory_of(context: EngineDrivenContextShm) -> tuple[int, int, bool]:
-    """Address and size of LMCache's memory as mapped here; whether it is pinned."""
-    first = context._make_tensor_view(0, 1, [1], "uint8")  # noqa: SLF001
-    return first.data_ptr(), context._pool_size, context._pinned  # noqa: SLF001

@@ -12,7 +12,7 @@ then is found only by a lookup that begins after its copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
 from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
 from ttlcache_connector.tiers.lmcache.stored_index import StoredIndex
 from ttlcache_connector.tiers.lmcache.suffix_lookup import SuffixIndex, SuffixLookup
+from ttlcache_lmcache import internals
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -90,11 +91,11 @@ class Lookups:
         if not self.stale.is_current(request_id, hit_tokens, began):
             return None, False
         tracker = self._salts.tracker_of(request)
-        if request_id not in self._adapter._pending_lookups:  # noqa: SLF001
+        if request_id not in internals.open_lookups(self._adapter):
             chunk = self._adapter.lmcache_tokens_per_chunk
             if min(request.num_tokens, stored_tokens) // chunk * chunk <= hit_tokens:
                 # What is in GPU memory reaches as far as anything stored could.
-                align = self._inner._hit_alignment_tokens  # noqa: SLF001
+                align = internals.hit_alignment_tokens(self._inner)
                 tracker.num_vllm_hit_tokens = hit_tokens // align * align
                 return 0, False
             self.starts.set(request, hit_tokens)
@@ -142,7 +143,7 @@ class Lookups:
         self._wait.next_step()
         for request_id in list(islice(self._open, LOOKS)):
             del self._open[request_id]
-            if request_id not in self._adapter._pending_lookups:  # noqa: SLF001
+            if request_id not in internals.open_lookups(self._adapter):
                 continue
             if self._adapter.check_lookup_result(request_id) is None:
                 self._open[request_id] = None
@@ -195,7 +196,7 @@ class LookupWait:
             return False
         began_s = self._now_s()
         came = False
-        for answer in self._awaited(request_id):
+        for answer in internals.awaited_answers(self._adapter, request_id):
             came = answer.wait(max(0.0, left_s - (self._now_s() - began_s)))
             if not came:
                 break
@@ -204,15 +205,6 @@ class LookupWait:
         # One that waits for the disk is asked again and again: never for long.
         self._left_of[request_id] = own_s - max(took_s, MAX_WAIT_S / 8)
         return came
-
-    def _awaited(self, request_id: str) -> Iterator[Any]:
-        adapter = self._adapter
-        ack = adapter._unacked_lookups.get(request_id)  # noqa: SLF001
-        if ack is not None:
-            yield from list(ack.futures.values())
-            return
-        status = adapter._lookup_status.get(request_id, {})  # noqa: SLF001
-        yield from [answer for answer, _ in status.values()]
 
 
 class StaleLookups:
@@ -252,7 +244,7 @@ class StaleLookups:
         if stored is None:
             return
         context = stored.op.token_ids[: stored.op.end]
-        for waiting in self._adapter._pending_lookups:  # noqa: SLF001
+        for waiting in internals.open_lookups(self._adapter):
             tracker = self._trackers.get(waiting)
             if (
                 tracker is None

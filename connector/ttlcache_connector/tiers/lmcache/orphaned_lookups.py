@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ttlcache_lmcache import internals
+
 
 @dataclass(slots=True)
 class _Lookup:
@@ -41,7 +43,7 @@ class OrphanedLookups:
         Args:
             tokens, salt: as they were looked up.
         """
-        if request_id in self._adapter._pending_lookups:  # noqa: SLF001
+        if request_id in internals.open_lookups(self._adapter):
             self._lookups.setdefault(request_id, _Lookup(tokens, salt))
             self._settle(request_id)  # nothing may be left to run after an abort
 

@@ -24,6 +24,7 @@ from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.lmcache.client import PREFIX
 from ttlcache_connector.tiers.lmcache.copiers import Copier, LMCacheCopier, OwnCopier
 from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
+from ttlcache_lmcache import internals
 
 log = logger(__name__)
 
@@ -64,8 +65,9 @@ class Registration:
         adapter.model_name += own_name(vllm_config, kv_cache_config)
         self._copier: Copier | None = None
         self._is_decided = False
-        self._lmcache_register = adapter._send_register_kv_caches_request  # noqa: SLF001
-        adapter._send_register_kv_caches_request = self._register  # noqa: SLF001
+        self._register_at_server = internals.replace_registration(
+            adapter, self._register
+        )
         self.changed_name: str | None = None
         """The name that holds instead of the one computed, for the scheduler's half."""
 
@@ -108,11 +110,12 @@ class Registration:
         adapter = self._adapter
         if len(adapter.engine_group_infos) > 1:
             reason = f"{len(adapter.engine_group_infos)} KV cache groups"
-        elif _is_by_server(adapter._mp_transfer_mode):  # noqa: SLF001
+        elif _is_by_server(internals.transfer_mode(adapter)):
             reason = "mp_transfer_mode is lmcache_driven"
         else:
             try:
-                copier = OwnCopier(kv_caches, self._config, adapter._layout_hints)  # noqa: SLF001
+                hints = internals.layout_hints(adapter)
+                copier = OwnCopier(kv_caches, self._config, hints)
             except TransferError as error:
                 reason = str(error)
             except Exception as error:
@@ -136,14 +139,14 @@ class Registration:
         here = (
             device == "cpu"
             and len(adapter.engine_group_infos) <= 1
-            and not _is_by_server(adapter._mp_transfer_mode)  # noqa: SLF001
+            and not _is_by_server(internals.transfer_mode(adapter))
         )
         log.info(
             "ttlcache: KV moves to and from LMCache by LMCache's own mover, in %s (%s)",
             "this worker" if here else "its server",
             reason,
         )
-        hints = adapter._layout_hints  # noqa: SLF001
+        hints = internals.layout_hints(adapter)
         return LMCacheCopier(kv_caches, hints) if here else None
 
     def _by_worker(self, kv_caches: dict[str, torch.Tensor], copier: Copier) -> None:
@@ -153,7 +156,7 @@ class Registration:
             adapter.req_client,
             self._thread,
             self._metrics,
-            adapter._mq_timeout,  # noqa: SLF001
+            internals.answer_timeout_s(adapter),
             copier,
         )
         try:
@@ -163,7 +166,7 @@ class Registration:
                 adapter.world_size,
                 adapter.blocks_in_chunk,
                 REGISTER_TIMEOUT_S,
-                layout_hints=adapter._layout_hints,  # noqa: SLF001
+                layout_hints=internals.layout_hints(adapter),
                 engine_group_infos=adapter.engine_group_infos,
             )
         except TransferError:
@@ -186,18 +189,9 @@ class Registration:
                 "lower_tier 'lmcache': LMCache's server maps this model's KV cache "
                 "(the log says why), which does not go with --enable-sleep-mode"
             )
-        adapter = self._adapter
-        if adapter._mp_transfer_mode is None:  # noqa: SLF001
-            # The other mode knows one KV cache group only.
-            adapter._mp_transfer_mode = "lmcache_driven"  # noqa: SLF001
-        answer_timeout_s, adapter._mq_timeout = (  # noqa: SLF001
-            adapter._mq_timeout,  # noqa: SLF001
-            REGISTER_TIMEOUT_S,
+        internals.register_at_server(
+            self._adapter, self._register_at_server, kv_caches, REGISTER_TIMEOUT_S
         )
-        try:
-            self._lmcache_register(kv_caches)
-        finally:
-            adapter._mq_timeout = answer_timeout_s  # noqa: SLF001
 
 
 def _is_by_server(mode: Any) -> bool:

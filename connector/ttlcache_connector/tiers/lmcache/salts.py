@@ -21,6 +21,7 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.lmcache.client import sanitize_request_config
 from ttlcache_connector.tiers.lmcache.orphaned_lookups import OrphanedLookups
+from ttlcache_lmcache import internals
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -46,8 +47,7 @@ class SaltGenerations:
         self._suffix = ""
         self._adapter = inner.scheduler_adapter
         self._trackers: dict[str, LMCacheMPRequestTracker] = inner.request_trackers
-        self._make = inner._get_or_create_request_tracker  # noqa: SLF001
-        inner._get_or_create_request_tracker = self.tracker_of  # noqa: SLF001
+        self._make = internals.replace_tracker_factory(inner, self.tracker_of)
 
     def salt(self, salt: str) -> str:
         """The salt in LMCache's keys for a client's salt.

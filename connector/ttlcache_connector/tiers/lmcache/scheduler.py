@@ -26,7 +26,6 @@ from ttlcache_connector.tiers.base import (
 )
 from ttlcache_connector.tiers.lmcache.client import (
     HintSender,
-    LazyOffload,
     LoadSources,
     Reconnects,
     connect,
@@ -39,6 +38,7 @@ from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
 from ttlcache_connector.tiers.lmcache.stored_index import StoredIndex, chunk_bytes
 from ttlcache_connector.tiers.lmcache.suffix_lookup import SuffixIndex
+from ttlcache_lmcache.internals import DeferredStores
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -75,7 +75,7 @@ class LMCacheSchedulerTier(SchedulerTier):
         self._inner = connect(KVConnectorRole.SCHEDULER, vllm_config, kv_cache_config)
         self._adapter = self._inner.scheduler_adapter
         self._adapter.model_name += own_name(vllm_config, kv_cache_config)
-        self._offload = LazyOffload(self._inner)
+        self._deferred = DeferredStores(self._inner)
         chunk_tokens = self.chunk_tokens = self._adapter.lmcache_tokens_per_chunk
         parallel = vllm_config.parallel_config
         self._ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
@@ -110,7 +110,7 @@ class LMCacheSchedulerTier(SchedulerTier):
     def bind(self, pool: BlockPool) -> None:
         self._pool = pool
         self._inner.bind_gpu_block_pool(pool)
-        self._offload.use(self._queue)
+        self._deferred.use(self._queue)
         self._ask_servers()
 
     def _ask_servers(self) -> None:
@@ -185,7 +185,7 @@ class LMCacheSchedulerTier(SchedulerTier):
         inner: LMCacheMPConnectorMetadata = self._inner.build_connector_meta(output)
         if not output.total_num_scheduled_tokens and self._pool is not None:
             # LMCache leaves such steps out; vLLM 0.32 executes what they order.
-            actions = self._offload.drain(output, self._pool)
+            actions = self._deferred.drain(output, self._pool)
             for store in actions.stores_to_submit:
                 inner.add_request_metadata(store)
             for request_id in actions.sessions_to_end:
@@ -242,7 +242,7 @@ class LMCacheSchedulerTier(SchedulerTier):
     def _on_copy_end(self, request_id: str, *, is_lost: bool) -> None:
         """On one rank."""
         self._events.append("failed" if is_lost else "stored")
-        if not is_lost and self._offload.has_in_flight(request_id):
+        if not is_lost and self._deferred.has_in_flight(request_id):
             return  # other ranks' receipts are to come
         if self._stored is not None:
             self._stored.on_copy_end(request_id, is_lost=is_lost)
@@ -261,7 +261,7 @@ class LMCacheSchedulerTier(SchedulerTier):
 
     def has_unstored(self, request_id: str) -> bool:
         waits = self._queue.has_pending_request(request_id)
-        return waits and self._offload.is_finished(request_id) and self.is_up()
+        return waits and self._deferred.is_finished(request_id) and self.is_up()
 
     @property
     def stores_suffixes(self) -> bool:
@@ -274,7 +274,7 @@ class LMCacheSchedulerTier(SchedulerTier):
         return self._queue.count_unstored(request_id, start, end)
 
     def demote(self, request_id: str, start: int = 0) -> int | None:
-        if not self._offload.is_finished(request_id) or not self.is_up():
+        if not self._deferred.is_finished(request_id) or not self.is_up():
             return None
         return self._queue.make_due(request_id, start)
 
@@ -285,7 +285,7 @@ class LMCacheSchedulerTier(SchedulerTier):
         self._hints.report_turn(turn)
 
     def references(self) -> dict[int, int]:
-        return self._offload.references()
+        return self._deferred.references()
 
     def reset(self) -> bool:
         self._lookups.reset()

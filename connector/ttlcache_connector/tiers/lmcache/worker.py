@@ -21,6 +21,7 @@ from ttlcache_connector.tiers.lmcache.client import connect
 from ttlcache_connector.tiers.lmcache.registration import Registration
 from ttlcache_connector.tiers.lmcache.reports import WorkerReport
 from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
+from ttlcache_lmcache import internals
 
 log = logger(__name__)
 
@@ -114,13 +115,12 @@ class LMCacheWorkerTier(WorkerTier):
             self._inner.bind_connector_metadata(metadata.inner)
             self._inner.start_load_kv(None)  # it does not look at it
         except Exception:
-            # Reported as LMCache reports what it does not even try.
             adapter = self._adapter
             for meta in loads:
                 if meta.request_id not in adapter.retrieve_futures:
-                    adapter.error_block_ids.update(meta.op.flat_block_ids)
-                    adapter._failed_request_ids.add(meta.request_id)  # noqa: SLF001
-                    adapter._dropped_retrieves.add(meta.request_id)  # noqa: SLF001
+                    internals.fail_load(
+                        adapter, meta.request_id, meta.op.flat_block_ids
+                    )
             raise
 
     def _save(self, metadata: TierMetadata) -> None:
@@ -135,8 +135,7 @@ class LMCacheWorkerTier(WorkerTier):
             adapter = self._adapter
             for meta in stores:
                 if meta.request_id not in adapter.store_futures:
-                    adapter._completed_store_requests[meta.request_id] = 1  # noqa: SLF001
-                    adapter._failed_store_requests.add(meta.request_id)  # noqa: SLF001
+                    internals.fail_store(adapter, meta.request_id)
             raise
 
     def poll(self, finished_ids: Collection[str]) -> Transfers:

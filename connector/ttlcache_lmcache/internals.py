@@ -1,0 +1,190 @@
+"""What ttlcache uses of LMCache 0.5.6 that LMCache keeps private: all of it is here.
+
+Imports neither LMCache nor vLLM; callers pass LMCache's objects. Methods that ttlcache
+replaces, each of them once, so that no order of replacements matters:
+
+- scheduler's adapter: `cleanup_lookup_result`, `end_session` (public, by
+  `OrphanedLookups`);
+- scheduler's connector: `_get_or_create_request_tracker` (by `SaltGenerations`);
+- worker's adapter: `_send_register_kv_caches_request` (by `Registration`);
+- server's transfer module: `_release_entry` (by `torn_stores`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+# --- the scheduler's connector and adapter ------------------------------------------
+
+
+class DeferredStores:
+    """LMCache's manager of deferred stores, to which there is no public way in."""
+
+    def __init__(self, connector: Any) -> None:
+        self._manager = connector._lazy_offload_manager
+
+    def use(self, policy: Any) -> None:
+        """After the block pool was bound. LMCache has no registry of policies."""
+        self._manager._policy = policy
+
+    def drain(self, output: Any, pool: Any) -> Any:
+        """Stores to begin and sessions to end, in a step that LMCache leaves out."""
+        return self._manager._drain(output, pool)
+
+    def is_finished(self, request_id: str) -> bool:
+        """Not a running request under an id that a client uses again."""
+        return bool(self._manager._requests.is_finished(request_id))
+
+    def has_in_flight(self, request_id: str) -> bool:
+        """Whether a store of the request lacks the receipt of a rank."""
+        return bool(self._manager._requests.has_in_flight(request_id))
+
+    def references(self) -> dict[int, int]:
+        """References held for stores under way, per block id."""
+        slots = self._manager._requests._slots.values()
+        batches = (slot.in_flight for slot in slots if slot.in_flight is not None)
+        return dict(Counter(i for batch in batches for i in batch.block_ids))
+
+
+def replace_tracker_factory(
+    connector: Any, factory: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    """Requests' trackers are made by `factory`; returns LMCache's own."""
+    own: Callable[[Any], Any] = connector._get_or_create_request_tracker
+    connector._get_or_create_request_tracker = factory
+    return own
+
+
+def hit_alignment_tokens(connector: Any) -> int:
+    """Hits of vLLM are rounded down to a multiple of this."""
+    return int(connector._hit_alignment_tokens)
+
+
+def set_answer_timeout(connector: Any, seconds: float) -> None:
+    """For how long one answer of a server is waited for, by the adapter of any role."""
+    for name in ("scheduler_adapter", "worker_adapter"):
+        if hasattr(connector, name):
+            getattr(connector, name)._mq_timeout = seconds
+
+
+def heartbeats(adapter: Any) -> Iterable[Any]:
+    """One of each server, once the first lookup was made."""
+    return tuple((adapter._heartbeats or {}).values())
+
+
+def open_lookups(adapter: Any) -> Collection[str]:
+    """Requests with a lookup, answered or not, that nobody has cleaned up."""
+    lookups: Collection[str] = adapter._pending_lookups
+    return lookups
+
+
+def awaited_answers(adapter: Any, request_id: str) -> list[Any]:
+    """The futures of servers that a request's lookup waits for now."""
+    if (ack := adapter._unacked_lookups.get(request_id)) is not None:
+        return list(ack.futures.values())
+    status = adapter._lookup_status.get(request_id, {})
+    return [answer for answer, _ in status.values()]
+
+
+# --- the worker's adapter ------------------------------------------------------------
+
+
+def replace_registration(
+    adapter: Any, register: Callable[[Any], None]
+) -> Callable[[Any], None]:
+    """KV tensors are registered by `register`; returns LMCache's own way."""
+    own: Callable[[Any], None] = adapter._send_register_kv_caches_request
+    adapter._send_register_kv_caches_request = register
+    return own
+
+
+def transfer_mode(adapter: Any) -> Any:
+    """As configured; None: LMCache chooses."""
+    return adapter._mp_transfer_mode
+
+
+def layout_hints(adapter: Any) -> Any:
+    return adapter._layout_hints
+
+
+def answer_timeout_s(adapter: Any) -> float:
+    return float(adapter._mq_timeout)
+
+
+def register_at_server(
+    adapter: Any, register: Callable[[Any], None], kv_caches: Any, timeout_s: float
+) -> None:
+    """Let LMCache's server map these tensors and move their bytes.
+
+    Args:
+        register: LMCache's own way, see `replace_registration`.
+    """
+    if adapter._mp_transfer_mode is None:
+        # The other mode knows one KV cache group only.
+        adapter._mp_transfer_mode = "lmcache_driven"
+    before_s, adapter._mq_timeout = adapter._mq_timeout, timeout_s
+    try:
+        register(kv_caches)
+    finally:
+        adapter._mq_timeout = before_s
+
+
+def fail_load(adapter: Any, request_id: str, block_ids: Iterable[int]) -> None:
+    """Reported as LMCache reports a load that it does not even try."""
+    adapter.error_block_ids.update(block_ids)
+    adapter._failed_request_ids.add(request_id)
+    adapter._dropped_retrieves.add(request_id)
+
+
+def fail_store(adapter: Any, request_id: str) -> None:
+    adapter._completed_store_requests[request_id] = 1
+    adapter._failed_store_requests.add(request_id)
+
+
+def shared_memory(context: Any) -> tuple[int, int, bool]:
+    """Address and bytes of the server's memory as mapped here; whether it is pinned."""
+    first = context._make_tensor_view(0, 1, [1], "uint8")
+    return first.data_ptr(), context._pool_size, context._pinned
+
+
+# --- the server ----------------------------------------------------------------------
+
+
+def hands_out_slots(module: Any) -> bool:
+    """Whether it is the transfer module that `on_worker_gone` is for."""
+    needed = ("_release_entry", "_pending_shm_writes", "_pending_shm_lock")
+    return all(hasattr(module, name) for name in needed)
+
+
+def on_worker_gone(module: Any, call: Callable[[int], None]) -> None:
+    """`call` gets a worker's id before LMCache commits for one that is gone."""
+    release = module._release_entry
+
+    def released(instance_id: int, entry: Any) -> None:
+        call(instance_id)
+        release(instance_id, entry)
+
+    module._release_entry = released
+
+
+def drop_open_stores(module: Any, instance_id: int) -> int:
+    """LMCache finds none of the worker's open stores afterwards; how many there were.
+
+    Their room stays reserved until the write TTL: a worker that was only thought dead
+    may still write there, and nobody else's chunk must lie there then.
+    """
+    pending = module._pending_shm_writes
+    with module._pending_shm_lock:
+        torn = [key for key in pending if key[0] == instance_id]
+        for key in torn:
+            del pending[key]
+    return len(torn)
+
+
+def replace_eviction_policy(controller: Any, make: Callable[[Any], Any]) -> None:
+    """An L1 eviction controller gets the policy that `make` makes of its manager."""
+    policy = make(controller._l1_manager)
+    controller._eviction_policy = policy
+    controller._listener._policy = policy
