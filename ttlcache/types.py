@@ -270,18 +270,11 @@ class BlockHolder(Protocol):
         """
         ...
 
-    def release(
-        self,
-        pin_id: int,
-        outcome: PinOutcome,
-        mode: ReleaseMode,
-        needed_blocks: int,
-    ) -> int:
+    def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         """Drop all references of a pin.
 
         Args:
             outcome: how the pin ended.
-            needed_blocks: how many are to become free; others may stay cached.
 
         Returns:
             Blocks that became free, with `COPY_FIRST` also those that will soon.

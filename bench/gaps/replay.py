@@ -100,9 +100,7 @@ class _NullHolder:
     def claim(self, pin_id: int, behind_blocks: int) -> float:
         return math.inf
 
-    def release(
-        self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode, needed_blocks: int
-    ) -> int:
+    def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         turn, since_s = self._held.pop(pin_id)
         turn.held_s = self._clock.now_s() - since_s
         return 0

@@ -69,9 +69,7 @@ class NullHolder:
     def claim(self, pin_id: int, behind_blocks: int) -> float:
         return 0.0
 
-    def release(
-        self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode, needed_blocks: int
-    ) -> int:
+    def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         return 0
 
     def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:

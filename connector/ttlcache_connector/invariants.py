@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ttlcache.controller import Controller
-from ttlcache_connector.blocks.pinned import PinnedBlocks
+from ttlcache_connector.blocks.demoting import Ledger
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
 
 def violations(
-    scheduler: Scheduler, controller: Controller, ledger: PinnedBlocks
+    scheduler: Scheduler, controller: Controller, ledger: Ledger
 ) -> list[str]:
     """Every broken invariant as one sentence; empty when all hold."""
     return [
@@ -29,7 +29,7 @@ def violations(
 
 
 def leaked_blocks(
-    scheduler: Scheduler | None, controller: Controller, ledger: PinnedBlocks
+    scheduler: Scheduler | None, controller: Controller, ledger: Ledger
 ) -> int:
     """Blocks that no request and no live pin accounts for.
 
@@ -43,11 +43,12 @@ def leaked_blocks(
     )
     if scheduler is None or scheduler.requests or scheduler.deferred_frees:
         return lost
-    used = ledger.pool_blocks - ledger.pool.get_num_free_blocks()
+    pool = ledger.pool
+    used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
     return lost + max(0, used - len(ledger.references()))
 
 
-def _tables(controller: Controller, ledger: PinnedBlocks) -> Iterator[str]:
+def _tables(controller: Controller, ledger: Ledger) -> Iterator[str]:
     pins = {pin.pin_id: pin.kv_blocks for pin in controller.pins}
     if pins != ledger.pinned_ids():
         yield f"pin table {pins} and ledger {ledger.pinned_ids()} differ"
@@ -59,7 +60,7 @@ def _tables(controller: Controller, ledger: PinnedBlocks) -> Iterator[str]:
             yield f"pin {pin.pin_id} of ended program {pin.program.program_id!r}"
 
 
-def _references(scheduler: Scheduler, ledger: PinnedBlocks) -> Iterator[str]:
+def _references(scheduler: Scheduler, ledger: Ledger) -> Iterator[str]:
     """Each block's count is ours plus vLLM's; free blocks have none."""
     expected = Counter(ledger.references())
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
@@ -79,8 +80,8 @@ def _references(scheduler: Scheduler, ledger: PinnedBlocks) -> Iterator[str]:
                 f"expected {expected[block.block_id]}"
             )
     free = ledger.pool.get_num_free_blocks()
-    if used + free != ledger.pool_blocks:
-        yield f"{used} used + {free} free blocks of {ledger.pool_blocks}"
+    if used + free != ledger.pool.num_gpu_blocks - 1:  # all but the null block
+        yield f"{used} used + {free} free of {ledger.pool.num_gpu_blocks} blocks"
 
 
 def _requests(scheduler: Scheduler, controller: Controller) -> Iterator[str]:

@@ -61,7 +61,7 @@ def pinned(engine: EngineHarness) -> int:
 
 def demoting(engine: EngineHarness) -> int:
     """Blocks of ended turns that are held for their copy."""
-    return engine.connector.side.ledger.demoting_blocks
+    return engine.connector.side._demoting.expired.copying_blocks
 
 
 def free(engine: EngineHarness) -> int:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ttlcache_connector.tiers.base import NoTier, TierMetadata, TurnEnd
+from ttlcache_connector.tiers.base import SchedulerTier, TierMetadata, TurnEnd
 
 
-class FakeTier(NoTier):
+class FakeTier(SchedulerTier):
     """Says yes to everything, and copies when it is told to."""
-
-    stores_suffixes = False
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -24,13 +22,7 @@ class FakeTier(NoTier):
         self.settled: set[str] = set()  # stored, or not wanted there
         self.newly_settled: list[str] = []
         self.events: list[str] = []
-        #: Of the others, where what is to be copied begins, and what is below.
-        self.due: dict[str, int] = {}
-        self.below: dict[str, int] = {}
-        #: Tokens at their beginning that others brought down.
-        self.known: dict[str, int] = {}
-        #: What `count_unstored` says; of the others: nothing.
-        self.unknown: dict[str, int] = {}
+        self.due: list[str] = []  # to be copied
 
     def is_up(self) -> bool:
         return self.up
@@ -65,27 +57,18 @@ class FakeTier(NoTier):
     def has_unstored(self, request_id):
         return self.up and request_id not in self.settled
 
-    def demote(self, request_id, start=0):
+    def demote(self, request_id):
         self.calls.append(("demote", request_id))
-        if not self.has_unstored(request_id) or start >= self.below.get(
-            request_id, math.inf
-        ):
-            return None
-        self.due[request_id] = min(start, self.due.get(request_id, start))
-        return max(start, self.known.get(request_id, 0))
-
-    def has_suffix(self, request_id):
-        return self.below.get(request_id, 0) > 0
-
-    def count_unstored(self, request_id, start, end):
-        return self.unknown.get(request_id, 0)
+        if not self.has_unstored(request_id):
+            return False
+        self.due.append(request_id)
+        return True
 
     def copy(self, request_id):
         """The copy that `demote` ordered begins: the tier takes over."""
-        start = self.due.pop(request_id, 0)
-        self.below[request_id] = start
-        if not start:
-            self.settled.add(request_id)
+        if request_id in self.due:
+            self.due.remove(request_id)
+        self.settled.add(request_id)
         self.newly_settled.append(request_id)
 
     def report_turn(self, turn):

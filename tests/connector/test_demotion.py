@@ -186,7 +186,8 @@ def test_room_that_cannot_be_made_costs_no_request(make_engine, tier, monkeypatc
     def broken(*_, **__):
         raise RuntimeError("start_copies_ahead")
 
-    monkeypatch.setattr(engine.connector.side._demoting, "start_copies_ahead", broken)
+    expired = engine.connector.side._demoting.expired
+    monkeypatch.setattr(expired, "start_copies_ahead", broken)
     assert len(engine.turn("a", PROMPT, hints=HINTS)) > len(PROMPT)
     assert totals(engine)["hook_errors:start_copies_ahead"] > 0
 
@@ -201,14 +202,14 @@ def test_one_copy_that_cannot_be_settled_keeps_no_other_waiting(
         engine.turn(name, prompt, hints={"program_id": name})
     assert demoting(engine) == 12
     side = engine.connector.side
-    settled = side.ledger.on_settled
+    settled = side._demoting.expired.on_settled
 
     def fail_once(request_id):
         if request_id == "a":
             raise RuntimeError("broken")
         return settled(request_id)
 
-    monkeypatch.setattr(side.ledger, "on_settled", fail_once)
+    monkeypatch.setattr(side._demoting.expired, "on_settled", fail_once)
     tier.newly_settled += ["a", "b"]
     side.tier_settled()
     assert totals(engine)["hook_errors:tier_settled"] == 1
@@ -227,27 +228,6 @@ def test_how_demotions_ended_is_counted(make_engine, clock, tier):
     counted = totals(engine)
     assert counted["demotions:stored"] == 2
     assert counted["demotions:failed"] == counted["demotions:dropped"] == 1
-
-
-@pytest.mark.parametrize("in_parts", [True, False])
-def test_a_running_request_takes_pins_before_copies_under_way(
-    make_engine, clock, tier, in_parts
-):
-    """A block that is taken before its copy puts all behind it out of reach."""
-    tier.stores_suffixes = in_parts
-    engine = make_engine(extra_config=extra(demote="on-pressure"), num_blocks=64)
-    engine.turn("a", PROMPT, hints={"program_id": "p"})
-    clock.advance(5.1)
-    engine.step()
-    engine.connector.side.ledger.free_expired(6, at_once=False)
-    assert demoting(engine) == 6
-    engine.turn("b", range(5000, 5100), hints={"program_id": "q"})
-    last = {"program_id": "o", "is_last_step": True}
-    engine.add("runs", range(9000, 9790), max_tokens=60, hints=last)
-    engine.run()
-    assert engine.finished["runs"].num_output_tokens == 60
-    assert demoting(engine) == (6 if in_parts else 0)
-    assert (pinned(engine) < 6) is in_parts
 
 
 @pytest.mark.parametrize("blamed", [True, False])

@@ -13,7 +13,7 @@ from tests.connector.conftest import demoting, free, pinned, totals
 from tests.connector.fake_tier import copy, extra
 from tests.connector.test_store_queue import offer
 from ttlcache.types import GapKey, ReleaseMode
-from ttlcache_connector.blocks.lingering import room_blocks
+from ttlcache_connector.blocks.expired import room_blocks
 from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
 
@@ -26,8 +26,12 @@ def lingers(**options):
     return extra(**{"demote": "on-pressure", **options})
 
 
+def expired_turns(engine):
+    return engine.connector.side._demoting.expired
+
+
 def lingering(engine):
-    return engine.connector.side.ledger.lingering_blocks
+    return expired_turns(engine).cached.num_blocks
 
 
 def expired(make_engine, clock, prompt=LONG, **options):
@@ -125,7 +129,7 @@ def test_a_program_that_waits_goes_last(make_engine, clock, tier):
     engine.add("run", OTHER[:16], max_tokens=30, hints={"program_id": "q"})
     engine.step()
     engine.add("back", [*contexts[0], 5], hints={"program_id": "p0"})
-    engine.connector.side.ledger.free_expired(15, at_once=False)
+    expired_turns(engine).free(15, at_once=False)
     assert tier.of("demote") == ["r1"]
 
 
@@ -235,7 +239,7 @@ def in_steps(engine, request_id, tier):
         if engine.scheduler.requests[request_id].num_computed_tokens:
             return number
         engine.step()
-        for copied in list(engine.connector.side.ledger._copies):
+        for copied in list(expired_turns(engine)._copies):
             copy(engine, tier, copied)
     raise AssertionError("never")
 
@@ -325,7 +329,7 @@ def half_with(queue, *, up=True, over=True):
     """LMCache's scheduler tier around a real queue."""
     half = object.__new__(LMCacheSchedulerTier)
     half._queue = queue
-    half._offload = SimpleNamespace(is_finished=lambda _: over)
+    half._deferred = SimpleNamespace(is_finished=lambda _: over)
     half.is_up = lambda: up
     return half
 
@@ -402,18 +406,3 @@ def test_nothing_is_looked_for_behind_a_pinned_turn(make_engine, clock, tier):
     context = list(engine.finished["b"].all_token_ids)
     engine.turn("d", [*context, 1, 2, 3], hints=HINTS)
     assert tier.stored_tokens == math.inf, "of its tail some may be below"
-
-
-@pytest.mark.parametrize(("share", "lingering"), [(1.0, 37 - 10), (0.5, 19 - 10)])
-def test_what_a_pin_has_no_room_for_lingers_if_it_is_used_again(
-    make_engine, clock, tier, share, lingering
-):
-    tier.stores_suffixes = True
-    engine = make_engine(extra_config=lingers(max_pinned_fraction=10.5 / 63))
-    engine.add("a", LONG, hints=HINTS)
-    engine.step()
-    side = engine.connector.side
-    side.controller.requests["a"].program.reuse_share = share
-    engine.run()
-    assert side.ledger.lingering_blocks == lingering
-    assert free(engine) == 63 - lingering - 10

@@ -54,40 +54,28 @@ class Rig:
 def test_what_is_found_later_is_asked_for_again():
     rig = Rig()
     rig.goes_down()
-    assert not rig.lookups.is_current("w", 0)  # in the next step
+    assert rig.lookups.renew_if_stale("w", 0)  # in the next step
     assert rig.given_back == ["w"]
     assert rig.tracker.num_stored_tokens == rig.tracker.num_lmcache_hit_tokens == 0
-    assert rig.lookups.is_current("w", 0)
+    assert not rig.lookups.renew_if_stale("w", 0)
     assert rig.given_back == ["w"]
 
 
 def test_a_lookup_under_way_is_waited_for():
     rig = Rig(found=None)
     rig.goes_down()
-    assert not rig.lookups.is_current("w", 0)
+    assert rig.lookups.renew_if_stale("w", 0)
     rig.found["w"] = 32  # it began late enough after all
-    assert rig.lookups.is_current("w", 0)
+    assert not rig.lookups.renew_if_stale("w", 0)
     assert rig.given_back == []
 
 
 def test_not_while_gpu_memory_has_it_anyway():
     rig = Rig()
     rig.goes_down()
-    assert rig.lookups.is_current("w", 32)
+    assert not rig.lookups.renew_if_stale("w", 32)
     assert rig.given_back == []
-    assert not rig.lookups.is_current("w", 16)  # its pin lost its tail
-    assert rig.given_back == ["w"]
-
-
-@pytest.mark.parametrize("found", [0, 32])
-def test_a_lookup_that_began_behind_what_has_gone_is_worth_nothing(found):
-    rig = Rig(found=None)
-    assert rig.lookups.is_current("w", 16, 16)
-    assert not rig.lookups.is_current("w", 8, 16)
-    assert rig.given_back == [], "it has not answered yet"
-    rig.found["w"] = found
-    assert rig.lookups.is_current("w", 24, 16), "its pin is back"
-    assert not rig.lookups.is_current("w", 8, 16)
+    assert rig.lookups.renew_if_stale("w", 16)  # its pin lost its tail
     assert rig.given_back == ["w"]
 
 
@@ -96,7 +84,7 @@ def test_a_prompt_that_repeats_a_part_asks_for_that(found):
     """As where a template leaves thoughts of earlier turns out."""
     rig = Rig(prompt=[*CONTEXT[:21], 1, 2, 3, *CONTEXT], found=found)
     rig.goes_down()
-    assert rig.lookups.is_current("w", 0) == (found == 16)
+    assert rig.lookups.renew_if_stale("w", 0) == (found != 16)
     assert rig.given_back == ([] if found == 16 else ["w"])
 
 
@@ -114,7 +102,7 @@ def test_a_prompt_that_repeats_a_part_asks_for_that(found):
 def test_others_need_not_ask_again(other):
     rig = Rig(**other)
     rig.goes_down()
-    assert rig.lookups.is_current("w", 0)
+    assert not rig.lookups.renew_if_stale("w", 0)
     assert rig.given_back == []
 
 
@@ -122,7 +110,7 @@ def test_a_picture_is_known_by_what_it_shows():
     shown = [*CONTEXT[:8], *[5] * 24]
     rig = Rig(prompt=[*CONTEXT[:8], *[0] * 24, 7, 8], picture=shown)
     rig.goes_down(context=[*shown, *CONTEXT[32:]])
-    assert not rig.lookups.is_current("w", 0)
+    assert rig.lookups.renew_if_stale("w", 0)
     assert rig.given_back == ["w"]
 
 
@@ -130,11 +118,11 @@ def test_nor_who_loads_already_or_has_left():
     rig = Rig()
     rig.tracker.state = LMCacheMPRequestState.WAITING_FOR_LOAD
     rig.goes_down()
-    assert rig.lookups.is_current("w", 0)
+    assert not rig.lookups.renew_if_stale("w", 0)
     rig.tracker.state = LMCacheMPRequestState.PREFETCHING
     rig.goes_down()
     rig.lookups.forget("w")
-    assert rig.lookups.is_current("w", 0)
+    assert not rig.lookups.renew_if_stale("w", 0)
     assert rig.given_back == []
 
 
@@ -150,5 +138,5 @@ def test_a_copy_that_brings_nothing(how):
     rig.lookups.on_copy_end("t")
     if how == "reset after":
         rig.lookups.reset()
-    assert rig.lookups.is_current("w", 0)
+    assert not rig.lookups.renew_if_stale("w", 0)
     assert rig.given_back == []

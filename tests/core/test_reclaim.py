@@ -52,7 +52,7 @@ def test_the_latest_program_goes_first_tail_first_and_no_more_than_needed():
 
 
 @pytest.mark.parametrize("mode", [ReleaseMode.COPY_FIRST, ReleaseMode.FREE_NOW])
-def test_the_holder_is_asked_for_what_is_still_needed(mode):
+def test_the_holder_is_told_how_blocks_are_released(mode):
     engine = make_engine()
     for label in "ABC":
         pin_blocks(engine, label, 4)
@@ -61,10 +61,10 @@ def test_the_holder_is_asked_for_what_is_still_needed(mode):
     engine.holder.release = lambda *args: asked.append(args[1:]) or release(*args)
     engine.holder.shrink = lambda *args: asked.append(args[1:]) or shrink(*args)
     engine.controller.reclaim(6, RUNNING, "unknown", mode=mode)
-    assert asked == [(PinOutcome.VICTIM, mode, 6), (2, mode)]
+    assert asked == [(PinOutcome.VICTIM, mode), (2, mode)]
     asked.clear()
     engine.controller.end("", "A")
-    assert asked == [(PinOutcome.ENDED, ReleaseMode.KEEP_CACHED, 0)]
+    assert asked == [(PinOutcome.ENDED, ReleaseMode.KEEP_CACHED)]
 
 
 def test_asking_for_nothing_asks_for_one_block():

@@ -159,13 +159,8 @@ class TurnBook:
         pin: Pin,
         outcome: PinOutcome,
         mode: ReleaseMode = ReleaseMode.KEEP_CACHED,
-        needed_blocks: int = 0,
     ) -> int:
-        """End a pin in every table; returns the blocks that became free.
-
-        Args:
-            mode, needed_blocks: as `BlockHolder.release` has them.
-        """
+        """End a pin in every table; returns the blocks that became free."""
         now_s = self._clock.now_s()
         self._journal.unpin(now_s, pin, outcome)
         self._pins.remove(pin)
@@ -180,7 +175,7 @@ class TurnBook:
             self._on_stall(pin)
         if outcome is not PinOutcome.CLAIMED:
             self._on_unpinned(program)
-        freed = self._holder.release(pin.pin_id, outcome, mode, needed_blocks)
+        freed = self._holder.release(pin.pin_id, outcome, mode)
         if self._on_rekey is not None:
             for request_id in pin.holders:
                 self._on_rekey(request_id)
@@ -200,7 +195,7 @@ class TurnBook:
         """
         shrunk = self._holder.shrink(pin.pin_id, drop_blocks, mode)
         if shrunk is None:
-            return self.end_pin(pin, outcome, mode, drop_blocks)
+            return self.end_pin(pin, outcome, mode)
         self._pins.shrink(
             pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
         )

@@ -262,5 +262,5 @@ class Reclaimer:
 
     def _shrink(self, pin: Pin, drop_blocks: int, mode: ReleaseMode) -> int:
         if pin.kv_blocks - drop_blocks < max(1, pin.min_blocks):
-            return self.turns.end_pin(pin, PinOutcome.VICTIM, mode, drop_blocks)
+            return self.turns.end_pin(pin, PinOutcome.VICTIM, mode)
         return self.turns.shrink_pin(pin, drop_blocks, PinOutcome.VICTIM, mode)

@@ -103,9 +103,7 @@ class FakeHolder:
         self.taken_blocks += max(0, len(blocks) - kept)
         return kept * self.block_tokens
 
-    def release(
-        self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode, needed_blocks: int
-    ) -> int:
+    def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         self._evicted_at.pop(pin_id, None)
         return self.drop(self.held.pop(pin_id, []))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -53,11 +53,13 @@ class PinnedBlocks:
         pool: BlockPool,
         group_block_tokens: Sequence[int],
         queue_counts: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        expired_refs: Mapping[int, int] | None = None,
     ) -> None:
         """
         Args:
             group_block_tokens: tokens per block of each KV cache group.
             queue_counts: running and waiting requests right now.
+            expired_refs: references of `ExpiredTurns`, by block id, as they change.
         """
         self.pool = pool
         self.waiting_blocks = 0  # what the head of the queue lacked last
@@ -68,8 +70,7 @@ class PinnedBlocks:
         self._evicted_at: dict[int, int] = {}
         self._held: dict[int, list[KVCacheBlock]] = {}
         self._refs: Counter[int] = Counter()
-        # What turns past their time reference: neither pinned nor free.
-        self._ended_refs: Counter[int] = Counter()
+        self._expired_refs = {} if expired_refs is None else expired_refs
 
     @property
     def pool_blocks(self) -> int:
@@ -128,17 +129,30 @@ class PinnedBlocks:
 
     def _plain_free_blocks(self) -> int:
         """Blocks that plain vLLM would have free: all that no request references."""
-        return self.pool.get_num_free_blocks() + len(self._refs)
+        ours = len(self._refs) + len(self._expired_refs)
+        return min(self.pool.get_num_free_blocks() + ours, self.pool_blocks)
 
-    def release(
-        self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode, needed_blocks: int
-    ) -> int:
+    def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         return self.unpin(pin_id)
 
     def unpin(self, pin_id: int) -> int:
         """Drop the references of a pin, whatever it was; returns blocks freed."""
-        self._evicted_at.pop(pin_id, None)
-        return self._drop(self._held.pop(pin_id, []))
+        return free_tail_first(self.pool, self.hand_over(pin_id))
+
+    def hand_over(self, pin_id: int, keep: int = 0) -> list[KVCacheBlock]:
+        """The pin's blocks behind its first `keep`: the caller has their references."""
+        blocks = self._held.get(pin_id, [])
+        tail = blocks[keep:]
+        del blocks[keep:]
+        if not blocks:
+            self._evicted_at.pop(pin_id, None)
+            self._held.pop(pin_id, None)
+        count_down(self._refs, tail)
+        return tail
+
+    def num_held(self, pin_id: int) -> int:
+        """Blocks of the pin."""
+        return len(self._held.get(pin_id, ()))
 
     def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
         """Drop references from the tail.
@@ -146,13 +160,15 @@ class PinnedBlocks:
         With several KV cache groups a shortened prefix is not a hit any more
         (the sliding window before its new end is gone), so the pin goes whole.
         """
-        blocks = self._held.get(pin_id, [])
-        if not self.is_divisible or drop_blocks >= len(blocks):
+        keep = self.num_held(pin_id) - max(0, drop_blocks)
+        if not self.is_divisible or keep <= 0:
             return None
-        keep = len(blocks) - max(0, drop_blocks)
-        tail = blocks[keep:]
-        del blocks[keep:]
-        return Shrunk(self._drop(tail), keep, keep * self._group_block_tokens[0])
+        freed = free_tail_first(self.pool, self.hand_over(pin_id, keep))
+        return Shrunk(freed, keep, self.tokens(keep))
+
+    def tokens(self, blocks: int) -> int:
+        """Of so many blocks, where pins are divisible."""
+        return blocks * self._group_block_tokens[0]
 
     @property
     def is_divisible(self) -> bool:
@@ -173,7 +189,7 @@ class PinnedBlocks:
             for block in reversed(self._held.get(pin_id, [])):
                 block_id = block.block_id
                 ours = self._refs[block_id]
-                if block.ref_cnt > ours + self._ended_refs[block_id]:
+                if block.ref_cnt > ours + self._expired_refs.get(block_id, 0):
                     if self.is_divisible:
                         break  # who uses it uses all that stand before it
                     continue
@@ -216,31 +232,27 @@ class PinnedBlocks:
         """
         freed = 0
         while self._held:
-            freed += self._drop(self._held.popitem()[1])
+            freed += self.unpin(next(iter(self._held)))
         return freed
 
-    def _drop(
-        self, blocks: list[KVCacheBlock], refs: Counter[int] | None = None
-    ) -> int:
-        """Give references back tail first, so that prefixes are evicted last.
 
-        refs: where they are counted, if not as pins'.
-        """
-        if not blocks:
-            return 0
-        before = self.pool.get_num_free_blocks()
-        self._count_down(self._refs if refs is None else refs, blocks)
-        self.pool.free_blocks(reversed(blocks))
-        return int(self.pool.get_num_free_blocks() - before)
+def free_tail_first(pool: BlockPool, blocks: Sequence[KVCacheBlock]) -> int:
+    """Give references back so that prefixes are evicted last; returns blocks freed."""
+    if not blocks:
+        return 0
+    before = pool.get_num_free_blocks()
+    pool.free_blocks(reversed(blocks))
+    return int(pool.get_num_free_blocks() - before)
 
-    @staticmethod
-    def _count_down(refs: Counter[int], blocks: Sequence[KVCacheBlock]) -> None:
-        for block_id in ids_of(blocks):
-            count = refs[block_id]
-            if count > 1:
-                refs[block_id] = count - 1
-            else:
-                del refs[block_id]
+
+def count_down(refs: Counter[int], blocks: Sequence[KVCacheBlock]) -> None:
+    """One reference less of each block."""
+    for block_id in ids_of(blocks):
+        count = refs[block_id]
+        if count > 1:
+            refs[block_id] = count - 1
+        else:
+            del refs[block_id]
 
 
 def _footprint(blocks: Sequence[KVCacheBlock]) -> float:

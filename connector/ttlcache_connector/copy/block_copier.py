@@ -124,30 +124,18 @@ class BlockCopier:
         self,
         blocks: Sequence[int],
         blocks_in_chunk: int,
-        chunks: Sequence[torch.Tensor] | None,
-        indices: Sequence[int] | None = None,
-        after: int = 0,
+        chunks: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
         """Blocks to chunks; returns when the bytes are there.
 
         Args:
             blocks: `blocks_in_chunk` ids for each chunk of the request.
-            chunks: host tensors to fill; None: the tier shares no memory.
-            indices: which chunks of the request they are; default: all, in order.
-            after: raw handle of the event that the forward pass recorded.
+            chunks: host tensors to fill.
 
         Raises:
             TransferError: nothing may be committed.
         """
-        if chunks is None:
-            raise TransferError("the lower tier shares no memory with this process")
-        if indices is not None:
-            blocks = [
-                block
-                for index in indices
-                for block in blocks[index * blocks_in_chunk :][:blocks_in_chunk]
-            ]
-        self._copy(Direction.STORE, blocks, blocks_in_chunk, chunks, 0, after)
+        self._copy(Direction.STORE, blocks, blocks_in_chunk, chunks, 0)
         return list(chunks)
 
     def scatter(
@@ -156,22 +144,16 @@ class BlockCopier:
         blocks_in_chunk: int,
         chunks: Sequence[torch.Tensor],
         skip_tokens: int = 0,
-        after: int = 0,
     ) -> None:
         """Chunks to blocks, without the blocks that lie wholly in `skip_tokens`.
 
         Raises:
             TransferError: the blocks hold garbage and must count as not loaded.
         """
-        tokens = self.tokens_per_block(blocks_in_chunk, chunks)
+        # The chunks' shape is [layer, token, …], or [2, layer, token, …].
+        tokens = int(chunks[0].shape[-2]) // blocks_in_chunk if chunks else 0
         skip = skip_tokens // tokens if tokens else 0
-        self._copy(Direction.LOAD, blocks, blocks_in_chunk, chunks, skip, after)
-
-    def tokens_per_block(
-        self, blocks_in_chunk: int, chunks: Sequence[torch.Tensor]
-    ) -> int:
-        """From the chunks' shape [layer, token, …] ([2, layer, token, …] if split)."""
-        return int(chunks[0].shape[-2]) // blocks_in_chunk if chunks else 0
+        self._copy(Direction.LOAD, blocks, blocks_in_chunk, chunks, skip)
 
     def close(self) -> None:
         """Finish copies under way; later ones fail."""
@@ -184,10 +166,9 @@ class BlockCopier:
         blocks_in_chunk: int,
         chunks: Sequence[torch.Tensor],
         skip_blocks: int,
-        after: int,
     ) -> None:
         plan = self._plan(direction, blocks, blocks_in_chunk, chunks, skip_blocks)
-        ticket = self._engine.submit(plan, after)
+        ticket = self._engine.submit(plan)
         # However long it takes: whoever is told that a copy is over, well or not, gives
         # its blocks and chunks to somebody else. A copy that failed is over, too.
         while not self._engine.flush(SLOW_COPY_S):

@@ -3,8 +3,7 @@
 `lmcache server --server-module '{"module_path": "ttlcache_connector.lmcache_module"}'`,
 LMCache's documented extension point. Its clients learn only how many chunks were
 found; what a reload costs depends on whether they came from CPU memory or disk.
-It also forgets stores that workers left half-way (`lmcache_torn`), and lets lookups
-begin within a context (`lmcache_starts`).
+It also forgets stores that workers left half-way (`torn_stores`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.multiprocess.ext_server_module import server_module_handler
 
 from ttlcache_connector.lmcache_server import rpc
-from ttlcache_connector.lmcache_server.mid_context_lookup import heed_starts
 from ttlcache_connector.lmcache_server.torn_stores import forget_torn_stores
 
 #: Lookups remembered; a load is asked about within seconds.
@@ -28,9 +26,8 @@ MEMORY = 4096
 class LookupTiers:
     """Remembers the last lookups' results by request."""
 
-    def __init__(self, build_context: Any, *, heeds_starts: bool) -> None:
+    def __init__(self, build_context: Any) -> None:
         self._context = build_context.server_context
-        self._heeds_starts = heeds_starts
         self._lock = threading.Lock()
         self._found: OrderedDict[str, dict[str, int]] = OrderedDict()
         self._context.event_bus.subscribe(
@@ -54,13 +51,6 @@ class LookupTiers:
             found = self._found.get(json.loads(payload), {})
         return json.dumps(found).encode()
 
-    @server_module_handler(rpc.LOOKUPS_BEGIN_ANYWHERE)
-    def lookups_begin_anywhere(self, payload: bytes) -> bytes:
-        if not self._heeds_starts:
-            return b"null"
-        _, cpu_bytes = self._context.storage_manager.get_l1_usage()
-        return json.dumps({"cpu_bytes": cpu_bytes}).encode()
-
     def _on_lookup(self, event: Event) -> None:
         data = event.metadata
         with self._lock:
@@ -76,5 +66,4 @@ class LookupTiers:
 def build_server_modules(build_context: Any) -> LookupTiers:
     """What LMCache calls."""
     forget_torn_stores(build_context.modules)
-    heeds_starts = heed_starts(build_context.modules)
-    return LookupTiers(build_context, heeds_starts=heeds_starts)
+    return LookupTiers(build_context)

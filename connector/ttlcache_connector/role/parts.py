@@ -10,9 +10,9 @@ from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig, admission_in_force, ordering_in_force
 from ttlcache.controller import Controller
 from ttlcache.estimators.step_fit import Step
-from ttlcache_connector.blocks.demoting import DemotingBlocks
+from ttlcache_connector.blocks.demoting import DemotingBlocks, Ledger
+from ttlcache_connector.blocks.expired import ExpiredTurns, room_blocks
 from ttlcache_connector.blocks.failsafe import Pace, drop_orphans
-from ttlcache_connector.blocks.lingering import room_blocks
 from ttlcache_connector.blocks.pinned import PinnedBlocks
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.engine.tool_reader import OutputReader
@@ -68,7 +68,8 @@ class SideParts:
         )
         self._history = HistoryFile(config, self._clock.now_s())
         self.controller: Controller | None = None
-        self.ledger: PinnedBlocks | None = None
+        self.pins: PinnedBlocks | None = None
+        self.ledger: Ledger | None = None
         self._demoting: DemotingBlocks | None = None
         self._scheduler: Scheduler | None = None
         self._queue: ProgramQueue | None = None
@@ -99,17 +100,21 @@ class SideParts:
         demoting: DemotingBlocks | None = None
         if self.lower.is_set:
             self.lower.tier.bind(pool)
-            demoting = DemotingBlocks(
+            expired = ExpiredTurns(
                 pool,
                 sizes,
-                self._queue_counts,
-                report_turn=self.lower.report_turn,
-                tier=self.lower.tier,
-                clock=self._clock,
-                room_blocks=self._room_blocks(pool, sizes),
+                self.lower.tier,
+                self._clock,
+                self._room_blocks(pool, sizes),
             )
+            self.pins = PinnedBlocks(pool, sizes, self._queue_counts, expired.refs)
+            demoting = DemotingBlocks(
+                self.pins, expired, self.lower.tier, self.lower.report_turn
+            )
+        else:
+            self.pins = PinnedBlocks(pool, sizes, self._queue_counts)
         self._demoting = demoting
-        self.ledger = demoting or PinnedBlocks(pool, sizes, self._queue_counts)
+        self.ledger = demoting or self.pins
         self.controller = Controller(
             self._config,
             self._clock,
@@ -137,7 +142,7 @@ class SideParts:
     def log_start(self, scheduler_name: str, ours: bool) -> None:
         """The one line that says what runs."""
         self.announced = True
-        ledger = self.ledger
+        pins = self.pins
         log.info(
             "ttlcache %s on vLLM %s: policy=%s%s ordering=%s admission=%s "
             "max_pinned_fraction=%g (%s of %s blocks) max_ttl_s=%g scheduler=%s "
@@ -149,10 +154,8 @@ class SideParts:
             ordering_in_force(self._config),
             admission_in_force(self._config) if self._by_program else "none",
             self._config.max_pinned_fraction,
-            int(self._config.max_pinned_fraction * ledger.pool_blocks)
-            if ledger
-            else "?",
-            ledger.pool_blocks if ledger else "?",
+            int(self._config.max_pinned_fraction * pins.pool_blocks) if pins else "?",
+            pins.pool_blocks if pins else "?",
             self._config.max_ttl_s,
             scheduler_name,
             len(self._groups),
@@ -179,7 +182,7 @@ class SideParts:
         if self.controller is not None:
             self.controller.release_all()
         if self._demoting is not None:
-            self._demoting.release_demoting()
+            self._demoting.expired.drop_all()
 
     @guarded(fallback=0)
     def drop_rest(self) -> int:
@@ -197,9 +200,9 @@ class SideParts:
     @guarded(fallback=0)
     def drop_orphans(self) -> int:
         """Blocks freed from pins that a fault has left to the ledger alone."""
-        if self.controller is None or self.ledger is None:
+        if self.controller is None or self.pins is None:
             return 0
-        return drop_orphans(self.controller, self.ledger)
+        return drop_orphans(self.controller, self.pins)
 
     def count(self, name: str, label: str = "") -> None:
         if self.controller is not None:

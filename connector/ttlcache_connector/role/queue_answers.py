@@ -14,7 +14,7 @@ from ttlcache_connector.role.parts import SideParts
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from ttlcache_connector.blocks.demoting import DemotingBlocks
+    from ttlcache_connector.blocks.expired import ExpiredTurns
 
 
 class QueueAnswers(SideParts):
@@ -42,9 +42,9 @@ class QueueAnswers(SideParts):
         if controller is None or not self._by_program:
             return Admission.ADMIT
         may_start = controller.may_start(request_id, needed_blocks)
-        if not may_start and self.ledger is not None:
+        if not may_start and self.pins is not None:
             # It waits for memory as others do: what holds that has its price.
-            self.ledger.waiting_blocks = needed_blocks
+            self.pins.waiting_blocks = needed_blocks
             controller.on_memory_refused(request_id)
             if controller.free_for_newcomer(request_id, needed_blocks):
                 may_start = controller.may_start(request_id, needed_blocks)
@@ -70,58 +70,58 @@ class QueueAnswers(SideParts):
         0: do not try again in this step. Nothing more may be taken, or copies that are
         under way will give the memory.
         """
-        if self.controller is None or self.ledger is None:
+        if self.controller is None or self.pins is None:
             return 0
         freed = 0
         if urgency is not Urgency.RUNNING:
-            self.ledger.waiting_blocks = needed_blocks
+            self.pins.waiting_blocks = needed_blocks
             self.controller.on_memory_refused(request.request_id)
             if urgency is not Urgency.STALLED:  # that one has patience of its own
                 freed = self.controller.reprice()
             if self._demoting is not None:
                 return freed + self._evict_to_tier(
-                    self._demoting, needed_blocks - freed, request, urgency
+                    self._demoting.expired, needed_blocks - freed, request, urgency
                 )
         elif self._demoting is not None:
-            return self._take_now(self._demoting, needed_blocks, request)
+            return self._take_now(self._demoting.expired, needed_blocks, request)
         if freed < needed_blocks:
             freed += self._reclaim(needed_blocks - freed, request, urgency)
         return freed
 
-    def _take_now(self, ended: DemotingBlocks, needed: int, request: Request) -> int:
+    def _take_now(self, expired: ExpiredTurns, needed: int, request: Request) -> int:
         """The same for a running request, which waits for no copy.
 
         A prefix is only usable up to its first missing block. If a block is overwritten
         before it was copied, every later block already stored becomes unreachable. So
         blocks with a pending copy are taken last.
         """
-        if ended.demotes_parts:
-            freed = ended.free_cheapest(needed)
-        else:
-            freed = ended.free_expired(needed, at_once=True)
+        freed = expired.free(needed, at_once=True)
         if freed < needed:
             freed += self._reclaim(needed - freed, request, Urgency.RUNNING)
         if freed < needed:
-            freed += ended.free_expired(needed - freed, at_once=True)
+            freed += expired.free(needed - freed, at_once=True)
         return freed
 
     def _evict_to_tier(
         self,
-        ended: DemotingBlocks,
+        expired: ExpiredTurns,
         needed_blocks: int,
         request: Request,
         urgency: Urgency,
     ) -> int:
         """The same for a request that can wait: for a copy of milliseconds, where the
         alternative is a prefill of seconds."""
-        pool = ended.pool
+        assert self.pins is not None
+        pool = self.pins.pool
         before = pool.get_num_free_blocks()
-        ended.free_expired(needed_blocks, at_once=False)
-        lack = needed_blocks - (pool.get_num_free_blocks() - before) - ended.soon_free()
+        expired.free(needed_blocks, at_once=False)
+        lack = (
+            needed_blocks - (pool.get_num_free_blocks() - before) - expired.soon_free()
+        )
         if lack > 0:
             self._reclaim(lack, request, urgency, ReleaseMode.COPY_FIRST)
         freed = int(pool.get_num_free_blocks() - before)
-        return freed if freed >= needed_blocks or not ended.soon_free() else 0
+        return freed if freed >= needed_blocks or not expired.soon_free() else 0
 
     def _reclaim(
         self,
@@ -131,7 +131,6 @@ class QueueAnswers(SideParts):
         mode: ReleaseMode = ReleaseMode.FREE_NOW,
     ) -> int:
         assert self.controller is not None
-        assert self.ledger is not None
         patient = urgency is not Urgency.STALLED or not self.is_overdue(request)
         freed = self.controller.reclaim(
             blocks, urgency, request.request_id, patient=patient, mode=mode

@@ -10,7 +10,6 @@ from ttlcache import control
 from ttlcache.clock import stopwatch_s
 from ttlcache.gauges import gauges_of
 from ttlcache.programs.hints import parse_hints
-from ttlcache.retention.ttl import reusable_blocks
 from ttlcache.types import Arrival, Finish, HoldOrder
 from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, SLOW_FINISH_S
 from ttlcache_connector.engine.failed_loads import put_back
@@ -86,8 +85,8 @@ class SchedulerSide(QueueAnswers):
     @guarded()
     def note_local_hit(self, request: Request, num_computed_tokens: int) -> None:
         self._local_hits[request.request_id] = num_computed_tokens
-        if self.ledger is not None:
-            self.ledger.plain_lru.on_lookup()
+        if self.pins is not None:
+            self.pins.plain_lru.on_lookup()
 
     @guarded()
     def tier_looked_up(self, request: Request) -> None:
@@ -103,14 +102,14 @@ class SchedulerSide(QueueAnswers):
         If the request continues a pinned turn, nothing beyond that turn has ever been
         computed, so it is not looked up. Without a live pin: unknown, infinity.
         """
-        if self.controller is None or self.ledger is None:
+        if self.controller is None or self.pins is None:
             return math.inf
         record = self.controller.requests.get(request.request_id)
         pin_id = None if record is None else record.pin_id
         pin = None if pin_id is None else self.controller.pins.get(pin_id)
         if pin is None or not pin.turn.num_hashes:
             return math.inf
-        return pin.turn.num_hashes * self.ledger.pool.hash_block_size
+        return pin.turn.num_hashes * self.pins.pool.hash_block_size
 
     @guarded()
     def on_allocated(self, request: Request) -> None:
@@ -124,7 +123,7 @@ class SchedulerSide(QueueAnswers):
         record = self.controller.requests.get(request_id)
         self.controller.on_allocated(request_id, hit)
         if self._demoting is not None and record is not None:
-            self._demoting.on_program_resumed(record.program)
+            self._demoting.expired.on_program_resumed(record.program)
         self._prefilling[request_id] = request
 
     @guarded()
@@ -138,14 +137,14 @@ class SchedulerSide(QueueAnswers):
         self._arrived.discard(request.request_id)
         if self._queue is not None:
             self._queue.forget(request.request_id)
-        controller, ledger = self.controller, self.ledger
-        if controller is None or ledger is None:
+        controller, pins = self.controller, self.pins
+        if controller is None or pins is None:
             return
         if request.num_output_tokens:
             controller.prefilled(request.request_id, request.num_prompt_tokens)
         record = controller.requests.get(request.request_id)
         completed = is_completed(request, self._reader)
-        candidate = ledger.candidate(block_ids if completed else no_blocks(block_ids))
+        candidate = pins.candidate(block_ids if completed else no_blocks(block_ids))
         order = controller.finish(
             Finish(
                 request_id=request.request_id,
@@ -156,16 +155,16 @@ class SchedulerSide(QueueAnswers):
                 tokens=token_slice(request),
                 kv_blocks=len(candidate.blocks),
                 kv_tokens=candidate.kv_tokens,
-                count_unpinned=lambda n: ledger.count_unpinned(candidate.blocks[:n]),
+                count_unpinned=lambda n: pins.count_unpinned(candidate.blocks[:n]),
                 footprint_blocks=candidate.footprint_blocks,
-                divisible=ledger.is_divisible,
+                divisible=pins.is_divisible,
                 detect=self._detector(request),
             )
         )
         if order is not None:
             pinned = candidate.blocks[: order.kv_blocks]
-            ledger.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
-        ledger.plain_lru.on_uncached_freed(ledger.count_uncached(block_ids))
+            pins.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
+        pins.plain_lru.on_uncached_freed(pins.count_uncached(block_ids))
         if self._demoting is not None:
             if record is not None:
                 self._offer_to_tier(request, record.program, candidate.blocks, order)
@@ -209,13 +208,7 @@ class SchedulerSide(QueueAnswers):
         assert self.controller is not None
         assert self._demoting is not None
         if order is not None:
-            self._demoting.bind_pin_to_request(
-                order.pin_id, request.request_id, program
-            )
-            reusable = blocks[: reusable_blocks(program, len(blocks))]
-            self._demoting.linger_rest(
-                request.request_id, program, reusable, order.kv_blocks
-            )
+            self._demoting.on_pinned(order.pin_id, request.request_id, program)
         elif self.controller.last_decision is not None:
             self._demoting.on_unpinned(request.request_id, program, blocks)
         else:
@@ -250,7 +243,7 @@ class SchedulerSide(QueueAnswers):
         failed: Exception | None = None
         for request_id in self.lower.take_settled():
             try:
-                ended.on_settled(request_id)
+                ended.expired.on_settled(request_id)
             except Exception as error:  # noqa: BLE001 - the others are freed, too
                 failed = error
         if failed is not None:
@@ -268,8 +261,8 @@ class SchedulerSide(QueueAnswers):
         self.put_back_failed_loads()
         if self.controller is None:
             return
-        if self.ledger is not None:
-            self.ledger.waiting_blocks = 0  # known anew when the head fails again
+        if self.pins is not None:
+            self.pins.waiting_blocks = 0  # known anew when the head fails again
         if self.lower.is_set:
             self._poll_tier(self.controller)
         if self._config.debug_invariants:
@@ -306,7 +299,7 @@ class SchedulerSide(QueueAnswers):
         for outcome in self.lower.take_events():
             self.count("demotions", outcome)
         if self._demoting is not None:
-            for _ in range(self._demoting.take_dropped_copies()):
+            for _ in range(self._demoting.expired.take_dropped_copies()):
                 self.count("demotions", "dropped")
 
     @guarded()
@@ -321,7 +314,7 @@ class SchedulerSide(QueueAnswers):
     @guarded()
     def take_stats(self) -> TTLConnectorStats | None:
         """What happened since the last call; None when there is nothing to say."""
-        if self.controller is None or self.ledger is None:
+        if self.controller is None or self.pins is None:
             return None
         metrics = self.controller.metrics
         if metrics.is_empty():
@@ -370,14 +363,10 @@ class SchedulerSide(QueueAnswers):
             scheduled_tokens: by request, what it computes in this step.
         """
         ended = self._demoting
-        if ended is None or self.controller is None or self.ledger is None:
-            return
-        lack = ended.start_copies_ahead(lambda: self._tokens_ahead(scheduled_tokens))
-        for pin in self.controller.pins.victims() if lack else ():
-            if self.ledger.is_freeable(pin.pin_id):
-                lack -= ended.copy_tail_ahead(pin.pin_id, lack)
-                if lack <= 0:
-                    return
+        if ended is not None:
+            ended.expired.start_copies_ahead(
+                lambda: self._tokens_ahead(scheduled_tokens)
+            )
 
     def _tokens_ahead(self, scheduled_tokens: Mapping[str, int]) -> list[int]:
         if self._scheduler is None:  # a foreign one: as much as may ever be needed
@@ -405,8 +394,8 @@ class SchedulerSide(QueueAnswers):
             "pinned_blocks": pressure.pinned_blocks,
             "free_blocks": pressure.free_blocks,
             "pool_blocks": pressure.pool_blocks,
-            "demoting_blocks": ended.demoting_blocks if ended else 0,
-            "lingering_blocks": ended.lingering_blocks if ended else 0,
+            "demoting_blocks": ended.expired.copying_blocks if ended else 0,
+            "lingering_blocks": ended.expired.cached.num_blocks if ended else 0,
             "leaked_blocks": leaked_blocks(
                 self._scheduler, self.controller, self.ledger
             ),

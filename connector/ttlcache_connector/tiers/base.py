@@ -1,8 +1,7 @@
 """The contract of a lower tier: where KV goes when it leaves GPU memory.
 
 A tier has two halves, as vLLM's connectors have: one beside the scheduler, which
-knows what is where, and one in each worker, which moves bytes. `NoTier` is the
-scheduler's half of `lower_tier: none`.
+knows what is where, and one in each worker, which moves bytes.
 """
 
 from __future__ import annotations
@@ -92,8 +91,10 @@ class TurnEnd(NamedTuple):
     tool: tuple[str, ...] = ()
 
 
-class SchedulerTier(ABC):
+class SchedulerTier:
     """The half beside the scheduler. Every call is on the scheduler's thread.
+
+    As it is here it keeps nothing: `lower_tier: none`.
 
     None may block for longer than a few milliseconds, and each may raise: the caller
     counts it and goes on without the tier.
@@ -103,28 +104,25 @@ class SchedulerTier(ABC):
     #: answers, or everything was reset.
     generation = 0
 
-    #: It keeps KV in whole chunks of so many.
+    #: It keeps KV in whole chunks of so many tokens.
     chunk_tokens = 1
 
-    @abstractmethod
     def bind(self, pool: BlockPool) -> None:
         """The block pool exists."""
 
-    def blocks_are_named(self, names: Collection[str]) -> None:  # noqa: B027
+    def blocks_are_named(self, names: Collection[str]) -> None:
         """Workers store under these names, not under what both halves compute.
 
         One name for each rank that says so; the others store under what is computed.
         """
 
-    @abstractmethod
     def is_up(self) -> bool:
         """Whether the tier answers."""
+        return False
 
-    @abstractmethod
     def arrive(self, request: Request, *, has_pin: bool) -> None:
         """A request came: look up what it needs while it queues, unless pinned."""
 
-    @abstractmethod
     def match(
         self, request: Request, hit_tokens: int, stored_tokens: float = math.inf
     ) -> tuple[int | None, bool]:
@@ -135,20 +133,20 @@ class SchedulerTier(ABC):
         Args:
             stored_tokens: upper bound on the request's tokens that can be stored.
         """
+        return 0, False
 
     def was_looked_up(self, request_id: str) -> bool:
         """Whether a lookup of this waiting request was answered, hit or miss."""
         return False
 
-    @abstractmethod
     def allocated(
         self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
     ) -> None:
         """The request got its blocks, `loaded_tokens` of them to be loaded."""
 
-    @abstractmethod
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
         """Orders of this step; called once a step, after all allocations."""
+        return TierMetadata()
 
     def take_settled(self) -> list[str]:
         """Finished requests whose blocks need not be held for their copy any more.
@@ -162,53 +160,35 @@ class SchedulerTier(ABC):
         """How demotions ended since the last call: each "stored" or "failed"."""
         return []
 
-    @abstractmethod
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         """The request ended. What is to be demoted of it follows by `demote`."""
 
-    @abstractmethod
     def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:
         """What the workers report of a step; returns the loads that ended."""
+        return []
 
-    @abstractmethod
     def reloads(self) -> list[Reload]:
         """What loads cost, as far as it became known since the last call."""
+        return []
 
-    @abstractmethod
     def has_work(self) -> bool:
         """Whether steps are needed although no request is left."""
+        return False
 
-    @abstractmethod
     def has_unstored(self, request_id: str) -> bool:
         """Whether a finished request has KV that is to be stored, but is not yet."""
-
-    @property
-    def stores_suffixes(self) -> bool:
-        """Whether lookups find a suffix that was stored without what precedes it."""
         return False
 
-    def has_suffix(self, request_id: str) -> bool:
-        """Whether the end of a finished request is stored, and its beginning is not."""
-        return False
-
-    def count_unstored(self, request_id: str, start: int, end: int) -> int:
-        """Tokens from `start` to `end`, the turn's last one, that are not stored."""
-        return 0
-
-    @abstractmethod
-    def demote(self, request_id: str, start: int = 0) -> int | None:
+    def demote(self, request_id: str) -> bool:
         """Copy a finished request's KV down now.
 
-        Args:
-            start: only what holds this token and those after it; the rest stays queued.
-
         Returns:
-            The first of these tokens that is not stored yet, None if all are. Blocks
-            from there on should stay as they are until `take_settled` names the
-            request; where they do not, as much as is left is copied.
+            Whether there is something to copy. Its blocks should stay as they are until
+            `take_settled` names the request; where they do not, as much as is left is
+            copied.
         """
+        return False
 
-    @abstractmethod
     def drop(self, request_id: str) -> None:
         """This finished request will not be continued.
 
@@ -216,80 +196,19 @@ class SchedulerTier(ABC):
         offered, too, stay queued.
         """
 
-    @abstractmethod
     def report_turn(self, turn: TurnEnd) -> None:
         """What was decided of a turn, for a tier that decides by itself, too."""
 
-    @abstractmethod
     def references(self) -> dict[int, int]:
         """References that the tier holds, per block id."""
-
-    @abstractmethod
-    def reset(self) -> bool:
-        """Drop what the tier holds; whether it did."""
-
-    @abstractmethod
-    def shutdown(self) -> None:
-        """Let go of everything."""
-
-
-class NoTier(SchedulerTier):
-    """No lower tier."""
-
-    def bind(self, pool: BlockPool) -> None:
-        return
-
-    def is_up(self) -> bool:
-        return False
-
-    def arrive(self, request: Request, *, has_pin: bool) -> None:
-        return
-
-    def match(
-        self, request: Request, hit_tokens: int, stored_tokens: float = math.inf
-    ) -> tuple[int | None, bool]:
-        return 0, False
-
-    def allocated(
-        self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
-    ) -> None:
-        return
-
-    def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
-        return TierMetadata()
-
-    def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
-        return
-
-    def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:
-        return []
-
-    def reloads(self) -> list[Reload]:
-        return []
-
-    def has_work(self) -> bool:
-        return False
-
-    def has_unstored(self, request_id: str) -> bool:
-        return False
-
-    def demote(self, request_id: str, start: int = 0) -> int | None:
-        return None
-
-    def drop(self, request_id: str) -> None:
-        return
-
-    def report_turn(self, turn: TurnEnd) -> None:
-        return
-
-    def references(self) -> dict[int, int]:
         return {}
 
     def reset(self) -> bool:
+        """Drop what the tier holds; whether it did."""
         return True
 
     def shutdown(self) -> None:
-        return
+        """Let go of everything."""
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import Any
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.log import logger
-from ttlcache_connector.tiers.base import NoTier, SchedulerTier, WorkerTier
+from ttlcache_connector.tiers.base import SchedulerTier, WorkerTier
 
 log = logger(__name__)
 
@@ -20,7 +20,7 @@ def scheduler_tier(
         ConfigError: it cannot be used as configured.
     """
     if config.lower_tier == "none":
-        return NoTier()
+        return SchedulerTier()  # keeps nothing
     # LMCache is imported only where a lower tier is asked for.
     from ttlcache_connector.tiers import lmcache
 
@@ -29,7 +29,7 @@ def scheduler_tier(
             "ttlcache: no lower tier for this model, what pins lose is prefilled: %s",
             why,
         )
-        return NoTier()
+        return SchedulerTier()  # keeps nothing
     return lmcache.LMCacheSchedulerTier(config, vllm_config, kv_cache_config)
 
 

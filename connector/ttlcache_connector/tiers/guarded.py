@@ -10,7 +10,6 @@ from ttlcache_connector.faults import Faults, guarded
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import (
     Loaded,
-    NoTier,
     Reload,
     SchedulerTier,
     TierMetadata,
@@ -40,7 +39,7 @@ class GuardedTier:
             count: counts a metric by name and label.
         """
         self.tier = tier
-        self.is_set = type(tier) is not NoTier
+        self.is_set = type(tier) is not SchedulerTier
         self._count = count
         self._off = False
         self._was_up = True

@@ -7,7 +7,7 @@ import uuid
 
 from ttlcache.finished import UNKNOWN_GAP
 from ttlcache.programs.model import Program, RequestRecord
-from ttlcache.types import Decision, PinOutcome
+from ttlcache.types import Decision
 from ttlcache_connector.tiers.base import TurnEnd
 
 #: Programs that only we tell apart are numbered, in every engine from 0.
@@ -27,11 +27,6 @@ def turn_end(
     key = program.open_turns[-1].gap_key if program.open_turns else UNKNOWN_GAP
     tool = () if key == UNKNOWN_GAP else tuple(part for part in key if part)
     return TurnEnd(request_id, name, decision.ttl_s, decision.reason == "client", tool)
-
-
-def pin_end(outcome: PinOutcome, request_id: str) -> TurnEnd | None:
-    """What is reported of a pin that ended: only that its program did."""
-    return TurnEnd(request_id) if outcome is PinOutcome.ENDED else None
 
 
 def program_name(program: Program) -> str:

@@ -1,4 +1,4 @@
-"""Whatever comes: random agents, a plain LMCache server, one that dies."""
+"""Whatever comes: random agents, a server that dies."""
 
 from __future__ import annotations
 
@@ -9,44 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from bench.serve.tier_server import TierServer
 from tests.e2e.tier_bytes.worker import (
-    BLOCK,
-    CHUNK_BYTES,
     WAIT_S,
     empty_gpu,
     hints,
     prompt,
-    reclaim,
 )
-from ttlcache_connector.blocks import pending_copies
-from ttlcache_connector.lmcache_server.launch import TierOptions
+from ttlcache_connector.blocks import expired
 
 pytestmark = pytest.mark.e2e
-
-
-class PlainOptions(TierOptions):
-    """LMCache's server as it is."""
-
-    def _modules(self) -> tuple[str, ...]:
-        return ()
-
-
-def test_without_our_module_in_the_server_turns_go_down_whole(make_worker, tmp_path):
-    """Its lookups would not find a tail alone."""
-    options = PlainOptions(cpu_gb=0.1, chunk_tokens=BLOCK)
-    with TierServer(options, tmp_path / "lmcache.log") as server:
-        engine = make_worker(
-            num_blocks=64, ttl_s=60.0, demote="on-pressure", tiers=server
-        )
-        tier = engine.connector.side.lower.tier
-        engine.add("runs", prompt(99, 30 * BLOCK), max_tokens=400, hints=hints("old"))
-        engine.step()
-        engine.turn_beside("a", prompt(100, 200), hints=hints("p"))
-        assert not tier.stores_suffixes  # it knows of no such question
-        reclaim(engine, 5)
-        assert engine.moved["tier_bytes:demoted"] == 12 * CHUNK_BYTES
-        engine.close()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +31,7 @@ def test_without_our_module_in_the_server_turns_go_down_whole(make_worker, tmp_p
 )
 def test_random_agents_on_a_small_pool(make_worker, monkeypatch, request, mode, server):
     """Expiry, claims, victims, preemptions, aborts: whatever comes, no wrong byte."""
-    monkeypatch.setattr(pending_copies, "COPY_WAIT_S", 0.05)
+    monkeypatch.setattr(expired, "COPY_WAIT_S", 0.05)
     engine = make_worker(
         num_blocks=40,
         ttl_s=0.05,

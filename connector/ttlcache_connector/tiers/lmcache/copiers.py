@@ -41,7 +41,9 @@ class Copier(ABC):
         """That memory goes away; `attach` follows, or the end."""
 
     @abstractmethod
-    def gather(self, blocks: list[int], per_chunk: int, chunks: Chunks | None) -> Chunks:
+    def gather(
+        self, blocks: list[int], per_chunk: int, chunks: Chunks | None
+    ) -> Chunks:
         """KV blocks to chunks, to new ones where the server shares no memory."""
 
     @abstractmethod
@@ -99,7 +101,9 @@ class OwnCopier(Copier):
             self._blocks.forget_host(self._memory)
             self._memory = None
 
-    def gather(self, blocks: list[int], per_chunk: int, chunks: Chunks | None) -> Chunks:
+    def gather(
+        self, blocks: list[int], per_chunk: int, chunks: Chunks | None
+    ) -> Chunks:
         if chunks is None:
             count = len(blocks) // per_chunk
             chunks = [torch.empty(self._shape, dtype=self._dtype) for _ in range(count)]
@@ -123,7 +127,9 @@ class LMCacheCopier(Copier):
         self._kv_caches = kv_caches
         self._hints = layout_hints
 
-    def gather(self, blocks: list[int], per_chunk: int, chunks: Chunks | None) -> Chunks:
+    def gather(
+        self, blocks: list[int], per_chunk: int, chunks: Chunks | None
+    ) -> Chunks:
         gathered: Chunks = gather_paged_kv_to_cpu(
             self._kv_caches, blocks, per_chunk, layout_hints=self._hints, out=chunks
         )

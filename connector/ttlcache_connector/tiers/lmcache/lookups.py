@@ -23,8 +23,6 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
 )
 
 from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
-from ttlcache_connector.tiers.lmcache.stored_index import StoredIndex
-from ttlcache_connector.tiers.lmcache.suffix_lookup import SuffixIndex, SuffixLookup
 from ttlcache_lmcache import internals
 
 if TYPE_CHECKING:
@@ -44,22 +42,16 @@ class Lookups:
         inner: Any,
         salts: SaltGenerations,
         now_s: Callable[[], float],
-        stored: StoredIndex | None = None,
-        suffixes: SuffixIndex | None = None,
     ) -> None:
         """
         Args:
             inner: LMCache's connector, scheduler role.
             salts: unlocks what a lookup found that is given back.
-            stored: updated by what lookups find.
-            suffixes: stored without what precedes them; None: nothing ever is.
         """
         self._inner = inner
         self._adapter = inner.scheduler_adapter
         self._salts = salts
         self._now_s = now_s
-        self._stored = stored
-        self.starts = SuffixLookup(self._adapter, suffixes)
         self.stale = StaleLookups(
             self._adapter, inner.request_trackers, self._give_back
         )
@@ -72,14 +64,8 @@ class Lookups:
         self._took_s: dict[str, float] = {}
 
     def begin_early(self, request: Request) -> None:
-        """The request came, and nothing of it is pinned.
-
-        If a suffix of it is stored alone the lookup begins there, and is given back
-        should GPU memory not reach as far.
-        """
-        self.starts.set_early(request)
-        with self.starts.beginning_at(self.starts.of(request.request_id)):
-            self._inner.on_new_request(request)
+        """The request came, and nothing of it is pinned."""
+        self._inner.on_new_request(request)
         self._open[request.request_id] = None
 
     def match(
@@ -87,8 +73,7 @@ class Lookups:
     ) -> tuple[int | None, bool]:
         """As `SchedulerTier.match`."""
         request_id = request.request_id
-        began = self.starts.of(request_id)
-        if not self.stale.is_current(request_id, hit_tokens, began):
+        if self.stale.renew_if_stale(request_id, hit_tokens):
             return None, False
         tracker = self._salts.tracker_of(request)
         if request_id not in internals.open_lookups(self._adapter):
@@ -98,27 +83,18 @@ class Lookups:
                 align = internals.hit_alignment_tokens(self._inner)
                 tracker.num_vllm_hit_tokens = hit_tokens // align * align
                 return 0, False
-            self.starts.set(request, hit_tokens)
         now_s = self._now_s()
         asked_s = self._asked_s.setdefault(request_id, now_s)
         look = self._inner.get_num_new_matched_tokens
-        with self.starts.beginning_at(self.starts.of(request_id)):
+        tokens, is_async = look(request, hit_tokens)
+        while tokens is None and self._wait.for_answer(request_id):
             tokens, is_async = look(request, hit_tokens)
-            while tokens is None and self._wait.for_answer(request_id):
-                tokens, is_async = look(request, hit_tokens)
-        if self.starts.of(request_id):
-            # What precedes it is still to be stored: all of it is offered again, and
-            # LMCache takes what it does not have.
-            tracker.num_stored_tokens = 0
         if tokens is None:
             self._open[request_id] = None
         elif request_id not in self._took_s:
             self._open.pop(request_id, None)
             answered_s = self._answered_s.pop(request_id, self._now_s())
             self._took_s[request_id] = max(0.0, answered_s - asked_s)
-            if self._stored is not None:
-                begin, end = self.starts.of(request_id), tracker.num_lmcache_hit_tokens
-                self._stored.found(request.block_hashes, begin, end)
         return tokens, bool(tokens) and is_async
 
     def was_looked_up(self, request_id: str) -> bool:
@@ -153,14 +129,12 @@ class Lookups:
     def reset(self) -> None:
         """What is stored is worthless."""
         self.stale.reset()
-        self.starts.reset()
 
     def _give_back(self, request_id: str) -> None:
         self._salts.orphan_lookup(request_id)
         self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        self.starts.forget(request_id)
         self._wait.forget(request_id)
         self._open.pop(request_id, None)
         self._answered_s.pop(request_id, None)
@@ -271,31 +245,29 @@ class StaleLookups:
         self._copies.clear()
         self._stored_tokens.clear()
 
-    def is_current(self, request_id: str, hit_tokens: int, began: int = 0) -> bool:
-        """Whether the request's lookup, done or to come, is as good as a new one.
+    def renew_if_stale(self, request_id: str, hit_tokens: int) -> bool:
+        """Whether to ask again in the next step, with a new lookup if need be.
+
+        A lookup that missed what is there by now is given back, and a step later a new
+        one begins: LMCache's server does not promise to take what is sent about one
+        request in its order.
 
         Args:
             hit_tokens: what GPU memory holds of the request now.
-            began: where its lookup began, behind what GPU memory held then.
-
-        False: ask again in the next step. One that missed what is there is given back,
-        and a step later a new one begins: LMCache's server does not promise to take
-        what is sent about one request in its order.
         """
         stored_tokens = self._stored_tokens.get(request_id, 0)
-        has_gap = began > hit_tokens
-        if stored_tokens <= hit_tokens and not has_gap:
-            return True
+        if stored_tokens <= hit_tokens:
+            return False
         found = self._adapter.check_lookup_result(request_id)
         if found is None:
-            return False
-        self.forget(request_id)
-        if found >= stored_tokens and not has_gap:
             return True
+        self.forget(request_id)
+        if found >= stored_tokens:
+            return False
         self._give_back(request_id)
         tracker = self._trackers[request_id]
         tracker.num_stored_tokens = tracker.num_lmcache_hit_tokens = 0
-        return False
+        return True
 
     def _common_tokens(
         self, tokens: Sequence[int], context: Sequence[int], known: int

@@ -12,7 +12,6 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
     LMCacheMPWorkerMetadata,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
@@ -36,8 +35,6 @@ from ttlcache_connector.tiers.lmcache.registration import own_name
 from ttlcache_connector.tiers.lmcache.reports import load_times
 from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
-from ttlcache_connector.tiers.lmcache.stored_index import StoredIndex, chunk_bytes
-from ttlcache_connector.tiers.lmcache.suffix_lookup import SuffixIndex
 from ttlcache_lmcache.internals import DeferredStores
 
 if TYPE_CHECKING:
@@ -76,28 +73,13 @@ class LMCacheSchedulerTier(SchedulerTier):
         self._adapter = self._inner.scheduler_adapter
         self._adapter.model_name += own_name(vllm_config, kv_cache_config)
         self._deferred = DeferredStores(self._inner)
-        chunk_tokens = self.chunk_tokens = self._adapter.lmcache_tokens_per_chunk
+        self.chunk_tokens = self._adapter.lmcache_tokens_per_chunk
         parallel = vllm_config.parallel_config
         self._ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-        # With write-through other engines may read the tier: a suffix alone is of no
-        # use to them, and what the tier holds of theirs is not known here.
-        self._suffixes: SuffixIndex | None = None
-        self._stored: StoredIndex | None = None
-        is_divisible = len(kv_cache_config.kv_cache_groups) == 1
-        if config.demote != "write-through" and is_divisible:
-            _, block_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
-            self._suffixes = SuffixIndex(chunk_tokens, block_tokens)
-            if config.demote == "on-pressure":
-                size = chunk_bytes(kv_cache_config, chunk_tokens, self._ranks)
-                self._stored = StoredIndex(chunk_tokens, block_tokens, size)
-        self._queue = StoreQueue(
-            config.demote, chunk_tokens, self._stored, self._suffixes
-        )
+        self._queue = StoreQueue(config.demote, self.chunk_tokens)
         self._orphans = OrphanedLookups(self._adapter)
         self._salts = SaltGenerations(self._inner, self._orphans)
-        self._lookups = Lookups(
-            self._inner, self._salts, self._now_s, self._stored, self._suffixes
-        )
+        self._lookups = Lookups(self._inner, self._salts, self._now_s)
         self._pool: BlockPool | None = None
         self._loads: dict[str, _Load] = {}
         self._events: list[str] = []
@@ -111,17 +93,6 @@ class LMCacheSchedulerTier(SchedulerTier):
         self._pool = pool
         self._inner.bind_gpu_block_pool(pool)
         self._deferred.use(self._queue)
-        self._ask_servers()
-
-    def _ask_servers(self) -> None:
-        if self._stored is not None:
-            self._stored.clear()
-        if self._suffixes is not None:
-            self._lookups.starts.ask_servers(self._on_cpu_bytes)
-
-    def _on_cpu_bytes(self, cpu_bytes: float) -> None:
-        if self._stored is not None:
-            self._stored.trust(cpu_bytes)
 
     def blocks_are_named(self, names: Collection[str]) -> None:
         if len(names) < self._ranks or len(set(names)) != 1:
@@ -145,7 +116,6 @@ class LMCacheSchedulerTier(SchedulerTier):
         if came_back:
             self.generation += 1
             self._hints.reconnect()
-            self._ask_servers()  # it may be another one
         return up
 
     def arrive(self, request: Request, *, has_pin: bool) -> None:
@@ -191,10 +161,7 @@ class LMCacheSchedulerTier(SchedulerTier):
             for request_id in actions.sessions_to_end:
                 self._adapter.end_session(request_id)
         stores = {r.request_id: r for r in inner.requests if r.direction == "STORE"}
-        self._queue.check(stores)
         self._lookups.stale.on_copies_start(stores)
-        if self._stored is not None and self._pool is not None:
-            self._stored.on_copies_start(stores, self._pool)
         return TierMetadata(inner, is_past=self._mode != "write-through")
 
     def take_settled(self) -> list[str]:
@@ -235,8 +202,6 @@ class LMCacheSchedulerTier(SchedulerTier):
                 waited_s = self._now_s() - load.since_s
                 copy_s = load_s.get(request_id, waited_s)
                 self._load_sources.ask(request_id, tokens, copy_s, load.read_s)
-            elif self._stored is not None:
-                self._stored.clear()  # the server promised it
         return ended
 
     def _on_copy_end(self, request_id: str, *, is_lost: bool) -> None:
@@ -244,8 +209,6 @@ class LMCacheSchedulerTier(SchedulerTier):
         self._events.append("failed" if is_lost else "stored")
         if not is_lost and self._deferred.has_in_flight(request_id):
             return  # other ranks' receipts are to come
-        if self._stored is not None:
-            self._stored.on_copy_end(request_id, is_lost=is_lost)
         if is_lost:
             self._lookups.stale.on_copy_failed(request_id)
         else:
@@ -263,20 +226,8 @@ class LMCacheSchedulerTier(SchedulerTier):
         waits = self._queue.has_pending_request(request_id)
         return waits and self._deferred.is_finished(request_id) and self.is_up()
 
-    @property
-    def stores_suffixes(self) -> bool:
-        return self._lookups.starts.is_supported
-
-    def has_suffix(self, request_id: str) -> bool:
-        return self._queue.has_suffix(request_id)
-
-    def count_unstored(self, request_id: str, start: int, end: int) -> int:
-        return self._queue.count_unstored(request_id, start, end)
-
-    def demote(self, request_id: str, start: int = 0) -> int | None:
-        if not self._deferred.is_finished(request_id) or not self.is_up():
-            return None
-        return self._queue.make_due(request_id, start)
+    def demote(self, request_id: str) -> bool:
+        return self.has_unstored(request_id) and self._queue.make_due(request_id)
 
     def drop(self, request_id: str) -> None:
         self._queue.drop(request_id)
@@ -289,9 +240,6 @@ class LMCacheSchedulerTier(SchedulerTier):
 
     def reset(self) -> bool:
         self._lookups.reset()
-        if self._stored is not None:
-            # These go on storing under their old salt.
-            self._stored.reset(self._inner.request_trackers)
         self._salts.start_generation()
         self.generation += 1
         return True

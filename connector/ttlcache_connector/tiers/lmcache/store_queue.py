@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from lmcache.integration.vllm.lazy_offload_policy.base import (
     BlockHashes,
@@ -14,15 +13,7 @@ from lmcache.integration.vllm.lazy_offload_policy.base import (
     PendingStoreItem,
 )
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
-from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, get_block_hash
 
-if TYPE_CHECKING:
-    from ttlcache_connector.tiers.lmcache.stored_index import StoredIndex
-    from ttlcache_connector.tiers.lmcache.suffix_lookup import SuffixIndex
-
-#: (start, first_missing): store from token `start`; [start, first_missing) is in the
-#: tier already, so its blocks need not be intact.
-_Run = tuple[int, int]
 #: An operation, and the hashes of its blocks.
 _Op = tuple[LMCacheMPRequestMetadata, BlockHashes]
 
@@ -35,32 +26,18 @@ class StoreQueue(OffloadPolicy):
     the pin: that turn offers the same chunks again, with its own.
     """
 
-    def __init__(
-        self,
-        mode: str,
-        chunk_tokens: int,
-        stored: StoredIndex | None = None,
-        suffixes: SuffixIndex | None = None,
-    ) -> None:
+    def __init__(self, mode: str, chunk_tokens: int) -> None:
         """
         Args:
             mode: `demote`.
-            stored: chunks in it are not stored again.
-            suffixes: gets suffixes that are stored without what precedes them.
         """
         self._mode = mode
         self._chunk_tokens = chunk_tokens
-        self._stored = stored
-        self._suffixes = suffixes
         self._pending: dict[str, list[_Op]] = {}
-        self._due: dict[str, list[_Run]] = {}  # in this order, tails first
-        self._kept: dict[str, int] = {}  # tokens before a tail that was stored alone
-        self._tailed: set[str] = set()  # of which the end is stored
+        self._due: dict[str, None] = {}  # in this order
         self._broken: set[str] = set()
         self._emptied: list[str] = []
-        # Of which all that was due was handed to LMCache, since `take_settled`.
-        self._settled: list[str] = []
-        self._submitted: list[str] = []  # in the last drain
+        self._settled: list[str] = []  # handed to LMCache since `take_settled`
 
     # what LMCache calls
 
@@ -73,63 +50,25 @@ class StoreQueue(OffloadPolicy):
             return
         self._pending.setdefault(request_id, []).append((meta, block_hashes))
         if self._mode == "write-through":
-            self._due.setdefault(request_id, [(0, 0)])
+            self._due[request_id] = None
 
     def drain(self, signals: DrainSignals) -> LazyOffloadDrain:
-        drain = LazyOffloadDrain(emptied_request_ids=self._emptied)
-        self._emptied = []
-        self._submitted = []
-        ready = [r for r in self._due if r not in signals.blocked_request_ids]
-        for request_id in ready:
-            start, begin = self._next_run(request_id)
-            if request_id not in self._pending:
-                continue
-            chunks = self._take(request_id, start)
-            if new := [chunk for chunk in chunks if chunk[0].op.end > begin]:
-                drain.items.append(PendingStoreItem(request_id, new))
-                self._submitted.append(request_id)
-            if request_id not in self._due:
-                self._settled.append(request_id)
-            if request_id not in self._pending:
-                drain.emptied_request_ids.append(request_id)
-        return drain
-
-    def _next_run(self, request_id: str) -> _Run:
-        """One a step: LMCache stores a request's chunks as one piece."""
-        runs = self._due.pop(request_id, [(0, 0)])
-        if runs[1:]:
-            self._due[request_id] = runs[1:]
-        return runs[0]
-
-    def _take(self, request_id: str, start: int) -> list[_Op]:
-        """The request's chunks from token `start` on; what precedes them stays.
+        """What LMCache is to store in this step.
 
         Chunk by chunk, because LMCache leaves out an operation of which a block was
-        overwritten, and what follows; a prompt is one operation, and its tail goes
-        first.
+        overwritten, and what follows; a prompt is one operation.
         """
-        stay: list[_Op] = []
-        taken: list[_Op] = []
-        for op in self._pending.pop(request_id, []):
-            if op[0].op.end <= start:
-                stay.append(op)
-                continue
-            for chunk in self._chunks(*op):
-                (stay if chunk[0].op.end <= start else taken).append(chunk)
-        if stay:
-            self._pending[request_id] = stay
-            self._kept[request_id] = stay[-1][0].op.end
-            self._tailed.add(request_id)
-        else:
-            self._due.pop(request_id, None)
-            self._kept.pop(request_id, None)
-            self._tailed.discard(request_id)
-        if self._suffixes is not None and taken:
-            for chunk in taken if len(self._suffixes) else ():
-                self._suffixes.discard(_last_hash(chunk))
-            if stay:
-                self._suffixes.add(_last_hash(stay[-1]))
-        return taken
+        drain = LazyOffloadDrain(emptied_request_ids=self._emptied)
+        self._emptied = []
+        ready = [r for r in self._due if r not in signals.blocked_request_ids]
+        for request_id in ready:
+            del self._due[request_id]
+            ops = self._pending.pop(request_id)
+            chunks = [chunk for op in ops for chunk in self._chunks(*op)]
+            drain.items.append(PendingStoreItem(request_id, chunks))
+            self._settled.append(request_id)
+            drain.emptied_request_ids.append(request_id)
+        return drain
 
     def has_pending_request(self, request_id: str) -> bool:
         return request_id in self._pending
@@ -145,9 +84,6 @@ class StoreQueue(OffloadPolicy):
         self._broken.discard(request_id)
 
     def mark_store_failed(self, request_id: str) -> int:
-        self._tailed.discard(request_id)
-        if self._kept.get(request_id):
-            return 0  # what is left stands before what was lost
         self._broken.add(request_id)
         return self._drop(request_id)
 
@@ -156,58 +92,12 @@ class StoreQueue(OffloadPolicy):
 
     # what we call
 
-    def make_due(self, request_id: str, start: int = 0) -> int | None:
-        """Store it in the next step; None if there is nothing to store.
-
-        Args:
-            start: only what holds this token and those after it.
-
-        Returns:
-            The first token of it that is not stored yet, as far as one knows.
-        """
-        ops = self._pending.get(request_id)
-        if not ops or ops[-1][0].op.end <= start:
-            return None
-        runs = self._due.get(request_id, [])
-        if runs and runs[-1][0] <= start:
-            return start
-        begin = next(self._unstored(request_id, start), None)
-        if runs:
-            later_start, later_begin = runs[-1]
-            if begin is None or begin >= later_start:
-                runs[-1], begin = (start, later_begin), None
-            elif later_start == later_begin:
-                runs[-1] = (start, begin)
-            else:
-                runs.append((start, begin))
-        elif begin is not None:
-            self._due[request_id] = [(start, begin)]
-        else:
-            self._take(request_id, start)
-            if request_id not in self._pending:
-                self._emptied.append(request_id)
-        return begin
-
-    def count_unstored(self, request_id: str, start: int, end: int) -> int:
-        """Tokens from `start` to `end`, where the turn's KV ends, that are not stored.
-
-        What is no whole chunk will never be.
-        """
-        ops = self._pending.get(request_id)
-        if not ops:
-            return 0
-        loose = 0 if request_id in self._kept else max(0, end - ops[-1][0].op.end)
-        chunks = sum(1 for _ in self._unstored(request_id, start))
-        return self._chunk_tokens * chunks + loose
-
-    def has_suffix(self, request_id: str) -> bool:
-        """Whether the end of what the request computed is stored, and the rest not."""
-        return request_id in self._tailed
-
-    def check(self, stores: Collection[str]) -> None:
-        """What LMCache made of the last drain: whose blocks it found unchanged."""
-        self._tailed.difference_update(set(self._submitted).difference(stores))
-        self._submitted = []
+    def make_due(self, request_id: str) -> bool:
+        """Store it in the next step; False if there is nothing to store."""
+        if request_id not in self._pending:
+            return False
+        self._due.setdefault(request_id)
+        return True
 
     def take_settled(self) -> list[str]:
         """As `SchedulerTier.take_settled`."""
@@ -240,32 +130,6 @@ class StoreQueue(OffloadPolicy):
             own = {i: hashes[i] for group in ids for i in group}
             yield replace(meta, op=part), own
 
-    def _unstored(self, request_id: str, start: int) -> Iterator[int]:
-        """From token `start` on, where each chunk begins that has to be stored."""
-        size = self._chunk_tokens
-        for meta, hashes in self._pending.get(request_id, ()):
-            op, ids = meta.op, meta.op.block_ids[0]
-            per_chunk = len(ids) * size // (op.end - op.start)
-            skipped = max(0, start - op.start) // size
-            for number in range(skipped, (op.end - op.start) // size):
-                last = (number + 1) * per_chunk - 1
-                if self._stored is None or not self._is_stored(hashes[ids[last]]):
-                    yield int(max(start, op.start + number * size))
-
-    def _is_stored(self, block_hash: BlockHashWithGroupId | None) -> bool:
-        if self._stored is None or block_hash is None:
-            return False
-        return bytes(get_block_hash(block_hash)) in self._stored
-
     def _drop(self, request_id: str) -> int:
         self._due.pop(request_id, None)
-        self._kept.pop(request_id, None)
-        self._tailed.discard(request_id)
         return len(self._pending.pop(request_id, ()))
-
-
-def _last_hash(chunk: _Op) -> bytes:
-    meta, hashes = chunk
-    last = hashes[meta.op.block_ids[0][-1]]
-    assert last is not None  # `add` takes no others
-    return bytes(get_block_hash(last))

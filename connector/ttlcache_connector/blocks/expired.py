@@ -1,0 +1,371 @@
+"""Turns without a pin above a lower tier: still cached, or waiting for their copy.
+
+Such a turn's time is over, or it was not worth a pin. Its blocks stay cached, as prefix
+cache hits, until memory gets short: most of what returns late returns before that, and
+is never copied. Then it is copied, and its blocks stay until the tier has references of
+its own on them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ttlcache.clock import Clock
+from ttlcache.programs.model import Program
+from ttlcache_connector.blocks.pinned import count_down, free_tail_first, ids_of
+from ttlcache_connector.tiers.base import SchedulerTier
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+#: So long a waiting request lets a copy take before it takes the blocks.
+COPY_WAIT_S = 0.25
+#: No more of the pool than this is kept free of cached turns.
+MAX_ROOM_SHARE = 1 / 8
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTurn:
+    """A turn whose blocks stay until memory is short.
+
+    free_blocks: its blocks that were used by nothing else when it came. Later users of
+        some of them (another program with the same prompt) are not subtracted.
+    """
+
+    request_id: str
+    program: Program
+    blocks: list[KVCacheBlock]
+    free_blocks: int
+
+
+class CachedTurns:
+    """Those turns, oldest first."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, CachedTurn] = {}
+        self._of: dict[int, dict[str, CachedTurn]] = {}  # by program
+        self.num_blocks = 0
+        #: Of these, what would be free without them.
+        self.free_blocks = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __iter__(self) -> Iterator[CachedTurn]:
+        return iter(self._turns.values())
+
+    def add(self, turn: CachedTurn) -> None:
+        assert turn.request_id not in self._turns
+        self._turns[turn.request_id] = turn
+        self._of.setdefault(id(turn.program), {})[turn.request_id] = turn
+        self.num_blocks += len(turn.blocks)
+        self.free_blocks += turn.free_blocks
+
+    def pop(self, request_id: str) -> list[KVCacheBlock]:
+        """The turn goes; its blocks, none if it was not here."""
+        turn = self._turns.pop(request_id, None)
+        if turn is None:
+            return []
+        own = self._of[id(turn.program)]
+        del own[request_id]
+        if not own:
+            del self._of[id(turn.program)]
+        self.num_blocks -= len(turn.blocks)
+        self.free_blocks -= turn.free_blocks
+        return turn.blocks
+
+    def by_age(self) -> Iterator[CachedTurn]:
+        """Oldest first, those of programs whose next turn waits after all others."""
+        turns = list(self._turns.values())
+        yield from (turn for turn in turns if not turn.program.in_flight)
+        yield from (turn for turn in turns if turn.program.in_flight)
+
+    def of(self, program: Program) -> list[CachedTurn]:
+        return list(self._of.get(id(program), {}).values())
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A copy that was ordered and has not begun.
+
+    due_s: when a waiting request may take the blocks all the same.
+    """
+
+    blocks: list[KVCacheBlock]
+    due_s: float
+
+
+class ExpiredTurns:
+    """References on the blocks of such turns, and what becomes of them."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        group_block_tokens: Sequence[int],
+        tier: SchedulerTier,
+        clock: Clock,
+        room_blocks: int = 0,
+    ) -> None:
+        """
+        Args:
+            group_block_tokens: tokens per block of each KV cache group.
+            room_blocks: how many blocks to keep free, or about to be, by copying
+                cached turns; 0: copies begin at once.
+        """
+        self._pool = pool
+        self._group_block_tokens = tuple(group_block_tokens)
+        self._tier = tier
+        self._clock = clock
+        self._room_blocks = room_blocks
+        self.refs: Counter[int] = Counter()  # by block id
+        self.cached = CachedTurns()
+        self._copies: dict[str, _Copy] = {}  # oldest first
+        self._num_dropped_copies = 0  # since `take_dropped_copies`
+
+    @property
+    def copying_blocks(self) -> int:
+        """Blocks that wait for their copy."""
+        return sum(len(copy.blocks) for copy in self._copies.values())
+
+    def __len__(self) -> int:
+        return len(self.cached) + len(self._copies)
+
+    # --- turns come ------------------------------------------------------
+
+    def keep(
+        self,
+        request_id: str,
+        program: Program,
+        blocks: list[KVCacheBlock],
+        users: int = 0,
+    ) -> int:
+        """Keep a turn's blocks cached, whose references are ours from now on.
+
+        Args:
+            users: requests that use them now, and are about to give that up.
+
+        Returns:
+            Blocks that became free.
+        """
+        self._unref(self.cached.pop(request_id))  # an id that is used again
+        self.refs.update(ids_of(blocks))
+        own = any(self.refs[i] == 1 for i in ids_of(reversed(blocks)))
+        if not self._room_blocks or not own:
+            # To wait gains nothing where others that are cached have it all.
+            return self._copy(request_id, blocks)
+        refs = self.refs  # each block counts once
+        alone = sum(b.ref_cnt == 1 + users and refs[b.block_id] == 1 for b in blocks)
+        self.cached.add(CachedTurn(request_id, program, blocks, alone))
+        return 0
+
+    def copy(self, request_id: str, blocks: list[KVCacheBlock]) -> int:
+        """Copy a turn; `blocks`, whose references are ours now, stay until it begins.
+
+        Returns:
+            Blocks that are free, or will be soon.
+        """
+        self.refs.update(ids_of(blocks))
+        alone = self._count_alone(blocks)
+        self._copy(request_id, blocks)
+        return alone
+
+    def _copy(self, request_id: str, blocks: list[KVCacheBlock]) -> int:
+        """Begin the copy, keep the blocks for it; returns those that became free."""
+        try:
+            is_copied = self._tier.demote(request_id)
+        except Exception:
+            self._unref(blocks)
+            raise
+        if not is_copied:
+            return self._unref(blocks)
+        copy = self._copies.get(request_id)
+        if copy is None:
+            due_s = self._clock.now_s() + COPY_WAIT_S
+            self._copies[request_id] = _Copy(blocks, due_s)
+        else:  # these come before those of the turn that were given up earlier
+            copy.blocks = blocks + copy.blocks
+        return 0
+
+    # --- turns go --------------------------------------------------------
+
+    def on_settled(self, request_id: str) -> int:
+        """The tier holds what was to be copied, or does not want it any more."""
+        if not self._tier.has_unstored(request_id):
+            return self.drop(request_id)
+        return self._unref(self._pop_copy(request_id))
+
+    def drop(self, request_id: str) -> int:
+        """Nobody comes back to the turn; returns blocks that became free."""
+        self._tier.drop(request_id)
+        return self.release(request_id)
+
+    def on_program_resumed(self, program: Program) -> None:
+        """A turn of the program was allocated: the blocks it hit are not demoted.
+
+        It offers the same to the tier when it ends, with its own.
+        """
+        for turn in self.cached.of(program):
+            # Another branch of the program may have found no more than its beginning.
+            copy = self._copies.get(turn.request_id)
+            tail = (copy.blocks if copy else turn.blocks)[-1]
+            if tail.ref_cnt > self.refs[tail.block_id]:
+                self.drop(turn.request_id)
+
+    def release(self, request_id: str) -> int:
+        """What is held of the turn goes, whatever it was; returns blocks freed."""
+        return self._unref(self._pop(request_id))
+
+    def drop_all(self) -> None:
+        """Nothing is kept for a copy: a reset, a shutdown, a fault.
+
+        Memory first: what failed may be the tier.
+        """
+        turns = [*self._copies, *(turn.request_id for turn in self.cached)]
+        for request_id in turns:
+            self.release(request_id)
+        failed: Exception | None = None
+        for request_id in turns:
+            try:
+                self._tier.drop(request_id)
+            except Exception as error:  # noqa: BLE001 - the others are dropped, too
+                failed = error
+        if failed is not None:
+            raise failed
+
+    # --- memory is short -------------------------------------------------
+
+    def soon_free(self) -> int:
+        """Blocks that a waiting request should wait for."""
+        now_s, table = self._clock.now_s(), self._pool.blocks
+        copies = self._copies.values()
+        awaited = sum(len(copy.blocks) for copy in copies if copy.due_s > now_s)
+        copied = sum(
+            table[block_id].ref_cnt == count
+            for block_id, count in self._tier.references().items()
+        )
+        return awaited + copied
+
+    def free(self, needed_blocks: int, *, at_once: bool) -> int:
+        """Free blocks of these turns.
+
+        Args:
+            at_once: also before their copy, which a waiting request should wait for.
+
+        Returns:
+            Blocks that became free.
+        """
+        freed = self._drop_copies(needed_blocks, overdue=True)
+        if not at_once:
+            return freed + self._make_room(needed_blocks - freed)
+        for turn in self.cached.by_age():
+            if freed >= needed_blocks:
+                return freed
+            if self._count_alone(turn.blocks):
+                freed += self._give(turn)
+        return freed + self._drop_copies(needed_blocks - freed, overdue=False)
+
+    def start_copies_ahead(self, tokens_ahead: Callable[[], Sequence[int]]) -> None:
+        """Begin to copy as many blocks as running requests are about to need.
+
+        Waiting requests can wait for a copy, which may be needless by then.
+
+        Args:
+            tokens_ahead: for each running request, tokens of its prompt to come.
+        """
+        free = self._pool.get_num_free_blocks()
+        if free >= self._room_blocks or not self.cached:
+            return
+        # An answer's next token may begin a block, and the one after the copy another.
+        wanted = sum(
+            sum(tokens // size + 2 for size in self._group_block_tokens)
+            for tokens in tokens_ahead()
+        )
+        self._make_room(min(wanted, self._room_blocks) - free)
+
+    def take_dropped_copies(self) -> int:
+        """Copies given up before they began, since the last call."""
+        count, self._num_dropped_copies = self._num_dropped_copies, 0
+        return count
+
+    def references(self) -> Counter[int]:
+        """From the tables, so that the invariant checker sees what they have lost."""
+        counts: Counter[int] = Counter()
+        for copy in self._copies.values():
+            counts.update(ids_of(copy.blocks))
+        for turn in self.cached:
+            counts.update(ids_of(turn.blocks))
+        counts.update(self._tier.references())
+        return counts
+
+    def _make_room(self, blocks: int) -> int:
+        """Begin to copy cached turns until so many blocks are free soon.
+
+        Returns:
+            Blocks that became free at once.
+        """
+        lack, freed = blocks - self.soon_free(), 0
+        for turn in self.cached.by_age() if lack > 0 else ():
+            if lack <= 0:
+                break
+            if not self._count_alone(turn.blocks):
+                continue  # others use it all: nothing would become free
+            # What other turns share comes free with the last of them.
+            lack -= sum(b.ref_cnt == 1 for b in turn.blocks)
+            if turn.program.ended:
+                freed += self.drop(turn.request_id)
+            else:
+                self.cached.pop(turn.request_id)
+                freed += self._copy(turn.request_id, turn.blocks)
+        return freed
+
+    def _give(self, turn: CachedTurn) -> int:
+        """A cached turn's memory, at once."""
+        if turn.program.ended:
+            return self.drop(turn.request_id)
+        self.cached.pop(turn.request_id)
+        try:
+            self._tier.demote(turn.request_id)
+        finally:
+            freed = self._unref(turn.blocks)
+        return freed
+
+    def _drop_copies(self, needed_blocks: int, *, overdue: bool) -> int:
+        now_s, freed = self._clock.now_s(), 0
+        for request_id, copy in list(self._copies.items()):
+            if freed >= needed_blocks:
+                break
+            if not overdue or copy.due_s <= now_s:
+                freed += self._unref(self._pop_copy(request_id))
+                self._num_dropped_copies += 1
+        return freed
+
+    def _count_alone(self, blocks: Sequence[KVCacheBlock]) -> int:
+        """How many of these only such turns reference."""
+        return sum(b.ref_cnt == self.refs[b.block_id] for b in blocks)
+
+    def _pop(self, request_id: str) -> list[KVCacheBlock]:
+        """What is held of a turn leaves the tables."""
+        return self._pop_copy(request_id) + self.cached.pop(request_id)
+
+    def _pop_copy(self, request_id: str) -> list[KVCacheBlock]:
+        copy = self._copies.pop(request_id, None)
+        return [] if copy is None else copy.blocks
+
+    def _unref(self, blocks: list[KVCacheBlock]) -> int:
+        count_down(self.refs, blocks)
+        return free_tail_first(self._pool, blocks)
+
+
+def room_blocks(
+    pool_blocks: int, step_tokens: int, group_block_tokens: Sequence[int]
+) -> int:
+    """Blocks to keep free of cached turns: what one step may allocate at most.
+
+    step_tokens: vLLM's `max_num_batched_tokens`.
+    """
+    step_blocks = sum(-(-step_tokens // size) for size in group_block_tokens)
+    return min(step_blocks, int(pool_blocks * MAX_ROOM_SHARE))
