@@ -79,10 +79,10 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         self._kv_cache_manager = kv_cache_manager
-        self._side.bind(kv_cache_manager.block_pool, kv_cache_manager)
+        self._side.bind(kv_cache_manager.block_pool, kv_cache_manager, self)
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        self._side.bind(gpu_block_pool, None)
+        self._side.bind(gpu_block_pool, None, self)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -155,7 +155,50 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         if self.worker is not None:
             self.worker.shutdown()
 
-    # --- scheduler role: our scheduler's callbacks ---------------------------
+    # --- scheduler role: what a scheduler may ask ----------------------------
+    #
+    # Ours does, and the guard of `allocate_slots` under any scheduler. None of the
+    # three raises: with a fault inside they answer as plain vLLM would.
+
+    def priority(self, request: Request) -> tuple[int, ...]:
+        """Sort key of a waiting request; smaller is served first.
+
+        To be asked when a request is queued, once `on_new_request` has seen it; keys
+        are integers, and all of one length. A key changes when pins end or a quantum
+        is used up: a queue that keeps keys learns of it by `attach_scheduler` and
+        `requeue_if_moved`, one that asks anew at each step needs neither.
+        """
+        return self._side.priority(request)
+
+    def admission(self, request: Request, needed_blocks: int) -> Admission:
+        """Whether a waiting request may take memory now; changes nothing.
+
+        WAIT: what is free is left to programs under way, which will grow. To be asked
+        for the head of a queue in the order of `priority`, before its blocks are
+        allocated, while another request runs. With none running nothing may wait.
+
+        Args:
+            needed_blocks: KV blocks for all its tokens, beside those found cached.
+        """
+        return self._side.admission(request, needed_blocks)
+
+    def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
+        """Free blocks from pins for a request that lacks them.
+
+        To be asked after a failed allocation, or with `Urgency.HELD_BACK` after
+        `admission` said WAIT; then ask that again. No block of a request is touched.
+
+        Args:
+            needed_blocks: how many more free KV blocks are wanted.
+            urgency: decides which pins may be taken.
+
+        Returns:
+            Blocks that became free, fewer or more than asked for. 0: do not try again
+            in this step; nothing more may be taken, or copies under way will give it.
+        """
+        return self._side.eviction(needed_blocks, request, urgency)
+
+    # --- scheduler role: what our scheduler tells ----------------------------
 
     def attach_scheduler(self, scheduler: Scheduler, queue: ProgramQueue) -> None:
         self._scheduler_seen = True
@@ -167,18 +210,6 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     def after_step(self, scheduler_output: SchedulerOutput) -> None:
         self._side.step_done(scheduler_output)
-
-    def priority(self, request: Request) -> tuple[int, ...]:
-        """Sort key in the waiting queue; smaller is served first."""
-        return self._side.priority(request)
-
-    def admission(self, request: Request, needed_blocks: int) -> Admission:
-        """Whether a waiting request may take memory now."""
-        return self._side.admission(request, needed_blocks)
-
-    def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
-        """Blocks freed from pins now for `request`."""
-        return self._side.eviction(needed_blocks, request, urgency)
 
     def requeue_if_moved(self, request: Request) -> bool:
         """Whether the place of a waiting request is out of date."""

@@ -18,7 +18,12 @@ from ttlcache_connector.engine import requirements
 from ttlcache_connector.engine.tool_reader import OutputReader
 from ttlcache_connector.faults import Faults, guarded
 from ttlcache_connector.log import logger
-from ttlcache_connector.role.allocation import AllocationGuard, Reclaims, groups_of
+from ttlcache_connector.role.allocation import (
+    AllocationGuard,
+    Engine,
+    MemoryCallbacks,
+    groups_of,
+)
 from ttlcache_connector.role.divergence_log import DivergenceLog
 from ttlcache_connector.role.state_files import HistoryFile, load_costs, open_journal
 from ttlcache_connector.tiers.factory import scheduler_tier
@@ -84,10 +89,18 @@ class SideParts:
         self._divergences = DivergenceLog()
         self.announced = False
 
-    def bind(self, pool: BlockPool, manager: KVCacheManager | None) -> None:
+    def bind(
+        self,
+        pool: BlockPool,
+        manager: KVCacheManager | None,
+        callbacks: MemoryCallbacks,
+    ) -> None:
         """The pool exists: from now on turns can be retained.
 
         Without the manager nothing could make pins give way: nothing is retained.
+
+        Args:
+            callbacks: asked where an allocation fails; `TTLConnector` is.
         """
         if manager is None:
             log.warning(
@@ -122,7 +135,7 @@ class SideParts:
             on_pin_end=demoting.on_pin_end if demoting else None,
         )
         # What this class lacks of it, `SchedulerSide` has.
-        AllocationGuard(manager, cast(Reclaims, self)).install()
+        AllocationGuard(manager, callbacks, cast(Engine, self)).install()
 
     def attach(self, scheduler: Scheduler, queue: ProgramQueue) -> None:
         """Our own scheduler introduces itself; a foreign one never does."""
@@ -130,7 +143,7 @@ class SideParts:
         self._queue = queue
 
     @property
-    def _by_program(self) -> bool:
+    def by_program(self) -> bool:
         """Whether the queue is in our order, not in a foreign scheduler's or by the
         clients' priorities."""
         return self._scheduler is not None and not self._heeds_priority
@@ -148,7 +161,7 @@ class SideParts:
             self._config.policy,
             self._config.policy_options or "",
             ordering_in_force(self._config),
-            admission_in_force(self._config) if self._by_program else "none",
+            admission_in_force(self._config) if self.by_program else "none",
             self._config.max_pinned_fraction,
             int(self._config.max_pinned_fraction * ledger.pool_blocks)
             if ledger
@@ -165,7 +178,7 @@ class SideParts:
         if not ours:
             log.warning(
                 "ttlcache: scheduler class %s is not ours: turns are pinned and "
-                "pins give way under pressure, but programs are not ordered",
+                "pins give way under pressure; the order of programs is its own",
                 scheduler_name,
             )
 

@@ -33,22 +33,14 @@ class QueueAnswers(SideParts):
         age = int(request.arrival_time * 1e6)
         return (self._user_priority(request), not preempted, 1, age, 0)
 
+    @guarded(fallback=Admission.ADMIT)
     def admission(self, request: Request, needed_blocks: int) -> Admission:
-        """Whether a waiting request may take memory now.
-
-        Before it says no, pins that have no right to stay are evicted for it.
-        """
-        controller, request_id = self.controller, request.request_id
-        if controller is None or not self._by_program:
+        """See `TTLConnector.admission`."""
+        if self.controller is None:
             return Admission.ADMIT
-        may_start = controller.may_start(request_id, needed_blocks)
-        if not may_start and self.ledger is not None:
-            # It waits for memory as others do: what holds that has its price.
-            self.ledger.waiting_blocks = needed_blocks
-            controller.on_memory_refused(request_id)
-            if controller.free_for_newcomer(request_id, needed_blocks):
-                may_start = controller.may_start(request_id, needed_blocks)
-        return Admission.ADMIT if may_start else Admission.WAIT
+        if self.controller.may_start(request.request_id, needed_blocks):
+            return Admission.ADMIT
+        return Admission.WAIT
 
     def requeue_if_moved(self, request: Request) -> bool:
         """Whether the head of the queue must be sorted in anew."""
@@ -65,17 +57,25 @@ class QueueAnswers(SideParts):
         self.count("aged_requests")
 
     def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
-        """Blocks freed from pins for `request`.
+        """See `TTLConnector.eviction`."""
+        try:
+            return self._evict(needed_blocks, request, urgency)
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self.faults.record("eviction")
+        # A broken reclaimer must not wedge an engine in which nothing runs.
+        return self.drop_rest() if urgency is Urgency.STALLED else 0
 
-        0: do not try again in this step. Nothing more may be taken, or copies that are
-        under way will give the memory.
-        """
+    def _evict(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
         if self.controller is None or self.ledger is None:
             return 0
         freed = 0
         if urgency is not Urgency.RUNNING:
             self.ledger.waiting_blocks = needed_blocks
             self.controller.on_memory_refused(request.request_id)
+            if urgency is Urgency.HELD_BACK:
+                return self.controller.free_for_newcomer(
+                    request.request_id, needed_blocks
+                )
             if urgency is not Urgency.STALLED:  # that one has patience of its own
                 freed = self.controller.reprice()
             if self._demoting is not None:
