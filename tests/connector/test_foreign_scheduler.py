@@ -13,6 +13,7 @@ import pytest
 from tests.connector.conftest import free, pinned, totals
 from tests.connector.test_admission import add, step
 from tests.connector.test_allocation import FOREVER, admission_order, lose_pins, start
+from ttlcache.scheduling import admission
 from ttlcache.types import Admission, Urgency
 from ttlcache_connector.connector import TTLConnector
 
@@ -94,8 +95,9 @@ def test_one_that_asks_leaves_older_programs_their_pins(make_engine):
     assert "D-1" in engine.finished
 
 
-def test_one_that_asks_holds_new_programs_back(make_engine, clock):
+def test_one_that_asks_holds_new_programs_back(make_engine, monkeypatch):
     """The scene of test_admission: room is left to A, whose tool runs, and to D."""
+    monkeypatch.setattr(admission, "GROWTH_SHARE", 1.0)
     engine = make_engine(
         num_blocks=29,
         scheduler_cls=ASKING,
@@ -106,16 +108,15 @@ def test_one_that_asks_holds_new_programs_back(make_engine, clock):
         engine.run()
     add(engine, "A", 60)
     engine.run()
-    add(engine, "D", 156, max_tokens=100)
+    add(engine, "D", 156, max_tokens=150)
     assert step(engine) == ["D-1"]
-    # 9 blocks for E, and 0.4 of what A, D and E will grow by.
-    request = add(engine, "E", 140)
+    request = add(engine, "E", 60)
     connector = engine.connector
     assert step(engine, 5) == []
     before = free(engine), pinned(engine)
-    assert connector.admission(request, 9) is Admission.WAIT
+    assert connector.admission(request, 4) is Admission.WAIT
     assert (free(engine), pinned(engine)) == before
-    assert connector.eviction(9, request, Urgency.HELD_BACK) == 0
+    assert connector.eviction(4, request, Urgency.HELD_BACK) == 0
     add(engine, "A", 70, turn=2)
     assert step(engine) == ["A-2"]
     engine.run(max_steps=1000)

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from vllm.v1.request import RequestStatus
 
 from ttlcache.types import Admission, Urgency
-from ttlcache_connector.faults import Faults
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
+
+    from ttlcache_connector.role.engine_view import EngineView, Prefills
+    from ttlcache_connector.role.upkeep import Upkeep
 
 #: Blocks of a group that a call may want unseen by our estimate: states of speculative
 #: tokens, checkpoints, copies of shared tails.
@@ -56,32 +58,21 @@ class MemoryCallbacks(Protocol):
     ) -> int: ...
 
 
-class Engine(Protocol):
-    """What the guard sees of the engine; `SchedulerSide` implements it."""
-
-    faults: Faults
-
-    @property
-    def by_program(self) -> bool: ...
-
-    def num_running(self) -> int | None: ...
-
-    def is_loading(self) -> bool: ...
-
-    def is_overdue(self, request: Request) -> bool: ...
-
-    def release_all(self) -> None: ...
-
-
 class AllocationGuard:
     """Retries failed allocations after pins gave way."""
 
     def __init__(
-        self, manager: KVCacheManager, callbacks: MemoryCallbacks, engine: Engine
+        self,
+        manager: KVCacheManager,
+        callbacks: MemoryCallbacks,
+        engine: EngineView,
+        prefills: Prefills,
+        upkeep: Upkeep,
     ) -> None:
         self._manager = manager
         self._callbacks = callbacks
-        self._engine = engine
+        self._engine, self._prefills = engine, prefills
+        self._upkeep, self._faults = upkeep, upkeep.faults
         self._allocate: Callable[..., Any] = manager.allocate_slots
         self._reset: Callable[[], bool] = manager.reset_prefix_cache
         self._groups = groups_of(manager)
@@ -116,7 +107,7 @@ class AllocationGuard:
 
     def reset_prefix_cache(self) -> bool:
         """vLLM refuses to reset while any block is referenced: pins go first."""
-        self._engine.release_all()  # guarded there
+        self._upkeep.release_all()  # guarded there
         return self._reset()
 
     def _short_way(self) -> Callable[..., Any]:
@@ -153,7 +144,7 @@ class AllocationGuard:
         try:
             return self._find_urgency(request, kwargs)
         except Exception:  # noqa: BLE001 - the serving path fails open
-            self._engine.faults.record("urgency")
+            self._faults.record("urgency")
             return Urgency.STALLED  # the one that cannot wedge
 
     def _find_urgency(self, request: Request, kwargs: dict[str, Any]) -> Urgency:
@@ -164,7 +155,7 @@ class AllocationGuard:
             running = int(kwargs.get("has_scheduled_reqs", False))
         # What waits for remote KV holds its blocks and will run and free them: only
         # without that does the engine stand still.
-        if running == 0 and not self._engine.is_loading():
+        if running == 0 and not self._prefills.is_loading():
             return Urgency.STALLED
         return Urgency.OVERDUE if self._engine.is_overdue(request) else Urgency.WAITING
 
@@ -198,7 +189,7 @@ class AllocationGuard:
         try:
             return self._count_missing(request, num_new_tokens, kwargs)
         except Exception:  # noqa: BLE001 - the serving path fails open
-            self._engine.faults.record("missing_blocks")
+            self._faults.record("missing_blocks")
             return 1
 
     def _count_missing(

@@ -39,7 +39,7 @@ def test_without_our_module_in_the_server_turns_go_down_whole(make_worker, tmp_p
         engine = make_worker(
             num_blocks=64, ttl_s=60.0, demote="on-pressure", tiers=server
         )
-        tier = engine.connector.side.lower.tier
+        tier = engine.connector.scheduler_role.parts.lower.tier
         engine.add("runs", prompt(99, 30 * BLOCK), max_tokens=400, hints=hints("old"))
         engine.step()
         engine.turn_beside("a", prompt(100, 200), hints=hints("p"))
@@ -109,7 +109,7 @@ def test_random_agents_on_a_small_pool(make_worker, monkeypatch, request, mode, 
     engine.run()
     if mode != "on-expiry":
         # What lingers would stay for ever; what is being copied goes on.
-        engine.connector.side.release_all()
+        engine.connector.scheduler_role.upkeep.release_all()
     engine.settle()
     assert engine.pool.get_num_free_blocks() == 39
 
@@ -136,7 +136,7 @@ def test_a_server_that_dies_under_way(make_worker, tiers):
     tiers.options = replace(tiers.options)
     tiers.start()
     deadline = time.monotonic() + WAIT_S
-    while not engine.connector.side.lower.is_up():
+    while not engine.connector.scheduler_role.parts.lower.is_up():
         assert time.monotonic() < deadline
         time.sleep(0.1)
     promoted = engine.moved.get("tier_bytes:promoted", 0)

@@ -27,15 +27,15 @@ pytestmark = pytest.mark.e2e
 def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
     """That turn had asked what is below when it came, and was told: the first half."""
     engine = make_worker(num_blocks=64, ttl_s=60.0)
-    side = engine.connector.side
+    role = engine.connector.scheduler_role
     # Its pin is whole when it comes: it would not ask.
-    side.stored_tokens = lambda request: math.inf
-    lookup = side.lower.tier._adapter.check_lookup_result
+    role.requests.stored_tokens = lambda request: math.inf
+    lookup = role.parts.lower.tier._adapter.check_lookup_result
 
     def give_way(copies: int) -> None:
-        with side.ledger.copying_first():
-            assert side.controller.reclaim(12, Urgency.RUNNING, "runs") > 0
-        totals = side.controller.metrics.totals
+        with role.parts.ledger.copying_first():
+            assert role.parts.controller.reclaim(12, Urgency.RUNNING, "runs") > 0
+        totals = role.parts.controller.metrics.totals
         step_until(engine, lambda: totals["demotions", "stored"] == copies)
 
     engine.add("runs", prompt(80, 40 * BLOCK), max_tokens=400, hints=hints("old"))
@@ -57,7 +57,7 @@ def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
     engine.run()
     assert engine.finished["b"].num_output_tokens
     assert engine.moved["tier_bytes:promoted"] - before >= 10 * CHUNK_BYTES
-    side.release_all()
+    role.upkeep.release_all()
     engine.settle()
     assert tiers.clear_cpu()  # what either lookup found is not locked
 
@@ -71,8 +71,8 @@ def test_a_tail_goes_down_alone_and_comes_back(make_worker, request, blocks, ser
     tiers: TierServer = request.getfixturevalue(server)
     chunk = tiers.options.chunk_tokens
     engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure", tiers=tiers)
-    side, seed = engine.connector.side, 90 + 10 * blocks + chunk
-    step_until(engine, lambda: side.lower.tier.stores_suffixes)
+    role, seed = engine.connector.scheduler_role, 90 + 10 * blocks + chunk
+    step_until(engine, lambda: role.parts.lower.tier.stores_suffixes)
     engine.add("runs", prompt(seed, 30 * BLOCK), max_tokens=400, hints=hints("old"))
     engine.step()
     context = engine.turn_beside("a", prompt(seed + 1, 200), hints=hints("p"))
@@ -83,7 +83,7 @@ def test_a_tail_goes_down_alone_and_comes_back(make_worker, request, blocks, ser
     context = engine.turn_beside("b", [*context, 5], hints=hints("p"))
     # The block at its beginning that GPU memory has is not written.
     assert engine.moved["tier_bytes:promoted"] == tail * CHUNK_BYTES
-    totals = side.controller.metrics.totals
+    totals = role.parts.controller.metrics.totals
     assert totals["pins", "claimed"] == 1
     # The next turn owes its beginning still, and not what is below.
     reclaim(engine, 20)
@@ -91,7 +91,7 @@ def test_a_tail_goes_down_alone_and_comes_back(make_worker, request, blocks, ser
     assert engine.moved["tier_bytes:demoted"] == whole * CHUNK_BYTES
     engine.abort("runs")
     engine.run()
-    side.release_all()
+    role.upkeep.release_all()
     engine.settle()
     empty_gpu(engine)
     before = engine.moved["tier_bytes:promoted"]
@@ -104,15 +104,15 @@ def test_a_tail_goes_down_alone_and_comes_back(make_worker, request, blocks, ser
 def test_a_head_that_goes_while_its_turn_waits_for_its_tail(make_worker, tiers):
     """The lookup began behind it, and a new one begins before it."""
     engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure")
-    side = engine.connector.side
-    step_until(engine, lambda: side.lower.tier.stores_suffixes)
+    role = engine.connector.scheduler_role
+    step_until(engine, lambda: role.parts.lower.tier.stores_suffixes)
     engine.add("runs", prompt(95, 40 * BLOCK), max_tokens=300, hints=hints("old"))
     engine.step()
     context = engine.turn_beside("a", prompt(96, 200), hints=hints("p"))
     reclaim(engine, 5)
     # It needs more than is free beside its pin.
     engine.add("b", [*context, *prompt(97, 200)], hints=hints("p", last=True))
-    starts = side.lower.tier._lookups.starts
+    starts = role.parts.lower.tier._lookups.starts
     step_until(engine, lambda: starts.of("b") == 7 * BLOCK)
     for _ in range(3):
         engine.step()
@@ -122,7 +122,7 @@ def test_a_head_that_goes_while_its_turn_waits_for_its_tail(make_worker, tiers):
     engine.run()
     assert engine.finished["b"].num_output_tokens
     assert engine.moved["tier_bytes:promoted"] == 12 * CHUNK_BYTES
-    side.release_all()
+    role.upkeep.release_all()
     engine.settle()
     assert tiers.clear_cpu()
 
@@ -130,7 +130,7 @@ def test_a_head_that_goes_while_its_turn_waits_for_its_tail(make_worker, tiers):
 def test_a_turn_whose_context_is_pinned_as_a_whole_asks_nothing(make_worker, tiers):
     """What follows it was never computed before: it begins in the step it came."""
     engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure")
-    half = engine.connector.side.lower.tier
+    half = engine.connector.scheduler_role.parts.lower.tier
     step_until(engine, lambda: half.stores_suffixes)
     asked: list[str] = []
     lookup = half._adapter.maybe_submit_lookup_request
@@ -160,10 +160,10 @@ def test_a_turn_whose_context_is_pinned_as_a_whole_asks_nothing(make_worker, tie
 def test_what_an_answer_takes_of_a_pin_is_below_before(make_worker, tiers):
     """Or else what went down before it would be out of reach."""
     engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure")
-    side = engine.connector.side
-    step_until(engine, lambda: side.lower.tier.stores_suffixes)
+    role = engine.connector.scheduler_role
+    step_until(engine, lambda: role.parts.lower.tier.stores_suffixes)
     context = engine.turn("a", prompt(120, 20 * BLOCK), hints=hints("p"))
-    (pin,) = side.controller.pins
+    (pin,) = role.parts.controller.pins
     whole = pin.kv_blocks
     # Its answer grows into the pin.
     engine.add("runs", prompt(121, 38 * BLOCK), max_tokens=250, hints=hints("old"))
@@ -178,15 +178,17 @@ def test_what_an_answer_takes_of_a_pin_is_below_before(make_worker, tiers):
 def give_way_at_once(engine: Worker) -> int:
     """All pins give way to a waiting request; blocks that did not wait for a copy."""
     free = engine.pool.get_num_free_blocks()
-    with engine.connector.side.ledger.copying_first():
-        engine.connector.side.controller.reclaim(20, Urgency.RUNNING, "runs")
+    with engine.connector.scheduler_role.parts.ledger.copying_first():
+        engine.connector.scheduler_role.parts.controller.reclaim(
+            20, Urgency.RUNNING, "runs"
+        )
     return int(engine.pool.get_num_free_blocks() - free)
 
 
 def test_what_is_below_is_free_at_once(make_worker, tiers):
     engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure")
-    side = engine.connector.side
-    step_until(engine, lambda: side.lower.tier.stores_suffixes)
+    role = engine.connector.scheduler_role
+    step_until(engine, lambda: role.parts.lower.tier.stores_suffixes)
     engine.add("runs", prompt(130, 30 * BLOCK), max_tokens=400, hints=hints("old"))
     engine.step()
     context = engine.turn_beside("free-a", prompt(131, 190), hints=hints("p"))
@@ -203,13 +205,13 @@ def test_what_is_below_is_free_at_once(make_worker, tiers):
 def test_what_was_wrongly_believed_below_is_prefilled_once(make_worker, tiers):
     """LMCache evicts without telling."""
     engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure")
-    side = engine.connector.side
-    step_until(engine, lambda: side.lower.tier.stores_suffixes)
+    role = engine.connector.scheduler_role
+    step_until(engine, lambda: role.parts.lower.tier.stores_suffixes)
     engine.add("runs", prompt(132, 30 * BLOCK), max_tokens=400, hints=hints("old"))
     engine.step()
     request = engine.add("wrong-a", prompt(133, 190), hints=hints("p"))
     step_until(engine, request.is_finished)
-    side.lower.tier._stored.found(request.block_hashes, 0, 12 * BLOCK)
+    role.parts.lower.tier._stored.found(request.block_hashes, 0, 12 * BLOCK)
     assert give_way_at_once(engine) == 12
     use_free_memory(engine)
     context = [*request.all_token_ids, 5]

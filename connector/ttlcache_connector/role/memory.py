@@ -1,60 +1,35 @@
-"""What the waiting queue and the allocation guard ask about a request."""
+"""Who may take memory, and whose pins give it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.request import RequestStatus
-
 from ttlcache.types import Admission, Urgency
-from ttlcache_connector.engine.request_view import is_loading
 from ttlcache_connector.faults import guarded
-from ttlcache_connector.role.parts import SideParts
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ttlcache_connector.blocks.demoting import DemotingBlocks
+    from ttlcache_connector.role.scheduler import Parts
+    from ttlcache_connector.role.upkeep import Upkeep
 
 
-class QueueAnswers(SideParts):
-    """Order, admission and memory of requests that wait."""
+class MemoryAnswers:
+    """Fail open: what is broken admits, and wedges no engine."""
 
-    def priority(self, request: Request) -> tuple[int, ...]:
-        """Sort key of a waiting request (callback of the program queue)."""
-        preempted = request.status is RequestStatus.PREEMPTED
-        try:
-            if self.controller is not None:
-                return self.controller.priority(request.request_id, preempted=preempted)
-        except KeyError:
-            pass  # its arrival failed and was counted: last, in order of time
-        except Exception:  # noqa: BLE001 - the serving path fails open
-            self.faults.record("priority")
-        age = int(request.arrival_time * 1e6)
-        return (self._user_priority(request), not preempted, 1, age, 0)
+    def __init__(self, parts: Parts, upkeep: Upkeep) -> None:
+        self._controller, self._ledger = parts.controller, parts.ledger
+        self._demoting, self._engine = parts.demoting, parts.engine
+        self._upkeep = upkeep
+        self.faults = parts.faults
 
     @guarded(fallback=Admission.ADMIT)
     def admission(self, request: Request, needed_blocks: int) -> Admission:
         """See `TTLConnector.admission`."""
-        if self.controller is None:
-            return Admission.ADMIT
-        if self.controller.may_start(request.request_id, needed_blocks):
+        if self._controller.may_start(request.request_id, needed_blocks):
             return Admission.ADMIT
         return Admission.WAIT
-
-    def requeue_if_moved(self, request: Request) -> bool:
-        """Whether the head of the queue must be sorted in anew."""
-        try:
-            if self.controller is not None:
-                return self.controller.requeue_if_moved(request.request_id)
-        except Exception:  # noqa: BLE001 - the serving path fails open
-            self.faults.record("requeue_if_moved")
-        return False
-
-    @guarded()
-    def note_aged(self) -> None:
-        """A request reached the bound on waiting."""
-        self.count("aged_requests")
 
     def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
         """See `TTLConnector.eviction`."""
@@ -63,21 +38,17 @@ class QueueAnswers(SideParts):
         except Exception:  # noqa: BLE001 - the serving path fails open
             self.faults.record("eviction")
         # A broken reclaimer must not wedge an engine in which nothing runs.
-        return self.drop_rest() if urgency is Urgency.STALLED else 0
+        return self._upkeep.drop_rest() if urgency is Urgency.STALLED else 0
 
     def _evict(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
-        if self.controller is None or self.ledger is None:
-            return 0
-        freed = 0
+        controller, freed = self._controller, 0
         if urgency is not Urgency.RUNNING:
-            self.ledger.waiting_blocks = needed_blocks
-            self.controller.on_memory_refused(request.request_id)
+            self._ledger.waiting_blocks = needed_blocks
+            controller.on_memory_refused(request.request_id)
             if urgency is Urgency.HELD_BACK:
-                return self.controller.free_for_newcomer(
-                    request.request_id, needed_blocks
-                )
+                return controller.free_for_newcomer(request.request_id, needed_blocks)
             if urgency is not Urgency.STALLED:  # that one has patience of its own
-                freed = self.controller.reprice()
+                freed = controller.reprice()
             if self._demoting is not None:
                 return freed + self._evict_to_tier(
                     self._demoting, needed_blocks - freed, request, urgency
@@ -126,32 +97,11 @@ class QueueAnswers(SideParts):
         return freed if freed >= needed_blocks or not ended.soon_free() else 0
 
     def _reclaim(self, blocks: int, request: Request, urgency: Urgency) -> int:
-        assert self.controller is not None
-        assert self.ledger is not None
-        patient = urgency is not Urgency.STALLED or not self.is_overdue(request)
-        freed = self.controller.reclaim(
+        patient = urgency is not Urgency.STALLED or not self._engine.is_overdue(request)
+        freed = self._controller.reclaim(
             blocks, urgency, request.request_id, patient=patient
         )
         if not freed and urgency is Urgency.STALLED:
             # Nothing runs, nothing frees: what a fault left behind goes, too.
-            return self.drop_orphans()
+            return self._upkeep.drop_orphans()
         return freed
-
-    def is_loading(self) -> bool:
-        """Whether a request that holds its blocks waits for remote KV.
-
-        One whose KV is there does not: vLLM calls it loading until its turn comes,
-        which may never be while the one before it lacks memory that pins hold.
-        """
-        # Looked up among those admitted, not in the queue: thousands may wait there.
-        return any(
-            is_loading(request) and request_id not in self._arrived
-            for request_id, request in self._prefilling.items()
-        )
-
-    def is_overdue(self, request: Request) -> bool:
-        return self._queue is not None and self._queue.is_aged(request.request_id)
-
-    def _user_priority(self, request: Request) -> int:
-        # vLLM ignores `priority` unless the operator allowed it; so do we.
-        return int(request.priority) if self._heeds_priority else 0
