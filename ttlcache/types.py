@@ -306,6 +306,7 @@ class Urgency(Enum):
 
     OVERDUE = "overdue"  # queued beyond the bound: any pin, if that makes it fit
     WAITING = "waiting"  # a queued request while others run: younger programs' pins
+    HELD_BACK = "held-back"  # admission said no: pins that have no right to stay
     RUNNING = "running"  # decode or prefill under way: any pin
     STALLED = "stalled"  # nothing runs: any pin, once its policy waits no longer
 

@@ -34,8 +34,8 @@ from rich.console import Console
 from vllm.utils.gc_utils import freeze_gc_heap
 
 from bench.micro import idle_connector
+from bench.sim.harness import EngineHarness, EngineSpec
 from bench.tables import table
-from ttlcache_connector.harness import EngineHarness, EngineSpec
 
 RUNNING, WAITING = 256, 1000
 EACH = 3

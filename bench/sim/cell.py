@@ -11,6 +11,7 @@ from typing import Any
 from bench.sim.checks import check
 from bench.sim.engine import Simulation
 from bench.sim.hardware import HARDWARE
+from bench.sim.harness import EngineHarness, EngineSpec
 from bench.sim.load.agents import Agent, RequestFactory
 from bench.sim.load.reshape import mean_context
 from bench.sim.load.workload import Workload, build
@@ -34,7 +35,6 @@ from bench.sim.tiers.store import TierStore
 from ttlcache.clock import VirtualClock, default_clock, stopwatch_s, use_clock
 from ttlcache.controller import Controller
 from ttlcache_connector.connector import TTLConnector, find_connector
-from ttlcache_connector.harness import EngineHarness, EngineSpec
 
 _SCHEDULER = "ttlcache_connector.scheduler.TTLScheduler"
 
@@ -107,9 +107,8 @@ def new_engine(spec: EngineSpec) -> tuple[Any, TTLConnector | None]:
 
 def _controller(connector: TTLConnector | None) -> Controller:
     assert connector is not None
-    assert connector.side is not None
-    assert connector.side.controller is not None
-    return connector.side.controller
+    assert connector.scheduler_role is not None
+    return connector.scheduler_role.parts.controller
 
 
 @contextmanager
@@ -240,10 +239,10 @@ GATES: dict[str, Callable[[Cell, TTLConnector | None], Gate]] = {
 
 def connector_counts(connector: TTLConnector | None) -> dict[str, Any]:
     """The connector's own counters, as "name" or "name.label"."""
-    if connector is None or connector.side is None:
+    if connector is None or connector.scheduler_role is None:
         return {}
-    controller = connector.side.controller
-    totals = controller.metrics.totals if controller is not None else {}
+    controller = connector.scheduler_role.parts.controller
+    totals = controller.metrics.totals
     return {
         f"{name}.{label}" if label else name: count
         for (name, label), count in sorted(totals.items())

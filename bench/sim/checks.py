@@ -40,9 +40,9 @@ def raise_broken(broken: list[str]) -> None:
 def check_engine(scheduler: Scheduler, connector: TTLConnector | None) -> list[str]:
     """Laws of one engine that has nothing left to do. Releases all pins."""
     broken = []
-    if connector is not None and connector.side is not None:
-        connector.side.release_all()
-        faults = connector.side.faults.total
+    if connector is not None and connector.scheduler_role is not None:
+        connector.scheduler_role.upkeep.release_all()
+        faults = connector.scheduler_role.parts.faults.total
         if faults:
             broken.append(f"{faults} exceptions in the connector's hooks")
     if scheduler.requests:

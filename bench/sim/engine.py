@@ -66,7 +66,7 @@ class Simulation:
         self._step_time = step_time
         self._recorder = recorder
         self._gate = gate
-        self._side = connector.side if connector is not None else None
+        self._role = connector.scheduler_role if connector is not None else None
         self._transfers = transfers or NoTransfers()
         self._foresight = Foresight(scheduler, connector)
         self._strides = Strides(
@@ -308,6 +308,6 @@ class Simulation:
         return [self._next_event_s(), tick_s, *self._foresight.deadlines()]
 
     def _pinned_blocks(self) -> int:
-        if self._side is None or self._side.ledger is None:
+        if self._role is None:
             return 0
-        return self._side.ledger.pressure().pinned_blocks
+        return self._role.parts.ledger.pressure().pinned_blocks

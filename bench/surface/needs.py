@@ -27,7 +27,6 @@ HOOKS: dict[str, tuple[str, ...]] = {
         "build_kv_connector_stats",
         "build_prom_metrics",
         "bind_kv_cache_manager",
-        "bind_gpu_block_pool",
         "requires_kv_delivery",
         "start_load_kv",
         "wait_for_layer_load",

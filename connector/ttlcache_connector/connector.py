@@ -1,8 +1,10 @@
-"""TTLConnector: delegation only, one role object inside."""
+"""TTLConnector: vLLM's hooks, handed on to the role that this process plays."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -13,12 +15,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from ttlcache.config import load_config
+from ttlcache.errors import TTLCacheError
 from ttlcache.types import Admission, Urgency
 from ttlcache_connector.engine import hooks, requirements
+from ttlcache_connector.engine.request_view import drop_unfit_args
+from ttlcache_connector.log import logger
+from ttlcache_connector.role.build import SchedulerRoleBuilder
 from ttlcache_connector.role.metrics import TTLConnectorStats, TTLPromMetrics
-from ttlcache_connector.role.scheduler import SchedulerSide
-from ttlcache_connector.role.worker import WorkerSide
-from ttlcache_connector.tiers.base import NameOfBlocks
+from ttlcache_connector.role.order import by_arrival
+from ttlcache_connector.role.worker import WorkerRole
+from ttlcache_connector.tiers.base import NameOfBlocks, TierMetadata
 from ttlcache_connector.tiers.factory import worker_tier
 
 if TYPE_CHECKING:
@@ -30,7 +36,6 @@ if TYPE_CHECKING:
         KVConnectorWorkerMetadata,
     )
     from vllm.forward_context import ForwardContext
-    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -39,10 +44,35 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ttlcache_connector.queue import ProgramQueue
+    from ttlcache_connector.role.scheduler import SchedulerRole
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+log = logger(__name__)
+
+
+def _of_scheduler(plain: Any = None) -> Callable[[Hook], Hook]:
+    """A hook of the scheduler role; without that role it answers `plain`."""
+
+    def decorate(hook: Hook) -> Hook:
+        @functools.wraps(hook)
+        def call(self: TTLConnector, *args: Any, **kwargs: Any) -> Any:
+            if self.scheduler_role is None:
+                return plain
+            return hook(self, *args, **kwargs)
+
+        return cast(Hook, call)
+
+    return decorate
 
 
 class TTLConnector(KVConnectorBase_V1, SupportsHMA):
-    """Retains finished turns' KV blocks for a computed time-to-live."""
+    """Retains finished turns' KV blocks for a computed time-to-live.
+
+    Attributes:
+        scheduler_role: in the engine's process, once vLLM has bound its KV cache
+            manager; where that failed, and in workers, None: vLLM serves as without us.
+        worker_role: in a worker's process, if there is a lower tier.
+    """
 
     def __init__(
         self,
@@ -54,17 +84,18 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         self.config = load_config(self._kv_transfer_config.kv_connector_extra_config)
         requirements.check_vllm(allow_untested=self.config.allow_untested_vllm)
         requirements.check_engine(vllm_config)
-        self.side: SchedulerSide | None = None
-        self._scheduler_seen = False
         requirements.check_lower_tier(
             self.config.lower_tier, allow_untested=self.config.allow_untested_vllm
         )
-        self.worker: WorkerSide | None = None
+        self.scheduler_role: SchedulerRole | None = None
+        self.worker_role: WorkerRole | None = None
         if role is KVConnectorRole.SCHEDULER:
-            self.side = SchedulerSide(vllm_config, kv_cache_config, self.config)
+            self._builder = SchedulerRoleBuilder(
+                vllm_config, kv_cache_config, self.config
+            )
             hooks.expose_control(_control)
         elif tier := worker_tier(self.config, vllm_config, kv_cache_config):
-            self.worker = WorkerSide(tier, self.config)
+            self.worker_role = WorkerRole(tier, self.config)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -79,130 +110,166 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         self._kv_cache_manager = kv_cache_manager
-        self._side.bind(kv_cache_manager.block_pool, kv_cache_manager)
+        try:
+            self.scheduler_role = self._builder.bind(kv_cache_manager, self)
+        except TTLCacheError:
+            raise  # a wrong configuration stops the server at start
+        except Exception:
+            log.warning("ttlcache: no retention in this server", exc_info=True)
 
-    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        self._side.bind(gpu_block_pool, None)
-
+    @_of_scheduler()
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         names = [m.name for m in metadata.values() if isinstance(m, NameOfBlocks)]
         if names:
-            self._side.lower.tier.blocks_are_named(names)
+            self._bound.parts.lower.tier.blocks_are_named(names)
 
     def on_new_request(self, request: Request) -> None:
-        self._side.arrive(request)
+        if self.scheduler_role is None:
+            drop_unfit_args(request)  # no worker could take them
+        else:
+            self.scheduler_role.requests.arrive(request)
 
+    @_of_scheduler(plain=(0, False))
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        self._side.note_local_hit(request, num_computed_tokens)
-        lower = self._side.lower
-        if not lower.is_set:
-            return 0, False
-        stored_tokens = self._side.stored_tokens(request)
-        found = lower.match(request, num_computed_tokens, stored_tokens)
-        if lower.was_looked_up(request.request_id):
-            self._side.tier_looked_up(request)
-        return found
+        return self._bound.requests.match(request, num_computed_tokens)
 
+    @_of_scheduler()
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        self._side.lower.allocated(request, blocks, num_external_tokens)
-        self._side.on_allocated(request)
-        if num_external_tokens:
-            self._side.load_started(request)
+        self._bound.requests.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(
         self, scheduler_output: SchedulerOutput
     ) -> KVConnectorMetadata:
-        if not self._scheduler_seen:
-            self._side.foreign_step()
-        self._side.step_scheduled(scheduler_output)
-        self._side.start_copies_ahead(scheduler_output.num_scheduled_tokens)
-        metadata = self._side.lower.build_metadata(scheduler_output)
-        self._side.tier_settled()
-        return metadata
+        if self.scheduler_role is None:
+            return TierMetadata()
+        return self.scheduler_role.steps.scheduled(scheduler_output)
 
+    @_of_scheduler()
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         # Without a tier of ours, too: another connector beside us may load.
-        if self._side.lower.is_set or connector_output.finished_recving:
-            self._side.worker_output(connector_output)
+        if self._bound.parts.lower.is_set or connector_output.finished_recving:
+            self._bound.requests.worker_output(connector_output)
 
+    @_of_scheduler(plain=False)
     def has_pending_push_work(self) -> bool:
-        return self.side is not None and self.side.lower.has_work()
+        return self._bound.parts.lower.has_work()
 
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
 
+    @_of_scheduler(plain=(False, None))
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self._side.finished(request, block_ids)
+        self._bound.requests.finished(request, block_ids)
         return False, None
 
+    @_of_scheduler()
     def reset_cache(self) -> bool | None:
-        self._side.release_all()
-        return self._side.lower.reset()
+        return self._bound.upkeep.reset()
 
     def shutdown(self) -> None:
-        if self.side is not None:
-            self.side.shutdown()
-        if self.worker is not None:
-            self.worker.shutdown()
+        if self.scheduler_role is not None:
+            self.scheduler_role.upkeep.shutdown()
+        if self.worker_role is not None:
+            self.worker_role.shutdown()
 
-    # --- scheduler role: our scheduler's callbacks ---------------------------
-
-    def attach_scheduler(self, scheduler: Scheduler, queue: ProgramQueue) -> None:
-        self._scheduler_seen = True
-        self._side.attach(scheduler, queue)
-        self._side.log_start(type(scheduler).__name__, ours=True)
-
-    def before_step(self) -> None:
-        self._side.before_step()
-
-    def after_step(self, scheduler_output: SchedulerOutput) -> None:
-        self._side.step_done(scheduler_output)
+    # --- scheduler role: what a scheduler may ask ----------------------------
+    #
+    # Ours does, and the guard of `allocate_slots` under any scheduler. None of the
+    # three raises: with a fault inside they answer as plain vLLM would.
 
     def priority(self, request: Request) -> tuple[int, ...]:
-        """Sort key in the waiting queue; smaller is served first."""
-        return self._side.priority(request)
+        """Sort key of a waiting request; smaller is served first.
 
+        To be asked when a request is queued, once `on_new_request` has seen it; keys
+        are integers, and all of one length. A key changes when pins end or a quantum
+        is used up: a queue that keeps keys learns of it by `attach_scheduler` and
+        `requeue_if_moved`, one that asks anew at each step needs neither.
+        """
+        if self.scheduler_role is None:
+            return by_arrival(request, self._builder.engine.user_priority(request))
+        return self.scheduler_role.order.priority(request)
+
+    @_of_scheduler(plain=Admission.ADMIT)
     def admission(self, request: Request, needed_blocks: int) -> Admission:
-        """Whether a waiting request may take memory now."""
-        return self._side.admission(request, needed_blocks)
+        """Whether a waiting request may take memory now; changes nothing.
 
+        WAIT: what is free is left to programs under way, which will grow. To be asked
+        for the head of a queue in the order of `priority`, before its blocks are
+        allocated, while another request runs. With none running nothing may wait.
+
+        Args:
+            needed_blocks: KV blocks for all its tokens, beside those found cached.
+        """
+        return self._bound.memory.admission(request, needed_blocks)
+
+    @_of_scheduler(plain=0)
     def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
-        """Blocks freed from pins now for `request`."""
-        return self._side.eviction(needed_blocks, request, urgency)
+        """Free blocks from pins for a request that lacks them.
 
+        To be asked after a failed allocation, or with `Urgency.HELD_BACK` after
+        `admission` said WAIT; then ask that again. No block of a request is touched.
+
+        Args:
+            needed_blocks: how many more free KV blocks are wanted.
+            urgency: decides which pins may be taken.
+
+        Returns:
+            Blocks that became free, fewer or more than asked for. 0: do not try again
+            in this step; nothing more may be taken, or copies under way will give it.
+        """
+        return self._bound.memory.eviction(needed_blocks, request, urgency)
+
+    # --- scheduler role: what our scheduler tells ----------------------------
+
+    @_of_scheduler()
+    def attach_scheduler(self, scheduler: Scheduler, queue: ProgramQueue) -> None:
+        self._bound.parts.engine.attach(scheduler, queue)
+        self._bound.reports.log_start(type(scheduler).__name__)
+
+    @_of_scheduler()
+    def before_step(self) -> None:
+        self._bound.steps.before_step()
+
+    @_of_scheduler()
+    def after_step(self, scheduler_output: SchedulerOutput) -> None:
+        self._bound.steps.step_done(scheduler_output)
+
+    @_of_scheduler(plain=False)
     def requeue_if_moved(self, request: Request) -> bool:
         """Whether the place of a waiting request is out of date."""
-        return self._side.requeue_if_moved(request)
+        return self._bound.order.requeue_if_moved(request)
 
+    @_of_scheduler()
     def on_aged(self) -> None:
-        self._side.note_aged()
+        self._bound.order.note_aged()
 
     # --- scheduler role: clients of the API server ----------------------------
 
+    @_of_scheduler(plain={})
     def control(self, order: dict[str, Any]) -> dict[str, Any]:
         """A program's end or progress, or a question; see `ttlcache.control`."""
-        return self._side.control(order)
+        return self._bound.reports.control(order)
 
     # --- metrics -------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> TTLConnectorStats | None:
-        if self.worker is not None:
-            return self.worker.take_stats()
-        if self.side is None:
+        if self.worker_role is not None:
+            return self.worker_role.take_stats()
+        if self.scheduler_role is None:
             return None
-        if not self._scheduler_seen:
-            self.side.step_done()  # vLLM asks at the end of each
-        return self.side.take_stats()
+        if self.scheduler_role.parts.engine.scheduler is None:
+            self.scheduler_role.steps.step_done()  # vLLM asks at the end of each
+        return self.scheduler_role.reports.take_stats()
 
     @classmethod
     def build_kv_connector_stats(
@@ -225,21 +292,21 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     # --- worker role: moves nothing unless there is a lower tier -------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        if self.worker is not None:
-            self.worker.register(kv_caches)
+        if self.worker_role is not None:
+            self.worker_role.register(kv_caches)
 
     def get_handshake_metadata(self) -> NameOfBlocks | None:
-        name = None if self.worker is None else self.worker.name_of_blocks()
+        name = None if self.worker_role is None else self.worker_role.name_of_blocks()
         return None if name is None else NameOfBlocks(name)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        if self.worker is not None:
+        if self.worker_role is not None:
             is_alone = not has_kv_transfer_group() or get_kv_transfer_group() is self
-            self.worker.before_forward(kv_connector_metadata, is_alone=is_alone)
+            self.worker_role.before_forward(kv_connector_metadata, is_alone=is_alone)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        if self.worker is not None:
-            self.worker.load(self._get_connector_metadata(), forward_context)
+        if self.worker_role is not None:
+            self.worker_role.load(self._get_connector_metadata(), forward_context)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return
@@ -254,38 +321,42 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         return
 
     def wait_for_save(self) -> None:
-        if self.worker is not None:
-            self.worker.save(self._get_connector_metadata())
+        if self.worker_role is not None:
+            self.worker_role.save(self._get_connector_metadata())
 
     def get_finished(
         self, finished_req_ids: set[str]
     ) -> tuple[set[str] | None, set[str] | None]:
-        if self.worker is None:
+        if self.worker_role is None:
             return None, None
-        return None, self.worker.poll(finished_req_ids).received
+        return None, self.worker_role.poll(finished_req_ids).received
 
     def get_transfer_results(
         self, finished_req_ids: set[str]
     ) -> KVConnectorTransferResults:
-        if self.worker is None:
+        if self.worker_role is None:
             return super().get_transfer_results(finished_req_ids)
         results: KVConnectorTransferResults = hooks.transfer_results(
-            self.worker.poll(finished_req_ids)
+            self.worker_role.poll(finished_req_ids)
         )
         return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return set() if self.worker is None else self.worker.take_invalid_blocks()
+        return (
+            set()
+            if self.worker_role is None
+            else self.worker_role.take_invalid_blocks()
+        )
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        return None if self.worker is None else self.worker.report()
+        return None if self.worker_role is None else self.worker_role.report()
 
     # --- inside --------------------------------------------------------------
 
     @property
-    def _side(self) -> SchedulerSide:
-        assert self.side is not None, "scheduler-role hook called on a worker"
-        return self.side
+    def _bound(self) -> SchedulerRole:
+        assert self.scheduler_role is not None  # see `_of_scheduler`
+        return self.scheduler_role
 
 
 def find_connector(connector: Any) -> TTLConnector | None:

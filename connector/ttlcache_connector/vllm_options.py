@@ -12,10 +12,12 @@ from typing import Any
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError
-from ttlcache_connector.engine import requirements
+from ttlcache_connector.engine import hooks, requirements
 from ttlcache_connector.log import logger
 
 log = logger(__name__)
+#: Where our scheduler classes are.
+_OURS = "ttlcache_connector.scheduler"
 
 
 def check_arguments(engine_args: Any, connectors: int) -> None:
@@ -80,7 +82,7 @@ def put_right(vllm_config: Any, engine_args: Any) -> None:
 
 def log_missing(vllm_config: Any, engine_args: Any, config: TTLCacheConfig) -> None:
     """Say at start what does not work, once for all API servers of an engine."""
-    if vllm_config.parallel_config._api_process_rank > 0:  # noqa: SLF001
+    if not hooks.is_first_api_server(vllm_config):
         return
     for sentence in missing(vllm_config, engine_args, config):
         log.warning("ttlcache: %s", sentence)
@@ -130,14 +132,12 @@ def _missing_of_vllm(vllm_config: Any) -> Iterator[str]:
 
 
 def _missing_of_scheduler(scheduler_config: Any) -> Iterator[str]:
-    if str(scheduler_config.scheduler_cls).startswith("ttlcache_connector."):
+    if str(scheduler_config.scheduler_cls).startswith(_OURS):
         return
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-    from ttlcache_connector.scheduler import ProgramScheduling
-
     cls = scheduler_config.get_scheduler_cls()
-    if not issubclass(cls, ProgramScheduling):
+    if not any(base.__module__ == _OURS for base in cls.__mro__):
         yield (
             f"scheduler class {cls.__name__} is not derived from ttlcache's: turns are "
             "pinned and pins give way under pressure, but programs are not ordered"

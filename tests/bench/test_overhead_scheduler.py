@@ -44,7 +44,7 @@ def test_all_engines_serve_the_same(load: str) -> None:
         if load != "turnover":
             assert len(running) == RUNNING
     if load == "turnover":
-        assert ours.connector.side.controller.pins
+        assert ours.connector.scheduler_role.parts.controller.pins
     assert len(ours.waiting) == len(plain.waiting)
     # What keeps the others waiting is what the load says.
     assert (plain.max_num_running_reqs > RUNNING) == (load == "memory")

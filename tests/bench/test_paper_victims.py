@@ -77,8 +77,9 @@ def test_a_running_request_takes_no_more_than_it_needs():
 
 def test_the_arm_has_the_papers_rule():
     engine = _engine(paper=False)
-    side = SimpleNamespace(controller=engine.controller)
-    GATES[ARMS["cachettl-paper"].gate](None, SimpleNamespace(side=side))
+    role = SimpleNamespace(parts=SimpleNamespace(controller=engine.controller))
+    connector = SimpleNamespace(scheduler_role=role)
+    GATES[ARMS["cachettl-paper"].gate](None, connector)
     assert isinstance(engine.controller.reclaimer, paper_victims.PaperReclaimer)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from bench.sim.harness import EngineHarness, EngineSpec
 from tests.connector.fake_tier import FakeTier
 from ttlcache.clock import VirtualClock, use_clock
-from ttlcache_connector.harness import EngineHarness, EngineSpec
-from ttlcache_connector.invariants import violations
-from ttlcache_connector.role import parts
+from ttlcache_connector.role import build
+from ttlcache_connector.role.invariants import violations
 
 OUR_LOGGERS = ("vllm.ttlcache_connector", "ttlcache")
 HOLD_5S = {"policy": "fixed", "policy_options": {"ttl_s": 5.0}}
@@ -44,24 +44,24 @@ def make_engine(clock: VirtualClock) -> Callable[..., EngineHarness]:
 
 
 def check(engine: EngineHarness) -> None:
-    side = engine.connector.side
-    assert violations(engine.scheduler, side.controller, side.ledger) == []
-    assert side.faults.total == 0
+    role = engine.connector.scheduler_role
+    assert violations(engine.scheduler, role.parts.controller, role.parts.ledger) == []
+    assert role.parts.faults.total == 0
 
 
 def totals(engine: EngineHarness) -> dict[str, int]:
     """Counters so far, as "name" or "name:label"."""
-    counter = engine.connector.side.controller.metrics.totals
+    counter = engine.connector.scheduler_role.parts.controller.metrics.totals
     return {f"{n}:{label}" if label else n: c for (n, label), c in counter.items()}
 
 
 def pinned(engine: EngineHarness) -> int:
-    return engine.connector.side.ledger.pressure().pinned_blocks
+    return engine.connector.scheduler_role.parts.ledger.pressure().pinned_blocks
 
 
 def demoting(engine: EngineHarness) -> int:
     """Blocks of ended turns that are held for their copy."""
-    return engine.connector.side._demoting.expired.copying_blocks
+    return engine.connector.scheduler_role.parts.demoting.expired.copying_blocks
 
 
 def free(engine: EngineHarness) -> int:
@@ -71,7 +71,7 @@ def free(engine: EngineHarness) -> int:
 @pytest.fixture
 def tier(monkeypatch: pytest.MonkeyPatch) -> FakeTier:
     fake = FakeTier()
-    monkeypatch.setattr(parts, "scheduler_tier", lambda *_: fake)
+    monkeypatch.setattr(build, "scheduler_tier", lambda *_: fake)
     return fake
 
 

@@ -90,13 +90,13 @@ class FakeTier(SchedulerTier):
 def settle(engine: Any, tier: FakeTier, request_id: str) -> None:
     """The tier needs the request's blocks no longer, as the next step would find."""
     tier.newly_settled.append(request_id)
-    engine.connector.side.tier_settled()
+    engine.connector.scheduler_role.steps.tier_settled()
 
 
 def copy(engine: Any, tier: FakeTier, request_id: str) -> None:
     """The request's copy begins, as the next step would find."""
     tier.copy(request_id)
-    engine.connector.side.tier_settled()
+    engine.connector.scheduler_role.steps.tier_settled()
 
 
 def _id(request: Any) -> str:

@@ -12,41 +12,45 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-#: point -> (object below the connector's side, method, labels it is counted under).
+#: point -> (object below the scheduler role, method, labels it is counted under).
 POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
-    "arrive": ("controller", "arrive", frozenset({"arrive"})),
-    "priority": ("controller", "priority", frozenset({"priority"})),
+    "arrive": ("parts.controller", "arrive", frozenset({"arrive"})),
+    "priority": ("parts.controller", "priority", frozenset({"priority"})),
     "requeue_if_moved": (
-        "controller",
+        "parts.controller",
         "requeue_if_moved",
         frozenset({"requeue_if_moved"}),
     ),
-    "may_start": ("controller", "may_start", frozenset({"admission"})),
-    "reclaim": ("controller", "reclaim", frozenset({"eviction"})),
-    "note_local_hit": ("_local_hits", "__setitem__", frozenset({"note_local_hit"})),
-    "on_allocated": ("controller", "on_allocated", frozenset({"on_allocated"})),
+    "may_start": ("parts.controller", "may_start", frozenset({"admission"})),
+    "reclaim": ("parts.controller", "reclaim", frozenset({"eviction"})),
+    "note_local_hit": (
+        "requests._local_hits",
+        "__setitem__",
+        frozenset({"note_local_hit"}),
+    ),
+    "on_allocated": ("parts.controller", "on_allocated", frozenset({"on_allocated"})),
     "prefilled": (
-        "controller",
+        "parts.controller",
         "prefilled",
         frozenset({"before_step", "finished"}),
     ),
-    "finish": ("controller", "finish", frozenset({"finished"})),
-    "candidate": ("ledger", "candidate", frozenset({"finished"})),
-    "hold": ("ledger", "hold", frozenset({"finished"})),
-    "tick": ("controller", "tick", frozenset({"before_step"})),
-    "save_if_due": ("_history", "save_if_due", frozenset({"before_step"})),
-    "steps": ("_steps", "append", frozenset({"step_scheduled"})),
-    "on_step": ("controller", "on_step", frozenset({"step_done"})),
+    "finish": ("parts.controller", "finish", frozenset({"finished"})),
+    "candidate": ("parts.ledger", "candidate", frozenset({"finished"})),
+    "hold": ("parts.ledger", "hold", frozenset({"finished"})),
+    "tick": ("parts.controller", "tick", frozenset({"before_step"})),
+    "save_if_due": ("parts.history", "save_if_due", frozenset({"before_step"})),
+    "steps": ("steps._steps", "append", frozenset({"step_scheduled"})),
+    "on_step": ("parts.controller", "on_step", frozenset({"step_done"})),
     "failed_loads": (
-        "_scheduler._inflight_prefills",
+        "parts.engine.scheduler._inflight_prefills",
         "__len__",
         frozenset({"put_back_failed_loads"}),
     ),
-    "drain": ("controller.metrics", "drain", frozenset({"take_stats"})),
-    "release_all": ("controller", "release_all", frozenset({"release_pins"})),
+    "drain": ("parts.controller.metrics", "drain", frozenset({"take_stats"})),
+    "release_all": ("parts.controller", "release_all", frozenset({"release_pins"})),
     # Not hooks, but what they all lean on: blocks, the queue, the counters.
     "release": (
-        "ledger",
+        "parts.ledger",
         "release",
         frozenset(
             {
@@ -56,17 +60,17 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
         ),
     ),
     "pressure": (
-        "ledger",
+        "parts.ledger",
         "pressure",
         frozenset({"finished", "before_step", "admission", "eviction", "take_stats"}),
     ),
     "rekey": (
-        "_queue",
+        "parts.engine._queue",
         "rekey",
         frozenset({"arrive", "on_allocated", "finished", "before_step", "eviction"}),
     ),
-    "is_aged": ("_queue", "is_aged", frozenset({"urgency", "eviction"})),
-    "aged": ("controller.metrics", "count", frozenset({"note_aged"})),
+    "is_aged": ("parts.engine._queue", "is_aged", frozenset({"urgency", "eviction"})),
+    "aged": ("parts.controller.metrics", "count", frozenset({"note_aged"})),
 }
 
 
@@ -127,10 +131,10 @@ class Injector:
 
         return call
 
-    def install(self, side: Any, point: str) -> None:
-        """On one engine's scheduler side."""
+    def install(self, role: Any, point: str) -> None:
+        """On one engine's scheduler role."""
         path, name, _ = POINTS[point]
-        target = side
+        target = role
         *parents, last = path.split(".")
         for part in parents:
             target = getattr(target, part)

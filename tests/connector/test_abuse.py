@@ -56,7 +56,7 @@ def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, c
         num_blocks=200, extra_config={"policy": "cachettl", "max_programs": 1000}
     )
     engine.on_step = None
-    side = engine.connector.side
+    role = engine.connector.scheduler_role
     rng = random.Random(0)
 
     def sessions(numbers: range) -> None:
@@ -86,13 +86,13 @@ def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, c
             if number % 16 == 0:
                 engine.run()
                 engine.finished.clear()  # the harness's own memory
-                side.take_stats()
+                role.reports.take_stats()
                 clock.advance(0.1)
         engine.run()
         engine.finished.clear()
 
     sessions(range(7000))
-    labels = set(side.controller.metrics.totals)
+    labels = set(role.parts.controller.metrics.totals)
     tracemalloc.start()
     try:
         sessions(range(7000, 8500))
@@ -104,12 +104,12 @@ def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, c
     # The program table turned over before the first look; rings of gaps still fill.
     # 1,500 sessions, of which six have ids of a megabyte.
     assert after - middle < 600_000
-    assert len(side.controller.gaps._windows) <= 4096
-    assert len(side.controller.programs) <= 1001
-    assert side.controller.requests == {}
-    assert set(side.controller.metrics.totals) == labels
+    assert len(role.parts.controller.gaps._windows) <= 4096
+    assert len(role.parts.controller.programs) <= 1001
+    assert role.parts.controller.requests == {}
+    assert set(role.parts.controller.metrics.totals) == labels
     known = {str(v) for values in _KNOWN_LABELS.values() for v in values}
     assert {label for _, label in labels if label} <= known | {"forgotten"}
-    assert side.faults.total == 0
+    assert role.parts.faults.total == 0
     engine.scheduler.reset_prefix_cache()
     assert free(engine) == 199

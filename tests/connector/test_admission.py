@@ -72,7 +72,7 @@ def finish_all(engine, clock):
     clock.advance(301.0)
     engine.step()
     assert free(engine) == 28
-    assert engine.connector.side.controller.requests == {}
+    assert engine.connector.scheduler_role.parts.controller.requests == {}
 
 
 def test_a_new_program_waits_although_its_prompt_would_fit(full_engine, clock):
@@ -88,7 +88,7 @@ def test_its_wait_makes_memory_dear(full_engine, clock):
     """What others hold beyond its worth would keep it out for ever."""
     engine = full_engine()
     step(engine)
-    assert engine.connector.side.ledger.pressure().waiting_blocks == 4
+    assert engine.connector.scheduler_role.parts.ledger.pressure().waiting_blocks == 4
     finish_all(engine, clock)
 
 
@@ -109,7 +109,7 @@ def test_pins_made_while_memory_was_free_end_when_a_newcomer_is_held_back(
         num_blocks=29,
         extra_config={"max_ttl_s": 1e9},
     )
-    controller = engine.connector.side.controller
+    controller = engine.connector.scheduler_role.parts.controller
     for gap_s in [1.0] * 60:
         controller.gaps.observe(GapKey("bash"), gap_s)
     for program in "VWXYZ":
@@ -136,7 +136,7 @@ def test_without_admission_control_it_does_not_wait(full_engine, clock):
 def test_it_starts_when_a_program_ends(full_engine, clock):
     engine = full_engine()
     assert step(engine) == []
-    engine.connector.side.controller.end("", "A")
+    engine.connector.scheduler_role.parts.controller.end("", "A")
     assert step(engine) == ["E-1"]
     finish_all(engine, clock)
 
@@ -173,7 +173,7 @@ def test_new_programs_start_in_order(full_engine, clock):
     engine = full_engine()
     add(engine, "F", 20)
     assert step(engine) == []
-    engine.connector.side.controller.end("", "A")
+    engine.connector.scheduler_role.parts.controller.end("", "A")
     assert step(engine, 1) == ["E-1"]
     finish_all(engine, clock)
     assert "F-1" in engine.finished

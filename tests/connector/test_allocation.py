@@ -48,7 +48,7 @@ def test_shrinking_frees_the_tail_and_keeps_the_prefix(make_engine):
     engine = make_engine(num_blocks=21, extra_config=FOREVER)
     start(engine, "A", 150)
     engine.run()
-    (pin,) = engine.connector.side.controller.pins
+    (pin,) = engine.connector.scheduler_role.parts.controller.pins
     prefix = list(pin.turn.hashes[:2])
     start(engine, "B", 200, max_tokens=8, base=1)
     engine.step()
@@ -64,7 +64,8 @@ def test_head_of_the_queue_takes_younger_pins_but_not_older_ones(make_engine):
     a = start(engine, "A", 100, max_tokens=10)
     engine.run()
     context = list(a.all_token_ids)
-    engine.connector.side.controller.release_all()  # A comes back without a pin
+    # A comes back without a pin.
+    engine.connector.scheduler_role.parts.controller.release_all()
     start(engine, "B", 100)
     engine.run()
     start(engine, "C", 100)
@@ -74,7 +75,10 @@ def test_head_of_the_queue_takes_younger_pins_but_not_older_ones(make_engine):
     engine.step()
     engine.add("A-2", context + [3] * 90, hints={"program_id": "A"})
     engine.step()
-    owners = {p.program.program_id for p in engine.connector.side.controller.pins}
+    owners = {
+        p.program.program_id
+        for p in engine.connector.scheduler_role.parts.controller.pins
+    }
     assert "B" in owners
     assert "A-2" not in {r.request_id for r in engine.scheduler.waiting}
     assert not runner.is_finished()
@@ -104,7 +108,7 @@ def test_nothing_running_means_every_pin_may_go(make_engine, async_scheduling):
 
 def lose_pins(engine):
     """What a running request does that needs all the memory there is."""
-    controller = engine.connector.side.controller
+    controller = engine.connector.scheduler_role.parts.controller
     assert controller.reclaim(10_000, Urgency.RUNNING, "nobody's")
     assert not len(controller.pins)
 
@@ -242,7 +246,7 @@ def test_a_silent_program_does_not_keep_later_ones_waiting(make_engine, clock):
         num_blocks=31,
         extra_config={"policy": "adaptive", "max_pinned_fraction": 1.0},
     )
-    controller = engine.connector.side.controller
+    controller = engine.connector.scheduler_role.parts.controller
     for _ in range(60):
         controller.gaps.observe(GapKey("bash"), 1.0)
     start(engine, "A", 250)

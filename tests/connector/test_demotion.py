@@ -78,7 +78,7 @@ def test_the_tier_is_told_of_ended_programs(make_engine, clock, tier):
     engine.turn("b", [*context, 7, 8], hints=HINTS | {"is_last_step": True})
     assert [t.request_id for t in tier.ends if t.ttl_s is None] == ["b"]
     engine.turn("c", range(200, 300), hints={"program_id": "q"})
-    engine.connector.side.control({"do": "end", "program_id": "q"})
+    engine.connector.control({"do": "end", "program_id": "q"})
     assert tier.ends[-1] == TurnEnd("c")
 
 
@@ -176,7 +176,7 @@ def test_one_line_when_the_tier_goes_and_one_when_it_comes_back(
     assert sum("does not answer" in line for line in our_log) == 1
     assert sum("answers again" in line for line in our_log) == 1
     assert totals(engine)["tier_outages"] == 1
-    assert engine.connector.side.controller.lower_tier == "cpu"
+    assert engine.connector.scheduler_role.parts.controller.lower_tier == "cpu"
 
 
 def test_room_that_cannot_be_made_costs_no_request(make_engine, tier, monkeypatch):
@@ -186,7 +186,7 @@ def test_room_that_cannot_be_made_costs_no_request(make_engine, tier, monkeypatc
     def broken(*_, **__):
         raise RuntimeError("start_copies_ahead")
 
-    expired = engine.connector.side._demoting.expired
+    expired = engine.connector.scheduler_role.parts.demoting.expired
     monkeypatch.setattr(expired, "start_copies_ahead", broken)
     assert len(engine.turn("a", PROMPT, hints=HINTS)) > len(PROMPT)
     assert totals(engine)["hook_errors:start_copies_ahead"] > 0
@@ -201,17 +201,17 @@ def test_one_copy_that_cannot_be_settled_keeps_no_other_waiting(
         prompt = list(range(start, start + 100))
         engine.turn(name, prompt, hints={"program_id": name})
     assert demoting(engine) == 12
-    side = engine.connector.side
-    settled = side._demoting.expired.on_settled
+    role = engine.connector.scheduler_role
+    settled = role.parts.demoting.expired.on_settled
 
     def fail_once(request_id):
         if request_id == "a":
             raise RuntimeError("broken")
         return settled(request_id)
 
-    monkeypatch.setattr(side._demoting.expired, "on_settled", fail_once)
+    monkeypatch.setattr(role.parts.demoting.expired, "on_settled", fail_once)
     tier.newly_settled += ["a", "b"]
-    side.tier_settled()
+    role.steps.tier_settled()
     assert totals(engine)["hook_errors:tier_settled"] == 1
     assert demoting(engine) == 6
 
@@ -235,7 +235,7 @@ def test_a_server_that_took_anothers_place_is_not_blamed(
     make_engine, clock, tier, blamed
 ):
     engine = make_engine(extra_config=extra())
-    costs = engine.connector.side.controller.costs
+    costs = engine.connector.scheduler_role.parts.controller.costs
     lost = []
     costs.observe_lost = lambda *told: lost.append(told)
     context = engine.turn("a", PROMPT, hints=HINTS)
@@ -261,5 +261,5 @@ def test_an_answer_tells_something_where_one_was_asked_for_and_is_heeded(
     request = engine.add("b", [*context, 7, 8], hints=HINTS)
     request.skip_reading_prefix_cache = not heeded
     engine.step()
-    record = engine.connector.side.controller.requests["b"]
+    record = engine.connector.scheduler_role.parts.controller.requests["b"]
     assert record.asked_below is (asked and heeded)

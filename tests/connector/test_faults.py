@@ -24,9 +24,14 @@ from ttlcache.types import Decision
 from ttlcache_connector import faults
 from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, Pace
 from ttlcache_connector.connector import TTLConnector
-from ttlcache_connector.role import scheduler
+from ttlcache_connector.role import build, requests, steps
+from ttlcache_connector.role.memory import MemoryAnswers
 from ttlcache_connector.role.metrics import _KNOWN_LABELS
-from ttlcache_connector.role.scheduler import SchedulerSide
+from ttlcache_connector.role.order import OrderAnswers
+from ttlcache_connector.role.reports import Reports
+from ttlcache_connector.role.requests import RequestEvents
+from ttlcache_connector.role.steps import StepEvents
+from ttlcache_connector.role.upkeep import Upkeep
 
 
 def break_hook(monkeypatch, name: str, every: int = 1) -> None:
@@ -88,13 +93,13 @@ def test_every_hook_may_throw(
             "history_path": str(tmp_path / "gaps.json"),
         },
     )
-    side = engine.connector.side
+    role = engine.connector.scheduler_role
     injector = Injector(every, when=(when,))
-    injector.install(side, point)
+    injector.install(role, point)
 
     def after_step() -> None:
         clock.advance(0.1)
-        side.take_stats()
+        role.reports.take_stats()
         if point == "release_all" and clock.now_s() % 3.0 < 0.1:
             engine.scheduler.reset_prefix_cache()
 
@@ -107,13 +112,13 @@ def test_every_hook_may_throw(
         for key, number in totals(engine).items()
         if key.startswith("hook_errors:")
     }
-    assert sum(counted.values()) == side.faults.total == injector.thrown[point]
+    assert sum(counted.values()) == role.parts.faults.total == injector.thrown[point]
     assert set(counted) <= POINTS[point][2] & set(_KNOWN_LABELS["hook_errors"])
     # Nothing stays behind, though every table may have been interrupted.
     with paused(injector):
         engine.scheduler.reset_prefix_cache()
     assert free(engine) == 29
-    assert side.ledger.references() == {}
+    assert role.parts.ledger.references() == {}
 
 
 def test_a_step_that_cannot_be_read_teaches_no_price(make_engine, monkeypatch):
@@ -122,7 +127,7 @@ def test_a_step_that_cannot_be_read_teaches_no_price(make_engine, monkeypatch):
 
     engine = make_engine(num_blocks=64)
     engine.on_step = lambda: None  # the faults are counted
-    monkeypatch.setattr(scheduler, "step_of", broken)
+    monkeypatch.setattr(steps, "step_of", broken)
     engine.turn("a", range(100), hints={"program_id": "A"})
     assert totals(engine)["hook_errors:step_scheduled"] > 0
     assert "a" in engine.finished
@@ -132,7 +137,15 @@ def test_the_table_names_every_hook():
     """Whoever adds a guarded hook adds its injection, or says why not here."""
     guarded = {
         name
-        for name, method in inspect.getmembers(SchedulerSide)
+        for part in (
+            RequestEvents,
+            StepEvents,
+            OrderAnswers,
+            MemoryAnswers,
+            Upkeep,
+            Reports,
+        )
+        for name, method in inspect.getmembers(part)
         if hasattr(method, "__wrapped__")
     }
     # See the tests below, and test_demotion.
@@ -144,13 +157,14 @@ def test_the_table_names_every_hook():
     assert guarded - unreachable <= counted
 
 
-#: Hooks that no step of an engine without a lower tier calls -> what they rest on.
+#: Hooks that no step of an engine without a lower tier calls -> of whom, and what they
+#: rest on.
 AT_WILL = {
-    "tier_looked_up": ("controller", "tier_looked_up"),
-    "control": ("controller", "tick"),
-    "load_started": ("controller", "load_started"),
-    "stored_tokens": ("controller", "requests"),
-    "worker_output": ("lower", "worker_output"),
+    "tier_looked_up": ("requests", "controller", "tier_looked_up"),
+    "control": ("reports", "controller", "tick"),
+    "load_started": ("requests", "controller", "load_started"),
+    "stored_tokens": ("requests", "controller", "requests"),
+    "worker_output": ("requests", "lower", "worker_output"),
 }
 
 
@@ -159,17 +173,17 @@ def test_hooks_outside_of_steps_may_throw(make_engine, monkeypatch, hook):
     engine = make_engine(num_blocks=40)
     engine.turn("A-1", range(100))
     engine.on_step = None  # a fault is what this is about
-    side = engine.connector.side
-    owner, name = AT_WILL[hook]
+    role = engine.connector.scheduler_role
+    of_whom, owner, name = AT_WILL[hook]
 
     def broken(*_, **__):
         raise InjectedError(hook)
 
     with monkeypatch.context() as patch:
-        patch.setattr(getattr(side, owner), name, broken)
+        patch.setattr(getattr(role.parts, owner), name, broken)
         request = SimpleNamespace(request_id="A-2", skip_reading_prefix_cache=False)
-        getattr(side, hook)(request)
-    side.take_stats()
+        getattr(getattr(role, of_whom), hook)(request)
+    role.reports.take_stats()
     assert totals(engine)[f"hook_errors:{hook}"] == 1
     assert hook in _KNOWN_LABELS["hook_errors"]
     assert len(engine.turn("A-2", range(100))) > 100
@@ -184,7 +198,7 @@ def test_a_foreign_scheduler_survives_a_broken_step(make_engine, monkeypatch):
     def broken(*_, **__):
         raise InjectedError("log_start")
 
-    monkeypatch.setattr(engine.connector.side, "log_start", broken)
+    monkeypatch.setattr(engine.connector.scheduler_role.reports, "log_start", broken)
     engine.turn("A-1", range(100))
     assert "A-1" in engine.finished
     assert totals(engine)["hook_errors:foreign_step"] > 0
@@ -194,7 +208,7 @@ def test_a_broken_shutdown_still_frees_every_block(make_engine):
     engine = make_engine(num_blocks=40)
     engine.turn("A-1", range(100), hints={"program_id": "A"})
     assert free(engine) < 39
-    Injector(1).install(engine.connector.side, "release_all")
+    Injector(1).install(engine.connector.scheduler_role, "release_all")
     engine.scheduler.shutdown()
     assert free(engine) == 39
 
@@ -202,32 +216,32 @@ def test_a_broken_shutdown_still_frees_every_block(make_engine):
 def test_blocks_that_a_fault_left_behind_are_a_gauge_and_are_freed(make_engine, clock):
     engine = make_engine(num_blocks=31)
     engine.on_step = None
-    side = engine.connector.side
+    role = engine.connector.scheduler_role
     engine.turn("A-1", range(130), hints={"program_id": "A"})
     held = 30 - free(engine)
     clock.advance(1.0)
-    assert side.take_stats().data["gauges"]["leaked_blocks"] == 0
+    assert role.reports.take_stats().data["gauges"]["leaked_blocks"] == 0
     injector = Injector(1)
-    injector.install(side, "release")
+    injector.install(role, "release")
     with pytest.raises(InjectedError):
-        side.controller.end("", "A")
+        role.parts.controller.end("", "A")
     assert free(engine) == 30 - held
     with paused(injector):
         clock.advance(1.0)
-        assert side.take_stats().data["gauges"]["leaked_blocks"] == held > 0
+        assert role.reports.take_stats().data["gauges"]["leaked_blocks"] == held > 0
         assert free(engine) == 30
         clock.advance(1.0)
-        assert side.take_stats().data["gauges"]["leaked_blocks"] == 0
+        assert role.reports.take_stats().data["gauges"]["leaked_blocks"] == 0
 
 
 def test_a_reference_in_no_table_is_seen_when_the_engine_rests(make_engine, clock):
     engine = make_engine(num_blocks=31)
     engine.on_step = None
-    side = engine.connector.side
+    role = engine.connector.scheduler_role
     engine.turn("A-1", range(130), hints={"program_id": "A", "is_last_step": True})
     engine.pool.touch(engine.pool.blocks[5:8])
     clock.advance(1.0)
-    assert side.take_stats().data["gauges"]["leaked_blocks"] == 3
+    assert role.reports.take_stats().data["gauges"]["leaked_blocks"] == 3
 
 
 def test_a_broken_reclaimer_does_not_wedge(make_engine):
@@ -242,7 +256,7 @@ def test_a_broken_reclaimer_does_not_wedge(make_engine):
         hints = {"program_id": str(program)}
         engine.turn(f"{program}", range(start, start + 130), hints=hints)
     assert free(engine) < 10
-    Injector(1).install(engine.connector.side, "reclaim")
+    Injector(1).install(engine.connector.scheduler_role, "reclaim")
     engine.add("Z", range(9000, 9400), max_tokens=20)
     engine.run(max_steps=100)
     assert "Z" in engine.finished
@@ -258,13 +272,13 @@ def test_references_that_a_fault_left_behind_do_not_wedge(make_engine):
         start = 1000 * program
         hints = {"program_id": str(program)}
         engine.turn(f"{program}", range(start, start + 130), hints=hints)
-    side = engine.connector.side
+    role = engine.connector.scheduler_role
     injector = Injector(1)
-    injector.install(side, "release")
+    injector.install(role, "release")
     for program in range(3):
         with pytest.raises(InjectedError):
-            side.controller.end("", str(program))
-    assert len(side.controller.pins) == 0
+            role.parts.controller.end("", str(program))
+    assert len(role.parts.controller.pins) == 0
     assert free(engine) < 10
     with paused(injector):
         engine.add("Z", range(9000, 9400), max_tokens=20)
@@ -283,31 +297,54 @@ def test_faults_of_any_hook_turn_retention_off(
     """Turning off fails, too: it is tried again until nothing is held."""
     monkeypatch.setattr(faults, "MAX_FAULTS", 5)
     engine = make_engine(num_blocks=30, extra_config=BUSY)
-    side = engine.connector.side
+    role = engine.connector.scheduler_role
     first = Injector(1, when=(when,))
-    first.install(side, point)
+    first.install(role, point)
     second = Injector(2 if also == "release" else 1, when=(when,))
-    second.install(side, also)
+    second.install(role, also)
     held_for = 0
 
     def after_step() -> None:
         nonlocal held_for
         clock.advance(0.1)
-        side.take_stats()
-        is_held = not side.controller.retention_enabled and side.ledger.references()
+        role.reports.take_stats()
+        is_held = (
+            not role.parts.controller.retention_enabled
+            and role.parts.ledger.references()
+        )
         held_for = held_for + 1 if is_held else 0
         assert held_for <= 2, "steps after retention was turned off"
 
     engine.on_step = after_step
     serve(engine)
-    assert not side.controller.retention_enabled
+    assert not role.parts.controller.retention_enabled
     assert free(engine) == 29
+
+
+def test_a_role_that_cannot_be_bound_serves_as_plain_vllm(
+    make_engine, monkeypatch, our_log
+):
+    def broken(*_):
+        raise InjectedError("groups_of")
+
+    monkeypatch.setattr(build, "groups_of", broken)
+    engine = make_engine(num_blocks=40)
+    engine.on_step = None
+    serve(engine)
+    assert engine.connector.scheduler_role is None
+    assert len(engine.finished) == 30
+    assert free(engine) == 39
+    assert engine.scheduler.reset_prefix_cache()
+    assert engine.connector.control({"do": "programs"}) == {}
+    assert engine.connector.get_kv_connector_stats() is None
+    engine.scheduler.shutdown()
+    assert sum("no retention in this server" in line for line in our_log) == 1
 
 
 def test_the_worker_role_has_nothing_that_could_throw(make_engine):
     config = make_engine(num_blocks=40).config
     worker = TTLConnector(config, KVConnectorRole.WORKER, None)
-    assert worker.side is None
+    assert worker.scheduler_role is None
     assert worker.start_load_kv(None) is None
     assert worker.wait_for_layer_load("layer.0") is None
     assert worker.save_kv_layer("layer.0", None, None) is None
@@ -328,7 +365,7 @@ def test_enough_faults_turn_retention_off_for_good(make_engine, monkeypatch, our
         for _ in range(5):
             engine.step()
     assert free(engine) == 39
-    assert not engine.connector.side.controller.retention_enabled
+    assert not engine.connector.scheduler_role.parts.controller.retention_enabled
     engine.turn("B-1", range(100), hints={"program_id": "B"})
     assert free(engine) == 39
     assert sum("hook before_step failed" in m for m in our_log) == 1
@@ -341,8 +378,11 @@ def test_a_policy_that_answers_nonsense(make_engine, monkeypatch, answer):
     engine = make_engine(num_blocks=40)
     engine.turn("A-1", range(100), hints={"program_id": "A"})
     if answer > 0:
-        (pin,) = engine.connector.side.controller.pins
-        assert pin.deadline_s == engine.connector.side._clock.now_s() + 300.0
+        (pin,) = engine.connector.scheduler_role.parts.controller.pins
+        assert (
+            pin.deadline_s
+            == engine.connector.scheduler_role.parts.clock.now_s() + 300.0
+        )
     else:
         assert free(engine) == 39
         assert totals(engine)["hook_errors:policy"] == 1
@@ -361,13 +401,13 @@ def test_a_policy_that_takes_a_second_is_not_asked_for_long(
     make_engine, monkeypatch, our_log
 ):
     stopwatch = itertools.count()  # every look at it is a second later
-    monkeypatch.setattr(scheduler, "stopwatch_s", lambda: float(next(stopwatch)))
+    monkeypatch.setattr(requests, "stopwatch_s", lambda: float(next(stopwatch)))
     engine = make_engine(num_blocks=60)
     engine.on_step = None
     for program in range(5):
         start = 1000 * program
         engine.turn(f"{program}", range(start, start + 60))
-        enabled = engine.connector.side.controller.retention_enabled
+        enabled = engine.connector.scheduler_role.parts.controller.retention_enabled
         assert enabled == (program < MAX_SLOW_IN_A_ROW - 1)
     assert free(engine) == 59
     assert totals(engine)["hook_errors:slow"] == 1
@@ -413,8 +453,10 @@ def test_debug_invariants_name_what_is_broken(make_engine, our_log):
     engine.turn("A-1", range(100), hints={"program_id": "A"})
     engine.step()
     assert "hook_errors:invariants" not in totals(engine)
-    (pin,) = engine.connector.side.controller.pins
-    engine.pool.touch([engine.connector.side.ledger._held[pin.pin_id][0]])
+    (pin,) = engine.connector.scheduler_role.parts.controller.pins
+    engine.pool.touch(
+        [engine.connector.scheduler_role.parts.ledger._held[pin.pin_id][0]]
+    )
     engine.step()
     assert totals(engine)["hook_errors:invariants"] == 1
     assert any("has 2 references, expected 1" in line for line in our_log)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bench.sim.harness import EngineSpec, build_vllm_config
 from tests.connector.conftest import free, pinned, totals
 from ttlcache.errors import ConfigError
 from ttlcache_connector import faults
-from ttlcache_connector.harness import EngineSpec, build_vllm_config
 
 FOREVER = {
     "policy": "fixed",
@@ -122,7 +122,7 @@ def test_a_shortage_that_is_over_is_forgotten(make_engine):
     engine.step()
     engine.add("two", range(1000, 1300), max_tokens=2)
     engine.step()
-    ledger = engine.connector.side.ledger
+    ledger = engine.connector.scheduler_role.parts.ledger
     assert ledger.pressure().waiting_blocks > 0
     engine.run()
     engine.step()
@@ -153,7 +153,7 @@ def test_rare_faults_do_not_add_up(make_engine, clock, monkeypatch):
     for _ in range(10):
         engine.step()
         clock.advance(400.0)
-    assert engine.connector.side.controller.retention_enabled
+    assert engine.connector.scheduler_role.parts.controller.retention_enabled
     for _ in range(3):
         engine.step()
-    assert not engine.connector.side.controller.retention_enabled
+    assert not engine.connector.scheduler_role.parts.controller.retention_enabled

@@ -27,7 +27,7 @@ def lingers(**options):
 
 
 def expired_turns(engine):
-    return engine.connector.side._demoting.expired
+    return engine.connector.scheduler_role.parts.demoting.expired
 
 
 def lingering(engine):
@@ -50,14 +50,14 @@ def test_an_expired_turn_stays_and_is_not_copied(make_engine, clock, tier):
     assert lingering(engine) == 37
     assert tier.of("demote") == []
     # What only lingers counts as free for every decision.
-    assert engine.connector.side.ledger.pressure().free_blocks == 63
+    assert engine.connector.scheduler_role.parts.ledger.pressure().free_blocks == 63
 
 
 def test_a_turn_without_a_pin_lingers(make_engine, clock, tier):
     engine = make_engine(extra_config=lingers(policy="none", policy_options={}))
     engine.turn("a", LONG, hints=HINTS)
     assert lingering(engine) == 37
-    assert engine.connector.side.ledger.pressure().free_blocks == 63
+    assert engine.connector.scheduler_role.parts.ledger.pressure().free_blocks == 63
     assert tier.of("demote") == []
 
 
@@ -65,7 +65,10 @@ def test_who_returns_finds_it_and_nothing_was_copied(make_engine, clock, tier):
     engine, context = expired(make_engine, clock)
     engine.add("b", [*context, 7, 8], hints=HINTS)
     engine.step()
-    assert engine.connector.side.controller.requests["b"].cached_tokens == 592
+    assert (
+        engine.connector.scheduler_role.parts.controller.requests["b"].cached_tokens
+        == 592
+    )
     engine.run()
     assert tier.of("demote") == []
     assert tier.of("drop") == ["a"]  # "b" has it all, and more
@@ -135,7 +138,7 @@ def test_a_program_that_waits_goes_last(make_engine, clock, tier):
 
 def test_an_ended_program_is_not_copied(make_engine, clock, tier):
     engine, _ = expired(make_engine, clock)
-    engine.connector.side.control({"do": "end", "program_id": "p"})
+    engine.connector.control({"do": "end", "program_id": "p"})
     engine.add("b", OTHER, hints={"program_id": "q"})
     engine.run()
     assert tier.of("demote") == []
@@ -174,10 +177,10 @@ def test_a_pin_that_gives_up_a_short_tail_is_not_copied_for_it(
 ):
     engine = make_engine(extra_config=lingers())
     engine.turn("a", LONG, hints=HINTS)
-    side = engine.connector.side
-    (pin,) = side.controller.pins
-    shrunk = side.ledger.shrink(pin.pin_id, given_up, ReleaseMode.COPY_FIRST)
-    side.controller.pins.shrink(
+    role = engine.connector.scheduler_role
+    (pin,) = role.parts.controller.pins
+    shrunk = role.parts.ledger.shrink(pin.pin_id, given_up, ReleaseMode.COPY_FIRST)
+    role.parts.controller.pins.shrink(
         pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
     )
     assert (shrunk.freed_blocks, shrunk.kept_blocks) == (given_up, 37 - given_up)
@@ -193,9 +196,12 @@ def test_a_pin_that_is_below_gives_up_its_tail_at_once(make_engine, clock, tier)
     engine = make_engine(extra_config=lingers())
     engine.turn("a", LONG, hints=HINTS)
     copy(engine, tier, "a")
-    side = engine.connector.side
-    (pin,) = side.controller.pins
-    assert side.ledger.shrink(pin.pin_id, 30, ReleaseMode.COPY_FIRST).freed_blocks == 30
+    role = engine.connector.scheduler_role
+    (pin,) = role.parts.controller.pins
+    assert (
+        role.parts.ledger.shrink(pin.pin_id, 30, ReleaseMode.COPY_FIRST).freed_blocks
+        == 30
+    )
     assert tier.of("demote") == []
 
 
@@ -214,10 +220,10 @@ def test_nothing_stays_behind(make_engine, clock, tier, how):
     if how == "reset":
         assert engine.scheduler.reset_prefix_cache()
     else:
-        engine.connector.side.drop_rest()
+        engine.connector.scheduler_role.upkeep.drop_rest()
     assert lingering(engine) == 0
     assert free(engine) == 63
-    assert engine.connector.side.ledger.references() == {}
+    assert engine.connector.scheduler_role.parts.ledger.references() == {}
 
 
 @pytest.mark.parametrize(
@@ -253,7 +259,7 @@ def test_blocks_that_several_share_are_free_once(make_engine, clock, tier):
     for n in range(3):
         tail = range(9000 + 100 * n, 9016 + 100 * n)
         engine.turn(f"r{n}", [*LONG[:320], *tail], hints={"program_id": f"p{n}"})
-    ledger = engine.connector.side.ledger
+    ledger = engine.connector.scheduler_role.parts.ledger
     assert lingering(engine) == 3 * 21
     # Three tails; their common head is counted by none, for it stays with the others.
     assert ledger.pressure().free_blocks <= free(engine) + 20 + 3
@@ -286,7 +292,7 @@ def test_who_finds_free_blocks_is_not_let_in_victim_by_victim(make_engine, clock
     old = engine.turn("old", range(32), hints={"program_id": "oldest"}, max_tokens=1)
     prompt = [*old, *range(100, 3267)]
     context = engine.turn("first", prompt, hints={"program_id": "over"})
-    engine.connector.side.control({"do": "end", "program_id": "over"})
+    engine.connector.control({"do": "end", "program_id": "over"})
     for n in range(10):
         prompt = range(10_000 * (n + 1), 10_000 * (n + 1) + 320)
         engine.turn(f"r{n}", prompt, hints={"program_id": f"p{n}"})
@@ -320,7 +326,7 @@ def test_a_tier_that_raises_keeps_no_memory(make_engine, clock, tier, when):
         engine.abort("b")
     tier.demote = well
     engine.step()
-    engine.connector.side.release_all()
+    engine.connector.scheduler_role.upkeep.release_all()
     assert free(engine) == 63
     assert engine.scheduler.reset_prefix_cache()
 
@@ -358,7 +364,7 @@ def test_a_request_that_is_unknown_to_us_leaves_nothing_to_copy(
     engine.on_step = lambda: None
     engine.add("a", LONG, hints=HINTS)
     engine.step()
-    engine.connector.side.controller.requests.pop("a")
+    engine.connector.scheduler_role.parts.controller.requests.pop("a")
     engine.run()
     assert tier.of("drop") == ["a"]
 
@@ -369,14 +375,14 @@ def test_nothing_of_a_running_request_is_owed():
     offer(queue, "a")
     running = half_with(queue, over=False)
     assert not running.has_unstored("a")
-    assert running.demote("a") is None
+    assert not running.demote("a")
     assert not queue.has_due
-    assert half_with(queue).demote("a") == 0
+    assert half_with(queue).demote("a")
 
 
 def test_what_is_not_worth_its_memory_any_more_goes_down(make_engine, clock, tier):
     engine = make_engine(extra_config=lingers(policy="adaptive", policy_options={}))
-    gaps = engine.connector.side.controller.gaps
+    gaps = engine.connector.scheduler_role.parts.controller.gaps
     for _ in range(60):
         gaps.observe(GapKey("bash"), 1.0)
     engine.turn("a", LONG, hints=HINTS)

@@ -216,13 +216,13 @@ def test_end_and_progress_reach_every_engine():
 
 
 class Direct:
-    """A scheduler role without an engine process around it."""
+    """A connector without an engine process around it."""
 
-    def __init__(self, side: object) -> None:
-        self.side = side
+    def __init__(self, connector: object) -> None:
+        self.connector = connector
 
     async def call_utility_all_async(self, method: str, text: str) -> list[str]:
-        return [json.dumps(self.side.control(json.loads(text)))]
+        return [json.dumps(self.connector.control(json.loads(text)))]
 
 
 @pytest.mark.parametrize("program_id", ["größe", " spaced ", "50%41", "plain"])
@@ -230,7 +230,7 @@ def test_an_id_from_the_body_is_known_by_its_url(make_engine, program_id):
     engine = make_engine()
     engine.turn("r", range(64), hints={"program_id": program_id})
     assert pinned(engine) > 0
-    app = application(engine=Direct(engine.connector.side))
+    app = application(engine=Direct(engine.connector))
     url = f"/ttlcache/programs/{quote(program_id, safe='')}"
     assert post(app, f"{url}/progress", json={"eta_s": 1.0}).status_code == 200
     assert post(app, f"{url}/end").status_code == 200

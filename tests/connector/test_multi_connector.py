@@ -13,8 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.outputs import KVConnectorOutput
 
+from bench.sim.harness import EngineHarness, EngineSpec
 from tests.connector.conftest import HOLD_5S, check, free, totals
-from ttlcache_connector.harness import EngineHarness, EngineSpec
 
 BLOCK = 16
 
@@ -126,7 +126,7 @@ def test_an_expired_pin_is_loaded_from_it_while_others_run(engine, clock):
     assert totals(engine)["pins:expired"] == 1
     assert engine.shelf.loaded_tokens == 160
     # Another program's pin, or none, but never a block too many or too few.
-    engine.connector.side.release_all()
+    engine.connector.scheduler_role.upkeep.release_all()
     assert free(engine) == 63
 
 

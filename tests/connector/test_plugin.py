@@ -7,11 +7,11 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import EngineArgs
 
+from bench.sim.harness import EngineHarness, EngineSpec, build_vllm_config
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_connector import plugin
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.engine import requirements
-from ttlcache_connector.harness import EngineHarness, EngineSpec, build_vllm_config
 
 
 def test_the_flag_alone_is_enough():

@@ -16,7 +16,7 @@ from tests.connector.injection import Injector, paused
 from ttlcache.programs import hints
 from ttlcache.telemetry.metrics import COUNTERS, GAUGES
 from ttlcache_connector.connector import TTLConnector
-from ttlcache_connector.role.scheduler import EVENT_INTERVAL_S
+from ttlcache_connector.role.reports import EVENT_INTERVAL_S
 
 TYPES = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
 
@@ -86,11 +86,11 @@ def test_events_travel_serialised_and_arrive_under_their_names(prom, make_engine
     engine = make_engine(num_blocks=40)
     context = engine.turn("A-1", range(149), max_tokens=20, hints={"program_id": "A"})
     engine.turn("A-2", [*context, 1], hints={"program_id": "A", "ttl": -1})
-    side = engine.connector.side
-    side.count("pins_started", "")  # whatever the engine drained already is gone
-    side.controller.metrics.count("pins", "claimed")
-    side.controller.metrics.observe("gap_seconds", 1.5)
-    stats = side.take_stats()
+    role = engine.connector.scheduler_role
+    role.parts.count("pins_started", "")  # whatever the engine drained already is gone
+    role.parts.controller.metrics.count("pins", "claimed")
+    role.parts.controller.metrics.observe("gap_seconds", 1.5)
+    stats = role.reports.take_stats()
     payload = msgspec.msgpack.decode(msgspec.msgpack.encode(stats.to_dict()))
     prom.observe(payload, engine_idx=1)
     assert sample("ttlcache_pins_total", engine="1", outcome="claimed") == 1
@@ -121,47 +121,47 @@ def test_aggregating_adds_up(make_engine):
 
 def test_a_fault_while_reporting_loses_no_count(make_engine):
     engine = make_engine(num_blocks=40)
-    side = engine.connector.side
-    side.controller.metrics.count("pins", "claimed")
+    role = engine.connector.scheduler_role
+    role.parts.controller.metrics.count("pins", "claimed")
     injector = Injector(1)
-    injector.install(side, "pressure")
-    assert side.take_stats() is None
+    injector.install(role, "pressure")
+    assert role.reports.take_stats() is None
     with paused(injector):
-        counters = side.take_stats().data["counters"]
+        counters = role.reports.take_stats().data["counters"]
     assert ["pins", "claimed", 1] in counters
     assert ["hook_errors", "take_stats", 1] in counters
 
 
 def test_nothing_is_sent_while_nothing_happens(make_engine, clock):
-    side = make_engine(num_blocks=40).connector.side
-    assert side.take_stats() is not None
-    assert side.take_stats() is None
+    role = make_engine(num_blocks=40).connector.scheduler_role
+    assert role.reports.take_stats() is not None
+    assert role.reports.take_stats() is None
     clock.advance(1.5)
-    assert side.take_stats() is not None
+    assert role.reports.take_stats() is not None
 
 
 def test_events_wait_a_moment_while_requests_run_and_none_is_lost(make_engine, clock):
     engine = make_engine(num_blocks=40)
-    side = engine.connector.side
+    role = engine.connector.scheduler_role
     engine.add("A-1", range(100), max_tokens=8, hints={"program_id": "A"})
     engine.step()
     clock.advance(1.0)
-    assert side.take_stats() is not None
-    side.controller.metrics.count("pins", "claimed")
-    assert side.num_running() == 1
-    assert side.take_stats() is None
+    assert role.reports.take_stats() is not None
+    role.parts.controller.metrics.count("pins", "claimed")
+    assert role.parts.engine.num_running() == 1
+    assert role.reports.take_stats() is None
     clock.advance(2 * EVENT_INTERVAL_S)
-    assert side.take_stats().data["counters"] == [["pins", "claimed", 1]]
-    side.controller.metrics.count("pins", "expired")
+    assert role.reports.take_stats().data["counters"] == [["pins", "claimed", 1]]
+    role.parts.controller.metrics.count("pins", "expired")
     engine.abort("A-1")
-    assert side.num_running() == 0
-    assert ["pins", "expired", 1] in side.take_stats().data["counters"]
+    assert role.parts.engine.num_running() == 0
+    assert ["pins", "expired", 1] in role.reports.take_stats().data["counters"]
 
 
 def test_what_routers_ask_for(make_engine, clock):
     """Two programs fit into 39 blocks of 16 tokens, the third one waits."""
     engine = make_engine(num_blocks=40)
-    side = engine.connector.side
+    role = engine.connector.scheduler_role
     for number, name in enumerate("ABC"):
         tokens = range(1000 * number, 1000 * number + 256)
         engine.add(f"{name}-1", tokens, max_tokens=8, hints={"program_id": name})
@@ -169,10 +169,10 @@ def test_what_routers_ask_for(make_engine, clock):
     engine.add("C-2", range(9000, 9256), max_tokens=8, hints={"program_id": "C"})
     engine.step()
     clock.advance(1.5)
-    gauges = side.take_stats().data["gauges"]
+    gauges = role.reports.take_stats().data["gauges"]
     assert gauges["waiting_programs"] == 1
     assert gauges["free_blocks"] < 256 / 16
     engine.run()
     clock.advance(1.5)
-    gauges = side.take_stats().data["gauges"]
+    gauges = role.reports.take_stats().data["gauges"]
     assert gauges["waiting_programs"] == 0

@@ -39,12 +39,12 @@ from lmcache.v1.multiprocess.config import (
 )
 from lmcache.v1.multiprocess.engine_context import MPCacheServerContext
 
+from bench.sim.harness import EngineSpec, build_vllm_config
 from ttlcache.config import load_config
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_connector import plugin
 from ttlcache_connector.cli import serve_tiers as serve_tiers_cli
 from ttlcache_connector.engine import requirements
-from ttlcache_connector.harness import EngineSpec, build_vllm_config
 from ttlcache_connector.lmcache_server.launch import TierOptions
 from ttlcache_connector.tiers.lmcache import client
 from ttlcache_lmcache.l2_adapter import TTLL2Adapter

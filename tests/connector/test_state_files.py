@@ -36,7 +36,7 @@ def test_the_gap_history_survives_a_restart(make_engine, clock, tmp_path):
     one_gap(first, clock, 2.5)
     first.scheduler.shutdown()
     second = make_engine(num_blocks=40, extra_config=extra)
-    gaps = second.connector.side.controller.gaps
+    gaps = second.connector.scheduler_role.parts.controller.gaps
     assert gaps.total == 1
     assert list(gaps.durations(GapKey("ls"))) == [2.5]
 
@@ -50,7 +50,7 @@ def test_it_is_saved_while_running(make_engine, clock, tmp_path):
     assert not path.exists()
     clock.advance(MIN_SAVE_INTERVAL_S)
     engine.step()
-    history = engine.connector.side._history
+    history = engine.connector.scheduler_role.parts.history
     assert history.flush(HANG_S)
     assert json.loads(path.read_text())
     # Nothing new: nothing is written, however long it goes on.
@@ -88,9 +88,9 @@ def test_the_engine_waits_for_no_disk_and_writes_once_at_a_time(
         engine.step()
     assert disk.writes == 1
     disk.free.set()
-    assert engine.connector.side._history.flush(HANG_S)
+    assert engine.connector.scheduler_role.parts.history.flush(HANG_S)
     engine.step()
-    assert engine.connector.side._history.flush(HANG_S)
+    assert engine.connector.scheduler_role.parts.history.flush(HANG_S)
     assert disk.writes == 2
 
 
@@ -103,7 +103,7 @@ def test_a_disk_that_hangs_does_not_hold_up_the_end(
         num_blocks=40, extra_config={**HOLD_5S, "history_path": str(path)}
     )
     one_gap(engine, clock, 2.5)
-    engine.connector.side._history.close(timeout_s=0.05)
+    engine.connector.scheduler_role.parts.history.close(timeout_s=0.05)
     assert disk.writes == 1
     assert any("not saved" in line for line in our_log)
     disk.free.set()
@@ -130,7 +130,7 @@ def test_a_full_disk_keeps_the_old_file_and_the_engine(
     engine.step()
     engine.scheduler.shutdown()
     assert any("No space left" in line for line in our_log)
-    assert engine.connector.side.faults.total == 0
+    assert engine.connector.scheduler_role.parts.faults.total == 0
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["gaps.json"]
 
@@ -199,7 +199,7 @@ def test_a_history_that_cannot_be_written_stops_nothing(make_engine, clock, tmp_
     clock.advance(MIN_SAVE_INTERVAL_S)
     engine.step()
     engine.scheduler.shutdown()
-    assert engine.connector.side.faults.total == 0
+    assert engine.connector.scheduler_role.parts.faults.total == 0
 
 
 def test_a_profile_seeds_the_costs(make_engine, tmp_path):
@@ -207,7 +207,7 @@ def test_a_profile_seeds_the_costs(make_engine, tmp_path):
     path.write_text(json.dumps({"prefill": [0.0, 0.001, 0.0]}))
     costs = make_engine(
         extra_config={**HOLD_5S, "profile_path": str(path)}
-    ).connector.side.controller.costs
+    ).connector.scheduler_role.parts.controller.costs
     assert costs.prefill_s(1000) > 0
 
 

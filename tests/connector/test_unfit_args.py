@@ -33,9 +33,9 @@ def test_a_step_with_it_can_be_pickled(make_engine, reason, value):
     assert request.kv_transfer_params is None
     output = engine.step()
     assert len(pickle.dumps(output.scheduled_new_reqs)) < 10_000
-    controller = engine.connector.side.controller
+    controller = engine.connector.scheduler_role.parts.controller
     assert controller.metrics.totals["hints_rejected", reason] == 1
-    assert engine.connector.side.faults.total == 0
+    assert engine.connector.scheduler_role.parts.faults.total == 0
 
 
 def test_what_fits_stays(make_engine):
@@ -54,13 +54,12 @@ def test_what_fits_stays(make_engine):
 
 def test_other_arguments_stay_and_retention_off_guards_as_well(make_engine):
     engine = make_engine()
-    side = engine.connector.side
-    side.controller = None
+    engine.connector.scheduler_role = None
     args = {"kv_transfer_params": {"x": nested(500)}, "top_a": 1}
     params = SimpleNamespace(extra_args=args)
     request = SimpleNamespace(
         sampling_params=params, kv_transfer_params=args["kv_transfer_params"]
     )
-    side.arrive(request)
+    engine.connector.on_new_request(request)
     assert params.extra_args == {"top_a": 1}
     assert request.kv_transfer_params is None

@@ -27,11 +27,11 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.request import Request
 
+from bench.sim.harness import EngineSpec, build_vllm_config
 from tests.connector.conftest import HOLD_5S, pinned, totals
 from ttlcache.errors import ConfigError
 from ttlcache_connector import plugin, vllm_options
 from ttlcache_connector.engine import requirements
-from ttlcache_connector.harness import EngineSpec, build_vllm_config
 from ttlcache_connector.scheduler import TTLScheduler
 
 TTL = {"kv_connector": "TTLConnector", "kv_role": "kv_both"}

@@ -12,7 +12,7 @@ from bench.stress.wedge.run import play, play_alone
 from ttlcache.types import Urgency
 from ttlcache_connector.blocks.pinned import PinnedBlocks
 from ttlcache_connector.engine.request_view import is_loading
-from ttlcache_connector.role.queue_answers import QueueAnswers
+from ttlcache_connector.role.engine_view import Prefills
 
 FIRST_SEED = 1_000_000
 
@@ -58,9 +58,9 @@ def test_the_search_finds_loads_that_wait_for_each_other(monkeypatch):
     """If those whose KV has arrived still counted as loading, it would say so."""
 
     def any_load(self):
-        return any(map(is_loading, self._prefilling.values()))
+        return any(map(is_loading, self))
 
-    monkeypatch.setattr(QueueAnswers, "is_loading", any_load)
+    monkeypatch.setattr(Prefills, "is_loading", any_load)
     assert "wedge" in failures(LOADS_WAIT)
 
 

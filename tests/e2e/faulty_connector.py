@@ -25,7 +25,9 @@ faults.MAX_FAULTS = 1_000_000  # the test counts them: they turn nothing off
 #: vLLM's own set, which its scheduler reads, too: tests/connector has it.
 NOT_OURS = {"failed_loads"}
 #: Points that exist only once the scheduler has introduced itself.
-_OF_THE_QUEUE = {name for name, (path, *_) in POINTS.items() if path == "_queue"}
+_OF_THE_QUEUE = {
+    name for name, (path, *_) in POINTS.items() if path == "parts.engine._queue"
+}
 #: Answers of the policy by mood.
 ANSWERS = {"nan": float("nan"), "negative": -1.0, "huge": 1e308}
 SLOW_S = 1.0
@@ -100,14 +102,14 @@ class FaultyTTLConnector(TTLConnector):
         self._faults = _Faults()
         for point in POINTS:
             if point not in _OF_THE_QUEUE | NOT_OURS:
-                self._faults.install(self.side, point)
-        retention = self.side.controller._retention
+                self._faults.install(self.scheduler_role, point)
+        retention = self.scheduler_role.parts.controller._retention
         retention.policy = MoodyPolicy(retention.policy)
 
     def attach_scheduler(self, scheduler: Any, queue: Any) -> None:
         super().attach_scheduler(scheduler, queue)
         for point in _OF_THE_QUEUE:
-            self._faults.install(self.side, point)
+            self._faults.install(self.scheduler_role, point)
 
     @classmethod
     def build_prom_metrics(cls, *args: Any, **kwargs: Any) -> FaultyPromMetrics:

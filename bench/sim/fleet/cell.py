@@ -18,6 +18,7 @@ from bench.sim.cell import (
 from bench.sim.checks import check_engine, check_turns, raise_broken
 from bench.sim.fleet.fleet import Fleet, Replica, load_imbalance
 from bench.sim.fleet.routing import ROUTERS, Seen
+from bench.sim.harness import EngineSpec
 from bench.sim.load.agents import RequestFactory
 from bench.sim.load.workload import Workload, build
 from bench.sim.recorder import Recorder, merged
@@ -26,7 +27,6 @@ from bench.sim.settings import Cell, CellResult
 from bench.sim.steptime import StepTime
 from ttlcache.clock import VirtualClock, use_clock
 from ttlcache_connector.connector import TTLConnector
-from ttlcache_connector.harness import EngineSpec
 
 _NOBODY = Workload(())
 

@@ -15,7 +15,7 @@ import heapq
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from vllm.v1.request import Request, RequestStatus
 
@@ -24,6 +24,7 @@ from bench.sim.rivals.gates import OpenGate
 from ttlcache.clock import default_clock
 from ttlcache.programs.model import RequestRecord
 from ttlcache_connector.connector import TTLConnector
+from ttlcache_connector.queue import ProgramQueue
 
 QUANTUM_S = 1.0
 GROWTH = 2.0
@@ -66,13 +67,11 @@ class PlasGate(OpenGate):
     """
 
     def __init__(self, connector: TTLConnector) -> None:
-        side = connector.side
-        assert side is not None
-        assert side.controller is not None
-        self._requests = side.controller.requests
-        queue = side._queue  # noqa: SLF001 - only vLLM's scheduler has it besides
-        assert queue is not None
-        self._queue = queue
+        role = connector.scheduler_role
+        assert role is not None
+        assert role.parts.engine.scheduler is not None
+        self._requests = role.parts.controller.requests
+        self._queue = cast(ProgramQueue, role.parts.engine.scheduler.waiting)
         self._now_s = default_clock().now_s
         self._attained: dict[str, Attained] = {}
         self._calls: dict[str, _Call] = {}

@@ -17,19 +17,19 @@ class Foresight:
 
     def __init__(self, scheduler: Any, connector: TTLConnector | None) -> None:
         self._queue = scheduler.waiting
-        self._side = connector.side if connector is not None else None
+        self._role = connector.scheduler_role if connector is not None else None
 
     def deadlines(self) -> Iterator[float | None]:
         """Times at which pins expire, programs are forgotten, or the queue changes."""
-        if self._side is None or self._side.controller is None:
+        if self._role is None:
             return
-        yield self._side.controller.pins.next_deadline_s()
-        yield self._side.controller.programs.next_idle_s()
+        yield self._role.parts.controller.pins.next_deadline_s()
+        yield self._role.parts.controller.programs.next_idle_s()
         if isinstance(self._queue, ProgramQueue):
             yield from self._queue.changes_s()
 
     def state(self) -> int:
         """Changes with every pin that is made, shortened or ended."""
-        if self._side is None or self._side.controller is None:
+        if self._role is None:
             return 0
-        return int(self._side.controller.pins.version)
+        return int(self._role.parts.controller.pins.version)

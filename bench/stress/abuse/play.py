@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.sim.harness import EngineHarness, EngineSpec
 from bench.stress.abuse.patterns import VOCAB, Asked, Pattern
 from ttlcache.clock import VirtualClock, use_clock
-from ttlcache_connector.harness import EngineHarness, EngineSpec
-from ttlcache_connector.role.scheduler import SchedulerSide
+from ttlcache_connector.role.scheduler import SchedulerRole
 
 MAX_STEPS = 5_000_000
 
@@ -188,8 +188,8 @@ class _Play:
         self._waits_s: list[float] = []
         self._agents: list[_Agent] = []
         self._hit = self._hittable = 0
-        side = self._engine.connector.side if config is not None else None
-        self._side: SchedulerSide | None = side
+        role = self._engine.connector.scheduler_role if config is not None else None
+        self._role: SchedulerRole | None = role
 
     def run(self) -> Waits:
         load, clock, engine = self._load, self._clock, self._engine
@@ -218,15 +218,15 @@ class _Play:
         return Waits(
             tuple(self._jcts_s),
             tuple(self._waits_s),
-            self._side.faults.total if self._side is not None else 0,
+            self._role.parts.faults.total if self._role is not None else 0,
             self._hit / max(1, self._hittable),
             peak_pinned,
         )
 
     def _pinned_blocks(self) -> int:
-        if self._side is None or self._side.ledger is None:
+        if self._role is None:
             return 0
-        return self._side.ledger.pressure().pinned_blocks
+        return self._role.parts.ledger.pressure().pinned_blocks
 
     def _arrive(self, start_s: float) -> None:
         load, rng = self._load, random.Random(self._load.seed)

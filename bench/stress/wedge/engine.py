@@ -12,16 +12,16 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-from bench.stress.wedge.loading import Elsewhere, fill
-from bench.stress.wedge.spec import RandomEngine
-from ttlcache.clock import VirtualClock
-from ttlcache_connector.harness import (
+from bench.sim.harness import (
     EngineHarness,
     EngineSpec,
     build_vllm_config,
     next_tokens,
 )
-from ttlcache_connector.invariants import violations
+from bench.stress.wedge.loading import Elsewhere, fill
+from bench.stress.wedge.spec import RandomEngine
+from ttlcache.clock import VirtualClock
+from ttlcache_connector.role.invariants import violations
 
 #: Steps in a row in which nothing ran although something waited: a wedge.
 WEDGE_STEPS = 3
@@ -86,8 +86,8 @@ class DrivenEngine:
         return self.harness.scheduler
 
     @property
-    def side(self) -> Any:
-        return self.harness.connector.side
+    def role(self) -> Any:
+        return self.harness.connector.scheduler_role
 
     def step(self) -> None:
         """One engine step; raises `ScheduleFailure`."""
@@ -98,10 +98,10 @@ class DrivenEngine:
         self.check()
 
     def check(self) -> None:
-        side = self.side
-        broken = violations(self.scheduler, side.controller, side.ledger)
-        if side.faults.total:
-            broken.append(f"{side.faults.total} exceptions in our hooks")
+        parts = self.role.parts
+        broken = violations(self.scheduler, parts.controller, parts.ledger)
+        if parts.faults.total:
+            broken.append(f"{parts.faults.total} exceptions in our hooks")
         if broken:
             raise ScheduleFailure("; ".join(broken[:3]))
 
@@ -130,7 +130,7 @@ class DrivenEngine:
         # An idle streaming session holds blocks and a batch slot; vLLM alone waits
         # for its client then. It is a wedge of ours only if pins wait with it.
         if self.scheduler.num_waiting_for_streaming_input and not len(
-            self.side.controller.pins
+            self.role.parts.controller.pins
         ):
             waiting = []
         idle = not output.total_num_scheduled_tokens and not self.scheduler.running
@@ -139,7 +139,7 @@ class DrivenEngine:
         stuck = idle and waiting and not moved and not self.is_loading
         self.stuck_steps = self.stuck_steps + 1 if stuck else 0
         if self.stuck_steps >= WEDGE_STEPS:
-            pins = len(self.side.controller.pins)
+            pins = len(self.role.parts.controller.pins)
             raise ScheduleFailure(
                 f"wedge: nothing runs, {len(waiting)} wait, {pins} pins, "
                 f"{self.harness.pool.get_num_free_blocks()} free blocks"
@@ -153,7 +153,7 @@ class DrivenEngine:
     def _pass_patience(self) -> bool:
         """Whether a pin's patience kept the engine idle; if so, until that is over."""
         now_s = self.clock.now_s()
-        pins = self.side.controller.pins
+        pins = self.role.parts.controller.pins
         ends_s = [p.stall_until_s for p in pins if p.stall_until_s > now_s]
         if not ends_s:
             return False

@@ -212,7 +212,7 @@ class Schedule:
         client = self._pick(lambda c: not c.ended)
         if client is not None:
             client.ended = True
-            self.engine.side.controller.end(client.salt or "", client.name)
+            self.engine.role.parts.controller.end(client.salt or "", client.name)
 
     def reset(self) -> None:
         self.engine.harness.drain()
@@ -298,7 +298,7 @@ class Schedule:
         self.engine.harness.drain()
         while self.engine.is_loading:  # for aborted requests, whose blocks wait for it
             self.engine.step()
-        controller = self.engine.side.controller
+        controller = self.engine.role.parts.controller
         self.clock.advance(1e10)
         self.engine.step()
         self.engine.check()

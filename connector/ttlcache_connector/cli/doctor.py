@@ -126,7 +126,7 @@ def _vllm(settings: TTLCacheConfig | None) -> Finding:
         return Finding(BAD, "vllm", str(error))
     except Exception as error:  # noqa: BLE001 - e.g. a CUDA library that is missing
         return Finding(BAD, "vllm", f"cannot be imported: {error}")
-    return Finding(OK, "vllm", f"{version} (tested: {requirements.tested_range()})")
+    return Finding(OK, "vllm", f"{version} (tested: {requirements.TESTED_VLLM})")
 
 
 def _plugin() -> Finding:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 
 from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.regression import non_negative_solution
 
 FIRST_TOKENS = 1_000
 #: The two fastest measurements of a length agree within this: enough of them.
@@ -170,26 +170,10 @@ def _between(longest: int) -> set[int]:
 
 
 def fit(points: Sequence[tuple[int, float]]) -> tuple[float, float, float]:
-    """Non-negative least squares of relative errors: (a, b, c) of P(n).
-
-    Exact: with three coefficients every support can be tried.
-    """
+    """Non-negative least squares of relative errors: (a, b, c) of P(n)."""
     tokens = np.array([n for n, _ in points], dtype=np.float64)
     seconds = np.array([s for _, s in points], dtype=np.float64)
-    rows = np.stack([tokens, tokens**2, np.ones_like(tokens)], axis=1)
-    rows /= seconds[:, None]
-    scale = np.abs(rows).max(axis=0)  # n^2 and 1 differ by orders of magnitude
-    best, best_loss = np.zeros(3), float("inf")
-    for size in (1, 2, 3):
-        for support in map(list, combinations(range(3), size)):
-            found, *_ = np.linalg.lstsq(
-                rows[:, support] / scale[support], np.ones(len(points)), rcond=None
-            )
-            candidate = np.zeros(3)
-            candidate[support] = found / scale[support]
-            loss = float(((rows @ candidate - 1.0) ** 2).sum())
-            # Of equally good ones the simplest: two points fit every pair of terms.
-            if candidate.min() >= 0.0 and loss < best_loss - 1e-12:
-                best, best_loss = candidate, loss
-    a, b, c = (float(v) for v in best)
+    rows = np.stack([tokens, tokens**2, np.ones_like(tokens)]) / seconds
+    gram, pull = rows @ rows.T, rows.sum(axis=1)
+    a, b, c = non_negative_solution(gram.tolist(), pull.tolist())
     return a, b, c

@@ -1,4 +1,4 @@
-"""What we add to vLLM's own objects, and where it differs between versions."""
+"""What we add to vLLM's own objects, its private names, and where versions differ."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import REGISTRY
 
 from ttlcache_connector.log import logger
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
 
 #: The module of an API server that adds its middleware (0.30-0.33).
 _APP_MODULE = "vllm.entrypoints.launchers.app"
@@ -20,6 +25,8 @@ _ADD_MIDDLEWARE = "init_entrypoints_middleware"
 ASK_TIMEOUT_S = 10.0
 _CONTROL = "ttlcache_control"
 _CHOOSES_RANK = "_ttlcache_chooses_rank"
+#: vLLM's queue before the waiting queue: since 0.32, and before.
+_FIRST_QUEUES = ("kv_holding_waiting", "skipped_waiting")
 
 
 def may_sleep(extra_config: Mapping[str, Any] | None) -> bool:
@@ -137,3 +144,49 @@ def transfer_results(transfers: Any) -> Any:
     return base.KVConnectorTransferResults(
         finished_recving=transfers.received, failed_recving=transfers.failed
     )
+
+
+def is_first_api_server(vllm_config: Any) -> bool:
+    """Of several API servers for one engine, this process's is the first."""
+    return int(vllm_config.parallel_config._api_process_rank) <= 0  # noqa: SLF001
+
+
+def forget_metrics(names: Collection[str]) -> None:
+    """Take metrics out of this process's registry, as vLLM does with its own.
+
+    It makes its loggers anew when data-parallel ranks are added (`/scale_elastic_ep`),
+    and for a second engine in one process.
+    """
+    for collector in list(REGISTRY._collector_to_names):  # noqa: SLF001
+        if getattr(collector, "_name", None) in names:
+            REGISTRY.unregister(collector)
+
+
+def put_back_failed_loads(scheduler: Scheduler) -> None:
+    """Requests that lost all their blocks wait like any other, and reserve nothing.
+
+    vLLM frees the blocks of a request whose load failed, if nothing of them is good,
+    but leaves it among those that hold blocks, before the whole waiting queue, and goes
+    on reserving for it what it held. If it does not fit then, nobody behind it is
+    looked at, not even those who hold the memory: the engine may stand still.
+    """
+    under_way = scheduler._inflight_prefills  # noqa: SLF001 - nothing public tells
+    if not under_way:
+        return
+    from vllm.v1.request import RequestStatus
+
+    block_ids = scheduler.kv_cache_manager.get_block_ids
+    lost = [
+        request
+        for request in under_way
+        if request.status is not RequestStatus.RUNNING
+        and not any(block_ids(request.request_id))
+    ]
+    # A set has no order of its own: the same history gives the same queue.
+    for request in sorted(lost, key=lambda r: (r.arrival_time, r.request_id)):
+        # First in, then out: whatever happens, it is in some queue.
+        scheduler.waiting.add_request(request)
+        for name in _FIRST_QUEUES:
+            if hasattr(scheduler, name):
+                getattr(scheduler, name).remove_requests((request,))
+        under_way.discard(request)

@@ -6,16 +6,17 @@ import importlib
 import importlib.metadata
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_connector.log import logger
 
-#: First tested version of vLLM, and the first one beyond the tested range.
-TESTED_FROM = (0, 30)
-TESTED_BELOW = (0, 34)
+#: Versions of vLLM that our tests run on.
+TESTED_VLLM = ">=0.30,<0.34"
 #: LMCache versions whose insides `tiers.lmcache` was tested with, and vLLM's.
-LMCACHE_FROM = (0, 5, 6)
-LMCACHE_BELOW = (0, 6)
-LMCACHE_NEEDS_VLLM = (0, 32)
+TESTED_LMCACHE = ">=0.5.6,<0.6"
+LMCACHE_NEEDS_VLLM = ">=0.32"
 
 log = logger(__name__)
 
@@ -42,30 +43,16 @@ def check_vllm(*, allow_untested: bool) -> str:
         UnsupportedEngineError: outside the tested range and not overridden.
     """
     version = vllm_version()
-    numbers = _numbers(version)[:2]
-    if TESTED_FROM <= numbers < TESTED_BELOW:
+    if _is_in(version, TESTED_VLLM):
         return version
-    tested = tested_range()
     if not allow_untested:
         raise UnsupportedEngineError(
             f"vLLM {version} is outside the range that ttlcache "
-            f"{ttlcache_version()} was tested with ({tested}); set "
+            f"{ttlcache_version()} was tested with ({TESTED_VLLM}); set "
             '"allow_untested_vllm": true in kv_connector_extra_config to try it'
         )
-    log.warning("ttlcache runs on untested vLLM %s (tested: %s)", version, tested)
+    log.warning("ttlcache runs on untested vLLM %s (tested: %s)", version, TESTED_VLLM)
     return version
-
-
-def tested_range() -> str:
-    """The versions of vLLM that our tests run on."""
-    return f">={_dotted(TESTED_FROM)},<{_dotted(TESTED_BELOW)}"
-
-
-def recurrent_cache_modes() -> tuple[str, ...]:
-    """How vLLM may cache states of recurrent layers beside a prefix cache."""
-    if _numbers(vllm_version())[:2] >= (0, 33):
-        return ("align",)
-    return ("none", "align", "all")
 
 
 def check_lower_tier(lower_tier: str, *, allow_untested: bool) -> None:
@@ -85,13 +72,9 @@ def check_lower_tier(lower_tier: str, *, allow_untested: bool) -> None:
             "not installed; install vllm and lmcache>=0.5.6 in one pip command"
         ) from None
     vllm = vllm_version()
-    good = LMCACHE_FROM <= _numbers(lmcache) < LMCACHE_BELOW
-    if good and _numbers(vllm)[:2] >= LMCACHE_NEEDS_VLLM:
+    if _is_in(lmcache, TESTED_LMCACHE) and _is_in(vllm, LMCACHE_NEEDS_VLLM):
         return
-    tested = (
-        f"LMCache >={_dotted(LMCACHE_FROM)},<{_dotted(LMCACHE_BELOW)} with vLLM "
-        f">={_dotted(LMCACHE_NEEDS_VLLM)}"
-    )
+    tested = f"LMCache {TESTED_LMCACHE} with vLLM {LMCACHE_NEEDS_VLLM}"
     if not allow_untested:
         raise UnsupportedEngineError(
             f"LMCache {lmcache} with vLLM {vllm} is outside of what ttlcache "
@@ -121,9 +104,9 @@ def check_engine(vllm_config: Any) -> None:
         )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(p) for p in version.split(".")[:3] if p.isdigit())
-
-
-def _dotted(numbers: tuple[int, ...]) -> str:
-    return ".".join(str(n) for n in numbers)
+def _is_in(version: str, tested: str) -> bool:
+    try:
+        # A pre-release counts as its release: ours are tested from the first one on.
+        return SpecifierSet(tested).contains(Version(version).base_version)
+    except InvalidVersion:
+        return False

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from email.utils import formatdate
 
 from ttlcache.clock import wall_s
-from ttlcache_connector.http.asgi import Send, with_length
-
-_CLOSE = (b"connection", b"close")
+from ttlcache_connector.http.asgi import Send, send_json
 
 
 async def answer(
     send: Send, status: int, content: object, *, last: bool = False
 ) -> None:
     """JSON. `last`: the connection ends with it, for its request was not read."""
-    body = json.dumps(content).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"date", formatdate(wall_s(), usegmt=True).encode()),
-        *([_CLOSE] if last else []),
-    ]
-    headers = with_length(headers, len(body))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    date = (b"date", formatdate(wall_s(), usegmt=True).encode())
+    close = [(b"connection", b"close")] if last else []
+    await send_json(send, status, content, [date, *close])
 
 
 async def refuse(

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -20,12 +20,13 @@ import anyio
 import httpx
 
 from ttlcache.clock import Clock, default_clock
-from ttlcache_connector.front.holdings import MAX_NAMES, Holdings
 from ttlcache_connector.front.urls import base_url, without_user
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _TIMEOUT_S = 2.0
+#: Programs kept of one replica's answer; vLLM's own has 200 an engine.
+MAX_NAMES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,45 @@ class PressureBound:
     metric: str = "vllm:num_requests_waiting"
     bound: float = 8.0
     every_s: float = 2.0
+
+
+class Holdings:
+    """The programs of one replica, as it told them a moment ago.
+
+    A replica is asked when it is overloaded, and a rollout begins many sub-agents at
+    once: what it said is good for all of them.
+
+    Args:
+        ask: the names of its programs; none where it does not answer.
+        max_age_s: how long an answer is believed, one of none, too.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[frozenset[str]]],
+        clock: Clock,
+        max_age_s: float,
+    ) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._max_age_s = max_age_s
+        self._names: frozenset[str] = frozenset()
+        self._asked_s: float | None = None
+        # Whoever waits for it finds the answer there; if the one that asks is
+        # cancelled, because its client left, the next one does.
+        self._asking = anyio.Lock()
+
+    async def has(self, program: str) -> bool:
+        async with self._asking:
+            if not self._fresh():
+                self._names = await self._ask()
+                self._asked_s = self._clock.now_s()
+        return program in self._names
+
+    def _fresh(self) -> bool:
+        if self._asked_s is None:
+            return False
+        return 0.0 <= self._clock.now_s() - self._asked_s < self._max_age_s
 
 
 class Replicas:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+import json
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 Message = MutableMapping[str, Any]
@@ -10,6 +11,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
 
 #: Where programs make their turns.
 GENERATING = frozenset(
@@ -47,9 +49,18 @@ def replay(messages: list[Message], receive: Receive) -> Receive:
     return replayed
 
 
-def with_length(
-    headers: list[tuple[bytes, bytes]], length: int
-) -> list[tuple[bytes, bytes]]:
+def with_length(headers: Headers, length: int) -> list[tuple[bytes, bytes]]:
     """The headers of a body that has another length now."""
     kept = [h for h in headers if h[0].lower() != b"content-length"]
     return [*kept, (b"content-length", str(length).encode())]
+
+
+async def send_json(
+    send: Send, status: int, content: object, headers: Headers = ()
+) -> None:
+    """A whole answer; `headers` beside those of its body."""
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), *headers]
+    headers = with_length(headers, len(body))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

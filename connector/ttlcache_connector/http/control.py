@@ -26,6 +26,7 @@ from ttlcache.programs.client_values import (
     client_salt,
 )
 from ttlcache_connector.engine import hooks
+from ttlcache_connector.http.asgi import send_json
 from ttlcache_connector.http.identity import label
 from ttlcache_connector.log import logger
 
@@ -53,16 +54,6 @@ async def answer(path: str, scope: Any, receive: Any, send: Any) -> None:
         log.warning("ttlcache: %.200r failed", path, exc_info=True)
         status, content = 503, {"error": "the engine did not answer"}
     await send_json(send, status, content)
-
-
-async def send_json(send: Any, status: int, content: Any) -> None:
-    body = json.dumps(content).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 async def _respond(path: str, scope: Any, receive: Any) -> tuple[int, Any]:

@@ -24,6 +24,7 @@ from ttlcache_connector.http.asgi import (
     Send,
     read_body,
     replay,
+    send_json,
     with_length,
 )
 from ttlcache_connector.http.attribution import without_attribution
@@ -69,7 +70,7 @@ class ProgramIdMiddleware:
         # vLLM asks for its key after us: nobody's bodies are held without one.
         if generates and control.authorized(scope):
             if refusal := self._heed_rank(scope, path):
-                await control.send_json(send, 400, refusal)
+                await send_json(send, 400, refusal)
                 return
             receive = await self._identify(scope, receive, session)
         await self.app(scope, receive, send)

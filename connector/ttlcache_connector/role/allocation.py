@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from vllm.v1.request import RequestStatus
 
 from ttlcache.types import Admission, Urgency
-from ttlcache_connector.faults import Faults
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
+
+    from ttlcache_connector.role.engine_view import EngineView, Prefills
+    from ttlcache_connector.role.upkeep import Upkeep
 
 #: Blocks of a group that a call may want unseen by our estimate: states of speculative
 #: tokens, checkpoints, copies of shared tails.
@@ -46,10 +48,8 @@ def groups_of(manager: KVCacheManager) -> list[Group]:
     return found
 
 
-class Reclaims(Protocol):
-    """What the guard asks; `SchedulerSide` implements it."""
-
-    faults: Faults
+class MemoryCallbacks(Protocol):
+    """Who gets memory, and whose pins give it; `TTLConnector` tells."""
 
     def admission(self, request: Request, needed_blocks: int) -> Admission: ...
 
@@ -57,23 +57,22 @@ class Reclaims(Protocol):
         self, needed_blocks: int, request: Request, urgency: Urgency
     ) -> int: ...
 
-    def num_running(self) -> int | None: ...
-
-    def is_loading(self) -> bool: ...
-
-    def is_overdue(self, request: Request) -> bool: ...
-
-    def drop_rest(self) -> int: ...
-
-    def release_all(self) -> None: ...
-
 
 class AllocationGuard:
     """Retries failed allocations after pins gave way."""
 
-    def __init__(self, manager: KVCacheManager, side: Reclaims) -> None:
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        callbacks: MemoryCallbacks,
+        engine: EngineView,
+        prefills: Prefills,
+        upkeep: Upkeep,
+    ) -> None:
         self._manager = manager
-        self._side = side
+        self._callbacks = callbacks
+        self._engine, self._prefills = engine, prefills
+        self._upkeep, self._faults = upkeep, upkeep.faults
         self._allocate: Callable[..., Any] = manager.allocate_slots
         self._reset: Callable[[], bool] = manager.reset_prefix_cache
         self._groups = groups_of(manager)
@@ -100,7 +99,7 @@ class AllocationGuard:
             if self._is_refused(missing, urgency):
                 return None
             needed = max(2 * needed, missing, 1)
-            if not self._evict(needed, request, urgency):
+            if not self._callbacks.eviction(needed, request, urgency):
                 return None
             blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
             if blocks is not None:
@@ -108,7 +107,7 @@ class AllocationGuard:
 
     def reset_prefix_cache(self) -> bool:
         """vLLM refuses to reset while any block is referenced: pins go first."""
-        self._side.release_all()  # guarded there
+        self._upkeep.release_all()  # guarded there
         return self._reset()
 
     def _short_way(self) -> Callable[..., Any]:
@@ -145,20 +144,20 @@ class AllocationGuard:
         try:
             return self._find_urgency(request, kwargs)
         except Exception:  # noqa: BLE001 - the serving path fails open
-            self._side.faults.record("urgency")
+            self._faults.record("urgency")
             return Urgency.STALLED  # the one that cannot wedge
 
     def _find_urgency(self, request: Request, kwargs: dict[str, Any]) -> Urgency:
         if request.status is RequestStatus.RUNNING:
             return Urgency.RUNNING
-        running = self._side.num_running()
+        running = self._engine.num_running()
         if running is None:  # a foreign scheduler: vLLM tells, or we assume the worst
             running = int(kwargs.get("has_scheduled_reqs", False))
         # What waits for remote KV holds its blocks and will run and free them: only
         # without that does the engine stand still.
-        if running == 0 and not self._side.is_loading():
+        if running == 0 and not self._prefills.is_loading():
             return Urgency.STALLED
-        return Urgency.OVERDUE if self._side.is_overdue(request) else Urgency.WAITING
+        return Urgency.OVERDUE if self._engine.is_overdue(request) else Urgency.WAITING
 
     def _is_refused(self, missing: int, urgency: Urgency) -> bool:
         """Whether it was not for memory that the call failed.
@@ -172,21 +171,17 @@ class AllocationGuard:
         return missing <= -UNSEEN_BLOCKS * len(self._groups)
 
     def _must_wait(self, request: Request, kwargs: dict[str, Any]) -> bool:
+        if not self._engine.by_program:
+            return False  # who is held back at the head would keep others waiting
         tokens = request.num_tokens - kwargs.get("num_new_computed_tokens", 0)
-        needed = sum(min(g.blocks(tokens), g.most_blocks) for g in self._groups)
-        try:
-            return self._side.admission(request, int(needed)) is Admission.WAIT
-        except Exception:  # noqa: BLE001 - the serving path fails open
-            self._side.faults.record("admission")
+        sizes = [min(g.blocks(tokens), g.most_blocks) for g in self._groups]
+        ask, needed = self._callbacks, int(sum(sizes))
+        if ask.admission(request, needed) is Admission.ADMIT:
             return False
-
-    def _evict(self, needed: int, request: Request, urgency: Urgency) -> int:
-        try:
-            return self._side.eviction(needed, request, urgency)
-        except Exception:  # noqa: BLE001 - the serving path fails open
-            self._side.faults.record("eviction")
-        # A broken reclaimer must not wedge an engine in which nothing runs.
-        return self._side.drop_rest() if urgency is Urgency.STALLED else 0
+        # It waits for memory as others do: what holds that has its price.
+        if not ask.eviction(needed, request, Urgency.HELD_BACK):
+            return True
+        return ask.admission(request, needed) is Admission.WAIT
 
     def _missing_blocks(
         self, request: Request, num_new_tokens: int, kwargs: dict[str, Any]
@@ -194,7 +189,7 @@ class AllocationGuard:
         try:
             return self._count_missing(request, num_new_tokens, kwargs)
         except Exception:  # noqa: BLE001 - the serving path fails open
-            self._side.faults.record("missing_blocks")
+            self._faults.record("missing_blocks")
             return 1
 
     def _count_missing(

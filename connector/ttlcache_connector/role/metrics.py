@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
@@ -22,6 +22,7 @@ from ttlcache.telemetry.metrics import (
 )
 from ttlcache.toolcalls.classes import TOOL_CLASSES
 from ttlcache.types import IdentityRule, PinOutcome
+from ttlcache_connector.engine import hooks
 from ttlcache_connector.log import logger
 
 log = logger(__name__)
@@ -100,18 +101,6 @@ class TTLConnectorStats(KVConnectorStats):
         return not any(self.data.values())
 
 
-def _unregister() -> None:
-    """Forget the metrics of an engine before, as vLLM forgets its own then.
-
-    It makes its loggers anew when data-parallel ranks are added (`/scale_elastic_ep`),
-    and for a second engine in one process.
-    """
-    names = {_PREFIX + name for name in (*COUNTERS, *GAUGES, *HISTOGRAMS)}
-    for collector in list(REGISTRY._collector_to_names):  # noqa: SLF001
-        if getattr(collector, "_name", None) in names:
-            REGISTRY.unregister(collector)
-
-
 class TTLPromMetrics(KVConnectorPromMetrics):
     """Registers our metrics once per frontend and feeds them from the stats."""
 
@@ -124,7 +113,9 @@ class TTLPromMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._failed = False
-        _unregister()
+        hooks.forget_metrics(
+            {_PREFIX + name for name in (*COUNTERS, *GAUGES, *HISTOGRAMS)}
+        )
         counter, gauge = metric_types[Counter], metric_types[Gauge]
         histogram = metric_types[Histogram]
         self._counters = {

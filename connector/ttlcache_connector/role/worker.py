@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class WorkerSide:
+class WorkerRole:
     """Guards every call of a step; start-up may fail."""
 
     def __init__(self, tier: WorkerTier, config: TTLCacheConfig) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bench.serve.tier_server import TierServer
+from bench.sim.harness import EngineSpec
 from tests.e2e.tier_bytes.worker import BLOCK, CHUNK_BYTES, WAIT_S, Worker
-from ttlcache_connector.harness import EngineSpec
 from ttlcache_connector.lmcache_server.launch import TierOptions
 from ttlcache_connector.tiers.lmcache import client, worker_transfer
 

@@ -80,7 +80,7 @@ def test_random_agents_on_a_small_pool(make_worker, monkeypatch, request, mode, 
     engine.run()
     if mode != "on-expiry":
         # What lingers would stay for ever; what is being copied goes on.
-        engine.connector.side.release_all()
+        engine.connector.scheduler_role.upkeep.release_all()
     engine.settle()
     assert engine.pool.get_num_free_blocks() == 39
 
@@ -107,7 +107,7 @@ def test_a_server_that_dies_under_way(make_worker, tiers):
     tiers.options = replace(tiers.options)
     tiers.start()
     deadline = time.monotonic() + WAIT_S
-    while not engine.connector.side.lower.is_up():
+    while not engine.connector.scheduler_role.parts.lower.is_up():
         assert time.monotonic() < deadline
         time.sleep(0.1)
     promoted = engine.moved.get("tier_bytes:promoted", 0)

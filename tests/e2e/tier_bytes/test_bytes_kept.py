@@ -26,7 +26,7 @@ def test_returns_tell_what_the_tier_keeps(
 ) -> None:
     """Chunks are of two blocks: a tail that fills none is not held against it."""
     engine: Worker = make_worker(num_blocks=200, tiers=two_block_tiers)
-    controller = engine.connector.side.controller
+    controller = engine.connector.scheduler_role.parts.controller
     totals = controller.metrics.totals
     contexts = [
         engine.turn(f"first-{i}", prompt(500 + i, 200), hints=hints(f"kept-{i}"))
@@ -59,7 +59,7 @@ def test_what_the_tier_never_had_or_is_not_asked_for_tells_nothing(
     make_worker: Any, two_block_tiers: TierServer, case: str
 ) -> None:
     engine: Worker = make_worker(num_blocks=200, tiers=two_block_tiers)
-    controller = engine.connector.side.controller
+    controller = engine.connector.scheduler_role.parts.controller
     wishes = {"ttl": -1} if case == "malformed hints" else {}
     lora = LoRARequest("adapter", 1, "nowhere") if case == "an adapter" else None
     seed = 1000 * (1 + CASES.index(case))  # none has another's tokens

@@ -40,7 +40,7 @@ def test_a_round_trip_through_cpu_and_disk(make_worker, tiers):
         engine.turn(f"again-{index}", [*context, 5], hints=hints("q", last=True))
         assert engine.moved["tier_bytes:promoted"] == ((index + 1) * 12 * CHUNK_BYTES)
     engine.settle()
-    totals = engine.connector.side.controller.metrics.totals
+    totals = engine.connector.scheduler_role.parts.controller.metrics.totals
     assert totals["reloads", "cpu"] == totals["reloads", "disk"] == 1
 
 
@@ -74,7 +74,7 @@ def test_a_request_that_waits_across_a_reset_is_prefilled(make_worker, tiers):
     engine.settle()
     empty_gpu(engine)
     before = dict(engine.moved)
-    adapter = engine.connector.side.lower.tier._adapter
+    adapter = engine.connector.scheduler_role.parts.lower.tier._adapter
     engine.add("waits", [*context, 5], max_tokens=3, hints=hints("v", last=True))
     assert "waits" in adapter._pending_lookups
     assert engine.scheduler.reset_prefix_cache(reset_connector=True)
@@ -148,7 +148,7 @@ def test_an_aborted_request_leaves_nothing_locked(make_worker, tiers):
     time.sleep(0.25)
     engine.settle()
     empty_gpu(engine)
-    half = engine.connector.side.lower.tier
+    half = engine.connector.scheduler_role.parts.lower.tier
     request = engine.add("b", [*context, 5], hints=hints("locks"))
     deadline = time.monotonic() + WAIT_S
     while half._adapter.check_lookup_result("b") is None:

@@ -24,17 +24,17 @@ pytestmark = pytest.mark.e2e
 def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
     """That turn had asked what is below when it came, and was told: the first half."""
     engine = make_worker(num_blocks=64, ttl_s=60.0)
-    side = engine.connector.side
+    role = engine.connector.scheduler_role
     # Its pin is whole when it comes: it would not ask.
-    side.stored_tokens = lambda request: math.inf
-    lookup = side.lower.tier._adapter.check_lookup_result
+    role.requests.stored_tokens = lambda request: math.inf
+    lookup = role.parts.lower.tier._adapter.check_lookup_result
 
     def give_way(copies: int) -> None:
-        reclaimed = side.controller.reclaim(
+        reclaimed = role.parts.controller.reclaim(
             12, Urgency.RUNNING, "runs", mode=ReleaseMode.COPY_FIRST
         )
         assert reclaimed > 0
-        totals = side.controller.metrics.totals
+        totals = role.parts.controller.metrics.totals
         step_until(engine, lambda: totals["demotions", "stored"] == copies)
 
     engine.add("runs", prompt(80, 40 * BLOCK), max_tokens=400, hints=hints("old"))
@@ -56,7 +56,7 @@ def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
     engine.run()
     assert engine.finished["b"].num_output_tokens
     assert engine.moved["tier_bytes:promoted"] - before >= 10 * CHUNK_BYTES
-    side.release_all()
+    role.upkeep.release_all()
     engine.settle()
     assert tiers.clear_cpu()  # what either lookup found is not locked
 
@@ -64,7 +64,7 @@ def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
 def test_a_turn_whose_context_is_pinned_as_a_whole_asks_nothing(make_worker, tiers):
     """What follows it was never computed before: it begins in the step it came."""
     engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure")
-    half = engine.connector.side.lower.tier
+    half = engine.connector.role.parts.lower.tier
     asked: list[str] = []
     lookup = half._adapter.maybe_submit_lookup_request
 

@@ -16,10 +16,10 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 
+from bench.sim.harness import EngineHarness, EngineSpec, build_kv_cache_config
 from ttlcache.types import ReleaseMode, Urgency
 from ttlcache_connector.connector import TTLConnector
-from ttlcache_connector.harness import EngineHarness, EngineSpec, build_kv_cache_config
-from ttlcache_connector.invariants import violations
+from ttlcache_connector.role.invariants import violations
 
 BLOCK = 16
 HEADS, CONTENT = 2, 64
@@ -83,19 +83,21 @@ class Worker(EngineHarness):
             assert torch.equal(found, _content(tokens)), f"{request_id} is corrupt"
 
     def check(self) -> None:
-        side = self.connector.side
-        assert violations(self.scheduler, side.controller, side.ledger) == []
-        assert side.faults.total == side.lower.faults.total == 0
+        role = self.connector.scheduler_role
+        assert (
+            violations(self.scheduler, role.parts.controller, role.parts.ledger) == []
+        )
+        assert role.parts.faults.total == role.parts.lower.faults.total == 0
         assert self.worker.worker.faults.total == 0
 
     def settle(self) -> None:
         """Step until pins and copies have come to an end."""
         deadline = time.monotonic() + WAIT_S
-        side = self.connector.side
+        role = self.connector.scheduler_role
         while time.monotonic() < deadline:
             self.step()
-            busy = side.lower.has_work() or side.ledger.references()
-            if not busy and not len(side.controller.pins):
+            busy = role.parts.lower.has_work() or role.parts.ledger.references()
+            if not busy and not len(role.parts.controller.pins):
                 return
             time.sleep(0.005)
         raise AssertionError("copies do not end")
@@ -173,10 +175,10 @@ def hints(name: str, *, last: bool = False) -> dict[str, Any]:
 
 def reclaim(engine: Worker, blocks: int) -> None:
     """As for a waiting request; returns when what gave way is below."""
-    side = engine.connector.side
-    totals = side.controller.metrics.totals
+    role = engine.connector.scheduler_role
+    totals = role.parts.controller.metrics.totals
     copies = totals["demotions", "stored"]
-    reclaimed = side.controller.reclaim(
+    reclaimed = role.parts.controller.reclaim(
         blocks, Urgency.RUNNING, "runs", mode=ReleaseMode.COPY_FIRST
     )
     assert reclaimed > 0

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ttlcache.controller import Controller
-from ttlcache_connector.blocks.demoting import Ledger
-
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
+
+    from ttlcache.controller import Controller
+    from ttlcache_connector.blocks.demoting import Ledger
 
 
 def violations(

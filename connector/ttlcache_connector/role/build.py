@@ -1,0 +1,155 @@
+"""Builds the scheduler role of one engine: all of it, or nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ttlcache.clock import default_clock
+from ttlcache.config import TTLCacheConfig
+from ttlcache.controller import Controller
+from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache_connector.blocks.demoting import DemotingBlocks
+from ttlcache_connector.blocks.expired import ExpiredTurns, room_blocks
+from ttlcache_connector.blocks.pinned import PinnedBlocks
+from ttlcache_connector.engine import requirements
+from ttlcache_connector.engine.tool_reader import OutputReader
+from ttlcache_connector.faults import Faults
+from ttlcache_connector.role.allocation import (
+    AllocationGuard,
+    MemoryCallbacks,
+    groups_of,
+)
+from ttlcache_connector.role.engine_view import EngineView, Prefills
+from ttlcache_connector.role.memory import MemoryAnswers
+from ttlcache_connector.role.order import OrderAnswers
+from ttlcache_connector.role.reports import Reports
+from ttlcache_connector.role.requests import RequestEvents
+from ttlcache_connector.role.scheduler import Parts, SchedulerRole
+from ttlcache_connector.role.state_files import HistoryFile, load_costs, open_journal
+from ttlcache_connector.role.steps import StepEvents
+from ttlcache_connector.role.upkeep import Upkeep, turn_off
+from ttlcache_connector.tiers.factory import scheduler_tier
+from ttlcache_connector.tiers.guarded import GuardedTier
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+
+class SchedulerRoleBuilder:
+    """What can be had before there is a pool: files are read, settings are refused.
+
+    Raises:
+        ConfigError: a file or a setting, at start.
+    """
+
+    def __init__(
+        self, vllm_config: Any, kv_cache_config: Any, config: TTLCacheConfig
+    ) -> None:
+        self._config, self._vllm_config = config, vllm_config
+        self._num_groups = len(kv_cache_config.kv_cache_groups)
+        self._clock = default_clock()
+        self._metrics = MetricsBuffer()
+        self._reader = (
+            OutputReader(vllm_config.model_config, config.tool_call_parser)
+            if config.tool_detection
+            else None
+        )
+        self._lower = GuardedTier(
+            scheduler_tier(config, vllm_config, kv_cache_config),
+            self._metrics.count,
+            self._clock.now_s,
+        )
+        self._step_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        self._costs = load_costs(config, self._step_tokens)
+        self._history = HistoryFile(config, self._clock.now_s())
+        self.engine = EngineView(vllm_config.scheduler_config)
+
+    def bind(
+        self, manager: KVCacheManager, callbacks: MemoryCallbacks
+    ) -> SchedulerRole:
+        """The role over the engine's pool; from now on turns are retained.
+
+        Args:
+            callbacks: asked where an allocation fails.
+
+        Raises:
+            ConfigError: a policy or a folder for recordings that cannot be used.
+        """
+        parts = self._parts(manager)
+        upkeep = Upkeep(parts)
+        reports = Reports(
+            parts, upkeep, self._vllm_config.scheduler_config, self._num_groups
+        )
+        role = SchedulerRole(
+            parts,
+            RequestEvents(parts, reports, self._reader),
+            StepEvents(parts, upkeep, reports),
+            OrderAnswers(parts),
+            MemoryAnswers(parts, upkeep),
+            upkeep,
+            reports,
+        )
+        AllocationGuard(
+            manager, callbacks, parts.engine, parts.prefills, upkeep
+        ).install()
+        return role
+
+    def _parts(self, manager: KVCacheManager) -> Parts:
+        pool, lower, engine = manager.block_pool, self._lower, self.engine
+        sizes = [group.block_tokens for group in groups_of(manager)]
+        demoting: DemotingBlocks | None = None
+        if lower.is_set:
+            lower.tier.bind(pool)
+            room = self._room_blocks(pool, sizes)
+            expired = ExpiredTurns(pool, sizes, lower.tier, self._clock, room)
+            pins = PinnedBlocks(pool, sizes, engine.queue_counts, expired.refs)
+            demoting = DemotingBlocks(pins, expired, lower.tier, lower.report_turn)
+        else:
+            pins = PinnedBlocks(pool, sizes, engine.queue_counts)
+        ledger = demoting or pins
+        controller = Controller(
+            self._config,
+            self._clock,
+            ledger,
+            block_tokens=pool.hash_block_size,
+            gaps=self._history.gaps,
+            costs=self._costs,
+            on_rekey=engine.rekey,
+            journal=open_journal(self._config, self._clock, self._about(pool)),
+            metrics=self._metrics,
+        )
+        faults = Faults(
+            partial(self._metrics.count, "hook_errors"),
+            partial(turn_off, controller, ledger),
+            self._clock.now_s,
+        )
+        return Parts(
+            self._config,
+            self._clock,
+            controller,
+            pins,
+            ledger,
+            demoting,
+            lower,
+            engine,
+            Prefills(),
+            self._history,
+            faults,
+        )
+
+    def _room_blocks(self, pool: BlockPool, sizes: list[int]) -> int:
+        if self._config.demote == "on-expiry":
+            return 0
+        return room_blocks(int(pool.num_gpu_blocks) - 1, self._step_tokens, sizes)
+
+    def _about(self, pool: BlockPool) -> dict[str, Any]:
+        """Head of a recording."""
+        return {
+            "model": str(getattr(self._vllm_config.model_config, "model", "")),
+            "vllm": requirements.vllm_version(),
+            "ttlcache": requirements.ttlcache_version(),
+            "block_tokens": pool.hash_block_size,
+            "pool_blocks": pool.num_gpu_blocks - 1,
+        }

@@ -1,0 +1,130 @@
+"""vLLM's scheduler and its prefills, as the role sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ttlcache_connector.engine import hooks
+from ttlcache_connector.engine.request_view import is_loading, is_prompt_done
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+    from ttlcache_connector.queue import ProgramQueue
+
+
+class EngineView:
+    """Our own scheduler introduces itself, with its queue; a foreign one never does."""
+
+    def __init__(self, scheduler_config: Any) -> None:
+        self._config = scheduler_config
+        self._heeds_priority = scheduler_config.policy == "priority"
+        self._queue: ProgramQueue | None = None
+        self.scheduler: Scheduler | None = None
+
+    def attach(self, scheduler: Scheduler, queue: ProgramQueue) -> None:
+        self.scheduler, self._queue = scheduler, queue
+
+    @property
+    def by_program(self) -> bool:
+        """Whether the queue is in our order, not in a foreign scheduler's or by the
+        clients' priorities."""
+        return self.scheduler is not None and not self._heeds_priority
+
+    def user_priority(self, request: Request) -> int:
+        # vLLM ignores `priority` unless the operator allowed it; so do we.
+        return int(request.priority) if self._heeds_priority else 0
+
+    def num_running(self) -> int | None:
+        """Running requests, None under a foreign scheduler."""
+        return None if self.scheduler is None else len(self.scheduler.running)
+
+    def queue_counts(self) -> tuple[int, int]:
+        """Requests that run and that wait; 0 under a foreign scheduler."""
+        if self.scheduler is None:
+            return 0, 0
+        return len(self.scheduler.running), len(self.scheduler.waiting)
+
+    def tokens_ahead(self, scheduled_tokens: Mapping[str, int]) -> list[int]:
+        """What each running request has to compute after this step, at least."""
+        if self.scheduler is None:  # a foreign one: as much as may ever be needed
+            return [self._config.max_num_batched_tokens]
+        done = scheduled_tokens.get
+        return [
+            # Below 0 where a token is on its way from the worker.
+            max(0, r.num_tokens - r.num_computed_tokens - done(r.request_id, 0))
+            for r in self.scheduler.running
+        ]
+
+    def rekey(self, request_id: str) -> None:
+        """The priority of a waiting request changed."""
+        if self._queue is not None:
+            self._queue.rekey(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """The request waits no more."""
+        if self._queue is not None:
+            self._queue.forget(request_id)
+
+    def is_overdue(self, request: Request) -> bool:
+        """Whether it has waited longer than the bound."""
+        return self._queue is not None and self._queue.is_aged(request.request_id)
+
+    def put_back_failed_loads(self) -> None:
+        if self.scheduler is not None:
+            hooks.put_back_failed_loads(self.scheduler)
+
+
+class Prefills:
+    """Requests that hold blocks, from their allocation to their first output token."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Request] = {}
+        self._kv_landed: set[str] = set()  # of these, whose remote KV is there
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
+    def start(self, request: Request) -> None:
+        self._requests[request.request_id] = request
+
+    def end(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+        self._kv_landed.discard(request_id)
+
+    def load_started(self, request_id: str) -> None:
+        """A part of its KV is on its way."""
+        self._kv_landed.discard(request_id)
+
+    def kv_landed(self, request_ids: Iterable[str]) -> None:
+        """What was on its way to them is there."""
+        self._kv_landed.update(request_ids)
+        self._kv_landed.intersection_update(self._requests)
+
+    def is_loading(self) -> bool:
+        """Whether a request that holds its blocks waits for remote KV.
+
+        One whose KV is there does not: vLLM calls it loading until its turn comes,
+        which may never be while the one before it lacks memory that pins hold.
+        """
+        # Looked up among those admitted, not in the queue: thousands may wait there.
+        return any(
+            is_loading(request) and request_id not in self._kv_landed
+            for request_id, request in self._requests.items()
+        )
+
+    def take_done(self) -> list[Request]:
+        """Those whose prompts are done, and which are none of these any more."""
+        # A preempted request has output already when it loads its KV again.
+        done = [
+            request
+            for request in self
+            if request.num_output_tokens
+            and is_prompt_done(request)
+            and not is_loading(request)
+        ]
+        for request in done:
+            self.end(request.request_id)
+        return done

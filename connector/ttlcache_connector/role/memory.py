@@ -1,0 +1,102 @@
+"""Who may take memory, and whose pins give it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ttlcache.types import Admission, ReleaseMode, Urgency
+from ttlcache_connector.faults import guarded
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from ttlcache_connector.blocks.expired import ExpiredTurns
+    from ttlcache_connector.role.scheduler import Parts
+    from ttlcache_connector.role.upkeep import Upkeep
+
+
+class MemoryAnswers:
+    """Fail open: what is broken admits, and wedges no engine."""
+
+    def __init__(self, parts: Parts, upkeep: Upkeep) -> None:
+        self._controller, self._pins = parts.controller, parts.pins
+        self._demoting, self._engine = parts.demoting, parts.engine
+        self._upkeep = upkeep
+        self.faults = parts.faults
+
+    @guarded(fallback=Admission.ADMIT)
+    def admission(self, request: Request, needed_blocks: int) -> Admission:
+        """See `TTLConnector.admission`."""
+        if self._controller.may_start(request.request_id, needed_blocks):
+            return Admission.ADMIT
+        return Admission.WAIT
+
+    def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
+        """See `TTLConnector.eviction`."""
+        try:
+            return self._evict(needed_blocks, request, urgency)
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self.faults.record("eviction")
+        # A broken reclaimer must not wedge an engine in which nothing runs.
+        return self._upkeep.drop_rest() if urgency is Urgency.STALLED else 0
+
+    def _evict(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
+        controller, freed = self._controller, 0
+        if urgency is not Urgency.RUNNING:
+            self._pins.waiting_blocks = needed_blocks
+            controller.on_memory_refused(request.request_id)
+            if urgency is Urgency.HELD_BACK:
+                return controller.free_for_newcomer(request.request_id, needed_blocks)
+            if urgency is not Urgency.STALLED:  # that one has patience of its own
+                freed = controller.reprice()
+            if self._demoting is not None:
+                return freed + self._evict_to_tier(
+                    self._demoting.expired, needed_blocks - freed, request, urgency
+                )
+        elif self._demoting is not None:
+            return self._take_now(self._demoting.expired, needed_blocks, request)
+        if freed < needed_blocks:
+            freed += self._reclaim(needed_blocks - freed, request, urgency)
+        return freed
+
+    def _take_now(self, expired: ExpiredTurns, needed: int, request: Request) -> int:
+        """The same for a running request, which waits for no copy."""
+        freed = expired.free(needed, at_once=True)
+        if freed < needed:
+            freed += self._reclaim(needed - freed, request, Urgency.RUNNING)
+        return freed
+
+    def _evict_to_tier(
+        self,
+        expired: ExpiredTurns,
+        needed_blocks: int,
+        request: Request,
+        urgency: Urgency,
+    ) -> int:
+        """The same for a request that can wait: for a copy of milliseconds, where the
+        alternative is a prefill of seconds."""
+        pool = self._pins.pool
+        before = pool.get_num_free_blocks()
+        expired.free(needed_blocks, at_once=False)
+        freed = pool.get_num_free_blocks() - before
+        lack = needed_blocks - freed - expired.soon_free()
+        if lack > 0:
+            self._reclaim(lack, request, urgency, ReleaseMode.COPY_FIRST)
+        freed = int(pool.get_num_free_blocks() - before)
+        return freed if freed >= needed_blocks or not expired.soon_free() else 0
+
+    def _reclaim(
+        self,
+        blocks: int,
+        request: Request,
+        urgency: Urgency,
+        mode: ReleaseMode = ReleaseMode.FREE_NOW,
+    ) -> int:
+        patient = urgency is not Urgency.STALLED or not self._engine.is_overdue(request)
+        freed = self._controller.reclaim(
+            blocks, urgency, request.request_id, patient=patient, mode=mode
+        )
+        if not freed and urgency is Urgency.STALLED:
+            # Nothing runs, nothing frees: what a fault left behind goes, too.
+            return self._upkeep.drop_orphans()
+        return freed

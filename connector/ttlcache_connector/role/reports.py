@@ -1,0 +1,137 @@
+"""What is told of the role: its log line, its numbers, answers to orders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ttlcache import control
+from ttlcache.config import admission_in_force, ordering_in_force
+from ttlcache.gauges import gauges_of
+from ttlcache_connector.engine import requirements
+from ttlcache_connector.faults import guarded
+from ttlcache_connector.log import logger
+from ttlcache_connector.role.invariants import leaked_blocks, violations
+from ttlcache_connector.role.metrics import TTLConnectorStats
+
+if TYPE_CHECKING:
+    from ttlcache_connector.role.scheduler import Parts
+    from ttlcache_connector.role.upkeep import Upkeep
+
+log = logger(__name__)
+
+#: Gauges are sent at least this often while the engine steps.
+GAUGE_INTERVAL_S = 1.0
+#: Events are sent at once when the engine comes to rest, and at most this often while
+#: requests run: turns end at nearly every step, and to send costs more than to count.
+EVENT_INTERVAL_S = 0.1
+
+
+class Reports:
+    """Of one engine, to its log, to /metrics and to /ttlcache/…"""
+
+    def __init__(
+        self, parts: Parts, upkeep: Upkeep, scheduler_config: Any, num_groups: int
+    ) -> None:
+        self._parts, self._upkeep = parts, upkeep
+        self._controller, self._ledger = parts.controller, parts.ledger
+        self._scheduler_config, self._num_groups = scheduler_config, num_groups
+        self.faults = parts.faults
+        self._gauges_sent_s = float("-inf")
+        self._started = False
+
+    def log_start(self, scheduler_name: str) -> None:
+        """The one line that says what runs."""
+        self._started = True
+        config, pool_blocks = self._parts.config, self._parts.pins.pool_blocks
+        by_program = self._parts.engine.by_program
+        log.info(
+            "ttlcache %s on vLLM %s: policy=%s%s ordering=%s admission=%s "
+            "max_pinned_fraction=%g (%s of %s blocks) max_ttl_s=%g scheduler=%s "
+            "kv_groups=%d async_scheduling=%s lower_tier=%s",
+            requirements.ttlcache_version(),
+            requirements.vllm_version(),
+            config.policy,
+            config.policy_options or "",
+            ordering_in_force(config),
+            admission_in_force(config) if by_program else "none",
+            config.max_pinned_fraction,
+            int(config.max_pinned_fraction * pool_blocks),
+            pool_blocks,
+            config.max_ttl_s,
+            scheduler_name,
+            self._num_groups,
+            self._scheduler_config.async_scheduling,
+            f"{config.lower_tier} demote={config.demote}"
+            if self._parts.lower.is_set
+            else "none",
+        )
+
+    def log_foreign_start(self) -> None:
+        """The same, once, under a scheduler class that is not ours."""
+        if self._started:
+            return
+        name = self._scheduler_config.get_scheduler_cls().__name__
+        self.log_start(name)
+        log.warning(
+            "ttlcache: scheduler class %s is not ours: turns are pinned and "
+            "pins give way under pressure; the order of programs is its own",
+            name,
+        )
+
+    @guarded(fallback={})
+    def control(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Orders of clients and operators, see `ttlcache.control`."""
+        self._controller.tick()
+        now_s = self._parts.clock.now_s()
+        answer: dict[str, Any] = control.obey(self._controller, order, now_s)
+        return answer | {"gauges": self._gauges()}
+
+    @guarded()
+    def take_stats(self) -> TTLConnectorStats | None:
+        """What happened since the last call; None when there is nothing to say."""
+        metrics = self._controller.metrics
+        if metrics.is_empty():
+            interval_s = GAUGE_INTERVAL_S
+        else:
+            busy = self._parts.engine.num_running()
+            interval_s = EVENT_INTERVAL_S if busy else 0.0
+        now_s = self._parts.clock.now_s()
+        if now_s - self._gauges_sent_s < interval_s:
+            return None
+        gauges = self._gauges()  # may fail: then nothing was drained yet
+        if gauges["leaked_blocks"]:
+            self._upkeep.drop_orphans()  # the gauge is what it found
+        self._gauges_sent_s = now_s
+        return TTLConnectorStats(data=metrics.drain() | {"gauges": gauges})
+
+    def count_demotions(self) -> None:
+        """What became of copies to the lower tier since the last call."""
+        for outcome in self._parts.lower.take_events():
+            self._parts.count("demotions", outcome)
+        if self._parts.demoting is not None:
+            for _ in range(self._parts.demoting.expired.take_dropped_copies()):
+                self._parts.count("demotions", "dropped")
+
+    def check_invariants(self) -> None:
+        """For tests and for doubts: O(blocks in use) a step."""
+        scheduler = self._parts.engine.scheduler
+        if scheduler is None:
+            return
+        broken = violations(scheduler, self._controller, self._ledger)
+        if broken:
+            self._parts.count("hook_errors", "invariants")
+            log.error("ttlcache: broken invariants: %s", "; ".join(broken[:5]))
+
+    def _gauges(self) -> dict[str, float]:
+        pressure, ended = self._ledger.pressure(), self._parts.demoting
+        return gauges_of(self._controller) | {
+            "pinned_blocks": pressure.pinned_blocks,
+            "free_blocks": pressure.free_blocks,
+            "pool_blocks": pressure.pool_blocks,
+            "demoting_blocks": ended.expired.copying_blocks if ended else 0,
+            "lingering_blocks": ended.expired.cached.num_blocks if ended else 0,
+            "leaked_blocks": leaked_blocks(
+                self._parts.engine.scheduler, self._controller, self._ledger
+            ),
+            "tier_up": float(self._parts.lower.is_up()),
+        }

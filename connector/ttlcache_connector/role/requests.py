@@ -1,0 +1,232 @@
+"""Events of requests, from vLLM to the core's controller and to the lower tier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ttlcache.clock import stopwatch_s
+from ttlcache.programs.hints import parse_hints
+from ttlcache.types import Arrival, Finish, HoldOrder
+from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, SLOW_FINISH_S, Pace
+from ttlcache_connector.engine.request_view import (
+    drop_unfit_args,
+    is_completed,
+    no_blocks,
+    token_slice,
+)
+from ttlcache_connector.faults import guarded
+from ttlcache_connector.log import logger
+from ttlcache_connector.role.divergence_log import DivergenceLog
+from ttlcache_connector.role.upkeep import turn_off
+from ttlcache_connector.tiers.turn_report import turn_end
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+    from ttlcache.programs.model import RequestRecord
+    from ttlcache_connector.engine.tool_reader import OutputReader
+    from ttlcache_connector.role.reports import Reports
+    from ttlcache_connector.role.scheduler import Parts
+
+log = logger(__name__)
+
+
+class RequestEvents:
+    """Arrival, lookup, allocation, load and end; every method is guarded."""
+
+    def __init__(
+        self, parts: Parts, reports: Reports, reader: OutputReader | None
+    ) -> None:
+        self._parts, self._reports, self._reader = parts, reports, reader
+        self._controller, self._pins = parts.controller, parts.pins
+        self._lower, self._demoting = parts.lower, parts.demoting
+        self._engine, self._prefills = parts.engine, parts.prefills
+        self.faults = parts.faults
+        self._local_hits: dict[str, int] = {}
+        self._pace = Pace()
+        self._divergences = DivergenceLog()
+
+    @guarded()
+    def arrive(self, request: Request) -> None:
+        """Idempotent: our scheduler calls it before queueing, vLLM after."""
+        dropped = drop_unfit_args(request)
+        if request.request_id in self._controller.requests:
+            return
+        for reason in dropped:
+            self._parts.count("hints_rejected", reason)
+        params = request.sampling_params
+        hints = parse_hints(
+            request.kv_transfer_params, params.extra_args if params else None
+        )
+        record = self._controller.arrive(
+            Arrival(
+                request_id=request.request_id,
+                num_tokens=request.num_tokens,
+                hashes=request.block_hashes,
+                tokens=token_slice(request),
+                hints=hints,
+                tenant=request.cache_salt or "",
+                session_id=request.session_id,
+                user_priority=self._engine.user_priority(request),
+            )
+        )
+        self._divergences.on_arrival(record)
+        self._lower.tier_arrive(request, has_pin=record.pin_id is not None)
+
+    def match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
+        """Tokens to load beyond those found in GPU memory; None means ask again."""
+        self.note_local_hit(request, hit_tokens)
+        if not self._lower.is_set:
+            return 0, False
+        found = self._lower.match(request, hit_tokens, self.stored_tokens(request))
+        if self._lower.was_looked_up(request.request_id):
+            self.tier_looked_up(request)
+        return found
+
+    @guarded()
+    def note_local_hit(self, request: Request, hit_tokens: int) -> None:
+        self._local_hits[request.request_id] = hit_tokens
+        self._pins.plain_lru.on_lookup()
+
+    @guarded(fallback=math.inf)
+    def stored_tokens(self, request: Request) -> float:
+        """Upper bound on the request's tokens that the tier can hold.
+
+        If the request continues a pinned turn, nothing beyond that turn has ever been
+        computed, so it is not looked up. Without a live pin: unknown, infinity.
+        """
+        record = self._controller.requests.get(request.request_id)
+        pin_id = None if record is None else record.pin_id
+        pin = None if pin_id is None else self._controller.pins.get(pin_id)
+        if pin is None or not pin.turn.num_hashes:
+            return math.inf
+        return pin.turn.num_hashes * self._pins.pool.hash_block_size
+
+    @guarded()
+    def tier_looked_up(self, request: Request) -> None:
+        """The lower tier was asked; vLLM uses no answer for some requests."""
+        if not request.skip_reading_prefix_cache:
+            chunk_tokens = self._lower.tier.chunk_tokens
+            self._controller.tier_looked_up(request.request_id, chunk_tokens)
+
+    def allocated(
+        self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
+    ) -> None:
+        """The request holds its blocks, and of `loaded_tokens` KV will be loaded."""
+        self._lower.allocated(request, blocks, loaded_tokens)
+        self.on_allocated(request)
+        if loaded_tokens:
+            self.load_started(request)
+
+    @guarded()
+    def on_allocated(self, request: Request) -> None:
+        """Claim its pin."""
+        request_id = request.request_id
+        hit_tokens = self._local_hits.pop(request_id, 0)
+        self._engine.forget(request_id)
+        record = self._controller.requests.get(request_id)
+        self._controller.on_allocated(request_id, hit_tokens)
+        if self._demoting is not None and record is not None:
+            self._demoting.expired.on_program_resumed(record.program)
+        self._prefills.start(request)
+
+    @guarded()
+    def load_started(self, request: Request) -> None:
+        """A part of the request's KV is being loaded from the lower tier."""
+        self._prefills.load_started(request.request_id)
+        self._controller.load_started(request.request_id)
+
+    @guarded()
+    def worker_output(self, output: KVConnectorOutput) -> None:
+        """What the workers did in a step."""
+        # Others' loads, too: beside us there may be another connector.
+        self._prefills.kv_landed(output.finished_recving or ())
+        for load in self._lower.worker_output(output):
+            self._controller.load_finished(load.request_id, load.tokens)
+        self._reports.count_demotions()
+
+    @guarded()
+    def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
+        """A request ends, its blocks still referenced: pin them or not."""
+        started_s = stopwatch_s()
+        controller, pins = self._controller, self._pins
+        if self._lower.is_set:
+            self._lower.tier_finished(request, block_ids)
+        self._local_hits.pop(request.request_id, None)
+        self._prefills.end(request.request_id)
+        self._engine.forget(request.request_id)
+        if request.num_output_tokens:
+            controller.prefilled(request.request_id, request.num_prompt_tokens)
+        record = controller.requests.get(request.request_id)
+        completed = is_completed(request, self._reader)
+        candidate = pins.candidate(block_ids if completed else no_blocks(block_ids))
+        order = controller.finish(
+            Finish(
+                request_id=request.request_id,
+                completed=completed,
+                num_tokens=request.num_tokens,
+                prompt_tokens=request.num_prompt_tokens,
+                hashes=request.block_hashes,
+                tokens=token_slice(request),
+                kv_blocks=len(candidate.blocks),
+                kv_tokens=candidate.kv_tokens,
+                count_unpinned=lambda n: pins.count_unpinned(candidate.blocks[:n]),
+                footprint_blocks=candidate.footprint_blocks,
+                divisible=pins.is_divisible,
+                detect=self._detector(request),
+            )
+        )
+        if order is not None:
+            pinned = candidate.blocks[: order.kv_blocks]
+            pins.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
+        pins.plain_lru.on_uncached_freed(pins.count_uncached(block_ids))
+        self._offer_to_tier(request, record, candidate.blocks, order)
+        if completed and record is not None and self._demoting is not None:
+            self._lower.report_turn(
+                turn_end(request.request_id, record, controller.last_decision)
+            )
+        self._watch_pace(stopwatch_s() - started_s)
+
+    def _offer_to_tier(
+        self,
+        request: Request,
+        record: RequestRecord | None,
+        blocks: list[KVCacheBlock],
+        order: HoldOrder | None,
+    ) -> None:
+        """What becomes of a finished turn in the lower tier."""
+        demoting, request_id = self._demoting, request.request_id
+        if demoting is None:
+            return
+        if record is None:
+            self._lower.tier.drop(request_id)
+        elif order is not None:
+            demoting.on_pinned(order.pin_id, request_id, record.program)
+        elif self._controller.last_decision is not None:
+            demoting.on_unpinned(request_id, record.program, blocks)
+        else:
+            self._lower.tier.drop(request_id)
+
+    def _watch_pace(self, took_s: float) -> None:
+        """A policy that keeps the engine waiting turns retention off."""
+        self._controller.metrics.observe("decide_seconds", took_s)
+        if self._controller.retention_enabled and self._pace.is_lost(took_s):
+            self._parts.count("hook_errors", "slow")
+            log.warning(
+                "ttlcache: %d finished turns in a row took more than %g s, retention "
+                "is now off for this server",
+                MAX_SLOW_IN_A_ROW,
+                SLOW_FINISH_S,
+            )
+            turn_off(self._controller, self._parts.ledger)
+
+    def _detector(self, request: Request) -> Callable[[], Any] | None:
+        reader = self._reader
+        if reader is None or not reader.ready:
+            return None
+        return lambda: reader.read(request.output_token_ids)

@@ -1,0 +1,124 @@
+"""Events of the engine: its steps, and what is due before and after each."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ttlcache_connector.engine.request_view import step_of
+from ttlcache_connector.faults import guarded
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    from ttlcache.estimators.step_fit import Step
+    from ttlcache_connector.role.reports import Reports
+    from ttlcache_connector.role.scheduler import Parts
+    from ttlcache_connector.role.upkeep import Upkeep
+    from ttlcache_connector.tiers.base import TierMetadata
+
+
+class StepEvents:
+    """Before a step, its orders, and its results; under a foreign scheduler as near
+    to that as vLLM calls its connectors."""
+
+    def __init__(self, parts: Parts, upkeep: Upkeep, reports: Reports) -> None:
+        self._parts, self._upkeep, self._reports = parts, upkeep, reports
+        self._controller, self._pins = parts.controller, parts.pins
+        self._lower, self._demoting = parts.lower, parts.demoting
+        self.faults = parts.faults
+        self._lower_generation = 0  # as last passed on to the controller
+        # Scheduled, results not there: two with async scheduling, a pipeline has more.
+        self._steps: deque[tuple[SchedulerOutput, Step]] = deque(maxlen=64)
+
+    @guarded()
+    def before_step(self) -> None:
+        """Expire pins; see which prefills are done."""
+        self._upkeep.release_if_off()
+        self.put_back_failed_loads()
+        self._pins.waiting_blocks = 0  # known anew when the head fails again
+        if self._lower.is_set:
+            self._poll_tier()
+        if self._parts.config.debug_invariants:
+            self._reports.check_invariants()
+        self._controller.tick()
+        self._parts.history.save_if_due(self._parts.clock.now_s())
+        for request in self._parts.prefills.take_done():
+            self._controller.prefilled(request.request_id, request.num_prompt_tokens)
+
+    @guarded()
+    def put_back_failed_loads(self) -> None:
+        self._parts.engine.put_back_failed_loads()
+
+    @guarded()
+    def foreign_step(self) -> None:
+        """Per-step work under a scheduler class that is not ours."""
+        self._reports.log_foreign_start()
+        self.before_step()
+
+    def scheduled(self, output: SchedulerOutput) -> TierMetadata:
+        """A step is scheduled: orders for the workers of the lower tier."""
+        if self._parts.engine.scheduler is None:
+            self.foreign_step()
+        self.step_scheduled(output)
+        self.start_copies_ahead(output.num_scheduled_tokens)
+        metadata = self._lower.build_metadata(output)
+        self.tier_settled()
+        return metadata
+
+    @guarded()
+    def step_scheduled(self, output: SchedulerOutput) -> None:
+        """A step begins, or waits for the one before it."""
+        now_s = self._parts.clock.now_s()
+        self._steps.append((output, step_of(output, self._parts.prefills, now_s)))
+
+    @guarded()
+    def step_done(self, output: SchedulerOutput | None = None) -> None:
+        """The results of a step are there; None: of the oldest one under way."""
+        for index, (scheduled, step) in enumerate(self._steps):
+            if output is None or scheduled is output:
+                for _ in range(index + 1):
+                    self._steps.popleft()
+                self._controller.on_step(step)
+                return
+
+    @guarded()
+    def start_copies_ahead(self, scheduled_tokens: Mapping[str, int]) -> None:
+        """A step's memory was given: make room for the next, whose copies begin in it.
+
+        Args:
+            scheduled_tokens: by request, what it computes in this step.
+        """
+        if self._demoting is not None:
+            engine = self._parts.engine
+            self._demoting.expired.start_copies_ahead(
+                lambda: engine.tokens_ahead(scheduled_tokens)
+            )
+
+    @guarded()
+    def tier_settled(self) -> None:
+        """Free the blocks that were held for copies which have begun, or never will."""
+        ended = self._demoting
+        if ended is None:
+            return
+        failed: Exception | None = None
+        for request_id in self._lower.take_settled():
+            try:
+                ended.expired.on_settled(request_id)
+            except Exception as error:  # noqa: BLE001 - the others are freed, too
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def _poll_tier(self) -> None:
+        """Whether the lower tier is there, still the same, and what happened there."""
+        controller = self._controller
+        controller.lower_tier = "cpu" if self._lower.is_up() else None
+        generation = self._lower.tier.generation
+        if generation != self._lower_generation:
+            self._lower_generation = generation
+            controller.tier_generation_changed()
+        for reload in self._lower.reloads():
+            controller.learn_reload(reload.tier, reload.tokens, reload.seconds)
+        self._reports.count_demotions()

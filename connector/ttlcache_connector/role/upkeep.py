@@ -1,0 +1,75 @@
+"""How references end other than by the life of requests: resets, faults, the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ttlcache_connector.blocks.failsafe import drop_orphans
+from ttlcache_connector.faults import guarded
+
+if TYPE_CHECKING:
+    from ttlcache.controller import Controller
+    from ttlcache_connector.blocks.demoting import Ledger
+    from ttlcache_connector.role.scheduler import Parts
+
+
+def turn_off(controller: Controller, ledger: Ledger) -> None:
+    """No retention any more for this server; every reference goes."""
+    try:
+        controller.disable()
+    finally:
+        ledger.drop_all()
+
+
+class Upkeep:
+    """Lets everything go, also what a failing table has lost."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._controller = parts.controller
+        self._pins, self._ledger = parts.pins, parts.ledger
+        self._demoting, self._lower = parts.demoting, parts.lower
+        self._history = parts.history
+        self.faults = parts.faults
+
+    def release_all(self) -> None:
+        """Every reference goes."""
+        self.release_pins()
+        self.drop_rest()
+
+    @guarded()
+    def release_pins(self) -> None:
+        """Every pin that the controller knows."""
+        self._controller.release_all()
+        if self._demoting is not None:
+            self._demoting.expired.drop_all()
+
+    @guarded(fallback=0)
+    def drop_rest(self) -> int:
+        """Blocks freed by giving back whatever is still referenced, unasked."""
+        return self._ledger.drop_all()
+
+    @guarded(fallback=0)
+    def drop_orphans(self) -> int:
+        """Blocks freed from pins that a fault has left to the ledger alone."""
+        return drop_orphans(self._controller, self._pins)
+
+    @guarded()
+    def release_if_off(self) -> None:
+        """Retention is off, but turning off has failed half-way: once more."""
+        if self._controller.retention_enabled:
+            return
+        if self._controller.pins or self._ledger.holds_any:
+            turn_off(self._controller, self._ledger)
+
+    def reset(self) -> bool:
+        """The prefix cache is reset, above and below; whether that worked."""
+        self.release_all()
+        return self._lower.reset()
+
+    @guarded()
+    def shutdown(self) -> None:
+        """The engine stops: release everything, keep what was learnt."""
+        self.release_all()
+        self._history.close()
+        self._controller.journal.close()
+        self._lower.tier_shutdown()
