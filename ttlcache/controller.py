@@ -42,7 +42,7 @@ from ttlcache.types import (
     BlockHolder,
     Decision,
     Finish,
-    HoldOrder,
+    PinOrder,
     PinOutcome,
     Urgency,
 )
@@ -311,7 +311,7 @@ class Controller:
 
     # --- a request goes --------------------------------------------------
 
-    def finish(self, finish: Finish) -> HoldOrder | None:
+    def finish(self, finish: Finish) -> PinOrder | None:
         """A request left the engine: decide, and maybe order a pin.
 
         The adapter must take the references of a returned order at once, before

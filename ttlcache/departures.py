@@ -13,7 +13,7 @@ from ttlcache.retention.ttl import Retention
 from ttlcache.scheduling.admission import AdmissionControl
 from ttlcache.scheduling.queue_order import QueueOrder
 from ttlcache.tables import Tables
-from ttlcache.types import Finish, HoldOrder, PinOutcome
+from ttlcache.types import Finish, PinOrder, PinOutcome
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Departures:
     admission: AdmissionControl
     learning: Learning
 
-    def finish(self, finish: Finish) -> HoldOrder | None:
+    def finish(self, finish: Finish) -> PinOrder | None:
         """A request left the engine: decide, and maybe order a pin."""
         tables = self.tables
         tables.last_decision = None
@@ -89,7 +89,7 @@ class Departures:
 
     def _retain(
         self, record: RequestRecord, finish: Finish, now_s: float
-    ) -> HoldOrder | None:
+    ) -> PinOrder | None:
         tables, program = self.tables, record.program
         turn = finished_turn(record, finish, tables.block_tokens, now_s)
         if turn.outline:

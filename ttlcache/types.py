@@ -224,7 +224,7 @@ class Finish(NamedTuple):
     detect: Callable[[], GapKey | None] | None = None
 
 
-class HoldOrder(NamedTuple):
+class PinOrder(NamedTuple):
     """Reference the first `kv_blocks` blocks of the finished turn for `pin_id`."""
 
     pin_id: int

@@ -24,7 +24,7 @@ from ttlcache.types import (
     BlockHolder,
     Decision,
     Finish,
-    HoldOrder,
+    PinOrder,
     PinOutcome,
     Rank,
     TurnFacts,
@@ -71,7 +71,7 @@ class Retention:
         rank: Rank,
         view: View,
         now_s: float,
-    ) -> tuple[Decision, HoldOrder | None]:
+    ) -> tuple[Decision, PinOrder | None]:
         """The gap after `turn` begins.
 
         rank: where its next request will stand.
@@ -89,7 +89,7 @@ class Retention:
         turn.facts = facts
         # Not a copy: that touches every block of a long context.
         turn.hashes = finish.hashes if turn.num_hashes else ()
-        return decision, HoldOrder(pin.pin_id, pin.kv_blocks)
+        return decision, PinOrder(pin.pin_id, pin.kv_blocks)
 
     def redecide_at_deadline(self, pin: Pin, view: View, now_s: float) -> bool:
         """Whether the pin is held on, given how long the gap has lasted.

@@ -26,7 +26,7 @@ from ttlcache.programs.hints import parse_hints
 from ttlcache.programs.model import MAX_OPEN_TURNS, RequestRecord
 from ttlcache.telemetry.journal import NullJournal
 from ttlcache.testing.fake_holder import FakeHolder
-from ttlcache.types import Arrival, Finish, GapKey, HoldOrder, Urgency
+from ttlcache.types import Arrival, Finish, GapKey, PinOrder, Urgency
 
 
 def chain_hashes(
@@ -172,7 +172,7 @@ class FakeEngine:
             self.controller.prefilled(request_id, request.prompt_tokens)
         return True
 
-    def finish(self, request_id: str) -> HoldOrder | None:
+    def finish(self, request_id: str) -> PinOrder | None:
         """The request completes; a pin takes its references before it frees."""
         return self._leave(request_id, completed=True)
 
@@ -207,7 +207,7 @@ class FakeEngine:
         _check_claims(self.controller)
         _check_programs(self.controller)
 
-    def _leave(self, request_id: str, *, completed: bool) -> HoldOrder | None:
+    def _leave(self, request_id: str, *, completed: bool) -> PinOrder | None:
         request = self.requests.pop(request_id)
         hashes = chain_hashes(request.tokens, self.block_tokens, request.tenant)
         # The KV of the token sampled last was never computed.

@@ -11,7 +11,7 @@ from ttlcache.clock import stopwatch_s
 from ttlcache.gauges import gauges_of
 from ttlcache.programs.hints import parse_hints
 from ttlcache.retention.ttl import reusable_blocks
-from ttlcache.types import Arrival, Finish, HoldOrder
+from ttlcache.types import Arrival, Finish, PinOrder
 from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, SLOW_FINISH_S
 from ttlcache_connector.engine.failed_loads import put_back
 from ttlcache_connector.engine.request_view import (
@@ -203,7 +203,7 @@ class SchedulerSide(QueueAnswers):
         request: Request,
         program: Program,
         blocks: list[KVCacheBlock],
-        order: HoldOrder | None,
+        order: PinOrder | None,
     ) -> None:
         """What becomes of a finished turn in the lower tier."""
         assert self.controller is not None
