@@ -15,14 +15,14 @@ from typing import Any
 #: point -> (object below the connector's side, method, labels it is counted under).
 POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "arrive": ("controller", "arrive", frozenset({"arrive"})),
-    "priority": ("controller", "priority", frozenset({"priority"})),
+    "priority": ("controller.queue", "priority", frozenset({"priority"})),
     "requeue_if_moved": (
-        "controller",
+        "controller.queue",
         "requeue_if_moved",
         frozenset({"requeue_if_moved"}),
     ),
-    "may_start": ("controller", "may_start", frozenset({"admission"})),
-    "reclaim": ("controller", "reclaim", frozenset({"eviction"})),
+    "may_start": ("controller.memory", "may_start", frozenset({"admission"})),
+    "reclaim": ("controller.memory", "reclaim", frozenset({"eviction"})),
     "note_local_hit": ("_local_hits", "__setitem__", frozenset({"note_local_hit"})),
     "on_allocated": ("controller", "on_allocated", frozenset({"on_allocated"})),
     "prefilled": (
@@ -43,7 +43,11 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
         frozenset({"put_back_failed_loads"}),
     ),
     "drain": ("controller.metrics", "drain", frozenset({"take_stats"})),
-    "release_all": ("controller", "release_all", frozenset({"release_pins"})),
+    "release_all": (
+        "controller.memory",
+        "release_all",
+        frozenset({"release_pins"}),
+    ),
     # Not hooks, but what they all lean on: blocks, the queue, the counters.
     "release": (
         "ledger",

@@ -64,7 +64,7 @@ def test_head_of_the_queue_takes_younger_pins_but_not_older_ones(make_engine):
     a = start(engine, "A", 100, max_tokens=10)
     engine.run()
     context = list(a.all_token_ids)
-    engine.connector.side.controller.release_all()  # A comes back without a pin
+    engine.connector.side.controller.memory.release_all()  # A comes back without a pin
     start(engine, "B", 100)
     engine.run()
     start(engine, "C", 100)
@@ -105,7 +105,7 @@ def test_nothing_running_means_every_pin_may_go(make_engine, async_scheduling):
 def lose_pins(engine):
     """What a running request does that needs all the memory there is."""
     controller = engine.connector.side.controller
-    assert controller.reclaim(10_000, Urgency.RUNNING, "nobody's")
+    assert controller.memory.reclaim(10_000, Urgency.RUNNING, "nobody's")
     assert not len(controller.pins)
 
 

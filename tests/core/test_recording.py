@@ -367,7 +367,7 @@ def test_a_live_server_s_ids_and_tools_rule_no_terminal():
 def test_a_policy_of_somebody_else_may_give_anything_as_inputs(tmp_path):
     recorder = Recorder(tmp_path, EVENTS, {}, run="1-1")
     engine = FakeEngine({"policy": "fixed"}, journal=Journal(recorder))
-    engine.controller._retention.policy.decide = lambda turn, view: Decision(
+    engine.controller.retention.policy.decide = lambda turn, view: Decision(
         1.0, "odd", {"text": "x" * 999, "inf": float("inf"), 7: None, "n": 1.5}
     )
     engine.turn("r1", list(range(20)), [50], program="p")

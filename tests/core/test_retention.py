@@ -103,7 +103,7 @@ def test_a_tenant_alone_may_wish_for_the_whole_cap(scripted):
 def test_wishes_beyond_the_policy_hold_a_quarter_where_tenants_share(scripted):
     engine = scripted(Decision(1.0, "test"), max_ttl_s=60, max_pinned_fraction=1.0)
     engine.turn("other", [99] * 8, program="other", tenant="two")
-    quarter = engine.controller.tables.holder.pressure().pool_blocks / 4
+    quarter = engine.controller.memory.holder.pressure().pool_blocks / 4
     for number in range(6):
         engine.turn(f"r{number}", [number] * 8, program=f"P{number}", ttl="1h")
     pins = engine.controller.pins
@@ -127,7 +127,7 @@ def test_who_comes_back_to_a_pool_full_of_wishes_gets_room(scripted):
     for number in range(5):
         engine.turn(f"r{number}", [number] * 8, program=f"P{number}", ttl="1h")
     assert pins.client_ttl_blocks == 5 * 9
-    quarter = engine.controller.tables.holder.pressure().pool_blocks / 4
+    quarter = engine.controller.memory.holder.pressure().pool_blocks / 4
     # Within the second that the policy gives, too, nobody loses anything.
     engine.turn("early", [98] * 8, program="early", tenant="two", last=True)
     assert pins.client_ttl_blocks == 5 * 9

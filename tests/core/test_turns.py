@@ -80,11 +80,11 @@ def test_the_first_to_claim_takes_the_pin_from_the_others():
     context = engine.turn("r1", PROMPT, [11, 12, 13], program="A")
     engine.arrive("r2", [*context, 5], program="A")
     engine.arrive("r3", [*context, 6], program="A")
-    with_pin = engine.controller.priority("r3")
+    with_pin = engine.controller.queue.priority("r3")
     assert engine.admit("r2")
     assert outcomes(engine) == {PinOutcome.CLAIMED: 1}
     assert sorted(engine.rekeyed) == ["r2", "r3"]
-    assert engine.controller.priority("r3") > with_pin
+    assert engine.controller.queue.priority("r3") > with_pin
     assert engine.admit("r3")  # its blocks are there: no loss
     assert engine.controller.metrics.totals["evicted_returns", ""] == 0
     engine.check()
@@ -265,7 +265,7 @@ def test_a_parent_whose_pin_is_gone_or_that_ended_is_left_in_peace():
     engine.turn("p1", PROMPT, program="P", tool="Task")
     for child in ("C", "D"):
         engine.turn(f"{child}1", [80] * 9, program=child, parent_id="P")
-    engine.controller.release_all()
+    engine.controller.memory.release_all()
     engine.controller.end("", "C")
     engine.controller.end("", "P")
     engine.controller.end("", "D")
@@ -292,7 +292,7 @@ def test_a_sub_agent_stands_where_a_newcomer_stands():
         engine.arrive(label, PROMPT, program=label)
     engine.arrive("C", PROMPT, program="C", parent_id="P")
     engine.arrive("R", PROMPT, program="R")
-    order = sorted("PQRC", key=engine.controller.priority)
+    order = sorted("PQRC", key=engine.controller.queue.priority)
     assert order == ["P", "Q", "C", "R"]
 
 

@@ -101,7 +101,7 @@ class FaultyTTLConnector(TTLConnector):
         for point in POINTS:
             if point not in _OF_THE_QUEUE | NOT_OURS:
                 self._faults.install(self.side, point)
-        retention = self.side.controller._retention
+        retention = self.side.controller.retention
         retention.policy = MoodyPolicy(retention.policy)
 
     def attach_scheduler(self, scheduler: Any, queue: Any) -> None:

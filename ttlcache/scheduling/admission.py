@@ -11,14 +11,13 @@ over the tokens of a prefix-cache hash) and pool blocks (what the engine allocat
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from ttlcache.config import TTLCacheConfig, admission_in_force
 from ttlcache.estimators.survival import SlidingMean
-from ttlcache.programs.model import Program, RequestRecord
-from ttlcache.types import BlockHolder, Pressure
+from ttlcache.programs.model import Program
+from ttlcache.types import Pressure
 
 #: Ended programs over which the mean is taken, and below which nothing is known.
 WINDOW, MIN_ENDED = 1000, 5
@@ -232,26 +231,3 @@ def create(config: TTLCacheConfig, block_tokens: int) -> AdmissionControl:
     if admission_in_force(config) == "room-to-grow":
         return GrowthReserve(GROWTH_SHARE, block_tokens)
     return AdmitAll()
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionGate:
-    """Asks the admission control about requests that have no memory yet."""
-
-    control: AdmissionControl
-    holder: BlockHolder
-    block_tokens: int
-
-    def may_start(self, record: RequestRecord, needed_pool_blocks: float) -> bool:
-        """Whether the request may take memory now, if it fits."""
-        return self.missing_blocks(record, needed_pool_blocks) == 0
-
-    def missing_blocks(self, record: RequestRecord, needed_pool_blocks: float) -> int:
-        """How many more free pool blocks would let it start."""
-        missing = self.control.missing_blocks(
-            record.program,
-            needed_pool_blocks,
-            record.num_tokens / self.block_tokens,
-            self.holder.pressure(),
-        )
-        return max(0, math.ceil(missing))

@@ -178,7 +178,7 @@ class SideParts:
     def release_pins(self) -> None:
         """Every pin that the controller knows."""
         if self.controller is not None:
-            self.controller.release_all()
+            self.controller.memory.release_all()
         if self._demoting is not None:
             self._demoting.release_demoting()
 

@@ -25,7 +25,9 @@ class QueueAnswers(SideParts):
         preempted = request.status is RequestStatus.PREEMPTED
         try:
             if self.controller is not None:
-                return self.controller.priority(request.request_id, preempted=preempted)
+                return self.controller.queue.priority(
+                    request.request_id, preempted=preempted
+                )
         except KeyError:
             pass  # its arrival failed and was counted: last, in order of time
         except Exception:  # noqa: BLE001 - the serving path fails open
@@ -41,20 +43,21 @@ class QueueAnswers(SideParts):
         controller, request_id = self.controller, request.request_id
         if controller is None or not self._by_program:
             return Admission.ADMIT
-        may_start = controller.may_start(request_id, needed_blocks)
+        memory = controller.memory
+        may_start = memory.may_start(request_id, needed_blocks)
         if not may_start and self.ledger is not None:
             # It waits for memory as others do: what holds that has its price.
             self.ledger.waiting_blocks = needed_blocks
-            controller.on_memory_refused(request_id)
-            if controller.free_for_newcomer(request_id, needed_blocks):
-                may_start = controller.may_start(request_id, needed_blocks)
+            memory.on_refused(request_id)
+            if memory.free_for_newcomer(request_id, needed_blocks):
+                may_start = memory.may_start(request_id, needed_blocks)
         return Admission.ADMIT if may_start else Admission.WAIT
 
     def requeue_if_moved(self, request: Request) -> bool:
         """Whether the head of the queue must be sorted in anew."""
         try:
             if self.controller is not None:
-                return self.controller.requeue_if_moved(request.request_id)
+                return self.controller.queue.requeue_if_moved(request.request_id)
         except Exception:  # noqa: BLE001 - the serving path fails open
             self.faults.record("requeue_if_moved")
         return False
@@ -75,9 +78,9 @@ class QueueAnswers(SideParts):
         freed = 0
         if urgency is not Urgency.RUNNING:
             self.ledger.waiting_blocks = needed_blocks
-            self.controller.on_memory_refused(request.request_id)
+            self.controller.memory.on_refused(request.request_id)
             if urgency is not Urgency.STALLED:  # that one has patience of its own
-                freed = self.controller.reprice()
+                freed = self.controller.memory.reprice()
             if self._demoting is not None:
                 return freed + self._evict_to_tier(
                     self._demoting, needed_blocks - freed, request, urgency
@@ -129,7 +132,7 @@ class QueueAnswers(SideParts):
         assert self.controller is not None
         assert self.ledger is not None
         patient = urgency is not Urgency.STALLED or not self.is_overdue(request)
-        freed = self.controller.reclaim(
+        freed = self.controller.memory.reclaim(
             blocks, urgency, request.request_id, patient=patient
         )
         if not freed and urgency is Urgency.STALLED:

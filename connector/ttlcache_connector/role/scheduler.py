@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ttlcache import control
 from ttlcache.clock import stopwatch_s
-from ttlcache.gauges import gauges_of
 from ttlcache.programs.hints import parse_hints
 from ttlcache.retention.ttl import reusable_blocks
-from ttlcache.types import Arrival, Finish, PinOrder
+from ttlcache.types import Arrival, Finish, Finished
 from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, SLOW_FINISH_S
 from ttlcache_connector.engine.failed_loads import put_back
 from ttlcache_connector.engine.request_view import (
@@ -94,7 +93,7 @@ class SchedulerSide(QueueAnswers):
         """The lower tier was asked; vLLM uses no answer for some requests."""
         if self.controller is not None and not request.skip_reading_prefix_cache:
             chunk_tokens = self.lower.tier.chunk_tokens
-            self.controller.tier_looked_up(request.request_id, chunk_tokens)
+            self.controller.tier.on_lookup(request.request_id, chunk_tokens)
 
     @guarded(fallback=math.inf)
     def stored_tokens(self, request: Request) -> float:
@@ -146,7 +145,7 @@ class SchedulerSide(QueueAnswers):
         record = controller.requests.get(request.request_id)
         completed = is_completed(request, self._reader)
         candidate = ledger.candidate(block_ids if completed else no_blocks(block_ids))
-        order = controller.finish(
+        finished = controller.finish(
             Finish(
                 request_id=request.request_id,
                 completed=completed,
@@ -162,18 +161,21 @@ class SchedulerSide(QueueAnswers):
                 detect=self._detector(request),
             )
         )
+        order = finished.order
         if order is not None:
             pinned = candidate.blocks[: order.kv_blocks]
             ledger.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
         ledger.plain_lru.on_uncached_freed(ledger.count_uncached(block_ids))
         if self._demoting is not None:
             if record is not None:
-                self._offer_to_tier(request, record.program, candidate.blocks, order)
+                self._offer_to_tier(
+                    request, record.program, candidate.blocks, finished
+                )
             else:
                 self.lower.tier.drop(request.request_id)
             if completed and record is not None:
                 self.lower.report_turn(
-                    turn_end(request.request_id, record, controller.last_decision)
+                    turn_end(request.request_id, record, finished.decision)
                 )
         took_s = stopwatch_s() - started_s
         controller.metrics.observe("decide_seconds", took_s)
@@ -203,18 +205,18 @@ class SchedulerSide(QueueAnswers):
         request: Request,
         program: Program,
         blocks: list[KVCacheBlock],
-        order: PinOrder | None,
+        finished: Finished,
     ) -> None:
         """What becomes of a finished turn in the lower tier."""
-        assert self.controller is not None
         assert self._demoting is not None
+        order = finished.order
         if order is not None:
             self._demoting.bind_pin_to_request(order.pin_id, request.request_id)
             reusable = blocks[: reusable_blocks(program, len(blocks))]
             self._demoting.linger_rest(
                 request.request_id, program, reusable, order.kv_blocks
             )
-        elif self.controller.last_decision is not None:
+        elif finished.decision is not None:
             self._demoting.on_unpinned(request.request_id, program, blocks)
         else:
             self.lower.tier.drop(request.request_id)
@@ -224,7 +226,7 @@ class SchedulerSide(QueueAnswers):
         """A part of the request's KV is being loaded from the lower tier."""
         self._arrived.discard(request.request_id)
         if self.controller is not None:
-            self.controller.load_started(request.request_id)
+            self.controller.tier.on_load_started(request.request_id)
 
     @guarded()
     def worker_output(self, output: KVConnectorOutput) -> None:
@@ -236,7 +238,7 @@ class SchedulerSide(QueueAnswers):
         if self.controller is None:
             return
         for load in loads:
-            self.controller.load_finished(load.request_id, load.tokens)
+            self.controller.tier.on_load_finished(load.request_id, load.tokens)
         self._count_demotions()
 
     @guarded()
@@ -291,13 +293,13 @@ class SchedulerSide(QueueAnswers):
 
     def _poll_tier(self, controller: Controller) -> None:
         """Whether the lower tier is there, still the same, and what happened there."""
-        controller.lower_tier = "cpu" if self.lower.is_up() else None
+        controller.tier.on_source("cpu" if self.lower.is_up() else None)
         generation = self.lower.tier.generation
         if generation != self._lower_generation:
             self._lower_generation = generation
-            controller.tier_generation_changed()
+            controller.tier.on_new_generation()
         for reload in self.lower.reloads():
-            controller.learn_reload(reload.tier, reload.tokens, reload.seconds)
+            controller.tier.learn_reload(reload.tier, reload.tokens, reload.seconds)
         self._count_demotions()
 
     def _count_demotions(self) -> None:
@@ -399,7 +401,7 @@ class SchedulerSide(QueueAnswers):
         assert self.controller is not None
         assert self.ledger is not None
         pressure, ended = self.ledger.pressure(), self._demoting
-        return gauges_of(self.controller) | {
+        return self.controller.gauges() | {
             "pinned_blocks": pressure.pinned_blocks,
             "free_blocks": pressure.free_blocks,
             "pool_blocks": pressure.pool_blocks,

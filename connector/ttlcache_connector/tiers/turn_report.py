@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 
-from ttlcache.finished import UNKNOWN_GAP
+from ttlcache.types import UNKNOWN_GAP
 from ttlcache.programs.model import Program, RequestRecord
 from ttlcache.types import Decision, PinOutcome
 from ttlcache_connector.tiers.base import TurnEnd

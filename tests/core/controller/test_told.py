@@ -12,7 +12,7 @@ from tests.core.controller.stories import (
     pins,
     total,
 )
-from ttlcache.finished import UNKNOWN_GAP
+from ttlcache.types import UNKNOWN_GAP
 from ttlcache.types import (
     APPROVAL_GAP,
     FINAL_GAP,

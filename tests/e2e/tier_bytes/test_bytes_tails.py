@@ -34,7 +34,7 @@ def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
 
     def give_way(copies: int) -> None:
         with side.ledger.copying_first():
-            assert side.controller.reclaim(12, Urgency.RUNNING, "runs") > 0
+            assert side.controller.memory.reclaim(12, Urgency.RUNNING, "runs") > 0
         totals = side.controller.metrics.totals
         step_until(engine, lambda: totals["demotions", "stored"] == copies)
 
@@ -179,7 +179,7 @@ def give_way_at_once(engine: Worker) -> int:
     """All pins give way to a waiting request; blocks that did not wait for a copy."""
     free = engine.pool.get_num_free_blocks()
     with engine.connector.side.ledger.copying_first():
-        engine.connector.side.controller.reclaim(20, Urgency.RUNNING, "runs")
+        engine.connector.side.controller.memory.reclaim(20, Urgency.RUNNING, "runs")
     return int(engine.pool.get_num_free_blocks() - free)
 
 

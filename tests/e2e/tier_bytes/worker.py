@@ -177,5 +177,5 @@ def reclaim(engine: Worker, blocks: int) -> None:
     totals = side.controller.metrics.totals
     copies = totals["demotions", "stored"]
     with side.ledger.copying_first():
-        assert side.controller.reclaim(blocks, Urgency.RUNNING, "runs") > 0
+        assert side.controller.memory.reclaim(blocks, Urgency.RUNNING, "runs") > 0
     step_until(engine, lambda: totals["demotions", "stored"] == copies + 1)
