@@ -26,7 +26,7 @@ from ttlcache.estimators.survival import Memoryfulness
 from ttlcache.programs.continuation import Continuation, Relation, relate
 from ttlcache.programs.divergence import compare
 from ttlcache.programs.identity import Identifier
-from ttlcache.programs.model import Program, RequestRecord, wait_kind
+from ttlcache.programs.model import Program, RequestRecord
 from ttlcache.programs.places import Quantum
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.table import ProgramTable, client_key
@@ -39,8 +39,7 @@ from ttlcache.scheduling import admission, ordering
 from ttlcache.scheduling.memory import KVMemory
 from ttlcache.scheduling.queue_order import QueueOrder
 from ttlcache.scheduling.remaining_work import RemainingWork
-from ttlcache.telemetry.journal import NullJournal
-from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.types import Arrival, BlockHolder, Finish, Finished, PinOutcome
 from ttlcache.types import IdentityRule as Rule
 
@@ -70,8 +69,7 @@ class Controller:
         costs: CostModel | None = None,
         memoryfulness: Memoryfulness | None = None,
         on_rekey: Callable[[str], None] | None = None,
-        journal: NullJournal | None = None,
-        metrics: MetricsBuffer | None = None,
+        telemetry: Telemetry | None = None,
         on_pin_end: OnPinEnd | None = None,
     ) -> None:
         """
@@ -79,8 +77,7 @@ class Controller:
             block_tokens: tokens per prefix-cache hash.
             memoryfulness: what programs' lengths say of turns left (paper §4.1).
             on_rekey: told the id of a waiting request whose priority changed.
-            journal: told every event.
-            metrics: counts what happens.
+            telemetry: told every event.
             on_pin_end: told how a pin ends, just before its blocks are released.
         """
         self.config, self.block_tokens = config, block_tokens
@@ -90,12 +87,11 @@ class Controller:
         self.memoryfulness = (
             memoryfulness if memoryfulness is not None else Memoryfulness()
         )
-        self.journal = journal if journal is not None else NullJournal()
-        self.metrics = metrics if metrics is not None else MetricsBuffer()
+        self.telemetry = telemetry if telemetry is not None else Telemetry()
         self.programs = ProgramTable(config.max_programs, config.program_idle_s)
         self.requests: dict[str, RequestRecord] = {}
         self.pins = PinTable()
-        self.tier = LowerTier(self.requests, self.costs, self.metrics)
+        self.tier = LowerTier(self.requests, self.costs, self.telemetry)
         self.queue = QueueOrder(
             self.requests,
             ordering.create(ordering_in_force(config)),
@@ -103,7 +99,7 @@ class Controller:
             self.programs,
             self.pins,
             RemainingWork(),
-            self.metrics,
+            self.telemetry,
         )
         self.admission = admission.create(config, block_tokens)
         self._backlog = Backlog(clock)
@@ -115,10 +111,9 @@ class Controller:
             gaps=self.gaps,
             costs=self.costs,
             backlog=self._backlog,
-            metrics=self.metrics,
+            telemetry=self.telemetry,
             max_ttl_s=config.max_ttl_s,
             on_rekey=on_rekey,
-            journal=self.journal,
             on_stall=self.queue.on_stall,
             on_unpinned=self.admission.on_unpinned,
             on_pin_end=on_pin_end,
@@ -141,8 +136,7 @@ class Controller:
             self.pins,
             holder,
             reclaimer,
-            self.metrics,
-            self.journal,
+            self.telemetry,
             lambda: self.programs.num_tenants(clock.now_s()),
         )
         self.memory = KVMemory(
@@ -168,7 +162,11 @@ class Controller:
         """A request entered the queue: find its program, close its gap."""
         now_s = self._clock.now_s()
         self._forget(arrival.request_id)
-        program, rule = self._identify(arrival, now_s)
+        known = len(self.programs)
+        program, rule = self._identifier.identify(arrival, now_s)
+        if len(self.programs) > known:
+            self.telemetry.program_started()
+            self.retention.make_room_for_others()
         continuation = relate(program, arrival.hashes, arrival.num_tokens)
         record = self._new_record(arrival, program, now_s)
         if rule in (Rule.HINT, Rule.SESSION):
@@ -182,7 +180,7 @@ class Controller:
             record.pin_id = pin.pin_id
         if continuation.turn is not None:
             record.tier_generation = continuation.turn.tier_generation
-        self.journal.arrive(now_s, record, rule, arrival, continuation)
+        self.telemetry.arrive(now_s, record, rule, arrival, continuation)
         return record
 
     def on_allocated(self, request_id: str, cached_tokens: int) -> None:
@@ -210,15 +208,11 @@ class Controller:
         pin = self.pins.get(record.pin_id)
         record.pin_id = None
         claim = None if pin is None else self._turns.claim(pin, cached_tokens)
-        self.journal.admit(now_s, record, cached_tokens, claim, not first)
+        self.telemetry.admit(now_s, record, cached_tokens, claim, not first)
         record.refused_s = None
-        if first:
-            kind = wait_kind(record, cached_tokens, pin)
-            self.metrics.observe("wait_seconds", now_s - record.queued_s, kind)
         if pin is not None:
             self._turns.end_pin(pin, PinOutcome.CLAIMED)
         elif first and record.lost_its_kv(cached_tokens):
-            self.metrics.count("evicted_returns")
             self.costs.observe_return_wait(now_s - record.queued_s)
 
     def on_step(self, step: Step) -> None:
@@ -249,7 +243,7 @@ class Controller:
         now_s = self._clock.now_s()
         record.first_token_s = now_s
         self.tier.on_prefilled(record)
-        self.journal.first_token(now_s, record, prompt_tokens)
+        self.telemetry.first_token(now_s, record, prompt_tokens)
 
     # --- a request goes --------------------------------------------------
 
@@ -261,7 +255,7 @@ class Controller:
         self._leave(record)
         program = record.program
         now_s = self._clock.now_s()
-        self.journal.finish(now_s, record, finish)
+        self.telemetry.finish(now_s, record, finish)
         self.programs.touch(program, now_s)
         context_blocks = finish.num_tokens / self.block_tokens
         if record.admitted_s is not None:
@@ -342,21 +336,10 @@ class Controller:
             "memoryfulness": self.memoryfulness.eta,
             "seniority_quantum_seconds": self.queue.quantum.seconds,
             "retention_enabled": float(self.retention_enabled),
-            "recorder_dropped_events": float(self.journal.dropped),
+            "recorder_dropped_events": float(self.telemetry.dropped),
         }
 
     # --- of an arrival ----------------------------------------------------
-
-    def _identify(self, arrival: Arrival, now_s: float) -> tuple[Program, Rule]:
-        known = len(self.programs)
-        program, rule = self._identifier.identify(arrival, now_s)
-        self.metrics.count("turns_identified", rule.value)
-        if len(self.programs) > known:
-            self.metrics.count("programs_started")
-            self.retention.make_room_for_others()
-        for reason in arrival.hints.rejected:
-            self.metrics.count("hints_rejected", reason)
-        return program, rule
 
     def _new_record(
         self, arrival: Arrival, program: Program, now_s: float
@@ -390,8 +373,6 @@ class Controller:
             self.block_tokens,
             continues=continuation.relation is Relation.CONTINUES,
         )
-        if record.divergence is not None and record.divergence.is_sure:
-            self.metrics.count("turns_diverged", record.divergence.cause.value)
 
     # --- of an end --------------------------------------------------------
 
@@ -454,8 +435,7 @@ class Controller:
         if program.ended:
             return
         self.programs.remove(program)
-        self.metrics.count("programs_ended", how)
-        self.journal.end(self._clock.now_s(), program, how)
+        self.telemetry.end(self._clock.now_s(), program, how)
         self.admission.on_program_end(program)
         if program.turns_finished:
             self.memoryfulness.add(program.turns_finished)

@@ -243,7 +243,7 @@ def connector_counts(connector: TTLConnector | None) -> dict[str, Any]:
     if connector is None or connector.side is None:
         return {}
     controller = connector.side.controller
-    totals = controller.metrics.totals if controller is not None else {}
+    totals = controller.telemetry.metrics.totals if controller is not None else {}
     return {
         f"{name}.{label}" if label else name: count
         for (name, label), count in sorted(totals.items())

@@ -42,7 +42,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
         "__len__",
         frozenset({"put_back_failed_loads"}),
     ),
-    "drain": ("controller.metrics", "drain", frozenset({"take_stats"})),
+    "drain": ("controller.telemetry.metrics", "drain", frozenset({"take_stats"})),
     "release_all": (
         "controller.memory",
         "release_all",
@@ -70,7 +70,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
         frozenset({"arrive", "on_allocated", "finished", "before_step", "eviction"}),
     ),
     "is_aged": ("_queue", "is_aged", frozenset({"urgency", "eviction"})),
-    "aged": ("controller.metrics", "count", frozenset({"note_aged"})),
+    "aged": ("controller.telemetry.metrics", "count", frozenset({"note_aged"})),
 }
 
 

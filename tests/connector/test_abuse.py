@@ -92,7 +92,7 @@ def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, c
         engine.finished.clear()
 
     sessions(range(7000))
-    labels = set(side.controller.metrics.totals)
+    labels = set(side.controller.telemetry.metrics.totals)
     tracemalloc.start()
     try:
         sessions(range(7000, 8500))
@@ -107,7 +107,7 @@ def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, c
     assert len(side.controller.gaps._windows) <= 4096
     assert len(side.controller.programs) <= 1001
     assert side.controller.requests == {}
-    assert set(side.controller.metrics.totals) == labels
+    assert set(side.controller.telemetry.metrics.totals) == labels
     known = {str(v) for values in _KNOWN_LABELS.values() for v in values}
     assert {label for _, label in labels if label} <= known | {"forgotten"}
     assert side.faults.total == 0

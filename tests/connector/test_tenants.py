@@ -98,7 +98,7 @@ def test_a_flood_of_sessions_leaves_memory_and_labels_bounded(make_engine):
     controller = engine.connector.side.controller
     assert len(controller.programs) <= 101
     assert after - before < 1_000_000
-    labels = {label for (name, label) in controller.metrics.totals if label}
+    labels = {label for (name, label) in controller.telemetry.metrics.totals if label}
     assert labels <= {str(v) for values in _KNOWN_LABELS.values() for v in values} | {
         "forgotten"
     }

@@ -228,7 +228,7 @@ def test_a_used_up_program_stands_behind_who_came_meanwhile(ordering):
     engine.arrive("a4", [*context, 7], program="A")
     engine.arrive("c1", [8, 9], program="C")
     assert order(engine, "a4", "b1", "c1") == ["b1", "a4", "c1"]
-    assert engine.controller.metrics.totals["quanta_used_up", ""] == 1
+    assert engine.controller.telemetry.metrics.totals["quanta_used_up", ""] == 1
     engine.check()
 
 

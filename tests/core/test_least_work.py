@@ -128,4 +128,4 @@ def test_a_long_program_keeps_its_pins_whatever_its_service():
     assert engine.decode("old-2", [7])
     engine.finish("old-2")
     assert not any(pin.quantum_used for pin in engine.controller.pins)
-    assert engine.controller.metrics.totals["quanta_used_up", ""] == 0
+    assert engine.controller.telemetry.metrics.totals["quanta_used_up", ""] == 0

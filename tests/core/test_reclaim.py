@@ -33,7 +33,7 @@ def pin_blocks(engine, label, count, first_token=None):
 
 
 def victims(engine):
-    return engine.controller.metrics.totals["pins", PinOutcome.VICTIM]
+    return engine.controller.telemetry.metrics.totals["pins", PinOutcome.VICTIM]
 
 
 def test_the_latest_program_goes_first_tail_first_and_no_more_than_needed():
@@ -211,7 +211,7 @@ def test_no_wedge_a_stalled_request_gets_in_over_any_pins():
     pin_blocks(engine, "B", 4)
     engine.arrive("a", [*context, 1, 2, 3, 4], program="A")
     assert engine.admit("a")
-    assert engine.controller.metrics.totals["claimed_tokens", ""] == 3
+    assert engine.controller.telemetry.metrics.totals["claimed_tokens", ""] == 3
     engine.check()
 
 

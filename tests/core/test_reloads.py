@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ttlcache.telemetry.journal import NullJournal
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.testing import FakeEngine
 
 PROMPT = list(range(40))
 
 
-class Prefills(NullJournal):
+class Prefills(Telemetry):
     """Of each request, its prompt's tokens and those that were there."""
 
     def __init__(self):
+        super().__init__()
         self.seen = []
 
     def first_token(self, now_s, record, prompt_tokens):
@@ -22,14 +23,14 @@ class Prefills(NullJournal):
 
 @pytest.fixture
 def engine():
-    journal = Prefills()
-    engine = FakeEngine(journal=journal)
-    engine.prefills = journal.seen
+    telemetry = Prefills()
+    engine = FakeEngine(telemetry=telemetry)
+    engine.prefills = telemetry.seen
     return engine
 
 
 def counted(engine, name, label=""):
-    return engine.controller.metrics.totals[name, label]
+    return engine.controller.telemetry.metrics.totals[name, label]
 
 
 def admit(engine, request_id="r"):
@@ -130,7 +131,7 @@ def test_what_a_reload_cost_is_learnt_per_tier(engine):
     assert engine.controller.costs.tiers == ("cpu",)
     assert counted(engine, "reloads", "cpu") == 50
     assert counted(engine, "reloaded_tokens", "cpu") == 50_000
-    assert engine.controller.metrics.observations["reload_seconds"] == [0.5] * 50
+    assert engine.controller.telemetry.metrics.observations["reload_seconds"] == [0.5] * 50
 
 
 def test_a_reload_from_nobody_knows_where_is_counted_and_teaches_nothing(engine):

@@ -227,9 +227,9 @@ class RequestRecord:
         return not self.lost_its_kv(in_memory + self.reloaded_tokens)
 
 
-def wait_kind(record: RequestRecord, cached_tokens: int, pin: Pin | None) -> str:
+def wait_kind(record: RequestRecord, cached_tokens: int, *, is_claim: bool) -> str:
     """One of `metrics.WAIT_KINDS`."""
-    if pin is not None:
+    if is_claim:
         return "claimed"
     if not record.reusable_tokens:
         return "new"

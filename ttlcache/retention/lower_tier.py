@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ttlcache.estimators.costs import CostModel
 from ttlcache.programs.model import RequestRecord, Turn
-from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.telemetry.events import Telemetry
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class LowerTier:
 
     requests: Mapping[str, RequestRecord]
     costs: CostModel
-    metrics: MetricsBuffer
+    telemetry: Telemetry
     source: str | None = None
     generation: int = 0
 
@@ -57,7 +57,7 @@ class LowerTier:
     def on_load_finished(self, request_id: str, tokens: int) -> None:
         """`tokens` of the prompt came, 0 where that failed: prefill what is left."""
         if tokens <= 0:
-            self.metrics.count("failed_reloads")
+            self.telemetry.metrics.count("failed_reloads")
             return
         record = self.requests.get(request_id)
         if record is not None:
@@ -69,9 +69,7 @@ class LowerTier:
 
         source: None where it is not known from which tier it came.
         """
-        self.metrics.count("reloads", source or "unknown")
-        self.metrics.count("reloaded_tokens", source or "unknown", by=tokens)
-        self.metrics.observe("reload_seconds", seconds)
+        self.telemetry.reload(source, tokens, seconds)
         if source is not None:
             self.costs.observe_reload(source, tokens, seconds)
 

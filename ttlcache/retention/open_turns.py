@@ -24,10 +24,8 @@ from ttlcache.programs.model import (
     Turn,
 )
 from ttlcache.retention.pins import PinTable
-from ttlcache.telemetry.journal import NullJournal
-from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.toolcalls import combine, is_subagent, key_for_tool
-from ttlcache.toolcalls.classes import tool_class
 from ttlcache.types import (
     FINAL_GAP,
     UNKNOWN_GAP,
@@ -73,10 +71,9 @@ class OpenTurns:
         gaps: GapHistory,
         costs: CostModel,
         backlog: Backlog,
-        metrics: MetricsBuffer,
+        telemetry: Telemetry,
         max_ttl_s: float,
         on_rekey: Callable[[str], None] | None,
-        journal: NullJournal,
         on_stall: OnStall,
         on_unpinned: OnUnpinned,
         on_pin_end: OnPinEnd | None = None,
@@ -89,10 +86,9 @@ class OpenTurns:
         self._gaps = gaps
         self._costs = costs
         self._backlog = backlog  # of plain vLLM
-        self._metrics = metrics
+        self._telemetry = telemetry
         self._max_ttl_s = max_ttl_s
         self._on_rekey = on_rekey
-        self._journal = journal
         self._on_stall = on_stall
         self._on_unpinned = on_unpinned
 
@@ -132,8 +128,7 @@ class OpenTurns:
             return Followed()
         gap_s = self._gaps.finish(turn.token, now_s)
         if gap_s is not None:
-            self._metrics.observe("gap_seconds", gap_s)
-            self._metrics.observe("tool_gap_seconds", gap_s, tool_class(turn.gap_key))
+            self._telemetry.gap(turn.gap_key, gap_s)
         pin = self._pins.get(turn.pin_id)
         reusable = turn.context_tokens
         if continuation.relation is Relation.SUPERSEDES:
@@ -162,8 +157,6 @@ class OpenTurns:
         claimed = min(cached_tokens, pin.kv_tokens)
         behind_blocks = int(self._backlog.tokens / self._block_tokens)
         kept = int(min(self._holder.claim(pin.pin_id, behind_blocks), claimed))
-        self._metrics.count("claimed_tokens", by=claimed)
-        self._metrics.count("prefill_tokens_saved", by=claimed - kept)
         saved_s = self._costs.prefill_s(claimed, kept) if claimed > kept else 0.0
         self._backlog.on_saved(claimed - kept, saved_s)
         return Claim(pin.pin_id, claimed, claimed - kept, saved_s)
@@ -193,22 +186,18 @@ class OpenTurns:
                 continue
             ttl_s = min(self._costs.recovery_s(turn.context_tokens), self._max_ttl_s)
             self._pins.set_deadline(pin, max(pin.deadline_s, now_s + ttl_s))
-            self._journal.extend(now_s, pin, "sub-agent ended")
+            self._telemetry.extend(now_s, pin, "sub-agent ended")
         # Chains of ended sub-agents must not keep each other in memory.
         child.parent = None
 
     def end_pin(self, pin: Pin, outcome: PinOutcome) -> int:
         """End a pin in every table; returns the blocks that became free."""
         now_s = self._clock.now_s()
-        self._journal.unpin(now_s, pin, outcome)
+        self._telemetry.unpin(now_s, pin, outcome)
         self._pins.remove(pin)
         program = pin.program
         if pin.continued and pin.turn in program.open_turns:
             program.open_turns.remove(pin.turn)
-        self._metrics.count("pins", outcome.value)
-        kind = tool_class(pin.turn.gap_key)
-        self._metrics.count("pins_by_tool", f"{kind}/{outcome.value}")
-        self._metrics.observe("pinned_seconds", max(0.0, now_s - pin.created_s))
         if pin.stalled_s > 0.0:
             self._on_stall(pin)
         if outcome is not PinOutcome.CLAIMED:
@@ -233,7 +222,7 @@ class OpenTurns:
         self._pins.shrink(
             pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
         )
-        self._journal.shrink(self._clock.now_s(), pin)
+        self._telemetry.shrink(self._clock.now_s(), pin)
         return shrunk.freed_blocks
 
     def _is_held(self, turn: Turn) -> bool:

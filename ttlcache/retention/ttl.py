@@ -22,8 +22,7 @@ from ttlcache.programs.model import Pin, Program, RequestRecord, Turn
 from ttlcache.retention.lower_tier import LowerTier
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
-from ttlcache.telemetry.journal import NullJournal
-from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.types import (
     BlockHolder,
     Decision,
@@ -69,8 +68,7 @@ class Retention:
     pins: PinTable
     holder: BlockHolder
     reclaimer: Reclaimer
-    metrics: MetricsBuffer
-    journal: NullJournal
+    telemetry: Telemetry
     num_tenants: Callable[[], int] = lambda: 1
     is_enabled: bool = True
 
@@ -90,14 +88,13 @@ class Retention:
         """
         facts, view = _facts(record, turn, finish), self._view(now_s)
         decision = self._decide(facts, view)
-        self.journal.decide(now_s, record, facts, decision, view)
-        self.metrics.observe("ttl_seconds", decision.ttl_s)
+        self.telemetry.decide(now_s, record, facts, decision, view)
         if decision.ttl_s <= 0 or finish.kv_blocks <= 0:
             return Finished(decision)
         pin = self._start(record.program, turn, decision, finish, now_s, rank)
         if pin is None:
             return Finished(decision)
-        self.journal.pin(now_s, pin)
+        self.telemetry.pin(now_s, pin)
         turn.facts = facts
         # Not a copy: that touches every block of a long context.
         turn.hashes = finish.hashes if turn.num_hashes else ()
@@ -159,7 +156,7 @@ class Retention:
             decision = self._redecide(turn.facts, waited_s, view, is_end_known=True)
             if decision.ttl_s > 0:
                 self.pins.set_deadline(pin, now_s + decision.ttl_s)
-                self.journal.extend(now_s, pin, "tool progress")
+                self.telemetry.extend(now_s, pin, "tool progress")
             else:
                 self._expire(pin)
         live = (self.pins.get(turn.pin_id) for turn in program.open_turns)
@@ -216,7 +213,7 @@ class Retention:
             return False
         deadline_s = now_s + decision.ttl_s
         self.pins.set_deadline(pin, deadline_s, provisional=decision.provisional)
-        self.journal.extend(now_s, pin, "re-decided")
+        self.telemetry.extend(now_s, pin, "re-decided")
         return True
 
     def _lower_policy_ttl(
@@ -260,7 +257,7 @@ class Retention:
         return decision if is_valid else self._fault("policy:nonsense")
 
     def _fault(self, reason: str) -> Decision:
-        self.metrics.count("hook_errors", "policy")
+        self.telemetry.metrics.count("hook_errors", "policy")
         return Decision(0.0, reason)
 
     # --- pins and caps ---------------------------------------------------
@@ -292,7 +289,6 @@ class Retention:
             return None
         if keep <= 0:
             return None
-        self.metrics.count("pins_started")
         return self.pins.add(
             program,
             turn,

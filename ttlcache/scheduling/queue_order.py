@@ -12,7 +12,7 @@ from ttlcache.programs.table import ProgramTable
 from ttlcache.retention.pins import PinTable
 from ttlcache.scheduling.ordering import Ordering, PriorityKey, QueuedTurn
 from ttlcache.scheduling.remaining_work import RemainingWork
-from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.types import Rank
 
 
@@ -30,7 +30,7 @@ class QueueOrder:
     programs: ProgramTable
     pins: PinTable
     work: RemainingWork
-    metrics: MetricsBuffer
+    telemetry: Telemetry
 
     # --- what an engine adapter asks --------------------------------------
 
@@ -136,7 +136,7 @@ class QueueOrder:
     def _charge(self, place: Place, tenant: str, seconds: float) -> None:
         if self.ordering.places_end and place.charge(seconds, self.quantum.seconds):
             place.move_back(self.programs.place_numbers.next(tenant))
-            self.metrics.count("quanta_used_up")
+            self.telemetry.metrics.count("quanta_used_up")
 
     def _queued(self, record: RequestRecord, preempted: bool) -> QueuedTurn:
         return QueuedTurn(  # by position: names cost half a microsecond here

@@ -24,7 +24,7 @@ from ttlcache.config import load_config
 from ttlcache.controller import Controller
 from ttlcache.programs.hints import parse_hints
 from ttlcache.programs.model import MAX_OPEN_TURNS, RequestRecord
-from ttlcache.telemetry.journal import NullJournal
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.testing.fake_holder import FakeHolder
 from ttlcache.types import Arrival, Finish, Finished, GapKey, Urgency
 
@@ -69,7 +69,7 @@ class FakeEngine:
         block_tokens: int = 4,
         clock: VirtualClock | None = None,
         whole_pins: bool = False,
-        journal: NullJournal | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.clock = clock if clock is not None else VirtualClock()
         self.block_tokens = block_tokens
@@ -83,7 +83,7 @@ class FakeEngine:
             self.holder,
             block_tokens,
             on_rekey=self.rekeyed.append,
-            journal=journal,
+            telemetry=telemetry,
         )
 
     def arrive(

@@ -20,7 +20,7 @@ from ttlcache_connector.faults import Faults, guarded
 from ttlcache_connector.log import logger
 from ttlcache_connector.role.allocation import AllocationGuard, Reclaims, groups_of
 from ttlcache_connector.role.divergence_log import DivergenceLog
-from ttlcache_connector.role.state_files import HistoryFile, load_costs, open_journal
+from ttlcache_connector.role.state_files import HistoryFile, load_costs, open_telemetry
 from ttlcache_connector.tiers.factory import scheduler_tier
 from ttlcache_connector.tiers.guarded import GuardedTier
 
@@ -118,7 +118,7 @@ class SideParts:
             gaps=self._history.gaps,
             costs=self._costs,
             on_rekey=self._rekey,
-            journal=open_journal(self._config, self._clock, self._about(pool)),
+            telemetry=open_telemetry(self._config, self._clock, self._about(pool)),
             on_pin_end=demoting.on_pin_end if demoting else None,
         )
         # What this class lacks of it, `SchedulerSide` has.
@@ -204,7 +204,7 @@ class SideParts:
 
     def count(self, name: str, label: str = "") -> None:
         if self.controller is not None:
-            self.controller.metrics.count(name, label)
+            self.controller.telemetry.metrics.count(name, label)
 
     def num_running(self) -> int | None:
         """Running requests, None under a foreign scheduler."""

@@ -62,7 +62,7 @@ class SchedulerSide(QueueAnswers):
         if controller is None or request.request_id in controller.requests:
             return
         for reason in dropped:
-            controller.metrics.count("hints_rejected", reason)
+            controller.telemetry.metrics.count("hints_rejected", reason)
         params = request.sampling_params
         hints = parse_hints(
             request.kv_transfer_params, params.extra_args if params else None
@@ -178,7 +178,7 @@ class SchedulerSide(QueueAnswers):
                     turn_end(request.request_id, record, finished.decision)
                 )
         took_s = stopwatch_s() - started_s
-        controller.metrics.observe("decide_seconds", took_s)
+        controller.telemetry.metrics.observe("decide_seconds", took_s)
         if controller.retention_enabled and self._pace.is_lost(took_s):
             self.count("hook_errors", "slow")
             log.warning(
@@ -315,7 +315,7 @@ class SchedulerSide(QueueAnswers):
         self.release_all()
         self._history.close()
         if self.controller is not None:
-            self.controller.journal.close()
+            self.controller.telemetry.close()
         self.lower.tier_shutdown()
 
     @guarded()
@@ -323,7 +323,7 @@ class SchedulerSide(QueueAnswers):
         """What happened since the last call; None when there is nothing to say."""
         if self.controller is None or self.ledger is None:
             return None
-        metrics = self.controller.metrics
+        metrics = self.controller.telemetry.metrics
         if metrics.is_empty():
             interval_s = GAUGE_INTERVAL_S
         else:

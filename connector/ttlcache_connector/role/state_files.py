@@ -14,7 +14,7 @@ from ttlcache.errors import ConfigError
 from ttlcache.estimators import gap_store
 from ttlcache.estimators.costs import STEP_TOKENS, CostModel
 from ttlcache.estimators.gap_history import GapHistory, GapRecords
-from ttlcache.telemetry.journal import EVENTS, Journal, NullJournal
+from ttlcache.telemetry.events import EVENTS, Telemetry
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache_connector.log import logger
 
@@ -55,8 +55,10 @@ def load_costs(config: TTLCacheConfig, step_tokens: int = STEP_TOKENS) -> CostMo
     return CostModel(profile, step_tokens)
 
 
-def open_journal(config: TTLCacheConfig, clock: Clock, about: dict[str, Any]) -> Any:
-    """Records into `record_path`, or nothing where that is not set.
+def open_telemetry(
+    config: TTLCacheConfig, clock: Clock, about: dict[str, Any]
+) -> Telemetry:
+    """Records into `record_path` where that is set.
 
     Args:
         about: facts about the engine for the head of the recording.
@@ -65,7 +67,7 @@ def open_journal(config: TTLCacheConfig, clock: Clock, about: dict[str, Any]) ->
         ConfigError: the folder cannot be written.
     """
     if config.record_path is None:
-        return NullJournal()
+        return Telemetry()
     now_s, date_s = clock.now_s(), wall_s()
     header = {
         "wall_minus_clock_s": date_s - now_s,
@@ -82,7 +84,7 @@ def open_journal(config: TTLCacheConfig, clock: Clock, about: dict[str, Any]) ->
             f"key 'record_path' has value {config.record_path!r}, expected: a folder "
             f"that can be written ({error})"
         ) from None
-    return Journal(recorder)
+    return Telemetry(recorder=recorder)
 
 
 class HistoryFile:

@@ -35,7 +35,7 @@ def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
     def give_way(copies: int) -> None:
         with side.ledger.copying_first():
             assert side.controller.memory.reclaim(12, Urgency.RUNNING, "runs") > 0
-        totals = side.controller.metrics.totals
+        totals = side.controller.telemetry.metrics.totals
         step_until(engine, lambda: totals["demotions", "stored"] == copies)
 
     engine.add("runs", prompt(80, 40 * BLOCK), max_tokens=400, hints=hints("old"))
@@ -83,7 +83,7 @@ def test_a_tail_goes_down_alone_and_comes_back(make_worker, request, blocks, ser
     context = engine.turn_beside("b", [*context, 5], hints=hints("p"))
     # The block at its beginning that GPU memory has is not written.
     assert engine.moved["tier_bytes:promoted"] == tail * CHUNK_BYTES
-    totals = side.controller.metrics.totals
+    totals = side.controller.telemetry.metrics.totals
     assert totals["pins", "claimed"] == 1
     # The next turn owes its beginning still, and not what is below.
     reclaim(engine, 20)

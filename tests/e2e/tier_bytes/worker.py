@@ -174,7 +174,7 @@ def hints(name: str, *, last: bool = False) -> dict[str, Any]:
 def reclaim(engine: Worker, blocks: int) -> None:
     """As for a waiting request; returns when what gave way is below."""
     side = engine.connector.side
-    totals = side.controller.metrics.totals
+    totals = side.controller.telemetry.metrics.totals
     copies = totals["demotions", "stored"]
     with side.ledger.copying_first():
         assert side.controller.memory.reclaim(blocks, Urgency.RUNNING, "runs") > 0
