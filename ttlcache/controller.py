@@ -88,7 +88,7 @@ class Controller:
             memoryfulness if memoryfulness is not None else Memoryfulness()
         )
         self.telemetry = telemetry if telemetry is not None else Telemetry()
-        self.programs = ProgramTable(config.max_programs, config.program_idle_s)
+        self.programs = ProgramTable(config.program_idle_s)
         self.requests: dict[str, RequestRecord] = {}
         self.pins = PinTable()
         self.tier = LowerTier(self.requests, self.costs, self.telemetry)

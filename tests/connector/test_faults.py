@@ -85,7 +85,7 @@ def test_every_hook_may_throw(
         extra_config={
             **BUSY,
             "ordering": "ttl-aware",
-            "history_path": str(tmp_path / "gaps.json"),
+            "state_dir": str(tmp_path),
         },
     )
     side = engine.connector.side

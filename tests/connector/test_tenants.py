@@ -87,7 +87,8 @@ def test_a_waiting_tenant_takes_what_another_holds_beyond_its_part(make_engine):
 
 
 def test_a_flood_of_sessions_leaves_memory_and_labels_bounded(make_engine):
-    engine = make_engine(num_blocks=100, extra_config={**FLOOD, "max_programs": 100})
+    engine = make_engine(num_blocks=100, extra_config=FLOOD)
+    engine.connector.side.controller.programs.max_programs = 100
     engine.on_step = None
     flood(engine, 300)
     tracemalloc.start()

@@ -335,7 +335,8 @@ def test_chains_of_sub_agents_do_not_keep_their_ancestors_in_memory():
 
 
 def test_programs_end_idle_by_silence_and_forgotten_by_number():
-    engine = make_engine(max_programs=2, program_idle_s=60.0)
+    engine = make_engine(program_idle_s=60.0)
+    engine.controller.programs.max_programs = 2
     for number in range(3):
         engine.turn(f"r{number}", [100 + number] * 9, program=str(number))
     engine.step(seconds=60.0)

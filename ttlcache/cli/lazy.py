@@ -41,7 +41,7 @@ def doctor(
 
 def profile(
     model: Annotated[str, typer.Argument(help="Folder or name of the model.")],
-    out: Annotated[Path, typer.Option(help="File for profile_path.")] = Path(
+    out: Annotated[Path, typer.Option(help="File; profile.json in state_dir is read.")] = Path(
         "profile.json"
     ),
     max_tokens: Annotated[

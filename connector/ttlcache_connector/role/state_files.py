@@ -20,6 +20,9 @@ from ttlcache_connector.log import logger
 
 log = logger(__name__)
 
+#: Files in `state_dir`.
+PROFILE, HISTORY = "profile.json", "gaps.json"
+
 #: A SIGKILL loses at most this much of the history: seconds per record saved, within
 #: bounds. A small history is written often, and none costs a core more than 0.1 %.
 SAVE_INTERVAL_S_PER_RECORD = 1e-3
@@ -33,25 +36,28 @@ _PAUSE_S = 0.001
 
 
 def load_costs(config: TTLCacheConfig, step_tokens: int = STEP_TOKENS) -> CostModel:
-    """Costs seeded from `profile_path`, or vLLM-agnostic defaults.
+    """Costs seeded from the profile in `state_dir`, or vLLM-agnostic defaults.
 
     Args:
         step_tokens: most tokens of an engine step.
 
     Raises:
-        ConfigError: the file is missing, no JSON, or holds something else.
+        ConfigError: the file is there, but no JSON, or holds something else.
     """
-    if config.profile_path is None:
+    if config.state_dir is None:
         return CostModel(step_tokens=step_tokens)
+    path = Path(config.state_dir) / PROFILE
     try:
-        profile = json.loads(Path(config.profile_path).read_text())
+        profile = json.loads(path.read_text())
+    except FileNotFoundError:
+        return CostModel(step_tokens=step_tokens)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"key 'profile_path' has value {config.profile_path!r}, expected: a "
-            f"readable JSON file ({error})"
+            f"key 'state_dir' has value {config.state_dir!r}, expected: {PROFILE} in "
+            f"it to be a readable JSON file, or missing ({error})"
         ) from None
     if not isinstance(profile, dict):
-        raise ConfigError(f"profile {config.profile_path!r}: expected a JSON object")
+        raise ConfigError(f"profile {str(path)!r}: expected a JSON object")
     return CostModel(profile, step_tokens)
 
 
@@ -87,15 +93,32 @@ def open_telemetry(
     return Telemetry(recorder=recorder)
 
 
+def _history_path(config: TTLCacheConfig) -> Path | None:
+    if config.state_dir is None:
+        return None
+    folder = Path(config.state_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"key 'state_dir' has value {config.state_dir!r}, expected: a folder, or "
+            f"a place for one ({error})"
+        ) from None
+    return folder / HISTORY
+
+
 class HistoryFile:
-    """The gap history on disk; every failure is a warning.
+    """The gap history on disk; once it is open, every failure is a warning.
+
+    Raises:
+        ConfigError: `state_dir` is not there, and cannot be made.
 
     The engine's thread copies the records, a thread of its own encodes and writes
     them. There is never more than one such thread.
     """
 
     def __init__(self, config: TTLCacheConfig, now_s: float) -> None:
-        self._path = config.history_path
+        self._path = _history_path(config)
         self._saved_s = now_s
         self._saved_records = 0
         self._interval_s = MIN_SAVE_INTERVAL_S

@@ -79,7 +79,6 @@ class AnyHistory(RuleBasedStateMachine):
                 "policy_options": {"ttl_s": TTL_S},
                 "max_pinned_fraction": fraction,
                 "program_idle_s": 40.0,
-                "max_programs": max_programs,
                 "ordering": ordering,
                 "admission": admission,
             },
@@ -87,6 +86,7 @@ class AnyHistory(RuleBasedStateMachine):
             block_tokens=block_tokens,
             whole_pins=whole_pins,
         )
+        self.engine.controller.programs.max_programs = max_programs
         self.contexts = {}
         self.made = 0
 

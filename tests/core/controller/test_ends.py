@@ -98,7 +98,8 @@ def test_a_step_ends_only_so_many_of_the_programs_that_fell_silent():
 
 
 def test_the_oldest_programs_are_forgotten_when_there_are_too_many():
-    engine = make_engine(max_programs=2)
+    engine = make_engine()
+    engine.controller.programs.max_programs = 2
     for number in range(5):
         engine.turn(f"r{number}", [100 + number] * 9, program=str(number))
     engine.step()
