@@ -23,7 +23,7 @@ from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.estimators.lru_backlog import Backlog
 from ttlcache.estimators.step_fit import Step
 from ttlcache.estimators.survival import Memoryfulness
-from ttlcache.programs.continuation import Continuation, Relation, relate
+from ttlcache.programs.continuation import relate
 from ttlcache.programs.divergence import compare
 from ttlcache.programs.identity import Identifier
 from ttlcache.programs.model import Program, RequestRecord
@@ -82,12 +82,10 @@ class Controller:
         """
         self.config, self.block_tokens = config, block_tokens
         self._clock = clock
-        self.gaps = gaps if gaps is not None else GapHistory()
-        self.costs = costs if costs is not None else CostModel()
-        self.memoryfulness = (
-            memoryfulness if memoryfulness is not None else Memoryfulness()
-        )
-        self.telemetry = telemetry if telemetry is not None else Telemetry()
+        self.gaps = gaps or GapHistory()
+        self.costs = costs or CostModel()
+        self.memoryfulness = memoryfulness or Memoryfulness()
+        self.telemetry = telemetry or Telemetry()
         self.programs = ProgramTable(config.program_idle_s)
         self.requests: dict[str, RequestRecord] = {}
         self.pins = PinTable()
@@ -170,7 +168,9 @@ class Controller:
         continuation = relate(program, arrival.hashes, arrival.num_tokens)
         record = self._new_record(arrival, program, now_s)
         if rule in (Rule.HINT, Rule.SESSION):
-            self._compare(record, arrival, continuation)
+            record.head_tokens, record.divergence = compare(
+                program, arrival, continuation, self.block_tokens
+            )
         self.queue.on_arrival(record, continuation)
         program.in_flight += 1
         pin, record.reusable_tokens = self._turns.follow(
@@ -361,18 +361,6 @@ class Controller:
         self._backlog.on_busy()
         self.requests[arrival.request_id] = record
         return record
-
-    def _compare(
-        self, record: RequestRecord, arrival: Arrival, continuation: Continuation
-    ) -> None:
-        """Whether the prompt begins with the program's last context, and if not, why."""
-        record.head_tokens, record.divergence = compare(
-            record.program,
-            arrival.hashes,
-            arrival.num_tokens,
-            self.block_tokens,
-            continues=continuation.relation is Relation.CONTINUES,
-        )
 
     # --- of an end --------------------------------------------------------
 
