@@ -409,7 +409,6 @@ class Controller:
     ) -> Finished:
         turn = self._turns.open(record, finish, now_s)
         self._identifier.remember(record.program, finish)
-        self.costs.observe_footprint(finish.footprint_blocks or finish.kv_blocks)
         context_blocks = finish.num_tokens / self.block_tokens
         self.admission.on_footprint(context_blocks, finish.footprint_blocks)
         if not self.retention.is_enabled or record.hints.rejected:

@@ -10,7 +10,7 @@ from ttlcache.config import load_config
 from ttlcache.programs.model import Program, Turn
 from ttlcache.programs.places import Place
 from ttlcache.scheduling import admission
-from ttlcache.scheduling.admission import MIN_ENDED, AdmitAll, GrowthReserve
+from ttlcache.scheduling.admission import MIN_ENDED, AdmissionControl, GrowthReserve
 from ttlcache.testing import FakeEngine
 from ttlcache.types import GapKey, Pressure
 
@@ -187,9 +187,9 @@ def test_rounding_does_not_add_up():
     [
         ({}, GrowthReserve),
         ({"ordering": "program-fcfs"}, GrowthReserve),
-        ({"ordering": "least-work"}, AdmitAll),
-        ({"policy": "cachettl"}, AdmitAll),
-        ({"admission": "none"}, AdmitAll),
+        ({"ordering": "least-work"}, AdmissionControl),
+        ({"policy": "cachettl"}, AdmissionControl),
+        ({"admission": "none"}, AdmissionControl),
         ({"policy": "cachettl", "admission": "room-to-grow"}, GrowthReserve),
     ],
 )
@@ -199,7 +199,7 @@ def test_auto_is_for_our_own_policy_in_an_order_by_program(config, kind):
 
 
 def test_no_control_lets_everything_start():
-    control, program = AdmitAll(), make_program()
+    control, program = AdmissionControl(), make_program()
     control.on_turn_running(program, 100)
     control.on_turn_finished(program, 100)
     control.on_footprint(100, 100)
