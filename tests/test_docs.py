@@ -55,7 +55,8 @@ def recording(tmp_path: Path) -> Path:
     """A recording of a program called job-17."""
     place = tmp_path / "recording"
     engine = FakeEngine(
-        {"policy": "fixed"}, telemetry=Telemetry(recorder=Recorder(place, EVENTS, {}, run="1-1"))
+        {"policy": "fixed"},
+        telemetry=Telemetry(recorder=Recorder(place, EVENTS, {}, run="1-1")),
     )
     context = engine.turn("r1", list(range(20)), [50], program="job-17")
     engine.step(seconds=1.0)

@@ -404,9 +404,7 @@ class Controller:
                 max(outputs, 0) * self.costs.decode_token_s,
             )
 
-    def _retain(
-        self, record: RequestRecord, finish: Finish, now_s: float
-    ) -> Finished:
+    def _retain(self, record: RequestRecord, finish: Finish, now_s: float) -> Finished:
         turn = self._turns.open(record, finish, now_s)
         self._identifier.remember(record.program, finish)
         context_blocks = finish.num_tokens / self.block_tokens

@@ -93,7 +93,9 @@ def _steps(
     clock = VirtualClock()
     bare = make_controller("cachettl", clock, telemetry=Telemetry(_NoMetrics()))
     recorder = Recorder(folder, EVENTS, {}, run="bench")
-    recorded = make_controller("cachettl", clock, telemetry=Telemetry(recorder=recorder))
+    recorded = make_controller(
+        "cachettl", clock, telemetry=Telemetry(recorder=recorder)
+    )
     agents = [Agent(n, "session", CONTEXT_TOKENS) for n in range(RUNNING)]
     for agent in agents:
         _begin((bare, recorded), agent.arrival())

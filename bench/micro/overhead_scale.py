@@ -93,7 +93,8 @@ def run_programs(
             agents[slot] = _agent(started)
             started += 1
             if ended * CHUNKS >= (len(chunks) + 1) * num_programs:
-                controller.telemetry.metrics.drain()  # as an adapter would, now and then
+                # As an adapter would, now and then.
+                controller.telemetry.metrics.drain()
                 seconds = time.process_time() - began_s
                 chunks.append(_chunk(controller, ended, seconds))
                 on_chunk(chunks[-1])

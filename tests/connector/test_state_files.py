@@ -98,7 +98,6 @@ def test_a_disk_that_hangs_does_not_hold_up_the_end(
     make_engine, clock, tmp_path, monkeypatch, our_log
 ):
     disk = SlowDisk(monkeypatch)
-    path = tmp_path / "gaps.json"
     engine = make_engine(
         num_blocks=40, extra_config={**HOLD_5S, "state_dir": str(tmp_path)}
     )

@@ -206,7 +206,10 @@ def test_parallel_contexts_of_one_id_have_places_of_their_own():
     engine.finish("x1")
     engine.arrive("x2", [700, 701, 7, 9], program="A")
     assert order(engine, "b1", "x2", "a2") == ["a2", "x2", "b1"]  # x2 claims a pin
-    assert engine.controller.queue.priority("x2")[3] > engine.controller.queue.priority("b1")[3]
+    assert (
+        engine.controller.queue.priority("x2")[3]
+        > engine.controller.queue.priority("b1")[3]
+    )
 
 
 def test_a_sub_agent_has_a_place_of_its_own():
@@ -281,10 +284,16 @@ def test_the_claim_counts_again_after_the_next_admission():
     engine.arrive("a4", context, program="A")
     engine.arrive("b1", [5, 6], program="B")
     assert order(engine, "b1", "a4") == ["a4", "b1"]  # came first; no class of its own
-    assert engine.controller.queue.priority("a4")[2] == engine.controller.queue.priority("b1")[2]
+    assert (
+        engine.controller.queue.priority("a4")[2]
+        == engine.controller.queue.priority("b1")[2]
+    )
     run(engine, "a4")
     engine.arrive("a5", [*context, 7], program="A")
-    assert engine.controller.queue.priority("a5")[2] < engine.controller.queue.priority("b1")[2]
+    assert (
+        engine.controller.queue.priority("a5")[2]
+        < engine.controller.queue.priority("b1")[2]
+    )
 
 
 def test_requests_that_continue_one_turn_share_its_quantum():

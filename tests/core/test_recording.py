@@ -317,7 +317,8 @@ def rename_tool(place: Path, name: str, new_name: str) -> None:
 def test_ids_and_tools_of_clients_rule_no_terminal(tmp_path):
     place = tmp_path / "recording"
     engine = FakeEngine(
-        {"policy": "fixed"}, telemetry=Telemetry(recorder=Recorder(place, EVENTS, {}, run="1-1"))
+        {"policy": "fixed"},
+        telemetry=Telemetry(recorder=Recorder(place, EVENTS, {}, run="1-1")),
     )
     context = engine.turn("r1", list(range(20)), [50], program=HOSTILE, tool=HOSTILE)
     engine.step(seconds=1.0)
@@ -340,7 +341,8 @@ def test_a_tool_s_name_is_no_formula(tmp_path):
     name = "$PYTHON_{$ and \\$"
     place = tmp_path / "recording"
     engine = FakeEngine(
-        {"policy": "fixed"}, telemetry=Telemetry(recorder=Recorder(place, EVENTS, {}, run="1-1"))
+        {"policy": "fixed"},
+        telemetry=Telemetry(recorder=Recorder(place, EVENTS, {}, run="1-1")),
     )
     context = engine.turn("r1", list(range(20)), [50], program=name, tool=name)
     engine.step(seconds=1.0)

@@ -131,7 +131,9 @@ def test_what_a_reload_cost_is_learnt_per_tier(engine):
     assert engine.controller.costs.tiers == ("cpu",)
     assert counted(engine, "reloads", "cpu") == 50
     assert counted(engine, "reloaded_tokens", "cpu") == 50_000
-    assert engine.controller.telemetry.metrics.observations["reload_seconds"] == [0.5] * 50
+    assert (
+        engine.controller.telemetry.metrics.observations["reload_seconds"] == [0.5] * 50
+    )
 
 
 def test_a_reload_from_nobody_knows_where_is_counted_and_teaches_nothing(engine):

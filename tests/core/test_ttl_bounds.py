@@ -99,4 +99,4 @@ def test_ttls_lie_between_nothing_and_the_cap(
     for is_end_known in (False, True):
         again = retention._redecide(turn, waited_s, view, is_end_known=is_end_known)
         assert again.ttl_s <= cap_s - waited_s
-    assert not retention.metrics.totals  # nobody raised, nobody was overruled
+    assert not retention.telemetry.metrics.totals  # nobody raised, nobody was overruled

@@ -168,9 +168,7 @@ class SchedulerSide(QueueAnswers):
         ledger.plain_lru.on_uncached_freed(ledger.count_uncached(block_ids))
         if self._demoting is not None:
             if record is not None:
-                self._offer_to_tier(
-                    request, record.program, candidate.blocks, finished
-                )
+                self._offer_to_tier(request, record.program, candidate.blocks, finished)
             else:
                 self.lower.tier.drop(request.request_id)
             if completed and record is not None:

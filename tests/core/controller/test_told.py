@@ -12,11 +12,11 @@ from tests.core.controller.stories import (
     pins,
     total,
 )
-from ttlcache.types import UNKNOWN_GAP
 from ttlcache.types import (
     APPROVAL_GAP,
     FINAL_GAP,
     PARALLEL_TOOL,
+    UNKNOWN_GAP,
     Finish,
     GapKey,
     IdentityRule,
