@@ -31,7 +31,7 @@ from ttlcache.programs.places import Quantum
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.table import ProgramTable, client_key
 from ttlcache.retention.lower_tier import LowerTier
-from ttlcache.retention.open_turns import OnPinEnd, OpenTurns
+from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.ttl import Remaining, Retention
@@ -70,7 +70,6 @@ class Controller:
         memoryfulness: Memoryfulness | None = None,
         on_rekey: Callable[[str], None] | None = None,
         telemetry: Telemetry | None = None,
-        on_pin_end: OnPinEnd | None = None,
     ) -> None:
         """
         Args:
@@ -78,7 +77,6 @@ class Controller:
             memoryfulness: what programs' lengths say of turns left (paper §4.1).
             on_rekey: told the id of a waiting request whose priority changed.
             telemetry: told every event.
-            on_pin_end: told how a pin ends, just before its blocks are released.
         """
         self.config, self.block_tokens = config, block_tokens
         self._clock = clock
@@ -114,13 +112,11 @@ class Controller:
             on_rekey=on_rekey,
             on_stall=self.queue.on_stall,
             on_unpinned=self.admission.on_unpinned,
-            on_pin_end=on_pin_end,
         )
         reclaimer = Reclaimer(
             self.pins,
             holder,
-            self._turns.end_pin,
-            self._turns.shrink_pin,
+            self._turns,
             clock,
             config.max_pinned_fraction,
         )

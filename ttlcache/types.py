@@ -246,6 +246,21 @@ class Finished(NamedTuple):
     order: PinOrder | None = None
 
 
+class ReleaseMode(Enum):
+    """What becomes of the blocks that a pin gives up.
+
+    KEEP_CACHED: they stay until memory is short; the pin gave up only its place under
+        the cap, or its time is over.
+    COPY_FIRST: a waiting request needs memory: they are copied to the lower tier, and
+        count as free although they are only soon.
+    FREE_NOW: memory is needed in this step.
+    """
+
+    KEEP_CACHED = "keep cached"
+    COPY_FIRST = "copy first"
+    FREE_NOW = "free now"
+
+
 class Shrunk(NamedTuple):
     """What a holder did: blocks that became free, and what is still held."""
 
@@ -270,12 +285,29 @@ class BlockHolder(Protocol):
         """
         ...
 
-    def release(self, pin_id: int) -> int:
-        """Drop all references of a pin; returns how many blocks became free."""
+    def release(
+        self,
+        pin_id: int,
+        outcome: PinOutcome,
+        mode: ReleaseMode,
+        needed_blocks: int,
+    ) -> int:
+        """Drop all references of a pin.
+
+        Args:
+            outcome: how the pin ended.
+            needed_blocks: how many are to become free; others may stay cached.
+
+        Returns:
+            Blocks that became free, with `COPY_FIRST` also those that will soon.
+        """
         ...
 
-    def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
-        """Drop about `drop_blocks` references from the tail, maybe all of them."""
+    def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
+        """Drop about `drop_blocks` references from the tail.
+
+        None: nothing would be left of it, and nothing was done; `release` follows.
+        """
         ...
 
     def is_freeable(self, pin_id: int) -> bool:

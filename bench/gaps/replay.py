@@ -20,7 +20,16 @@ from bench.gaps.traces import GapProgram, GapTurn
 from ttlcache.clock import VirtualClock
 from ttlcache.config import load_config
 from ttlcache.controller import Controller
-from ttlcache.types import Arrival, Finish, GapKey, Hints, Pressure, Shrunk
+from ttlcache.types import (
+    Arrival,
+    Finish,
+    GapKey,
+    Hints,
+    PinOutcome,
+    Pressure,
+    ReleaseMode,
+    Shrunk,
+)
 
 BLOCK_TOKENS = 16
 #: An engine step follows each deadline after this many seconds; a return at the
@@ -91,13 +100,15 @@ class _NullHolder:
     def claim(self, pin_id: int, behind_blocks: int) -> float:
         return math.inf
 
-    def release(self, pin_id: int) -> int:
-        outcome, since_s = self._held.pop(pin_id)
-        outcome.held_s = self._clock.now_s() - since_s
+    def release(
+        self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode, needed_blocks: int
+    ) -> int:
+        turn, since_s = self._held.pop(pin_id)
+        turn.held_s = self._clock.now_s() - since_s
         return 0
 
-    def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
-        return Shrunk(self.release(pin_id), 0, 0)
+    def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
+        return None
 
     def is_freeable(self, pin_id: int) -> bool:
         return True

@@ -15,7 +15,17 @@ from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.telemetry.events import Telemetry
-from ttlcache.types import NO_HINTS, Arrival, Finish, GapKey, Hints, Pressure, Shrunk
+from ttlcache.types import (
+    NO_HINTS,
+    Arrival,
+    Finish,
+    GapKey,
+    Hints,
+    PinOutcome,
+    Pressure,
+    ReleaseMode,
+    Shrunk,
+)
 
 BLOCK_TOKENS = 16
 CONTEXT_TOKENS = 8_192
@@ -58,11 +68,13 @@ class NullHolder:
     def claim(self, pin_id: int, behind_blocks: int) -> float:
         return 0.0
 
-    def release(self, pin_id: int) -> int:
+    def release(
+        self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode, needed_blocks: int
+    ) -> int:
         return 0
 
-    def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
-        return Shrunk(0, 0, 0)
+    def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
+        return None
 
     def is_freeable(self, pin_id: int) -> bool:
         return True

@@ -60,7 +60,7 @@ def test_the_own_pin_goes_only_in_an_engine_that_stands_still():
     for label in "BC":
         for pin in list(engine.controller.pins):
             if pin.program.program_id == label:
-                engine.controller.memory.reclaimer.end_pin(pin, PinOutcome.VICTIM)
+                engine.controller.memory.reclaimer.turns.end_pin(pin, PinOutcome.VICTIM)
     engine.arrive("A-2", [*range(4), 7, 8], program="A")
     assert engine.controller.memory.reclaim(1, Urgency.WAITING, "A-2") == 0
     assert _pinned(engine) == {"A": 4}

@@ -12,11 +12,14 @@ from ttlcache.clock import VirtualClock
 from ttlcache.programs.model import Program, Turn
 from ttlcache.programs.places import Place
 from ttlcache.retention.pins import PinTable
-from ttlcache.types import GapKey, PinOutcome
+from ttlcache.types import GapKey, PinOutcome, ReleaseMode
 from ttlcache_connector.blocks import demoting
 from ttlcache_connector.blocks.demoting import LEAST_PIECE, DemotingBlocks
 from ttlcache_connector.blocks.pending_copies import COPY_WAIT_S
 
+KEEP_CACHED = ReleaseMode.KEEP_CACHED
+COPY_FIRST = ReleaseMode.COPY_FIRST
+FREE_NOW = ReleaseMode.FREE_NOW
 BLOCKS = 40
 WAIT_S = COPY_WAIT_S
 
@@ -73,12 +76,11 @@ class Rig:
             program, turn, kv_blocks=count, kv_tokens=16 * count, now_s=0.0, ttl_s=1.0
         )
         self.ledger.hold(pin.pin_id, self.blocks(start, count))
-        self.ledger.bind_pin_to_request(pin.pin_id, request_id)
+        self.ledger.bind_pin_to_request(pin.pin_id, request_id, program)
         return pin
 
-    def end(self, pin, outcome=PinOutcome.EXPIRED):
-        self.ledger.on_pin_end(pin, outcome)
-        return self.ledger.release(pin.pin_id)
+    def end(self, pin, outcome=PinOutcome.EXPIRED, mode=KEEP_CACHED, needed=BLOCKS):
+        return self.ledger.release(pin.pin_id, outcome, mode, needed)
 
     def expire(self, request_id, start, count):
         self.end(self.pin(request_id, start, count))
@@ -114,8 +116,7 @@ def tails():
 
 def test_a_claim_lets_go_of_the_tail_that_was_to_be_copied(rig):
     pin = rig.pin("a", 1, 20)
-    with rig.ledger.copying_first():
-        rig.ledger.shrink(pin.pin_id, 8)
+    rig.ledger.shrink(pin.pin_id, 8, COPY_FIRST)
     assert rig.ledger.demoting_blocks == 8
     rig.end(pin, PinOutcome.CLAIMED)
     assert rig.tier.of("drop") == ["a"]
@@ -125,10 +126,9 @@ def test_a_claim_lets_go_of_the_tail_that_was_to_be_copied(rig):
 
 def test_all_that_a_turn_gave_up_waits_for_its_copy(rig):
     pin = rig.pin("a", 1, 20)
-    with rig.ledger.copying_first():
-        rig.ledger.shrink(pin.pin_id, 8)
-        rig.ledger.shrink(pin.pin_id, 4)
-        rig.end(pin, PinOutcome.VICTIM)
+    rig.ledger.shrink(pin.pin_id, 8, COPY_FIRST)
+    rig.ledger.shrink(pin.pin_id, 4, COPY_FIRST)
+    rig.end(pin, PinOutcome.VICTIM, COPY_FIRST)
     assert rig.ledger.demoting_blocks == 20
     rig.copy("a")
     assert rig.free == BLOCKS
@@ -152,8 +152,7 @@ def test_what_is_taken_at_once_may_still_be_copied(lingering, urgent):
     """Until somebody overwrites it."""
     if urgent:
         pin = lingering.pin("a", 1, 20)
-        with lingering.ledger.taking_now():
-            assert lingering.end(pin, PinOutcome.VICTIM) == 20
+        assert lingering.end(pin, PinOutcome.VICTIM, FREE_NOW) == 20
     else:
         lingering.expire("a", 1, 20)
         assert lingering.tier.of("demote") == []
@@ -204,16 +203,14 @@ def test_an_id_that_is_used_again_leaves_nothing_behind(lingering):
 @pytest.mark.parametrize("drop", [1, 8, 19])
 def test_a_tail_goes_down_alone(tails, drop):
     pin = tails.pin("a", 1, 20)
-    with tails.ledger.copying_first():
-        shrunk = tails.ledger.shrink(pin.pin_id, drop)
+    shrunk = tails.ledger.shrink(pin.pin_id, drop, COPY_FIRST)
     keep = 20 - drop
     assert shrunk == (drop, keep, 16 * keep)
     assert tails.tier.due == {"a": 16 * keep}
     assert tails.ledger.demoting_blocks == drop
     tails.copy("a")
     assert tails.free == BLOCKS - keep
-    with tails.ledger.copying_first():
-        tails.end(pin, PinOutcome.VICTIM)
+    tails.end(pin, PinOutcome.VICTIM, COPY_FIRST)
     assert tails.tier.due == {"a": 0}
     assert tails.ledger.demoting_blocks == keep
     tails.copy("a")
@@ -224,8 +221,7 @@ def test_a_tail_goes_down_alone(tails, drop):
 def test_what_is_below_already_is_not_waited_for(tails, known):
     tails.tier.known["a"] = 16 * known
     pin = tails.pin("a", 1, 20)
-    with tails.ledger.copying_first(7):
-        assert tails.end(pin, PinOutcome.VICTIM) == 7
+    assert tails.end(pin, PinOutcome.VICTIM, COPY_FIRST, 7) == 7
     free = max(0, known - 13)
     assert tails.free == BLOCKS - 20 + free
     assert (tails.ledger.demoting_blocks, tails.ledger.lingering_blocks) == (
@@ -308,8 +304,7 @@ def test_a_pins_rest_gives_way_before_the_pin(tails):
     tails.tier.below["a"] = 16 * 30
     assert tails.ledger.free_cheapest(3) == 3
     assert tails.ledger.lingering_blocks == 7
-    with tails.ledger.taking_now(2):
-        assert tails.ledger.shrink(pin.pin_id, 2).kept_blocks == 18
+    assert tails.ledger.shrink(pin.pin_id, 2, FREE_NOW).kept_blocks == 18
     assert tails.ledger.lingering_blocks == 0, "out of reach behind the gap"
     assert tails.free == BLOCKS - 18
 
@@ -319,8 +314,7 @@ def test_where_turns_go_down_whole_a_tail_waits_for_what_it_needs(rig, known):
     """What is known stands at the turn's beginning, not at the tail's."""
     rig.tier.known["a"] = 16 * known
     pin = rig.pin("a", 1, 20)
-    with rig.ledger.copying_first(8):
-        rig.ledger.shrink(pin.pin_id, 8)
+    rig.ledger.shrink(pin.pin_id, 8, COPY_FIRST)
     assert rig.tier.due == {"a": 0}
     assert rig.ledger.demoting_blocks == 8 - max(0, known - 12)
 
@@ -349,8 +343,7 @@ def test_what_nobody_comes_back_to_is_given_first_and_not_copied(tails):
 def test_a_victim_of_a_running_request_gives_no_more_than_is_needed(tails, in_parts):
     tails.tier.stores_suffixes = in_parts
     pin = tails.pin("a", 1, 20)
-    with tails.ledger.taking_now(3):
-        assert tails.end(pin, PinOutcome.VICTIM) == (3 if in_parts else 20)
+    assert tails.end(pin, PinOutcome.VICTIM, FREE_NOW, 3) == (3 if in_parts else 20)
     assert tails.ledger.lingering_blocks == (17 if in_parts else 0)
     assert tails.free == BLOCKS - tails.ledger.lingering_blocks
     assert tails.tier.due == {"a": 16 * 17 if in_parts else 0}
@@ -367,7 +360,7 @@ def test_a_pin_that_only_gives_way_to_another_lingers(tails):
 def test_what_is_not_given_up_for_a_copy_is_let_go(tails):
     """A rewritten history, say: nobody finds it again."""
     pin = tails.pin("a", 1, 20)
-    assert tails.ledger.shrink(pin.pin_id, 8) == (8, 12, 16 * 12)
+    assert tails.ledger.shrink(pin.pin_id, 8, KEEP_CACHED) == (8, 12, 16 * 12)
     assert tails.tier.due == {}
     assert (tails.free, tails.ledger.demoting_blocks) == (BLOCKS - 12, 0)
 
@@ -376,8 +369,7 @@ def test_where_nothing_lingers_turns_go_down_whole(rig):
     """Others read the tier: a tail alone is worth nothing to them."""
     rig.tier.stores_suffixes = True
     pin = rig.pin("a", 1, 20)
-    with rig.ledger.copying_first():
-        rig.ledger.shrink(pin.pin_id, 8)
+    rig.ledger.shrink(pin.pin_id, 8, COPY_FIRST)
     assert rig.tier.due == {"a": 0}
 
 
@@ -385,8 +377,7 @@ def test_where_nothing_lingers_turns_go_down_whole(rig):
 def test_who_found_a_beginning_only_leaves_the_tail_its_copy(tails, found):
     """Another branch of the same program."""
     pin = tails.pin("a", 1, 20)
-    with tails.ledger.copying_first(6):
-        tails.end(pin, PinOutcome.VICTIM)
+    tails.end(pin, PinOutcome.VICTIM, COPY_FIRST, 6)
     tails.pool.touch(tails.blocks(1, 14 if found == "head" else 20))
     tails.ledger.on_program_resumed(pin.program)
     assert tails.ledger.demoting_blocks == (6 if found == "head" else 0)
@@ -402,11 +393,10 @@ def test_a_broken_tier_loses_no_reference(tails, when):
 
     if when == "the copy is ordered":
         tails.tier.demote = broken
-        with pytest.raises(RuntimeError), tails.ledger.copying_first(6):
-            tails.end(pin, PinOutcome.VICTIM)
+        with pytest.raises(RuntimeError):
+            tails.end(pin, PinOutcome.VICTIM, COPY_FIRST, 6)
     else:
-        with tails.ledger.copying_first(6):
-            tails.end(pin, PinOutcome.VICTIM)
+        tails.end(pin, PinOutcome.VICTIM, COPY_FIRST, 6)
         tails.tier.has_unstored = broken
         with pytest.raises(RuntimeError):
             tails.ledger.on_settled("a")
@@ -418,8 +408,7 @@ def test_a_broken_tier_loses_no_reference(tails, when):
 
 def test_in_an_outage_nothing_stays_behind_a_lingering_head(tails):
     pin = tails.pin("a", 1, 20)
-    with tails.ledger.copying_first(6):
-        tails.end(pin, PinOutcome.VICTIM)
+    tails.end(pin, PinOutcome.VICTIM, COPY_FIRST, 6)
     tails.tier.up = False
     tails.copy("a")
     assert tails.tier.of("drop") == ["a"]
@@ -428,10 +417,9 @@ def test_in_an_outage_nothing_stays_behind_a_lingering_head(tails):
 
 def test_a_second_piece_does_not_keep_the_first_waiting(tails):
     pin = tails.pin("a", 1, 20)
-    with tails.ledger.copying_first():
-        tails.ledger.shrink(pin.pin_id, 4)
-        tails.clock.advance(0.8 * WAIT_S)
-        tails.ledger.shrink(pin.pin_id, 4)
+    tails.ledger.shrink(pin.pin_id, 4, COPY_FIRST)
+    tails.clock.advance(0.8 * WAIT_S)
+    tails.ledger.shrink(pin.pin_id, 4, COPY_FIRST)
     tails.clock.advance(0.3 * WAIT_S)
     assert tails.ledger.free_expired(1, at_once=False) == 8
 
@@ -440,8 +428,7 @@ def test_a_second_piece_does_not_keep_the_first_waiting(tails):
 def test_a_short_tail_is_lost_where_it_would_not_be_found(tails, alone):
     tails.tier.stores_suffixes = alone
     pin = tails.pin("a", 1, 20)
-    with tails.ledger.copying_first():
-        tails.ledger.shrink(pin.pin_id, 3)
+    tails.ledger.shrink(pin.pin_id, 3, COPY_FIRST)
     assert tails.ledger.demoting_blocks == (3 if alone else 0)
     assert tails.free == BLOCKS - (20 if alone else 17)
 
@@ -493,8 +480,7 @@ def test_what_has_no_room_goes_with_a_pin_that_nobody_comes_back_to(tails, outco
 
 def test_a_victim_takes_along_what_it_had_no_room_for(tails):
     pin = with_rest(tails)
-    with tails.ledger.copying_first():
-        tails.end(pin, PinOutcome.VICTIM)
+    tails.end(pin, PinOutcome.VICTIM, COPY_FIRST)
     assert tails.ledger.demoting_blocks == 20
     tails.copy("a")
     assert tails.free == BLOCKS
@@ -502,8 +488,7 @@ def test_a_victim_takes_along_what_it_had_no_room_for(tails):
 
 def test_of_a_victim_goes_down_what_is_needed_and_the_rest_lingers(tails):
     pin, before = tails.pin("a", 1, 20), tails.free
-    with tails.ledger.copying_first(6):
-        assert tails.end(pin, PinOutcome.VICTIM) == 6
+    assert tails.end(pin, PinOutcome.VICTIM, COPY_FIRST, 6) == 6
     assert tails.tier.due == {"a": 16 * 14}
     assert (tails.ledger.demoting_blocks, tails.ledger.lingering_blocks) == (6, 14)
     tails.copy("a")
@@ -520,20 +505,11 @@ def test_of_a_victim_goes_down_what_is_needed_and_the_rest_lingers(tails):
     assert tails.ledger.references() == {}
 
 
-def test_several_victims_give_no_more_than_is_needed(tails):
-    pins = [tails.pin(name, start, 10) for name, start in (("a", 1), ("b", 11))]
-    with tails.ledger.copying_first(14):
-        given = [tails.end(pin, PinOutcome.VICTIM) for pin in pins]
-    assert given == [10, 4]
-    assert tails.tier.due == {"a": 0, "b": 16 * 6}
-
-
 def test_blocks_that_others_use_do_not_count_as_given(tails):
     """Three of its last blocks are somebody's running prompt."""
     pin = tails.pin("a", 1, 20)
     tails.pool.touch(tails.blocks(18, 3))
-    with tails.ledger.copying_first(6):
-        assert tails.end(pin, PinOutcome.VICTIM) == 6
+    assert tails.end(pin, PinOutcome.VICTIM, COPY_FIRST, 6) == 6
     assert tails.tier.due == {"a": 16 * 11}
 
 
@@ -576,7 +552,7 @@ def test_where_nothing_lingers_pins_copy_their_end_ahead(tails, ahead, asked):
     tails.copy("a")
     tails.ledger.copy_tail_ahead(pin.pin_id, asked)
     assert tails.tier.due == {}, "they are below"
-    assert tails.ledger.shrink(pin.pin_id, 2).freed_blocks == 2
+    assert tails.ledger.shrink(pin.pin_id, 2, FREE_NOW).freed_blocks == 2
     assert tails.ledger.copy_tail_ahead(pin.pin_id, 100) == BLOCKS - 5
     assert tails.tier.due == {"a": 0}
 

@@ -12,7 +12,7 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 from tests.connector.conftest import demoting, free, pinned, totals
 from tests.connector.fake_tier import copy, extra
 from tests.connector.test_store_queue import offer
-from ttlcache.types import GapKey
+from ttlcache.types import GapKey, ReleaseMode
 from ttlcache_connector.blocks.lingering import room_blocks
 from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
@@ -172,8 +172,7 @@ def test_a_pin_that_gives_up_a_short_tail_is_not_copied_for_it(
     engine.turn("a", LONG, hints=HINTS)
     side = engine.connector.side
     (pin,) = side.controller.pins
-    with side.ledger.copying_first():
-        shrunk = side.ledger.shrink(pin.pin_id, given_up)
+    shrunk = side.ledger.shrink(pin.pin_id, given_up, ReleaseMode.COPY_FIRST)
     side.controller.pins.shrink(
         pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
     )
@@ -192,8 +191,7 @@ def test_a_pin_that_is_below_gives_up_its_tail_at_once(make_engine, clock, tier)
     copy(engine, tier, "a")
     side = engine.connector.side
     (pin,) = side.controller.pins
-    with side.ledger.copying_first():
-        assert side.ledger.shrink(pin.pin_id, 30).freed_blocks == 30
+    assert side.ledger.shrink(pin.pin_id, 30, ReleaseMode.COPY_FIRST).freed_blocks == 30
     assert tier.of("demote") == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ttlcache.testing import FakeEngine
-from ttlcache.types import PinOutcome, Urgency
+from ttlcache.types import PinOutcome, ReleaseMode, Urgency
 
 WAITING, RUNNING, STALLED = Urgency.WAITING, Urgency.RUNNING, Urgency.STALLED
 
@@ -49,6 +49,22 @@ def test_the_latest_program_goes_first_tail_first_and_no_more_than_needed():
     assert pinned(engine) == {"A": 4, "B": 3}
     assert victims(engine) == 1
     engine.check()
+
+
+@pytest.mark.parametrize("mode", [ReleaseMode.COPY_FIRST, ReleaseMode.FREE_NOW])
+def test_the_holder_is_asked_for_what_is_still_needed(mode):
+    engine = make_engine()
+    for label in "ABC":
+        pin_blocks(engine, label, 4)
+    asked = []
+    release, shrink = engine.holder.release, engine.holder.shrink
+    engine.holder.release = lambda *args: asked.append(args[1:]) or release(*args)
+    engine.holder.shrink = lambda *args: asked.append(args[1:]) or shrink(*args)
+    engine.controller.memory.reclaim(6, RUNNING, "unknown", mode=mode)
+    assert asked == [(PinOutcome.VICTIM, mode, 6), (2, mode)]
+    asked.clear()
+    engine.controller.end("", "A")
+    assert asked == [(PinOutcome.ENDED, ReleaseMode.KEEP_CACHED, 0)]
 
 
 def test_asking_for_nothing_asks_for_one_block():

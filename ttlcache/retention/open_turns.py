@@ -34,13 +34,12 @@ from ttlcache.types import (
     GapKey,
     Hints,
     PinOutcome,
+    ReleaseMode,
 )
 
 #: Weight of the newest observation of the share that a program reuses.
 REUSE_WEIGHT = 0.5
 
-#: Told that a pin ends, and how, just before its blocks are released.
-OnPinEnd = Callable[[Pin, PinOutcome], None]
 #: Told a pin that ended, and for which an engine with nothing to run waited.
 OnStall = Callable[[Pin], None]
 #: Told the program of a pin that ended unclaimed.
@@ -76,9 +75,7 @@ class OpenTurns:
         on_rekey: Callable[[str], None] | None,
         on_stall: OnStall,
         on_unpinned: OnUnpinned,
-        on_pin_end: OnPinEnd | None = None,
     ) -> None:
-        self._on_pin_end = on_pin_end
         self._clock = clock
         self._holder = holder
         self._block_tokens = block_tokens
@@ -190,8 +187,18 @@ class OpenTurns:
         # Chains of ended sub-agents must not keep each other in memory.
         child.parent = None
 
-    def end_pin(self, pin: Pin, outcome: PinOutcome) -> int:
-        """End a pin in every table; returns the blocks that became free."""
+    def end_pin(
+        self,
+        pin: Pin,
+        outcome: PinOutcome,
+        mode: ReleaseMode = ReleaseMode.KEEP_CACHED,
+        needed_blocks: int = 0,
+    ) -> int:
+        """End a pin in every table; returns the blocks that became free.
+
+        Args:
+            mode, needed_blocks: as `BlockHolder.release` has them.
+        """
         now_s = self._clock.now_s()
         self._telemetry.unpin(now_s, pin, outcome)
         self._pins.remove(pin)
@@ -202,23 +209,27 @@ class OpenTurns:
             self._on_stall(pin)
         if outcome is not PinOutcome.CLAIMED:
             self._on_unpinned(program)
-        if self._on_pin_end is not None:
-            self._on_pin_end(pin, outcome)
-        freed = self._holder.release(pin.pin_id)
+        freed = self._holder.release(pin.pin_id, outcome, mode, needed_blocks)
         if self._on_rekey is not None:
             for request_id in pin.holders:
                 self._on_rekey(request_id)
         return freed
 
-    def shrink_pin(self, pin: Pin, drop_blocks: int, outcome: PinOutcome) -> int:
+    def shrink_pin(
+        self,
+        pin: Pin,
+        drop_blocks: int,
+        outcome: PinOutcome,
+        mode: ReleaseMode = ReleaseMode.KEEP_CACHED,
+    ) -> int:
         """Drop about so many blocks from a pin's tail; returns those that became free.
 
         Args:
             outcome: how the pin ends if that leaves nothing of it.
         """
-        shrunk = self._holder.shrink(pin.pin_id, drop_blocks)
-        if shrunk.kept_blocks <= 0:
-            return shrunk.freed_blocks + self.end_pin(pin, outcome)
+        shrunk = self._holder.shrink(pin.pin_id, drop_blocks, mode)
+        if shrunk is None:
+            return self.end_pin(pin, outcome, mode, drop_blocks)
         self._pins.shrink(
             pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
         )

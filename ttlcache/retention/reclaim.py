@@ -19,13 +19,10 @@ from dataclasses import dataclass, field
 
 from ttlcache.clock import Clock
 from ttlcache.programs.model import Pin, Program
+from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pins import PinTable
-from ttlcache.types import BlockHolder, PinOutcome, Rank, Urgency
+from ttlcache.types import BlockHolder, PinOutcome, Rank, ReleaseMode, Urgency
 
-#: Ends a pin in all tables and releases its blocks; returns blocks freed.
-EndPin = Callable[[Pin, PinOutcome], int]
-#: Drops blocks from a pin's tail, ends it so if nothing is left; returns blocks freed.
-ShrinkPin = Callable[[Pin, int, PinOutcome], int]
 Eligible = Callable[[Pin], bool]
 
 
@@ -39,8 +36,7 @@ class Reclaimer:
 
     pins: PinTable
     holder: BlockHolder
-    end_pin: EndPin
-    shrink_pin: ShrinkPin
+    turns: OpenTurns
     clock: Clock
     max_pinned_fraction: float = 1.0
     # What was asked for in vain, as long as nothing changes: a blocked head of the
@@ -56,6 +52,7 @@ class Reclaimer:
         rank: Rank = (0, 0),
         *,
         patient: bool = True,
+        mode: ReleaseMode = ReleaseMode.FREE_NOW,
     ) -> int:
         """Free at least `needed_blocks` if that is possible and allowed.
 
@@ -66,15 +63,17 @@ class Reclaimer:
                 nothing, so it goes only when the engine is stalled.
             rank: where the request stands, in the ordering's own terms.
             patient: whether a stalled engine may wait for pins' next turns.
+            mode: how the blocks are released.
 
         Returns:
-            Blocks that became free; 0 means that asking again is pointless.
+            Blocks that became free, or will be once they are copied; 0 means that
+            asking again is pointless.
         """
         if urgency is Urgency.WAITING:
-            return self._for_waiting(needed_blocks, program, own_pin_id, rank)
+            return self._for_waiting(needed_blocks, program, own_pin_id, rank, mode)
         if urgency is Urgency.OVERDUE:
             return self._if_it_helps(
-                needed_blocks, lambda pin: pin.pin_id != own_pin_id
+                needed_blocks, lambda pin: pin.pin_id != own_pin_id, mode
             )
         tenant = "" if program is None else program.tenant
         cap = self._cap()
@@ -90,16 +89,18 @@ class Reclaimer:
             awaited = self._awaited(own_pin_id)
             if awaited:
                 freed = self._if_it_helps(
-                    needed_blocks, lambda pin: useful(pin) and not self._waits_for(pin)
+                    needed_blocks,
+                    lambda pin: useful(pin) and not self._waits_for(pin),
+                    mode,
                 )
                 if not freed:
                     self._note_stall(awaited)
                 return freed
-        freed = self._take(needed_blocks, greedy)
+        freed = self._take(needed_blocks, greedy, mode)
         if freed < needed_blocks:
-            freed += self._take(needed_blocks - freed, useful)
+            freed += self._take(needed_blocks - freed, useful, mode)
         if freed < needed_blocks and urgency is Urgency.STALLED:
-            freed += self._take(needed_blocks - freed, lambda _: True)
+            freed += self._take(needed_blocks - freed, lambda _: True, mode)
         return freed
 
     def unpin_for(
@@ -124,7 +125,7 @@ class Reclaimer:
             if not eligible(pin):
                 continue
             before = pin.kv_blocks
-            self._shrink(pin, blocks)
+            self._shrink(pin, blocks, ReleaseMode.KEEP_CACHED)
             blocks -= before - (pin.kv_blocks if self.pins.get(pin.pin_id) else 0)
 
     def trim_client_ttls(self, most_blocks: int) -> None:
@@ -139,7 +140,7 @@ class Reclaimer:
             needless = self.pins.client_ttl_blocks - pin.kv_blocks >= most_blocks
             lapsed = pin.client_ttl and not pin.held and now_s >= pin.policy_deadline_s
             if needless and lapsed:
-                self.end_pin(pin, PinOutcome.VICTIM)
+                self.turns.end_pin(pin, PinOutcome.VICTIM)
 
     def take_for_newcomer(self, program: Program, blocks: int) -> int:
         """Free up to `blocks` of pins that have no right against anybody.
@@ -153,6 +154,7 @@ class Reclaimer:
             lambda pin: (
                 not pin.held and self._outranks(program, _BEHIND_ALL, pin, cap, now_s)
             ),
+            ReleaseMode.KEEP_CACHED,
         )
 
     def _for_waiting(
@@ -161,6 +163,7 @@ class Reclaimer:
         program: Program | None,
         own_pin_id: int | None,
         rank: Rank,
+        mode: ReleaseMode,
     ) -> int:
         if program is None:
             return 0
@@ -175,11 +178,11 @@ class Reclaimer:
                 return False
             return self._outranks(program, rank, pin, cap, now_s)
 
-        freed = self._if_it_helps(needed, eligible)
+        freed = self._if_it_helps(needed, eligible, mode)
         self._vain = asked if not freed else None
         return freed
 
-    def _if_it_helps(self, needed: int, eligible: Eligible) -> int:
+    def _if_it_helps(self, needed: int, eligible: Eligible, mode: ReleaseMode) -> int:
         """Take pins only if they can be enough: anything less would be waste."""
         offered = 0
         for pin in self.pins.victims():
@@ -194,7 +197,7 @@ class Reclaimer:
         pin_ids = (pin.pin_id for pin in self.pins.victims() if eligible(pin))
         if self.holder.count_freeable(pin_ids, needed) < needed:
             return 0
-        return self._take(needed, eligible)
+        return self._take(needed, eligible, mode)
 
     def _outranks(
         self, program: Program, rank: Rank, pin: Pin, cap_blocks: int, now_s: float
@@ -234,7 +237,7 @@ class Reclaimer:
     def _cap(self) -> int:
         return int(self.max_pinned_fraction * self.holder.pressure().pool_blocks)
 
-    def _take(self, needed: int, eligible: Eligible) -> int:
+    def _take(self, needed: int, eligible: Eligible, mode: ReleaseMode) -> int:
         """Shrink eligible pins until enough is free or nothing of them is left.
 
         One round may free too little: blocks that a request or another pin shares
@@ -243,21 +246,21 @@ class Reclaimer:
         freed = 0
         while freed < needed:
             referenced = self.pins.kv_blocks
-            freed += self._take_round(needed - freed, eligible)
+            freed += self._take_round(needed - freed, eligible, mode)
             if self.pins.kv_blocks == referenced:
                 break
         return freed
 
-    def _take_round(self, needed: int, eligible: Eligible) -> int:
+    def _take_round(self, needed: int, eligible: Eligible, mode: ReleaseMode) -> int:
         freed = 0
         for pin in self.pins.victims():
             if freed >= needed:
                 break
             if eligible(pin):
-                freed += self._shrink(pin, needed - freed)
+                freed += self._shrink(pin, needed - freed, mode)
         return freed
 
-    def _shrink(self, pin: Pin, drop_blocks: int) -> int:
+    def _shrink(self, pin: Pin, drop_blocks: int, mode: ReleaseMode) -> int:
         if pin.kv_blocks - drop_blocks < max(1, pin.min_blocks):
-            return self.end_pin(pin, PinOutcome.VICTIM)
-        return self.shrink_pin(pin, drop_blocks, PinOutcome.VICTIM)
+            return self.turns.end_pin(pin, PinOutcome.VICTIM, mode, drop_blocks)
+        return self.turns.shrink_pin(pin, drop_blocks, PinOutcome.VICTIM, mode)

@@ -328,7 +328,7 @@ class Retention:
         return int(CLIENT_TTL_SHARE * self.config.max_pinned_fraction * pool_blocks)
 
     def _expire(self, pin: Pin) -> int:
-        return self.reclaimer.end_pin(pin, PinOutcome.EXPIRED)
+        return self.reclaimer.turns.end_pin(pin, PinOutcome.EXPIRED)
 
 
 def reusable_blocks(program: Program, kv_blocks: int) -> int:

@@ -18,7 +18,7 @@ from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.ttl import Retention
 from ttlcache.scheduling.admission import AdmissionControl
 from ttlcache.scheduling.queue_order import QueueOrder
-from ttlcache.types import BlockHolder, PinOutcome, Urgency
+from ttlcache.types import BlockHolder, PinOutcome, ReleaseMode, Urgency
 
 
 @dataclass(slots=True)
@@ -93,11 +93,13 @@ class KVMemory:
         request_id: str,
         *,
         patient: bool = True,
+        mode: ReleaseMode = ReleaseMode.FREE_NOW,
     ) -> int:
         """Blocks freed from pins for a request that failed to get memory.
 
         patient: whether a stalled engine may wait for pins' next turns, as their policy
             asks; not once the request is overdue.
+        mode: with `COPY_FIRST` they count as free although they are only soon.
         """
         record = self.requests.get(request_id)
         return self.reclaimer.reclaim(
@@ -107,6 +109,7 @@ class KVMemory:
             record.pin_id if record else None,
             self.queue.rank(record) if record else (),
             patient=patient,
+            mode=mode,
         )
 
     def release_all(self) -> None:

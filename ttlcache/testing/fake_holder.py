@@ -6,7 +6,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
-from ttlcache.types import Pressure, Shrunk
+from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
 
 
 class FakeHolder:
@@ -103,14 +103,16 @@ class FakeHolder:
         self.taken_blocks += max(0, len(blocks) - kept)
         return kept * self.block_tokens
 
-    def release(self, pin_id: int) -> int:
+    def release(
+        self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode, needed_blocks: int
+    ) -> int:
         self._evicted_at.pop(pin_id, None)
         return self.drop(self.held.pop(pin_id, []))
 
-    def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
+    def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
         blocks = self.held[pin_id]
         if self.whole_pins or drop_blocks >= len(blocks):
-            return Shrunk(self.release(pin_id), 0, 0)
+            return None
         keep = len(blocks) - drop_blocks
         self.held[pin_id] = blocks[:keep]
         return Shrunk(self.drop(blocks[keep:]), keep, keep * self.block_tokens)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from ttlcache.controller import Controller
 from ttlcache.programs.model import Pin, Program
 from ttlcache.retention.reclaim import Reclaimer
-from ttlcache.types import PinOutcome, Rank, Urgency
+from ttlcache.types import PinOutcome, Rank, ReleaseMode, Urgency
 
 
 class PaperReclaimer(Reclaimer):
@@ -29,18 +29,21 @@ class PaperReclaimer(Reclaimer):
         rank: Rank = (0, 0),
         *,
         patient: bool = True,
+        mode: ReleaseMode = ReleaseMode.FREE_NOW,
     ) -> int:
         if urgency is Urgency.RUNNING:
-            return super().reclaim(needed_blocks, urgency, program, own_pin_id, rank)
+            return super().reclaim(
+                needed_blocks, urgency, program, own_pin_id, rank, mode=mode
+            )
         freed = 0
         for pin in sorted(self.pins, key=_latest_first):
             if freed >= needed_blocks:
                 break
             if pin.pin_id != own_pin_id:  # to end that one gains nothing
-                freed += self.end_pin(pin, PinOutcome.VICTIM)
+                freed += self.turns.end_pin(pin, PinOutcome.VICTIM)
         own = self.pins.get(own_pin_id)
         if not freed and own is not None and urgency is Urgency.STALLED:
-            freed = self.end_pin(own, PinOutcome.VICTIM)
+            freed = self.turns.end_pin(own, PinOutcome.VICTIM)
         return freed
 
 
@@ -50,8 +53,7 @@ def install(controller: Controller) -> None:
     controller.memory.reclaimer = PaperReclaimer(
         ours.pins,
         ours.holder,
-        ours.end_pin,
-        ours.shrink_pin,
+        ours.turns,
         ours.clock,
         ours.max_pinned_fraction,
     )

@@ -6,14 +6,12 @@ on-pressure` a copy begins only when room gets short: see `lingering`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ttlcache.programs.model import Pin, Program
-from ttlcache.types import PinOutcome, Shrunk
+from ttlcache.programs.model import Program
+from ttlcache.types import PinOutcome, ReleaseMode, Shrunk
 from ttlcache_connector.blocks.ended_turns import EndedTurns
 from ttlcache_connector.blocks.lingering import Turn
 from ttlcache_connector.blocks.pinned import ids_of
@@ -43,6 +41,7 @@ class _PinnedTurn(NamedTuple):
     """blocks: that it had when it was pinned."""
 
     request_id: str
+    program: Program
     blocks: int
 
 
@@ -76,21 +75,15 @@ class DemotingBlocks(EndedTurns):
         """
         super().__init__(pool, group_block_tokens, queue_counts, **kept)
         self._report_turn = report_turn
-        self._is_short = False  # victims give memory, not only a place under the cap
-        self._copies_first = False
-        self._lack = math.inf  # blocks that victims are to give
         self._turn_of: dict[int, _PinnedTurn] = {}  # by pin id
-        self._ending: tuple[Pin, PinOutcome] | None = None
         self._num_dropped_copies = 0  # since `take_dropped_copies`
 
-    def bind_pin_to_request(self, pin_id: int, request_id: str) -> None:
+    def bind_pin_to_request(
+        self, pin_id: int, request_id: str, program: Program
+    ) -> None:
         """The pin holds what this request computed."""
         blocks = len(self._held.get(pin_id, ()))
-        self._turn_of[pin_id] = _PinnedTurn(request_id, blocks)
-
-    def on_pin_end(self, pin: Pin, outcome: PinOutcome) -> None:
-        """`release` of this pin follows; this is why."""
-        self._ending = (pin, outcome)
+        self._turn_of[pin_id] = _PinnedTurn(request_id, program, blocks)
 
     def on_unpinned(
         self, request_id: str, program: Program, blocks: Sequence[KVCacheBlock]
@@ -127,50 +120,54 @@ class DemotingBlocks(EndedTurns):
             self._ended_refs.update(ids_of(rest))
             self._keep(request_id, program, list(rest), users=1, first=pinned_blocks)
 
-    def release(self, pin_id: int) -> int:
-        self._evicted_at.pop(pin_id, None)
+    def release(
+        self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode, needed_blocks: int
+    ) -> int:
         turn = self._turn_of.pop(pin_id, None)
-        ending, self._ending = self._ending, None
-        if turn is None or ending is None:
-            return super().release(pin_id)
-        pin, outcome = ending
+        if turn is None:
+            return self.unpin(pin_id)
         request_id = turn.request_id
-        if pin.pin_id != pin_id:
-            return super().release(pin_id)
         if (report := pin_end(outcome, request_id)) is not None:
             self._report_turn(report)
         if outcome not in _COMES_BACK:
-            return self._drop_turn(request_id) + super().release(pin_id)
+            return self._drop_turn(request_id) + self.unpin(pin_id)
         if not self._tier.has_unstored(request_id):
-            return super().release(pin_id)
+            return self.unpin(pin_id)
+        self._evicted_at.pop(pin_id, None)
         blocks = self._held.pop(pin_id, [])
         self._ends(blocks)
         blocks += self._lingering.pop_rest(request_id)  # behind the last of them
-        if outcome is PinOutcome.EXPIRED or not self._is_short:
-            return self._keep(request_id, pin.program, blocks)
-        return self._give_up(request_id, pin.program, blocks)
+        if mode is ReleaseMode.KEEP_CACHED:
+            return self._keep(request_id, turn.program, blocks)
+        return self._give_up(turn, blocks, mode, needed_blocks)
+
+    def unpin(self, pin_id: int) -> int:
+        self._turn_of.pop(pin_id, None)
+        return super().unpin(pin_id)
 
     def drop_all(self) -> int:
         self._turn_of.clear()
-        self._ending = None
         return super().drop_all()
 
     def _give_up(
-        self, request_id: str, program: Program, blocks: list[KVCacheBlock]
+        self,
+        turn: _PinnedTurn,
+        blocks: list[KVCacheBlock],
+        mode: ReleaseMode,
+        needed_blocks: int,
     ) -> int:
         """Of a victim as many blocks as needed are demoted, the rest lingers."""
-        cut = self._cut(blocks, self._lack)
+        cut = self._cut(blocks, needed_blocks)
         tail, head = blocks[cut:], blocks[:cut]
-        alone = self._alone(tail)
-        self._lack -= alone
         try:
-            if self._copies_first:
-                self._copy(request_id, tail, cut)
-                return alone
-            return self._give_now(request_id, tail, cut)
+            if mode is ReleaseMode.FREE_NOW:
+                return self._give_now(turn.request_id, tail, cut)
+            alone = self._alone(tail)
+            self._copy(turn.request_id, tail, cut)
+            return alone
         finally:
             if head:
-                self._keep(request_id, program, head)
+                self._keep(turn.request_id, turn.program, head)
 
     def _give_now(self, request_id: str, tail: list[KVCacheBlock], cut: int) -> int:
         """Memory is needed now: what is not overwritten in this step is copied."""
@@ -180,67 +177,35 @@ class DemotingBlocks(EndedTurns):
             freed = self._unref(tail)
         return freed
 
-    def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
+    def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
+        """Drop references from the tail.
+
+        With `COPY_FIRST` just these blocks are copied if the tier can look up a suffix
+        without its prefix. If not, the whole turn is copied on its first loss; later
+        shrinks then free at once. A loss of less than `UNCOPIED_SHARE` is not copied,
+        but recomputed.
+        """
         blocks = self._held.get(pin_id, [])
         turn = self._turn_of.get(pin_id)
-        if turn is not None:
-            # What lingers behind a pin is out of reach behind a gap.
-            self._unref(self._lingering.pop_rest(turn.request_id))
         keep = len(blocks) - max(0, drop_blocks)
+        if turn is None or not self.is_divisible or keep <= 0:
+            return super().shrink(pin_id, drop_blocks, mode)
+        # What lingers behind a pin is out of reach behind a gap.
+        self._unref(self._lingering.pop_rest(turn.request_id))
         finds_suffix = self.demotes_parts
         if (
-            not self._copies_first
-            or turn is None
-            or not self.is_divisible
-            or not 0 < keep < len(blocks)
+            mode is not ReleaseMode.COPY_FIRST
+            or keep == len(blocks)
             or (keep > turn.blocks * (1 - UNCOPIED_SHARE) and not finds_suffix)
             or not self._tier.has_unstored(turn.request_id)
         ):
-            shrunk = super().shrink(pin_id, drop_blocks)
-            self._lack -= shrunk.freed_blocks
-            return shrunk
+            return super().shrink(pin_id, drop_blocks, mode)
         tail = blocks[keep:]
         del blocks[keep:]
         self._ends(tail)
         alone = self._alone(tail)
-        self._lack -= alone
         self._copy(turn.request_id, tail, keep, alone=finds_suffix)
         return Shrunk(alone, keep, keep * self._group_block_tokens[0])
-
-    @contextmanager
-    def copying_first(self, blocks: float = math.inf) -> Iterator[None]:
-        """Inside, victims are copied, and count as free although they are only soon.
-
-        If the tier can look up a suffix without its prefix, just the blocks needed are
-        copied and the rest lingers. If not, the whole turn is copied on its first loss;
-        later shrinks then free at once. A loss of less than `UNCOPIED_SHARE` is not
-        copied, but recomputed.
-
-        Args:
-            blocks: how many are needed.
-        """
-        self._copies_first = True
-        try:
-            with self.taking_now(blocks):
-                yield
-        finally:
-            self._copies_first = False
-
-    @contextmanager
-    def taking_now(self, blocks: float = math.inf) -> Iterator[None]:
-        """Inside, victims are freed at once, and no more of them than is needed.
-
-        Outside, a pin that ends as a victim gives way only to another pin's place under
-        the cap: it lingers.
-
-        Args:
-            blocks: how many are needed.
-        """
-        self._is_short, self._lack = True, blocks
-        try:
-            yield
-        finally:
-            self._is_short, self._lack = False, math.inf
 
     def start_copies_ahead(self, tokens_ahead: Callable[[], Sequence[int]]) -> int:
         """Begin to copy as many blocks as running requests are about to need.

@@ -177,7 +177,7 @@ class EndedTurns(PinnedBlocks):
         refs = self._ended_refs
         return sum(b.ref_cnt == refs[b.block_id] for b in blocks)
 
-    def _cut(self, blocks: Sequence[KVCacheBlock], lack: float) -> int:
+    def _cut(self, blocks: Sequence[KVCacheBlock], lack: int) -> int:
         """From which of these on they are demoted, if `lack` of them are needed."""
         if not self.demotes_parts:
             return 0

@@ -37,4 +37,4 @@ def drop_orphans(controller: Controller, ledger: PinnedBlocks) -> int:
     """Blocks freed by giving back references of pins that the table has lost."""
     known = {pin.pin_id for pin in controller.pins}
     lost = [pin_id for pin_id in ledger.pinned_ids() if pin_id not in known]
-    return sum(ledger.release(pin_id) for pin_id in lost)
+    return sum(ledger.unpin(pin_id) for pin_id in lost)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from ttlcache.types import Pressure, Shrunk
+from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
 from ttlcache_connector.blocks.plain_lru import PlainLRU
 
 if TYPE_CHECKING:
@@ -130,11 +130,17 @@ class PinnedBlocks:
         """Blocks that plain vLLM would have free: all that no request references."""
         return self.pool.get_num_free_blocks() + len(self._refs)
 
-    def release(self, pin_id: int) -> int:
+    def release(
+        self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode, needed_blocks: int
+    ) -> int:
+        return self.unpin(pin_id)
+
+    def unpin(self, pin_id: int) -> int:
+        """Drop the references of a pin, whatever it was; returns blocks freed."""
         self._evicted_at.pop(pin_id, None)
         return self._drop(self._held.pop(pin_id, []))
 
-    def shrink(self, pin_id: int, drop_blocks: int) -> Shrunk:
+    def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
         """Drop references from the tail.
 
         With several KV cache groups a shortened prefix is not a hit any more
@@ -142,7 +148,7 @@ class PinnedBlocks:
         """
         blocks = self._held.get(pin_id, [])
         if not self.is_divisible or drop_blocks >= len(blocks):
-            return Shrunk(self.release(pin_id), 0, 0)
+            return None
         keep = len(blocks) - max(0, drop_blocks)
         tail = blocks[keep:]
         del blocks[keep:]

@@ -119,7 +119,6 @@ class SideParts:
             costs=self._costs,
             on_rekey=self._rekey,
             telemetry=open_telemetry(self._config, self._clock, self._about(pool)),
-            on_pin_end=demoting.on_pin_end if demoting else None,
         )
         # What this class lacks of it, `SchedulerSide` has.
         AllocationGuard(manager, cast(Reclaims, self)).install()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.request import RequestStatus
 
-from ttlcache.types import Admission, Urgency
+from ttlcache.types import Admission, ReleaseMode, Urgency
 from ttlcache_connector.engine.request_view import is_loading
 from ttlcache_connector.faults import guarded
 from ttlcache_connector.role.parts import SideParts
@@ -103,8 +103,7 @@ class QueueAnswers(SideParts):
         else:
             freed = ended.free_expired(needed, at_once=True)
         if freed < needed:
-            with ended.taking_now(needed - freed):
-                freed += self._reclaim(needed - freed, request, Urgency.RUNNING)
+            freed += self._reclaim(needed - freed, request, Urgency.RUNNING)
         if freed < needed:
             freed += ended.free_expired(needed - freed, at_once=True)
         return freed
@@ -123,17 +122,22 @@ class QueueAnswers(SideParts):
         ended.free_expired(needed_blocks, at_once=False)
         lack = needed_blocks - (pool.get_num_free_blocks() - before) - ended.soon_free()
         if lack > 0:
-            with ended.copying_first(lack):
-                self._reclaim(lack, request, urgency)
+            self._reclaim(lack, request, urgency, ReleaseMode.COPY_FIRST)
         freed = int(pool.get_num_free_blocks() - before)
         return freed if freed >= needed_blocks or not ended.soon_free() else 0
 
-    def _reclaim(self, blocks: int, request: Request, urgency: Urgency) -> int:
+    def _reclaim(
+        self,
+        blocks: int,
+        request: Request,
+        urgency: Urgency,
+        mode: ReleaseMode = ReleaseMode.FREE_NOW,
+    ) -> int:
         assert self.controller is not None
         assert self.ledger is not None
         patient = urgency is not Urgency.STALLED or not self.is_overdue(request)
         freed = self.controller.memory.reclaim(
-            blocks, urgency, request.request_id, patient=patient
+            blocks, urgency, request.request_id, patient=patient, mode=mode
         )
         if not freed and urgency is Urgency.STALLED:
             # Nothing runs, nothing frees: what a fault left behind goes, too.

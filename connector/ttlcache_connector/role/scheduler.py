@@ -209,7 +209,9 @@ class SchedulerSide(QueueAnswers):
         assert self._demoting is not None
         order = finished.order
         if order is not None:
-            self._demoting.bind_pin_to_request(order.pin_id, request.request_id)
+            self._demoting.bind_pin_to_request(
+                order.pin_id, request.request_id, program
+            )
             reusable = blocks[: reusable_blocks(program, len(blocks))]
             self._demoting.linger_rest(
                 request.request_id, program, reusable, order.kv_blocks

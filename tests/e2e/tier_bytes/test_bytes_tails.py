@@ -19,7 +19,7 @@ from tests.e2e.tier_bytes.worker import (
     step_until,
     use_free_memory,
 )
-from ttlcache.types import Urgency
+from ttlcache.types import ReleaseMode, Urgency
 
 pytestmark = pytest.mark.e2e
 
@@ -33,8 +33,10 @@ def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
     lookup = side.lower.tier._adapter.check_lookup_result
 
     def give_way(copies: int) -> None:
-        with side.ledger.copying_first():
-            assert side.controller.memory.reclaim(12, Urgency.RUNNING, "runs") > 0
+        reclaimed = side.controller.memory.reclaim(
+            12, Urgency.RUNNING, "runs", mode=ReleaseMode.COPY_FIRST
+        )
+        assert reclaimed > 0
         totals = side.controller.telemetry.metrics.totals
         step_until(engine, lambda: totals["demotions", "stored"] == copies)
 
@@ -178,8 +180,9 @@ def test_what_an_answer_takes_of_a_pin_is_below_before(make_worker, tiers):
 def give_way_at_once(engine: Worker) -> int:
     """All pins give way to a waiting request; blocks that did not wait for a copy."""
     free = engine.pool.get_num_free_blocks()
-    with engine.connector.side.ledger.copying_first():
-        engine.connector.side.controller.memory.reclaim(20, Urgency.RUNNING, "runs")
+    engine.connector.side.controller.memory.reclaim(
+        20, Urgency.RUNNING, "runs", mode=ReleaseMode.COPY_FIRST
+    )
     return int(engine.pool.get_num_free_blocks() - free)
 
 

@@ -16,7 +16,7 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 
-from ttlcache.types import Urgency
+from ttlcache.types import ReleaseMode, Urgency
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.harness import EngineHarness, EngineSpec, build_kv_cache_config
 from ttlcache_connector.invariants import violations
@@ -176,6 +176,8 @@ def reclaim(engine: Worker, blocks: int) -> None:
     side = engine.connector.side
     totals = side.controller.telemetry.metrics.totals
     copies = totals["demotions", "stored"]
-    with side.ledger.copying_first():
-        assert side.controller.memory.reclaim(blocks, Urgency.RUNNING, "runs") > 0
+    reclaimed = side.controller.memory.reclaim(
+        blocks, Urgency.RUNNING, "runs", mode=ReleaseMode.COPY_FIRST
+    )
+    assert reclaimed > 0
     step_until(engine, lambda: totals["demotions", "stored"] == copies + 1)
