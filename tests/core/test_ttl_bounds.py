@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
