@@ -181,7 +181,9 @@ def test_hooks_outside_of_steps_may_throw(make_engine, monkeypatch, hook):
         raise InjectedError(hook)
 
     with monkeypatch.context() as patch:
-        patch.setattr(attrgetter(owner)(role.parts), name, broken)
+        target = attrgetter(owner)(role.parts)
+        has_slots = not hasattr(target, "__dict__")
+        patch.setattr(type(target) if has_slots else target, name, broken)
         request = SimpleNamespace(request_id="A-2", skip_reading_prefix_cache=False)
         getattr(getattr(role, of_whom), hook)(request)
     role.reports.take_stats()
