@@ -257,7 +257,7 @@ def test_a_turn_somebody_waits_for_goes_last_whatever_it_costs(tails):
     linger(tails, dear=160, cheap=16)
     next(
         t for t in tails.ledger._lingering if t.request_id == "cheap"
-    ).program.in_flight = 2
+    ).program.live_requests = 2
     tails.ledger.free_expired(5, at_once=False)
     assert list(tails.tier.due) == ["dear"]
 

@@ -298,7 +298,7 @@ class DemotingBlocks(EndedTurns):
         start, end = turn.first + cut, turn.first + len(turn.blocks)
         tokens = self._tier.count_unstored(turn.request_id, start * size, end * size)
         gain = max(1, self._alone(turn.blocks[cut:]))
-        return _Cost(turn.program.in_flight > 0, tokens / gain)
+        return _Cost(turn.program.live_requests > 0, tokens / gain)
 
     def free_cheapest(self, needed_blocks: int) -> int:
         """Free, without waiting for a copy, blocks whose loss costs nothing more.

@@ -47,7 +47,7 @@ class QueueAnswers(SideParts):
         may_start = memory.may_start(request_id, needed_blocks)
         if not may_start and self.ledger is not None:
             # It waits for memory as others do: what holds that has its price.
-            self.ledger.waiting_blocks = needed_blocks
+            self.ledger.wanted_blocks = needed_blocks
             memory.on_refused(request_id)
             if memory.free_for_newcomer(request_id, needed_blocks):
                 may_start = memory.may_start(request_id, needed_blocks)
@@ -77,7 +77,7 @@ class QueueAnswers(SideParts):
             return 0
         freed = 0
         if urgency is not Urgency.RUNNING:
-            self.ledger.waiting_blocks = needed_blocks
+            self.ledger.wanted_blocks = needed_blocks
             self.controller.memory.on_refused(request.request_id)
             if urgency is not Urgency.STALLED:  # that one has patience of its own
                 freed = self.controller.memory.reprice()

@@ -269,7 +269,7 @@ class SchedulerSide(QueueAnswers):
         if self.controller is None:
             return
         if self.ledger is not None:
-            self.ledger.waiting_blocks = 0  # known anew when the head fails again
+            self.ledger.wanted_blocks = 0  # known anew when the head fails again
         if self.lower.is_set:
             self._poll_tier(self.controller)
         if self._config.debug_invariants:
