@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ttlcache.programs.model import Program, Turn
-from ttlcache.toolcalls import is_subagent
+from ttlcache.toolcalls.tool_names import is_subagent
 
 
 class Relation(Enum):

@@ -25,7 +25,8 @@ from ttlcache.programs.model import (
 )
 from ttlcache.retention.pins import PinTable
 from ttlcache.telemetry.events import Telemetry
-from ttlcache.toolcalls import combine, is_subagent, key_for_tool
+from ttlcache.toolcalls.base import combine
+from ttlcache.toolcalls.tool_names import is_subagent, key_for_name
 from ttlcache.types import (
     FINAL_GAP,
     UNKNOWN_GAP,
@@ -284,4 +285,4 @@ def _gap_key(hints: Hints, finish: Finish) -> GapKey:
 
 @lru_cache(maxsize=4096)
 def _named_gap(tools: tuple[str, ...]) -> GapKey | None:
-    return combine(key_for_tool(name) for name in tools)
+    return combine(key_for_name(name) for name in tools)
