@@ -30,7 +30,7 @@ from ttlcache import policies
 from ttlcache.cli import app
 from ttlcache.cli.config import table
 from ttlcache.config import TTLCacheConfig, load_config
-from ttlcache.telemetry.journal import EVENTS, Journal
+from ttlcache.telemetry.events import EVENTS, Telemetry
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache.testing.fake_engine import FakeEngine
 
@@ -55,12 +55,13 @@ def recording(tmp_path: Path) -> Path:
     """A recording of a program called job-17."""
     place = tmp_path / "recording"
     engine = FakeEngine(
-        {"policy": "fixed"}, journal=Journal(Recorder(place, EVENTS, {}, run="1-1"))
+        {"policy": "fixed"},
+        telemetry=Telemetry(recorder=Recorder(place, EVENTS, {}, run="1-1")),
     )
     context = engine.turn("r1", list(range(20)), [50], program="job-17")
     engine.step(seconds=1.0)
     engine.turn("r2", [*context, 1], [51], program="job-17", is_last_step=True)
-    engine.controller.journal.close()
+    engine.controller.telemetry.close()
     return place
 
 

@@ -89,11 +89,6 @@ class TTLCacheConfig(BaseModel):
         allow_inf_nan=False,
         description="A program silent for this long counts as ended.",
     )
-    max_programs: int = Field(
-        default=100_000,
-        ge=1,
-        description="Programs remembered at once; the longest idle is forgotten.",
-    )
     tool_detection: bool = Field(
         default=True,
         description="Read the next tool from the output text when no hint names it.",
@@ -113,13 +108,10 @@ class TTLCacheConfig(BaseModel):
         "(turns past their time stay cached until then), as soon as its pin expired, "
         "or as soon as it is computed.",
     )
-    profile_path: str | None = Field(
+    state_dir: str | None = Field(
         default=None,
-        description="File with prefill and reload costs to start from.",
-    )
-    history_path: str | None = Field(
-        default=None,
-        description="File that keeps the gap history over restarts.",
+        description="Folder with profile.json, the prefill and reload costs to start "
+        "from, and gaps.json, the gap history, which is kept over restarts.",
     )
     record_path: str | None = Field(
         default=None,
@@ -221,7 +213,7 @@ def _explain_one(item: dict[str, Any]) -> str:
 
 def _nearest(key: str) -> str:
     names = list(TTLCacheConfig.model_fields)
-    match = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    match = difflib.get_close_matches(key, names, n=1, cutoff=0.65)
     if match:
         return f"; did you mean {match[0]!r}?"
     return f"; valid keys: {', '.join(names)}"

@@ -69,7 +69,7 @@ def _progress(
 def _listing(controller: Controller, now_s: float) -> dict[str, Any]:
     """The most recently active programs, newest first, and totals."""
     programs = list(islice(reversed(controller.programs), MAX_LISTED))
-    totals = controller.metrics.totals
+    totals = controller.telemetry.metrics.totals
     return {
         "programs": [_row(controller, program, now_s) for program in programs],
         "totals": {

@@ -1,59 +1,62 @@
-"""The facade that an engine adapter calls: one method per event of a turn.
+"""The life of a request, top to bottom: one method per event that an engine reports.
 
-    arrive → (priority | may_start)* → on_allocated → prefilled → finish
-           … gap: arrive | tick (the pin expires) | reclaim (memory is short)
+    arrive → (queue.priority | memory.may_start)* → on_allocated → prefilled → finish
+           … gap: arrive | tick (the pin expires) | memory.reclaim (memory is short)
 
-The controller decides and keeps the tables; blocks are referenced and released
-only through the `BlockHolder` that the adapter provides.
+What an engine asks between the events it asks `Controller.queue`, `Controller.memory`
+and `Controller.tier`. Blocks are referenced and released only through the
+`BlockHolder` that the adapter provides.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
 from ttlcache import policies
-from ttlcache.arrivals import Arrivals
 from ttlcache.clock import Clock
 from ttlcache.config import TTLCacheConfig, ordering_in_force
-from ttlcache.cost_observer import Learning
-from ttlcache.departures import Departures
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
+from ttlcache.estimators.lru_backlog import Backlog
 from ttlcache.estimators.step_fit import Step
 from ttlcache.estimators.survival import Memoryfulness
+from ttlcache.programs.continuation import relate
+from ttlcache.programs.divergence import compare
 from ttlcache.programs.identity import Identifier
-from ttlcache.programs.model import RequestRecord
+from ttlcache.programs.model import Program, RequestRecord
 from ttlcache.programs.places import Quantum
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.table import ProgramTable, client_key
-from ttlcache.retention.open_turns import TurnBook
+from ttlcache.retention.lower_tier import LowerTier
+from ttlcache.retention.open_turns import OpenTurns
+from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.ttl import Remaining, Retention
 from ttlcache.scheduling import admission, ordering
-from ttlcache.scheduling.ordering import PriorityKey
+from ttlcache.scheduling.memory import KVMemory
 from ttlcache.scheduling.queue_order import QueueOrder
-from ttlcache.tables import Tables
-from ttlcache.telemetry.journal import NullJournal
-from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache.types import (
-    Arrival,
-    BlockHolder,
-    Decision,
-    Finish,
-    HoldOrder,
-    PinOutcome,
-    ReleaseMode,
-    Urgency,
-)
+from ttlcache.scheduling.remaining_work import RemainingWork
+from ttlcache.telemetry.events import Telemetry
+from ttlcache.types import Arrival, BlockHolder, Finish, Finished, PinOutcome
+from ttlcache.types import IdentityRule as Rule
 
 #: Silent programs that one step ends: after a quiet night there may be thousands.
 ENDED_AT_ONCE = 256
+#: Nothing was decided, and nothing is pinned.
+NOTHING_RETAINED = Finished()
 
 
 class Controller:
-    """Programs, pins, gaps, costs and one policy, driven by engine events."""
+    """Programs, pins, gaps, costs and one policy, driven by engine events.
+
+    queue: in which order waiting requests are served.
+    memory: which of them may start, and which pins give way for them.
+    tier: what is known of the lower tier.
+    requests: those between arrival and finish.
+    """
 
     def __init__(
         self,
@@ -64,196 +67,117 @@ class Controller:
         *,
         gaps: GapHistory | None = None,
         costs: CostModel | None = None,
+        memoryfulness: Memoryfulness | None = None,
         on_rekey: Callable[[str], None] | None = None,
-        journal: NullJournal | None = None,
-        metrics: MetricsBuffer | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         """
         Args:
             block_tokens: tokens per prefix-cache hash.
+            memoryfulness: what programs' lengths say of turns left (paper §4.1).
             on_rekey: told the id of a waiting request whose priority changed.
-            journal: told every event.
-            metrics: counts what happens.
+            telemetry: told every event.
         """
-        self.tables = tables = Tables(
-            config,
-            clock,
-            holder,
-            block_tokens,
-            gaps if gaps is not None else GapHistory(),
-            costs if costs is not None else CostModel(),
-            journal if journal is not None else NullJournal(),
-            ProgramTable(config.max_programs, config.program_idle_s),
-            metrics if metrics is not None else MetricsBuffer(),
-        )
         self.config, self.block_tokens = config, block_tokens
-        self.metrics, self.journal = tables.metrics, tables.journal
-        self.gaps, self.costs = tables.gaps, tables.costs
-        self.work = tables.work
-        self.pins, self.programs = tables.pins, tables.programs
-        self.requests = tables.requests
         self._clock = clock
-        identifier = Identifier(
-            self.programs,
-            PrefixIndex(block_tokens),
-        )
-        self.queue_order = QueueOrder(
+        self.gaps = gaps or GapHistory()
+        self.costs = costs or CostModel()
+        self.memoryfulness = memoryfulness or Memoryfulness()
+        self.telemetry = telemetry or Telemetry()
+        self.programs = ProgramTable(config.program_idle_s)
+        self.requests: dict[str, RequestRecord] = {}
+        self.pins = PinTable()
+        self.tier = LowerTier(self.requests, self.costs, self.telemetry)
+        self.queue = QueueOrder(
+            self.requests,
             ordering.create(ordering_in_force(config)),
             Quantum(config.quantum_turns),
             self.programs,
             self.pins,
-            self.work,
-            self.metrics,
+            RemainingWork(),
+            self.telemetry,
         )
-        self._admission = admission.create(config, block_tokens)
-        self._turns = TurnBook(
+        self.admission = admission.create(config, block_tokens)
+        self._backlog = Backlog(clock)
+        self._turns = OpenTurns(
             clock=clock,
             holder=holder,
             block_tokens=block_tokens,
             pins=self.pins,
             gaps=self.gaps,
             costs=self.costs,
-            metrics=self.metrics,
+            backlog=self._backlog,
+            telemetry=self.telemetry,
             max_ttl_s=config.max_ttl_s,
             on_rekey=on_rekey,
-            journal=self.journal,
-            on_stall=self.queue_order.on_stall,
-            on_unpinned=self._admission.on_unpinned,
+            on_stall=self.queue.on_stall,
+            on_unpinned=self.admission.on_unpinned,
         )
-        self.reclaimer = Reclaimer(
+        reclaimer = Reclaimer(
             self.pins,
             holder,
             self._turns,
             clock,
             config.max_pinned_fraction,
         )
-        self._retention = Retention(
+        self.retention = Retention(
             config,
             policies.create(config.policy, config.policy_options),
+            self.gaps,
+            self.costs,
+            self.memoryfulness,
+            self.tier,
             self.pins,
             holder,
-            self.reclaimer,
-            self.metrics,
-            self.journal,
+            reclaimer,
+            self.telemetry,
             lambda: self.programs.num_tenants(clock.now_s()),
         )
-        self._learning = Learning(
-            self.costs, self.work, self.metrics, self.journal, self.requests
-        )
-        self._gate = admission.AdmissionGate(self._admission, holder, block_tokens)
-        self._departures = Departures(
-            tables,
-            identifier,
-            self.queue_order,
+        self.memory = KVMemory(
+            self.requests,
+            clock,
+            holder,
+            block_tokens,
+            self.queue,
+            self.admission,
+            self.pins,
             self._turns,
-            self._retention,
-            self._admission,
-            self._learning,
+            self.retention,
+            reclaimer,
+            self.tier,
         )
-        self._arrivals = Arrivals(
-            tables,
-            identifier,
-            self.queue_order,
-            self._turns,
-            self._retention,
-            self._admission,
-            self._departures,
-        )
-
-    @property
-    def retention_enabled(self) -> bool:
-        """False once `disable` was called."""
-        return self.tables.retention_enabled
-
-    @property
-    def memoryfulness(self) -> Memoryfulness:
-        """What programs' lengths say of turns left (paper §4.1)."""
-        return self.tables.memoryfulness
-
-    @property
-    def last_decision(self) -> Decision | None:
-        """Of the request that finished last, see `Tables`."""
-        return self.tables.last_decision
-
-    @property
-    def lower_tier(self) -> str | None:
-        """The tier that an expired turn's KV goes to, None while there is none."""
-        return self.tables.lower_tier
-
-    @lower_tier.setter
-    def lower_tier(self, tier: str | None) -> None:
-        if tier is not None and self.tables.lower_tier is None:
-            self.tier_generation_changed()
-        self.tables.lower_tier = tier
-
-    def tier_generation_changed(self) -> None:
-        """Whatever went down before need not be there: it was away, or was reset."""
-        self.tables.lower_epoch += 1
-
-    @property
-    def reserved_pool_blocks(self) -> float:
-        """Free blocks that new programs leave to those under way."""
-        return self._admission.reserved_pool_blocks
+        self._identifier = Identifier(self.programs, PrefixIndex(block_tokens))
+        self._last_seq = 0
+        self._step_ended_s = -math.inf
 
     # --- a request comes -------------------------------------------------
 
     def arrive(self, arrival: Arrival) -> RequestRecord:
         """A request entered the queue: find its program, close its gap."""
-        return self._arrivals.arrive(arrival)
-
-    def priority(self, request_id: str, *, preempted: bool = False) -> PriorityKey:
-        """Queue key of a waiting request; smaller is served first.
-
-        Raises:
-            KeyError: the request never arrived here.
-        """
-        return self.queue_order.key(self.requests[request_id], preempted)
-
-    def requeue_if_moved(self, request_id: str) -> bool:
-        """Whether the request's place is out of date; `priority` answers anew then.
-
-        Asked about the head of the queue: others of its context may have used up the
-        quantum since it was queued. A place may change once per quantum, no more.
-        """
-        record = self.requests.get(request_id)
-        return record is not None and self.queue_order.requeue_if_moved(record)
-
-    def may_start(self, request_id: str, needed_pool_blocks: float) -> bool:
-        """Whether a waiting request may take memory now.
-
-        To be asked only while the queue is in this controller's order: in another one a
-        new program at the head would keep those under way waiting behind it.
-
-        Args:
-            needed_pool_blocks: beside those that it found cached.
-        """
-        record = self.requests.get(request_id)
-        if (
-            record is None
-            or record.admitted_s is not None
-            or not self.retention_enabled
-        ):
-            return True
-        return self._gate.may_start(record, needed_pool_blocks)
-
-    def free_for_newcomer(self, request_id: str, needed_pool_blocks: float) -> int:
-        """`may_start` said no: pins that have no right to stay give way.
-
-        Returns:
-            Blocks that became free; 0 means that asking again is pointless.
-        """
-        record = self.requests.get(request_id)
-        if record is None:
-            return 0
-        freed = self.reprice()
-        missing = self._gate.missing_blocks(record, needed_pool_blocks)
-        return freed + self.reclaimer.take_for_newcomer(record.program, missing)
-
-    def on_memory_refused(self, request_id: str) -> None:
-        """A waiting request lacks memory, or room that others are to have."""
-        record = self.requests.get(request_id)
-        if record is not None and record.refused_s is None:
-            record.refused_s = self._clock.now_s()
+        now_s = self._clock.now_s()
+        self._forget(arrival.request_id)
+        known = len(self.programs)
+        program, rule = self._identifier.identify(arrival, now_s)
+        if len(self.programs) > known:
+            self.telemetry.program_started()
+            self.retention.make_room_for_others()
+        continuation = relate(program, arrival.hashes, arrival.num_tokens)
+        record = self._new_record(arrival, program, now_s)
+        if rule in (Rule.HINT, Rule.SESSION):
+            record.head_tokens, record.divergence = compare(
+                program, arrival, continuation, self.block_tokens
+            )
+        self.queue.on_arrival(record, continuation)
+        program.in_flight += 1
+        pin, record.reusable_tokens = self._turns.follow(
+            program, continuation, record.request_id, now_s
+        )
+        if pin is not None:
+            record.pin_id = pin.pin_id
+        if continuation.turn is not None:
+            record.tier_generation = continuation.turn.tier_generation
+        self.telemetry.arrive(now_s, record, rule, arrival, continuation)
+        return record
 
     def on_allocated(self, request_id: str, cached_tokens: int) -> None:
         """The request got its blocks: it claims its pin.
@@ -261,68 +185,94 @@ class Controller:
         Args:
             cached_tokens: prompt tokens found in GPU memory.
         """
-        self._arrivals.on_allocated(request_id, cached_tokens)
+        record = self.requests.get(request_id)
+        if record is None:
+            return
+        now_s = self._clock.now_s()
+        first = record.admitted_s is None
+        if first:
+            record.admitted_s = now_s
+            record.cached_tokens = cached_tokens
+            self.tier.on_allocated(record, cached_tokens)
+            self.queue.on_admission(record)
+            context_blocks = record.num_tokens / self.block_tokens
+            self.admission.on_turn_running(record.program, context_blocks)
+        elif record.first_token_s is None:
+            if not record.reloads:  # preempted: all anew
+                record.cached_tokens = cached_tokens
+            record.reloads = False
+        pin = self.pins.get(record.pin_id)
+        record.pin_id = None
+        claim = None if pin is None else self._turns.claim(pin, cached_tokens)
+        self.telemetry.admit(now_s, record, cached_tokens, claim, not first)
+        record.refused_s = None
+        if pin is not None:
+            self._turns.end_pin(pin, PinOutcome.CLAIMED)
+        elif first and record.lost_its_kv(cached_tokens):
+            self.costs.observe_return_wait(now_s - record.queued_s)
 
     def on_step(self, step: Step) -> None:
-        """A step is computed: learn what prompt tokens cost."""
-        self._learning.on_step(step, self._clock.now_s())
+        """A step is computed: learn what prompt tokens cost.
+
+        It began when it was scheduled, or when the one before it ended: engines may
+        schedule a step while another one runs.
+        """
+        now_s = self._clock.now_s()
+        seconds = now_s - max(step.start_s, self._step_ended_s)
+        self._step_ended_s = now_s
+        prompts_s = self.costs.observe_step(step, seconds)
+        if prompts_s <= 0.0:
+            return
+        token_s = prompts_s / step.prompt_tokens
+        for request_id, before, after in step.prompts:
+            record = self.requests.get(request_id)
+            if record is not None:
+                record.prefill_s += token_s * (after - before)
 
     def prefilled(self, request_id: str, prompt_tokens: int) -> None:
         """The first output token is there: learn what the lower tier had."""
         record = self.requests.get(request_id)
-        if record is not None:
-            self._learning.prefilled(record, prompt_tokens, self._clock.now_s())
-
-    def tier_looked_up(self, request_id: str, chunk_tokens: int = 1) -> None:
-        """The lower tier has looked for what GPU memory lacks of a waiting request.
-
-        Args:
-            chunk_tokens: it keeps whole chunks of so many, and no shorter context.
-        """
-        record = self.requests.get(request_id)
-        if record is not None:
-            record.asked_below = record.reusable_tokens >= chunk_tokens
-
-    def load_started(self, request_id: str) -> None:
-        """A part of an admitted request's prompt is on its way from a lower tier."""
-        record = self.requests.get(request_id)
-        if record is not None:
-            record.reloads = True
-
-    def load_finished(self, request_id: str, tokens: int) -> None:
-        """`tokens` of the prompt came, 0 where that failed: prefill what is left."""
-        if tokens <= 0:
-            self.metrics.count("failed_reloads")
+        if record is None or record.admitted_s is None:
             return
-        record = self.requests.get(request_id)
-        if record is not None:
-            record.cached_tokens += tokens
-            record.reloaded_tokens += tokens
-
-    def learn_reload(self, tier: str | None, tokens: int, seconds: float) -> None:
-        """What a reload cost, from the order to the arrival of the last byte.
-
-        tier: None where it is not known from which one it came.
-        """
-        self._learning.reloaded(tier, tokens, seconds)
+        if record.first_token_s is not None:
+            return
+        now_s = self._clock.now_s()
+        record.first_token_s = now_s
+        self.tier.on_prefilled(record)
+        self.telemetry.first_token(now_s, record, prompt_tokens)
 
     # --- a request goes --------------------------------------------------
 
-    def finish(self, finish: Finish) -> HoldOrder | None:
-        """A request left the engine: decide, and maybe order a pin.
-
-        The adapter must take the references of a returned order at once, before
-        the engine frees the request's blocks.
-        """
-        return self._departures.finish(finish)
-
-    def end(self, tenant: str, program_id: str, how: str = "told") -> bool:
-        """A program is over: release all its pins. False if it is unknown."""
-        program = self.programs.get(client_key(tenant, program_id))
-        if program is None:
-            return False
-        self._departures.end(program, how)
-        return True
+    def finish(self, finish: Finish) -> Finished:
+        """A request left the engine: decide, and maybe order a pin."""
+        record = self.requests.pop(finish.request_id, None)
+        if record is None:
+            return NOTHING_RETAINED
+        self._leave(record)
+        program = record.program
+        now_s = self._clock.now_s()
+        self.telemetry.finish(now_s, record, finish)
+        self.programs.touch(program, now_s)
+        context_blocks = finish.num_tokens / self.block_tokens
+        if record.admitted_s is not None:
+            if now_s > record.admitted_s:
+                self.queue.on_service(record, now_s - record.admitted_s)
+            if not program.ended:
+                self.admission.on_turn_finished(program, context_blocks)
+        if not finish.completed:
+            self.admission.on_unpinned(program)
+            return NOTHING_RETAINED
+        program.turns_finished += 1
+        self._learn_outputs(record, finish, now_s)
+        if record.hints.is_last_step or program.ended:
+            self._end(program, "last_step")
+            return NOTHING_RETAINED
+        finished = self._retain(record, finish, now_s)
+        if finished.order is None:
+            self.admission.on_unpinned(program)
+        else:  # making room for it may have ended the program's other pins
+            self.admission.on_turn_finished(program, context_blocks)
+        return finished
 
     def progress(
         self, tenant: str, program_id: str, remaining: Remaining
@@ -333,68 +283,143 @@ class Controller:
             return None
         now_s = self._clock.now_s()
         self.programs.touch(program, now_s)
-        return self._retention.redecide_on_progress(
-            program, remaining, self.tables.view(now_s), now_s
-        )
-
-    # --- time and pressure -----------------------------------------------
+        return self.retention.redecide_on_progress(program, remaining, now_s)
 
     def tick(self) -> None:
         """Before each step: expire pins, forget idle programs."""
         now_s = self._clock.now_s()
         for pin in self.pins.expired(now_s):
-            view = self.tables.view(now_s)
-            if not self._retention.redecide_at_deadline(pin, view, now_s):
+            if not self.retention.redecide_at_deadline(pin, now_s):
                 self._turns.end_pin(pin, PinOutcome.EXPIRED)
         for program in itertools.islice(self.programs.idle(now_s), ENDED_AT_ONCE):
             overdue = now_s - program.last_seen_s > self.config.program_idle_s
-            self._departures.end(program, "idle" if overdue else "forgotten")
+            self._end(program, "idle" if overdue else "forgotten")
 
-    def reprice(self) -> int:
-        """A request waits for memory: pins made while nobody did are decided anew.
+    def end(self, tenant: str, program_id: str) -> bool:
+        """A program is over: release all its pins. False if it is unknown."""
+        program = self.programs.get(client_key(tenant, program_id))
+        if program is None:
+            return False
+        self._end(program, "told")
+        return True
 
-        Returns:
-            Blocks that became free.
-        """
-        if not self.pins.any_provisional:
-            return 0
-        now_s = self._clock.now_s()
-        view = self.tables.view(now_s)
-        return self._retention.redecide_under_pressure(view, now_s)
+    # --- the engine's life ------------------------------------------------
 
-    def reclaim(
-        self,
-        needed_blocks: int,
-        urgency: Urgency,
-        request_id: str,
-        *,
-        patient: bool = True,
-        mode: ReleaseMode = ReleaseMode.FREE_NOW,
-    ) -> int:
-        """Blocks freed from pins for a request that failed to get memory.
-
-        patient: whether a stalled engine may wait for pins' next turns, as their policy
-            asks; not once the request is overdue.
-        mode: with `COPY_FIRST` they count as free although they are only soon.
-        """
-        record = self.requests.get(request_id)
-        return self.reclaimer.reclaim(
-            max(1, needed_blocks),
-            urgency,
-            record.program if record else None,
-            record.pin_id if record else None,
-            self.queue_order.rank(record) if record else (),
-            patient=patient,
-            mode=mode,
-        )
-
-    def release_all(self) -> None:
-        """Prefix-cache reset, sleep, shutdown: every pin goes."""
-        for pin in list(self.pins):
-            self._turns.end_pin(pin, PinOutcome.RESET)
-        self.tier_generation_changed()  # what had not gone down yet never will
+    @property
+    def retention_enabled(self) -> bool:
+        """False once `disable` was called."""
+        return self.retention.is_enabled
 
     def disable(self) -> None:
         """Stop retaining for good; requests go on as if we were not there."""
-        self.tables.retention_enabled = False
-        self.release_all()
+        self.retention.is_enabled = False
+        self.memory.release_all()
+
+    def gauges(self) -> dict[str, float]:
+        """The present state, by the names of `metrics.GAUGES`."""
+        waiting = {
+            id(record.program)
+            for record in self.requests.values()
+            if record.admitted_s is None
+        }
+        return {
+            "pins_active": len(self.pins),
+            "programs_active": len(self.programs),
+            "waiting_programs": len(waiting),
+            "growth_blocks": self.admission.reserved_pool_blocks,
+            "lower_tier_kept_share": self.costs.kept_share,
+            "queueing_delay_seconds": self.costs.queueing_delay_s,
+            "memoryfulness": self.memoryfulness.eta,
+            "seniority_quantum_seconds": self.queue.quantum.seconds,
+            "retention_enabled": float(self.retention_enabled),
+            "recorder_dropped_events": float(self.telemetry.dropped),
+        }
+
+    # --- of an arrival ----------------------------------------------------
+
+    def _new_record(
+        self, arrival: Arrival, program: Program, now_s: float
+    ) -> RequestRecord:
+        self._last_seq += 1
+        hints = arrival.hints
+        if hints.priority_class is not None:
+            program.priority_class = hints.priority_class
+        record = RequestRecord(
+            arrival.request_id,
+            program,
+            hints,
+            self._last_seq,
+            now_s,  # queued_s
+            arrival.user_priority,
+            program.place,
+            arrival.num_tokens,
+        )
+        self._backlog.on_busy()
+        self.requests[arrival.request_id] = record
+        return record
+
+    # --- of an end --------------------------------------------------------
+
+    def _forget(self, request_id: str) -> None:
+        """The engine uses an id anew: if we never heard of its end, it left now."""
+        stale = self.requests.pop(request_id, None)
+        if stale is not None:
+            self._leave(stale)
+            self.admission.on_unpinned(stale.program)
+
+    def _leave(self, record: RequestRecord) -> None:
+        """The request is gone; somebody else may continue a turn it did not claim."""
+        program = record.program
+        program.in_flight -= 1
+        if not self.requests:
+            self._backlog.on_idle()
+        pin = self.pins.get(record.pin_id)
+        record.pin_id = None
+        if pin is None:
+            return
+        self.pins.unhold(pin, record.request_id)
+        if pin.held:
+            return
+        if program.ended:
+            self._turns.end_pin(pin, PinOutcome.ENDED)
+        else:
+            self._turns.bound(program)
+
+    def _learn_outputs(
+        self, record: RequestRecord, finish: Finish, now_s: float
+    ) -> None:
+        """What the turn took of the engine, without waits and repeated prefills."""
+        outputs = finish.num_tokens - finish.prompt_tokens
+        if record.first_token_s is not None and outputs > 1:
+            decode_s = (now_s - record.first_token_s) / (outputs - 1)
+            self.costs.observe_decode(decode_s)
+        if self.queue.ordering.uses_work and not record.program.ended:
+            self.queue.learn_work(
+                record.program,
+                self.costs.prefill_s(finish.prompt_tokens, record.reusable_tokens),
+                max(outputs, 0) * self.costs.decode_token_s,
+            )
+
+    def _retain(self, record: RequestRecord, finish: Finish, now_s: float) -> Finished:
+        turn = self._turns.open(record, finish, now_s)
+        self._identifier.remember(record.program, finish)
+        context_blocks = finish.num_tokens / self.block_tokens
+        self.admission.on_footprint(context_blocks, finish.footprint_blocks)
+        if not self.retention.is_enabled or record.hints.rejected:
+            return NOTHING_RETAINED
+        self.tier.on_turn_end(turn)
+        rank = self.queue.rank_after_this_turn(record)
+        return self.retention.retain(record, turn, finish, rank, now_s)
+
+    def _end(self, program: Program, how: str) -> None:
+        """The program is over: release all its pins. Told twice counts once."""
+        if program.ended:
+            return
+        self.programs.remove(program)
+        self.telemetry.end(self._clock.now_s(), program, how)
+        self.admission.on_program_end(program)
+        if program.turns_finished:
+            self.memoryfulness.add(program.turns_finished)
+        self.queue.on_program_end(program)
+        self._turns.close_all(program)
+        self._turns.renew_parent(program)

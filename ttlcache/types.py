@@ -74,6 +74,8 @@ class GapKey(_Parts):
 USER_GAP = GapKey(USER_TOOL)
 FINAL_GAP = GapKey(FINAL_TOOL)
 APPROVAL_GAP = GapKey(APPROVAL_TOOL)
+#: Gap key of a turn whose output nobody could read.
+UNKNOWN_GAP = GapKey("unknown")
 
 
 class PinOutcome(StrEnum):
@@ -224,11 +226,24 @@ class Finish(NamedTuple):
     detect: Callable[[], GapKey | None] | None = None
 
 
-class HoldOrder(NamedTuple):
+class PinOrder(NamedTuple):
     """Reference the first `kv_blocks` blocks of the finished turn for `pin_id`."""
 
     pin_id: int
     kv_blocks: int
+
+
+class Finished(NamedTuple):
+    """What becomes of a request that left the engine.
+
+    decision: what the policy said of the turn, None where it was not asked: nobody
+        continues such a turn, or nothing is retained.
+    order: references that the adapter must take at once, before the engine frees the
+        request's blocks; None for none.
+    """
+
+    decision: Decision | None = None
+    order: PinOrder | None = None
 
 
 class ReleaseMode(Enum):

@@ -259,7 +259,6 @@ def policy_ttls(
                 model.observe_prefill(r.context_tokens, 0, max(r.prefill_s, 1e-6))
                 if tier is not None:
                     model.observe_reload(tier, r.context_tokens, max(r.cpu_s, 1e-6))
-        model.observe_footprint(max(1.0, pressure.pool_blocks / 8))
     key = GapKey("bash")
     history = GapHistory()
     for gap_s in gaps_s:

@@ -137,9 +137,13 @@ class _Replay:
         )
         self._idle_s = config.program_idle_s
         self._controller = Controller(
-            config, self._clock, self._holder, BLOCK_TOKENS, costs=self._costs
+            config,
+            self._clock,
+            self._holder,
+            BLOCK_TOKENS,
+            costs=self._costs,
+            memoryfulness=setting.memoryfulness(),
         )
-        self._controller.tables.memoryfulness = setting.memoryfulness()
         self._outcomes: list[Outcome] = []
         self._pending: dict[int, Outcome] = {}  # program's number -> its open gap
         self._events: list[tuple[float, int, int, int]] = []
@@ -203,7 +207,7 @@ class _Replay:
         num_tokens = turn.prompt_tokens + turn.output_tokens
         kv_blocks = -(-num_tokens // BLOCK_TOKENS)
         self._holder.finishing_blocks = kv_blocks
-        order = self._controller.finish(
+        decision, order = self._controller.finish(
             Finish(
                 request_id=request_id,
                 completed=is_known,
@@ -221,7 +225,6 @@ class _Replay:
         if is_known and not program.ended:
             opened = program.open_turns[-1]
             outcome = self._outcome(turn, opened.context_tokens)
-            decision = self._controller.last_decision
             if decision is not None:
                 outcome.ttl_s = decision.ttl_s
                 outcome.reason = decision.reason

@@ -14,8 +14,7 @@ from ttlcache.config import load_config
 from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
-from ttlcache.telemetry.journal import NullJournal
-from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.types import (
     NO_HINTS,
     Arrival,
@@ -90,8 +89,7 @@ def make_controller(
     clock: Clock,
     *,
     gaps: GapHistory | None = None,
-    journal: NullJournal | None = None,
-    metrics: MetricsBuffer | None = None,
+    telemetry: Telemetry | None = None,
     **config: Any,
 ) -> Controller:
     """A controller with `config` on top of the defaults.
@@ -106,8 +104,7 @@ def make_controller(
         BLOCK_TOKENS,
         gaps=gaps,
         costs=CostModel({"prefill": [0.0, 0.0, RECOVERY_S]}),
-        journal=journal,
-        metrics=metrics,
+        telemetry=telemetry,
     )
 
 

@@ -30,7 +30,7 @@ from bench.micro.overhead_driver import (
 from bench.tables import Check, checks_table
 from ttlcache.clock import VirtualClock
 from ttlcache.controller import Controller
-from ttlcache.telemetry.journal import EVENTS, Journal
+from ttlcache.telemetry.events import EVENTS, Telemetry
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache.types import Arrival, Finish
@@ -91,9 +91,11 @@ def _steps(
     folder: Path, steps: int, memory_events: int, rss: tuple[int, int]
 ) -> RecorderCost:
     clock = VirtualClock()
-    bare = make_controller("cachettl", clock, metrics=_NoMetrics())
+    bare = make_controller("cachettl", clock, telemetry=Telemetry(_NoMetrics()))
     recorder = Recorder(folder, EVENTS, {}, run="bench")
-    recorded = make_controller("cachettl", clock, journal=Journal(recorder))
+    recorded = make_controller(
+        "cachettl", clock, telemetry=Telemetry(recorder=recorder)
+    )
     agents = [Agent(n, "session", CONTEXT_TOKENS) for n in range(RUNNING)]
     for agent in agents:
         _begin((bare, recorded), agent.arrival())
@@ -147,8 +149,8 @@ def _step(controller: Controller, events: list[tuple[Finish, Arrival]]) -> int:
         controller.arrive(arrival)
         controller.on_allocated(arrival.request_id, arrival.num_tokens - TURN_TOKENS)
         controller.prefilled(arrival.request_id, arrival.num_tokens)
-    if not controller.metrics.is_empty():
-        controller.metrics.drain()
+    if not controller.telemetry.metrics.is_empty():
+        controller.telemetry.metrics.drain()
     return time.thread_time_ns() - began_ns
 
 

@@ -93,7 +93,8 @@ def run_programs(
             agents[slot] = _agent(started)
             started += 1
             if ended * CHUNKS >= (len(chunks) + 1) * num_programs:
-                controller.metrics.drain()  # as an adapter would, now and then
+                # As an adapter would, now and then.
+                controller.telemetry.metrics.drain()
                 seconds = time.process_time() - began_s
                 chunks.append(_chunk(controller, ended, seconds))
                 on_chunk(chunks[-1])
@@ -157,7 +158,7 @@ def _weigh(
             controller.tick()
             assert len(controller.pins) == 0
         assert len(controller.programs) >= num_programs
-        controller.metrics.drain()
+        controller.telemetry.metrics.drain()
         gc.collect()
         after = tracemalloc.take_snapshot()
     finally:

@@ -156,7 +156,7 @@ def time_turns(policy_name: str, identity: str, repeats: int) -> TurnResult:
         finish=micros(stamps.finish),
         both=micros([a + f for a, f in zip(stamps.arrive, stamps.finish, strict=True)]),
         first_arrive=micros(stamps.first_arrive),
-        pins_claimed=controller.metrics.totals["pins", "claimed"],
+        pins_claimed=controller.telemetry.metrics.totals["pins", "claimed"],
     )
 
 

@@ -52,7 +52,7 @@ def run_cell(cell: Cell) -> CellResult:
     with no_gc(), use_clock(clock), link.use_tiers(store):
         scheduler, connector = new_engine(engine_spec(cell, workload, step_time))
         if store is not None and connector is not None:
-            _controller(connector).lower_tier = "cpu"  # there is no disk without
+            _controller(connector).tier.on_source("cpu")  # there is no disk without
         Simulation(
             scheduler,
             clock,
@@ -242,7 +242,7 @@ def connector_counts(connector: TTLConnector | None) -> dict[str, Any]:
     if connector is None or connector.scheduler_role is None:
         return {}
     controller = connector.scheduler_role.parts.controller
-    totals = controller.metrics.totals
+    totals = controller.telemetry.metrics.totals
     return {
         f"{name}.{label}" if label else name: count
         for (name, label), count in sorted(totals.items())

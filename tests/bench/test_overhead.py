@@ -47,11 +47,11 @@ def test_an_agent_is_recognised_and_claims_its_pins(identity: str) -> None:
             arrival = agent.arrival()
             record = controller.arrive(arrival)
             controller.on_allocated(arrival.request_id, record.reusable_tokens)
-            assert controller.finish(agent.finish()) is not None
+            assert controller.finish(agent.finish()).order is not None
         clock.advance(1.0)
         controller.tick()
     assert len(controller.programs) == 2
-    totals = controller.metrics.totals
+    totals = controller.telemetry.metrics.totals
     assert totals["pins", "claimed"] == 4
     rule = IdentityRule(identity).value
     assert totals["turns_identified", rule] == (4 if identity == "prefix" else 6)

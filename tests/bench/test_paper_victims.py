@@ -34,9 +34,9 @@ def _pinned(engine):
 def test_a_newcomer_ends_older_programs_pins_latest_first_and_whole():
     engine = _engine()
     engine.arrive("r", [1], program="R")
-    assert engine.controller.reclaim(1, Urgency.WAITING, "r") == 4
+    assert engine.controller.memory.reclaim(1, Urgency.WAITING, "r") == 4
     assert _pinned(engine) == {"A": 4, "B": 4}
-    assert engine.controller.reclaim(5, Urgency.WAITING, "r") == 8
+    assert engine.controller.memory.reclaim(5, Urgency.WAITING, "r") == 8
     assert _pinned(engine) == {}
     engine.check()
 
@@ -44,14 +44,14 @@ def test_a_newcomer_ends_older_programs_pins_latest_first_and_whole():
 def test_ours_ends_none_for_it():
     engine = _engine(paper=False)
     engine.arrive("r", [1], program="R")
-    assert engine.controller.reclaim(1, Urgency.WAITING, "r") == 0
+    assert engine.controller.memory.reclaim(1, Urgency.WAITING, "r") == 0
 
 
 def test_too_few_pins_end_all_the_same():
     """The paper looks at what is enough only while it ends them."""
     engine = _engine()
     engine.arrive("r", [1], program="R")
-    assert engine.controller.reclaim(99, Urgency.WAITING, "r") == 12
+    assert engine.controller.memory.reclaim(99, Urgency.WAITING, "r") == 12
     assert _pinned(engine) == {}
 
 
@@ -60,18 +60,18 @@ def test_the_own_pin_goes_only_in_an_engine_that_stands_still():
     for label in "BC":
         for pin in list(engine.controller.pins):
             if pin.program.program_id == label:
-                engine.controller.reclaimer.turns.end_pin(pin, PinOutcome.VICTIM)
+                engine.controller.memory.reclaimer.turns.end_pin(pin, PinOutcome.VICTIM)
     engine.arrive("A-2", [*range(4), 7, 8], program="A")
-    assert engine.controller.reclaim(1, Urgency.WAITING, "A-2") == 0
+    assert engine.controller.memory.reclaim(1, Urgency.WAITING, "A-2") == 0
     assert _pinned(engine) == {"A": 4}
-    assert engine.controller.reclaim(1, Urgency.STALLED, "A-2") == 4
+    assert engine.controller.memory.reclaim(1, Urgency.STALLED, "A-2") == 4
     assert _pinned(engine) == {}
 
 
 def test_a_running_request_takes_no_more_than_it_needs():
     engine = _engine()
     engine.arrive("r", [1], program="R")
-    assert engine.controller.reclaim(1, Urgency.RUNNING, "r") == 1
+    assert engine.controller.memory.reclaim(1, Urgency.RUNNING, "r") == 1
     assert _pinned(engine) == {"A": 4, "B": 4, "C": 3}
 
 
@@ -80,7 +80,7 @@ def test_the_arm_has_the_papers_rule():
     role = SimpleNamespace(parts=SimpleNamespace(controller=engine.controller))
     connector = SimpleNamespace(scheduler_role=role)
     GATES[ARMS["cachettl-paper"].gate](None, connector)
-    assert isinstance(engine.controller.reclaimer, paper_victims.PaperReclaimer)
+    assert isinstance(engine.controller.memory.reclaimer, paper_victims.PaperReclaimer)
 
 
 @pytest.mark.parametrize("name", ["max_queue_wait_s", "quantum_turns"])

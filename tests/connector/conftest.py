@@ -51,7 +51,7 @@ def check(engine: EngineHarness) -> None:
 
 def totals(engine: EngineHarness) -> dict[str, int]:
     """Counters so far, as "name" or "name:label"."""
-    counter = engine.connector.scheduler_role.parts.controller.metrics.totals
+    counter = engine.connector.scheduler_role.parts.controller.telemetry.metrics.totals
     return {f"{n}:{label}" if label else n: c for (n, label), c in counter.items()}
 
 

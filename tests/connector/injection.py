@@ -15,14 +15,14 @@ from typing import Any
 #: point -> (object below the scheduler role, method, labels it is counted under).
 POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "arrive": ("parts.controller", "arrive", frozenset({"arrive"})),
-    "priority": ("parts.controller", "priority", frozenset({"priority"})),
+    "priority": ("parts.controller.queue", "priority", frozenset({"priority"})),
     "requeue_if_moved": (
-        "parts.controller",
+        "parts.controller.queue",
         "requeue_if_moved",
         frozenset({"requeue_if_moved"}),
     ),
-    "may_start": ("parts.controller", "may_start", frozenset({"admission"})),
-    "reclaim": ("parts.controller", "reclaim", frozenset({"eviction"})),
+    "may_start": ("parts.controller.memory", "may_start", frozenset({"admission"})),
+    "reclaim": ("parts.controller.memory", "reclaim", frozenset({"eviction"})),
     "note_local_hit": (
         "requests._local_hits",
         "__setitem__",
@@ -46,8 +46,12 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
         "__len__",
         frozenset({"put_back_failed_loads"}),
     ),
-    "drain": ("parts.controller.metrics", "drain", frozenset({"take_stats"})),
-    "release_all": ("parts.controller", "release_all", frozenset({"release_pins"})),
+    "drain": ("parts.controller.telemetry.metrics", "drain", frozenset({"take_stats"})),
+    "release_all": (
+        "parts.controller.memory",
+        "release_all",
+        frozenset({"release_pins"}),
+    ),
     # Not hooks, but what they all lean on: blocks, the queue, the counters.
     "release": (
         "parts.ledger",
@@ -70,7 +74,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
         frozenset({"arrive", "on_allocated", "finished", "before_step", "eviction"}),
     ),
     "is_aged": ("parts.engine._queue", "is_aged", frozenset({"urgency", "eviction"})),
-    "aged": ("parts.controller.metrics", "count", frozenset({"note_aged"})),
+    "aged": ("parts.controller.telemetry.metrics", "count", frozenset({"note_aged"})),
 }
 
 

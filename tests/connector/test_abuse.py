@@ -52,11 +52,10 @@ def test_an_unknown_arm_is_refused():
 
 
 def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, clock):
-    engine = make_engine(
-        num_blocks=200, extra_config={"policy": "cachettl", "max_programs": 1000}
-    )
+    engine = make_engine(num_blocks=200, extra_config={"policy": "cachettl"})
     engine.on_step = None
     role = engine.connector.scheduler_role
+    role.parts.controller.programs.max_programs = 1000
     rng = random.Random(0)
 
     def sessions(numbers: range) -> None:
@@ -92,7 +91,7 @@ def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, c
         engine.finished.clear()
 
     sessions(range(7000))
-    labels = set(role.parts.controller.metrics.totals)
+    labels = set(role.parts.controller.telemetry.metrics.totals)
     tracemalloc.start()
     try:
         sessions(range(7000, 8500))
@@ -107,7 +106,7 @@ def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, c
     assert len(role.parts.controller.gaps._windows) <= 4096
     assert len(role.parts.controller.programs) <= 1001
     assert role.parts.controller.requests == {}
-    assert set(role.parts.controller.metrics.totals) == labels
+    assert set(role.parts.controller.telemetry.metrics.totals) == labels
     known = {str(v) for values in _KNOWN_LABELS.values() for v in values}
     assert {label for _, label in labels if label} <= known | {"forgotten"}
     assert role.parts.faults.total == 0

@@ -65,7 +65,7 @@ def test_head_of_the_queue_takes_younger_pins_but_not_older_ones(make_engine):
     engine.run()
     context = list(a.all_token_ids)
     # A comes back without a pin.
-    engine.connector.scheduler_role.parts.controller.release_all()
+    engine.connector.scheduler_role.parts.controller.memory.release_all()
     start(engine, "B", 100)
     engine.run()
     start(engine, "C", 100)
@@ -109,7 +109,7 @@ def test_nothing_running_means_every_pin_may_go(make_engine, async_scheduling):
 def lose_pins(engine):
     """What a running request does that needs all the memory there is."""
     controller = engine.connector.scheduler_role.parts.controller
-    assert controller.reclaim(10_000, Urgency.RUNNING, "nobody's")
+    assert controller.memory.reclaim(10_000, Urgency.RUNNING, "nobody's")
     assert not len(controller.pins)
 
 

@@ -176,7 +176,7 @@ def test_one_line_when_the_tier_goes_and_one_when_it_comes_back(
     assert sum("does not answer" in line for line in our_log) == 1
     assert sum("answers again" in line for line in our_log) == 1
     assert totals(engine)["tier_outages"] == 1
-    assert engine.connector.scheduler_role.parts.controller.lower_tier == "cpu"
+    assert engine.connector.scheduler_role.parts.controller.tier.source == "cpu"
 
 
 def test_room_that_cannot_be_made_costs_no_request(make_engine, tier, monkeypatch):

@@ -34,23 +34,21 @@ def test_this_machine_is_fine():
 
 
 def test_every_documented_key_is_checked(tmp_path):
-    profile = tmp_path / "p.json"
+    profile = tmp_path / "profile.json"
     profile.write_text('{"prefill": [1e-4, 0, 0]}')
-    good = {"record_path": str(tmp_path), "profile_path": str(profile)}
+    good = {"record_path": str(tmp_path), "state_dir": str(tmp_path)}
     found = states(json.dumps(good))
-    assert (found["record_path"], found["profile_path"]) == (OK, OK)
+    assert {found[what] for what in ("record_path", "state_dir", "profile")} == {OK}
     profile.write_text("{")
-    assert states(json.dumps(good))["profile_path"] == BAD
+    assert states(json.dumps(good))["profile"] == BAD
 
 
-def test_a_folder_for_the_history_must_be_there(tmp_path):
-    """The recorder makes its folder, the history's writer does not."""
-    new = tmp_path / "new"
-    config = {"record_path": str(new), "history_path": str(new / "gaps.json")}
-    found = states(json.dumps(config))
-    assert (found["record_path"], found["history_path"]) == (OK, BAD)
-    new.mkdir()
-    assert states(json.dumps(config))["history_path"] == OK
+def test_folders_need_not_be_there_but_a_place_for_them(tmp_path):
+    (tmp_path / "file").touch()
+    for name, state in (("new", OK), ("file", BAD)):
+        place = str(tmp_path / name / "one")
+        found = states(json.dumps({"record_path": place, "state_dir": place}))
+        assert (found["record_path"], found["state_dir"]) == (state, state)
 
 
 @pytest.mark.parametrize(

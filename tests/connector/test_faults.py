@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
@@ -90,7 +91,7 @@ def test_every_hook_may_throw(
         extra_config={
             **BUSY,
             "ordering": "ttl-aware",
-            "history_path": str(tmp_path / "gaps.json"),
+            "state_dir": str(tmp_path),
         },
     )
     role = engine.connector.scheduler_role
@@ -160,9 +161,9 @@ def test_the_table_names_every_hook():
 #: Hooks that no step of an engine without a lower tier calls -> of whom, and what they
 #: rest on.
 AT_WILL = {
-    "tier_looked_up": ("requests", "controller", "tier_looked_up"),
+    "tier_looked_up": ("requests", "controller.tier", "on_lookup"),
     "control": ("reports", "controller", "tick"),
-    "load_started": ("requests", "controller", "load_started"),
+    "load_started": ("requests", "controller.tier", "on_load_started"),
     "stored_tokens": ("requests", "controller", "requests"),
     "worker_output": ("requests", "lower", "worker_output"),
 }
@@ -180,7 +181,9 @@ def test_hooks_outside_of_steps_may_throw(make_engine, monkeypatch, hook):
         raise InjectedError(hook)
 
     with monkeypatch.context() as patch:
-        patch.setattr(getattr(role.parts, owner), name, broken)
+        target = attrgetter(owner)(role.parts)
+        has_slots = not hasattr(target, "__dict__")
+        patch.setattr(type(target) if has_slots else target, name, broken)
         request = SimpleNamespace(request_id="A-2", skip_reading_prefix_cache=False)
         getattr(getattr(role, of_whom), hook)(request)
     role.reports.take_stats()

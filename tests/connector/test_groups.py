@@ -55,7 +55,7 @@ def test_a_window_needs_no_more_than_it_spans(make_engine):
         extra_config=FOREVER,
     )
     first_turn(engine, "A", range(30_000, 30_032))
-    engine.connector.scheduler_role.parts.controller.release_all()
+    engine.connector.scheduler_role.parts.controller.memory.release_all()
     pin_others(engine, 16)
     engine.add("run", range(30), max_tokens=60)
     engine.step()

@@ -105,7 +105,7 @@ def test_the_file_is_what_the_connector_reads(tmp_path):
 
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({"prefill": list(fit([(1000, 0.1), (2000, 0.2)]))}))
-    costs = load_costs(load_config({"profile_path": str(path)}))
+    costs = load_costs(load_config({"state_dir": str(tmp_path)}))
     assert costs.prefill_s(1500) == pytest.approx(0.15, rel=0.05)
 
 

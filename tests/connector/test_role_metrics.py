@@ -88,8 +88,8 @@ def test_events_travel_serialised_and_arrive_under_their_names(prom, make_engine
     engine.turn("A-2", [*context, 1], hints={"program_id": "A", "ttl": -1})
     role = engine.connector.scheduler_role
     role.parts.count("pins_started", "")  # whatever the engine drained already is gone
-    role.parts.controller.metrics.count("pins", "claimed")
-    role.parts.controller.metrics.observe("gap_seconds", 1.5)
+    role.parts.controller.telemetry.metrics.count("pins", "claimed")
+    role.parts.controller.telemetry.metrics.observe("gap_seconds", 1.5)
     stats = role.reports.take_stats()
     payload = msgspec.msgpack.decode(msgspec.msgpack.encode(stats.to_dict()))
     prom.observe(payload, engine_idx=1)
@@ -122,7 +122,7 @@ def test_aggregating_adds_up(make_engine):
 def test_a_fault_while_reporting_loses_no_count(make_engine):
     engine = make_engine(num_blocks=40)
     role = engine.connector.scheduler_role
-    role.parts.controller.metrics.count("pins", "claimed")
+    role.parts.controller.telemetry.metrics.count("pins", "claimed")
     injector = Injector(1)
     injector.install(role, "pressure")
     assert role.reports.take_stats() is None
@@ -147,12 +147,12 @@ def test_events_wait_a_moment_while_requests_run_and_none_is_lost(make_engine, c
     engine.step()
     clock.advance(1.0)
     assert role.reports.take_stats() is not None
-    role.parts.controller.metrics.count("pins", "claimed")
+    role.parts.controller.telemetry.metrics.count("pins", "claimed")
     assert role.parts.engine.num_running() == 1
     assert role.reports.take_stats() is None
     clock.advance(2 * EVENT_INTERVAL_S)
     assert role.reports.take_stats().data["counters"] == [["pins", "claimed", 1]]
-    role.parts.controller.metrics.count("pins", "expired")
+    role.parts.controller.telemetry.metrics.count("pins", "expired")
     engine.abort("A-1")
     assert role.parts.engine.num_running() == 0
     assert ["pins", "expired", 1] in role.reports.take_stats().data["counters"]

@@ -31,7 +31,7 @@ def one_gap(engine, clock, seconds: float) -> None:
 
 
 def test_the_gap_history_survives_a_restart(make_engine, clock, tmp_path):
-    extra = {**HOLD_5S, "history_path": str(tmp_path / "gaps.json")}
+    extra = {**HOLD_5S, "state_dir": str(tmp_path)}
     first = make_engine(num_blocks=40, extra_config=extra)
     one_gap(first, clock, 2.5)
     first.scheduler.shutdown()
@@ -44,7 +44,7 @@ def test_the_gap_history_survives_a_restart(make_engine, clock, tmp_path):
 def test_it_is_saved_while_running(make_engine, clock, tmp_path):
     path = tmp_path / "gaps.json"
     engine = make_engine(
-        num_blocks=40, extra_config={**HOLD_5S, "history_path": str(path)}
+        num_blocks=40, extra_config={**HOLD_5S, "state_dir": str(tmp_path)}
     )
     one_gap(engine, clock, 2.5)
     assert not path.exists()
@@ -80,7 +80,7 @@ def test_the_engine_waits_for_no_disk_and_writes_once_at_a_time(
     disk = SlowDisk(monkeypatch)
     engine = make_engine(
         num_blocks=40,
-        extra_config={**HOLD_5S, "history_path": str(tmp_path / "gaps.json")},
+        extra_config={**HOLD_5S, "state_dir": str(tmp_path)},
     )
     for _ in range(5):
         one_gap(engine, clock, 2.5)
@@ -98,9 +98,8 @@ def test_a_disk_that_hangs_does_not_hold_up_the_end(
     make_engine, clock, tmp_path, monkeypatch, our_log
 ):
     disk = SlowDisk(monkeypatch)
-    path = tmp_path / "gaps.json"
     engine = make_engine(
-        num_blocks=40, extra_config={**HOLD_5S, "history_path": str(path)}
+        num_blocks=40, extra_config={**HOLD_5S, "state_dir": str(tmp_path)}
     )
     one_gap(engine, clock, 2.5)
     engine.connector.scheduler_role.parts.history.close(timeout_s=0.05)
@@ -118,7 +117,7 @@ def test_a_full_disk_keeps_the_old_file_and_the_engine(
     make_engine, clock, tmp_path, monkeypatch, call, our_log
 ):
     path = tmp_path / "gaps.json"
-    extra = {**HOLD_5S, "history_path": str(path)}
+    extra = {**HOLD_5S, "state_dir": str(tmp_path)}
     first = make_engine(num_blocks=40, extra_config=extra)
     one_gap(first, clock, 2.5)
     first.scheduler.shutdown()
@@ -156,7 +155,7 @@ assert not gap_store.save(history, {str(tmp_path / "gaps.json")!r})
 
 
 def test_large_histories_are_saved_less_often(tmp_path):
-    config = TTLCacheConfig(history_path=str(tmp_path / "gaps.json"))
+    config = TTLCacheConfig(state_dir=str(tmp_path))
     history = HistoryFile(config, 0.0)
     for number in range(40_000):
         history.gaps.observe(GapKey(f"tool{number % 500}"), 1.0)
@@ -190,10 +189,17 @@ def test_copying_is_a_small_part_of_saving(tmp_path):
     assert min(copy_s) < 0.1 * min(save_s)
 
 
+def test_the_folder_is_made_and_must_be_one(make_engine, tmp_path):
+    make_engine(extra_config={**HOLD_5S, "state_dir": str(tmp_path / "new" / "one")})
+    assert (tmp_path / "new" / "one").is_dir()
+    (tmp_path / "a file").touch()
+    with pytest.raises(ConfigError, match="'state_dir'"):
+        make_engine(extra_config={**HOLD_5S, "state_dir": str(tmp_path / "a file")})
+
+
 def test_a_history_that_cannot_be_written_stops_nothing(make_engine, clock, tmp_path):
-    folder = tmp_path / "a file, no folder"
-    folder.write_text("")
-    extra = {**HOLD_5S, "history_path": str(folder / "gaps.json")}
+    (tmp_path / "gaps.json").mkdir()  # no file can take its place
+    extra = {**HOLD_5S, "state_dir": str(tmp_path)}
     engine = make_engine(num_blocks=40, extra_config=extra)
     one_gap(engine, clock, 2.5)
     clock.advance(MIN_SAVE_INTERVAL_S)
@@ -206,15 +212,14 @@ def test_a_profile_seeds_the_costs(make_engine, tmp_path):
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({"prefill": [0.0, 0.001, 0.0]}))
     costs = make_engine(
-        extra_config={**HOLD_5S, "profile_path": str(path)}
+        extra_config={**HOLD_5S, "state_dir": str(tmp_path)}
     ).connector.scheduler_role.parts.controller.costs
     assert costs.prefill_s(1000) > 0
 
 
-@pytest.mark.parametrize("content", [None, "no json", "[]", '{"prefill": "x"}'])
+@pytest.mark.parametrize("content", ["no json", "[]", '{"prefill": "x"}'])
 def test_a_wrong_profile_stops_the_server(make_engine, tmp_path, content):
     path = tmp_path / "profile.json"
-    if content is not None:
-        path.write_text(content)
+    path.write_text(content)
     with pytest.raises(ConfigError, match="prof"):
-        make_engine(extra_config={**HOLD_5S, "profile_path": str(path)})
+        make_engine(extra_config={**HOLD_5S, "state_dir": str(tmp_path)})

@@ -87,7 +87,8 @@ def test_a_waiting_tenant_takes_what_another_holds_beyond_its_part(make_engine):
 
 
 def test_a_flood_of_sessions_leaves_memory_and_labels_bounded(make_engine):
-    engine = make_engine(num_blocks=100, extra_config={**FLOOD, "max_programs": 100})
+    engine = make_engine(num_blocks=100, extra_config=FLOOD)
+    engine.connector.scheduler_role.parts.controller.programs.max_programs = 100
     engine.on_step = None
     flood(engine, 300)
     tracemalloc.start()
@@ -98,7 +99,7 @@ def test_a_flood_of_sessions_leaves_memory_and_labels_bounded(make_engine):
     controller = engine.connector.scheduler_role.parts.controller
     assert len(controller.programs) <= 101
     assert after - before < 1_000_000
-    labels = {label for (name, label) in controller.metrics.totals if label}
+    labels = {label for (name, label) in controller.telemetry.metrics.totals if label}
     assert labels <= {str(v) for values in _KNOWN_LABELS.values() for v in values} | {
         "forgotten"
     }

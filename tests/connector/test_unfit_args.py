@@ -34,7 +34,7 @@ def test_a_step_with_it_can_be_pickled(make_engine, reason, value):
     output = engine.step()
     assert len(pickle.dumps(output.scheduled_new_reqs)) < 10_000
     controller = engine.connector.scheduler_role.parts.controller
-    assert controller.metrics.totals["hints_rejected", reason] == 1
+    assert controller.telemetry.metrics.totals["hints_rejected", reason] == 1
     assert engine.connector.scheduler_role.parts.faults.total == 0
 
 

@@ -10,7 +10,7 @@ from ttlcache.config import load_config
 from ttlcache.programs.model import Program, Turn
 from ttlcache.programs.places import Place
 from ttlcache.scheduling import admission
-from ttlcache.scheduling.admission import MIN_ENDED, AdmitAll, GrowthReserve
+from ttlcache.scheduling.admission import MIN_ENDED, AdmissionControl, GrowthReserve
 from ttlcache.testing import FakeEngine
 from ttlcache.types import GapKey, Pressure
 
@@ -187,9 +187,9 @@ def test_rounding_does_not_add_up():
     [
         ({}, GrowthReserve),
         ({"ordering": "program-fcfs"}, GrowthReserve),
-        ({"ordering": "least-work"}, AdmitAll),
-        ({"policy": "cachettl"}, AdmitAll),
-        ({"admission": "none"}, AdmitAll),
+        ({"ordering": "least-work"}, AdmissionControl),
+        ({"policy": "cachettl"}, AdmissionControl),
+        ({"admission": "none"}, AdmissionControl),
         ({"policy": "cachettl", "admission": "room-to-grow"}, GrowthReserve),
     ],
 )
@@ -199,7 +199,7 @@ def test_auto_is_for_our_own_policy_in_an_order_by_program(config, kind):
 
 
 def test_no_control_lets_everything_start():
-    control, program = AdmitAll(), make_program()
+    control, program = AdmissionControl(), make_program()
     control.on_turn_running(program, 100)
     control.on_turn_finished(program, 100)
     control.on_footprint(100, 100)
@@ -243,7 +243,7 @@ def build(**config):
 
 
 def may_start(engine, request_id, needed_blocks=2):
-    return engine.controller.may_start(request_id, needed_blocks)
+    return engine.controller.memory.may_start(request_id, needed_blocks)
 
 
 def test_an_unknown_request_may_start(engine):
@@ -267,10 +267,10 @@ def test_a_sub_agent_starts_while_its_parent_waits_for_it(engine):
 
 
 def test_a_request_that_never_got_memory_does_not_count(engine):
-    reserved = engine.controller.reserved_pool_blocks
+    reserved = engine.controller.admission.reserved_pool_blocks
     engine.arrive("C", range(900, 908), program="C")
     engine.abort("C")
-    assert engine.controller.reserved_pool_blocks == reserved
+    assert engine.controller.admission.reserved_pool_blocks == reserved
 
 
 @pytest.mark.parametrize("leave", ["finish", "abort"])
@@ -279,11 +279,11 @@ def test_a_program_that_ends_under_way_leaves_nothing_behind(engine, leave):
     # which gets its memory later.
     engine.arrive("A2", range(100, 108), program="A")
     engine.controller.end("", "A")
-    assert engine.controller.reserved_pool_blocks == 0.0
+    assert engine.controller.admission.reserved_pool_blocks == 0.0
     assert engine.admit("A2")
     for request_id in ("A", "A2"):
         getattr(engine, leave)(request_id)
-    assert engine.controller.reserved_pool_blocks == 0.0
+    assert engine.controller.admission.reserved_pool_blocks == 0.0
     engine.check()
 
 
@@ -314,16 +314,16 @@ def test_what_only_a_wish_keeps_gives_way_to_who_is_held_back():
     # The policy gives A nothing, its client a minute: 4 blocks, and 6 to come.
     engine = build(policy="none")
     engine.finish("A")
-    assert engine.controller.reserved_pool_blocks == 0.0
+    assert engine.controller.admission.reserved_pool_blocks == 0.0
     engine.turn("A-1", range(16), program="A", ttl=60.0)
     (pin,) = engine.controller.pins
     assert pin.client_ttl
     engine.arrive("C", range(900, 908), program="C")
     assert not may_start(engine, "C")
-    assert engine.controller.free_for_newcomer("C", 2) == 2
+    assert engine.controller.memory.free_for_newcomer("C", 2) == 2
     assert pin.kv_blocks == 2
     assert may_start(engine, "C")
-    assert engine.controller.free_for_newcomer("C", 2) == 0
+    assert engine.controller.memory.free_for_newcomer("C", 2) == 0
 
 
 def test_a_tenant_over_its_part_gives_way_to_anothers_newcomer():
@@ -334,10 +334,10 @@ def test_a_tenant_over_its_part_gives_way_to_anothers_newcomer():
     engine.arrive("C", range(900, 908), program="C")
     engine.arrive("E", range(900, 908), program="E", tenant="other")
     assert not may_start(engine, "C")
-    own = engine.controller.free_for_newcomer("C", 2)
+    own = engine.controller.memory.free_for_newcomer("C", 2)
     assert own == 0, "its own tenant's are before it"
     assert not may_start(engine, "E")
-    assert engine.controller.free_for_newcomer("E", 2) > 0
+    assert engine.controller.memory.free_for_newcomer("E", 2) > 0
     assert may_start(engine, "E")
 
 
@@ -350,4 +350,4 @@ def test_who_turned_itself_off_holds_nobody_back(engine):
 
 def test_an_id_that_is_used_again_leaves_no_room_behind(engine):
     engine.arrive("A", range(700, 708), program="other")  # whose end we never heard of
-    assert engine.controller.reserved_pool_blocks == 0.0
+    assert engine.controller.admission.reserved_pool_blocks == 0.0

@@ -24,13 +24,11 @@ WRONG = {
     "quantum_turns": (["16", True, 1.5], [0, -1]),
     "max_queue_wait_s": (["120", None, True], [0, -1.0, math.inf]),
     "program_idle_s": (["900", None, True], [0, -1, math.inf, math.nan]),
-    "max_programs": (["10", None, True, 1.5], [0, -1]),
     "tool_detection": (["on", 0, None], []),
     "tool_call_parser": ([1, True, ["hermes"]], []),
     "lower_tier": ([1, None, True], ["cpu", "", "LMCache"]),
     "demote": ([1, None, True], ["expiry", ""]),
-    "profile_path": ([1, True, ["p"]], []),
-    "history_path": ([1, True, ["p"]], []),
+    "state_dir": ([1, True, ["p"]], []),
     "record_path": ([1, True, ["p"]], []),
     "debug_invariants": (["true", 1, None], []),
     "allow_untested_vllm": (["true", 1, None], []),
@@ -97,7 +95,7 @@ def test_integers_are_fine_for_seconds_and_shares():
     [
         ("polcy", "policy"),
         ("max_ttl", "max_ttl_s"),
-        ("maxprograms", "max_programs"),
+        ("statedir", "state_dir"),
         ("program_idel_s", "program_idle_s"),
     ],
 )
@@ -107,9 +105,10 @@ def test_a_misspelt_key_is_told_the_nearest(typo, meant):
     assert f"did you mean '{meant}'?" in str(caught.value)
 
 
-def test_a_key_like_no_other_is_told_all_of_them():
+@pytest.mark.parametrize("key", ["zzzzzz", "profile_path", "history_path"])
+def test_a_key_like_no_other_is_told_all_of_them(key):
     with pytest.raises(ConfigError, match="valid keys: policy, policy_options"):
-        load_config({"zzzzzz": 1})
+        load_config({key: 1})
 
 
 def test_all_mistakes_are_told_at_once():

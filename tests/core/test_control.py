@@ -69,7 +69,7 @@ def test_an_eta_beyond_the_worth_releases_now():
     engine = engine_with_pin()
     progress(engine, eta_s=10 * engine.controller.costs.recovery_s(40))
     assert ttl_left(engine) is None
-    assert engine.controller.metrics.totals["pins", "expired"] == 1
+    assert engine.controller.telemetry.metrics.totals["pins", "expired"] == 1
     engine.check()
 
 

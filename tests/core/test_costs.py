@@ -153,16 +153,12 @@ def test_reload_is_learned_per_tier() -> None:
         )
 
 
-def test_queueing_delay_and_footprint_are_sliding_means() -> None:
+def test_the_queueing_delay_is_a_sliding_mean() -> None:
     costs = CostModel()
     assert costs.queueing_delay_s == 0.0
-    assert costs.average_footprint_blocks == 0.0
     for wait_s in (1.0, 3.0, -1.0, math.nan, math.inf):
         costs.observe_return_wait(wait_s)
-    for blocks in (100, 300, 0, -4):
-        costs.observe_footprint(blocks)
     assert costs.queueing_delay_s == 2.0
-    assert costs.average_footprint_blocks == 200.0
     for _ in range(1000):
         costs.observe_return_wait(0.0)
     assert costs.queueing_delay_s == 0.0

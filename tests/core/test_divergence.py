@@ -8,7 +8,7 @@ from ttlcache.analysis.load import load
 from ttlcache.cli.top import divergence_lines
 from ttlcache.control import obey
 from ttlcache.programs.divergence import Cause
-from ttlcache.telemetry.journal import EVENTS, Journal
+from ttlcache.telemetry.events import EVENTS, Telemetry
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache.testing import FakeEngine
 
@@ -47,7 +47,7 @@ class Agent:
 
     @property
     def counted(self):
-        totals = self.engine.controller.metrics.totals
+        totals = self.engine.controller.telemetry.metrics.totals
         return {
             label: count
             for (name, label), count in totals.items()
@@ -211,8 +211,8 @@ def test_an_outline_is_small():
 
 
 def test_a_recording_and_a_live_listing_name_the_cause(tmp_path):
-    journal = Journal(Recorder(tmp_path, EVENTS, {}, run="1-1"))
-    agent = Agent(KEPT, journal=journal)
+    telemetry = Telemetry(recorder=Recorder(tmp_path, EVENTS, {}, run="1-1"))
+    agent = Agent(KEPT, telemetry=telemetry)
     for number in range(4):
         agent.context[20:21] = [9000 + number] * (1 + number)
         agent.turn()
@@ -221,7 +221,7 @@ def test_a_recording_and_a_live_listing_name_the_cause(tmp_path):
     (line,) = divergence_lines(listing)
     assert line.startswith("2 turns")
     assert "CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off" in line
-    journal.close()
+    telemetry.close()
     (log,) = load(tmp_path).programs
     assert [turn.divergence is not None for turn in log.turns] == [False, *[True] * 3]
     text = str(log.turns[-1].divergence)

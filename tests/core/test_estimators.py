@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from lifelines import KaplanMeierFitter
 from lifelines.utils import restricted_mean_survival_time
 
+from tests.curves import kaplan_meier
 from ttlcache.estimators.survival import (
     EMPTY_CURVE,
     Memoryfulness,
     SlidingMean,
     ecdf,
     empirical_bernstein,
-    kaplan_meier,
     survival_of_sorted,
 )
 

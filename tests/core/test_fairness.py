@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from ttlcache.gauges import gauges_of
 from ttlcache.programs.places import (
     LEAST_TURNS,
     MAX_TENANTS,
@@ -64,7 +63,7 @@ def serve_turns(engine, program, turns):
 
 
 def order(engine, *request_ids):
-    return sorted(request_ids, key=engine.controller.priority)
+    return sorted(request_ids, key=engine.controller.queue.priority)
 
 
 def place(engine, program):
@@ -161,7 +160,7 @@ def test_the_quantum_can_be_watched():
     engine = make_engine(quantum_turns=None)
 
     def told_s():
-        gauges = gauges_of(engine.controller)
+        gauges = engine.controller.gauges()
         return gauges["seniority_quantum_seconds"]
 
     assert told_s() == math.inf
@@ -207,7 +206,10 @@ def test_parallel_contexts_of_one_id_have_places_of_their_own():
     engine.finish("x1")
     engine.arrive("x2", [700, 701, 7, 9], program="A")
     assert order(engine, "b1", "x2", "a2") == ["a2", "x2", "b1"]  # x2 claims a pin
-    assert engine.controller.priority("x2")[3] > engine.controller.priority("b1")[3]
+    assert (
+        engine.controller.queue.priority("x2")[3]
+        > engine.controller.queue.priority("b1")[3]
+    )
 
 
 def test_a_sub_agent_has_a_place_of_its_own():
@@ -229,7 +231,7 @@ def test_a_used_up_program_stands_behind_who_came_meanwhile(ordering):
     engine.arrive("a4", [*context, 7], program="A")
     engine.arrive("c1", [8, 9], program="C")
     assert order(engine, "a4", "b1", "c1") == ["b1", "a4", "c1"]
-    assert engine.controller.metrics.totals["quanta_used_up", ""] == 1
+    assert engine.controller.telemetry.metrics.totals["quanta_used_up", ""] == 1
     engine.check()
 
 
@@ -254,7 +256,7 @@ def test_a_branch_that_waits_at_a_used_up_place_gets_a_new_turn_number():
     run(engine, "x0")
     assert place(engine, "A").is_used_up
     for branch in range(1, 20):
-        assert engine.controller.requeue_if_moved(f"x{branch}")
+        assert engine.controller.queue.requeue_if_moved(f"x{branch}")
         assert order(engine, "b1", f"x{branch}")[0] == "b1"
 
 
@@ -282,10 +284,16 @@ def test_the_claim_counts_again_after_the_next_admission():
     engine.arrive("a4", context, program="A")
     engine.arrive("b1", [5, 6], program="B")
     assert order(engine, "b1", "a4") == ["a4", "b1"]  # came first; no class of its own
-    assert engine.controller.priority("a4")[2] == engine.controller.priority("b1")[2]
+    assert (
+        engine.controller.queue.priority("a4")[2]
+        == engine.controller.queue.priority("b1")[2]
+    )
     run(engine, "a4")
     engine.arrive("a5", [*context, 7], program="A")
-    assert engine.controller.priority("a5")[2] < engine.controller.priority("b1")[2]
+    assert (
+        engine.controller.queue.priority("a5")[2]
+        < engine.controller.queue.priority("b1")[2]
+    )
 
 
 def test_requests_that_continue_one_turn_share_its_quantum():
@@ -308,7 +316,7 @@ def test_branches_of_one_context_take_no_pins_from_each_other():
     engine.decode("x0", [7])
     engine.finish("x0")
     assert pinned(engine) == {"A": 5}
-    assert engine.controller.reclaim(1, Urgency.WAITING, "x1") == 0
+    assert engine.controller.memory.reclaim(1, Urgency.WAITING, "x1") == 0
 
 
 def test_a_waiting_branch_moves_back_when_it_reaches_the_head():
@@ -320,11 +328,11 @@ def test_a_waiting_branch_moves_back_when_it_reaches_the_head():
     for branch in range(2):
         run(engine, f"x{branch}")
     assert order(engine, "n1", "x2") == ["x2", "n1"]  # not looked at yet
-    assert engine.controller.requeue_if_moved("x2")
-    assert not engine.controller.requeue_if_moved("x2")
-    assert not engine.controller.requeue_if_moved("n1")
+    assert engine.controller.queue.requeue_if_moved("x2")
+    assert not engine.controller.queue.requeue_if_moved("x2")
+    assert not engine.controller.queue.requeue_if_moved("n1")
     assert order(engine, "n1", "x2") == ["n1", "x2"]
-    assert not engine.controller.requeue_if_moved("unheard of")
+    assert not engine.controller.queue.requeue_if_moved("unheard of")
 
 
 def test_what_was_preempted_is_in_the_middle_of_its_turn():
@@ -336,7 +344,7 @@ def test_what_was_preempted_is_in_the_middle_of_its_turn():
     run(engine, "x1")
     assert place(engine, "c").is_used_up
     engine.preempt("x0")
-    assert not engine.controller.requeue_if_moved("x0")
+    assert not engine.controller.queue.requeue_if_moved("x0")
 
 
 def test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held():
@@ -349,10 +357,10 @@ def test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held()
     run(engine, "a1")
     engine.arrive("a2", [*range(10), 7], program="A")
     engine.arrive("c1", [60, 61], program="C")
-    assert engine.controller.reclaim(2, Urgency.WAITING, "c1") == 0
-    assert engine.controller.reclaim(2, Urgency.WAITING, "b1") == 2
+    assert engine.controller.memory.reclaim(2, Urgency.WAITING, "c1") == 0
+    assert engine.controller.memory.reclaim(2, Urgency.WAITING, "b1") == 2
     assert pinned(engine) == {"A": 8}
-    assert engine.controller.reclaim(8, Urgency.WAITING, "b1") == 8
+    assert engine.controller.memory.reclaim(8, Urgency.WAITING, "b1") == 8
     assert engine.rekeyed == ["a2"]
     engine.check()
 
@@ -362,4 +370,4 @@ def test_a_held_pin_within_the_quantum_is_safe():
     engine.arrive("b1", [50, 51], program="B")
     context = serve(engine, "a1", "A", 1.0)
     engine.arrive("a2", context, program="A")
-    assert engine.controller.reclaim(1, Urgency.WAITING, "b1") == 0
+    assert engine.controller.memory.reclaim(1, Urgency.WAITING, "b1") == 0

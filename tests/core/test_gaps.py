@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.curves import kaplan_meier
 from ttlcache.estimators.gap_history import MAX_GAP_S, GapHistory
-from ttlcache.estimators.survival import kaplan_meier
 from ttlcache.types import APPROVAL_GAP, FINAL_GAP, USER_GAP, GapKey
 
 GIT_STATUS = GapKey("bash", "git", "status")

@@ -90,9 +90,9 @@ def test_the_controller_learns_who_has_more_before_it():
     engine.arrive("old-2", [*old, 1, 2], program="old")
     engine.arrive("new-0", [5, 6], program="new")
     # 1 + 1/3 * 7 turns are before a newcomer, 6 before one that has made two.
-    assert engine.controller.work.turns_left(0) == pytest.approx(10 / 3, rel=0.3)
-    assert engine.controller.work.turns_left(2) == pytest.approx(6.0)
-    keys = {r: engine.controller.priority(r)[3:] for r in ("old-2", "new-0")}
+    assert engine.controller.queue.work.turns_left(0) == pytest.approx(10 / 3, rel=0.3)
+    assert engine.controller.queue.work.turns_left(2) == pytest.approx(6.0)
+    keys = {r: engine.controller.queue.priority(r)[3:] for r in ("old-2", "new-0")}
     assert keys["new-0"] < keys["old-2"]
     engine.check()
 
@@ -102,21 +102,21 @@ def test_a_sub_agent_stands_at_the_level_of_its_parents_work():
     run(engine, "parent", 2, end=False)
     parent = engine.controller.programs.get(("", "parent"))
     engine.arrive("sub-0", [5, 6], program="sub", parent_id="parent")
-    level = LeastWork().level(engine.controller.work.left_s(parent.work))
-    assert engine.controller.priority("sub-0")[3] == level
+    level = LeastWork().level(engine.controller.queue.work.left_s(parent.work))
+    assert engine.controller.queue.priority("sub-0")[3] == level
 
 
 def test_least_work_takes_the_pins_of_more_work():
     engine = taught_engine()
     run(engine, "old", 2, end=False)
     engine.arrive("new-0", [5, 6], program="new")
-    assert engine.controller.reclaim(1, Urgency.WAITING, "new-0") == 1
+    assert engine.controller.memory.reclaim(1, Urgency.WAITING, "new-0") == 1
     engine.abort("new-0")
     # The other way round the order is that of arrival: nobody younger, no pin.
     fcfs = make_engine()
     fcfs.turn("old", [1, 2, 3], program="old")
     fcfs.arrive("new-0", [5, 6], program="new")
-    assert fcfs.controller.reclaim(1, Urgency.WAITING, "new-0") == 0
+    assert fcfs.controller.memory.reclaim(1, Urgency.WAITING, "new-0") == 0
 
 
 def test_a_long_program_keeps_its_pins_whatever_its_service():
@@ -128,4 +128,4 @@ def test_a_long_program_keeps_its_pins_whatever_its_service():
     assert engine.decode("old-2", [7])
     engine.finish("old-2")
     assert not any(pin.quantum_used for pin in engine.controller.pins)
-    assert engine.controller.metrics.totals["quanta_used_up", ""] == 0
+    assert engine.controller.telemetry.metrics.totals["quanta_used_up", ""] == 0

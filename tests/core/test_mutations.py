@@ -320,7 +320,7 @@ MUTATIONS = [
         "test_fairness.py::test_turns_count_for_their_tenant",
     ),
     Mutation(
-        "cost_observer.py",
+        "retention/lower_tier.py",
         "if record.lost_tokens:",
         "if False:",
         "test_reloads.py::test_what_a_return_found_below",
@@ -371,7 +371,7 @@ MUTATIONS = [
         "test_costs.py::test_prefill_by_hand",
     ),
     Mutation(
-        "cost_observer.py",
+        "controller.py",
         "max(step.start_s, self._step_ended_s)",
         "step.start_s",
         "test_step_fit.py::test_a_step_scheduled_early_begins_when_the_one_before_it_ends",

@@ -74,7 +74,7 @@ def test_an_ordering_of_ones_own_is_named_by_module_and_class():
     engine = FakeEngine({"ordering": name, "admission": "none"})
     for request_id in "ab":
         engine.arrive(request_id, [1, 2, 3], program=request_id)
-    order = sorted("ab", key=engine.controller.priority)
+    order = sorted("ab", key=engine.controller.queue.priority)
     assert order == ["b", "a"]
 
 

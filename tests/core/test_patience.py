@@ -59,7 +59,7 @@ def test_who_is_out_of_patience_goes_if_that_is_enough():
     assert pinned(engine) == {"B": 8}
     engine.arrive("big", list(range(100, 119)), program="S")
     engine.finish("r")
-    assert engine.controller.reclaim(19, STALLED, "big") == 0
+    assert engine.controller.memory.reclaim(19, STALLED, "big") == 0
     assert "B" in pinned(engine)
     engine.check()
 
@@ -84,7 +84,7 @@ def test_the_time_stood_still_counts_against_the_quantum():
     engine = make_engine(quantum_turns=2)
     found = pin(engine, "A", stall_wait_s=50.0)
     program = found.program
-    engine.controller.queue_order.quantum.on_turn(4.0)
+    engine.controller.queue.quantum.on_turn(4.0)
     engine.clock.advance(3.0)  # no request waits: that costs nothing
     engine.arrive("r", list(range(15)), program="R")
     for _ in range(5):
@@ -93,7 +93,7 @@ def test_the_time_stood_still_counts_against_the_quantum():
     engine.arrive("A-1", [*(65000 + i for i in range(8)), 7, 8], program="A")
     assert engine.admit("A-1")  # claims
     assert (found.stalled_s, program.place.served_s) == (4.0, 4.0)
-    quantum_s = engine.controller.queue_order.quantum.seconds
+    quantum_s = engine.controller.queue.quantum.seconds
     engine.clock.advance(quantum_s)
     engine.finish("A-1")
     assert program.place.is_used_up
@@ -104,8 +104,8 @@ def test_whoever_is_overdue_is_not_told_to_be_patient():
     engine = make_engine()
     pin(engine, "A", stall_wait_s=50.0)
     engine.arrive("r", list(range(15)), program="R")
-    assert engine.controller.reclaim(3, STALLED, "r") == 0
-    assert engine.controller.reclaim(3, STALLED, "r", patient=False) == 8
+    assert engine.controller.memory.reclaim(3, STALLED, "r") == 0
+    assert engine.controller.memory.reclaim(3, STALLED, "r", patient=False) == 8
 
 
 @pytest.mark.parametrize("urgency", [WAITING, RUNNING])
@@ -113,7 +113,7 @@ def test_patience_is_for_stalls_only(urgency):
     engine = make_engine()
     engine.arrive("r", list(range(8)), program="R")  # older than A
     pin(engine, "A", stall_wait_s=50.0)
-    assert engine.controller.reclaim(3, urgency, "r") == 8
+    assert engine.controller.memory.reclaim(3, urgency, "r") == 8
 
 
 def test_a_whole_pin_goes_as_a_whole():
@@ -121,9 +121,9 @@ def test_a_whole_pin_goes_as_a_whole():
     pin(engine, "A", min_blocks=0)
     pin(engine, "B")
     engine.arrive("r", [1], program="R")
-    assert engine.controller.reclaim(1, RUNNING, "r") == 8
+    assert engine.controller.memory.reclaim(1, RUNNING, "r") == 8
     assert pinned(engine) == {"A": 8}
-    assert engine.controller.reclaim(1, RUNNING, "r") == 1
+    assert engine.controller.memory.reclaim(1, RUNNING, "r") == 1
     assert pinned(engine) == {"A": 7}
     engine.check()
 
@@ -132,9 +132,9 @@ def test_a_pin_gives_some_blocks_before_it_goes_as_a_whole():
     engine = make_engine()
     pin(engine, "A", blocks=10, min_blocks=8)
     engine.arrive("r", [1], program="R")
-    assert engine.controller.reclaim(2, RUNNING, "r") == 2
+    assert engine.controller.memory.reclaim(2, RUNNING, "r") == 2
     assert pinned(engine) == {"A": 8}
-    assert engine.controller.reclaim(1, RUNNING, "r") == 8
+    assert engine.controller.memory.reclaim(1, RUNNING, "r") == 8
     assert pinned(engine) == {}
     engine.check()
 

@@ -32,7 +32,6 @@ def view_of(
 ) -> View:
     """One millisecond of prefill per token, footprints of 50 blocks."""
     costs = CostModel({"prefill": [1e-3, 0, 0]})
-    costs.observe_footprint(50)
     if wait_s:
         costs.observe_return_wait(wait_s)
     return View(

@@ -18,7 +18,7 @@ A, B, C = ("", "A"), ("", "B"), ("", "C")
 
 def make_table(*keys, max_programs=10, idle_s=100.0):
     """A table with one program per key, first seen at 1 s, 2 s, …"""
-    table = ProgramTable(max_programs, idle_s)
+    table = ProgramTable(idle_s, max_programs)
     for second, key in enumerate(keys, start=1):
         table.get_or_create(key, float(second))
     return table
@@ -82,7 +82,7 @@ def test_silent_programs_are_forgotten_oldest_first():
 def test_too_many_programs_are_forgotten_oldest_first():
     table = make_table(A, B, C, max_programs=1)
     assert forget(table, 3.0) == ["A", "B"]
-    assert forget(ProgramTable(1, 1.0), 0.0) == []
+    assert forget(ProgramTable(1.0, 1), 0.0) == []
 
 
 def test_a_program_with_a_turn_in_flight_is_never_idle():
@@ -195,7 +195,7 @@ def test_tenants_are_counted_while_they_have_programs():
 
 
 def test_tenants_that_left_are_remembered_within_bounds():
-    table = ProgramTable(10, 60.0)
+    table = ProgramTable(60.0, 10)
     for number in range(3000):
         table.remove(table.get_or_create((f"salt-{number}", "A"), 1.0))
     assert table.num_tenants(1.0) == 1024

@@ -33,7 +33,7 @@ def pin_blocks(engine, label, count, first_token=None):
 
 
 def victims(engine):
-    return engine.controller.metrics.totals["pins", PinOutcome.VICTIM]
+    return engine.controller.telemetry.metrics.totals["pins", PinOutcome.VICTIM]
 
 
 def test_the_latest_program_goes_first_tail_first_and_no_more_than_needed():
@@ -42,10 +42,10 @@ def test_the_latest_program_goes_first_tail_first_and_no_more_than_needed():
         pin_blocks(engine, label, 4)
     engine.arrive("r", [1], program="R")
     before = list(engine.holder.held[pin_of(engine, "C").pin_id])
-    assert engine.controller.reclaim(2, RUNNING, "r") == 2
+    assert engine.controller.memory.reclaim(2, RUNNING, "r") == 2
     assert pinned(engine) == {"A": 4, "B": 4, "C": 2}
     assert engine.holder.held[pin_of(engine, "C").pin_id] == before[:2]
-    assert engine.controller.reclaim(3, RUNNING, "r") == 3
+    assert engine.controller.memory.reclaim(3, RUNNING, "r") == 3
     assert pinned(engine) == {"A": 4, "B": 3}
     assert victims(engine) == 1
     engine.check()
@@ -60,7 +60,7 @@ def test_the_holder_is_told_how_blocks_are_released(mode):
     release, shrink = engine.holder.release, engine.holder.shrink
     engine.holder.release = lambda *args: asked.append(args[1:]) or release(*args)
     engine.holder.shrink = lambda *args: asked.append(args[1:]) or shrink(*args)
-    engine.controller.reclaim(6, RUNNING, "unknown", mode=mode)
+    engine.controller.memory.reclaim(6, RUNNING, "unknown", mode=mode)
     assert asked == [(PinOutcome.VICTIM, mode), (2, mode)]
     asked.clear()
     engine.controller.end("", "A")
@@ -70,7 +70,7 @@ def test_the_holder_is_told_how_blocks_are_released(mode):
 def test_asking_for_nothing_asks_for_one_block():
     engine = make_engine()
     pin_blocks(engine, "A", 4)
-    assert engine.controller.reclaim(0, RUNNING, "unknown") == 1
+    assert engine.controller.memory.reclaim(0, RUNNING, "unknown") == 1
     assert pinned(engine) == {"A": 3}
 
 
@@ -79,14 +79,14 @@ def test_a_waiting_request_takes_from_younger_programs_only():
     pin_blocks(engine, "A", 4)
     engine.arrive("b", [1], program="B")
     pin_blocks(engine, "C", 4)
-    assert engine.controller.reclaim(3, WAITING, "b") == 3
+    assert engine.controller.memory.reclaim(3, WAITING, "b") == 3
     assert pinned(engine) == {"A": 4, "C": 1}
     # One block of C is all that B may have: taking it would be waste.
-    assert engine.controller.reclaim(2, WAITING, "b") == 0
+    assert engine.controller.memory.reclaim(2, WAITING, "b") == 0
     assert pinned(engine) == {"A": 4, "C": 1}
-    assert engine.controller.reclaim(1, WAITING, "b") == 1
+    assert engine.controller.memory.reclaim(1, WAITING, "b") == 1
     assert pinned(engine) == {"A": 4}
-    assert engine.controller.reclaim(1, WAITING, "b") == 0
+    assert engine.controller.memory.reclaim(1, WAITING, "b") == 0
     engine.check()
 
 
@@ -97,9 +97,9 @@ def test_what_pins_share_is_offered_once():
         pin_blocks(engine, label, 4, first_token=9000)
     assert pinned(engine) == {"C": 4, "D": 4, "E": 4}
     # Three blocks are common, the last one was computed for each of them.
-    assert engine.controller.reclaim(7, WAITING, "b") == 0
+    assert engine.controller.memory.reclaim(7, WAITING, "b") == 0
     assert pinned(engine) == {"C": 4, "D": 4, "E": 4}
-    assert engine.controller.reclaim(6, WAITING, "b") == 6
+    assert engine.controller.memory.reclaim(6, WAITING, "b") == 6
     assert pinned(engine) == {}
     engine.check()
 
@@ -109,15 +109,15 @@ def test_a_waiting_request_leaves_pins_alone_that_are_about_to_pay_off():
     engine.arrive("a", [1], program="A")
     context = pin_blocks(engine, "B", 4)
     engine.arrive("b", context, program="B")
-    assert engine.controller.reclaim(1, WAITING, "a") == 0
-    assert engine.controller.reclaim(1, RUNNING, "a") == 1
+    assert engine.controller.memory.reclaim(1, WAITING, "a") == 0
+    assert engine.controller.memory.reclaim(1, RUNNING, "a") == 1
 
 
 def test_a_request_that_never_arrived_waits_behind_all_programs():
     engine = make_engine()
     pin_blocks(engine, "A", 4)
-    assert engine.controller.reclaim(1, WAITING, "unknown") == 0
-    assert engine.controller.reclaim(9, STALLED, "unknown") == 4
+    assert engine.controller.memory.reclaim(1, WAITING, "unknown") == 0
+    assert engine.controller.memory.reclaim(9, STALLED, "unknown") == 4
 
 
 def test_the_own_pin_goes_only_when_the_engine_is_stalled():
@@ -125,12 +125,12 @@ def test_the_own_pin_goes_only_when_the_engine_is_stalled():
     context = pin_blocks(engine, "A", 4)
     pin_blocks(engine, "B", 4)
     engine.arrive("a", [*context, 1], program="A")
-    assert engine.controller.reclaim(9, RUNNING, "a") == 4
+    assert engine.controller.memory.reclaim(9, RUNNING, "a") == 4
     assert pinned(engine) == {"A": 4}
-    assert engine.controller.reclaim(9, RUNNING, "a") == 0
-    assert engine.controller.reclaim(3, STALLED, "a") == 3
+    assert engine.controller.memory.reclaim(9, RUNNING, "a") == 0
+    assert engine.controller.memory.reclaim(3, STALLED, "a") == 3
     assert pinned(engine) == {"A": 1}
-    assert engine.controller.reclaim(9, STALLED, "a") == 1
+    assert engine.controller.memory.reclaim(9, STALLED, "a") == 1
     assert pinned(engine) == {}
     assert engine.rekeyed == ["a"]  # nothing to claim any more
     engine.check()
@@ -141,7 +141,7 @@ def test_a_stalled_request_takes_of_its_own_pin_only_what_others_lack():
     context = pin_blocks(engine, "A", 4)
     pin_blocks(engine, "B", 4)
     engine.arrive("a", [*context, 1], program="A")
-    assert engine.controller.reclaim(6, STALLED, "a") == 6
+    assert engine.controller.memory.reclaim(6, STALLED, "a") == 6
     assert pinned(engine) == {"A": 2}
     engine.check()
 
@@ -153,7 +153,7 @@ def test_blocks_that_two_pins_share_are_freed_when_both_gave_way():
     engine.arrive("r", [1], program="R")
     assert pinned(engine) == {"A": 4, "B": 6}
     assert engine.holder.pressure().pinned_blocks == 6
-    assert engine.controller.reclaim(3, RUNNING, "r") == 3
+    assert engine.controller.memory.reclaim(3, RUNNING, "r") == 3
     assert pinned(engine) == {"A": 3, "B": 3}
     engine.check()
 
@@ -168,10 +168,10 @@ def test_nothing_freed_means_nothing_left():
     pin_blocks(engine, "A", 8)
     tail = engine.holder.held[pin_of(engine, "A").pin_id][4:]
     engine.holder.take(tail)
-    assert engine.controller.reclaim(2, STALLED, "r") == 2
+    assert engine.controller.memory.reclaim(2, STALLED, "r") == 2
     assert pinned(engine) == {"A": 2}
-    assert engine.controller.reclaim(9, STALLED, "r") == 2
-    assert engine.controller.reclaim(9, STALLED, "r") == 0
+    assert engine.controller.memory.reclaim(9, STALLED, "r") == 2
+    assert engine.controller.memory.reclaim(9, STALLED, "r") == 0
     assert engine.holder.drop(tail) == 4
     assert engine.holder.free_blocks == 9
 
@@ -182,14 +182,14 @@ def test_what_a_first_round_freed_is_not_asked_for_again():
     copied = engine.holder.held[pin_of(engine, "A").pin_id][6:7]
     engine.holder.take(copied)
     # Of the last two one is free; the block before them makes up for the other.
-    assert engine.controller.reclaim(2, RUNNING, "r") == 2
+    assert engine.controller.memory.reclaim(2, RUNNING, "r") == 2
     assert pinned(engine) == {"A": 5}
 
 
 def test_a_holder_that_cannot_shorten_a_pin_gives_it_whole():
     engine = make_engine(whole_pins=True)
     pin_blocks(engine, "A", 4)
-    assert engine.controller.reclaim(1, RUNNING, "r") == 4
+    assert engine.controller.memory.reclaim(1, RUNNING, "r") == 4
     assert pinned(engine) == {}
     assert victims(engine) == 1
     engine.check()
@@ -216,8 +216,8 @@ def test_more_than_there_is_frees_all_there_is(urgency):
     engine = make_engine()
     for label in "AB":
         pin_blocks(engine, label, 4)
-    assert engine.controller.reclaim(1000, urgency, "r") == 8
-    assert engine.controller.reclaim(1000, urgency, "r") == 0
+    assert engine.controller.memory.reclaim(1000, urgency, "r") == 8
+    assert engine.controller.memory.reclaim(1000, urgency, "r") == 0
     assert engine.holder.free_blocks == 32
 
 
@@ -227,7 +227,7 @@ def test_no_wedge_a_stalled_request_gets_in_over_any_pins():
     pin_blocks(engine, "B", 4)
     engine.arrive("a", [*context, 1, 2, 3, 4], program="A")
     assert engine.admit("a")
-    assert engine.controller.metrics.totals["claimed_tokens", ""] == 3
+    assert engine.controller.telemetry.metrics.totals["claimed_tokens", ""] == 3
     engine.check()
 
 
@@ -261,10 +261,10 @@ def flooded():
 def test_who_runs_takes_from_a_flood_first_and_no_more_than_it_needs():
     engine = flooded()
     engine.arrive("r", [1], program="R")
-    assert engine.controller.reclaim(2, RUNNING, "r") == 2
+    assert engine.controller.memory.reclaim(2, RUNNING, "r") == 2
     assert pinned(engine) == {"F": 8, "G": 8, "H": 6, "A": 4}
     # H's six bring the flood below its half, three are still wanted.
-    assert engine.controller.reclaim(9, RUNNING, "r") == 9
+    assert engine.controller.memory.reclaim(9, RUNNING, "r") == 9
     assert pinned(engine) == {"F": 8, "G": 8, "A": 1}
     engine.check()
 
@@ -272,8 +272,8 @@ def test_who_runs_takes_from_a_flood_first_and_no_more_than_it_needs():
 def test_who_waits_takes_what_a_flood_holds_beyond_its_share_though_it_came_later():
     engine = flooded()
     engine.arrive("b", [1], program="B")
-    assert engine.controller.reclaim(3, WAITING, "b") == 3
+    assert engine.controller.memory.reclaim(3, WAITING, "b") == 3
     assert pinned(engine) == {"F": 8, "G": 8, "H": 5, "A": 4}
-    assert engine.controller.reclaim(1, WAITING, "b") == 1
-    assert engine.controller.reclaim(1, WAITING, "b") == 0  # 20 are its half
+    assert engine.controller.memory.reclaim(1, WAITING, "b") == 1
+    assert engine.controller.memory.reclaim(1, WAITING, "b") == 0  # 20 are its half
     engine.check()

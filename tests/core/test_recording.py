@@ -18,7 +18,7 @@ from ttlcache.analysis.load import load
 from ttlcache.analysis.recording import RecordingError
 from ttlcache.analysis.summary import Spread, summarize
 from ttlcache.cli import app
-from ttlcache.telemetry.journal import EVENTS, Journal
+from ttlcache.telemetry.events import EVENTS, Telemetry
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache.testing.fake_engine import FakeEngine
 from ttlcache.types import Decision
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     engine = FakeEngine(
         {"policy": "fixed", "policy_options": {"ttl_s": 5.0}},
         pool_blocks=16,
-        journal=Journal(recorder),
+        telemetry=Telemetry(recorder=recorder),
     )
     first = engine.turn("a1", list(range(17)), [90, 91, 92, 93], program="a")
     engine.step(seconds=2.0)
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
     engine.turn("b1", list(range(200, 230)), [96], program="b")
     engine.step(seconds=1.0)
     engine.turn("c1", list(range(300, 362)), [97], program="c", is_last_step=True)
-    engine.controller.journal.close()
+    engine.controller.telemetry.close()
     return place
 
 
@@ -214,7 +214,7 @@ def test_branches_of_a_program_get_tracks_of_their_own(tmp_path):
     recorder = Recorder(tmp_path, EVENTS, {}, run="1-1")
     engine = FakeEngine(
         {"policy": "fixed", "policy_options": {"ttl_s": 5.0}},
-        journal=Journal(recorder),
+        telemetry=Telemetry(recorder=recorder),
     )
     for name, first in (("r1", 0), ("r2", 100)):
         engine.arrive(name, list(range(first, first + 20)), program="p")
@@ -224,7 +224,7 @@ def test_branches_of_a_program_get_tracks_of_their_own(tmp_path):
         engine.decode(name, [50])
         engine.finish(name)
         engine.step(seconds=1.0)
-    engine.controller.journal.close()
+    engine.controller.telemetry.close()
     tracks: dict[tuple[int, int], float] = {}
     for span in sorted(spans_of(tmp_path), key=lambda s: s["ts"]):
         track = (span["pid"], span["tid"])
@@ -317,12 +317,13 @@ def rename_tool(place: Path, name: str, new_name: str) -> None:
 def test_ids_and_tools_of_clients_rule_no_terminal(tmp_path):
     place = tmp_path / "recording"
     engine = FakeEngine(
-        {"policy": "fixed"}, journal=Journal(Recorder(place, EVENTS, {}, run="1-1"))
+        {"policy": "fixed"},
+        telemetry=Telemetry(recorder=Recorder(place, EVENTS, {}, run="1-1")),
     )
     context = engine.turn("r1", list(range(20)), [50], program=HOSTILE, tool=HOSTILE)
     engine.step(seconds=1.0)
     engine.turn("r2", [*context, 1], [51], program=HOSTILE, is_last_step=True)
-    engine.controller.journal.close()
+    engine.controller.telemetry.close()
     rename_tool(place, "unknown_tool", HOSTILE)
     for arguments in (("analyze", place), ("explain", HOSTILE, "--from", place)):
         shown = run(*arguments)
@@ -340,12 +341,13 @@ def test_a_tool_s_name_is_no_formula(tmp_path):
     name = "$PYTHON_{$ and \\$"
     place = tmp_path / "recording"
     engine = FakeEngine(
-        {"policy": "fixed"}, journal=Journal(Recorder(place, EVENTS, {}, run="1-1"))
+        {"policy": "fixed"},
+        telemetry=Telemetry(recorder=Recorder(place, EVENTS, {}, run="1-1")),
     )
     context = engine.turn("r1", list(range(20)), [50], program=name, tool=name)
     engine.step(seconds=1.0)
     engine.turn("r2", [*context, 1], [51], program=name)
-    engine.controller.journal.close()
+    engine.controller.telemetry.close()
     rename_tool(place, "unknown_tool", name)
     assert len(timeline.draw_all(load(place), tmp_path / "plots")) == 4
 
@@ -366,12 +368,12 @@ def test_a_live_server_s_ids_and_tools_rule_no_terminal():
 
 def test_a_policy_of_somebody_else_may_give_anything_as_inputs(tmp_path):
     recorder = Recorder(tmp_path, EVENTS, {}, run="1-1")
-    engine = FakeEngine({"policy": "fixed"}, journal=Journal(recorder))
-    engine.controller._retention.policy.decide = lambda turn, view: Decision(
+    engine = FakeEngine({"policy": "fixed"}, telemetry=Telemetry(recorder=recorder))
+    engine.controller.retention.policy.decide = lambda turn, view: Decision(
         1.0, "odd", {"text": "x" * 999, "inf": float("inf"), 7: None, "n": 1.5}
     )
     engine.turn("r1", list(range(20)), [50], program="p")
-    engine.controller.journal.close()
+    engine.controller.telemetry.close()
     inputs = load(tmp_path).find("p").turns[0].decided.inputs
     assert inputs == {"inf": float("inf"), "n": 1.5}
 

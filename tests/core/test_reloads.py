@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ttlcache.telemetry.journal import NullJournal
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.testing import FakeEngine
 
 PROMPT = list(range(40))
 
 
-class Prefills(NullJournal):
+class Prefills(Telemetry):
     """Of each request, its prompt's tokens and those that were there."""
 
     def __init__(self):
+        super().__init__()
         self.seen = []
 
     def first_token(self, now_s, record, prompt_tokens):
@@ -22,14 +23,14 @@ class Prefills(NullJournal):
 
 @pytest.fixture
 def engine():
-    journal = Prefills()
-    engine = FakeEngine(journal=journal)
-    engine.prefills = journal.seen
+    telemetry = Prefills()
+    engine = FakeEngine(telemetry=telemetry)
+    engine.prefills = telemetry.seen
     return engine
 
 
 def counted(engine, name, label=""):
-    return engine.controller.metrics.totals[name, label]
+    return engine.controller.telemetry.metrics.totals[name, label]
 
 
 def admit(engine, request_id="r"):
@@ -39,9 +40,9 @@ def admit(engine, request_id="r"):
 
 def test_what_was_reloaded_is_not_prefilled(engine):
     admit(engine)
-    engine.controller.load_started("r")
+    engine.controller.tier.on_load_started("r")
     engine.step(seconds=30.0)
-    engine.controller.load_finished("r", 24)
+    engine.controller.tier.on_load_finished("r", 24)
     engine.step(seconds=2.0)
     engine.decode("r", [1])
     assert engine.prefills == [(40, 24)]
@@ -49,7 +50,7 @@ def test_what_was_reloaded_is_not_prefilled(engine):
 
 def test_a_second_admission_after_the_reload_changes_nothing(engine):
     admit(engine)
-    engine.controller.load_started("r")
+    engine.controller.tier.on_load_started("r")
     engine.step(seconds=30.0)
     engine.controller.on_allocated("r", 0)  # the engine schedules it again, KV in place
     engine.step(seconds=2.0)
@@ -81,8 +82,8 @@ def test_a_prefill_that_was_preempted_twice_finds_what_is_left(engine):
 
 def test_what_was_reloaded_before_a_preemption_is_counted_anew_after_it(engine):
     admit(engine)
-    engine.controller.load_started("r")
-    engine.controller.load_finished("r", 24)
+    engine.controller.tier.on_load_started("r")
+    engine.controller.tier.on_load_finished("r", 24)
     engine.controller.on_allocated("r", 0)  # the engine schedules it, KV in place
     engine.step(seconds=1.0)
     engine.controller.on_allocated("r", 4)  # preempted, and let in again
@@ -93,9 +94,9 @@ def test_what_was_reloaded_before_a_preemption_is_counted_anew_after_it(engine):
 
 def test_a_failed_reload_is_counted_and_all_is_prefilled(engine):
     admit(engine)
-    engine.controller.load_started("r")
+    engine.controller.tier.on_load_started("r")
     engine.step(seconds=5.0)
-    engine.controller.load_finished("r", 0)
+    engine.controller.tier.on_load_finished("r", 0)
     assert counted(engine, "failed_reloads") == 1
     engine.controller.on_allocated("r", 0)
     engine.step(seconds=3.0)
@@ -104,8 +105,8 @@ def test_a_failed_reload_is_counted_and_all_is_prefilled(engine):
 
 
 def test_reloads_of_requests_that_are_gone_change_nothing(engine):
-    engine.controller.load_started("gone")
-    engine.controller.load_finished("gone", 8)
+    engine.controller.tier.on_load_started("gone")
+    engine.controller.tier.on_load_finished("gone", 8)
     assert counted(engine, "failed_reloads") == 0
     assert engine.controller.requests == {}
 
@@ -125,16 +126,18 @@ def test_the_first_token_is_measured_once_and_only_after_admission(engine):
 
 def test_what_a_reload_cost_is_learnt_per_tier(engine):
     for _ in range(50):
-        engine.controller.learn_reload("cpu", 1000, 0.5)
+        engine.controller.tier.learn_reload("cpu", 1000, 0.5)
     assert engine.controller.costs.reload_s("cpu", 1000) == pytest.approx(0.5, rel=0.05)
     assert engine.controller.costs.tiers == ("cpu",)
     assert counted(engine, "reloads", "cpu") == 50
     assert counted(engine, "reloaded_tokens", "cpu") == 50_000
-    assert engine.controller.metrics.observations["reload_seconds"] == [0.5] * 50
+    assert (
+        engine.controller.telemetry.metrics.observations["reload_seconds"] == [0.5] * 50
+    )
 
 
 def test_a_reload_from_nobody_knows_where_is_counted_and_teaches_nothing(engine):
-    engine.controller.learn_reload(None, 1000, 0.5)
+    engine.controller.tier.learn_reload(None, 1000, 0.5)
     assert engine.controller.costs.tiers == ()
     assert counted(engine, "reloads", "unknown") == 1
     assert counted(engine, "reloaded_tokens", "unknown") == 1000
@@ -148,13 +151,13 @@ def seen(engine):
     """What is learnt of the lower tier, which is up."""
     seen = []
     engine.controller.costs.observe_lost = lambda *told: seen.append(told)
-    engine.controller.lower_tier = "cpu"
+    engine.controller.tier.on_source("cpu")
     engine.arrive("first", PROMPT, program="A")
     engine.admit("first")
     engine.decode("first", [1])
     engine.finish("first")
     engine.arrive("r", [*PROMPT, 1, *range(100, 120)], program="A")
-    engine.controller.tier_looked_up("r")
+    engine.controller.tier.on_lookup("r")
     return seen
 
 
@@ -176,8 +179,8 @@ def seen(engine):
 def test_what_a_return_found_below(engine, seen, cached, reloaded, told):
     engine.controller.on_allocated("r", cached)
     if reloaded is not None:
-        engine.controller.load_started("r")
-        engine.controller.load_finished("r", reloaded)
+        engine.controller.tier.on_load_started("r")
+        engine.controller.tier.on_load_finished("r", reloaded)
     engine.step(seconds=1.0)
     engine.controller.prefilled("r", 61)
     engine.controller.prefilled("r", 61)
@@ -193,9 +196,9 @@ def test_what_a_preempted_request_computed_itself_was_not_below(engine, seen):
 
 
 def test_while_the_tier_is_down_nothing_is_learnt_of_it(engine, seen):
-    engine.controller.lower_tier = None
+    engine.controller.tier.on_source(None)
     engine.controller.on_allocated("r", 0)
-    engine.controller.lower_tier = "cpu"
+    engine.controller.tier.on_source("cpu")
     engine.controller.prefilled("r", 61)
     assert seen == []
 
@@ -204,12 +207,12 @@ def test_while_the_tier_is_down_nothing_is_learnt_of_it(engine, seen):
 def test_what_the_tier_cannot_have_says_nothing_of_it(engine, seen, event):
     controller = engine.controller
     if event == "away":
-        controller.lower_tier = None
-        controller.lower_tier = "cpu"
+        controller.tier.on_source(None)
+        controller.tier.on_source("cpu")
     elif event == "reset":
-        controller.release_all()
+        controller.memory.release_all()
     elif event == "another":
-        controller.tier_generation_changed()
+        controller.tier.on_new_generation()
     else:
         engine.abort("r")
         engine.arrive("r", [*PROMPT, 1, 2], program="A")
@@ -226,11 +229,11 @@ def test_a_turn_that_never_went_down_says_nothing(
     engine, seen, up, hints, chunk_tokens
 ):
     controller = engine.controller
-    controller.lower_tier = "cpu" if up else None
+    controller.tier.on_source("cpu" if up else None)
     context = engine.turn("b", list(range(500, 540)), program="B", **hints)
-    controller.lower_tier = "cpu"
+    controller.tier.on_source("cpu")
     engine.arrive("c", [*context, 1], program="B")
-    controller.tier_looked_up("c", chunk_tokens)
+    controller.tier.on_lookup("c", chunk_tokens)
     controller.on_allocated("c", 0)
     controller.prefilled("c", 41)
     assert bool(seen) is (up and not hints and chunk_tokens == 41)
@@ -238,7 +241,7 @@ def test_a_turn_that_never_went_down_says_nothing(
 
 def test_a_new_program_lost_nothing(engine, seen):
     engine.arrive("new", list(range(500, 540)), program="B")
-    engine.controller.tier_looked_up("new")
+    engine.controller.tier.on_lookup("new")
     engine.admit("new")
     engine.decode("new", [1])
     assert seen == []

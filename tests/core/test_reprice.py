@@ -66,7 +66,10 @@ def test_a_silent_program_does_not_keep_later_ones_waiting():
     engine.arrive("late", prompt("L", 15), program="L")
     assert engine.admit("late", WAITING)
     assert pinned(engine) == {}
-    assert engine.controller.metrics.totals["pins", PinOutcome.EXPIRED.value] == 1
+    assert (
+        engine.controller.telemetry.metrics.totals["pins", PinOutcome.EXPIRED.value]
+        == 1
+    )
     engine.check()
 
 

@@ -80,8 +80,8 @@ def test_a_ttl_of_zero_releases_now(scripted):
     engine = scripted(Decision(0.0, "test"))
     engine.turn("r", [1, 2, 3], program="A")
     assert ttl_of(engine) == []
-    assert engine.controller.metrics.observations["ttl_seconds"] == [0.0]
-    assert engine.controller.metrics.totals["hook_errors", "policy"] == 0
+    assert engine.controller.telemetry.metrics.observations["ttl_seconds"] == [0.0]
+    assert engine.controller.telemetry.metrics.totals["hook_errors", "policy"] == 0
 
 
 def test_a_clients_wish_is_heard_within_the_cap(scripted):
@@ -103,7 +103,7 @@ def test_a_tenant_alone_may_wish_for_the_whole_cap(scripted):
 def test_wishes_beyond_the_policy_hold_a_quarter_where_tenants_share(scripted):
     engine = scripted(Decision(1.0, "test"), max_ttl_s=60, max_pinned_fraction=1.0)
     engine.turn("other", [99] * 8, program="other", tenant="two")
-    quarter = engine.controller.tables.holder.pressure().pool_blocks / 4
+    quarter = engine.controller.memory.holder.pressure().pool_blocks / 4
     for number in range(6):
         engine.turn(f"r{number}", [number] * 8, program=f"P{number}", ttl="1h")
     pins = engine.controller.pins
@@ -127,7 +127,7 @@ def test_who_comes_back_to_a_pool_full_of_wishes_gets_room(scripted):
     for number in range(5):
         engine.turn(f"r{number}", [number] * 8, program=f"P{number}", ttl="1h")
     assert pins.client_ttl_blocks == 5 * 9
-    quarter = engine.controller.tables.holder.pressure().pool_blocks / 4
+    quarter = engine.controller.memory.holder.pressure().pool_blocks / 4
     # Within the second that the policy gives, too, nobody loses anything.
     engine.turn("early", [98] * 8, program="early", tenant="two", last=True)
     assert pins.client_ttl_blocks == 5 * 9
@@ -161,7 +161,7 @@ def test_a_broken_policy_costs_the_pin_and_is_counted(scripted, answer):
     engine = scripted(answer)
     engine.turn("r", [1, 2, 3], program="A")
     assert ttl_of(engine) == []
-    assert engine.controller.metrics.totals["hook_errors", "policy"] == 1
+    assert engine.controller.telemetry.metrics.totals["hook_errors", "policy"] == 1
     engine.check()
 
 
@@ -173,7 +173,7 @@ def after(seconds):
 
 
 def expired(engine):
-    return engine.controller.metrics.totals["pins", PinOutcome.EXPIRED]
+    return engine.controller.telemetry.metrics.totals["pins", PinOutcome.EXPIRED]
 
 
 def test_a_pin_is_prolonged_for_as_long_as_the_policy_says(scripted):
@@ -186,9 +186,9 @@ def test_a_pin_is_prolonged_for_as_long_as_the_policy_says(scripted):
     assert expired(engine) == 0
     engine.step(seconds=0.1)
     assert expired(engine) == 1
-    assert engine.controller.metrics.observations["pinned_seconds"] == [7.0]
+    assert engine.controller.telemetry.metrics.observations["pinned_seconds"] == [7.0]
     # What was asked again is not counted again.
-    assert engine.controller.metrics.observations["ttl_seconds"] == [4.0]
+    assert engine.controller.telemetry.metrics.observations["ttl_seconds"] == [4.0]
     engine.check()
 
 
@@ -228,7 +228,7 @@ def test_a_bad_answer_at_the_deadline_lets_the_pin_go(scripted, answer, faults):
     engine.turn("r", [1, 2, 3], program="A")
     engine.step(seconds=4.0)
     assert expired(engine) == 1
-    assert engine.controller.metrics.totals["hook_errors", "policy"] == faults
+    assert engine.controller.telemetry.metrics.totals["hook_errors", "policy"] == faults
     engine.check()
 
 
@@ -239,7 +239,7 @@ def test_a_clients_own_ttl_is_final(scripted):
     assert pin.policy_deadline_s == pin.created_s + 2.0
     engine.step(seconds=7.0)
     assert expired(engine) == 1
-    assert engine.controller.metrics.totals["hook_errors", "policy"] == 0
+    assert engine.controller.telemetry.metrics.totals["hook_errors", "policy"] == 0
 
 
 def test_a_held_pin_is_not_asked_about_until_it_is_let_go(scripted):
@@ -329,7 +329,7 @@ def test_younger_programs_make_room_for_older_ones():
     assert engine.admit("a")
     engine.finish("a")
     assert pinned(engine) == {"A": 5, "B": 4, "C": 1}
-    assert engine.controller.metrics.totals["pins", PinOutcome.VICTIM] == 1
+    assert engine.controller.telemetry.metrics.totals["pins", PinOutcome.VICTIM] == 1
     engine.check()
 
 
@@ -385,7 +385,7 @@ def test_a_fraction_of_zero_pins_nothing():
     engine = make_engine(fraction=0.0)
     engine.turn("a", [*range(100, 105)], program="A")
     assert pinned(engine) == {}
-    assert engine.controller.metrics.totals["pins_started", ""] == 0
+    assert engine.controller.telemetry.metrics.totals["pins_started", ""] == 0
 
 
 def test_a_program_that_rewrites_its_history_is_pinned_as_far_as_it_reuses():

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import pytest
 
 from ttlcache.clock import VirtualClock
-from ttlcache.cost_observer import Learning
+from ttlcache.config import load_config
+from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.step_fit import Step
-from ttlcache.scheduling.remaining_work import RemainingWork
-from ttlcache.telemetry.journal import NullJournal
-from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.testing import FakeHolder
 
 #: Seconds of a step: whatever is in it, per decode, per prompt token, per pair. A
 #: small model on two cores: 5.8k tokens take two seconds.
@@ -33,6 +32,10 @@ class Job:
     outputs: int
 
 
+def make_controller(clock: VirtualClock, costs: CostModel) -> Controller:
+    return Controller(load_config({}), clock, FakeHolder(8, 16), 16, costs=costs)
+
+
 class Engine:
     """Chunked prefills in steps of at most `budget` tokens, decodes first.
 
@@ -45,9 +48,7 @@ class Engine:
     ) -> None:
         self.clock = VirtualClock(1000.0)
         self.costs = CostModel(step_tokens=budget)
-        self.learning = Learning(
-            self.costs, RemainingWork(), MetricsBuffer(), NullJournal(), {}
-        )
+        self.controller = make_controller(self.clock, self.costs)
         self.budget, self.ahead, self.overlaps = budget, ahead, overlaps
         self.rng = random.Random(seed)
         self.jobs: list[Job] = []
@@ -99,7 +100,7 @@ class Engine:
     def _end_oldest(self) -> None:
         step, seconds = self.under_way.popleft()
         self.clock.advance(seconds)
-        self.learning.on_step(step, self.clock.now_s())
+        self.controller.on_step(step)
         self.jobs = [job for job in self.jobs if job.outputs > 0]
 
 
@@ -179,10 +180,15 @@ def test_a_step_scheduled_early_begins_when_the_one_before_it_ends():
     costs = CostModel()
     seen = []
     costs.observe_step = lambda step, seconds: seen.append(seconds) or 0.0
-    learning = Learning(costs, RemainingWork(), MetricsBuffer(), NullJournal(), {})
-    learning.on_step(Step(10.0), 11.0)
-    learning.on_step(Step(10.5), 14.0)  # scheduled while the first ran
-    learning.on_step(Step(20.0), 21.0)  # after six idle seconds
+    clock = VirtualClock()
+    controller = make_controller(clock, costs)
+    for start_s, end_s in (
+        (10.0, 11.0),
+        (10.5, 14.0),  # scheduled while the first ran
+        (20.0, 21.0),  # after six idle seconds
+    ):
+        clock.set(end_s)
+        controller.on_step(Step(start_s))
     assert seen == [1.0, 3.0, 1.0]
 
 

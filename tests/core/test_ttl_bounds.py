@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -11,17 +10,11 @@ from hypothesis import strategies as st
 
 from tests.core import test_policies_adaptive  # noqa: F401 - registers its own
 from ttlcache import policies
-from ttlcache.clock import VirtualClock
-from ttlcache.config import load_config
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.policies.base import View
-from ttlcache.retention.pins import PinTable
-from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.retention.ttl import Retention
-from ttlcache.telemetry.journal import NullJournal
-from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache.testing.fake_holder import FakeHolder
+from ttlcache.testing import FakeEngine
 from ttlcache.types import FINAL_GAP, USER_GAP, GapKey, Pressure, TurnFacts
 
 KEYS = (GapKey("bash", "git", "status"), GapKey("search"), USER_GAP, FINAL_GAP)
@@ -72,17 +65,8 @@ TURNS = st.builds(
 
 
 def retention_of(name: str, options: dict[str, object], cap_s: float) -> Retention:
-    pins, holder = PinTable(), FakeHolder(1000, 16)
-    reclaimer = Reclaimer(pins, holder, cast(Any, None), VirtualClock())  # ends none
-    return Retention(
-        load_config({"max_ttl_s": cap_s}),
-        policies.create(name, options),
-        pins,
-        holder,
-        reclaimer,
-        MetricsBuffer(),
-        NullJournal(),
-    )
+    config = {"policy": name, "policy_options": options, "max_ttl_s": cap_s}
+    return FakeEngine(config).controller.retention
 
 
 @pytest.mark.parametrize(
@@ -115,4 +99,4 @@ def test_ttls_lie_between_nothing_and_the_cap(
     for is_end_known in (False, True):
         again = retention._redecide(turn, waited_s, view, is_end_known=is_end_known)
         assert again.ttl_s <= cap_s - waited_s
-    assert not retention.metrics.totals  # nobody raised, nobody was overruled
+    assert not retention.telemetry.metrics.totals  # nobody raised, nobody was overruled

@@ -34,7 +34,7 @@ def make_engine(pool_blocks=64, *, whole_pins=False, second_per_token=None, **co
 
 def outcomes(engine):
     """How many pins ended how."""
-    totals = engine.controller.metrics.totals
+    totals = engine.controller.telemetry.metrics.totals
     return {label: n for (name, label), n in totals.items() if name == "pins"}
 
 
@@ -43,7 +43,7 @@ def pins(engine):
 
 
 def gaps(engine):
-    return engine.controller.metrics.observations.get("gap_seconds", [])
+    return engine.controller.telemetry.metrics.observations.get("gap_seconds", [])
 
 
 def program_of(engine, label):
@@ -70,7 +70,7 @@ def test_a_retry_holds_the_pin_that_its_first_try_holds():
     engine.check()
     assert engine.admit("r3")
     assert outcomes(engine) == {PinOutcome.CLAIMED: 1}
-    assert engine.controller.metrics.totals["claimed_tokens", ""] == 12
+    assert engine.controller.telemetry.metrics.totals["claimed_tokens", ""] == 12
     assert gaps(engine) == [3.0]  # the gap ended once, with the first try
     engine.check()
 
@@ -80,13 +80,13 @@ def test_the_first_to_claim_takes_the_pin_from_the_others():
     context = engine.turn("r1", PROMPT, [11, 12, 13], program="A")
     engine.arrive("r2", [*context, 5], program="A")
     engine.arrive("r3", [*context, 6], program="A")
-    with_pin = engine.controller.priority("r3")
+    with_pin = engine.controller.queue.priority("r3")
     assert engine.admit("r2")
     assert outcomes(engine) == {PinOutcome.CLAIMED: 1}
     assert sorted(engine.rekeyed) == ["r2", "r3"]
-    assert engine.controller.priority("r3") > with_pin
+    assert engine.controller.queue.priority("r3") > with_pin
     assert engine.admit("r3")  # its blocks are there: no loss
-    assert engine.controller.metrics.totals["evicted_returns", ""] == 0
+    assert engine.controller.telemetry.metrics.totals["evicted_returns", ""] == 0
     engine.check()
 
 
@@ -176,7 +176,7 @@ def test_a_rewrite_of_an_unpinned_turn_closes_its_gap():
     assert (record.pin_id, record.reusable_tokens) == (None, 0)
     assert program_of(engine, "A").reuse_share == 1.0  # nobody knows what it shared
     engine.admit("r2")
-    assert engine.controller.metrics.totals["evicted_returns", ""] == 0
+    assert engine.controller.telemetry.metrics.totals["evicted_returns", ""] == 0
     engine.check()
 
 
@@ -265,7 +265,7 @@ def test_a_parent_whose_pin_is_gone_or_that_ended_is_left_in_peace():
     engine.turn("p1", PROMPT, program="P", tool="Task")
     for child in ("C", "D"):
         engine.turn(f"{child}1", [80] * 9, program=child, parent_id="P")
-    engine.controller.release_all()
+    engine.controller.memory.release_all()
     engine.controller.end("", "C")
     engine.controller.end("", "P")
     engine.controller.end("", "D")
@@ -292,7 +292,7 @@ def test_a_sub_agent_stands_where_a_newcomer_stands():
         engine.arrive(label, PROMPT, program=label)
     engine.arrive("C", PROMPT, program="C", parent_id="P")
     engine.arrive("R", PROMPT, program="R")
-    order = sorted("PQRC", key=engine.controller.priority)
+    order = sorted("PQRC", key=engine.controller.queue.priority)
     assert order == ["P", "Q", "C", "R"]
 
 
@@ -335,11 +335,12 @@ def test_chains_of_sub_agents_do_not_keep_their_ancestors_in_memory():
 
 
 def test_programs_end_idle_by_silence_and_forgotten_by_number():
-    engine = make_engine(max_programs=2, program_idle_s=60.0)
+    engine = make_engine(program_idle_s=60.0)
+    engine.controller.programs.max_programs = 2
     for number in range(3):
         engine.turn(f"r{number}", [100 + number] * 9, program=str(number))
     engine.step(seconds=60.0)
-    ended = engine.controller.metrics.totals
+    ended = engine.controller.telemetry.metrics.totals
     assert (ended["programs_ended", "forgotten"], ended["programs_ended", "idle"]) == (
         1,
         0,

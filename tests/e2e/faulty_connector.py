@@ -103,7 +103,7 @@ class FaultyTTLConnector(TTLConnector):
         for point in POINTS:
             if point not in _OF_THE_QUEUE | NOT_OURS:
                 self._faults.install(self.scheduler_role, point)
-        retention = self.scheduler_role.parts.controller._retention
+        retention = self.scheduler_role.parts.controller.retention
         retention.policy = MoodyPolicy(retention.policy)
 
     def attach_scheduler(self, scheduler: Any, queue: Any) -> None:

@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def faulty(history_path: Path) -> ServerOptions:
+def faulty(state_dir: Path) -> ServerOptions:
     return ServerOptions(
         num_blocks=POOL_BLOCKS,
         max_model_len=4096,
@@ -61,7 +61,7 @@ def faulty(history_path: Path) -> ServerOptions:
             "kv_connector_extra_config": {
                 "policy": "fixed",
                 "policy_options": {"ttl_s": 30.0},
-                "history_path": str(history_path),
+                "state_dir": str(state_dir),
             },
         },
         extra_args=(
@@ -73,7 +73,7 @@ def faulty(history_path: Path) -> ServerOptions:
 
 @pytest.fixture
 def agent(tiny_model: Path, tmp_path: Path, folder: Path) -> Iterator[Agent]:
-    options = faulty(tmp_path / "gaps.json")
+    options = faulty(tmp_path)
     with VLLMServer(tiny_model, options, tmp_path / "server.log") as server:
         yield Agent(server)
         assert server.errors_in_log() == []

@@ -55,7 +55,7 @@ def start(model: Path, log_path: Path, history_path: Path) -> VLLMServer:
     extra = {
         "policy": "fixed",
         "policy_options": {"ttl_s": 60.0},
-        "history_path": str(history_path),
+        "state_dir": str(history_path.parent),
     }
     drain = ("--shutdown-timeout", str(DRAIN_S))
     return start_server(model, log_path, extra, extra_args=drain)

@@ -68,7 +68,6 @@ def night(
     tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Night]:
     folder = tmp_path_factory.mktemp("night")
-    (folder / "history").mkdir()
     options = TierOptions(cpu_gb=0.25, chunk_tokens=BLOCK, hold_reads_s=HOLD_READS_S)
     with TierServer(options, folder / "lmcache.log") as tiers:
         extra = {
@@ -78,7 +77,7 @@ def night(
             "debug_invariants": True,
             "demote": "on-expiry",
             "record_path": str(folder / "recording"),
-            "history_path": str(folder / "history" / "gaps.json"),
+            "state_dir": str(folder / "state"),
             **tiers.options.connector_config(),
         }
         with start_server(tiny_model, folder / "vllm.log", extra) as server:
@@ -256,7 +255,7 @@ def test_files_that_vanish_under_a_server_cost_themselves_only(
     time.sleep(1.0)
     assert load(recording).find("truncated") is not None
     os.truncate(path, 0)
-    shutil.rmtree(unharmed.folder / "history")
+    shutil.rmtree(unharmed.folder / "state")
     for number in range(8):
         agent.ask([6] * 64, hints={"program_id": f"emptied-{number}"})
     path.unlink()

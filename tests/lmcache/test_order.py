@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.curves import kaplan_meier
 from ttlcache.clock import VirtualClock
-from ttlcache.estimators.survival import kaplan_meier
 from ttlcache_lmcache.adapters.store_gate import StoreGate
 from ttlcache_lmcache.config import ServerModuleConfig, load
 from ttlcache_lmcache.hints import Hint

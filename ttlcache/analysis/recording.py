@@ -46,7 +46,7 @@ class PinLog:
 
 @dataclass(slots=True)
 class Decided:
-    """What the policy was asked and answered, see `journal.EVENTS["decide"]`."""
+    """What the policy was asked and answered, see `events.EVENTS["decide"]`."""
 
     tool: str
     ttl_s: float

@@ -41,9 +41,9 @@ def doctor(
 
 def profile(
     model: Annotated[str, typer.Argument(help="Folder or name of the model.")],
-    out: Annotated[Path, typer.Option(help="File for profile_path.")] = Path(
-        "profile.json"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="File; profile.json in state_dir is read.")
+    ] = Path("profile.json"),
     max_tokens: Annotated[
         int, typer.Option(help="Longest prompt measured.", min=1000)
     ] = 32_000,

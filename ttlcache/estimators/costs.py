@@ -28,7 +28,7 @@ STEP_TOKENS = 2048
 #: With more of the pool free than this, and nobody known to lack blocks, memory is not
 #: what the queue waits for.
 RESERVE_SHARE = 0.1
-#: Returns and turns over which T and M are averaged.
+#: Returns and turns over which means are taken.
 MEAN_WINDOW = 1000
 #: Returns after a loss over which a lower tier's share is taken, and below which it is
 #: believed to keep everything.
@@ -65,7 +65,7 @@ class RebuildCost(NamedTuple):
 
 
 class CostModel:
-    """Prefill and reload seconds, queueing delay, footprint, price of memory.
+    """Prefill and reload seconds, queueing delay, price of memory.
 
     Args:
         profile: {"prefill": [a, b, c], "reload": {tier: [latency_s, s_per_token]}},
@@ -85,7 +85,6 @@ class CostModel:
         self._steps = StepFit(prefill, step_tokens)
         self._reloads = {tier: _reload_fit(seed) for tier, seed in reloads.items()}
         self._return_waits = SlidingMean(MEAN_WINDOW)
-        self._footprints = SlidingMean(MEAN_WINDOW)
         self._lost_tokens = SlidingMean(KEPT_WINDOW)
         self._kept_tokens = SlidingMean(KEPT_WINDOW)
         self._decodes = SlidingMean(MEAN_WINDOW)
@@ -198,15 +197,6 @@ class CostModel:
     def queueing_delay_s(self) -> float:
         """T of CacheTTL v4 §4.2: sliding mean of those waits, 0 at the start."""
         return self._return_waits.value
-
-    def observe_footprint(self, kv_blocks: float) -> None:
-        if kv_blocks > 0 and math.isfinite(kv_blocks):
-            self._footprints.observe(kv_blocks)
-
-    @property
-    def average_footprint_blocks(self) -> float:
-        """M of CacheTTL v4 §4.1 in blocks, 0 at the start."""
-        return self._footprints.value
 
     def memory_price(self, pressure: Pressure, kv_blocks: float) -> MemoryPrice | None:
         """What holding `kv_blocks` costs those who wait, and what losing them costs.

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from ttlcache.programs.continuation import shared_blocks
+from ttlcache.programs.continuation import Continuation, Relation, shared_blocks
 from ttlcache.programs.model import Program, Turn
-from ttlcache.types import Finish
+from ttlcache.types import Arrival, Finish
 
 #: The end of a prompt may differ without the client's doing: the template's generation
 #: prompt, and tokens that merge with what follows.
@@ -109,12 +109,7 @@ _ASIDE = Comparison()
 
 
 def compare(
-    program: Program,
-    hashes: Sequence[bytes],
-    num_tokens: int,
-    block_tokens: int,
-    *,
-    continues: bool,
+    program: Program, arrival: Arrival, continuation: Continuation, block_tokens: int
 ) -> Comparison:
     """Whether a prompt begins with the last context of its program's conversation.
 
@@ -122,14 +117,14 @@ def compare(
 
     Args:
         program: one with an id; `in_flight` does not count this request yet.
-        hashes: of the prompt's full blocks.
-        continues: whether it extends one of the program's open turns.
     """
+    hashes, num_tokens = arrival.hashes, arrival.num_tokens
     last = program.last_turn
     if last is None:
         return Comparison(num_tokens)
     head_tokens, _ = _LENGTHS.unpack_from(last.outline)
     shared = _shared_with(last, hashes, block_tokens)
+    continues = continuation.relation is Relation.CONTINUES
     if shared == last.num_hashes or continues:
         program.strayed = False
         # A sub-agent's next turn extends a turn that is not the conversation's.

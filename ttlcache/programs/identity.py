@@ -17,17 +17,17 @@ class Identifier:
         self._prefixes = prefixes
 
     def identify(self, arrival: Arrival, now_s: float) -> tuple[Program, IdentityRule]:
-        """The program of a request, created when it is new."""
-        rule, label = self._explicit(arrival)
-        if label is not None:
-            key = client_key(arrival.tenant, label)
-            return self._programs.get_or_create(key, now_s), rule
-        program = self._by_prefix(arrival)
-        if program is not None:
-            self._programs.touch(program, now_s)
-            return program, IdentityRule.PREFIX
-        tenant = bounded(arrival.tenant)
-        return self._programs.create_anonymous(tenant, now_s), IdentityRule.NEW
+        """The program of a request, created when it is new.
+
+        It becomes a sub-agent of the program that its hint names as parent.
+        """
+        program, rule = self._find_or_create(arrival, now_s)
+        parent_id = arrival.hints.parent_id
+        if parent_id is not None and program.parent is None:
+            parent = self._programs.get(client_key(arrival.tenant, parent_id))
+            if parent is not None:
+                program.adopt(parent)
+        return program, rule
 
     def remember(self, program: Program, finish: Finish) -> None:
         """Make a finished turn of a program without an id recognisable.
@@ -39,6 +39,20 @@ class Identifier:
             return
         for num_tokens in (finish.prompt_tokens, finish.num_tokens - 1):
             self._prefixes.remember(number, finish.hashes, num_tokens, finish.tokens)
+
+    def _find_or_create(
+        self, arrival: Arrival, now_s: float
+    ) -> tuple[Program, IdentityRule]:
+        rule, label = self._explicit(arrival)
+        if label is not None:
+            key = client_key(arrival.tenant, label)
+            return self._programs.get_or_create(key, now_s), rule
+        program = self._by_prefix(arrival)
+        if program is not None:
+            self._programs.touch(program, now_s)
+            return program, IdentityRule.PREFIX
+        tenant = bounded(arrival.tenant)
+        return self._programs.create_anonymous(tenant, now_s), IdentityRule.NEW
 
     @staticmethod
     def _explicit(arrival: Arrival) -> tuple[IdentityRule, str | None]:

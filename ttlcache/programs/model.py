@@ -30,7 +30,7 @@ class Turn:
     hashes: the engine's own list with all of them, and maybe later ones; kept only
         while the turn is pinned.
     facts: what it was asked then, kept only while the turn is pinned.
-    lower_epoch: in which its KV was left to the lower tier, None if it never was.
+    tier_generation: in which its KV was left to the lower tier, None if it never was.
     place: the place in the queue of requests that continue it.
     outline: of the context, see `ttlcache.programs.divergence`; empty for most turns.
     """
@@ -44,7 +44,7 @@ class Turn:
     hashes: Sequence[bytes] = ()
     pin_id: int | None = None
     facts: TurnFacts | None = None
-    lower_epoch: int | None = None
+    tier_generation: int | None = None
     place: Place | None = None
     outline: bytes = b""
 
@@ -202,7 +202,7 @@ class RequestRecord:
     refused_s: float | None = None  # when memory was first refused to it
     admitted_s: float | None = None
     cached_tokens: int = 0
-    lower_epoch: int | None = None  # in which the turn it continues was left below
+    tier_generation: int | None = None  # in which the turn it continues was left below
     asked_below: bool = False  # that tier was asked for what GPU memory has not
     lost_tokens: int = 0  # what it was asked for: lost when first admitted
     reloaded_tokens: int = 0  # what came back of that
@@ -227,9 +227,9 @@ class RequestRecord:
         return not self.lost_its_kv(in_memory + self.reloaded_tokens)
 
 
-def wait_kind(record: RequestRecord, cached_tokens: int, pin: Pin | None) -> str:
+def wait_kind(record: RequestRecord, cached_tokens: int, *, is_claim: bool) -> str:
     """One of `metrics.WAIT_KINDS`."""
-    if pin is not None:
+    if is_claim:
         return "claimed"
     if not record.reusable_tokens:
         return "new"

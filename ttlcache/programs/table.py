@@ -33,6 +33,8 @@ def bounded(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+#: Programs remembered at once; the longest idle is forgotten.
+MAX_PROGRAMS = 100_000
 #: A tenant whose last program ended still counts for so long: its next one may come.
 TENANT_MEMORY_S = 60.0
 _MAX_LEFT = 1024
@@ -41,8 +43,8 @@ _MAX_LEFT = 1024
 class ProgramTable:
     """All live programs, least recently active first. O(1) per operation."""
 
-    def __init__(self, max_programs: int, idle_s: float) -> None:
-        self._max = max_programs
+    def __init__(self, idle_s: float, max_programs: int = MAX_PROGRAMS) -> None:
+        self.max_programs = max_programs
         self._idle_s = idle_s
         self._programs: OrderedDict[ProgramKey, Program] = OrderedDict()
         self._anonymous = 0
@@ -123,13 +125,13 @@ class ProgramTable:
         while self._programs:
             program = next(iter(self._programs.values()))
             overdue = now_s - program.last_seen_s > self._idle_s
-            if not overdue and len(self._programs) <= self._max:
+            if not overdue and len(self._programs) <= self.max_programs:
                 return
             if program.in_flight:
                 # Active after all; what makes it old is a long turn.
                 self._programs.move_to_end(program.key)
                 program.last_seen_s = now_s
-                if len(self._programs) > self._max:
+                if len(self._programs) > self.max_programs:
                     return
                 continue
             yield program

@@ -6,19 +6,36 @@ The one place that opens and closes gaps, and that ends pins in all tables at on
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from ttlcache.clock import Clock
 from ttlcache.estimators.costs import CostModel
-from ttlcache.estimators.gap_history import GapHistory
+from ttlcache.estimators.gap_history import GapHistory, interned
+from ttlcache.estimators.lru_backlog import Backlog
 from ttlcache.programs.continuation import Continuation, Relation
-from ttlcache.programs.model import MAX_OPEN_TURNS, Pin, Program, Turn
+from ttlcache.programs.divergence import outline
+from ttlcache.programs.model import (
+    MAX_OPEN_TURNS,
+    Claim,
+    Pin,
+    Program,
+    RequestRecord,
+    Turn,
+)
 from ttlcache.retention.pins import PinTable
-from ttlcache.telemetry.journal import NullJournal
-from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache.toolcalls import is_subagent
-from ttlcache.toolcalls.classes import tool_class
-from ttlcache.types import BlockHolder, PinOutcome, ReleaseMode
+from ttlcache.telemetry.events import Telemetry
+from ttlcache.toolcalls import combine, is_subagent, key_for_tool
+from ttlcache.types import (
+    FINAL_GAP,
+    UNKNOWN_GAP,
+    BlockHolder,
+    Finish,
+    GapKey,
+    Hints,
+    PinOutcome,
+    ReleaseMode,
+)
 
 #: Weight of the newest observation of the share that a program reuses.
 REUSE_WEIGHT = 0.5
@@ -40,7 +57,7 @@ class Followed(NamedTuple):
     reusable_tokens: int = 0
 
 
-class TurnBook:
+class OpenTurns:
     """Open turns of all programs: gaps, continuations, ends."""
 
     def __init__(
@@ -52,10 +69,10 @@ class TurnBook:
         pins: PinTable,
         gaps: GapHistory,
         costs: CostModel,
-        metrics: MetricsBuffer,
+        backlog: Backlog,
+        telemetry: Telemetry,
         max_ttl_s: float,
         on_rekey: Callable[[str], None] | None,
-        journal: NullJournal,
         on_stall: OnStall,
         on_unpinned: OnUnpinned,
     ) -> None:
@@ -65,21 +82,26 @@ class TurnBook:
         self._pins = pins
         self._gaps = gaps
         self._costs = costs
-        self._metrics = metrics
+        self._backlog = backlog  # of plain vLLM
+        self._telemetry = telemetry
         self._max_ttl_s = max_ttl_s
         self._on_rekey = on_rekey
-        self._journal = journal
         self._on_stall = on_stall
         self._on_unpinned = on_unpinned
 
-    def open(self, program: Program, turn: Turn) -> None:
-        """A turn finished: its gap begins."""
+    def open(self, record: RequestRecord, finish: Finish, now_s: float) -> Turn:
+        """A request finished as a turn of its program: its gap begins."""
+        turn = _finished_turn(record, finish, self._block_tokens, now_s)
+        program = record.program
+        if turn.outline:
+            program.last_turn = turn
         self._gaps.start(turn.token, turn.gap_key, turn.finish_s)
         if program.open_turns:
             program.open_turns.append(turn)
         else:  # mostly: a list of one takes less memory than one that has grown
             program.open_turns = [turn]
         self.bound(program)
+        return turn
 
     def bound(self, program: Program) -> None:
         """Too many open turns: the oldest that no request waits for give way."""
@@ -103,8 +125,7 @@ class TurnBook:
             return Followed()
         gap_s = self._gaps.finish(turn.token, now_s)
         if gap_s is not None:
-            self._metrics.observe("gap_seconds", gap_s)
-            self._metrics.observe("tool_gap_seconds", gap_s, tool_class(turn.gap_key))
+            self._telemetry.gap(turn.gap_key, gap_s)
         pin = self._pins.get(turn.pin_id)
         reusable = turn.context_tokens
         if continuation.relation is Relation.SUPERSEDES:
@@ -124,6 +145,18 @@ class TurnBook:
         pin.continued = True
         self._pins.hold(pin, request_id)
         return Followed(pin, reusable)
+
+    def claim(self, pin: Pin, cached_tokens: int) -> Claim:
+        """A request takes a pin over: what that spares, against plain vLLM's cache.
+
+        The caller ends the pin next.
+        """
+        claimed = min(cached_tokens, pin.kv_tokens)
+        behind_blocks = int(self._backlog.tokens / self._block_tokens)
+        kept = int(min(self._holder.claim(pin.pin_id, behind_blocks), claimed))
+        saved_s = self._costs.prefill_s(claimed, kept) if claimed > kept else 0.0
+        self._backlog.on_saved(claimed - kept, saved_s)
+        return Claim(pin.pin_id, claimed, claimed - kept, saved_s)
 
     def close(self, turn: Turn, outcome: PinOutcome) -> None:
         """Nobody will continue this turn."""
@@ -150,7 +183,7 @@ class TurnBook:
                 continue
             ttl_s = min(self._costs.recovery_s(turn.context_tokens), self._max_ttl_s)
             self._pins.set_deadline(pin, max(pin.deadline_s, now_s + ttl_s))
-            self._journal.extend(now_s, pin, "sub-agent ended")
+            self._telemetry.extend(now_s, pin, "sub-agent ended")
         # Chains of ended sub-agents must not keep each other in memory.
         child.parent = None
 
@@ -162,15 +195,11 @@ class TurnBook:
     ) -> int:
         """End a pin in every table; returns the blocks that became free."""
         now_s = self._clock.now_s()
-        self._journal.unpin(now_s, pin, outcome)
+        self._telemetry.unpin(now_s, pin, outcome)
         self._pins.remove(pin)
         program = pin.program
         if pin.continued and pin.turn in program.open_turns:
             program.open_turns.remove(pin.turn)
-        self._metrics.count("pins", outcome.value)
-        kind = tool_class(pin.turn.gap_key)
-        self._metrics.count("pins_by_tool", f"{kind}/{outcome.value}")
-        self._metrics.observe("pinned_seconds", max(0.0, now_s - pin.created_s))
         if pin.stalled_s > 0.0:
             self._on_stall(pin)
         if outcome is not PinOutcome.CLAIMED:
@@ -199,7 +228,7 @@ class TurnBook:
         self._pins.shrink(
             pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
         )
-        self._journal.shrink(self._clock.now_s(), pin)
+        self._telemetry.shrink(self._clock.now_s(), pin)
         return shrunk.freed_blocks
 
     def _is_held(self, turn: Turn) -> bool:
@@ -218,3 +247,36 @@ class TurnBook:
     @staticmethod
     def _learn_share(program: Program, share: float) -> None:
         program.reuse_share += REUSE_WEIGHT * (share - program.reuse_share)
+
+
+def _finished_turn(
+    record: RequestRecord, finish: Finish, block_tokens: int, now_s: float
+) -> Turn:
+    # The KV of the last sampled token does not exist.
+    context_tokens = max(1, finish.num_tokens - 1)
+    num_hashes = min(len(finish.hashes), context_tokens // block_tokens)
+    return Turn(
+        record.seq,  # the token of its gap
+        now_s,
+        interned(_gap_key(record.hints, finish)),
+        context_tokens,
+        num_hashes,
+        finish.hashes[num_hashes - 1] if num_hashes else b"",
+        place=record.place,
+        outline=outline(record.head_tokens, finish, num_hashes, block_tokens),
+    )
+
+
+def _gap_key(hints: Hints, finish: Finish) -> GapKey:
+    if hints.tools:
+        named = _named_gap(hints.tools)
+        if named is not None:
+            return named
+    if finish.detect is None:
+        return UNKNOWN_GAP
+    return finish.detect() or FINAL_GAP
+
+
+@lru_cache(maxsize=4096)
+def _named_gap(tools: tuple[str, ...]) -> GapKey | None:
+    return combine(key_for_tool(name) for name in tools)

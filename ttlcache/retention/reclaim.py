@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from ttlcache.clock import Clock
 from ttlcache.programs.model import Pin, Program
-from ttlcache.retention.open_turns import TurnBook
+from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pins import PinTable
 from ttlcache.types import BlockHolder, PinOutcome, Rank, ReleaseMode, Urgency
 
@@ -36,7 +36,7 @@ class Reclaimer:
 
     pins: PinTable
     holder: BlockHolder
-    turns: TurnBook
+    turns: OpenTurns
     clock: Clock
     max_pinned_fraction: float = 1.0
     # What was asked for in vain, as long as nothing changes: a blocked head of the

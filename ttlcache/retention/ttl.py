@@ -14,17 +14,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttlcache.config import TTLCacheConfig
+from ttlcache.estimators.costs import CostModel
+from ttlcache.estimators.gap_history import GapHistory
+from ttlcache.estimators.survival import Memoryfulness
 from ttlcache.policies.base import Policy, View
 from ttlcache.programs.model import Pin, Program, RequestRecord, Turn
+from ttlcache.retention.lower_tier import LowerTier
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
-from ttlcache.telemetry.journal import NullJournal
-from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.types import (
     BlockHolder,
     Decision,
     Finish,
-    HoldOrder,
+    Finished,
+    PinOrder,
     PinOutcome,
     Rank,
     TurnFacts,
@@ -50,16 +54,23 @@ Remaining = Callable[[float], float | None]
 
 @dataclass(slots=True)
 class Retention:
-    """Decides TTLs within the caps; starts pins and moves their deadlines."""
+    """Decides TTLs within the caps; starts pins and moves their deadlines.
+
+    is_enabled: False once retention is turned off for good.
+    """
 
     config: TTLCacheConfig
     policy: Policy
+    gaps: GapHistory
+    costs: CostModel
+    memoryfulness: Memoryfulness
+    tier: LowerTier
     pins: PinTable
     holder: BlockHolder
     reclaimer: Reclaimer
-    metrics: MetricsBuffer
-    journal: NullJournal
+    telemetry: Telemetry
     num_tenants: Callable[[], int] = lambda: 1
+    is_enabled: bool = True
 
     # --- the four moments ------------------------------------------------
 
@@ -69,29 +80,27 @@ class Retention:
         turn: Turn,
         finish: Finish,
         rank: Rank,
-        view: View,
         now_s: float,
-    ) -> tuple[Decision, HoldOrder | None]:
+    ) -> Finished:
         """The gap after `turn` begins.
 
         rank: where its next request will stand.
         """
-        facts = _facts(record, turn, finish)
+        facts, view = _facts(record, turn, finish), self._view(now_s)
         decision = self._decide(facts, view)
-        self.journal.decide(now_s, record, facts, decision, view)
-        self.metrics.observe("ttl_seconds", decision.ttl_s)
+        self.telemetry.decide(now_s, record, facts, decision, view)
         if decision.ttl_s <= 0 or finish.kv_blocks <= 0:
-            return decision, None
+            return Finished(decision)
         pin = self._start(record.program, turn, decision, finish, now_s, rank)
         if pin is None:
-            return decision, None
-        self.journal.pin(now_s, pin)
+            return Finished(decision)
+        self.telemetry.pin(now_s, pin)
         turn.facts = facts
         # Not a copy: that touches every block of a long context.
         turn.hashes = finish.hashes if turn.num_hashes else ()
-        return decision, HoldOrder(pin.pin_id, pin.kv_blocks)
+        return Finished(decision, PinOrder(pin.pin_id, pin.kv_blocks))
 
-    def redecide_at_deadline(self, pin: Pin, view: View, now_s: float) -> bool:
+    def redecide_at_deadline(self, pin: Pin, now_s: float) -> bool:
         """Whether the pin is held on, given how long the gap has lasted.
 
         A pin is an option, not a promise. Rules that plan a gap from its start
@@ -100,9 +109,9 @@ class Retention:
         facts = pin.turn.facts
         if facts is None or facts.requested_ttl_s is not None:
             return False
-        return self._prolong(pin, facts, view, now_s)
+        return self._prolong(pin, facts, self._view(now_s), now_s)
 
-    def redecide_under_pressure(self, view: View, now_s: float) -> int:
+    def redecide_under_pressure(self, now_s: float) -> int:
         """A request waits for memory: pins made while none did are decided anew.
 
         Such a pin is held for as long as pins may be, and programs that came later may
@@ -112,7 +121,7 @@ class Retention:
         Returns:
             Blocks that became free.
         """
-        ended = []
+        ended, view = [], self._view(now_s)
         for pin in self.pins.pop_provisional(REPRICED_AT_ONCE):
             facts = pin.turn.facts
             if facts is None:
@@ -124,7 +133,7 @@ class Retention:
         return sum(self._expire(pin) for pin in ended)
 
     def redecide_on_progress(
-        self, program: Program, remaining: Remaining, view: View, now_s: float
+        self, program: Program, remaining: Remaining, now_s: float
     ) -> list[dict[str, Any]]:
         """New deadlines for the pins of a program whose tool reported.
 
@@ -134,6 +143,7 @@ class Retention:
         Returns:
             The pins that the program still has, each with its `ttl_left_s`.
         """
+        view = self._view(now_s)
         for turn in list(program.open_turns):
             pin = self.pins.get(turn.pin_id)
             if pin is None or pin.held or turn.facts is None:
@@ -146,7 +156,7 @@ class Retention:
             decision = self._redecide(turn.facts, waited_s, view, is_end_known=True)
             if decision.ttl_s > 0:
                 self.pins.set_deadline(pin, now_s + decision.ttl_s)
-                self.journal.extend(now_s, pin, "tool progress")
+                self.telemetry.extend(now_s, pin, "tool progress")
             else:
                 self._expire(pin)
         live = (self.pins.get(turn.pin_id) for turn in program.open_turns)
@@ -203,7 +213,7 @@ class Retention:
             return False
         deadline_s = now_s + decision.ttl_s
         self.pins.set_deadline(pin, deadline_s, provisional=decision.provisional)
-        self.journal.extend(now_s, pin, "re-decided")
+        self.telemetry.extend(now_s, pin, "re-decided")
         return True
 
     def _lower_policy_ttl(
@@ -213,6 +223,19 @@ class Retention:
         decision = self._redecide(facts, now_s - pin.turn.finish_s, view)
         ends_s = now_s + max(0.0, decision.ttl_s)
         pin.policy_deadline_s = min(pin.policy_deadline_s, ends_s)
+
+    def _view(self, now_s: float) -> View:
+        """What a policy may know now."""
+        return View(
+            self.gaps,
+            self.costs,
+            self.memoryfulness.eta,
+            self.memoryfulness.avg_turns,
+            self.holder.pressure(),
+            now_s,
+            self.tier.source,
+            self.config.demote == "write-through",
+        )
 
     def _ask(self, facts: TurnFacts, view: View) -> Decision:
         """The policy's answer.
@@ -234,7 +257,7 @@ class Retention:
         return decision if is_valid else self._fault("policy:nonsense")
 
     def _fault(self, reason: str) -> Decision:
-        self.metrics.count("hook_errors", "policy")
+        self.telemetry.metrics.count("hook_errors", "policy")
         return Decision(0.0, reason)
 
     # --- pins and caps ---------------------------------------------------
@@ -266,7 +289,6 @@ class Retention:
             return None
         if keep <= 0:
             return None
-        self.metrics.count("pins_started")
         return self.pins.add(
             program,
             turn,

@@ -11,14 +11,12 @@ over the tokens of a prefix-cache hash) and pool blocks (what the engine allocat
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from ttlcache.config import TTLCacheConfig, admission_in_force
 from ttlcache.estimators.survival import SlidingMean
-from ttlcache.programs.model import Program, RequestRecord
-from ttlcache.types import BlockHolder, Pressure
+from ttlcache.programs.model import Program
+from ttlcache.types import Pressure
 
 #: Ended programs over which the mean is taken, and below which nothing is known.
 WINDOW, MIN_ENDED = 1000, 5
@@ -30,35 +28,32 @@ GROWTH_SHARE = 0.4
 MAX_POOL_SHARE = 0.5
 
 
-class AdmissionControl(ABC):
-    """Sees what programs do, and says what a new one still lacks to start."""
+class AdmissionControl:
+    """Sees what programs do, and says what a new one still lacks to start.
+
+    This one counts nothing: a request that fits may start.
+    """
 
     @property
     def reserved_pool_blocks(self) -> float:
         """Free blocks that new programs leave to those under way."""
         return 0.0
 
-    @abstractmethod
     def on_turn_running(self, program: Program, context_blocks: float) -> None:
         """A turn of `program` got its memory."""
 
-    @abstractmethod
     def on_turn_finished(self, program: Program, context_blocks: float) -> None:
         """Its last turn finished: a tool runs."""
 
-    @abstractmethod
     def on_unpinned(self, program: Program) -> None:
         """No pin for its context: its turn got none, or lost it, or was aborted."""
 
-    @abstractmethod
     def on_program_end(self, program: Program) -> None:
         """It ended, or was forgotten."""
 
-    @abstractmethod
     def on_footprint(self, context_blocks: float, pool_blocks: float) -> None:
         """A context took so many blocks of the pool."""
 
-    @abstractmethod
     def missing_blocks(
         self,
         program: Program,
@@ -72,33 +67,6 @@ class AdmissionControl(ABC):
             needed_pool_blocks: beside those that it found cached.
             context_blocks: of its whole prompt.
         """
-
-
-class AdmitAll(AdmissionControl):
-    """No control: a request that fits may start."""
-
-    def on_turn_running(self, program: Program, context_blocks: float) -> None:
-        """Not counted."""
-
-    def on_turn_finished(self, program: Program, context_blocks: float) -> None:
-        """Not counted."""
-
-    def on_unpinned(self, program: Program) -> None:
-        """Not counted."""
-
-    def on_program_end(self, program: Program) -> None:
-        """Not counted."""
-
-    def on_footprint(self, context_blocks: float, pool_blocks: float) -> None:
-        """Not counted."""
-
-    def missing_blocks(
-        self,
-        program: Program,
-        needed_pool_blocks: float,
-        context_blocks: float,
-        pressure: Pressure,
-    ) -> float:
         return 0.0
 
 
@@ -231,27 +199,4 @@ def create(config: TTLCacheConfig, block_tokens: int) -> AdmissionControl:
     """The admission control of a configuration."""
     if admission_in_force(config) == "room-to-grow":
         return GrowthReserve(GROWTH_SHARE, block_tokens)
-    return AdmitAll()
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionGate:
-    """Asks the admission control about requests that have no memory yet."""
-
-    control: AdmissionControl
-    holder: BlockHolder
-    block_tokens: int
-
-    def may_start(self, record: RequestRecord, needed_pool_blocks: float) -> bool:
-        """Whether the request may take memory now, if it fits."""
-        return self.missing_blocks(record, needed_pool_blocks) == 0
-
-    def missing_blocks(self, record: RequestRecord, needed_pool_blocks: float) -> int:
-        """How many more free pool blocks would let it start."""
-        missing = self.control.missing_blocks(
-            record.program,
-            needed_pool_blocks,
-            record.num_tokens / self.block_tokens,
-            self.holder.pressure(),
-        )
-        return max(0, math.ceil(missing))
+    return AdmissionControl()

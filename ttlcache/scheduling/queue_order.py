@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ttlcache.programs.continuation import Continuation, Relation
 from ttlcache.programs.model import Pin, Program, RequestRecord, Work
 from ttlcache.programs.places import Place, Quantum
 from ttlcache.programs.table import ProgramTable
 from ttlcache.retention.pins import PinTable
 from ttlcache.scheduling.ordering import Ordering, PriorityKey, QueuedTurn
 from ttlcache.scheduling.remaining_work import RemainingWork
-from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.types import Rank
 
 
 @dataclass(slots=True)
 class QueueOrder:
-    """One ordering, asked about records of requests.
+    """One ordering, asked about requests that wait.
 
+    requests: those between arrival and finish.
     quantum: service for which a context keeps its place.
     """
 
+    requests: Mapping[str, RequestRecord]
     ordering: Ordering
     quantum: Quantum
     programs: ProgramTable
     pins: PinTable
     work: RemainingWork
-    metrics: MetricsBuffer
+    telemetry: Telemetry
 
-    def key(self, record: RequestRecord, preempted: bool) -> PriorityKey:
-        return self.ordering.key(self._queued(record, preempted))
+    # --- what an engine adapter asks --------------------------------------
+
+    def priority(self, request_id: str, *, preempted: bool = False) -> PriorityKey:
+        """Queue key of a waiting request; smaller is served first.
+
+        Raises:
+            KeyError: the request never arrived here.
+        """
+        return self.ordering.key(self._queued(self.requests[request_id], preempted))
+
+    def requeue_if_moved(self, request_id: str) -> bool:
+        """Whether the request's place is out of date; `priority` answers anew then.
+
+        Asked about the head of the queue: another turn of its context may have used up
+        the quantum since it was queued. A place may change once per quantum, no more.
+        """
+        record = self.requests.get(request_id)
+        if record is None or record.admitted_s is not None:
+            return False  # what was preempted is in the middle of its turn
+        if record.program_seq == record.place.seq:
+            return False
+        record.turn_seq = 0  # behind requests that came meanwhile: a new number
+        self._read_place(record)
+        return True
 
     def rank(self, record: RequestRecord) -> Rank:
         """As the queue has it: the user's priority goes before the ordering's place."""
@@ -38,10 +64,59 @@ class QueueOrder:
 
     def rank_after_this_turn(self, record: RequestRecord) -> Rank:
         """Where the program's next turn will stand, as far as can be told now."""
-        self.assign_place(record)
+        self._read_place(record)
         return self.rank(record)
 
-    def assign_place(self, record: RequestRecord) -> None:
+    # --- what the controller says -----------------------------------------
+
+    def on_arrival(self, record: RequestRecord, continuation: Continuation) -> None:
+        """The request stands where the context does that it continues.
+
+        One that continues none, or none of a full block, has nothing at stake: it
+        stands where a newcomer stands, whatever id or parent it names.
+        """
+        program, turn = record.program, continuation.turn
+        continues = continuation.relation is Relation.CONTINUES
+        if continues and turn is not None and turn.num_hashes:
+            program.place = turn.place or program.place
+        elif program.turns_finished or program.in_flight:
+            program.place = self.programs.new_place(program.tenant)
+        record.place = program.place
+        self._read_place(record)
+
+    def on_admission(self, record: RequestRecord) -> None:
+        """The request waits no longer."""
+        number = max(record.program_seq, record.turn_seq)
+        self.programs.place_numbers.on_admission(number)
+        record.place.on_admission()
+
+    def on_service(self, record: RequestRecord, seconds: float) -> None:
+        """The request ran for so long."""
+        self.quantum.on_turn(seconds)
+        self._charge(record.place, record.program.tenant, seconds)
+
+    def on_stall(self, pin: Pin) -> None:
+        """The engine stood still rather than take the pin."""
+        if pin.turn.place is not None:
+            self._charge(pin.turn.place, pin.program.tenant, pin.stalled_s)
+
+    def learn_work(self, program: Program, prompt_s: float, output_s: float) -> None:
+        """What a turn took of the engine, without waits and repeated prefills."""
+        if program.work is None:
+            program.work = Work()
+        self.work.on_turn_finished(program.work, prompt_s, output_s)
+
+    def on_program_end(self, program: Program) -> None:
+        """The service of its longest context teaches how long a quantum is."""
+        if program.work is not None:
+            self.work.on_program_end(program.work)
+        places = [turn.place for turn in program.open_turns if turn.place]
+        longest = max([program.place, *places], key=lambda place: place.served_s)
+        self.quantum.on_program_end(longest)
+
+    # --- inside -------------------------------------------------------------
+
+    def _read_place(self, record: RequestRecord) -> None:
         """Give the request the place of its context as it is now."""
         place = record.place
         record.program_seq = place.seq
@@ -54,55 +129,20 @@ class QueueOrder:
             program = record.program.parent or record.program
             record.work_left_s = self.work.left_s(program.work or Work())
 
-    def claims(self, record: RequestRecord) -> bool:
+    def _claims(self, record: RequestRecord) -> bool:
         """Whether it stands among requests with a pin, before those without."""
         return record.claim_counts and self.pins.get(record.pin_id) is not None
 
-    def requeue_if_moved(self, record: RequestRecord) -> bool:
-        """Whether its context has moved back since; the request has moved with it now.
-
-        Another turn of the context may have used up the quantum meanwhile.
-        """
-        if record.admitted_s is not None:
-            return False  # what was preempted is in the middle of its turn
-        if record.program_seq == record.place.seq:
-            return False
-        record.turn_seq = 0  # behind requests that came meanwhile: a new number
-        self.assign_place(record)
-        return True
-
-    def on_admission(self, record: RequestRecord) -> None:
-        """The request waits no longer."""
-        number = max(record.program_seq, record.turn_seq)
-        self.programs.place_numbers.on_admission(number)
-        record.place.on_admission()
-
-    def on_stall(self, pin: Pin) -> None:
-        """The engine stood still rather than take the pin."""
-        if pin.turn.place is not None:
-            self._use(pin.turn.place, pin.program.tenant, pin.stalled_s)
-
-    def charge(self, record: RequestRecord, seconds: float) -> None:
-        """The request ran for so long."""
-        self.quantum.on_turn(seconds)
-        self._use(record.place, record.program.tenant, seconds)
-
-    def on_program_end(self, program: Program) -> None:
-        """The service of its longest context teaches how long a quantum is."""
-        places = [turn.place for turn in program.open_turns if turn.place]
-        longest = max([program.place, *places], key=lambda place: place.served_s)
-        self.quantum.on_program_end(longest)
-
-    def _use(self, place: Place, tenant: str, seconds: float) -> None:
+    def _charge(self, place: Place, tenant: str, seconds: float) -> None:
         if self.ordering.places_end and place.charge(seconds, self.quantum.seconds):
             place.move_back(self.programs.place_numbers.next(tenant))
-            self.metrics.count("quanta_used_up")
+            self.telemetry.metrics.count("quanta_used_up")
 
     def _queued(self, record: RequestRecord, preempted: bool) -> QueuedTurn:
         return QueuedTurn(  # by position: names cost half a microsecond here
             record.user_priority,
             preempted,
-            self.claims(record),
+            self._claims(record),
             record.program_seq,
             record.seq,  # request_seq
             record.turn_seq,

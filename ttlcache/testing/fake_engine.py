@@ -24,9 +24,9 @@ from ttlcache.config import load_config
 from ttlcache.controller import Controller
 from ttlcache.programs.hints import parse_hints
 from ttlcache.programs.model import MAX_OPEN_TURNS, RequestRecord
-from ttlcache.telemetry.journal import NullJournal
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.testing.fake_holder import FakeHolder
-from ttlcache.types import Arrival, Finish, GapKey, HoldOrder, Urgency
+from ttlcache.types import Arrival, Finish, Finished, GapKey, Urgency
 
 
 def chain_hashes(
@@ -69,7 +69,7 @@ class FakeEngine:
         block_tokens: int = 4,
         clock: VirtualClock | None = None,
         whole_pins: bool = False,
-        journal: NullJournal | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.clock = clock if clock is not None else VirtualClock()
         self.block_tokens = block_tokens
@@ -83,7 +83,7 @@ class FakeEngine:
             self.holder,
             block_tokens,
             on_rekey=self.rekeyed.append,
-            journal=journal,
+            telemetry=telemetry,
         )
 
     def arrive(
@@ -126,7 +126,7 @@ class FakeEngine:
         needed = self._blocks_for(len(request.tokens))
         if urgency is Urgency.WAITING:
             new = needed - len(self.holder.find(usable))
-            if not self.controller.may_start(request_id, new):
+            if not self.controller.memory.may_start(request_id, new):
                 return False
         while True:
             cached = self.holder.find(usable)
@@ -136,8 +136,8 @@ class FakeEngine:
                 break
             if urgency is not Urgency.STALLED:
                 self.holder.waiting_blocks = lacking
-                lacking -= self.controller.reprice()
-            if lacking > 0 and not self.controller.reclaim(
+                lacking -= self.controller.memory.reprice()
+            if lacking > 0 and not self.controller.memory.reclaim(
                 lacking, urgency, request_id
             ):
                 return False
@@ -163,7 +163,7 @@ class FakeEngine:
         lacking = self._blocks_for(total) - len(request.blocks)
         while lacking > self.holder.free_blocks:
             missing = lacking - self.holder.free_blocks
-            if not self.controller.reclaim(missing, Urgency.RUNNING, request_id):
+            if not self.controller.memory.reclaim(missing, Urgency.RUNNING, request_id):
                 self.preempt(request_id)
                 return False
         request.blocks += self.holder.take_new(max(0, lacking))
@@ -172,13 +172,13 @@ class FakeEngine:
             self.controller.prefilled(request_id, request.prompt_tokens)
         return True
 
-    def finish(self, request_id: str) -> HoldOrder | None:
+    def finish(self, request_id: str) -> Finished:
         """The request completes; a pin takes its references before it frees."""
         return self._leave(request_id, completed=True)
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str) -> Finished:
         """The client went away, whatever the request was doing."""
-        self._leave(request_id, completed=False)
+        return self._leave(request_id, completed=False)
 
     def turn(
         self,
@@ -207,7 +207,7 @@ class FakeEngine:
         _check_claims(self.controller)
         _check_programs(self.controller)
 
-    def _leave(self, request_id: str, *, completed: bool) -> HoldOrder | None:
+    def _leave(self, request_id: str, *, completed: bool) -> Finished:
         request = self.requests.pop(request_id)
         hashes = chain_hashes(request.tokens, self.block_tokens, request.tenant)
         # The KV of the token sampled last was never computed.
@@ -219,7 +219,7 @@ class FakeEngine:
             pinned = self.holder.pinned_blocks()
             return sum(1 for block in blocks[:count] if block not in pinned)
 
-        order = self.controller.finish(
+        finished = self.controller.finish(
             Finish(
                 request_id=request_id,
                 completed=completed,
@@ -234,12 +234,13 @@ class FakeEngine:
                 detect=lambda: self.next_gap,
             )
         )
+        order = finished.order
         if order is not None:
             rest_blocks = len(blocks) - order.kv_blocks
             self.holder.hold(order.pin_id, blocks[: order.kv_blocks], rest_blocks)
         self.holder.drop(request.blocks)
         self._count_queue()
-        return order
+        return finished
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)

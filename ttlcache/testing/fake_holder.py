@@ -85,7 +85,7 @@ class FakeHolder:
         return freed
 
     def hold(self, pin_id: int, blocks: Sequence[int], rest_blocks: int = 0) -> None:
-        """Carry out a `HoldOrder`; rest_blocks: of the turn, behind its pin."""
+        """Carry out a `PinOrder`; rest_blocks: of the turn, behind its pin."""
         turn_blocks = 0 if self.whole_pins else len(blocks) + rest_blocks
         ahead = self.free_blocks + len(self.pinned_blocks())
         self._evicted_at[pin_id] = self.taken_blocks + ahead + turn_blocks

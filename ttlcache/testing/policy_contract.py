@@ -72,7 +72,6 @@ def view_of(
     if costs is None:
         costs = CostModel({"prefill": [1e-4, 1e-9, 0.01], "reload": {"cpu": [0, 1e-6]}})
         costs.observe_return_wait(2.0)
-        costs.observe_footprint(500)
     return View(history, costs, 0.8, 10.0, pressure=pressure, now_s=60.0)
 
 

@@ -49,8 +49,8 @@ class PaperReclaimer(Reclaimer):
 
 def install(controller: Controller) -> None:
     """From now on pins of this engine give way like that."""
-    ours = controller.reclaimer
-    controller.reclaimer = PaperReclaimer(
+    ours = controller.memory.reclaimer
+    controller.memory.reclaimer = PaperReclaimer(
         ours.pins,
         ours.holder,
         ours.turns,

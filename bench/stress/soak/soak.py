@@ -103,7 +103,7 @@ class SoakOptions(Folders):
                     "max_queue_wait_s": self.max_queue_wait_s,
                     # Abandoned programs must reach a steady state within minutes.
                     "program_idle_s": 3.0 * self.max_ttl_s,
-                    "history_path": str((self.out / "history.json").absolute()),
+                    "state_dir": str((self.out / "state").absolute()),
                     "debug_invariants": True,
                 },
             },

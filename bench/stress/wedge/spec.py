@@ -60,6 +60,7 @@ class RandomEngine:
     depth: steps in flight at once (2 and more: async scheduling, pipeline stages).
     drafts: speculative tokens proposed per step, 0 for none.
     worker_faults: the worker sometimes reports blocks that it could not fill.
+    max_programs: programs remembered at once; None for the default.
     """
 
     engine: EngineSpec
@@ -67,6 +68,7 @@ class RandomEngine:
     drafts: int = 0
     worker_faults: bool = False
     loads: Loads | None = None
+    max_programs: int | None = None
 
     @property
     def block_tokens(self) -> int:
@@ -107,6 +109,9 @@ def random_engine(rng: random.Random, *, load_share: float = 0.35) -> RandomEngi
         scheduler_cls=plain_scheduler(asynchronous) if rng.random() < 0.1 else None,
         extra_config=_extra_config(rng, queue_policy),
     )
+    config = dict(engine.extra_config)
+    max_programs = config.pop("max_programs")  # of the program table, no key
+    engine = replace(engine, extra_config=config)
     drafts = 0
     hybrid = engine.sliding_window is not None or engine.mamba_mode is not None
     if rng.random() < 0.15 and not hybrid:
@@ -125,7 +130,7 @@ def random_engine(rng: random.Random, *, load_share: float = 0.35) -> RandomEngi
     # In hybrid caches vLLM promises loads fewer blocks than they then take, and so
     # wedges by itself (`bench.stress.wedge.alone`).
     if faults or hybrid or rng.random() > load_share or not loading.VLLM_COPES:
-        return RandomEngine(engine, depth, drafts, faults)
+        return RandomEngine(engine, depth, drafts, faults, max_programs=max_programs)
     # A failed load that is tried again may wedge vLLM; our scheduler prevents that.
     may_fail = engine.scheduler_cls is None
     loads = Loads(
@@ -137,7 +142,13 @@ def random_engine(rng: random.Random, *, load_share: float = 0.35) -> RandomEngi
     if rng.random() < 0.6:
         engine = _cramped(rng, engine)
         loads = replace(loads, share=0.9, pace=0.0)
-    return RandomEngine(_with_loads(engine, loads), depth, drafts, loads=loads)
+    return RandomEngine(
+        _with_loads(engine, loads),
+        depth,
+        drafts,
+        loads=loads,
+        max_programs=max_programs,
+    )
 
 
 def _cramped(rng: random.Random, engine: EngineSpec) -> EngineSpec:

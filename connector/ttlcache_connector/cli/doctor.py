@@ -30,7 +30,7 @@ from ttlcache_connector import plugin
 from ttlcache_connector.cli import doctor_lmcache, doctor_template
 from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
 from ttlcache_connector.engine import hooks, requirements
-from ttlcache_connector.role.state_files import load_costs
+from ttlcache_connector.role.state_files import PROFILE, load_costs
 
 _STYLE = {OK: "green", NOTE: "yellow", BAD: "bold red"}
 
@@ -161,41 +161,33 @@ def _settings(settings: TTLCacheConfig) -> Iterator[Finding]:
         f"{ordering_in_force(settings)}, admission "
         f"{admission_in_force(settings)}".replace(" ,", ","),
     )
-    if settings.profile_path is None:
-        text = "none: prefill costs are learnt from the first requests"
-        yield Finding(NOTE, "profile_path", text + " (ttlcache profile writes one)")
-    else:
-        yield _guess("profile_path", lambda: _profile(settings))
-    for name in ("record_path", "history_path"):
+    for name, without in (
+        ("record_path", "nothing to explain"),
+        ("state_dir", "a cold start"),
+    ):
         value = getattr(settings, name)
         if value is None:
-            without = "nothing to explain" if name == "record_path" else "a cold start"
             yield Finding(NOTE, name, f"not set: {without}")
         else:
-            yield _recording(value) if name == "record_path" else _history(value)
+            yield _writable(name, Path(value))
+    yield _guess("profile", lambda: _profile(settings))
 
 
 def _profile(settings: TTLCacheConfig) -> Finding:
     costs = load_costs(settings)
-    text = f"16k tokens prefill in {costs.prefill_s(16_000):.3g} s"
-    return Finding(OK, "profile_path", f"{settings.profile_path}: {text}")
+    if settings.state_dir is None or not (Path(settings.state_dir) / PROFILE).exists():
+        text = "none: prefill costs are learnt from the first requests"
+        return Finding(NOTE, "profile", text + " (ttlcache profile writes one)")
+    return Finding(
+        OK, "profile", f"16k tokens prefill in {costs.prefill_s(16_000):.3g} s"
+    )
 
 
-def _recording(value: str) -> Finding:
-    folder = Path(value)
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return _writable("record_path", folder, place)
-
-
-def _history(value: str) -> Finding:
-    """Its folder is not made by itself."""
-    folder = Path(value).parent
-    return _writable("history_path", folder, folder)
-
-
-def _writable(name: str, folder: Path, existing: Path) -> Finding:
+def _writable(name: str, folder: Path) -> Finding:
+    """A folder that is not there is made."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
     if existing.is_dir() and os.access(existing, os.W_OK):
         return Finding(OK, name, str(folder))
     why = "cannot be written" if existing.exists() else "is not there"

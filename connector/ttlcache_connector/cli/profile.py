@@ -61,7 +61,7 @@ def run(model: str, out: Path, max_tokens: int, budget_s: float, engine: str) ->
     _print(curve, reload, console)
     spent_s = stopwatch_s() - began_s
     console.print(
-        f'profile: {escape(str(out))}  ("profile_path"), after {spent_s:.0f} s',
+        f'profile: {escape(str(out))}  (for "state_dir"), after {spent_s:.0f} s',
         soft_wrap=True,
     )
 

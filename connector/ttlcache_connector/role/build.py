@@ -26,7 +26,7 @@ from ttlcache_connector.role.order import OrderAnswers
 from ttlcache_connector.role.reports import Reports
 from ttlcache_connector.role.requests import RequestEvents
 from ttlcache_connector.role.scheduler import Parts, SchedulerRole
-from ttlcache_connector.role.state_files import HistoryFile, load_costs, open_journal
+from ttlcache_connector.role.state_files import HistoryFile, load_costs, open_telemetry
 from ttlcache_connector.role.steps import StepEvents
 from ttlcache_connector.role.upkeep import Upkeep, turn_off
 from ttlcache_connector.tiers.factory import scheduler_tier
@@ -117,8 +117,9 @@ class SchedulerRoleBuilder:
             gaps=self._history.gaps,
             costs=self._costs,
             on_rekey=engine.rekey,
-            journal=open_journal(self._config, self._clock, self._about(pool)),
-            metrics=self._metrics,
+            telemetry=open_telemetry(
+                self._config, self._clock, self._metrics, self._about(pool)
+            ),
         )
         faults = Faults(
             partial(self._metrics.count, "hook_errors"),

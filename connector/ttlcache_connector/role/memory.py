@@ -27,7 +27,7 @@ class MemoryAnswers:
     @guarded(fallback=Admission.ADMIT)
     def admission(self, request: Request, needed_blocks: int) -> Admission:
         """See `TTLConnector.admission`."""
-        if self._controller.may_start(request.request_id, needed_blocks):
+        if self._controller.memory.may_start(request.request_id, needed_blocks):
             return Admission.ADMIT
         return Admission.WAIT
 
@@ -41,14 +41,14 @@ class MemoryAnswers:
         return self._upkeep.drop_rest() if urgency is Urgency.STALLED else 0
 
     def _evict(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
-        controller, freed = self._controller, 0
+        memory, freed = self._controller.memory, 0
         if urgency is not Urgency.RUNNING:
             self._pins.waiting_blocks = needed_blocks
-            controller.on_memory_refused(request.request_id)
+            memory.on_refused(request.request_id)
             if urgency is Urgency.HELD_BACK:
-                return controller.free_for_newcomer(request.request_id, needed_blocks)
+                return memory.free_for_newcomer(request.request_id, needed_blocks)
             if urgency is not Urgency.STALLED:  # that one has patience of its own
-                freed = controller.reprice()
+                freed = memory.reprice()
             if self._demoting is not None:
                 return freed + self._evict_to_tier(
                     self._demoting.expired, needed_blocks - freed, request, urgency
@@ -93,7 +93,7 @@ class MemoryAnswers:
         mode: ReleaseMode = ReleaseMode.FREE_NOW,
     ) -> int:
         patient = urgency is not Urgency.STALLED or not self._engine.is_overdue(request)
-        freed = self._controller.reclaim(
+        freed = self._controller.memory.reclaim(
             blocks, urgency, request.request_id, patient=patient, mode=mode
         )
         if not freed and urgency is Urgency.STALLED:

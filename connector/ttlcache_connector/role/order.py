@@ -26,7 +26,9 @@ class OrderAnswers:
         """See `TTLConnector.priority`."""
         preempted = request.status is RequestStatus.PREEMPTED
         try:
-            return self._controller.priority(request.request_id, preempted=preempted)
+            return self._controller.queue.priority(
+                request.request_id, preempted=preempted
+            )
         except KeyError:
             pass  # its arrival failed and was counted: last, in order of time
         except Exception:  # noqa: BLE001 - the serving path fails open
@@ -36,7 +38,7 @@ class OrderAnswers:
     @guarded(fallback=False)
     def requeue_if_moved(self, request: Request) -> bool:
         """Whether the head of the queue must be sorted in anew."""
-        return self._controller.requeue_if_moved(request.request_id)
+        return self._controller.queue.requeue_if_moved(request.request_id)
 
     @guarded()
     def note_aged(self) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from ttlcache import control
 from ttlcache.config import admission_in_force, ordering_in_force
-from ttlcache.gauges import gauges_of
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.faults import guarded
 from ttlcache_connector.log import logger
@@ -89,7 +88,7 @@ class Reports:
     @guarded()
     def take_stats(self) -> TTLConnectorStats | None:
         """What happened since the last call; None when there is nothing to say."""
-        metrics = self._controller.metrics
+        metrics = self._controller.telemetry.metrics
         if metrics.is_empty():
             interval_s = GAUGE_INTERVAL_S
         else:
@@ -124,7 +123,7 @@ class Reports:
 
     def _gauges(self) -> dict[str, float]:
         pressure, ended = self._ledger.pressure(), self._parts.demoting
-        return gauges_of(self._controller) | {
+        return self._controller.gauges() | {
             "pinned_blocks": pressure.pinned_blocks,
             "free_blocks": pressure.free_blocks,
             "pool_blocks": pressure.pool_blocks,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttlcache.clock import stopwatch_s
 from ttlcache.programs.hints import parse_hints
-from ttlcache.types import Arrival, Finish, HoldOrder
+from ttlcache.types import Arrival, Finish, Finished
 from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, SLOW_FINISH_S, Pace
 from ttlcache_connector.engine.request_view import (
     drop_unfit_args,
@@ -112,7 +112,7 @@ class RequestEvents:
         """The lower tier was asked; vLLM uses no answer for some requests."""
         if not request.skip_reading_prefix_cache:
             chunk_tokens = self._lower.tier.chunk_tokens
-            self._controller.tier_looked_up(request.request_id, chunk_tokens)
+            self._controller.tier.on_lookup(request.request_id, chunk_tokens)
 
     def allocated(
         self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
@@ -139,7 +139,7 @@ class RequestEvents:
     def load_started(self, request: Request) -> None:
         """A part of the request's KV is being loaded from the lower tier."""
         self._prefills.load_started(request.request_id)
-        self._controller.load_started(request.request_id)
+        self._controller.tier.on_load_started(request.request_id)
 
     @guarded()
     def worker_output(self, output: KVConnectorOutput) -> None:
@@ -147,7 +147,7 @@ class RequestEvents:
         # Others' loads, too: beside us there may be another connector.
         self._prefills.kv_landed(output.finished_recving or ())
         for load in self._lower.worker_output(output):
-            self._controller.load_finished(load.request_id, load.tokens)
+            self._controller.tier.on_load_finished(load.request_id, load.tokens)
         self._reports.count_demotions()
 
     @guarded()
@@ -165,7 +165,7 @@ class RequestEvents:
         record = controller.requests.get(request.request_id)
         completed = is_completed(request, self._reader)
         candidate = pins.candidate(block_ids if completed else no_blocks(block_ids))
-        order = controller.finish(
+        finished = controller.finish(
             Finish(
                 request_id=request.request_id,
                 completed=completed,
@@ -181,14 +181,15 @@ class RequestEvents:
                 detect=self._detector(request),
             )
         )
+        order = finished.order
         if order is not None:
             pinned = candidate.blocks[: order.kv_blocks]
             pins.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
         pins.plain_lru.on_uncached_freed(pins.count_uncached(block_ids))
-        self._offer_to_tier(request, record, candidate.blocks, order)
+        self._offer_to_tier(request, record, candidate.blocks, finished)
         if completed and record is not None and self._demoting is not None:
             self._lower.report_turn(
-                turn_end(request.request_id, record, controller.last_decision)
+                turn_end(request.request_id, record, finished.decision)
             )
         self._watch_pace(stopwatch_s() - started_s)
 
@@ -197,7 +198,7 @@ class RequestEvents:
         request: Request,
         record: RequestRecord | None,
         blocks: list[KVCacheBlock],
-        order: HoldOrder | None,
+        finished: Finished,
     ) -> None:
         """What becomes of a finished turn in the lower tier."""
         demoting, request_id = self._demoting, request.request_id
@@ -205,16 +206,16 @@ class RequestEvents:
             return
         if record is None:
             self._lower.tier.drop(request_id)
-        elif order is not None:
-            demoting.on_pinned(order.pin_id, request_id, record.program)
-        elif self._controller.last_decision is not None:
+        elif finished.order is not None:
+            demoting.on_pinned(finished.order.pin_id, request_id, record.program)
+        elif finished.decision is not None:
             demoting.on_unpinned(request_id, record.program, blocks)
         else:
             self._lower.tier.drop(request_id)
 
     def _watch_pace(self, took_s: float) -> None:
         """A policy that keeps the engine waiting turns retention off."""
-        self._controller.metrics.observe("decide_seconds", took_s)
+        self._controller.telemetry.metrics.observe("decide_seconds", took_s)
         if self._controller.retention_enabled and self._pace.is_lost(took_s):
             self._parts.count("hook_errors", "slow")
             log.warning(

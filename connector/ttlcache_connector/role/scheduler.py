@@ -48,7 +48,7 @@ class Parts:
 
     def count(self, name: str, label: str = "") -> None:
         """Counts a metric."""
-        self.controller.metrics.count(name, label)
+        self.controller.telemetry.metrics.count(name, label)
 
 
 @dataclass(frozen=True)

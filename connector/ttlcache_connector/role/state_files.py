@@ -14,11 +14,15 @@ from ttlcache.errors import ConfigError
 from ttlcache.estimators import gap_store
 from ttlcache.estimators.costs import STEP_TOKENS, CostModel
 from ttlcache.estimators.gap_history import GapHistory, GapRecords
-from ttlcache.telemetry.journal import EVENTS, Journal, NullJournal
+from ttlcache.telemetry.events import EVENTS, Telemetry
+from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache_connector.log import logger
 
 log = logger(__name__)
+
+#: Files in `state_dir`.
+PROFILE, HISTORY = "profile.json", "gaps.json"
 
 #: A SIGKILL loses at most this much of the history: seconds per record saved, within
 #: bounds. A small history is written often, and none costs a core more than 0.1 %.
@@ -33,30 +37,38 @@ _PAUSE_S = 0.001
 
 
 def load_costs(config: TTLCacheConfig, step_tokens: int = STEP_TOKENS) -> CostModel:
-    """Costs seeded from `profile_path`, or vLLM-agnostic defaults.
+    """Costs seeded from the profile in `state_dir`, or vLLM-agnostic defaults.
 
     Args:
         step_tokens: most tokens of an engine step.
 
     Raises:
-        ConfigError: the file is missing, no JSON, or holds something else.
+        ConfigError: the file is there, but no JSON, or holds something else.
     """
-    if config.profile_path is None:
+    if config.state_dir is None:
         return CostModel(step_tokens=step_tokens)
+    path = Path(config.state_dir) / PROFILE
     try:
-        profile = json.loads(Path(config.profile_path).read_text())
+        profile = json.loads(path.read_text())
+    except FileNotFoundError:
+        return CostModel(step_tokens=step_tokens)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"key 'profile_path' has value {config.profile_path!r}, expected: a "
-            f"readable JSON file ({error})"
+            f"key 'state_dir' has value {config.state_dir!r}, expected: {PROFILE} in "
+            f"it to be a readable JSON file, or missing ({error})"
         ) from None
     if not isinstance(profile, dict):
-        raise ConfigError(f"profile {config.profile_path!r}: expected a JSON object")
+        raise ConfigError(f"profile {str(path)!r}: expected a JSON object")
     return CostModel(profile, step_tokens)
 
 
-def open_journal(config: TTLCacheConfig, clock: Clock, about: dict[str, Any]) -> Any:
-    """Records into `record_path`, or nothing where that is not set.
+def open_telemetry(
+    config: TTLCacheConfig,
+    clock: Clock,
+    metrics: MetricsBuffer,
+    about: dict[str, Any],
+) -> Telemetry:
+    """Records into `record_path` where that is set.
 
     Args:
         about: facts about the engine for the head of the recording.
@@ -65,7 +77,7 @@ def open_journal(config: TTLCacheConfig, clock: Clock, about: dict[str, Any]) ->
         ConfigError: the folder cannot be written.
     """
     if config.record_path is None:
-        return NullJournal()
+        return Telemetry(metrics)
     now_s, date_s = clock.now_s(), wall_s()
     header = {
         "wall_minus_clock_s": date_s - now_s,
@@ -82,18 +94,35 @@ def open_journal(config: TTLCacheConfig, clock: Clock, about: dict[str, Any]) ->
             f"key 'record_path' has value {config.record_path!r}, expected: a folder "
             f"that can be written ({error})"
         ) from None
-    return Journal(recorder)
+    return Telemetry(metrics, recorder)
+
+
+def _history_path(config: TTLCacheConfig) -> Path | None:
+    if config.state_dir is None:
+        return None
+    folder = Path(config.state_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"key 'state_dir' has value {config.state_dir!r}, expected: a folder, or "
+            f"a place for one ({error})"
+        ) from None
+    return folder / HISTORY
 
 
 class HistoryFile:
-    """The gap history on disk; every failure is a warning.
+    """The gap history on disk; once it is open, every failure is a warning.
+
+    Raises:
+        ConfigError: `state_dir` is not there, and cannot be made.
 
     The engine's thread copies the records, a thread of its own encodes and writes
     them. There is never more than one such thread.
     """
 
     def __init__(self, config: TTLCacheConfig, now_s: float) -> None:
-        self._path = config.history_path
+        self._path = _history_path(config)
         self._saved_s = now_s
         self._saved_records = 0
         self._interval_s = MIN_SAVE_INTERVAL_S

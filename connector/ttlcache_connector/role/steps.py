@@ -114,11 +114,11 @@ class StepEvents:
     def _poll_tier(self) -> None:
         """Whether the lower tier is there, still the same, and what happened there."""
         controller = self._controller
-        controller.lower_tier = "cpu" if self._lower.is_up() else None
+        controller.tier.on_source("cpu" if self._lower.is_up() else None)
         generation = self._lower.tier.generation
         if generation != self._lower_generation:
             self._lower_generation = generation
-            controller.tier_generation_changed()
+            controller.tier.on_new_generation()
         for reload in self._lower.reloads():
-            controller.learn_reload(reload.tier, reload.tokens, reload.seconds)
+            controller.tier.learn_reload(reload.tier, reload.tokens, reload.seconds)
         self._reports.count_demotions()

@@ -39,7 +39,7 @@ class Upkeep:
     @guarded()
     def release_pins(self) -> None:
         """Every pin that the controller knows."""
-        self._controller.release_all()
+        self._controller.memory.release_all()
         if self._demoting is not None:
             self._demoting.expired.drop_all()
 
@@ -71,5 +71,5 @@ class Upkeep:
         """The engine stops: release everything, keep what was learnt."""
         self.release_all()
         self._history.close()
-        self._controller.journal.close()
+        self._controller.telemetry.close()
         self._lower.tier_shutdown()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import uuid
 
-from ttlcache.finished import UNKNOWN_GAP
 from ttlcache.programs.model import Program, RequestRecord
-from ttlcache.types import Decision
+from ttlcache.types import UNKNOWN_GAP, Decision
 from ttlcache_connector.tiers.base import TurnEnd
 
 #: Programs that only we tell apart are numbered, in every engine from 0.

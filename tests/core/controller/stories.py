@@ -15,12 +15,12 @@ def make_engine(pool_blocks=64, **config):
 
 def outcomes(engine):
     """How many pins ended how."""
-    totals = engine.controller.metrics.totals
+    totals = engine.controller.telemetry.metrics.totals
     return {label: n for (name, label), n in totals.items() if name == "pins"}
 
 
 def total(engine, name, label=""):
-    return engine.controller.metrics.totals[name, label]
+    return engine.controller.telemetry.metrics.totals[name, label]
 
 
 def pins(engine):

@@ -79,7 +79,6 @@ class AnyHistory(RuleBasedStateMachine):
                 "policy_options": {"ttl_s": TTL_S},
                 "max_pinned_fraction": fraction,
                 "program_idle_s": 40.0,
-                "max_programs": max_programs,
                 "ordering": ordering,
                 "admission": admission,
             },
@@ -87,6 +86,7 @@ class AnyHistory(RuleBasedStateMachine):
             block_tokens=block_tokens,
             whole_pins=whole_pins,
         )
+        self.engine.controller.programs.max_programs = max_programs
         self.contexts = {}
         self.made = 0
 
@@ -171,7 +171,7 @@ class AnyHistory(RuleBasedStateMachine):
     def reclaim(self, needed, urgency, data):
         request_id = self.pick(data, ["unknown", *sorted(self.engine.requests)])
         before = self.engine.holder.free_blocks
-        freed = self.engine.controller.reclaim(needed, urgency, request_id)
+        freed = self.engine.controller.memory.reclaim(needed, urgency, request_id)
         assert self.engine.holder.free_blocks == before + freed
         if urgency is Urgency.STALLED and freed < needed:
             assert not pins(self.engine)
@@ -180,7 +180,7 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(data=st.data(), blocks=st.integers(0, 50))
     def ask_for_admission(self, data, blocks):
         request_id = self.pick(data, sorted(self.engine.requests))
-        may_start = self.engine.controller.may_start(request_id, blocks)
+        may_start = self.engine.controller.memory.may_start(request_id, blocks)
         if self.engine.controller.requests[request_id].admitted_s is not None:
             assert may_start, "a started request was held back"
 
@@ -190,27 +190,27 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(tier=st.sampled_from([None, "cpu"]))
     def tier_comes_or_goes(self, tier):
-        self.engine.controller.lower_tier = tier
+        self.engine.controller.tier.on_source(tier)
 
     @precondition(lambda self: self.waiting())
     @rule(data=st.data(), chunk_tokens=st.integers(1, 8))
     def ask_below(self, data, chunk_tokens):
         request_id = self.pick(data, self.waiting())
-        self.engine.controller.tier_looked_up(request_id, chunk_tokens)
+        self.engine.controller.tier.on_lookup(request_id, chunk_tokens)
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), tokens=st.integers(0, 20))
     def reload(self, data, tokens):
         request_id = self.pick(data, self.running())
         controller = self.engine.controller
-        controller.load_started(request_id)
-        controller.load_finished(request_id, tokens)
-        controller.learn_reload("cpu", tokens, 0.25)
+        controller.tier.on_load_started(request_id)
+        controller.tier.on_load_finished(request_id, tokens)
+        controller.tier.learn_reload("cpu", tokens, 0.25)
         assert 0.0 <= controller.costs.kept_share <= 1.0
 
     @rule()
     def reset(self):
-        self.engine.controller.release_all()
+        self.engine.controller.memory.release_all()
         assert not pins(self.engine)
 
     @invariant()
@@ -220,7 +220,7 @@ class AnyHistory(RuleBasedStateMachine):
         controller = self.engine.controller
         self.engine.check()
         for request_id in controller.requests:
-            controller.priority(request_id)
+            controller.queue.priority(request_id)
         ended = sum(outcomes(self.engine).values())
         assert total(self.engine, "pins_started") == ended + len(controller.pins)
 
@@ -242,7 +242,7 @@ class AnyHistory(RuleBasedStateMachine):
         assert len(controller.pins) == 0
         assert controller.gaps.num_open == 0
         assert engine.holder.free_blocks == engine.holder.pool_blocks
-        assert controller.reserved_pool_blocks == 0.0
+        assert controller.admission.reserved_pool_blocks == 0.0
 
 
 TestAnyHistory = AnyHistory.TestCase

@@ -61,7 +61,7 @@ def test_a_short_pin_loses_nothing_that_the_rewritten_history_shares():
     #   2. The next prompt shares five blocks: all three can be hit.
     engine = make_engine()
     engine.turn("r1", [*range(1, 41)], [7], program="A")
-    engine.controller.reclaim(7, Urgency.RUNNING, "somebody")
+    engine.controller.memory.reclaim(7, Urgency.RUNNING, "somebody")
     assert [pin.kv_blocks for pin in pins(engine)] == [3]
     engine.arrive("r2", [*range(1, 21), *range(900, 920)], program="A")
     assert [pin.kv_blocks for pin in pins(engine)] == [3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.core.controller.stories import PROMPT, make_engine, outcomes, pins, total
-from ttlcache.controller import ENDED_AT_ONCE
+from ttlcache.controller import ENDED_AT_ONCE, NOTHING_RETAINED
 from ttlcache.types import PinOutcome
 
 
@@ -44,7 +44,7 @@ def test_a_program_that_ends_with_a_turn_in_flight():
     engine.admit("r1")
     engine.controller.end("", "A")
     engine.decode("r1", [11, 12])
-    assert engine.finish("r1") is None
+    assert engine.finish("r1") == NOTHING_RETAINED
     assert engine.controller.memoryfulness.programs == 0  # it had finished no turn
     assert total(engine, "programs_ended", "told") == 1
     assert engine.holder.free_blocks == 64
@@ -58,7 +58,7 @@ def test_an_ended_programs_waiting_request_still_claims():
     engine.controller.end("", "A")
     assert engine.admit("r2")
     assert outcomes(engine) == {PinOutcome.CLAIMED: 1}
-    assert engine.finish("r2") is None
+    assert engine.finish("r2") == NOTHING_RETAINED
     engine.check()
 
 
@@ -98,7 +98,8 @@ def test_a_step_ends_only_so_many_of_the_programs_that_fell_silent():
 
 
 def test_the_oldest_programs_are_forgotten_when_there_are_too_many():
-    engine = make_engine(max_programs=2)
+    engine = make_engine()
+    engine.controller.programs.max_programs = 2
     for number in range(5):
         engine.turn(f"r{number}", [100 + number] * 9, program=str(number))
     engine.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.controller.stories import PROMPT, TTL_S, make_engine, outcomes, pins
+from ttlcache.controller import NOTHING_RETAINED
 from ttlcache.programs.model import MAX_OPEN_TURNS
 from ttlcache.types import Arrival, Finish, Hints, PinOutcome
 
@@ -29,12 +30,11 @@ def test_an_aborted_request_pins_nothing(stage):
 
 def test_nothing_was_decided_of_an_aborted_request():
     engine = make_engine()
-    engine.turn("r1", PROMPT, program="A")
-    assert engine.controller.last_decision is not None
-    engine.arrive("r2", PROMPT, program="B")
-    engine.admit("r2")
-    engine.abort("r2")
-    assert engine.controller.last_decision is None
+    for request_id in ("r1", "r2"):
+        engine.arrive(request_id, PROMPT, program="A")
+        engine.admit(request_id)
+    assert engine.finish("r1").decision is not None
+    assert engine.abort("r2").decision is None
 
 
 def test_an_abort_while_waiting_gives_the_claim_back():
@@ -129,7 +129,7 @@ def test_an_arrival_that_fails_leaves_nothing_behind():
     engine.check()
     assert engine.controller.requests == {}
     finish = Finish("r2", True, 5, 4, [], lambda i, j: [])
-    assert engine.controller.finish(finish) is None
+    assert engine.controller.finish(finish) == NOTHING_RETAINED
     assert engine.controller.programs.get(("", "A")).in_flight == 0
 
 
@@ -140,5 +140,5 @@ def test_events_of_unknown_requests_are_ignored(event):
         controller.on_allocated("unknown", 5)
     else:
         finish = Finish("unknown", event == "finish", 5, 4, [], lambda i, j: [])
-        assert controller.finish(finish) is None
+        assert controller.finish(finish) == NOTHING_RETAINED
     assert not controller.end("", "unknown")

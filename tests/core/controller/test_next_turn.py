@@ -24,7 +24,7 @@ def test_the_next_turn_claims_the_pin():
 
     engine.step(seconds=3.0)
     engine.arrive("r2", [*context, 14], program="A")
-    assert engine.controller.metrics.observations["gap_seconds"] == [3.0]
+    assert engine.controller.telemetry.metrics.observations["gap_seconds"] == [3.0]
     assert engine.admit("r2")
     assert outcomes(engine) == {PinOutcome.CLAIMED: 1}
     assert total(engine, "claimed_tokens") == 12
@@ -39,7 +39,7 @@ def test_a_pin_expires_at_its_deadline():
     assert len(pins(engine)) == 1
     engine.step(seconds=0.1)
     assert outcomes(engine) == {PinOutcome.EXPIRED: 1}
-    assert engine.controller.metrics.observations["pinned_seconds"] == [TTL_S]
+    assert engine.controller.telemetry.metrics.observations["pinned_seconds"] == [TTL_S]
     assert engine.holder.free_blocks == 64
 
 

@@ -12,11 +12,11 @@ from tests.core.controller.stories import (
     pins,
     total,
 )
-from ttlcache.finished import UNKNOWN_GAP
 from ttlcache.types import (
     APPROVAL_GAP,
     FINAL_GAP,
     PARALLEL_TOOL,
+    UNKNOWN_GAP,
     Finish,
     GapKey,
     IdentityRule,
@@ -160,8 +160,8 @@ def test_a_clock_that_goes_back_harms_nothing():
     engine.step(seconds=-900.0)
     assert len(pins(engine)) == 1
     engine.turn("r2", context, program="A")
-    assert engine.controller.metrics.observations["gap_seconds"] == [0.0]
-    assert engine.controller.metrics.observations["pinned_seconds"] == [0.0]
+    assert engine.controller.telemetry.metrics.observations["gap_seconds"] == [0.0]
+    assert engine.controller.telemetry.metrics.observations["pinned_seconds"] == [0.0]
     engine.step(seconds=TTL_S)
     assert outcomes(engine) == {PinOutcome.CLAIMED: 1, PinOutcome.EXPIRED: 1}
     engine.check()

@@ -16,7 +16,7 @@ def test_priority_follows_the_program_and_its_pin():
     context = engine.turn("a1", PROMPT, program="A")
     engine.arrive("b1", [90, 91], program="B")
     engine.arrive("a2", [*context, 1], program="A")
-    priority = engine.controller.priority
+    priority = engine.controller.queue.priority
     assert priority("a2") < priority("b1")
     assert priority("b1", preempted=True) < priority("a2")
     engine.arrive("urgent", [80], program="C", user_priority=-1)
@@ -29,10 +29,10 @@ def test_a_lost_pin_changes_the_priority_and_says_so():
     engine = make_engine()
     context = engine.turn("a1", PROMPT, program="A")
     engine.arrive("a2", [*context, 1], program="A")
-    before = engine.controller.priority("a2")
-    engine.controller.release_all()
+    before = engine.controller.queue.priority("a2")
+    engine.controller.memory.release_all()
     assert engine.rekeyed == ["a2"]
-    assert engine.controller.priority("a2") > before
+    assert engine.controller.queue.priority("a2") > before
     assert outcomes(engine) == {PinOutcome.RESET: 1}
     assert engine.admit("a2")
     engine.check()
@@ -51,5 +51,5 @@ def test_a_controller_without_a_queue_tells_nobody():
     engine.controller = quiet
     context = engine.turn("a1", PROMPT, program="A")
     engine.arrive("a2", [*context, 1], program="A")
-    quiet.release_all()
+    quiet.memory.release_all()
     assert pins(engine) == []

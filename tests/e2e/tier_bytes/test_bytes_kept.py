@@ -27,7 +27,7 @@ def test_returns_tell_what_the_tier_keeps(
     """Chunks are of two blocks: a tail that fills none is not held against it."""
     engine: Worker = make_worker(num_blocks=200, tiers=two_block_tiers)
     controller = engine.connector.scheduler_role.parts.controller
-    totals = controller.metrics.totals
+    totals = controller.telemetry.metrics.totals
     contexts = [
         engine.turn(f"first-{i}", prompt(500 + i, 200), hints=hints(f"kept-{i}"))
         for i in range(PROGRAMS)
@@ -81,7 +81,7 @@ def test_what_the_tier_never_had_or_is_not_asked_for_tells_nothing(
     for i, context in enumerate(contexts):
         turn("b", i, [*context, 5])
     engine.settle()
-    totals = controller.metrics.totals
+    totals = controller.telemetry.metrics.totals
     assert totals["evicted_returns", ""] == PROGRAMS
     assert totals["reloads", "cpu"] == 0
     assert controller.costs.kept_share == 1.0

@@ -40,7 +40,7 @@ def test_a_round_trip_through_cpu_and_disk(make_worker, tiers):
         engine.turn(f"again-{index}", [*context, 5], hints=hints("q", last=True))
         assert engine.moved["tier_bytes:promoted"] == ((index + 1) * 12 * CHUNK_BYTES)
     engine.settle()
-    totals = engine.connector.scheduler_role.parts.controller.metrics.totals
+    totals = engine.connector.scheduler_role.parts.controller.telemetry.metrics.totals
     assert totals["reloads", "cpu"] == totals["reloads", "disk"] == 1
 
 

@@ -30,11 +30,11 @@ def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
     lookup = role.parts.lower.tier._adapter.check_lookup_result
 
     def give_way(copies: int) -> None:
-        reclaimed = role.parts.controller.reclaim(
+        reclaimed = role.parts.controller.memory.reclaim(
             12, Urgency.RUNNING, "runs", mode=ReleaseMode.COPY_FIRST
         )
         assert reclaimed > 0
-        totals = role.parts.controller.metrics.totals
+        totals = role.parts.controller.telemetry.metrics.totals
         step_until(engine, lambda: totals["demotions", "stored"] == copies)
 
     engine.add("runs", prompt(80, 40 * BLOCK), max_tokens=400, hints=hints("old"))

@@ -176,9 +176,9 @@ def hints(name: str, *, last: bool = False) -> dict[str, Any]:
 def reclaim(engine: Worker, blocks: int) -> None:
     """As for a waiting request; returns when what gave way is below."""
     role = engine.connector.scheduler_role
-    totals = role.parts.controller.metrics.totals
+    totals = role.parts.controller.telemetry.metrics.totals
     copies = totals["demotions", "stored"]
-    reclaimed = role.parts.controller.reclaim(
+    reclaimed = role.parts.controller.memory.reclaim(
         blocks, Urgency.RUNNING, "runs", mode=ReleaseMode.COPY_FIRST
     )
     assert reclaimed > 0

@@ -1,7 +1,7 @@
 """What happened to whom: one method per event of a program's life.
 
-The controller calls these; `Journal` writes them to a recorder, `NullJournal` does
-nothing. Programs appear under the ids that clients gave them; prompts, outputs and
+Each counts what there is to count, and writes the event to the recorder if there is
+one. Programs appear there under the ids that clients gave them; prompts, outputs and
 cache salts never appear.
 """
 
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ttlcache.programs.model import wait_kind
 from ttlcache.programs.table import bounded
+from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.telemetry.recorder import Recorder
+from ttlcache.toolcalls.classes import tool_class
 
 if TYPE_CHECKING:
     from ttlcache.policies.base import View
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
         Arrival,
         Decision,
         Finish,
+        GapKey,
         IdentityRule,
         PinOutcome,
         TurnFacts,
@@ -51,13 +55,30 @@ EVENTS: dict[str, tuple[str, ...]] = {
 }
 
 
-class NullJournal:
-    """Nobody records."""
+class Telemetry:
+    """Counts and records what happens; never in anybody's way.
+
+    metrics: what was counted.
+    """
+
+    def __init__(
+        self,
+        metrics: MetricsBuffer | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.metrics = metrics if metrics is not None else MetricsBuffer()
+        self._recorder = recorder
+        self._put = None if recorder is None else recorder.put
 
     @property
     def dropped(self) -> int:
         """Events lost because the disk was too slow or full."""
-        return 0
+        return 0 if self._recorder is None else self._recorder.dropped
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        if self._recorder is not None:
+            self._recorder.close()
 
     def arrive(
         self,
@@ -68,74 +89,14 @@ class NullJournal:
         continuation: Continuation,
     ) -> None:
         """A request found its program and the turn that it goes on from."""
-
-    def admit(
-        self,
-        now_s: float,
-        record: RequestRecord,
-        cached_tokens: int,
-        claim: Claim | None,
-        again: bool,
-    ) -> None:
-        """It got its blocks."""
-
-    def first_token(
-        self, now_s: float, record: RequestRecord, prompt_tokens: int
-    ) -> None:
-        """Its prompt is computed."""
-
-    def finish(self, now_s: float, record: RequestRecord, finish: Finish) -> None:
-        """It left the engine."""
-
-    def decide(
-        self,
-        now_s: float,
-        record: RequestRecord,
-        facts: TurnFacts,
-        decision: Decision,
-        view: View,
-    ) -> None:
-        """The policy answered."""
-
-    def pin(self, now_s: float, pin: Pin) -> None:
-        """Blocks are held from now on."""
-
-    def extend(self, now_s: float, pin: Pin, why: str) -> None:
-        """The deadline moved."""
-
-    def shrink(self, now_s: float, pin: Pin) -> None:
-        """The tail of a pin was given back; its new size."""
-
-    def unpin(self, now_s: float, pin: Pin, outcome: PinOutcome) -> None:
-        """A pin ended."""
-
-    def end(self, now_s: float, program: Program, how: str) -> None:
-        """A program is over."""
-
-    def close(self) -> None:
-        """Nothing more will come."""
-
-
-class Journal(NullJournal):
-    """Every event into a `Recorder`."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._put = recorder.put
-
-    @property
-    def dropped(self) -> int:
-        return self._recorder.dropped
-
-    def arrive(
-        self,
-        now_s: float,
-        record: RequestRecord,
-        rule: IdentityRule,
-        arrival: Arrival,
-        continuation: Continuation,
-    ) -> None:
+        self.metrics.count("turns_identified", rule.value)
+        for reason in arrival.hints.rejected:
+            self.metrics.count("hints_rejected", reason)
         turn, diverged = continuation.turn, record.divergence
+        if diverged is not None and diverged.is_sure:
+            self.metrics.count("turns_diverged", diverged.cause.value)
+        if self._put is None:
+            return
         self._put(
             now_s,
             "arrive",
@@ -157,6 +118,15 @@ class Journal(NullJournal):
             ),
         )
 
+    def program_started(self) -> None:
+        """A program was seen for the first time."""
+        self.metrics.count("programs_started")
+
+    def gap(self, gap_key: GapKey, gap_s: float) -> None:
+        """The next turn came: a tool took so long."""
+        self.metrics.observe("gap_seconds", gap_s)
+        self.metrics.observe("tool_gap_seconds", gap_s, tool_class(gap_key))
+
     def admit(
         self,
         now_s: float,
@@ -165,6 +135,18 @@ class Journal(NullJournal):
         claim: Claim | None,
         again: bool,
     ) -> None:
+        """It got its blocks; again: after a preemption."""
+        if claim is not None:
+            self.metrics.count("claimed_tokens", by=claim.tokens)
+            self.metrics.count("prefill_tokens_saved", by=claim.saved_tokens)
+        wait_s = now_s - record.queued_s
+        if not again:
+            kind = wait_kind(record, cached_tokens, is_claim=claim is not None)
+            self.metrics.observe("wait_seconds", wait_s, kind)
+            if kind == "lost":
+                self.metrics.count("evicted_returns")
+        if self._put is None:
+            return
         claimed = (None, 0, 0, 0.0) if claim is None else claim
         self._put(
             now_s,
@@ -172,7 +154,7 @@ class Journal(NullJournal):
             (
                 record.program.program_id,
                 record.seq,
-                now_s - record.queued_s,
+                wait_s,
                 cached_tokens,
                 *claimed,
                 record.memory_wait_s(now_s),
@@ -183,6 +165,9 @@ class Journal(NullJournal):
     def first_token(
         self, now_s: float, record: RequestRecord, prompt_tokens: int
     ) -> None:
+        """Its prompt is computed."""
+        if self._put is None:
+            return
         computed = prompt_tokens - record.cached_tokens
         self._put(
             now_s,
@@ -190,7 +175,16 @@ class Journal(NullJournal):
             (record.program.program_id, record.seq, record.prefill_s, computed),
         )
 
+    def reload(self, source: str | None, tokens: int, seconds: float) -> None:
+        """A part of a prompt came back; source: None where the tier is not known."""
+        self.metrics.count("reloads", source or "unknown")
+        self.metrics.count("reloaded_tokens", source or "unknown", by=tokens)
+        self.metrics.observe("reload_seconds", seconds)
+
     def finish(self, now_s: float, record: RequestRecord, finish: Finish) -> None:
+        """It left the engine."""
+        if self._put is None:
+            return
         self._put(
             now_s,
             "finish",
@@ -211,6 +205,10 @@ class Journal(NullJournal):
         decision: Decision,
         view: View,
     ) -> None:
+        """The policy answered."""
+        self.metrics.observe("ttl_seconds", decision.ttl_s)
+        if self._put is None:
+            return
         pressure = view.pressure
         self._put(
             now_s,
@@ -236,25 +234,40 @@ class Journal(NullJournal):
         )
 
     def pin(self, now_s: float, pin: Pin) -> None:
+        """Blocks are referenced from now on."""
+        self.metrics.count("pins_started")
+        if self._put is None:
+            return
         size = (pin.kv_blocks, pin.kv_tokens, pin.deadline_s - now_s)
         self._put(now_s, "pin", (*_of(pin), *size))
 
     def extend(self, now_s: float, pin: Pin, why: str) -> None:
-        self._put(now_s, "extend", (*_of(pin), pin.deadline_s - now_s, why))
+        """The deadline moved."""
+        if self._put is not None:
+            self._put(now_s, "extend", (*_of(pin), pin.deadline_s - now_s, why))
 
     def shrink(self, now_s: float, pin: Pin) -> None:
-        self._put(now_s, "shrink", (*_of(pin), pin.kv_blocks, pin.kv_tokens))
+        """The tail of a pin was given back; its new size."""
+        if self._put is not None:
+            self._put(now_s, "shrink", (*_of(pin), pin.kv_blocks, pin.kv_tokens))
 
     def unpin(self, now_s: float, pin: Pin, outcome: PinOutcome) -> None:
+        """A pin ended."""
         lived_s = max(0.0, now_s - pin.created_s)
+        kind = tool_class(pin.turn.gap_key)
+        self.metrics.count("pins", outcome.value)
+        self.metrics.count("pins_by_tool", f"{kind}/{outcome.value}")
+        self.metrics.observe("pinned_seconds", lived_s)
+        if self._put is None:
+            return
         self._put(now_s, "unpin", (*_of(pin), outcome.value, lived_s, pin.kv_blocks))
 
     def end(self, now_s: float, program: Program, how: str) -> None:
-        values = (program.program_id, how, program.turns_finished)
-        self._put(now_s, "end", values)
-
-    def close(self) -> None:
-        self._recorder.close()
+        """A program is over."""
+        self.metrics.count("programs_ended", how)
+        if self._put is not None:
+            values = (program.program_id, how, program.turns_finished)
+            self._put(now_s, "end", values)
 
 
 def _of(pin: Pin) -> tuple[str, int, int]:

@@ -1,0 +1,98 @@
+"""What is known of the lower tier: whether it is there, what it kept, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ttlcache.estimators.costs import CostModel
+from ttlcache.programs.model import RequestRecord, Turn
+from ttlcache.telemetry.events import Telemetry
+
+
+@dataclass(slots=True)
+class LowerTier:
+    """Where the KV of turns goes that GPU memory gives up.
+
+    requests: those between arrival and finish.
+    source: the tier's name in the cost model, None while there is none.
+    generation: counts up when what went there before need not be there any more,
+        though the tier has room: it was away, or everything was reset.
+    """
+
+    requests: Mapping[str, RequestRecord]
+    costs: CostModel
+    telemetry: Telemetry
+    source: str | None = None
+    generation: int = 0
+
+    # --- what an engine adapter says --------------------------------------
+
+    def on_source(self, source: str | None) -> None:
+        """The tier answers, or does not (None)."""
+        if source is not None and self.source is None:
+            self.on_new_generation()
+        self.source = source
+
+    def on_new_generation(self) -> None:
+        """Whatever went down before need not be there: it was away, or was reset."""
+        self.generation += 1
+
+    def on_lookup(self, request_id: str, chunk_tokens: int = 1) -> None:
+        """It has looked for what GPU memory lacks of a waiting request.
+
+        Args:
+            chunk_tokens: it keeps whole chunks of so many, and no shorter context.
+        """
+        record = self.requests.get(request_id)
+        if record is not None:
+            record.asked_below = record.reusable_tokens >= chunk_tokens
+
+    def on_load_started(self, request_id: str) -> None:
+        """A part of an admitted request's prompt is on its way from the tier."""
+        record = self.requests.get(request_id)
+        if record is not None:
+            record.reloads = True
+
+    def on_load_finished(self, request_id: str, tokens: int) -> None:
+        """`tokens` of the prompt came, 0 where that failed: prefill what is left."""
+        if tokens <= 0:
+            self.telemetry.metrics.count("failed_reloads")
+            return
+        record = self.requests.get(request_id)
+        if record is not None:
+            record.cached_tokens += tokens
+            record.reloaded_tokens += tokens
+
+    def learn_reload(self, source: str | None, tokens: int, seconds: float) -> None:
+        """What a reload cost, from the order to the arrival of the last byte.
+
+        source: None where it is not known from which tier it came.
+        """
+        self.telemetry.reload(source, tokens, seconds)
+        if source is not None:
+            self.costs.observe_reload(source, tokens, seconds)
+
+    # --- what the controller says -----------------------------------------
+
+    def on_turn_end(self, turn: Turn) -> None:
+        """From now on the turn may go down."""
+        if self.source is not None:
+            turn.tier_generation = self.generation
+
+    def on_allocated(self, record: RequestRecord, cached_tokens: int) -> None:
+        """A request was admitted: does what it lacks tell how much the tier keeps?
+
+        Not where the tier never got the turn, was away since, or is not asked for it.
+        """
+        if self.source is None or not record.asked_below:
+            return
+        if record.tier_generation != self.generation:
+            return
+        if record.lost_its_kv(cached_tokens):
+            record.lost_tokens = record.reusable_tokens - cached_tokens
+
+    def on_prefilled(self, record: RequestRecord) -> None:
+        """The prompt is computed: now it is known what the tier had of it."""
+        if record.lost_tokens:
+            self.costs.observe_lost(record.lost_tokens, record.found_below())

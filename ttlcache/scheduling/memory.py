@@ -1,0 +1,129 @@
+"""Who gets KV memory: may a waiting request start, and which pins give way for it.
+
+What an engine asks when it is about to allocate blocks, and when it could not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ttlcache.clock import Clock
+from ttlcache.programs.model import RequestRecord
+from ttlcache.retention.lower_tier import LowerTier
+from ttlcache.retention.open_turns import OpenTurns
+from ttlcache.retention.pins import PinTable
+from ttlcache.retention.reclaim import Reclaimer
+from ttlcache.retention.ttl import Retention
+from ttlcache.scheduling.admission import AdmissionControl
+from ttlcache.scheduling.queue_order import QueueOrder
+from ttlcache.types import BlockHolder, PinOutcome, ReleaseMode, Urgency
+
+
+@dataclass(slots=True)
+class KVMemory:
+    """Answers for requests by their ids.
+
+    requests: those between arrival and finish.
+    block_tokens: tokens per prefix-cache hash.
+    """
+
+    requests: Mapping[str, RequestRecord]
+    clock: Clock
+    holder: BlockHolder
+    block_tokens: int
+    queue: QueueOrder
+    admission: AdmissionControl
+    pins: PinTable
+    open_turns: OpenTurns
+    retention: Retention
+    reclaimer: Reclaimer
+    tier: LowerTier
+
+    def may_start(self, request_id: str, needed_pool_blocks: float) -> bool:
+        """Whether a waiting request may take memory now.
+
+        To be asked only while the queue is in this controller's order: in another one a
+        new program at the head would keep those under way waiting behind it.
+
+        Args:
+            needed_pool_blocks: beside those that it found cached.
+        """
+        record = self.requests.get(request_id)
+        if record is None or record.admitted_s is not None:
+            return True
+        if not self.retention.is_enabled:
+            return True
+        return self._missing_blocks(record, needed_pool_blocks) == 0
+
+    def on_refused(self, request_id: str) -> None:
+        """A waiting request lacks memory, or room that others are to have."""
+        record = self.requests.get(request_id)
+        if record is not None and record.refused_s is None:
+            record.refused_s = self.clock.now_s()
+
+    def free_for_newcomer(self, request_id: str, needed_pool_blocks: float) -> int:
+        """`may_start` said no: pins that have no right to stay give way.
+
+        Returns:
+            Blocks that became free; 0 means that asking again is pointless.
+        """
+        record = self.requests.get(request_id)
+        if record is None:
+            return 0
+        freed = self.reprice()
+        missing = self._missing_blocks(record, needed_pool_blocks)
+        return freed + self.reclaimer.take_for_newcomer(record.program, missing)
+
+    def reprice(self) -> int:
+        """A request waits for memory: pins made while nobody did are decided anew.
+
+        Returns:
+            Blocks that became free.
+        """
+        if not self.pins.any_provisional:
+            return 0
+        return self.retention.redecide_under_pressure(self.clock.now_s())
+
+    def reclaim(
+        self,
+        needed_blocks: int,
+        urgency: Urgency,
+        request_id: str,
+        *,
+        patient: bool = True,
+        mode: ReleaseMode = ReleaseMode.FREE_NOW,
+    ) -> int:
+        """Blocks freed from pins for a request that failed to get memory.
+
+        patient: whether a stalled engine may wait for pins' next turns, as their policy
+            asks; not once the request is overdue.
+        mode: with `COPY_FIRST` they count as free although they are only soon.
+        """
+        record = self.requests.get(request_id)
+        return self.reclaimer.reclaim(
+            max(1, needed_blocks),
+            urgency,
+            record.program if record else None,
+            record.pin_id if record else None,
+            self.queue.rank(record) if record else (),
+            patient=patient,
+            mode=mode,
+        )
+
+    def release_all(self) -> None:
+        """Prefix-cache reset, sleep, shutdown: every pin goes."""
+        for pin in list(self.pins):
+            self.open_turns.end_pin(pin, PinOutcome.RESET)
+        self.tier.on_new_generation()  # what had not gone down yet never will
+
+    def _missing_blocks(self, record: RequestRecord, needed_pool_blocks: float) -> int:
+        """How many more free pool blocks would let the request start."""
+        missing = self.admission.missing_blocks(
+            record.program,
+            needed_pool_blocks,
+            record.num_tokens / self.block_tokens,
+            self.holder.pressure(),
+        )
+        return max(0, math.ceil(missing))
