@@ -14,8 +14,6 @@ from ttlcache.config import load_config
 from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
-from ttlcache.telemetry.journal import NullJournal
-from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.types import NO_HINTS, Arrival, Finish, GapKey, Hints, Pressure, Shrunk
 
 BLOCK_TOKENS = 16
@@ -80,8 +78,6 @@ def make_controller(
     clock: Clock,
     *,
     gaps: GapHistory | None = None,
-    journal: NullJournal | None = None,
-    metrics: MetricsBuffer | None = None,
     **config: Any,
 ) -> Controller:
     """A controller with `config` on top of the defaults.
@@ -96,8 +92,6 @@ def make_controller(
         BLOCK_TOKENS,
         gaps=gaps,
         costs=CostModel({"prefill": [0.0, 0.0, RECOVERY_S]}),
-        journal=journal,
-        metrics=metrics,
     )
 
 
