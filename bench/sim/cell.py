@@ -68,7 +68,7 @@ def run_cell(cell: Cell) -> CellResult:
             block_tokens=cell.engine.block_size,
         ).run()
         check(workload, recorder, scheduler, connector)
-    metrics = recorder.metrics(block_bytes(cell), workload.chats)
+    metrics = recorder.metrics(block_bytes(cell))
     metrics["reload_s"] = store.reload_s if store is not None else 0.0
     metrics["reload_tokens"] = store.loaded_tokens if store is not None else 0
     metrics["connector"] = connector_counts(connector)

@@ -40,8 +40,6 @@ class SimOptions(CellRuns):
     )
     turn_scale: int = option(1, "Turns times this, at constant tokens.")
     half: str = option("", "odd or even: only those lines of a trace.")
-    chat: str = option("", "Chats in the background: path of their trace.")
-    chat_rate: float = option(0.0, "Chat arrivals a second.")
     shared_tokens: int = option(0, "System prompt that all programs share.")
     replicas: int = option(1, "Engines behind a router.", min=1)
     routing: str = option(
@@ -113,8 +111,8 @@ def _fleets(options: SimOptions, arms: Sequence[Arm]) -> list[FleetSetting | Non
         if options.fail_s:
             raise ValueError("fail-at-s: a fleet of one would be gone")
         return [None]
-    if options.engine.offload != "none" or loop is not None or options.chat:
-        raise ValueError("replicas: not modelled with offload, loops or chats")
+    if options.engine.offload != "none" or loop is not None:
+        raise ValueError("replicas: not modelled with offload or loops")
     gated = [arm.name for arm in arms if arm.gate]
     if gated:
         raise ValueError(f"replicas: not modelled for {', '.join(gated)}")
@@ -133,8 +131,6 @@ def _workload(options: SimOptions, seed: int) -> WorkloadSpec:
         arrivals=options.arrivals,
         turn_scale=options.turn_scale,
         half=options.half,
-        chat=options.chat,
-        chat_rate=options.chat_rate,
         shared_tokens=options.shared_tokens,
         max_context=options.engine.max_context,
     )

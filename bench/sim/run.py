@@ -141,8 +141,7 @@ def _plain(cell: Cell) -> dict[str, Any]:
 
 
 def _data_files(cell: Cell) -> list[Path]:
-    names = [cell.workload.name.partition("trace:")[2], cell.workload.chat]
-    names.append(cell.arm.file)
+    names = [cell.workload.name.partition("trace:")[2], cell.arm.file]
     return [Path(name) for name in names if name]
 
 

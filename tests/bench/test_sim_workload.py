@@ -137,15 +137,6 @@ def test_a_short_trace_is_used_again(trace):
     assert len(build(WorkloadSpec(f"trace:{trace}", 11, 1.0, 0)).programs) == 11
 
 
-def test_chats_in_the_background(trace):
-    spec = replace(SWE, programs=5, chat=str(trace), chat_rate=1.0)
-    workload = build(spec)
-    chats = [p for p in workload.programs if p.program_id in workload.chats]
-    assert len(workload.programs) == 5 + len(chats)
-    assert all(p.turns[0].gap_s == 9.0 for p in chats)
-    assert all(p.turns[0].tool == "__user__" for p in chats)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -153,7 +144,6 @@ def test_chats_in_the_background(trace):
         {"arrivals": "steady"},
         {"rate": 0.0},
         {"programs": 0},
-        {"chat": "x.gz", "chat_rate": 0.0},
     ],
 )
 def test_bad_specs_are_refused(change):

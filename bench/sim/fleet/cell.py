@@ -86,7 +86,7 @@ def run_fleet(cell: Cell) -> CellResult:
         fleet.run()
         recorder = merged(engines.recorders)
         _check(workload, recorder, fleet, engines)
-    metrics = recorder.metrics(block_bytes(cell), workload.chats)
+    metrics = recorder.metrics(block_bytes(cell))
     metrics |= {
         "reload_s": 0.0,
         "reload_tokens": 0,
