@@ -16,7 +16,6 @@ from bench.sim.load.workload import WorkloadSpec
 from bench.sim.models import MODELS
 from bench.sim.rivals.arms import Arm, parse_arms
 from bench.sim.settings import Cell, EngineSetting, FleetSetting
-from bench.sim.strides.check import check_strides
 from bench.sim.tiers.offload import parse_offload
 
 DEFAULT_ARMS = "vllm,program-fcfs,static-ttl,cachettl,adaptive"
@@ -49,7 +48,6 @@ class SimOptions(CellRuns):
         0.0, "When the busiest replica dies; 0: never.", "--fail-at-s", min=0.0
     )
     engine: EngineSetting = field(default_factory=EngineSetting)
-    check: bool = option(False, "Strides against single steps.", "--check-strides")
     smoke: bool = option(False, "Default arms on a tiny cell, at most 60 s.", "--smoke")
 
 
@@ -62,14 +60,11 @@ SMOKE = SimOptions(
 )
 
 
-def sim(options: SimOptions, console: Console) -> int:
+def sim(options: SimOptions, console: Console) -> None:
     """vLLM's own scheduler in virtual time: every rival as an arm. No GPU, no model."""
-    if options.check:
-        return 0 if check_strides(console, processes=options.processes) else 1
     if options.smoke:
         options = replace(SMOKE, arms=options.arms, out=options.out)
     run_sim(options, console)
-    return 0
 
 
 def cells_of(options: SimOptions) -> list[Cell]:

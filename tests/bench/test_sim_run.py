@@ -151,13 +151,3 @@ def test_the_command_line_refuses_nonsense():
     result = CliRunner().invoke(app, ["sim", "--arms", "nobody"])
     assert result.exit_code == 1
     assert "expected one of" in result.output
-
-
-@pytest.mark.parametrize(("is_close", "status"), [(True, 0), (False, 1)])
-def test_strides_are_judged_by_the_exit_status(monkeypatch, is_close, status):
-    monkeypatch.setattr(
-        "bench.sim.options.check_strides", lambda console, *, processes: is_close
-    )
-    result = CliRunner().invoke(app, ["sim", "--check-strides"])
-    assert result.exit_code == status
-    assert "error" not in result.output
