@@ -50,7 +50,7 @@ class FiguresOptions:
 
 
 def figures(options: FiguresOptions, console: Console) -> None:
-    """PNG, CSV, docs/bench.md, README's results: from the numbers in bench/results."""
+    """PNG, docs/bench.md, README's results: from the numbers in bench/results."""
     for name in options.names():
         # Here: rendering needs neither vLLM nor a process pool.
         from bench.report.figures import measure as runs
