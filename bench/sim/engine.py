@@ -120,9 +120,7 @@ class Simulation:
     def _deliver(self, now_s: float) -> None:
         while (due := self._arrivals.pop_due(now_s)) is not None:
             arrival_s, agent = due
-            if not agent.is_retry:
-                agent.start_s = arrival_s
-            agent.is_retry = False
+            agent.start_s = arrival_s
             self._submit(self._gate.arrive(agent, now_s))
         self._submit(self._gate.tick(now_s))
 

@@ -44,9 +44,6 @@ class SimOptions(CellRuns):
     routing: str = option(
         "session", "session, sticky, cache-aware, least-loaded, round-robin; a,b,…"
     )
-    fail_s: float = option(
-        0.0, "When the busiest replica dies; 0: never.", "--fail-at-s", min=0.0
-    )
     engine: EngineSetting = field(default_factory=EngineSetting)
     smoke: bool = option(False, "Default arms on a tiny cell, at most 60 s.", "--smoke")
 
@@ -103,8 +100,6 @@ def _fleets(options: SimOptions, arms: Sequence[Arm]) -> list[FleetSetting | Non
     if loop is not None and loop.share and options.engine.offload != "none":
         raise ValueError("rollout: not modelled with a lower tier")
     if options.replicas == 1:
-        if options.fail_s:
-            raise ValueError("fail-at-s: a fleet of one would be gone")
         return [None]
     if options.engine.offload != "none" or loop is not None:
         raise ValueError("replicas: not modelled with offload or loops")
@@ -114,7 +109,7 @@ def _fleets(options: SimOptions, arms: Sequence[Arm]) -> list[FleetSetting | Non
     names = [name.strip() for name in options.routing.split(",")]
     for name in names:
         one_of("routing", name, ROUTERS)
-    return [FleetSetting(options.replicas, name, options.fail_s) for name in names]
+    return [FleetSetting(options.replicas, name) for name in names]
 
 
 def _workload(options: SimOptions, seed: int) -> WorkloadSpec:

@@ -45,11 +45,10 @@ class EngineSetting:
 
 @dataclass(frozen=True, slots=True)
 class FleetSetting:
-    """Replicas behind a router. fail_s: when one of them dies; 0: none does."""
+    """Replicas behind a router."""
 
     replicas: int
     routing: str
-    fail_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

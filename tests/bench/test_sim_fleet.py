@@ -1,4 +1,4 @@
-"""Many replicas in one virtual time: routers, conservation, failure, rollouts."""
+"""Many replicas in one virtual time: routers, conservation, rollouts."""
 
 from __future__ import annotations
 
@@ -46,9 +46,8 @@ def agent(name: str = "a", *, prompt: int = 100, shared: int = 0) -> Agent:
     return Agent(0, Program(name, 0.0, turns), shared)
 
 
-def cell(routing: str, arm: str = "adaptive", **fleet: float) -> Cell:
-    setting = FleetSetting(3, routing, **fleet)
-    return Cell(parse_arms(arm)[0], ENGINE, LOAD, setting)
+def cell(routing: str, arm: str = "adaptive") -> Cell:
+    return Cell(parse_arms(arm)[0], ENGINE, LOAD, FleetSetting(3, routing))
 
 
 # --- routers -----------------------------------------------------------------
@@ -141,22 +140,13 @@ def test_replicas_behind_a_static_router_are_engines_alone(arm, monkeypatch):
     assert both["cached_tokens"] == sum(each["cached_tokens"] for each in alone)
 
 
-@pytest.mark.parametrize("routing", list(ROUTERS))
-def test_programs_of_a_dead_replica_finish_elsewhere(routing):
-    whole = run_fleet(cell(routing)).metrics
-    metrics = run_fleet(cell(routing, fail_s=5.0)).metrics
-    assert metrics["num_programs"] == 12
-    assert metrics["retried_turns"] > 0
-    assert metrics["mean_jct_s"] > whole["mean_jct_s"]
-
-
 def test_affinity_keeps_what_round_robin_loses():
     session, spread = (run_fleet(cell(name)) for name in ("session", "round-robin"))
     assert session.metrics["prompt_hit"] > 1.3 * spread.metrics["prompt_hit"]
 
 
 def test_same_fleet_same_numbers():
-    once, again = (run_fleet(cell("cache-aware", fail_s=5.0)) for _ in range(2))
+    once, again = (run_fleet(cell("cache-aware")) for _ in range(2))
     assert once.metrics == again.metrics
 
 
@@ -194,7 +184,6 @@ def test_the_command_line_compares_routings(tmp_path):
         ({"arms": "thunderagent"}, "not modelled for thunderagent"),
         ({"engine": replace(ENGINE, offload="cpu:4")}, "not modelled with offload"),
         ({"arrivals": "closed:2"}, "not modelled with"),
-        ({"replicas": 1, "fail_s": 3.0}, "a fleet of one"),
     ],
 )
 def test_what_is_not_modelled_is_refused(options, match):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from bench.sim.cell import (
@@ -81,7 +80,6 @@ def run_fleet(cell: Cell) -> CellResult:
             workload,
             ROUTERS[cell.fleet.routing](),
             shared_tokens=cell.workload.shared_tokens,
-            fail_s=cell.fleet.fail_s or math.inf,
         )
         fleet.run()
         recorder = merged(engines.recorders)
@@ -92,7 +90,6 @@ def run_fleet(cell: Cell) -> CellResult:
         "reload_tokens": 0,
         "moved_turns": fleet.moved,
         "moved_share": fleet.moved / max(1, fleet.turns - len(workload.programs)),
-        "retried_turns": fleet.retried,
         "load_imbalance": load_imbalance([r.busy_s for r in engines.recorders]),
         "connector": _summed(engines.connectors),
     }
@@ -106,9 +103,8 @@ def _check(
     for replica, scheduler, connector in zip(
         fleet.replicas, engines.schedulers, engines.connectors, strict=True
     ):
-        if replica.is_alive:
-            found = check_engine(scheduler, connector)
-            broken += [f"replica {replica.seen.index}: {text}" for text in found]
+        found = check_engine(scheduler, connector)
+        broken += [f"replica {replica.seen.index}: {text}" for text in found]
     raise_broken(broken)
 
 
