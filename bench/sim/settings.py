@@ -22,7 +22,7 @@ class EngineSetting:
 
     hardware: str = option("a100-80", "a100-80, h100, h200 or b200.")
     model: str = option(
-        "llama-3.1-8b", "llama-3.1-8b, llama-3.1-70b, gemma-3-12b or qwen3-32b."
+        "llama-3.1-8b", "llama-3.1-8b, llama-3.1-70b or qwen3-32b."
     )
     blocks: int = option(24_000, "KV pool, in blocks.")
     block_size: int = option(16, "Tokens of a block.")
