@@ -63,14 +63,11 @@ class SoakResult:
     """Seconds from the first agent to the last answer."""
     own_mib: tuple[float, ...] = ()
     """Looks at ttlcache's own objects."""
-    vanilla: bool = False
-    """Without our connector: only the server's promises are checked."""
 
 
 def checks(result: SoakResult, bounds: Bounds) -> list[Check]:
     """Every promise of a soak, in the order in which they are told."""
-    served = _of_the_server(result, bounds)
-    return served if result.vanilla else [*served, *_of_ttlcache(result, bounds)]
+    return [*_of_the_server(result, bounds), *_of_ttlcache(result, bounds)]
 
 
 def _of_the_server(result: SoakResult, bounds: Bounds) -> list[Check]:
