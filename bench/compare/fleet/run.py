@@ -98,8 +98,6 @@ def fleet(options: FleetOptions, console: Console) -> int:
     console.print(report.arms_table(results))
     for line in report.deaths(results):
         console.print(line, soft_wrap=True)
-    plot_path = report.draw(results, options.out / "fleet.png")
-    console.print(f"plot:   {plot_path}", soft_wrap=True)
     return rounds.status()
 
 
