@@ -19,7 +19,7 @@ from bench.sim.recorder import Recorder
 from bench.sim.rivals import paper_victims
 from bench.sim.rivals.ablations import ablated
 from bench.sim.rivals.arms import ArmSetting, own_file
-from bench.sim.rivals.gates import Gate, OpenGate
+from bench.sim.rivals.gates import Gate
 from bench.sim.rivals.mori import MoriGate, unpin
 from bench.sim.rivals.oracle import OracleGate
 from bench.sim.rivals.plas import PlasGate
@@ -62,7 +62,7 @@ def run_cell(cell: Cell) -> CellResult:
             recorder,
             gate=_gate(cell, connector),
             connector=connector,
-            transfers=getattr(scheduler.connector, "tiers", None),
+            tiers=getattr(scheduler.connector, "tiers", None),
             shared_tokens=cell.workload.shared_tokens,
             longest_stride=cell.engine.decode_stride,
             block_tokens=cell.engine.block_size,
@@ -192,7 +192,7 @@ def _gate(cell: Cell, connector: TTLConnector | None) -> Gate:
 
 
 def _open_gate(cell: Cell, connector: TTLConnector | None) -> Gate:
-    return OpenGate()
+    return Gate()
 
 
 def _thunderagent(cell: Cell, connector: TTLConnector | None) -> Gate:
@@ -212,7 +212,7 @@ def _mori(cell: Cell, connector: TTLConnector | None) -> Gate:
 
 def _paper_victims(cell: Cell, connector: TTLConnector | None) -> Gate:
     paper_victims.install(_controller(connector))
-    return OpenGate()
+    return Gate()
 
 
 def _plas(cell: Cell, connector: TTLConnector | None) -> Gate:

@@ -103,9 +103,9 @@ def test_a_stride_that_vllm_schedules_otherwise_is_an_error(monkeypatch):
 
 ARM_FILE = """
 from bench.sim.rivals.arms import Arm
-from bench.sim.rivals.gates import OpenGate
+from bench.sim.rivals.gates import Gate
 
-class Slow(OpenGate):
+class Slow(Gate):
     def arrive(self, agent, now_s):
         seen.append(agent.program_id)
         return [agent]

@@ -20,7 +20,7 @@ from bench.sim.fleet.routing import ROUTERS, Seen
 from bench.sim.load.agents import RequestFactory
 from bench.sim.load.workload import Workload, build
 from bench.sim.recorder import Recorder, merged
-from bench.sim.rivals.gates import OpenGate
+from bench.sim.rivals.gates import Gate
 from bench.sim.settings import Cell, CellResult
 from bench.sim.steptime import StepTime
 from ttlcache.clock import VirtualClock, use_clock
@@ -54,7 +54,7 @@ class _Engines:
                 self._factory,
                 self._step_time,
                 recorder,
-                gate=OpenGate(),
+                gate=Gate(),
                 connector=connector,
                 longest_stride=self._cell.engine.decode_stride,
                 block_tokens=self._cell.engine.block_size,
