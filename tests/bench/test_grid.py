@@ -15,8 +15,6 @@ from typer.testing import CliRunner
 from bench.cli import app
 from bench.report import grid, grid_bars
 from bench.report.grid_spec import GridOptions, places, points, probes, saturation
-from bench.sim.options import cells_of
-from bench.sim.run import cell_key
 
 SYNTHETIC = GridOptions(workloads=("swe", "bfcl"), arms="vllm,cachettl")
 
@@ -102,26 +100,6 @@ def test_a_missing_trace_is_named():
 def test_nonsense_is_refused(change):
     with pytest.raises(ValueError, match="expected one of"):
         places(replace(SYNTHETIC, **change))
-
-
-def test_rules_of_adaptive_concern_its_own_cells_only(monkeypatch):
-    options = replace(_sim_options(), arms="vllm,cachettl,adaptive,oracle")
-    before = [cell_key(cell) for cell in cells_of(options)]
-    monkeypatch.setattr(
-        "bench.sim.run._source_hash", lambda with_adaptive: f"new {with_adaptive}"
-    )
-    after = [cell_key(cell) for cell in cells_of(options)]
-    assert len({*before, *after}) == 8
-    from bench.sim import run
-
-    uses = [run._uses_adaptive(cell.arm) for cell in cells_of(options)]
-    assert uses == [False, False, True, True]
-
-
-def _sim_options():
-    from bench.sim.options import SMOKE
-
-    return SMOKE
 
 
 def test_a_grid_of_one_cell_twice(tmp_path, monkeypatch):
