@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.compare.fleet import report
-from bench.compare.fleet.arms import ARMS, Death, FleetResult, arm_json
-from bench.compare.fleet.run import FleetOptions
+from bench.compare.fleet.arms import ARMS, Death, FleetOptions, FleetResult, arm_json
 from bench.serve.arms import EngineCounters
 from bench.serve.replay import Failure
 from bench.sim.metrics import TurnRecord, compare_outputs, summarize
