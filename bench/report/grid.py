@@ -53,7 +53,6 @@ class GridResult:
 
 def grid(options: GridOptions, console: Console) -> None:
     """Every arm on every cell: workloads x loads x pools x seeds, and the verdict."""
-    options = options.chosen()
     result = run_grid(options, console)
     print_grid(result, console)
     if (out := options.out) is not None:
