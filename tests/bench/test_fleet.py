@@ -16,6 +16,7 @@ from bench.compare.fleet.arms import ARMS, Death, FleetOptions, FleetResult, arm
 from bench.serve.arms import EngineCounters
 from bench.serve.replay import Failure
 from bench.sim.metrics import TurnRecord, compare_outputs, summarize
+from tests.bench.samples import served
 
 ENGINE = EngineCounters(
     1000, 400, 2.0, 4, 0, {}, 0, 0, 0, 0, 0, {}, {"cpu": 96}, lower_tier_hits=100
@@ -23,19 +24,7 @@ ENGINE = EngineCounters(
 
 
 def record(program: str, turn: int, server: str, cached: int = 90) -> TurnRecord:
-    return TurnRecord(
-        program_id=program,
-        turn=turn,
-        arrival_s=10.0 * turn,
-        first_token_s=10.0 * turn + 1.0,
-        departure_s=10.0 * turn + 2.0,
-        queue_s=0.5,
-        prompt_tokens=100,
-        cached_tokens=cached,
-        output_token_ids=(7,),
-        first_logprob=-1.0,
-        server=server,
-    )
+    return served(program, turn, 10.0 * turn, cached_tokens=cached, server=server)
 
 
 #: a stays; b moves once and finds its KV; c moves once and finds nothing.

@@ -5,7 +5,6 @@ With prefill (0, 0, 2) and T = 1 every loss costs B = 3 seconds, whatever the co
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from pathlib import Path
@@ -31,6 +30,7 @@ from bench.sim.rivals import ablations
 from ttlcache import policies
 from ttlcache.errors import ConfigError
 from ttlcache.policies.adaptive import Adaptive
+from tests.bench.samples import recorded, write_trace
 from ttlcache.types import GapKey
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "traces"
@@ -59,18 +59,6 @@ def program(
 
 def fixed(ttl_s: float) -> Arm:
     return Arm("fixed", "fixed", {"ttl_s": ttl_s})
-
-
-def write(path: Path, *programs: dict[str, Any]) -> Path:
-    with gzip.open(path, "wt", encoding="utf-8") as lines:
-        lines.writelines(json.dumps(each) + "\n" for each in programs)
-    return path
-
-
-def recorded(*turns: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    base = {"new_prompt_tokens": 90, "output_tokens": 10, "tool": "search"}
-    filled = [{**base, "tool_s": None, **turn} for turn in turns]
-    return {"program_id": "p", "arrival_s": None, "turns": filled, **fields}
 
 
 # --- replay ----------------------------------------------------------------
@@ -228,7 +216,7 @@ def test_useless_arms_are_named(tmp_path: Path) -> None:
         "fixed ttl_s=3", "fixed", {"ttl_s": 3}
     )
     assert parse_arm("adaptive:no-history").policy == "adaptive:no-history"
-    path = write(tmp_path / "t.gz", recorded({"tool_s": 1.0}, {}))
+    path = write_trace(tmp_path / "t.gz", recorded({"tool_s": 1.0}, {}))
     with pytest.raises(ConfigError, match="unknown policy"):
         run_trace(path, [Arm("x", "nonsense")], OPTIONS)
 
@@ -237,7 +225,7 @@ def test_useless_arms_are_named(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
-    path = write(tmp_path / "tiny.jsonl.gz", recorded({"tool_s": 1.0}, {}))
+    path = write_trace(tmp_path / "tiny.jsonl.gz", recorded({"tool_s": 1.0}, {}))
     out = tmp_path / "out" / "gaps.json"
     args = ["gaps", str(path), "--json", str(out)]
     first = CliRunner().invoke(app, args)

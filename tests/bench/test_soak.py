@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import io
 import json
 import math
@@ -42,6 +41,7 @@ from bench.stress.soak.watch import (
     rss_mib,
 )
 from bench.tables import checks_table
+from tests.bench.samples import recorded, write_trace
 
 PROGRAM = Program("p", 0.0, (Turn(6, 3, "pytest", 0.0), Turn(4, 2, "", 0.0)))
 BOUNDS = Bounds(agents=4, max_queue_wait_s=20.0, rss_growth_mib=64.0)
@@ -265,15 +265,11 @@ def test_the_synthetic_workload_fits_the_model() -> None:
 
 
 def test_traces_are_mixed_and_fit_the_model(tmp_path: Path) -> None:
-    turns = [
-        {"new_prompt_tokens": 900, "output_tokens": 100, "tool": "a", "tool_s": 1.0}
-        for _ in range(5)
+    turn = {"new_prompt_tokens": 900, "output_tokens": 100, "tool_s": 1.0}
+    traces = [
+        write_trace(tmp_path / f"{name}.gz", recorded(*[turn] * 5, program_id=name))
+        for name in ("one", "two")
     ]
-    traces = []
-    for name in ("one", "two"):
-        traces.append(tmp_path / f"{name}.jsonl.gz")
-        with gzip.open(traces[-1], "wt") as lines:
-            lines.write(json.dumps({"program_id": name, "turns": turns}) + "\n")
     options = SoakOptions(traces=traces)
     programs = options.workload()
     assert longest_context(programs) + 96 + 150 <= options.server().max_model_len

@@ -10,20 +10,18 @@ from matplotlib import image
 
 from bench.compare import timeline
 from bench.sim.metrics import TurnRecord
+from tests.bench.samples import served
 
 
 def turn(index: int, arrival_s: float, departure_s: float, cached: int) -> TurnRecord:
-    return TurnRecord(
-        program_id="agent",
+    return served(
         turn=index,
         arrival_s=arrival_s,
-        first_token_s=arrival_s + 0.5,
         departure_s=departure_s,
         queue_s=0.25,
         prompt_tokens=1000 * (index + 1),
         cached_tokens=cached,
         output_token_ids=(1, 2),
-        first_logprob=-1.0,
     )
 
 
