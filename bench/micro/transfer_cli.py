@@ -23,22 +23,10 @@ class TransferOptions:
     """The cells, and how often they are timed."""
 
     layouts: tuple[str, ...] = option(
-        (
-            "LBNHC",
-            "LBHNC",
-            "BLNHC",
-            "LHBNC",
-        ),
-        "vLLM's layout names.",
+        ("LBNHC", "LBHNC", "BLNHC", "LHBNC"), "vLLM's layout names."
     )
     pages_kib: tuple[int, ...] = option(
-        (
-            4,
-            16,
-            64,
-            128,
-        ),
-        "KiB of a block in one layer.",
+        (4, 16, 64, 128), "KiB of a block in one layer."
     )
     runs: tuple[int, ...] = option((1, 8), "Adjacent block ids in a row.")
     layers: int = option(32, "Layers of the model.", min=1)
