@@ -161,7 +161,7 @@ def command(options: GridOptions) -> str:
         words.append(f"--arms '{options.arms}'")
     words.append(f"--half {options.half}")
     if options.seeds:
-        words.append(f"--seeds {options.seeds}")
+        words.append(f"--seeds {','.join(map(str, options.seeds))}")
     if options.programs != given.programs:
         words.append(f"--programs {options.programs:g}")
     if not options.tell_last:

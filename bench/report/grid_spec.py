@@ -52,7 +52,7 @@ PROBE_SEED = 1000
 #: At least so many programs in a closed loop: few would be its start and its end.
 PROBE_PROGRAMS = 24
 #: Seeds by half: what is tuned on `odd` is reported on `even`.
-SEEDS = {"odd": "100,101", "even": "0,1"}
+SEEDS = {"odd": (100, 101), "even": (0, 1)}
 #: Larger blocks than vLLM's 16 make a cell three times cheaper and change little.
 ENGINE = EngineSetting(block_size=64)
 
@@ -62,7 +62,7 @@ class GridOptions(CellRuns):
     """Which cells.
 
     traces: folder of the trace files. half: lines of the traces that are used.
-    programs: factor on `PROGRAMS`. seeds: "" for those of the half.
+    programs: factor on `PROGRAMS`. seeds: empty for those of the half.
     """
 
     traces: Path = option(Path("traces"), "Folder of the trace files.")
@@ -77,17 +77,13 @@ class GridOptions(CellRuns):
         ",".join(GRID_ARMS), "As for sim; all by default.", show_default=False
     )
     half: str = option("even", "Lines of the traces: tune on odd, report on even.")
-    seeds: str = option("", "0,1 for even, 100,101 for odd.")
+    seeds: tuple[int, ...] = option((), "0,1 for even, 100,101 for odd.")
     programs: float = option(1.0, "Factor on the number of programs.", min=0.01)
     tell_last: bool = option(True, "Clients say which turn is their last one.")
 
     def seed_list(self) -> list[int]:
-        """Raises ValueError where they are no numbers."""
-        text = self.seeds or SEEDS[self.half]
-        try:
-            return [int(seed) for seed in text.split(",")]
-        except ValueError:
-            raise ValueError(f"seeds {text!r}: expected 0,1,2") from None
+        """Those of the half where none are given."""
+        return list(self.seeds or SEEDS[self.half])
 
 
 @dataclass(frozen=True, slots=True)

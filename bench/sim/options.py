@@ -31,7 +31,7 @@ class SimOptions(CellRuns):
     )
     programs: int = option(60, "How many agents.")
     rate: float = option(0.05, "Agent arrivals a second.")
-    seeds: str = option("0", "0,1,2")
+    seeds: tuple[int, ...] = option((0,), "0,1,2")
     arrivals: str = option(
         "poisson",
         "poisson, bursty (CV 2), closed:N, or rollout:N:K: batches of N, the "
@@ -77,16 +77,12 @@ def cells_of(options: SimOptions) -> list[Cell]:
     one_of("half", options.half, ("", "odd", "even"))
     if options.half and not options.workload.startswith("trace:"):
         raise ValueError("half: only traces have lines")
-    try:
-        seeds = [int(seed) for seed in options.seeds.split(",")]
-    except ValueError:
-        raise ValueError(f"seeds {options.seeds!r}: expected 0,1,2") from None
     arms = parse_arms(options.arms)
     return [
         Cell(arm, engine, _workload(options, seed), fleet)
         for arm in arms
         for fleet in _fleets(options, arms)
-        for seed in seeds
+        for seed in options.seeds
     ]
 
 

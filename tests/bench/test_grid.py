@@ -127,7 +127,7 @@ def test_the_command_line_refuses_nonsense():
 
 
 def test_the_command_repeats_the_options():
-    text = grid.command(replace(SYNTHETIC, seeds="7", programs=0.5))
+    text = grid.command(replace(SYNTHETIC, seeds=(7,), programs=0.5))
     assert "--workloads swe,bfcl" in text
     assert "--arms 'vllm,cachettl' --half even --seeds 7 --programs 0.5" in text
 

@@ -67,7 +67,7 @@ def test_rivals_have_no_bound_on_waiting(name):
 
 
 def test_cells_are_arms_times_seeds():
-    cells = cells_of(SimOptions(arms="vllm,cachettl", seeds="0,7"))
+    cells = cells_of(SimOptions(arms="vllm,cachettl", seeds=(0, 7)))
     assert [(c.arm.name, c.workload.seed) for c in cells] == [
         ("vllm", 0),
         ("vllm", 7),
@@ -79,7 +79,6 @@ def test_cells_are_arms_times_seeds():
 @pytest.mark.parametrize(
     "change",
     [
-        {"seeds": "x"},
         {"half": "odd"},
         {"half": "first", "workload": "trace:x"},
         {"arms": "nobody"},
@@ -96,7 +95,7 @@ def test_bad_options_are_refused(change):
 def test_the_key_depends_on_every_argument():
     base = cells_of(SMOKE)[0]
     others = [
-        cells_of(replace(SMOKE, seeds="1"))[0],
+        cells_of(replace(SMOKE, seeds=(1,)))[0],
         cells_of(replace(SMOKE, rate=0.06))[0],
         cells_of(replace(SMOKE, engine=replace(SMOKE.engine, blocks=8_001)))[0],
         cells_of(SMOKE)[1],

@@ -23,7 +23,7 @@ PROGRAMS = 40
 #: 384,000 tokens in blocks of 64: what an A100-80 has left beside the 8B weights.
 ENGINE = EngineSetting(blocks=6_000, block_size=64)
 FULL_FLEET = 64
-BASE = SimOptions(programs=PROGRAMS, rate=0.05, seeds="0,1", engine=ENGINE)
+BASE = SimOptions(programs=PROGRAMS, rate=0.05, seeds=(0, 1), engine=ENGINE)
 
 ROLLOUT = replace(
     BASE,
@@ -69,7 +69,7 @@ def _loads(workload: str, rates: Sequence[float]) -> dict[str, SimOptions]:
     return {f"{rate:g}": replace(options, rate=rate) for rate in rates}
 
 
-def _full_fleet(programs: int, replicas: int, seeds: str = "0") -> SimOptions:
+def _full_fleet(programs: int, replicas: int, seeds: int = 1) -> SimOptions:
     """Of 64 replicas at 0.83 programs a second, or a share of that."""
     return replace(
         BASE,
@@ -78,7 +78,7 @@ def _full_fleet(programs: int, replicas: int, seeds: str = "0") -> SimOptions:
         rate=0.83 * replicas / FULL_FLEET,
         replicas=replicas,
         routing="session,sticky,cache-aware",
-        seeds=seeds,
+        seeds=tuple(range(seeds)),
     )
 
 
@@ -162,7 +162,7 @@ _ALL = (
         "paper, §6.2",
         "replicas x programs",
         {
-            "1 x 156": _full_fleet(156, 1, "0,1,2,3"),
+            "1 x 156": _full_fleet(156, 1, seeds=4),
             f"{FULL_FLEET} x 1,000": _full_fleet(1_000, FULL_FLEET),
             f"{FULL_FLEET} x 10,000": _full_fleet(10_000, FULL_FLEET),
         },
