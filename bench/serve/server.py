@@ -149,8 +149,9 @@ class VLLMServer(ServerProcess):
         prompt: Sequence[int],
         hints: Mapping[str, object] | None = None,
         max_tokens: int = 1,
+        **sampling: Any,
     ) -> dict[str, Any]:
-        """One completion with our hints.
+        """One completion with our hints; `sampling`: more members of the request.
 
         Raises:
             httpx.HTTPError: it was not answered 200.
@@ -160,6 +161,7 @@ class VLLMServer(ServerProcess):
             "prompt": list(prompt),
             "max_tokens": max_tokens,
             "temperature": 0,
+            **sampling,
         }
         if hints is not None:
             body["kv_transfer_params"] = {"ttlcache": hints}

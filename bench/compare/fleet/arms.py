@@ -189,7 +189,7 @@ def run_arm(
         stack.enter_context(cluster)
         base_url = _entry(stack, arm, cluster, folder)
         for server in cluster.replicas:
-            warm_up(server.base_url, how)
+            warm_up(server)
         before = [server.metrics() for server in cluster.replicas]
         killer = _Killer(cluster, None if replicas == 1 else options.kill_at_turn)
 
@@ -199,7 +199,7 @@ def run_arm(
 
         result = replay(base_url, programs, how, seen)
         engines = tuple(
-            read_engine(server, before[index], how)
+            read_engine(server, before[index])
             for index, server in enumerate(cluster.replicas)
             if index not in cluster.killed
         )
