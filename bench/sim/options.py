@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rich.console import Console
 
@@ -45,23 +45,7 @@ class SimOptions(CellRuns):
         "session", "session, sticky, cache-aware, least-loaded, round-robin; a,b,…"
     )
     engine: EngineSetting = field(default_factory=EngineSetting)
-    smoke: bool = option(False, "Default arms on a tiny cell, at most 60 s.", "--smoke")
 
-
-#: Small enough for a minute on two cores, large enough that arms differ.
-SMOKE = SimOptions(
-    programs=10,
-    rate=0.05,
-    engine=EngineSetting(blocks=8_000),
-    use_cache=False,
-)
-
-
-def sim(options: SimOptions, console: Console) -> None:
-    """vLLM's own scheduler in virtual time: every rival as an arm. No GPU, no model."""
-    if options.smoke:
-        options = replace(SMOKE, arms=options.arms, out=options.out)
-    run_sim(options, console)
 
 
 def cells_of(options: SimOptions) -> list[Cell]:
@@ -122,12 +106,8 @@ def _workload(options: SimOptions, seed: int) -> WorkloadSpec:
     )
 
 
-def run_sim(options: SimOptions, console: Console) -> None:
-    """Run, print the table, write the results and, beside them, the wall times.
-
-    Raises:
-        ValueError, RuntimeError: bad options; a cell that failed.
-    """
+def sim(options: SimOptions, console: Console) -> None:
+    """vLLM's own scheduler in virtual time: every rival as an arm. No GPU, no model."""
     cells = cells_of(options)
     results = run.run_cells(
         cells,

@@ -11,10 +11,12 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.sim import run
-from bench.sim.options import SMOKE, SimOptions, cells_of
+from bench.sim.options import SimOptions, cells_of
 from bench.sim.rivals.arms import ARMS, ArmSetting, parse_arms
-from bench.sim.settings import CellResult
+from bench.sim.settings import CellResult, EngineSetting
 from ttlcache.config import load_config
+
+SMALL = SimOptions(programs=10, engine=EngineSetting(blocks=8_000))
 
 
 def test_arms_split_outside_braces():
@@ -82,26 +84,26 @@ def test_cells_are_arms_times_seeds():
         {"half": "odd"},
         {"half": "first", "workload": "trace:x"},
         {"arms": "nobody"},
-        {"engine": replace(SMOKE.engine, hardware="tpu")},
-        {"engine": replace(SMOKE.engine, model="gpt")},
-        {"engine": replace(SMOKE.engine, offload="tape:1")},
+        {"engine": replace(SMALL.engine, hardware="tpu")},
+        {"engine": replace(SMALL.engine, model="gpt")},
+        {"engine": replace(SMALL.engine, offload="tape:1")},
     ],
 )
 def test_bad_options_are_refused(change):
     with pytest.raises(ValueError):
-        cells_of(replace(SMOKE, **change))
+        cells_of(replace(SMALL, **change))
 
 
 def test_the_key_depends_on_every_argument():
-    base = cells_of(SMOKE)[0]
+    base = cells_of(SMALL)[0]
     others = [
-        cells_of(replace(SMOKE, seeds=(1,)))[0],
-        cells_of(replace(SMOKE, rate=0.06))[0],
-        cells_of(replace(SMOKE, engine=replace(SMOKE.engine, blocks=8_001)))[0],
-        cells_of(SMOKE)[1],
+        cells_of(replace(SMALL, seeds=(1,)))[0],
+        cells_of(replace(SMALL, rate=0.06))[0],
+        cells_of(replace(SMALL, engine=replace(SMALL.engine, blocks=8_001)))[0],
+        cells_of(SMALL)[1],
     ]
     assert len({run.cell_key(c) for c in [base, *others]}) == 5
-    assert run.cell_key(base) == run.cell_key(cells_of(SMOKE)[0])
+    assert run.cell_key(base) == run.cell_key(cells_of(SMALL)[0])
 
 
 def test_json_has_no_wall_time_and_has_regret():
