@@ -64,11 +64,11 @@ def modes_table(done: Rounds, modes: Sequence[str]) -> Table:
             [engine.tier_bytes.get(way, 0) / 1e6 for engine in engines]
             for way in ("demoted", "promoted")
         )
-        tokens = [sum(engine.reloaded_tokens.values()) for engine in engines]
-        outcomes = (
+        tokens: list[float] = [sum(engine.reloaded_tokens.values()) for engine in engines]
+        outcomes: list[list[float]] = [
             [engine.pins.get(name, 0) for engine in engines]
             for name in ("claimed", "expired", "victim")
-        )
+        ]
         means = [statistics.fmean(values) for values in (up, tokens, *outcomes)]
         by_round = " ".join(f"{size:.1f}" for size in down)
         rows.append([mode, by_round, *(f"{mean:.0f}" for mean in means)])

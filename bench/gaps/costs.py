@@ -40,9 +40,7 @@ class CostSetting:
     queueing_delay_s: float = option(
         5.0, "T, queueing seconds of an evicted return.", min=0.0
     )
-    price: float = option(
-        1.0, "Seconds of others' delay a second of holding.", min=0.0
-    )
+    price: float = option(1.0, "Seconds of others' delay a second of holding.", min=0.0)
     running_tokens: int = option(
         100_000, "Tokens of running requests (InferCept's C_other).", min=0
     )

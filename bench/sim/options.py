@@ -47,7 +47,6 @@ class SimOptions(CellRuns):
     engine: EngineSetting = field(default_factory=EngineSetting)
 
 
-
 def cells_of(options: SimOptions) -> list[Cell]:
     """Arms x seeds.
 

@@ -21,9 +21,7 @@ class EngineSetting:
     """
 
     hardware: str = option("a100-80", "a100-80, h100, h200 or b200.")
-    model: str = option(
-        "llama-3.1-8b", "llama-3.1-8b, llama-3.1-70b or qwen3-32b."
-    )
+    model: str = option("llama-3.1-8b", "llama-3.1-8b, llama-3.1-70b or qwen3-32b.")
     blocks: int = option(24_000, "KV pool, in blocks.")
     block_size: int = option(16, "Tokens of a block.")
     max_num_seqs: int = option(256, "Most running requests.")

@@ -86,7 +86,7 @@ def test_what_ends_the_demo_with_a_problem(changes, said):
     assert [said in text for text in found] == ([] if said is None else [True])
 
 
-def test_the_table:
+def test_the_table():
     low = replace(ENGINE, prefix_cache_hits=200)
     arms = [result("round-robin", engines=(low, low)), result()]
     console = Console(file=io.StringIO(), width=140)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -27,10 +26,10 @@ from bench.gaps.report import (
 from bench.gaps.scores import best_constant_s, oracle, score
 from bench.gaps.traces import GapProgram, GapTurn
 from bench.sim.rivals import ablations
+from tests.bench.samples import recorded, write_trace
 from ttlcache import policies
 from ttlcache.errors import ConfigError
 from ttlcache.policies.adaptive import Adaptive
-from tests.bench.samples import recorded, write_trace
 from ttlcache.types import GapKey
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "traces"
@@ -160,7 +159,7 @@ def constant_cost_s(own: list[Outcome], price: float, ttl_s: float) -> float:
             o.gap_s,
             o.benefit_s,
             held_s=min(o.gap_s, ttl_s),
-            in_time=0.0 < ttl_s and o.gap_s <= ttl_s,
+            in_time=ttl_s > 0.0 and o.gap_s <= ttl_s,
         )
         for o in own
     ]
@@ -200,7 +199,9 @@ def test_the_replayed_constant_costs_what_hindsight_says() -> None:
     programs = [program("a", 0.2, 7.0, 1.3), program("b", 0.2, 2.9, arrival_s=2.0)]
     result = compare("x", programs, DEFAULT_ARMS, OPTIONS)
     ttl_s = result.best_constant.ttl_s or 0.0
-    expected_s = constant_cost_s(replay_gaps(programs, SETTING, fixed(ttl_s)), 1.0, ttl_s)
+    expected_s = constant_cost_s(
+        replay_gaps(programs, SETTING, fixed(ttl_s)), 1.0, ttl_s
+    )
     assert result.best_constant.cost_s == pytest.approx(expected_s, abs=1e-5)
     for each in result.scores.values():
         assert each.cost_s >= result.oracle.cost_s

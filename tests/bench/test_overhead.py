@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.micro import overhead_core
-from bench.micro.overhead_driver import Agent, make_controller
 from bench.micro.overhead_core import OverheadResult, bars
+from bench.micro.overhead_driver import Agent, make_controller
 from bench.micro.overhead_scale import Chunk, Kept, measure_kept, run_programs
 from bench.micro.overhead_turns import (
     TURNS_PER_AGENT,

@@ -86,7 +86,10 @@ def synthetic(
     for index, arrival_s in enumerate(arrivals):
         rng = random.Random(f"{seed}/synthetic/{index}")
         num_turns = max(_MIN_TURNS, round(_normal(rng, SWE_BENCH.turns)))
-        tokens = max(0.2 * SWE_BENCH.tokens.mean, _normal(rng, SWE_BENCH.tokens)) * token_scale
+        tokens = (
+            max(0.2 * SWE_BENCH.tokens.mean, _normal(rng, SWE_BENCH.tokens))
+            * token_scale
+        )
         prompts = _split(tokens * (1.0 - OUTPUT_SHARE), num_turns, rng)
         output_mean = tokens * OUTPUT_SHARE / num_turns
         turns = []

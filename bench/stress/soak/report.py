@@ -117,7 +117,9 @@ def _of_ttlcache(result: SoakResult, bounds: Bounds) -> list[Check]:
         equal("exceptions in hooks", ending.hook_errors, 0),
         equal("retention still on", ending.retention_enabled, 1),
         equal(
-            "blocks free when all TTLs have passed", ending.free_after_ttl, ending.pool_blocks
+            "blocks free when all TTLs have passed",
+            ending.free_after_ttl,
+            ending.pool_blocks,
         ),
         equal("blocks free after a reset", ending.free_after_reset, ending.pool_blocks),
         Check(
