@@ -88,7 +88,8 @@ class _Tiered:
 
     tiers: TierClient
 
-    def _attach(self, vllm_config: Any) -> None:
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]
         assert _store is not None, "construct inside use_tiers()"
         self.tiers = TierClient(_store, vllm_config.cache_config.block_size)
 
@@ -99,10 +100,6 @@ class _Tiered:
 
 class SimTierTTLConnector(_Tiered, TTLConnector):
     """TTLConnector above simulated tiers."""
-
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        self._attach(vllm_config)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -143,10 +140,6 @@ class SimTierTTLConnector(_Tiered, TTLConnector):
 
 class SimTierConnector(_Tiered, IdleConnector):
     """Tiers alone, under vLLM's own scheduler: what LMCache does for vLLM."""
-
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        self._attach(vllm_config)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
