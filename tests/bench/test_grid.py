@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.report import grid, grid_bars
+from bench.report import grid, grid_bars, grid_spec
 from bench.report.grid_spec import GridOptions, places, points, probes, saturation
 
 SYNTHETIC = GridOptions(workloads=("swe", "bfcl"), arms="vllm,cachettl")
@@ -105,6 +105,9 @@ def test_nonsense_is_refused(change):
 def test_a_grid_of_one_cell_twice(tmp_path, monkeypatch):
     pytest.importorskip("vllm")
     monkeypatch.chdir(tmp_path)
+    # One short closed loop shows a saturation, too.
+    monkeypatch.setattr(grid_spec, "CROWDS", (1.0,))
+    monkeypatch.setattr(grid_spec, "PROBE_PROGRAMS", 4)
     arguments = ["grid", "--workloads", "swe", "--pools", "small", "--loads", "two"]
     arguments += ["--arms", "vllm,cachettl", "--programs", "0.08", "--seeds", "3"]
     for name in ("a", "b"):
