@@ -64,7 +64,9 @@ def modes_table(done: Rounds, modes: Sequence[str]) -> Table:
             [engine.tier_bytes.get(way, 0) / 1e6 for engine in engines]
             for way in ("demoted", "promoted")
         )
-        tokens: list[float] = [sum(engine.reloaded_tokens.values()) for engine in engines]
+        tokens: list[float] = [
+            sum(engine.reloaded_tokens.values()) for engine in engines
+        ]
         outcomes: list[list[float]] = [
             [engine.pins.get(name, 0) for engine in engines]
             for name in ("claimed", "expired", "victim")

@@ -18,7 +18,7 @@ from bench.sim.models import MODELS
 from bench.sim.recorder import Recorder
 from bench.sim.rivals import paper_victims
 from bench.sim.rivals.ablations import ablated
-from bench.sim.rivals.arms import ArmSetting, own_file
+from bench.sim.rivals.arms import own_file
 from bench.sim.rivals.gates import Gate
 from bench.sim.rivals.mori import MoriGate, unpin
 from bench.sim.rivals.oracle import OracleGate
@@ -138,7 +138,7 @@ def engine_spec(cell: Cell, workload: Workload, step_time: StepTime) -> EngineSp
     engine = cell.engine
     context = round(mean_context(workload.programs))
     prefill_s = step_time.prefill_s(context, engine.max_num_batched_tokens)
-    extra = cell.arm.extra_config(ArmSetting(prefill_s))
+    extra = cell.arm.extra_config(prefill_s)
     above_tier = engine.offload != "none"
     if extra is not None and cell.arm.ablation:
         extra = ablated(extra, cell.arm.ablation, above_tier=above_tier)

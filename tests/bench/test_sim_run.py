@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from bench.cli import app
 from bench.sim import run
 from bench.sim.options import SimOptions, cells_of
-from bench.sim.rivals.arms import ARMS, ArmSetting, parse_arms
+from bench.sim.rivals.arms import ARMS, parse_arms
 from bench.sim.settings import CellResult, EngineSetting
 from ttlcache.config import load_config
 
@@ -26,7 +27,7 @@ def test_arms_split_outside_braces():
         "cachettl",
         "oracle",
     ]
-    extra = arms[1].extra_config(ArmSetting(1.0))
+    extra = arms[1].extra_config(1.0)
     assert extra["policy"] == "cachettl"
     assert extra["max_ttl_s"] == 5.0
 
@@ -49,22 +50,20 @@ def test_bad_arms_are_refused(text):
 
 
 def test_static_ttl_is_the_cold_start_of_the_mean_context():
-    extra = ARMS["static-ttl"].extra_config(
-        ArmSetting(mean_prefill_s=2.718281828459045)
-    )
+    extra = ARMS["static-ttl"].extra_config(math.e)
     assert extra["policy_options"]["ttl_s"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("name", ["cachettl", "adaptive", "ski-rental", "program-fcfs"])
 def test_our_arms_run_with_the_defaults(name):
-    extra = ARMS[name].extra_config(ArmSetting(1.0))
+    extra = ARMS[name].extra_config(1.0)
     assert not {"max_queue_wait_s", "quantum_turns"} & set(extra)
     load_config(extra)
 
 
 @pytest.mark.parametrize("name", ["autellix", "continuum-v1", "mori", "oracle"])
 def test_rivals_have_no_bound_on_waiting(name):
-    config = load_config(ARMS[name].extra_config(ArmSetting(1.0)))
+    config = load_config(ARMS[name].extra_config(1.0))
     assert config.max_queue_wait_s == config.quantum_turns == 1e9
 
 
