@@ -7,9 +7,10 @@ mode, and the connector without a tier as reference.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +18,7 @@ from rich.table import Table
 from bench.command import one_of, option
 from bench.compare.demo import CONNECTOR
 from bench.compare.settings import Rounds, RoundsOptions, measure
+from bench.serve.arms import EngineCounters
 from bench.tables import table
 
 #: The arm without a lower tier.
@@ -60,20 +62,22 @@ def modes_table(done: Rounds, modes: Sequence[str]) -> Table:
     rows = []
     for mode in modes:
         engines = [one[mode].engine for one in done]
-        down, up = (
-            [engine.tier_bytes.get(way, 0) / 1e6 for engine in engines]
-            for way in ("demoted", "promoted")
+
+        def mean(of: Callable[[EngineCounters], float], own: Any = engines) -> str:
+            return f"{statistics.fmean(map(of, own)):.0f}"
+
+        down = (f"{each.tier_bytes.get('demoted', 0) / 1e6:.1f}" for each in engines)
+        rows.append(
+            [
+                mode,
+                " ".join(down),
+                mean(lambda engine: engine.tier_bytes.get("promoted", 0) / 1e6),
+                mean(lambda engine: sum(engine.reloaded_tokens.values())),
+                mean(lambda engine: engine.pins.get("claimed", 0)),
+                mean(lambda engine: engine.pins.get("expired", 0)),
+                mean(lambda engine: engine.pins.get("victim", 0)),
+            ]
         )
-        tokens: list[float] = [
-            sum(engine.reloaded_tokens.values()) for engine in engines
-        ]
-        outcomes: list[list[float]] = [
-            [engine.pins.get(name, 0) for engine in engines]
-            for name in ("claimed", "expired", "victim")
-        ]
-        means = [statistics.fmean(values) for values in (up, tokens, *outcomes)]
-        by_round = " ".join(f"{size:.1f}" for size in down)
-        rows.append([mode, by_round, *(f"{mean:.0f}" for mean in means)])
     columns = ["demote", "MB down", "MB up", "reloaded tokens"]
     columns += ["claimed", "expired", "victim"]
     return table("when KV is copied down", columns, rows)
