@@ -120,7 +120,7 @@ def test_a_grid_of_one_cell_twice(tmp_path, monkeypatch):
     stored = json.loads(first)
     assert list(stored["rows"][0]["arms"]) == ["vllm", "cachettl"]
     assert "--programs 0.08" in stored["setting"]["command"]
-    assert len(list(Path("out/cache/sim").glob("*.json"))) == 5  # with the probes
+    assert len(list(Path("out/cache/sim").glob("*.json"))) == 3  # with the probes
 
 
 def test_the_command_line_refuses_nonsense():

@@ -76,7 +76,9 @@ def test_strides_change_nothing(arm):
     assert coarse == fine
 
 
-@pytest.mark.parametrize("arm", ["vllm", "cachettl", "adaptive"])
+@pytest.mark.parametrize(
+    "arm", ["vllm", "adaptive", pytest.param("cachettl", marks=pytest.mark.nightly)]
+)
 def test_strides_change_next_to_nothing_with_tiers(arm):
     """Far within the two percent that a coarser step may cost."""
     engine = replace(PRESSED, offload="cpu:1+ssd:20")
