@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
@@ -52,7 +52,7 @@ def cell(routing: str, arm: str = "adaptive") -> Cell:
     return Cell(parse_arms(arm)[0], ENGINE, LOAD, FleetSetting(3, routing))
 
 
-@lru_cache(maxsize=None)
+@cache
 def served(routing: str) -> dict[str, Any]:
     """Metrics of a fleet; raises where a law is broken."""
     return run_fleet(cell(routing)).metrics
