@@ -9,7 +9,8 @@ from bench.compare.above_tier import AboveTierOptions, above_tier
 from bench.compare.demo import DemoOptions, demo
 from bench.compare.demote import DemoteOptions, demote
 from bench.compare.disk_tier_cli import DiskTierOptions, disk_tier
-from bench.compare.fleet.run import FleetOptions, fleet
+from bench.compare.fleet.arms import FleetOptions
+from bench.compare.fleet.run import fleet
 from bench.compare.pin_vs_reload import PinVsReloadOptions, pin_vs_reload
 from bench.compare.prices import PricesOptions, prices
 from bench.compare.settings import SettingsOptions, settings

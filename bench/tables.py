@@ -54,3 +54,8 @@ def checks_table(title: str, checks: Iterable[Check]) -> Table:
         for check in checks
     )
     return table(title, ("", "", "found", "allowed"), rows, left=4)
+
+
+def equal(name: str, found: float, allowed: float) -> Check:
+    """A number that must be that one."""
+    return Check(name, found == allowed, f"{found:g}", f"{allowed:g}")

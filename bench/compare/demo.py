@@ -155,9 +155,10 @@ def demo(options: DemoOptions, console: Console) -> int:
 
     rounds = PairedRounds(options.out, asdict(options), console, results)
     (found,) = rounds.play(list(arms), 1, play)
-    png_path = timeline.draw(
+    png_path = options.out / "timeline.png"
+    timeline.draw(
         {arm.name: arm.records for arm in found.values()},
-        options.out / "timeline.png",
+        png_path,
         f"{len(programs)} programs, KV pool of {options.blocks} blocks of 32 tokens",
     )
     done = [(found[plain.name], found[ours.name]) for plain, ours in pairs]

@@ -2,37 +2,28 @@
 
 On a real engine above a real LMCache server. For every context length one program's
 next turn is timed four ways: its pin claimed, its KV reloaded from CPU memory, from
-disk, and prefilled. Holding is priced by its effect: the same background programs are
-replayed with and without a context held for the whole replay, and the job seconds that
-they lose are divided by the byte-seconds held. That is a small difference of large
-numbers: where the pairs do not agree that holding costs something, nothing is said.
-
-The break-even gap of a recovery is the one whose holding costs others as many seconds
-as the recovery costs the program itself.
+disk, and prefilled. What holding costs others is seen by its effect: the same
+background programs are replayed with and without a context held for the whole replay,
+and the job seconds that they lose are divided by the byte-seconds held. That is a small
+difference of large numbers: the pairs tell whether there is any.
 """
 
 from __future__ import annotations
 
-import csv
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 from rich.console import Console
-
-mpl.use("Agg")
-
-from matplotlib import pyplot as plt
 from rich.table import Table
 
 from bench.command import Folders, option, write_json
 from bench.compare.demo import CONNECTOR
 from bench.compare.pin_vs_reload_client import HOLD_S, PIN_S, WAYS, Client
-from bench.compare.rounds import command_line, versions
+from bench.compare.rounds import command_line, in_turn, versions
 from bench.serve import tiny_model
 from bench.serve.replay import ReplayOptions, replay
 from bench.serve.server import ServerOptions, VLLMServer
@@ -51,14 +42,14 @@ from ttlcache_connector.lmcache_server.launch import TierOptions
 
 @dataclass(frozen=True, slots=True)
 class PinVsReloadOptions(Folders):
-    """Context lengths, repeats, and the background that prices a held context."""
+    """Context lengths, repeats, and the background that a held context harms."""
 
     lengths: tuple[int, ...] = option(
         (1024, 2048, 4096, 8192, 16384),
         "Context lengths in tokens, with commas between.",
     )
     repeats: int = option(5, "Timed turns of each kind.", min=1)
-    rounds: int = option(5, "Pairs of replays that price a held context.", min=0)
+    rounds: int = option(5, "Pairs of replays, with a held context and without.", min=0)
     programs: int = option(8, "Programs of those replays.")
     rate: float = option(1.0, "Their arrivals per second.")
     blocks: int = option(640, "KV pool in blocks of 32 tokens.")
@@ -80,7 +71,6 @@ class Recovery:
     """Medians of the next turn's seconds at one context length.
 
     claimed_s: with the KV in GPU memory, what no recovery can beat.
-    *_gap_s: the break-even gaps; None, as `hold_cost`, where no price is known.
     """
 
     context_tokens: int
@@ -89,15 +79,10 @@ class Recovery:
     cpu_s: float
     disk_s: float
     prefill_s: float
-    hold_cost: float | None = None
-    """Job seconds of others lost for each second that this context is held."""
-    cpu_gap_s: float | None = None
-    disk_gap_s: float | None = None
-    prefill_gap_s: float | None = None
 
 
 def pin_vs_reload(options: PinVsReloadOptions, console: Console) -> None:
-    """Hold, reload from CPU memory or disk, or prefill: seconds and break-even gaps."""
+    """Hold, reload from CPU memory or disk, or prefill: the next turn's seconds."""
     tokens, room, out = sorted(options.lengths), options.pool_tokens, options.out
     out.mkdir(parents=True, exist_ok=True)
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # /reset_prefix_cache
@@ -133,9 +118,6 @@ def pin_vs_reload(options: PinVsReloadOptions, console: Console) -> None:
             pairs = hold_costs_per_byte(
                 server, client, load, held, held_bytes, options.rounds
             )
-    price = price_of(pairs)
-    if price is not None:
-        found = [priced(recovery, price) for recovery in found]
     gaps_s = [turn.gap_s for program in load for turn in program.turns[:-1]]
     ttls = policy_ttls(
         found,
@@ -143,13 +125,13 @@ def pin_vs_reload(options: PinVsReloadOptions, console: Console) -> None:
         Pressure(options.blocks - 1, free_blocks=0, num_running=1, num_waiting=2),
     )
     console.print(seconds_table(found))
+    lost = ", ".join(f"{pair * held_bytes:.2f}" for pair in sorted(pairs))
     console.print(
         f"held: {held:,} of {room:,} tokens during {options.rounds} pairs of replays "
-        f"of {options.programs} programs, {options.rate:g} arrivals/s"
+        f"of {options.programs} programs, {options.rate:g} arrivals/s; job seconds "
+        f"that these lose for each second: {lost}"
     )
     console.print(ttl_table(found, ttls))
-    write_csv(found, out / "result.csv")
-    plot(found, out / "plot.png")
     result = {
         "recoveries": [asdict(recovery) for recovery in found],
         "hold_pairs_job_seconds_per_byte_second": pairs,
@@ -201,52 +183,28 @@ def hold_costs_per_byte(
     Raises:
         RuntimeError: the context was lost meanwhile, or a request failed.
     """
-    found = []
-    for number in range(rounds):
-        seconds = {}
-        for held in (True, False) if number % 2 else (False, True):
-            if held:
-                client.hold(tokens)
-            began = time.perf_counter()
-            options = ReplayOptions(seed=2 * number + held, ttl_s=PIN_S)
-            result = replay(server.base_url, programs, options, None)
-            lasted = time.perf_counter() - began
-            if held and not client.release():
-                raise RuntimeError("the held context was lost: no price of holding it")
-            if result.failures:
-                raise RuntimeError(f"a request failed: {result.failures[0]}")
-            seconds[held] = (sum(jct_s(result.records).values()), lasted)
-        lost = seconds[True][0] - seconds[False][0]
-        found.append(lost / (kv_bytes * seconds[True][1]))
-    return found
-
-
-def price_of(pairs: Sequence[float]) -> float | None:
-    """Their median; None unless every pair says that holding costs something."""
-    return statistics.median(pairs) if pairs and min(pairs) > 0.0 else None
-
-
-def priced(recovery: Recovery, cost_per_byte: float) -> Recovery:
-    """The recovery with the break-even gaps that a price of memory gives."""
-    hold = cost_per_byte * recovery.kv_bytes
-
-    def gap(seconds: float) -> float:
-        return max(0.0, seconds - recovery.claimed_s) / hold
-
-    return Recovery(
-        **{
-            **asdict(recovery),
-            "hold_cost": hold,
-            "cpu_gap_s": gap(recovery.cpu_s),
-            "disk_gap_s": gap(recovery.disk_s),
-            "prefill_gap_s": gap(recovery.prefill_s),
-        }
-    )
+    found: list[dict[bool, tuple[float, float]]] = [{} for _ in range(rounds)]
+    for number, held in in_turn((False, True), rounds):
+        if held:
+            client.hold(tokens)
+        began = time.perf_counter()
+        options = ReplayOptions(seed=2 * number + held, ttl_s=PIN_S)
+        result = replay(server.base_url, programs, options, None)
+        lasted = time.perf_counter() - began
+        if held and not client.release():
+            raise RuntimeError("the held context was lost: no price of holding it")
+        if result.failures:
+            raise RuntimeError(f"a request failed: {result.failures[0]}")
+        found[number][held] = (sum(jct_s(result.records).values()), lasted)
+    return [
+        (seconds[True][0] - seconds[False][0]) / (kv_bytes * seconds[True][1])
+        for seconds in found
+    ]
 
 
 def policy_ttls(
     recoveries: Sequence[Recovery], gaps_s: Sequence[float], pressure: Pressure
-) -> dict[str, list[tuple[float, float]]]:
+) -> dict[str, list[tuple[float, ...]]]:
     """Each policy's TTL at each length: without a lower tier, and with CPU memory.
 
     As a server has it by default (`demote: on-pressure`): the turn is not below yet.
@@ -263,48 +221,36 @@ def policy_ttls(
     history = GapHistory()
     for gap_s in gaps_s:
         history.observe(key, gap_s)
-    found: dict[str, list[tuple[float, float]]] = {}
+    views = [
+        View(history, model, pressure=pressure, tier=tier, tier_has_copy=False)
+        for tier, model in costs.items()
+    ]
+    turns = [
+        TurnFacts("p", 3, key, r.context_tokens, r.context_tokens // 32)
+        for r in recoveries
+    ]
+    found = {}
     for name in policies.SHIPPED:
-        options = {"ttl_s": 2.0} if name == "fixed" else {}
-        policy = policies.create(name, options)
-        pairs = []
-        for r in recoveries:
-            facts = TurnFacts("p", 3, key, r.context_tokens, r.context_tokens // 32)
-            answers = [
-                policy.decide(
-                    facts,
-                    View(
-                        history,
-                        model,
-                        pressure=pressure,
-                        tier=tier,
-                        tier_has_copy=False,
-                    ),
-                ).ttl_s
-                for tier, model in costs.items()
-            ]
-            pairs.append((answers[0], answers[1]))
-        found[name] = pairs
+        policy = policies.create(name, {"ttl_s": 2.0} if name == "fixed" else {})
+        found[name] = [
+            tuple(policy.decide(turn, view).ttl_s for view in views) for turn in turns
+        ]
     return found
 
 
 def seconds_table(recoveries: Sequence[Recovery]) -> Table:
-    """Seconds and break-even gaps by context length."""
+    """Seconds by context length."""
     names = ["context", "MB", "claimed", "CPU", "disk", "prefill"]
-    is_priced = all(r.hold_cost is not None for r in recoveries)
-    if is_priced:
-        names += ["hold cost", "gap CPU", "gap disk", "gap prefill"]
     rows = []
     for r in recoveries:
-        seconds = [r.claimed_s, r.cpu_s, r.disk_s, r.prefill_s]
-        price = [r.hold_cost, r.cpu_gap_s, r.disk_gap_s, r.prefill_gap_s]
-        cells = [f"{s:.3f}" for s in (*seconds, *(price if is_priced else ()))]
+        seconds = (r.claimed_s, r.cpu_s, r.disk_s, r.prefill_s)
+        cells = [f"{s:.3f}" for s in seconds]
         rows.append([f"{r.context_tokens:,}", f"{r.kv_bytes / 1e6:.1f}", *cells])
     return table("the next turn, seconds", names, rows, left=0)
 
 
 def ttl_table(
-    recoveries: Sequence[Recovery], ttls: dict[str, list[tuple[float, float]]]
+    recoveries: Sequence[Recovery], ttls: Mapping[str, list[tuple[float, ...]]]
 ) -> Table:
     """What the policies would do: TTL without and with a CPU tier below."""
     lengths = (f"{r.context_tokens:,}" for r in recoveries)
@@ -313,43 +259,3 @@ def ttl_table(
         for name, pairs in ttls.items()
     )
     return table("TTL, seconds: no tier / CPU tier", ("policy", *lengths), rows)
-
-
-def write_csv(recoveries: Sequence[Recovery], path: Path) -> None:
-    """One row a context length."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([field.name for field in fields(Recovery)])
-        writer.writerows([list(asdict(r).values()) for r in recoveries])
-
-
-def plot(recoveries: Sequence[Recovery], path: Path) -> Path:
-    """Seconds and break-even gaps over the context length."""
-    is_priced = all(r.hold_cost is not None for r in recoveries)
-    panels = 2 if is_priced else 1
-    figure, grid = plt.subplots(1, panels, figsize=(5 * panels, 4), squeeze=False)
-    left, right = grid[0][0], grid[0][-1]
-    tokens = [r.context_tokens for r in recoveries]
-    for name, style in (
-        ("claimed", "o-"),
-        ("cpu", "s-"),
-        ("disk", "^-"),
-        ("prefill", "d-"),
-    ):
-        left.plot(
-            tokens, [getattr(r, f"{name}_s") for r in recoveries], style, label=name
-        )
-        if is_priced and name != "claimed":
-            gaps = [getattr(r, f"{name}_gap_s") for r in recoveries]
-            right.plot(tokens, gaps, style, label=name)
-    if is_priced:
-        right.set_ylabel("break-even gap, s")
-    left.set_ylabel("next turn, s")
-    for axes in grid[0]:
-        axes.set(xlabel="context, tokens", xscale="log", yscale="log")
-        axes.legend()
-        axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
-    return path

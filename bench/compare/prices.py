@@ -122,7 +122,7 @@ def compare(
     """
     options = ReplayOptions()
     with VLLMServer(model, server, log_path, 180.0) as running:
-        warm_up(running.base_url, options)
+        warm_up(running)
         replay(running.base_url, programs, options)
         measured_s = {n: _prefill_s(running, n) for n in lengths}
     turns = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
@@ -16,7 +15,7 @@ from matplotlib.patches import Patch
 from bench.sim.metrics import TurnRecord, by_program, kept_gaps, summarize
 from ttlcache.analysis.timeline import draw_rows
 
-#: Kinds of span in legend order, with colours that differ in lightness too.
+#: Kinds of bar in legend order, with colours that differ in lightness too.
 WAITING = "waiting"
 RUNNING = "running"
 GAP_KEPT = "tool gap, KV kept"
@@ -30,48 +29,41 @@ COLOURS = {
 _ROW_INCHES = 0.24
 _PANEL_INCHES = 1.1
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of one program's life, in seconds since the replay's start."""
-
-    kind: str
-    start_s: float
-    end_s: float
+#: (start, length) by kind, in seconds since the replay's start.
+Bars = dict[str, list[tuple[float, float]]]
 
 
-def spans(records: Sequence[TurnRecord]) -> dict[str, list[Span]]:
-    """Spans of each program, in time order; programs by first arrival.
+def bars(records: Sequence[TurnRecord]) -> dict[str, Bars]:
+    """Bars of each program; programs by first arrival.
 
     A gap counts as "KV kept" when the turn after it found its context cached
     (:func:`bench.sim.metrics.kept_gaps`): pinned, or not evicted by luck.
     """
     kept = kept_gaps(records)
-    rows: dict[str, list[Span]] = {}
+    rows: dict[str, Bars] = {}
     for program_id, own in by_program(records).items():
-        row = rows.setdefault(program_id, [])
+        row: Bars = {kind: [] for kind in COLOURS}
+        rows[program_id] = row
         for index, record in enumerate(own):
             started_s = min(record.arrival_s + record.queue_s, record.departure_s)
-            row.append(Span(WAITING, record.arrival_s, started_s))
-            row.append(Span(RUNNING, started_s, record.departure_s))
+            row[WAITING].append((record.arrival_s, started_s - record.arrival_s))
+            row[RUNNING].append((started_s, record.departure_s - started_s))
             if index + 1 < len(own):
                 kind = GAP_KEPT if kept[program_id, record.turn] else GAP_LOST
-                row.append(Span(kind, record.departure_s, own[index + 1].arrival_s))
+                gap_s = own[index + 1].arrival_s - record.departure_s
+                row[kind].append((record.departure_s, gap_s))
     return rows
 
 
-def draw(arms: Mapping[str, Sequence[TurnRecord]], path: Path, title: str) -> Path:
+def draw(arms: Mapping[str, Sequence[TurnRecord]], path: Path, title: str) -> None:
     """Write the timeline of all arms as a PNG.
 
     Args:
         arms: records by arm name, drawn top to bottom on one time axis.
         path: file to write.
         title: heading of the figure.
-
-    Returns:
-        ``path``.
     """
-    panels = {name: spans(records) for name, records in arms.items()}
+    panels = {name: bars(records) for name, records in arms.items()}
     heights = [_PANEL_INCHES + _ROW_INCHES * len(panel) for panel in panels.values()]
     figure, axes = plt.subplots(
         len(panels),
@@ -83,12 +75,8 @@ def draw(arms: Mapping[str, Sequence[TurnRecord]], path: Path, title: str) -> Pa
         layout="constrained",
     )
     for axis, (name, programs) in zip(axes[:, 0], panels.items(), strict=True):
-        rows = [_bars(row) for row in programs.values()]
-        draw_rows(axis, rows, list(programs), COLOURS)
-        axis.grid(axis="x", color="#eeeeee", linewidth=0.8)
-        axis.set_axisbelow(True)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
+        draw_rows(axis, list(programs.values()), list(programs), COLOURS)
+        axis.spines[["top", "right"]].set_visible(False)
         summary = summarize(arms[name])
         axis.set_title(
             f"{name}: mean JCT {summary.mean_jct_s:.1f} s, "
@@ -98,9 +86,7 @@ def draw(arms: Mapping[str, Sequence[TurnRecord]], path: Path, title: str) -> Pa
             fontsize=11,
         )
     axes[-1, 0].set_xlabel("seconds since the first arrival")
-    last = (row[-1] for panel in panels.values() for row in panel.values())
-    end_s = max(span.end_s for span in last)
-    axes[-1, 0].set_xlim(0, end_s * 1.01)
+    axes[-1, 0].set_xlim(left=0)
     figure.suptitle(title, fontsize=12)
     figure.legend(
         handles=[Patch(color=colour, label=kind) for kind, colour in COLOURS.items()],
@@ -111,11 +97,3 @@ def draw(arms: Mapping[str, Sequence[TurnRecord]], path: Path, title: str) -> Pa
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
-    return path
-
-
-def _bars(row: Sequence[Span]) -> dict[str, list[tuple[float, float]]]:
-    return {
-        kind: [(s.start_s, s.end_s - s.start_s) for s in row if s.kind == kind]
-        for kind in COLOURS
-    }

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.command import option
 from ttlcache.estimators.costs import CostModel
-from ttlcache.estimators.survival import Memoryfulness
 from ttlcache.types import Pressure
 
 _FLOP_PER_TOKEN = 2 * 6.98e9
@@ -32,26 +32,21 @@ LLAMA_8B_A100 = (_FLOP_PER_TOKEN / _FLOP_PER_S, _FLOP_PER_PAIR / _FLOP_PER_S, 0.
 
 @dataclass(frozen=True, slots=True)
 class CostSetting:
-    """The prices at which decisions are asked for and scored.
+    """The prices at which decisions are asked for and scored."""
 
-    prefill: (s per token, s per token^2, s) of the recovery.
-    queueing_delay_s: T, the wait of a return whose KV is gone.
-    price: seconds of others' delay per second that a context is held.
-    eta: memoryfulness that the policies see; None: learnt from ended programs.
-    running_tokens: tokens of requests running meanwhile (InferCept's C_other).
-    """
-
-    prefill: tuple[float, float, float] = LLAMA_8B_A100
-    queueing_delay_s: float = 5.0
-    price: float = 1.0
-    eta: float | None = None
-    running_tokens: int = 100_000
+    prefill: tuple[float, float, float] = option(
+        LLAMA_8B_A100, "Recovery: s a token, s a token^2, s. See bench.gaps.costs."
+    )
+    queueing_delay_s: float = option(
+        5.0, "T, queueing seconds of an evicted return.", min=0.0
+    )
+    price: float = option(1.0, "Seconds of others' delay a second of holding.", min=0.0)
+    running_tokens: int = option(
+        100_000, "Tokens of running requests (InferCept's C_other).", min=0
+    )
 
     def model(self) -> StatedCosts:
         return StatedCosts(self)
-
-    def memoryfulness(self) -> Memoryfulness:
-        return Memoryfulness() if self.eta is None else StatedMemoryfulness(self.eta)
 
     def pressure(self, block_tokens: int) -> Pressure:
         """A pool without end, so that no cap interferes with a policy."""
@@ -83,15 +78,3 @@ class StatedCosts(CostModel):
     def benefit_s(self, context_tokens: int) -> float:
         """B: seconds that a return loses when its KV is gone."""
         return self.queueing_delay_s + self.recovery_s(context_tokens)
-
-
-class StatedMemoryfulness(Memoryfulness):
-    """`Memoryfulness` whose eta is given."""
-
-    def __init__(self, eta: float) -> None:
-        super().__init__()
-        self._stated = eta
-
-    @property
-    def eta(self) -> float:
-        return self._stated

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.gaps.costs import CostSetting
-from bench.gaps.traces import GapProgram, GapTurn
+from bench.gaps.traces import GapProgram
 from ttlcache.clock import VirtualClock
 from ttlcache.config import load_config
 from ttlcache.controller import Controller
 from ttlcache.types import (
     Arrival,
     Finish,
-    GapKey,
     Hints,
     PinOutcome,
     Pressure,
@@ -56,8 +55,6 @@ class Outcome:
     held_s: seconds pinned, prolongations included. ttl_s: the first decision.
     """
 
-    key: GapKey
-    context_tokens: int
     gap_s: float
     benefit_s: float
     ttl_s: float = 0.0
@@ -224,7 +221,9 @@ class _Replay:
         self._holder.finishing_blocks = 0
         if is_known and not program.ended:
             opened = program.open_turns[-1]
-            outcome = self._outcome(turn, opened.context_tokens)
+            benefit_s = self._costs.benefit_s(opened.context_tokens)
+            outcome = Outcome(turn.gap_s, benefit_s)
+            self._outcomes.append(outcome)
             if decision is not None:
                 outcome.ttl_s = decision.ttl_s
                 outcome.reason = decision.reason
@@ -239,9 +238,3 @@ class _Replay:
             # An unknown gap was not opened: the next request may come at once.
             after_s = turn.gap_s if is_known else 0.0
             self._push(now_s + after_s, _ARRIVE, number, index + 1)
-
-    def _outcome(self, turn: GapTurn, context_tokens: int) -> Outcome:
-        benefit_s = self._costs.benefit_s(context_tokens)
-        outcome = Outcome(turn.key, context_tokens, turn.gap_s, benefit_s)
-        self._outcomes.append(outcome)
-        return outcome

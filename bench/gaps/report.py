@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.command import argument, json_object, one_of, option, write_json
+from bench.command import argument, json_object, option, write_json
 from bench.gaps.costs import CostSetting
 from bench.gaps.replay import Arm, Outcome, replay_gaps
-from bench.gaps.scores import Group, Score, best_constant_s, by_group, oracle, score
+from bench.gaps.scores import Score, best_constant_s, oracle, score
 from bench.gaps.traces import GapProgram, read_gaps
 from bench.sim.rivals import ablations
 from bench.tables import table
@@ -38,11 +38,6 @@ _HEADINGS = (
     "to oracle",
     "to oracle s/turn",
 )
-#: Groups printed by `--explain`; the JSON has all.
-EXPLAIN_ROWS = 12
-
-
-_COSTS = CostSetting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +52,10 @@ class GapOptions:
     policy: list[str] | None = option(
         None, 'Only these, as NAME or NAME:{"option": value}.'
     )
-    explain: list[str] | None = option(
-        None, "Show where this policy's cost arises, by reason and key."
-    )
-    prefill: tuple[float, float, float] = option(
-        _COSTS.prefill, "Recovery: s a token, s a token^2, s. See bench.gaps.costs."
-    )
-    delay: float = option(
-        _COSTS.queueing_delay_s, "T, queueing seconds of an evicted return.", min=0.0
-    )
-    price: float = option(
-        _COSTS.price, "Seconds of delay a second of holding.", min=0.0
-    )
-    eta: float | None = option(None, "Memoryfulness shown; learnt by default.")
-    running_tokens: int = option(
-        _COSTS.running_tokens, "Tokens of running requests (InferCept).", min=0
-    )
+    setting: CostSetting = field(default_factory=CostSetting)
     rate: float = option(0.1, "Programs a second where none recorded.")
     seed: int = option(0, "Seed of those arrivals.")
     tell_last: bool = option(False, "Programs announce their last turn.", "--tell-last")
-
-    @property
-    def setting(self) -> CostSetting:
-        """The prices at which decisions are asked for and scored."""
-        return CostSetting(
-            self.prefill, self.delay, self.price, self.eta, self.running_tokens
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +67,6 @@ class TraceResult:
     scores: dict[str, Score]
     best_constant: Score
     oracle: Score
-    by_reason: dict[str, list[Group]]
-    by_key: dict[str, list[Group]]
 
 
 def parse_arm(text: str) -> Arm:
@@ -125,11 +96,6 @@ def gaps(options: GapOptions, console: Console) -> None:
     print_setting(options, console)
     for result in results:
         console.print(trace_table(result))
-        for arm in options.explain or ():
-            one_of("--explain", arm, result.scores)
-            console.print(*explanation(result, arm))
-    if len(results) > 1:
-        console.print(summary(results))
     if options.json_path is not None:
         write_json(options.json_path, to_json(results, options))
 
@@ -158,58 +124,33 @@ def compare(
     def run(arm: Arm) -> list[Outcome]:
         return replay_gaps(programs, setting, arm, tell_last=options.tell_last)
 
-    outcomes = {arm.name: run(arm) for arm in arms}
     facts = run(Arm("none", "none"))  # the gaps alone, no matter which arms were asked
     ttl_s = best_constant_s(facts, price, max_ttl_s)
-
-    def groups(own: Sequence[Outcome], name: Callable[[Outcome], str]) -> list[Group]:
-        names = [name(o) for o in own]
-        return by_group(own, names, price, ttl_s, max_ttl_s)
-
     return TraceResult(
         trace=trace,
         programs=len(programs),
-        scores={name: score(own, price) for name, own in outcomes.items()},
+        scores={arm.name: score(run(arm), price) for arm in arms},
         best_constant=replace(
             score(run(Arm("fixed", "fixed", {"ttl_s": ttl_s})), price), ttl_s=ttl_s
         ),
         oracle=score(oracle(facts, price, max_ttl_s), price),
-        by_reason={
-            name: groups(own, lambda o: o.reason) for name, own in outcomes.items()
-        },
-        by_key={
-            name: groups(own, lambda o: str(o.key)) for name, own in outcomes.items()
-        },
     )
 
 
 def trace_table(result: TraceResult) -> Table:
     """Policies by cost, the references last."""
     best, ideal = result.best_constant, result.oracle
+    ranked = sorted(result.scores.items(), key=lambda item: item[1].cost_s)
     view = table(
         f"{result.trace}: {result.programs} programs, {best.turns:,} turns, "
         f"{best.returns:,} returns",
         ("policy", *_HEADINGS),
-        ((name, *_cells(own, best, ideal)) for name, own in _ranked(result)),
+        ((name, *_cells(own, best, ideal)) for name, own in ranked),
     )
     view.add_section()
     view.add_row(f"best constant {best.ttl_s:.4g} s", *_cells(best, best, ideal))
     view.add_row("oracle", *_cells(ideal, best, ideal))
     return view
-
-
-def summary(results: Sequence[TraceResult]) -> Table:
-    """All traces in one table, without the references' own rows."""
-    rows = (
-        (result.trace, name, *_cells(own, result.best_constant, result.oracle))
-        for result in results
-        for name, own in _ranked(result)
-    )
-    return table("all traces", ("trace", "policy", *_HEADINGS), rows, left=2)
-
-
-def _ranked(result: TraceResult) -> list[tuple[str, Score]]:
-    return sorted(result.scores.items(), key=lambda item: item[1].cost_s)
 
 
 def _cells(own: Score, best: Score, ideal: Score) -> tuple[str, ...]:
@@ -223,40 +164,14 @@ def _cells(own: Score, best: Score, ideal: Score) -> tuple[str, ...]:
     )
 
 
-def explanation(result: TraceResult, arm: str) -> tuple[Table, Table]:
-    """Where an arm's cost arises: by reason of the decision, and by gap key."""
-    return (
-        _groups(f"{result.trace}, {arm}: by reason", result.by_reason[arm]),
-        _groups(f"{result.trace}, {arm}: by gap key", result.by_key[arm]),
-    )
-
-
-def _groups(title: str, groups: Sequence[Group]) -> Table:
-    rows = (
-        (
-            group.name,
-            f"{group.turns:,}",
-            f"{group.misses:,}",
-            f"{group.held_s:,.0f}",
-            f"{group.cost_s:,.0f}",
-            f"{group.best_constant_s:,.0f}",
-            f"{group.oracle_s:,.0f}",
-        )
-        for group in groups[:EXPLAIN_ROWS]
-    )
-    columns = ("of", "turns", "misses", "held s", "cost s", "constant s", "oracle s")
-    return table(title, columns, rows)
-
-
 def print_setting(options: GapOptions, console: Console) -> None:
     """One line with everything that the numbers depend on."""
     setting = options.setting
     a, b, c = setting.prefill
-    eta = "learnt" if setting.eta is None else f"{setting.eta:g}"
     ends = "announced" if options.tell_last else "not announced"
     console.print(
         f"recovery P(n) = {a:.3g} n + {b:.3g} n^2 + {c:.3g} s, "
-        f"T = {setting.queueing_delay_s:g} s, price {setting.price:g}, eta {eta}, "
+        f"T = {setting.queueing_delay_s:g} s, price {setting.price:g}, "
         f"{setting.running_tokens:,} tokens running; ends {ends}; arrivals as "
         f"recorded, else {options.rate:g}/s Poisson with seed {options.seed}",
         highlight=False,
@@ -264,7 +179,7 @@ def print_setting(options: GapOptions, console: Console) -> None:
 
 
 def to_json(results: Sequence[TraceResult], options: GapOptions) -> dict[str, Any]:
-    """Everything printed, and the groups of every arm."""
+    """Everything printed."""
     return {
         "options": {
             "setting": asdict(options.setting),
@@ -289,10 +204,4 @@ def _trace_json(result: TraceResult) -> dict[str, Any]:
             }
             for name, own in {**result.scores, **references}.items()
         },
-        "by_reason": _groups_json(result.by_reason),
-        "by_key": _groups_json(result.by_key),
     }
-
-
-def _groups_json(groups: dict[str, list[Group]]) -> dict[str, list[dict[str, Any]]]:
-    return {name: [asdict(group) for group in own] for name, own in groups.items()}

@@ -14,7 +14,6 @@ from ttlcache.config import load_config
 from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
-from ttlcache.telemetry.events import Telemetry
 from ttlcache.types import (
     NO_HINTS,
     Arrival,
@@ -89,7 +88,6 @@ def make_controller(
     clock: Clock,
     *,
     gaps: GapHistory | None = None,
-    telemetry: Telemetry | None = None,
     **config: Any,
 ) -> Controller:
     """A controller with `config` on top of the defaults.
@@ -104,7 +102,6 @@ def make_controller(
         BLOCK_TOKENS,
         gaps=gaps,
         costs=CostModel({"prefill": [0.0, 0.0, RECOVERY_S]}),
-        telemetry=telemetry,
     )
 
 

@@ -16,12 +16,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.micro.overhead_driver import (
-    CONTEXT_TOKENS,
-    Agent,
-    make_controller,
-    rss_bytes,
-)
+from bench.micro.overhead_driver import Agent, make_controller, rss_bytes
 from ttlcache.clock import VirtualClock
 from ttlcache.controller import Controller
 
@@ -30,7 +25,7 @@ CHUNKS = 10
 LIVE_AGENTS = 1_000
 TURNS = 3
 IDLE_S = 60.0
-_SCALE_CONTEXT_TOKENS = 1_024
+CONTEXT_TOKENS = 1_024
 _TOP_LINES = 20
 
 
@@ -47,7 +42,6 @@ class Chunk:
     seconds: float
     rss_bytes: int
     live: int
-    open_gaps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +49,12 @@ class Kept:
     """Bytes that one live idle program keeps.
 
     bytes_each: after its pin expired: table entry, open turn, gap start.
-    pinned_bytes_each: while 8,192 tokens of it are pinned; a pin remembers the
-        hashes of its blocks, which nobody else keeps here.
     lines: the largest allocations after expiry, bytes a program by "file:line".
     """
 
     identity: str
     programs: int
     bytes_each: float
-    pinned_bytes_each: float
     lines: dict[str, float]
 
 
@@ -96,14 +87,15 @@ def run_programs(
                 # As an adapter would, now and then.
                 controller.telemetry.metrics.drain()
                 seconds = time.process_time() - began_s
-                chunks.append(_chunk(controller, ended, seconds))
+                live_now = len(controller.programs)
+                chunks.append(Chunk(ended, seconds, rss_bytes(), live_now))
                 on_chunk(chunks[-1])
                 began_s = time.process_time()
     return chunks
 
 
 def _agent(number: int) -> Agent:
-    return Agent(number, IDENTITIES[number % 3], _SCALE_CONTEXT_TOKENS)
+    return Agent(number, IDENTITIES[number % 3], CONTEXT_TOKENS)
 
 
 def _turn(controller: Controller, agent: Agent) -> None:
@@ -114,49 +106,23 @@ def _turn(controller: Controller, agent: Agent) -> None:
     controller.finish(agent.finish())
 
 
-def _chunk(controller: Controller, ended: int, seconds: float) -> Chunk:
-    return Chunk(
-        programs=ended,
-        seconds=seconds,
-        rss_bytes=rss_bytes(),
-        live=len(controller.programs),
-        open_gaps=controller.gaps.num_open,
-    )
-
-
 def measure_kept(num_programs: int, identity: str, policy: str) -> Kept:
-    """Start `num_programs` programs, let each finish one turn, and weigh them.
-
-    Pinned ones are weighed apart, and fewer: each remembers its 514 block hashes.
-    """
-    idle, lines = _weigh(
-        num_programs, identity, policy, _SCALE_CONTEXT_TOKENS, expire=True
-    )
-    few = max(10, num_programs // 50)
-    pinned, _ = _weigh(few, identity, policy, CONTEXT_TOKENS, expire=False)
-    return Kept(identity, num_programs, idle, pinned, lines)
-
-
-def _weigh(
-    num_programs: int, identity: str, policy: str, context_tokens: int, *, expire: bool
-) -> tuple[float, dict[str, float]]:
-    """Traced bytes a program, in all and by line of code, after one turn each."""
+    """Start `num_programs` programs, let each finish one turn, and weigh them."""
     clock = VirtualClock()
     controller = make_controller(policy, clock)
     warm_up = max(10, num_programs // 50)  # what is allocated once
     for number in range(warm_up):
-        _turn(controller, Agent(number, identity, context_tokens))
+        _turn(controller, Agent(number, identity, CONTEXT_TOKENS))
     gc.collect()
     tracemalloc.start()
     try:
         before = tracemalloc.take_snapshot()
         for number in range(warm_up, warm_up + num_programs):
             # The driver's agent dies here; what is left belongs to the controller.
-            _turn(controller, Agent(number, identity, context_tokens))
-        if expire:
-            clock.advance(controller.config.max_ttl_s + 1.0)
-            controller.tick()
-            assert len(controller.pins) == 0
+            _turn(controller, Agent(number, identity, CONTEXT_TOKENS))
+        clock.advance(controller.config.max_ttl_s + 1.0)
+        controller.tick()
+        assert len(controller.pins) == 0
         assert len(controller.programs) >= num_programs
         controller.telemetry.metrics.drain()
         gc.collect()
@@ -171,7 +137,8 @@ def _weigh(
         )
         for line in mine[:_TOP_LINES]
     }
-    return sum(line.size_diff for line in mine) / num_programs, by_line
+    total = sum(line.size_diff for line in mine) / num_programs
+    return Kept(identity, num_programs, total, by_line)
 
 
 def _short(path: str) -> str:

@@ -33,7 +33,7 @@ from typing import Any
 from rich.console import Console
 from vllm.utils.gc_utils import freeze_gc_heap
 
-from bench.micro import idle_connector
+from bench.sim import idle_connector
 from bench.sim.harness import EngineHarness, EngineSpec
 from bench.tables import table
 

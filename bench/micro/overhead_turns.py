@@ -7,7 +7,8 @@ a second passes, so that cached curves are stale.
 
 A turn is driven through the real `Controller` as an adapter would: arrive, admit,
 prefilled, finish. Contexts have 8,192 tokens in blocks of 16; the programs take
-turns, so that no call finds its data in the CPU cache by accident.
+turns, so that no call finds its data in the CPU cache by accident. First and last
+turns do not count: they have no gap to end, or none to decide on.
 
 All times are CPU time of the thread (its clock costs some 0.2 us a call, included):
 on a shared machine wall time has other processes' slices in its 99th percentile.
@@ -19,7 +20,7 @@ import gc
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,8 +39,6 @@ from ttlcache.types import GapKey
 #: Keys whose window is long (6,667 records), absent (so that the global window of
 #: 10,000 answers), and short (476, where a curve is always exact).
 DECIDE_KEYS = (SHELL_GAP, GapKey("never seen"), GapKey("search"))
-#: Open gaps beside the recorded ones: agents of which a tool runs right now.
-OPEN_GAPS = (50, 1_000, 10_000)
 LIVE_AGENTS = 200
 TURNS_PER_AGENT = 10
 
@@ -55,33 +54,25 @@ class Micros:
 
 @dataclass(frozen=True, slots=True)
 class DecideResult:
-    """One policy: of `DECIDE_KEYS`, the one with the highest median counts.
-
-    open_gaps: fresh decisions by the number of gaps open meanwhile.
-    """
+    """One policy: of `DECIDE_KEYS`, the one with the highest median counts."""
 
     policy: str
     warm: Micros
     fresh: Micros
-    open_gaps: dict[int, Micros]
 
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
     """Turns of one policy under one way of telling programs apart.
 
-    both: arrive + finish of the same turn. first_arrive: of a program's first turn,
-    where prefix inference searches every block in vain.
+    both: arrive + finish of the same turn.
     """
 
     policy: str
     identity: str
     arrive: Micros
-    admit: Micros
     finish: Micros
     both: Micros
-    first_arrive: Micros
-    pins_claimed: int
 
 
 def micros(samples_ns: Sequence[int]) -> Micros:
@@ -93,28 +84,16 @@ def micros(samples_ns: Sequence[int]) -> Micros:
 def time_decide(policy_name: str, repeats: int) -> DecideResult:
     """`decide` of one policy with its default options."""
 
-    def slowest(fresh: bool, open_gaps: int = OPEN_GAPS[0]) -> Micros:
-        timed = [
-            _time_decide(policy_name, key, repeats, fresh, open_gaps)
-            for key in DECIDE_KEYS
-        ]
+    def slowest(*, fresh: bool) -> Micros:
+        timed = [_time_decide(policy_name, key, repeats, fresh) for key in DECIDE_KEYS]
         return max(timed, key=lambda m: m.median)
 
-    return DecideResult(
-        policy=policy_name,
-        warm=slowest(fresh=False),
-        fresh=slowest(fresh=True),
-        open_gaps={count: slowest(True, count) for count in OPEN_GAPS[1:]},
-    )
+    return DecideResult(policy_name, slowest(fresh=False), slowest(fresh=True))
 
 
-def _time_decide(
-    policy_name: str, key: GapKey, repeats: int, fresh: bool, open_gaps: int
-) -> Micros:
+def _time_decide(policy_name: str, key: GapKey, repeats: int, fresh: bool) -> Micros:
     policy = policies.create(policy_name)
     history = filled_history()
-    for number in range(open_gaps - history.num_open):
-        history.start(("more", number), DECIDE_KEYS[number % 3], now_s=60.0)
     view = view_of(history)
     turn = turn_of(key)
     gaps_s = np.random.default_rng(1).lognormal(0.0, 1.5, repeats).tolist()
@@ -135,58 +114,37 @@ def time_turns(policy_name: str, identity: str, repeats: int) -> TurnResult:
     """`repeats` turns through a controller whose gap history is full."""
     clock = VirtualClock()
     controller = make_controller(policy_name, clock, gaps=filled_history())
-    stamps = _Stamps()
     live = max(2, min(LIVE_AGENTS, repeats // TURNS_PER_AGENT))
     agents = [Agent(number, identity, CONTEXT_TOKENS) for number in range(live)]
     made = live
+    stamps: list[tuple[int, int]] = []
     gc.collect()
     for step in range(repeats):
         slot = step % live
         if agents[slot].turns == TURNS_PER_AGENT:
             agents[slot] = Agent(made, identity, CONTEXT_TOKENS)
             made += 1
-        _one_turn(controller, agents[slot], stamps)
+        counts = 0 < agents[slot].turns < TURNS_PER_AGENT - 1
+        stamp = _time_turn(controller, agents[slot])
+        if counts:
+            stamps.append(stamp)
         clock.advance(1.0 / live)  # each agent is away for about a second
         controller.tick()
-    return TurnResult(
-        policy=policy_name,
-        identity=identity,
-        arrive=micros(stamps.arrive),
-        admit=micros(stamps.admit),
-        finish=micros(stamps.finish),
-        both=micros([a + f for a, f in zip(stamps.arrive, stamps.finish, strict=True)]),
-        first_arrive=micros(stamps.first_arrive),
-        pins_claimed=controller.telemetry.metrics.totals["pins", "claimed"],
-    )
+    arrive, finish = zip(*stamps, strict=True)
+    both = [sum(stamp) for stamp in stamps]
+    timed = (micros(arrive), micros(finish), micros(both))
+    return TurnResult(policy_name, identity, *timed)
 
 
-@dataclass(slots=True)
-class _Stamps:
-    """Nanoseconds by call; only `first_arrive` is of first turns."""
-
-    arrive: list[int] = field(default_factory=list)
-    admit: list[int] = field(default_factory=list)
-    finish: list[int] = field(default_factory=list)
-    first_arrive: list[int] = field(default_factory=list)
-
-
-def _one_turn(controller: Controller, agent: Agent, stamps: _Stamps) -> None:
-    is_first = agent.turns == 0
+def _time_turn(controller: Controller, agent: Agent) -> tuple[int, int]:
+    """Nanoseconds of the turn's arrival and of its end."""
     arrival = agent.arrival(is_last=agent.turns + 1 == TURNS_PER_AGENT)
     began_ns = time.thread_time_ns()
     controller.arrive(arrival)
     arrive_ns = time.thread_time_ns() - began_ns
-    began_ns = time.thread_time_ns()
     controller.on_allocated(arrival.request_id, arrival.num_tokens - TURN_TOKENS)
-    admit_ns = time.thread_time_ns() - began_ns
     controller.prefilled(arrival.request_id, arrival.num_tokens)
     finish = agent.finish()
     began_ns = time.thread_time_ns()
     controller.finish(finish)
-    finish_ns = time.thread_time_ns() - began_ns
-    if is_first:
-        stamps.first_arrive.append(arrive_ns)
-    elif not arrival.hints.is_last_step:  # which has no gap to decide on
-        stamps.arrive.append(arrive_ns)
-        stamps.admit.append(admit_ns)
-        stamps.finish.append(finish_ns)
+    return arrive_ns, time.thread_time_ns() - began_ns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,29 +23,17 @@ class TransferOptions:
     """The cells, and how often they are timed."""
 
     layouts: tuple[str, ...] = option(
-        (
-            "LBNHC",
-            "LBHNC",
-            "BLNHC",
-            "LHBNC",
-        ),
-        "vLLM's layout names.",
+        ("LBNHC", "LBHNC", "BLNHC", "LHBNC"), "vLLM's layout names."
     )
     pages_kib: tuple[int, ...] = option(
-        (
-            4,
-            16,
-            64,
-            128,
-        ),
-        "KiB of a block in one layer.",
+        (4, 16, 64, 128), "KiB of a block in one layer."
     )
     runs: tuple[int, ...] = option((1, 8), "Adjacent block ids in a row.")
     layers: int = option(32, "Layers of the model.", min=1)
     mib: int = option(64, "MiB of one transfer.", min=1)
     rounds: int = option(9, "Timed rounds.", min=1)
     device: str = option("auto", "cpu, cuda or auto (cuda where there is one).")
-    out: Path = option(Path("out/transfer"), "Folder for JSON and CSV.")
+    out: Path = option(Path("out/transfer"), "Folder for the result.")
 
     def __post_init__(self) -> None:
         one_of("--device", self.device, ("cpu", "cuda", "auto"))
@@ -76,10 +63,9 @@ def transfer(options: TransferOptions, console: Console) -> int:
         result = run(shapes, options.rounds, where, status.update)
     judged = bars(result)
     _print(result, judged, console)
-    paths = options.out / "transfer.json", options.out / "transfer.csv"
-    write_json(paths[0], to_json(result))
-    write_csv(result.rows, paths[1])
-    console.print(f"[dim]{paths[0]}, {paths[1]}[/]")
+    path = options.out / "transfer.json"
+    write_json(path, to_json(result))
+    console.print(f"[dim]{path}[/]")
     missed = result.num_wrong or not all(bar.passed for bar in judged)
     return 1 if missed else 0
 
@@ -122,17 +108,3 @@ def _table(result: TransferResult) -> Table:
         ),
         left=4,
     )
-
-
-def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """One line a row of the result."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        names = ["layout", "page_bytes", "run_blocks", "layers", "num_bytes"]
-        values = ["direction", "arm", "gb_per_s", "of_peak", "of_peak_cpu", "rounds"]
-        writer.writerow(names + values)
-        for row in rows:
-            writer.writerow(
-                [getattr(row.shape, name) for name in names]
-                + [getattr(row, name) for name in values]
-            )

@@ -53,7 +53,6 @@ class GridResult:
 
 def grid(options: GridOptions, console: Console) -> None:
     """Every arm on every cell: workloads x loads x pools x seeds, and the verdict."""
-    options = options.chosen()
     result = run_grid(options, console)
     print_grid(result, console)
     if (out := options.out) is not None:
@@ -162,7 +161,7 @@ def command(options: GridOptions) -> str:
         words.append(f"--arms '{options.arms}'")
     words.append(f"--half {options.half}")
     if options.seeds:
-        words.append(f"--seeds {options.seeds}")
+        words.append(f"--seeds {','.join(map(str, options.seeds))}")
     if options.programs != given.programs:
         words.append(f"--programs {options.programs:g}")
     if not options.tell_last:

@@ -23,7 +23,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from bench.command import CellRuns, one_of, option
 from bench.sim.load.workload import WorkloadSpec, build
@@ -53,17 +52,17 @@ PROBE_SEED = 1000
 #: At least so many programs in a closed loop: few would be its start and its end.
 PROBE_PROGRAMS = 24
 #: Seeds by half: what is tuned on `odd` is reported on `even`.
-SEEDS = {"odd": "100,101", "even": "0,1"}
+SEEDS = {"odd": (100, 101), "even": (0, 1)}
 #: Larger blocks than vLLM's 16 make a cell three times cheaper and change little.
 ENGINE = EngineSetting(block_size=64)
 
 
 @dataclass(frozen=True, slots=True)
 class GridOptions(CellRuns):
-    """What is empty is as built in.
+    """Which cells.
 
     traces: folder of the trace files. half: lines of the traces that are used.
-    programs: factor on `PROGRAMS`. seeds: "" for those of the half.
+    programs: factor on `PROGRAMS`. seeds: empty for those of the half.
     """
 
     traces: Path = option(Path("traces"), "Folder of the trace files.")
@@ -78,39 +77,13 @@ class GridOptions(CellRuns):
         ",".join(GRID_ARMS), "As for sim; all by default.", show_default=False
     )
     half: str = option("even", "Lines of the traces: tune on odd, report on even.")
-    seeds: str = option("", "0,1 for even, 100,101 for odd.")
-    programs: float = option(
-        1.0, "Factor on the number of programs; 0: as built in.", min=0.0
-    )
-    subset: bool = option(False, "A small grid, some minutes.", "--subset")
+    seeds: tuple[int, ...] = option((), "0,1 for even, 100,101 for odd.")
+    programs: float = option(1.0, "Factor on the number of programs.", min=0.01)
     tell_last: bool = option(True, "Clients say which turn is their last one.")
 
     def seed_list(self) -> list[int]:
-        """Raises ValueError where they are no numbers."""
-        text = self.seeds or SEEDS[self.half]
-        try:
-            return [int(seed) for seed in text.split(",")]
-        except ValueError:
-            raise ValueError(f"seeds {text!r}: expected 0,1,2") from None
-
-    def chosen(self) -> GridOptions:
-        """What was not said is as built in, or small where a small grid is asked."""
-        given, built_in = GridOptions(), SUBSET if self.subset else {"programs": 1.0}
-        changes: dict[str, Any] = {
-            name: value
-            for name, value in built_in.items()
-            if getattr(self, name) in (0.0, getattr(given, name))
-        }
-        return replace(self, **changes)
-
-
-#: `--subset`: one workload of each kind, the dear pool left out.
-SUBSET: Mapping[str, Any] = {
-    "workloads": ("swe", "tb_mini_swe_agent"),
-    "pools": ("small", "offload"),
-    "arms": "vllm,program-fcfs,cachettl,ski-rental,thunderagent,adaptive,oracle",
-    "programs": 0.6,
-}
+        """Those of the half where none are given."""
+        return list(self.seeds or SEEDS[self.half])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import httpx
-
 from bench.serve.replay import Failure, ReplayOptions, ReplayResult, replay
 from bench.serve.server import SampleKey, ServerOptions, VLLMServer, by_label, total
 from bench.serve.tier_server import TierServer
+from bench.serve.tiny_model import DEFAULT_SHAPE
 from bench.sim.load.programs import Program
 from bench.sim.metrics import Summary, TurnRecord, summarize
 from ttlcache_connector.lmcache_server.launch import TierOptions
@@ -121,12 +120,12 @@ def run_arm(
             vllm = above(vllm, stack.enter_context(tiers).options)
         server = VLLMServer(model, vllm, log_path, arm.start_timeout_s)
         stack.enter_context(server)
-        warm_up(server.base_url, options)
+        warm_up(server)
         before = server.metrics()
         ready_s = time.monotonic()
         result = replay(server.base_url, programs, options, on_turn)
         ended_s = time.monotonic()
-        engine = read_engine(server, before, options)
+        engine = read_engine(server, before)
     return ArmResult(
         name=arm.name,
         command=tuple(server.command),
@@ -154,34 +153,26 @@ def above(server: ServerOptions, tiers: TierOptions) -> ServerOptions:
     return replace(server, kv_transfer_config=transfer)
 
 
-def warm_up(base_url: str, options: ReplayOptions) -> None:
+def warm_up(server: VLLMServer) -> None:
     """Requests of several lengths, each a program that ends at once."""
     for length in _WARM_UP_PROMPT_TOKENS:
-        _send_throwaway(base_url, options, length)
+        _send_throwaway(server, length)
 
 
-def _send_throwaway(base_url: str, options: ReplayOptions, length: int) -> None:
+def _send_throwaway(server: VLLMServer, length: int) -> None:
     hint = {"program_id": f"warm-up-{length}", "is_last_step": True}
-    body = {
-        "model": options.model,
-        "prompt": [options.vocab_size - 1] * length,
-        "max_tokens": 4,
-        "temperature": 0.0,
-        "logprobs": 0,
-        "kv_transfer_params": {"ttlcache": hint},
-    }
-    url = f"{base_url}/v1/completions"
-    httpx.post(url, json=body, timeout=options.request_timeout_s).raise_for_status()
+    prompt = [DEFAULT_SHAPE.vocab - 1] * length
+    server.ask(prompt, hint, max_tokens=4, logprobs=0)
 
 
 def read_engine(
-    server: VLLMServer, before: Mapping[SampleKey, float], options: ReplayOptions
+    server: VLLMServer, before: Mapping[SampleKey, float]
 ) -> EngineCounters:
     """What a server counted since `before`."""
     after = server.metrics()
     # An idle engine does not step, so the connector's last events are reported
     # with the next request.
-    _send_throwaway(server.base_url, options, _WARM_UP_PROMPT_TOKENS[0])
+    _send_throwaway(server, _WARM_UP_PROMPT_TOKENS[0])
     flushed = server.metrics()
 
     def grown(name: str, samples: Mapping[SampleKey, float] = after) -> float:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,17 +62,22 @@ def ttl_l2_adapter(**params: Any) -> dict[str, Any]:
 class LMCacheProcess(ServerProcess):
     """Runs one server for the length of a ``with`` block; it may be killed in there."""
 
-    name = "lmcache server"
     log_mode = "ab"
+    grace_s = 15.0
 
-    @property
-    @abstractmethod
-    def base_url(self) -> str:
-        """Its HTTP interface."""
-
-    @property
-    def health_url(self) -> str:
-        return f"{self.base_url}/healthcheck"
+    def __init__(
+        self,
+        command: Sequence[str],
+        http_port: int,
+        log_path: Path,
+        start_timeout_s: float,
+        env: Mapping[str, str],
+    ) -> None:
+        self.base_url = f"http://127.0.0.1:{http_port}"
+        health_url = f"{self.base_url}/healthcheck"
+        super().__init__(
+            command, health_url, log_path, start_timeout_s, env, "lmcache server"
+        )
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self._get("/status").json()
@@ -97,20 +101,14 @@ class LMCacheServer(LMCacheProcess):
     def __init__(
         self, options: LMCacheOptions, log_path: Path, start_timeout_s: float = 180.0
     ) -> None:
-        super().__init__(log_path, start_timeout_s)
         self.options = options
         self.port, self.http_port = free_ports(2)
         self.url = f"tcp://127.0.0.1:{self.port}"
-
-    @property
-    def command(self) -> list[str]:
         script = str(Path(sys.executable).with_name("lmcache"))
-        return [script, "server", *self.options.arguments(self.port, self.http_port)]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"LMCACHE_TRACK_USAGE": "false", "NO_COLOR": "1"}
-
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.http_port}"
+        super().__init__(
+            [script, "server", *options.arguments(self.port, self.http_port)],
+            self.http_port,
+            log_path,
+            start_timeout_s,
+            {"LMCACHE_TRACK_USAGE": "false"},
+        )

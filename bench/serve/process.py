@@ -9,7 +9,6 @@ import signal
 import subprocess
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -49,38 +48,39 @@ class ServerError(RuntimeError):
     """A server did not start, or died; the message ends with its log's tail."""
 
 
-class ServerProcess(ABC):
+class ServerProcess:
     """Runs `command` for the length of a ``with`` block.
 
     Args:
+        command: the full command line.
+        health_url: answers 200 once the server is ready.
         log_path: file that gets its stdout and stderr.
         start_timeout_s: deadline for `health_url` to answer 200.
+        env: what its environment needs on top of ours.
+        name: what error messages call it.
     """
 
-    #: What error messages call it.
-    name = "the server"
     #: How a further start opens the log: "ab" keeps what the one before wrote.
     log_mode = "wb"
+    #: Seconds after SIGTERM in which streams that clients still read may end.
+    grace_s = 5.0
 
-    def __init__(self, log_path: Path, start_timeout_s: float) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        health_url: str,
+        log_path: Path,
+        start_timeout_s: float = 180.0,
+        env: Mapping[str, str] | None = None,
+        name: str = "",
+    ) -> None:
+        self.command = tuple(command)
+        self.health_url = health_url
         self.log_path = log_path
         self.start_timeout_s = start_timeout_s
+        self.name = name or command[0]
+        self._env = {"NO_COLOR": "1", **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    @abstractmethod
-    def command(self) -> Sequence[str]:
-        """The full command line."""
-
-    @property
-    @abstractmethod
-    def health_url(self) -> str:
-        """Answers 200 once the server is ready."""
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """What its environment needs on top of ours."""
-        return {"NO_COLOR": "1"}
 
     @property
     def pid(self) -> int:
@@ -113,7 +113,7 @@ class ServerProcess(ABC):
                 self.command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self.environment},
+                env={**os.environ, **self._env},
                 start_new_session=True,
             )
         try:
@@ -122,14 +122,14 @@ class ServerProcess(ABC):
             self.stop()
             raise
 
-    def stop(self, grace_s: float = 15.0) -> None:
+    def stop(self) -> None:
         """SIGTERM to the server, then SIGKILL to what is left of its group."""
         if self._process is None:
             return
         if self._process.poll() is None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace_s)
+                self._process.wait(self.grace_s)
         self.kill()
 
     def kill(self) -> None:
@@ -172,37 +172,3 @@ class ServerProcess(ABC):
             f"{self.name} was not ready after {self.start_timeout_s:g} s; "
             f"{self.log_path} ends with:\n{self.log_tail()}"
         )
-
-
-class HTTPProcess(ServerProcess):
-    """Runs `command` until the `with` block ends; ready when `health_url` is 200."""
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        health_url: str,
-        log_path: Path,
-        start_timeout_s: float = 180.0,
-        extra_env: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(log_path, start_timeout_s)
-        self.name = command[0]
-        self._command = tuple(command)
-        self._health_url = health_url
-        self._extra_env = dict(extra_env or {})
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        return self._command
-
-    @property
-    def health_url(self) -> str:
-        return self._health_url
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {**super().environment, **self._extra_env}
-
-    def stop(self, grace_s: float = 5.0) -> None:
-        """Streams that clients still read are cut off after a while."""
-        super().stop(grace_s)

@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
@@ -74,7 +74,7 @@ class ReplayResult:
 class Answer:
     """One completion; times are seconds since `start_s`."""
 
-    token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
     first_logprob: float
     first_token_s: float
     departure_s: float
@@ -155,7 +155,7 @@ async def replay_with(
             records.append(_record(program, index, arrival_s, answer))
             if on_turn is not None:
                 on_turn(records[-1])
-            prompt += answer.token_ids
+            prompt += answer.output_token_ids
             if turn.gap_s > 0:
                 await asyncio.sleep(turn.gap_s)
 
@@ -288,14 +288,7 @@ def _record(
         program_id=program.program_id,
         turn=index,
         arrival_s=arrival_s,
-        first_token_s=answer.first_token_s,
-        departure_s=answer.departure_s,
-        queue_s=answer.queue_s,
-        prompt_tokens=answer.prompt_tokens,
-        cached_tokens=answer.cached_tokens,
-        output_token_ids=answer.token_ids,
-        first_logprob=answer.first_logprob,
         tool=turn.tool,
         gap_s=turn.gap_s,
-        server=answer.server,
+        **asdict(answer),
     )

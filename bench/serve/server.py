@@ -108,7 +108,7 @@ class VLLMServer(ServerProcess):
         start_timeout_s: deadline for ``/health`` to answer 200.
     """
 
-    name = "the vLLM server"
+    grace_s = 15.0
 
     def __init__(
         self,
@@ -117,33 +117,26 @@ class VLLMServer(ServerProcess):
         log_path: Path,
         start_timeout_s: float = 600.0,
     ) -> None:
-        super().__init__(log_path, start_timeout_s)
-        self.model = model
         self.options = options
         self.port = free_ports(1)[0]
         self.base_url = f"http://127.0.0.1:{self.port}"
         self._served_log_bytes: int | None = None
+        super().__init__(
+            [
+                *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+                *options.arguments(model, self.port),
+            ],
+            f"{self.base_url}/health",
+            log_path,
+            start_timeout_s,
+            options.environment(),
+            "the vLLM server",
+        )
 
-    @property
-    def command(self) -> list[str]:
-        module = "vllm.entrypoints.openai.api_server"
-        return [
-            *(sys.executable, "-m", module),
-            *self.options.arguments(self.model, self.port),
-        ]
-
-    @property
-    def health_url(self) -> str:
-        return f"{self.base_url}/health"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return self.options.environment()
-
-    def stop(self, grace_s: float = 15.0) -> None:
+    def stop(self) -> None:
         if self._process is not None:
             self._served_log_bytes = self.log_path.stat().st_size
-        super().stop(grace_s)
+        super().stop()
 
     def metrics(self) -> dict[SampleKey, float]:
         """All samples of ``/metrics`` now."""
@@ -156,8 +149,9 @@ class VLLMServer(ServerProcess):
         prompt: Sequence[int],
         hints: Mapping[str, object] | None = None,
         max_tokens: int = 1,
+        **sampling: Any,
     ) -> dict[str, Any]:
-        """One completion with our hints.
+        """One completion with our hints; `sampling`: more members of the request.
 
         Raises:
             httpx.HTTPError: it was not answered 200.
@@ -167,6 +161,7 @@ class VLLMServer(ServerProcess):
             "prompt": list(prompt),
             "max_tokens": max_tokens,
             "temperature": 0,
+            **sampling,
         }
         if hints is not None:
             body["kv_transfer_params"] = {"ttlcache": hints}

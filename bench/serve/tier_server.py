@@ -25,21 +25,15 @@ class TierServer(LMCacheProcess):
     def __init__(
         self, options: TierOptions, log_path: Path, start_timeout_s: float = 120.0
     ) -> None:
-        super().__init__(log_path, start_timeout_s)
         port, http_port = free_ports(2)
         self.options = replace(options, port=port, http_port=http_port)
-
-    @property
-    def command(self) -> list[str]:
-        return self.options.command()
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return self.options.environment()
-
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.options.http_port}"
+        super().__init__(
+            self.options.command(),
+            http_port,
+            log_path,
+            start_timeout_s,
+            self.options.environment(),
+        )
 
     def pause(self) -> None:
         """Stop answering without going away."""

@@ -19,8 +19,8 @@ from bench.sim.models import MODELS
 from bench.sim.recorder import Recorder
 from bench.sim.rivals import paper_victims
 from bench.sim.rivals.ablations import ablated
-from bench.sim.rivals.arms import ArmSetting, own_file
-from bench.sim.rivals.gates import Gate, OpenGate
+from bench.sim.rivals.arms import own_file
+from bench.sim.rivals.gates import Gate
 from bench.sim.rivals.mori import MoriGate, unpin
 from bench.sim.rivals.oracle import OracleGate
 from bench.sim.rivals.plas import PlasGate
@@ -62,13 +62,13 @@ def run_cell(cell: Cell) -> CellResult:
             recorder,
             gate=_gate(cell, connector),
             connector=connector,
-            transfers=getattr(scheduler.connector, "tiers", None),
+            tiers=getattr(scheduler.connector, "tiers", None),
             shared_tokens=cell.workload.shared_tokens,
             longest_stride=cell.engine.decode_stride,
             block_tokens=cell.engine.block_size,
         ).run()
         check(workload, recorder, scheduler, connector)
-    metrics = recorder.metrics(block_bytes(cell), workload.chats)
+    metrics = recorder.metrics(block_bytes(cell))
     metrics["reload_s"] = store.reload_s if store is not None else 0.0
     metrics["reload_tokens"] = store.loaded_tokens if store is not None else 0
     metrics["connector"] = connector_counts(connector)
@@ -137,7 +137,7 @@ def engine_spec(cell: Cell, workload: Workload, step_time: StepTime) -> EngineSp
     engine = cell.engine
     context = round(mean_context(workload.programs))
     prefill_s = step_time.prefill_s(context, engine.max_num_batched_tokens)
-    extra = cell.arm.extra_config(ArmSetting(prefill_s))
+    extra = cell.arm.extra_config(prefill_s)
     above_tier = engine.offload != "none"
     if extra is not None and cell.arm.ablation:
         extra = ablated(extra, cell.arm.ablation, above_tier=above_tier)
@@ -191,7 +191,7 @@ def _gate(cell: Cell, connector: TTLConnector | None) -> Gate:
 
 
 def _open_gate(cell: Cell, connector: TTLConnector | None) -> Gate:
-    return OpenGate()
+    return Gate()
 
 
 def _thunderagent(cell: Cell, connector: TTLConnector | None) -> Gate:
@@ -211,7 +211,7 @@ def _mori(cell: Cell, connector: TTLConnector | None) -> Gate:
 
 def _paper_victims(cell: Cell, connector: TTLConnector | None) -> Gate:
     paper_victims.install(_controller(connector))
-    return OpenGate()
+    return Gate()
 
 
 def _plas(cell: Cell, connector: TTLConnector | None) -> Gate:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from vllm.v1.core.sched.scheduler import Scheduler
+from typing import TYPE_CHECKING
 
-from bench.sim.load.workload import Workload
-from bench.sim.recorder import Recorder
-from ttlcache_connector.connector import TTLConnector
+if TYPE_CHECKING:  # whoever raises the error need not know them
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from bench.sim.load.workload import Workload
+    from bench.sim.recorder import Recorder
+    from ttlcache_connector.connector import TTLConnector
 
 
 class SimulationError(RuntimeError):

@@ -25,7 +25,7 @@ from bench.sim.rivals.gates import Gate
 from bench.sim.steptime import StepTime
 from bench.sim.strides.foresight import Foresight
 from bench.sim.strides.stride import Plan, Strides
-from bench.sim.tiers.transfers import NoTransfers, Transfers
+from bench.sim.tiers.link import TierClient
 from ttlcache.clock import VirtualClock
 from ttlcache_connector.connector import TTLConnector
 
@@ -50,7 +50,7 @@ class Simulation:
         *,
         gate: Gate,
         connector: TTLConnector | None = None,
-        transfers: Transfers | None = None,
+        tiers: TierClient | None = None,
         shared_tokens: int = 0,
         longest_stride: int = 1,
         block_tokens: int = 16,
@@ -67,7 +67,7 @@ class Simulation:
         self._recorder = recorder
         self._gate = gate
         self._role = connector.scheduler_role if connector is not None else None
-        self._transfers = transfers or NoTransfers()
+        self._tiers = tiers
         self._foresight = Foresight(scheduler, connector)
         self._strides = Strides(
             scheduler,
@@ -120,9 +120,7 @@ class Simulation:
     def _deliver(self, now_s: float) -> None:
         while (due := self._arrivals.pop_due(now_s)) is not None:
             arrival_s, agent = due
-            if not agent.is_retry:
-                agent.start_s = arrival_s
-            agent.is_retry = False
+            agent.start_s = arrival_s
             self._submit(self._gate.arrive(agent, now_s))
         self._submit(self._gate.tick(now_s))
 
@@ -191,7 +189,9 @@ class Simulation:
     def _update(
         self, output: SchedulerOutput, ids: list[str], sampled: list[list[int]]
     ) -> None:
-        arrived = self._transfers.take_arrived(self._clock.now_s())
+        arrived: set[str] = set()
+        if self._tiers is not None:
+            arrived = self._tiers.take_arrived(self._clock.now_s())
         if arrived:
             self._strides.disturb()
         self._scheduler.update_from_output(
@@ -299,7 +299,8 @@ class Simulation:
             self._clock.set(time_s)
 
     def _next_event_s(self) -> float | None:
-        times = (self._arrivals.next_s(), self._gate.next_s(), self._transfers.next_s())
+        loaded_s = self._tiers.next_s() if self._tiers is not None else None
+        times = (self._arrivals.next_s(), self._gate.next_s(), loaded_s)
         return min((t for t in times if t is not None), default=None)
 
     def _events_s(self) -> list[float | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rich.console import Console
 
@@ -16,7 +16,6 @@ from bench.sim.load.workload import WorkloadSpec
 from bench.sim.models import MODELS
 from bench.sim.rivals.arms import Arm, parse_arms
 from bench.sim.settings import Cell, EngineSetting, FleetSetting
-from bench.sim.strides.check import check_strides
 from bench.sim.tiers.offload import parse_offload
 
 DEFAULT_ARMS = "vllm,program-fcfs,static-ttl,cachettl,adaptive"
@@ -32,7 +31,7 @@ class SimOptions(CellRuns):
     )
     programs: int = option(60, "How many agents.")
     rate: float = option(0.05, "Agent arrivals a second.")
-    seeds: str = option("0", "0,1,2")
+    seeds: tuple[int, ...] = option((0,), "0,1,2")
     arrivals: str = option(
         "poisson",
         "poisson, bursty (CV 2), closed:N, or rollout:N:K: batches of N, the "
@@ -40,38 +39,12 @@ class SimOptions(CellRuns):
     )
     turn_scale: int = option(1, "Turns times this, at constant tokens.")
     half: str = option("", "odd or even: only those lines of a trace.")
-    chat: str = option("", "Chats in the background: path of their trace.")
-    chat_rate: float = option(0.0, "Chat arrivals a second.")
     shared_tokens: int = option(0, "System prompt that all programs share.")
     replicas: int = option(1, "Engines behind a router.", min=1)
     routing: str = option(
         "session", "session, sticky, cache-aware, least-loaded, round-robin; a,b,…"
     )
-    fail_s: float = option(
-        0.0, "When the busiest replica dies; 0: never.", "--fail-at-s", min=0.0
-    )
     engine: EngineSetting = field(default_factory=EngineSetting)
-    check: bool = option(False, "Strides against single steps.", "--check-strides")
-    smoke: bool = option(False, "Default arms on a tiny cell, at most 60 s.", "--smoke")
-
-
-#: Small enough for a minute on two cores, large enough that arms differ.
-SMOKE = SimOptions(
-    programs=10,
-    rate=0.05,
-    engine=EngineSetting(blocks=8_000),
-    use_cache=False,
-)
-
-
-def sim(options: SimOptions, console: Console) -> int:
-    """vLLM's own scheduler in virtual time: every rival as an arm. No GPU, no model."""
-    if options.check:
-        return 0 if check_strides(console, processes=options.processes) else 1
-    if options.smoke:
-        options = replace(SMOKE, arms=options.arms, out=options.out)
-    run_sim(options, console)
-    return 0
 
 
 def cells_of(options: SimOptions) -> list[Cell]:
@@ -87,16 +60,12 @@ def cells_of(options: SimOptions) -> list[Cell]:
     one_of("half", options.half, ("", "odd", "even"))
     if options.half and not options.workload.startswith("trace:"):
         raise ValueError("half: only traces have lines")
-    try:
-        seeds = [int(seed) for seed in options.seeds.split(",")]
-    except ValueError:
-        raise ValueError(f"seeds {options.seeds!r}: expected 0,1,2") from None
     arms = parse_arms(options.arms)
     return [
         Cell(arm, engine, _workload(options, seed), fleet)
         for arm in arms
         for fleet in _fleets(options, arms)
-        for seed in seeds
+        for seed in options.seeds
     ]
 
 
@@ -110,18 +79,16 @@ def _fleets(options: SimOptions, arms: Sequence[Arm]) -> list[FleetSetting | Non
     if loop is not None and loop.share and options.engine.offload != "none":
         raise ValueError("rollout: not modelled with a lower tier")
     if options.replicas == 1:
-        if options.fail_s:
-            raise ValueError("fail-at-s: a fleet of one would be gone")
         return [None]
-    if options.engine.offload != "none" or loop is not None or options.chat:
-        raise ValueError("replicas: not modelled with offload, loops or chats")
+    if options.engine.offload != "none" or loop is not None:
+        raise ValueError("replicas: not modelled with offload or loops")
     gated = [arm.name for arm in arms if arm.gate]
     if gated:
         raise ValueError(f"replicas: not modelled for {', '.join(gated)}")
     names = [name.strip() for name in options.routing.split(",")]
     for name in names:
         one_of("routing", name, ROUTERS)
-    return [FleetSetting(options.replicas, name, options.fail_s) for name in names]
+    return [FleetSetting(options.replicas, name) for name in names]
 
 
 def _workload(options: SimOptions, seed: int) -> WorkloadSpec:
@@ -133,19 +100,13 @@ def _workload(options: SimOptions, seed: int) -> WorkloadSpec:
         arrivals=options.arrivals,
         turn_scale=options.turn_scale,
         half=options.half,
-        chat=options.chat,
-        chat_rate=options.chat_rate,
         shared_tokens=options.shared_tokens,
         max_context=options.engine.max_context,
     )
 
 
-def run_sim(options: SimOptions, console: Console) -> None:
-    """Run, print the table, write the results and, beside them, the wall times.
-
-    Raises:
-        ValueError, RuntimeError: bad options; a cell that failed.
-    """
+def sim(options: SimOptions, console: Console) -> None:
+    """vLLM's own scheduler in virtual time: every rival as an arm. No GPU, no model."""
     cells = cells_of(options)
     results = run.run_cells(
         cells,

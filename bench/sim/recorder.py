@@ -71,10 +71,9 @@ class Recorder:
             )
         )
 
-    def metrics(self, block_bytes: int, chats: frozenset[str]) -> dict[str, Any]:
-        """Numbers of a cell; chats in the background have their own few."""
-        agents = [t for t in self.turns if t.program_id not in chats]
-        result: dict[str, Any] = asdict(summarize(agents))
+    def metrics(self, block_bytes: int) -> dict[str, Any]:
+        """Numbers of a cell."""
+        result: dict[str, Any] = asdict(summarize(self.turns))
         result |= {
             "steps": self.steps,
             "empty_steps": self.empty_steps,
@@ -88,12 +87,6 @@ class Recorder:
             per_s = self.rollout_steps / result["makespan_s"]
             result["rollout_steps"] = self.rollout_steps
             result["rollout_steps_per_min"] = 60.0 * per_s
-        if chats:
-            own = [t for t in self.turns if t.program_id in chats]
-            summary = summarize(own)
-            result["chat_mean_ttft_s"] = summary.mean_ttft_s
-            result["chat_p95_ttft_s"] = summary.p95_ttft_s
-            result["chat_turns"] = summary.num_turns
         return result
 
 

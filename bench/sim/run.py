@@ -25,14 +25,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-import bench
 import ttlcache
-from bench.sim.rivals.arms import Arm, ArmSetting
 from bench.sim.settings import Cell, CellResult
 
 CACHE = Path("out/cache/sim")
-#: What a result depends on besides its arguments; paths below the packages.
-_SOURCES = ("sim",)
 
 
 def run_cells(
@@ -122,7 +118,7 @@ def cell_key(cell: Cell) -> str:
     """Hash of the arguments, the trace, our sources and vLLM's version."""
     identity = {
         "cell": _plain(cell),
-        "sources": _source_hash(_uses_adaptive(cell.arm)),
+        "sources": _source_hash(),
         "vllm": vllm_version(),
         "data": [_file_hash(path) for path in _data_files(cell)],
     }
@@ -141,8 +137,7 @@ def _plain(cell: Cell) -> dict[str, Any]:
 
 
 def _data_files(cell: Cell) -> list[Path]:
-    names = [cell.workload.name.partition("trace:")[2], cell.workload.chat]
-    names.append(cell.arm.file)
+    names = [cell.workload.name.partition("trace:")[2], cell.arm.file]
     return [Path(name) for name in names if name]
 
 
@@ -151,25 +146,15 @@ def _file_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _uses_adaptive(arm: Arm) -> bool:
-    return "adaptive" in json.dumps(arm.extra_config(ArmSetting(1.0)))
-
-
-@lru_cache(maxsize=2)
-def _source_hash(with_adaptive: bool) -> str:
-    """Of all that runs; others' results do not depend on the rule `adaptive`."""
-    ours = Path(bench.__file__).parent
+@lru_cache(maxsize=1)
+def _source_hash() -> str:
+    """Of all that runs."""
     core = Path(ttlcache.__file__).parent
     # Found without importing it: that would import vLLM.
     adapter = core.parent / "connector" / "ttlcache_connector"
-    files = [*core.rglob("*.py"), *adapter.rglob("*.py")]
-    for name in _SOURCES:
-        path = ours / name
-        files += path.rglob("*.py") if path.is_dir() else [path]
+    folders = (core, adapter, Path(__file__).parent)
     digest = hashlib.sha256()
-    for path in sorted(files):
-        if path.name.startswith("adaptive") and not with_adaptive:
-            continue
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(f"{path.name}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -21,9 +21,7 @@ class EngineSetting:
     """
 
     hardware: str = option("a100-80", "a100-80, h100, h200 or b200.")
-    model: str = option(
-        "llama-3.1-8b", "llama-3.1-8b, llama-3.1-70b, gemma-3-12b or qwen3-32b."
-    )
+    model: str = option("llama-3.1-8b", "llama-3.1-8b, llama-3.1-70b or qwen3-32b.")
     blocks: int = option(24_000, "KV pool, in blocks.")
     block_size: int = option(16, "Tokens of a block.")
     max_num_seqs: int = option(256, "Most running requests.")
@@ -45,11 +43,10 @@ class EngineSetting:
 
 @dataclass(frozen=True, slots=True)
 class FleetSetting:
-    """Replicas behind a router. fail_s: when one of them dies; 0: none does."""
+    """Replicas behind a router."""
 
     replicas: int
     routing: str
-    fail_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ any result here, and every arm of a cell shares them.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,17 +34,13 @@ class StepTime:
     """Step seconds as linear functions of tokens and contexts.
 
     Coefficients, all seconds: token_s per new token; attend_s per new token and
-    context token; weights_s per step; kv_s per context token read; window_s per
-    context token read inside the window (local layers).
+    context token; weights_s per step; kv_s per context token read.
     """
 
     token_s: float
     attend_s: float
-    attend_local_s: float
     weights_s: float
     kv_s: float
-    window_s: float
-    window: int
 
     @classmethod
     def of(cls, hardware: Hardware, model: Model) -> StepTime:
@@ -56,25 +51,19 @@ class StepTime:
         kv = model.kv_bytes_per_layer / bandwidth
         return cls(
             token_s=2.0 * model.params / flops,
-            attend_s=attend * model.global_layers,
-            attend_local_s=attend * model.local_layers,
+            attend_s=attend * model.layers,
             weights_s=model.params * BYTES_PER_NUMBER / bandwidth,
-            kv_s=kv * model.global_layers,
-            window_s=kv * model.local_layers,
-            window=model.window,
+            kv_s=kv * model.layers,
         )
 
     def seconds(self, scheduled: Sequence[tuple[int, float]]) -> float:
         """One step of (new tokens, context tokens after them) per request."""
-        tokens = attended = context = near = near_context = 0.0
+        tokens = attended = context = 0.0
         for new, end in scheduled:
             tokens += new
             attended += new * (end - 0.5 * new)
             context += end
-        if self.window:
-            near = sum(new * min(end, self.window) for new, end in scheduled)
-            near_context = sum(min(end, self.window) for _, end in scheduled)
-        return self._roofline(tokens, attended, context, near, near_context)
+        return self._roofline(tokens, attended, context)
 
     def repeated(
         self, decodes: Sequence[int], chunk: tuple[int, int] | None = None
@@ -91,9 +80,6 @@ class StepTime:
         Yields:
             Seconds of each step, and those that it takes longer for the prefill.
         """
-        if self.window:
-            yield from self._repeated_near(decodes, chunk)
-            return
         count, context = len(decodes), float(sum(decodes))
         attended = context - 0.5 * count
         new, end = chunk or (0, 0)
@@ -110,33 +96,9 @@ class StepTime:
             attended += count
             end += new
 
-    def _repeated_near(
-        self, decodes: Sequence[int], chunk: tuple[int, int] | None
-    ) -> Iterator[tuple[float, float]]:
-        """The same where some layers see a window only."""
-        for step in itertools.count():
-            own = [(1, float(end + step)) for end in decodes]
-            alone_s = self.seconds(own) if own else 0.0
-            if not chunk:
-                yield alone_s, 0.0
-                continue
-            new, end = chunk
-            seconds = self.seconds([*own, (new, float(end + step * new))])
-            yield seconds, seconds - alone_s
-
-    def _roofline(
-        self,
-        tokens: float,
-        attended: float,
-        context: float,
-        near: float = 0.0,
-        near_context: float = 0.0,
-    ) -> float:
+    def _roofline(self, tokens: float, attended: float, context: float) -> float:
         compute_s = self.token_s * tokens + self.attend_s * attended
         memory_s = self.weights_s + self.kv_s * context
-        if self.window:
-            compute_s += self.attend_local_s * near
-            memory_s += self.window_s * near_context
         return max(compute_s, memory_s) + OVERHEAD_S
 
     @property

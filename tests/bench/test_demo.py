@@ -18,24 +18,14 @@ from bench.serve.arms import Arm, ArmResult, EngineCounters, above
 from bench.serve.replay import Failure
 from bench.sim.load.scaled import longest_context
 from bench.sim.metrics import TurnRecord, summarize
+from tests.bench.samples import served
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 NO_PINS = EngineCounters(100, 40, 2.0, 4, 0, {}, 0, 0, 0, 0, 0)
 
 
 def record(logprob: float = -1.0, token: int = 7) -> TurnRecord:
-    return TurnRecord(
-        program_id="agent",
-        turn=0,
-        arrival_s=0.0,
-        first_token_s=1.0,
-        departure_s=2.0,
-        queue_s=0.5,
-        prompt_tokens=100,
-        cached_tokens=40,
-        output_token_ids=(token,),
-        first_logprob=logprob,
-    )
+    return served(first_logprob=logprob, output_token_ids=(token,))
 
 
 def arm(name: str, seen: TurnRecord, engine: EngineCounters = NO_PINS) -> ArmResult:

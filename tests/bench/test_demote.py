@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from bench.compare.demote import ratios
+from bench.compare.demote import modes_table
 
 
-def arm(jct_s, down):
-    return SimpleNamespace(
-        summary=SimpleNamespace(mean_jct_s=jct_s),
-        engine=SimpleNamespace(tier_bytes={"demoted": down}),
+def arm(down, reloaded, claimed):
+    engine = SimpleNamespace(
+        tier_bytes={"demoted": down} if down else {},
+        reloaded_tokens={"cpu": reloaded},
+        pins={"claimed": claimed},
     )
+    return SimpleNamespace(engine=engine)
 
 
-def test_each_round_is_compared_with_its_own():
-    results = {
-        "none": [arm(30.0, 0), arm(30.0, 0), arm(30.0, 0)],
-        "write-through": [arm(10.0, 100), arm(20.0, 100), arm(40.0, 100)],
-        "on-pressure": [arm(9.0, 50), arm(22.0, 60), arm(40.0, 70)],
-    }
-    (line,) = ratios(results)
-    assert line == (
-        "on-pressure of write-through, round by round: bytes down 0.60x (0.50, 0.60, "
-        "0.70), mean JCT 1.00x (0.90, 1.10, 1.00)"
-    )
-
-
-def test_rounds_without_a_pair_and_an_arm_without_bytes():
-    assert ratios({"on-pressure": [arm(1.0, 1)]}) == []
-    results = {"write-through": [arm(1.0, 0)], "on-pressure": [arm(1.0, 1)]}
-    assert "bytes down nanx" in ratios(results)[0]
+def test_bytes_down_stand_by_round_and_the_rest_as_means():
+    done = [
+        {"write-through": arm(100e6, 10, 4), "none": arm(0, 0, 5)},
+        {"write-through": arm(60.4e6, 30, 2), "none": arm(0, 0, 5)},
+    ]
+    found = modes_table(done, ("write-through", "none"))
+    cells = [list(column.cells) for column in found.columns]
+    assert cells[1] == ["100.0 60.4", "0.0 0.0"]
+    assert [cells[3], cells[4]] == [["20", "0"], ["3", "5"]]

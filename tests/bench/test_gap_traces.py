@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,19 +10,8 @@ import pytest
 
 from bench.gaps.traces import DECODE_S_PER_TOKEN, gap_key, read_gaps
 from bench.sim.traces import TraceError
+from tests.bench.samples import recorded, write_trace
 from ttlcache.types import FINAL_GAP, USER_GAP, GapKey
-
-
-def write(path: Path, *programs: dict[str, Any]) -> Path:
-    with gzip.open(path, "wt", encoding="utf-8") as lines:
-        lines.writelines(json.dumps(each) + "\n" for each in programs)
-    return path
-
-
-def recorded(*turns: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    base = {"new_prompt_tokens": 90, "output_tokens": 10, "tool": "search"}
-    filled = [{**base, "tool_s": None, **turn} for turn in turns]
-    return {"program_id": "p", "arrival_s": None, "turns": filled, **fields}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +44,7 @@ def test_turns_without_a_tool_are_the_users() -> None:
 
 
 def test_what_a_trace_leaves_out_is_filled_in(tmp_path: Path) -> None:
-    path = write(
+    path = write_trace(
         tmp_path / "t.gz",
         recorded(
             {"tool_s": 0.5, "llm_s": 2.0, "start_s": 0.0},
@@ -78,13 +65,13 @@ def test_what_a_trace_leaves_out_is_filled_in(tmp_path: Path) -> None:
 
 def test_recorded_arrivals_order_the_programs(tmp_path: Path) -> None:
     gap = ({"tool_s": 1.0}, {})
-    path = write(
+    path = write_trace(
         tmp_path / "t.gz",
         recorded(*gap, program_id="late", arrival_s=50.0),
         recorded(*gap, program_id="early", arrival_s=5.0),
     )
     assert [p.program_id for p in read_gaps(path, 1.0, 0)] == ["early", "late"]
-    path = write(
+    path = write_trace(
         tmp_path / "u.gz",
         recorded(*gap, program_id="a", arrival_s=50.0),
         recorded(*gap, program_id="b"),
@@ -96,7 +83,7 @@ def test_recorded_arrivals_order_the_programs(tmp_path: Path) -> None:
 
 
 def test_useless_traces_are_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.gz", recorded({}, {}))
+    path = write_trace(tmp_path / "t.gz", recorded({}, {}))
     with pytest.raises(TraceError, match="not one known gap"):
         read_gaps(path, 1.0, 0)
     with pytest.raises(ValueError, match="rate must be positive"):

@@ -13,10 +13,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.report import grid, grid_bars
+from bench.report import grid, grid_bars, grid_spec
 from bench.report.grid_spec import GridOptions, places, points, probes, saturation
-from bench.sim.options import cells_of
-from bench.sim.run import cell_key
 
 SYNTHETIC = GridOptions(workloads=("swe", "bfcl"), arms="vllm,cachettl")
 
@@ -104,29 +102,12 @@ def test_nonsense_is_refused(change):
         places(replace(SYNTHETIC, **change))
 
 
-def test_rules_of_adaptive_concern_its_own_cells_only(monkeypatch):
-    options = replace(_sim_options(), arms="vllm,cachettl,adaptive,oracle")
-    before = [cell_key(cell) for cell in cells_of(options)]
-    monkeypatch.setattr(
-        "bench.sim.run._source_hash", lambda with_adaptive: f"new {with_adaptive}"
-    )
-    after = [cell_key(cell) for cell in cells_of(options)]
-    assert len({*before, *after}) == 8
-    from bench.sim import run
-
-    uses = [run._uses_adaptive(cell.arm) for cell in cells_of(options)]
-    assert uses == [False, False, True, True]
-
-
-def _sim_options():
-    from bench.sim.options import SMOKE
-
-    return SMOKE
-
-
 def test_a_grid_of_one_cell_twice(tmp_path, monkeypatch):
     pytest.importorskip("vllm")
     monkeypatch.chdir(tmp_path)
+    # One short closed loop shows a saturation, too.
+    monkeypatch.setattr(grid_spec, "CROWDS", (1.0,))
+    monkeypatch.setattr(grid_spec, "PROBE_PROGRAMS", 4)
     arguments = ["grid", "--workloads", "swe", "--pools", "small", "--loads", "two"]
     arguments += ["--arms", "vllm,cachettl", "--programs", "0.08", "--seeds", "3"]
     for name in ("a", "b"):
@@ -139,7 +120,7 @@ def test_a_grid_of_one_cell_twice(tmp_path, monkeypatch):
     stored = json.loads(first)
     assert list(stored["rows"][0]["arms"]) == ["vllm", "cachettl"]
     assert "--programs 0.08" in stored["setting"]["command"]
-    assert len(list(Path("out/cache/sim").glob("*.json"))) == 5  # with the probes
+    assert len(list(Path("out/cache/sim").glob("*.json"))) == 3  # with the probes
 
 
 def test_the_command_line_refuses_nonsense():
@@ -149,7 +130,7 @@ def test_the_command_line_refuses_nonsense():
 
 
 def test_the_command_repeats_the_options():
-    text = grid.command(replace(SYNTHETIC, seeds="7", programs=0.5))
+    text = grid.command(replace(SYNTHETIC, seeds=(7,), programs=0.5))
     assert "--workloads swe,bfcl" in text
     assert "--arms 'vllm,cachettl' --half even --seeds 7 --programs 0.5" in text
 

@@ -8,6 +8,7 @@ import pytest
 
 from bench.sim import metrics
 from bench.sim.metrics import TurnRecord
+from tests.bench.samples import served
 
 
 def turn(
@@ -21,10 +22,10 @@ def turn(
     output: tuple[int, ...] = (1, 2, 3, 4),
     logprob: float = -1.0,
 ) -> TurnRecord:
-    return TurnRecord(
-        program_id=program_id,
-        turn=index,
-        arrival_s=arrival_s,
+    return served(
+        program_id,
+        index,
+        arrival_s,
         first_token_s=arrival_s + queue_s + 0.25,
         departure_s=departure_s,
         queue_s=queue_s,

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.micro import overhead_report
+from bench.micro import overhead_core
+from bench.micro.overhead_core import OverheadResult, bars
 from bench.micro.overhead_driver import Agent, make_controller
-from bench.micro.overhead_report import OverheadResult, bars
 from bench.micro.overhead_scale import Chunk, Kept, measure_kept, run_programs
 from bench.micro.overhead_turns import (
     TURNS_PER_AGENT,
@@ -27,7 +27,7 @@ from ttlcache import policies
 from ttlcache.clock import VirtualClock
 from ttlcache.types import IdentityRule
 
-IDENTITIES = overhead_report.IDENTITIES
+IDENTITIES = overhead_core.IDENTITIES
 #: `reference_us` that arrive + finish of a turn may take.
 MAX_REFERENCES = 8.0
 
@@ -60,8 +60,6 @@ def test_an_agent_is_recognised_and_claims_its_pins(identity: str) -> None:
 def test_turns_are_timed_apart_from_first_ones() -> None:
     result = time_turns("cachettl", "hint", repeats=100)
     assert result.both.calls == 100 * (TURNS_PER_AGENT - 2) // TURNS_PER_AGENT
-    assert result.first_arrive.calls == 100 // TURNS_PER_AGENT
-    assert result.pins_claimed > 0
 
 
 def test_programs_leave_the_table_whether_they_say_so_or_not() -> None:
@@ -75,7 +73,7 @@ def test_programs_leave_the_table_whether_they_say_so_or_not() -> None:
 
 def test_a_live_program_is_weighed_alone() -> None:
     kept = measure_kept(200, "hint", "fixed")
-    assert 300 < kept.bytes_each < kept.pinned_bytes_each
+    assert kept.bytes_each > 300
     assert kept.lines
 
 
@@ -96,7 +94,7 @@ KEPT = [
 @pytest.mark.parametrize(("identity", "programs"), KEPT)
 def test_a_live_idle_program_keeps_little(identity: str, programs: int) -> None:
     kept = measure_kept(programs, identity, "cachettl")
-    assert kept.bytes_each <= overhead_report.MAX_BYTES_PER_PROGRAM, kept.lines
+    assert kept.bytes_each <= overhead_core.MAX_BYTES_PER_PROGRAM, kept.lines
 
 
 def reference_us() -> float:
@@ -113,7 +111,7 @@ def reference_us() -> float:
 
 
 @pytest.mark.speed
-@pytest.mark.parametrize("policy", overhead_report.TURN_POLICIES)
+@pytest.mark.parametrize("policy", overhead_core.TURN_POLICIES)
 def test_a_turn_costs_no_more_than_a_little_python(policy: str) -> None:
     # A ratio, so that the machine matters little; it was 4.7 and 5.2 when written, and
     # 7.0 and 7.1 before the hot path was made lean.
@@ -131,15 +129,15 @@ def test_a_turn_costs_no_more_than_a_little_python(policy: str) -> None:
 def result_with(decide_us: float, turn_us: float, kept_bytes: float) -> OverheadResult:
     fast = Micros(1.0, 2.0, 10)
     turn = Micros(turn_us, 99.0, 10)
-    chunks = [Chunk(n, 1.0, 100, 5, 5) for n in (10, 20, 30)]
+    chunks = [Chunk(n, 1.0, 100, 5) for n in (10, 20, 30)]
     return OverheadResult(
         decide=[
-            DecideResult("none", fast, fast, {}),
-            DecideResult("slow", fast, Micros(decide_us, 9.0, 10), {}),
+            DecideResult("none", fast, fast),
+            DecideResult("slow", fast, Micros(decide_us, 9.0, 10)),
         ],
-        turns=[TurnResult("none", "hint", fast, fast, fast, turn, fast, 3)],
+        turns=[TurnResult("none", "hint", fast, fast, turn)],
         chunks=chunks,
-        kept=[Kept("hint", 10, kept_bytes, 9e9, {})],
+        kept=[Kept("hint", 10, kept_bytes, {})],
         scale_policy="none",
     )
 
@@ -159,7 +157,7 @@ def test_memory_and_time_are_judged_over_the_run() -> None:
         ((100, 100, 106), (1.0, 1.0, 1.31), (False, False)),
     ):
         result.chunks[:] = [
-            Chunk(10, s, r, 5, 5) for r, s in zip(rss, seconds, strict=True)
+            Chunk(10, s, r, 5) for r, s in zip(rss, seconds, strict=True)
         ]
         assert tuple(bar.passed for bar in bars(result)[3:]) == expected
 
@@ -172,9 +170,9 @@ def test_the_command_measures_prints_and_writes(
 ) -> None:
     if not is_whole:
         monkeypatch.setattr(policies, "SHIPPED", ("cachettl",))
-        monkeypatch.setattr(overhead_report, "TURN_POLICIES", ("cachettl",))
-        monkeypatch.setattr(overhead_report, "IDENTITIES", ("hint", "prefix"))
-        monkeypatch.setattr(overhead_report, "TURN_ROUNDS", 1)
+        monkeypatch.setattr(overhead_core, "TURN_POLICIES", ("cachettl",))
+        monkeypatch.setattr(overhead_core, "IDENTITIES", ("hint", "prefix"))
+        monkeypatch.setattr(overhead_core, "TURN_ROUNDS", 1)
     out = tmp_path / "overhead.json"
     args = ["overhead", "--core", "--json", str(out), "--programs", "300"]
     args += ["--idle-programs", "100", "--repeats", "50"]
@@ -185,7 +183,7 @@ def test_the_command_measures_prints_and_writes(
     assert [row["policy"] for row in written["decide"]] == list(policies.SHIPPED)
     timed = [(row["policy"], row["identity"]) for row in written["turns"]]
     assert timed == list(
-        itertools.product(overhead_report.TURN_POLICIES, overhead_report.IDENTITIES)
+        itertools.product(overhead_core.TURN_POLICIES, overhead_core.IDENTITIES)
     )
     assert written["chunks"][-1]["programs"] == 300
     passed = [bar["passed"] for bar in written["bars"]]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from bench.micro import idle_connector
-from bench.micro.idle_connector import IdleConnector
 from bench.micro.overhead_scheduler import (
     IDLE,
     LOADS,
@@ -18,6 +16,8 @@ from bench.micro.overhead_scheduler import (
     print_table,
     to_json,
 )
+from bench.sim import idle_connector
+from bench.sim.idle_connector import IdleConnector
 
 RUNNING, WAITING = 6, 8
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench.sim.cell import GATES
 from bench.sim.rivals import paper_victims
-from bench.sim.rivals.arms import ARMS, ArmSetting
+from bench.sim.rivals.arms import ARMS
 from ttlcache.config import load_config
 from ttlcache.testing import FakeEngine
 from ttlcache.types import PinOutcome, Urgency
@@ -85,5 +85,5 @@ def test_the_arm_has_the_papers_rule():
 
 @pytest.mark.parametrize("name", ["max_queue_wait_s", "quantum_turns"])
 def test_the_arm_has_no_bounds_of_ours(name):
-    config = load_config(ARMS["cachettl-paper"].extra_config(ArmSetting(1.0)))
+    config = load_config(ARMS["cachettl-paper"].extra_config(1.0))
     assert getattr(config, name) == 1e9

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from bench.sim.harness import EngineHarness, EngineSpec
-from bench.sim.rivals.arms import ARMS, ArmSetting
+from bench.sim.rivals.arms import ARMS
 from bench.sim.rivals.plas import Attained, PlasGate, level_of
 from ttlcache.clock import VirtualClock, use_clock
 
@@ -39,7 +39,7 @@ class Rig:
     """An engine with one seat whose queue a `PlasGate` orders."""
 
     def __init__(self, clock, **spec):
-        extra = ARMS["autellix"].extra_config(ArmSetting(1.0))
+        extra = ARMS["autellix"].extra_config(1.0)
         spec = {"num_blocks": 200, "max_num_seqs": 1, **spec}
         self.engine = EngineHarness(EngineSpec(extra_config=extra, **spec))
         self.gate = PlasGate(self.engine.connector)

@@ -49,11 +49,7 @@ class ScriptServer(VLLMServer):
     def __init__(self, script: str, log_path: Path, timeout_s: float = 300.0) -> None:
         options = ServerOptions(num_blocks=16)
         super().__init__(Path("model"), options, log_path, timeout_s)
-        self.script = script
-
-    @property
-    def command(self) -> list[str]:
-        return [sys.executable, "-c", self.script.replace("PORT", str(self.port))]
+        self.command = (sys.executable, "-c", script.replace("PORT", str(self.port)))
 
 
 def is_running(pid: int) -> bool:
@@ -131,12 +127,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from bench.serve.process import ServerProcess, stop_servers_on_signals
 
-class Server(ServerProcess):
-    command = (sys.executable, "-c", sys.argv[1])
-    health_url = sys.argv[2]
-
 stop_servers_on_signals()
-server = Server(Path(sys.argv[3]), 900.0)
+command = (sys.executable, "-c", sys.argv[1])
+server = ServerProcess(command, sys.argv[2], Path(sys.argv[3]), 900.0)
 if server.health_url.endswith(":0"):  # never: in a thread, as the fleet starts its own
     with ThreadPoolExecutor(1) as pool:
         pool.submit(server.start).result()

@@ -15,6 +15,7 @@ from bench.sim.cell import run_cell
 from bench.sim.checks import SimulationError
 from bench.sim.load.workload import WorkloadSpec
 from bench.sim.rivals.arms import ARMS, parse_arms
+from bench.sim.rivals.gates import Gate
 from bench.sim.settings import Cell, EngineSetting
 from bench.sim.strides import stride as stride_module
 
@@ -28,17 +29,10 @@ def _run(arm: str, engine: EngineSetting = ENGINE, load: WorkloadSpec = LOAD):
     return run_cell(Cell(parse_arms(arm)[0], engine, load)).metrics
 
 
-@pytest.mark.parametrize("arm", list(ARMS))
-def test_every_arm_serves_every_turn(arm):
-    metrics = _run(arm)  # raises where a conservation law is broken
-    assert metrics["num_programs"] == 4
-    assert metrics["mean_jct_s"] > 0
-
-
-@pytest.mark.parametrize("offload", ["cpu:4", "cpu:1+ssd:20"])
 @pytest.mark.parametrize("arm", ["vllm", "cachettl", "adaptive", "mori", "oracle"])
-def test_every_kind_of_arm_with_tiers(arm, offload):
-    metrics = _run(arm, replace(ENGINE, offload=offload))
+def test_every_kind_of_arm_above_two_tiers(arm):
+    """One tier: see the goldens. A conservation law that is broken raises."""
+    metrics = _run(arm, replace(ENGINE, offload="cpu:1+ssd:20"))
     assert metrics["num_programs"] == 4
 
 
@@ -51,10 +45,6 @@ def test_tiers_spare_prefill():
     assert tiered["reload_tokens"] > 0
     assert tiered["prefill_s"] < without["prefill_s"]
     assert tiered["prompt_hit"] > without["prompt_hit"]
-
-
-def test_same_cell_same_numbers():
-    assert _run("cachettl") == _run("cachettl")
 
 
 PRESSED = replace(ENGINE, blocks=1_000)
@@ -86,7 +76,9 @@ def test_strides_change_nothing(arm):
     assert coarse == fine
 
 
-@pytest.mark.parametrize("arm", ["vllm", "cachettl", "adaptive"])
+@pytest.mark.parametrize(
+    "arm", ["vllm", "adaptive", pytest.param("cachettl", marks=pytest.mark.nightly)]
+)
 def test_strides_change_next_to_nothing_with_tiers(arm):
     """Far within the two percent that a coarser step may cost."""
     engine = replace(PRESSED, offload="cpu:1+ssd:20")
@@ -103,9 +95,9 @@ def test_a_stride_that_vllm_schedules_otherwise_is_an_error(monkeypatch):
 
 ARM_FILE = """
 from bench.sim.rivals.arms import Arm
-from bench.sim.rivals.gates import OpenGate
+from bench.sim.rivals.gates import Gate
 
-class Slow(OpenGate):
+class Slow(Gate):
     def arrive(self, agent, now_s):
         seen.append(agent.program_id)
         return [agent]
@@ -248,21 +240,9 @@ def test_a_broken_law_is_named(monkeypatch):
 def test_a_wedge_is_an_error_not_a_hang(monkeypatch):
     """A gate that never lets anybody through."""
 
-    class Shut:
+    class Shut(Gate):
         def arrive(self, agent, now_s):
             return []
-
-        def finish(self, agent, now_s):
-            return []
-
-        def tick(self, now_s):
-            return []
-
-        def next_s(self):
-            return None
-
-        def next_tick_s(self):
-            return None
 
     monkeypatch.setitem(cell_module.GATES, "", lambda cell, connector: Shut())
     with pytest.raises(SimulationError, match="no event is due"):

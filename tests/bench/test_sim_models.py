@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from bench.sim.hardware import HARDWARE, Hardware
+from bench.sim.hardware import Hardware
 from bench.sim.load.gap_mix import BFCL_TOOLS, SWE_TOOLS, GapMix, Tool
 from bench.sim.load.programs import Moments
 from bench.sim.models import MODELS, Model
@@ -52,15 +52,6 @@ def test_tensor_parallel_divides_everything_but_the_overhead():
     one_s = StepTime.of(TOY_GPU, TOY).seconds([(1, 100)]) - OVERHEAD_S
     four_s = StepTime.of(TOY_GPU, four).seconds([(1, 100)]) - OVERHEAD_S
     assert four_s == pytest.approx(one_s / (4 * TP_EFFICIENCY))
-
-
-def test_window_layers_read_the_window_only():
-    gemma = MODELS["gemma-3-12b"]
-    assert gemma.kv_bytes(4096) == 8192 * (4096 * 8 + 1024 * 40)
-    assert gemma.kv_bytes_per_token == 8192 * 8
-    step = StepTime.of(HARDWARE["h100"], gemma)
-    grown_s = step.seconds([(1, 8192)]) - step.seconds([(1, 4096)])
-    assert grown_s == pytest.approx(4096 * 8 * 8192 / (3.35e12 * MBU))
 
 
 def test_published_sizes():

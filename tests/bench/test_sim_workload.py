@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
 import statistics
 from dataclasses import replace
 
@@ -14,6 +12,7 @@ from bench.sim.load.feed import Loop
 from bench.sim.load.programs import Program, Turn
 from bench.sim.load.reshape import fit_context, mean_context
 from bench.sim.load.workload import SHAPES, WorkloadSpec, build
+from tests.bench.samples import recorded, write_trace
 
 SWE = WorkloadSpec("swe", programs=400, rate=0.1, seed=3)
 
@@ -87,33 +86,17 @@ def test_mean_context_is_over_turns():
 
 @pytest.fixture
 def trace(tmp_path):
-    path = tmp_path / "trace.jsonl.gz"
+    shell = {"tool": "bash", "exe": "ls"}
+    end = {"new_prompt_tokens": 7, "tool": None}
     rows = [
-        {
-            "program_id": f"p{i}",
-            "turns": [
-                {
-                    "new_prompt_tokens": 100 + i,
-                    "output_tokens": 10,
-                    "tool": "bash",
-                    "exe": "ls",
-                    "tool_s": gap_s,
-                    "start_s": 0.0,
-                },
-                {
-                    "new_prompt_tokens": 7,
-                    "output_tokens": 10,
-                    "tool": None,
-                    "tool_s": None,
-                    "start_s": 9.0,
-                },
-            ],
-        }
+        recorded(
+            {**shell, "new_prompt_tokens": 100 + i, "tool_s": gap_s},
+            end,
+            program_id=f"p{i}",
+        )
         for i, gap_s in enumerate([1.0, None, 3.0, 5.0])
     ]
-    with gzip.open(path, "wt") as out:
-        out.writelines(json.dumps(row) + "\n" for row in rows)
-    return path
+    return write_trace(tmp_path / "trace.jsonl.gz", *rows)
 
 
 def test_halves_of_a_trace_are_disjoint(trace):
@@ -137,15 +120,6 @@ def test_a_short_trace_is_used_again(trace):
     assert len(build(WorkloadSpec(f"trace:{trace}", 11, 1.0, 0)).programs) == 11
 
 
-def test_chats_in_the_background(trace):
-    spec = replace(SWE, programs=5, chat=str(trace), chat_rate=1.0)
-    workload = build(spec)
-    chats = [p for p in workload.programs if p.program_id in workload.chats]
-    assert len(workload.programs) == 5 + len(chats)
-    assert all(p.turns[0].gap_s == 9.0 for p in chats)
-    assert all(p.turns[0].tool == "__user__" for p in chats)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -153,7 +127,6 @@ def test_chats_in_the_background(trace):
         {"arrivals": "steady"},
         {"rate": 0.0},
         {"programs": 0},
-        {"chat": "x.gz", "chat_rate": 0.0},
     ],
 )
 def test_bad_specs_are_refused(change):

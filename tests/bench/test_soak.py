@@ -31,7 +31,7 @@ from bench.stress.soak import report
 from bench.stress.soak.agents import AgentOptions, Fleet
 from bench.stress.soak.report import Bounds, Ending, SoakResult
 from bench.stress.soak.requests import JUNK, STYLES, Requests, Tally, identify
-from bench.stress.soak.soak import SoakOptions, default_traces
+from bench.stress.soak.soak import SoakOptions
 from bench.stress.soak.watch import (
     Sample,
     Watch,
@@ -41,6 +41,7 @@ from bench.stress.soak.watch import (
     rss_mib,
 )
 from bench.tables import checks_table
+from tests.bench.samples import recorded, write_trace
 
 PROGRAM = Program("p", 0.0, (Turn(6, 3, "pytest", 0.0), Turn(4, 2, "", 0.0)))
 BOUNDS = Bounds(agents=4, max_queue_wait_s=20.0, rss_growth_mib=64.0)
@@ -203,16 +204,6 @@ def test_every_broken_promise_is_named(changes: dict[str, Any], broken: str) -> 
     assert broken in name
 
 
-def test_vanilla_vllm_is_asked_for_the_servers_promises_only() -> None:
-    nothing_of_ours = Ending(0, 0, 0, 0, 0, {}, 2, 0, 0)
-    assert failed(result(vanilla=True, ending=nothing_of_ours)) == []
-    grown = result(vanilla=True, watch=sampled(engine_rss_mib=900.0))
-    assert [name for name in failed(grown) if "growth" in name] == failed(grown) != []
-    options = SoakOptions(vanilla=True)
-    assert options.server().kv_transfer_config is None
-    assert options.server().extra_env == SoakOptions().server().extra_env
-
-
 @pytest.mark.nightly
 def test_the_probe_sees_our_objects_and_no_others(tmp_path: Path) -> None:
     from bench.stress.soak import probe
@@ -273,20 +264,19 @@ def test_the_synthetic_workload_fits_the_model() -> None:
     assert longest + 96 + 150 <= options.server().max_model_len
 
 
-def test_the_traces_are_mixed_and_fit_the_model() -> None:
-    traces = default_traces(Console(file=io.StringIO()))
-    if not traces:
-        pytest.skip("../shared/traces is not there")
+def test_traces_are_mixed_and_fit_the_model(tmp_path: Path) -> None:
+    turn = {"new_prompt_tokens": 900, "output_tokens": 100, "tool_s": 1.0}
+    traces = [
+        write_trace(tmp_path / f"{name}.gz", recorded(*[turn] * 5, program_id=name))
+        for name in ("one", "two")
+    ]
     options = SoakOptions(traces=traces)
     programs = options.workload()
     assert longest_context(programs) + 96 + 150 <= options.server().max_model_len
-    assert len({p.program_id for p in programs[:3]}) == 3
+    assert [p.program_id for p in programs] == ["one", "two"]
 
 
-def test_missing_traces_are_said(tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), width=200)
-    assert default_traces(console, tmp_path) == []
-    assert "synthetic" in console.file.getvalue()  # type: ignore[attr-defined]
+def test_a_missing_trace_is_said() -> None:
     outcome = CliRunner().invoke(app, ["soak", "--trace", "no-such-file.gz"])
     assert outcome.exit_code == 1
     assert "no such file" in outcome.output

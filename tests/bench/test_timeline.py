@@ -1,4 +1,4 @@
-"""The timeline's spans, and that a picture is written."""
+"""The timeline's bars, and that a picture is written."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from matplotlib import image
 
 from bench.compare import timeline
 from bench.sim.metrics import TurnRecord
+from tests.bench.samples import served
 
 
 def turn(index: int, arrival_s: float, departure_s: float, cached: int) -> TurnRecord:
-    return TurnRecord(
-        program_id="agent",
+    return served(
         turn=index,
         arrival_s=arrival_s,
-        first_token_s=arrival_s + 0.5,
         departure_s=departure_s,
         queue_s=0.25,
         prompt_tokens=1000 * (index + 1),
         cached_tokens=cached,
         output_token_ids=(1, 2),
-        first_logprob=-1.0,
     )
 
 
@@ -31,18 +29,14 @@ def three_turns() -> list[TurnRecord]:
     return [turn(0, 0.0, 1.0, 0), turn(1, 2.0, 3.0, 992), turn(2, 5.0, 6.0, 640)]
 
 
-def test_spans_cover_a_program_without_holes() -> None:
-    (row,) = timeline.spans(three_turns()).values()
-    assert [(span.kind, span.start_s, span.end_s) for span in row] == [
-        (timeline.WAITING, 0.0, 0.25),
-        (timeline.RUNNING, 0.25, 1.0),
-        (timeline.GAP_KEPT, 1.0, 2.0),
-        (timeline.WAITING, 2.0, 2.25),
-        (timeline.RUNNING, 2.25, 3.0),
-        (timeline.GAP_LOST, 3.0, 5.0),
-        (timeline.WAITING, 5.0, 5.25),
-        (timeline.RUNNING, 5.25, 6.0),
-    ]
+def test_bars_cover_a_program_without_holes() -> None:
+    (row,) = timeline.bars(three_turns()).values()
+    assert row == {
+        timeline.WAITING: [(0.0, 0.25), (2.0, 0.25), (5.0, 0.25)],
+        timeline.RUNNING: [(0.25, 0.75), (2.25, 0.75), (5.25, 0.75)],
+        timeline.GAP_KEPT: [(1.0, 1.0)],
+        timeline.GAP_LOST: [(3.0, 2.0)],
+    }
 
 
 def test_a_picture_with_a_panel_an_arm_is_written(tmp_path: Path) -> None:
@@ -50,7 +44,7 @@ def test_a_picture_with_a_panel_an_arm_is_written(tmp_path: Path) -> None:
     others = [replace(record, program_id="other") for record in records]
     path = tmp_path / "deep" / "timeline.png"
     arms = {"vanilla": records, "ttlcache": [*records, *others]}
-    assert timeline.draw(arms, path, "two arms") == path
+    timeline.draw(arms, path, "two arms")
     picture = image.imread(path)
     assert picture.shape[0] > 300
     assert picture.shape[1] > 1200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,28 +10,21 @@ import pytest
 
 from bench.sim.load.scaled import TraceScale, from_trace
 from bench.sim.traces import TraceError
+from tests.bench.samples import write_trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 
 
-def recorded(program_id: str, num_turns: int = 3, **turn: Any) -> dict[str, Any]:
+def program(program_id: str, num_turns: int = 3, **turn: Any) -> dict[str, Any]:
     base = {"new_prompt_tokens": 900, "output_tokens": 100, "tool": "bash"}
     turns = [{**base, "exe": "ls", "tool_s": 0.5, **turn} for _ in range(num_turns)]
     turns[-1]["tool_s"] = None
     return {"program_id": program_id, "arrival_s": None, "turns": turns}
 
 
-def write(path: Path, *programs: dict[str, Any] | str) -> Path:
-    with gzip.open(path, "wt", encoding="utf-8") as lines:
-        for program in programs:
-            text = program if isinstance(program, str) else json.dumps(program)
-            lines.write(text + "\n")
-    return path
-
-
 def test_one_factor_scales_all_programs_to_the_mean_context(tmp_path: Path) -> None:
     # Contexts of 3,000 and 1,000 * 5 tokens: mean 4,000, so the factor is 1/10.
-    path = write(tmp_path / "t.gz", recorded("a", 3), recorded("b", 5))
+    path = write_trace(tmp_path / "t.gz", program("a", 3), program("b", 5))
     a, b = from_trace(path, 10, 1.0, 0, TraceScale(mean_context_tokens=400))
     assert [(t.new_prompt_tokens, t.output_tokens) for t in a.turns] == [(90, 10)] * 3
     assert (a.context_tokens, b.context_tokens) == (300, 500)
@@ -41,13 +33,13 @@ def test_one_factor_scales_all_programs_to_the_mean_context(tmp_path: Path) -> N
 
 
 def test_small_programs_are_not_blown_up(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.gz", recorded("a", 2))
+    path = write_trace(tmp_path / "t.gz", program("a", 2))
     (a,) = from_trace(path, 1, 1.0, 0, TraceScale(mean_context_tokens=9000))
     assert a.context_tokens == 2000
 
 
 def test_the_executable_names_a_shell_call(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.gz", recorded("a"), recorded("b", tool="browser"))
+    path = write_trace(tmp_path / "t.gz", program("a"), program("b", tool="browser"))
     a, b = from_trace(path, 2, 1.0, 0)
     assert [t.tool for t in a.turns] == ["ls", "ls", ""]
     assert [t.tool for t in b.turns] == ["browser", "browser", ""]
@@ -56,12 +48,12 @@ def test_the_executable_names_a_shell_call(tmp_path: Path) -> None:
 def test_unknown_gaps_become_the_median_and_long_ones_are_capped(
     tmp_path: Path,
 ) -> None:
-    path = write(
+    path = write_trace(
         tmp_path / "t.gz",
-        recorded("a", tool_s=0.5),
-        recorded("b", tool_s=None),
-        recorded("c", tool_s=0.7),
-        recorded("d", tool_s=60.0),
+        program("a", tool_s=0.5),
+        program("b", tool_s=None),
+        program("c", tool_s=0.7),
+        program("d", tool_s=60.0),
     )
     programs = from_trace(path, 4, 1.0, 0, TraceScale(gap_cap_s=3.0))
     assert [p.turns[0].gap_s for p in programs] == [0.5, 0.7, 0.7, 3.0]
@@ -69,13 +61,13 @@ def test_unknown_gaps_become_the_median_and_long_ones_are_capped(
 
 
 def test_without_any_known_gap_the_papers_mean_is_used(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.gz", recorded("a", tool_s=None))
+    path = write_trace(tmp_path / "t.gz", program("a", tool_s=None))
     (a,) = from_trace(path, 1, 1.0, 0)
     assert a.turns[0].gap_s == 0.925
 
 
 def test_programs_are_cut_to_turns_and_context(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.gz", recorded("a", 30), recorded("b", 1))
+    path = write_trace(tmp_path / "t.gz", program("a", 30), program("b", 1))
     (a,) = from_trace(path, 5, 1.0, 0, TraceScale(max_turns=6))
     assert len(a.turns) == 6
     tight = TraceScale(mean_context_tokens=6000, max_turns=6, max_context_tokens=2500)
@@ -93,17 +85,17 @@ def test_programs_are_cut_to_turns_and_context(tmp_path: Path) -> None:
         ('{"program_id": "x", "turns": []}', r"t\.gz:2: turns must be a non-empty"),
         ('{"program_id": "x", "turns": [3]}', r"turns\[0\]: expected an object"),
         (
-            json.dumps(recorded("x", new_prompt_tokens=-1)),
+            json.dumps(program("x", new_prompt_tokens=-1)),
             r"t\.gz:2: turns\[0\]: new_prompt_tokens must be an integer >= 0, got -1",
         ),
-        (json.dumps(recorded("x", output_tokens="5")), r"output_tokens must be"),
-        (json.dumps(recorded("x", tool_s="1")), r"tool_s must be seconds >= 0"),
-        (json.dumps(recorded("x", tool_s=-2)), r"tool_s must be seconds >= 0"),
-        (json.dumps(recorded("a")), r"t\.gz:2: program_id 'a' occurs twice"),
+        (json.dumps(program("x", output_tokens="5")), r"output_tokens must be"),
+        (json.dumps(program("x", tool_s="1")), r"tool_s must be seconds >= 0"),
+        (json.dumps(program("x", tool_s=-2)), r"tool_s must be seconds >= 0"),
+        (json.dumps(program("a")), r"t\.gz:2: program_id 'a' occurs twice"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
-    path = write(tmp_path / "t.gz", recorded("a"), line)
+    path = write_trace(tmp_path / "t.gz", program("a"), line)
     with pytest.raises(TraceError, match=message):
         from_trace(path, 5, 1.0, 0)
 
@@ -116,11 +108,11 @@ def test_unusable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="not gzip JSON lines"):
         from_trace(plain, 1, 1.0, 0)
     cut = tmp_path / "cut.gz"
-    cut.write_bytes(write(tmp_path / "t.gz", recorded("a")).read_bytes()[:-12])
+    cut.write_bytes(write_trace(tmp_path / "t.gz", program("a")).read_bytes()[:-12])
     with pytest.raises(TraceError, match="not gzip JSON lines"):
         from_trace(cut, 5, 1.0, 0)
     with pytest.raises(TraceError, match="no program with at least two turns"):
-        from_trace(write(tmp_path / "one.gz", recorded("a", 1)), 1, 1.0, 0)
+        from_trace(write_trace(tmp_path / "one.gz", program("a", 1)), 1, 1.0, 0)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/traces is absent")

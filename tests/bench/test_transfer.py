@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typer.testing import CliRunner
 from bench.cli import app
 from bench.micro.transfer_arm import EngineArm
 from bench.micro.transfer_arms import OneCopy, make_arms
-from bench.micro.transfer_cli import write_csv
 from bench.micro.transfer_memory import PARTS, CellMemory, CellShape, all_shapes
 from bench.micro.transfer_run import Bar, bars, run, verify
 from ttlcache.transfer import Direction, ReferenceEngine
@@ -94,16 +92,15 @@ def test_the_bar_is_about_the_worst_row():
     assert bars(replace(result, rows=[])) == []
 
 
-def test_the_command_writes_json_and_csv(tmp_path):
+def test_the_command_writes_its_rows(tmp_path):
     words = "transfer --layouts LBNHC --pages-kib 4 --runs 2 --layers 2 --mib 1 "
     words += f"--rounds 1 --device cpu --out {tmp_path}"
     done = CliRunner().invoke(app, words.split())
     assert done.exit_code == 0, done.output
     assert "not run: cupy: no CUDA device" in done.output
     found = json.loads((tmp_path / "transfer.json").read_text())
-    lines = list(csv.DictReader((tmp_path / "transfer.csv").open()))
-    assert len(lines) == len(found["rows"])
-    assert {line["arm"] for line in lines} == {row["arm"] for row in found["rows"]}
+    arms = {row["arm"] for row in found["rows"]}
+    assert {"one copy", "reference"} <= arms
 
 
 def test_wrong_options_are_named(tmp_path):
@@ -115,8 +112,3 @@ def test_wrong_options_are_named(tmp_path):
         done = CliRunner().invoke(app, ["transfer", "--device", "cuda"])
         assert done.exit_code == 1
         assert "not run: no CUDA device" in done.output
-
-
-def test_an_empty_csv_has_its_heading(tmp_path):
-    write_csv([], tmp_path / "x.csv")
-    assert (tmp_path / "x.csv").read_text().startswith("layout,page_bytes")

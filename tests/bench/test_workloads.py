@@ -8,7 +8,7 @@ import pytest
 
 from bench.sim.load.gap_mix import GapMix
 from bench.sim.load.programs import poisson_arrivals
-from bench.sim.load.scaled import SCALED_TOOLS, SWE_BENCH, synthetic
+from bench.sim.load.scaled import OUTPUT_SHARE, SCALED_TOOLS, SWE_BENCH, synthetic
 
 
 def test_turns_and_tokens_have_the_moments_of_the_table() -> None:
@@ -20,7 +20,7 @@ def test_turns_and_tokens_have_the_moments_of_the_table() -> None:
     assert statistics.fmean(tokens) == pytest.approx(70_126, rel=0.02)
     assert statistics.stdev(tokens) == pytest.approx(19_732, rel=0.05)
     outputs = sum(turn.output_tokens for p in programs for turn in p.turns)
-    assert outputs / sum(tokens) == pytest.approx(SWE_BENCH.output_share, rel=0.03)
+    assert outputs / sum(tokens) == pytest.approx(OUTPUT_SHARE, rel=0.03)
 
 
 def test_tool_times_have_exactly_the_moments_of_the_table() -> None:

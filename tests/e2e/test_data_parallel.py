@@ -42,14 +42,13 @@ METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {}+cpu\n"
 class Serve(VLLMServer):
     """`vllm serve`: as many API servers as ranks, unlike one of `api_server`."""
 
-    @property
-    def command(self) -> list[str]:
-        _, _, _, name, model, *rest = super().command
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        _, _, _, name, model, *rest = self.command
         assert name == "--model"
-        return [
-            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model),
-            *(*rest, "--data-parallel-size", str(RANKS)),
-        ]
+        main = "vllm.entrypoints.cli.main"
+        ranks = ("--data-parallel-size", str(RANKS))
+        self.command = (sys.executable, "-m", main, "serve", model, *rest, *ranks)
 
 
 def package_of_vllm(folder: Path) -> str:

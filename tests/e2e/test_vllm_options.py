@@ -106,18 +106,12 @@ RUST = Path(vllm.__file__).with_name("vllm-rs")
 class Serve(VLLMServer):
     """`vllm serve`, which alone starts the Rust API server."""
 
-    @property
-    def command(self) -> list[str]:
-        _, _, _, name, model, *rest = super().command
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        _, _, _, name, model, *rest = self.command
         assert name == "--model"
-        return [
-            sys.executable,
-            "-m",
-            "vllm.entrypoints.cli.main",
-            "serve",
-            model,
-            *rest,
-        ]
+        main = "vllm.entrypoints.cli.main"
+        self.command = (sys.executable, "-m", main, "serve", model, *rest)
 
 
 @pytest.mark.skipif(not RUST.exists(), reason="this build has no Rust API server")

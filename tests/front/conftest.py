@@ -11,13 +11,13 @@ import pytest
 from bench.compare.fleet.front import Front
 from bench.compare.fleet.router import Router
 from bench.serve.ports import free_ports
-from bench.serve.process import HTTPProcess
+from bench.serve.process import ServerProcess
 
 #: Anything longer is a hang, on the slowest of machines.
 HANG_S = 120.0
 
 
-class Upstream(HTTPProcess):
+class Upstream(ServerProcess):
     """`tests/front/upstream.py` on a free port."""
 
     def __init__(self, name: str, folder: Path) -> None:

@@ -101,11 +101,6 @@ class Recorder:
     def pending(self) -> int:
         return len(self._queue)
 
-    @property
-    def thread_ident(self) -> int | None:
-        """The writing thread, for those who measure it."""
-        return self._thread.ident
-
     def flush(self) -> None:
         """Write everything queued so far, if the disk takes it."""
         with self._lock:

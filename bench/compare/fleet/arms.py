@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.command import one_of, option
+from bench.compare.demo import DemoOptions
 from bench.compare.fleet.cluster import Cluster
 from bench.compare.fleet.front import Front
 from bench.compare.fleet.router import Router
 from bench.serve.arms import EngineCounters, read_engine, warm_up
 from bench.serve.replay import Failure, ReplayOptions, replay
-from bench.serve.server import ServerOptions
 from bench.sim.load.programs import Program
 from bench.sim.metrics import Summary, TurnRecord, by_program, summarize
 
@@ -64,19 +65,40 @@ ARMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSetting:
-    """The same for all arms."""
+class FleetOptions(DemoOptions):
+    """Sizes of the demo; the defaults took 16 minutes of CPU time on a busy machine."""
 
-    model: Path
-    server: ServerOptions
-    replicas: int
-    config: Mapping[str, Any]
-    tier_gb: float
-    """CPU memory of the LMCache server in arms that have one."""
-    out: Path
-    seed: int
-    kill_at_turn: int | None = None
-    """After so many completed turns one replica is killed; None: never."""
+    arms: tuple[str, ...] = option(
+        (
+            REFERENCE,
+            ROUND_ROBIN,
+            "cache-aware",
+            SESSION,
+            ROUND_ROBIN + WITH_TIER,
+            SESSION + WITH_TIER,
+        ),
+        f"Which, comma separated: {', '.join(ARMS)}.",
+    )
+    programs: int = 8
+    rate: float = 1.5
+    replicas: int = option(2, "vLLM servers.", min=2)
+    blocks: int = option(320, "KV pool of each replica, in blocks.", min=16)
+    token_scale: float = 0.06
+    gap_cap_s: float = 4.0
+    tier_gb: float = option(
+        0.5, "GB of the LMCache server that replicas share in +lmcache arms.", min=0.01
+    )
+    kill_at_turn: int | None = option(
+        None,
+        "SIGKILL a replica after so many completed turns, in every arm "
+        "that has several.",
+        min=1,
+    )
+    out: Path = Path("out/fleet")
+
+    def __post_init__(self) -> None:
+        for name in self.arms or ("",):
+            one_of("--arms", name, ARMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +155,8 @@ class FleetResult:
 
 def run_arm(
     arm: FleetArm,
-    setting: FleetSetting,
+    options: FleetOptions,
+    model: Path,
     programs: Sequence[Program],
     on_turn: Callable[[TurnRecord], None],
 ) -> FleetResult:
@@ -143,40 +166,40 @@ def run_arm(
         ServerError: something did not start.
         ValueError: not one turn was completed.
     """
-    folder = setting.out / arm.name
-    options = ReplayOptions(
-        seed=setting.seed,
+    folder = options.out / arm.name
+    how = ReplayOptions(
+        seed=options.seed,
         hints=not arm.front,
         session_header=arm.session,
         retries=RETRIES,
     )
-    replicas = 1 if arm.policy is None else setting.replicas
+    replicas = 1 if arm.policy is None else options.replicas
     # Whatever replica a program comes back to finds its KV below: each chunk is copied
     # as soon as it is computed, so that a dead replica takes nothing along.
     below = {"demote": "write-through"} if arm.tier else {}
     cluster = Cluster(
-        setting.model,
-        setting.server,
+        model,
+        options.server(None),
         replicas,
-        {**below, **setting.config},
-        setting.tier_gb if arm.tier else None,
+        {**below, **options.connector},
+        options.tier_gb if arm.tier else None,
         folder,
     )
     with ExitStack() as stack:
         stack.enter_context(cluster)
         base_url = _entry(stack, arm, cluster, folder)
         for server in cluster.replicas:
-            warm_up(server.base_url, options)
+            warm_up(server)
         before = [server.metrics() for server in cluster.replicas]
-        killer = _Killer(cluster, None if replicas == 1 else setting.kill_at_turn)
+        killer = _Killer(cluster, None if replicas == 1 else options.kill_at_turn)
 
         def seen(record: TurnRecord) -> None:
             killer.see(record)
             on_turn(record)
 
-        result = replay(base_url, programs, options, seen)
+        result = replay(base_url, programs, how, seen)
         engines = tuple(
-            read_engine(server, before[index], options)
+            read_engine(server, before[index])
             for index, server in enumerate(cluster.replicas)
             if index not in cluster.killed
         )

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.serve.ports import free_ports
-from bench.serve.process import HTTPProcess
+from bench.serve.process import ServerProcess
 
 
-class Front(HTTPProcess):
+class Front(ServerProcess):
     """One front on a free port."""
 
     def __init__(

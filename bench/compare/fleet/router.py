@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from bench.serve.ports import free_ports
-from bench.serve.process import HTTPProcess
+from bench.serve.process import ServerProcess
 
 #: Its retries stay with the worker that the policy names until the circuit opens, and
 #: it makes five attempts: with three failures the fourth one goes elsewhere, and the
@@ -21,7 +21,7 @@ SETTINGS = ("--cb-failure-threshold", "3", "--health-check-interval-secs", "5")
 STICKY_IDLE = {"VLLM_ROUTER_SLL_SESSION_EXPIRATION_IN_S": "600"}
 
 
-class Router(HTTPProcess):
+class Router(ServerProcess):
     """One router on a free port; `policy` is one of its `--policy` names."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Router(HTTPProcess):
             *("--worker-urls", *worker_urls),
         ]
         health_url = f"{self.base_url}/health"
-        super().__init__(command, health_url, log_path, extra_env=extra_env)
+        super().__init__(command, health_url, log_path, env=extra_env)
 
     def remove(self, worker_url: str) -> None:
         """Drain: no new request goes there; what runs there goes on."""

@@ -1,4 +1,4 @@
-"""The command `python -m bench figures`."""
+"""The command `python -m bench figures`: sweeps run again, pages rendered."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ from rich.console import Console
 from bench.command import one_of, option
 from bench.report.figures.page import render
 from bench.report.figures.summary import render_summary, write_into
-from bench.report.figures.sweeps import SWEEPS
+from bench.report.figures.sweeps import SWEEPS, Sweep
+from bench.sim import run
 
 ROOT = Path(__file__).resolve().parents[3]
+#: Everything that docs/bench.md shows, committed.
 RESULTS = ROOT / "bench" / "results"
-
-
-def load_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """All committed results, in the order of the page."""
-    names = ["grid", "grid-untold", *SWEEPS, "pin-vs-reload", "overhead"]
-    paths = {name: folder / f"{name}.json" for name in names}
-    found = {n: json.loads(p.read_text()) for n, p in paths.items() if p.exists()}
-    for name in found.keys() & SWEEPS.keys():
-        # As it reads today, not as it did when the numbers were measured.
-        found[name]["note"] = SWEEPS[name].note
-    return found
+_KEPT = (
+    *("mean_jct_s", "p90_jct_s", "p95_jct_s", "p99_jct_s"),
+    *("programs_per_s", "prompt_hit"),
+)
+_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +46,14 @@ class FiguresOptions:
 
 
 def figures(options: FiguresOptions, console: Console) -> None:
-    """PNG, CSV, docs/bench.md, README's results: from the numbers in bench/results."""
+    """PNG, docs/bench.md, README's results: from the numbers in bench/results."""
     for name in options.names():
-        # Here: rendering needs neither vLLM nor a process pool.
-        from bench.report.figures import measure as runs
-
-        result = runs.measure(SWEEPS[name], console, processes=options.processes)
-        console.print(f"wrote {runs.save(name, result, options.results)}")
+        result = measure(SWEEPS[name], options.processes, console)
+        console.print(f"wrote {save(name, result, options.results)}")
     found = load_results(options.results)
     if not found:
         raise ValueError(f"no results in {options.results}")
-    from bench.report.figures.plots import draw
+    from bench.report.figures.plots import draw  # only here matplotlib is needed
 
     for name, result in found.items():
         draw(name, result, options.docs / "bench")
@@ -68,3 +61,63 @@ def figures(options: FiguresOptions, console: Console) -> None:
     console.print(f"wrote {options.docs / 'bench.md'}")
     write_into(options.readme, render_summary(found))
     console.print(f"wrote the results into {options.readme}")
+
+
+def load_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
+    """All committed results, in the order of the page."""
+    names = ["grid", "grid-untold", *SWEEPS, "pin-vs-reload", "overhead"]
+    paths = {name: folder / f"{name}.json" for name in names}
+    found = {n: json.loads(p.read_text()) for n, p in paths.items() if p.exists()}
+    for name in found.keys() & SWEEPS.keys():
+        # As it reads today, not as it did when the numbers were measured.
+        found[name]["note"] = SWEEPS[name].note
+    return found
+
+
+def measure(sweep: Sweep, processes: int, console: Console) -> dict[str, Any]:
+    """Numbers of every cell of a sweep, in order of x and arm.
+
+    Raises:
+        RuntimeError: cells that failed.
+    """
+    cells = sweep.cells()
+    results = run.run_cells(
+        [cell for _, cell in cells], processes=processes, console=console
+    )
+    kept = dict.fromkeys([*_KEPT, *(key for key, *_ in sweep.tables)])
+    rows = [
+        {
+            "x": x,
+            "arm": cell.name,
+            "seed": cell.workload.seed,
+            **{
+                key: float(f"{result.metrics[key]:.{_DIGITS}g}")
+                for key in kept
+                if key in result.metrics
+            },
+        }
+        for (x, cell), result in zip(cells, results, strict=True)
+    ]
+    return {
+        "name": sweep.name,
+        "title": sweep.title,
+        "source": sweep.source,
+        "x": sweep.x,
+        "note": sweep.note,
+        "programs": sweep.programs,
+        "tables": sweep.tables,
+        "vllm": run.vllm_version(),
+        "command": f"python -m bench figures --measure {sweep.name}",
+        "rows": rows,
+    }
+
+
+def save(name: str, value: dict[str, Any], folder: Path) -> Path:
+    """One row a line, for readable diffs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = ",\n".join(json.dumps(row, sort_keys=True) for row in value["rows"])
+    rest = {key: entry for key, entry in value.items() if key != "rows"}
+    head = json.dumps(rest, indent=1, sort_keys=True)
+    path = folder / f"{name}.json"
+    path.write_text(head[:-2] + ',\n "rows": [\n' + rows + "\n]}\n")
+    return path

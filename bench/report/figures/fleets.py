@@ -61,6 +61,6 @@ def _means(result: Json, arm: str, key: str) -> dict[str, float]:
     return {x: statistics.fmean(own) for x, own in values.items()}
 
 
+#: By figure; the rows of these are no rivals at one load.
 _NOTES = {"fleet-full": _full, "rollout": _rollout}
-#: Figures whose rows are no rivals at one load.
-NAMES = ("fleet", "fleet-failure", "fleet-full", "rollout")
+NAMES = tuple(_NOTES)

@@ -1,9 +1,7 @@
-"""One PNG and one CSV a figure."""
+"""One PNG a figure."""
 
 from __future__ import annotations
 
-import csv
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,31 +13,30 @@ from matplotlib import pyplot as plt
 
 from bench.report import grid_bars
 from bench.report.figures.page import by_arm, programs_of, tables_of
-from bench.report.figures.tiers import draw_pin_vs_reload
+from bench.report.figures.tiers import WAYS
 
 _SIZE = (7.5, 4.0)
 _DPI = 110
 #: Sweeps whose x is no axis.
-_BARS = ("ablation", "fleet-failure", "fleet-full", "rollout")
+_BARS = ("ablation", "fleet-full", "rollout")
 
 
 def draw(name: str, result: Mapping[str, Any], folder: Path) -> None:
-    """`name`.png and `name`.csv; "grid" gives regret.png, a grid no picture else."""
+    """`name`.png; "grid" gives regret.png, a grid no picture else."""
     folder.mkdir(parents=True, exist_ok=True)
-    if name.startswith("grid"):
-        _write(folder / f"{name}.csv", _grid_rows(result))
-        if name == "grid":
-            _draw_regret(result, folder)
+    if name == "grid":
+        _draw_regret(result, folder)
+    elif name.startswith("grid"):
+        return
     elif name == "overhead":
         _draw_overhead(result, folder)
     elif name == "pin-vs-reload":
-        draw_pin_vs_reload(result, folder)
+        _draw_pin_vs_reload(result, folder)
     else:
         _draw_sweep(name, result, folder)
 
 
 def _draw_sweep(name: str, result: Mapping[str, Any], folder: Path) -> None:
-    _write(folder / f"{name}.csv", result["rows"])
     figure, axes = plt.subplots(figsize=_SIZE)
     xs = list(dict.fromkeys(row["x"] for row in result["rows"]))
     (key, title, _), *_ = tables_of(result)
@@ -68,19 +65,6 @@ def _bars(
     axes.set_xticks([i + 0.4 for i in range(len(xs))], xs)
 
 
-def _grid_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "cell": grid_bars.label(row),
-            "arm": arm,
-            "mean_jct_s": statistics.fmean(own["mean_jct_s"]),
-            "p99_jct_s": statistics.fmean(own["p99_jct_s"]),
-        }
-        for row in result["rows"]
-        for arm, own in row["arms"].items()
-    ]
-
-
 def _draw_regret(result: Mapping[str, Any], folder: Path) -> None:
     arms = [arm for arm in result["rows"][0]["arms"] if arm != grid_bars.REFERENCE]
     figure, axes = plt.subplots(figsize=_SIZE)
@@ -93,7 +77,6 @@ def _draw_regret(result: Mapping[str, Any], folder: Path) -> None:
 
 def _draw_overhead(result: Mapping[str, Any], folder: Path) -> None:
     rows = result["rows"]
-    _write(folder / "overhead.csv", rows)
     figure, axes = plt.subplots(figsize=_SIZE)
     places = range(len(rows))
     axes.bar(
@@ -111,16 +94,22 @@ def _draw_overhead(result: Mapping[str, Any], folder: Path) -> None:
     _save(figure, folder / "overhead.png")
 
 
+def _draw_pin_vs_reload(result: Mapping[str, Any], folder: Path) -> None:
+    figure, axes = plt.subplots(figsize=(5, 4))
+    rows = result["recoveries"]
+    tokens = [row["context_tokens"] for row in rows]
+    for way, marker in zip(WAYS, "os^d", strict=True):
+        seconds = [row[f"{way}_s"] for row in rows]
+        axes.plot(tokens, seconds, f"{marker}-", label=way)
+    axes.set_ylabel("next turn, s")
+    axes.set(xlabel="context, tokens", xscale="log", yscale="log")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    _save(figure, folder / "pin-vs-reload.png")
+
+
 def _save(figure: Any, path: Path) -> None:
     figure.tight_layout()
     # No date, no version: the same numbers give the same file.
     figure.savefig(path, dpi=_DPI, metadata={"Software": None})
     plt.close(figure)
-
-
-def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("w", newline="") as out:
-        names = list(dict.fromkeys(key for row in rows for key in row))
-        writer = csv.DictWriter(out, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)

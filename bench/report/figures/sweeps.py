@@ -20,20 +20,11 @@ MAIN_ARMS = (
 )
 FEW_ARMS = "vllm,cachettl,ski-rental,adaptive"
 PROGRAMS = 40
-ROUTINGS = "session,sticky,cache-aware,least-loaded,round-robin"
 #: 384,000 tokens in blocks of 64: what an A100-80 has left beside the 8B weights.
 ENGINE = EngineSetting(blocks=6_000, block_size=64)
-#: Programs a second and replica: three quarters of what one can serve.
-FLEET_RATE = 0.02
 FULL_FLEET = 64
-BASE = SimOptions(programs=PROGRAMS, rate=0.05, seeds="0,1", engine=ENGINE)
+BASE = SimOptions(programs=PROGRAMS, rate=0.05, seeds=(0, 1), engine=ENGINE)
 
-FLEET_TABLES = (
-    ("mean_jct_s", "mean JCT, s", 1),
-    ("p95_jct_s", "P95 JCT, s", 1),
-    ("programs_per_s", "programs/s", 4),
-    ("prompt_hit", "prompt hit", 3),
-)
 ROLLOUT = replace(
     BASE,
     workload="openhands",
@@ -78,20 +69,7 @@ def _loads(workload: str, rates: Sequence[float]) -> dict[str, SimOptions]:
     return {f"{rate:g}": replace(options, rate=rate) for rate in rates}
 
 
-def _fleet(replicas: int, fail_s: float = 0.0, routing: str = ROUTINGS) -> SimOptions:
-    """The same load a replica, whatever their number."""
-    return replace(
-        BASE,
-        arms="adaptive",
-        programs=PROGRAMS * replicas,
-        rate=FLEET_RATE * replicas,
-        replicas=replicas,
-        routing=routing,
-        fail_s=fail_s,
-    )
-
-
-def _full_fleet(programs: int, replicas: int, seeds: str = "0") -> SimOptions:
+def _full_fleet(programs: int, replicas: int, seeds: int = 1) -> SimOptions:
     """Of 64 replicas at 0.83 programs a second, or a share of that."""
     return replace(
         BASE,
@@ -100,7 +78,7 @@ def _full_fleet(programs: int, replicas: int, seeds: str = "0") -> SimOptions:
         rate=0.83 * replicas / FULL_FLEET,
         replicas=replicas,
         routing="session,sticky,cache-aware",
-        seeds=seeds,
+        seeds=tuple(range(seeds)),
     )
 
 
@@ -179,38 +157,12 @@ _ALL = (
         "reloads were still there, and not again since.",
     ),
     Sweep(
-        "fleet",
-        "Replicas behind a router",
-        "paper, §6.2",
-        "replicas",
-        {str(n): _fleet(n) for n in (1, 4, 16)},
-        note=f"{FLEET_RATE:g} programs a second and replica, arm `adaptive`. `session` "
-        "is a hash of the id, as in vllm-router's `consistent_hash`; `sticky` starts a "
-        "program where the fewest are.",
-        tables=FLEET_TABLES,
-        programs=f"{PROGRAMS} programs a replica",
-    ),
-    Sweep(
-        "fleet-failure",
-        "The busiest of 16 replicas dies",
-        "failures that routers see",
-        "dies at",
-        {
-            "never": _fleet(16, routing="session,sticky,cache-aware"),
-            "1000 s": _fleet(16, 1000.0, "session,sticky,cache-aware"),
-        },
-        note="Half of the programs have arrived by then. Its turns in flight are sent "
-        "again, elsewhere, and it does not come back.",
-        tables=(*FLEET_TABLES, ("retried_turns", "turns sent again", 0)),
-        programs=f"{PROGRAMS} programs a replica",
-    ),
-    Sweep(
         "fleet-full",
         "64 replicas, 10,000 programs",
         "paper, §6.2",
         "replicas x programs",
         {
-            "1 x 156": _full_fleet(156, 1, "0,1,2,3"),
+            "1 x 156": _full_fleet(156, 1, seeds=4),
             f"{FULL_FLEET} x 1,000": _full_fleet(1_000, FULL_FLEET),
             f"{FULL_FLEET} x 10,000": _full_fleet(10_000, FULL_FLEET),
         },
@@ -218,7 +170,13 @@ _ALL = (
         "1/64 of the rate and of the programs, mean of 4 seeds. `session` is "
         "a hash of the id, as in vllm-router's `consistent_hash`; `sticky` starts a "
         "program where the fewest are.",
-        tables=(*FLEET_TABLES, ("load_imbalance", "busiest replica / mean", 2)),
+        tables=(
+            ("mean_jct_s", "mean JCT, s", 1),
+            ("p95_jct_s", "P95 JCT, s", 1),
+            ("programs_per_s", "programs/s", 4),
+            ("prompt_hit", "prompt hit", 3),
+            ("load_imbalance", "busiest replica / mean", 2),
+        ),
         programs="156, 1,000 or 10,000 programs a cell",
     ),
     Sweep(

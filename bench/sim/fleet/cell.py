@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from bench.sim.cell import (
@@ -22,7 +21,7 @@ from bench.sim.harness import EngineSpec
 from bench.sim.load.agents import RequestFactory
 from bench.sim.load.workload import Workload, build
 from bench.sim.recorder import Recorder, merged
-from bench.sim.rivals.gates import OpenGate
+from bench.sim.rivals.gates import Gate
 from bench.sim.settings import Cell, CellResult
 from bench.sim.steptime import StepTime
 from ttlcache.clock import VirtualClock, use_clock
@@ -55,7 +54,7 @@ class _Engines:
                 self._factory,
                 self._step_time,
                 recorder,
-                gate=OpenGate(),
+                gate=Gate(),
                 connector=connector,
                 longest_stride=self._cell.engine.decode_stride,
                 block_tokens=self._cell.engine.block_size,
@@ -81,18 +80,16 @@ def run_fleet(cell: Cell) -> CellResult:
             workload,
             ROUTERS[cell.fleet.routing](),
             shared_tokens=cell.workload.shared_tokens,
-            fail_s=cell.fleet.fail_s or math.inf,
         )
         fleet.run()
         recorder = merged(engines.recorders)
         _check(workload, recorder, fleet, engines)
-    metrics = recorder.metrics(block_bytes(cell), workload.chats)
+    metrics = recorder.metrics(block_bytes(cell))
     metrics |= {
         "reload_s": 0.0,
         "reload_tokens": 0,
         "moved_turns": fleet.moved,
         "moved_share": fleet.moved / max(1, fleet.turns - len(workload.programs)),
-        "retried_turns": fleet.retried,
         "load_imbalance": load_imbalance([r.busy_s for r in engines.recorders]),
         "connector": _summed(engines.connectors),
     }
@@ -106,9 +103,8 @@ def _check(
     for replica, scheduler, connector in zip(
         fleet.replicas, engines.schedulers, engines.connectors, strict=True
     ):
-        if replica.is_alive:
-            found = check_engine(scheduler, connector)
-            broken += [f"replica {replica.seen.index}: {text}" for text in found]
+        found = check_engine(scheduler, connector)
+        broken += [f"replica {replica.seen.index}: {text}" for text in found]
     raise_broken(broken)
 
 

@@ -31,7 +31,6 @@ class Replica(Simulation):
     def __init__(self, *args: Any, seen: Seen, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.seen = seen
-        self.is_alive = True
         self.until_s = math.inf
         self.done: list[tuple[Agent, float]] = []
 
@@ -46,16 +45,6 @@ class Replica(Simulation):
         due_s = self._arrivals.next_s()
         return math.inf if due_s is None else max(due_s, self._clock.now_s())
 
-    def die(self) -> tuple[list[Agent], list[tuple[float, Agent]]]:
-        """Turns that are lost, in order of arrival, and those still on their way."""
-        self.is_alive = False
-        coming = []
-        while (due := self._arrivals.pop_due(math.inf)) is not None:
-            coming.append(due)
-        lost = [entry.agent for entry in self._live.values()]
-        self._live.clear()
-        return lost, coming
-
     def _events_s(self) -> list[float | None]:
         return [*super()._events_s(), self.until_s]
 
@@ -69,8 +58,7 @@ class Replica(Simulation):
 class Fleet:
     """All replicas until every program has finished.
 
-    moved: turns that came to another replica than the turn before. retried: turns
-    that were under way on a replica that died.
+    moved: turns that came to another replica than the turn before.
     """
 
     def __init__(
@@ -81,18 +69,12 @@ class Fleet:
         router: Router,
         *,
         shared_tokens: int = 0,
-        fail_s: float = math.inf,
     ) -> None:
-        """
-        Args:
-            fail_s: when the replica with the most turns in flight dies for good.
-        """
         self.replicas = [make_replica(Seen(index)) for index in range(size)]
         self._router = router
-        self._fail_s = fail_s
         self._homes: dict[str, int] = {}
         self._left = len(workload.programs)
-        self.moved = self.turns = self.retried = 0
+        self.moved = self.turns = 0
         self._starts: EventQueue[Agent] = EventQueue()
         for index, program in enumerate(workload.programs):
             agent = Agent(index, program, shared_tokens)
@@ -117,27 +99,21 @@ class Fleet:
                 heapq.heappop(heap)  # it went on meanwhile
             replica_s = heap[0][0] if heap else math.inf
             start_s = self._starts.next_s()
-            event_s = min(math.inf if start_s is None else start_s, self._fail_s)
+            event_s = math.inf if start_s is None else start_s
             if event_s <= replica_s:
                 if event_s == math.inf:
                     raise SimulationError(
                         f"{self._left} programs are left and nobody has any to serve"
                     )
-                self._handle(event_s)
+                due = self._starts.pop_due(event_s)
+                assert due is not None
+                self._route(due[1], event_s)
                 continue
             self._advance(self.replicas[heapq.heappop(heap)[1]], event_s)
 
-    def _handle(self, now_s: float) -> None:
-        if now_s == self._fail_s:
-            self._fail(now_s)
-            return
-        due = self._starts.pop_due(now_s)
-        assert due is not None
-        self._route(due[1], now_s)
-
     def _advance(self, replica: Replica, event_s: float) -> None:
         lead_s = math.inf if self._router.is_static else MAX_LEAD_S
-        limit_s = self._fail_s if self._router.is_static else event_s
+        limit_s = math.inf if self._router.is_static else event_s
         replica.until_s = min(limit_s, replica.next_s() + lead_s)
         replica.advance()
         for agent, time_s in replica.done:
@@ -154,8 +130,7 @@ class Fleet:
 
     def _route(self, agent: Agent, time_s: float) -> None:
         """The turn comes at `time_s`; where to is decided now."""
-        alive = [each.seen for each in self.replicas if each.is_alive]
-        chosen = self._router.route(agent, alive)
+        chosen = self._router.route(agent, [each.seen for each in self.replicas])
         home = self._homes.get(agent.program_id)
         self.turns += 1
         if home != chosen.index:
@@ -171,20 +146,6 @@ class Fleet:
 
     def _replica_of(self, agent: Agent) -> Replica:
         return self.replicas[self._homes[agent.program_id]]
-
-    def _fail(self, now_s: float) -> None:
-        self._fail_s = math.inf
-        alive = [each for each in self.replicas if each.is_alive]
-        if len(alive) == 1:
-            return
-        victim = max(alive, key=lambda each: each.seen.in_flight)
-        lost, coming = victim.die()
-        self.retried += len(lost)
-        for agent in lost:
-            agent.is_retry = True  # it was sent when it was sent
-            self._route(agent, now_s)
-        for time_s, agent in coming:
-            self._route(agent, time_s)
 
 
 def load_imbalance(busy_s: Sequence[float]) -> float:

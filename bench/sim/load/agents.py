@@ -31,7 +31,6 @@ class Agent:
 
     context_tokens: before this turn's prompt. start_s: when this turn was sent.
     service_s: how long the engine worked on the last finished turn, wait excluded.
-    is_retry: the turn was sent before, to a replica that died.
     """
 
     index: int
@@ -41,7 +40,6 @@ class Agent:
     context_tokens: int = 0
     start_s: float = 0.0
     service_s: float = 0.0
-    is_retry: bool = False
     hashes: list[BlockHash] = field(default_factory=list)
 
     @property

@@ -17,6 +17,7 @@ from bench.sim.load.gap_mix import GapMix, Tool
 from bench.sim.load.programs import Moments, Program, Turn, poisson_arrivals
 from bench.sim.load.reshape import end
 from bench.sim.load.tracefile import parse_turn
+from bench.sim.load.workload import SHAPES
 from bench.sim.traces import TraceError, read_records
 
 _FIRST_PROMPT_SHARE = 0.12
@@ -38,24 +39,10 @@ SCALED_TOOLS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A row of the paper's Table 2, at full scale."""
-
-    turns: Moments
-    tool_s: Moments
-    tokens: Moments
-    """Final context of a program, in tokens."""
-    output_share: float
-    """Share of the tokens that the model generates (ours: the table has none)."""
-
-
-SWE_BENCH = Shape(
-    turns=Moments(10.9, 2.1),
-    tool_s=Moments(0.925, 3.550),
-    tokens=Moments(70_126.0, 19_732.0),
-    output_share=0.08,
-)
+#: A row of the paper's Table 2, at full scale.
+SWE_BENCH = SHAPES["swe"]
+#: Share of the tokens that the model generates (ours: the table has none).
+OUTPUT_SHARE = 0.08
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +65,8 @@ def synthetic(
     seed: int,
     token_scale: float = 1.0,
     gap_cap_s: float = math.inf,
-    shape: Shape = SWE_BENCH,
 ) -> tuple[Program, ...]:
-    """Programs of a Table-2 shape with Poisson arrivals.
+    """Programs of Table 2's SWE-bench row with Poisson arrivals.
 
     Args:
         num_programs: how many.
@@ -88,22 +74,24 @@ def synthetic(
         seed: same seed, same programs.
         token_scale: factor on the token counts; turns and seconds stay as they are.
         gap_cap_s: longest gap in seconds; a finite cap lowers the gaps' moments.
-        shape: moments to draw from.
     """
     if num_programs < 1 or rate <= 0 or token_scale <= 0 or gap_cap_s <= 0:
         raise ValueError(
             "num_programs, rate, token_scale and gap_cap_s must be positive, got "
             f"{num_programs}, {rate:g}, {token_scale:g}, {gap_cap_s:g}"
         )
-    tool_times = GapMix.fit(shape.tool_s, SCALED_TOOLS)
+    tool_times = GapMix.fit(SWE_BENCH.tool_s, SCALED_TOOLS)
     arrivals = poisson_arrivals(num_programs, rate, seed)
     programs = []
     for index, arrival_s in enumerate(arrivals):
         rng = random.Random(f"{seed}/synthetic/{index}")
-        num_turns = max(_MIN_TURNS, round(_normal(rng, shape.turns)))
-        tokens = max(0.2 * shape.tokens.mean, _normal(rng, shape.tokens)) * token_scale
-        prompts = _split(tokens * (1.0 - shape.output_share), num_turns, rng)
-        output_mean = tokens * shape.output_share / num_turns
+        num_turns = max(_MIN_TURNS, round(_normal(rng, SWE_BENCH.turns)))
+        tokens = (
+            max(0.2 * SWE_BENCH.tokens.mean, _normal(rng, SWE_BENCH.tokens))
+            * token_scale
+        )
+        prompts = _split(tokens * (1.0 - OUTPUT_SHARE), num_turns, rng)
+        output_mean = tokens * OUTPUT_SHARE / num_turns
         turns = []
         for turn, prompt in enumerate(prompts):
             last = turn == num_turns - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import statistics
@@ -28,11 +27,6 @@ def recorded_programs(path: Path, number: int, seed: int, half: str) -> list[Bod
     if half:
         bodies = bodies[{"odd": 0, "even": 1}[half] :: 2]
     return _draw(bodies, number, seed, path)
-
-
-def recorded_chats(path: Path, number: int, seed: int) -> list[Body]:
-    """Chats: the user's gap is the time between the recorded requests."""
-    return _draw(_chats(path), number, seed, path)
 
 
 def _draw(bodies: tuple[Body, ...], number: int, seed: int, path: Path) -> list[Body]:
@@ -71,26 +65,6 @@ def _agents(path: Path) -> tuple[Body, ...]:
         tuple(parse(turn, f"{where}: turns[{i}]") for i, turn in enumerate(turns))
         for turns, where in records
     )
-
-
-@lru_cache(maxsize=4)
-def _chats(path: Path) -> tuple[Body, ...]:
-    bodies = []
-    for record, where in read_records(path):
-        starts = [seconds(turn, "start_s", where) for turn in record["turns"]]
-        gaps = [after - before for before, after in itertools.pairwise(starts)]
-        bodies.append(
-            tuple(
-                Turn(
-                    max(1, count(turn, "new_prompt_tokens", where)),
-                    max(1, count(turn, "output_tokens", where)),
-                    "__user__",
-                    max(0.0, gap_s),
-                )
-                for turn, gap_s in zip(record["turns"], [*gaps, 0.0], strict=True)
-            )
-        )
-    return tuple(bodies)
 
 
 def parse_turn(turn: dict[str, Any], where: str) -> Turn:

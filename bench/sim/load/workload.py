@@ -1,4 +1,4 @@
-"""What is replayed: agent programs, their arrivals, chat in the background.
+"""What is replayed: agent programs, and when they arrive.
 
 All times in seconds, all tokens at full scale. Same spec, same programs, on every
 machine: only `random.Random` with textual seeds is used.
@@ -15,7 +15,7 @@ from bench.sim.load.feed import Loop, parse_loop
 from bench.sim.load.gap_mix import BFCL_TOOLS, SWE_TOOLS, GapMix, Tool
 from bench.sim.load.programs import Moments, Program, Turn
 from bench.sim.load.reshape import fit_context, stretch
-from bench.sim.load.tracefile import recorded_chats, recorded_programs
+from bench.sim.load.tracefile import recorded_programs
 
 #: Generated tokens of a turn: weka_claude_code has mean 433, median 240,
 #: tb_mini_swe_agent mean 416, median 103; the paper's Table 2 has no such row.
@@ -62,8 +62,6 @@ class WorkloadSpec:
     rate: mean arrivals a second. arrivals: poisson, bursty, closed:N or rollout:N:K.
     turn_scale: factor on the number of turns at constant tokens.
     half: "", or "odd" / "even" lines of the trace file (the first line is odd).
-    chat: path of a trace of chats that run in the background, or "".
-    chat_rate: their arrivals a second.
     shared_tokens: system prompt that all programs share, part of the first prompt.
     max_context: programs are cut before the turn that would exceed it.
     """
@@ -75,22 +73,16 @@ class WorkloadSpec:
     arrivals: str = "poisson"
     turn_scale: int = 1
     half: str = ""
-    chat: str = ""
-    chat_rate: float = 0.0
     shared_tokens: int = 0
     max_context: int = 131_072
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Programs by arrival, or in the order in which a loop takes them.
-
-    chats: ids of background programs, not counted in the agents' metrics.
-    """
+    """Programs by arrival, or in the order in which a loop takes them."""
 
     programs: tuple[Program, ...]
     loop: Loop | None = None
-    chats: frozenset[str] = frozenset()
 
 
 def build(spec: WorkloadSpec) -> Workload:
@@ -105,17 +97,11 @@ def build(spec: WorkloadSpec) -> Workload:
     bodies = _bodies(spec)
     loop = parse_loop(spec.arrivals)
     times = [0.0] * len(bodies) if loop else _arrivals(spec, len(bodies))
-    programs = [
+    programs = tuple(
         Program(f"agent-{i:04d}", time_s, turns)
         for i, (time_s, turns) in enumerate(zip(times, bodies, strict=True))
-    ]
-    if not spec.chat:
-        return Workload(tuple(programs), loop)
-    if loop:
-        raise ValueError("chat in the background needs an open loop")
-    chats = _chats(spec, until_s=times[-1])
-    both = sorted([*programs, *chats], key=lambda p: (p.arrival_s, p.program_id))
-    return Workload(tuple(both), None, frozenset(c.program_id for c in chats))
+    )
+    return Workload(programs, loop)
 
 
 def _bodies(spec: WorkloadSpec) -> list[tuple[Turn, ...]]:
@@ -176,19 +162,3 @@ def _arrivals(spec: WorkloadSpec, count: int) -> list[float]:
     while len(times) < count:
         times.append(times[-1] + rng.gammavariate(shape, 1.0 / (shape * spec.rate)))
     return times
-
-
-def _chats(spec: WorkloadSpec, until_s: float) -> list[Program]:
-    """Chats with Poisson arrivals until the last agent has arrived."""
-    if spec.chat_rate <= 0:
-        raise ValueError("chat in the background needs a rate > 0")
-    rng = random.Random(f"{spec.seed}/chat")
-    times, time_s = [], rng.expovariate(spec.chat_rate)
-    while time_s <= until_s:
-        times.append(time_s)
-        time_s += rng.expovariate(spec.chat_rate)
-    bodies = recorded_chats(Path(spec.chat), len(times), spec.seed)
-    return [
-        Program(f"chat-{i:05d}", t, fit_context(turns, spec.max_context))
-        for i, (t, turns) in enumerate(zip(times, bodies, strict=True))
-    ]

@@ -29,16 +29,6 @@ from ttlcache.policies.cachettl import default_ttl_s
 policies.register(OraclePolicy.name, f"{OraclePolicy.__module__}:OraclePolicy")
 
 
-@dataclass(frozen=True, slots=True)
-class ArmSetting:
-    """What an arm may know beforehand, like the paper's offline profile.
-
-    mean_prefill_s: seconds to prefill the workload's mean context, alone.
-    """
-
-    mean_prefill_s: float
-
-
 Extra = Mapping[str, Any]
 
 #: Without our bounds on waiting: for rivals with none, or with one of their own in
@@ -55,7 +45,7 @@ _PAPER_ORDER: Extra = {"ordering": "ttl-aware", "admission": "none"}
 class Arm:
     """How an arm differs from plain vLLM.
 
-    extra: connector settings, or a function of the setting; None: no connector.
+    extra: connector settings, or what makes them (`extra_config`); None: no connector.
     gate: name of a gate in `bench.sim.cell.GATES`, "" for none; in an arm's own file
         the name of its function there. It may change the engine, or the order of its
         queue, instead of holding requests.
@@ -69,7 +59,7 @@ class Arm:
 
     name: str
     source: str
-    extra: Extra | Callable[[ArmSetting], Extra] | None = None
+    extra: Extra | Callable[[float], Extra] | None = None
     gate: str = ""
     tell_work: bool = False
     tell_gap: bool = False
@@ -78,10 +68,13 @@ class Arm:
     ablation: str = ""
     file: str = ""
 
-    def extra_config(self, setting: ArmSetting) -> dict[str, Any] | None:
+    def extra_config(self, mean_prefill_s: float) -> dict[str, Any] | None:
+        """Connector settings; seconds to prefill the workload's mean context, alone,
+        are all that an arm may know beforehand, like the paper's offline profile.
+        """
         if self.extra is None:
             return None
-        extra = self.extra(setting) if callable(self.extra) else self.extra
+        extra = self.extra(mean_prefill_s) if callable(self.extra) else self.extra
         bounds = {} if self.bounded else _UNBOUNDED
         options = {
             **extra.get("policy_options", {}),
@@ -91,9 +84,9 @@ class Arm:
         return {**merged, "policy_options": options} if options else merged
 
 
-def _static_ttl(setting: ArmSetting) -> Extra:
+def _static_ttl(mean_prefill_s: float) -> Extra:
     """T_default = ln B, B = prefill of the mean context, T = 0 and eta = 1."""
-    ttl_s = default_ttl_s(setting.mean_prefill_s)
+    ttl_s = default_ttl_s(mean_prefill_s)
     return {"policy": "fixed", "policy_options": {"ttl_s": ttl_s}}
 
 

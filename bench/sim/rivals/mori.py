@@ -30,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from bench.sim.rivals.gates import Gate
 from ttlcache.retention.pins import PinTable
 
 if TYPE_CHECKING:  # it imports vLLM, and its pins do not
@@ -75,7 +76,7 @@ def unpin(pins: PinTable, program_id: str, now_s: float) -> None:
             pins.set_deadline(pin, now_s)
 
 
-class MoriGate:
+class MoriGate(Gate):
     """Holds the turns of programs that are not members of the GPU tier."""
 
     def __init__(

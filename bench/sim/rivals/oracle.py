@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bench.sim.rivals.ablations import cost_if_tier_keeps_all
+from bench.sim.rivals.gates import Gate
 from ttlcache.estimators.costs import RebuildCost
 from ttlcache.policies.adaptive import Adaptive, Terms
 from ttlcache.policies.base import View
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # it imports vLLM, and the policy does not
     from bench.sim.load.agents import Agent
 
 
-class OracleGate:
+class OracleGate(Gate):
     """Holds new programs; turns of those that are in pass."""
 
     def __init__(
@@ -58,15 +59,6 @@ class OracleGate:
         elif agent.current.gap_s > self._token_s * agent.prompt_tokens:
             self._away.add(agent.program_id)
         return self._let_in()
-
-    def tick(self, now_s: float) -> list[Agent]:
-        return []
-
-    def next_s(self) -> float | None:
-        return None
-
-    def next_tick_s(self) -> float | None:
-        return None
 
     def _let_in(self) -> list[Agent]:
         if not self._waiting:

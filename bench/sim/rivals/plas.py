@@ -20,7 +20,7 @@ from typing import Any, cast
 from vllm.v1.request import Request, RequestStatus
 
 from bench.sim.load.agents import Agent
-from bench.sim.rivals.gates import OpenGate
+from bench.sim.rivals.gates import Gate
 from ttlcache.clock import default_clock
 from ttlcache.programs.model import RequestRecord
 from ttlcache_connector.connector import TTLConnector
@@ -59,7 +59,7 @@ class _Call:
     wait_is_counted: bool = False
 
 
-class PlasGate(OpenGate):
+class PlasGate(Gate):
     """Holds no turn, but sorts the waiting queue in place of the connector's ordering.
 
     The queue asks `priority` and `requeue_if_moved` of the connector; this object

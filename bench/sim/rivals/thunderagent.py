@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.sim.load.agents import Agent
+from bench.sim.rivals.gates import Gate
 
 TICK_S = 5.0
 BUFFER_TOKENS = 100
@@ -44,7 +45,7 @@ class _Program:
         return self.agent.turn == 0
 
 
-class ThunderAgentGate:
+class ThunderAgentGate(Gate):
     """Holds the turns of paused programs."""
 
     def __init__(self, capacity_tokens: int) -> None:

@@ -11,19 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
-    SupportsHMA,
-)
-
 from bench.sim.events import EventQueue
+from bench.sim.idle_connector import IdleConnector, register_connectors
 from bench.sim.tiers.store import Load, TierStore
 from ttlcache.clock import default_clock
 from ttlcache_connector.connector import TTLConnector
 
-_MODULE = __name__
 PLAIN, WITH_PINS = "SimTierConnector", "SimTierTTLConnector"
 _store: TierStore | None = None
 
@@ -95,7 +88,8 @@ class _Tiered:
 
     tiers: TierClient
 
-    def _attach(self, vllm_config: Any) -> None:
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]
         assert _store is not None, "construct inside use_tiers()"
         self.tiers = TierClient(_store, vllm_config.cache_config.block_size)
 
@@ -106,10 +100,6 @@ class _Tiered:
 
 class SimTierTTLConnector(_Tiered, TTLConnector):
     """TTLConnector above simulated tiers."""
-
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        self._attach(vllm_config)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -148,12 +138,8 @@ class SimTierTTLConnector(_Tiered, TTLConnector):
             record.reloaded_tokens += load.tokens
 
 
-class SimTierConnector(_Tiered, KVConnectorBase_V1, SupportsHMA):
+class SimTierConnector(_Tiered, IdleConnector):
     """Tiers alone, under vLLM's own scheduler: what LMCache does for vLLM."""
-
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        self._attach(vllm_config)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -166,33 +152,11 @@ class SimTierConnector(_Tiered, KVConnectorBase_V1, SupportsHMA):
         if num_external_tokens:
             self.tiers.start(request)
 
-    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        return KVConnectorMetadata()
-
-    def request_finished(
-        self, request: Any, block_ids: list[int]
-    ) -> tuple[bool, dict[str, Any] | None]:
-        return self.request_finished_all_groups(request, (block_ids,))
-
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         self.tiers.store_context(request)
-        return False, None
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        return
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        return
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        return
-
-    def wait_for_save(self) -> None:
-        return
+        return super().request_finished_all_groups(request, block_ids)
 
 
 @contextmanager
@@ -213,8 +177,5 @@ def current_store() -> TierStore | None:
 
 def register() -> None:
     """Make both names known to vLLM; idempotent."""
-    for name, cls in ((PLAIN, SimTierConnector), (WITH_PINS, SimTierTTLConnector)):
-        try:
-            KVConnectorFactory.register_connector(name, _MODULE, cls.__name__)
-        except ValueError:
-            return
+    classes = {PLAIN: SimTierConnector, WITH_PINS: SimTierTTLConnector}
+    register_connectors(__name__, classes)

@@ -25,7 +25,7 @@ from bench.stress.fuzz.play import (
     play,
 )
 from bench.stress.fuzz.requests import FuzzRequest, make
-from bench.tables import Check, checks_table
+from bench.tables import Check, checks_table, equal
 
 #: Differences that are printed; all are counted, and in the file.
 MAX_PRINTED = 20
@@ -153,7 +153,6 @@ def _label_values(server: VLLMServer) -> int:
 
 def _rows(plain: Played, ours: Played, worse: int) -> list[Check]:
     unanswered = sum(not answer.status for answer in ours.answers.values())
-    errors = f"{ours.hook_errors:g} in hooks, {ours.http_errors:g} in the middleware"
     first, last = ours.label_values
     return [
         *(
@@ -166,23 +165,12 @@ def _rows(plain: Played, ours: Played, worse: int) -> list[Check]:
             )
             for name, played in (("plain vLLM", plain), ("TTLConnector", ours))
         ),
-        Check("without an answer", unanswered == 0, f"{unanswered}", "0"),
-        Check("status or tokens unlike plain vLLM's", worse == 0, f"{worse}", "0"),
-        Check(
-            "exceptions of ours", ours.hook_errors == ours.http_errors == 0, errors, "0"
-        ),
-        Check(
-            "retention",
-            ours.retention_enabled == 1,
-            f"{ours.retention_enabled:g}",
-            "1",
-        ),
-        Check(
-            "label values of ttlcache's metrics",
-            first == last,
-            f"{first} … {last}",
-            "constant",
-        ),
+        equal("without an answer", unanswered, 0),
+        equal("status or tokens unlike plain vLLM's", worse, 0),
+        equal("exceptions in hooks", ours.hook_errors, 0),
+        equal("exceptions in the middleware", ours.http_errors, 0),
+        equal("retention", ours.retention_enabled, 1),
+        equal("label values of ttlcache's metrics", last, first),
         Check(
             "values dropped by the middleware", ours.dropped > 0, f"{ours.dropped:g}"
         ),

@@ -13,7 +13,7 @@ from bench.compare.rounds import versions
 from bench.sim.metrics import percentile
 from bench.stress.soak.requests import Tally
 from bench.stress.soak.watch import Watch, growth_mib
-from bench.tables import Check, table
+from bench.tables import Check, equal, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,11 @@ class SoakResult:
     """Seconds from the first agent to the last answer."""
     own_mib: tuple[float, ...] = ()
     """Looks at ttlcache's own objects."""
-    vanilla: bool = False
-    """Without our connector: only the server's promises are checked."""
 
 
 def checks(result: SoakResult, bounds: Bounds) -> list[Check]:
     """Every promise of a soak, in the order in which they are told."""
-    served = _of_the_server(result, bounds)
-    return served if result.vanilla else [*served, *_of_ttlcache(result, bounds)]
+    return [*_of_the_server(result, bounds), *_of_ttlcache(result, bounds)]
 
 
 def _of_the_server(result: SoakResult, bounds: Bounds) -> list[Check]:
@@ -117,20 +114,14 @@ def _of_ttlcache(result: SoakResult, bounds: Bounds) -> list[Check]:
             else "not looked at: too short",
             f"{bounds.own_mib:g} MiB",
         ),
-        Check(
-            "exceptions in hooks",
-            ending.hook_errors == 0,
-            f"{ending.hook_errors:g}",
-            "0",
+        equal("exceptions in hooks", ending.hook_errors, 0),
+        equal("retention still on", ending.retention_enabled, 1),
+        equal(
+            "blocks free when all TTLs have passed",
+            ending.free_after_ttl,
+            ending.pool_blocks,
         ),
-        Check(
-            "retention still on",
-            ending.retention_enabled == 1,
-            f"{ending.retention_enabled:g}",
-            "1",
-        ),
-        _free("blocks free when all TTLs have passed", ending.free_after_ttl, ending),
-        _free("blocks free after a reset", ending.free_after_reset, ending),
+        equal("blocks free after a reset", ending.free_after_reset, ending.pool_blocks),
         Check(
             "longest wait of a request",
             longest_s <= bound_s,
@@ -207,11 +198,6 @@ def _growth(name: str, rss_mib: Sequence[float], bounds: Bounds) -> Check:
         f"{grown:+.1f} MiB, to {last:,.0f} MiB",
         f"{bounds.rss_growth_mib:g} MiB",
     )
-
-
-def _free(name: str, free: float, ending: Ending) -> Check:
-    ok = free == ending.pool_blocks and free > 0
-    return Check(name, ok, f"{free:g}", f"all {ending.pool_blocks:g}")
 
 
 def _pair(tally: Tally, ending: Ending) -> str:

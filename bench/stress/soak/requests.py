@@ -103,8 +103,8 @@ class Requests:
         tally.longest_service_s = max(tally.longest_service_s, service_s)
         tally.prompt_tokens += answer.prompt_tokens
         tally.cached_tokens += answer.cached_tokens
-        tally.output_tokens += len(answer.token_ids)
-        return list(answer.token_ids)
+        tally.output_tokens += len(answer.output_token_ids)
+        return list(answer.output_token_ids)
 
     async def abort(
         self,

@@ -35,8 +35,6 @@ from bench.stress.soak.watch import PROBE_VARIABLE, Sample, Watch, read_probe, w
 from bench.tables import checks_table
 from ttlcache_connector.plugin import SYNC_SCHEDULER
 
-TRACE_FOLDER = Path("../shared/traces")
-TRACE_NAMES = ("tb_mini_swe_agent", "sweagent_java", "weka_claude_code")
 _PROGRAMS_A_TRACE = 80
 _MEAN_CONTEXT_TOKENS = 1_200
 _MAX_CONTEXT_TOKENS = 4_000
@@ -52,10 +50,9 @@ class SoakOptions(Folders):
 
     minutes: float = option(20.0, "How long the agents run.", min=0.1)
     agents: int = option(64, "Concurrent agents.", min=1)
-    traces: list[Path] | None = option(
-        None, "Traces to mix (gzip JSON lines).", "--trace"
+    traces: list[Path] = option(
+        [], "Traces to mix (gzip JSON lines); else synthetic agents.", "--trace"
     )
-    """None: the three recorded ones. Empty: the synthetic workload."""
     blocks: int = option(320, "KV pool, in blocks.", min=160)
     """Of 32 tokens: about eight of the agents' contexts."""
     gap_cap_s: float = 3.0
@@ -69,16 +66,13 @@ class SoakOptions(Folders):
     own_mib: float = option(
         8.0, "Most that ttlcache's own objects may hold, MiB.", "--own"
     )
-    vanilla: bool = option(
-        False, "The same load on vLLM without ttlcache.", "--vanilla"
-    )
     seed: int = option(0, "Seed of the agents.")
     out: Path = Path("out/soak")
 
     def server(self) -> ServerOptions:
         """A server with the default policy; references are checked every step."""
         room = _MAX_CONTEXT_TOKENS + SHARED_TOKENS + ABORT_EXTRA_TOKENS
-        common = ServerOptions(
+        return ServerOptions(
             num_blocks=self.blocks,
             max_model_len=-(-room // 32) * 32,
             # vLLM's CPU kernels are compiled per shape, and every batch has another
@@ -88,11 +82,6 @@ class SoakOptions(Folders):
                 "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8",
                 PROBE_VARIABLE: str(self.probe_path.absolute()),
             },
-        )
-        if self.vanilla:
-            return common
-        return replace(
-            common,
             extra_args=("--scheduler-cls", SYNC_SCHEDULER),
             kv_transfer_config={
                 "kv_connector": "ProbedTTLConnector",
@@ -147,32 +136,16 @@ class SoakOptions(Folders):
         )
 
 
-def default_traces(console: Console, folder: Path = TRACE_FOLDER) -> list[Path]:
-    """The three recorded workloads, or none, saying so, where they are not at hand."""
-    paths = [folder / f"{name}.jsonl.gz" for name in TRACE_NAMES]
-    missing = [path for path in paths if not path.is_file()]
-    if not missing:
-        return paths
-    console.print(
-        f"{missing[0]} is not there: the agents run the synthetic workload",
-        soft_wrap=True,
-    )
-    return []
-
-
 def soak(options: SoakOptions, console: Console) -> int:
     """A real server on a tiny pool under misbehaving agents. Exit status 1: it leaks,
     waits, errs or leaves something unanswered."""
-    if options.traces is None:
-        options = replace(options, traces=default_traces(console))
     programs = options.workload()
     options.out.mkdir(parents=True, exist_ok=True)
     options.probe_path.unlink(missing_ok=True)
     model = tiny_model.build(options.model)
-    names = [path.name for path in options.traces or ()]
+    names = [path.name for path in options.traces]
     source = ", ".join(names) or "synthetic (SWE-bench)"
     console.print(
-        f"{'vanilla vLLM, ' if options.vanilla else ''}"
         f"{options.agents} agents for {options.minutes:g} minutes over "
         f"{len(programs)} programs: {source}; KV pool of "
         f"{options.blocks * 32:,} tokens",
@@ -196,7 +169,6 @@ def soak(options: SoakOptions, console: Console) -> int:
         result,
         log_errors=tuple(server.errors_in_log()),
         own_mib=tuple(read_probe(options.probe_path)),
-        vanilla=options.vanilla,
     )
 
     found = report.checks(result, options.bounds())

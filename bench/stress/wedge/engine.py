@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -25,27 +24,22 @@ from ttlcache_connector.role.invariants import violations
 
 #: Steps in a row in which nothing ran although something waited: a wedge.
 WEDGE_STEPS = 3
+_MAX_CONFIGS = 256
+_configs: dict[str, VllmConfig] = {}
 
 
 class ScheduleFailure(AssertionError):
     """A wedge, a leak or a broken invariant."""
 
 
-@lru_cache(maxsize=256)
-def _config(key: str, holder: _Holder) -> VllmConfig:
-    del key
-    return build_vllm_config(holder.spec)
-
-
-@dataclass(eq=False)
-class _Holder:
-    spec: EngineSpec
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Holder)
+def _config(spec: EngineSpec) -> VllmConfig:
+    """Of equal specs built once; so many are kept."""
+    key = repr(spec)
+    if key not in _configs:
+        if len(_configs) >= _MAX_CONFIGS:
+            _configs.clear()
+        _configs[key] = build_vllm_config(spec)
+    return _configs[key]
 
 
 @dataclass
@@ -62,7 +56,7 @@ class DrivenEngine:
 
     def __post_init__(self) -> None:
         spec = self.random_engine.engine
-        config = _config(repr(spec), _Holder(spec))
+        config = _config(spec)
         self.harness = EngineHarness(spec, config, self.random_engine.depth)
         self.harness.worker_says = self._worker_says
         if self.random_engine.max_programs is not None:

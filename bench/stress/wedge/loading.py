@@ -6,14 +6,12 @@ of ours that loads by itself, and a stranger beside TTLConnector in a MultiConne
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import vllm
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -21,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from bench.micro.idle_connector import IdleConnector
+from bench.sim.idle_connector import IdleConnector, register_connectors
 from ttlcache_connector.connector import TTLConnector
 
 if TYPE_CHECKING:
@@ -179,10 +177,8 @@ class Shelf(_FromElsewhere, IdleConnector):
 
 
 def register() -> None:
-    """Make both known to vLLM; twice is no error."""
-    for name, cls in ((OURS, LoadingConnector), (BESIDE, Shelf)):
-        with contextlib.suppress(ValueError):
-            KVConnectorFactory.register_connector(name, __name__, cls.__name__)
+    """Make both known to vLLM."""
+    register_connectors(__name__, {OURS: LoadingConnector, BESIDE: Shelf})
 
 
 def fill(connector: Any, elsewhere: Elsewhere) -> None:

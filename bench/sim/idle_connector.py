@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -56,7 +58,11 @@ class IdleConnector(KVConnectorBase_V1, SupportsHMA):
 
 def register() -> None:
     """Make the name known to vLLM; idempotent."""
-    try:
-        KVConnectorFactory.register_connector(NAME, __name__, IdleConnector.__name__)
-    except ValueError:
-        return  # registered before
+    register_connectors(__name__, {NAME: IdleConnector})
+
+
+def register_connectors(module: str, classes: Mapping[str, type]) -> None:
+    """Make classes of a module known to vLLM by name; twice is no error."""
+    for name, cls in classes.items():
+        with contextlib.suppress(ValueError):
+            KVConnectorFactory.register_connector(name, module, cls.__name__)

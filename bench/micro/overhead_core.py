@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,13 +11,7 @@ from rich.table import Table
 
 from bench.micro.overhead_driver import machine
 from bench.micro.overhead_scale import Chunk, Kept, measure_kept, run_programs
-from bench.micro.overhead_turns import (
-    OPEN_GAPS,
-    DecideResult,
-    TurnResult,
-    time_decide,
-    time_turns,
-)
+from bench.micro.overhead_turns import DecideResult, TurnResult, time_decide, time_turns
 from bench.tables import Check, checks_table, table
 from ttlcache import policies
 from ttlcache.config import TTLCacheConfig
@@ -63,21 +56,17 @@ class OverheadResult:
 def run(
     num_programs: int, idle_programs: int, repeats: int, console: Console
 ) -> OverheadResult:
-    """Measure everything, printing each table as soon as it is known."""
+    """Measure everything; a line a tenth of the programs."""
     scale_policy = TTLCacheConfig().policy
     # First: later parts leave memory behind that would hide its growth.
     chunks = run_programs(
         num_programs,
         scale_policy,
-        lambda chunk: console.print(_progress(chunk), highlight=False),
+        lambda chunk: console.print(_told(chunk), highlight=False),
     )
-    console.print(_chunk_table(chunks, scale_policy))
     decide = [time_decide(name, repeats) for name in policies.SHIPPED]
-    console.print(_decide_table(decide))
     turns = _best_turns(repeats)
-    console.print(_turn_table(turns))
     kept = [measure_kept(idle_programs, each, scale_policy) for each in IDENTITIES]
-    console.print(_kept_table(kept))
     return OverheadResult(decide, turns, chunks, kept, scale_policy)
 
 
@@ -142,7 +131,8 @@ def bars(result: OverheadResult) -> list[Bar]:
 
 
 def print_bars(result: OverheadResult, console: Console) -> bool:
-    """Pass or fail next to each number; whether all passed."""
+    """All times, and pass or fail next to each bar; whether all passed."""
+    console.print(_times_table(result))
     found = bars(result)
     rows = [
         Check(
@@ -166,72 +156,23 @@ def to_json(result: OverheadResult) -> dict[str, Any]:
     }
 
 
-def _decide_table(results: Sequence[DecideResult]) -> Table:
-    open_headings = [f"{count:,} open" for count in OPEN_GAPS[1:]]
-    return table(
-        "decide at 10,000 recorded gaps, microseconds (the slowest of three keys)",
-        ("of", "warm", "p99", "fresh", "p99", *open_headings),
-        (
-            (
-                r.policy,
-                *(f"{us:.1f}" for m in (r.warm, r.fresh) for us in (m.median, m.p99)),
-                *(f"{r.open_gaps[count].median:.1f}" for count in OPEN_GAPS[1:]),
-            )
-            for r in results
-        ),
+def _times_table(result: OverheadResult) -> Table:
+    timed = [
+        (f"decide, {of.policy}{what}", micros)
+        for of in result.decide
+        for what, micros in (("", of.warm), (", stale curves", of.fresh))
+    ]
+    timed += [
+        (f"{what} of a turn, {of.policy} by {of.identity}", micros)
+        for of in result.turns
+        for what, micros in (("arrival", of.arrive), ("end", of.finish))
+    ]
+    rows = ((name, f"{of.median:.1f}", f"{of.p99:.1f}") for name, of in timed)
+    return table("microseconds", ("of", "median", "p99"), rows)
+
+
+def _told(chunk: Chunk) -> str:
+    return (
+        f"{chunk.programs:,} programs: {chunk.seconds:.1f} s for this tenth, "
+        f"{chunk.rss_bytes / 1e6:,.0f} MB resident, {chunk.live:,} in the table"
     )
-
-
-def _turn_table(results: Sequence[TurnResult]) -> Table:
-    columns = ("of", "arrive", "finish", "both", "both p99", "admit", "first arrive")
-    rows = []
-    for r in results:
-        timed = [r.arrive.median, r.finish.median, r.both.median, r.both.p99]
-        timed += [r.admit.median, r.first_arrive.median]
-        cells = [f"{value:.1f}" for value in timed]
-        rows.append([f"{r.policy}, by {r.identity}", *cells, f"{r.pins_claimed:,}"])
-    title = "a turn through the controller, 8,192 tokens, microseconds"
-    return table(title, (*columns, "claimed"), rows)
-
-
-def _kept_table(results: Sequence[Kept]) -> Table:
-    rows = (
-        (
-            f"by {kept.identity}",
-            f"{kept.programs:,}",
-            f"{kept.bytes_each:,.0f}",
-            f"{kept.pinned_bytes_each:,.0f}",
-        )
-        for kept in results
-    )
-    columns = ("of", "programs", "idle", "pinned")
-    return table("bytes kept per live idle program", columns, rows)
-
-
-def _progress(chunk: Chunk) -> str:
-    return f"{chunk.programs:,} programs: {chunk.seconds:.1f} s for this tenth"
-
-
-def _chunk_table(chunks: Sequence[Chunk], policy: str) -> Table:
-    rows, before = [], 0
-    for chunk in chunks:
-        each_us = chunk.seconds / (chunk.programs - before) * 1e6
-        before = chunk.programs
-        row = [
-            f"{chunk.programs:,}",
-            f"{chunk.seconds:.2f}",
-            f"{each_us:.1f}",
-            f"{chunk.rss_bytes / 1e6:,.1f}",
-            f"{chunk.live:,}",
-            f"{chunk.open_gaps:,}",
-        ]
-        rows.append(row)
-    columns = (
-        "of",
-        "CPU s",
-        "us a program",
-        "resident MB",
-        "in the table",
-        "open gaps",
-    )
-    return table(f"programs through one controller ({policy})", columns, rows)

@@ -1,0 +1,42 @@
+"""Turns that were served, and traces that were recorded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.sim.metrics import TurnRecord
+
+
+def served(
+    program_id: str = "agent", turn: int = 0, arrival_s: float = 0.0, **changes: Any
+) -> TurnRecord:
+    """Half a second in the queue, two seconds in all."""
+    record = {
+        "first_token_s": arrival_s + 1.0,
+        "departure_s": arrival_s + 2.0,
+        "queue_s": 0.5,
+        "prompt_tokens": 100,
+        "cached_tokens": 40,
+        "output_token_ids": (7,),
+        "first_logprob": -1.0,
+    }
+    return TurnRecord(program_id, turn, arrival_s, **{**record, **changes})
+
+
+def recorded(*turns: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A line of a trace: a program that calls `search` after each turn."""
+    base = {"new_prompt_tokens": 90, "output_tokens": 10, "tool": "search"}
+    filled = [{**base, "tool_s": None, **turn} for turn in turns]
+    return {"program_id": "p", "arrival_s": None, "turns": filled, **fields}
+
+
+def write_trace(path: Path, *programs: dict[str, Any] | str) -> Path:
+    """Programs as JSON, or lines as they are."""
+    with gzip.open(path, "wt", encoding="utf-8") as lines:
+        for program in programs:
+            text = program if isinstance(program, str) else json.dumps(program)
+            lines.write(text + "\n")
+    return path
