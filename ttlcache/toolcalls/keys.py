@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from ttlcache.toolcalls.base import words
 from ttlcache.toolcalls.lenient_json import read_json
 from ttlcache.toolcalls.shell.command import join_argv, shell_key
-from ttlcache.toolcalls.text import words
 from ttlcache.types import (
     APPROVAL_GAP,
     APPROVAL_TOOL,
