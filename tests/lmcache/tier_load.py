@@ -48,7 +48,7 @@ class TierLoad:
     """`programs` agents in turn; L1 has room for half of what they hold.
 
     Args:
-        has_l2: whether stores may be refused, and loads from below need room ahead.
+        has_l2: whether stores may be refused.
     """
 
     def __init__(self, programs: int, seed: int = 0, has_l2: bool = False) -> None:
@@ -61,7 +61,6 @@ class TierLoad:
         self.tier = Tier(
             load(ServerModuleConfig, config, "load"), self.clock, self.used
         )
-        self.tier.makes_room_ahead = has_l2
         self.cpu_s: dict[str, list[float]] = defaultdict(list)
         self.hits = self.wanted = 0
         self._numbers = 0
@@ -108,7 +107,6 @@ class TierLoad:
             if at_s - self._swept_s >= 0.25:
                 self._swept_s = at_s
                 self.delete(self.timed("sweep", self.tier.sweep))
-                self.delete(self.timed("to_evict", self.tier.to_evict, bool))
             if is_end:
                 self.end(agent)
                 done += 1
@@ -147,7 +145,7 @@ class TierLoad:
         self.timed("reserved", self.tier.reserved, new)
         self.timed("written", self.tier.written, new)
         if self.has_l2:
-            self.timed("stored_below", self.tier.stored_below, new)
+            self.timed("stored_in_l2", self.tier.stored_in_l2, new)
 
     def delete(self, keys: list[Key]) -> None:
         for key in keys:

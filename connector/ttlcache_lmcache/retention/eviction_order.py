@@ -1,6 +1,6 @@
 """What leaves L1 next: kept as things change, so that nobody has to look at everything.
 
-The order of programs is a `Ranking` of ranks.py. Of one program the tail goes before
+The order of programs is a `Ranking`. Of one program the tail goes before
 the prefix, and what programs share goes with the last of them. Chunks in L1 that are no
 program's go by their last use.
 """
@@ -19,14 +19,14 @@ from ttlcache_lmcache.retention.program_table import (
     ProgramBook,
     Watcher,
 )
-from ttlcache_lmcache.retention.rankings import Rank, Ranking, of_stray
+from ttlcache_lmcache.retention.rankings import Rank, Ranking, of_unowned
 from ttlcache_lmcache.retention.residency import Residency
 
 #: Programs taken in at a call, when many are new to the order at once.
 _TAKEN_IN = 64
 
 
-class Strays:
+class UnownedChunks:
     """Chunks in L1 that are no program's, by last use. Not thread-safe."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Strays:
         return ((used_s, chunk) for (used_s, _), chunk in self._order.items())
 
 
-class Leaving(Watcher):
+class EvictionOrder(Watcher):
     """Watches the book and L1. Not thread-safe: the tier locks.
 
     In the order are the programs that may have something to give: whoever has is found,
@@ -67,7 +67,7 @@ class Leaving(Watcher):
         self._next: Ranked | None = None  # in the making, for another ranking
         self._to_move: list[ChainProgram] = []
         self._woken: dict[ChainProgram, None] = {}
-        self._strays = Strays()
+        self._unowned = UnownedChunks()
         book.watch(self)
         residency.watch(self)
 
@@ -84,24 +84,24 @@ class Leaving(Watcher):
     def entered(self, chunk: Chunk, used_s: float) -> None:
         holder = self._book.last_holder(chunk)
         if holder is None:
-            self._strays.put(chunk, used_s)
+            self._unowned.put(chunk, used_s)
         else:
             self._woken[holder] = None
 
     def used(self, chunk: Chunk, now_s: float) -> None:
-        if chunk in self._strays:
-            self._strays.put(chunk, now_s)
+        if chunk in self._unowned:
+            self._unowned.put(chunk, now_s)
 
     def left(self, chunk: Chunk) -> None:
-        self._strays.remove(chunk)
+        self._unowned.remove(chunk)
 
     def held(self, chunk: Chunk) -> None:
-        self._strays.remove(chunk)
+        self._unowned.remove(chunk)
 
     def freed(self, chunk: Chunk) -> None:
         used_s = self._residency.used_s(chunk)
         if used_s is not None:
-            self._strays.put(chunk, used_s)
+            self._unowned.put(chunk, used_s)
 
     def changed(self, program: ChainProgram) -> None:
         self._woken[program] = None
@@ -148,12 +148,12 @@ class Leaving(Watcher):
         Whatever is not deleted is there again at the next call. While one is under
         way, nothing may change.
         """
-        strays = self._strays.in_order()
+        strays = self._unowned.in_order()
         stray, place = next(strays, None), 0
         while True:
             first = self._ranked.at(place, now_s)
             if stray is not None:
-                rank = of_stray(stray[0], now_s)
+                rank = of_unowned(stray[0], now_s)
                 if first is None or rank < first[0]:
                     yield rank, None, stray[1]
                     stray = next(strays, None)
