@@ -1,33 +1,21 @@
-"""What L1 keeps: worth from gaps, room at the store, and which ranking rules."""
+"""What L1 keeps: worth from gaps, room at the store."""
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from tests.lmcache.test_tier import Key
 from ttlcache.clock import VirtualClock
 from ttlcache.estimators.survival import kaplan_meier
 from ttlcache_lmcache.adapters.store_gate import StoreGate
 from ttlcache_lmcache.config import ServerModuleConfig, load
 from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.retention.l1_tier import Tier
-from ttlcache_lmcache.retention.program_table import ChainProgram
 from ttlcache_lmcache.retention.return_estimator import ReturnCurve
-from ttlcache_lmcache.retention.shadow_select import Experts
-
-
-@dataclass(frozen=True)
-class Key:
-    """Stands for LMCache's `ObjectKey`."""
-
-    chunk_hash: bytes
-    model_name: str = "m"
-    kv_rank: int = 0
-    cache_salt: str = ""
 
 
 class L1:
@@ -324,56 +312,5 @@ def test_the_budget_holds_and_no_prefix_is_missing_a_chunk(
             continue  # the store of an unknown may take what lies before it
         # An old answer that did not come back is nobody's, and goes a little later.
         orphans = [key for key in held if len(key) > 1 and key[:-1] not in held]
-        assert not any(l1.tier._book.is_held(("m", key.encode())) for key in orphans)
+        assert not any(l1.tier._book.holders(("m", key.encode())) for key in orphans)
     assert l1.errors == []
-
-
-# who rules
-
-
-def program(number: int, chunks: int) -> ChainProgram:
-    chain = [("m", b"%d/%d" % (number, i)) for i in range(chunks)]
-    return ChainProgram(number, 0.0, chain, chunks, chunks)
-
-
-def test_the_ranking_that_hits_more_takes_over() -> None:
-    def wrong(each: ChainProgram, _now_s: float) -> tuple[int, float, float]:
-        return (0, -each.seen_s, 0.0)  # the one just used goes first
-
-    def right(each: ChainProgram, _now_s: float) -> tuple[int, float, float]:
-        return (0, each.seen_s, 0.0)
-
-    experts = Experts({"wrong": wrong, "right": right})
-    assert experts.ruling == "wrong"
-    now_s = 0.0
-    for number in range(40):  # two at a time work, then never again: last use is right
-        pair = [program(2 * number, 5), program(2 * number + 1, 5)]
-        for each in pair * 5:
-            now_s += 1.0
-            each.seen_s = now_s
-            experts.looked_up(each)
-            experts.stored(each, 10, now_s)
-    assert experts.ruling == "right"
-    assert experts.hits()["right"] > experts.hits()["wrong"]
-
-
-def test_a_shadow_never_holds_more_than_fits() -> None:
-    rng = random.Random(3)
-    experts = Experts({"any": lambda each, _now_s: (0, rng.random(), 0.0)})
-    programs = [program(i, rng.randrange(1, 9)) for i in range(20)]
-    shadow = experts._shadows["any"]
-    for step in range(2000):
-        each = rng.choice(programs)
-        each.chain = each.chain[: rng.randrange(1, 9)] or each.chain
-        if not rng.randrange(100):
-            each.chain = []  # forgotten
-        experts.looked_up(each)
-        experts.stored(each, 25, step * 0.1)
-        assert 0 <= shadow._used == sum(shadow._held.values()) <= 25
-    assert experts.ruling == "any"
-
-
-def test_status_says_who_rules() -> None:
-    status = L1(4).tier.status()
-    assert status["order"] == "return"
-    assert set(status["shadow_hits"]) == {"return", "recent"}  # type: ignore[call-overload]

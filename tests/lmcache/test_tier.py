@@ -94,7 +94,7 @@ class World:
     def eviction_order(self) -> list[Any]:
         """All objects of L1 in the order in which stores would evict them."""
         tier, now_s = self.tier, self.clock.now_s()
-        tier._order.look(tier._experts.rank, now_s)
+        tier._order.look(now_s)
         chunks = (chunk for _, _, chunk in tier._order.chunks(now_s))
         return [key for chunk in chunks for key in tier._residency.objects(chunk)]
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.lmcache.test_tier import Key
 from ttlcache.clock import VirtualClock
 from ttlcache_lmcache.config import ServerModuleConfig, load
 from ttlcache_lmcache.hints import Hint
@@ -25,16 +26,6 @@ from ttlcache_lmcache.retention.l1_tier import Tier
 TOOLS = {f"tool{i}": 2.0 * 1.5**i for i in range(8)}
 SYSTEM_PROMPTS, SHARED_CHUNKS, FIRST_CHUNKS, MOST_CHUNKS = 5, 8, 12, 32
 SERVICE_S = 1.0
-
-
-@dataclass(frozen=True)
-class Key:
-    """What the tier reads of LMCache's `ObjectKey`."""
-
-    chunk_hash: bytes
-    model_name: str = "m"
-    cache_salt: str = ""
-    kv_rank: int = 0
 
 
 @dataclass(slots=True)

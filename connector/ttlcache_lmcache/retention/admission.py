@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
 from ttlcache_lmcache.retention.program_table import ChainProgram, ProgramBook
-from ttlcache_lmcache.retention.rankings import Ranking
 from ttlcache_lmcache.retention.residency import ObjectKey, Residency, chunk_of
 
 #: Seconds for which what was named to one store is not named to another: whoever stores
@@ -48,13 +47,12 @@ class AdmissionControl:
         self,
         keys: Sequence[ObjectKey],
         free: int,
-        rank: Ranking,
         now_s: float,
         may_refuse: bool,
         is_eligible: IsEligible,
     ) -> Admission:
         """Where `free` more objects fit into L1."""
-        self._order.look(rank, now_s)
+        self._order.look(now_s)
         new = {key for key in keys if not self._residency.has_object(key)}
         if len(new) <= free:
             return Admission(list(keys), [])
@@ -77,13 +75,12 @@ class AdmissionControl:
         self,
         keys: Sequence[ObjectKey],
         objects: int,
-        rank: Ranking,
         now_s: float,
         may_refuse: bool,
         is_eligible: IsEligible,
     ) -> list[ObjectKey]:
         """Up to so many objects that may go for `keys`."""
-        self._order.look(rank, now_s)
+        self._order.look(now_s)
         owner = self._owner(keys)
         return self._make_room(objects, owner, now_s, may_refuse, is_eligible)
 

@@ -19,15 +19,14 @@ from ttlcache_lmcache.retention.admission import (
     IsEligible,
 )
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
-from ttlcache_lmcache.retention.program_table import ChainProgram, Chunk
-from ttlcache_lmcache.retention.rankings import by_return, by_use, is_protected
+from ttlcache_lmcache.retention.program_table import Chunk
+from ttlcache_lmcache.retention.rankings import by_return, is_protected
 from ttlcache_lmcache.retention.residency import (
     ObjectKey,
     Residency,
     chunk_of,
     space_of,
 )
-from ttlcache_lmcache.retention.shadow_select import Experts
 from ttlcache_lmcache.retention.ttl_advisor import OnError, TierCosts, TtlAdvisor
 from ttlcache_lmcache.retention.turn_lifecycle import Turns
 
@@ -63,10 +62,8 @@ class Tier:
         )
         self._turns = Turns(config, self._advisor, self.counts)
         self._book = self._turns.book
-        self._experts = Experts(
-            {"return": by_return(self._advisor.returns), "recent": by_use}
-        )
-        self._order = EvictionOrder(self._book, self._residency, self._experts.rank)
+        rank = by_return(self._advisor.returns)
+        self._order = EvictionOrder(self._book, self._residency, rank)
         self._admission = AdmissionControl(self._book, self._residency, self._order)
 
     # the life of a turn
@@ -84,9 +81,6 @@ class Tier:
         now_s = self._clock.now_s()
         with self._lock:
             self._turns.lookup(request_id, chain, tokens, now_s)
-            program = self._book.of_request(request_id)
-            if program is not None:
-                self._experts.looked_up(program)
 
     def context(self, keys: Sequence[ObjectKey]) -> None:
         """Objects were used: a hit, or all of a request that ended."""
@@ -103,24 +97,15 @@ class Tier:
 
     def ended(self, request_id: str) -> None:
         """A request is over."""
-        used, now_s = self._usage(), self._clock.now_s()
+        now_s = self._clock.now_s()
         with self._lock:
-            program = self._book.of_request(request_id)
             self._turns.ended(request_id, now_s)
-            if program is not None:
-                self._shadow(program, used, now_s)
 
     def session_gone(self, request_id: str) -> None:
         """LMCache has no session of a request any more; `ended` follows, as a rule."""
         now_s = self._clock.now_s()
         with self._lock:
             self._turns.session_gone(request_id, now_s)
-
-    def _shadow(self, program: ChainProgram, used: float, now_s: float) -> None:
-        capacity = self._capacity(used)
-        if capacity is not None:
-            places = int(capacity / self._residency.objects_a_chunk)
-            self._experts.stored(program, places, now_s)
 
     def _capacity(self, used: float) -> float | None:
         """Objects that fit into L1; None while it is empty: nobody knows."""
@@ -210,10 +195,7 @@ class Tier:
             if capacity is None:
                 return Admission(list(keys), [])
             free = max(int(capacity + 1e-6) - self._residency.num_l1, 0)
-            rank = self._experts.rank
-            found = self._admission.decide(
-                keys, free, rank, now_s, may_refuse, is_eligible
-            )
+            found = self._admission.decide(keys, free, now_s, may_refuse, is_eligible)
             self.counts["evicted"] += len(found.victims)
             self.counts["refused"] += len(keys) - len(found.keys)
             return found
@@ -238,7 +220,7 @@ class Tier:
             return []
         with self._lock:
             found = self._admission.more_room(
-                keys, objects, self._experts.rank, now_s, may_refuse, is_eligible
+                keys, objects, now_s, may_refuse, is_eligible
             )
             self.counts["evicted"] += len(found)
             return found
@@ -296,8 +278,6 @@ class Tier:
                 "l1_objects": self._residency.num_l1,
                 "l2_objects": self._residency.num_l2,
                 "gaps_recorded": self._advisor.gaps_recorded,
-                "order": self._experts.ruling,
-                "shadow_hits": self._experts.hits(),
                 "counts": dict(self.counts),
             }
 

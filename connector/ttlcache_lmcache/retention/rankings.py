@@ -1,6 +1,6 @@
-"""What a program's place in L1 is worth: two opinions.
+"""What a program's place in L1 is worth.
 
-All put what a client said first: finished programs go before all others, those past a
+What a client said comes first: finished programs go before all others, those past a
 TTL that a client set go next, those inside it last.
 """
 
@@ -50,13 +50,6 @@ def by_return(returns: ReturnEstimator) -> Ranking:
         return (kind, worth, -float(program.number))
 
     return rank
-
-
-def by_use(program: ChainProgram, now_s: float) -> Rank:
-    """The longest unused first, as LMCache's LRU."""
-    kind = _said(program, now_s)
-    kind = _UNOWNED if kind == _KEPT else kind
-    return (kind, program.seen_s, -float(program.number))
 
 
 def of_unowned(used_s: float, now_s: float) -> Rank:
