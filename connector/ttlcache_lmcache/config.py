@@ -51,11 +51,11 @@ class ServerModuleConfig(PluginConfig):
         description="Programs remembered at once; the longest idle is forgotten.",
     )
     demote_above: float = Field(
-        default=0.5,
+        default=1.0,
         ge=0.0,
         le=1.0,
         description="At expiry, what L2 has leaves L1 while more than this share of L1 "
-        "is used; 0: always. Free memory is worth nothing.",
+        "is used; 0: always, 1: never.",
     )
     sweep_interval_s: float = Field(
         default=0.25,

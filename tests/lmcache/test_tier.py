@@ -38,7 +38,8 @@ class World:
         self.clock = VirtualClock(1000.0)
         self.used = 1.0
         self.failed: list[str] = []
-        values = {"policy": "fixed", "policy_options": {"ttl_s": 10.0}, **config}
+        fixed = {"policy": "fixed", "policy_options": {"ttl_s": 10.0}}
+        values = {**fixed, "demote_above": 0.5, **config}
         self.tier = Tier(
             load(ServerModuleConfig, values, "test"),
             self.clock,
