@@ -7,7 +7,7 @@ from tests.changed import NIGHTLY, ROOT, touched
 
 def test_a_source_touches_the_tests_that_see_it_at_work():
     assert touched(["README.md", "ttlcache/types.py"]) == []
-    assert touched(["ttlcache/analysis/load.py"]) == ["tests/e2e/test_recorder.py"]
+    assert touched(["ttlcache/analysis/reader.py"]) == ["tests/e2e/test_recorder.py"]
     assert touched(["tests/e2e/test_fleet.py"]) == ["tests/e2e/test_fleet.py"]
 
 

@@ -6,14 +6,13 @@ what was expected: a misspelt key must stop the server, not change its policy.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ttlcache import policies
-from ttlcache.errors import ConfigError
+from ttlcache.errors import ConfigError, explain
 
 #: Orderings in which programs that have started come before new ones.
 PROGRAM_ORDERINGS = ("ttl-aware", "program-fcfs")
@@ -171,7 +170,8 @@ def load_config(raw: Mapping[str, Any] | None) -> TTLCacheConfig:
     try:
         config = TTLCacheConfig.model_validate(ours)
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        problems = explain(TTLCacheConfig, error)
+        raise ConfigError(f"kv_connector_extra_config: {problems}") from None
     for key in (raw or {}).keys() - ours.keys():
         if not key.startswith(config.lower_tier + "."):
             raise ConfigError(
@@ -193,27 +193,3 @@ def load_config(raw: Mapping[str, Any] | None) -> TTLCacheConfig:
 
 def _is_foreign(key: object) -> bool:
     return isinstance(key, str) and key.startswith(LOWER_TIER_PREFIXES)
-
-
-def _explain(error: ValidationError) -> str:
-    lines = [_explain_one(dict(item)) for item in error.errors()]
-    return "kv_connector_extra_config: " + "; ".join(lines)
-
-
-def _explain_one(item: dict[str, Any]) -> str:
-    key = str(item["loc"][0]) if item["loc"] else "?"
-    value = item.get("input")
-    if item["type"] == "extra_forbidden":
-        return f"unknown key {key!r} (value {value!r}){_nearest(key)}"
-    field = TTLCacheConfig.model_fields.get(key)
-    meaning = f" ({field.description})" if field is not None else ""
-    expected = str(item["msg"]).removeprefix("Value error, ")
-    return f"key {key!r} has value {value!r}, expected: {expected}{meaning}"
-
-
-def _nearest(key: str) -> str:
-    names = list(TTLCacheConfig.model_fields)
-    match = difflib.get_close_matches(key, names, n=1, cutoff=0.65)
-    if match:
-        return f"; did you mean {match[0]!r}?"
-    return f"; valid keys: {', '.join(names)}"

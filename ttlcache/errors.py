@@ -8,6 +8,12 @@ TTLCacheError
 
 from __future__ import annotations
 
+import difflib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
 
 class TTLCacheError(Exception):
     """Base of all errors of this package."""
@@ -27,3 +33,25 @@ class TransferError(TTLCacheError, ValueError):
     Raised where plans are made. An engine that runs a plan never raises: a failed
     copy is an `Outcome`.
     """
+
+
+def explain(model: type[BaseModel], error: ValidationError) -> str:
+    """Each wrong key of `model` with its value and what was expected."""
+    return "; ".join(_explain_one(model, dict(item)) for item in error.errors())
+
+
+def _explain_one(model: type[BaseModel], item: dict[str, Any]) -> str:
+    key, names = str(item["loc"][0]) if item["loc"] else "?", list(model.model_fields)
+    value = item.get("input")
+    if item["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, names, n=1, cutoff=0.65)
+        help_text = (
+            f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(names)}"
+        )
+        return f"unknown key {key!r} (value {value!r}); {help_text}"
+    field = model.model_fields.get(key)
+    meaning = f" ({field.description})" if field is not None else ""
+    if item["type"] == "missing":
+        return f"key {key!r} is missing{meaning}"
+    expected = str(item["msg"]).removeprefix("Value error, ")
+    return f"key {key!r} has value {value!r}, expected: {expected}{meaning}"

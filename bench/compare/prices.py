@@ -23,7 +23,7 @@ from bench.serve.arms import warm_up
 from bench.serve.replay import FIRST_TOKEN_ID, ReplayOptions, replay
 from bench.serve.server import ServerOptions, VLLMServer
 from bench.sim.load.programs import Program
-from ttlcache.analysis.load import load
+from ttlcache.analysis.reader import load
 
 #: How often each length is timed; the fastest counts, for others' load only slows.
 REPEATS = 3

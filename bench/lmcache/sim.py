@@ -83,7 +83,6 @@ class _Ours:
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
-        tier.makes_room_ahead = False
 
     def lookup(self, request: str, keys: list[ObjectKey], tokens: int) -> None:
         self.tier.lookup(request, "sim", [key.chunk_hash for key in keys], tokens)
@@ -104,9 +103,7 @@ class _Ours:
     def look(self, used: float, is_second: bool) -> list[Any]:
         gone: list[Any] = self.tier.sweep()
         self.tier.deleted(gone)
-        more = self.tier.to_evict(lambda _key: True)
-        self.tier.deleted(more)
-        return [*gone, *more]
+        return gone
 
 
 class EnginePool:

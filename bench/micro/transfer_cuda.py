@@ -9,10 +9,9 @@ import torch
 from bench.micro.transfer_arm import Arm, EngineArm, NotRun, Unsupported, plan_of
 from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
 from ttlcache.transfer import Direction
-from ttlcache.transfer.calibrate import calibrate
+from ttlcache.transfer.calibrate import CANDIDATES, calibrate
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache.transfer.cupy_runtime import CupyRuntime
-from ttlcache.transfer.methods import CANDIDATES
 
 
 class SwapBlocksArm(Arm):

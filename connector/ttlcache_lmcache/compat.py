@@ -7,7 +7,6 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable
 from typing import Any
 
 from ttlcache.errors import ConfigError, UnsupportedEngineError
@@ -89,48 +88,54 @@ def l1_managers(storage_manager: Any) -> list[Any]:
     return list(managers.values())
 
 
-def swap_eviction_policies(storage_manager: Any, make_policy: Any) -> int:
-    """Give every L1 eviction controller a policy of ours; how many there were.
+def take_over_eviction(storage_manager: Any, gate: Any) -> bool:
+    """Put a `StoreGate` before writes into L1, and let LMCache evict nothing by itself.
 
-    LMCache 0.5 has a closed list of eviction policies and no plugin point for more.
-    The server serves nobody yet when its modules are built, so no key is lost.
-
-    Raises:
-        UnsupportedEngineError: this LMCache keeps its policies elsewhere.
-    """
-    controllers = getattr(storage_manager, "_eviction_controllers", None)
-    if not controllers or not all(
-        hasattr(each, "_eviction_policy")
-        and hasattr(each, "_l1_manager")
-        and hasattr(getattr(each, "_listener", None), "_policy")
-        for each in controllers
-    ):
-        raise UnsupportedEngineError(
-            f"LMCache {lmcache_version()}: its L1 eviction controllers look different "
-            'from those tested; set "swap_eviction": false to run without our order'
-        )
-    for controller in controllers:
-        internals.replace_eviction_policy(controller, make_policy)
-    return len(controllers)
-
-
-def guard_stores(
-    storage_manager: Any, make_gate: Callable[[Callable[..., Any]], Any]
-) -> bool:
-    """Put a gate before the storage manager's `reserve_write`.
+    LMCache 0.5 has a closed list of eviction policies and no plugin point for
+    admission. The server serves nobody yet when its modules are built.
 
     Returns:
-        False where one gate does not do: stores go to several L1s, of which each
-        would need its own budget, or this LMCache looks different.
+        False, and nothing is changed, where stores go to several L1s, of which each
+        would need its own budget.
+
+    Raises:
+        UnsupportedEngineError: this LMCache looks different.
     """
+    managers = l1_managers(storage_manager)
+    controllers = getattr(storage_manager, "_eviction_controllers", None)
     reserve = getattr(storage_manager, "reserve_write", None)
-    writers = getattr(storage_manager, "_write_managers", ())
-    if reserve is None or len(writers) != 1 or len(l1_managers(storage_manager)) != 1:
+    if (
+        reserve is None
+        or list(inspect.signature(reserve).parameters) != ["keys", "layout_desc"]
+        or not controllers
+        or not all(
+            hasattr(each, "_eviction_policy")
+            and hasattr(getattr(each, "_listener", None), "_policy")
+            for each in controllers
+        )
+    ):
+        raise UnsupportedEngineError(
+            f"LMCache {lmcache_version()}: its L1 eviction looks different from the "
+            'one tested; set "swap_eviction": false to run without our order'
+        )
+    if len(managers) != 1 or internals.num_write_managers(storage_manager) != 1:
         return False
-    names = list(inspect.signature(reserve).parameters)
-    if names != ["keys", "layout_desc"]:
-        return False
-    storage_manager.reserve_write = make_gate(reserve)
+    from lmcache.v1.distributed.eviction_policy import NoOpEvictionPolicy
+
+    (manager,) = managers
+    reserve_in_l1 = manager.reserve_write
+
+    def reserve_with_room(keys: list[Any], *args: Any, **more: Any) -> Any:
+        gate.make_room(keys)  # loads from L2 ask the L1 manager itself
+        return reserve_in_l1(keys, *args, **more)
+
+    def reserve_admitted(keys: list[Any], layout_desc: Any) -> Any:
+        return gate.store(keys, lambda chosen: reserve(chosen, layout_desc))
+
+    manager.reserve_write = reserve_with_room
+    storage_manager.reserve_write = reserve_admitted
+    for controller in controllers:
+        internals.replace_eviction_policy(controller, NoOpEvictionPolicy())
     return True
 
 

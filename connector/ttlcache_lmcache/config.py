@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ttlcache import policies
-from ttlcache.errors import ConfigError
+from ttlcache.errors import ConfigError, explain
 
 _Settings = TypeVar("_Settings", bound="PluginConfig")
 
@@ -52,11 +51,11 @@ class ServerModuleConfig(PluginConfig):
         description="Programs remembered at once; the longest idle is forgotten.",
     )
     demote_above: float = Field(
-        default=0.5,
+        default=1.0,
         ge=0.0,
         le=1.0,
         description="At expiry, what L2 has leaves L1 while more than this share of L1 "
-        "is used; 0: always. Free memory is worth nothing.",
+        "is used; 0: always, 1: never.",
     )
     sweep_interval_s: float = Field(
         default=0.25,
@@ -69,24 +68,13 @@ class ServerModuleConfig(PluginConfig):
         description="Evict from L1 in our order, and only as much as is needed; false: "
         "LMCache's policy as configured.",
     )
-    order: Literal["return", "deadline"] = Field(
-        default="return",
-        description="What leaves L1 first: what is wanted again latest, by the gaps "
-        "seen (or by last use, where that hits more); or what the policy's deadlines "
-        "say.",
-    )
-    admission: bool = Field(
-        default=True,
-        description="Make room at the moment of a store, and without L2 refuse what is "
-        "worth less than all of L1; false: make room ahead, take whatever fits.",
-    )
     profile_path: str | None = Field(
         default=None, description="File with prefill and reload costs to start from."
     )
 
 
 class TierConfig(PluginConfig):
-    """Memory and disk of the L2 adapter (`adapter_params`) and the storage plugin."""
+    """Memory and disk: the L2 adapter's parameters, the storage plugin's keys."""
 
     path: str = Field(min_length=1, description="Folder of the disk tier.")
     disk_bytes: int = Field(ge=0, description="Most bytes of files; 0: no disk tier.")
@@ -116,10 +104,6 @@ class TierConfig(PluginConfig):
     )
 
 
-class StoragePluginConfig(TierConfig):
-    """The in-process plugin's `extra_config` keys, without their prefix."""
-
-
 def load(kind: type[_Settings], raw: Mapping[str, Any], where: str) -> _Settings:
     """Validate a plugin's settings.
 
@@ -133,8 +117,7 @@ def load(kind: type[_Settings], raw: Mapping[str, Any], where: str) -> _Settings
     try:
         config = kind.model_validate(dict(raw))
     except ValidationError as error:
-        problems = (_explain(kind, dict(item)) for item in error.errors())
-        raise ConfigError(f"{where}: " + "; ".join(problems)) from None
+        raise ConfigError(f"{where}: {explain(kind, error)}") from None
     if isinstance(config, ServerModuleConfig):
         policies.create(config.policy, config.policy_options)
     if isinstance(config, TierConfig) and not (config.disk_bytes + config.memory_bytes):
@@ -143,21 +126,3 @@ def load(kind: type[_Settings], raw: Mapping[str, Any], where: str) -> _Settings
             "expected: bytes for at least one of them"
         )
     return config
-
-
-def _explain(kind: type[PluginConfig], item: dict[str, Any]) -> str:
-    key = str(item["loc"][0]) if item["loc"] else "?"
-    names = list(kind.model_fields)
-    if item["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-        help_text = (
-            f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(names)}"
-        )
-        return f"unknown key {key!r} (value {item.get('input')!r}); {help_text}"
-    field = kind.model_fields.get(key)
-    meaning = f" ({field.description})" if field is not None else ""
-    if item["type"] == "missing":
-        return f"key {key!r} is missing{meaning}"
-    return (
-        f"key {key!r} has value {item.get('input')!r}, expected: {item['msg']}{meaning}"
-    )

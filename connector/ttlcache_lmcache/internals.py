@@ -183,8 +183,12 @@ def drop_open_stores(module: Any, instance_id: int) -> int:
     return len(torn)
 
 
-def replace_eviction_policy(controller: Any, make: Callable[[Any], Any]) -> None:
-    """An L1 eviction controller gets the policy that `make` makes of its manager."""
-    policy = make(controller._l1_manager)
+def num_write_managers(storage_manager: Any) -> int:
+    """Among how many L1s the server divides what is stored."""
+    return len(storage_manager._write_managers)
+
+
+def replace_eviction_policy(controller: Any, policy: Any) -> None:
+    """An L1 eviction controller asks this policy from now on."""
     controller._eviction_policy = policy
     controller._listener._policy = policy

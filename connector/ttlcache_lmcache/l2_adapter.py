@@ -32,6 +32,7 @@ from ttlcache_lmcache.adapters.l2_notifications import Told
 from ttlcache_lmcache.config import TierConfig, load
 from ttlcache_lmcache.store.moves import FAULTS
 from ttlcache_lmcache.store.store import TieredStore
+from ttlcache_lmcache.sweeper import Sweeper
 
 #: Seconds after which a task that waited no longer touches L1's memory. LMCache's locks
 #: on it run out (--l1-read-ttl-seconds, 300, and --l1-write-ttl-seconds, 600), and then
@@ -76,14 +77,12 @@ class TTLL2Adapter(L2AdapterInterface):
         self._told.stored([header.key for header in self._store.headers()])
         self._stores = ThreadPoolExecutor(config.num_threads, "ttlcache-l2-store")
         self._loads = ThreadPoolExecutor(config.num_threads, "ttlcache-l2-load")
-        self._stop = threading.Event()
-        self._sweeper = threading.Thread(
-            target=self._sweep_until_stopped,
-            args=(config.sweep_interval_s,),
-            name="ttlcache-l2-sweep",
-            daemon=True,
+        self._sweeper = Sweeper(
+            "ttlcache-l2-sweep",
+            self._store.sweep,
+            config.sweep_interval_s,
+            lambda error: self._logger.error("ttlcache: sweep failed", exc_info=error),
         )
-        self._sweeper.start()
         otel.export_faults(config.path, self._faults)
         self._logger.info(
             "ttlcache L2 tier at %s: %d bytes on disk, %d in memory, %d objects found",
@@ -198,7 +197,7 @@ class TTLL2Adapter(L2AdapterInterface):
 
     def report_status(self) -> dict[str, Any]:
         return {
-            "is_healthy": self._sweeper.is_alive(),
+            "is_healthy": self._sweeper.is_alive,
             "type": "TTLL2Adapter",
             **self._store.status(),
         }
@@ -208,8 +207,7 @@ class TTLL2Adapter(L2AdapterInterface):
 
     def close(self) -> None:
         """Finish what was submitted and bring to disk what is in memory only."""
-        self._stop.set()
-        self._sweeper.join(timeout=10.0)
+        self._sweeper.stop()
         self._stores.shutdown(wait=True)
         self._loads.shutdown(wait=True)
         self._store.close()
@@ -248,13 +246,6 @@ class TTLL2Adapter(L2AdapterInterface):
             finish(done)
         for index in range(count):
             pool.submit(one, index)
-
-    def _sweep_until_stopped(self, interval_s: float) -> None:
-        while not self._stop.wait(interval_s):
-            try:
-                self._store.sweep()
-            except Exception:
-                self._logger.exception("ttlcache: L2 sweep failed")
 
 
 def _capacity_bytes(config: TierConfig) -> int:

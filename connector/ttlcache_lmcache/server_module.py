@@ -10,7 +10,6 @@ program, orders L1's eviction, and drops from L1 at expiry what L2 has.
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,12 @@ from ttlcache.clock import Clock, default_clock
 from ttlcache.errors import ConfigError
 from ttlcache_lmcache import compat, hints
 from ttlcache_lmcache.adapters import otel
-from ttlcache_lmcache.adapters.eviction import TTLEvictionPolicy
-from ttlcache_lmcache.adapters.listeners import (
-    L1Events,
-    L2Events,
-    RequestEvents,
-    SessionEvents,
-)
+from ttlcache_lmcache.adapters.listeners import L1Events, L2Events, RequestEvents
 from ttlcache_lmcache.adapters.store_gate import StoreGate
 from ttlcache_lmcache.config import ServerModuleConfig, load
-from ttlcache_lmcache.retention.costs import TierCosts
 from ttlcache_lmcache.retention.l1_tier import Tier
+from ttlcache_lmcache.retention.ttl_advisor import TierCosts
+from ttlcache_lmcache.sweeper import Sweeper
 
 _WHERE = "--server-module config"
 #: Keys read from an adapter at once when the server starts.
@@ -64,14 +58,15 @@ class TTLServerModule:
             TierCosts(_profile(self._config)),
             self._on_error,
         )
-        self._is_gated = False
+        self._evicts = self._config.swap_eviction and self._take_over_eviction()
         self._adapters: list[Any] = []  # whose objects the tier knows
         self._attach()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._sweep_until_stopped, name="ttlcache-sweep", daemon=True
+        self._sweeper = Sweeper(
+            "ttlcache-sweep",
+            self.sweep,
+            self._config.sweep_interval_s,
+            lambda error: self._on_error("sweep", error),
         )
-        self._thread.start()
         self._logger.info(
             "ttlcache %s in LMCache %s: policy=%s max_ttl_s=%g demote_above=%g "
             "eviction=%s",
@@ -80,16 +75,10 @@ class TTLServerModule:
             self._config.policy,
             self._config.max_ttl_s,
             self._config.demote_above,
-            "ours" if self._config.swap_eviction else "LMCache's",
+            "ours" if self._evicts else "LMCache's",
         )
 
     def _attach(self) -> None:
-        if self._config.swap_eviction:
-            compat.swap_eviction_policies(
-                self._storage,
-                lambda _manager: TTLEvictionPolicy(self.tier, self._on_error),
-            )
-            self._is_gated = self._config.admission and self._guard_stores()
         l1_events = L1Events(self.tier, self._on_error)
         for manager in self._l1s:
             manager.register_listener(l1_events)
@@ -98,26 +87,18 @@ class TTLServerModule:
         events = RequestEvents(
             self.tier, self._context.chunk_size, self._salt_of, self._on_error
         )
-        events.subscribe(self._context.event_bus)
-        sessions = self._context.session_manager.destroy_listeners
-        sessions.append(SessionEvents(self.tier, self._on_error).destroyed)
+        events.subscribe(
+            self._context.event_bus, self._context.session_manager.destroy_listeners
+        )
         otel.export(self.tier, self.errors)
 
-    def _guard_stores(self) -> bool:
-        def gate(reserve: Any) -> StoreGate:
-            return StoreGate(
-                self.tier,
-                reserve,
-                self._delete,
-                self._is_evictable,
-                self._has_l2,
-                self._on_error,
-            )
-
-        if compat.guard_stores(self._storage, gate):
-            self.tier.makes_room_ahead = self._has_l2()
+    def _take_over_eviction(self) -> bool:
+        gate = StoreGate(
+            self.tier, self._delete, self._is_evictable, self._has_l2, self._on_error
+        )
+        if compat.take_over_eviction(self._storage, gate):
             return True
-        self._logger.info("ttlcache: several L1s: room is made ahead of stores")
+        self._logger.warning("ttlcache: several L1s: LMCache's own eviction stays")
         return False
 
     def _salt_of(self, request_id: str) -> str | None:
@@ -136,7 +117,7 @@ class TTLServerModule:
             try:
                 while True:
                     page = adapter.list_l2_keys(page_size=_PAGE, cursor=cursor)
-                    self.tier.stored_below(compat.keys_of_page(page))
+                    self.tier.stored_in_l2(compat.keys_of_page(page))
                     cursor = page.next_page_token
                     if cursor is None:
                         break
@@ -154,11 +135,10 @@ class TTLServerModule:
     def report_status(self) -> dict[str, Any]:
         status = {**self.tier.status(), "errors": dict(self.errors)}
         status["recent_turns"] = self.tier.recent_turns()
-        return {"ttlcache": {**status, "is_sweeping": self._thread.is_alive()}}
+        return {"ttlcache": {**status, "is_sweeping": self._sweeper.is_alive}}
 
     def close(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=10.0)
+        self._sweeper.stop()
 
     @server_module_handler(hints.SET_TTL)
     def set_ttl(self, payload: bytes) -> bytes:
@@ -174,26 +154,12 @@ class TTLServerModule:
     def stats(self, payload: bytes) -> bytes:
         return json.dumps(self.report_status()["ttlcache"]).encode()
 
-    # the sweep
-
-    def _sweep_until_stopped(self) -> None:
-        while not self._stop.wait(self._config.sweep_interval_s):
-            try:
-                self.sweep()
-            except Exception as error:  # noqa: BLE001 - retention must not die
-                self._on_error("sweep", error)
-
     def sweep(self) -> int:
         """Let deadlines pass and demote; how many objects left L1."""
         self._see_adapters_go()
         keys = self.tier.sweep()
         demoted = self._delete(keys)
         self.tier.counts["demoted"] += demoted
-        # Loads from L2 ask nobody: room for them is made ahead.
-        self.tier.makes_room_ahead = not self._is_gated or self._has_l2()
-        if self._config.swap_eviction:
-            # LMCache's own loop looks once a second; a burst may come any time.
-            self._delete(self.tier.to_evict(self._is_evictable))
         return demoted
 
     def _see_adapters_go(self) -> None:
@@ -202,7 +168,7 @@ class TTLServerModule:
         self._adapters = [adapter for _, adapter in self._storage.l2_adapters()]
         there = set(map(id, self._adapters))
         if any(id(adapter) not in there for adapter in known):
-            self.tier.forget_below()
+            self.tier.forget_l2()
             self._read_l2()
 
     def _delete(self, keys: list[Any]) -> int:

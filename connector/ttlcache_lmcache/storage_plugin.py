@@ -31,9 +31,10 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 from ttlcache.clock import default_clock
 from ttlcache.errors import ConfigError
 from ttlcache_lmcache import compat
-from ttlcache_lmcache.config import StoragePluginConfig, load
+from ttlcache_lmcache.config import TierConfig, load
 from ttlcache_lmcache.store.object_file import Header
 from ttlcache_lmcache.store.store import TieredStore
+from ttlcache_lmcache.sweeper import Sweeper
 
 #: What LMCache itself reads under a plugin's prefix.
 _LMCACHES_OWN = ("module_path", "class_name")
@@ -89,7 +90,7 @@ class TTLStoragePlugin(StoragePluginInterface):
         worker = int(getattr(metadata, "worker_id", 0) or 0)
         if "path" in raw:  # every worker its own
             raw["path"] = f"{raw['path']}/worker-{worker}"
-        settings = load(StoragePluginConfig, raw, f"extra_config {name}")
+        settings = load(TierConfig, raw, f"extra_config {name}")
         compat.check_lmcache(allow_untested=settings.allow_untested_lmcache)
         compat.check_hash(config)
         self._cpu = local_cpu_backend
@@ -100,14 +101,12 @@ class TTLStoragePlugin(StoragePluginInterface):
         # Loads wait for no stores.
         self._puts = ThreadPoolExecutor(settings.num_threads, "ttlcache-storage-put")
         self._gets = ThreadPoolExecutor(settings.num_threads, "ttlcache-storage-get")
-        self._stop = threading.Event()
-        self._sweeper = threading.Thread(
-            target=self._sweep_until_stopped,
-            args=(settings.sweep_interval_s,),
-            name="ttlcache-storage-sweep",
-            daemon=True,
+        self._sweeper = Sweeper(
+            "ttlcache-storage-sweep",
+            self._store.sweep,
+            settings.sweep_interval_s,
+            lambda error: self._logger.error("ttlcache: sweep failed", exc_info=error),
         )
-        self._sweeper.start()
 
     def __str__(self) -> str:
         return "TTLStoragePlugin"
@@ -237,18 +236,10 @@ class TTLStoragePlugin(StoragePluginInterface):
         return self._store.status()
 
     def close(self) -> None:
-        self._stop.set()
-        self._sweeper.join(timeout=10.0)
+        self._sweeper.stop()
         self._puts.shutdown(wait=True)
         self._gets.shutdown(wait=True)
         self._store.close()
-
-    def _sweep_until_stopped(self, interval_s: float) -> None:
-        while not self._stop.wait(interval_s):
-            try:
-                self._store.sweep()
-            except Exception:
-                self._logger.exception("ttlcache: sweep failed")
 
 
 def _encode(key: CacheEngineKey) -> bytes:

@@ -18,8 +18,8 @@ from tests.connector.test_lower_copiers import (
     Threaded,
     shared_memory_server,
 )
-from ttlcache.testing.fake_cuda import FakeCuda
-from ttlcache.transfer.cuda_api import CudaError
+from tests.transfer.fake_cuda import FakeCuda
+from ttlcache.transfer.cuda import CudaError
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache_connector.copy import block_copier
 from ttlcache_connector.tiers.lmcache.copiers import OwnCopier

@@ -27,9 +27,9 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from tests.connector.test_kv_layouts import FULL, LAYERS, fill, one_group, registered
+from tests.transfer.fake_cuda import FakeCuda
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache.testing.fake_cuda import FakeCuda
 from ttlcache.transfer import ReferenceEngine
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache_connector.copy import block_copier

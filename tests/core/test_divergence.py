@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ttlcache.analysis.load import load
+from ttlcache.analysis.reader import load
 from ttlcache.cli.top import divergence_lines
 from ttlcache.control import obey
 from ttlcache.programs.divergence import Cause

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ttlcache.analysis import continuum_format, perfetto
+from ttlcache.analysis import perfetto
 from ttlcache.analysis.explain import by_tool, verdicts
-from ttlcache.analysis.load import load
+from ttlcache.analysis.reader import load
 from ttlcache.analysis.recording import RecordingError
 from ttlcache.analysis.summary import Spread, summarize
 from ttlcache.cli import app
@@ -152,45 +152,6 @@ def test_what_is_no_recording_is_refused(tmp_path):
             load(place)
 
 
-def test_vllm_continuums_format_both_ways(folder, tmp_path):
-    jobs = continuum_format.export(load(folder))
-    names = [next(iter(event)) for event in jobs["a"]]
-    assert names.count("Request_arrival_time") == 3
-    assert names.index("pinned_time") < names.index("unpinned_time")
-    assert names[0] == "Request_arrival_time"
-    stamps = [next(iter(event.values())) for event in jobs["a"]]
-    assert stamps == sorted(stamps)
-    path = tmp_path / continuum_format.FILE_NAME
-    path.write_text(json.dumps(jobs))
-    ours, theirs = summarize(load(folder)), summarize(load(tmp_path))
-    assert theirs.source == "vllm-continuum"
-    for name in ("programs", "turns", "jct", "wait", "cache_hit_ratio", "pin"):
-        assert getattr(theirs, name) == getattr(ours, name), name
-
-
-def test_a_file_as_vllm_continuum_writes_it(tmp_path):
-    job = [
-        {"Request_arrival_time": 10.0},
-        {"waiting_to_running": 11.0, "prompt_length": 100, "hit_length": 0},
-        {"Request_evicted_from_running_queue_time": 11.5},
-        {"evicted_to_running": 12.0, "prompt_length": 100, "hit_length": 96},
-        {"Request_departure_time": 13.0},
-        {"pinned_time": 13.0},
-        {"Request_arrival_time": 14.0},
-        {"unpinned_time": 14.5},
-        {"waiting_to_running": 14.5, "prompt_length": 200, "hit_length": 100},
-        {"Request_departure_time": 16.0},
-    ]
-    path = tmp_path / "scheduler_timestamps"
-    path.write_text(json.dumps({"job-1": job}))
-    summary = summarize(load(path))
-    assert (summary.turns, summary.preemptions) == (2, 1)
-    assert summary.jct.mean == pytest.approx(6.0)
-    assert summary.cache_hit_ratio == pytest.approx(100 / 300)
-    assert summary.wait.mean == pytest.approx(0.75)
-    assert (summary.pin.count, summary.pin.mean) == (1, pytest.approx(1.5))
-
-
 def spans_of(folder: Path) -> list[dict]:
     events = perfetto.export(load(folder))["traceEvents"]
     return [event for event in events if event["ph"] == "X"]
@@ -280,9 +241,8 @@ def test_the_commands_on_a_recording(folder, tmp_path):
         "jct.png",
     }
     assert all(path.stat().st_size > 5000 for path in out.glob("*.png"))
-    run("export", folder, "--perfetto", tmp_path / "t", "--continuum", tmp_path / "s")
+    run("export", folder, "--perfetto", tmp_path / "t")
     assert json.loads((tmp_path / "t").read_text())["traceEvents"]
-    assert "vllm-continuum" in run("analyze", tmp_path / "s")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +250,6 @@ def test_the_commands_on_a_recording(folder, tmp_path):
     [
         ("analyze", "nowhere"),
         ("explain", "nobody", "--from", "FOLDER"),
-        ("export", "FOLDER"),
     ],
 )
 def test_mistakes_end_with_a_sentence(arguments, folder):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ttlcache.transfer.kernels import KERNELS, NVRTC_OPTIONS, source_path
+from ttlcache.transfer.cuda import KERNELS, NVRTC_OPTIONS, source_path
 
 _spec = importlib.util.spec_from_file_location(
     "nvrtc", Path(__file__).with_name("nvrtc.py")

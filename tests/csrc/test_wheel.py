@@ -7,7 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from ttlcache.transfer.kernels import source_path
+from ttlcache.transfer.cuda import source_path
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +18,7 @@ def test_an_installed_package_finds_the_kernels(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_path / "site")
-    code = "from ttlcache.transfer.kernels import source_path; print(source_path())"
+    code = "from ttlcache.transfer.cuda import source_path; print(source_path())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

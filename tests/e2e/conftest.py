@@ -22,7 +22,7 @@ from bench.serve.tiny_model import build
 from tests.e2e import loads, mixed_load
 from tests.e2e.loads import answers_to_broken, record, two_turns, uncached
 from tests.e2e.mixed_load import play
-from ttlcache.analysis.load import load
+from ttlcache.analysis.reader import load
 from ttlcache_connector.engine.requirements import vllm_version
 
 #: Small enough to be under pressure within seconds; blocks hold 32 tokens.

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tests.e2e.claude_code import Bridge, converse, install
 from tests.e2e.conftest import Agent, start_server
-from ttlcache.analysis.load import load
+from ttlcache.analysis.reader import load
 from ttlcache.cli import app
 
 pytestmark = pytest.mark.e2e

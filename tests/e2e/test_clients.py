@@ -21,7 +21,7 @@ import openai
 import pytest
 
 from ttlcache.analysis.explain import verdicts
-from ttlcache.analysis.load import load
+from ttlcache.analysis.reader import load
 from ttlcache.analysis.recording import ProgramLog, TurnLog
 
 pytestmark = pytest.mark.e2e

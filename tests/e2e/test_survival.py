@@ -25,7 +25,7 @@ import pytest
 
 from bench.serve.tier_server import TierServer
 from tests.e2e.conftest import HANG_S, POOL_BLOCKS, Agent, engine_pid, start_server
-from ttlcache.analysis.load import load
+from ttlcache.analysis.reader import load
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]

@@ -15,7 +15,7 @@ from bench.serve.process import ServerError
 from bench.serve.server import ServerOptions, VLLMServer
 from tests.e2e.conftest import HANG_S, Agent, start_server
 from tests.e2e.loads import PROMPT, RESULT, two_turns
-from ttlcache.analysis.load import load
+from ttlcache.analysis.reader import load
 
 pytestmark = pytest.mark.e2e
 

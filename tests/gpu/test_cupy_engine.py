@@ -7,12 +7,11 @@ import ctypes
 import numpy as np
 import pytest
 
-from ttlcache.testing.transfer_cases import ARENA_BYTES, example_case
-from ttlcache.testing.transfer_contract import Arena, TransferContract
+from tests.transfer.cases import ARENA_BYTES, example_case
+from tests.transfer.contract import Arena, TransferContract
 from ttlcache.transfer import Direction, Failure
-from ttlcache.transfer.calibrate import calibrate
-from ttlcache.transfer.cupy_engine import CupyEngine
-from ttlcache.transfer.methods import CANDIDATES, Method
+from ttlcache.transfer.calibrate import CANDIDATES, calibrate
+from ttlcache.transfer.cupy_engine import CupyEngine, Method
 
 pytestmark = pytest.mark.gpu
 WAIT_S = 60.0

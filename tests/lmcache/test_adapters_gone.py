@@ -38,8 +38,7 @@ class L1:
 
 def module_over(world: World, l1: L1, adapters: list[Any]) -> TTLServerModule:
     module = object.__new__(TTLServerModule)
-    module.tier, module._l1s, module._is_gated = world.tier, [l1], False
-    module._config = SimpleNamespace(swap_eviction=False)
+    module.tier, module._l1s = world.tier, [l1]
     module._storage = SimpleNamespace(
         l2_adapters=lambda: [(None, adapter) for adapter in adapters]
     )
@@ -59,7 +58,7 @@ def test_what_only_a_lost_adapter_had_stays_in_l1():
     module.sweep()
     assert set(l1.deleted) == set(world.keys("xy"))
     adapters.append(gone)  # it is back, and is heard of
-    world.tier.stored_below(gone.keys)
+    world.tier.stored_in_l2(gone.keys)
     module.sweep()
     assert set(l1.deleted) == {*world.keys("xy"), *world.keys("ab")}
 

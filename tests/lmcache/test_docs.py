@@ -13,7 +13,6 @@ from ttlcache_lmcache import hints
 from ttlcache_lmcache.config import (
     PluginConfig,
     ServerModuleConfig,
-    StoragePluginConfig,
     TierConfig,
     load,
 )
@@ -60,7 +59,7 @@ def test_every_printed_flag_is_valid(tmp_path: Path) -> None:
     pairs = re.findall(r"storage_plugin\.ttlcache\.(\w+): (\S+)", TEXT)
     own = {k: v for k, v in pairs if k not in ("module_path", "class_name")}
     values: dict[str, Any] = {k: int(v) if v.isdigit() else v for k, v in own.items()}
-    load(StoragePluginConfig, values, "docs")
+    load(TierConfig, values, "docs")
     (example,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
     assert hints.decode(example.encode())[0].ttl_s == 12.5
 

@@ -15,7 +15,7 @@ from lmcache.v1.multiprocess.session import SessionManager
 from lmcache.v1.multiprocess.token_hasher import TokenHasher
 
 from tests.lmcache.test_tier import Key, World
-from ttlcache_lmcache.adapters.listeners import RequestEvents, SessionEvents
+from ttlcache_lmcache.adapters.listeners import RequestEvents
 from ttlcache_lmcache.hints import Hint
 
 CHUNK = 4
@@ -30,9 +30,7 @@ class Server:
         self.sessions = SessionManager(TokenHasher(CHUNK), cleanup_interval=None)
         self.bus = EventBus(EventBusConfig(enabled=True))
         events = RequestEvents(self.world.tier, CHUNK, self.salt_of, self._on_error)
-        events.subscribe(self.bus)
-        listener = SessionEvents(self.world.tier, self._on_error)
-        self.sessions.destroy_listeners.append(listener.destroyed)
+        events.subscribe(self.bus, self.sessions.destroy_listeners)
 
     def salt_of(self, request_id: str) -> str | None:
         session = self.sessions.get(request_id)

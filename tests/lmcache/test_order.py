@@ -1,33 +1,21 @@
-"""What L1 keeps: worth from gaps, room at the store, and which ranking rules."""
+"""What L1 keeps: worth from gaps, room at the store."""
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from tests.curves import kaplan_meier
+from tests.lmcache.test_tier import Key
 from ttlcache.clock import VirtualClock
 from ttlcache_lmcache.adapters.store_gate import StoreGate
 from ttlcache_lmcache.config import ServerModuleConfig, load
 from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.retention.l1_tier import Tier
-from ttlcache_lmcache.retention.program_table import ChainProgram
 from ttlcache_lmcache.retention.return_estimator import ReturnCurve
-from ttlcache_lmcache.retention.shadow_select import Experts
-
-
-@dataclass(frozen=True)
-class Key:
-    """Stands for LMCache's `ObjectKey`."""
-
-    chunk_hash: bytes
-    model_name: str = "m"
-    kv_rank: int = 0
-    cache_salt: str = ""
 
 
 class L1:
@@ -44,10 +32,8 @@ class L1:
             self.clock,
             lambda: len(self.keys) / capacity,
         )
-        self.tier.makes_room_ahead = False
         self.gate = StoreGate(
             self.tier,
-            self.reserve,
             self.delete,
             lambda key: key in self.keys and key not in self.locked,
             lambda: has_l2,
@@ -55,7 +41,10 @@ class L1:
         )
         self._numbers = iter(range(1_000_000))
 
-    def reserve(self, keys: list[Key], _layout: Any) -> dict[Key, int]:
+    def store(self, keys: list[Key]) -> dict[Key, int]:
+        return self.gate.store(keys, self.reserve)
+
+    def reserve(self, keys: list[Key]) -> dict[Key, int]:
         """As LMCache: all new ones, or none where they do not fit."""
         new = [key for key in keys if key not in self.keys]
         if len(self.keys) + len(new) > self.capacity:
@@ -86,7 +75,7 @@ class L1:
         request, hits = self.begin(context)
         self.clock.advance(took_s)
         chain = self.chain(context + output)
-        self.gate(chain[hits:], None)
+        self.store(chain[hits:])
         self.tier.context(chain)
         self.tier.ended(request)
         return hits
@@ -138,7 +127,6 @@ def test_l1_may_be_full_to_the_last_object() -> None:
     l1.turn("ab")
     l1.turn("xy")
     assert l1.held() == {"a", "ab", "x", "xy"}
-    assert l1.tier.to_evict(lambda _key: True) == []
 
 
 def test_contexts_that_take_turns_do_not_push_each_other_out() -> None:
@@ -168,7 +156,7 @@ def test_a_finished_program_gives_way_at_once() -> None:
     l1 = L1(4)
     l1.turn("ab")
     request, _ = l1.begin("xy")
-    l1.gate(l1.chain("xy"), None)
+    l1.store(l1.chain("xy"))
     l1.tier.hint(Hint(request_id=request, is_last_step=True))
     l1.tier.ended(request)
     l1.turn("pq")
@@ -178,7 +166,7 @@ def test_a_finished_program_gives_way_at_once() -> None:
 def test_a_clients_ttl_outlasts_everybody() -> None:
     l1 = L1(4)
     request, _ = l1.begin("abcd")
-    l1.gate(l1.chain("abcd"), None)
+    l1.store(l1.chain("abcd"))
     l1.tier.hint(Hint(request_id=request, ttl_s=50.0))
     l1.tier.ended(request)
     for _ in range(5):
@@ -202,32 +190,42 @@ def test_what_is_locked_stays_and_the_store_takes_what_fits() -> None:
 def test_after_a_refusal_nothing_behind_it_is_taken_in_this_turn() -> None:
     l1 = L1(4)
     request, _ = l1.begin("abcd")
-    l1.gate(l1.chain("abcd"), None)
+    l1.store(l1.chain("abcd"))
     l1.tier.hint(Hint(request_id=request, ttl_s=50.0))
     l1.tier.ended(request)
     request, _ = l1.begin("xyz")
-    assert l1.gate(l1.chain("xy"), None) == {}
+    assert l1.store(l1.chain("xy")) == {}
     l1.delete(l1.chain("abcd")[3:])  # one place is free, and "xyz" alone is no use
-    assert list(l1.gate(l1.chain("xyz")[1:], None)) == []
+    assert list(l1.store(l1.chain("xyz")[1:])) == []
     l1.tier.ended(request)
     request, _ = l1.begin("xyz")
-    assert list(l1.gate(l1.chain("xyz"), None)) == l1.chain("x")
+    assert list(l1.store(l1.chain("xyz"))) == l1.chain("x")
 
 
 def test_with_l2_nothing_is_refused() -> None:
     l1 = L1(4, has_l2=True)
     request, _ = l1.begin("abcd")
-    l1.gate(l1.chain("abcd"), None)
+    l1.store(l1.chain("abcd"))
     l1.tier.hint(Hint(request_id=request, ttl_s=50.0))
     l1.tier.ended(request)
     l1.turn("xy")
     assert l1.held() == {"a", "ab", "x", "xy"}
 
 
+def test_a_load_from_l2_finds_room_however_full_l1_is() -> None:
+    for has_l2 in (True, False):  # without L2 nothing is loaded
+        l1 = L1(4, has_l2=has_l2)
+        l1.turn("abcd")
+        l1.begin("xyz")
+        l1.gate.make_room(l1.chain("xyz"))
+        assert len(l1.reserve(l1.chain("xyz"))) == (3 if has_l2 else 0)
+        assert l1.errors == []
+
+
 def test_a_gate_that_fails_lets_the_store_through() -> None:
     l1 = L1(4)
     l1.tier.admit = lambda *_: 1 / 0  # type: ignore[method-assign]
-    assert len(l1.gate(l1.chain("ab"), None)) == 2
+    assert len(l1.store(l1.chain("ab"))) == 2
     assert l1.errors == ["admission"]
 
 
@@ -236,8 +234,8 @@ def test_memory_in_pieces_costs_the_tail_only() -> None:
     l1 = L1(100)
     l1.turn("a")
     real = l1.reserve
-    l1.gate._reserve = lambda keys, layout: {} if len(keys) > 2 else real(keys, layout)
-    assert list(l1.gate(l1.chain("vwxyz"), None)) == l1.chain("vw")
+    l1.reserve = lambda keys: {} if len(keys) > 2 else real(keys)  # type: ignore[method-assign]
+    assert list(l1.store(l1.chain("vwxyz"))) == l1.chain("vw")
     assert l1.held() == {"a", "v", "vw"}
 
 
@@ -251,12 +249,12 @@ class TwoSizes(L1):
     def used(self) -> int:
         return sum(40 if key.model_name == "big" else 1 for key in self.keys)
 
-    def reserve(self, keys: list[Key], layout: Any) -> dict[Key, int]:
+    def reserve(self, keys: list[Key]) -> dict[Key, int]:
         before = dict(self.keys)
         self.keys.update(dict.fromkeys(keys))
         fits, self.keys = self.used() <= self.capacity, before
         real, self.capacity = self.capacity, len(before) + len(keys)
-        found = super().reserve(keys, layout) if fits else {}
+        found = super().reserve(keys) if fits else {}
         self.capacity = real
         return found
 
@@ -264,7 +262,7 @@ class TwoSizes(L1):
         chain = [Key(key.chunk_hash, "big") for key in self.chain(context)]
         hashes = [key.chunk_hash for key in chain]
         self.tier.lookup(context, "big", hashes, len(context))
-        stored = self.gate(chain, None)
+        stored = self.store(chain)
         self.tier.context(list(stored))
         self.tier.ended(context)
         self.clock.advance(1.0)
@@ -314,57 +312,5 @@ def test_the_budget_holds_and_no_prefix_is_missing_a_chunk(
             continue  # the store of an unknown may take what lies before it
         # An old answer that did not come back is nobody's, and goes a little later.
         orphans = [key for key in held if len(key) > 1 and key[:-1] not in held]
-        assert not any(l1.tier._book.is_held(("m", key.encode())) for key in orphans)
+        assert not any(l1.tier._book.holders(("m", key.encode())) for key in orphans)
     assert l1.errors == []
-
-
-# who rules
-
-
-def program(number: int, chunks: int) -> ChainProgram:
-    chain = [("m", b"%d/%d" % (number, i)) for i in range(chunks)]
-    return ChainProgram(number, 0.0, chain, chunks, chunks)
-
-
-def test_the_ranking_that_hits_more_takes_over() -> None:
-    def wrong(each: ChainProgram, _now_s: float) -> tuple[int, float, float]:
-        return (0, -each.seen_s, 0.0)  # the one just used goes first
-
-    def right(each: ChainProgram, _now_s: float) -> tuple[int, float, float]:
-        return (0, each.seen_s, 0.0)
-
-    experts = Experts({"wrong": wrong, "right": right})
-    assert experts.ruling == "wrong"
-    now_s = 0.0
-    for number in range(40):  # two at a time work, then never again: last use is right
-        pair = [program(2 * number, 5), program(2 * number + 1, 5)]
-        for each in pair * 5:
-            now_s += 1.0
-            each.seen_s = now_s
-            experts.looked_up(each)
-            experts.stored(each, 10, now_s)
-    assert experts.ruling == "right"
-    assert experts.hits()["right"] > experts.hits()["wrong"]
-
-
-def test_a_shadow_never_holds_more_than_fits() -> None:
-    rng = random.Random(3)
-    experts = Experts({"any": lambda each, _now_s: (0, rng.random(), 0.0)})
-    programs = [program(i, rng.randrange(1, 9)) for i in range(20)]
-    shadow = experts._shadows["any"]
-    for step in range(2000):
-        each = rng.choice(programs)
-        each.chain = each.chain[: rng.randrange(1, 9)] or each.chain
-        if not rng.randrange(100):
-            each.chain = []  # forgotten
-        experts.looked_up(each)
-        experts.stored(each, 25, step * 0.1)
-        assert 0 <= shadow._used == sum(shadow._held.values()) <= 25
-    assert experts.ruling == "any"
-
-
-def test_status_says_who_rules() -> None:
-    status = L1(4).tier.status()
-    assert status["order"] == "return"
-    assert set(status["shadow_hits"]) == {"return", "recent"}  # type: ignore[call-overload]
-    assert L1(4, order="deadline").tier.status()["order"] == "deadline"

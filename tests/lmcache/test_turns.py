@@ -18,9 +18,9 @@ class Engine(World):
         self.tier.written(new)
         self.l1.update(dict.fromkeys(new))
         if in_l2:
-            self.tier.stored_below(new)
+            self.tier.stored_in_l2(new)
         hashes = [context[:end].encode() for end in range(1, len(context) + 1)]
-        self.tier.stored_by(request, "m", hashes, len(context) * CHUNK)
+        self.tier.stored(request, "m", hashes, len(context) * CHUNK)
         self.tier.ended(request)
 
     def tell(self, request: str, **fields: Any) -> None:
@@ -105,7 +105,7 @@ def test_the_last_step_is_first_to_go() -> None:
     assert world.shown("done")["is_finished"]
     assert world.order() == ["xy", "x", "ab", "a"]
     assert world.sweep() == []  # L2 has none of it
-    world.tier.stored_below(world.keys("xy") + world.keys("ab"))
+    world.tier.stored_in_l2(world.keys("xy") + world.keys("ab"))
     assert world.sweep() == ["xy", "x"]
 
 
@@ -165,8 +165,8 @@ def test_an_older_turns_session_that_ends_later_shortens_nothing() -> None:
 
 def test_what_is_not_in_l1_is_nobodys() -> None:
     world = nothing_by_itself()
-    world.tier.stored_by("r1", "m", [b"a", b"ab"], 20)
-    world.tier.stored_by("r2", "m", [], 0)
+    world.tier.stored("r1", "m", [b"a", b"ab"], 20)
+    world.tier.stored("r2", "m", [], 0)
     assert world.programs() == 0
 
 

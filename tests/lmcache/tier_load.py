@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.lmcache.test_tier import Key
 from ttlcache.clock import VirtualClock
 from ttlcache_lmcache.config import ServerModuleConfig, load
 from ttlcache_lmcache.hints import Hint
@@ -25,16 +26,6 @@ from ttlcache_lmcache.retention.l1_tier import Tier
 TOOLS = {f"tool{i}": 2.0 * 1.5**i for i in range(8)}
 SYSTEM_PROMPTS, SHARED_CHUNKS, FIRST_CHUNKS, MOST_CHUNKS = 5, 8, 12, 32
 SERVICE_S = 1.0
-
-
-@dataclass(frozen=True)
-class Key:
-    """What the tier reads of LMCache's `ObjectKey`."""
-
-    chunk_hash: bytes
-    model_name: str = "m"
-    cache_salt: str = ""
-    kv_rank: int = 0
 
 
 @dataclass(slots=True)
@@ -48,7 +39,7 @@ class TierLoad:
     """`programs` agents in turn; L1 has room for half of what they hold.
 
     Args:
-        has_l2: whether stores may be refused, and loads from below need room ahead.
+        has_l2: whether stores may be refused.
     """
 
     def __init__(self, programs: int, seed: int = 0, has_l2: bool = False) -> None:
@@ -61,7 +52,6 @@ class TierLoad:
         self.tier = Tier(
             load(ServerModuleConfig, config, "load"), self.clock, self.used
         )
-        self.tier.makes_room_ahead = has_l2
         self.cpu_s: dict[str, list[float]] = defaultdict(list)
         self.hits = self.wanted = 0
         self._numbers = 0
@@ -108,7 +98,6 @@ class TierLoad:
             if at_s - self._swept_s >= 0.25:
                 self._swept_s = at_s
                 self.delete(self.timed("sweep", self.tier.sweep))
-                self.delete(self.timed("to_evict", self.tier.to_evict, bool))
             if is_end:
                 self.end(agent)
                 done += 1
@@ -147,7 +136,7 @@ class TierLoad:
         self.timed("reserved", self.tier.reserved, new)
         self.timed("written", self.tier.written, new)
         if self.has_l2:
-            self.timed("stored_below", self.tier.stored_below, new)
+            self.timed("stored_in_l2", self.tier.stored_in_l2, new)
 
     def delete(self, keys: list[Key]) -> None:
         for key in keys:

@@ -7,20 +7,18 @@ import sys
 
 import pytest
 
-from ttlcache.errors import TransferError
-from ttlcache.testing.fake_cuda import FakeCuda
-from ttlcache.testing.host_kernels import (
-    HostKernelEngine,
+from tests.transfer.cases import ARENA_BYTES
+from tests.transfer.contract import Arena, TransferContract
+from tests.transfer.fake_cuda import FakeCuda
+from tests.transfer.host_kernels import (
     build_host_kernels,
     call_host_kernel,
     find_compiler,
 )
-from ttlcache.testing.transfer_cases import ARENA_BYTES
-from ttlcache.testing.transfer_contract import Arena, TransferContract
+from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction, ReferenceEngine
-from ttlcache.transfer.cupy_engine import CupyEngine
-from ttlcache.transfer.kernels import KERNELS
-from ttlcache.transfer.methods import Method
+from ttlcache.transfer.cuda import KERNELS
+from ttlcache.transfer.cupy_engine import CupyEngine, Method
 
 
 class TestReference(TransferContract):
@@ -33,23 +31,6 @@ def host_library(tmp_path_factory):
     if find_compiler() is None:
         pytest.skip("no C++ compiler here: the kernels' host build was not checked")
     return build_host_kernels(tmp_path_factory.mktemp("csrc"))
-
-
-class TestHostKernels(TransferContract):
-    """The CUDA kernels' source as C++; small tiles, so that rows are cut, too."""
-
-    shape = (3, 256)
-
-    @pytest.fixture(autouse=True)
-    def _library(self, host_library):
-        self.library = host_library
-
-    def make_engine(self):
-        return HostKernelEngine(self.library, *self.shape)
-
-
-class TestHostKernelsOneWarp(TestHostKernels):
-    shape = (1, 4096)
 
 
 class FakeArena(Arena):
@@ -95,7 +76,7 @@ class TestCupyKernel(CupyOnFake):
 
 
 class TestCupyHostKernel(CupyOnFake):
-    """The same, carried out by the real kernels' host build."""
+    """The same, carried out by the host build of the real kernels, on 1 to 3 warps."""
 
     method = Method.KERNEL_8
 
@@ -104,10 +85,12 @@ class TestCupyHostKernel(CupyOnFake):
         self.library = host_library
 
     def make_runtime(self):
-        def run(kernel, args):
-            call_host_kernel(self.library, kernel, args, num_warps=2)
+        seed = next(self.seeds)
 
-        return FakeCuda(seed=next(self.seeds), run_kernel=run)
+        def run(kernel, args):
+            call_host_kernel(self.library, kernel, args, 1 + seed % 3)
+
+        return FakeCuda(seed=seed, run_kernel=run)
 
 
 class TestCupySingle(CupyOnFake):
@@ -128,7 +111,7 @@ def test_the_host_build_refuses_a_broken_source(tmp_path, monkeypatch):
         pytest.skip("no C++ compiler here")
     wrong = tmp_path / "copy_runs.cu"
     wrong.write_text("int broken(")
-    monkeypatch.setattr("ttlcache.testing.host_kernels.source_path", lambda: wrong)
+    monkeypatch.setattr("tests.transfer.host_kernels.source_path", lambda: wrong)
     with pytest.raises(TransferError, match="error"):
         build_host_kernels(tmp_path)
 

@@ -7,13 +7,12 @@ import ctypes
 import numpy as np
 import pytest
 
-from ttlcache.testing.fake_cuda import FakeCuda
+from tests.transfer.fake_cuda import FakeCuda
 from ttlcache.transfer import BlockLayout, Direction, Failure, plan_copies
-from ttlcache.transfer.calibrate import calibrate
-from ttlcache.transfer.cuda_api import CudaError
-from ttlcache.transfer.cupy_engine import CupyEngine
+from ttlcache.transfer.calibrate import CANDIDATES, calibrate
+from ttlcache.transfer.cuda import CudaError
+from ttlcache.transfer.cupy_engine import CupyEngine, Method, Probe, Ranking
 from ttlcache.transfer.layout import Plane
-from ttlcache.transfer.methods import CANDIDATES, Method, Probe, Ranking
 
 LAYERS, BLOCKS, PIECE, PER_CHUNK = 4, 16, 512, 4
 POOL = LAYERS * BLOCKS * PIECE

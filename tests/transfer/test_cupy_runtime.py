@@ -10,7 +10,7 @@ import pytest
 
 from ttlcache.errors import TransferError
 from ttlcache.transfer import cupy_runtime
-from ttlcache.transfer.cuda_api import CudaError
+from ttlcache.transfer.cuda import CudaError
 from ttlcache.transfer.cupy_runtime import CupyRuntime
 
 cupy = pytest.importorskip("cupy")

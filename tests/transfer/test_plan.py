@@ -7,7 +7,7 @@ import pytest
 
 from ttlcache.errors import TransferError
 from ttlcache.transfer import BlockLayout, Direction, PlaneGroup, plan_copies
-from ttlcache.transfer.kernels import RUN_BYTES, pack_runs
+from ttlcache.transfer.cuda import RUN_BYTES, pack_runs
 from ttlcache.transfer.layout import Plane, planes_of
 
 STORE, LOAD = Direction.STORE, Direction.LOAD

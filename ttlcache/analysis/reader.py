@@ -12,12 +12,39 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ttlcache.analysis.recording import Decided, PinLog, ProgramLog, Recording, TurnLog
+from ttlcache.analysis.recording import (
+    Decided,
+    PinLog,
+    ProgramLog,
+    Recording,
+    RecordingError,
+    TurnLog,
+)
 from ttlcache.programs.divergence import Cause, Divergence
 from ttlcache.telemetry.recorder import FORMAT
 
 
-class Reader:
+def load(place: Path) -> Recording:
+    """A recording: its folder, or one of its files.
+
+    Raises:
+        RecordingError: there is none.
+    """
+    files = sorted(place.glob("events-*.jsonl")) if place.is_dir() else [place]
+    if not files or not all(path.is_file() for path in files):
+        raise RecordingError(
+            f"{place}: expected a folder with events-*.jsonl (record_path), or one "
+            "such file"
+        )
+    reader = _Reader()
+    for path in files:
+        reader.read(path)
+    if not reader.runs:
+        raise RecordingError(f"{place}: no recording of ttlcache in it")
+    return reader.result()
+
+
+class _Reader:
     """Turns lines into programs; files of one run must come in order."""
 
     def __init__(self) -> None:

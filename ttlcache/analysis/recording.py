@@ -145,7 +145,6 @@ class Recording:
 
     programs: list[ProgramLog]
     runs: dict[str, dict[str, Any]]
-    source: str = "ttlcache"
 
     def find(self, program: str) -> ProgramLog | None:
         """The program of that id; of several runs the last one's."""

@@ -49,7 +49,6 @@ class Summary:
     gaps: seconds between turns, by tool where the recording knows it.
     """
 
-    source: str
     programs: int
     turns: int
     jct: Spread
@@ -90,7 +89,6 @@ def summarize(recording: Recording) -> Summary:
             gaps[tool].append(turn.next_gap_s)
     jcts = [s for log in recording.programs if (s := log.jct_s) is not None]
     return Summary(
-        source=recording.source,
         programs=len(recording.programs),
         turns=len(turns),
         jct=Spread.of(jcts),

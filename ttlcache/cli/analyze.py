@@ -31,7 +31,7 @@ def analyze(place: RecordingPath, json_path: JsonPath = None) -> None:
 
 
 def _facts(summary: Summary) -> Table:
-    grid = Table(title=f"recording of {summary.source}", title_justify="left", box=None)
+    grid = Table(title="recording", title_justify="left", box=None)
     grid.add_column("")
     grid.add_column("", justify="right")
     rows = [

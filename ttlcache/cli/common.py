@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ttlcache.analysis.load import load
+from ttlcache.analysis.reader import load
 from ttlcache.analysis.recording import Recording, RecordingError
 
 RecordingPath = Annotated[
     Path,
-    typer.Argument(help="Folder of a recording, one of its files, or vllm-continuum's"),
+    typer.Argument(help="Folder of a recording, or one of its files."),
 ]
 JsonPath = Annotated[
     Path | None, typer.Option("--json", help="Write all numbers to this file.")

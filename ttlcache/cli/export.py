@@ -1,4 +1,4 @@
-"""`ttlcache export DIR`: a recording for other people's tools."""
+"""`ttlcache export DIR`: a recording for ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -8,30 +8,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ttlcache.analysis import continuum_format, perfetto
-from ttlcache.cli.common import RecordingPath, fail, read, write_json
+from ttlcache.analysis import perfetto
+from ttlcache.cli.common import RecordingPath, read, write_json
 
 
 def export(
     place: RecordingPath,
     to_perfetto: Annotated[
-        Path | None,
-        typer.Option("--perfetto", help="Trace-event JSON for ui.perfetto.dev."),
-    ] = None,
-    to_continuum: Annotated[
-        Path | None,
-        typer.Option("--continuum", help="vllm-continuum's scheduler_timestamps."),
-    ] = None,
+        Path, typer.Option("--perfetto", help="Trace-event JSON for ui.perfetto.dev.")
+    ],
 ) -> None:
     """Write a recording in another format."""
-    if to_perfetto is None and to_continuum is None:
-        fail("say where to: --perfetto FILE or --continuum FILE")
-    recording = read(place)
-    console = Console()
-    for path, content in (
-        (to_perfetto, perfetto.export),
-        (to_continuum, continuum_format.export),
-    ):
-        if path is not None:
-            write_json(path, content(recording), indent=None)  # for machines
-            console.print(str(path), soft_wrap=True, highlight=False)
+    write_json(to_perfetto, perfetto.export(read(place)), indent=None)  # for machines
+    Console().print(str(to_perfetto), soft_wrap=True, highlight=False)

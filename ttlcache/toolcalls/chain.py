@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from ttlcache.toolcalls.base import Parser, combine
-from ttlcache.toolcalls.formats.anthropic import AnthropicInvoke
 from ttlcache.toolcalls.formats.deepseek import DeepSeek
 from ttlcache.toolcalls.formats.fenced import FencedShell, code_blocks, without
-from ttlcache.toolcalls.formats.function_xml import FunctionXml
 from ttlcache.toolcalls.formats.harmony import Harmony
 from ttlcache.toolcalls.formats.hermes import Hermes
 from ttlcache.toolcalls.formats.json_items import JsonItems
 from ttlcache.toolcalls.formats.llama import LlamaPythonic, LlamaPythonTag
 from ttlcache.toolcalls.formats.mistral import Mistral
 from ttlcache.toolcalls.formats.terminal_bench import TerminalBench
+from ttlcache.toolcalls.formats.xml_tags import AnthropicInvoke, FunctionXml
 from ttlcache.types import GapKey
 
 #: Characters of a text that are looked at: its head, which names the tool of one

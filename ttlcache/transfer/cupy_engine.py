@@ -7,25 +7,91 @@ copy's. Nothing here synchronises a stream or the device.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
+import enum
 import itertools
+import math
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ttlcache.clock import stopwatch_s
 from ttlcache.transfer.base import Direction, Failure, Outcome, Ticket, TransferEngine
-from ttlcache.transfer.cuda_api import CudaError, CudaRuntime
-from ttlcache.transfer.kernels import KERNELS, TILE_BYTES, pack_runs
-from ttlcache.transfer.methods import UNMEASURED, Method, Ranking
-from ttlcache.transfer.pinned import PinnedRanges
+from ttlcache.transfer.cuda import (
+    KERNELS,
+    TILE_BYTES,
+    CudaError,
+    CudaRuntime,
+    pack_runs,
+)
+from ttlcache.transfer.host_memory import PinnedRanges, Staging, StagingPool
 from ttlcache.transfer.plan import CopyPlan
-from ttlcache.transfer.staging import Staging, StagingPool
 
 WARPS_PER_CTA = 8
 #: Pause between two looks of `flush`.
 LOOK_EVERY_S = 100e-6
+#: A kernel takes multiprocessors from the model, so it has to win by this.
+KERNEL_MARGIN = 1.15
+
+
+class Method(enum.Enum):
+    """How a plan's copies are issued; the value is the name in logs and results."""
+
+    COPY_2D = "copy-2d"
+    """One 2-D copy call a run."""
+    BATCH = "batch"
+    """One driver call for all pieces."""
+    SINGLE = "single"
+    """One call a piece: where pitches are too wide and there is nothing else."""
+    KERNEL_8 = "kernel-8"
+    """A csrc kernel on 8 thread blocks."""
+    KERNEL_32 = "kernel-32"
+    """A csrc kernel on 32 thread blocks."""
+
+    def runs_on(self, runtime: CudaRuntime) -> bool:
+        """Whether the device and its driver have what it takes."""
+        if self is Method.BATCH:
+            return runtime.has_batch_copy
+        return runtime.kernels_reach_host or not self.ctas
+
+    @property
+    def ctas(self) -> int:
+        """Thread blocks of the kernel; 0: no kernel."""
+        return {Method.KERNEL_8: 8, Method.KERNEL_32: 32}.get(self, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One measured kind of plan."""
+
+    direction: Direction
+    flat: bool
+    """One row a run: nothing for a 2-D copy to save."""
+    piece_bytes: int
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Seconds per byte by probe and method; fewest first when asked."""
+
+    cost: Mapping[Probe, Mapping[Method, float]]
+
+    def order(
+        self, direction: Direction, flat: bool, piece_bytes: float
+    ) -> list[Method]:
+        """Methods for such pieces, best first, by the nearest size on a log scale."""
+        sizes = sorted({p.piece_bytes for p in self.cost})
+        middles = [math.sqrt(a * b) for a, b in itertools.pairwise(sizes)]
+        size = sizes[bisect.bisect(middles, piece_bytes)]
+        costs = self.cost[Probe(direction, flat, size)]
+        return sorted(costs, key=lambda m: costs[m] * (KERNEL_MARGIN if m.ctas else 1))
+
+
+#: Without calibration: the copy engine.
+UNMEASURED = (Method.BATCH, Method.COPY_2D)
 
 
 @dataclass(slots=True)

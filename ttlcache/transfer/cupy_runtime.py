@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 
 from ttlcache.errors import TransferError
-from ttlcache.transfer.cuda_api import CudaError
-from ttlcache.transfer.kernels import NVRTC_OPTIONS, THREADS_PER_CTA, source_path
+from ttlcache.transfer.cuda import (
+    NVRTC_OPTIONS,
+    THREADS_PER_CTA,
+    CudaError,
+    source_path,
+)
 from ttlcache.transfer.plan import Addresses, Counts
 
 #: Driver interface of cuMemcpyBatchAsync that is asked for: later ones differ.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -39,25 +38,12 @@ def _was_reached() -> None:
 
 
 class AsMock(TTLL2Adapter):
-    """In place of `MockL2Adapter`: as slow as that is told to be, and it answers the
-    mock's questions for tests."""
+    """In place of `MockL2Adapter`: it answers the mock's questions for tests."""
 
     def __init__(self, config: Any) -> None:
         _was_reached()
-        self._bytes_a_second = config.mock_bandwidth_gb * 2**30
         size = int(config.max_size_gb * 2**30)
         super().__init__({"path": tempfile.mkdtemp(), "disk_bytes": size})
-
-    def _run_store(self, task: Any, keys: Any, objects: Any, until_s: float) -> None:
-        self._take_time(objects)
-        super()._run_store(task, keys, objects, until_s)
-
-    def _run_load(self, task: Any, keys: Any, objects: Any, until_s: float) -> None:
-        self._take_time(objects)
-        super()._run_load(task, keys, objects, until_s)
-
-    def _take_time(self, objects: Any) -> None:
-        time.sleep(sum(each.get_size() for each in objects) / self._bytes_a_second)
 
     def report_status(self) -> dict[str, Any]:
         own = {"stored_object_count": self.debug_get_stored_object_count()}

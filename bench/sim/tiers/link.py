@@ -105,7 +105,8 @@ class SimTierTTLConnector(_Tiered, TTLConnector):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         super().get_num_new_matched_tokens(request, num_computed_tokens)
-        self._side.tier_looked_up(request)
+        if self.scheduler_role is not None:
+            self.scheduler_role.requests.tier_looked_up(request)
         return self.tiers.match(request, num_computed_tokens)
 
     def update_state_after_alloc(
@@ -127,9 +128,9 @@ class SimTierTTLConnector(_Tiered, TTLConnector):
         return super().request_finished_all_groups(request, block_ids)
 
     def _learn(self, request: Any, load: Load) -> None:
-        controller = self._side.controller
-        if controller is None:
+        if self.scheduler_role is None:
             return
+        controller = self.scheduler_role.parts.controller
         seconds = load.arrives_s - load.asked_s
         controller.costs.observe_reload(load.tier, load.tokens, seconds)
         record = controller.requests.get(request.request_id)

@@ -6,8 +6,7 @@ import socket
 from collections.abc import Iterator, Sequence
 
 from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
-from ttlcache_lmcache.diagnose import diagnose
-from ttlcache_lmcache.server_args import diagnose_given, is_given
+from ttlcache_lmcache.diagnose import diagnose, diagnose_given, is_given
 
 #: Asks for the installation alone.
 PLUGINS = "plugins"

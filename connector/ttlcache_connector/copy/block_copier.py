@@ -41,7 +41,7 @@ def make_engine(device: torch.device) -> TransferEngine:
     if device.type != "cuda":
         raise TransferError(f"no transfer engine for {device.type} tensors")
     from ttlcache.transfer.calibrate import calibrate
-    from ttlcache.transfer.cuda_api import CudaError
+    from ttlcache.transfer.cuda import CudaError
     from ttlcache.transfer.cupy_engine import CupyEngine
     from ttlcache.transfer.cupy_runtime import CupyRuntime
 
@@ -102,7 +102,7 @@ class BlockCopier:
         pinned = getattr(self._engine, "pinned", None)
         if pinned is None:
             return
-        from ttlcache.transfer.cuda_api import CudaError
+        from ttlcache.transfer.cuda import CudaError
 
         try:
             (pinned.adopt if is_pinned else pinned.pin)(address, num_bytes)
@@ -114,7 +114,7 @@ class BlockCopier:
         pinned = getattr(self._engine, "pinned", None)
         if pinned is None:
             return
-        from ttlcache.transfer.cuda_api import CudaError
+        from ttlcache.transfer.cuda import CudaError
 
         # A device that refuses has lost the memory already.
         with contextlib.suppress(CudaError):

@@ -24,18 +24,27 @@ SaltOf = Callable[[str], str | None]
 _MAX_OPEN = 1024
 
 
-class L1Events(L1ManagerListener):
-    """What enters and leaves L1."""
+class _Guarded:
+    """Calls the tier; LMCache lives on whatever that raises."""
 
     def __init__(self, tier: Tier, on_error: OnError) -> None:
         self._tier = tier
         self._on_error = on_error
 
-    def _call(self, event: Callable[[Any], None], keys: list[ObjectKey]) -> None:
-        try:
-            event(keys)
-        except Exception as error:  # noqa: BLE001 - LMCache's L1 must live on
-            self._on_error("l1", error)
+    def _guarded(
+        self, hook: str, handler: Callable[[Any], None]
+    ) -> Callable[[Any], None]:
+        def call(told: Any) -> None:
+            try:
+                handler(told)
+            except Exception as error:  # noqa: BLE001 - see the class
+                self._on_error(hook, error)
+
+        return call
+
+
+class L1Events(_Guarded, L1ManagerListener):
+    """What enters and leaves L1."""
 
     def on_l1_keys_reserved_read(self, keys: list[ObjectKey]) -> None:
         return  # a lookup: the event bus tells more about it
@@ -44,58 +53,51 @@ class L1Events(L1ManagerListener):
         return
 
     def on_l1_keys_reserved_write(self, keys: list[ObjectKey]) -> None:
-        self._call(self._tier.reserved, keys)
+        self._guarded("l1", self._tier.reserved)(keys)
 
     def on_l1_keys_write_finished(self, keys: list[ObjectKey]) -> None:
-        self._call(self._tier.written, keys)
+        self._guarded("l1", self._tier.written)(keys)
 
     def on_l1_keys_finish_write_and_reserve_read(self, keys: list[ObjectKey]) -> None:
-        self._call(self._tier.written, keys)
+        self._guarded("l1", self._tier.written)(keys)
 
     def on_l1_keys_deleted_by_manager(self, keys: list[ObjectKey]) -> None:
-        self._call(self._tier.deleted, keys)
+        self._guarded("l1", self._tier.deleted)(keys)
 
     def on_l1_keys_accessed(self, keys: list[ObjectKey]) -> None:
-        self._call(self._tier.context, keys)
+        self._guarded("l1", self._tier.context)(keys)
 
 
-class L2Events(L2AdapterListener):
+class L2Events(_Guarded, L2AdapterListener):
     """What L2 has: only that may leave L1 at expiry."""
 
-    def __init__(self, tier: Tier, on_error: OnError) -> None:
-        self._tier = tier
-        self._on_error = on_error
-
-    def _call(self, event: Callable[[Any], None], keys: list[ObjectKey]) -> None:
-        try:
-            event(keys)
-        except Exception as error:  # noqa: BLE001 - LMCache's L2 must live on
-            self._on_error("l2", error)
-
     def on_l2_keys_stored(self, keys: list[ObjectKey], sizes: list[int]) -> None:
-        self._call(self._tier.stored_below, keys)
+        self._guarded("l2", self._tier.stored_in_l2)(keys)
 
     def on_l2_keys_accessed(self, keys: list[ObjectKey]) -> None:
-        self._call(self._tier.stored_below, keys)
+        self._guarded("l2", self._tier.stored_in_l2)(keys)
 
     def on_l2_keys_deleted(self, keys: list[ObjectKey]) -> None:
-        self._call(self._tier.deleted_below, keys)
+        self._guarded("l2", self._tier.deleted_from_l2)(keys)
 
 
-class RequestEvents:
-    """Lookups and ends of requests, and what reloads from L2 take."""
+class RequestEvents(_Guarded):
+    """Lookups and ends of requests, and what reloads from L2 take.
+
+    Of requests that looked nothing up only their session knows what they stored. Those
+    whose engine died have their session cleared away, and that is all.
+    """
 
     def __init__(
         self, tier: Tier, chunk_tokens: int, salt_of: SaltOf, on_error: OnError
     ) -> None:
-        self._tier = tier
+        super().__init__(tier, on_error)
         self._chunk_tokens = chunk_tokens
         self._salt_of = salt_of
-        self._on_error = on_error
         self._loads: dict[int, float] = {}
         self._unsalted: dict[str, Event] = {}  # lookups whose salt nobody said yet
 
-    def subscribe(self, bus: Any) -> None:
+    def subscribe(self, bus: Any, session_listeners: list[Any]) -> None:
         handlers = {
             EventType.MP_LOOKUP: self._on_lookup,
             EventType.MP_LOOKUP_PREFETCH_END: self._on_lookup_end,
@@ -105,17 +107,7 @@ class RequestEvents:
         }
         for event_type, handler in handlers.items():
             bus.subscribe(event_type, self._guarded(event_type.value, handler))
-
-    def _guarded(
-        self, name: str, handler: Callable[[Event], None]
-    ) -> Callable[[Event], None]:
-        def call(event: Event) -> None:
-            try:
-                handler(event)
-            except Exception as error:  # noqa: BLE001 - the bus must live on
-                self._on_error(name, error)
-
-        return call
+        session_listeners.append(self._guarded("session", self._on_session_end))
 
     def _on_lookup(self, event: Event) -> None:
         salt = self._salt_of(event.session_id)
@@ -158,26 +150,12 @@ class RequestEvents:
             seconds = event.timestamp - began_s
             self._tier.reloaded(objects, self._chunk_tokens, seconds)
 
-
-class SessionEvents:
-    """Requests that stored something and looked nothing up: only the session knows
-    what they have. Those that did are told of by `RequestEvents`, but for those whose
-    engine died: their sessions are cleared away, and that is all."""
-
-    def __init__(self, tier: Tier, on_error: OnError) -> None:
-        self._tier = tier
-        self._on_error = on_error
-
-    def destroyed(self, session: Any) -> None:
-        """LMCache's session is over."""
-        try:
-            key = session.lookup_ipc_key  # a store's, too, where nothing was looked up
-            if key is not None and not session.prefetch_group_windows:
-                hashes = [TokenHasher.hash_to_bytes(h) for h in session.get_hashes(0)]
-                tokens = len(session.token_ids)
-                self._tier.stored_by(
-                    session.request_id, key.model_name, hashes, tokens, key.cache_salt
-                )
-            self._tier.session_gone(session.request_id)
-        except Exception as error:  # noqa: BLE001 - LMCache's sessions must end
-            self._on_error("session", error)
+    def _on_session_end(self, session: Any) -> None:
+        key = session.lookup_ipc_key  # a store's, too, where nothing was looked up
+        if key is not None and not session.prefetch_group_windows:
+            hashes = [TokenHasher.hash_to_bytes(h) for h in session.get_hashes(0)]
+            tokens = len(session.token_ids)
+            self._tier.stored(
+                session.request_id, key.model_name, hashes, tokens, key.cache_salt
+            )
+        self._tier.session_gone(session.request_id)

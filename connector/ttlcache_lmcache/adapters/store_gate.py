@@ -1,4 +1,4 @@
-"""Asks the tier at every store into L1: what may be stored, and what leaves for it.
+"""Asks the tier at every write into L1: what may be stored, and what leaves for it.
 
 LMCache has no plugin point for admission. Its storage manager's `reserve_write` may
 return less than it was asked for (all its callers go on with what they got), so the
@@ -22,10 +22,9 @@ _ROOMS = 6
 
 
 class StoreGate:
-    """Stands for `reserve_write` of LMCache's storage manager.
+    """Before `reserve_write` of LMCache's storage manager and of its L1.
 
     Args:
-        reserve: LMCache's own.
         delete: deletes objects from L1; how many went.
         is_evictable: whether L1 may delete an object now; must not take L1's lock.
         has_l2: whether what L1 stores goes on to L2: then nothing is refused.
@@ -34,36 +33,42 @@ class StoreGate:
     def __init__(
         self,
         tier: Tier,
-        reserve: Callable[..., dict[Any, Any]],
         delete: Callable[[list[Any]], int],
         is_evictable: Callable[[Any], bool],
         has_l2: Callable[[], bool],
         on_error: Callable[[str, BaseException], None],
     ) -> None:
         self._tier = tier
-        self._reserve = reserve
         self._delete = delete
         self._is_evictable = is_evictable
         self._has_l2 = has_l2
         self._on_error = on_error
 
-    def __call__(self, keys: list[Any], layout_desc: Any) -> dict[Any, Any]:
+    def store(
+        self, keys: list[Any], reserve: Callable[[list[Any]], dict[Any, Any]]
+    ) -> dict[Any, Any]:
+        """Reserve memory for what is admitted of `keys`; `reserve` is LMCache's."""
         chosen = self._admitted(keys)
         if not chosen:
             return {}
-        reserved = self._reserve(chosen, layout_desc)
+        reserved = reserve(chosen)
         for doublings in range(_ROOMS):
             if reserved or self._tier.has_all(chosen):
                 return reserved
             if not self._made_room(chosen, len(chosen) << doublings):
                 break
-            reserved = self._reserve(chosen, layout_desc)
+            reserved = reserve(chosen)
         for _ in range(_TRIES if len(chosen) > 1 else 0):
             if reserved or self._tier.has_all(chosen):
                 break
             chosen = chosen[: len(chosen) // 2]
-            reserved = self._reserve(chosen, layout_desc) if chosen else {}
+            reserved = reserve(chosen) if chosen else {}
         return reserved
+
+    def make_room(self, keys: list[Any]) -> None:
+        """Before L1 reserves memory for `keys`, a load from L2 maybe."""
+        if self._has_l2():
+            self._admitted(keys)
 
     def _admitted(self, keys: list[Any]) -> list[Any]:
         try:

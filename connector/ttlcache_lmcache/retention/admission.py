@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ttlcache_lmcache.retention.eviction_order import Leaving
+from ttlcache_lmcache.retention.eviction_order import EvictionOrder
 from ttlcache_lmcache.retention.program_table import ChainProgram, ProgramBook
-from ttlcache_lmcache.retention.rankings import Ranking
 from ttlcache_lmcache.retention.residency import ObjectKey, Residency, chunk_of
 
 #: Seconds for which what was named to one store is not named to another: whoever stores
@@ -29,15 +28,15 @@ class Admission(NamedTuple):
     victims: list[ObjectKey]
 
 
-class Admissions:
+class AdmissionControl:
     """See the module's docstring. Not thread-safe: the tier locks."""
 
     def __init__(
-        self, book: ProgramBook, residency: Residency, leaving: Leaving
+        self, book: ProgramBook, residency: Residency, order: EvictionOrder
     ) -> None:
         self._book = book
         self._residency = residency
-        self._leaving = leaving
+        self._order = order
         self._named_s: dict[ObjectKey, float] = {}  # the first to be named first
 
     def deleted(self, keys: Sequence[ObjectKey]) -> None:
@@ -48,13 +47,12 @@ class Admissions:
         self,
         keys: Sequence[ObjectKey],
         free: int,
-        rank: Ranking,
         now_s: float,
         may_refuse: bool,
         is_eligible: IsEligible,
     ) -> Admission:
         """Where `free` more objects fit into L1."""
-        self._leaving.look(rank, now_s)
+        self._order.look(now_s)
         new = {key for key in keys if not self._residency.has_object(key)}
         if len(new) <= free:
             return Admission(list(keys), [])
@@ -77,13 +75,12 @@ class Admissions:
         self,
         keys: Sequence[ObjectKey],
         objects: int,
-        rank: Ranking,
         now_s: float,
         may_refuse: bool,
         is_eligible: IsEligible,
     ) -> list[ObjectKey]:
         """Up to so many objects that may go for `keys`."""
-        self._leaving.look(rank, now_s)
+        self._order.look(now_s)
         owner = self._owner(keys)
         return self._make_room(objects, owner, now_s, may_refuse, is_eligible)
 
@@ -134,9 +131,9 @@ class Admissions:
         """Objects that may go; fewer than `lack` where nobody is worth less."""
         self._forget_named(now_s)
         victims = [key for key in self._residency.reserved() if is_eligible(key)]
-        limit = self._leaving.rank(owner, now_s) if owner and may_refuse else None
+        limit = self._order.rank(owner, now_s) if owner and may_refuse else None
         is_anybodys = owner is None and may_refuse
-        for rank, program, chunk in self._leaving.chunks(now_s):
+        for rank, program, chunk in self._order.chunks(now_s):
             if len(victims) >= lack:
                 break
             if limit is not None and (rank >= limit or program is owner):

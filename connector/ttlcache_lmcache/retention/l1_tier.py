@@ -13,25 +13,21 @@ from collections.abc import Callable, Iterable, Sequence
 from ttlcache.clock import Clock
 from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.retention.admission import Admission, Admissions
-from ttlcache_lmcache.retention.costs import TierCosts
-from ttlcache_lmcache.retention.eviction_order import Leaving
-from ttlcache_lmcache.retention.free_reserve import RoomAhead
-from ttlcache_lmcache.retention.program_table import ChainProgram, Chunk
-from ttlcache_lmcache.retention.rankings import (
-    by_deadline,
-    by_return,
-    by_use,
-    is_protected,
+from ttlcache_lmcache.retention.admission import (
+    Admission,
+    AdmissionControl,
+    IsEligible,
 )
+from ttlcache_lmcache.retention.eviction_order import EvictionOrder
+from ttlcache_lmcache.retention.program_table import Chunk
+from ttlcache_lmcache.retention.rankings import by_return, is_protected
 from ttlcache_lmcache.retention.residency import (
     ObjectKey,
     Residency,
     chunk_of,
     space_of,
 )
-from ttlcache_lmcache.retention.shadow_select import Experts
-from ttlcache_lmcache.retention.ttl_advisor import Advice, OnError
+from ttlcache_lmcache.retention.ttl_advisor import OnError, TierCosts, TtlAdvisor
 from ttlcache_lmcache.retention.turn_lifecycle import Turns
 
 #: Share of L1 in use from which a store that fails is a matter of room.
@@ -44,10 +40,6 @@ class Tier:
     Args:
         usage: reads how much of L1 is used, from 0 to 1; called without our lock.
         on_error: told of a policy that raises; called with our lock.
-
-    Attributes:
-        makes_room_ahead: whether `to_evict` names what has to go before anybody asks;
-            False where `admit` is asked at every store.
     """
 
     def __init__(
@@ -65,18 +57,14 @@ class Tier:
         self.counts: Counter[str] = Counter()
         self._residency = Residency()
         costs = costs if costs is not None else TierCosts()
-        self._advice = Advice(config, costs, self._residency, self.counts, on_error)
-        self._turns = Turns(config, self._advice, self.counts)
-        self._book = self._turns.book
-        self._experts = Experts(
-            {"deadline": by_deadline}
-            if config.order == "deadline"
-            else {"return": by_return(self._advice.returns), "recent": by_use}
+        self._advisor = TtlAdvisor(
+            config, costs, self._residency, self.counts, on_error
         )
-        self._leaving = Leaving(self._book, self._residency, self._experts.rank)
-        self._admissions = Admissions(self._book, self._residency, self._leaving)
-        self._ahead = RoomAhead(self._book, self._residency, self._leaving)
-        self.makes_room_ahead = True
+        self._turns = Turns(config, self._advisor, self.counts)
+        self._book = self._turns.book
+        rank = by_return(self._advisor.returns)
+        self._order = EvictionOrder(self._book, self._residency, rank)
+        self._admission = AdmissionControl(self._book, self._residency, self._order)
 
     # the life of a turn
 
@@ -93,9 +81,6 @@ class Tier:
         now_s = self._clock.now_s()
         with self._lock:
             self._turns.lookup(request_id, chain, tokens, now_s)
-            program = self._book.of_request(request_id)
-            if program is not None:
-                self._experts.looked_up(program)
 
     def context(self, keys: Sequence[ObjectKey]) -> None:
         """Objects were used: a hit, or all of a request that ended."""
@@ -112,12 +97,9 @@ class Tier:
 
     def ended(self, request_id: str) -> None:
         """A request is over."""
-        used, now_s = self._usage(), self._clock.now_s()
+        now_s = self._clock.now_s()
         with self._lock:
-            program = self._book.of_request(request_id)
             self._turns.ended(request_id, now_s)
-            if program is not None:
-                self._shadow(program, used, now_s)
 
     def session_gone(self, request_id: str) -> None:
         """LMCache has no session of a request any more; `ended` follows, as a rule."""
@@ -125,18 +107,12 @@ class Tier:
         with self._lock:
             self._turns.session_gone(request_id, now_s)
 
-    def _shadow(self, program: ChainProgram, used: float, now_s: float) -> None:
-        capacity = self._capacity(used)
-        if capacity is not None:
-            places = int(capacity / self._residency.objects_a_chunk)
-            self._experts.stored(program, places, now_s)
-
     def _capacity(self, used: float) -> float | None:
         """Objects that fit into L1; None while it is empty: nobody knows."""
         objects = self._residency.num_l1
         return objects / used if objects and used > 0.0 else None
 
-    def stored_by(
+    def stored(
         self,
         request_id: str,
         model: str,
@@ -164,7 +140,6 @@ class Tier:
     def reserved(self, keys: Sequence[ObjectKey]) -> None:
         with self._lock:
             self._residency.reserve(keys)
-            self._ahead.wrote(keys)
 
     def has_all(self, keys: Sequence[ObjectKey]) -> bool:
         """Whether L1 has all of these, or somebody is writing them."""
@@ -179,17 +154,17 @@ class Tier:
     def deleted(self, keys: Sequence[ObjectKey]) -> None:
         with self._lock:
             self._residency.delete(keys)
-            self._admissions.deleted(keys)
+            self._admission.deleted(keys)
 
-    def stored_below(self, keys: Iterable[ObjectKey]) -> None:
+    def stored_in_l2(self, keys: Iterable[ObjectKey]) -> None:
         with self._lock:
             self._residency.add_l2(keys)
 
-    def deleted_below(self, keys: Iterable[ObjectKey]) -> None:
+    def deleted_from_l2(self, keys: Iterable[ObjectKey]) -> None:
         with self._lock:
             self._residency.drop_l2(keys)
 
-    def forget_below(self) -> None:
+    def forget_l2(self) -> None:
         """Nobody knows any more what L2 has."""
         with self._lock:
             self._residency.forget_l2()
@@ -198,25 +173,15 @@ class Tier:
         """`objects` came up from L2 within `seconds`."""
         with self._lock:
             tokens = round(objects * chunk_tokens / self._residency.objects_a_chunk)
-            self._advice.reloaded(tokens, seconds)
+            self._advisor.reloaded(tokens, seconds)
 
     # what leaves
-
-    def eviction_order(self) -> list[ObjectKey]:
-        """All objects of L1: abandoned writes, then what is least worth first."""
-        now_s = self._clock.now_s()
-        with self._lock:
-            keys = self._residency.reserved()
-            self._leaving.look(self._experts.rank, now_s)
-            for _, _, chunk in self._leaving.chunks(now_s):
-                keys.extend(self._residency.objects(chunk))
-            return keys
 
     def admit(
         self,
         keys: Sequence[ObjectKey],
         may_refuse: bool,
-        is_eligible: Callable[[ObjectKey], bool],
+        is_eligible: IsEligible,
     ) -> Admission:
         """Which of `keys` may be stored now, and what has to leave for them.
 
@@ -230,10 +195,7 @@ class Tier:
             if capacity is None:
                 return Admission(list(keys), [])
             free = max(int(capacity + 1e-6) - self._residency.num_l1, 0)
-            rank = self._experts.rank
-            found = self._admissions.decide(
-                keys, free, rank, now_s, may_refuse, is_eligible
-            )
+            found = self._admission.decide(keys, free, now_s, may_refuse, is_eligible)
             self.counts["evicted"] += len(found.victims)
             self.counts["refused"] += len(keys) - len(found.keys)
             return found
@@ -243,7 +205,7 @@ class Tier:
         keys: Sequence[ObjectKey],
         objects: int,
         may_refuse: bool,
-        is_eligible: Callable[[ObjectKey], bool],
+        is_eligible: IsEligible,
     ) -> list[ObjectKey]:
         """What leaves for `keys`, too: they found no room although it was counted.
 
@@ -257,30 +219,11 @@ class Tier:
         if used < FULL:
             return []
         with self._lock:
-            found = self._admissions.more_room(
-                keys, objects, self._experts.rank, now_s, may_refuse, is_eligible
+            found = self._admission.more_room(
+                keys, objects, now_s, may_refuse, is_eligible
             )
             self.counts["evicted"] += len(found)
             return found
-
-    def to_evict(self, is_eligible: Callable[[ObjectKey], bool]) -> list[ObjectKey]:
-        """What has to go now, so that what is written until the next look fits.
-
-        Args:
-            is_eligible: whether L1 may delete an object now.
-        """
-        if not self.makes_room_ahead:
-            return []
-        used, now_s = self._usage(), self._clock.now_s()
-        with self._lock:
-            capacity = self._capacity(used)
-            if capacity is None or not self._ahead.is_needed(capacity):
-                return []
-            self._leaving.look(self._experts.rank, now_s)
-            keys = self._ahead.without_place(capacity, now_s)
-        chosen = [key for key in keys if is_eligible(key)]
-        self.counts["evicted"] += len(chosen)
-        return chosen
 
     def sweep(self) -> list[ObjectKey]:
         """Let deadlines pass.
@@ -291,7 +234,6 @@ class Tier:
         """
         used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
-            self._ahead.look(now_s)
             self._turns.pass_time(now_s)
             if used <= self._config.demote_above or not self._residency.num_l2:
                 return []
@@ -335,9 +277,7 @@ class Tier:
                 "programs_expired": len(idle) - kept,
                 "l1_objects": self._residency.num_l1,
                 "l2_objects": self._residency.num_l2,
-                "gaps_recorded": self._advice.gaps_recorded,
-                "order": self._experts.ruling,
-                "shadow_hits": self._experts.hits(),
+                "gaps_recorded": self._advisor.gaps_recorded,
                 "counts": dict(self.counts),
             }
 

@@ -39,7 +39,6 @@ class ChainProgram:
     """
 
     number: int
-    arrived_s: float
     chain: list[Chunk]
     prompt_chunks: int
     context_tokens: int
@@ -124,9 +123,6 @@ class ProgramBook:
         """Programs of which nothing runs, the longest idle first."""
         return list(self._idle)
 
-    def under_way(self) -> list[ChainProgram]:
-        return list(self._running)
-
     def longest_idle(self) -> ChainProgram | None:
         return next(iter(self._idle), None)
 
@@ -143,9 +139,6 @@ class ProgramBook:
 
     def holds(self, program: ChainProgram, chunk: Chunk) -> bool:
         return program in self._holders.get(chunk, ())
-
-    def is_held(self, chunk: Chunk) -> bool:
-        return chunk in self._holders
 
     def of_request(self, request_id: str) -> ChainProgram | None:
         """The program of a request under way."""
@@ -167,7 +160,7 @@ class ProgramBook:
         goes_on = program is not None
         if program is None:
             self._make_room()
-            program = ChainProgram(next(self._numbers), now_s, [], 0, 0)
+            program = ChainProgram(next(self._numbers), [], 0, 0)
         else:
             self._unlist(program)
         self._set_chain(program, list(chain))
@@ -227,7 +220,7 @@ class ProgramBook:
             program = self.extend(chain)
         if program is None:
             self._make_room()
-            program = ChainProgram(next(self._numbers), now_s, [], 0, 0)
+            program = ChainProgram(next(self._numbers), [], 0, 0)
         if program.running:
             return program  # its session says at its end what it has
         if (

@@ -1,6 +1,6 @@
-"""What a program's place in L1 is worth: three opinions.
+"""What a program's place in L1 is worth.
 
-All put what a client said first: finished programs go before all others, those past a
+What a client said comes first: finished programs go before all others, those past a
 TTL that a client set go next, those inside it last.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from ttlcache_lmcache.retention.program_table import ChainProgram
-from ttlcache_lmcache.retention.return_estimator import Returns
+from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 
 #: What is less goes first: the kind, the worth within it, and what settles ties.
 Rank: TypeAlias = tuple[int, float, float]
@@ -20,7 +20,7 @@ Ranking: TypeAlias = Callable[[ChainProgram, float], Rank]
 #: generates is known to be its program's only when the request ends.
 GRACE_S = 30.0
 
-_FINISHED, _STRAY, _EXPIRED, _FRESH_STRAY, _KEPT, _TOLD = range(6)
+_FINISHED, _UNOWNED, _EXPIRED, _FRESH_UNOWNED, _KEPT, _TOLD = range(6)
 
 
 def is_protected(program: ChainProgram, now_s: float) -> bool:
@@ -41,7 +41,7 @@ def _said(program: ChainProgram, now_s: float) -> int:
     return _KEPT
 
 
-def by_return(returns: Returns) -> Ranking:
+def by_return(returns: ReturnEstimator) -> Ranking:
     """What is wanted again soonest goes last; of equals the oldest program."""
 
     def rank(program: ChainProgram, now_s: float) -> Rank:
@@ -52,27 +52,7 @@ def by_return(returns: Returns) -> Ranking:
     return rank
 
 
-def by_use(program: ChainProgram, now_s: float) -> Rank:
-    """The longest unused first, as LMCache's LRU."""
-    kind = _said(program, now_s)
-    kind = _STRAY if kind == _KEPT else kind
-    return (kind, program.seen_s, -float(program.number))
-
-
-def by_deadline(program: ChainProgram, now_s: float) -> Rank:
-    """Expired ones by deadline, then those inside their TTL, the latest first.
-
-    The victim order of the paper's section 5.2, with the policy's deadlines.
-    """
-    number = -float(program.number)
-    if program.is_finished and not program.running:
-        return (_FINISHED, program.seen_s, number)
-    if is_protected(program, now_s):
-        return (_KEPT, number, 0.0)
-    return (_EXPIRED, program.deadline_s, number)
-
-
-def of_stray(used_s: float, now_s: float) -> Rank:
+def of_unowned(used_s: float, now_s: float) -> Rank:
     """A chunk in L1 that is no known program's."""
     fresh = now_s - used_s < GRACE_S
-    return (_FRESH_STRAY if fresh else _STRAY, used_s, 0.0)
+    return (_FRESH_UNOWNED if fresh else _UNOWNED, used_s, 0.0)

@@ -54,11 +54,6 @@ class Residency:
         self._watcher = watcher
 
     @property
-    def num_chunks(self) -> int:
-        """Chunks of which L1 has something."""
-        return len(self._l1)
-
-    @property
     def num_l1(self) -> int:
         """Objects in L1, those being written included."""
         return self._num_l1 + len(self._reserved)

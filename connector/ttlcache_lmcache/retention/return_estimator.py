@@ -67,7 +67,7 @@ class _Drawn(NamedTuple):
     at_s: float
 
 
-class Returns:
+class ReturnEstimator:
     """The worth of programs. Not thread-safe."""
 
     def __init__(self, gaps: GapHistory) -> None:

@@ -3,23 +3,57 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ttlcache import policies
+from ttlcache.estimators.costs import CostModel, MemoryPrice
 from ttlcache.estimators.gap_history import GapHistory
+from ttlcache.estimators.survival import SlidingMean
 from ttlcache.policies.base import View
-from ttlcache.types import Decision, TurnFacts
+from ttlcache.types import Decision, Pressure, TurnFacts
 from ttlcache_lmcache.config import ServerModuleConfig
-from ttlcache_lmcache.retention.costs import TierCosts
 from ttlcache_lmcache.retention.program_table import ChainProgram
 from ttlcache_lmcache.retention.residency import Residency
-from ttlcache_lmcache.retention.return_estimator import Returns
+from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 
 #: Called with the name of what failed and what it raised.
 OnError = Callable[[str, BaseException], None]
 
+_WINDOW = 1000
 
-class Advice:
+
+class TierCosts(CostModel):
+    """The core's costs with another price of memory.
+
+    In GPU memory, KV that is held back delays requests. In L1 nobody waits for memory:
+    a context that stays only displaces another, whose loss costs B once per gap. So
+
+        price = mean B / mean gap,
+
+    in seconds of recovery per second of holding. Under it a program is worth keeping
+    while it is likelier to return in the next second than the average program. It
+    holds whether L1 is full or not, because a TTL is read only when it is: by the
+    eviction, and by the sweep above `demote_above`. 0 until the first gap ended.
+    """
+
+    def __init__(self, profile: Mapping[str, object] | None = None) -> None:
+        super().__init__(profile)
+        self._benefit_s = SlidingMean(_WINDOW)
+        self._gap_s = SlidingMean(_WINDOW)
+
+    def observe_benefit(self, recovery_s: float) -> None:
+        self._benefit_s.observe(recovery_s)
+
+    def observe_gap(self, gap_s: float) -> None:
+        self._gap_s.observe(gap_s)
+
+    def memory_price(self, pressure: Pressure, kv_blocks: float) -> MemoryPrice:
+        gap_s = self._gap_s.value
+        per_s = self._benefit_s.value / gap_s if gap_s > 0.0 else 0.0
+        return MemoryPrice(per_s, 1.0)
+
+
+class TtlAdvisor:
     """The core's policy, history and costs, asked about chains. Not thread-safe."""
 
     def __init__(
@@ -32,7 +66,7 @@ class Advice:
     ) -> None:
         self._policy = policies.create(config.policy, config.policy_options)
         self._gaps = GapHistory(horizon_s=config.program_idle_s)
-        self.returns = Returns(self._gaps)
+        self.returns = ReturnEstimator(self._gaps)
         self._costs = costs
         self._residency = residency
         self._counts = counts

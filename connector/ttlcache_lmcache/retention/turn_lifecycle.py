@@ -23,7 +23,7 @@ from ttlcache_lmcache.retention.program_table import (
     ProgramBook,
 )
 from ttlcache_lmcache.retention.rankings import is_protected
-from ttlcache_lmcache.retention.ttl_advisor import Advice
+from ttlcache_lmcache.retention.ttl_advisor import TtlAdvisor
 
 #: Requests remembered after their end, hints before it, and programs' names.
 MEMORY = 8192
@@ -52,10 +52,10 @@ class Turns:
     """
 
     def __init__(
-        self, config: ServerModuleConfig, advice: Advice, counts: Counter[str]
+        self, config: ServerModuleConfig, advisor: TtlAdvisor, counts: Counter[str]
     ) -> None:
         self._config = config
-        self._advice = advice
+        self._advisor = advisor
         self._counts = counts
         self.book = ProgramBook(config.max_programs, self._stays)
         self.leaving: dict[ChainProgram, None] = {}
@@ -78,7 +78,7 @@ class Turns:
         self._stays(program)
         if goes_on:
             self._counts["turns_continued"] += 1
-            self._advice.gap_ends(program, now_s)
+            self._advisor.gap_ends(program, now_s)
 
     def ended(self, request_id: str, now_s: float) -> None:
         """The session of a request that looked something up is over."""
@@ -87,7 +87,7 @@ class Turns:
         began_s = known.seen_s if known is not None else now_s
         program = self.book.end(request_id, now_s)
         if program is not None:
-            self._advice.returns.observe_service(now_s - began_s)
+            self._advisor.returns.observe_service(now_s - began_s)
             self._is_over(request_id, program, now_s)
             return
         program = self._given_up.pop(request_id, None)
@@ -163,16 +163,16 @@ class Turns:
         program.gap_key = told_key if told_key is not None else UNKNOWN_GAP
         if program.is_finished:
             self._counts["programs_finished"] += 1
-            self._advice.no_gap(program)
+            self._advisor.no_gap(program)
             program.gap_key = FINAL_GAP
             program.deadline_s = since_s
             self._leaves(program)
             return
         self._stays(program)
-        self._advice.gap_begins(program, since_s)
+        self._advisor.gap_begins(program, since_s)
         wish_s = hint.ttl_s if hint is not None else None
         program.is_told = wish_s is not None and hint is not None and hint.is_final
-        decision = self._advice.ask(program, since_s, waited_s=0.0)
+        decision = self._advisor.ask(program, since_s, waited_s=0.0)
         ttl_s = decision.ttl_s if wish_s is None else wish_s
         self._set_deadline(program, since_s + min(ttl_s, self._config.max_ttl_s))
 
@@ -224,7 +224,7 @@ class Turns:
         if program.is_told:
             return 0.0
         waited_s = now_s - program.since_s
-        ttl_s = self._advice.ask(program, now_s, waited_s).ttl_s
+        ttl_s = self._advisor.ask(program, now_s, waited_s).ttl_s
         return min(ttl_s, self._config.max_ttl_s - waited_s)
 
     def _forget_silent(self, now_s: float) -> None:

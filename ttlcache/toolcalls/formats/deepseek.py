@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ttlcache.toolcalls.formats.json_items import named_call
 from ttlcache.toolcalls.keys import key_for_tool
-from ttlcache.toolcalls.lenient_json import read_json
 from ttlcache.types import GapKey
 
 # DeepSeek writes full-width bars and U+2581; some servers render them in ASCII.
@@ -32,11 +32,8 @@ class DeepSeek:
             name = _NAME.match(text, pos)
             if name is None:
                 continue
-            pos = name.end()
-            arguments = None
+            key, pos = key_for_tool(name[1]), name.end()
             if opening := _TO_ARGUMENTS.match(text, pos):
-                read = read_json(text, opening.end())
-                arguments = read.value if isinstance(read.value, dict) else None
-                pos = max(pos, read.end)
-            keys.append(key_for_tool(name[1], arguments))
+                key, pos = named_call(name[1], text, opening.end())
+            keys.append(key)
         return tuple(keys)

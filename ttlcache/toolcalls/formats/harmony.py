@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ttlcache.toolcalls.formats.json_items import named_call
 from ttlcache.toolcalls.keys import key_for_tool
-from ttlcache.toolcalls.lenient_json import read_json
 from ttlcache.types import GapKey
 
 # What follows the name closes it; at the very end of the text it is half-written.
@@ -30,10 +30,8 @@ class Harmony:
             name = recipient[1]
             if name in _NOT_TOOLS:
                 continue
-            arguments = None
+            key = key_for_tool(name)
             if header := _HEADER_REST.match(text, pos):
-                read = read_json(text, header.end())
-                arguments = read.value if isinstance(read.value, dict) else None
-                pos = max(pos, read.end)
-            keys.append(key_for_tool(name, arguments))
+                key, pos = named_call(name, text, header.end())
+            keys.append(key)
         return tuple(keys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ttlcache.toolcalls.items import tagged_keys
+from ttlcache.toolcalls.formats.json_items import tagged_keys
 from ttlcache.toolcalls.keys import key_for_tool
 from ttlcache.toolcalls.lenient_json import read_json
 from ttlcache.types import GapKey

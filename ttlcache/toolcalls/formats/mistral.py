@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ttlcache.toolcalls.items import tagged_keys
-from ttlcache.toolcalls.keys import key_for_tool
+from ttlcache.toolcalls.formats.json_items import named_call, tagged_keys
 from ttlcache.toolcalls.lenient_json import read_json
 from ttlcache.types import GapKey
 
@@ -28,10 +27,8 @@ class Mistral:
             while text[pos : pos + 1].isspace():
                 pos += 1
             if named := _NAMED.match(text, pos):
-                value = read_json(text, named.end())
-                arguments = value.value if isinstance(value.value, dict) else None
-                keys.append(key_for_tool(named[1], arguments))
-                pos = max(value.end, named.end())
+                key, pos = named_call(named[1], text, named.end())
+                keys.append(key)
             elif text.startswith(("[", "{"), pos):
                 value = read_json(text, pos)
                 keys += tagged_keys(value.value)

@@ -1,4 +1,4 @@
-"""Calls in XML-like tags: Anthropic's invoke, Qwen3-coder's and OpenHands' function."""
+"""Calls in XML-like tags: Anthropic's invoke; Qwen3-coder's and OpenHands' function."""
 
 from __future__ import annotations
 
@@ -8,8 +8,48 @@ from ttlcache.toolcalls.base import MAX_CALLS
 from ttlcache.toolcalls.keys import key_for_tool
 from ttlcache.types import GapKey
 
+# Some models put a namespace or a marker before the tag's name.
+_INVOKE = re.compile(
+    r"""<[^\s<>/"]{0,16}invoke\s+name="(?P<call>[^"<>\n]{1,128})"\s?>
+      | (?P<end_call></[^\s<>/"]{0,16}invoke>)
+      | <[^\s<>/"]{0,16}parameter\s+name="(?P<param>[^"<>\n]{1,128})"[^<>\n]{0,64}>
+      | (?P<end_param></[^\s<>/"]{0,16}parameter>)""",
+    re.VERBOSE,
+)
+_FUNCTION = re.compile(
+    r"""<function=(?P<call>[\w.:/-]{1,128})\s?>
+      | (?P<end_call></function>)
+      | <parameter=(?P<param>[\w.:/-]{1,128})\s?>
+      | (?P<end_param></parameter>)""",
+    re.VERBOSE,
+)
 
-def parse_tags(text: str, tags: re.Pattern[str]) -> tuple[GapKey, ...]:
+
+class AnthropicInvoke:
+    """`<invoke name="Bash"><parameter name="command">…</parameter></invoke>`.
+
+    Anthropic's textual form of tool_use; its JSON blocks are in `json_items`.
+    """
+
+    name = "anthropic-invoke"
+
+    def parse(self, text: str) -> tuple[GapKey, ...]:
+        return _parse(text, _INVOKE) if "invoke" in text else ()
+
+
+class FunctionXml:
+    """`<function=execute_bash><parameter=command>…</parameter></function>`.
+
+    The function's name is inside the opening tag.
+    """
+
+    name = "function-xml"
+
+    def parse(self, text: str) -> tuple[GapKey, ...]:
+        return _parse(text, _FUNCTION) if "<function=" in text else ()
+
+
+def _parse(text: str, tags: re.Pattern[str]) -> tuple[GapKey, ...]:
     """Calls by a pattern whose groups are call, end_call, param and end_param.
 
     One pass. Values may hold anything but the closing tags. A value that nothing

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ttlcache.transfer.cuda_api import CudaError
-from ttlcache.transfer.kernels import KERNELS, RUN_BYTES, RUN_FIELDS
+from ttlcache.transfer.cuda import KERNELS, RUN_BYTES, RUN_FIELDS, CudaError
 from ttlcache.transfer.plan import Addresses, Counts
 
 ALIGNMENT = 256
