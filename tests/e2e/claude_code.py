@@ -44,27 +44,14 @@ def install(folder: Path) -> Path:
     return found[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One request of the main conversation, in vLLM's count of tokens."""
-
-    body: dict[str, Any]
-    prompt_tokens: int
-    cached_tokens: int
-
-    @property
-    def hit(self) -> float:
-        return self.cached_tokens / self.prompt_tokens
-
-
 @dataclass
 class Bridge:
     """Between the CLI and vLLM; ends the conversation after `num_turns`."""
 
     server_url: str
     num_turns: int
-    turns: list[Turn] = field(default_factory=list)
-    aside: list[dict[str, Any]] = field(default_factory=list)
+    hits: list[float] = field(default_factory=list)
+    """Cached share of each prompt of the main conversation."""
     errors: list[str] = field(default_factory=list)
 
     def forward(self, headers: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -92,19 +79,16 @@ class Bridge:
         if MAIN_TOOL in {tool["name"] for tool in body.get("tools", ())}:
             created = usage.get("cache_creation_input_tokens", 0)
             prompt = usage["input_tokens"] + created + cached
-            turn = Turn(body, prompt, cached)
-            self.turns.append(turn)
-            if len(self.turns) < self.num_turns:
-                number = len(self.turns)
+            self.hits.append(cached / prompt)
+            number = len(self.hits)
+            if number < self.num_turns:
                 content = {
                     "type": "tool_use",
                     "id": f"toolu_{number:04d}",
                     "name": MAIN_TOOL,
                     "input": {"command": f"echo step {number}"},
                 }
-        else:
-            self.aside.append(body)
-        return _events(body["model"], content, usage, len(self.turns))
+        return _events(body["model"], content, usage, len(self.hits))
 
 
 def _events(

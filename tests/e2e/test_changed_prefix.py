@@ -11,14 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.e2e.claude_code import Bridge, converse, install
 from tests.e2e.conftest import Agent, start_server
-from ttlcache.analysis.load import load
-from ttlcache.cli import app
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 #: System text first, and there only; tools behind it. As many models' templates.
 TEMPLATE = (
@@ -61,7 +58,7 @@ def agent(
     with start_server(
         tiny_model,
         folder / "server.log",
-        {"record_path": str(folder / "recording")},
+        {},
         num_blocks=2000,
         max_model_len=32768,
         extra_args=(
@@ -70,7 +67,6 @@ def agent(
         ),
     ) as server:
         agent = Agent(server)
-        agent.recording = folder / "recording"
         yield agent
         assert agent.count("ttlcache_hook_errors_total") == 0
         assert agent.count("ttlcache_http_errors_total") == 0
@@ -131,23 +127,6 @@ def test_reminders_that_go_to_the_head_are_named_and_without_them_it_hits(agent)
     assert len(said(agent)) == 1
 
 
-def test_explain_and_top_name_the_cause(agent):
-    messages_hits(agent, "explained", reminds=True)
-    agent.settle()
-    while (
-        not (log := load(agent.recording).find("explained")) or len(log.turns) < TURNS
-    ):
-        agent.settle()
-    command = ["explain", "explained", "--from", str(agent.recording)]
-    done = CliRunner().invoke(app, command, env={"COLUMNS": "400"})
-    assert done.exit_code == 0, done.output
-    assert done.output.count("prompt diverged at token ") == TURNS - 1
-    assert "the head of the prompt changes" in done.output
-    command = ["top", "--once", "--url", agent.server.base_url]
-    done = CliRunner().invoke(app, command, env={"COLUMNS": "400"})
-    assert "did not begin with their program's last context (head)" in done.output
-
-
 def test_a_header_that_changes_each_time_does_no_harm_in_chats(agent):
     """As a proxy turns Anthropic's blocks into chat messages."""
     text = [{"type": "text", "text": SYSTEM * 3}]
@@ -192,21 +171,20 @@ def real(agent: Agent, claude: Path, folder: Path, settings: dict[str, str]) -> 
         settings=settings,
     )
     assert bridge.errors == []
-    assert len(bridge.turns) == TURNS
+    assert len(bridge.hits) == TURNS
     agent.settle()
     return bridge
 
 
-@pytest.mark.nightly
 def test_the_real_cli(agent, claude, tmp_path):
     counted = diverged(agent, "head")
     bridge = real(agent, claude, tmp_path / "before", REMINDER)
-    before = [turn.hit for turn in bridge.turns]
+    before = bridge.hits
     # The whole of what its first turns share is system text.
     assert max(before[1:]) < 0.8, before
     assert diverged(agent, "head") == counted + TURNS - 2
     assert any("CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off" in line for line in said(agent))
     bridge = real(agent, claude, tmp_path / "after", REMEDY)
-    after = [turn.hit for turn in bridge.turns]
+    after = bridge.hits
     assert min(after[1:]) >= 0.95, after
     assert diverged(agent, "head") == counted + TURNS - 2
