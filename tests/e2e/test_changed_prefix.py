@@ -1,7 +1,6 @@
 """Clients that change the head of their prompts: what it costs, what is said of it.
 
-Claude Code's requests in the shape that its CLI sends them with text of our own; and,
-where npm can install it, the CLI itself.
+Claude Code's requests, in the shape that its CLI sends them with text of our own.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.claude_code import Bridge, converse, install
 from tests.e2e.conftest import Agent, start_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
@@ -29,11 +27,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 TURNS = 5
-REMINDER = {"CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "countdown"}
-REMEDY = {
-    "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
-    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-}
 SYSTEM = "You are an agent that repairs programs, one small step after the other. " * 30
 TOOL = {
     "name": "Bash",
@@ -153,38 +146,3 @@ def test_a_header_that_changes_each_time_does_no_harm_in_chats(agent):
                 {"role": "user", "content": "ok"},
             ]
         assert min(hits[1:]) >= 0.95, hits
-
-
-@pytest.fixture(scope="module")
-def claude(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install(tmp_path_factory.mktemp("claude"))
-
-
-def real(agent: Agent, claude: Path, folder: Path, settings: dict[str, str]) -> Bridge:
-    arguments = ("--tools", "Bash")  # all its tools are 25,000 tokens more
-    bridge = converse(
-        claude,
-        folder,
-        agent.server.base_url,
-        TURNS,
-        arguments=arguments,
-        settings=settings,
-    )
-    assert bridge.errors == []
-    assert len(bridge.hits) == TURNS
-    agent.settle()
-    return bridge
-
-
-def test_the_real_cli(agent, claude, tmp_path):
-    counted = diverged(agent, "head")
-    bridge = real(agent, claude, tmp_path / "before", REMINDER)
-    before = bridge.hits
-    # The whole of what its first turns share is system text.
-    assert max(before[1:]) < 0.8, before
-    assert diverged(agent, "head") == counted + TURNS - 2
-    assert any("CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off" in line for line in said(agent))
-    bridge = real(agent, claude, tmp_path / "after", REMEDY)
-    after = bridge.hits
-    assert min(after[1:]) >= 0.95, after
-    assert diverged(agent, "head") == counted + TURNS - 2
