@@ -156,6 +156,7 @@ def test_ways_to_say_that_all_kv_is_worthless(tiered, reset):
     post(tiered, f"/{reset}")
     if way == "sleep":
         post(tiered, "/wake_up")
+    tiered.settle()
     assert tiered.count("ttlcache_pins_active") == 0
     is_computed_anew(tiered, first, f"before-{way}")
     assert tiered.pins("reset") > ended
