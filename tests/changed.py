@@ -37,6 +37,10 @@ NIGHTLY = {
         "ttlcache/estimators/",
         "ttlcache/telemetry/",
     ),
+    "tests/e2e/test_profile.py": (
+        f"{_CONNECTOR}/cli/profile.py",
+        f"{_CONNECTOR}/cli/sweep.py",
+    ),
     "tests/e2e/test_settings.py": ("bench/compare/settings.py",),
     "tests/e2e/test_tier_hybrid.py": _LMCACHE[:1],
     "tests/e2e/test_tier_outage.py": (f"{_CONNECTOR}/blocks/", *_LMCACHE),

@@ -20,7 +20,7 @@ OUR_LOGGERS = ("ttlcache", "ttlcache_lmcache", "vllm.ttlcache_connector")
 # --- where tests run when there are several workers (make test) ---------------
 
 #: Tests of e2e without the server that all others share.
-ALONE = ("test_lmcache_plugins", "test_profile", "test_tiers")
+ALONE = ("test_lmcache_plugins", "test_tiers")
 SERVER = re.compile(rf"tests/e2e/(?!{'|'.join(ALONE)})test_\w+\.py")
 
 

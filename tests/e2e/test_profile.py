@@ -12,7 +12,7 @@ from bench.serve.server import ServerOptions
 from tests.documented import commands
 from ttlcache.estimators.costs import CostModel
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 ENGINE = {
     "dtype": "float32",
@@ -26,7 +26,7 @@ ENGINE = {
 def test_the_documented_command(tiny_model, tmp_path):
     (command,) = (c for c in commands() if c.words[:2] == ["ttlcache", "profile"])
     words = [str(tiny_model) if w == "MODEL" else w for w in command.words[1:]]
-    more = ["--budget", "8", "--max-tokens", "2000", "--engine", json.dumps(ENGINE)]
+    more = ["--budget", "20", "--max-tokens", "2000", "--engine", json.dumps(ENGINE)]
     done = subprocess.run(
         [sys.executable, "-m", "ttlcache.cli", *words, *more],
         cwd=tmp_path,
