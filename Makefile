@@ -35,8 +35,8 @@ demo: $(STAMP) ## vLLM with and without TTLConnector and LMCache on a small pool
 demo-fleet: $(STAMP) ## Two replicas behind vllm-router: routing policies compared
 	$(BIN)/python -m bench fleet $(DEMO_ARGS)
 
-# One worker has the servers, the other one the rest (tests/conftest.py). Two
-# threads each would be four on two cores.
+# The tests of one server have one worker (tests/conftest.py), the other takes what
+# there is. Two threads each would be four on two cores.
 WORKERS ?= 2
 PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
 	-n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=30
@@ -51,7 +51,7 @@ test-fast: $(STAMP) ## Without the tests that start a vLLM or LMCache server
 test-e2e: $(STAMP) ## Only the tests that start one
 	$(PARALLEL) -m 'e2e and not nightly and not speed'
 
-test-touched: $(STAMP) ## Nightly tests of servers whose sources differ from main's
+test-touched: $(STAMP) ## Nightly tests whose sources differ from main's
 	tests="$$($(BIN)/python tests/changed.py)"; \
 	test -z "$$tests" || $(ALONE) -m 'nightly and not speed' $$tests
 

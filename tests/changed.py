@@ -1,49 +1,60 @@
-"""Which files the work under test has changed, and which nightly tests that touches.
+"""Which nightly tests the work under test has touched.
 
     python tests/changed.py
 
-prints the latter, one file a line (`make test-touched` runs them).
+prints them, one file a line (`make test-touched` runs them).
 """
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Collection
-from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+_CONNECTOR = "connector/ttlcache_connector"
 _LMCACHE = (
-    "connector/ttlcache_connector/tiers/",
-    "connector/ttlcache_connector/lmcache_server/",
+    f"{_CONNECTOR}/tiers/",
+    f"{_CONNECTOR}/lmcache_server/",
     "connector/ttlcache_lmcache/",
 )
-#: Nightly tests that start servers -> the sources that only they see at work.
+#: Nightly tests -> the sources that only they see at work.
 NIGHTLY = {
+    "tests/core/test_mutations.py": ("ttlcache/",),
+    "tests/e2e/test_changed_prefix.py": (
+        f"{_CONNECTOR}/http/",
+        "ttlcache/programs/divergence.py",
+    ),
+    "tests/e2e/test_clients.py": ("ttlcache/toolcalls/",),
     "tests/e2e/test_data_parallel.py": (
-        "connector/ttlcache_connector/front/",
-        "connector/ttlcache_connector/http/",
+        f"{_CONNECTOR}/front/",
+        f"{_CONNECTOR}/http/",
     ),
-    "tests/e2e/test_fleet.py": (
-        "connector/ttlcache_connector/front/",
-        "bench/compare/fleet/",
-    ),
+    "tests/e2e/test_faults.py": (f"{_CONNECTOR}/faults.py", f"{_CONNECTOR}/role/"),
+    "tests/e2e/test_fleet.py": (f"{_CONNECTOR}/front/", "bench/compare/fleet/"),
     "tests/e2e/test_process.py": (
-        "connector/ttlcache_connector/role/",
+        f"{_CONNECTOR}/role/",
         "ttlcache/estimators/",
+        "ttlcache/telemetry/",
     ),
-    "tests/e2e/test_recorder.py": ("ttlcache/telemetry/", "ttlcache/analysis/"),
-    "tests/e2e/test_retention.py": _LMCACHE,
+    "tests/e2e/test_profile.py": (
+        f"{_CONNECTOR}/cli/profile.py",
+        f"{_CONNECTOR}/cli/sweep.py",
+    ),
     "tests/e2e/test_settings.py": ("bench/compare/settings.py",),
-    "tests/e2e/test_survival.py": ("connector/ttlcache_connector/blocks/", *_LMCACHE),
+    "tests/e2e/test_survival.py": (f"{_CONNECTOR}/http/", *_LMCACHE),
     "tests/e2e/test_tier_hybrid.py": _LMCACHE[:1],
-    "tests/e2e/test_tiers.py": _LMCACHE[:2],
+    "tests/e2e/test_tier_outage.py": (f"{_CONNECTOR}/blocks/", *_LMCACHE),
+    "tests/e2e/test_vllm_options.py": (
+        f"{_CONNECTOR}/vllm_options.py",
+        f"{_CONNECTOR}/plugin.py",
+        f"{_CONNECTOR}/engine/",
+    ),
 }
 #: What a branch is compared with; the first that there is.
 _TRUNKS = ("origin/main", "main")
 
 
-@lru_cache
 def changed_files() -> frozenset[str]:
     """Paths below the root: of the branch's commits and of the work tree.
 

@@ -19,26 +19,21 @@ OUR_LOGGERS = ("ttlcache", "ttlcache_lmcache", "vllm.ttlcache_connector")
 
 # --- where tests run when there are several workers (make test) ---------------
 
-#: Tests of e2e that start no vLLM server beside this process.
-ALONE = (
-    "test_kv_round_trip",
-    "test_lmcache_admission",
-    "test_lmcache_plugins",
-    "test_profile",
-)
+#: Tests of e2e without the server that all others share.
+ALONE = ("test_lmcache_plugins", "test_tiers")
 SERVER = re.compile(rf"tests/e2e/(?!{'|'.join(ALONE)})test_\w+\.py")
 
 
 def group_of(nodeid: str) -> str:
     """What runs in one worker: a file, whose fixtures are then made once.
 
-    All tests of vLLM servers are one group, with the session's servers.
+    The tests of the session's vLLM server are one group.
     """
     return "server" if SERVER.match(nodeid) else nodeid.partition("::")[0]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Servers first: nothing else takes so long."""
+    """That server first: nothing else takes so long."""
     items.sort(key=lambda item: group_of(item.nodeid) != "server")
 
 

@@ -30,7 +30,7 @@ VLLM = {
     "vllm:num_requests_waiting",
     "vllm:prompt_tokens_total",
 }
-#: Ours in LMCache's server, as tests/e2e/test_tiers.py sees it.
+#: Ours in LMCache's server, as tests/e2e/test_lmcache_plugins.py sees it.
 LMCACHE = {"lmcache_mp_ttlcache_disk_faults_total": {"kind", "path"}}
 
 

@@ -12,39 +12,46 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from ttlcache.transfer.kernels import source_path
+
 ROOT = Path(__file__).parents[1]
 MINORS = [f"0.{minor}.0" for minor in range(200)]
 
 
-def test_the_wheel_has_core_connector_command_and_plugin(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the wheel's files would be."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d"]
+    subprocess.run([*command, str(folder)], cwd=ROOT, check=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_the_wheel_has_core_connector_command_and_plugin(site):
+    assert (site / "ttlcache/cli/__init__.py").exists()
+    assert (site / "ttlcache_connector/http/middleware.py").exists()
+    assert not {"bench", "tests"} & {path.name for path in site.iterdir()}
+    (declared,) = site.glob("*.dist-info/entry_points.txt")
+    assert "ttlcache = ttlcache.cli:app" in declared.read_text()
+    assert "ttlcache = ttlcache_connector.plugin:register" in declared.read_text()
+
+
+def test_an_installed_package_finds_the_kernels(site):
+    code = "from ttlcache.transfer.kernels import source_path; print(source_path())"
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "hatchling",
-            "build",
-            "-t",
-            "wheel",
-            "-d",
-            str(tmp_path),
-        ],
-        cwd=ROOT,
+        [sys.executable, "-c", code],
+        cwd=site.parent,
+        env={"PYTHONPATH": str(site)},
+        check=True,
         capture_output=True,
         text=True,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        names = set(wheel.namelist())
-        points = next(name for name in names if name.endswith("entry_points.txt"))
-        declared = wheel.read(points).decode()
-    assert {
-        "ttlcache/cli/__init__.py",
-        "ttlcache_connector/http/middleware.py",
-    } <= names
-    assert not any(name.startswith(("bench/", "tests/")) for name in names)
-    assert "ttlcache = ttlcache.cli:app" in declared
-    assert "ttlcache = ttlcache_connector.plugin:register" in declared
+    found = Path(done.stdout.strip())
+    assert found.is_relative_to(site)
+    assert found.read_text() == source_path().read_text()
 
 
 def test_the_extras_ask_for_what_the_server_takes():

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from bench.cli import app
+from bench.serve import process
 from ttlcache import load_config
 from ttlcache.estimators.costs import CostModel
 from ttlcache.programs.hints import parse_hints
@@ -82,16 +86,18 @@ def test_every_named_path_exists(path):
     assert (ROOT / path).exists()
 
 
+def test_the_benches_are_a_program_that_stops_its_servers(monkeypatch):
+    stops = []
+    monkeypatch.setattr(process, "stop_servers_on_signals", lambda: stops.append(1))
+    monkeypatch.setattr(sys, "argv", ["bench", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("bench", run_name="__main__")
+    assert (ended.value.code, stops) == (0, [1])
+
+
 @pytest.mark.parametrize(
     "name", sorted({row[0].split()[1] for row in rows(BENCHES, "# The benches")})
 )
 def test_every_named_bench_command_exists(name):
-    name = name.strip("`")
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", name, "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    result = CliRunner().invoke(app, [name.strip("`"), "--help"])
+    assert result.exit_code == 0, result.output

@@ -2,7 +2,7 @@
 
 Every mutation names the test that must fail for it. The copy holds the package and
 its tests; `conftest.py` in it makes sure that it, not this checkout, is imported.
-All are tried at night; for a commit those of a few files that it changes.
+Each takes some seconds: they are tried at night.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.changed import ROOT, changed_files
+from tests.changed import ROOT
 
-#: Each takes some seconds, and a commit may change every file.
-MAX_OF_A_COMMIT = 12
 TESTS_FAILED = 1  # exit statuses of pytest; broken imports have others
 ALL_PASSED = 0
 
@@ -505,12 +502,14 @@ def test_every_snippet_is_in_its_file_once() -> None:
         assert mutation.original != mutation.mutated
 
 
+@pytest.mark.nightly
 def test_unchanged_the_copy_passes(tmp_path: Path) -> None:
     selections = sorted({mutation.caught_by for mutation in MUTATIONS})
     status, output = run_tests(make_copy(tmp_path), selections)
     assert status == ALL_PASSED, output
 
 
+@pytest.mark.nightly
 def test_a_copy_without_the_package_is_refused(tmp_path: Path) -> None:
     # Then the editable install would be imported, and the mutation tested nowhere.
     shutil.rmtree(make_copy(tmp_path) / "ttlcache")
@@ -519,28 +518,8 @@ def test_a_copy_without_the_package_is_refused(tmp_path: Path) -> None:
     assert "imported" in output
 
 
-def of_this_commit() -> list[Mutation]:
-    """Of the files that changed, one of each before another of the same."""
-    changed = changed_files()
-    seen: dict[str, int] = {}
-    ranked = []
-    for mutation in MUTATIONS:
-        if f"ttlcache/{mutation.file}" in changed:
-            seen[mutation.file] = seen.get(mutation.file, 0) + 1
-            ranked.append((seen[mutation.file], mutation))
-    ranked.sort(key=lambda each: each[0])
-    return [mutation for _, mutation in ranked[:MAX_OF_A_COMMIT]]
-
-
-def of_all() -> list[Any]:
-    now = of_this_commit()
-    return [
-        pytest.param(mutation, marks=() if mutation in now else pytest.mark.nightly)
-        for mutation in MUTATIONS
-    ]
-
-
-@pytest.mark.parametrize("mutation", of_all(), ids=str)
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
 def test_the_mutation_is_caught(mutation: Mutation, tmp_path: Path) -> None:
     status, output = try_mutation(tmp_path / "copy", mutation)
     assert status == TESTS_FAILED, f"survived: {mutation}\n{output}"

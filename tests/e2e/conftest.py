@@ -8,7 +8,7 @@ import os
 import pickle
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,13 @@ from bench.serve import tiny_model as tiny_model_module
 from bench.serve.server import ServerOptions, VLLMServer, by_label, total
 from bench.serve.tiny_model import build
 from tests.e2e import loads, mixed_load
-from tests.e2e.loads import answers_to_broken, record, two_turns, uncached
+from tests.e2e.loads import (
+    answers_to_broken,
+    completion,
+    record,
+    two_turns,
+    uncached,
+)
 from tests.e2e.mixed_load import play
 from ttlcache.analysis.reader import load
 from ttlcache_connector.engine.requirements import vllm_version
@@ -63,19 +69,7 @@ class Agent:
         **body: Any,
     ) -> dict[str, Any]:
         """One turn; the answer's choice with `context` = prompt + output ids."""
-        request: dict[str, Any] = {
-            "model": "tiny",
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "min_tokens": max_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "logprobs": 1,
-            "return_token_ids": True,
-            **body,
-        }
-        if hints is not None:
-            request["kv_transfer_params"] = {"ttlcache": hints}
+        request = completion(prompt, hints, max_tokens) | {"logprobs": 1} | body
         response = self.http.post("/v1/completions", json=request, headers=headers)
         assert response.status_code == 200, response.text
         answer = response.json()
@@ -95,16 +89,24 @@ class Agent:
     def pins(self, outcome: str) -> float:
         return self.count("ttlcache_pins_total", "outcome", outcome)
 
-    def empty_gpu(self) -> None:
-        """Forget the prefix cache; vLLM refuses while a copy still holds blocks."""
+    def reaches(self, condition: Callable[[], bool]) -> bool:
+        """Poll, and have the engine step meanwhile: an idle one tells nothing new."""
         deadline = time.monotonic() + HANG_S
         while time.monotonic() < deadline:
-            answer = self.http.post("/reset_prefix_cache").raise_for_status()
-            if answer.json()["success"]:
-                return
-            time.sleep(0.1)
+            if condition():
+                return True
             self.settle()
-        raise AssertionError("the prefix cache is never reset")
+            time.sleep(0.1)
+        return False
+
+    def empty_gpu(self) -> None:
+        """Forget the prefix cache; vLLM refuses while a copy still holds blocks."""
+
+        def is_reset() -> bool:
+            answer = self.http.post("/reset_prefix_cache").raise_for_status()
+            return bool(answer.json()["success"])
+
+        assert self.reaches(is_reset), "the prefix cache is never reset"
 
     def settle(self) -> None:
         """One turn of an ended program: the engine steps and reports."""

@@ -10,6 +10,25 @@ from typing import Any
 
 from bench.stress.soak.watch import descendants
 
+
+def completion(
+    prompt: list[int], hints: object = None, max_tokens: int = 8
+) -> dict[str, Any]:
+    """The body of a greedy completion of so many tokens."""
+    body: dict[str, Any] = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "min_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    if hints is not None:
+        body["kv_transfer_params"] = {"ttlcache": hints}
+    return body
+
+
 # --- programs that grow together (tokens and logprobs) -----------------------
 
 GROWING_PROGRAMS = 8

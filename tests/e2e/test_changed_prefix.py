@@ -18,7 +18,7 @@ from tests.e2e.conftest import Agent, start_server
 from ttlcache.analysis.reader import load
 from ttlcache.cli import app
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 #: System text first, and there only; tools behind it. As many models' templates.
 TEMPLATE = (

@@ -27,6 +27,7 @@ from ttlcache.analysis.recording import ProgramLog, TurnLog
 pytestmark = pytest.mark.e2e
 
 AGENTS = 5
+TURNS = 10
 SYSTEM = "You are a careful agent. " * 12
 ACTION = r"run (ls|cat|pytest) [a-z]{3,8}"
 REGEX = {"structured_outputs": {"regex": ACTION}}
@@ -88,7 +89,7 @@ def test_openai_chat(agent):
             {"role": "user", "content": f"Repair module {number}."},
         ]
         ids = []
-        for _ in range(20):
+        for _ in range(TURNS):
             answer = client.chat.completions.create(
                 model="tiny", messages=chat, max_tokens=16, extra_body=REGEX
             )
@@ -99,7 +100,7 @@ def test_openai_chat(agent):
             chat.append({"role": "user", "content": "exit status 0"})
         return ids
 
-    check(agent, talk(conversation), 20)
+    check(agent, talk(conversation), TURNS)
 
 
 def test_openai_streamed_chat_arrives_in_pieces(agent):
@@ -157,7 +158,7 @@ def test_anthropic_messages(agent):
     def conversation(number: int) -> list[str]:
         chat = [{"role": "user", "content": f"Translate chapter {number}."}]
         ids = []
-        for _ in range(20):
+        for _ in range(TURNS):
             answer = client.messages.create(
                 model="tiny", max_tokens=12, system=SYSTEM, messages=chat
             )
@@ -166,7 +167,7 @@ def test_anthropic_messages(agent):
             chat.append({"role": "user", "content": "next"})
         return ids
 
-    check(agent, talk(conversation), 20)
+    check(agent, talk(conversation), TURNS)
 
 
 def test_claude_codes_requests_are_one_program_by_header_and_by_body(agent):
@@ -197,6 +198,7 @@ def test_claude_codes_requests_are_one_program_by_header_and_by_body(agent):
 MINI = Path(__file__).with_name("mini_agents.py")
 
 
+@pytest.mark.nightly
 def test_mini_swe_agent(agent, tmp_path):
     """The real agent, its real local environment: commands that take real seconds."""
     done = subprocess.run(

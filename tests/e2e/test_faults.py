@@ -18,7 +18,7 @@ from tests.connector.injection import FOLDER_VARIABLE, OBSERVE, POINTS
 from tests.e2e.conftest import POOL_BLOCKS, Agent, start_server
 from tests.e2e.loads import record
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 log = logging.getLogger(__name__)
 
 TESTS = Path(__file__).parents[1]

@@ -1,7 +1,8 @@
-"""A real `lmcache server` with our server module and L2 adapter, and a real client.
+"""A real `lmcache server` with our plugins, and a real client.
 
 The client speaks LMCache's protocol without a model (`bench.lmcache.engine`) and
-compares every byte that it gets. One server serves all tests; the last kills it.
+compares every byte that it gets. One server serves all tests but the
+last, and is killed by the one before it.
 """
 
 from __future__ import annotations
@@ -172,16 +173,18 @@ def test_under_pressure_what_expired_goes_and_what_is_kept_stays(
     assert total(samples, "lmcache_mp_ttlcache_programs") >= 9
 
 
-def test_sigkill_loses_nothing_and_a_truncated_file_is_a_miss(
+def test_sigkill_loses_nothing_and_a_damaged_file_is_a_miss(
     server: LMCacheServer, engine: LMCacheEngine, folder: Path
 ) -> None:
-    whole, cut = context("whole", 4), context("to-be-cut", 2)
+    """Cut off before a restart, altered after it."""
+    whole, cut, flipped = context("whole", 4), context("to-be-cut", 2), context("x", 1)
     engine.turn(whole, [])
-    assert becomes_true(lambda: _files(folder) == stats(engine)["l2_objects"])
-    known = set((folder / "kv").glob("??/*.kv"))
+    engine.turn(flipped, [])
+    assert becomes_true(lambda: len(_files(folder)) == stats(engine)["l2_objects"])
+    known = _files(folder)
     engine.turn(cut, [])
-    assert becomes_true(lambda: _files(folder) == len(known) + 2)
-    for path in set((folder / "kv").glob("??/*.kv")) - known:
+    assert becomes_true(lambda: len(_files(folder)) == len(known) + 2)
+    for path in _files(folder) - known:
         path.write_bytes(path.read_bytes()[:-100])
     server.kill()
     server.start()
@@ -190,11 +193,24 @@ def test_sigkill_loses_nothing_and_a_truncated_file_is_a_miss(
     assert stats(again)["l2_objects"] == _adapter(server)["objects"] == len(known)
     assert again.turn(whole, []) == len(whole)
     assert again.turn(cut, []) == 0
+    before = _corrupt(server)
+    for path in known:
+        damaged = bytearray(path.read_bytes())
+        damaged[len(damaged) // 2] ^= 0xFF
+        path.write_bytes(damaged)
+    assert again.turn(flipped, []) == 0
+    assert _corrupt(server) == before + 1
+    assert server.log().count("a file is not what was written") == 1
     again.close()
 
 
-def _files(folder: Path) -> int:
-    return len(list((folder / "kv").glob("??/*.kv")))
+def _files(folder: Path) -> set[Path]:
+    return set((folder / "kv").glob("??/*.kv"))
+
+
+def _corrupt(server: LMCacheServer) -> float:
+    name = "lmcache_mp_ttlcache_disk_faults_total"
+    return by_label(server.metrics(), name, "kind").get("corrupt", 0.0)
 
 
 def _adapter(server: LMCacheServer) -> dict[str, Any]:
@@ -207,3 +223,41 @@ def _loads(server: LMCacheServer) -> int:
     counts = _adapter(server)["counts"]
     loads: int = counts.get("disk_hits", 0) + counts.get("memory_hits", 0)
     return loads
+
+
+def test_without_l2_what_takes_turns_stays_and_the_end_makes_room(
+    tmp_path: Path,
+) -> None:
+    """Three contexts of half of L1 each take turns: last use would lose them all."""
+    options = LMCacheOptions(l1_gb=1 / 64, chunk_tokens=CHUNK, ttl_module={})
+    with LMCacheServer(options, tmp_path / "lmcache.log") as server:
+        engine = LMCacheEngine(server.url, CHUNK, hidden=128)
+        size = server.status()["storage_manager"]["l1_usage"][1]
+        chunks = int(size / engine.chunk_bytes / 2)
+        prompts = [context(name, chunks) for name in ("a", "b", "c")]
+        hits = 0
+        for round_ in range(6):
+            for prompt in prompts:
+                found = engine.turn(prompt, [])
+                hits += found if round_ >= 3 else 0
+        status = server.status()
+        used, size = status["storage_manager"]["l1_usage"]
+        assert used > 0.95 * size, "LMCache alone keeps a fifth of it empty"
+        assert hits >= 0.4 * 9 * len(prompts[0])
+        ours = status["ttlcache"]
+        assert ours["errors"] == {}
+        assert ours["counts"]["refused"] > 0
+        assert ours["order"] in ("return", "recent")
+
+        # A finished program makes room at once, with no look in between.
+        client = HintClient(engine.client)
+        for number, prompt in enumerate(prompts):
+            client.send([Hint(request_id=f"last-{number}", is_last_step=True)])
+            engine.turn(prompt, [], request_id=f"last-{number}")
+        assert becomes_true(
+            lambda: stats(engine)["counts"].get("programs_finished", 0) >= 3
+        )
+        new = context("new", 2 * chunks)
+        engine.turn(new, [])
+        assert engine.turn(new, []) >= 0.95 * len(new)
+        engine.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import httpx
 import pytest
@@ -69,7 +68,7 @@ def test_dashboard_and_alerts_name_metrics_of_the_real_endpoint(agent):
     exposed = {name for name, _ in agent.server.metrics()}
     wanted = set().union(*map(names_in, EXPRESSIONS))
     wanted.discard("ttlcache_reload_seconds_bucket")  # there after the first reload
-    wanted -= set(LMCACHE)  # its own endpoint, seen by test_tiers.py
+    wanted -= set(LMCACHE)  # its own endpoint, seen by test_lmcache_plugins.py
     assert wanted <= exposed, wanted - exposed
 
 
@@ -110,19 +109,3 @@ def test_a_session_in_the_url_and_vllm_continuums_fields(agent):
     agent.http.post("/v1/completions", json={**body, **last}).raise_for_status()
     assert "by-job" not in programs_of(agent)
     assert agent.http.post("/ttlcache/programs/by-url/end").status_code == 200
-
-
-def test_streamed_bytes_are_vllms_own(agent):
-    body = {
-        "model": "tiny",
-        "prompt": prompt(330, 40),
-        "max_tokens": 6,
-        "temperature": 0,
-        "stream": True,
-        "user": "u",
-    }
-    with agent.http.stream("POST", "/v1/completions", json=body) as answer:
-        pieces = [line for line in answer.iter_lines() if line]
-    assert pieces[-1] == "data: [DONE]"
-    assert len(pieces) >= 6
-    assert all("choices" in json.loads(piece[6:]) for piece in pieces[:-1])

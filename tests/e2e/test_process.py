@@ -22,6 +22,7 @@ import pytest
 
 from bench.serve.server import VLLMServer
 from tests.e2e.conftest import HANG_S, Agent, engine_pid, start_server
+from ttlcache.analysis.load import load
 from ttlcache.estimators import gap_store
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.types import GapKey
@@ -56,6 +57,7 @@ def start(model: Path, log_path: Path, history_path: Path) -> VLLMServer:
         "policy": "fixed",
         "policy_options": {"ttl_s": 60.0},
         "state_dir": str(history_path.parent),
+        "record_path": str(log_path.parent / "recording"),
     }
     drain = ("--shutdown-timeout", str(DRAIN_S))
     return start_server(model, log_path, extra, extra_args=drain)
@@ -182,7 +184,8 @@ def freeze_in_mid_turn(agent: Agent) -> Busy:
 def test_a_killed_engine_ends_the_server_with_an_error(
     tiny_model, tmp_path, history_path
 ):
-    with start(tiny_model, tmp_path / "server.log", history_path) as server:
+    log_path = tmp_path / "server.log"
+    with start(tiny_model, log_path, history_path) as server:
         agent = Agent(server)
         one_gap(agent, "before")
         process = server._process
@@ -195,6 +198,11 @@ def test_a_killed_engine_ends_the_server_with_an_error(
     # Nothing half-written: the file is a whole one.
     kept = gap_store.load(history_path)
     assert kept.durations(SEEDED).tolist()[-3:] == pytest.approx(SEEDED_GAPS_S)
+    recording = log_path.parent / "recording"
+    (events,) = recording.glob("events-*.jsonl")
+    whole = events.read_text().rpartition("\n")[0].splitlines()
+    assert all(json.loads(line) for line in whole)
+    assert load(recording).find("before") is not None
 
 
 def test_sigterm_drains_and_the_history_survives_the_restart(

@@ -12,7 +12,7 @@ from bench.serve.server import ServerOptions
 from tests.documented import commands
 from ttlcache.estimators.costs import CostModel
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 ENGINE = {
     "dtype": "float32",

@@ -6,24 +6,20 @@ tier and says so. With one group it is like every other model.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.serve.server import total
 from bench.serve.tier_server import TierServer
-from tests.e2e.conftest import Agent, start_server
+from tests.e2e.above_tier import AboveTier, serving
+from tests.e2e.loads import BLOCK, KEPT
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
-BLOCK, WINDOW = 32, 64
-PROMPT = [5 + (i * i * 31 + i * 3) % 2000 for i in range(200)]
-MORE = [5 + i * 17 % 2000 for i in range(40)]
+WINDOW = 64
 
 
 @pytest.fixture(scope="module")
@@ -67,83 +63,33 @@ def tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierServer]:
         yield server
 
 
-@contextlib.contextmanager
-def serving(
-    model: Path, tiers: TierServer, log: Path, *args: str
-) -> Iterator[tuple[Agent, str]]:
-    """A client of a server, and what the server has logged by now."""
-    extra = {
-        "policy": "fixed",
-        "policy_options": {"ttl_s": 0.5},
-        "max_pinned_fraction": 1.0,
-        "debug_invariants": True,
-        "demote": "on-expiry",  # nobody needs the memory: nothing would go down
-        **tiers.options.connector_config(),
-        "lmcache.mp.mq_timeout": 60.0,  # a busy machine is no outage
-    }
-    with start_server(model, log, extra, num_blocks=200, extra_args=args) as server:
-        agent = Agent(server)
-        yield agent, log.read_text()
-        agent.empty_gpu()
-        agent.settle()
-        assert agent.count("ttlcache_hook_errors_total") == 0
-        assert agent.count("ttlcache_free_blocks") == 199
-        assert server.errors_in_log() == []
-
-
-def two_turns(agent: Agent, lose: Callable[[], None]) -> int:
-    """Tokens of the second turn that came from anywhere; its answer is compared."""
-    first = agent.ask(PROMPT, cache_salt="none")
-    fresh = agent.ask([*first["context"], *MORE], cache_salt="other")
+def cached_after_a_loss(agent: AboveTier) -> int:
+    """Tokens of a second turn that came from below; its answer is compared."""
+    first = agent.first(7, "hybrid")
+    fresh = agent.second(first, 7, "other")
     assert fresh["cached_tokens"] == 0
-    hints = {"program_id": "hybrid", "tool": "bash"}
-    again = agent.ask(PROMPT, hints=hints)
-    assert again["token_ids"] == first["token_ids"]
-    lose()
-    empty_gpu(agent)
-    second = agent.ask([*again["context"], *MORE], hints=hints | {"is_last_step": True})
+    agent.empty_gpu()
+    second = agent.second(first, 7, "hybrid")
     assert second["token_ids"] == fresh["token_ids"]
     return int(second["cached_tokens"])
 
 
 def test_a_hybrid_model_has_no_lower_tier_and_says_so(hybrid_model, tiers, tmp_path):
     log = tmp_path / "vllm.log"
-    with serving(hybrid_model, tiers, log) as (agent, told):
+    with serving(tiers, hybrid_model, log, 200) as agent:
+        told = log.read_text()
         assert told.count("no lower tier for this model") == 1
         assert "nothing of layers of the kind SlidingWindow" in told
         assert agent.count("ttlcache_tier_up") == 0
-        assert two_turns(agent, lambda: None) == 0
+        assert cached_after_a_loss(agent) == 0
         assert agent.count("ttlcache_tier_bytes_total") == 0
 
 
 def test_with_one_group_it_has_one(hybrid_model, tiers, tmp_path):
-    flag = "--disable-hybrid-kv-cache-manager"
-    with serving(hybrid_model, tiers, tmp_path / "vllm.log", flag) as (agent, told):
-        assert "no lower tier" not in told
-        cached = two_turns(agent, lambda: below(agent))
-        assert cached == (len(PROMPT) + 8 - 1) // BLOCK * BLOCK
+    log = tmp_path / "vllm.log"
+    flag = ("--disable-hybrid-kv-cache-manager",)
+    with serving(tiers, hybrid_model, log, 200, extra_args=flag) as agent:
+        assert "no lower tier" not in log.read_text()
+        assert cached_after_a_loss(agent) == KEPT
         moved = agent.count("ttlcache_tier_mover_bytes_total", "mover", "reference")
         assert moved == agent.count("ttlcache_tier_bytes_total") > 0
-
-
-def empty_gpu(agent: Agent) -> None:
-    """Refused while a copy under way holds blocks."""
-    deadline = time.monotonic() + 120.0
-    while time.monotonic() < deadline:
-        if agent.http.post("/reset_prefix_cache").json()["success"]:
-            return
-        agent.settle()
-    raise AssertionError("blocks are held for ever")
-
-
-def below(agent: Agent) -> None:
-    """The pin has expired and was copied; an idle engine does not step."""
-    deadline = time.monotonic() + 120.0
-    while time.monotonic() < deadline:
-        agent.settle()
-        samples = agent.server.metrics()
-        stored = agent.count("ttlcache_demotions_total", "outcome", "stored")
-        if stored and not total(samples, "ttlcache_pins_active"):
-            return
-        time.sleep(0.1)
-    raise AssertionError("the pin did not go below")

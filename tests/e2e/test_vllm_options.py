@@ -17,7 +17,7 @@ from tests.e2e.conftest import HANG_S, Agent, start_server
 from tests.e2e.loads import PROMPT, RESULT, two_turns
 from ttlcache.analysis.reader import load
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 HOLD = {
     "policy": "fixed",
@@ -26,29 +26,37 @@ HOLD = {
 }
 
 
-def why_not(tiny_model, tmp_path, *arguments: str, **environ: str) -> str:
-    """The last words of a server that does not start."""
-    options: dict[str, Any] = {"extra_args": arguments, "extra_env": environ}
+@pytest.mark.parametrize(
+    ("extra", "options", "parts"),
+    [
+        pytest.param(
+            {},
+            {"extra_args": ("--kv-offloading-size", "1")},
+            ("--kv-offloading-size", "--kv-transfer-config", '"lower_tier"'),
+            id="vLLM's own offloading",
+        ),
+        pytest.param(
+            {"polcy": "x"}, {}, ("'polcy'", "did you mean 'policy'"), id="a wrong key"
+        ),
+        pytest.param(
+            {},
+            {"extra_env": {"VLLM_PLUGINS": "lora_filesystem_resolver"}},
+            ("TTLConnector",),
+            id="our plugin is not loaded",
+        ),
+    ],
+)
+def test_a_server_that_does_not_start_says_why(
+    tiny_model, tmp_path, extra, options, parts
+):
     with (
         pytest.raises(ServerError) as caught,
-        start_server(tiny_model, tmp_path / "log", {}, **options),
+        start_server(tiny_model, tmp_path / "log", extra, **options),
     ):
         pass
     assert "exit status 1" in str(caught.value)
-    return str(caught.value)
-
-
-def test_vllms_offloading_stops_the_server_with_one_sentence(tiny_model, tmp_path):
-    words = why_not(tiny_model, tmp_path, "--kv-offloading-size", "1")
-    (sentence,) = [line for line in words.splitlines() if "ConfigError: " in line]
-    for part in ("--kv-offloading-size", "--kv-transfer-config", '"lower_tier"'):
-        assert part in sentence
-
-
-@pytest.mark.nightly
-def test_a_server_that_does_not_load_our_plugin_does_not_start(tiny_model, tmp_path):
-    words = why_not(tiny_model, tmp_path, VLLM_PLUGINS="lora_filesystem_resolver")
-    assert "TTLConnector" in words
+    for part in parts:
+        assert part in str(caught.value)
 
 
 def test_options_that_change_what_we_build_on(tiny_model, tmp_path, vanilla):
@@ -78,7 +86,6 @@ DRAFTS = {"num_speculative_tokens": 2, "prompt_lookup_max": 4}
 NULL = {"publisher": "null"}
 
 
-@pytest.mark.nightly
 def test_a_model_for_embeddings_is_served_and_nothing_is_pinned(tiny_model, tmp_path):
     body = {"model": "tiny", "input": PROMPT}
     answers = []

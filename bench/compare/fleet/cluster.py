@@ -91,12 +91,6 @@ class Cluster:
         self.killed.add(index)
         self.replicas[index].kill()
 
-    def revive(self, index: int) -> None:
-        """Start a killed replica again, on its port."""
-        self.replicas[index].stop()
-        self.replicas[index].__enter__()
-        self.killed.discard(index)
-
     def _start_tiers(self) -> TierServer | None:
         if self._tier_gb is None:
             return None

@@ -1,0 +1,87 @@
+"""The LMCache server below a vLLM server stops answering, dies and comes back."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.serve.tier_server import TierServer
+from tests.e2e.above_tier import AboveTier, serving
+from tests.e2e.loads import BLOCK, PROGRAMS
+from ttlcache_connector.lmcache_server.launch import TierOptions
+
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
+
+NO_ANSWER = "the lower tier does not answer"
+#: LMCache's own default: an answer that takes longer is an outage.
+TIMEOUT_S = 2.0
+
+
+def test_a_server_that_stops_dies_and_comes_back(vanilla, tiny_model, tmp_path):
+    """100 turns over one outage of each kind; then a full server."""
+    expected = vanilla["uncached"]
+    options = TierOptions(
+        cpu_gb=0.25, disk=tmp_path / "disk", disk_gb=1.0, chunk_tokens=BLOCK
+    )
+    log = tmp_path / "vllm.log"
+    with (
+        TierServer(options, tmp_path / "lmcache.log") as tiers,
+        serving(
+            tiers, tiny_model, log, 700, **{"lmcache.mp.mq_timeout": TIMEOUT_S}
+        ) as agent,
+    ):
+        seconds: list[float] = []
+
+        def turn(index: int) -> dict[str, Any]:
+            began = time.monotonic()
+            answer = agent.first(index % PROGRAMS, f"out{index}", ttl="1s")
+            seconds.append(time.monotonic() - began)
+            assert answer["token_ids"] == expected[index % PROGRAMS][0]
+            return answer
+
+        def load(begin: int, end: int) -> None:
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(turn, range(begin, end)))
+
+        load(0, 25)
+        usual = max(seconds)
+        with ThreadPoolExecutor(1) as other:
+            running = other.submit(load, 25, 50)
+            tiers.pause()  # answers nothing, is not gone
+            running.result()
+            tiers.resume()
+            agent.empty_gpu()
+            running = other.submit(load, 50, 75)
+            tiers.kill()
+            running.result()
+            load(75, 90)
+            tiers.options = replace(tiers.options, cpu_gb=0.02, disk=None)
+            tiers.start()
+            load(90, 100)
+        # A slow machine is slow without an outage, too.
+        assert max(seconds) < 5.0 + 5 * usual
+        assert hits_resume(agent, expected[3][1])
+        told = log.read_text().count(NO_ANSWER)
+        assert told == agent.count("ttlcache_tier_outages_total") >= 1
+        assert log.read_text().count("takes no hints") == 1, "it has no such module"
+
+
+def hits_resume(agent: AboveTier, expected: list[int]) -> bool:
+    """The server came back empty, and evicts once a second while it is full."""
+    deadline = time.monotonic() + 90.0
+    number = 0
+    while time.monotonic() < deadline:
+        cpu, disk = agent.reloads()
+        number += 1
+        first = agent.first(3, f"back-{number}")
+        agent.empty_gpu()
+        second = agent.second(first, 3, f"back-{number}")
+        assert second["token_ids"] == expected
+        time.sleep(0.5)
+        if agent.reloads() == (cpu + 1, disk):
+            return True
+    return False
