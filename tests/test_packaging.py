@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-
 from ttlcache.transfer.kernels import source_path
 
 ROOT = Path(__file__).parents[1]
