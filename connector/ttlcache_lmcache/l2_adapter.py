@@ -28,7 +28,7 @@ from ttlcache.clock import Clock, default_clock
 from ttlcache_lmcache import compat
 from ttlcache_lmcache.adapters import otel
 from ttlcache_lmcache.adapters.l2_keys import encode_key, page_of_keys
-from ttlcache_lmcache.adapters.l2_notifications import Told
+from ttlcache_lmcache.adapters.l2_notifications import L2Notifications
 from ttlcache_lmcache.config import TierConfig, load
 from ttlcache_lmcache.store.moves import FAULTS
 from ttlcache_lmcache.store.store import TieredStore
@@ -69,12 +69,15 @@ class TTLL2Adapter(L2AdapterInterface):
         self._loaded: dict[L2TaskId, Bitmap] = {}
         self._clock = clock if clock is not None else default_clock()
         self._store = TieredStore(
-            config, self._clock, lambda gone: self._told.removed(gone), self._logger
+            config,
+            self._clock,
+            lambda gone: self._notifications.removed(gone),
+            self._logger,
         )
-        self._told = Told(
+        self._notifications = L2Notifications(
             self._store.find, self._notify_keys_stored, self._notify_keys_deleted
         )
-        self._told.stored([header.key for header in self._store.headers()])
+        self._notifications.stored([header.key for header in self._store.headers()])
         self._stores = ThreadPoolExecutor(config.num_threads, "ttlcache-l2-store")
         self._loads = ThreadPoolExecutor(config.num_threads, "ttlcache-l2-load")
         self._sweeper = Sweeper(
@@ -89,7 +92,7 @@ class TTLL2Adapter(L2AdapterInterface):
             config.path,
             config.disk_bytes,
             config.memory_bytes,
-            len(self._told),
+            len(self._notifications),
         )
 
     # events
@@ -118,7 +121,9 @@ class TTLL2Adapter(L2AdapterInterface):
 
         def finish(kept: list[bool]) -> None:
             pairs = zip(keys, kept, strict=True)
-            self._told.stored([encode_key(key) for key, is_kept in pairs if is_kept])
+            self._notifications.stored(
+                [encode_key(key) for key, is_kept in pairs if is_kept]
+            )
             with self._lock:
                 self._stored[task] = L2StoreResult(all(kept), sum(sizes))
             self._store_event.notify()
@@ -184,7 +189,7 @@ class TTLL2Adapter(L2AdapterInterface):
     def delete(self, keys: list[ObjectKey]) -> None:
         """Remove objects; those that a lookup promised to a load stay."""
         gone = self._store.delete([encode_key(key) for key in keys])
-        self._told.removed(gone)
+        self._notifications.removed(gone)
 
     def list_l2_keys(
         self,

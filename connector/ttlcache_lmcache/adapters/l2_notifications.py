@@ -14,7 +14,7 @@ from ttlcache_lmcache.store.object_file import Header
 Notify = Callable[[list[ObjectKey], list[int]], None]
 
 
-class Told:
+class L2Notifications:
     """Compares what happened with what is there now: threads report in any order.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
-from ttlcache_lmcache.retention.program_table import ChainProgram, ProgramBook
+from ttlcache_lmcache.retention.program_table import ChainProgram, ProgramTable
 from ttlcache_lmcache.retention.residency import ObjectKey, Residency, chunk_of
 
 #: Seconds for which what was named to one store is not named to another: whoever stores
@@ -32,7 +32,7 @@ class AdmissionControl:
     """See the module's docstring. Not thread-safe: the tier locks."""
 
     def __init__(
-        self, book: ProgramBook, residency: Residency, order: EvictionOrder
+        self, book: ProgramTable, residency: Residency, order: EvictionOrder
     ) -> None:
         self._book = book
         self._residency = residency

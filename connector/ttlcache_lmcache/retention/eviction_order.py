@@ -16,7 +16,7 @@ from sortedcontainers import SortedDict, SortedList
 from ttlcache_lmcache.retention.program_table import (
     ChainProgram,
     Chunk,
-    ProgramBook,
+    ProgramTable,
     Watcher,
 )
 from ttlcache_lmcache.retention.rankings import Rank, Ranking, of_unowned
@@ -129,7 +129,7 @@ class EvictionOrder(Watcher):
     for the last that holds a chunk is taken in when it is in the way of another one.
     """
 
-    def __init__(self, book: ProgramBook, residency: Residency, rank: Ranking) -> None:
+    def __init__(self, book: ProgramTable, residency: Residency, rank: Ranking) -> None:
         self._book = book
         self._residency = residency
         self.rank = rank

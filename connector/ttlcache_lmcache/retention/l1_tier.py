@@ -28,7 +28,7 @@ from ttlcache_lmcache.retention.residency import (
     space_of,
 )
 from ttlcache_lmcache.retention.ttl_advisor import OnError, TierCosts, TtlAdvisor
-from ttlcache_lmcache.retention.turn_lifecycle import Turns
+from ttlcache_lmcache.retention.turn_lifecycle import TurnLifecycle
 
 #: Share of L1 in use from which a store that fails is a matter of room.
 FULL = 0.9
@@ -60,7 +60,7 @@ class Tier:
         self._advisor = TtlAdvisor(
             config, costs, self._residency, self.counts, on_error
         )
-        self._turns = Turns(config, self._advisor, self.counts)
+        self._turns = TurnLifecycle(config, self._advisor, self.counts)
         self._book = self._turns.book
         rank = by_return(self._advisor.returns)
         self._order = EvictionOrder(self._book, self._residency, rank)

@@ -78,7 +78,7 @@ class Watcher:
         """L1 has nothing of the chunk any more."""
 
 
-class ProgramBook:
+class ProgramTable:
     """All programs and who holds which chunk. Not thread-safe: the caller locks.
 
     Args:

@@ -20,7 +20,7 @@ from ttlcache_lmcache.retention.program_table import (
     UNKNOWN_GAP,
     ChainProgram,
     Chunk,
-    ProgramBook,
+    ProgramTable,
 )
 from ttlcache_lmcache.retention.rankings import is_protected
 from ttlcache_lmcache.retention.ttl_advisor import TtlAdvisor
@@ -45,7 +45,7 @@ class _Told(NamedTuple):
     heard_s: float
 
 
-class Turns:
+class TurnLifecycle:
     """See the module's docstring.
 
     leaving: programs whose time is over but which may still have chunks in L1.
@@ -57,7 +57,7 @@ class Turns:
         self._config = config
         self._advisor = advisor
         self._counts = counts
-        self.book = ProgramBook(config.max_programs, self._stays)
+        self.book = ProgramTable(config.max_programs, self._stays)
         self.leaving: dict[ChainProgram, None] = {}
         self._hints: OrderedDict[str, _Told] = OrderedDict()
         self._ended: OrderedDict[str, ChainProgram] = OrderedDict()
