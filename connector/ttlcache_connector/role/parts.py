@@ -53,7 +53,7 @@ class SideParts:
                 vllm_config.model_config,
                 config.tool_call_parser,
             )
-            if config.tool_detection
+            if config.reads_outputs
             else None
         )
         self._clock = default_clock()
