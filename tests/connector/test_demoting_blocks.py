@@ -218,6 +218,13 @@ def test_a_tail_that_nobody_finds_again_or_waits_for_is_let_go(rig, mode):
     assert rig.free == BLOCKS - 12
 
 
+def test_a_pin_whose_turn_is_stored_gives_up_its_tail_at_once(rig):
+    rig.tier.settled.add("a")
+    pin = rig.pin("a", 1, 20)
+    assert rig.ledger.shrink(pin.pin_id, 15, COPY_FIRST).freed_blocks == 15
+    assert (rig.tier.due, rig.free) == ([], BLOCKS - 5)
+
+
 def test_a_pin_that_cannot_be_shortened_is_copied_as_a_whole(rig):
     pin = rig.pin("a", 1, 20)
     assert rig.ledger.shrink(pin.pin_id, 20, COPY_FIRST) is None

@@ -31,50 +31,34 @@ LMCACHE_ORDER = "LBNHC"
 class GroupLayout:
     """One KV cache group: layers that share their block ids."""
 
-    group_id: int
-    layer_names: tuple[str, ...]
     layout: BlockLayout
     token_major: bool
     """Whether a stored chunk is [layer, token, head x content]: LMCache's own order."""
 
 
-def read_layouts(
+def read_layout(
     kv_caches: Mapping[str, torch.Tensor], kv_cache_config: Any
-) -> list[GroupLayout]:
-    """The layouts of all transferable groups of vLLM's `register_kv_caches`.
+) -> GroupLayout:
+    """The layout of the one transferable group of vLLM's `register_kv_caches`.
 
     Args:
         kv_caches: layer name to view.
         kv_cache_config: vLLM's KVCacheConfig.
 
     Raises:
-        TransferError: a layout that our path does not serve; the text says which
-            layer and why.
+        TransferError: a layout that our path does not serve, or several groups, whose
+            chunks have no common blocks; the text says which layer and why.
     """
     if not kv_caches:
         raise TransferError("vLLM registered no KV tensors")
     devices = {str(c.device) for c in kv_caches.values() if hasattr(c, "device")}
     if len(devices) != 1:
         raise TransferError(f"KV tensors on several devices: {sorted(devices)}")
-    return [
-        _read_group(group_id, group, kv_caches, kv_cache_config)
-        for group_id, group in enumerate(kv_cache_config.kv_cache_groups)
-        if getattr(group, "enable_kv_transfer", True)
-    ]
-
-
-def read_layout(
-    kv_caches: Mapping[str, torch.Tensor], kv_cache_config: Any
-) -> GroupLayout:
-    """The layout where there is exactly one group.
-
-    Raises:
-        TransferError: also for several groups: their chunks have no common blocks.
-    """
-    layouts = read_layouts(kv_caches, kv_cache_config)
-    if len(layouts) != 1:
-        raise TransferError(f"{len(layouts)} KV cache groups, our path serves one")
-    return layouts[0]
+    groups = kv_cache_config.kv_cache_groups
+    moved = [g for g in groups if getattr(g, "enable_kv_transfer", True)]
+    if len(moved) != 1:
+        raise TransferError(f"{len(moved)} KV cache groups, our path serves one")
+    return _read_group(moved[0], kv_caches, kv_cache_config)
 
 
 def namespace(kv_cache_config: Any) -> str:
@@ -112,14 +96,14 @@ def _layout_name(kv_cache_config: Any) -> str:
 
 
 def _read_group(
-    group_id: int, group: Any, kv_caches: Mapping[str, torch.Tensor], config: Any
+    group: Any, kv_caches: Mapping[str, torch.Tensor], config: Any
 ) -> GroupLayout:
     if getattr(group, "host_resident", False):
-        raise TransferError(f"group {group_id}: its blocks lie in host memory")
+        raise TransferError("its blocks lie in host memory")
     names = tuple(group.layer_names)
     missing = [name for name in names if name not in kv_caches]
     if missing or not names:
-        raise TransferError(f"group {group_id}: no KV tensor for {missing or 'layers'}")
+        raise TransferError(f"no KV tensor for {missing or 'layers'}")
     views = [_View.of(name, kv_caches[name], config.num_blocks) for name in names]
     planes = _in_order(views)
     layout = BlockLayout.from_planes(
@@ -131,7 +115,7 @@ def _read_group(
     token_major = len(planes) == len(views) == sum(g.rows for g in layout.groups)
     token_major &= all(view.is_token_major for view in views)
     token_major &= len({view.shape for view in views}) == 1
-    return GroupLayout(group_id, names, layout, token_major)
+    return GroupLayout(layout, token_major)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def test_what_went_down_while_its_next_turn_waited_is_found(make_worker, tiers):
 def test_a_turn_whose_context_is_pinned_as_a_whole_asks_nothing(make_worker, tiers):
     """What follows it was never computed before: it begins in the step it came."""
     engine = make_worker(num_blocks=64, ttl_s=60.0, demote="on-pressure")
-    half = engine.connector.role.parts.lower.tier
+    half = engine.connector.scheduler_role.parts.lower.tier
     asked: list[str] = []
     lookup = half._adapter.maybe_submit_lookup_request
 

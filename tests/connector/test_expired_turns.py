@@ -12,7 +12,7 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 from tests.connector.conftest import demoting, free, pinned, totals
 from tests.connector.fake_tier import copy, extra
 from tests.connector.test_store_queue import offer
-from ttlcache.types import GapKey, ReleaseMode
+from ttlcache.types import GapKey
 from ttlcache_connector.blocks.expired import room_blocks
 from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
@@ -22,7 +22,7 @@ LONG = list(range(600))  # 37 of 63 blocks
 OTHER = list(range(5000, 5600))
 
 
-def lingers(**options):
+def on_pressure(**options):
     return extra(**{"demote": "on-pressure", **options})
 
 
@@ -30,13 +30,13 @@ def expired_turns(engine):
     return engine.connector.scheduler_role.parts.demoting.expired
 
 
-def lingering(engine):
+def cached(engine):
     return expired_turns(engine).cached.num_blocks
 
 
 def expired(make_engine, clock, prompt=LONG, **options):
-    """An engine in which the turn "a" of program "p" lingers, and its tokens."""
-    engine = make_engine(extra_config=lingers(**options))
+    """An engine in which the turn "a" of program "p" is cached, and its tokens."""
+    engine = make_engine(extra_config=on_pressure(**options))
     context = engine.turn("a", prompt, hints=HINTS)
     clock.advance(5.1)
     engine.step()
@@ -47,16 +47,16 @@ def test_an_expired_turn_stays_and_is_not_copied(make_engine, clock, tier):
     engine, _ = expired(make_engine, clock)
     assert totals(engine)["pins:expired"] == 1
     assert pinned(engine) == 0
-    assert lingering(engine) == 37
+    assert cached(engine) == 37
     assert tier.of("demote") == []
-    # What only lingers counts as free for every decision.
+    # What is only cached counts as free for every decision.
     assert engine.connector.scheduler_role.parts.ledger.pressure().free_blocks == 63
 
 
-def test_a_turn_without_a_pin_lingers(make_engine, clock, tier):
-    engine = make_engine(extra_config=lingers(policy="none", policy_options={}))
+def test_a_turn_without_a_pin_stays_cached(make_engine, clock, tier):
+    engine = make_engine(extra_config=on_pressure(policy="none", policy_options={}))
     engine.turn("a", LONG, hints=HINTS)
-    assert lingering(engine) == 37
+    assert cached(engine) == 37
     assert engine.connector.scheduler_role.parts.ledger.pressure().free_blocks == 63
     assert tier.of("demote") == []
 
@@ -72,14 +72,14 @@ def test_who_returns_finds_it_and_nothing_was_copied(make_engine, clock, tier):
     engine.run()
     assert tier.of("demote") == []
     assert tier.of("drop") == ["a"]  # "b" has it all, and more
-    assert lingering(engine) == 0
+    assert cached(engine) == 0
     assert pinned(engine) == 38
 
 
 def test_who_returns_with_another_context_leaves_it(make_engine, clock, tier):
     engine, _ = expired(make_engine, clock, prompt=LONG[:320])
     engine.turn("b", list(range(9000, 9100)), hints=HINTS)
-    assert lingering(engine) == 20
+    assert cached(engine) == 20
     assert tier.of("drop") == []
 
 
@@ -107,20 +107,20 @@ def test_room_for_the_next_step_is_made_ahead(make_engine, clock, tier):
 
 
 def test_the_oldest_goes_first_and_no_more_than_is_needed(make_engine, clock, tier):
-    engine = make_engine(extra_config=lingers())
+    engine = make_engine(extra_config=on_pressure())
     for number in range(3):
         prompt = list(range(1000 * number, 1000 * number + 272))
         engine.turn(f"r{number}", prompt, hints={"program_id": f"p{number}"})
     clock.advance(5.1)
     engine.step()
-    assert lingering(engine) == 3 * 17
+    assert cached(engine) == 3 * 17
     engine.add("new", OTHER[:320], hints={"program_id": "q"})
     engine.step()
     assert tier.of("demote") == ["r0"]
 
 
 def test_a_program_that_waits_goes_last(make_engine, clock, tier):
-    engine = make_engine(extra_config=lingers(), max_num_seqs=1)
+    engine = make_engine(extra_config=on_pressure(), max_num_seqs=1)
     contexts = [
         engine.turn(
             f"r{n}", range(1000 * n, 1000 * n + 320), hints={"program_id": f"p{n}"}
@@ -136,16 +136,6 @@ def test_a_program_that_waits_goes_last(make_engine, clock, tier):
     assert tier.of("demote") == ["r1"]
 
 
-def test_an_ended_program_is_not_copied(make_engine, clock, tier):
-    engine, _ = expired(make_engine, clock)
-    engine.connector.control({"do": "end", "program_id": "p"})
-    engine.add("b", OTHER, hints={"program_id": "q"})
-    engine.run()
-    assert tier.of("demote") == []
-    assert "a" in tier.of("drop")
-    assert "b" in engine.finished
-
-
 def test_running_requests_take_it_at_once(make_engine, clock, tier):
     engine, _ = expired(make_engine, clock, prompt=LONG[:320])
     engine.add("b", OTHER[:400], max_tokens=500, hints={"program_id": "q"})
@@ -156,7 +146,7 @@ def test_running_requests_take_it_at_once(make_engine, clock, tier):
 def test_a_victim_is_copied_before_a_waiting_request_gets_its_memory(
     make_engine, clock, tier
 ):
-    engine = make_engine(extra_config=lingers())
+    engine = make_engine(extra_config=on_pressure())
     engine.turn("old", OTHER[:160], hints={"program_id": "q"})
     engine.turn("a", LONG, hints=HINTS)
     engine.add("run", range(7000, 7016), max_tokens=100, hints={"program_id": "r"})
@@ -171,47 +161,13 @@ def test_a_victim_is_copied_before_a_waiting_request_gets_its_memory(
     assert "b" in engine.finished
 
 
-@pytest.mark.parametrize(("given_up", "copied"), [(7, []), (8, ["a"])])
-def test_a_pin_that_gives_up_a_short_tail_is_not_copied_for_it(
-    make_engine, clock, tier, given_up, copied
-):
-    engine = make_engine(extra_config=lingers())
-    engine.turn("a", LONG, hints=HINTS)
-    role = engine.connector.scheduler_role
-    (pin,) = role.parts.controller.pins
-    shrunk = role.parts.ledger.shrink(pin.pin_id, given_up, ReleaseMode.COPY_FIRST)
-    role.parts.controller.pins.shrink(
-        pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
-    )
-    assert (shrunk.freed_blocks, shrunk.kept_blocks) == (given_up, 37 - given_up)
-    assert tier.of("demote") == copied
-    # The tail of what is copied stays until its copy begins.
-    assert demoting(engine) == (given_up if copied else 0)
-    copy(engine, tier, "a")
-    assert free(engine) == 63 - 37 + given_up
-    engine.step()
-
-
-def test_a_pin_that_is_below_gives_up_its_tail_at_once(make_engine, clock, tier):
-    engine = make_engine(extra_config=lingers())
-    engine.turn("a", LONG, hints=HINTS)
-    copy(engine, tier, "a")
-    role = engine.connector.scheduler_role
-    (pin,) = role.parts.controller.pins
-    assert (
-        role.parts.ledger.shrink(pin.pin_id, 30, ReleaseMode.COPY_FIRST).freed_blocks
-        == 30
-    )
-    assert tier.of("demote") == []
-
-
 def test_a_tier_that_went_down_gets_nothing(make_engine, clock, tier):
     engine, _ = expired(make_engine, clock)
     tier.up = False
     engine.add("b", OTHER, hints={"program_id": "q"})
     engine.run()
     assert "b" in engine.finished
-    assert lingering(engine) == demoting(engine) == 0
+    assert cached(engine) == demoting(engine) == 0
 
 
 @pytest.mark.parametrize("how", ["reset", "drop"])
@@ -221,7 +177,7 @@ def test_nothing_stays_behind(make_engine, clock, tier, how):
         assert engine.scheduler.reset_prefix_cache()
     else:
         engine.connector.scheduler_role.upkeep.drop_rest()
-    assert lingering(engine) == 0
+    assert cached(engine) == 0
     assert free(engine) == 63
     assert engine.connector.scheduler_role.parts.ledger.references() == {}
 
@@ -251,7 +207,7 @@ def in_steps(engine, request_id, tier):
 
 
 def no_pins(**options):
-    return lingers(policy="none", policy_options={}, **options)
+    return on_pressure(policy="none", policy_options={}, **options)
 
 
 def test_blocks_that_several_share_are_free_once(make_engine, clock, tier):
@@ -260,7 +216,7 @@ def test_blocks_that_several_share_are_free_once(make_engine, clock, tier):
         tail = range(9000 + 100 * n, 9016 + 100 * n)
         engine.turn(f"r{n}", [*LONG[:320], *tail], hints={"program_id": f"p{n}"})
     ledger = engine.connector.scheduler_role.parts.ledger
-    assert lingering(engine) == 3 * 21
+    assert cached(engine) == 3 * 21
     # Three tails; their common head is counted by none, for it stays with the others.
     assert ledger.pressure().free_blocks <= free(engine) + 20 + 3
 
@@ -281,13 +237,13 @@ def test_equal_turns_do_not_pile_up(make_engine, clock, tier):
         hints = {"program_id": f"p{n}"}
         engine.turn(f"r{n}", LONG[:330], hints=hints, max_tokens=1)
         copy(engine, tier, f"r{n}") if n else None
-    assert lingering(engine) == 20
+    assert cached(engine) == 20
 
 
 def test_who_finds_free_blocks_is_not_let_in_victim_by_victim(make_engine, clock, tier):
     engine = make_engine(
         num_blocks=401,
-        extra_config=lingers(policy_options={"ttl_s": 1000.0}, max_ttl_s=1000.0),
+        extra_config=on_pressure(policy_options={"ttl_s": 1000.0}, max_ttl_s=1000.0),
     )
     old = engine.turn("old", range(32), hints={"program_id": "oldest"}, max_tokens=1)
     prompt = [*old, *range(100, 3267)]
@@ -307,7 +263,9 @@ def test_who_finds_free_blocks_is_not_let_in_victim_by_victim(make_engine, clock
 @pytest.mark.parametrize("when", ["expiry", "room", "victim"])
 def test_a_tier_that_raises_keeps_no_memory(make_engine, clock, tier, when):
     engine = make_engine(
-        extra_config=lingers(demote="on-pressure" if when == "room" else "on-expiry")
+        extra_config=on_pressure(
+            demote="on-pressure" if when == "room" else "on-expiry"
+        )
     )
     engine.on_step = lambda: None  # the faults are counted
     engine.turn("a", LONG, hints=HINTS)
@@ -360,7 +318,7 @@ def test_a_turn_without_a_pin_is_dropped_while_the_tier_is_down(
 def test_a_request_that_is_unknown_to_us_leaves_nothing_to_copy(
     make_engine, clock, tier
 ):
-    engine = make_engine(extra_config=lingers())
+    engine = make_engine(extra_config=on_pressure())
     engine.on_step = lambda: None
     engine.add("a", LONG, hints=HINTS)
     engine.step()
@@ -381,7 +339,7 @@ def test_nothing_of_a_running_request_is_owed():
 
 
 def test_what_is_not_worth_its_memory_any_more_goes_down(make_engine, clock, tier):
-    engine = make_engine(extra_config=lingers(policy="adaptive", policy_options={}))
+    engine = make_engine(extra_config=on_pressure(policy="adaptive", policy_options={}))
     gaps = engine.connector.scheduler_role.parts.controller.gaps
     for _ in range(60):
         gaps.observe(GapKey("bash"), 1.0)
@@ -398,7 +356,7 @@ def test_what_is_not_worth_its_memory_any_more_goes_down(make_engine, clock, tie
 
 def test_nothing_is_looked_for_behind_a_pinned_turn(make_engine, clock, tier):
     """Nobody can have stored what was never computed."""
-    engine = make_engine(extra_config=lingers())
+    engine = make_engine(extra_config=on_pressure())
     engine.add("a", LONG, hints=HINTS)
     engine.run()
     assert tier.stored_tokens == math.inf, "the first turn of a program"
