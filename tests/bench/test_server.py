@@ -127,6 +127,8 @@ def test_leaving_stops_the_server_and_its_children(tmp_path: Path) -> None:
 
 BENCH = """
 import signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)  # what started the tests may ignore some
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from bench.serve.process import ServerProcess, stop_servers_on_signals
@@ -135,8 +137,6 @@ class Server(ServerProcess):
     command = (sys.executable, "-c", sys.argv[1])
     health_url = sys.argv[2]
 
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, signal.SIG_DFL)  # what started the tests may ignore some
 stop_servers_on_signals()
 server = Server(Path(sys.argv[3]), 900.0)
 if server.health_url.endswith(":0"):  # never: in a thread, as the fleet starts its own
