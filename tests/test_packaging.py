@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from ttlcache.transfer.kernels import source_path
+from ttlcache.transfer.cuda import source_path
 
 ROOT = Path(__file__).parents[1]
 MINORS = [f"0.{minor}.0" for minor in range(200)]
@@ -39,7 +39,7 @@ def test_the_wheel_has_core_connector_command_and_plugin(site):
 
 
 def test_an_installed_package_finds_the_kernels(site):
-    code = "from ttlcache.transfer.kernels import source_path; print(source_path())"
+    code = "from ttlcache.transfer.cuda import source_path; print(source_path())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=site.parent,

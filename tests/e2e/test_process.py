@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ttlcache.analysis.load import load
+from ttlcache.analysis.reader import load
 
 from bench.serve.server import VLLMServer
 from tests.e2e.conftest import HANG_S, Agent, engine_pid, start_server
