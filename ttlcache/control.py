@@ -86,7 +86,7 @@ def _row(controller: Controller, program: Program, now_s: float) -> dict[str, An
     return {
         "program": program.program_id,
         "turns": program.turns_finished,
-        "running": program.in_flight,
+        "running": program.live_requests,
         "tool": str(last.gap_key) if last else "",
         "gap_s": round(now_s - last.finish_s, 3) if last else None,
         "pins": len(live),

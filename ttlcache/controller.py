@@ -111,7 +111,7 @@ class Controller:
             max_ttl_s=config.max_ttl_s,
             on_rekey=on_rekey,
             on_stall=self.queue.on_stall,
-            on_unpinned=self.admission.on_unpinned,
+            on_unclaimed=self.admission.on_no_pin,
         )
         reclaimer = Reclaimer(
             self.pins,
@@ -168,7 +168,7 @@ class Controller:
                 program, arrival, continuation, self.block_tokens
             )
         self.queue.on_arrival(record, continuation)
-        program.in_flight += 1
+        program.live_requests += 1
         pin, record.reusable_tokens = self._turns.follow(
             program, continuation, record.request_id, now_s
         )
@@ -260,7 +260,7 @@ class Controller:
             if not program.ended:
                 self.admission.on_turn_finished(program, context_blocks)
         if not finish.completed:
-            self.admission.on_unpinned(program)
+            self.admission.on_no_pin(program)
             return NOTHING_RETAINED
         program.turns_finished += 1
         self._learn_outputs(record, finish, now_s)
@@ -269,7 +269,7 @@ class Controller:
             return NOTHING_RETAINED
         finished = self._retain(record, finish, now_s)
         if finished.order is None:
-            self.admission.on_unpinned(program)
+            self.admission.on_no_pin(program)
         else:  # making room for it may have ended the program's other pins
             self.admission.on_turn_finished(program, context_blocks)
         return finished
@@ -365,20 +365,20 @@ class Controller:
         stale = self.requests.pop(request_id, None)
         if stale is not None:
             self._leave(stale)
-            self.admission.on_unpinned(stale.program)
+            self.admission.on_no_pin(stale.program)
 
     def _leave(self, record: RequestRecord) -> None:
         """The request is gone; somebody else may continue a turn it did not claim."""
         program = record.program
-        program.in_flight -= 1
+        program.live_requests -= 1
         if not self.requests:
             self._backlog.on_idle()
         pin = self.pins.get(record.pin_id)
         record.pin_id = None
         if pin is None:
             return
-        self.pins.unhold(pin, record.request_id)
-        if pin.held:
+        self.pins.remove_waiter(pin, record.request_id)
+        if pin.is_awaited:
             return
         if program.ended:
             self._turns.end_pin(pin, PinOutcome.ENDED)

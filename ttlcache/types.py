@@ -150,7 +150,7 @@ class Pressure(NamedTuple):
     pinned_blocks: int = 0  # blocks referenced by pins, each counted once
     num_running: int = 0
     num_waiting: int = 0
-    waiting_blocks: int = 0  # blocks last asked for in vain; may be doubled
+    wanted_blocks: int = 0  # blocks last asked for in vain; may be doubled
 
 
 #: Where a program stands, whatever its requests wait for; of one length per ordering.

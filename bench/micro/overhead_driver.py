@@ -43,7 +43,7 @@ _BUSY = Pressure(
     free_blocks=1 << 20,
     num_running=50,
     num_waiting=20,
-    waiting_blocks=500,
+    wanted_blocks=500,
 )
 
 

@@ -67,7 +67,7 @@ def test_what_is_asked_of_the_reclaimer():
 def test_a_tier_that_forgets_is_believed_to_keep_everything():
     costs = CostModel({"prefill": [1.0, 0.0, 0.0], "reload": {"cpu": [0.0, 0.1]}})
     for number in range(MIN_LOST):
-        costs.observe_lost(100, found_below=number < 3)
+        costs.observe_lost(100, is_found=number < 3)
     view = view_of(history_of([1.0] * 4), FULL)._replace(costs=costs, tier="cpu")
     turn = turn_of(5)
     reload_s = 0.1 * turn.context_tokens

@@ -88,7 +88,7 @@ def test_its_wait_makes_memory_dear(full_engine, clock):
     """What others hold beyond its worth would keep it out for ever."""
     engine = full_engine()
     step(engine)
-    assert engine.connector.scheduler_role.parts.ledger.pressure().waiting_blocks == 4
+    assert engine.connector.scheduler_role.parts.ledger.pressure().wanted_blocks == 4
     finish_all(engine, clock)
 
 
@@ -101,7 +101,7 @@ def test_it_starts_when_the_pin_has_expired(full_engine, clock):
     finish_all(engine, clock)
 
 
-def test_pins_made_while_memory_was_free_end_when_a_newcomer_is_held_back(
+def test_pins_made_while_memory_was_free_end_when_a_newcomer_is_awaited_back(
     make_engine, clock
 ):
     # A's pin was given for as long as there is, at no price.

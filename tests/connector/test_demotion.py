@@ -262,4 +262,4 @@ def test_an_answer_tells_something_where_one_was_asked_for_and_is_heeded(
     request.skip_reading_prefix_cache = not heeded
     engine.step()
     record = engine.connector.scheduler_role.parts.controller.requests["b"]
-    assert record.asked_below is (asked and heeded)
+    assert record.asked_tier is (asked and heeded)

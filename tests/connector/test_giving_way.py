@@ -123,10 +123,10 @@ def test_a_shortage_that_is_over_is_forgotten(make_engine):
     engine.add("two", range(1000, 1300), max_tokens=2)
     engine.step()
     ledger = engine.connector.scheduler_role.parts.ledger
-    assert ledger.pressure().waiting_blocks > 0
+    assert ledger.pressure().wanted_blocks > 0
     engine.run()
     engine.step()
-    assert ledger.pressure().waiting_blocks == 0
+    assert ledger.pressure().wanted_blocks == 0
 
 
 def test_admission_control_and_client_priorities_are_refused_together():

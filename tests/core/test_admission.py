@@ -123,14 +123,14 @@ def test_who_holds_no_memory_any_more_has_no_room():
     control.on_turn_finished(program, 4)
     turn = Turn(1, 0.0, GapKey("", ()), context_tokens=16, pin_id=7)
     program.open_turns.append(turn)
-    control.on_unpinned(program)  # one pin of two
+    control.on_no_pin(program)  # one pin of two
     assert control.reserved_pool_blocks == 8.0
-    turn.pin_id, program.in_flight = None, 1
-    control.on_unpinned(program)  # its next turn waits
+    turn.pin_id, program.live_requests = None, 1
+    control.on_no_pin(program)  # its next turn waits
     assert control.reserved_pool_blocks == 8.0
-    program.in_flight = 0
-    control.on_unpinned(program)
-    control.on_unpinned(program)
+    program.live_requests = 0
+    control.on_no_pin(program)
+    control.on_no_pin(program)
     assert control.reserved_pool_blocks == 0.0
 
 
@@ -170,12 +170,12 @@ def test_rounding_does_not_add_up():
             (
                 lambda: control.on_turn_running(program, rng.uniform(0, 40)),  # noqa: B023
                 lambda: control.on_turn_finished(program, rng.uniform(0, 40)),  # noqa: B023
-                lambda: control.on_unpinned(program),  # noqa: B023
+                lambda: control.on_no_pin(program),  # noqa: B023
             )
         )()
         assert control.reserved_pool_blocks >= -1e-6
     for program in programs:
-        control.on_unpinned(program)
+        control.on_no_pin(program)
     assert control.reserved_pool_blocks == 0.0
 
 
@@ -203,7 +203,7 @@ def test_no_control_lets_everything_start():
     control.on_turn_running(program, 100)
     control.on_turn_finished(program, 100)
     control.on_footprint(100, 100)
-    control.on_unpinned(program)
+    control.on_no_pin(program)
     control.on_program_end(program)
     assert admitted(control, make_program(2), 1000, free_blocks=0)
     assert control.reserved_pool_blocks == 0
@@ -310,14 +310,14 @@ def test_a_newcomer_starts_when_the_other_is_gone(engine, leave):
     assert may_start(engine, "C")
 
 
-def test_what_only_a_wish_keeps_gives_way_to_who_is_held_back():
+def test_what_only_a_wish_keeps_gives_way_to_who_is_awaited_back():
     # The policy gives A nothing, its client a minute: 4 blocks, and 6 to come.
     engine = build(policy="none")
     engine.finish("A")
     assert engine.controller.admission.reserved_pool_blocks == 0.0
     engine.turn("A-1", range(16), program="A", ttl=60.0)
     (pin,) = engine.controller.pins
-    assert pin.client_ttl
+    assert pin.has_client_ttl
     engine.arrive("C", range(900, 908), program="C")
     assert not may_start(engine, "C")
     assert engine.controller.memory.free_for_newcomer("C", 2) == 2

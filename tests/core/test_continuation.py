@@ -58,7 +58,7 @@ def test_the_longest_turn_wins_then_the_latest():
 def test_parallel_branches_each_find_their_own_turn():
     left, right = make_turn([1, 2, 3, 4]), make_turn([1, 2, 5, 6])
     program = make_program(left, right)
-    program.in_flight = 1
+    program.live_requests = 1
     assert relation_of(program, [1, 2, 3, 4, 9]).turn is left
     assert relation_of(program, [1, 2, 5, 6, 9]).turn is right
 
@@ -88,7 +88,7 @@ def test_a_sub_agent_leaves_its_parents_turn_alone(tool):
 
 def test_while_another_request_is_under_way_a_new_prompt_branches():
     program = make_program(make_turn([1, 2, 3, 4]))
-    program.in_flight = 1
+    program.live_requests = 1
     assert relation_of(program, [1, 2, 9, 9]).relation is Relation.BRANCHES
 
 

@@ -171,7 +171,7 @@ def priced(free: int, waiting: int, running: int = 4, lacking: int = 0) -> tuple
         free,
         num_waiting=waiting,
         num_running=running,
-        waiting_blocks=lacking,
+        wanted_blocks=lacking,
     )
     price = CostModel().memory_price(pressure, 50)
     assert price is not None
@@ -253,21 +253,21 @@ def test_wrong_profiles_name_key_value_and_expectation(
 def test_a_tier_is_believed_until_returns_say_otherwise() -> None:
     costs = CostModel(PROFILE)
     for _ in range(MIN_LOST - 1):
-        costs.observe_lost(1000, found_below=False)
+        costs.observe_lost(1000, is_found=False)
         assert costs.kept_share == 1.0
-    costs.observe_lost(0, found_below=False)  # nothing was lost
+    costs.observe_lost(0, is_found=False)  # nothing was lost
     assert costs.kept_share == 1.0
-    costs.observe_lost(1000, found_below=False)
+    costs.observe_lost(1000, is_found=False)
     assert costs.kept_share == 0.0
 
 
 def test_the_share_is_of_tokens_of_recent_returns() -> None:
     costs = CostModel(PROFILE)
     for _ in range(MIN_LOST):
-        costs.observe_lost(5000, found_below=True)
+        costs.observe_lost(5000, is_found=True)
     for _ in range(KEPT_WINDOW - 2):
-        costs.observe_lost(1000, found_below=False)
-    costs.observe_lost(3000, found_below=True)
+        costs.observe_lost(1000, is_found=False)
+    costs.observe_lost(3000, is_found=True)
     # One of the first is left in the window.
     expected = (5000 + 3000) / (5000 + 3000 + (KEPT_WINDOW - 2) * 1000)
     assert costs.kept_share == pytest.approx(expected)
@@ -280,7 +280,7 @@ def test_recovery_is_a_reload_as_often_as_the_tier_keeps_what_it_got() -> None:
     assert costs.expected_rebuild(10_000, "disk") == pytest.approx((1.0, 0.0))
     assert costs.expected_rebuild(10_000, "cpu") == pytest.approx((0.0, 0.1))
     for number in range(MIN_LOST):
-        costs.observe_lost(1000, found_below=number > 0)
+        costs.observe_lost(1000, is_found=number > 0)
     assert costs.kept_share == 0.8
     recovery = costs.expected_rebuild(10_000, "cpu")
     assert recovery == pytest.approx((0.2, 0.08))

@@ -174,13 +174,13 @@ MUTATIONS = [
         "retention/pins.py",
         "(-pin.priority_class, *pin.rank,",
         "(-pin.priority_class, *(-n for n in pin.rank),",
-        "test_pins.py::test_victims_are_the_latest_programs_first_and_held_pins_last",
+        "test_pins.py::test_victims_are_the_latest_programs_first_and_awaited_pins_last",
     ),
     Mutation(
         "retention/pins.py",
-        "                held.append(pin)",
+        "                awaited.append(pin)",
         "                yield pin",
-        "test_pins.py::test_victims_are_the_latest_programs_first_and_held_pins_last",
+        "test_pins.py::test_victims_are_the_latest_programs_first_and_awaited_pins_last",
     ),
     Mutation(
         "retention/pins.py",
@@ -210,8 +210,8 @@ MUTATIONS = [
     # places in the order
     Mutation(
         "retention/reclaim.py",
-        "(pin.held and not pin.quantum_used)",
-        "pin.held",
+        "(pin.is_awaited and not pin.quantum_used)",
+        "pin.is_awaited",
         "test_fairness.py"
         "::test_a_used_up_programs_pin_gives_way_to_who_stands_before_it_even_if_held",
     ),
@@ -230,7 +230,7 @@ MUTATIONS = [
     ),
     Mutation(
         "programs/continuation.py",
-        "if program.in_flight or not program.open_turns:",
+        "if program.live_requests or not program.open_turns:",
         "if not program.open_turns:",
         "test_continuation.py"
         "::test_while_another_request_is_under_way_a_new_prompt_branches",
@@ -256,7 +256,7 @@ MUTATIONS = [
     ),
     Mutation(
         "retention/open_turns.py",
-        "if not self._is_held(turn)]",
+        "if not self._is_awaited(turn)]",
         "if turn]",
         "test_turns.py"
         "::test_turns_that_somebody_waits_for_do_not_count_against_the_bound",
@@ -289,7 +289,7 @@ MUTATIONS = [
     ),
     Mutation(
         "scheduling/admission.py",
-        "if not program.in_flight and not pinned:",
+        "if not program.live_requests and not pinned:",
         "if not pinned:",
         "test_admission.py::test_who_holds_no_memory_any_more_has_no_room",
     ),
@@ -390,7 +390,7 @@ MUTATIONS = [
     ),
     Mutation(
         "estimators/costs.py",
-        "pressure.waiting_blocks <= 0 and pressure.free_blocks >",
+        "pressure.wanted_blocks <= 0 and pressure.free_blocks >",
         "pressure.free_blocks >",
         "test_costs.py::test_memory_price_by_hand",
     ),
@@ -428,7 +428,7 @@ MUTATIONS = [
     ),
     Mutation(
         "retention/reclaim.py",
-        "if pin.held or pin.quantum_used:",
+        "if pin.is_awaited or pin.quantum_used:",
         "if pin.quantum_used:",
         "test_patience.py::test_no_patience_for_whom_waits_already",
     ),
@@ -446,7 +446,7 @@ MUTATIONS = [
     ),
     Mutation(
         "retention/reclaim.py",
-        "                    self._note_stall(awaited)",
+        "                    self._note_stall(spared)",
         "                    pass",
         "test_patience.py::test_the_time_stood_still_counts_against_the_quantum",
     ),

@@ -68,7 +68,7 @@ def test_no_patience_for_whom_waits_already():
     engine = make_engine()
     held = pin(engine, "A", stall_wait_s=50.0)
     engine.arrive("A-1", [*(65000 + i for i in range(8)), 7, 8], program="A")
-    assert held.held
+    assert held.is_awaited
     engine.arrive("r", list(range(15)), program="R")
     assert engine.admit("r")
 

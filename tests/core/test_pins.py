@@ -72,24 +72,24 @@ def test_a_pin_without_end_never_expires():
     assert pins.expired(1e300) == []
 
 
-def test_a_held_pin_does_not_expire_until_it_is_let_go():
+def test_an_awaited_pin_does_not_expire_until_nobody_waits():
     pins = PinTable()
     pin = add(pins, make_program(1), ttl_s=3.0)
-    pins.hold(pin, "r1")
-    pins.hold(pin, "r2")
+    pins.add_waiter(pin, "r1")
+    pins.add_waiter(pin, "r2")
     assert pins.next_deadline_s() is None
-    pins.unhold(pin, "r1")
-    pins.unhold(pin, "never held it")
+    pins.remove_waiter(pin, "r1")
+    pins.remove_waiter(pin, "never waited for it")
     assert pins.expired(9.0) == []
-    pins.unhold(pin, "r2")
-    assert not pin.held
+    pins.remove_waiter(pin, "r2")
+    assert not pin.is_awaited
     assert pins.expired(9.0) == [pin]
 
 
-def test_a_held_pin_can_be_removed():
+def test_an_awaited_pin_can_be_removed():
     pins = PinTable()
     pin = add(pins, make_program(1))
-    pins.hold(pin, "r1")
+    pins.add_waiter(pin, "r1")
     pins.remove(pin)
     assert len(pins) == 0
     assert list(pins.victims()) == []
@@ -100,20 +100,20 @@ def test_deciding_again_moves_the_deadline():
     first, second = add(pins, program, ttl_s=3.0), add(pins, program, ttl_s=5.0)
     pins.set_deadline(first, 8.0)
     assert pins.expired(6.0) == [second]
-    pins.hold(second, "r")
+    pins.add_waiter(second, "r")
     pins.set_deadline(second, 20.0)
     assert pins.next_deadline_s() == 8.0
-    pins.unhold(second, "r")
+    pins.remove_waiter(second, "r")
     assert pins.expired(19.0) == [first]
 
 
-def test_victims_are_the_latest_programs_first_and_held_pins_last():
+def test_victims_are_the_latest_programs_first_and_awaited_pins_last():
     pins, old, young = PinTable(), make_program(1), make_program(2)
     of_old, first, second = add(pins, old), add(pins, young), add(pins, young)
     assert list(pins.victims()) == [second, first, of_old]
-    pins.hold(second, "r")
+    pins.add_waiter(second, "r")
     assert list(pins.victims()) == [first, of_old, second]
-    pins.unhold(second, "r")
+    pins.remove_waiter(second, "r")
     assert list(pins.victims()) == [second, first, of_old]
 
 
@@ -136,14 +136,14 @@ def test_a_program_that_changes_its_class_does_not_lose_its_pins(action):
     for program in programs:
         pin = add(pins, program)
         if action == "unhold":
-            pins.hold(pin, "r")
+            pins.add_waiter(pin, "r")
     for program in programs[2:5]:
         program.priority_class = 5
     for pin in list(pins):
         if action == "hold":
-            pins.hold(pin, "r")
+            pins.add_waiter(pin, "r")
         elif action == "unhold":
-            pins.unhold(pin, "r")
+            pins.remove_waiter(pin, "r")
         pins.remove(pin)
     assert (len(pins), pins.kv_blocks, list(pins.victims())) == (0, 0, [])
 

@@ -132,7 +132,7 @@ def test_a_tier_that_forgets_is_believed_as_far_as_it_keeps() -> None:
     pressure = Pressure(100, num_waiting=1, num_running=9)
     costs = CostModel({"prefill": [1.0, 0.0, 0.0], "reload": {"cpu": [0.0, 0.1]}})
     for number in range(MIN_LOST):
-        costs.observe_lost(100, found_below=number < 3)
+        costs.observe_lost(100, is_found=number < 3)
     view = view_of(history_of([1.0] * 4), pressure)._replace(costs=costs, tier="cpu")
     turn = turn_of(5)
     prefill_s, reload_s = 0.4 * turn.context_tokens, 0.06 * turn.context_tokens

@@ -87,10 +87,10 @@ def test_too_many_programs_are_forgotten_oldest_first():
 
 def test_a_program_with_a_turn_in_flight_is_never_idle():
     table = make_table(A, B, idle_s=10.0)
-    table.get(A).in_flight = 1
+    table.get(A).live_requests = 1
     assert forget(table, 50.0) == ["B"]
     assert labels(table) == ["A"]
-    table.get(A).in_flight = 0
+    table.get(A).live_requests = 0
     assert forget(table, 59.0) == []  # its long turn counted as activity
     assert forget(table, 61.0) == ["A"]
 
@@ -98,10 +98,10 @@ def test_a_program_with_a_turn_in_flight_is_never_idle():
 def test_a_table_full_of_busy_programs_waits():
     table = make_table(A, B, max_programs=1)
     for program in table:
-        program.in_flight = 1
+        program.live_requests = 1
     assert forget(table, 3.0) == []
     assert len(table) == 2
-    table.get(B).in_flight = 0
+    table.get(B).live_requests = 0
     assert forget(table, 3.0) + forget(table, 3.0) == ["B"]
 
 

@@ -132,7 +132,7 @@ def test_who_waits_for_its_pin_is_not_asked_about():
     engine.arrive("A-1", [*context, 9], program="A")
     engine.arrive("late", prompt("L", 15), program="L")
     assert not engine.admit("late", WAITING)
-    assert pinned(engine)["A"].held
+    assert pinned(engine)["A"].is_awaited
     engine.check()
 
 

@@ -64,7 +64,7 @@ def test_a_retry_holds_the_pin_that_its_first_try_holds():
     engine.arrive("r2", context, program="A")
     engine.arrive("r3", context, program="A")
     (pin,) = pins(engine)
-    assert pin.holders == {"r2", "r3"}
+    assert pin.waiters == {"r2", "r3"}
     engine.check()
     engine.abort("r2")
     engine.check()
@@ -218,7 +218,7 @@ def test_shares_are_learnt_half_of_the_way_each_time():
 # --- sub-agents under their own id ---------------------------------------------
 
 
-def test_a_parent_is_held_long_enough_when_its_sub_agent_ends():
+def test_a_parent_is_awaited_long_enough_when_its_sub_agent_ends():
     # Scenario, with a second of prefill per token:
     #   1. The parent's turn starts a sub-agent and is pinned until 10 s.
     #   2. The child runs from 1 s and ends at 9 s, too late for that deadline.

@@ -164,7 +164,7 @@ def test_a_body_is_not_kept_while_its_answer_takes():
     assert taken[1] < MIB
 
 
-def test_what_is_held_at_once_has_a_bound():
+def test_what_is_awaited_at_once_has_a_bound():
     """Beyond it bodies go on unread, at the upstream's pace; no request is lost."""
     size, number = 4 * MIB, 8
     piece = b'{"user": "u", "x": "' + b"x" * 65_516

@@ -168,14 +168,14 @@ class CostModel:
         kept, reload_s = self.kept_share, self.reload_s(tier, context_tokens)
         return RebuildCost((1.0 - kept) * prefill_s, kept * reload_s)
 
-    def observe_lost(self, tokens: int, found_below: bool) -> None:
+    def observe_lost(self, tokens: int, is_found: bool) -> None:
         """A turn came back to a context of which GPU memory lacked `tokens`.
 
-        found_below: whether the lower tier, which was up, had them.
+        is_found: whether the lower tier, which was up, had them.
         """
         if tokens > 0:
             self._lost_tokens.observe(float(tokens))
-            self._kept_tokens.observe(float(tokens) if found_below else 0.0)
+            self._kept_tokens.observe(float(tokens) if is_found else 0.0)
 
     @property
     def kept_share(self) -> float:
@@ -208,7 +208,7 @@ class CostModel:
             return None
         running = max(pressure.num_running, 0)
         if waiting <= 0 or (
-            pressure.waiting_blocks <= 0 and pressure.free_blocks > RESERVE_SHARE * pool
+            pressure.wanted_blocks <= 0 and pressure.free_blocks > RESERVE_SHARE * pool
         ):  # those who wait lack a place in the batch, not memory
             return MemoryPrice(0.0, running + 1.0)
         share = min(max(kv_blocks / pool, 0.0), 1.0)

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ttlcache.programs.model import Program, Turn
-from ttlcache.toolcalls import is_subagent
+from ttlcache.toolcalls.tool_names import is_subagent
 
 
 class Relation(Enum):
@@ -37,7 +37,7 @@ def relate(program: Program, hashes: Sequence[bytes], num_tokens: int) -> Contin
     """Match a prompt against the open turns of its program.
 
     Args:
-        program: with `in_flight` not yet counting this request.
+        program: with `live_requests` not yet counting this request.
         hashes: of the prompt's full blocks.
         num_tokens: length of the prompt.
     """
@@ -55,7 +55,7 @@ def relate(program: Program, hashes: Sequence[bytes], num_tokens: int) -> Contin
 def _superseded(program: Program, hashes: Sequence[bytes]) -> Continuation:
     # While another request of the program is under way this one is a parallel
     # branch, and after a sub-agent call it is the child: the parent's turn stays.
-    if program.in_flight or not program.open_turns:
+    if program.live_requests or not program.open_turns:
         return _BRANCH
     turn = program.open_turns[-1]
     if is_subagent(turn.gap_key):

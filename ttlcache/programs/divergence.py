@@ -116,7 +116,7 @@ def compare(
     Remembers in `program.strayed` whether it left it early.
 
     Args:
-        program: one with an id; `in_flight` does not count this request yet.
+        program: one with an id; `live_requests` does not count this request yet.
     """
     hashes, num_tokens = arrival.hashes, arrival.num_tokens
     last = program.last_turn
@@ -129,7 +129,7 @@ def compare(
         program.strayed = False
         # A sub-agent's next turn extends a turn that is not the conversation's.
         return Comparison(head_tokens) if shared == last.num_hashes else _ASIDE
-    if program.in_flight:
+    if program.live_requests:
         return _ASIDE
     cause = _cause(last, shared, num_tokens, block_tokens)
     if cause is None:

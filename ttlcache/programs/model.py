@@ -79,6 +79,7 @@ class Program:
     strayed: whether its latest turn left that conversation's context early.
     tenant: isolation domain, also of programs without an id; its pins share the
         cap with other tenants' pins.
+    live_requests: those that wait or run.
     place: of the context that its latest request continued or began.
     """
 
@@ -88,7 +89,7 @@ class Program:
     tenant: str = ""
     priority_class: int = 0
     turns_finished: int = 0
-    in_flight: int = 0
+    live_requests: int = 0
     last_turn: Turn | None = None
     strayed: bool = False
     ended: bool = False
@@ -110,7 +111,7 @@ class Program:
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """A retained turn. `holders` are waiting requests that will claim it.
+    """A retained turn. `waiters` are requests in the queue that will claim it.
 
     priority_class: the program's when the pin was made; it orders the victims, so
         it must not follow a program whose later requests name another class.
@@ -118,7 +119,7 @@ class Pin:
     quantum_used: its program's quantum was used up then: a claim is no protection.
     policy_deadline_s: beyond it only the client's own TTL keeps the pin, and any
         waiting request may take the memory.
-    client_ttl: the client asked for a longer TTL than the policy.
+    has_client_ttl: the client asked for a longer TTL than the policy.
     stall_until_s: before it an engine that has nothing to run waits rather than take
         the pin.
     min_blocks: with fewer it is not worth keeping, and goes as a whole.
@@ -139,14 +140,14 @@ class Pin:
     rank: Rank = (0, 0)
     quantum_used: bool = False
     policy_deadline_s: float = math.inf
-    client_ttl: bool = False
+    has_client_ttl: bool = False
     stall_until_s: float = -math.inf
     min_blocks: int = 0
     provisional: bool = False
     stalled_from_s: float | None = None
     stalled_until_s: float = 0.0
     continued: bool = False
-    holders: set[str] = field(default_factory=set)
+    waiters: set[str] = field(default_factory=set)
 
     @property
     def stalled_s(self) -> float:
@@ -156,9 +157,9 @@ class Pin:
         return max(0.0, self.stalled_until_s - self.stalled_from_s)
 
     @property
-    def held(self) -> bool:
-        """Whether the next turn already waits: such a pin does not expire."""
-        return bool(self.holders)
+    def is_awaited(self) -> bool:
+        """Whether the next turn is in the queue: such a pin does not expire."""
+        return bool(self.waiters)
 
 
 #: A return whose cache hit is below this share of its context lost its KV.
@@ -202,8 +203,8 @@ class RequestRecord:
     refused_s: float | None = None  # when memory was first refused to it
     admitted_s: float | None = None
     cached_tokens: int = 0
-    tier_generation: int | None = None  # in which the turn it continues was left below
-    asked_below: bool = False  # that tier was asked for what GPU memory has not
+    tier_generation: int | None = None  # in which the turn it continues was left there
+    asked_tier: bool = False  # for what GPU memory has not
     lost_tokens: int = 0  # what it was asked for: lost when first admitted
     reloaded_tokens: int = 0  # what came back of that
     first_token_s: float | None = None
@@ -218,7 +219,7 @@ class RequestRecord:
         """Whether so few tokens found in GPU memory mean that it was evicted."""
         return cached_tokens < EVICTED_BELOW * self.reusable_tokens
 
-    def found_below(self) -> bool:
+    def found_in_tier(self) -> bool:
         """Whether the lower tier had what was lost, as far as a tier may have it.
 
         It keeps chunks of its own size, and not the tail: most of the context counts.

@@ -127,7 +127,7 @@ class ProgramTable:
             overdue = now_s - program.last_seen_s > self._idle_s
             if not overdue and len(self._programs) <= self.max_programs:
                 return
-            if program.in_flight:
+            if program.live_requests:
                 # Active after all; what makes it old is a long turn.
                 self._programs.move_to_end(program.key)
                 program.last_seen_s = now_s

@@ -46,7 +46,7 @@ class LowerTier:
         """
         record = self.requests.get(request_id)
         if record is not None:
-            record.asked_below = record.reusable_tokens >= chunk_tokens
+            record.asked_tier = record.reusable_tokens >= chunk_tokens
 
     def on_load_started(self, request_id: str) -> None:
         """A part of an admitted request's prompt is on its way from the tier."""
@@ -85,7 +85,7 @@ class LowerTier:
 
         Not where the tier never got the turn, was away since, or is not asked for it.
         """
-        if self.source is None or not record.asked_below:
+        if self.source is None or not record.asked_tier:
             return
         if record.tier_generation != self.generation:
             return
@@ -95,4 +95,4 @@ class LowerTier:
     def on_prefilled(self, record: RequestRecord) -> None:
         """The prompt is computed: now it is known what the tier had of it."""
         if record.lost_tokens:
-            self.costs.observe_lost(record.lost_tokens, record.found_below())
+            self.costs.observe_lost(record.lost_tokens, record.found_in_tier())

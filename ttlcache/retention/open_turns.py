@@ -25,7 +25,8 @@ from ttlcache.programs.model import (
 )
 from ttlcache.retention.pins import PinTable
 from ttlcache.telemetry.events import Telemetry
-from ttlcache.toolcalls import combine, is_subagent, key_for_tool
+from ttlcache.toolcalls.base import combine
+from ttlcache.toolcalls.tool_names import is_subagent, key_for_name
 from ttlcache.types import (
     FINAL_GAP,
     UNKNOWN_GAP,
@@ -43,13 +44,13 @@ REUSE_WEIGHT = 0.5
 #: Told a pin that ended, and for which an engine with nothing to run waited.
 OnStall = Callable[[Pin], None]
 #: Told the program of a pin that ended unclaimed.
-OnUnpinned = Callable[[Program], None]
+OnUnclaimed = Callable[[Program], None]
 
 
 class Followed(NamedTuple):
     """What a request finds of the turn that it continues.
 
-    pin: alive and now held for the request, or None.
+    pin: alive and now awaited by the request, or None.
     reusable_tokens: of the turn's context, what its prompt repeats.
     """
 
@@ -74,7 +75,7 @@ class OpenTurns:
         max_ttl_s: float,
         on_rekey: Callable[[str], None] | None,
         on_stall: OnStall,
-        on_unpinned: OnUnpinned,
+        on_unclaimed: OnUnclaimed,
     ) -> None:
         self._clock = clock
         self._holder = holder
@@ -87,7 +88,7 @@ class OpenTurns:
         self._max_ttl_s = max_ttl_s
         self._on_rekey = on_rekey
         self._on_stall = on_stall
-        self._on_unpinned = on_unpinned
+        self._on_unclaimed = on_unclaimed
 
     def open(self, record: RequestRecord, finish: Finish, now_s: float) -> Turn:
         """A request finished as a turn of its program: its gap begins."""
@@ -107,7 +108,7 @@ class OpenTurns:
         """Too many open turns: the oldest that no request waits for give way."""
         if len(program.open_turns) <= MAX_OPEN_TURNS:
             return
-        idle = [turn for turn in program.open_turns if not self._is_held(turn)]
+        idle = [turn for turn in program.open_turns if not self._is_awaited(turn)]
         for turn in idle[:-MAX_OPEN_TURNS]:
             program.open_turns.remove(turn)
             self.close(turn, PinOutcome.SUPERSEDED)
@@ -119,7 +120,7 @@ class OpenTurns:
         request_id: str,
         now_s: float,
     ) -> Followed:
-        """A request goes on from a turn: close its gap, hold its pin."""
+        """A request goes on from a turn: close its gap, wait for its pin."""
         turn = continuation.turn
         if turn is None:
             return Followed()
@@ -143,7 +144,7 @@ class OpenTurns:
             return Followed(None, reusable)
         # Open until the pin is claimed: a retry may find it, too.
         pin.continued = True
-        self._pins.hold(pin, request_id)
+        self._pins.add_waiter(pin, request_id)
         return Followed(pin, reusable)
 
     def claim(self, pin: Pin, cached_tokens: int) -> Claim:
@@ -169,7 +170,7 @@ class OpenTurns:
         """The program ended; a request that waits may still claim its pin."""
         turns, program.open_turns = program.open_turns, []
         for turn in turns:
-            if not self._is_held(turn):
+            if not self._is_awaited(turn):
                 self.close(turn, PinOutcome.ENDED)
 
     def renew_parent(self, child: Program) -> None:
@@ -203,10 +204,10 @@ class OpenTurns:
         if pin.stalled_s > 0.0:
             self._on_stall(pin)
         if outcome is not PinOutcome.CLAIMED:
-            self._on_unpinned(program)
+            self._on_unclaimed(program)
         freed = self._holder.release(pin.pin_id, outcome, mode)
         if self._on_rekey is not None:
-            for request_id in pin.holders:
+            for request_id in pin.waiters:
                 self._on_rekey(request_id)
         return freed
 
@@ -231,9 +232,9 @@ class OpenTurns:
         self._telemetry.shrink(self._clock.now_s(), pin)
         return shrunk.freed_blocks
 
-    def _is_held(self, turn: Turn) -> bool:
+    def _is_awaited(self, turn: Turn) -> bool:
         pin = self._pins.get(turn.pin_id)
-        return pin is not None and pin.held
+        return pin is not None and pin.is_awaited
 
     def _keep_prefix(self, pin: Pin | None, shared_tokens: int) -> Pin | None:
         """Release what a rewritten history cannot reuse."""
@@ -279,4 +280,4 @@ def _gap_key(hints: Hints, finish: Finish) -> GapKey:
 
 @lru_cache(maxsize=4096)
 def _named_gap(tools: tuple[str, ...]) -> GapKey | None:
-    return combine(key_for_tool(name) for name in tools)
+    return combine(key_for_name(name) for name in tools)

@@ -26,21 +26,21 @@ def _order(pin: Pin) -> tuple[int, ...]:
 class PinTable:
     """All live pins. O(log n) per operation, amortised, but for one memmove.
 
-    Being held changes with every turn, so it moves a pin in neither order: who asks
+    Being awaited changes with every turn, so it moves a pin in neither order: who asks
     for deadlines or victims looks at the pin itself.
     """
 
     def __init__(self) -> None:
         self._pins: dict[int, Pin] = {}
-        # A heap of (deadline, pin id). Entries of ended pins, of held ones and of
+        # A heap of (deadline, pin id). Entries of ended pins, of awaited ones and of
         # earlier deadlines stay until they come up or outnumber the others.
         self._deadlines: list[tuple[float, int]] = []
         # Ascending. A plain list: pins are thousands at most, the newest go last.
         self._by_victim: list[tuple[int, ...]] = []
         self._next_id = 0
         self.kv_blocks = 0
-        self.client_ttl_blocks = 0  # of pins with `client_ttl`
-        self.version = 0  # changes with every pin, holder or size
+        self.client_ttl_blocks = 0  # of pins with `has_client_ttl`
+        self.version = 0  # changes with every pin, waiter or size
         self._tenant_blocks: dict[str, int] = {}
         self._provisional: dict[int, None] = {}  # oldest first
 
@@ -68,7 +68,7 @@ class PinTable:
         min_blocks: int = 0,
         provisional: bool = False,
     ) -> Pin:
-        """Start a pin that expires at `now_s + ttl_s` unless somebody holds it.
+        """Start a pin that expires at `now_s + ttl_s` unless somebody waits for it.
 
         rank: where its program stands; None for its place in the order of arrival,
             at user priority 0.
@@ -87,7 +87,7 @@ class PinTable:
             (0, place.seq) if rank is None else rank,
             place.is_used_up,  # quantum_used
             now_s + policy_ttl_s,  # policy_deadline_s
-            policy_ttl_s < ttl_s,  # client_ttl
+            policy_ttl_s < ttl_s,  # has_client_ttl
             now_s + stall_wait_s,  # stall_until_s
             min_blocks,
             provisional,
@@ -118,18 +118,18 @@ class PinTable:
         pin.kv_blocks = kv_blocks
         pin.kv_tokens = kv_tokens
 
-    def hold(self, pin: Pin, request_id: str) -> None:
+    def add_waiter(self, pin: Pin, request_id: str) -> None:
         """The request that will claim this pin waits: stop its expiry."""
         self.version += 1
-        pin.holders.add(request_id)
+        pin.waiters.add(request_id)
 
-    def unhold(self, pin: Pin, request_id: str) -> None:
+    def remove_waiter(self, pin: Pin, request_id: str) -> None:
         """The request went away without claiming: the deadline counts again."""
-        if request_id not in pin.holders:
+        if request_id not in pin.waiters:
             return
         self.version += 1
-        pin.holders.discard(request_id)
-        if not pin.held:
+        pin.waiters.discard(request_id)
+        if not pin.is_awaited:
             self._push(pin)
 
     def set_deadline(
@@ -139,7 +139,7 @@ class PinTable:
         pin.deadline_s = deadline_s
         if provisional is not None:
             self._mark(pin, provisional)
-        if not pin.held:
+        if not pin.is_awaited:
             self._push(pin)
 
     def expired(self, now_s: float) -> list[Pin]:
@@ -168,7 +168,7 @@ class PinTable:
         while self._provisional and len(taken) < most:
             pin = self._pins[next(iter(self._provisional))]
             self._mark(pin, False)
-            if not pin.held:
+            if not pin.is_awaited:
                 taken.append(pin)
         return taken
 
@@ -185,15 +185,15 @@ class PinTable:
         goes after all others. The caller may remove or shrink the pin just yielded,
         no other.
         """
-        held: list[Pin] = []
+        awaited: list[Pin] = []
         # From the end: what the caller removes moves only pins that were named.
         for index in range(len(self._by_victim) - 1, -1, -1):
             pin = self._pins[self._by_victim[index][-1]]
-            if pin.held:
-                held.append(pin)
+            if pin.is_awaited:
+                awaited.append(pin)
             else:
                 yield pin
-        yield from held
+        yield from awaited
 
     def is_over_share(self, tenant: str, cap_blocks: int, claimant: str) -> bool:
         """Whether a tenant's pins exceed an equal part of `cap_blocks`.
@@ -207,7 +207,7 @@ class PinTable:
 
     def _count(self, pin: Pin, change: int) -> None:
         self.kv_blocks += change
-        self.client_ttl_blocks += change if pin.client_ttl else 0
+        self.client_ttl_blocks += change if pin.has_client_ttl else 0
         self.version += 1
         tenant = pin.program.tenant
         blocks = self._tenant_blocks.get(tenant, 0) + change
@@ -238,6 +238,6 @@ class PinTable:
         """The pin that this deadline ends, None for an outdated entry."""
         deadline_s, pin_id = entry
         pin = self._pins.get(pin_id)
-        if pin is None or pin.held or pin.deadline_s != deadline_s:
+        if pin is None or pin.is_awaited or pin.deadline_s != deadline_s:
             return None
         return pin

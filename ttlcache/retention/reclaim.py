@@ -86,15 +86,15 @@ class Reclaimer:
             return over and useful(pin)
 
         if urgency is Urgency.STALLED and patient:
-            awaited = self._awaited(own_pin_id)
-            if awaited:
+            spared = self._spared(own_pin_id)
+            if spared:
                 freed = self._if_it_helps(
                     needed_blocks,
                     lambda pin: useful(pin) and not self._waits_for(pin),
                     mode,
                 )
                 if not freed:
-                    self._note_stall(awaited)
+                    self._note_stall(spared)
                 return freed
         freed = self._take(needed_blocks, greedy, mode)
         if freed < needed_blocks:
@@ -106,14 +106,16 @@ class Reclaimer:
     def unpin_for(
         self, program: Program, rank: Rank, blocks: int, *, some_help: bool
     ) -> None:
-        """Un-reference about `blocks` blocks of unheld pins, for a pin of `program`.
+        """Un-reference about `blocks` blocks of others' pins for one of `program`.
+
+        Pins that a request awaits stay.
 
         some_help: whether fewer are of use, too; otherwise it is all or nothing.
         """
         cap, now_s = self._cap(), self.clock.now_s()
 
         def eligible(pin: Pin) -> bool:
-            return not pin.held and self._outranks(program, rank, pin, cap, now_s)
+            return not pin.is_awaited and self._outranks(program, rank, pin, cap, now_s)
 
         if not some_help:
             offered = sum(p.kv_blocks for p in self.pins.victims() if eligible(p))
@@ -138,7 +140,11 @@ class Reclaimer:
             if self.pins.client_ttl_blocks <= most_blocks:
                 return
             needless = self.pins.client_ttl_blocks - pin.kv_blocks >= most_blocks
-            lapsed = pin.client_ttl and not pin.held and now_s >= pin.policy_deadline_s
+            lapsed = (
+                pin.has_client_ttl
+                and not pin.is_awaited
+                and now_s >= pin.policy_deadline_s
+            )
             if needless and lapsed:
                 self.turns.end_pin(pin, PinOutcome.VICTIM)
 
@@ -152,7 +158,8 @@ class Reclaimer:
         return self._take(
             blocks,
             lambda pin: (
-                not pin.held and self._outranks(program, _BEHIND_ALL, pin, cap, now_s)
+                not pin.is_awaited
+                and self._outranks(program, _BEHIND_ALL, pin, cap, now_s)
             ),
             ReleaseMode.KEEP_CACHED,
         )
@@ -174,7 +181,7 @@ class Reclaimer:
             return 0
 
         def eligible(pin: Pin) -> bool:
-            if pin.pin_id == own_pin_id or (pin.held and not pin.quantum_used):
+            if pin.pin_id == own_pin_id or (pin.is_awaited and not pin.quantum_used):
                 return False
             return self._outranks(program, rank, pin, cap, now_s)
 
@@ -217,19 +224,19 @@ class Reclaimer:
         Ski rental: until the wait has cost as much as rebuilding the context would.
         Once that turn is in the queue there is nothing to wait for.
         """
-        if pin.held or pin.quantum_used:
+        if pin.is_awaited or pin.quantum_used:
             return False
         now_s = self.clock.now_s()
         # A clock that went back must not prolong it.
         return pin.created_s <= now_s < min(pin.stall_until_s, pin.policy_deadline_s)
 
-    def _awaited(self, own_pin_id: int | None) -> list[Pin]:
+    def _spared(self, own_pin_id: int | None) -> list[Pin]:
         return [p for p in self.pins if p.pin_id != own_pin_id and self._waits_for(p)]
 
-    def _note_stall(self, awaited: list[Pin]) -> None:
+    def _note_stall(self, spared: list[Pin]) -> None:
         """The engine waits: that counts as service of the programs it waits for."""
         now_s = self.clock.now_s()
-        for pin in awaited:
+        for pin in spared:
             if pin.stalled_from_s is None:
                 pin.stalled_from_s = now_s
             pin.stalled_until_s = now_s

@@ -146,7 +146,7 @@ class Retention:
         view = self._view(now_s)
         for turn in list(program.open_turns):
             pin = self.pins.get(turn.pin_id)
-            if pin is None or pin.held or turn.facts is None:
+            if pin is None or pin.is_awaited or turn.facts is None:
                 continue
             waited_s = max(0.0, now_s - turn.finish_s)
             left_s = remaining(waited_s)

@@ -45,7 +45,7 @@ class AdmissionControl:
     def on_turn_finished(self, program: Program, context_blocks: float) -> None:
         """Its last turn finished: a tool runs."""
 
-    def on_unpinned(self, program: Program) -> None:
+    def on_no_pin(self, program: Program) -> None:
         """No pin for its context: its turn got none, or lost it, or was aborted."""
 
     def on_program_end(self, program: Program) -> None:
@@ -120,12 +120,12 @@ class GrowthReserve(AdmissionControl):
         self._growth_context_blocks += growth
 
     def on_turn_finished(self, program: Program, context_blocks: float) -> None:
-        # It holds memory until `on_unpinned`.
+        # It holds memory until `on_no_pin`.
         self.on_turn_running(program, context_blocks)
 
-    def on_unpinned(self, program: Program) -> None:
+    def on_no_pin(self, program: Program) -> None:
         pinned = any(turn.pin_id is not None for turn in program.open_turns)
-        if not program.in_flight and not pinned:
+        if not program.live_requests and not pinned:
             self._drop(program)
 
     def on_program_end(self, program: Program) -> None:

@@ -79,7 +79,7 @@ class QueueOrder:
         continues = continuation.relation is Relation.CONTINUES
         if continues and turn is not None and turn.num_hashes:
             program.place = turn.place or program.place
-        elif program.turns_finished or program.in_flight:
+        elif program.turns_finished or program.live_requests:
             program.place = self.programs.new_place(program.tenant)
         record.place = program.place
         self._read_place(record)

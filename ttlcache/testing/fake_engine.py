@@ -135,7 +135,7 @@ class FakeEngine:
             if lacking <= 0:
                 break
             if urgency is not Urgency.STALLED:
-                self.holder.waiting_blocks = lacking
+                self.holder.wanted_blocks = lacking
                 lacking -= self.controller.memory.reprice()
             if lacking > 0 and not self.controller.memory.reclaim(
                 lacking, urgency, request_id
@@ -197,7 +197,7 @@ class FakeEngine:
     def step(self, seconds: float = 0.0) -> None:
         """Let time pass, then do what the engine does before each step."""
         self.clock.advance(seconds)
-        self.holder.waiting_blocks = 0
+        self.holder.wanted_blocks = 0
         self.controller.tick()
 
     def check(self) -> None:
@@ -269,11 +269,11 @@ def _check_orders(controller: Controller) -> None:
     victims = list(controller.pins.victims())
     assert len(victims) == len(pins)
     assert set(victims) == set(pins)
-    assert [pin.held for pin in victims] == sorted(pin.held for pin in pins)
+    assert [pin.is_awaited for pin in victims] == sorted(pin.is_awaited for pin in pins)
     marked = any(pin.provisional for pin in pins)
     assert controller.pins.any_provisional == marked
     due = controller.pins.expired(math.inf)
-    assert set(due) == {pin for pin in pins if not pin.held}
+    assert set(due) == {pin for pin in pins if not pin.is_awaited}
     deadlines = [pin.deadline_s for pin in due]
     assert deadlines == sorted(deadlines)
     assert controller.pins.next_deadline_s() == (deadlines[0] if due else None)
@@ -285,7 +285,7 @@ def _check_claims(controller: Controller) -> None:
         for request_id, record in controller.requests.items()
         if controller.pins.get(record.pin_id) is not None
     }
-    held = {(pin.pin_id, rid) for pin in controller.pins for rid in pin.holders}
+    held = {(pin.pin_id, rid) for pin in controller.pins for rid in pin.waiters}
     assert held == claims, "a pin is held by a request that will not claim it"
 
 
@@ -293,11 +293,11 @@ def _check_programs(controller: Controller) -> None:
     in_flight = Counter(id(r.program) for r in controller.requests.values())
     for program in controller.programs:
         assert not program.ended
-        assert program.in_flight == in_flight[id(program)]
+        assert program.live_requests == in_flight[id(program)]
         pins = [controller.pins.get(turn.pin_id) for turn in program.open_turns]
-        assert sum(pin is None or not pin.held for pin in pins) <= MAX_OPEN_TURNS
+        assert sum(pin is None or not pin.is_awaited for pin in pins) <= MAX_OPEN_TURNS
     for pin in controller.pins:
         assert pin.turn.pin_id == pin.pin_id
-        if not pin.held:
+        if not pin.is_awaited:
             assert controller.programs.get(pin.program.key) is pin.program
             assert pin.turn in pin.program.open_turns

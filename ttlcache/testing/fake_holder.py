@@ -26,7 +26,7 @@ class FakeHolder:
         self.held: dict[int, list[int]] = {}
         self.num_running = 0
         self.num_waiting = 0
-        self.waiting_blocks = 0
+        self.wanted_blocks = 0
         self.taken_blocks = 0  # for new content, or by plain LRU for what pins spared
         self._taken_at_find = 0
         self._evicted_at: dict[int, int] = {}
@@ -133,7 +133,7 @@ class FakeHolder:
             pinned_blocks=len(self.pinned_blocks()),
             num_running=self.num_running,
             num_waiting=self.num_waiting,
-            waiting_blocks=self.waiting_blocks,
+            wanted_blocks=self.wanted_blocks,
         )
 
     def pinned_blocks(self) -> set[int]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from ttlcache.toolcalls.base import Parser, combine
 from ttlcache.toolcalls.chain import SCAN_LIMIT, detect
 from ttlcache.toolcalls.items import detect_items
-from ttlcache.toolcalls.keys import is_subagent, key_for_tool
+from ttlcache.toolcalls.keys import key_for_tool
 from ttlcache.toolcalls.shell.command import shell_key
+from ttlcache.toolcalls.tool_names import is_subagent
 
 __all__ = [
     "SCAN_LIMIT",

@@ -1,4 +1,4 @@
-"""What every format of tool call shares: the parser protocol and the answer."""
+"""What all formats of tool calls share: parser protocol, answer, word tables."""
 
 from __future__ import annotations
 
@@ -39,3 +39,8 @@ def combine(keys: Iterable[GapKey]) -> GapKey | None:
         if decisive in calls:
             return decisive
     return GapKey.parallel(calls)
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a table."""
+    return frozenset(text.split())

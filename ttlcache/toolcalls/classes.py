@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ttlcache.toolcalls import is_subagent
-from ttlcache.toolcalls.text import words
+from ttlcache.toolcalls.base import words
+from ttlcache.toolcalls.tool_names import is_subagent
 from ttlcache.types import APPROVAL_TOOL, FINAL_TOOL, PARALLEL_TOOL, USER_TOOL, GapKey
 
 _RESERVED = {

@@ -81,8 +81,8 @@ class CachedTurns:
     def by_age(self) -> Iterator[CachedTurn]:
         """Oldest first, those of programs whose next turn waits after all others."""
         turns = list(self._turns.values())
-        yield from (turn for turn in turns if not turn.program.in_flight)
-        yield from (turn for turn in turns if turn.program.in_flight)
+        yield from (turn for turn in turns if not turn.program.live_requests)
+        yield from (turn for turn in turns if turn.program.live_requests)
 
     def of(self, program: Program) -> list[CachedTurn]:
         return list(self._of.get(id(program), {}).values())

@@ -62,7 +62,7 @@ class PinnedBlocks:
             expired_refs: references of `ExpiredTurns`, by block id, as they change.
         """
         self.pool = pool
-        self.waiting_blocks = 0  # what the head of the queue lacked last
+        self.wanted_blocks = 0  # what the head of the queue lacked last
         self._group_block_tokens = tuple(group_block_tokens)
         self._queue_counts = queue_counts
         self.plain_lru = PlainLRU(pool)
@@ -210,7 +210,7 @@ class PinnedBlocks:
             pinned_blocks=len(self._refs),
             num_running=num_running,
             num_waiting=num_waiting,
-            waiting_blocks=self.waiting_blocks,
+            wanted_blocks=self.wanted_blocks,
         )
 
     def references(self) -> dict[int, int]:

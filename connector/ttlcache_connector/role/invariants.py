@@ -56,7 +56,7 @@ def _tables(controller: Controller, ledger: Ledger) -> Iterator[str]:
         yield f"pins hold {sum(pins.values())} blocks, the table says otherwise"
     for pin in controller.pins:
         # A request that waits when its program ends may still claim.
-        if pin.program.ended and not pin.held:
+        if pin.program.ended and not pin.is_awaited:
             yield f"pin {pin.pin_id} of ended program {pin.program.program_id!r}"
 
 
@@ -90,16 +90,16 @@ def _requests(scheduler: Scheduler, controller: Controller) -> Iterator[str]:
         if request_id not in live:
             yield f"request {request_id} left the engine but not our table"
         pin = controller.pins.get(record.pin_id)
-        if pin is not None and request_id not in pin.holders:
+        if pin is not None and request_id not in pin.waiters:
             yield f"request {request_id} wants pin {pin.pin_id} without holding it"
     for pin in controller.pins:
-        for request_id in pin.holders:
+        for request_id in pin.waiters:
             if request_id not in controller.requests:
                 yield f"pin {pin.pin_id} is held by unknown request {request_id}"
     in_flight = Counter(id(r.program) for r in controller.requests.values())
     for program in controller.programs:
-        if program.in_flight != in_flight[id(program)]:
-            yield f"program {program.program_id!r} counts {program.in_flight} turns"
+        if program.live_requests != in_flight[id(program)]:
+            yield f"program {program.program_id!r} counts {program.live_requests} turns"
     for request in scheduler.waiting:
         if request.request_id not in live:
             yield f"request {request.request_id} waits but is unknown to vLLM"

@@ -43,7 +43,7 @@ class MemoryAnswers:
     def _evict(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
         memory, freed = self._controller.memory, 0
         if urgency is not Urgency.RUNNING:
-            self._pins.waiting_blocks = needed_blocks
+            self._pins.wanted_blocks = needed_blocks
             memory.on_refused(request.request_id)
             if urgency is Urgency.HELD_BACK:
                 return memory.free_for_newcomer(request.request_id, needed_blocks)

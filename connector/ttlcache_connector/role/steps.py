@@ -37,7 +37,7 @@ class StepEvents:
         """Expire pins; see which prefills are done."""
         self._upkeep.release_if_off()
         self.put_back_failed_loads()
-        self._pins.waiting_blocks = 0  # known anew when the head fails again
+        self._pins.wanted_blocks = 0  # known anew when the head fails again
         if self._lower.is_set:
             self._poll_tier()
         if self._parts.config.debug_invariants:

@@ -165,7 +165,9 @@ class AnyHistory(RuleBasedStateMachine):
     def step(self, seconds):
         self.engine.step(seconds)
         now_s = self.engine.clock.now_s()
-        assert all(pin.held or pin.deadline_s > now_s for pin in pins(self.engine))
+        assert all(
+            pin.is_awaited or pin.deadline_s > now_s for pin in pins(self.engine)
+        )
 
     @rule(needed=st.integers(-1, 50), urgency=st.sampled_from(Urgency), data=st.data())
     def reclaim(self, needed, urgency, data):

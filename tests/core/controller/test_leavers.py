@@ -24,7 +24,7 @@ def test_an_aborted_request_pins_nothing(stage):
     assert engine.controller.requests == {}
     assert pins(engine) == []
     assert engine.holder.free_blocks == 64
-    assert engine.controller.programs.get(("", "A")).in_flight == 0
+    assert engine.controller.programs.get(("", "A")).live_requests == 0
     engine.check()
 
 
@@ -104,7 +104,7 @@ def test_the_same_request_id_twice_leaves_nothing_behind():
     context = engine.turn("r1", PROMPT, program="A")
     engine.arrive("r2", context, program="A")
     engine.arrive("r2", [50, 51], program="B")
-    assert engine.controller.programs.get(("", "A")).in_flight == 0
+    assert engine.controller.programs.get(("", "A")).live_requests == 0
     engine.check()
     engine.step(seconds=TTL_S)
     assert outcomes(engine) == {PinOutcome.EXPIRED: 1}
@@ -130,7 +130,7 @@ def test_an_arrival_that_fails_leaves_nothing_behind():
     assert engine.controller.requests == {}
     finish = Finish("r2", True, 5, 4, [], lambda i, j: [])
     assert engine.controller.finish(finish) == NOTHING_RETAINED
-    assert engine.controller.programs.get(("", "A")).in_flight == 0
+    assert engine.controller.programs.get(("", "A")).live_requests == 0
 
 
 @pytest.mark.parametrize("event", ["admit", "finish", "abort"])

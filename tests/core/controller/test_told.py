@@ -82,7 +82,7 @@ def test_a_task_beside_other_tools_is_a_sub_agent():
     engine = make_engine()
     engine.turn("parent", PROMPT, [11, 12, 13], program="A", tool=["read", "Task"])
     engine.arrive("child", [*PROMPT[:4], 90, 91, 92, 93], program="A")
-    assert [(pin.kv_blocks, pin.held) for pin in pins(engine)] == [(3, False)]
+    assert [(pin.kv_blocks, pin.is_awaited) for pin in pins(engine)] == [(3, False)]
     engine.check()
 
 

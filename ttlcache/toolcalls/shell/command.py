@@ -73,7 +73,7 @@ def shell_key(command: str, tool: str = "bash") -> GapKey:
     Linear time; never raises, whatever the quoting.
 
     Args:
-        tool: as `keys.tool_name` gives it.
+        tool: as `tool_names.tool_name` gives it.
     """
     program = _dominating(command, depth=0)
     if program is None:

@@ -6,6 +6,7 @@ files: what is not in these tables is `OTHER`, whatever it looks like.
 
 from __future__ import annotations
 
+from ttlcache.toolcalls.base import words
 from ttlcache.toolcalls.shell.programs import (
     INSTANT,
     MODE_FLAGS,
@@ -17,7 +18,6 @@ from ttlcache.toolcalls.shell.programs import (
     VALUE_FLAGS,
     WRAPPERS,
 )
-from ttlcache.toolcalls.text import words
 
 #: The executable of every program that is not in `PROGRAMS`.
 OTHER = "*"

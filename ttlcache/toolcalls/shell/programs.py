@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ttlcache.toolcalls.text import words
+from ttlcache.toolcalls.base import words
 
 #: These prepare a command or report on it; any other command outranks them.
 PREFIXES = words(
