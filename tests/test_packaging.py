@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+
 from ttlcache.transfer.cuda import source_path
 
 ROOT = Path(__file__).parents[1]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 from tests.connector.conftest import free, pinned, totals
-from ttlcache_connector.role.metrics import _KNOWN_LABELS
 
 FLOOD = {"policy": "fixed", "policy_options": {"ttl_s": 300.0}, "max_ttl_s": 1e6}
 
@@ -84,24 +81,6 @@ def test_a_waiting_tenant_takes_what_another_holds_beyond_its_part(make_engine):
     for _ in range(5):
         engine.step()
     assert "big" not in {r.request_id for r in engine.scheduler.waiting}
-
-
-def test_a_flood_of_sessions_leaves_memory_and_labels_bounded(make_engine):
-    engine = make_engine(num_blocks=100, extra_config={**FLOOD, "max_programs": 100})
-    engine.on_step = None
-    flood(engine, 300)
-    tracemalloc.start()
-    before, _ = tracemalloc.get_traced_memory()
-    flood(engine, 1000, first=1000)
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    controller = engine.connector.side.controller
-    assert len(controller.programs) <= 101
-    assert after - before < 1_000_000
-    labels = {label for (name, label) in controller.metrics.totals if label}
-    assert labels <= {str(v) for values in _KNOWN_LABELS.values() for v in values} | {
-        "forgotten"
-    }
 
 
 def test_ids_of_a_megabyte_are_no_ids(make_engine):

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ttlcache.analysis.reader import load
 
 from bench.serve.server import VLLMServer
 from tests.e2e.conftest import HANG_S, Agent, engine_pid, start_server
+from ttlcache.analysis.reader import load
 from ttlcache.estimators import gap_store
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.types import GapKey
