@@ -116,7 +116,7 @@ def take_over_eviction(storage_manager: Any, gate: Any) -> bool:
     ):
         raise UnsupportedEngineError(
             f"LMCache {lmcache_version()}: its L1 eviction looks different from the "
-            'one tested; set "swap_eviction": false to run without our order'
+            "one tested; ttlcache's server module cannot replace it"
         )
     if len(managers) != 1 or internals.num_write_managers(storage_manager) != 1:
         return False
@@ -137,11 +137,6 @@ def take_over_eviction(storage_manager: Any, gate: Any) -> bool:
     for controller in controllers:
         internals.replace_eviction_policy(controller, NoOpEvictionPolicy())
     return True
-
-
-def keys_of_page(page: Any) -> list[Any]:
-    """The object keys of one page of `list_l2_keys`."""
-    return [entry.key.to_object_key() for entry in page.entries]
 
 
 def check_event_bus(server_context: Any) -> None:

@@ -25,7 +25,6 @@ _USED = {
         "lmcache.v1.multiprocess.ext_server_module:server_module_handler",
         "lmcache.v1.distributed.internal_api:L1ManagerListener",
         "lmcache.v1.distributed.eviction_policy:NoOpEvictionPolicy",
-        "lmcache.v1.distributed.storage_manager:StorageManager.register_l2_listener",
         "lmcache.v1.mp_observability.event:EventType.MP_LOOKUP",
         "lmcache.v1.mp_observability.event:EventType.MP_REQUEST_END",
         "ttlcache_lmcache.server_module:build_server_modules",
@@ -163,7 +162,7 @@ def _attempt(
 
 def _server_module(raw: Mapping[str, Any], where: str) -> str:
     found = config.load(config.ServerModuleConfig, raw, where)
-    return f"policy={found.policy} max_ttl_s={found.max_ttl_s:g}"
+    return f"max_ttl_s={found.max_ttl_s:g}"
 
 
 def _tier(raw: Mapping[str, Any], where: str) -> str:

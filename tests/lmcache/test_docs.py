@@ -98,11 +98,11 @@ def test_diagnose_says_what_is_wrong(
 ) -> None:
     (tmp_path / "file").touch()
     findings = diagnose(
-        server_module={"polic": "x"},
+        server_module={"max_ttl": 1.0},
         l2_adapter={"path": str(tmp_path / "file"), "disk_bytes": 1},
     )
     texts = {f.what: f.text for f in findings if not f.is_ok}
-    assert "did you mean 'policy'" in texts["--server-module config"]
+    assert "did you mean 'max_ttl_s'" in texts["--server-module config"]
     assert "writable folder" in texts["--l2-adapter adapter_params"]
 
     monkeypatch.setattr("ttlcache_lmcache.compat.lmcache_version", lambda: "0.7.0")
