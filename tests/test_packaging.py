@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from ttlcache.transfer.kernels import source_path
+
+from ttlcache.transfer.cuda import source_path
+from ttlcache_lmcache import compat
 
 ROOT = Path(__file__).parents[1]
 MINORS = [f"0.{minor}.0" for minor in range(200)]
@@ -39,7 +41,7 @@ def test_the_wheel_has_core_connector_command_and_plugin(site):
 
 
 def test_an_installed_package_finds_the_kernels(site):
-    code = "from ttlcache.transfer.kernels import source_path; print(source_path())"
+    code = "from ttlcache.transfer.cuda import source_path; print(source_path())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=site.parent,
@@ -64,4 +66,4 @@ def test_the_extras_ask_for_what_the_server_takes():
     assert allowed == [v for v in MINORS if v in tested][: len(allowed)]
     assert "1.0.0" not in vllm
     assert "0.32.0" in vllm  # what CI runs on
-    assert extras["lmcache"][0] == f"lmcache{requirements.TESTED_LMCACHE}"
+    assert extras["lmcache"][0] == f"lmcache{compat.TESTED_LMCACHE}"

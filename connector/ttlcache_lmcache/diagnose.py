@@ -129,7 +129,8 @@ def _version(allow_untested: bool) -> Finding:
         version = compat.check_lmcache(allow_untested=allow_untested)
     except TTLCacheError as error:
         return Finding("LMCache version", False, str(error))
-    tested = "tested" if compat.is_tested(version) else "not tested, but allowed"
+    is_tested = compat.is_in(version, compat.TESTED_LMCACHE)
+    tested = "tested" if is_tested else "not tested, but allowed"
     return Finding("LMCache version", True, f"{version}, {tested}")
 
 
