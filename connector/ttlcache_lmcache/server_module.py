@@ -1,4 +1,4 @@
-"""TTL retention inside `lmcache server`.
+"""Eviction by program inside `lmcache server`.
 
     lmcache server … --server-module \
         '{"module_path": "ttlcache_lmcache.server_module", "config": {…}}'
@@ -15,7 +15,7 @@ from typing import Any
 
 from lmcache.v1.multiprocess.ext_server_module import server_module_handler
 
-from ttlcache.clock import Clock, default_clock
+from ttlcache.clock import default_clock
 from ttlcache_lmcache import compat, hints
 from ttlcache_lmcache.adapters import otel
 from ttlcache_lmcache.adapters.listeners import L1Events, RequestEvents
@@ -35,7 +35,7 @@ class TTLServerModule:
         UnsupportedEngineError: an LMCache that was not tested.
     """
 
-    def __init__(self, build_context: Any, clock: Clock | None = None) -> None:
+    def __init__(self, build_context: Any) -> None:
         config = load(ServerModuleConfig, build_context.config, _WHERE)
         version = compat.check_lmcache(allow_untested=config.allow_untested_lmcache)
         self._context = build_context.server_context
@@ -44,8 +44,7 @@ class TTLServerModule:
         self._storage = self._context.storage_manager
         self._l1s = compat.l1_managers(self._storage)
         self.errors: Counter[str] = Counter()
-        clock = clock if clock is not None else default_clock()
-        self.tier = Tier(config, clock, self._used)
+        self.tier = Tier(config, default_clock(), self._used)
         self._take_over_eviction()
         self._attach()
         self._sweeper = Sweeper(
