@@ -41,6 +41,7 @@ NIGHTLY = {
         f"{_CONNECTOR}/cli/profile.py",
         f"{_CONNECTOR}/cli/sweep.py",
     ),
+    "tests/e2e/test_recorder.py": ("ttlcache/telemetry/recorder.py",),
     "tests/e2e/test_settings.py": ("bench/compare/settings.py",),
     "tests/e2e/test_survival.py": (f"{_CONNECTOR}/http/", *_LMCACHE),
     "tests/e2e/test_tier_hybrid.py": _LMCACHE[:1],

@@ -88,14 +88,11 @@ class TTLCacheConfig(BaseModel):
         allow_inf_nan=False,
         description="A program silent for this long counts as ended.",
     )
-    tool_detection: bool = Field(
-        default=True,
-        description="Read the next tool from the output text when no hint names it.",
-    )
     tool_call_parser: str | None = Field(
         default=None,
-        description="vLLM tool parser asked where ours see no call; default: the "
-        "server's --tool-call-parser.",
+        description="vLLM tool parser asked where ours see no call in an output; "
+        "default: the server's --tool-call-parser. none: outputs are not read, only "
+        "hints name tools.",
     )
     lower_tier: Literal["none", "lmcache"] = Field(
         default="none",
@@ -124,6 +121,11 @@ class TTLCacheConfig(BaseModel):
         default=False,
         description="Run on vLLM versions outside the tested range.",
     )
+
+    @property
+    def reads_outputs(self) -> bool:
+        """Whether the next tool is read from a turn's output."""
+        return self.tool_call_parser != "none"
 
     @field_validator("ordering")
     @classmethod

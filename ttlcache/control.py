@@ -58,12 +58,12 @@ def remaining_s(order: Mapping[str, Any], waited_s: float) -> float | None:
 def _progress(
     controller: Controller, tenant: str, program_id: str, order: Mapping[str, Any]
 ) -> dict[str, Any]:
-    held = controller.progress(
+    pins = controller.progress(
         tenant, program_id, lambda waited_s: remaining_s(order, waited_s)
     )
-    if held is None:
+    if pins is None:
         return {"known": False}
-    return {"known": True, "pins": held}
+    return {"known": True, "pins": pins}
 
 
 def _listing(controller: Controller, now_s: float) -> dict[str, Any]:

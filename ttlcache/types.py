@@ -122,7 +122,7 @@ class Decision(NamedTuple):
     reason: one short machine-readable phrase, e.g. "ecdf:tool".
     inputs: the numbers it was computed from.
     policy_ttl_s: the part of `ttl_s` that the policy itself asked for; beyond it the
-        pin is held for the client's own TTL, and any waiting request may take it. Set
+        pin lasts for the client's own TTL, and any waiting request may take it. Set
         by `Retention`, not by policies.
     stall_wait_s: for so long after the turn's end an engine that has nothing to run
         waits for the next turn rather than take the pin. 0: it takes the pin at once.
@@ -262,7 +262,7 @@ class ReleaseMode(Enum):
 
 
 class Shrunk(NamedTuple):
-    """What a holder did: blocks that became free, and what is still held."""
+    """What a holder did: blocks that became free, and what is still referenced."""
 
     freed_blocks: int
     kept_blocks: int

@@ -139,7 +139,6 @@ class _Replay:
             self._holder,
             BLOCK_TOKENS,
             costs=self._costs,
-            memoryfulness=setting.memoryfulness(),
         )
         self._outcomes: list[Outcome] = []
         self._pending: dict[int, Outcome] = {}  # program's number -> its open gap

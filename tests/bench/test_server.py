@@ -123,12 +123,12 @@ def test_leaving_stops_the_server_and_its_children(tmp_path: Path) -> None:
 
 BENCH = """
 import signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)  # what started the tests may ignore some
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from bench.serve.process import ServerProcess, stop_servers_on_signals
 
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, signal.SIG_DFL)  # what started the tests may ignore some
 stop_servers_on_signals()
 command = (sys.executable, "-c", sys.argv[1])
 server = ServerProcess(command, sys.argv[2], Path(sys.argv[3]), 900.0)

@@ -85,7 +85,7 @@ def test_a_vllm_that_does_not_announce_its_steps_loses_nothing():
 def test_the_connector_says_whether_it_is_alone(monkeypatch, group):
     told = []
     ours = TTLConnector.__new__(TTLConnector)
-    ours.worker = SimpleNamespace(
+    ours.worker_role = SimpleNamespace(
         before_forward=lambda metadata, is_alone: told.append(is_alone)
     )
     members = {"none": None, "ours": ours, "another": object()}

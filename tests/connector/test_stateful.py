@@ -22,7 +22,7 @@ from bench.stress.wedge import loading
 from bench.stress.wedge.engine import ScheduleFailure
 from bench.stress.wedge.schedule import Schedule
 from bench.stress.wedge.spec import random_engine
-from ttlcache_connector.blocks.pinned import PinnedBlocks
+from ttlcache_connector.blocks import pinned
 
 MOVES = (
     *("new_program", "next_turn", "abort", "retry", "branch", "parallel_samples"),
@@ -95,9 +95,9 @@ def test_no_history_breaks_anything():
 
 
 def test_a_leak_is_found(monkeypatch):
-    original = PinnedBlocks._drop
+    original = pinned.free_tail_first
     monkeypatch.setattr(
-        PinnedBlocks, "_drop", lambda s, blocks: original(s, blocks[:-1])
+        pinned, "free_tail_first", lambda pool, blocks: original(pool, blocks[:-1])
     )
     quick = settings(ALL, max_examples=5, phases=[Phase.generate])
     with pytest.raises(ScheduleFailure, match=r"references|free"):

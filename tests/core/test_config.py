@@ -24,7 +24,6 @@ WRONG = {
     "quantum_turns": (["16", True, 1.5], [0, -1]),
     "max_queue_wait_s": (["120", None, True], [0, -1.0, math.inf]),
     "program_idle_s": (["900", None, True], [0, -1, math.inf, math.nan]),
-    "tool_detection": (["on", 0, None], []),
     "tool_call_parser": ([1, True, ["hermes"]], []),
     "lower_tier": ([1, None, True], ["cpu", "", "LMCache"]),
     "demote": ([1, None, True], ["expiry", ""]),
@@ -128,6 +127,12 @@ def test_config_errors_are_value_errors_of_our_tree():
     with pytest.raises(ValueError):
         load_config({"policy": 1})
     assert issubclass(ConfigError, TTLCacheError)
+
+
+def test_outputs_are_read_unless_the_parser_is_none():
+    assert TTLCacheConfig().reads_outputs
+    assert load_config({"tool_call_parser": "hermes"}).reads_outputs
+    assert not load_config({"tool_call_parser": "none"}).reads_outputs
 
 
 def test_a_config_is_frozen():

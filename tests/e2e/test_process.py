@@ -19,10 +19,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ttlcache.analysis.load import load
 
 from bench.serve.server import VLLMServer
 from tests.e2e.conftest import HANG_S, Agent, engine_pid, start_server
+from ttlcache.analysis.reader import load
 from ttlcache.estimators import gap_store
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.types import GapKey
@@ -54,10 +54,10 @@ def history_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(model: Path, log_path: Path, history_path: Path) -> VLLMServer:
     extra = {
+        "record_path": str(log_path.parent / "recording"),
         "policy": "fixed",
         "policy_options": {"ttl_s": 60.0},
         "state_dir": str(history_path.parent),
-        "record_path": str(log_path.parent / "recording"),
     }
     drain = ("--shutdown-timeout", str(DRAIN_S))
     return start_server(model, log_path, extra, extra_args=drain)

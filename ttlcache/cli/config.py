@@ -21,7 +21,7 @@ CHANGE_WHEN = {
     "max_ttl_s": "gaps last longer and memory is idle",
     "max_queue_wait_s": "somebody watches: lower; batch jobs only: higher",
     "program_idle_s": "agents pause for longer, e.g. for people",
-    "tool_detection": "all clients send `tool`, or outputs are no business of ours",
+    "tool_call_parser": "`none`: clients send `tool`, or outputs must not be read",
     "state_dir": "the first minutes after a start matter: `ttlcache profile`",
     "record_path": "you want `ttlcache explain`, `analyze`, `plot` or `export`",
     "debug_invariants": "you report a bug",

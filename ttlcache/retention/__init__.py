@@ -1,2 +1,2 @@
-"""How long a finished turn is held, which pins give way under pressure, and where a pin
-ends."""
+"""How long a finished turn is pinned, which pins give way under pressure, and where a
+pin ends."""

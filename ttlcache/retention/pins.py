@@ -1,4 +1,4 @@
-"""The pin table: which finished turns are held, until when, who goes first.
+"""The pin table: which finished turns are pinned, until when, who goes first.
 
 It owns order, never blocks or bytes. Blocks belong to the engine's pool and are
 referenced by the adapter; here a pin is a number of blocks with a deadline.

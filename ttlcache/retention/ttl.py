@@ -1,4 +1,4 @@
-"""For how long a finished turn is held, decided at four moments of its gap:
+"""For how long a finished turn is pinned, decided at four moments of its gap:
 
 - `retain`: the turn ended; a pin, as far as policy and caps allow.
 - `redecide_at_deadline`: the pin's time is over.
@@ -101,7 +101,7 @@ class Retention:
         return Finished(decision, PinOrder(pin.pin_id, pin.kv_blocks))
 
     def redecide_at_deadline(self, pin: Pin, now_s: float) -> bool:
-        """Whether the pin is held on, given how long the gap has lasted.
+        """Whether the pin goes on, given how long the gap has lasted.
 
         A pin is an option, not a promise. Rules that plan a gap from its start
         answer 0 here; a client's own TTL is final.
@@ -114,7 +114,7 @@ class Retention:
     def redecide_under_pressure(self, now_s: float) -> int:
         """A request waits for memory: pins made while none did are decided anew.
 
-        Such a pin is held for as long as pins may be, and programs that came later may
+        Such a pin lasts for as long as pins may, and programs that came later may
         not take it: that of a program which is over would keep them waiting so long.
         At most `REPRICED_AT_ONCE` at a time.
 
@@ -207,7 +207,7 @@ class Retention:
         return decision._replace(ttl_s=min(decision.ttl_s, left_s))
 
     def _prolong(self, pin: Pin, facts: TurnFacts, view: View, now_s: float) -> bool:
-        """Whether the policy would hold the pin on; if so, for how long from now."""
+        """Whether the policy would go on with the pin; if so, for how long from now."""
         decision = self._redecide(facts, now_s - pin.turn.finish_s, view)
         if decision.ttl_s < MIN_PROLONG_S:
             return False
@@ -273,7 +273,7 @@ class Retention:
     ) -> Pin | None:
         """Pin the reusable prefix of a turn, as much of it as the cap leaves.
 
-        Blocks that other pins hold already do not count against the cap.
+        Blocks that other pins reference already do not count against the cap.
 
         Returns:
             The pin, or None when nothing of it fits.
@@ -283,7 +283,7 @@ class Retention:
         missing = self._missing(finish, keep)
         if missing > 0:
             self.reclaimer.unpin_for(program, rank, missing, some_help=finish.divisible)
-            # Counted anew: those pins may have held blocks of this very turn.
+            # Counted anew: those pins may have referenced blocks of this very turn.
             keep -= max(0, self._missing(finish, keep))
         if keep < kv_blocks and not finish.divisible:
             return None

@@ -1,1 +1,2 @@
-"""In which order waiting requests are served, and which of them may start."""
+"""In which order waiting requests are served, which of them may start, and which pins
+give way for them."""

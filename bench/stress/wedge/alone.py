@@ -16,10 +16,12 @@ from bench.stress.wedge.engine import DrivenEngine
 from bench.stress.wedge.schedule import Schedule
 from bench.stress.wedge.spec import Loads, RandomEngine, plain_scheduler, random_engine
 
-#: In place of our side of the connector: no pins, no programs, no faults.
+#: In place of our role: no pins, no programs, no faults.
 _NOBODY = SimpleNamespace(
-    controller=SimpleNamespace(
-        pins=(), requests=(), programs=(), end=lambda *_names: None
+    parts=SimpleNamespace(
+        controller=SimpleNamespace(
+            pins=(), requests=(), programs=(), end=lambda *_names: None
+        )
     )
 )
 
@@ -28,7 +30,7 @@ class AloneEngine(DrivenEngine):
     """Without tables of ours there is nothing to check but that it goes on."""
 
     @property
-    def side(self) -> Any:
+    def role(self) -> Any:
         return _NOBODY
 
     def check(self) -> None:
@@ -62,4 +64,4 @@ def hybrid_engine(rng: random.Random) -> RandomEngine:
         pace=rng.choice((0.05, 0.3, 1.0)),
         beside=True,
     )
-    return replace(drawn, engine=engine, loads=loads)
+    return replace(drawn, engine=engine, loads=loads, max_programs=None)

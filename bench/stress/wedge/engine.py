@@ -60,7 +60,7 @@ class DrivenEngine:
         self.harness = EngineHarness(spec, config, self.random_engine.depth)
         self.harness.worker_says = self._worker_says
         if self.random_engine.max_programs is not None:
-            programs = self.side.controller.programs
+            programs = self.role.parts.controller.programs
             programs.max_programs = self.random_engine.max_programs
         if self.random_engine.drafts:
             self.harness.on_output = self._propose

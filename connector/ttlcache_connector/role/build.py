@@ -54,7 +54,7 @@ class SchedulerRoleBuilder:
         self._metrics = MetricsBuffer()
         self._reader = (
             OutputReader(vllm_config.model_config, config.tool_call_parser)
-            if config.tool_detection
+            if config.reads_outputs
             else None
         )
         self._lower = GuardedTier(

@@ -88,7 +88,7 @@ class Worker(EngineHarness):
             violations(self.scheduler, role.parts.controller, role.parts.ledger) == []
         )
         assert role.parts.faults.total == role.parts.lower.faults.total == 0
-        assert self.worker.worker.faults.total == 0
+        assert self.worker.worker_role.faults.total == 0
 
     def settle(self) -> None:
         """Step until pins and copies have come to an end."""
