@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from ttlcache.transfer.cuda import source_path
+from ttlcache_lmcache import compat
 
 ROOT = Path(__file__).parents[1]
 MINORS = [f"0.{minor}.0" for minor in range(200)]
@@ -65,4 +66,4 @@ def test_the_extras_ask_for_what_the_server_takes():
     assert allowed == [v for v in MINORS if v in tested][: len(allowed)]
     assert "1.0.0" not in vllm
     assert "0.32.0" in vllm  # what CI runs on
-    assert extras["lmcache"][0] == f"lmcache{requirements.TESTED_LMCACHE}"
+    assert extras["lmcache"][0] == f"lmcache{compat.TESTED_LMCACHE}"

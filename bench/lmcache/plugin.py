@@ -61,7 +61,6 @@ class PluginBenchOptions:
     arms: tuple[str, ...] = option(
         ARMS, "Of LRU, ARC, IsolatedLRU, ttl, oracle (sim); by comma."
     )
-    policy: str = option("adaptive", "Retention policy of the ttl arm.")
     trace: Path | None = option(None, "Replay this trace.")
     half: str = option("", "Lines of the trace: odd or even; all if empty.")
     uniform: bool = option(False, "Contexts drawn at random: nothing to learn.")
@@ -217,7 +216,7 @@ def _run(
             l1_gb=l1_gb,
             chunk_tokens=options.chunk_tokens,
             eviction_policy="LRU" if ours else name,
-            ttl_module={"policy": options.policy} if ours else None,
+            ttl_module={} if ours else None,
         ),
         options.out / f"lmcache-{name}.log",
     )
@@ -239,9 +238,7 @@ def _run_sim(
     sim = (
         Oracle(capacity, options.chunk_tokens)
         if name == ORACLE
-        else Simulation(
-            name, capacity, options.chunk_tokens, options.policy, pool_chunks
-        )
+        else Simulation(name, capacity, options.chunk_tokens, pool_chunks)
     )
     found = sim.run(programs, options.seed, SIM_SERVICE_S)
     return PluginArmResult(

@@ -26,7 +26,7 @@ from lmcache.v1.distributed.eviction_policy import CreateEvictionPolicy
 from bench.serve.replay import ReplayOptions, new_token_ids
 from bench.sim.load.programs import Program
 from ttlcache.clock import VirtualClock
-from ttlcache_lmcache.config import ServerModuleConfig, load
+from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.retention.l1_tier import Tier
 
 _WATERMARK, _RATIO = 0.8, 0.2  # LMCache's defaults
@@ -101,9 +101,8 @@ class _Ours:
         self.tier.ended(request)
 
     def look(self, used: float, is_second: bool) -> list[Any]:
-        gone: list[Any] = self.tier.sweep()
-        self.tier.deleted(gone)
-        return gone
+        self.tier.pass_time()
+        return []
 
 
 class EnginePool:
@@ -147,12 +146,7 @@ class Simulation:
     """One arm over one workload."""
 
     def __init__(
-        self,
-        name: str,
-        capacity: int,
-        chunk_tokens: int,
-        policy: str = "adaptive",
-        pool_chunks: int = 0,
+        self, name: str, capacity: int, chunk_tokens: int, pool_chunks: int = 0
     ) -> None:
         """
         Args:
@@ -167,9 +161,10 @@ class Simulation:
         self.capacity = capacity
         self.chunk_tokens = chunk_tokens
         self.result = SimResult()
-        config = load(ServerModuleConfig, {"policy": policy}, "sim")
         self.arm: _Stock | _Ours = (
-            _Ours(Tier(config, self.clock, lambda: len(self.l1) / capacity))
+            _Ours(
+                Tier(ServerModuleConfig(), self.clock, lambda: len(self.l1) / capacity)
+            )
             if name == "ttl"
             else _Stock(name, self.l1)
         )

@@ -1,4 +1,4 @@
-"""TTL retention for people who run LMCache without TTLConnector: LMCache plugins.
+"""Eviction by program for people who run LMCache without TTLConnector: LMCache plugins.
 
 - `ttlcache_lmcache.server_module`: for `lmcache server --server-module`;
 - `ttlcache_lmcache.l2_adapter`: for `lmcache server --l2-adapter`;
@@ -6,6 +6,6 @@
 - `ttlcache_lmcache.client`: how a program next to the engine tells the server more;
 - `ttlcache_lmcache.diagnose`: would they load, and why not.
 
-Only the modules named `compat`, `client`, `server_module`, `eviction`, `l2_adapter` and
-`storage_plugin` import lmcache; none imports vllm. See docs/lmcache.md.
+Only `adapters`, `compat`, `client`, `server_module`, `l2_adapter` and `storage_plugin`
+import lmcache; none imports vllm. See docs/lmcache.md.
 """

@@ -6,15 +6,16 @@ import importlib.metadata
 import inspect
 import logging
 import os
-import re
 from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
 
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_lmcache import internals
 
-#: First tested version, and the first one beyond the tested range.
-TESTED_FROM = (0, 5, 6)
-TESTED_BELOW = (0, 6)
+#: LMCache versions that our tests run on.
+TESTED_LMCACHE = ">=0.5.6,<0.6"
 _OVERRIDE = '"allow_untested_lmcache": true'
 
 
@@ -41,9 +42,12 @@ def ttlcache_version() -> str:
         return "unknown"
 
 
-def is_tested(version: str) -> bool:
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-    return TESTED_FROM <= numbers < TESTED_BELOW
+def is_in(version: str, tested: str) -> bool:
+    try:
+        # A pre-release counts as its release: ours are tested from the first one on.
+        return SpecifierSet(tested).contains(Version(version).base_version)
+    except InvalidVersion:
+        return False
 
 
 def check_lmcache(*, allow_untested: bool) -> str:
@@ -58,17 +62,16 @@ def check_lmcache(*, allow_untested: bool) -> str:
     version = lmcache_version()
     if version is None:
         raise UnsupportedEngineError("LMCache is not installed: pip install lmcache")
-    if is_tested(version):
+    if is_in(version, TESTED_LMCACHE):
         return version
-    tested = f">={_dotted(TESTED_FROM)},<{_dotted(TESTED_BELOW)}"
     if not allow_untested:
         raise UnsupportedEngineError(
             f"LMCache {version} is outside the range that ttlcache's plugins were "
-            f"tested with ({tested}); set {_OVERRIDE} in the plugin's configuration "
-            "to try it"
+            f"tested with ({TESTED_LMCACHE}); set {_OVERRIDE} in the plugin's "
+            "configuration to try it"
         )
     logger(__name__).warning(
-        "ttlcache runs on untested LMCache %s (tested: %s)", version, tested
+        "ttlcache runs on untested LMCache %s (tested: %s)", version, TESTED_LMCACHE
     )
     return version
 
@@ -116,7 +119,7 @@ def take_over_eviction(storage_manager: Any, gate: Any) -> bool:
     ):
         raise UnsupportedEngineError(
             f"LMCache {lmcache_version()}: its L1 eviction looks different from the "
-            'one tested; set "swap_eviction": false to run without our order'
+            "one tested; ttlcache's server module cannot replace it"
         )
     if len(managers) != 1 or internals.num_write_managers(storage_manager) != 1:
         return False
@@ -137,11 +140,6 @@ def take_over_eviction(storage_manager: Any, gate: Any) -> bool:
     for controller in controllers:
         internals.replace_eviction_policy(controller, NoOpEvictionPolicy())
     return True
-
-
-def keys_of_page(page: Any) -> list[Any]:
-    """The object keys of one page of `list_l2_keys`."""
-    return [entry.key.to_object_key() for entry in page.entries]
 
 
 def check_event_bus(server_context: Any) -> None:
@@ -170,7 +168,3 @@ def check_hash(engine_config: Any) -> None:
             "'sha256_cbor' (Python's own hash differs in every process, so nothing on "
             "disk would ever be found again)"
         )
-
-
-def _dotted(numbers: tuple[int, ...]) -> str:
-    return ".".join(str(n) for n in numbers)

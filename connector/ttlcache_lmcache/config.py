@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ttlcache import policies
 from ttlcache.errors import ConfigError, explain
 
 _Settings = TypeVar("_Settings", bound="PluginConfig")
@@ -26,18 +25,11 @@ class PluginConfig(BaseModel):
 class ServerModuleConfig(PluginConfig):
     """`config` of `--server-module`."""
 
-    policy: str = Field(
-        default="adaptive",
-        description="Retention policy by name, see `ttlcache.policies.names()`.",
-    )
-    policy_options: dict[str, Any] = Field(
-        default_factory=dict, description="Options of the policy."
-    )
     max_ttl_s: float = Field(
         default=600.0,
         ge=0.0,
         allow_inf_nan=False,
-        description="Upper bound of every TTL in seconds.",
+        description="Upper bound of clients' TTLs in seconds.",
     )
     program_idle_s: float = Field(
         default=3600.0,
@@ -50,26 +42,11 @@ class ServerModuleConfig(PluginConfig):
         ge=1,
         description="Programs remembered at once; the longest idle is forgotten.",
     )
-    demote_above: float = Field(
-        default=1.0,
-        ge=0.0,
-        le=1.0,
-        description="At expiry, what L2 has leaves L1 while more than this share of L1 "
-        "is used; 0: always, 1: never.",
-    )
     sweep_interval_s: float = Field(
         default=0.25,
         gt=0.0,
         le=60.0,
         description="Seconds between two looks for expired programs.",
-    )
-    swap_eviction: bool = Field(
-        default=True,
-        description="Evict from L1 in our order, and only as much as is needed; false: "
-        "LMCache's policy as configured.",
-    )
-    profile_path: str | None = Field(
-        default=None, description="File with prefill and reload costs to start from."
     )
 
 
@@ -112,14 +89,12 @@ def load(kind: type[_Settings], raw: Mapping[str, Any], where: str) -> _Settings
 
     Raises:
         ConfigError: unknown key (with the nearest valid one), wrong type or range,
-            missing key, unknown policy or policy option.
+            missing key.
     """
     try:
         config = kind.model_validate(dict(raw))
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain(kind, error)}") from None
-    if isinstance(config, ServerModuleConfig):
-        policies.create(config.policy, config.policy_options)
     if isinstance(config, TierConfig) and not (config.disk_bytes + config.memory_bytes):
         raise ConfigError(
             f"{where}: keys 'disk_bytes' and 'memory_bytes' have value 0, "

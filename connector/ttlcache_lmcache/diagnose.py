@@ -11,12 +11,12 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ttlcache.errors import ConfigError, TTLCacheError
 from ttlcache_lmcache import compat, config
+from ttlcache_lmcache.findings import BAD, OK, Finding
 from ttlcache_lmcache.store import disk_index
 
 #: LMCache's classes that each plugin derives from or calls, as "module:name".
@@ -25,7 +25,6 @@ _USED = {
         "lmcache.v1.multiprocess.ext_server_module:server_module_handler",
         "lmcache.v1.distributed.internal_api:L1ManagerListener",
         "lmcache.v1.distributed.eviction_policy:NoOpEvictionPolicy",
-        "lmcache.v1.distributed.storage_manager:StorageManager.register_l2_listener",
         "lmcache.v1.mp_observability.event:EventType.MP_LOOKUP",
         "lmcache.v1.mp_observability.event:EventType.MP_REQUEST_END",
         "ttlcache_lmcache.server_module:build_server_modules",
@@ -57,15 +56,6 @@ _ADAPTER_SPEC = (
 _YAML_SPEC = "lmcache.v1.config:LMCacheEngineConfig"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check: what was looked at, whether it is well, and what was found."""
-
-    what: str
-    is_ok: bool
-    text: str
-
-
 def diagnose(
     server_module: Mapping[str, Any] | None = None,
     l2_adapter: Mapping[str, Any] | None = None,
@@ -86,7 +76,7 @@ def diagnose(
     given = (server_module, l2_adapter, storage_plugin)
     allow = any(raw.get("allow_untested_lmcache") is True for raw in given if raw)
     findings = [_version(allow)]
-    if not findings[0].is_ok and compat.lmcache_version() is None:
+    if findings[0].state == BAD and compat.lmcache_version() is None:
         return findings
     findings += [_imports(plugin, names) for plugin, names in _USED.items()]
     if server_module is not None:
@@ -118,10 +108,10 @@ def diagnose_given(text: str) -> list[Finding]:
     try:
         chosen = _from_json(text) if what == "JSON" else _from_yaml(text)
     except TTLCacheError as error:
-        return [*diagnose(), Finding(what, False, str(error))]
+        return [*diagnose(), Finding(BAD, what, str(error))]
     except Exception as error:  # noqa: BLE001 - LMCache's parsers raise anything
         reason = f"LMCache refuses it: {type(error).__name__}: {error}"
-        return [*diagnose(), Finding(what, False, reason)]
+        return [*diagnose(), Finding(BAD, what, reason)]
     return diagnose(**chosen)
 
 
@@ -129,9 +119,10 @@ def _version(allow_untested: bool) -> Finding:
     try:
         version = compat.check_lmcache(allow_untested=allow_untested)
     except TTLCacheError as error:
-        return Finding("LMCache version", False, str(error))
-    tested = "tested" if compat.is_tested(version) else "not tested, but allowed"
-    return Finding("LMCache version", True, f"{version}, {tested}")
+        return Finding(BAD, "LMCache version", str(error))
+    is_tested = compat.is_in(version, compat.TESTED_LMCACHE)
+    tested = "tested" if is_tested else "not tested, but allowed"
+    return Finding(OK, "LMCache version", f"{version}, {tested}")
 
 
 def _imports(plugin: str, names: tuple[str, ...]) -> Finding:
@@ -139,8 +130,8 @@ def _imports(plugin: str, names: tuple[str, ...]) -> Finding:
         try:
             _found(name)
         except Exception as error:  # noqa: BLE001 - any reason not to load is one
-            return Finding(plugin, False, f"{name}: {type(error).__name__}: {error}")
-    return Finding(plugin, True, "loads")
+            return Finding(BAD, plugin, f"{name}: {type(error).__name__}: {error}")
+    return Finding(OK, plugin, "loads")
 
 
 def _found(name: str) -> Any:
@@ -156,14 +147,14 @@ def _attempt(
     check: Callable[[Mapping[str, Any], str], str], raw: Mapping[str, Any], where: str
 ) -> Finding:
     try:
-        return Finding(where, True, check(raw, where))
+        return Finding(OK, where, check(raw, where))
     except TTLCacheError as error:
-        return Finding(where, False, str(error).removeprefix(f"{where}: "))
+        return Finding(BAD, where, str(error).removeprefix(f"{where}: "))
 
 
 def _server_module(raw: Mapping[str, Any], where: str) -> str:
     found = config.load(config.ServerModuleConfig, raw, where)
-    return f"policy={found.policy} max_ttl_s={found.max_ttl_s:g}"
+    return f"max_ttl_s={found.max_ttl_s:g}"
 
 
 def _tier(raw: Mapping[str, Any], where: str) -> str:

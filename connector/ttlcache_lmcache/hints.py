@@ -29,7 +29,6 @@ class Hint(BaseModel):
         parts from coarse to fine.
     program: whose turn it is, by any name; for turns that look nothing up.
     is_over: the turn is over now, though its session may end later.
-    is_final: after `ttl_s` it is given up; false: the module's policy is asked then.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -40,7 +39,6 @@ class Hint(BaseModel):
     tool: str | tuple[Part, ...] | None = Field(default=None, max_length=64)
     program: str | None = Field(default=None, min_length=1, max_length=512)
     is_over: bool = False
-    is_final: bool = True
 
     @property
     def gap_key(self) -> GapKey | None:

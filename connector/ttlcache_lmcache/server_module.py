@@ -1,35 +1,30 @@
-"""TTL retention inside `lmcache server`.
+"""Eviction by program inside `lmcache server`.
 
     lmcache server … --server-module \
         '{"module_path": "ttlcache_lmcache.server_module", "config": {…}}'
 
-LMCache's documented extension point. It watches L1 and L2, keeps a deadline per
-program, orders L1's eviction, and drops from L1 at expiry what L2 has.
+LMCache's documented extension point. It watches L1 and requests, and decides what
+leaves L1 for a store.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from lmcache.v1.multiprocess.ext_server_module import server_module_handler
 
-from ttlcache.clock import Clock, default_clock
-from ttlcache.errors import ConfigError
+from ttlcache.clock import default_clock
 from ttlcache_lmcache import compat, hints
 from ttlcache_lmcache.adapters import otel
-from ttlcache_lmcache.adapters.listeners import L1Events, L2Events, RequestEvents
+from ttlcache_lmcache.adapters.listeners import L1Events, RequestEvents
 from ttlcache_lmcache.adapters.store_gate import StoreGate
 from ttlcache_lmcache.config import ServerModuleConfig, load
 from ttlcache_lmcache.retention.l1_tier import Tier
-from ttlcache_lmcache.retention.ttl_advisor import TierCosts
 from ttlcache_lmcache.sweeper import Sweeper
 
 _WHERE = "--server-module config"
-#: Keys read from an adapter at once when the server starts.
-_PAGE = 10_000
 
 
 class TTLServerModule:
@@ -40,66 +35,47 @@ class TTLServerModule:
         UnsupportedEngineError: an LMCache that was not tested.
     """
 
-    def __init__(self, build_context: Any, clock: Clock | None = None) -> None:
-        self._config = load(ServerModuleConfig, build_context.config, _WHERE)
-        self._version = compat.check_lmcache(
-            allow_untested=self._config.allow_untested_lmcache
-        )
+    def __init__(self, build_context: Any) -> None:
+        config = load(ServerModuleConfig, build_context.config, _WHERE)
+        version = compat.check_lmcache(allow_untested=config.allow_untested_lmcache)
         self._context = build_context.server_context
         compat.check_event_bus(self._context)
         self._logger = compat.logger(__name__)
         self._storage = self._context.storage_manager
         self._l1s = compat.l1_managers(self._storage)
         self.errors: Counter[str] = Counter()
-        self.tier = Tier(
-            self._config,
-            clock if clock is not None else default_clock(),
-            self._used,
-            TierCosts(_profile(self._config)),
-            self._on_error,
-        )
-        self._evicts = self._config.swap_eviction and self._take_over_eviction()
-        self._adapters: list[Any] = []  # whose objects the tier knows
+        self.tier = Tier(config, default_clock(), self._used)
+        self._take_over_eviction()
         self._attach()
         self._sweeper = Sweeper(
             "ttlcache-sweep",
-            self.sweep,
-            self._config.sweep_interval_s,
+            self.tier.pass_time,
+            config.sweep_interval_s,
             lambda error: self._on_error("sweep", error),
         )
         self._logger.info(
-            "ttlcache %s in LMCache %s: policy=%s max_ttl_s=%g demote_above=%g "
-            "eviction=%s",
+            "ttlcache %s in LMCache %s: max_ttl_s=%g",
             compat.ttlcache_version(),
-            self._version,
-            self._config.policy,
-            self._config.max_ttl_s,
-            self._config.demote_above,
-            "ours" if self._evicts else "LMCache's",
+            version,
+            config.max_ttl_s,
         )
 
     def _attach(self) -> None:
         l1_events = L1Events(self.tier, self._on_error)
         for manager in self._l1s:
             manager.register_listener(l1_events)
-        self._storage.register_l2_listener(L2Events(self.tier, self._on_error))
-        self._read_l2()
-        events = RequestEvents(
-            self.tier, self._context.chunk_size, self._salt_of, self._on_error
-        )
+        events = RequestEvents(self.tier, self._salt_of, self._on_error)
         events.subscribe(
             self._context.event_bus, self._context.session_manager.destroy_listeners
         )
         otel.export(self.tier, self.errors)
 
-    def _take_over_eviction(self) -> bool:
+    def _take_over_eviction(self) -> None:
         gate = StoreGate(
             self.tier, self._delete, self._is_evictable, self._has_l2, self._on_error
         )
-        if compat.take_over_eviction(self._storage, gate):
-            return True
-        self._logger.warning("ttlcache: several L1s: LMCache's own eviction stays")
-        return False
+        if not compat.take_over_eviction(self._storage, gate):
+            self._logger.warning("ttlcache: several L1s: LMCache's own eviction stays")
 
     def _salt_of(self, request_id: str) -> str | None:
         session = self._context.session_manager.get(request_id)
@@ -108,23 +84,6 @@ class TTLServerModule:
 
     def _has_l2(self) -> bool:
         return bool(self._storage.l2_adapters())
-
-    def _read_l2(self) -> None:
-        """What L2 still has from before; adapters that cannot list it tell at hits."""
-        self._adapters = [adapter for _, adapter in self._storage.l2_adapters()]
-        for adapter in self._adapters:
-            cursor: str | None = None
-            try:
-                while True:
-                    page = adapter.list_l2_keys(page_size=_PAGE, cursor=cursor)
-                    self.tier.stored_in_l2(compat.keys_of_page(page))
-                    cursor = page.next_page_token
-                    if cursor is None:
-                        break
-            except NotImplementedError:
-                continue
-            except Exception as error:  # noqa: BLE001 - anybody's adapter
-                self._on_error("list_l2_keys", error)
 
     # what LMCache calls
 
@@ -154,23 +113,6 @@ class TTLServerModule:
     def stats(self, payload: bytes) -> bytes:
         return json.dumps(self.report_status()["ttlcache"]).encode()
 
-    def sweep(self) -> int:
-        """Let deadlines pass and demote; how many objects left L1."""
-        self._see_adapters_go()
-        keys = self.tier.sweep()
-        demoted = self._delete(keys)
-        self.tier.counts["demoted"] += demoted
-        return demoted
-
-    def _see_adapters_go(self) -> None:
-        """What only a lost adapter had (a peer's, say) must not leave L1, too."""
-        known = self._adapters
-        self._adapters = [adapter for _, adapter in self._storage.l2_adapters()]
-        there = set(map(id, self._adapters))
-        if any(id(adapter) not in there for adapter in known):
-            self.tier.forget_l2()
-            self._read_l2()
-
     def _delete(self, keys: list[Any]) -> int:
         deleted = 0
         for manager in self._l1s if keys else ():
@@ -190,21 +132,6 @@ class TTLServerModule:
         self.errors[hook] += 1
         if self.errors[hook] == 1:
             self._logger.error("ttlcache: %s failed", hook, exc_info=error)
-
-
-def _profile(config: ServerModuleConfig) -> dict[str, Any] | None:
-    if config.profile_path is None:
-        return None
-    try:
-        profile = json.loads(Path(config.profile_path).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{_WHERE}: key 'profile_path' has value {config.profile_path!r}, "
-            f"expected: a readable JSON file ({error})"
-        ) from None
-    if not isinstance(profile, dict):
-        raise ConfigError(f"{_WHERE}: profile_path: expected a JSON object")
-    return profile
 
 
 def build_server_modules(build_context: Any) -> TTLServerModule:

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from ttlcache.cli import app
 from ttlcache_connector.cli.doctor import findings
-from ttlcache_connector.cli.findings import BAD, NOTE, OK
 from ttlcache_connector.engine import requirements
+from ttlcache_lmcache.findings import BAD, NOTE, OK
 
 
 def states(

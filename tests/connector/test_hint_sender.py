@@ -35,11 +35,16 @@ def sender(*servers: Server) -> HintSender:
 
 def test_every_server_hears_of_a_turn():
     servers = Server(), Server()
-    sender(*servers).report_turn(TurnEnd("r", "p", 3.0, tool=("bash", "git")))
+    for is_final in (False, True):
+        turn = TurnEnd("r", "p", 3.0, is_final, tool=("bash", "git"))
+        sender(*servers).report_turn(turn)
     for server in servers:
-        (hint,) = server.told
-        assert (hint.request_id, hint.program, hint.ttl_s) == ("r", "p", 3.0)
-        assert hint.tool == ("bash", "git")
+        assert [(hint.request_id, hint.program) for hint in server.told] == [
+            ("r", "p"),
+            ("r", "p"),
+        ]
+        assert [hint.ttl_s for hint in server.told] == [None, 3.0]  # a client's only
+        assert server.told[0].tool == ("bash", "git")
 
 
 @pytest.mark.parametrize(
@@ -47,8 +52,8 @@ def test_every_server_hears_of_a_turn():
     [
         TurnEnd("r" * 100_000, ttl_s=3.0),
         TurnEnd("", ttl_s=3.0),
-        TurnEnd("r", ttl_s=float("inf")),
-        TurnEnd("r", ttl_s=float("nan")),
+        TurnEnd("r", ttl_s=float("inf"), is_final=True),
+        TurnEnd("r", ttl_s=float("nan"), is_final=True),
         TurnEnd("r", ttl_s=3.0, tool=("x" * 65,)),
     ],
 )

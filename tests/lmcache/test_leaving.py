@@ -41,7 +41,7 @@ def put_in_order(world: World) -> Iterator[tuple[Rank, str, bool]]:
 def test_the_order_is_the_one_of_looking_at_everything(seed: int) -> None:
     """With no more programs than are ranked at a call."""
     rng = random.Random(seed)
-    world = World(policy="adaptive", policy_options={}, max_programs=SLICE)
+    world = World(max_programs=SLICE)
     contexts = [rng.choice("st") + chr(0x100 + i) for i in range(SLICE + 2)]
     checked = 0
     for step in range(120):
@@ -58,7 +58,7 @@ def test_the_order_is_the_one_of_looking_at_everything(seed: int) -> None:
         if rng.random() < 0.9:
             world.finish(request, contexts[which] + rng.choice(["", "o"]))
         world.clock.advance(rng.expovariate(1.0))
-        world.sweep()
+        world.tier.pass_time()
         expected = list(put_in_order(world))
         ranks = {chunk: rank for rank, chunk, _ in expected}
         owned = {chunk for _, chunk, is_owned in expected if is_owned}
@@ -73,7 +73,6 @@ def test_the_order_is_the_one_of_looking_at_everything(seed: int) -> None:
         gone = found[: rng.choice([0, 1, 4])] or rng.sample(found, min(len(found), 2))
         world.delete([Key(each.encode()) for each in gone])
     assert checked > 30
-    assert world.failed == []
 
 
 def test_no_call_ranks_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +120,7 @@ def test_two_stores_at_once_are_not_named_the_same() -> None:
 
 def test_who_shares_a_chunk_with_fewer_has_it_to_give() -> None:
     """What was in the way of a program is found although that program is gone."""
-    world = World(policy_options={"ttl_s": 1.0}, max_programs=2)
+    world = World(max_programs=2)
     world.turn("r1", "sa")
     world.turn("r2", "sb")
     assert world.order() == ["sb", "sa", "s"]
@@ -132,7 +131,7 @@ def test_who_shares_a_chunk_with_fewer_has_it_to_give() -> None:
 
 
 def behind_one_prompt(programs: int) -> World:
-    """All expire at once; with them, one is under way."""
+    """All wait; with them, one is under way."""
     world = World()
     for index in range(programs):
         world.begin(f"r{index}", "s")
@@ -166,12 +165,3 @@ def test_a_lookup_costs_the_same_however_many_share_its_prompt() -> None:
         costs.append(lines_run(lambda world=world: world.begin("new", "s")))
         assert world.programs() == programs + 2
     assert costs[1] < costs[0] + 50
-
-
-def test_a_sweep_asks_about_a_shared_chunk_once() -> None:
-    costs = []
-    for programs in (40, 400):
-        world = behind_one_prompt(programs)
-        costs.append(lines_run(world.sweep))
-        assert len(world.sweep()) == programs  # not what the last one needs, too
-    assert costs[1] < 15 * costs[0]

@@ -29,7 +29,7 @@ class Server:
         self.errors: list[BaseException] = []
         self.sessions = SessionManager(TokenHasher(CHUNK), cleanup_interval=None)
         self.bus = EventBus(EventBusConfig(enabled=True))
-        events = RequestEvents(self.world.tier, CHUNK, self.salt_of, self._on_error)
+        events = RequestEvents(self.world.tier, self.salt_of, self._on_error)
         events.subscribe(self.bus, self.sessions.destroy_listeners)
 
     def salt_of(self, request_id: str) -> str | None:
@@ -114,11 +114,11 @@ def test_requests_of_an_engine_that_died_end_with_their_sessions() -> None:
         server.lookup(request)
     server.sessions.remove("r1")
     server.world.clock.advance(6.0)
-    server.world.sweep()
+    server.world.tier.pass_time()
     assert server.world.tier.status()["programs_running"] == 1
     # The engine of the other one lives: only its bus is late.
     server.sessions.remove("r2")
-    server.world.sweep()
+    server.world.tier.pass_time()
     assert server.world.tier.status()["programs_running"] == 1
     server.tell(EventType.MP_REQUEST_END, "r2")
     assert server.world.tier.status()["programs_running"] == 0
@@ -135,12 +135,12 @@ def test_a_request_that_outlives_its_session_is_over_when_it_says_so(
     server.lookup("r1")
     server.sessions.remove("r1")
     server.world.clock.advance(6.0)
-    server.world.sweep()
+    server.world.tier.pass_time()
     server.world.clock.advance(100.0)
     if is_over is not None:
         server.world.tier.hint(Hint(request_id="r1", ttl_s=30.0, is_over=is_over))
     server.tell(EventType.MP_REQUEST_END, "r1")
     (shown,) = server.world.tier.recent_turns()
-    expected = 10.0 if is_over is None else 30.0
+    expected = 0.0 if is_over is None else 30.0
     assert shown["left_s"] == shown["ttl_s"] == expected
     assert server.errors == []

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from ttlcache import policies
 from ttlcache.clock import VirtualClock
 from ttlcache.errors import ConfigError
-from ttlcache.policies.adaptive import Adaptive
 from ttlcache_lmcache import hints
 from ttlcache_lmcache.config import ServerModuleConfig, TierConfig, load
 from ttlcache_lmcache.hints import Hint
@@ -32,20 +30,12 @@ class Key:
 
 
 class World:
-    """A tier with its L1 and L2; contexts are strings, one chunk a letter."""
+    """A tier with its L1; contexts are strings, one chunk a letter."""
 
     def __init__(self, **config: Any) -> None:
         self.clock = VirtualClock(1000.0)
-        self.used = 1.0
-        self.failed: list[str] = []
-        fixed = {"policy": "fixed", "policy_options": {"ttl_s": 10.0}}
-        values = {**fixed, "demote_above": 0.5, **config}
-        self.tier = Tier(
-            load(ServerModuleConfig, values, "test"),
-            self.clock,
-            lambda: self.used,
-            on_error=lambda what, _error: self.failed.append(what),
-        )
+        config = load(ServerModuleConfig, config, "test")
+        self.tier = Tier(config, self.clock, lambda: 1.0)
         self.l1: dict[Key, None] = {}
         self.ranks = 1
         self.salt = ""
@@ -64,21 +54,17 @@ class World:
         tokens = len(prompt) * CHUNK + extra
         self.tier.lookup(request, "m", hashes, tokens, self.salt)
 
-    def finish(self, request: str, context: str, in_l2: bool = True) -> None:
+    def finish(self, request: str, context: str) -> None:
         new = [key for key in self.keys(context) if key not in self.l1]
         self.tier.reserved(new)
         self.tier.written(new)
         self.l1.update(dict.fromkeys(new))
-        if in_l2:
-            self.tier.stored_in_l2(new)
         self.tier.ended(request)
         self.tier.context(self.keys(context))
 
-    def turn(
-        self, request: str, prompt: str, output: str = "", in_l2: bool = True
-    ) -> None:
+    def turn(self, request: str, prompt: str, output: str = "") -> None:
         self.begin(request, prompt)
-        self.finish(request, prompt + output, in_l2)
+        self.finish(request, prompt + output)
         self.clock.advance(1.0)
 
     def delete(self, keys: list[Any]) -> None:
@@ -89,8 +75,10 @@ class World:
     def order(self) -> list[str]:
         return [key.chunk_hash.decode() for key in self.eviction_order()]
 
-    def sweep(self) -> list[str]:
-        return [key.chunk_hash.decode() for key in self.tier.sweep()]
+    def kept(self) -> list[str]:
+        """Requests whose programs run or are inside a client's TTL, the first first."""
+        shown = reversed(self.tier.recent_turns())
+        return [str(turn["request_id"]) for turn in shown if turn["is_kept"]]
 
     def eviction_order(self) -> list[Any]:
         """All objects of L1 in the order in which stores would evict them."""
@@ -124,23 +112,6 @@ def test_programs_that_share_a_system_prompt_stay_apart() -> None:
     assert world.programs() == 3
     world.turn("r4", "sxyz")
     assert (world.programs(), world.count("turns_continued")) == (3, 1)
-
-
-def test_under_another_salt_the_same_chunks_are_another_programs() -> None:
-    """As after a reset: the old ones expire although their hashes go on being used."""
-    world = World()
-    world.turn("r1", "sab")
-    world.salt = "~after-the-reset"
-    for turn in range(8):  # younger than its TTL at every moment
-        world.turn(f"new{turn}", "sab")
-        world.clock.advance(2.0)
-    assert world.programs() == 2
-    dropped = world.tier.sweep()
-    assert [(key.chunk_hash, key.cache_salt) for key in dropped] == [
-        (b"sab", ""),
-        (b"sa", ""),
-        (b"s", ""),
-    ]
 
 
 def test_the_names_of_a_space_are_kept_once() -> None:
@@ -195,43 +166,34 @@ def test_finished_goes_first_of_all() -> None:
     assert world.order() == ["xy", "x", "ab", "a"]
 
 
-def test_at_expiry_l1_drops_what_l2_has() -> None:
+def test_under_another_salt_the_same_chunks_are_another_programs() -> None:
+    """As after a reset: the old ones are old although their hashes are used again."""
     world = World()
-    world.turn("r1", "sa")
-    world.turn("r2", "sb", in_l2=False)
-    world.clock.advance(7.5)
-    assert world.sweep() == []
-    world.clock.advance(1.0)
-    assert world.sweep() == ["sa"]  # the prefix belongs to a program inside its TTL
-    world.delete(world.tier.sweep())
-    world.clock.advance(1.0)
-    assert world.sweep() == ["s"]  # L2 does not have "sb" yet: only r1's part
-    world.tier.stored_in_l2(world.keys("sb", start=1))
-    assert set(world.sweep()) == {"sb", "s"}
+    world.turn("r1", "sab")
+    world.tier.hint(Hint(request_id="r1", ttl_s=5.0))
+    world.salt = "~after-the-reset"
+    for turn in range(8):
+        world.turn(f"new{turn}", "sab")
+    assert world.programs() == 2
+    oldest = world.eviction_order()[:3]
+    assert [(key.chunk_hash, key.cache_salt) for key in oldest] == [
+        (b"sab", ""),
+        (b"sa", ""),
+        (b"s", ""),
+    ]
 
 
-def test_free_memory_is_not_swept() -> None:
-    world = World(demote_above=0.5)
-    world.turn("r1", "ab")
-    world.clock.advance(100.0)
-    world.used = 0.5
-    assert world.sweep() == []
-    world.used = 0.6
-    assert world.sweep() == ["ab", "a"]
-
-
-def test_a_new_turn_renews() -> None:
+def test_a_new_turn_ends_a_ttl() -> None:
     world = World()
     world.turn("r1", "ab")
-    world.clock.advance(8.0)
-    world.turn("r2", "abc")
-    world.clock.advance(8.0)
-    assert world.sweep() == []
-    world.begin("r3", "abcd")
+    world.tier.hint(Hint(request_id="r1", ttl_s=8.0))
+    world.begin("r2", "abc")
     world.clock.advance(500.0)
-    assert world.sweep() == []  # a request runs
-    world.finish("r3", "abcd")
-    assert world.sweep() == []
+    world.tier.pass_time()
+    assert world.kept() == ["r1"]  # a request runs
+    world.finish("r2", "abc")
+    assert world.kept() == []
+    assert world.count("expired") == 0
 
 
 def test_a_hint_counts_before_and_after_the_end() -> None:
@@ -241,17 +203,20 @@ def test_a_hint_counts_before_and_after_the_end() -> None:
     world.turn("r2", "xy")
     world.tier.hint(Hint(request_id="r2", ttl_s=100.0))
     world.clock.advance(20.0)
-    assert world.sweep() == ["ab", "a"]
+    world.tier.pass_time()
+    assert (world.kept(), world.count("expired")) == (["r2"], 1)
     world.clock.advance(80.0)
-    assert set(world.sweep()) == {"ab", "a", "xy", "x"}
+    world.tier.pass_time()
+    assert (world.kept(), world.count("expired")) == ([], 2)
 
 
 def test_a_hint_is_capped() -> None:
     world = World(max_ttl_s=5.0)
     world.tier.hint(Hint(request_id="r1", ttl_s=1e9))
     world.turn("r1", "ab")
-    world.clock.advance(5.0)
-    assert world.sweep() == ["ab", "a"]
+    assert world.kept() == ["r1"]
+    world.clock.advance(4.0)
+    assert world.kept() == []
 
 
 def test_events_may_come_in_another_order() -> None:
@@ -274,55 +239,9 @@ def test_the_silent_are_forgotten() -> None:
     assert world.programs() == 3
     world.begin("dies", "zz")
     world.clock.advance(61.0)
-    world.sweep()
+    world.tier.pass_time()
     assert world.programs() == 0
     assert world.order()  # nobody's now, but still to be evicted
-
-
-@pytest.mark.parametrize("policy", policies.SHIPPED)
-def test_every_policy_can_be_asked(policy: str) -> None:
-    """The core's costs and ours change together."""
-    world = World(policy=policy, policy_options={})
-    for index in range(3):
-        world.turn(f"r{index}", "abc"[: index + 1])
-        world.clock.advance(3.0)
-        world.sweep()
-    assert world.count("turns_continued") == 2
-    assert world.count("policy_errors") == 0
-
-
-@dataclass
-class Raises:
-    def decide(self, *_: Any) -> None:
-        raise RuntimeError
-
-
-def test_a_policy_that_raises_costs_the_retention_only() -> None:
-    world = World()
-    world.tier._advisor._policy = Raises()  # type: ignore[assignment]
-    world.turn("r1", "ab")
-    assert world.count("policy_errors") == 1
-    assert world.failed == ["policy"]
-    assert world.sweep() == ["ab", "a"]
-
-
-def test_adaptive_lets_go_of_programs_that_do_not_return(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nobody says that a program is finished: the gaps of the others tell."""
-    monkeypatch.setattr(Adaptive, "MIN_RECORDS", 20)
-    world = World(policy="adaptive", policy_options={})
-    rng = random.Random(0)
-    for program in range(40):
-        context = chr(256 + program)
-        for turn in range(3):
-            world.turn(f"{program}-{turn}", context)
-            world.clock.advance(rng.uniform(0.0, 4.0))
-            context += "x"
-    world.clock.advance(1.0)
-    kept = world.tier.status()["programs_in_ttl"]
-    assert isinstance(kept, int)
-    assert kept <= 4, "those of the last seconds only"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -341,8 +260,7 @@ def test_the_order_holds_every_object_of_l1_once(seed: int) -> None:
         if rng.random() < 0.9:
             world.finish(f"r{step}", context + rng.choice(["", "x"]))
         world.clock.advance(rng.random() * 5.0)
-        if rng.random() < 0.3:
-            world.delete(world.tier.sweep())
+        world.tier.pass_time()
         order = world.eviction_order()
         assert len(order) == len(set(order))
         assert set(order) == set(world.l1)
@@ -357,7 +275,7 @@ def test_wrong_settings_are_named() -> None:
         load(TierConfig, {"disk_bytes": 1}, "here")
     with pytest.raises(ConfigError, match="at least one"):
         load(TierConfig, {"path": "x", "disk_bytes": 0}, "here")
-    with pytest.raises(ConfigError, match="unknown policy"):
-        load(ServerModuleConfig, {"policy": "lru"}, "here")
+    with pytest.raises(ConfigError, match="unknown key 'demote_above'"):
+        load(ServerModuleConfig, {"demote_above": 1.0}, "here")
     with pytest.raises(ConfigError, match="request_id"):
         hints.decode(b'[{"request": "x"}]')

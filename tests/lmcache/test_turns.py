@@ -11,20 +11,18 @@ from ttlcache_lmcache.hints import Hint, decode, encode
 class Engine(World):
     """A world whose engine pins turns: sessions end when the pin does."""
 
-    def store(self, request: str, context: str, in_l2: bool = True) -> None:
+    def store(self, request: str, context: str) -> None:
         """The session of a request ends that looked nothing up."""
         new = [key for key in self.keys(context) if key not in self.l1]
         self.tier.reserved(new)
         self.tier.written(new)
         self.l1.update(dict.fromkeys(new))
-        if in_l2:
-            self.tier.stored_in_l2(new)
         hashes = [context[:end].encode() for end in range(1, len(context) + 1)]
         self.tier.stored(request, "m", hashes, len(context) * CHUNK)
         self.tier.ended(request)
 
     def tell(self, request: str, **fields: Any) -> None:
-        hint = Hint(request_id=request, is_over=True, is_final=False, **fields)
+        hint = Hint(request_id=request, is_over=True, **fields)
         self.tier.hint(decode(encode([hint]))[0])
 
     def shown(self, request: str) -> dict[str, Any]:
@@ -32,12 +30,8 @@ class Engine(World):
         return next(each for each in found if each["request_id"] == request)
 
 
-def nothing_by_itself() -> Engine:
-    return Engine(policy="fixed", policy_options={"ttl_s": 0.0})
-
-
 def test_a_ttl_counts_from_the_turns_end_not_from_the_sessions() -> None:
-    world = nothing_by_itself()
+    world = Engine()
     world.begin("r1", "ab")
     world.tell("r1", ttl_s=30.0, program="p")
     world.clock.advance(20.0)  # pinned meanwhile
@@ -46,9 +40,9 @@ def test_a_ttl_counts_from_the_turns_end_not_from_the_sessions() -> None:
     assert world.shown("r1")["left_s"] == 10.0
     assert world.shown("r1")["chunks"] == 3
     world.clock.advance(9.0)
-    assert world.sweep() == []
+    assert world.kept() == ["r1"]
     world.clock.advance(2.0)
-    assert world.sweep() == ["abc", "ab", "a"]
+    assert world.kept() == []
 
 
 def test_a_ttl_that_is_told_late_counts_from_the_turns_end() -> None:
@@ -60,12 +54,12 @@ def test_a_ttl_that_is_told_late_counts_from_the_turns_end() -> None:
     (shown,) = world.tier.recent_turns()
     assert (shown["ttl_s"], shown["left_s"]) == (12.0, 4.0)
     world.clock.advance(5.0)
-    assert world.sweep() == ["ab", "a"]
+    assert world.kept() == []
 
 
 def test_a_turn_that_looked_nothing_up_is_its_programs() -> None:
     """The second turn claims the first one's pin: it asks the server for nothing."""
-    world = nothing_by_itself()
+    world = Engine()
     world.begin("r1", "ab")
     world.tell("r1", ttl_s=30.0, program="p")
     world.finish("r1", "ab")
@@ -73,7 +67,7 @@ def test_a_turn_that_looked_nothing_up_is_its_programs() -> None:
     world.tell("r2", ttl_s=50.0, program="p")
     assert world.shown("r2")["left_s"] == 50.0  # what r1 left is renewed
     world.clock.advance(40.0)
-    assert world.sweep() == []
+    assert world.kept() == ["r1", "r2"]
     world.store("r2", "abcd")
     assert world.programs() == 1
     assert world.shown("r2")["chunks"] == 4
@@ -84,44 +78,29 @@ def test_a_turn_that_looked_nothing_up_is_its_programs() -> None:
 
 
 def test_a_hint_is_remembered_until_something_is_stored() -> None:
-    world = nothing_by_itself()
+    world = Engine()
     world.tell("r1", ttl_s=30.0, program="p")
     world.clock.advance(10.0)
     world.store("r1", "ab")
     assert world.shown("r1")["left_s"] == 20.0
     world.store("r2", "xy")  # nobody said anything of this one
     assert world.shown("r2")["ttl_s"] == 0.0
-    world.clock.advance(1.0)
-    assert world.sweep() == ["xy", "x"]
+    assert world.kept() == ["r1"]
 
 
 def test_the_last_step_is_first_to_go() -> None:
-    world = nothing_by_itself()
-    world.store("kept", "ab", in_l2=False)
+    world = Engine()
+    world.store("kept", "ab")
     world.tell("kept", ttl_s=100.0, program="p")
     world.clock.advance(5.0)
     world.tell("done", is_last_step=True, program="q")
-    world.store("done", "xy", in_l2=False)
+    world.store("done", "xy")
     assert world.shown("done")["is_finished"]
     assert world.order() == ["xy", "x", "ab", "a"]
-    assert world.sweep() == []  # L2 has none of it
-    world.tier.stored_in_l2(world.keys("xy") + world.keys("ab"))
-    assert world.sweep() == ["xy", "x"]
-
-
-def test_after_a_ttl_that_is_not_final_the_servers_own_policy_decides() -> None:
-    for is_final, left in ((True, ["ab", "a"]), (False, [])):
-        world = Engine(policy="fixed", policy_options={"ttl_s": 10.0})
-        world.begin("r1", "ab")
-        hint = Hint(request_id="r1", ttl_s=3.0, is_over=True, is_final=is_final)
-        world.tier.hint(hint)
-        world.finish("r1", "ab")
-        world.clock.advance(4.0)
-        assert world.sweep() == left
 
 
 def test_a_tool_of_several_parts_is_one_gap_key() -> None:
-    world = nothing_by_itself()
+    world = Engine()
     world.begin("r1", "ab")
     world.tell("r1", ttl_s=1.0, tool=("bash", "git", "status"))
     (program,) = world.tier._book.programs()
@@ -130,7 +109,7 @@ def test_a_tool_of_several_parts_is_one_gap_key() -> None:
 
 def test_who_was_heard_of_before_its_store_is_as_old_as_that() -> None:
     """Its store comes late; it is forgotten for the silence since its turn's end."""
-    world = Engine(policy_options={"ttl_s": 0.0}, program_idle_s=100.0)
+    world = Engine(program_idle_s=100.0)
     world.store("r1", "ab")
     world.tell("r1", ttl_s=1.0, program="p")
     world.tell("r2", ttl_s=1.0, program="p")
@@ -140,16 +119,16 @@ def test_who_was_heard_of_before_its_store_is_as_old_as_that() -> None:
     world.store("r2", "abcd")
     assert world.programs() == 2
     world.clock.advance(45.0)  # r2 ended 105 s ago, r3 only 55
-    world.sweep()
+    world.tier.pass_time()
     assert (world.programs(), world.count("forgotten")) == (1, 1)
     # What was forgotten is somebody new when it stores after all.
     world.store("r2", "abcd")
-    world.sweep()
+    world.tier.pass_time()
     assert world.programs() == 2
 
 
 def test_an_older_turns_session_that_ends_later_shortens_nothing() -> None:
-    world = nothing_by_itself()
+    world = Engine()
     world.store("r1", "ab")
     world.tell("r1", ttl_s=30.0, program="p")
     for request in ("r2", "r3"):
@@ -158,37 +137,15 @@ def test_an_older_turns_session_that_ends_later_shortens_nothing() -> None:
     world.store("r3", "abcdef")
     world.store("r2", "abcd")
     assert world.shown("r3")["chunks"] == 6
-    assert world.sweep() == []
     world.turn("r4", "abcdefg")
     assert (world.programs(), world.count("turns_continued")) == (1, 1)
 
 
 def test_what_is_not_in_l1_is_nobodys() -> None:
-    world = nothing_by_itself()
+    world = Engine()
     world.tier.stored("r1", "m", [b"a", b"ab"], 20)
     world.tier.stored("r2", "m", [], 0)
     assert world.programs() == 0
-
-
-def unlucky_s(ttl_s: float) -> float:
-    """A moment from which `ttl_s` seconds later a rounding error is left of them."""
-    moments = (number * 0.7 + 1e5 for number in range(100_000))
-    for since_s in moments:
-        now_s = since_s + ttl_s
-        left_s = ttl_s - (now_s - since_s)
-        if left_s > 0.0 and now_s + left_s == now_s:
-            return since_s
-    raise AssertionError("none found")
-
-
-def test_a_rounding_error_is_not_asked_about_for_ever() -> None:
-    world = Engine(policy="fixed", policy_options={"ttl_s": 1e9}, max_ttl_s=300.0)
-    world.clock.set(unlucky_s(300.0))
-    world.begin("r1", "ab")
-    world.tell("r1", program="p")
-    world.finish("r1", "ab")
-    world.clock.set(world.clock.now_s() + 300.0)
-    assert world.sweep() == ["ab", "a"]
 
 
 # whose chunks they are
@@ -216,7 +173,8 @@ def test_a_finished_programs_kv_goes_first_although_a_hit_was_partial() -> None:
     world = behind_one_prompt()
     world.finish("q2", "sabcdef")
     world.tier.hint(Hint(request_id="q2", is_last_step=True))
-    assert world.sweep() == ["sabcdef", "sabcde", "sabcd", "sabc", "sab", "sa"]
+    gone = ["sabcdef", "sabcde", "sabcd", "sabc", "sab", "sa"]
+    assert world.order() == [*gone, "s"]
 
 
 def test_what_starts_like_anothers_answer_is_its_own_all_the_same() -> None:
@@ -226,16 +184,3 @@ def test_what_starts_like_anothers_answer_is_its_own_all_the_same() -> None:
     assert [len(each.chain) for each in world.tier._book.programs()] == [3, 3]
     world.turn("p2", "sacd")
     assert (world.programs(), world.count("turns_continued")) == (2, 1)
-
-
-def test_who_is_forgotten_is_not_waited_for_to_leave() -> None:
-    """L2 has nothing of them, so nothing of them may leave L1 at expiry."""
-    world = World(max_programs=10)
-    for index in range(50):
-        world.turn(f"r{index}", chr(0x100 + index), in_l2=False)
-        world.clock.advance(11.0)
-        world.sweep()
-    # One that was forgotten is heard of once more.
-    world.tier.hint(Hint(request_id="r1", is_last_step=True))
-    assert world.programs() == 10
-    assert set(world.tier._turns.leaving) == set(world.tier._book.programs())

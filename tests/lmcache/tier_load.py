@@ -97,7 +97,7 @@ class TierLoad:
             self.clock.set(at_s)
             if at_s - self._swept_s >= 0.25:
                 self._swept_s = at_s
-                self.delete(self.timed("sweep", self.tier.sweep))
+                self.timed("pass_time", self.tier.pass_time)
             if is_end:
                 self.end(agent)
                 done += 1
@@ -135,8 +135,6 @@ class TierLoad:
         self.l1.update(dict.fromkeys(new))
         self.timed("reserved", self.tier.reserved, new)
         self.timed("written", self.tier.written, new)
-        if self.has_l2:
-            self.timed("stored_in_l2", self.tier.stored_in_l2, new)
 
     def delete(self, keys: list[Key]) -> None:
         for key in keys:

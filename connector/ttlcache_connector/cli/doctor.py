@@ -28,9 +28,10 @@ from ttlcache.config import (
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_connector import plugin
 from ttlcache_connector.cli import doctor_lmcache, doctor_template
-from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
 from ttlcache_connector.engine import hooks, requirements
 from ttlcache_connector.role.state_files import PROFILE, load_costs
+from ttlcache_lmcache import compat
+from ttlcache_lmcache.findings import BAD, NOTE, OK, Finding
 
 _STYLE = {OK: "green", NOTE: "yellow", BAD: "bold red"}
 
@@ -66,7 +67,7 @@ def findings(
 ) -> Iterator[Finding]:
     """Everything that is worth knowing, one after the other."""
     yield Finding(OK, "python", f"{platform.python_version()}, {platform.machine()}")
-    yield Finding(OK, "ttlcache", requirements.ttlcache_version())
+    yield Finding(OK, "ttlcache", compat.ttlcache_version())
     settings = None
     try:
         settings = load_config(_object(config))
@@ -221,8 +222,7 @@ def _lower_tier(settings: TTLCacheConfig) -> Finding:
         )
     except (ConfigError, UnsupportedEngineError) as error:
         return Finding(BAD, "lower tier", str(error))
-    version = importlib.metadata.version("lmcache")
-    return Finding(OK, "lower tier", f"LMCache {version}")
+    return Finding(OK, "lower tier", f"LMCache {compat.lmcache_version()}")
 
 
 def _package(name: str, without: str) -> Finding:

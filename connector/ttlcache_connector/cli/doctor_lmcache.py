@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
 from ttlcache_lmcache.diagnose import diagnose, diagnose_given, is_given
+from ttlcache_lmcache.findings import BAD, NOTE, OK, Finding
 
 #: Asks for the installation alone.
 PLUGINS = "plugins"
@@ -26,7 +27,7 @@ def findings(given: Sequence[str]) -> Iterator[Finding]:
         if not is_given(text) and text != PLUGINS:
             yield _reach(text)
         for found in diagnose_given(text) if is_given(text) else diagnose():
-            finding = Finding(OK if found.is_ok else bad, found.what, found.text)
+            finding = replace(found, state=bad) if found.state == BAD else found
             if finding not in seen:
                 seen.add(finding)
                 yield finding

@@ -52,8 +52,8 @@ def serve_tiers(
         bool,
         typer.Option(
             "--retention",
-            help="Evict from CPU memory by program and deadline, as told by the "
-            "connector, not by LMCache's LRU.",
+            help="Evict from CPU memory by program, as told by the connector, not by "
+            "LMCache's LRU.",
         ),
     ] = False,
     allow_untested: Annotated[

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import Any
-
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
 
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_connector.log import logger
+from ttlcache_lmcache import compat
 
 #: Versions of vLLM that our tests run on.
 TESTED_VLLM = ">=0.30,<0.34"
-#: LMCache versions whose insides `tiers.lmcache` was tested with, and vLLM's.
-TESTED_LMCACHE = ">=0.5.6,<0.6"
+#: Of these, those that run with an LMCache that `tiers.lmcache` was tested with.
 LMCACHE_NEEDS_VLLM = ">=0.32"
 
 log = logger(__name__)
@@ -24,13 +20,6 @@ log = logger(__name__)
 def vllm_version() -> str:
     """The version of the vllm module at hand, whatever its distribution is called."""
     return str(importlib.import_module("vllm").__version__)
-
-
-def ttlcache_version() -> str:
-    try:
-        return importlib.metadata.version("ttlcache")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def check_vllm(*, allow_untested: bool) -> str:
@@ -43,12 +32,12 @@ def check_vllm(*, allow_untested: bool) -> str:
         UnsupportedEngineError: outside the tested range and not overridden.
     """
     version = vllm_version()
-    if _is_in(version, TESTED_VLLM):
+    if compat.is_in(version, TESTED_VLLM):
         return version
     if not allow_untested:
         raise UnsupportedEngineError(
             f"vLLM {version} is outside the range that ttlcache "
-            f"{ttlcache_version()} was tested with ({TESTED_VLLM}); set "
+            f"{compat.ttlcache_version()} was tested with ({TESTED_VLLM}); set "
             '"allow_untested_vllm": true in kv_connector_extra_config to try it'
         )
     log.warning("ttlcache runs on untested vLLM %s (tested: %s)", version, TESTED_VLLM)
@@ -64,21 +53,21 @@ def check_lower_tier(lower_tier: str, *, allow_untested: bool) -> None:
     """
     if lower_tier == "none":
         return
-    try:
-        lmcache = importlib.metadata.version("lmcache")
-    except importlib.metadata.PackageNotFoundError:
+    lmcache = compat.lmcache_version()
+    if lmcache is None:
         raise ConfigError(
             "key 'lower_tier' has value 'lmcache', expected: 'none' where LMCache is "
             "not installed; install vllm and lmcache>=0.5.6 in one pip command"
-        ) from None
+        )
     vllm = vllm_version()
-    if _is_in(lmcache, TESTED_LMCACHE) and _is_in(vllm, LMCACHE_NEEDS_VLLM):
+    is_new_enough = compat.is_in(vllm, LMCACHE_NEEDS_VLLM)
+    if is_new_enough and compat.is_in(lmcache, compat.TESTED_LMCACHE):
         return
-    tested = f"LMCache {TESTED_LMCACHE} with vLLM {LMCACHE_NEEDS_VLLM}"
+    tested = f"LMCache {compat.TESTED_LMCACHE} with vLLM {LMCACHE_NEEDS_VLLM}"
     if not allow_untested:
         raise UnsupportedEngineError(
             f"LMCache {lmcache} with vLLM {vllm} is outside of what ttlcache "
-            f"{ttlcache_version()} was tested with ({tested}); set "
+            f"{compat.ttlcache_version()} was tested with ({tested}); set "
             '"allow_untested_vllm": true in kv_connector_extra_config to try it'
         )
     log.warning(
@@ -102,11 +91,3 @@ def check_engine(vllm_config: Any) -> None:
             "--enable-prefix-caching if it was vLLM that left it off for this model "
             "(value of enable_prefix_caching: False, expected: True)"
         )
-
-
-def _is_in(version: str, tested: str) -> bool:
-    try:
-        # A pre-release counts as its release: ours are tested from the first one on.
-        return SpecifierSet(tested).contains(Version(version).base_version)
-    except InvalidVersion:
-        return False

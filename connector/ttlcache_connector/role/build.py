@@ -31,6 +31,7 @@ from ttlcache_connector.role.steps import StepEvents
 from ttlcache_connector.role.upkeep import Upkeep, turn_off
 from ttlcache_connector.tiers.factory import scheduler_tier
 from ttlcache_connector.tiers.guarded import GuardedTier
+from ttlcache_lmcache import compat
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -150,7 +151,7 @@ class SchedulerRoleBuilder:
         return {
             "model": str(getattr(self._vllm_config.model_config, "model", "")),
             "vllm": requirements.vllm_version(),
-            "ttlcache": requirements.ttlcache_version(),
+            "ttlcache": compat.ttlcache_version(),
             "block_tokens": pool.hash_block_size,
             "pool_blocks": pool.num_gpu_blocks - 1,
         }

@@ -11,6 +11,7 @@ from ttlcache_connector.faults import guarded
 from ttlcache_connector.log import logger
 from ttlcache_connector.role.invariants import leaked_blocks, violations
 from ttlcache_connector.role.metrics import TTLConnectorStats
+from ttlcache_lmcache import compat
 
 if TYPE_CHECKING:
     from ttlcache_connector.role.scheduler import Parts
@@ -47,7 +48,7 @@ class Reports:
             "ttlcache %s on vLLM %s: policy=%s%s ordering=%s admission=%s "
             "max_pinned_fraction=%g (%s of %s blocks) max_ttl_s=%g scheduler=%s "
             "kv_groups=%d async_scheduling=%s lower_tier=%s",
-            requirements.ttlcache_version(),
+            compat.ttlcache_version(),
             requirements.vllm_version(),
             config.policy,
             config.policy_options or "",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lmcache.v1.distributed.api import ObjectKey
-from lmcache.v1.distributed.internal_api import L1ManagerListener, L2AdapterListener
+from lmcache.v1.distributed.internal_api import L1ManagerListener
 from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.multiprocess.token_hasher import TokenHasher
 
@@ -20,7 +20,7 @@ from ttlcache_lmcache.retention.l1_tier import Tier
 OnError = Callable[[str, BaseException], None]
 #: The salt of a request's session, None while it has none.
 SaltOf = Callable[[str], str | None]
-#: Beginnings remembered whose ends may have been dropped by a full bus.
+#: Lookups remembered whose ends may have been dropped by a full bus.
 _MAX_OPEN = 1024
 
 
@@ -68,33 +68,16 @@ class L1Events(_Guarded, L1ManagerListener):
         self._guarded("l1", self._tier.context)(keys)
 
 
-class L2Events(_Guarded, L2AdapterListener):
-    """What L2 has: only that may leave L1 at expiry."""
-
-    def on_l2_keys_stored(self, keys: list[ObjectKey], sizes: list[int]) -> None:
-        self._guarded("l2", self._tier.stored_in_l2)(keys)
-
-    def on_l2_keys_accessed(self, keys: list[ObjectKey]) -> None:
-        self._guarded("l2", self._tier.stored_in_l2)(keys)
-
-    def on_l2_keys_deleted(self, keys: list[ObjectKey]) -> None:
-        self._guarded("l2", self._tier.deleted_from_l2)(keys)
-
-
 class RequestEvents(_Guarded):
-    """Lookups and ends of requests, and what reloads from L2 take.
+    """Lookups and ends of requests.
 
     Of requests that looked nothing up only their session knows what they stored. Those
     whose engine died have their session cleared away, and that is all.
     """
 
-    def __init__(
-        self, tier: Tier, chunk_tokens: int, salt_of: SaltOf, on_error: OnError
-    ) -> None:
+    def __init__(self, tier: Tier, salt_of: SaltOf, on_error: OnError) -> None:
         super().__init__(tier, on_error)
-        self._chunk_tokens = chunk_tokens
         self._salt_of = salt_of
-        self._loads: dict[int, float] = {}
         self._unsalted: dict[str, Event] = {}  # lookups whose salt nobody said yet
 
     def subscribe(self, bus: Any, session_listeners: list[Any]) -> None:
@@ -102,8 +85,6 @@ class RequestEvents(_Guarded):
             EventType.MP_LOOKUP: self._on_lookup,
             EventType.MP_LOOKUP_PREFETCH_END: self._on_lookup_end,
             EventType.MP_REQUEST_END: self._on_end,
-            EventType.L2_PREFETCH_LOAD_SUBMITTED: self._on_load,
-            EventType.L2_PREFETCH_LOAD_COMPLETED: self._on_loaded,
         }
         for event_type, handler in handlers.items():
             bus.subscribe(event_type, self._guarded(event_type.value, handler))
@@ -137,18 +118,6 @@ class RequestEvents(_Guarded):
     def _on_end(self, event: Event) -> None:
         self._unsalted.pop(event.session_id, None)
         self._tier.ended(event.session_id)
-
-    def _on_load(self, event: Event) -> None:
-        if len(self._loads) > _MAX_OPEN:
-            self._loads.clear()
-        self._loads[event.metadata["request_id"]] = event.timestamp
-
-    def _on_loaded(self, event: Event) -> None:
-        began_s = self._loads.pop(event.metadata["request_id"], None)
-        objects = event.metadata["loaded_count"]
-        if began_s is not None and objects > 0:
-            seconds = event.timestamp - began_s
-            self._tier.reloaded(objects, self._chunk_tokens, seconds)
 
     def _on_session_end(self, session: Any) -> None:
         key = session.lookup_ipc_key  # a store's, too, where nothing was looked up

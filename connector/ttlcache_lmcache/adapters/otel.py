@@ -14,22 +14,18 @@ from ttlcache_lmcache.retention.l1_tier import Tier
 GAUGES = {
     "programs": "Programs remembered.",
     "programs_running": "Programs of which a request runs.",
-    "programs_in_ttl": "Idle programs inside their TTL.",
-    "programs_expired": "Idle programs beyond it.",
+    "programs_in_ttl": "Idle programs inside a client's TTL.",
     "l1_objects": "Objects in L1.",
-    "l2_objects": "Objects known to be in L2.",
 }
 #: Counters by the key of `Tier.counts`.
 COUNTERS = {
     "turns_continued": "Turns recognised as going on with a program.",
     "programs_finished": "Programs that a client called finished.",
     "expired": "Programs whose TTL ran out.",
-    "demoted": "Objects dropped from L1 at expiry because L2 has them.",
     "evicted": "Objects that left L1 in our order.",
     "refused": "Objects that L1 did not take: worth less than what it has.",
     "hints": "Hints that came in over the RPC.",
     "forgotten": "Programs forgotten because they were silent.",
-    "policy_errors": "Exceptions of the retention policy.",
 }
 _PREFIX = "lmcache_mp.ttlcache_"
 

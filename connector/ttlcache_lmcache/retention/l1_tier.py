@@ -1,4 +1,4 @@
-"""The server module's mind: programs, deadlines, what leaves L1 and when.
+"""The server module's mind: programs, clients' TTLs, what leaves L1 for a store.
 
 No lmcache here; events come in, keys go out. Thread-safe: LMCache calls from its
 request threads (some while it holds L1's lock), its event bus and its eviction loop.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from ttlcache.clock import Clock
 from ttlcache_lmcache.config import ServerModuleConfig
@@ -19,7 +19,7 @@ from ttlcache_lmcache.retention.admission import (
     IsEligible,
 )
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
-from ttlcache_lmcache.retention.program_table import Chunk
+from ttlcache_lmcache.retention.program_table import Chunk, ProgramTable
 from ttlcache_lmcache.retention.rankings import by_return, is_protected
 from ttlcache_lmcache.retention.residency import (
     ObjectKey,
@@ -27,7 +27,7 @@ from ttlcache_lmcache.retention.residency import (
     chunk_of,
     space_of,
 )
-from ttlcache_lmcache.retention.ttl_advisor import OnError, TierCosts, TtlAdvisor
+from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 from ttlcache_lmcache.retention.turn_lifecycle import TurnLifecycle
 
 #: Share of L1 in use from which a store that fails is a matter of room.
@@ -39,7 +39,6 @@ class Tier:
 
     Args:
         usage: reads how much of L1 is used, from 0 to 1; called without our lock.
-        on_error: told of a policy that raises; called with our lock.
     """
 
     def __init__(
@@ -47,22 +46,16 @@ class Tier:
         config: ServerModuleConfig,
         clock: Clock,
         usage: Callable[[], float],
-        costs: TierCosts | None = None,
-        on_error: OnError = lambda _what, _error: None,
     ) -> None:
-        self._config = config
         self._clock = clock
         self._usage = usage
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self._residency = Residency()
-        costs = costs if costs is not None else TierCosts()
-        self._advisor = TtlAdvisor(
-            config, costs, self._residency, self.counts, on_error
-        )
-        self._turns = TurnLifecycle(config, self._advisor, self.counts)
-        self._book = self._turns.book
-        rank = by_return(self._advisor.returns)
+        self._returns = ReturnEstimator(config.program_idle_s)
+        self._book = ProgramTable(config.max_programs)
+        self._turns = TurnLifecycle(config, self._book, self._returns, self.counts)
+        rank = by_return(self._returns)
         self._order = EvictionOrder(self._book, self._residency, rank)
         self._admission = AdmissionControl(self._book, self._residency, self._order)
 
@@ -135,7 +128,7 @@ class Tier:
         with self._lock:
             self._turns.hint(hint, now_s)
 
-    # what is where
+    # what L1 has
 
     def reserved(self, keys: Sequence[ObjectKey]) -> None:
         with self._lock:
@@ -155,25 +148,6 @@ class Tier:
         with self._lock:
             self._residency.delete(keys)
             self._admission.deleted(keys)
-
-    def stored_in_l2(self, keys: Iterable[ObjectKey]) -> None:
-        with self._lock:
-            self._residency.add_l2(keys)
-
-    def deleted_from_l2(self, keys: Iterable[ObjectKey]) -> None:
-        with self._lock:
-            self._residency.drop_l2(keys)
-
-    def forget_l2(self) -> None:
-        """Nobody knows any more what L2 has."""
-        with self._lock:
-            self._residency.forget_l2()
-
-    def reloaded(self, objects: int, chunk_tokens: int, seconds: float) -> None:
-        """`objects` came up from L2 within `seconds`."""
-        with self._lock:
-            tokens = round(objects * chunk_tokens / self._residency.objects_a_chunk)
-            self._advisor.reloaded(tokens, seconds)
 
     # what leaves
 
@@ -225,41 +199,11 @@ class Tier:
             self.counts["evicted"] += len(found)
             return found
 
-    def sweep(self) -> list[ObjectKey]:
-        """Let deadlines pass.
-
-        Returns:
-            Objects of expired and finished programs that L2 has and L1 may drop,
-            tails first; none while L1 is emptier than `demote_above`.
-        """
-        used, now_s = self._usage(), self._clock.now_s()
+    def pass_time(self) -> None:
+        """Let deadlines pass, and forget the silent."""
+        now_s = self._clock.now_s()
         with self._lock:
             self._turns.pass_time(now_s)
-            if used <= self._config.demote_above or not self._residency.num_l2:
-                return []
-            return self._demotable(now_s)
-
-    def _demotable(self, now_s: float) -> list[ObjectKey]:
-        keys: dict[ObjectKey, None] = {}
-        kept: dict[Chunk, bool] = {}  # many may share one
-        for program in list(self._turns.leaving):
-            is_gone = True  # nothing of it alone is in L1
-            for chunk in reversed(program.chain):
-                is_kept = kept.get(chunk)
-                if is_kept is None:
-                    holders = self._book.holders(chunk)
-                    is_kept = any(is_protected(each, now_s) for each in holders)
-                    kept[chunk] = is_kept
-                if is_kept:
-                    break  # and so is all that lies before it
-                objects = self._residency.objects(chunk)
-                is_gone = is_gone and not objects
-                if objects and not self._residency.is_in_l2(chunk):
-                    break  # the tail goes first
-                keys.update(dict.fromkeys(objects))
-            if is_gone:
-                del self._turns.leaving[program]
-        return list(keys)
 
     # what is shown
 
@@ -267,17 +211,13 @@ class Tier:
         """Plain numbers for `/status`, metrics and the RPC."""
         with self._lock:
             now_s = self._clock.now_s()
-            idle = self._book.idle()
-            kept = sum(1 for p in idle if is_protected(p, now_s))
+            kept = sum(1 for p in self._book.idle() if is_protected(p, now_s))
             return {
-                "policy": self._config.policy,
                 "programs": len(self._book),
                 "programs_running": self._book.num_running,
                 "programs_in_ttl": kept,
-                "programs_expired": len(idle) - kept,
                 "l1_objects": self._residency.num_l1,
-                "l2_objects": self._residency.num_l2,
-                "gaps_recorded": self._advisor.gaps_recorded,
+                "gaps_recorded": self._returns.gaps_recorded,
                 "counts": dict(self.counts),
             }
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ttlcache.types import FINAL_TOOL, GapKey
+from ttlcache.types import GapKey
 
 #: (space, chunk hash), see `residency.space_of`. The hash alone would mix models, and
 #: what clients and resets keep apart by a salt.
@@ -21,7 +21,6 @@ Chunk: TypeAlias = tuple[str, bytes]
 
 #: Gaps of which nobody said what runs in them.
 UNKNOWN_GAP = GapKey("__unknown__")
-FINAL_GAP = GapKey(FINAL_TOOL)
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +32,8 @@ class ChainProgram:
     running: requests of it under way.
     seen_s: when it was last heard of; once nothing runs, when that ended.
     since_s: when its last turn ended, maybe before its session did.
-    is_told: the deadline is a client's; the policy is not asked again.
-    deadline_s: while nothing runs, until when it is inside its TTL.
+    is_told: a client set a TTL for it.
+    deadline_s: while nothing runs, until when it is inside that.
     refused_from: the first chunk of its chain that L1 refused in this turn.
     """
 
@@ -42,7 +41,6 @@ class ChainProgram:
     chain: list[Chunk]
     prompt_chunks: int
     context_tokens: int
-    turns: int = 0
     running: set[str] = field(default_factory=set)
     seen_s: float = 0.0
     since_s: float = 0.0
@@ -83,16 +81,10 @@ class ProgramTable:
 
     Args:
         max_programs: programs remembered; the longest idle is forgotten.
-        on_forgotten: told of every program that is nobody any more.
     """
 
-    def __init__(
-        self,
-        max_programs: int,
-        on_forgotten: Callable[[ChainProgram], None] = lambda _program: None,
-    ) -> None:
+    def __init__(self, max_programs: int) -> None:
         self._max = max_programs
-        self._on_forgotten = on_forgotten
         self._numbers = itertools.count()
         self._idle: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
         self._running: dict[ChainProgram, None] = {}
@@ -253,7 +245,6 @@ class ProgramTable:
         self._running.pop(program, None)
         self._set_chain(program, [])
         self._watcher.forgot(program)
-        self._on_forgotten(program)
 
     def _continued(self, chain: Sequence[Chunk], tokens: int) -> ChainProgram | None:
         """The idle program that goes on: behind its context, or behind its prompt.
@@ -277,7 +268,6 @@ class ProgramTable:
         return None
 
     def _rest(self, program: ChainProgram, now_s: float) -> None:
-        program.turns += 1
         program.seen_s = now_s
         self._idle[program] = None
         self._list(program)

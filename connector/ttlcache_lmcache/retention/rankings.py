@@ -24,10 +24,10 @@ _FINISHED, _UNOWNED, _EXPIRED, _FRESH_UNOWNED, _KEPT, _TOLD = range(6)
 
 
 def is_protected(program: ChainProgram, now_s: float) -> bool:
-    """Whether something runs of it or it is inside its TTL."""
+    """Whether something runs of it or it is inside a client's TTL."""
     if program.running:
         return True
-    return not program.is_finished and program.deadline_s > now_s
+    return program.is_told and not program.is_finished and program.deadline_s > now_s
 
 
 def _said(program: ChainProgram, now_s: float) -> int:

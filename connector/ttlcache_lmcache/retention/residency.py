@@ -1,4 +1,4 @@
-"""Which objects are in L1 and which in L2, by chunk. Not thread-safe.
+"""Which objects are in L1, by chunk. Not thread-safe.
 
 An object is one worker's (and one layer group's) part of a chunk. LMCache's keys are
 used as they are: hashable, with `model_name`, `cache_salt` and `chunk_hash`.
@@ -40,13 +40,12 @@ def chunk_of(key: ObjectKey) -> Chunk:
 
 
 class Residency:
-    """Objects in L1, by chunk and with the time of the chunk's last use; L2's keys."""
+    """Objects in L1, by chunk and with the time of the chunk's last use."""
 
     def __init__(self) -> None:
         self._l1: dict[Chunk, dict[ObjectKey, None]] = {}
         self._used_s: dict[Chunk, float] = {}
         self._reserved: dict[ObjectKey, None] = {}
-        self._l2: set[ObjectKey] = set()
         self._num_l1 = 0
         self._watcher = Watcher()
 
@@ -57,15 +56,6 @@ class Residency:
     def num_l1(self) -> int:
         """Objects in L1, those being written included."""
         return self._num_l1 + len(self._reserved)
-
-    @property
-    def num_l2(self) -> int:
-        return len(self._l2)
-
-    @property
-    def objects_a_chunk(self) -> float:
-        """Mean number of objects of a chunk in L1, 1 while there are none."""
-        return self._num_l1 / len(self._l1) if self._l1 else 1.0
 
     def reserve(self, keys: Iterable[ObjectKey]) -> None:
         """Space was reserved; a writer that dies leaves it to eviction."""
@@ -125,17 +115,3 @@ class Residency:
 
     def reserved(self) -> list[ObjectKey]:
         return list(self._reserved)
-
-    def add_l2(self, keys: Iterable[ObjectKey]) -> None:
-        self._l2.update(keys)
-
-    def drop_l2(self, keys: Iterable[ObjectKey]) -> None:
-        self._l2.difference_update(keys)
-
-    def forget_l2(self) -> None:
-        self._l2.clear()
-
-    def is_in_l2(self, chunk: Chunk) -> bool:
-        """Whether L2 has everything of the chunk that L1 has."""
-        objects = self._l1.get(chunk)
-        return bool(objects) and all(key in self._l2 for key in objects or ())

@@ -68,18 +68,36 @@ class _Drawn(NamedTuple):
 
 
 class ReturnEstimator:
-    """The worth of programs. Not thread-safe."""
+    """The worth of programs. Not thread-safe.
 
-    def __init__(self, gaps: GapHistory) -> None:
-        self._gaps = gaps
+    Args:
+        history_s: for how long gaps count.
+    """
+
+    def __init__(self, history_s: float) -> None:
+        self._gaps = GapHistory(horizon_s=history_s)
         self._gap_s = SlidingMean(_WINDOW)
         self._service_s = SlidingMean(_WINDOW)
         self._curves: dict[GapKey | None, _Drawn] = {}  # the ones drawn last at the end
         self._now_s = -math.inf
         self._may_draw = 0
 
-    def observe_gap(self, seconds: float) -> None:
-        self._gap_s.observe(seconds)
+    @property
+    def gaps_recorded(self) -> int:
+        return self._gaps.total
+
+    def gap_begins(self, program: ChainProgram, now_s: float) -> None:
+        self._gaps.start(program.number, program.gap_key, now_s)
+
+    def gap_ends(self, program: ChainProgram, now_s: float) -> None:
+        """The program's next turn is here: learn from how long it was away."""
+        gap_s = self._gaps.finish(program.number, now_s)
+        if gap_s is not None:
+            self._gap_s.observe(gap_s)
+
+    def no_gap(self, program: ChainProgram) -> None:
+        """No turn follows: nothing to learn from."""
+        self._gaps.drop(program.number)
 
     def observe_service(self, seconds: float) -> None:
         """So long a turn took, from its lookup to its end."""

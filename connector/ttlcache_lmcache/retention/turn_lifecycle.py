@@ -1,4 +1,4 @@
-"""The life of turns as the server sees it: whose they are, and until when they count.
+"""The life of turns as the server sees it: whose they are, and what clients said.
 
 A turn begins with a lookup and ends with its session, or when the engine says that it
 is over: an engine that keeps KV by itself may end sessions much later, and looks
@@ -16,20 +16,16 @@ from typing import NamedTuple, TypeVar
 from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.retention.program_table import (
-    FINAL_GAP,
     UNKNOWN_GAP,
     ChainProgram,
     Chunk,
     ProgramTable,
 )
 from ttlcache_lmcache.retention.rankings import is_protected
-from ttlcache_lmcache.retention.ttl_advisor import TtlAdvisor
+from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 
 #: Requests remembered after their end, hints before it, and programs' names.
 MEMORY = 8192
-#: Less is rounding: added to the time it may leave it as it is, and a deadline that has
-#: passed would be set again for ever.
-MIN_PROLONGATION_S = 1e-3
 #: Seconds after a session's end within which LMCache's bus tells of its request's end.
 BUS_S = 5.0
 #: Of the requests that ended, so many are shown.
@@ -46,19 +42,19 @@ class _Told(NamedTuple):
 
 
 class TurnLifecycle:
-    """See the module's docstring.
-
-    leaving: programs whose time is over but which may still have chunks in L1.
-    """
+    """See the module's docstring."""
 
     def __init__(
-        self, config: ServerModuleConfig, advisor: TtlAdvisor, counts: Counter[str]
+        self,
+        config: ServerModuleConfig,
+        book: ProgramTable,
+        returns: ReturnEstimator,
+        counts: Counter[str],
     ) -> None:
         self._config = config
-        self._advisor = advisor
+        self._book = book
+        self._returns = returns
         self._counts = counts
-        self.book = ProgramTable(config.max_programs, self._stays)
-        self.leaving: dict[ChainProgram, None] = {}
         self._hints: OrderedDict[str, _Told] = OrderedDict()
         self._ended: OrderedDict[str, ChainProgram] = OrderedDict()
         self._named: OrderedDict[str, ChainProgram] = OrderedDict()
@@ -74,25 +70,24 @@ class TurnLifecycle:
     ) -> None:
         """A request looks its prompt up."""
         self._sessionless.pop(request_id, None)
-        program, goes_on = self.book.begin(request_id, chain, tokens, now_s)
-        self._stays(program)
+        program, goes_on = self._book.begin(request_id, chain, tokens, now_s)
         if goes_on:
             self._counts["turns_continued"] += 1
-            self._advisor.gap_ends(program, now_s)
+            self._returns.gap_ends(program, now_s)
 
     def ended(self, request_id: str, now_s: float) -> None:
         """The session of a request that looked something up is over."""
         self._sessionless.pop(request_id, None)
-        known = self.book.of_request(request_id)
+        known = self._book.of_request(request_id)
         began_s = known.seen_s if known is not None else now_s
-        program = self.book.end(request_id, now_s)
+        program = self._book.end(request_id, now_s)
         if program is not None:
-            self._advisor.returns.observe_service(now_s - began_s)
+            self._returns.observe_service(now_s - began_s)
             self._is_over(request_id, program, now_s)
             return
         program = self._given_up.pop(request_id, None)
         if program is not None and not program.running:
-            self.book.heard_of(program, now_s)  # it lived longer than its session
+            self._book.heard_of(program, now_s)  # it lived longer than its session
             self._is_over(request_id, program, now_s)
 
     def session_gone(self, request_id: str, now_s: float) -> None:
@@ -101,7 +96,7 @@ class TurnLifecycle:
         But not where LMCache cleared the session away: its engine died, or the request
         takes longer than sessions live.
         """
-        if self.book.of_request(request_id) is not None:
+        if self._book.of_request(request_id) is not None:
             self._sessionless.setdefault(request_id, now_s)
 
     def stored(
@@ -109,7 +104,7 @@ class TurnLifecycle:
     ) -> None:
         """The session of a request that only stored something is over."""
         known = self._ended.get(request_id)
-        program = self.book.adopt(chain, tokens, known, now_s)
+        program = self._book.adopt(chain, tokens, known, now_s)
         if known is None and not program.running:
             self._is_over(request_id, program, now_s)
 
@@ -137,15 +132,15 @@ class TurnLifecycle:
 
     def _over_by_hint(self, hint: Hint, now_s: float) -> ChainProgram | None:
         """Whose turn it was that the engine says is over; None: not known yet."""
-        program = self.book.of_request(hint.request_id)
+        program = self._book.of_request(hint.request_id)
         if program is not None:
-            self.book.end(hint.request_id, now_s)
+            self._book.end(hint.request_id, now_s)
         else:
             program = self._given_up.pop(hint.request_id, None)
             if program is None and hint.program is not None:
                 program = self._named.get(hint.program)
             if program is not None:
-                self.book.heard_of(program, now_s)
+                self._book.heard_of(program, now_s)
         if program is not None:
             _remember(self._ended, hint.request_id, program)
         return program
@@ -153,39 +148,25 @@ class TurnLifecycle:
     # deadlines
 
     def _decide(self, program: ChainProgram, hint: Hint | None, since_s: float) -> None:
-        """A turn ended (or more is known of one that did): set the deadline."""
-        self.book.changed(program)
+        """A turn ended, or more is known of one that did."""
+        self._book.changed(program)
         program.is_finished = hint is not None and hint.is_last_step
-        program.since_s = since_s
+        program.is_told = False
+        program.since_s = program.deadline_s = since_s
         if hint is not None and hint.program:
             _remember(self._named, hint.program, program)
         told_key = hint.gap_key if hint is not None else None
         program.gap_key = told_key if told_key is not None else UNKNOWN_GAP
         if program.is_finished:
             self._counts["programs_finished"] += 1
-            self._advisor.no_gap(program)
-            program.gap_key = FINAL_GAP
-            program.deadline_s = since_s
-            self._leaves(program)
+            self._returns.no_gap(program)
             return
-        self._stays(program)
-        self._advisor.gap_begins(program, since_s)
-        wish_s = hint.ttl_s if hint is not None else None
-        program.is_told = wish_s is not None and hint is not None and hint.is_final
-        decision = self._advisor.ask(program, since_s, waited_s=0.0)
-        ttl_s = decision.ttl_s if wish_s is None else wish_s
-        self._set_deadline(program, since_s + min(ttl_s, self._config.max_ttl_s))
-
-    def _leaves(self, program: ChainProgram) -> None:
-        if program.chain:  # or it was forgotten, or had nothing
-            self.leaving[program] = None
-
-    def _stays(self, program: ChainProgram) -> None:
-        self.leaving.pop(program, None)
-
-    def _set_deadline(self, program: ChainProgram, deadline_s: float) -> None:
-        program.deadline_s = deadline_s
-        heapq.heappush(self._deadlines, (deadline_s, next(self._order), program))
+        self._returns.gap_begins(program, since_s)
+        if hint is not None and hint.ttl_s is not None:
+            program.is_told = True
+            deadline_s = since_s + min(hint.ttl_s, self._config.max_ttl_s)
+            program.deadline_s = deadline_s
+            heapq.heappush(self._deadlines, (deadline_s, next(self._order), program))
 
     def pass_time(self, now_s: float) -> None:
         """Let deadlines pass, and forget the silent."""
@@ -194,15 +175,9 @@ class TurnLifecycle:
             deadline_s, _, program = heapq.heappop(self._deadlines)
             if program.running or program.deadline_s != deadline_s:
                 continue  # it went on, or got another deadline
-            if program.is_finished or not program.chain:
-                continue
-            left_s = self._prolongation_s(program, now_s)
-            if left_s > MIN_PROLONGATION_S:
-                self._set_deadline(program, now_s + left_s)
-                continue
-            self._counts["expired"] += 1
-            self.book.changed(program)
-            self._leaves(program)
+            if program.is_told and program.chain:
+                self._counts["expired"] += 1
+                self._book.changed(program)
         self._forget_silent(now_s)
 
     def _give_up(self, now_s: float) -> None:
@@ -212,26 +187,18 @@ class TurnLifecycle:
             if now_s - since_s < BUS_S:
                 return
             del self._sessionless[request_id]
-            program = self.book.end(request_id, now_s)
+            program = self._book.end(request_id, now_s)
             if program is not None:
                 _remember(self._given_up, request_id, program)
                 _remember(self._ended, request_id, program)
                 told = self._hints.get(request_id)  # for its real end, too
                 self._decide(program, told.hint if told else None, now_s)
 
-    def _prolongation_s(self, program: ChainProgram, now_s: float) -> float:
-        """At its deadline a program is asked about once more, as a pin is."""
-        if program.is_told:
-            return 0.0
-        waited_s = now_s - program.since_s
-        ttl_s = self._advisor.ask(program, now_s, waited_s).ttl_s
-        return min(ttl_s, self._config.max_ttl_s - waited_s)
-
     def _forget_silent(self, now_s: float) -> None:
         horizon_s = now_s - self._config.program_idle_s
-        for oldest in (self.book.longest_idle, self.book.longest_running):
+        for oldest in (self._book.longest_idle, self._book.longest_running):
             while (program := oldest()) is not None and program.seen_s <= horizon_s:
-                self.book.forget(program)
+                self._book.forget(program)
                 self._counts["forgotten"] += 1
 
     # what is shown

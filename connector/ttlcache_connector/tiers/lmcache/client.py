@@ -272,9 +272,8 @@ def _hint(turn: TurnEnd) -> Hint:
     return Hint(
         request_id=turn.request_id,
         program=turn.program,
-        ttl_s=turn.ttl_s,
+        ttl_s=turn.ttl_s if turn.is_final else None,
         is_last_step=turn.ttl_s is None,
-        is_final=turn.is_final,
         is_over=True,
         tool=turn.tool or None,
     )
