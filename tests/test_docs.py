@@ -166,10 +166,10 @@ MAX_WORDS = {
     "configuration.md": 1200,
     "design.md": 1500,
     "fleet.md": 950,
-    "lmcache.md": 1100,
+    "lmcache.md": 1000,
     "operations.md": 1600,
     "policies.md": 900,
-    "scheduling.md": 700,
+    "scheduling.md": 800,
     "tiers.md": 1050,
     # For reference: a table with a row an option, and what `bench figures` writes.
     "vllm-options.md": 1300,
