@@ -30,7 +30,7 @@ from ttlcache.programs.model import Program, RequestRecord
 from ttlcache.programs.places import Quantum
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.table import ProgramTable, client_key
-from ttlcache.retention.lower_tier import LowerTier
+from ttlcache.retention.tier_record import TierRecord
 from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
@@ -87,7 +87,7 @@ class Controller:
         self.programs = ProgramTable(config.program_idle_s)
         self.requests: dict[str, RequestRecord] = {}
         self.pins = PinTable()
-        self.tier = LowerTier(self.requests, self.costs, self.telemetry)
+        self.tier = TierRecord(self.requests, self.costs, self.telemetry)
         self.queue = QueueOrder(
             self.requests,
             ordering.create(ordering_in_force(config)),

@@ -84,7 +84,7 @@ class PinOutcome(StrEnum):
     CLAIMED = "claimed"  # the next turn arrived and took over the blocks
     EXPIRED = "expired"  # the deadline passed with nobody waiting for it
     VICTIM = "victim"  # released under memory pressure
-    SUPERSEDED = "superseded"  # the program went on without this turn's tail
+    SUPERSEDED = "superseded"  # the program went on without it, or has too many
     ENDED = "ended"  # the program ended
     RESET = "reset"  # prefix cache reset, sleep, shutdown or self-disable
 
@@ -143,7 +143,7 @@ class Decision(NamedTuple):
 
 
 class Pressure(NamedTuple):
-    """Memory and queue as the engine saw them at its last step."""
+    """Memory and queue right now."""
 
     pool_blocks: int = 0  # usable KV blocks of the pool
     free_blocks: int = 0  # blocks that no request or pin references
@@ -272,16 +272,17 @@ class Shrunk(NamedTuple):
 class BlockHolder(Protocol):
     """The adapter's side of a pin: references on the engine's KV blocks."""
 
-    def claim(self, pin_id: int, behind_blocks: int) -> float:
-        """A request that has its blocks claims a pin, which it releases next.
+    def plain_hit_tokens(self, pin_id: int, behind_blocks: int) -> float:
+        """What plain vLLM's prefix cache would still have of a pinned turn.
+
+        Asked when the turn's next request has got its blocks, before its pin ends.
 
         Args:
             behind_blocks: that plain vLLM would have taken before this request's, for
                 prefills which pins spared (`ttlcache.estimators.lru_backlog`).
 
         Returns:
-            Tokens of the turn, from its beginning, that plain vLLM's prefix cache
-            would still have; `math.inf` for all.
+            Tokens of the turn, from its beginning; `math.inf` for all.
         """
         ...
 

@@ -94,7 +94,7 @@ class _NullHolder:
     def hold(self, pin_id: int, outcome: Outcome) -> None:
         self._held[pin_id] = outcome, self._clock.now_s()
 
-    def claim(self, pin_id: int, behind_blocks: int) -> float:
+    def plain_hit_tokens(self, pin_id: int, behind_blocks: int) -> float:
         return math.inf
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ttlcache_connector.queue import ProgramQueue
-    from ttlcache_connector.role.scheduler import SchedulerRole
+    from ttlcache_connector.role.parts import SchedulerRole
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 log = logger(__name__)

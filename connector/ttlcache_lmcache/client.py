@@ -1,7 +1,7 @@
 """Tell an LMCache server's module what the engine's side knows of a turn.
 
-The seam for TTLConnector, or for any other process beside the engine: it computes a
-TTL, the server keeps the turn's KV in L1 for so long. Never waits, never raises: a
+For TTLConnector, or for any other process beside the engine: it names a turn's program
+and tool, and its client's TTL, and the server evicts by them. Never waits, never raises: a
 server that is slow or gone costs the hint.
 """
 
@@ -54,7 +54,6 @@ class HintClient:
         self.sent = 0
         self.dropped = 0
         self.refused = 0
-        self.unanswered = 0
 
     def send(self, told: Sequence[Hint]) -> bool:
         """Send without waiting; False if they were dropped."""
@@ -85,10 +84,8 @@ class HintClient:
                         self.refusal = answer.error
                 elif self._now_s() - sent_s < ANSWER_TIMEOUT_S:
                     return
-                else:
-                    self.unanswered += 1
             except Exception:  # noqa: BLE001 - the server went away
-                self.unanswered += 1
+                pass
             self._in_flight.popleft()
 
 

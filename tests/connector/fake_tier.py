@@ -25,7 +25,7 @@ class FakeTier(SchedulerTier):
         self.due: list[str] = []  # to be copied
 
     def is_up(self) -> bool:
-        return self.up
+        return self.up and not self.is_off
 
     def arrive(self, request, *, has_pin):
         self.calls.append(("arrive-pinned" if has_pin else "arrive", _id(request)))
@@ -55,7 +55,7 @@ class FakeTier(SchedulerTier):
         return events
 
     def has_unstored(self, request_id):
-        return self.up and request_id not in self.settled
+        return self.is_up() and request_id not in self.settled
 
     def demote(self, request_id):
         self.calls.append(("demote", request_id))

@@ -13,6 +13,7 @@ from tests.connector.conftest import demoting, free, pinned, totals
 from tests.connector.fake_tier import copy, extra
 from tests.connector.test_store_queue import offer
 from ttlcache.types import GapKey
+from ttlcache_connector import faults
 from ttlcache_connector.blocks.expired import room_blocks
 from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
@@ -51,6 +52,24 @@ def test_an_expired_turn_stays_and_is_not_copied(make_engine, clock, tier):
     assert tier.of("demote") == []
     # What is only cached counts as free for every decision.
     assert engine.connector.scheduler_role.parts.ledger.pressure().free_blocks == 63
+
+
+def test_nothing_is_kept_for_a_tier_that_was_turned_off(
+    make_engine, clock, tier, monkeypatch
+):
+    monkeypatch.setattr(faults, "MAX_FAULTS", 3)
+    engine, _ = expired(make_engine, clock)
+    tier.fails = {"match"}
+    for number in range(3):
+        engine.turn(f"b-{number}", [9000 + number] * 20, hints={"is_last_step": True})
+    assert tier.is_off
+    engine.turn("c", OTHER, hints={"program_id": "q"})
+    clock.advance(5.1)
+    engine.step()
+    assert pinned(engine) == 0
+    assert tier.of("demote") == ["a"]  # it made room for "c", without a copy
+    assert cached(engine) == 0
+    assert free(engine) == 63
 
 
 def test_a_turn_without_a_pin_stays_cached(make_engine, clock, tier):

@@ -23,7 +23,7 @@ from ttlcache.controller import Controller
 from ttlcache.policies.fixed import FixedTTL
 from ttlcache.types import Decision
 from ttlcache_connector import faults
-from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, Pace
+from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, SlowTurns
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.role import build, requests, steps
 from ttlcache_connector.role.memory import MemoryAnswers
@@ -418,11 +418,11 @@ def test_a_policy_that_takes_a_second_is_not_asked_for_long(
 
 
 def test_one_slow_decision_now_and_then_is_forgiven():
-    pace = Pace()
+    slow = SlowTurns()
     for _ in range(20):
-        assert not pace.is_lost(10.0)
-        assert not pace.is_lost(10.0)
-        assert not pace.is_lost(0.001)
+        assert not slow.is_lost(10.0)
+        assert not slow.is_lost(10.0)
+        assert not slow.is_lost(0.001)
 
 
 JUNK = [

@@ -317,7 +317,7 @@ MUTATIONS = [
         "test_fairness.py::test_turns_count_for_their_tenant",
     ),
     Mutation(
-        "retention/lower_tier.py",
+        "retention/tier_record.py",
         "if record.lost_tokens:",
         "if False:",
         "test_reloads.py::test_what_a_return_found_below",

@@ -36,7 +36,7 @@ _FLAT_PREFIX = "ttlcache_"
 def parse_hints(
     kv_transfer_params: object, extra_args: Mapping[str, Any] | None = None
 ) -> Hints:
-    """Hints of one request (DESIGN §3, rule 1).
+    """Hints of one request, the first rule of `programs.identity`.
 
     Args:
         kv_transfer_params: the request's field of that name; our part is the

@@ -1,4 +1,4 @@
-"""Which program is this request? First rule that applies wins (DESIGN §3)."""
+"""Which program is this request? The first rule that applies wins."""
 
 from __future__ import annotations
 

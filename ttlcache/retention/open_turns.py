@@ -133,7 +133,7 @@ class OpenTurns:
             shared = continuation.shared_blocks
             # What was rewritten cannot be hit: losing it is not the engine's fault.
             reusable = 0 if shared is None else shared * self._block_tokens
-            pin = self._keep_prefix(pin, reusable)
+            pin = self._release_rewritten(pin, reusable)
             if shared is not None:
                 self._learn_share(program, shared / turn.num_hashes)
         else:
@@ -154,7 +154,7 @@ class OpenTurns:
         """
         claimed = min(cached_tokens, pin.kv_tokens)
         behind_blocks = int(self._backlog.tokens / self._block_tokens)
-        kept = int(min(self._holder.claim(pin.pin_id, behind_blocks), claimed))
+        kept = int(min(self._holder.plain_hit_tokens(pin.pin_id, behind_blocks), claimed))
         saved_s = self._costs.prefill_s(claimed, kept) if claimed > kept else 0.0
         self._backlog.on_saved(claimed - kept, saved_s)
         return Claim(pin.pin_id, claimed, claimed - kept, saved_s)
@@ -236,7 +236,7 @@ class OpenTurns:
         pin = self._pins.get(turn.pin_id)
         return pin is not None and pin.is_awaited
 
-    def _keep_prefix(self, pin: Pin | None, shared_tokens: int) -> Pin | None:
+    def _release_rewritten(self, pin: Pin | None, shared_tokens: int) -> Pin | None:
         """Release what a rewritten history cannot reuse."""
         # A pin that covers a prefix only may hold nothing that was rewritten.
         if pin is None or pin.kv_tokens <= shared_tokens:

@@ -19,7 +19,7 @@ from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.estimators.survival import Memoryfulness
 from ttlcache.policies.base import Policy, View
 from ttlcache.programs.model import Pin, Program, RequestRecord, Turn
-from ttlcache.retention.lower_tier import LowerTier
+from ttlcache.retention.tier_record import TierRecord
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.telemetry.events import Telemetry
@@ -64,7 +64,7 @@ class Retention:
     gaps: GapHistory
     costs: CostModel
     memoryfulness: Memoryfulness
-    tier: LowerTier
+    tier: TierRecord
     pins: PinTable
     holder: BlockHolder
     reclaimer: Reclaimer

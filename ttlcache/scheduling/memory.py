@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ttlcache.clock import Clock
 from ttlcache.programs.model import RequestRecord
-from ttlcache.retention.lower_tier import LowerTier
+from ttlcache.retention.tier_record import TierRecord
 from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
@@ -39,7 +39,7 @@ class KVMemory:
     open_turns: OpenTurns
     retention: Retention
     reclaimer: Reclaimer
-    tier: LowerTier
+    tier: TierRecord
 
     def may_start(self, request_id: str, needed_pool_blocks: float) -> bool:
         """Whether a waiting request may take memory now.
@@ -72,11 +72,11 @@ class KVMemory:
         record = self.requests.get(request_id)
         if record is None:
             return 0
-        freed = self.reprice()
+        freed = self.redecide_provisional()
         missing = self._missing_blocks(record, needed_pool_blocks)
         return freed + self.reclaimer.take_for_newcomer(record.program, missing)
 
-    def reprice(self) -> int:
+    def redecide_provisional(self) -> int:
         """A request waits for memory: pins made while nobody did are decided anew.
 
         Returns:

@@ -94,7 +94,7 @@ class WeightedArrival(Ordering):
 
 
 class ProgramFCFS(Ordering):
-    """Programs in order of their first request (paper §6.4, ablation)."""
+    """Contexts in order of their places, pinned or not (paper §6.4, ablation)."""
 
     name = "program-fcfs"
 

@@ -136,7 +136,7 @@ class FakeEngine:
                 break
             if urgency is not Urgency.STALLED:
                 self.holder.wanted_blocks = lacking
-                lacking -= self.controller.memory.reprice()
+                lacking -= self.controller.memory.redecide_provisional()
             if lacking > 0 and not self.controller.memory.reclaim(
                 lacking, urgency, request_id
             ):

@@ -92,7 +92,7 @@ class FakeHolder:
         self.take(blocks)
         self.held[pin_id] = list(blocks)
 
-    def claim(self, pin_id: int, behind_blocks: int) -> float:
+    def plain_hit_tokens(self, pin_id: int, behind_blocks: int) -> float:
         """What plain LRU would still have, as `BlockHolder` says."""
         blocks = self.held[pin_id]
         left = self._evicted_at[pin_id] - self._taken_at_find - behind_blocks

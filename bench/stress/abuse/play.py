@@ -19,7 +19,7 @@ import numpy as np
 from bench.sim.harness import EngineHarness, EngineSpec
 from bench.stress.abuse.patterns import VOCAB, Asked, Pattern
 from ttlcache.clock import VirtualClock, use_clock
-from ttlcache_connector.role.scheduler import SchedulerRole
+from ttlcache_connector.role.parts import SchedulerRole
 
 MAX_STEPS = 5_000_000
 

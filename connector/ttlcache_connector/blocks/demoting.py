@@ -70,8 +70,8 @@ class DemotingBlocks:
             # The request that computed them gives up its references right after this.
             self.expired.keep(request_id, program, list(blocks), users=1)
 
-    def claim(self, pin_id: int, behind_blocks: int) -> float:
-        return self._pins.claim(pin_id, behind_blocks)
+    def plain_hit_tokens(self, pin_id: int, behind_blocks: int) -> float:
+        return self._pins.plain_hit_tokens(pin_id, behind_blocks)
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         turn = self._turn_of.pop(pin_id, None)

@@ -43,7 +43,7 @@ class CachedTurn:
 
 
 class CachedTurns:
-    """Those turns, oldest first."""
+    """Turns that are still cached, oldest first."""
 
     def __init__(self) -> None:
         self._turns: dict[str, CachedTurn] = {}

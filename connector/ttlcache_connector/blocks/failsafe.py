@@ -15,7 +15,7 @@ SLOW_FINISH_S = 0.5
 MAX_SLOW_IN_A_ROW = 3
 
 
-class Pace:
+class SlowTurns:
     """Watches how long the engine waits for our decisions.
 
     One slow decision may be the machine's fault; several in a row are ours.

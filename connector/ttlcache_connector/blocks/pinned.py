@@ -117,7 +117,7 @@ class PinnedBlocks:
         self._held[pin_id] = list(blocks)
         self._refs.update(ids_of(blocks))
 
-    def claim(self, pin_id: int, behind_blocks: int) -> float:
+    def plain_hit_tokens(self, pin_id: int, behind_blocks: int) -> float:
         blocks = self._held.get(pin_id, [])
         taken_blocks = self.plain_lru.taken_at_lookup + behind_blocks
         left = self._evicted_at.get(pin_id, 0) - taken_blocks

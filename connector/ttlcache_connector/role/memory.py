@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ttlcache_connector.blocks.expired import ExpiredTurns
-    from ttlcache_connector.role.scheduler import Parts
+    from ttlcache_connector.role.parts import Parts
     from ttlcache_connector.role.upkeep import Upkeep
 
 
@@ -48,7 +48,7 @@ class MemoryAnswers:
             if urgency is Urgency.HELD_BACK:
                 return memory.free_for_newcomer(request.request_id, needed_blocks)
             if urgency is not Urgency.STALLED:  # that one has patience of its own
-                freed = memory.reprice()
+                freed = memory.redecide_provisional()
             if self._demoting is not None:
                 return freed + self._evict_to_tier(
                     self._demoting.expired, needed_blocks - freed, request, urgency

@@ -11,7 +11,7 @@ from ttlcache_connector.faults import guarded
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from ttlcache_connector.role.scheduler import Parts
+    from ttlcache_connector.role.parts import Parts
 
 
 class OrderAnswers:

@@ -14,7 +14,7 @@ from ttlcache_connector.role.metrics import TTLConnectorStats
 from ttlcache_lmcache import compat
 
 if TYPE_CHECKING:
-    from ttlcache_connector.role.scheduler import Parts
+    from ttlcache_connector.role.parts import Parts
     from ttlcache_connector.role.upkeep import Upkeep
 
 log = logger(__name__)
@@ -123,13 +123,13 @@ class Reports:
             log.error("ttlcache: broken invariants: %s", "; ".join(broken[:5]))
 
     def _gauges(self) -> dict[str, float]:
-        pressure, ended = self._ledger.pressure(), self._parts.demoting
+        pressure, demoting = self._ledger.pressure(), self._parts.demoting
         return self._controller.gauges() | {
             "pinned_blocks": pressure.pinned_blocks,
             "free_blocks": pressure.free_blocks,
             "pool_blocks": pressure.pool_blocks,
-            "demoting_blocks": ended.expired.copying_blocks if ended else 0,
-            "lingering_blocks": ended.expired.cached.num_blocks if ended else 0,
+            "demoting_blocks": demoting.expired.copying_blocks if demoting else 0,
+            "lingering_blocks": demoting.expired.cached.num_blocks if demoting else 0,
             "leaked_blocks": leaked_blocks(
                 self._parts.engine.scheduler, self._controller, self._ledger
             ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ttlcache.clock import stopwatch_s
 from ttlcache.programs.hints import parse_hints
 from ttlcache.types import Arrival, Finish, Finished
-from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, SLOW_FINISH_S, Pace
+from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, SLOW_FINISH_S, SlowTurns
 from ttlcache_connector.engine.request_view import (
     drop_unfit_args,
     is_completed,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ttlcache.programs.model import RequestRecord
     from ttlcache_connector.engine.tool_reader import OutputReader
     from ttlcache_connector.role.reports import Reports
-    from ttlcache_connector.role.scheduler import Parts
+    from ttlcache_connector.role.parts import Parts
 
 log = logger(__name__)
 
@@ -48,7 +48,7 @@ class RequestEvents:
         self._engine, self._prefills = parts.engine, parts.prefills
         self.faults = parts.faults
         self._local_hits: dict[str, int] = {}
-        self._pace = Pace()
+        self._slow_turns = SlowTurns()
         self._divergences = DivergenceLog()
 
     @guarded()
@@ -191,7 +191,7 @@ class RequestEvents:
             self._lower.report_turn(
                 turn_end(request.request_id, record, finished.decision)
             )
-        self._watch_pace(stopwatch_s() - started_s)
+        self._watch_slow_turns(stopwatch_s() - started_s)
 
     def _offer_to_tier(
         self,
@@ -213,10 +213,10 @@ class RequestEvents:
         else:
             self._lower.tier.drop(request_id)
 
-    def _watch_pace(self, took_s: float) -> None:
+    def _watch_slow_turns(self, took_s: float) -> None:
         """A policy that keeps the engine waiting turns retention off."""
         self._controller.telemetry.metrics.observe("decide_seconds", took_s)
-        if self._controller.retention_enabled and self._pace.is_lost(took_s):
+        if self._controller.retention_enabled and self._slow_turns.is_lost(took_s):
             self._parts.count("hook_errors", "slow")
             log.warning(
                 "ttlcache: %d finished turns in a row took more than %g s, retention "

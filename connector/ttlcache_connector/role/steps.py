@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ttlcache.estimators.step_fit import Step
     from ttlcache_connector.role.reports import Reports
-    from ttlcache_connector.role.scheduler import Parts
+    from ttlcache_connector.role.parts import Parts
     from ttlcache_connector.role.upkeep import Upkeep
     from ttlcache_connector.tiers.base import TierMetadata
 
@@ -99,13 +99,13 @@ class StepEvents:
     @guarded()
     def tier_settled(self) -> None:
         """Free the blocks that were held for copies which have begun, or never will."""
-        ended = self._demoting
-        if ended is None:
+        demoting = self._demoting
+        if demoting is None:
             return
         failed: Exception | None = None
         for request_id in self._lower.take_settled():
             try:
-                ended.expired.on_settled(request_id)
+                demoting.expired.on_settled(request_id)
             except Exception as error:  # noqa: BLE001 - the others are freed, too
                 failed = error
         if failed is not None:

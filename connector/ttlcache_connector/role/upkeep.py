@@ -10,7 +10,7 @@ from ttlcache_connector.faults import guarded
 if TYPE_CHECKING:
     from ttlcache.controller import Controller
     from ttlcache_connector.blocks.demoting import Ledger
-    from ttlcache_connector.role.scheduler import Parts
+    from ttlcache_connector.role.parts import Parts
 
 
 def turn_off(controller: Controller, ledger: Ledger) -> None:

@@ -76,11 +76,11 @@ class Reload:
 
 
 class TurnEnd(NamedTuple):
-    """What was decided of a turn that ended.
+    """What a tier that decides by itself may know of a turn that ended.
 
     program: whose it was, by a name that does not reveal its tenant.
     ttl_s: for how long it is worth GPU memory; None: the program has ended.
-    is_final: the client set the TTL, which is never prolonged.
+    is_final: the client set the TTL: it holds for the tier, too.
     tool: what runs until the next turn, from coarse to fine; empty: not known.
     """
 
@@ -106,6 +106,13 @@ class SchedulerTier:
 
     #: It keeps KV in whole chunks of so many tokens.
     chunk_tokens = 1
+
+    #: Whether `turn_off` was called.
+    is_off = False
+
+    def turn_off(self) -> None:
+        """Too many calls raised: from now on it answers as a tier that is down."""
+        self.is_off = True
 
     def bind(self, pool: BlockPool) -> None:
         """The block pool exists."""

@@ -41,7 +41,6 @@ class GuardedTier:
         self.tier = tier
         self.is_set = type(tier) is not SchedulerTier
         self._count = count
-        self._off = False
         self._was_up = True
         self.faults = Faults(
             lambda hook: count("hook_errors", hook), self._turn_off, now_s
@@ -53,7 +52,7 @@ class GuardedTier:
     @guarded(fallback=False)
     def is_up(self) -> bool:
         """Whether anything can be stored or loaded; counts and logs changes."""
-        if not self.is_set or self._off:
+        if not self.is_set or self.tier.is_off:
             return False
         up = self.tier.is_up()
         if up != self._was_up:
@@ -64,7 +63,7 @@ class GuardedTier:
                 self._count("tier_outages", "")
                 log.warning(
                     "ttlcache: the lower tier does not answer; pins go on, what they "
-                    "lose is prefilled, and the tier is asked again every second"
+                    "lose is prefilled until it answers again"
                 )
         return up
 
@@ -77,7 +76,7 @@ class GuardedTier:
         self, request: Request, hit_tokens: int, stored_tokens: float = math.inf
     ) -> tuple[int | None, bool]:
         """Tokens to load beyond the local hit; None means ask again."""
-        if not self.is_set or self._off:
+        if not self.is_set or self.tier.is_off:
             return 0, False
         found = self._match(request, hit_tokens, stored_tokens)
         return (0, False) if found is None else found
@@ -91,7 +90,7 @@ class GuardedTier:
     @guarded(fallback=False)
     def was_looked_up(self, request_id: str) -> bool:
         """Whether `match` really looked."""
-        return not self._off and self.tier.was_looked_up(request_id)
+        return not self.tier.is_off and self.tier.was_looked_up(request_id)
 
     def allocated(
         self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
@@ -166,5 +165,7 @@ class GuardedTier:
             self._abandoned[request_id] = blocks
 
     def _turn_off(self) -> None:
-        self._off = True
-        log.warning("ttlcache: the lower tier is not used any more by this server")
+        self.tier.turn_off()
+        log.warning(
+            "ttlcache: nothing is demoted to the lower tier or loaded from it any more"
+        )

@@ -16,7 +16,10 @@ _ENGINE = uuid.uuid4().hex
 def turn_end(
     request_id: str, record: RequestRecord, decision: Decision | None
 ) -> TurnEnd:
-    """What was decided of a finished request's turn; `None`: nothing follows."""
+    """What a tier may know of a finished request's turn.
+
+    decision: None where nothing was decided, as for an aborted request.
+    """
     program = record.program
     name = program_name(program)
     if program.ended:

@@ -13,14 +13,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ttlcache.types import GapKey
+from ttlcache.types import UNKNOWN_GAP, GapKey
 
 #: (space, chunk hash), see `residency.space_of`. The hash alone would mix models, and
 #: what clients and resets keep apart by a salt.
 Chunk: TypeAlias = tuple[str, bytes]
-
-#: Gaps of which nobody said what runs in them.
-UNKNOWN_GAP = GapKey("__unknown__")
 
 
 @dataclass(slots=True, eq=False)

@@ -222,7 +222,7 @@ class LoadSources:
 
 
 class HintSender:
-    """Sends what was decided of turns to the retention module of every server.
+    """Sends turns, their tools and clients' TTLs to every server's retention module.
 
     Over the clients that LMCache's connector has open. Sending hands over to their own
     thread: it never waits. A server without the module says so once, and is sent

@@ -110,7 +110,8 @@ class LMCacheSchedulerTier(SchedulerTier):
         (self._adapter.model_name,) = set(names)
 
     def is_up(self) -> bool:
-        up = bool(self._adapter.is_healthy) and not self._is_split
+        is_refused = self._is_split or self.is_off
+        up = bool(self._adapter.is_healthy) and not is_refused
         came_back = up and (not self._was_up or self._reconnects.take_any())
         self._was_up = up
         if came_back:

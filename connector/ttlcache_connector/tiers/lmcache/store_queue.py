@@ -21,9 +21,9 @@ _Op = tuple[LMCacheMPRequestMetadata, BlockHashes]
 class StoreQueue(OffloadPolicy):
     """Which computed KV is stored when, as configured by `demote`.
 
-    LMCache offers every full chunk of every request as soon as it is computed. It
-    stays here until the turn's pin expires, and is dropped when the next turn claims
-    the pin: that turn offers the same chunks again, with its own.
+    LMCache offers every full chunk of every request as soon as it is computed. But for
+    `write-through` it stays here until the turn is demoted (`make_due`), and is dropped
+    when the next turn claims the pin: that one offers the same chunks again.
     """
 
     def __init__(self, mode: str, chunk_tokens: int) -> None:

@@ -53,7 +53,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class SchedulerRole:
-    """Who is told of events, who answers questions, who keeps house; all guarded."""
+    """What vLLM's hooks call: events, questions, upkeep.
+
+    Every method of these that a hook calls is guarded; those of `parts` are not.
+    """
 
     parts: Parts
     requests: RequestEvents

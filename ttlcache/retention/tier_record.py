@@ -11,7 +11,7 @@ from ttlcache.telemetry.events import Telemetry
 
 
 @dataclass(slots=True)
-class LowerTier:
+class TierRecord:
     """Where the KV of turns goes that GPU memory gives up.
 
     requests: those between arrival and finish.
