@@ -13,14 +13,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+from ttlcache.types import UNKNOWN_GAP
 from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.retention.program_table import (
-    UNKNOWN_GAP,
-    ChainProgram,
-    Chunk,
-    ProgramTable,
-)
+from ttlcache_lmcache.retention.program_table import ChainProgram, Chunk, ProgramTable
 from ttlcache_lmcache.retention.rankings import is_protected
 from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 
