@@ -30,10 +30,10 @@ from ttlcache.programs.model import Program, RequestRecord
 from ttlcache.programs.places import Quantum
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.table import ProgramTable, client_key
-from ttlcache.retention.tier_record import TierRecord
 from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
+from ttlcache.retention.tier_record import TierRecord
 from ttlcache.retention.ttl import Remaining, Retention
 from ttlcache.scheduling import admission, ordering
 from ttlcache.scheduling.memory import KVMemory

@@ -1,8 +1,8 @@
 """Tell an LMCache server's module what the engine's side knows of a turn.
 
 For TTLConnector, or for any other process beside the engine: it names a turn's program
-and tool, and its client's TTL, and the server evicts by them. Never waits, never raises: a
-server that is slow or gone costs the hint.
+and tool, and its client's TTL, and the server evicts by them. Never waits, never
+raises: a server that is slow or gone costs the hint.
 """
 
 from __future__ import annotations

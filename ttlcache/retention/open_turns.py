@@ -154,7 +154,9 @@ class OpenTurns:
         """
         claimed = min(cached_tokens, pin.kv_tokens)
         behind_blocks = int(self._backlog.tokens / self._block_tokens)
-        kept = int(min(self._holder.plain_hit_tokens(pin.pin_id, behind_blocks), claimed))
+        kept = int(
+            min(self._holder.plain_hit_tokens(pin.pin_id, behind_blocks), claimed)
+        )
         saved_s = self._costs.prefill_s(claimed, kept) if claimed > kept else 0.0
         self._backlog.on_saved(claimed - kept, saved_s)
         return Claim(pin.pin_id, claimed, claimed - kept, saved_s)

@@ -19,9 +19,9 @@ from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.estimators.survival import Memoryfulness
 from ttlcache.policies.base import Policy, View
 from ttlcache.programs.model import Pin, Program, RequestRecord, Turn
-from ttlcache.retention.tier_record import TierRecord
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
+from ttlcache.retention.tier_record import TierRecord
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.types import (
     BlockHolder,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from ttlcache.clock import Clock
 from ttlcache.programs.model import RequestRecord
-from ttlcache.retention.tier_record import TierRecord
 from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
+from ttlcache.retention.tier_record import TierRecord
 from ttlcache.retention.ttl import Retention
 from ttlcache.scheduling.admission import AdmissionControl
 from ttlcache.scheduling.queue_order import QueueOrder

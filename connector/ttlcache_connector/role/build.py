@@ -23,9 +23,9 @@ from ttlcache_connector.role.allocation import (
 from ttlcache_connector.role.engine_view import EngineView, Prefills
 from ttlcache_connector.role.memory import MemoryAnswers
 from ttlcache_connector.role.order import OrderAnswers
+from ttlcache_connector.role.parts import Parts, SchedulerRole
 from ttlcache_connector.role.reports import Reports
 from ttlcache_connector.role.requests import RequestEvents
-from ttlcache_connector.role.parts import Parts, SchedulerRole
 from ttlcache_connector.role.state_files import HistoryFile, load_costs, open_telemetry
 from ttlcache_connector.role.steps import StepEvents
 from ttlcache_connector.role.upkeep import Upkeep, turn_off

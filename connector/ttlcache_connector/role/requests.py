@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ttlcache.clock import stopwatch_s
 from ttlcache.programs.hints import parse_hints
 from ttlcache.types import Arrival, Finish, Finished
-from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, SLOW_FINISH_S, SlowTurns
+from ttlcache_connector.blocks.failsafe import (
+    MAX_SLOW_IN_A_ROW,
+    SLOW_FINISH_S,
+    SlowTurns,
+)
 from ttlcache_connector.engine.request_view import (
     drop_unfit_args,
     is_completed,
@@ -30,8 +34,8 @@ if TYPE_CHECKING:
 
     from ttlcache.programs.model import RequestRecord
     from ttlcache_connector.engine.tool_reader import OutputReader
-    from ttlcache_connector.role.reports import Reports
     from ttlcache_connector.role.parts import Parts
+    from ttlcache_connector.role.reports import Reports
 
 log = logger(__name__)
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
     from ttlcache.estimators.step_fit import Step
-    from ttlcache_connector.role.reports import Reports
     from ttlcache_connector.role.parts import Parts
+    from ttlcache_connector.role.reports import Reports
     from ttlcache_connector.role.upkeep import Upkeep
     from ttlcache_connector.tiers.base import TierMetadata
 

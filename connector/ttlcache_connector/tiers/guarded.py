@@ -63,7 +63,7 @@ class GuardedTier:
                 self._count("tier_outages", "")
                 log.warning(
                     "ttlcache: the lower tier does not answer; pins go on, what they "
-                    "lose is prefilled until it answers again"
+                    "lose is prefilled meanwhile"
                 )
         return up
 
