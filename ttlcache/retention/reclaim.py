@@ -4,8 +4,9 @@ Decode of a running request outranks every pin. A waiting request may take pins
 of programs younger than its own, so that pins never turn program order around, and
 pins beyond the TTL that their policy gave. Where several tenants hold pins, a tenant
 over its equal part of the cap may take from itself only, and gives way to running
-requests first: a flood of pins hurts the one who sends it. When nothing runs, everything goes until the head
-of the queue fits: no pin may ever wedge the engine (paper §5.2, latest program first).
+requests first: a flood of pins hurts the one who sends it. When nothing runs,
+everything goes until the head of the queue fits: no pin may ever wedge the engine
+(paper §5.2, latest program first).
 A policy may ask a stalled engine to wait (`Decision.stall_wait_s`): an instant without
 work, while tools of a second run, is no reason to lose contexts that take many seconds
 to rebuild.
