@@ -123,7 +123,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         names = [m.name for m in metadata.values() if isinstance(m, NameOfBlocks)]
         if names:
-            self._bound.parts.lower.tier.blocks_are_named(names)
+            self._bound.parts.lower.blocks_are_named(names)
 
     def on_new_request(self, request: Request) -> None:
         if self.scheduler_role is None:

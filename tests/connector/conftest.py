@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -66,6 +67,28 @@ def demoting(engine: EngineHarness) -> int:
 
 def free(engine: EngineHarness) -> int:
     return engine.pool.get_num_free_blocks()
+
+
+def play_random_programs(
+    engine: EngineHarness, rng: random.Random, num_programs: int, clock: Any
+) -> None:
+    """Programs of four turns, each with what its model said and a tool's result."""
+    contexts = {f"P{i}": [i] * rng.randrange(5, 60) for i in range(num_programs)}
+    for turn in range(4):
+        for program, context in contexts.items():
+            engine.add(
+                f"{program}-{turn}",
+                context + [rng.randrange(1000)] * rng.randrange(1, 20),
+                max_tokens=rng.randrange(1, 12),
+                hints={"program_id": program, "is_last_step": turn == 3},
+            )
+            for _ in range(rng.randrange(3)):
+                engine.step()
+        engine.run(max_steps=2000)
+        for program in contexts:
+            request = engine.finished[f"{program}-{turn}"]
+            contexts[program] = list(request.all_token_ids)
+        clock.advance(rng.uniform(-1, 20))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from tests.connector.conftest import free
+from tests.connector.conftest import free, play_random_programs
 from ttlcache.scheduling import admission
 from ttlcache.types import GapKey
 
@@ -209,22 +209,5 @@ def test_random_programs_under_admission_control_never_wedge(make_engine, clock)
                 "ordering": rng.choice(["ttl-aware", "program-fcfs"]),
             },
         )
-        contexts = {
-            f"P{i}": [i] * rng.randrange(5, 60) for i in range(rng.randrange(2, 8))
-        }
-        for turn in range(4):
-            for program, context in contexts.items():
-                engine.add(
-                    f"{program}-{turn}",
-                    context + [rng.randrange(1000)] * rng.randrange(1, 20),
-                    max_tokens=rng.randrange(1, 12),
-                    hints={"program_id": program, "is_last_step": turn == 3},
-                )
-                for _ in range(rng.randrange(3)):
-                    engine.step()
-            engine.run(max_steps=2000)
-            for program in contexts:
-                request = engine.finished[f"{program}-{turn}"]
-                contexts[program] = list(request.all_token_ids)
-            clock.advance(rng.uniform(-1, 20))
+        play_random_programs(engine, rng, rng.randrange(2, 8), clock)
         assert free(engine) == 23, f"seed {seed}"

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from tests.connector.conftest import free, pinned, totals
+from tests.connector.conftest import free, pinned, play_random_programs, totals
 from tests.connector.test_admission import add, step
 from tests.connector.test_allocation import FOREVER, admission_order, lose_pins, start
 from ttlcache.scheduling import admission
@@ -137,22 +137,7 @@ def test_one_that_asks_never_wedges(make_engine, clock):
                 "admission": rng.choice(("none", "room-to-grow")),
             },
         )
-        contexts = {f"P{i}": [i] * rng.randrange(5, 60) for i in range(6)}
-        for turn in range(4):
-            for program, context in contexts.items():
-                engine.add(
-                    f"{program}-{turn}",
-                    context + [rng.randrange(1000)] * rng.randrange(1, 20),
-                    max_tokens=rng.randrange(1, 12),
-                    hints={"program_id": program, "is_last_step": turn == 3},
-                )
-                for _ in range(rng.randrange(3)):
-                    engine.step()
-            engine.run(max_steps=2000)
-            for program in contexts:
-                request = engine.finished[f"{program}-{turn}"]
-                contexts[program] = list(request.all_token_ids)
-            clock.advance(rng.uniform(0, 20))
+        play_random_programs(engine, rng, 6, clock)
         assert free(engine) == 23, f"seed {seed}"
 
 

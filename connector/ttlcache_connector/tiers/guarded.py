@@ -68,6 +68,10 @@ class GuardedTier:
         return up
 
     @guarded()
+    def blocks_are_named(self, names: list[str]) -> None:
+        self.tier.blocks_are_named(names)
+
+    @guarded()
     def tier_arrive(self, request: Request, *, has_pin: bool) -> None:
         if self.is_up():
             self.tier.arrive(request, has_pin=has_pin)
