@@ -50,7 +50,8 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
         *("put_back_failed_loads", "stored_tokens", "start_copies_ahead"),
         *("release_if_off", "drop_orphans"),
         # Of the lower tier, in the scheduler's process and in the workers'.
-        *("is_up", "tier_arrive", "_match", "was_looked_up", "tier_allocated"),
+        *("is_up", "blocks_are_named", "tier_arrive", "_match"),
+        *("was_looked_up", "tier_allocated"),
         *("tier_build_metadata", "tier_looked_up", "tier_settled"),
         *("tier_finished", "report_turn", "reloads", "take_events", "take_settled"),
         *("has_work", "reset", "tier_shutdown"),
