@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from ttlcache.types import APPROVAL_GAP, FINAL_GAP, GapKey
 
@@ -11,19 +10,12 @@ from ttlcache.types import APPROVAL_GAP, FINAL_GAP, GapKey
 MAX_CALLS = 64
 
 
-class Parser(Protocol):
-    """One format of tool calls in output text.
-
-    `parse` gets at most `chain.SCAN_LIMIT` characters, works in linear time, never
-    raises, and returns the key of each call in order, or () where the text is not
-    in this format. A call whose tool name is half-written is no call; one whose
-    arguments are half-written has the coarse key of its tool.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    def parse(self, text: str) -> tuple[GapKey, ...]: ...
+#: Reads one format of tool calls in output text. It gets at most `chain.SCAN_LIMIT`
+#: characters, works in linear time, never raises, and returns the key of each call in
+#: order, or () where the text is not in this format. A call whose tool name is
+#: half-written is no call; one whose arguments are half-written has the coarse key of
+#: its tool.
+Parser = Callable[[str], tuple[GapKey, ...]]
 
 
 def combine(keys: Iterable[GapKey]) -> GapKey | None:

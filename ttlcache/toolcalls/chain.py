@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ttlcache.toolcalls.base import Parser, combine
-from ttlcache.toolcalls.formats.deepseek import DeepSeek
-from ttlcache.toolcalls.formats.fenced import FencedShell, code_blocks, without
-from ttlcache.toolcalls.formats.harmony import Harmony
-from ttlcache.toolcalls.formats.hermes import Hermes
-from ttlcache.toolcalls.formats.json_items import JsonItems
-from ttlcache.toolcalls.formats.llama import LlamaPythonic, LlamaPythonTag
-from ttlcache.toolcalls.formats.mistral import Mistral
-from ttlcache.toolcalls.formats.terminal_bench import TerminalBench
-from ttlcache.toolcalls.formats.xml_tags import AnthropicInvoke, FunctionXml
+from ttlcache.toolcalls.formats.deepseek import deepseek
+from ttlcache.toolcalls.formats.fenced import code_blocks, fenced_shell, without
+from ttlcache.toolcalls.formats.harmony import harmony
+from ttlcache.toolcalls.formats.hermes import hermes
+from ttlcache.toolcalls.formats.json_items import json_items
+from ttlcache.toolcalls.formats.llama import llama_python_tag, llama_pythonic
+from ttlcache.toolcalls.formats.mistral import mistral
+from ttlcache.toolcalls.formats.terminal_bench import terminal_bench
+from ttlcache.toolcalls.formats.xml_tags import anthropic_invoke, function_xml
 from ttlcache.types import GapKey
 
 #: Characters of a text that are looked at: its head, which names the tool of one
@@ -22,16 +22,16 @@ SCAN_LIMIT = HEAD_LIMIT + TAIL_LIMIT
 
 # Explicit tags come before shapes that prose or arguments can have by chance.
 _TAGGED: tuple[Parser, ...] = (
-    Harmony(),
-    DeepSeek(),
-    Mistral(),
-    FunctionXml(),
-    AnthropicInvoke(),
-    Hermes(),
-    LlamaPythonTag(),
+    harmony,
+    deepseek,
+    mistral,
+    function_xml,
+    anthropic_invoke,
+    hermes,
+    llama_python_tag,
 )
-_SHAPED: tuple[Parser, ...] = (TerminalBench(), JsonItems(), LlamaPythonic())
-_FENCED: tuple[Parser, ...] = (FencedShell(),)
+_SHAPED: tuple[Parser, ...] = (terminal_bench, json_items, llama_pythonic)
+_FENCED: tuple[Parser, ...] = (fenced_shell,)
 _REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
@@ -54,7 +54,7 @@ def detect(text: str, *, fences: bool = True) -> GapKey | None:
     stages = ((tagged, _TAGGED), (shaped, _SHAPED), (answer, _FENCED))
     for part, parsers in stages if fences else stages[:2]:
         for parser in parsers:
-            if keys := parser.parse(part):
+            if keys := parser(part):
                 return combine(keys)
     return None
 

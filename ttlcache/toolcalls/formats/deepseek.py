@@ -19,21 +19,17 @@ _NAME = re.compile(
 _TO_ARGUMENTS = re.compile(r"\s{0,16}(?:```(?:json)?)?\s{0,16}(?=\{)")
 
 
-class DeepSeek:
+def deepseek(text: str) -> tuple[GapKey, ...]:
     """A begin marker, the name, a separator, JSON arguments, an end marker."""
-
-    name = "deepseek"
-
-    def parse(self, text: str) -> tuple[GapKey, ...]:
-        keys: list[GapKey] = []
-        pos = 0
-        while begin := _BEGIN.search(text, pos):
-            pos = begin.end()
-            name = _NAME.match(text, pos)
-            if name is None:
-                continue
-            key, pos = key_for_tool(name[1]), name.end()
-            if opening := _TO_ARGUMENTS.match(text, pos):
-                key, pos = named_call(name[1], text, opening.end())
-            keys.append(key)
-        return tuple(keys)
+    keys: list[GapKey] = []
+    pos = 0
+    while begin := _BEGIN.search(text, pos):
+        pos = begin.end()
+        name = _NAME.match(text, pos)
+        if name is None:
+            continue
+        key, pos = key_for_tool(name[1]), name.end()
+        if opening := _TO_ARGUMENTS.match(text, pos):
+            key, pos = named_call(name[1], text, opening.end())
+        keys.append(key)
+    return tuple(keys)

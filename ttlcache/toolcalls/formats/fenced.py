@@ -67,23 +67,19 @@ def without(text: str, blocks: Iterable[Fence]) -> str:
     return "".join(kept)
 
 
-class FencedShell:
+def fenced_shell(text: str) -> tuple[GapKey, ...]:
     """Exactly one shell block is an action.
 
     Several are a format error to such agents, and instructions to a human reader
     elsewhere: no call. Blocks marked as actions hide plain ones.
     """
-
-    name = "fenced-shell"
-
-    def parse(self, text: str) -> tuple[GapKey, ...]:
-        if "```" not in text:
-            return ()
-        blocks = [f for f in fences(text) if f.language in _SHELL_LANGUAGES]
-        actions = [f for f in blocks if f.language == _ACTION_LANGUAGE] or blocks
-        if len(actions) != 1 or (actions[0].closed and not actions[0].body.strip()):
-            return ()
-        return (shell_key(actions[0].body, SHELL_TOOL),)
+    if "```" not in text:
+        return ()
+    blocks = [f for f in fences(text) if f.language in _SHELL_LANGUAGES]
+    actions = [f for f in blocks if f.language == _ACTION_LANGUAGE] or blocks
+    if len(actions) != 1 or (actions[0].closed and not actions[0].body.strip()):
+        return ()
+    return (shell_key(actions[0].body, SHELL_TOOL),)
 
 
 def _fence(mark: re.Match[str], body: str, end: int, *, closed: bool) -> Fence:

@@ -14,24 +14,20 @@ _HEADER_REST = re.compile(r"[^{}\n]{0,96}(?=\{)")
 _NOT_TOOLS = frozenset({"user", "assistant", "system", "developer", "all"})
 
 
-class Harmony:
+def harmony(text: str) -> tuple[GapKey, ...]:
     """`<|channel|>commentary to=functions.x <|message|>{…}<|call|>`."""
-
-    name = "harmony"
-
-    def parse(self, text: str) -> tuple[GapKey, ...]:
-        # Detokenised without special tokens, only the recipient's form is left.
-        if "to=functions." not in text and not ("to=" in text and "<|" in text):
-            return ()
-        keys: list[GapKey] = []
-        pos = 0
-        while recipient := _RECIPIENT.search(text, pos):
-            pos = recipient.end()
-            name = recipient[1]
-            if name in _NOT_TOOLS:
-                continue
-            key = key_for_tool(name)
-            if header := _HEADER_REST.match(text, pos):
-                key, pos = named_call(name, text, header.end())
-            keys.append(key)
-        return tuple(keys)
+    # Detokenised without special tokens, only the recipient's form is left.
+    if "to=functions." not in text and not ("to=" in text and "<|" in text):
+        return ()
+    keys: list[GapKey] = []
+    pos = 0
+    while recipient := _RECIPIENT.search(text, pos):
+        pos = recipient.end()
+        name = recipient[1]
+        if name in _NOT_TOOLS:
+            continue
+        key = key_for_tool(name)
+        if header := _HEADER_REST.match(text, pos):
+            key, pos = named_call(name, text, header.end())
+        keys.append(key)
+    return tuple(keys)

@@ -16,23 +16,19 @@ _GLM_ARGUMENT = re.compile(
 )
 
 
-class Hermes:
+def hermes(text: str) -> tuple[GapKey, ...]:
     """`<tool_call>{"name": …, "arguments": …}</tool_call>` and its relatives."""
-
-    name = "hermes"
-
-    def parse(self, text: str) -> tuple[GapKey, ...]:
-        keys: list[GapKey] = []
-        pos = 0
-        while tag := _TAG.search(text, pos):
-            pos = tag.end()
-            if text.startswith(("{", "["), pos):
-                read = read_json(text, pos)
-                keys += tagged_keys(read.value)
-                pos = max(pos, read.end)
-            elif name := _GLM_NAME.match(text, pos):
-                keys.append(key_for_tool(name[1], _glm_arguments(text, name.end())))
-        return tuple(keys)
+    keys: list[GapKey] = []
+    pos = 0
+    while tag := _TAG.search(text, pos):
+        pos = tag.end()
+        if text.startswith(("{", "["), pos):
+            read = read_json(text, pos)
+            keys += tagged_keys(read.value)
+            pos = max(pos, read.end)
+        elif name := _GLM_NAME.match(text, pos):
+            keys.append(key_for_tool(name[1], _glm_arguments(text, name.end())))
+    return tuple(keys)
 
 
 def _glm_arguments(text: str, pos: int) -> dict[str, object]:

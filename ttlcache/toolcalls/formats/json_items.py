@@ -23,15 +23,11 @@ _CALL_LISTS = ("tool_calls", "content", "output")
 _MAX_NESTING = 3
 
 
-class JsonItems:
+def json_items(text: str) -> tuple[GapKey, ...]:
     """JSON objects that are calls by their shape, anywhere in the text."""
-
-    name = "json"
-
-    def parse(self, text: str) -> tuple[GapKey, ...]:
-        if not any(mark in text for mark in ('name"', "name'", "shell_call")):
-            return ()
-        return tuple(key for read in read_objects(text) for key in keys_in(read.value))
+    if not any(mark in text for mark in ('name"', "name'", "shell_call")):
+        return ()
+    return tuple(key for read in read_objects(text) for key in keys_in(read.value))
 
 
 def detect_items(items: Sequence[Mapping[str, object]]) -> GapKey | None:

@@ -32,35 +32,27 @@ _TOKEN = re.compile(
 )
 
 
-class LlamaPythonTag:
+def llama_python_tag(text: str) -> tuple[GapKey, ...]:
     """`<|python_tag|>` with JSON, a built-in `tool.call(…)`, or code."""
-
-    name = "llama-python-tag"
-
-    def parse(self, text: str) -> tuple[GapKey, ...]:
-        _, found, rest = text.rpartition(_PYTHON_TAG)
-        rest = rest.lstrip()
-        if not found or not rest:
-            return ()
-        if not rest.startswith(("{", "[")):
-            builtin = _BUILTIN.match(rest)
-            return (key_for_tool(builtin[1] if builtin else CODE_TOOL),)
-        keys: list[GapKey] = []
-        while rest.startswith(("{", "[")):
-            read = read_json(rest)
-            keys += tagged_keys(read.value)
-            rest = rest[read.end :].lstrip("; \n") if read.complete else ""
-        return tuple(keys)
+    _, found, rest = text.rpartition(_PYTHON_TAG)
+    rest = rest.lstrip()
+    if not found or not rest:
+        return ()
+    if not rest.startswith(("{", "[")):
+        builtin = _BUILTIN.match(rest)
+        return (key_for_tool(builtin[1] if builtin else CODE_TOOL),)
+    keys: list[GapKey] = []
+    while rest.startswith(("{", "[")):
+        read = read_json(rest)
+        keys += tagged_keys(read.value)
+        rest = rest[read.end :].lstrip("; \n") if read.complete else ""
+    return tuple(keys)
 
 
-class LlamaPythonic:
+def llama_pythonic(text: str) -> tuple[GapKey, ...]:
     """`[get_weather(city="x"), f(y=1)]`."""
-
-    name = "llama-pythonic"
-
-    def parse(self, text: str) -> tuple[GapKey, ...]:
-        start = _LIST.search(text)
-        return tuple(_calls(text, start.end())) if start else ()
+    start = _LIST.search(text)
+    return tuple(_calls(text, start.end())) if start else ()
 
 
 def _calls(text: str, pos: int) -> list[GapKey]:

@@ -14,24 +14,20 @@ _NAMED = re.compile(
 )
 
 
-class Mistral:
+def mistral(text: str) -> tuple[GapKey, ...]:
     """`[TOOL_CALLS][{"name": …}]` and, of newer models, `[TOOL_CALLS]name{…}`."""
-
-    name = "mistral"
-
-    def parse(self, text: str) -> tuple[GapKey, ...]:
-        keys: list[GapKey] = []
-        pos = text.find(_MARK)
-        while pos >= 0:
-            pos += len(_MARK)
-            while text[pos : pos + 1].isspace():
-                pos += 1
-            if named := _NAMED.match(text, pos):
-                key, pos = named_call(named[1], text, named.end())
-                keys.append(key)
-            elif text.startswith(("[", "{"), pos):
-                value = read_json(text, pos)
-                keys += tagged_keys(value.value)
-                pos = max(pos, value.end)
-            pos = text.find(_MARK, pos)
-        return tuple(keys)
+    keys: list[GapKey] = []
+    pos = text.find(_MARK)
+    while pos >= 0:
+        pos += len(_MARK)
+        while text[pos : pos + 1].isspace():
+            pos += 1
+        if named := _NAMED.match(text, pos):
+            key, pos = named_call(named[1], text, named.end())
+            keys.append(key)
+        elif text.startswith(("[", "{"), pos):
+            value = read_json(text, pos)
+            keys += tagged_keys(value.value)
+            pos = max(pos, value.end)
+        pos = text.find(_MARK, pos)
+    return tuple(keys)

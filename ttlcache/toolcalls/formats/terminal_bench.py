@@ -15,24 +15,20 @@ _TURN_FIELDS = frozenset(
 )
 
 
-class TerminalBench:
+def terminal_bench(text: str) -> tuple[GapKey, ...]:
     """`{"analysis": …, "commands": [{"keystrokes": …}], "task_complete": …}`.
 
     The commands of a turn run one after the other in one terminal: they are one
     script. No commands: the turn waits, or the task is complete.
     """
-
-    name = "terminal-bench"
-
-    def parse(self, text: str) -> tuple[GapKey, ...]:
-        if '"commands"' not in text:
-            return ()
-        for read in read_objects(text):
-            if isinstance(read.value, Mapping):
-                key = _turn_key(read.value)
-                if key is not None:
-                    return (key,)
+    if '"commands"' not in text:
         return ()
+    for read in read_objects(text):
+        if isinstance(read.value, Mapping):
+            key = _turn_key(read.value)
+            if key is not None:
+                return (key,)
+    return ()
 
 
 def _turn_key(turn: Mapping[str, object]) -> GapKey | None:

@@ -25,28 +25,20 @@ _FUNCTION = re.compile(
 )
 
 
-class AnthropicInvoke:
+def anthropic_invoke(text: str) -> tuple[GapKey, ...]:
     """`<invoke name="Bash"><parameter name="command">…</parameter></invoke>`.
 
     Anthropic's textual form of tool_use; its JSON blocks are in `json_items`.
     """
-
-    name = "anthropic-invoke"
-
-    def parse(self, text: str) -> tuple[GapKey, ...]:
-        return _parse(text, _INVOKE) if "invoke" in text else ()
+    return _parse(text, _INVOKE) if "invoke" in text else ()
 
 
-class FunctionXml:
+def function_xml(text: str) -> tuple[GapKey, ...]:
     """`<function=execute_bash><parameter=command>…</parameter></function>`.
 
     The function's name is inside the opening tag.
     """
-
-    name = "function-xml"
-
-    def parse(self, text: str) -> tuple[GapKey, ...]:
-        return _parse(text, _FUNCTION) if "<function=" in text else ()
+    return _parse(text, _FUNCTION) if "<function=" in text else ()
 
 
 def _parse(text: str, tags: re.Pattern[str]) -> tuple[GapKey, ...]:
