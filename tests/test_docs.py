@@ -30,7 +30,7 @@ from ttlcache import policies
 from ttlcache.cli import app
 from ttlcache.cli.config import table
 from ttlcache.config import TTLCacheConfig, load_config
-from ttlcache.telemetry.events import EVENTS, Telemetry
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache.testing.fake_engine import FakeEngine
 
@@ -56,7 +56,7 @@ def recording(tmp_path: Path) -> Path:
     place = tmp_path / "recording"
     engine = FakeEngine(
         {"policy": "fixed"},
-        telemetry=Telemetry(recorder=Recorder(place, EVENTS, {}, run="1-1")),
+        telemetry=Telemetry(recorder=Recorder(place, {}, run="1-1")),
     )
     context = engine.turn("r1", list(range(20)), [50], program="job-17")
     engine.step(seconds=1.0)

@@ -159,7 +159,7 @@ class Controller:
         known = len(self.programs)
         program, rule = self._identifier.identify(arrival, now_s)
         if len(self.programs) > known:
-            self.telemetry.program_started()
+            self.telemetry.metrics.count("programs_started")
             self.retention.make_room_for_others()
         continuation = relate(program, arrival.hashes, arrival.num_tokens)
         record = self._new_record(arrival, program, now_s)
@@ -192,15 +192,10 @@ class Controller:
         first = record.admitted_s is None
         if first:
             record.admitted_s = now_s
-            record.cached_tokens = cached_tokens
             self.tier.on_allocated(record, cached_tokens)
             self.queue.on_admission(record)
             context_blocks = record.num_tokens / self.block_tokens
             self.admission.on_turn_running(record.program, context_blocks)
-        elif record.first_token_s is None:
-            if not record.reloads:  # preempted: all anew
-                record.cached_tokens = cached_tokens
-            record.reloads = False
         pin = self.pins.get(record.pin_id)
         record.pin_id = None
         claim = None if pin is None else self._turns.claim(pin, cached_tokens)
@@ -220,26 +215,17 @@ class Controller:
         now_s = self._clock.now_s()
         seconds = now_s - max(step.start_s, self._step_ended_s)
         self._step_ended_s = now_s
-        prompts_s = self.costs.observe_step(step, seconds)
-        if prompts_s <= 0.0:
-            return
-        token_s = prompts_s / step.prompt_tokens
-        for request_id, before, after in step.prompts:
-            record = self.requests.get(request_id)
-            if record is not None:
-                record.prefill_s += token_s * (after - before)
+        self.costs.observe_step(step, seconds)
 
-    def prefilled(self, request_id: str, prompt_tokens: int) -> None:
+    def prefilled(self, request_id: str) -> None:
         """The first output token is there: learn what the lower tier had."""
         record = self.requests.get(request_id)
         if record is None or record.admitted_s is None:
             return
         if record.first_token_s is not None:
             return
-        now_s = self._clock.now_s()
-        record.first_token_s = now_s
+        record.first_token_s = self._clock.now_s()
         self.tier.on_prefilled(record)
-        self.telemetry.first_token(now_s, record, prompt_tokens)
 
     # --- a request goes --------------------------------------------------
 

@@ -143,7 +143,7 @@ def _time_turn(controller: Controller, agent: Agent) -> tuple[int, int]:
     controller.arrive(arrival)
     arrive_ns = time.thread_time_ns() - began_ns
     controller.on_allocated(arrival.request_id, arrival.num_tokens - TURN_TOKENS)
-    controller.prefilled(arrival.request_id, arrival.num_tokens)
+    controller.prefilled(arrival.request_id)
     finish = agent.finish()
     began_ns = time.thread_time_ns()
     controller.finish(finish)

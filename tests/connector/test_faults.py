@@ -163,7 +163,7 @@ def test_the_table_names_every_hook():
 AT_WILL = {
     "tier_looked_up": ("requests", "controller.tier", "on_lookup"),
     "control": ("reports", "controller", "tick"),
-    "load_started": ("requests", "controller.tier", "on_load_started"),
+    "load_started": ("requests", "prefills", "load_started"),
     "stored_tokens": ("requests", "controller", "requests"),
     "worker_output": ("requests", "lower", "worker_output"),
 }

@@ -8,7 +8,7 @@ from ttlcache.analysis.reader import load
 from ttlcache.cli.top import divergence_lines
 from ttlcache.control import obey
 from ttlcache.programs.divergence import Cause
-from ttlcache.telemetry.events import EVENTS, Telemetry
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache.testing import FakeEngine
 
@@ -211,7 +211,7 @@ def test_an_outline_is_small():
 
 
 def test_a_recording_and_a_live_listing_name_the_cause(tmp_path):
-    telemetry = Telemetry(recorder=Recorder(tmp_path, EVENTS, {}, run="1-1"))
+    telemetry = Telemetry(recorder=Recorder(tmp_path, {}, run="1-1"))
     agent = Agent(KEPT, telemetry=telemetry)
     for number in range(4):
         agent.context[20:21] = [9000 + number] * (1 + number)

@@ -24,11 +24,11 @@ def turn(**changes: object) -> TurnLog:
 
 
 def decided(ttl_s: float = 5.0, kv_blocks: int = 10) -> Decided:
-    return Decided("bash", ttl_s, "ecdf:tool", {}, 160, kv_blocks, 1.0)
+    return Decided("bash", ttl_s, "ecdf:tool", {}, kv_blocks, 1.0)
 
 
 def pin(outcome: str | None = None, end_s: float | None = None) -> PinLog:
-    return PinLog(7, 90.0, 10, 160, 5.0, outcome, end_s)
+    return PinLog(7, 90.0, 10, 5.0, outcome, end_s)
 
 
 def before(**changes: object) -> TurnLog:

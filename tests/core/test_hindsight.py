@@ -17,7 +17,7 @@ def turn(
     gap_s: float | None, benefit_s: float = 3.0, price: float = 1.0, **more: object
 ) -> TurnLog:
     inputs = {"benefit_s": benefit_s, "price": price}
-    decided = Decided("bash", 5.0, "test", inputs, 100, 4, benefit_s)
+    decided = Decided("bash", 5.0, "test", inputs, 4, benefit_s)
     return TurnLog(1, "r", 0.0, decided=decided, next_gap_s=gap_s, **more)
 
 
@@ -64,12 +64,12 @@ def test_known_costs():
 
 
 def test_what_a_turn_did_cost():
-    pin = PinLog(1, 0.0, 4, 100, 5.0, "claimed", end_s=2.0)
+    pin = PinLog(1, 0.0, 4, 5.0, "claimed", end_s=2.0)
     assert cost_s(turn(2.0, pin=pin, next_claimed=True)) == 2.0
     assert cost_s(turn(2.0, pin=pin)) == 5.0
     assert cost_s(turn(None, pin=pin)) == 2.0
     assert cost_s(turn(2.0)) == 3.0
-    assert cost_s(turn(2.0, pin=PinLog(1, 0.0, 4, 100, 5.0))) is None
+    assert cost_s(turn(2.0, pin=PinLog(1, 0.0, 4, 5.0))) is None
     assert cost_s(TurnLog(1, "r", 0.0)) is None
     with pytest.raises(ValueError, match="nothing was decided"):
         oracle_s(TurnLog(1, "r", 0.0, next_gap_s=1.0), INF)

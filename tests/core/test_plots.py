@@ -12,7 +12,7 @@ def test_idle_memory_and_final_turns_have_colours_of_their_own():
     waits = TurnLog(2, "w", 12.0, wait_s=8.0, memory_wait_s=5.0)
     for next_gap_s, kind in ((25.0, "pinned in vain"), (None, "pinned, no next turn")):
         held = TurnLog(1, "h", 8.0, wait_s=0.0, finish_s=10.0, next_gap_s=next_gap_s)
-        held.pin = PinLog(1, 10.0, 4, 64, 20.0, "expired", 30.0)
+        held.pin = PinLog(1, 10.0, 4, 20.0, "expired", 30.0)
         log = ProgramLog("held", "run", [held])
         recording = Recording([log, ProgramLog("waits", "run", [waits])], {"run": {}})
         wanted = recording.wanted("run")

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ttlcache.telemetry.events import Telemetry
 from ttlcache.testing import FakeEngine
 
 PROMPT = list(range(40))
 
 
-class Prefills(Telemetry):
-    """Of each request, its prompt's tokens and those that were there."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def first_token(self, now_s, record, prompt_tokens):
-        self.seen.append((prompt_tokens, record.cached_tokens))
-
-
 @pytest.fixture
 def engine():
-    telemetry = Prefills()
-    engine = FakeEngine(telemetry=telemetry)
-    engine.prefills = telemetry.seen
-    return engine
+    return FakeEngine()
 
 
 def counted(engine, name, label=""):
@@ -38,90 +23,12 @@ def admit(engine, request_id="r"):
     engine.admit(request_id)
 
 
-def test_what_was_reloaded_is_not_prefilled(engine):
+def test_failed_reloads_are_counted_while_their_request_lives(engine):
     admit(engine)
-    engine.controller.tier.on_load_started("r")
-    engine.step(seconds=30.0)
-    engine.controller.tier.on_load_finished("r", 24)
-    engine.step(seconds=2.0)
-    engine.decode("r", [1])
-    assert engine.prefills == [(40, 24)]
-
-
-def test_a_second_admission_after_the_reload_changes_nothing(engine):
-    admit(engine)
-    engine.controller.tier.on_load_started("r")
-    engine.step(seconds=30.0)
-    engine.controller.on_allocated("r", 0)  # the engine schedules it again, KV in place
-    engine.step(seconds=2.0)
-    engine.decode("r", [1])
-    assert engine.prefills == [(40, 0)]
-
-
-def test_a_prefill_that_was_preempted_finds_what_it_computed(engine):
-    admit(engine)
-    engine.step(seconds=1.0)
-    engine.preempt("r")
-    engine.step(seconds=60.0)
-    engine.admit("r")
-    engine.step(seconds=2.0)
-    engine.decode("r", [1])
-    # What it computed before is found again: nine blocks of four.
-    assert engine.prefills == [(40, 36)]
-
-
-def test_a_prefill_that_was_preempted_twice_finds_what_is_left(engine):
-    admit(engine)
-    for cached_tokens in (36, 8):  # of what it computed, less is left each time
-        engine.step(seconds=1.0)
-        engine.controller.on_allocated("r", cached_tokens)
-    engine.step(seconds=2.0)
-    engine.decode("r", [1])
-    assert engine.prefills == [(40, 8)]
-
-
-def test_what_was_reloaded_before_a_preemption_is_counted_anew_after_it(engine):
-    admit(engine)
-    engine.controller.tier.on_load_started("r")
-    engine.controller.tier.on_load_finished("r", 24)
-    engine.controller.on_allocated("r", 0)  # the engine schedules it, KV in place
-    engine.step(seconds=1.0)
-    engine.controller.on_allocated("r", 4)  # preempted, and let in again
-    engine.step(seconds=2.0)
-    engine.decode("r", [1])
-    assert engine.prefills == [(40, 4)]
-
-
-def test_a_failed_reload_is_counted_and_all_is_prefilled(engine):
-    admit(engine)
-    engine.controller.tier.on_load_started("r")
-    engine.step(seconds=5.0)
     engine.controller.tier.on_load_finished("r", 0)
-    assert counted(engine, "failed_reloads") == 1
-    engine.controller.on_allocated("r", 0)
-    engine.step(seconds=3.0)
-    engine.decode("r", [1])
-    assert engine.prefills == [(40, 0)]
-
-
-def test_reloads_of_requests_that_are_gone_change_nothing(engine):
-    engine.controller.tier.on_load_started("gone")
     engine.controller.tier.on_load_finished("gone", 8)
-    assert counted(engine, "failed_reloads") == 0
-    assert engine.controller.requests == {}
-
-
-def test_the_first_token_is_measured_once_and_only_after_admission(engine):
-    engine.arrive("r", PROMPT, program="A")
-    engine.controller.prefilled("r", 40)  # never admitted: no time to measure
-    engine.controller.prefilled("gone", 40)
-    assert engine.prefills == []
-    engine.admit("r")
-    engine.step(seconds=1.0)
-    engine.decode("r", [1])
-    engine.step(seconds=1.0)
-    engine.decode("r", [1])
-    assert engine.prefills == [(40, 0)]
+    assert counted(engine, "failed_reloads") == 1
+    assert engine.controller.requests.keys() == {"r"}
 
 
 def test_what_a_reload_cost_is_learnt_per_tier(engine):
@@ -177,13 +84,14 @@ def seen(engine):
     ],
 )
 def test_what_a_return_found_below(engine, seen, cached, reloaded, told):
+    engine.controller.prefilled("r")  # not admitted yet
+    engine.controller.prefilled("gone")
     engine.controller.on_allocated("r", cached)
     if reloaded is not None:
-        engine.controller.tier.on_load_started("r")
         engine.controller.tier.on_load_finished("r", reloaded)
     engine.step(seconds=1.0)
-    engine.controller.prefilled("r", 61)
-    engine.controller.prefilled("r", 61)
+    engine.controller.prefilled("r")
+    engine.controller.prefilled("r")
     assert seen == told
 
 
@@ -191,7 +99,7 @@ def test_what_a_preempted_request_computed_itself_was_not_below(engine, seen):
     engine.controller.on_allocated("r", 0)
     engine.step(seconds=1.0)
     engine.controller.on_allocated("r", 36)  # of its own blocks, after a preemption
-    engine.controller.prefilled("r", 61)
+    engine.controller.prefilled("r")
     assert seen == [(40, False)]
 
 
@@ -199,7 +107,7 @@ def test_while_the_tier_is_down_nothing_is_learnt_of_it(engine, seen):
     engine.controller.tier.on_source(None)
     engine.controller.on_allocated("r", 0)
     engine.controller.tier.on_source("cpu")
-    engine.controller.prefilled("r", 61)
+    engine.controller.prefilled("r")
     assert seen == []
 
 
@@ -217,7 +125,7 @@ def test_what_the_tier_cannot_have_says_nothing_of_it(engine, seen, event):
         engine.abort("r")
         engine.arrive("r", [*PROMPT, 1, 2], program="A")
     controller.on_allocated("r", 0)
-    controller.prefilled("r", 61)
+    controller.prefilled("r")
     assert seen == []
 
 
@@ -235,7 +143,7 @@ def test_a_turn_that_never_went_down_says_nothing(
     engine.arrive("c", [*context, 1], program="B")
     controller.tier.on_lookup("c", chunk_tokens)
     controller.on_allocated("c", 0)
-    controller.prefilled("c", 41)
+    controller.prefilled("c")
     assert bool(seen) is (up and not hints and chunk_tokens == 41)
 
 

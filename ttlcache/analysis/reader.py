@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +53,6 @@ class _Reader:
         self._turns: dict[tuple[str, int], TurnLog] = {}
         self._run = ""
         self._offset_s = 0.0
-        self._handlers: dict[str, Callable[[float, Mapping[str, Any]], None]] = {
-            "arrive": self._arrive,
-            "admit": self._admit,
-            "first_token": self._first_token,
-            "finish": self._finish,
-            "decide": self._decide,
-            "pin": self._pin,
-            "extend": self._extend,
-            "shrink": self._shrink,
-            "unpin": self._unpin,
-            "end": self._end,
-        }
 
     def read(self, path: Path) -> None:
         self._run = ""  # until the file says that it is one of ours
@@ -74,24 +62,39 @@ class _Reader:
                 self._read_line(path, line)
 
     def _read_line(self, path: Path, line: dict[str, Any]) -> None:
-        if line.get("ev") == "start":
+        kind = line.get("ev")
+        if kind == "start":
             if line.get("format") == FORMAT:
                 self._offset_s = float(line.get("wall_minus_clock_s", 0.0))
                 self._run = path.name.rsplit("-", 1)[0]
                 self.runs.setdefault(self._run, line)
             return
-        handler = self._handlers.get(line.get("ev", ""))
-        if handler is not None and self._run:
-            handler(float(line["t"]) + self._offset_s, line)
+        if not self._run:
+            return
+        now_s = float(line["t"]) + self._offset_s
+        if kind == "arrive":
+            self._arrive(now_s, line)
+        elif kind == "end":
+            program = self._program(line)
+            program.end_s, program.how = now_s, line["how"]
+        # None where its arrival went with a file that was rotated away.
+        elif turn := self._turns.get((self._run, line["turn"])):
+            if kind == "admit":
+                self._admit(turn, line)
+            elif kind == "finish":
+                turn.finish_s, turn.completed = now_s, line["completed"]
+            elif kind == "decide":
+                turn.decided = _decided(line)
+            elif kind == "pin":
+                size = (line["kv_blocks"], line["ttl_s"])
+                turn.pin = PinLog(line["pin"], now_s, *size)
+            elif turn.pin is not None:
+                _change_pin(turn.pin, now_s, line)
 
     def result(self) -> Recording:
         programs = [log for log in self._programs.values() if log.turns]
         programs.sort(key=lambda log: log.arrive_s)
         return Recording(programs, self.runs)
-
-    def _turn(self, line: Mapping[str, Any]) -> TurnLog | None:
-        """None for a turn whose arrival went with a file that was rotated away."""
-        return self._turns.get((self._run, line["turn"]))
 
     def _program(self, line: Mapping[str, Any]) -> ProgramLog:
         key = (self._run, line["program"])
@@ -109,7 +112,6 @@ class _Reader:
             relation=line["relation"],
             follows=line["follows"],
             gap_s=line["gap_s"],
-            reusable_tokens=line["reusable_tokens"],
             rejected=tuple(line["rejected"]),
             divergence=_divergence(line),
         )
@@ -119,10 +121,7 @@ class _Reader:
         if before is not None and before.next_gap_s is None:
             before.next_gap_s = turn.gap_s
 
-    def _admit(self, now_s: float, line: Mapping[str, Any]) -> None:
-        turn = self._turn(line)
-        if turn is None:
-            return
+    def _admit(self, turn: TurnLog, line: Mapping[str, Any]) -> None:
         if line["again"]:
             turn.preemptions += 1
             return
@@ -138,61 +137,28 @@ class _Reader:
         if before is not None and turn.claimed_pin is not None:
             before.next_claimed = True
 
-    def _first_token(self, now_s: float, line: Mapping[str, Any]) -> None:
-        turn = self._turn(line)
-        if turn is not None:
-            turn.prefill_s = line["prefill_s"]
 
-    def _finish(self, now_s: float, line: Mapping[str, Any]) -> None:
-        turn = self._turn(line)
-        if turn is not None:
-            turn.finish_s = now_s
-            turn.completed = line["completed"]
-            turn.tokens = line["tokens"]
+def _change_pin(pin: PinLog, now_s: float, line: Mapping[str, Any]) -> None:
+    if line["ev"] == "extend":
+        what = f"{line['why']}: {line['ttl_s']:.3g} s from then"
+        pin.changes.append((now_s, what))
+    elif line["ev"] == "shrink":
+        pin.changes.append((now_s, f"shrunk to {line['kv_blocks']} blocks"))
+        pin.sizes.append((now_s, line["kv_blocks"]))
+    elif line["ev"] == "unpin":
+        pin.outcome, pin.end_s = line["outcome"], now_s
 
-    def _decide(self, now_s: float, line: Mapping[str, Any]) -> None:
-        turn = self._turn(line)
-        if turn is None:
-            return
-        inputs = {
-            name: float(v)
-            for name, v in line["inputs"].items()
-            if isinstance(v, int | float) or v in ("inf", "-inf")
-        }
-        ttl_s = float(line["ttl_s"])
-        names = Decided.__dataclass_fields__.keys() - {"inputs", "ttl_s"}
-        rest = {name: line[name] for name in names if name in line}
-        turn.decided = Decided(ttl_s=ttl_s, inputs=inputs, **rest)
 
-    def _pin(self, now_s: float, line: Mapping[str, Any]) -> None:
-        turn = self._turn(line)
-        if turn is not None:
-            size = (line["kv_blocks"], line["kv_tokens"], line["ttl_s"])
-            turn.pin = PinLog(line["pin"], now_s, *size)
-
-    def _extend(self, now_s: float, line: Mapping[str, Any]) -> None:
-        self._change(now_s, line, f"{line['why']}: {line['ttl_s']:.3g} s from then")
-
-    def _shrink(self, now_s: float, line: Mapping[str, Any]) -> None:
-        self._change(now_s, line, f"shrunk to {line['kv_blocks']} blocks")
-        turn = self._turn(line)
-        if turn is not None and turn.pin is not None:
-            turn.pin.sizes.append((now_s, line["kv_blocks"]))
-
-    def _change(self, now_s: float, line: Mapping[str, Any], what: str) -> None:
-        turn = self._turn(line)
-        if turn is not None and turn.pin is not None:
-            turn.pin.changes.append((now_s, what))
-
-    def _unpin(self, now_s: float, line: Mapping[str, Any]) -> None:
-        turn = self._turn(line)
-        if turn is not None and turn.pin is not None:
-            turn.pin.outcome = line["outcome"]
-            turn.pin.end_s = now_s
-
-    def _end(self, now_s: float, line: Mapping[str, Any]) -> None:
-        program = self._program(line)
-        program.end_s, program.how = now_s, line["how"]
+def _decided(line: Mapping[str, Any]) -> Decided:
+    inputs = {
+        name: float(v)
+        for name, v in line["inputs"].items()
+        if isinstance(v, int | float) or v in ("inf", "-inf")
+    }
+    ttl_s = float(line["ttl_s"])
+    names = Decided.__dataclass_fields__.keys() - {"inputs", "ttl_s"}
+    rest = {name: line[name] for name in names if name in line}
+    return Decided(ttl_s=ttl_s, inputs=inputs, **rest)
 
 
 def _divergence(line: Mapping[str, Any]) -> Divergence | None:

@@ -32,7 +32,6 @@ class PinLog:
     pin: int
     start_s: float
     kv_blocks: int
-    kv_tokens: int
     ttl_s: float
     outcome: str | None = None
     end_s: float | None = None
@@ -46,13 +45,12 @@ class PinLog:
 
 @dataclass(slots=True)
 class Decided:
-    """What the policy was asked and answered, see `events.EVENTS["decide"]`."""
+    """What the policy was asked and answered, see `Telemetry.decide`."""
 
     tool: str
     ttl_s: float
     reason: str
     inputs: dict[str, float]
-    context_tokens: int
     kv_blocks: int
     recovery_s: float
     records: int = 0
@@ -91,7 +89,6 @@ class TurnLog:
     relation: str = ""
     follows: int | None = None
     gap_s: float | None = None
-    reusable_tokens: int = 0
     rejected: tuple[str, ...] = ()
     divergence: Divergence | None = None
     wait_s: float | None = None
@@ -102,10 +99,8 @@ class TurnLog:
     saved_s: float = 0.0
     memory_wait_s: float = 0.0
     preemptions: int = 0
-    prefill_s: float | None = None
     finish_s: float | None = None
     completed: bool = False
-    tokens: int = 0
     decided: Decided | None = None
     pin: PinLog | None = None
     next_gap_s: float | None = None

@@ -202,14 +202,11 @@ class RequestRecord:
     pin_id: int | None = None  # the pin it will claim
     refused_s: float | None = None  # when memory was first refused to it
     admitted_s: float | None = None
-    cached_tokens: int = 0
     tier_generation: int | None = None  # in which the turn it continues was left there
     asked_tier: bool = False  # for what GPU memory has not
     lost_tokens: int = 0  # what it was asked for: lost when first admitted
     reloaded_tokens: int = 0  # what came back of that
     first_token_s: float | None = None
-    prefill_s: float = 0.0  # of the engine's steps, what its prompt took
-    reloads: bool = False  # since it was last admitted
 
     def memory_wait_s(self, now_s: float) -> float:
         """For how long memory has been refused to it."""

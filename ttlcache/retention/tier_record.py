@@ -48,12 +48,6 @@ class TierRecord:
         if record is not None:
             record.asked_tier = record.reusable_tokens >= chunk_tokens
 
-    def on_load_started(self, request_id: str) -> None:
-        """A part of an admitted request's prompt is on its way from the tier."""
-        record = self.requests.get(request_id)
-        if record is not None:
-            record.reloads = True
-
     def on_load_finished(self, request_id: str, tokens: int) -> None:
         """`tokens` of the prompt came, 0 where that failed: prefill what is left."""
         if tokens <= 0:
@@ -61,7 +55,6 @@ class TierRecord:
             return
         record = self.requests.get(request_id)
         if record is not None:
-            record.cached_tokens += tokens
             record.reloaded_tokens += tokens
 
     def learn_reload(self, source: str | None, tokens: int, seconds: float) -> None:
@@ -69,7 +62,10 @@ class TierRecord:
 
         source: None where it is not known from which tier it came.
         """
-        self.telemetry.reload(source, tokens, seconds)
+        metrics, tier = self.telemetry.metrics, source or "unknown"
+        metrics.count("reloads", tier)
+        metrics.count("reloaded_tokens", tier, by=tokens)
+        metrics.observe("reload_seconds", seconds)
         if source is not None:
             self.costs.observe_reload(source, tokens, seconds)
 

@@ -18,7 +18,7 @@ from ttlcache.toolcalls.classes import tool_class
 if TYPE_CHECKING:
     from ttlcache.policies.base import View
     from ttlcache.programs.continuation import Continuation
-    from ttlcache.programs.model import Claim, Pin, Program, RequestRecord, Turn
+    from ttlcache.programs.model import Claim, Pin, Program, RequestRecord
     from ttlcache.types import (
         Arrival,
         Decision,
@@ -29,36 +29,12 @@ if TYPE_CHECKING:
         TurnFacts,
     )
 
-#: Kind of event -> its fields. "turn" is a number that no two turns of a run share.
-EVENTS: dict[str, tuple[str, ...]] = {
-    "arrive": (
-        *("program", "turn", "request", "rule", "relation", "prompt_tokens"),
-        *("follows", "gap_s", "context_tokens", "reusable_tokens", "pin", "rejected"),
-        *("diverged", "diverged_at", "diverged_from"),
-    ),
-    "admit": (
-        *("program", "turn", "wait_s", "cached_tokens", "pin", "claimed_tokens"),
-        *("saved_tokens", "saved_s", "memory_wait_s", "again"),
-    ),
-    "first_token": ("program", "turn", "prefill_s", "computed_tokens"),
-    "finish": ("program", "turn", "completed", "prompt_tokens", "tokens"),
-    "decide": (
-        *("program", "turn", "tool", "ttl_s", "reason", "inputs", "context_tokens"),
-        *("kv_blocks", "recovery_s", "records", "free_blocks", "pinned_blocks"),
-        *("pool_blocks", "running", "waiting"),
-    ),
-    "pin": ("program", "turn", "pin", "kv_blocks", "kv_tokens", "ttl_s"),
-    "extend": ("program", "turn", "pin", "ttl_s", "why"),
-    "shrink": ("program", "turn", "pin", "kv_blocks", "kv_tokens"),
-    "unpin": ("program", "turn", "pin", "outcome", "lived_s", "kv_blocks"),
-    "end": ("program", "how", "turns"),
-}
-
 
 class Telemetry:
     """Counts and records what happens; never in anybody's way.
 
-    metrics: what was counted.
+    metrics: what was counted. In the recording "turn" is a number that no two turns of
+    a run share.
     """
 
     def __init__(
@@ -68,7 +44,6 @@ class Telemetry:
     ) -> None:
         self.metrics = metrics if metrics is not None else MetricsBuffer()
         self._recorder = recorder
-        self._put = None if recorder is None else recorder.put
 
     @property
     def dropped(self) -> int:
@@ -95,32 +70,25 @@ class Telemetry:
         turn, diverged = continuation.turn, record.divergence
         if diverged is not None and diverged.is_sure:
             self.metrics.count("turns_diverged", diverged.cause.value)
-        if self._put is None:
-            return
         self._put(
             now_s,
             "arrive",
-            (
-                record.program.program_id,
-                record.seq,
-                # A client may choose it, of any length.
-                bounded(record.request_id),
-                rule.value,
-                continuation.relation.value,
-                arrival.num_tokens,
-                None if turn is None else turn.token,
-                None if turn is None else now_s - turn.finish_s,
-                None if turn is None else turn.context_tokens,
-                record.reusable_tokens,
-                record.pin_id,
-                arrival.hints.rejected,
-                *((None,) * 3 if diverged is None else diverged[:3]),
-            ),
+            **_turn_of(record),
+            # A client may choose it, of any length.
+            request=bounded(record.request_id),
+            rule=rule.value,
+            relation=continuation.relation.value,
+            prompt_tokens=arrival.num_tokens,
+            follows=None if turn is None else turn.token,
+            gap_s=None if turn is None else now_s - turn.finish_s,
+            context_tokens=None if turn is None else turn.context_tokens,
+            reusable_tokens=record.reusable_tokens,
+            pin=record.pin_id,
+            rejected=arrival.hints.rejected,
+            diverged=None if diverged is None else diverged.cause,
+            diverged_at=None if diverged is None else diverged.at_tokens,
+            diverged_from=None if diverged is None else diverged.context_tokens,
         )
-
-    def program_started(self) -> None:
-        """A program was seen for the first time."""
-        self.metrics.count("programs_started")
 
     def gap(self, gap_key: GapKey, gap_s: float) -> None:
         """The next turn came: a tool took so long."""
@@ -145,56 +113,29 @@ class Telemetry:
             self.metrics.observe("wait_seconds", wait_s, kind)
             if kind == "lost":
                 self.metrics.count("evicted_returns")
-        if self._put is None:
-            return
-        claimed = (None, 0, 0, 0.0) if claim is None else claim
         self._put(
             now_s,
             "admit",
-            (
-                record.program.program_id,
-                record.seq,
-                wait_s,
-                cached_tokens,
-                *claimed,
-                record.memory_wait_s(now_s),
-                again,
-            ),
+            **_turn_of(record),
+            wait_s=wait_s,
+            cached_tokens=cached_tokens,
+            pin=None if claim is None else claim.pin_id,
+            claimed_tokens=0 if claim is None else claim.tokens,
+            saved_tokens=0 if claim is None else claim.saved_tokens,
+            saved_s=0.0 if claim is None else claim.saved_s,
+            memory_wait_s=record.memory_wait_s(now_s),
+            again=again,
         )
-
-    def first_token(
-        self, now_s: float, record: RequestRecord, prompt_tokens: int
-    ) -> None:
-        """Its prompt is computed."""
-        if self._put is None:
-            return
-        computed = prompt_tokens - record.cached_tokens
-        self._put(
-            now_s,
-            "first_token",
-            (record.program.program_id, record.seq, record.prefill_s, computed),
-        )
-
-    def reload(self, source: str | None, tokens: int, seconds: float) -> None:
-        """A part of a prompt came back; source: None where the tier is not known."""
-        self.metrics.count("reloads", source or "unknown")
-        self.metrics.count("reloaded_tokens", source or "unknown", by=tokens)
-        self.metrics.observe("reload_seconds", seconds)
 
     def finish(self, now_s: float, record: RequestRecord, finish: Finish) -> None:
         """It left the engine."""
-        if self._put is None:
-            return
         self._put(
             now_s,
             "finish",
-            (
-                record.program.program_id,
-                record.seq,
-                finish.completed,
-                finish.prompt_tokens,
-                finish.num_tokens,
-            ),
+            **_turn_of(record),
+            completed=finish.completed,
+            prompt_tokens=finish.prompt_tokens,
+            tokens=finish.num_tokens,
         )
 
     def decide(
@@ -207,49 +148,44 @@ class Telemetry:
     ) -> None:
         """The policy answered."""
         self.metrics.observe("ttl_seconds", decision.ttl_s)
-        if self._put is None:
+        if self._recorder is None:
             return
         pressure = view.pressure
         self._put(
             now_s,
             "decide",
-            (
-                facts.program_id,
-                record.seq,
-                str(facts.gap_key),
-                _finite(decision.ttl_s),
-                decision.reason,
-                # A copy: infinite values are no JSON.
-                {str(name): _finite(v) for name, v in decision.inputs.items()},
-                facts.context_tokens,
-                facts.kv_blocks,
-                view.recovery_s(facts),
-                view.gaps.count(facts.gap_key),
-                pressure.free_blocks,
-                pressure.pinned_blocks,
-                pressure.pool_blocks,
-                pressure.num_running,
-                pressure.num_waiting,
-            ),
+            program=facts.program_id,
+            turn=record.seq,
+            tool=str(facts.gap_key),
+            ttl_s=_finite(decision.ttl_s),
+            reason=decision.reason,
+            # A copy: infinite values are no JSON.
+            inputs={str(name): _finite(v) for name, v in decision.inputs.items()},
+            context_tokens=facts.context_tokens,
+            kv_blocks=facts.kv_blocks,
+            recovery_s=view.recovery_s(facts),
+            records=view.gaps.count(facts.gap_key),
+            free_blocks=pressure.free_blocks,
+            pinned_blocks=pressure.pinned_blocks,
+            pool_blocks=pressure.pool_blocks,
+            running=pressure.num_running,
+            waiting=pressure.num_waiting,
         )
 
     def pin(self, now_s: float, pin: Pin) -> None:
         """Blocks are referenced from now on."""
         self.metrics.count("pins_started")
-        if self._put is None:
-            return
-        size = (pin.kv_blocks, pin.kv_tokens, pin.deadline_s - now_s)
-        self._put(now_s, "pin", (*_of(pin), *size))
+        ttl_s = pin.deadline_s - now_s
+        self._put(now_s, "pin", **_pin_of(pin), **_size_of(pin), ttl_s=ttl_s)
 
     def extend(self, now_s: float, pin: Pin, why: str) -> None:
         """The deadline moved."""
-        if self._put is not None:
-            self._put(now_s, "extend", (*_of(pin), pin.deadline_s - now_s, why))
+        ttl_s = pin.deadline_s - now_s
+        self._put(now_s, "extend", **_pin_of(pin), ttl_s=ttl_s, why=why)
 
     def shrink(self, now_s: float, pin: Pin) -> None:
         """The tail of a pin was given back; its new size."""
-        if self._put is not None:
-            self._put(now_s, "shrink", (*_of(pin), pin.kv_blocks, pin.kv_tokens))
+        self._put(now_s, "shrink", **_pin_of(pin), **_size_of(pin))
 
     def unpin(self, now_s: float, pin: Pin, outcome: PinOutcome) -> None:
         """A pin ended."""
@@ -258,21 +194,37 @@ class Telemetry:
         self.metrics.count("pins", outcome.value)
         self.metrics.count("pins_by_tool", f"{kind}/{outcome.value}")
         self.metrics.observe("pinned_seconds", lived_s)
-        if self._put is None:
-            return
-        self._put(now_s, "unpin", (*_of(pin), outcome.value, lived_s, pin.kv_blocks))
+        self._put(
+            now_s,
+            "unpin",
+            **_pin_of(pin),
+            outcome=outcome.value,
+            lived_s=lived_s,
+            kv_blocks=pin.kv_blocks,
+        )
 
     def end(self, now_s: float, program: Program, how: str) -> None:
         """A program is over."""
         self.metrics.count("programs_ended", how)
-        if self._put is not None:
-            values = (program.program_id, how, program.turns_finished)
-            self._put(now_s, "end", values)
+        turns = program.turns_finished
+        self._put(now_s, "end", program=program.program_id, how=how, turns=turns)
+
+    def _put(self, now_s: float, kind: str, **fields: Any) -> None:
+        if self._recorder is not None:
+            self._recorder.put(now_s, kind, fields)
 
 
-def _of(pin: Pin) -> tuple[str, int, int]:
-    turn: Turn = pin.turn
-    return pin.program.program_id, turn.token, pin.pin_id
+def _turn_of(record: RequestRecord) -> dict[str, Any]:
+    return {"program": record.program.program_id, "turn": record.seq}
+
+
+def _pin_of(pin: Pin) -> dict[str, Any]:
+    program_id = pin.program.program_id
+    return {"program": program_id, "turn": pin.turn.token, "pin": pin.pin_id}
+
+
+def _size_of(pin: Pin) -> dict[str, Any]:
+    return {"kv_blocks": pin.kv_blocks, "kv_tokens": pin.kv_tokens}
 
 
 def _finite(value: object) -> Any:

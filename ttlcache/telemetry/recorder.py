@@ -19,14 +19,14 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
-#: (seconds of the engine's clock, kind, values in the order of EVENTS[kind]).
-Event = tuple[float, str, tuple[Any, ...]]
+#: (seconds of the engine's clock, kind, fields by name).
+Event = tuple[float, str, dict[str, Any]]
 FORMAT = "ttlcache-events"
 VERSION = 1
 FLUSH_S = 0.25
@@ -47,7 +47,6 @@ class Recorder:
 
     Args:
         folder: made if it is missing.
-        fields: names of the values of each kind of event.
         header: goes into the first line of every file.
         run: tells runs in one folder apart.
 
@@ -58,7 +57,6 @@ class Recorder:
     def __init__(
         self,
         folder: Path,
-        fields: Mapping[str, Sequence[str]],
         header: Mapping[str, Any],
         run: str,
         *,
@@ -68,7 +66,6 @@ class Recorder:
         flush_s: float = FLUSH_S,
     ) -> None:
         self._folder = folder
-        self._fields = fields
         self._header = {"ev": "start", "format": FORMAT, "version": VERSION, **header}
         self._run = run
         self._queue: deque[Event] = deque()
@@ -90,10 +87,10 @@ class Recorder:
         )
         self._thread.start()
 
-    def put(self, now_s: float, kind: str, values: tuple[Any, ...]) -> None:
+    def put(self, now_s: float, kind: str, fields: dict[str, Any]) -> None:
         """Queue one event: the only call on the engine's thread."""
         if len(self._queue) < self._max_pending:
-            self._queue.append((now_s, kind, values))
+            self._queue.append((now_s, kind, fields))
         else:
             self.dropped += 1
 
@@ -134,12 +131,13 @@ class Recorder:
         lines: list[str] = []
         num_taken = 0
         while self._queue and num_taken < _BATCH:
-            event = self._queue.popleft()
+            now_s, kind, fields = self._queue.popleft()
             num_taken += 1
             try:
-                lines.append(self._encode(event))
-            except (TypeError, ValueError, KeyError):
-                self.dropped += 1  # no JSON, or no event of ours
+                line = {"t": round(now_s, 6), "ev": kind, **fields}
+                lines.append(_encode(line) + "\n")
+            except (TypeError, ValueError):
+                self.dropped += 1  # no JSON
         self._batch, self._batch_events = "".join(lines).encode(), len(lines)
         return num_taken
 
@@ -166,12 +164,6 @@ class Recorder:
         self._file_bytes += len(self._batch)
         self._batch, self._batch_events = b"", 0
         return True
-
-    def _encode(self, event: Event) -> str:
-        now_s, kind, values = event
-        line = {"t": round(now_s, 6), "ev": kind}
-        line.update(zip(self._fields[kind], values, strict=True))
-        return _encode(line) + "\n"
 
     def _open(self) -> None:
         """Go on in a new file; the one before stays in use if that fails."""

@@ -169,7 +169,7 @@ class FakeEngine:
         request.blocks += self.holder.take_new(max(0, lacking))
         request.tokens += output
         if output:
-            self.controller.prefilled(request_id, request.prompt_tokens)
+            self.controller.prefilled(request_id)
         return True
 
     def finish(self, request_id: str) -> Finished:

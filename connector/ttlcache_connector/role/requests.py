@@ -143,7 +143,6 @@ class RequestEvents:
     def load_started(self, request: Request) -> None:
         """A part of the request's KV is being loaded from the lower tier."""
         self._prefills.load_started(request.request_id)
-        self._controller.tier.on_load_started(request.request_id)
 
     @guarded()
     def worker_output(self, output: KVConnectorOutput) -> None:
@@ -165,7 +164,7 @@ class RequestEvents:
         self._prefills.end(request.request_id)
         self._engine.forget(request.request_id)
         if request.num_output_tokens:
-            controller.prefilled(request.request_id, request.num_prompt_tokens)
+            controller.prefilled(request.request_id)
         record = controller.requests.get(request.request_id)
         completed = is_completed(request, self._reader)
         candidate = pins.candidate(block_ids if completed else no_blocks(block_ids))

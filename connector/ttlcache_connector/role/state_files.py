@@ -14,7 +14,7 @@ from ttlcache.errors import ConfigError
 from ttlcache.estimators import gap_store
 from ttlcache.estimators.costs import STEP_TOKENS, CostModel
 from ttlcache.estimators.gap_history import GapHistory, GapRecords
-from ttlcache.telemetry.events import EVENTS, Telemetry
+from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache_connector.log import logger
@@ -87,7 +87,7 @@ def open_telemetry(
     }
     try:
         recorder = Recorder(
-            Path(config.record_path), EVENTS, header, run=f"{int(date_s)}-{os.getpid()}"
+            Path(config.record_path), header, run=f"{int(date_s)}-{os.getpid()}"
         )
     except OSError as error:
         raise ConfigError(

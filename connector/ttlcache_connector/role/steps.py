@@ -45,7 +45,7 @@ class StepEvents:
         self._controller.tick()
         self._parts.history.save_if_due(self._parts.clock.now_s())
         for request in self._parts.prefills.take_done():
-            self._controller.prefilled(request.request_id, request.num_prompt_tokens)
+            self._controller.prefilled(request.request_id)
 
     @guarded()
     def put_back_failed_loads(self) -> None:
