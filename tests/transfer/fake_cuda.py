@@ -45,7 +45,7 @@ class _Op:
 
 @dataclass
 class FakeCuda:
-    """`CudaRuntime` in virtual time; `calls` lists every call by name.
+    """`CupyRuntime` in virtual time; `calls` lists every call by name.
 
     Args:
         seed: of the scheduler.

@@ -12,8 +12,8 @@ import numpy as np
 
 from ttlcache.errors import TransferError
 from ttlcache.transfer.base import Direction
-from ttlcache.transfer.cuda import CudaRuntime
 from ttlcache.transfer.cupy_engine import CupyEngine, Method, Probe, Ranking
+from ttlcache.transfer.cupy_runtime import CupyRuntime
 from ttlcache.transfer.layout import BlockLayout, Plane
 from ttlcache.transfer.plan import CopyPlan, plan_copies
 
@@ -28,7 +28,7 @@ REPEATS = 3
 FLUSH_S = 30.0
 
 
-def calibrate(runtime: CudaRuntime) -> Ranking:
+def calibrate(runtime: CupyRuntime) -> Ranking:
     """Rank the methods for this device; takes well under a second and 32 MiB.
 
     Raises:

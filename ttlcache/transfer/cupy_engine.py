@@ -20,13 +20,8 @@ from dataclasses import dataclass
 
 from ttlcache.clock import stopwatch_s
 from ttlcache.transfer.base import Direction, Failure, Outcome, Ticket, TransferEngine
-from ttlcache.transfer.cuda import (
-    KERNELS,
-    TILE_BYTES,
-    CudaError,
-    CudaRuntime,
-    pack_runs,
-)
+from ttlcache.transfer.cuda import KERNELS, TILE_BYTES, CudaError, pack_runs
+from ttlcache.transfer.cupy_runtime import CupyRuntime
 from ttlcache.transfer.host_memory import PinnedRanges, Staging, StagingPool
 from ttlcache.transfer.plan import CopyPlan
 
@@ -51,7 +46,7 @@ class Method(enum.Enum):
     KERNEL_32 = "kernel-32"
     """A csrc kernel on 32 thread blocks."""
 
-    def runs_on(self, runtime: CudaRuntime) -> bool:
+    def runs_on(self, runtime: CupyRuntime) -> bool:
         """Whether the device and its driver have what it takes."""
         if self is Method.BATCH:
             return runtime.has_batch_copy
@@ -119,7 +114,7 @@ class CupyEngine(TransferEngine):
 
     def __init__(
         self,
-        runtime: CudaRuntime,
+        runtime: CupyRuntime,
         ranking: Ranking | None = None,
         method: Method | None = None,
     ) -> None:

@@ -53,10 +53,18 @@ class _BatchAttributes(ctypes.Structure):
 
 
 class CupyRuntime:
-    """`CudaRuntime` over CuPy's runtime module and, for batch copies, the driver.
+    """The CUDA calls that the engine needs, of one device; handles are raw integers.
+
+    Over CuPy's runtime module and, for batch copies, the driver. There is no stream or
+    device synchronise here: what this lacks, the step's path cannot do.
+    `tests/transfer/fake_cuda.py` checks the order in which the engine makes the calls.
 
     Args:
         device: index of the CUDA device.
+
+    max_pitch_bytes: the largest pitch of a 2-D copy. has_batch_copy: whether the driver
+    has cuMemcpyBatchAsync (12.8 and later). kernels_reach_host: whether kernels may use
+    the host's addresses of registered memory.
 
     Raises:
         TransferError: CuPy is not installed or sees no such device.
@@ -103,9 +111,11 @@ class CupyRuntime:
         )
 
     def activate(self) -> None:
+        """Make the device current in the calling thread."""
         self._call("setDevice", self._device)
 
     def create_stream(self, low_priority: bool) -> int:
+        """A stream that does not order itself after the default stream."""
         priority = LOWEST_PRIORITY if low_priority else HIGHEST_PRIORITY
         return int(self._call("streamCreateWithPriority", NON_BLOCKING, priority))
 
@@ -113,6 +123,7 @@ class CupyRuntime:
         self._call("streamDestroy", stream)
 
     def create_event(self) -> int:
+        """An event that keeps the time at which it was reached."""
         return int(self._call("eventCreate"))
 
     def destroy_event(self, event: int) -> None:
@@ -122,18 +133,22 @@ class CupyRuntime:
         self._call("eventRecord", event, stream)
 
     def stream_wait(self, stream: int, event: int) -> None:
+        """What is put on `stream` from now on waits for the event's last record."""
         self._call("streamWaitEvent", stream, event)
 
     def is_done(self, event: int) -> bool:
+        """Whether the last record was reached; raises after a failed copy."""
         status = self._call("eventQuery", event)
         if status not in (0, NOT_READY):
             raise CudaError(f"eventQuery: CUDA error {status}")
         return bool(status == 0)
 
     def wait(self, event: int) -> None:
+        """Block this thread until then. Not for the step's path."""
         self._call("eventSynchronize", event)
 
     def elapsed_s(self, first: int, last: int) -> float:
+        """Seconds between two events that were reached."""
         return float(self._call("eventElapsedTime", first, last)) / 1e3
 
     def copy_2d(
@@ -160,6 +175,7 @@ class CupyRuntime:
         stable_source: bool,
         stream: int,
     ) -> None:
+        """All copies in one call; `stable_source`: nobody writes the sources."""
         if self._batch is None:
             raise CudaError("cuMemcpyBatchAsync: the driver lacks it")
         sizes = np.ascontiguousarray(size, dtype=np.uint64)
@@ -187,6 +203,7 @@ class CupyRuntime:
     def launch(
         self, kernel: str, ctas: int, args: tuple[int, ...], stream: int
     ) -> None:
+        """Start a csrc kernel; `args` are 64-bit integers."""
         try:
             function = self._kernels.get(kernel) or self._load(kernel)
             with self._cupy.cuda.ExternalStream(stream, self._device):
@@ -211,12 +228,14 @@ class CupyRuntime:
         self._call("free", address)
 
     def alloc_host(self, num_bytes: int) -> int:
+        """Pinned memory that kernels may address."""
         return int(self._call("hostAlloc", num_bytes, PORTABLE_MAPPED))
 
     def free_host(self, address: int) -> None:
         self._call("freeHost", address)
 
     def pin(self, address: int, num_bytes: int) -> None:
+        """Register memory of this process with the device."""
         self._call("hostRegister", address, num_bytes, PORTABLE_MAPPED)
 
     def unpin(self, address: int) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ttlcache.transfer.cuda import CudaError, CudaRuntime
+from ttlcache.transfer.cuda import CudaError
+from ttlcache.transfer.cupy_runtime import CupyRuntime
 from ttlcache.transfer.plan import CopyPlan
 
 SMALLEST_BYTES = 4096
@@ -21,7 +22,7 @@ class PinnedRanges:
     LMCache's shared pool, which LMCache registers in the worker).
     """
 
-    def __init__(self, runtime: CudaRuntime) -> None:
+    def __init__(self, runtime: CupyRuntime) -> None:
         self._runtime = runtime
         self._sizes: dict[int, int] = {}
         self._ours: set[int] = set()
@@ -88,7 +89,7 @@ class Staging:
 class StagingPool:
     """Buffers in powers of two; one serves one plan at a time."""
 
-    def __init__(self, runtime: CudaRuntime) -> None:
+    def __init__(self, runtime: CupyRuntime) -> None:
         self._runtime = runtime
         self._idle: defaultdict[int, list[Staging]] = defaultdict(list)
         self._all: list[Staging] = []
