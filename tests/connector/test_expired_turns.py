@@ -84,10 +84,7 @@ def test_who_returns_finds_it_and_nothing_was_copied(make_engine, clock, tier):
     engine, context = expired(make_engine, clock)
     engine.add("b", [*context, 7, 8], hints=HINTS)
     engine.step()
-    assert (
-        engine.connector.scheduler_role.parts.controller.requests["b"].cached_tokens
-        == 592
-    )
+    assert engine.scheduler.requests["b"].num_cached_tokens == 592
     engine.run()
     assert tier.of("demote") == []
     assert tier.of("drop") == ["a"]  # "b" has it all, and more

@@ -73,18 +73,6 @@ def test_what_is_preempted_is_computed_again_as_a_prompt(make_engine, clock):
     assert all(step.decodes <= 2 for step in seen)
 
 
-def test_a_request_s_seconds_are_known_before_it_ends(run):
-    engine, _ = run()
-    controller, known = engine.connector.scheduler_role.parts.controller, []
-    on_step = controller.on_step
-    controller.on_step = lambda step: (
-        on_step(step),
-        known.extend(record.prefill_s for record in controller.requests.values()),
-    )
-    engine.turn("r", PROMPT, max_tokens=1)
-    assert known == pytest.approx([1.0, 2.0, 3.0], rel=0.01)
-
-
 def test_a_step_that_was_not_noted_leaves_the_others_in_place(make_engine, clock):
     engine = make_engine(num_blocks=200, async_scheduling=True)
     role = engine.connector.scheduler_role

@@ -31,10 +31,7 @@ def agent(engine, turns: int, tenant: str = "good") -> int:
             cache_salt=tenant,
         )
         engine.step()
-        cached = engine.connector.scheduler_role.parts.controller.requests[
-            request.request_id
-        ].cached_tokens
-        computed += len(context) - cached
+        computed += len(context) - max(0, request.num_cached_tokens)
         engine.run()
         context = [*request.all_token_ids, *range(7, 27)]
         flood(engine, 2, first=1000 + 10 * turn)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from ttlcache.toolcalls import detect, key_for_tool, shell_key
 from ttlcache.toolcalls.shell.names import (
     EXTENSIONS,
-    MODES,
     OTHER,
     PROGRAMS,
     SUBCOMMANDS,
 )
+from ttlcache.toolcalls.shell.programs import MODE_FLAGS
 from ttlcache.types import FINAL_GAP, PARALLEL_TOOL, GapKey
 
 # command, executable, second word
@@ -229,7 +229,7 @@ SCRIPT_TOKENS = st.one_of(
 def test_every_word_of_a_key_is_of_the_tables(tokens: list[str], spaced: bool) -> None:
     command = (" " if spaced else "").join(tokens)
     files = {"*." + extension for extension in EXTENSIONS}
-    known = PROGRAMS | SUBCOMMANDS | MODES | files | {OTHER}
+    known = PROGRAMS | SUBCOMMANDS | files | {OTHER, "-m"}.union(*MODE_FLAGS.values())
     for key in (shell_key(command), key_for_tool("bash", {"command": command})):
         assert words_of(key) <= known
     fenced = detect(f"```bash\n{command}\n```")

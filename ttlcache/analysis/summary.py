@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -67,9 +66,6 @@ class Summary:
     preemptions: int
     rules: dict[str, int]
     gaps: dict[str, Spread]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def summarize(recording: Recording) -> Summary:

@@ -12,7 +12,7 @@ from ttlcache.cli.analyze import analyze
 from ttlcache.cli.config import config
 from ttlcache.cli.explain import explain
 from ttlcache.cli.export import export
-from ttlcache.cli.lazy import connector_command, doctor, profile
+from ttlcache.cli.lazy import connector_command, doctor
 from ttlcache.cli.plot import plot
 from ttlcache.cli.top import top
 
@@ -26,6 +26,7 @@ def main() -> None:
     """Look into a vLLM server that runs with ttlcache, live or from its recording."""
 
 
+profile = connector_command("cli.profile", "profile")
 for command in (doctor, profile, top, explain, analyze, plot, export, config):
     app.command()(command)
 app.command()(connector_command("cli.serve_tiers", "serve_tiers"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +29,7 @@ def analyze(place: RecordingPath, json_path: JsonPath = None) -> None:
     if summary.gaps:
         console.print(_gaps(summary))
     if json_path is not None:
-        write_json(json_path, summary.to_json())
+        write_json(json_path, asdict(summary))
 
 
 def _facts(summary: Summary) -> Table:

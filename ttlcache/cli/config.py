@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic.fields import FieldInfo
 
 from ttlcache.config import TTLCacheConfig
 
@@ -28,7 +27,7 @@ CHANGE_WHEN = {
     "allow_untested_vllm": "you accept that nobody has tried this version",
 }
 _TABLE = re.compile(r"^\| key \|.*\n(?:\|.*\n)*", re.MULTILINE)
-_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
 
 
 def config(
@@ -48,11 +47,12 @@ def table() -> str:
     """The table in docs/configuration.md."""
     rows = ["| key | type | default | meaning | change it when |"]
     rows.append("|---|---|---|---|---|")
+    schemas = TTLCacheConfig.model_json_schema()["properties"]
     for name, field in TTLCacheConfig.model_fields.items():
         default = field.get_default(call_default_factory=True)
         cells = (
             f"`{name}`",
-            _kind(field),
+            _kind(schemas[name]),
             f"`{json.dumps(default)}`",
             str(field.description),
             CHANGE_WHEN.get(name, ""),
@@ -61,22 +61,11 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def _kind(field: FieldInfo) -> str:
+def _kind(schema: dict[str, Any]) -> str:
     """The type as an operator writes it in JSON, with its range."""
-    text = str(getattr(field.annotation, "__name__", "") or field.annotation)
-    args: tuple[Any, ...] = getattr(field.annotation, "__args__", ())
-    if args and all(isinstance(arg, str) for arg in args):
-        return "one of " + ", ".join(f"`{arg}`" for arg in args)
-    names = {"str": "string", "bool": "bool", "int": "integer", "float": "number"}
-    kind = next((name for part, name in names.items() if text.startswith(part)), "")
-    if "dict" in text:
-        kind = "object"
-    if type(None) in args:
-        kind = f"{names[args[0].__name__]} or null"
-    bounds = [
-        f"{sign} {value:g}"
-        for limit in field.metadata
-        for part, sign in _BOUNDS.items()
-        if (value := getattr(limit, part, None)) is not None
-    ]
+    if "enum" in schema:
+        return "one of " + ", ".join(f"`{value}`" for value in schema["enum"])
+    types = schema.get("anyOf", [schema])
+    kind = " or ".join(part["type"].replace("boolean", "bool") for part in types)
+    bounds = (f"{sign} {types[0][b]:g}" for b, sign in _BOUNDS.items() if b in types[0])
     return ", ".join([kind, *bounds])

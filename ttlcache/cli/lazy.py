@@ -36,41 +36,13 @@ def doctor(
     api_key: ApiKey = None,
 ) -> None:
     """Check this machine and say what will be used, and why."""
-    _connector("doctor").run(config, url, lmcache or (), api_key, model, chat_template)
-
-
-def profile(
-    model: Annotated[str, typer.Argument(help="Folder or name of the model.")],
-    out: Annotated[
-        Path, typer.Option(help="File; profile.json in state_dir is read.")
-    ] = Path("profile.json"),
-    max_tokens: Annotated[
-        int, typer.Option(help="Longest prompt measured.", min=1000)
-    ] = 32_000,
-    budget_s: Annotated[
-        float,
-        typer.Option(
-            "--budget",
-            help="Seconds for all of it. Lengths that would take longer are skipped "
-            "and named; at least 30 s are for measuring, whatever the start took.",
-            min=5.0,
-        ),
-    ] = 150.0,
-    engine: Annotated[
-        str, typer.Option(help="JSON: more arguments of vllm.LLM.")
-    ] = "{}",
-) -> None:
-    """Measure prefill at 1000, 2000, 4000 … tokens and fit the cost curve."""
-    _connector("profile").run(model, out, max_tokens, budget_s, engine)
+    try:
+        command = importlib.import_module("ttlcache_connector.cli.doctor")
+    except ImportError as error:
+        fail(f"{error}: this command needs vLLM beside ttlcache")
+    command.run(config, url, lmcache or (), api_key, model, chat_template)
 
 
 def connector_command(module: str, name: str) -> Any:
     """A command of the connector that can show its options without vLLM."""
     return getattr(importlib.import_module(f"ttlcache_connector.{module}"), name)
-
-
-def _connector(name: str) -> Any:
-    try:
-        return importlib.import_module(f"ttlcache_connector.cli.{name}")
-    except ImportError as error:
-        return fail(f"{error}: this command needs vLLM beside ttlcache")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 
 class _Row(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
     program: str
     turns: int
     running: int
@@ -22,8 +20,6 @@ class _Row(BaseModel):
 
 
 class _Engine(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
     programs: list[_Row] = []
     gauges: dict[str, float] = {}
     totals: dict[str, float] = {}

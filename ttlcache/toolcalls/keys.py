@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 
 from ttlcache.toolcalls.lenient_json import read_json
-from ttlcache.toolcalls.shell.command import join_argv, shell_key
+from ttlcache.toolcalls.shell.command import shell_key
 from ttlcache.toolcalls.tool_names import key_for_name, runs_shell
 from ttlcache.types import GapKey
 
@@ -61,4 +62,4 @@ def _command(arguments: Mapping[str, object] | str | None) -> str:
 def _list_command(field: str, items: list[object] | tuple[object, ...]) -> str:
     argv = [item for item in items if isinstance(item, str)]
     is_script = field == "commands" or len(argv) < len(items) or " " in argv[0]
-    return script_of(items) if is_script else join_argv(argv)
+    return script_of(items) if is_script else shlex.join(argv)

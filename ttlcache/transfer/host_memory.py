@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ttlcache.transfer.cuda import CudaError
-from ttlcache.transfer.cupy_runtime import CupyRuntime
 from ttlcache.transfer.plan import CopyPlan
+
+if TYPE_CHECKING:
+    from ttlcache.transfer.cupy_runtime import CupyRuntime
 
 SMALLEST_BYTES = 4096
 

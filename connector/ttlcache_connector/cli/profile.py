@@ -11,7 +11,7 @@ import json
 import os
 import random
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -28,8 +28,28 @@ from ttlcache_connector.cli.sweep import Curve, Measure, sweep
 MIN_MEASURING_S = 30.0
 
 
-def run(model: str, out: Path, max_tokens: int, budget_s: float, engine: str) -> None:
-    """Start vLLM, measure, fit, write `out`."""
+def profile(
+    model: Annotated[str, typer.Argument(help="Folder or name of the model.")],
+    out: Annotated[
+        Path, typer.Option(help="File; profile.json in state_dir is read.")
+    ] = Path("profile.json"),
+    max_tokens: Annotated[
+        int, typer.Option(help="Longest prompt measured.", min=1000)
+    ] = 32_000,
+    budget_s: Annotated[
+        float,
+        typer.Option(
+            "--budget",
+            help="Seconds for all of it. Lengths that would take longer are skipped "
+            "and named; at least 30 s are for measuring, whatever the start took.",
+            min=5.0,
+        ),
+    ] = 150.0,
+    engine: Annotated[
+        str, typer.Option(help="JSON: more arguments of vllm.LLM.")
+    ] = "{}",
+) -> None:
+    """Measure prefill at 1000, 2000, 4000 … tokens and fit the cost curve."""
     console = Console()
     began_s = stopwatch_s()
     try:

@@ -19,11 +19,11 @@ import msgspec
 
 from ttlcache.programs.client_values import (
     UnfitValueError,
+    client_seconds,
     fitting,
     header_id,
     holds_wide_int,
     is_encodable,
-    parse_duration_s,
 )
 from ttlcache.programs.hints import ROUTE_PREFIX, clean_hint
 
@@ -350,8 +350,8 @@ def _cache_ttl(body: bytes) -> str | float | None:
         try:
             marker = msgspec.json.decode(match[1])
             ttl = marker.get("ttl") or _DEFAULT_CACHE_TTL
-            seconds = parse_duration_s(ttl)
-        except _UNREADABLE:
+            seconds = client_seconds(ttl)
+        except (*_UNREADABLE, UnfitValueError):
             continue
         if marker.get("type") == "ephemeral" and seconds > longest_s:
             longest_s, longest = seconds, ttl

@@ -15,8 +15,6 @@ Rules, in order:
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -81,11 +79,6 @@ def shell_key(command: str, tool: str = "bash") -> GapKey:
     if program.rank is _Rank.FINAL:
         return FINAL_GAP
     return GapKey(tool, program.executable, program.second)
-
-
-def join_argv(argv: Iterable[str]) -> str:
-    """The command line of an argument vector."""
-    return shlex.join(argv)
 
 
 def _dominating(script: str, depth: int) -> _Program | None:

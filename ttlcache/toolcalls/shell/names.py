@@ -91,9 +91,6 @@ PROGRAMS = (
     )
 )
 
-#: Flags that are second words; of a module that is not in `PROGRAMS` it is "-m".
-MODES = frozenset({"-m"}).union(*MODE_FLAGS.values())
-
 #: Second words of any program that has subcommands, and targets of build tools.
 SUBCOMMANDS = words(
     """access account activate add admin all am amend analyze annotate api app
