@@ -26,6 +26,8 @@ _TOKEN = re.compile(
 _OBJECT = re.compile(r"""\{\s*+["']""")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_OPENING = ("{", "[")
+_Container = dict[str, object] | list[object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,66 +42,40 @@ class Read:
     complete: bool
 
 
-class _Builder:
-    """Puts values into the innermost open container."""
-
-    __slots__ = ("_keys", "_stack", "root")
-
-    def __init__(self) -> None:
-        self.root: object = None
-        self._stack: list[dict[str, object] | list[object]] = []
-        self._keys: list[str | None] = []
-
-    @property
-    def depth(self) -> int:
-        return len(self._stack)
-
-    def add(self, value: object) -> None:
-        if not self._stack:
-            self.root = value
-            return
-        top = self._stack[-1]
-        if isinstance(top, list):
-            top.append(value)
-        elif (key := self._keys[-1]) is not None:
-            top[key] = value
-            self._keys[-1] = None
-        elif isinstance(value, str):
-            # The key counts even when its value never came.
-            top[value] = None
-            self._keys[-1] = value
-
-    def open(self, container: dict[str, object] | list[object]) -> None:
-        self.add(container)
-        self._stack.append(container)
-        self._keys.append(None)
-
-    def close(self) -> None:
-        self._stack.pop()
-        self._keys.pop()
-
-
 def read_json(text: str, start: int = 0) -> Read:
     """Reads the object or array at `start` as far as it goes."""
-    builder, pos = _Builder(), start
-    while match := _TOKEN.match(text, pos):
-        mark = match["mark"]
-        if mark is None and builder.depth == 0:
-            break
-        pos = match.end()
-        if mark is None:
-            builder.add(True if match["true"] else _unquote(match["text"]))
-        elif mark in "{[":
-            if builder.depth == MAX_DEPTH:
+    outermost: list[object] = []
+    # Open containers, innermost last, each with the key that waits for its value.
+    opened: list[tuple[_Container, list[str]]] = [(outermost, [])]
+    pos, complete = start, False
+    while not complete and (token := _TOKEN.match(text, pos)):
+        mark, pos = token["mark"], token.end()
+        if mark in _OPENING:
+            if len(opened) > MAX_DEPTH:
                 break
-            builder.open({} if mark == "{" else [])
-        elif builder.depth == 0:
+            container: _Container = {} if mark == "{" else []
+            _add(*opened[-1], container)
+            opened.append((container, []))
+        elif len(opened) == 1:
             break
+        elif mark is None:
+            _add(*opened[-1], True if token["true"] else _unquote(token["text"]))
         else:
-            builder.close()
-            if builder.depth == 0:
-                return Read(builder.root, pos, complete=True)
-    return Read(builder.root, pos, complete=False)
+            opened.pop()
+            complete = len(opened) == 1
+    return Read(outermost[0] if outermost else None, pos, complete)
+
+
+def _add(container: _Container, key: list[str], value: object) -> None:
+    """Put a value into an open container; `key` holds what waits there, if anything."""
+    if isinstance(container, list):
+        container.append(value)
+    elif key:
+        container[key.pop()] = value
+    elif isinstance(value, str):
+        # The key counts even when its value never came.
+        container[value] = None
+        key.append(value)
 
 
 def read_objects(text: str) -> Iterator[Read]:

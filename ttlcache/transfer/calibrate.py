@@ -6,7 +6,7 @@ Each moves the same small plans; the engine chooses by piece size and direction.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import itertools
 
 import numpy as np
 
@@ -24,6 +24,7 @@ PIECE_BYTES = (2 << 10, 8 << 10, 32 << 10, 128 << 10)
 ROWS = (1, 32)
 SCRATCH_BYTES = 16 << 20
 MAX_PIECES = 1024
+#: The best of so many counts.
 REPEATS = 3
 FLUSH_S = 30.0
 
@@ -55,27 +56,13 @@ def calibrate(runtime: CupyRuntime) -> Ranking:
         for method in methods:
             for direction in Direction:
                 run(Probe(direction, True, PIECE_BYTES[0]), method)
-        return measure(run, methods)
-
-
-def measure(
-    run: Callable[[Probe, Method], float], methods: tuple[Method, ...]
-) -> Ranking:
-    """Time every probe by every method, the best of `REPEATS` each.
-
-    Args:
-        run: carries out a probe's plan and gives seconds per byte.
-    """
-    cost: dict[Probe, dict[Method, float]] = {}
-    for direction in Direction:
-        for flat in (True, False):
-            for piece_bytes in PIECE_BYTES:
-                probe = Probe(direction, flat, piece_bytes)
-                cost[probe] = {
-                    method: min(run(probe, method) for _ in range(REPEATS))
-                    for method in methods
-                }
-    return Ranking(cost)
+        probes = itertools.product(Direction, (True, False), PIECE_BYTES)
+        return Ranking(
+            {
+                probe: {m: min(run(probe, m) for _ in range(REPEATS)) for m in methods}
+                for probe in itertools.starmap(Probe, probes)
+            }
+        )
 
 
 def probe_plan(probe: Probe, device: int, host: int) -> CopyPlan:

@@ -6,6 +6,7 @@ Anthropic `tool_use`, Llama 3.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from ttlcache.toolcalls.base import MAX_CALLS, combine
@@ -73,6 +74,23 @@ def named_call(name: str, text: str, pos: int) -> tuple[GapKey, int]:
     read = read_json(text, pos)
     arguments = read.value if isinstance(read.value, dict) else None
     return key_for_tool(name, arguments), max(pos, read.end)
+
+
+def named_calls(
+    text: str, call: re.Pattern[str], to_arguments: re.Pattern[str]
+) -> tuple[GapKey, ...]:
+    """Calls whose names are group 1 of `call`.
+
+    to_arguments: what may stand between that and JSON arguments.
+    """
+    keys: list[GapKey] = []
+    pos = 0
+    while found := call.search(text, pos):
+        key, pos = key_for_tool(found[1]), found.end()
+        if opening := to_arguments.match(text, pos):
+            key, pos = named_call(found[1], text, opening.end())
+        keys.append(key)
+    return tuple(keys)
 
 
 def _arguments_of(call: Mapping[str, object]) -> Mapping[str, object] | str | None:

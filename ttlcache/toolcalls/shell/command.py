@@ -15,6 +15,7 @@ Rules, in order:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -82,25 +83,23 @@ def shell_key(command: str, tool: str = "bash") -> GapKey:
 
 
 def _dominating(script: str, depth: int) -> _Program | None:
+    """The last of the highest rank."""
     if depth > _MAX_NESTING:
         return None
-    chosen: _Program | None = None
-    for pipeline in split_script(script):
-        program = _of_pipeline(pipeline, depth)
-        if program and (chosen is None or program.rank >= chosen.rank):
-            chosen = program
-    return chosen
+    found = [_of_pipeline(pipeline, depth) for pipeline in split_script(script)]
+    return _first_of_highest_rank(reversed(found))
 
 
 def _of_pipeline(pipeline: Pipeline, depth: int) -> _Program | None:
-    chosen: _Program | None = None
-    for words in pipeline.stages:
-        program = _of_command(words, depth)
-        if program and (chosen is None or program.rank > chosen.rank):
-            chosen = program
+    stages = (_of_command(words, depth) for words in pipeline.stages)
+    chosen = _first_of_highest_rank(stages)
     if chosen and pipeline.background:
         return replace(chosen, rank=min(chosen.rank, _Rank.INSTANT))
     return chosen
+
+
+def _first_of_highest_rank(found: Iterable[_Program | None]) -> _Program | None:
+    return max(filter(None, found), key=lambda program: program.rank, default=None)
 
 
 def _of_command(words: list[str], depth: int) -> _Program | None:

@@ -96,21 +96,18 @@ _EXEC = Wrapper(
     words("-u --user -e --env -w --workdir --env-file --index --detach-keys"), 1
 )
 
-_PLAIN = Wrapper()
+_PLAIN = """nohup, exec, builtin, setsid, unbuffer, poetry run, pipenv run, pdm run,
+rye run, hatch run, bunx, pnpm exec, pnpm dlx, bundle exec"""
 
 #: By leading words; the longest match counts.
 WRAPPERS: Mapping[tuple[str, ...], Wrapper] = {
+    **{tuple(name.split()): Wrapper() for name in _PLAIN.split(",")},
     ("sudo",): Wrapper(words("-u -g -h -p -C -r -t -T -U -D -R --user --group")),
     ("doas",): Wrapper(words("-u -C")),
     ("sshpass",): Wrapper(words("-p -f -d -P")),
     ("timeout",): Wrapper(words("-s -k --signal --kill-after"), 1),
     ("gtimeout",): Wrapper(words("-s -k --signal --kill-after"), 1),
     ("time",): Wrapper(words("-f -o --format --output")),
-    ("nohup",): _PLAIN,
-    ("exec",): _PLAIN,
-    ("builtin",): _PLAIN,
-    ("setsid",): _PLAIN,
-    ("unbuffer",): _PLAIN,
     ("xvfb-run",): Wrapper(words("-s -n -e -f -l --server-args")),
     ("env",): Wrapper(words("-u -C --unset --chdir")),
     ("nice",): Wrapper(words("-n --adjustment")),
@@ -120,21 +117,12 @@ WRAPPERS: Mapping[tuple[str, ...], Wrapper] = {
     ("xargs",): Wrapper(words("-n -I -P -L -d -s -a -E --max-args --max-procs")),
     ("uv", "run"): _UV,
     ("uvx",): _UV,
-    ("poetry", "run"): _PLAIN,
-    ("pipenv", "run"): _PLAIN,
-    ("pdm", "run"): _PLAIN,
-    ("rye", "run"): _PLAIN,
-    ("hatch", "run"): _PLAIN,
     ("pipx", "run"): Wrapper(words("--spec --python --pip-args")),
     ("coverage", "run"): Wrapper(words("--source --rcfile --omit --include")),
     ("conda", "run"): Wrapper(words("-n -p --name --prefix --cwd")),
     ("mamba", "run"): Wrapper(words("-n -p --name --prefix --cwd")),
     ("micromamba", "run"): Wrapper(words("-n -p --name --prefix --cwd")),
     ("npx",): Wrapper(words("-p --package")),
-    ("bunx",): _PLAIN,
-    ("pnpm", "exec"): _PLAIN,
-    ("pnpm", "dlx"): _PLAIN,
-    ("bundle", "exec"): _PLAIN,
     ("docker", "exec"): _EXEC,
     ("podman", "exec"): _EXEC,
     ("docker", "compose", "exec"): _EXEC,
