@@ -83,8 +83,7 @@ def test_a_turn_without_a_pin_stays_cached(make_engine, clock, tier):
 def test_who_returns_finds_it_and_nothing_was_copied(make_engine, clock, tier):
     engine, context = expired(make_engine, clock)
     engine.add("b", [*context, 7, 8], hints=HINTS)
-    engine.step()
-    assert engine.scheduler.requests["b"].num_cached_tokens == 592
+    assert engine.step().num_scheduled_tokens["b"] == len(context) + 2 - 592
     engine.run()
     assert tier.of("demote") == []
     assert tier.of("drop") == ["a"]  # "b" has it all, and more

@@ -22,7 +22,13 @@ def flood(engine, sessions: int, tenant: str = "evil", first: int = 0) -> None:
 def agent(engine, turns: int, tenant: str = "good") -> int:
     """An agent of another tenant; returns the prompt tokens it had to compute."""
     context = list(range(50_000, 50_060))
-    computed = 0
+    computed, cached = 0, {}
+    controller = engine.connector.scheduler_role.parts.controller
+    on_allocated = controller.on_allocated
+    controller.on_allocated = lambda request_id, tokens: (
+        cached.setdefault(request_id, tokens),
+        on_allocated(request_id, tokens),
+    )
     for turn in range(turns):
         request = engine.add(
             f"{tenant}-{turn}",
@@ -31,7 +37,7 @@ def agent(engine, turns: int, tenant: str = "good") -> int:
             cache_salt=tenant,
         )
         engine.step()
-        computed += len(context) - max(0, request.num_cached_tokens)
+        computed += len(context) - cached.get(request.request_id, 0)
         engine.run()
         context = [*request.all_token_ids, *range(7, 27)]
         flood(engine, 2, first=1000 + 10 * turn)
