@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from rich.console import Console
@@ -11,6 +12,8 @@ from ttlcache.analysis.summary import Spread, Summary, summarize
 from ttlcache.cli.common import (
     JsonPath,
     RecordingPath,
+    facts,
+    numbers,
     plain,
     read,
     seconds,
@@ -25,17 +28,20 @@ def analyze(place: RecordingPath, json_path: JsonPath = None) -> None:
     summary = summarize(read(place))
     console = Console()
     console.print(_facts(summary))
-    console.print(_spreads(summary))
+    waits = (
+        ("job completion", summary.jct),
+        ("queue wait", summary.wait),
+        ("pin duration", summary.pin),
+    )
+    console.print(_spreads(None, waits))
     if summary.gaps:
-        console.print(_gaps(summary))
+        gaps = list(summary.gaps.items())[:_MAX_TOOLS]
+        console.print(_spreads("gaps between turns, by tool", gaps))
     if json_path is not None:
         write_json(json_path, asdict(summary))
 
 
 def _facts(summary: Summary) -> Table:
-    grid = Table(title="recording", title_justify="left", box=None)
-    grid.add_column("")
-    grid.add_column("", justify="right")
     rows = [
         ("programs", f"{summary.programs:,}"),
         ("turns", f"{summary.turns:,}"),
@@ -53,37 +59,13 @@ def _facts(summary: Summary) -> Table:
     rows += [
         (f"turns by {name}", f"{n:,}") for name, n in sorted(summary.rules.items())
     ]
-    for row in rows:
-        grid.add_row(*row)
+    return facts("recording", rows)
+
+
+def _spreads(title: str | None, spreads: Iterable[tuple[str, Spread]]) -> Table:
+    columns = ("count", "mean", "p50", "p95", "p99", "min", "max")
+    grid = numbers(title, columns)
+    for name, spread in spreads:
+        spans = (seconds(getattr(spread, column)) for column in columns[1:])
+        grid.add_row(plain(name), f"{spread.count:,}", *spans)
     return grid
-
-
-def _spreads(summary: Summary) -> Table:
-    grid = _spread_table("")
-    for name, spread in (
-        ("job completion", summary.jct),
-        ("queue wait", summary.wait),
-        ("pin duration", summary.pin),
-    ):
-        _add(grid, name, spread)
-    return grid
-
-
-def _gaps(summary: Summary) -> Table:
-    grid = _spread_table("gaps between turns, by tool")
-    for tool, spread in list(summary.gaps.items())[:_MAX_TOOLS]:
-        _add(grid, tool, spread)
-    return grid
-
-
-def _spread_table(title: str) -> Table:
-    grid = Table(title=title or None, title_justify="left", box=None)
-    grid.add_column("", overflow="ellipsis", no_wrap=True, max_width=24)
-    for name in ("count", "mean", "p50", "p95", "p99", "min", "max"):
-        grid.add_column(name, justify="right", no_wrap=True)
-    return grid
-
-
-def _add(grid: Table, name: str, spread: Spread) -> None:
-    numbers = (spread.mean, spread.p50, spread.p95, spread.p99, spread.min, spread.max)
-    grid.add_row(plain(name), f"{spread.count:,}", *map(seconds, numbers))

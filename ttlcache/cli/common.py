@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from ttlcache.analysis.reader import load
 from ttlcache.analysis.recording import Recording, RecordingError
@@ -58,6 +60,24 @@ def read(place: Path) -> Recording:
 def write_json(path: Path, value: dict[str, Any], *, indent: int | None = 1) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=indent) + "\n")
+
+
+def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    """Names and their values, one pair a row."""
+    grid = Table("", title=title, title_justify="left", box=None)
+    grid.add_column("", justify="right")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def numbers(title: str | None, columns: Iterable[str]) -> Table:
+    """An empty table: a name, cut where it is long, and columns of numbers."""
+    grid = Table(title=title, title_justify="left", box=None)
+    grid.add_column("", overflow="ellipsis", no_wrap=True, max_width=24)
+    for name in columns:
+        grid.add_column(name, justify="right", no_wrap=True)
+    return grid
 
 
 def seconds(value: float | None) -> str:

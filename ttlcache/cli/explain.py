@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ttlcache.analysis.explain import Group, Verdict, by_tool, verdicts
 from ttlcache.analysis.recording import Interval, ProgramLog, Recording, held_in_vain
-from ttlcache.cli.common import fail, plain, read, seconds
+from ttlcache.cli.common import facts, fail, numbers, plain, read, seconds
 
 
 def explain(
@@ -91,13 +91,10 @@ def _print_turn(verdict: Verdict, console: Console) -> None:
 def _sums(
     log: ProgramLog, found: list[Verdict], whole: Group, wanted: list[Interval]
 ) -> Table:
-    grid = Table(title=f"program {plain(log.program)}", title_justify="left", box=None)
-    grid.add_column("")
-    grid.add_column("", justify="right")
     pins = [turn.pin for turn in log.turns if turn.pin is not None]
     unclaimed_s = sum(pin.lived_s for pin in pins if pin.outcome != "claimed")
     in_vain_s = sum(e - s for pin in pins for s, e in held_in_vain(pin, wanted))
-    for name, value in (
+    rows = (
         ("turns", str(len(found))),
         ("claimed a pin", str(sum(v.claimed for v in found))),
         ("tokens served from pins", f"{sum(t.claimed_tokens for t in log.turns):,}"),
@@ -115,18 +112,14 @@ def _sums(
         ),
         ("job completion", seconds(log.jct_s)),
         ("ended", log.how or "not yet"),
-    ):
-        grid.add_row(name, value)
-    return grid
+    )
+    return facts(f"program {plain(log.program)}", rows)
 
 
 def _groups(groups: list[Group]) -> Table:
     title = "cost by tool, beside what hindsight would have paid"
-    grid = Table(title=title, title_justify="left", box=None)
-    grid.add_column("", overflow="ellipsis", no_wrap=True, max_width=24)
-    for name in ("turns", "came back", "claimed", "cost", "oracle", "best constant"):
-        grid.add_column(name, justify="right", no_wrap=True)
-    grid.add_column("its TTL", justify="right", no_wrap=True)
+    columns = ("turns", "came back", "claimed", "cost", "oracle", "best constant")
+    grid = numbers(title, (*columns, "its TTL"))
     for group in groups:
         sums = (group.cost_s, group.oracle_s, group.constant_s, group.constant_ttl_s)
         counts = (group.turns, group.returned, group.claimed)
