@@ -42,9 +42,9 @@ def test_the_queue_is_bounded_and_drops_are_counted(tmp_path):
     recorder = make(tmp_path, max_pending=10)
     for number in range(25):
         recorder.put(0.0, "end", {"turns": number})
-    assert (recorder.pending, recorder.dropped) == (10, 15)
+    assert (len(recorder._queue), recorder.dropped) == (10, 15)
     recorder.flush()
-    assert recorder.pending == 0
+    assert len(recorder._queue) == 0
     recorder.put(0.0, "end", {"turns": 99})
     recorder.close()
     assert [line["turns"] for line in lines(tmp_path)[1:]] == [*range(10), 99]
@@ -89,7 +89,7 @@ def test_after_a_full_disk_the_recording_goes_on_without_loss(tmp_path, caplog):
         assert path.read_bytes() == written
     recorder.put(0.0, "end", {"turns": 201})
     recorder.flush()
-    assert (recorder.pending, recorder.dropped) == (0, 0)
+    assert (len(recorder._queue), recorder.dropped) == (0, 0)
     recorder.close()
     assert [line["turns"] for line in lines(tmp_path)[1:]] == list(range(202))
     assert caplog.text.count("waits until it can be written: [Errno 27]") == 1
@@ -103,7 +103,7 @@ def test_while_the_disk_is_full_events_are_bounded_and_counted(tmp_path):
         for number in range(300):
             recorder.put(0.0, "end", {"turns": number})
             recorder.flush()
-        assert recorder.pending == 100
+        assert len(recorder._queue) == 100
         recorder.close()
     kept = len(lines(tmp_path)) - 1
     assert (kept, recorder.dropped) == (0, 300)
@@ -199,7 +199,7 @@ def test_events_after_the_end_are_dropped(tmp_path):
     recorder = make(tmp_path)
     recorder.close()
     recorder.put(0.0, "end", {"turns": 1})
-    assert (recorder.pending, recorder.dropped) == (0, 1)
+    assert (len(recorder._queue), recorder.dropped) == (0, 1)
 
 
 CHILD = """

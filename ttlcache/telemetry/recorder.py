@@ -94,10 +94,6 @@ class Recorder:
         else:
             self.dropped += 1
 
-    @property
-    def pending(self) -> int:
-        return len(self._queue)
-
     def flush(self) -> None:
         """Write everything queued so far, if the disk takes it."""
         with self._lock:

@@ -14,6 +14,7 @@ Rules, in order:
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -146,12 +147,9 @@ def _unwrap(words: list[str]) -> list[str]:
 
 
 def _drop_assignments(words: list[str]) -> list[str]:
-    start = 0
-    while start < len(words) and (
-        _ASSIGNMENT.match(words[start]) or words[start] in KEYWORDS
-    ):
-        start += 1
-    return words[start:]
+    return list(
+        itertools.dropwhile(lambda w: _ASSIGNMENT.match(w) or w in KEYWORDS, words)
+    )
 
 
 def _drop_wrapper(words: list[str]) -> list[str] | None:
