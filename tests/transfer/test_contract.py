@@ -16,8 +16,7 @@ from tests.transfer.host_kernels import (
     find_compiler,
 )
 from ttlcache.errors import TransferError
-from ttlcache.transfer import Direction, ReferenceEngine
-from ttlcache.transfer.cuda import KERNELS
+from ttlcache.transfer import ReferenceEngine
 from ttlcache.transfer.cupy_engine import CupyEngine, Method
 
 
@@ -129,7 +128,3 @@ def test_the_core_stays_without_cupy_and_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
-
-
-def test_both_directions_have_a_kernel():
-    assert set(KERNELS) == set(Direction)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-import numpy as np
 import pytest
 
 from tests.transfer.fake_cuda import FakeCuda
@@ -286,15 +285,3 @@ def test_a_probe_that_fails_stops_the_calibration_and_leaks_nothing():
     with pytest.raises(CudaError):
         calibrate(fake)
     assert fake.live_allocations == 0
-
-
-def test_reading_the_pool_while_it_is_written_would_show():
-    """The fake's copies are real: a store shows the bytes of its moment."""
-    device = Device(5, Method.BATCH)
-    data = np.random.default_rng(0).integers(0, 256, POOL, np.uint8)
-    ctypes.memmove(device.pool, data.ctypes.data, POOL)
-    device.engine.submit(device.plan(Direction.STORE, [0, 1, 2, 3]))
-    device.finish()
-    stored = np.frombuffer(ctypes.string_at(device.host, CHUNK), np.uint8)
-    expected = data.reshape(LAYERS, BLOCKS, PIECE)[:, :4]
-    np.testing.assert_array_equal(stored, expected.ravel())
