@@ -101,7 +101,6 @@ class _Ours:
         self.tier.ended(request)
 
     def look(self, used: float, is_second: bool) -> list[Any]:
-        self.tier.pass_time()
         return []
 
 

@@ -58,7 +58,7 @@ def test_the_order_is_the_one_of_looking_at_everything(seed: int) -> None:
         if rng.random() < 0.9:
             world.finish(request, contexts[which] + rng.choice(["", "o"]))
         world.clock.advance(rng.expovariate(1.0))
-        world.tier.pass_time()
+        world.tier.status()
         expected = list(put_in_order(world))
         ranks = {chunk: rank for rank, chunk, _ in expected}
         owned = {chunk for _, chunk, is_owned in expected if is_owned}

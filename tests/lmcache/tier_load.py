@@ -55,7 +55,6 @@ class TierLoad:
         self.cpu_s: dict[str, list[float]] = defaultdict(list)
         self.hits = self.wanted = 0
         self._numbers = 0
-        self._swept_s = 0.0
         self._events: list[tuple[float, int, Agent, bool]] = []
         for index in range(programs):
             at_s = 1000.0 + self.rng.random() * 30.0
@@ -95,9 +94,6 @@ class TierLoad:
         while done < turns:
             at_s, _, agent, is_end = heapq.heappop(self._events)
             self.clock.set(at_s)
-            if at_s - self._swept_s >= 0.25:
-                self._swept_s = at_s
-                self.timed("pass_time", self.tier.pass_time)
             if is_end:
                 self.end(agent)
                 done += 1

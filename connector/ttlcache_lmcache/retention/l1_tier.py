@@ -73,6 +73,7 @@ class Tier:
         chain = _chain(model, salt, hashes)
         now_s = self._clock.now_s()
         with self._lock:
+            self._turns.pass_time(now_s)
             self._turns.lookup(request_id, chain, tokens, now_s)
 
     def context(self, keys: Sequence[ObjectKey]) -> None:
@@ -165,6 +166,7 @@ class Tier:
         """
         used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
+            self._turns.pass_time(now_s)
             capacity = self._capacity(used)
             if capacity is None:
                 return Admission(list(keys), [])
@@ -199,23 +201,18 @@ class Tier:
             self.counts["evicted"] += len(found)
             return found
 
-    def pass_time(self) -> None:
-        """Let deadlines pass, and forget the silent."""
-        now_s = self._clock.now_s()
-        with self._lock:
-            self._turns.pass_time(now_s)
-
     # what is shown
 
     def status(self) -> dict[str, object]:
         """Plain numbers for `/status`, metrics and the RPC."""
         with self._lock:
             now_s = self._clock.now_s()
-            kept = sum(1 for p in self._book.idle() if is_protected(p, now_s))
+            self._turns.pass_time(now_s)
+            idle = (p for p in self._book.programs() if not p.running)
             return {
                 "programs": len(self._book),
                 "programs_running": self._book.num_running,
-                "programs_in_ttl": kept,
+                "programs_in_ttl": sum(is_protected(p, now_s) for p in idle),
                 "l1_objects": self._residency.num_l1,
                 "gaps_recorded": self._returns.gaps_recorded,
                 "counts": dict(self.counts),
@@ -224,7 +221,9 @@ class Tier:
     def recent_turns(self) -> list[dict[str, object]]:
         """The turns that ended last and their deadlines, the youngest first."""
         with self._lock:
-            return self._turns.recent(self._clock.now_s())
+            now_s = self._clock.now_s()
+            self._turns.pass_time(now_s)
+            return self._turns.recent(now_s)
 
 
 def _chain(model: str, salt: str, hashes: Sequence[bytes]) -> list[Chunk]:

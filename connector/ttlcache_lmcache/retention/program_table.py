@@ -86,7 +86,6 @@ class ProgramTable:
         self._idle: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
         self._running: dict[ChainProgram, None] = {}
         self._by_request: dict[str, ChainProgram] = {}
-        self._idle_by_end: dict[Chunk, dict[ChainProgram, None]] = {}
         self._holders: dict[Chunk, dict[ChainProgram, None]] = {}
         self._by_end: dict[Chunk, dict[ChainProgram, None]] = {}
         self._watcher = Watcher()
@@ -107,10 +106,6 @@ class ProgramTable:
     def changed(self, program: ChainProgram) -> None:
         """What is known of it changed: it may be worth more or less."""
         self._watcher.changed(program)
-
-    def idle(self) -> list[ChainProgram]:
-        """Programs of which nothing runs, the longest idle first."""
-        return list(self._idle)
 
     def longest_idle(self) -> ChainProgram | None:
         return next(iter(self._idle), None)
@@ -151,7 +146,7 @@ class ProgramTable:
             self._make_room()
             program = ChainProgram(next(self._numbers), [], 0, 0)
         else:
-            self._unlist(program)
+            self._idle.pop(program)
         self._set_chain(program, list(chain))
         program.prompt_chunks = len(chain)
         program.context_tokens = tokens
@@ -217,28 +212,23 @@ class ProgramTable:
             and chain[-1] == program.chain[len(chain) - 1]
         ):
             return program  # an older turn's session, that ended later
-        self._unlist_idle_end(program)
         self._set_chain(program, list(chain))
         program.prompt_chunks = min(program.prompt_chunks, len(chain))
         program.context_tokens = tokens
-        if keeps_place:
-            self._list(program)
-        else:
-            self._idle.pop(program, None)
+        if not keeps_place:
             self._rest(program, now_s)
         return program
 
     def heard_of(self, program: ChainProgram, now_s: float) -> None:
         """A turn of it ended of which nothing was looked up."""
         if not program.running and program.chain:
-            self._unlist(program)
             self._rest(program, now_s)
 
     def forget(self, program: ChainProgram) -> None:
         """Nothing is known of it any more; its chunks are nobody's."""
         for request_id in program.running:
             self._by_request.pop(request_id, None)
-        self._unlist(program)
+        self._idle.pop(program, None)
         self._running.pop(program, None)
         self._set_chain(program, [])
         self._watcher.forgot(program)
@@ -252,8 +242,8 @@ class ProgramTable:
         """
         for depth in range(len(chain), 0, -1):
             chunk = chain[depth - 1]
-            for program in self._idle_by_end.get(chunk, ()):
-                if tokens >= program.context_tokens:
+            for program in self._by_end.get(chunk, ()):
+                if program in self._idle and tokens >= program.context_tokens:
                     return program
             holders = self._holders.get(chunk, {})
             if len(holders) != 1 or depth == len(chain):
@@ -267,19 +257,14 @@ class ProgramTable:
     def _rest(self, program: ChainProgram, now_s: float) -> None:
         program.seen_s = now_s
         self._idle[program] = None
-        self._list(program)
+        self._idle.move_to_end(program)
         self._watcher.changed(program)
 
     def _lengthen(self, program: ChainProgram, more: Sequence[Chunk]) -> None:
-        was_idle = program in self._idle
-        if was_idle:
-            self._unlist_idle_end(program)
         self._unlist_end(program)
         self._hold(program, more)
         program.chain.extend(more)
         self._list_end(program)
-        if was_idle:
-            self._list(program)
 
     def _set_chain(self, program: ChainProgram, chain: list[Chunk]) -> None:
         common = 0
@@ -328,21 +313,6 @@ class ProgramTable:
             del ending[program]
             if not ending:
                 del self._by_end[program.chain[-1]]
-
-    def _list(self, program: ChainProgram) -> None:
-        if program.chain:
-            self._idle_by_end.setdefault(program.chain[-1], {})[program] = None
-
-    def _unlist(self, program: ChainProgram) -> None:
-        self._idle.pop(program, None)
-        self._unlist_idle_end(program)
-
-    def _unlist_idle_end(self, program: ChainProgram) -> None:
-        listed = self._idle_by_end.get(program.chain[-1]) if program.chain else None
-        if listed is not None:
-            listed.pop(program, None)
-            if not listed:
-                del self._idle_by_end[program.chain[-1]]
 
     def _make_room(self) -> None:
         while len(self) >= self._max:

@@ -26,6 +26,8 @@ MEMORY = 8192
 BUS_S = 5.0
 #: Of the requests that ended, so many are shown.
 SHOWN = 32
+#: Silent programs forgotten at a call: requests wait for it.
+FORGOTTEN_AT_ONCE = 64
 
 _Value = TypeVar("_Value")
 
@@ -193,7 +195,10 @@ class TurnLifecycle:
     def _forget_silent(self, now_s: float) -> None:
         horizon_s = now_s - self._config.program_idle_s
         for oldest in (self._book.longest_idle, self._book.longest_running):
-            while (program := oldest()) is not None and program.seen_s <= horizon_s:
+            for _ in range(FORGOTTEN_AT_ONCE):
+                program = oldest()
+                if program is None or program.seen_s > horizon_s:
+                    break
                 self._book.forget(program)
                 self._counts["forgotten"] += 1
 
