@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
-from ttlcache_lmcache.retention.program_table import ChainProgram, ProgramTable
-from ttlcache_lmcache.retention.residency import ObjectKey, Residency, chunk_of
+from ttlcache_lmcache.retention.program_table import ChainProgram
+from ttlcache_lmcache.retention.residency import ObjectKey, chunk_of
 
 #: Seconds for which what was named to one store is not named to another: whoever stores
 #: deletes it next, or it was in use by then.
@@ -31,12 +31,9 @@ class Admission(NamedTuple):
 class AdmissionControl:
     """See the module's docstring. Not thread-safe: the tier locks."""
 
-    def __init__(
-        self, book: ProgramTable, residency: Residency, order: EvictionOrder
-    ) -> None:
-        self._book = book
-        self._residency = residency
+    def __init__(self, order: EvictionOrder) -> None:
         self._order = order
+        self._book, self._residency = order.book, order.residency
         self._named_s: dict[ObjectKey, float] = {}  # the first to be named first
 
     def deleted(self, keys: Sequence[ObjectKey]) -> None:

@@ -19,14 +19,9 @@ from ttlcache_lmcache.retention.admission import (
     IsEligible,
 )
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
-from ttlcache_lmcache.retention.program_table import Chunk, ProgramTable
+from ttlcache_lmcache.retention.program_table import Chunk
 from ttlcache_lmcache.retention.rankings import by_return, is_protected
-from ttlcache_lmcache.retention.residency import (
-    ObjectKey,
-    Residency,
-    chunk_of,
-    space_of,
-)
+from ttlcache_lmcache.retention.residency import ObjectKey, chunk_of, space_of
 from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 from ttlcache_lmcache.retention.turn_lifecycle import TurnLifecycle
 
@@ -51,13 +46,11 @@ class Tier:
         self._usage = usage
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
-        self._residency = Residency()
         self._returns = ReturnEstimator(config.program_idle_s)
-        self._book = ProgramTable(config.max_programs)
+        self._order = EvictionOrder(config.max_programs, by_return(self._returns))
+        self._book, self._residency = self._order.book, self._order.residency
         self._turns = TurnLifecycle(config, self._book, self._returns, self.counts)
-        rank = by_return(self._returns)
-        self._order = EvictionOrder(self._book, self._residency, rank)
-        self._admission = AdmissionControl(self._book, self._residency, self._order)
+        self._admission = AdmissionControl(self._order)
 
     # the life of a turn
 

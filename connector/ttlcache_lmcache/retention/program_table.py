@@ -11,7 +11,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from ttlcache.types import UNKNOWN_GAP, GapKey
 
@@ -48,8 +48,8 @@ class ChainProgram:
     gap_key: GapKey = UNKNOWN_GAP
 
 
-class Watcher:
-    """Is told what changes about programs and about chunks in L1. Nobody, as it is."""
+class Watcher(Protocol):
+    """Is told what changes about programs and about chunks in L1."""
 
     def held(self, chunk: Chunk) -> None:
         """The chunk is a program's now."""
@@ -80,7 +80,7 @@ class ProgramTable:
         max_programs: programs remembered; the longest idle is forgotten.
     """
 
-    def __init__(self, max_programs: int) -> None:
+    def __init__(self, max_programs: int, watcher: Watcher) -> None:
         self._max = max_programs
         self._numbers = itertools.count()
         self._idle: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
@@ -88,9 +88,6 @@ class ProgramTable:
         self._by_request: dict[str, ChainProgram] = {}
         self._holders: dict[Chunk, dict[ChainProgram, None]] = {}
         self._by_end: dict[Chunk, dict[ChainProgram, None]] = {}
-        self._watcher = Watcher()
-
-    def watch(self, watcher: Watcher) -> None:
         self._watcher = watcher
 
     def __len__(self) -> int:
