@@ -20,6 +20,7 @@ from bench.serve.server import by_label, total
 pytest.importorskip("lmcache", reason="LMCache is an extra")
 
 from bench.lmcache.engine import LMCacheEngine
+from tests.waiting import becomes
 from ttlcache_lmcache.client import HintClient
 from ttlcache_lmcache.hints import Hint
 
@@ -61,12 +62,7 @@ def context(name: str, chunks: int) -> list[int]:
 
 
 def becomes_true(check: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if check():
-            return True
-        time.sleep(0.05)
-    return check()
+    return becomes(check, PATIENCE_S)
 
 
 def stats(server: LMCacheServer) -> dict[str, Any]:
