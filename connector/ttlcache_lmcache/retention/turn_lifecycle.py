@@ -222,10 +222,8 @@ class TurnLifecycle:
         }
 
 
-def _remember(
-    memory: OrderedDict[str, _Value], key: str, value: _Value, limit: int = MEMORY
-) -> None:
+def _remember(memory: OrderedDict[str, _Value], key: str, value: _Value) -> None:
     memory[key] = value
     memory.move_to_end(key)
-    while len(memory) > limit:
+    while len(memory) > MEMORY:
         memory.popitem(last=False)
