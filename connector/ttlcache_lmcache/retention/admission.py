@@ -137,7 +137,7 @@ class AdmissionControl:
                 break
             if is_anybodys and any(p.running for p in self._book.holders(chunk)):
                 break  # maybe just the request that stores: its prefix is wanted
-            if owner is not None and self._book.holds(owner, chunk):
+            if owner is not None and owner in self._book.holders(chunk):
                 continue  # its own prefix is worth more than its tail
             objects = self._residency.objects(chunk)
             found = [k for k in objects if k not in self._named_s and is_eligible(k)]

@@ -201,11 +201,12 @@ class Tier:
         with self._lock:
             now_s = self._clock.now_s()
             self._turns.pass_time(now_s)
-            idle = (p for p in self._book.programs() if not p.running)
+            programs = self._book.programs()
+            idle = [each for each in programs if not each.running]
             return {
-                "programs": len(self._book),
-                "programs_running": self._book.num_running,
-                "programs_in_ttl": sum(is_protected(p, now_s) for p in idle),
+                "programs": len(programs),
+                "programs_running": len(programs) - len(idle),
+                "programs_in_ttl": sum(is_protected(each, now_s) for each in idle),
                 "l1_objects": self._residency.num_l1,
                 "gaps_recorded": self._returns.gaps_recorded,
                 "counts": dict(self.counts),

@@ -83,32 +83,25 @@ class ProgramTable:
     def __init__(self, max_programs: int, watcher: Watcher) -> None:
         self._max = max_programs
         self._numbers = itertools.count()
-        self._idle: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
-        self._running: dict[ChainProgram, None] = {}
+        self._programs: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
         self._by_request: dict[str, ChainProgram] = {}
         self._holders: dict[Chunk, dict[ChainProgram, None]] = {}
         self._by_end: dict[Chunk, dict[ChainProgram, None]] = {}
         self._watcher = watcher
 
     def __len__(self) -> int:
-        return len(self._idle) + len(self._running)
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
+        return len(self._programs)
 
     def programs(self) -> list[ChainProgram]:
-        return [*self._idle, *self._running]
+        """The one silent for longest first."""
+        return list(self._programs)
 
     def changed(self, program: ChainProgram) -> None:
         """What is known of it changed: it may be worth more or less."""
         self._watcher.changed(program)
 
-    def longest_idle(self) -> ChainProgram | None:
-        return next(iter(self._idle), None)
-
-    def longest_running(self) -> ChainProgram | None:
-        return next(iter(self._running), None)
+    def longest_silent(self) -> ChainProgram | None:
+        return next(iter(self._programs), None)
 
     def holders(self, chunk: Chunk) -> Collection[ChainProgram]:
         return self._holders.get(chunk, {}).keys()
@@ -117,9 +110,6 @@ class ProgramTable:
         """The one of its programs that has it for the shortest time."""
         holders = self._holders.get(chunk)
         return next(reversed(holders)) if holders else None
-
-    def holds(self, program: ChainProgram, chunk: Chunk) -> bool:
-        return program in self._holders.get(chunk, ())
 
     def of_request(self, request_id: str) -> ChainProgram | None:
         """The program of a request under way."""
@@ -142,17 +132,14 @@ class ProgramTable:
         if program is None:
             self._make_room()
             program = ChainProgram(next(self._numbers), [], 0, 0)
-        else:
-            self._idle.pop(program)
         self._set_chain(program, list(chain))
         program.prompt_chunks = len(chain)
         program.context_tokens = tokens
         program.is_finished = program.is_told = False
         program.refused_from = None
-        program.seen_s = now_s
         program.running.add(request_id)
         self._by_request[request_id] = program
-        self._running[program] = None
+        self._heard_of(program, now_s)
         return program, goes_on
 
     def extend(self, chain: Sequence[Chunk]) -> ChainProgram | None:
@@ -180,7 +167,6 @@ class ProgramTable:
         program.running.discard(request_id)
         if program.running:
             return None
-        self._running.pop(program, None)
         self._rest(program, now_s)
         return program
 
@@ -196,7 +182,7 @@ class ProgramTable:
         Args:
             program: whose it is; None: whose chain it extends, or a new program's.
         """
-        keeps_place = program in self._idle  # it was heard of before
+        keeps_place = program in self._programs  # it was heard of before
         if program is None:
             program = self.extend(chain)
         if program is None:
@@ -225,8 +211,7 @@ class ProgramTable:
         """Nothing is known of it any more; its chunks are nobody's."""
         for request_id in program.running:
             self._by_request.pop(request_id, None)
-        self._idle.pop(program, None)
-        self._running.pop(program, None)
+        self._programs.pop(program, None)
         self._set_chain(program, [])
         self._watcher.forgot(program)
 
@@ -240,22 +225,25 @@ class ProgramTable:
         for depth in range(len(chain), 0, -1):
             chunk = chain[depth - 1]
             for program in self._by_end.get(chunk, ()):
-                if program in self._idle and tokens >= program.context_tokens:
+                if not program.running and tokens >= program.context_tokens:
                     return program
             holders = self._holders.get(chunk, {})
             if len(holders) != 1 or depth == len(chain):
                 continue
             (program,) = holders
-            is_its_prompt = program.prompt_chunks == depth and program in self._idle
+            is_its_prompt = program.prompt_chunks == depth and not program.running
             if is_its_prompt and tokens >= program.context_tokens:
                 return program
         return None
 
     def _rest(self, program: ChainProgram, now_s: float) -> None:
-        program.seen_s = now_s
-        self._idle[program] = None
-        self._idle.move_to_end(program)
+        self._heard_of(program, now_s)
         self._watcher.changed(program)
+
+    def _heard_of(self, program: ChainProgram, now_s: float) -> None:
+        program.seen_s = now_s
+        self._programs[program] = None
+        self._programs.move_to_end(program)
 
     def _lengthen(self, program: ChainProgram, more: Sequence[Chunk]) -> None:
         self._unlist_end(program)
@@ -313,6 +301,5 @@ class ProgramTable:
 
     def _make_room(self) -> None:
         while len(self) >= self._max:
-            oldest = self.longest_idle() or self.longest_running()
-            assert oldest is not None
-            self.forget(oldest)
+            idle = (each for each in self._programs if not each.running)
+            self.forget(next(idle, None) or next(iter(self._programs)))

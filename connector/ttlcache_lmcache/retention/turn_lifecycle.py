@@ -194,13 +194,12 @@ class TurnLifecycle:
 
     def _forget_silent(self, now_s: float) -> None:
         horizon_s = now_s - self._config.program_idle_s
-        for oldest in (self._book.longest_idle, self._book.longest_running):
-            for _ in range(FORGOTTEN_AT_ONCE):
-                program = oldest()
-                if program is None or program.seen_s > horizon_s:
-                    break
-                self._book.forget(program)
-                self._counts["forgotten"] += 1
+        for _ in range(FORGOTTEN_AT_ONCE):
+            program = self._book.longest_silent()
+            if program is None or program.seen_s > horizon_s:
+                return
+            self._book.forget(program)
+            self._counts["forgotten"] += 1
 
     # what is shown
 
