@@ -25,6 +25,7 @@ import pytest
 
 from bench.serve.tier_server import TierServer
 from tests.e2e.conftest import HANG_S, POOL_BLOCKS, Agent, engine_pid, start_server
+from tests.e2e.test_server import tenants_share_nothing
 from tests.waiting import becomes
 from ttlcache.analysis.reader import load
 from ttlcache_connector.lmcache_server.launch import TierOptions
@@ -95,19 +96,7 @@ def body(prompt: list[int], **rest: Any) -> dict[str, Any]:
 
 
 def test_tenants_with_one_id_and_one_prompt_share_nothing(unharmed: Night) -> None:
-    agent = unharmed.agent
-    hints = {"program_id": "same", "ttl": "5m"}
-    firsts = {s: agent.ask(PROMPT, hints=hints, cache_salt=s) for s in ("a", "b")}
-    assert [first["cached_tokens"] for first in firsts.values()] == [0, 0]
-    assert agent.count("ttlcache_pins_active") == 2
-    claimed = agent.pins("claimed")
-    prompt = [*firsts["a"]["context"], 7, 8, 9]
-    thief = agent.ask(prompt, hints=hints, cache_salt="c")
-    assert (thief["cached_tokens"], agent.pins("claimed")) == (0, claimed)
-    owner = agent.ask(prompt, hints=hints, cache_salt="a")
-    assert owner["cached_tokens"] >= 10 * BLOCK
-    assert agent.pins("claimed") == claimed + 1
-    assert owner["token_ids"] == thief["token_ids"]
+    tenants_share_nothing(unharmed.agent, PROMPT)
 
 
 def test_ten_thousand_ids_take_little_memory_and_no_label(unharmed: Night) -> None:
