@@ -43,7 +43,7 @@ class TTLServerModule:
         self._storage = self._context.storage_manager
         self._l1s = compat.l1_managers(self._storage)
         self.errors: Counter[str] = Counter()
-        self.tier = Tier(config, default_clock(), self._used)
+        self.tier = Tier(config, default_clock(), self._used, self._is_evictable)
         self._take_over_eviction()
         self._attach()
         self._logger.info(
@@ -64,9 +64,7 @@ class TTLServerModule:
         otel.export(self.tier, self.errors)
 
     def _take_over_eviction(self) -> None:
-        gate = StoreGate(
-            self.tier, self._delete, self._is_evictable, self._has_l2, self._on_error
-        )
+        gate = StoreGate(self.tier, self._delete, self._has_l2, self._on_error)
         if not compat.take_over_eviction(self._storage, gate):
             self._logger.warning("ttlcache: several L1s: LMCache's own eviction stays")
 

@@ -108,13 +108,13 @@ def test_two_stores_at_once_are_not_named_the_same() -> None:
     world = World()
     world.turn("r1", "abcd")
     world.turn("r2", "xy")
-    first = world.tier.admit([Key(b"p")], True, lambda _key: True).victims
-    second = world.tier.admit([Key(b"q")], True, lambda _key: True).victims
+    first = world.tier.admit([Key(b"p")], True).victims
+    second = world.tier.admit([Key(b"q")], True).victims
     assert len(first) == len(second) == 1
     assert first != second
     # What was not deleted after all is named again.
     world.clock.advance(1.0)
-    again = world.tier.admit([Key(b"q")], True, lambda _key: True).victims
+    again = world.tier.admit([Key(b"q")], True).victims
     assert again == first
 
 

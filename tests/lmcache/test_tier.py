@@ -35,7 +35,7 @@ class World:
     def __init__(self, **config: Any) -> None:
         self.clock = VirtualClock(1000.0)
         config = load(ServerModuleConfig, config, "test")
-        self.tier = Tier(config, self.clock, lambda: 1.0)
+        self.tier = Tier(config, self.clock, lambda: 1.0, lambda _key: True)
         self.l1: dict[Key, None] = {}
         self.ranks = 1
         self.salt = ""

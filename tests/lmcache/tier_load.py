@@ -50,7 +50,10 @@ class TierLoad:
         self.has_l2 = has_l2
         config = {"max_programs": 100_000}
         self.tier = Tier(
-            load(ServerModuleConfig, config, "load"), self.clock, self.used
+            load(ServerModuleConfig, config, "load"),
+            self.clock,
+            self.used,
+            lambda _key: True,
         )
         self.cpu_s: dict[str, list[float]] = defaultdict(list)
         self.hits = self.wanted = 0
@@ -124,7 +127,7 @@ class TierLoad:
 
     def store(self, keys: list[Key]) -> None:
         admit = self.tier.admit
-        found = self.timed("admit", admit, keys, not self.has_l2, lambda _key: True)
+        found = self.timed("admit", admit, keys, not self.has_l2)
         self.delete(found.victims)
         free = self.capacity - len(self.l1)
         new = [key for key in found.keys if key not in self.l1][: max(free, 0)]

@@ -13,11 +13,7 @@ from collections.abc import Callable, Sequence
 from ttlcache.clock import Clock
 from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.retention.admission import (
-    Admission,
-    AdmissionControl,
-    IsEligible,
-)
+from ttlcache_lmcache.retention.admission import Admission, AdmissionControl
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
 from ttlcache_lmcache.retention.program_table import Chunk
 from ttlcache_lmcache.retention.rankings import by_return, is_protected
@@ -34,6 +30,7 @@ class Tier:
 
     Args:
         usage: reads how much of L1 is used, from 0 to 1; called without our lock.
+        is_evictable: whether L1 may delete an object now; called with our lock.
     """
 
     def __init__(
@@ -41,6 +38,7 @@ class Tier:
         config: ServerModuleConfig,
         clock: Clock,
         usage: Callable[[], float],
+        is_evictable: Callable[[ObjectKey], bool],
     ) -> None:
         self._clock = clock
         self._usage = usage
@@ -50,7 +48,7 @@ class Tier:
         self._order = EvictionOrder(config.max_programs, by_return(self._returns))
         self._book, self._residency = self._order.book, self._order.residency
         self._turns = TurnLifecycle(config, self._book, self._returns, self.counts)
-        self._admission = AdmissionControl(self._order)
+        self._admission = AdmissionControl(self._order, is_evictable)
 
     # the life of a turn
 
@@ -145,17 +143,11 @@ class Tier:
 
     # what leaves
 
-    def admit(
-        self,
-        keys: Sequence[ObjectKey],
-        may_refuse: bool,
-        is_eligible: IsEligible,
-    ) -> Admission:
+    def admit(self, keys: Sequence[ObjectKey], may_refuse: bool) -> Admission:
         """Which of `keys` may be stored now, and what has to leave for them.
 
         Args:
             may_refuse: False where what L1 does not take is lost for L2, too.
-            is_eligible: whether L1 may delete an object now; called with our lock.
         """
         used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
@@ -164,17 +156,13 @@ class Tier:
             if capacity is None:
                 return Admission(list(keys), [])
             free = max(int(capacity + 1e-6) - self._residency.num_l1, 0)
-            found = self._admission.decide(keys, free, now_s, may_refuse, is_eligible)
+            found = self._admission.decide(keys, free, now_s, may_refuse)
             self.counts["evicted"] += len(found.victims)
             self.counts["refused"] += len(keys) - len(found.keys)
             return found
 
     def more_room(
-        self,
-        keys: Sequence[ObjectKey],
-        objects: int,
-        may_refuse: bool,
-        is_eligible: IsEligible,
+        self, keys: Sequence[ObjectKey], objects: int, may_refuse: bool
     ) -> list[ObjectKey]:
         """What leaves for `keys`, too: they found no room although it was counted.
 
@@ -182,15 +170,13 @@ class Tier:
 
         Args:
             objects: how many, if so many are worth less.
-            may_refuse, is_eligible: as for `admit`.
+            may_refuse: as for `admit`.
         """
         used, now_s = self._usage(), self._clock.now_s()
         if used < FULL:
             return []
         with self._lock:
-            found = self._admission.more_room(
-                keys, objects, now_s, may_refuse, is_eligible
-            )
+            found = self._admission.more_room(keys, objects, now_s, may_refuse)
             self.counts["evicted"] += len(found)
             return found
 
