@@ -39,6 +39,15 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
 HELM = {p.stem: yaml.safe_load(p.read_text()) for p in (DEPLOY / "helm").glob("*")}
 
 
+def manifest(file: str, kind: str) -> dict[str, Any]:
+    (found,) = [d for where, d in KUBERNETES if where == file and d["kind"] == kind]
+    return found
+
+
+def pod_of(document: dict[str, Any]) -> dict[str, Any]:
+    return document["spec"]["template"]["spec"]
+
+
 def name(path: Path) -> str:
     return str(path.relative_to(DEPLOY))
 
@@ -68,7 +77,7 @@ def test_manifests_are_valid(file, document):
 
 
 def test_the_validator_finds_mistakes():
-    _, vllm = next(p for p in KUBERNETES if p[1]["kind"] == "Deployment")
+    vllm = manifest("vllm.yaml", "Deployment")
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(
             vllm | {"spec": {**vllm["spec"], "replica": 2}}, "1.34", strict=True
@@ -76,7 +85,7 @@ def test_the_validator_finds_mistakes():
 
 
 def test_kustomization_names_files_that_exist():
-    (kustomization,) = [d for _, d in KUBERNETES if d["kind"] == "Kustomization"]
+    kustomization = manifest("kustomization.yaml", "Kustomization")
     named = set(kustomization["resources"]) | {"keda.yaml", "kustomization.yaml"}
     assert named == {file for file, _ in KUBERNETES}
 
@@ -183,13 +192,8 @@ def test_the_router_knows_its_flags(words):
 
 def test_the_router_has_the_settings_that_were_tried():
     """Those of the benches, which tests/front/test_sticky.py runs with."""
-    (router,) = [
-        container
-        for _, document in KUBERNETES
-        if document["kind"] == "Deployment" and document["metadata"]["name"] == "router"
-        for container in document["spec"]["template"]["spec"]["containers"]
-        if container["name"] == "router"
-    ]
+    containers = pod_of(manifest("router.yaml", "Deployment"))["containers"]
+    (router,) = [c for c in containers if c["name"] == "router"]
     assert {e["name"]: e["value"] for e in router["env"]} == STICKY_IDLE
     compose = COMPOSE["services"]["router"]
     assert compose["environment"] == STICKY_IDLE
@@ -202,21 +206,10 @@ def test_the_router_has_the_settings_that_were_tried():
 def test_clients_reach_the_front_and_not_the_router():
     assert COMPOSE["services"]["front"]["ports"]
     assert "ports" not in COMPOSE["services"]["router"]
-    (service,) = [
-        document
-        for file, document in KUBERNETES
-        if file == "router.yaml" and document["kind"] == "Service"
-    ]
-    (port,) = service["spec"]["ports"]
-    (deployment,) = [
-        document
-        for file, document in KUBERNETES
-        if file == "router.yaml" and document["kind"] == "Deployment"
-    ]
-    containers = deployment["spec"]["template"]["spec"]["containers"]
+    (port,) = manifest("router.yaml", "Service")["spec"]["ports"]
     named = {
         (container["name"], exposed["name"])
-        for container in containers
+        for container in pod_of(manifest("router.yaml", "Deployment"))["containers"]
         for exposed in container["ports"]
     }
     assert ("front", port["targetPort"]) in named
@@ -224,14 +217,11 @@ def test_clients_reach_the_front_and_not_the_router():
 
 def test_what_stands_before_replicas_waits_for_turns_as_long_as_they_do():
     """A stream goes through all three: the first that is killed breaks it off."""
-    grace_s = {
-        document["metadata"]["name"]: document["spec"]["template"]["spec"].get(
-            "terminationGracePeriodSeconds", 30
-        )
-        for _, document in KUBERNETES
-        if document["kind"] == "Deployment"
-    }
-    assert grace_s["router"] >= grace_s["vllm"]
+    router, vllm = (
+        pod_of(manifest(file, "Deployment")).get("terminationGracePeriodSeconds", 30)
+        for file in ("router.yaml", "vllm.yaml")
+    )
+    assert router >= vllm
     stops = {
         key: COMPOSE["services"][key].get("stop_grace_period", "10s")
         for key in ("vllm-0", "router", "front")
@@ -273,8 +263,7 @@ def test_lmcache_can_be_asked_for_health_and_metrics_from_outside(words):
 
 
 def test_kubernetes_asks_lmcache_at_the_port_of_its_http_interface():
-    documents = {d["kind"]: d for file, d in KUBERNETES if file == "lmcache.yaml"}
-    pod = documents["DaemonSet"]["spec"]["template"]
+    pod = manifest("lmcache.yaml", "DaemonSet")["spec"]["template"]
     assert pod["metadata"]["annotations"]["prometheus.io/port"] == "8090"
     (container,) = pod["spec"]["containers"]
     assert container["readinessProbe"]["httpGet"]["port"] == "http"
@@ -284,21 +273,21 @@ def test_kubernetes_asks_lmcache_at_the_port_of_its_http_interface():
 
 def test_nobody_but_replicas_and_prometheus_reaches_lmcache():
     """It unpickles what it is sent, and its HTTP interface asks for no password."""
-    documents = {d["kind"]: d for file, d in KUBERNETES if file == "lmcache.yaml"}
-    pod = documents["DaemonSet"]["spec"]["template"]
+    pod = manifest("lmcache.yaml", "DaemonSet")["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     assert not any("hostPort" in port for port in container["ports"])
-    policy = documents["NetworkPolicy"]["spec"]
+    policy = manifest("lmcache.yaml", "NetworkPolicy")["spec"]
     assert policy["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
     allowed = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
     assert allowed == {port["name"] for port in container["ports"]}
     assert all(rule["from"] for rule in policy["ingress"])
-    (vllm,) = [d for file, d in KUBERNETES if file == "vllm.yaml"]
+    vllm = manifest("vllm.yaml", "Deployment")
     (replicas,) = policy["ingress"][0]["from"]
     labels = vllm["spec"]["template"]["metadata"]["labels"]
     assert replicas["podSelector"]["matchLabels"] == labels
     # Another host's would share no memory.
-    assert documents["Service"]["spec"]["internalTrafficPolicy"] == "Local"
+    service = manifest("lmcache.yaml", "Service")
+    assert service["spec"]["internalTrafficPolicy"] == "Local"
 
 
 def test_compose_publishes_the_front_alone_to_other_hosts():
@@ -312,7 +301,7 @@ def test_compose_publishes_the_front_alone_to_other_hosts():
 
 
 def test_keda_asks_for_metrics_that_exist():
-    (scaled,) = [d for _, d in KUBERNETES if d["kind"] == "ScaledObject"]
+    scaled = manifest("keda.yaml", "ScaledObject")
     names = {d["metadata"]["name"] for _, d in KUBERNETES if d["kind"] == "Deployment"}
     assert scaled["spec"]["scaleTargetRef"]["name"] in names
     asked: set[str] = set()

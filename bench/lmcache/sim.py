@@ -88,7 +88,7 @@ class _Ours:
         self.tier.lookup(request, "sim", [key.chunk_hash for key in keys], tokens)
 
     def admit(self, keys: list[ObjectKey], free: int) -> tuple[list[Any], list[Any]]:
-        found = self.tier.admit(keys, True, lambda _key: True)
+        found = self.tier.admit(keys, True)
         self.tier.deleted(found.victims)
         return found.keys[: free + len(found.victims)], found.victims
 
@@ -101,7 +101,6 @@ class _Ours:
         self.tier.ended(request)
 
     def look(self, used: float, is_second: bool) -> list[Any]:
-        self.tier.pass_time()
         return []
 
 
@@ -163,7 +162,12 @@ class Simulation:
         self.result = SimResult()
         self.arm: _Stock | _Ours = (
             _Ours(
-                Tier(ServerModuleConfig(), self.clock, lambda: len(self.l1) / capacity)
+                Tier(
+                    ServerModuleConfig(),
+                    self.clock,
+                    usage=lambda: len(self.l1) / capacity,
+                    is_evictable=lambda _key: True,
+                )
             )
             if name == "ttl"
             else _Stock(name, self.l1)

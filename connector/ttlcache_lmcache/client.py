@@ -7,7 +7,6 @@ raises: a server that is slow or gone costs the hint.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -51,9 +50,6 @@ class HintClient:
         self._now_s = now_s if now_s is not None else default_clock().now_s
         self._in_flight: deque[tuple[float, Any]] = deque()
         self.refusal: str | None = None
-        self.sent = 0
-        self.dropped = 0
-        self.refused = 0
 
     def send(self, told: Sequence[Hint]) -> bool:
         """Send without waiting; False if they were dropped."""
@@ -61,26 +57,25 @@ class HintClient:
             return True
         self.poll()
         if len(self._in_flight) >= MAX_IN_FLIGHT:
-            self.dropped += len(told)
             return False
         try:
-            answer = _call(self._client, hints.SET_TTL, told)
+            call = ServerModuleCallRequest(
+                method=hints.SET_TTL, payload=hints.encode(told)
+            )
+            answer = self._client.server_module_call(call)
         except Exception:  # noqa: BLE001 - a hint is not worth a step
-            self.dropped += len(told)
             return False
         self._in_flight.append((self._now_s(), answer))
-        self.sent += len(told)
         return True
 
     def poll(self) -> None:
-        """Take answers that came; one that is refused counts as such."""
+        """Take answers that came, refusals among them."""
         while self._in_flight:
             sent_s, future = self._in_flight[0]
             try:
                 if future.query():
                     answer = future.result(timeout=0)
                     if not answer.success:
-                        self.refused += 1
                         self.refusal = answer.error
                 elif self._now_s() - sent_s < ANSWER_TIMEOUT_S:
                     return
@@ -95,25 +90,3 @@ def connect(url: str) -> Any:
     from lmcache.v1.multiprocess.transport.factory import RequestClientFactory
 
     return RequestClientFactory.create(url, context=zmq.Context.instance())
-
-
-def read_stats(client: RequestClient, timeout_s: float = 5.0) -> dict[str, Any]:
-    """The module's numbers; waits for them.
-
-    Raises:
-        TimeoutError: no answer.
-        RuntimeError: the server runs without the module.
-    """
-    request = ServerModuleCallRequest(method=hints.STATS, payload=b"")
-    answer = client.server_module_call(request).result(timeout=timeout_s)
-    if not answer.success:
-        raise RuntimeError(answer.error)
-    found: dict[str, Any] = json.loads(answer.payload)
-    return found
-
-
-def _call(client: RequestClient, method: str, told: Sequence[Hint]) -> Any:
-    payload = hints.encode(told)
-    return client.server_module_call(
-        ServerModuleCallRequest(method=method, payload=payload)
-    )

@@ -16,7 +16,7 @@ from ttlcache_lmcache import internals
 
 #: LMCache versions that our tests run on.
 TESTED_LMCACHE = ">=0.5.6,<0.6"
-_OVERRIDE = '"allow_untested_lmcache": true'
+_OVERRIDE = '"allow_untested_lmcache": true in the plugin\'s configuration'
 
 
 def logger(name: str) -> logging.Logger:
@@ -50,6 +50,25 @@ def is_in(version: str, tested: str) -> bool:
         return False
 
 
+def refuse_untested(
+    found: str, tested: str, override: str, *, allow: bool, log: logging.Logger
+) -> None:
+    """Of what no test of ours has seen.
+
+    Args:
+        override: what to set to have it allowed.
+
+    Raises:
+        UnsupportedEngineError: it is not.
+    """
+    if not allow:
+        raise UnsupportedEngineError(
+            f"{found} is outside the range that ttlcache {ttlcache_version()} was "
+            f"tested with ({tested}); set {override} to try it"
+        )
+    log.warning("ttlcache runs on untested %s (tested: %s)", found, tested)
+
+
 def check_lmcache(*, allow_untested: bool) -> str:
     """Refuse LMCache versions that no test of ours has seen.
 
@@ -62,17 +81,14 @@ def check_lmcache(*, allow_untested: bool) -> str:
     version = lmcache_version()
     if version is None:
         raise UnsupportedEngineError("LMCache is not installed: pip install lmcache")
-    if is_in(version, TESTED_LMCACHE):
-        return version
-    if not allow_untested:
-        raise UnsupportedEngineError(
-            f"LMCache {version} is outside the range that ttlcache's plugins were "
-            f"tested with ({TESTED_LMCACHE}); set {_OVERRIDE} in the plugin's "
-            "configuration to try it"
+    if not is_in(version, TESTED_LMCACHE):
+        refuse_untested(
+            f"LMCache {version}",
+            TESTED_LMCACHE,
+            _OVERRIDE,
+            allow=allow_untested,
+            log=logger(__name__),
         )
-    logger(__name__).warning(
-        "ttlcache runs on untested LMCache %s (tested: %s)", version, TESTED_LMCACHE
-    )
     return version
 
 

@@ -42,12 +42,6 @@ class ServerModuleConfig(PluginConfig):
         ge=1,
         description="Programs remembered at once; the longest idle is forgotten.",
     )
-    sweep_interval_s: float = Field(
-        default=0.25,
-        gt=0.0,
-        le=60.0,
-        description="Seconds between two looks for expired programs.",
-    )
 
 
 class TierConfig(PluginConfig):

@@ -10,9 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from ttlcache.errors import ConfigError
 from ttlcache.types import GapKey
 
-#: Methods of the server module's RPC (LMCache's server-module envelope).
+#: Method of the server module's RPC (LMCache's server-module envelope).
 SET_TTL = "ttlcache.set_ttl"
-STATS = "ttlcache.stats"
 #: Hints in one call; a scheduler's step finishes fewer requests than this.
 MAX_HINTS = 4096
 

@@ -22,7 +22,6 @@ from ttlcache_lmcache.adapters.listeners import L1Events, RequestEvents
 from ttlcache_lmcache.adapters.store_gate import StoreGate
 from ttlcache_lmcache.config import ServerModuleConfig, load
 from ttlcache_lmcache.retention.l1_tier import Tier
-from ttlcache_lmcache.sweeper import Sweeper
 
 _WHERE = "--server-module config"
 
@@ -44,15 +43,9 @@ class TTLServerModule:
         self._storage = self._context.storage_manager
         self._l1s = compat.l1_managers(self._storage)
         self.errors: Counter[str] = Counter()
-        self.tier = Tier(config, default_clock(), self._used)
+        self.tier = Tier(config, default_clock(), self._used, self._is_evictable)
         self._take_over_eviction()
         self._attach()
-        self._sweeper = Sweeper(
-            "ttlcache-sweep",
-            self.tier.pass_time,
-            config.sweep_interval_s,
-            lambda error: self._on_error("sweep", error),
-        )
         self._logger.info(
             "ttlcache %s in LMCache %s: max_ttl_s=%g",
             compat.ttlcache_version(),
@@ -71,9 +64,7 @@ class TTLServerModule:
         otel.export(self.tier, self.errors)
 
     def _take_over_eviction(self) -> None:
-        gate = StoreGate(
-            self.tier, self._delete, self._is_evictable, self._has_l2, self._on_error
-        )
+        gate = StoreGate(self.tier, self._delete, self._has_l2, self._on_error)
         if not compat.take_over_eviction(self._storage, gate):
             self._logger.warning("ttlcache: several L1s: LMCache's own eviction stays")
 
@@ -94,10 +85,10 @@ class TTLServerModule:
     def report_status(self) -> dict[str, Any]:
         status = {**self.tier.status(), "errors": dict(self.errors)}
         status["recent_turns"] = self.tier.recent_turns()
-        return {"ttlcache": {**status, "is_sweeping": self._sweeper.is_alive}}
+        return {"ttlcache": status}
 
     def close(self) -> None:
-        self._sweeper.stop()
+        return
 
     @server_module_handler(hints.SET_TTL)
     def set_ttl(self, payload: bytes) -> bytes:
@@ -108,10 +99,6 @@ class TTLServerModule:
             except Exception as error:  # noqa: BLE001 - the others are to be heard
                 self._on_error("hint", error)
         return json.dumps({"accepted": len(told)}).encode()
-
-    @server_module_handler(hints.STATS)
-    def stats(self, payload: bytes) -> bytes:
-        return json.dumps(self.report_status()["ttlcache"]).encode()
 
     def _delete(self, keys: list[Any]) -> int:
         deleted = 0

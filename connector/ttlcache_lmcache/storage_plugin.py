@@ -79,13 +79,7 @@ class TTLStoragePlugin(StoragePluginInterface):
         local_cpu_backend: Any = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(
-            dst_device=dst_device,
-            config=config,
-            metadata=metadata,
-            local_cpu_backend=local_cpu_backend,
-            loop=loop,
-        )
+        super().__init__(dst_device, config, metadata, local_cpu_backend, loop)
         name, raw = settings_of(config.extra_config)
         worker = int(getattr(metadata, "worker_id", 0) or 0)
         if "path" in raw:  # every worker its own

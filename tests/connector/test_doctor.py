@@ -18,6 +18,7 @@ from ttlcache.cli import app
 from ttlcache_connector.cli.doctor import findings
 from ttlcache_connector.engine import requirements
 from ttlcache_lmcache.findings import BAD, NOTE, OK
+from ttlcache_lmcache.store import disk_index
 
 
 def states(
@@ -243,6 +244,22 @@ def test_a_yaml_that_lmcache_would_go_on_without_is_bad(tmp_path, monkeypatch):
     assert lmcache_texts(str(path))[str(path)][0] == BAD
     absent = str(tmp_path / "absent.yaml")
     assert lmcache_texts(absent)[absent][0] == BAD
+
+
+@pytest.mark.parametrize("worker", ["worker-0", "worker-3"])
+def test_a_workers_folder_that_is_taken_is_seen(tmp_path, worker):
+    kv, where = tmp_path / "kv", "storage_plugins extra_config"
+    path = tmp_path / "lmcache.yaml"
+    path.write_text(YAML.format(name="ours", hash="sha256_cbor", path=kv))
+    for folder in ("worker-0", worker):
+        disk_index.unlock_folder(disk_index.lock_folder(kv / folder))
+    assert lmcache_texts(str(path))[where][0] == OK
+    engine = disk_index.lock_folder(kv / worker)
+    state, text = lmcache_texts(str(path))[where]
+    disk_index.unlock_folder(engine)
+    assert state == BAD
+    assert f"{worker}'" in text
+    assert "no other process" in text
 
 
 def test_an_lmcache_that_was_not_tested_is_bad_unless_allowed(monkeypatch):

@@ -62,7 +62,6 @@ def test_what_no_hint_can_say_is_dropped(turn):
     hints_out = sender(server)
     for _ in range(200):
         hints_out.report_turn(turn)  # must not raise: faults would turn the tier off
-    assert hints_out.dropped == 200
     assert server.told == []
     hints_out.report_turn(TurnEnd("next", ttl_s=3.0))
     assert [hint.request_id for hint in server.told] == ["next"]
@@ -75,8 +74,6 @@ def test_a_server_without_the_module_is_told_once_until_it_was_down():
         hints_out.report_turn(TurnEnd("r", ttl_s=3.0))
     calls = server.calls
     assert calls <= 2  # the answer to the first is read with the second
-    hints_out.report_turn(TurnEnd("r" * 100_000, ttl_s=3.0))
-    assert hints_out.dropped == 0  # nobody to tell: nothing is looked at
     hints_out.reconnect()
     hints_out.report_turn(TurnEnd("r", ttl_s=3.0))
     assert server.calls == calls + 1

@@ -12,10 +12,11 @@ from ttlcache.programs.hints import parse_hints
 from ttlcache_connector.http.identity import (
     RULES,
     Clues,
-    conversation,
     from_body,
     from_headers,
     label,
+    opening,
+    parse,
     split_path,
     with_hints,
 )
@@ -28,6 +29,11 @@ CHAT = [
 
 def body(**fields: object) -> bytes:
     return json.dumps({"model": "m", "messages": CHAT, **fields}).encode()
+
+
+def conversation(sent: bytes) -> bytes | None:
+    parsed = parse(sent)
+    return None if parsed is None else opening(parsed)
 
 
 @pytest.mark.parametrize(
@@ -213,9 +219,9 @@ def test_blanks_without_end_are_read_once():
     """A body of blanks must not cost its square: 1 MB would take minutes."""
     text = " " * 1_000_000 + ", " * 100_000
     body = {"messages": [{"role": "user", "content": text}]}
-    opening = conversation(msgspec.json.encode(body))
-    assert opening is not None
-    assert text.encode() in opening
+    found = conversation(msgspec.json.encode(body))
+    assert found is not None
+    assert text.encode() in found
 
 
 def test_cache_markers_are_no_part_of_the_opening():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 from urllib.parse import quote
 
@@ -69,21 +70,18 @@ def post(app: object, path: str, **kwargs: object):
 
 
 CHAT = "/v1/chat/completions"
+OWN = {"x-session-id": "own"}
 
 
 def nested_json(name: str, depth: int) -> bytes:
     return b'{"%s": %s%s}' % (name.encode(), b"[" * depth, b"]" * depth)
 
 
-def test_an_agents_header_becomes_vllms():
-    answer = post(application(), CHAT, json={}, headers={"session-id": "c-1"}).json()
-    assert answer["session"] == "c-1"
-
-
-def test_vllms_own_header_stays():
-    headers = {"x-session-id": "own", "session-id": "c-1"}
+@pytest.mark.parametrize(("own", "session"), [({}, "c-1"), (OWN, "own")])
+def test_an_agents_header_becomes_vllms_unless_that_is_there(own, session):
+    headers = {"session-id": "c-1", **own}
     assert post(application(), CHAT, json={}, headers=headers).json()["session"] == (
-        "own"
+        session
     )
 
 
@@ -190,21 +188,26 @@ def test_twice_is_once():
     assert answer["body"].count("kv_transfer_params") == 1
 
 
-class Engine:
-    """Answers utility calls as two data-parallel engines would."""
+class Engines:
+    """Data-parallel engines: what each answers to an order, and what they heard."""
 
-    def __init__(self, known: bool = True) -> None:
+    def __init__(self, *answers: Callable[[dict], dict]) -> None:
+        self.answers = answers
         self.orders: list[dict] = []
-        self.known = known
 
     async def call_utility_all_async(self, method: str, text: str) -> list[str]:
         assert method == "ttlcache_control"
         self.orders.append(json.loads(text))
-        return ["{}", json.dumps({"known": self.known, "pins": []})]
+        return [json.dumps(answer(self.orders[-1])) for answer in self.answers]
+
+
+def two_engines(*, known: bool = True) -> Engines:
+    """One of which has never had a program."""
+    return Engines(lambda _: {}, lambda _: {"known": known, "pins": []})
 
 
 def test_end_and_progress_reach_every_engine():
-    engine = Engine()
+    engine = two_engines()
     app = application(engine=engine)
     assert post(app, "/ttlcache/programs/a%2Fb/end").json()["known"] is True
     done = post(app, "/ttlcache/programs/p/progress", json={"done": 3, "total": 9})
@@ -215,51 +218,34 @@ def test_end_and_progress_reach_every_engine():
     ]
 
 
-class Direct:
-    """A connector without an engine process around it."""
-
-    def __init__(self, connector: object) -> None:
-        self.connector = connector
-
-    async def call_utility_all_async(self, method: str, text: str) -> list[str]:
-        return [json.dumps(self.connector.control(json.loads(text)))]
-
-
 @pytest.mark.parametrize("program_id", ["größe", " spaced ", "50%41", "plain"])
 def test_an_id_from_the_body_is_known_by_its_url(make_engine, program_id):
     engine = make_engine()
     engine.turn("r", range(64), hints={"program_id": program_id})
     assert pinned(engine) > 0
-    app = application(engine=Direct(engine.connector))
+    app = application(engine=Engines(engine.connector.control))
     url = f"/ttlcache/programs/{quote(program_id, safe='')}"
     assert post(app, f"{url}/progress", json={"eta_s": 1.0}).status_code == 200
     assert post(app, f"{url}/end").status_code == 200
     assert pinned(engine) == 0
 
 
-class Ranks:
-    """Each data-parallel engine's answer."""
-
-    def __init__(self, *answers: dict) -> None:
-        self.answers = answers
-
-    async def call_utility_all_async(self, method: str, text: str) -> list[str]:
-        return [json.dumps(answer) for answer in self.answers]
-
-
 def test_a_program_that_two_ranks_know_is_one_program():
-    def rank(*pins: dict) -> dict:
-        return {"known": True, "pins": list(pins), "gauges": {"pins_active": 1}}
+    def rank(*pins: dict) -> Callable[[dict], dict]:
+        found = {"known": True, "pins": list(pins), "gauges": {"pins_active": 1}}
+        return lambda _: found
 
-    stranger = {"known": False, "gauges": {"pins_active": 9}}
-    app = application(engine=Ranks(stranger, rank({"kept": True}), rank({"kept": 0})))
+    def stranger(_: dict) -> dict:
+        return {"known": False, "gauges": {"pins_active": 9}}
+
+    app = application(engine=Engines(stranger, rank({"kept": True}), rank({"kept": 0})))
     path, done = "/ttlcache/programs/p/progress", {"done": 3, "total": 9}
     assert post(app, path, json=done).json() == {
         "program_id": "p",
         "known": True,
         "pins": [{"kept": True}, {"kept": 0}],
     }
-    one = post(application(engine=Ranks(stranger, rank())), path, json=done).json()
+    one = post(application(engine=Engines(stranger, rank())), path, json=done).json()
     assert one["gauges"] == {"pins_active": 1}, "of the engine that knows it"
 
 
@@ -288,13 +274,13 @@ def test_a_program_that_two_ranks_know_is_one_program():
     ],
 )
 def test_nonsense_is_refused_by_name(path, content, status):
-    answer = post(application(engine=Engine()), path, content=content)
+    answer = post(application(engine=two_engines()), path, content=content)
     assert answer.status_code == status
     assert answer.json()["error"]
 
 
 def test_a_body_that_is_cut_off_ends_no_program():
-    engine, sent = Engine(), []
+    engine, sent = two_engines(), []
 
     async def receive():
         return {"type": "http.disconnect"}
@@ -311,12 +297,12 @@ def test_a_body_that_is_cut_off_ends_no_program():
 
 def test_an_unknown_program_is_404_and_a_dead_engine_503():
     path = "/ttlcache/programs/p/end"
-    assert post(application(engine=Engine(known=False)), path).status_code == 404
+    assert post(application(engine=two_engines(known=False)), path).status_code == 404
     assert post(application(engine=object()), path).status_code == 503
 
 
 def test_the_servers_key_is_asked_for():
-    app = application(api_key=["k1", "k2"], engine=Engine())
+    app = application(api_key=["k1", "k2"], engine=two_engines())
     path = "/ttlcache/programs/p/end"
     assert post(app, path).status_code == 401
     for given in ("Bearer k2", "bearer k1"):  # vLLM takes either
@@ -355,11 +341,6 @@ def test_the_plugin_adds_it_to_the_servers_list_once(monkeypatch):
     fake.init_entrypoints_middleware(SimpleNamespace(middleware=["x.Y"]), None, ())
     fake.init_entrypoints_middleware(SimpleNamespace(middleware=["a.B"]), None, ())
     assert calls == [["x.Y", "a.B"], ["a.B"]]
-
-
-def test_the_control_module_documents_what_it_serves():
-    for path in ("/end", "/progress", "/ttlcache/programs"):
-        assert path in control.__doc__
 
 
 def test_a_vllm_that_answers_for_all_its_engines_at_once():
@@ -407,59 +388,3 @@ def test_what_is_dropped_is_counted_by_reason():
     after = [dropped.labels(reason)._value.get() for reason in reasons]
     assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 1, 1]
     assert (errors._value.get(), len(dropped._metrics)) == (faults, series)
-
-
-def ranked(app: object, path: str, *headers: dict[str, str]) -> list[int | None]:
-    """Which ranks an engine client is told for requests one after the other."""
-    told: list[int | None] = []
-
-    async def generate(*, data_parallel_rank: int | None = None):
-        told.append(data_parallel_rank)
-        yield "output"
-
-    async def respond(request: Request) -> StreamingResponse:
-        own = request.query_params.get("own")
-        named = {"data_parallel_rank": int(own)} if own else {}
-        client = request.app.state.engine_client
-        # As vLLM does: the answer begins before the engine is asked.
-        return StreamingResponse(client.generate(**named))
-
-    app.state.engine_client.generate = generate
-    app.state.engine_client.vllm_config = SimpleNamespace(
-        parallel_config=SimpleNamespace(local_engines_only=False, data_parallel_size=2)
-    )
-    app.router.routes.append(Route(path, respond, methods=["POST"]))
-    for own in headers:
-        answer = post(app, path + own.pop("query", ""), json={}, headers=own)
-        assert answer.text
-        if answer.status_code != 200:
-            told.append(answer.status_code)
-    return told
-
-
-def test_the_rank_header_counts_for_responses():
-    """vLLM reads it in all other generating paths; a client's own choice stays."""
-    rank = {"X-Data-Parallel-Rank": "1"}
-    told = ranked(
-        application(),
-        "/v1/responses",
-        dict(rank),
-        {},
-        {"X-Data-Parallel-Rank": "0"},
-        {"X-Data-Parallel-Rank": "x"},
-        {**rank, "query": "?own=3"},
-    )
-    assert told == [1, None, 0, None, 3]
-
-
-@pytest.mark.parametrize("rank", ["2", "-1", str(1 << 70)])
-def test_a_rank_that_there_is_not_is_refused_as_vllm_does(rank):
-    """Before the answer begins: an exception in a stream breaks the connection."""
-    headers = {"X-Data-Parallel-Rank": rank}
-    assert ranked(application(), "/v1/responses", dict(headers)) == [400]
-    assert ranked(application(), "/v1/completions/x", dict(headers)) == [None]
-
-
-def test_the_rank_header_is_vllms_own_business_elsewhere():
-    rank = {"X-Data-Parallel-Rank": "1"}
-    assert ranked(application(), "/v1/messages", rank) == [None]

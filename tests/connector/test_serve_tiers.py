@@ -62,32 +62,39 @@ def serve_tiers():
     return lambda *args: CliRunner().invoke(app, list(args))
 
 
-def test_it_prints_a_flag_that_vllm_takes(serve_tiers, tmp_path):
-    done = serve_tiers("--print-only", "--port", "7001", "--disk", str(tmp_path))
-    assert done.exit_code == 0, done.output
-    flag = re.search(r"--kv-transfer-config '(.*)'", done.output)[1]
-    transfer = json.loads(flag)
+@pytest.fixture
+def printed(serve_tiers):
+    """What it would give to vLLM, and the server's command line."""
+
+    def ask(*args: str) -> tuple[dict[str, Any], list[str]]:
+        done = serve_tiers("--print-only", *args)
+        assert done.exit_code == 0, done.output
+        flag = re.search(r"--kv-transfer-config '(.*)'", done.output)[1]
+        return json.loads(flag), shlex.split(done.output.strip().splitlines()[-1])
+
+    return ask
+
+
+def test_it_prints_a_flag_that_vllm_takes(printed, tmp_path):
+    transfer, command = printed("--port", "7001", "--disk", str(tmp_path))
     assert transfer["kv_connector"] == "TTLConnector"
     extra = transfer["kv_connector_extra_config"]
     assert load_config(extra).lower_tier == "lmcache"
     assert extra["lmcache.mp.port"] == 7001
-    command = shlex.split(done.output.strip().splitlines()[-1])
     assert command[command.index("--port") + 1] == "7001"
     disk = json.loads(command[command.index("--l2-adapter") + 1])
     assert disk["class_name"] == "TTLL2Adapter"  # LMCache's own verify nothing
     assert disk["adapter_params"]["path"] == str(tmp_path)
 
 
-def test_more_arguments_reach_the_server(serve_tiers):
-    done = serve_tiers("--print-only", "--", "--separate-object-groups")
-    assert done.output.strip().endswith("--separate-object-groups")
+def test_more_arguments_reach_the_server(printed):
+    _, command = printed("--", "--separate-object-groups")
+    assert command[-1] == "--separate-object-groups"
 
 
-def test_retention_loads_the_module_that_is_told_deadlines(serve_tiers):
+def test_retention_loads_the_module_that_is_told_deadlines(printed):
     def modules(*args: str) -> list[str]:
-        command = shlex.split(
-            serve_tiers("--print-only", *args).output.strip().splitlines()[-1]
-        )
+        _, command = printed(*args)
         flags = itertools.pairwise(command)
         specs = [json.loads(text) for flag, text in flags if flag == "--server-module"]
         return [spec["module_path"] for spec in specs]
@@ -240,10 +247,9 @@ def test_lmcache_s_own_interface_is_for_this_host_unless_asked():
     assert (http.http_host, http.http_port) == ("0.0.0.0", 7)
 
 
-def test_a_server_on_all_addresses_is_found_at_one(serve_tiers):
-    done = serve_tiers("--print-only", "--host", "0.0.0.0")
-    flag = re.search(r"--kv-transfer-config '(.*)'", done.output)[1]
-    extra = json.loads(flag)["kv_connector_extra_config"]
+def test_a_server_on_all_addresses_is_found_at_one(printed):
+    transfer, _ = printed("--host", "0.0.0.0")
+    extra = transfer["kv_connector_extra_config"]
     assert extra["lmcache.mp.host"] == "tcp://127.0.0.1"
 
 

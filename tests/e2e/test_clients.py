@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ import anthropic
 import openai
 import pytest
 
+from tests.waiting import becomes
 from ttlcache.analysis.explain import verdicts
 from ttlcache.analysis.reader import load
 from ttlcache.analysis.recording import ProgramLog, TurnLog
@@ -44,16 +44,17 @@ def talk(conversation: Conversation) -> list[list[str]]:
 def recorded(agent, ids: Iterable[str]) -> dict[str, tuple[ProgramLog, TurnLog]]:
     """Response id -> program and turn, once the recorder has written them all."""
     wanted = set(ids)
-    deadline = time.monotonic() + 30.0
-    while True:
-        found = {}
+    found: dict[str, tuple[ProgramLog, TurnLog]] = {}
+
+    def all_are_there() -> bool:
         for log, turn in load(agent.recording).turns():
             for name in wanted:
                 if turn.request.startswith(name) and turn.finish_s is not None:
                     found[name] = (log, turn)
-        if set(found) == wanted or time.monotonic() > deadline:
-            return found
-        time.sleep(0.1)
+        return set(found) == wanted
+
+    becomes(all_are_there, 30.0)
+    return found
 
 
 def check(agent, conversations: list[list[str]], turns: int) -> None:

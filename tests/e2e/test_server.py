@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import HANG_S, POOL_BLOCKS
+from tests.e2e.conftest import HANG_S, POOL_BLOCKS, Agent
 
 pytestmark = pytest.mark.e2e
 
@@ -95,13 +95,15 @@ def test_session_header_identifies_the_program(agent):
     assert after == before + 2
 
 
-def test_tenants_with_one_id_and_one_prompt_share_nothing(agent):
+def tenants_share_nothing(agent: Agent, tokens: list[int]) -> None:
+    """One id and one prompt of whole blocks under three salts."""
+
     def ask(tokens: list[int], tenant: str) -> dict[str, Any]:
         hints = {"program_id": "same", "ttl": "5m"}
         return agent.ask(tokens, hints=hints, cache_salt=tenant)
 
     agent.http.post("/reset_prefix_cache").raise_for_status()
-    firsts = {tenant: ask(prompt(55, 320), tenant) for tenant in ("a", "b")}
+    firsts = {tenant: ask(tokens, tenant) for tenant in ("a", "b")}
     assert [first["cached_tokens"] for first in firsts.values()] == [0, 0]
     assert agent.count("ttlcache_pins_active") == 2
     claimed = agent.pins("claimed")
@@ -109,10 +111,14 @@ def test_tenants_with_one_id_and_one_prompt_share_nothing(agent):
     thief = ask(longer, "c")
     assert (thief["cached_tokens"], agent.pins("claimed")) == (0, claimed)
     owner = ask(longer, "a")
-    assert owner["cached_tokens"] == 320
+    assert owner["cached_tokens"] == len(tokens)
     assert agent.pins("claimed") == claimed + 1
     assert owner["token_ids"] == thief["token_ids"]
     agent.http.post("/reset_prefix_cache").raise_for_status()
+
+
+def test_tenants_with_one_id_and_one_prompt_share_nothing(agent):
+    tenants_share_nothing(agent, prompt(55, 320))
 
 
 def test_client_that_goes_away_mid_turn_leaves_nothing(agent):

@@ -25,6 +25,8 @@ import pytest
 
 from bench.serve.tier_server import TierServer
 from tests.e2e.conftest import HANG_S, POOL_BLOCKS, Agent, engine_pid, start_server
+from tests.e2e.test_server import tenants_share_nothing
+from tests.waiting import becomes
 from ttlcache.analysis.reader import load
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
@@ -54,10 +56,9 @@ class Night:
         assert answer["token_ids"] == self.tokens
         assert answer["cached_tokens"] == 0
         self.agent.empty_gpu()
-        deadline = time.monotonic() + HANG_S
-        while self.agent.count("ttlcache_free_blocks") != POOL_BLOCKS - 1:
-            assert time.monotonic() < deadline, "blocks stay referenced"
-            self.agent.settle()
+        assert self.agent.reaches(
+            lambda: self.agent.count("ttlcache_free_blocks") == POOL_BLOCKS - 1
+        ), "blocks stay referenced"
         assert self.agent.count("ttlcache_leaked_blocks") == 0
         assert self.agent.count("ttlcache_hook_errors_total") == 0
         assert self.agent.count("ttlcache_retention_enabled") == 1
@@ -95,19 +96,7 @@ def body(prompt: list[int], **rest: Any) -> dict[str, Any]:
 
 
 def test_tenants_with_one_id_and_one_prompt_share_nothing(unharmed: Night) -> None:
-    agent = unharmed.agent
-    hints = {"program_id": "same", "ttl": "5m"}
-    firsts = {s: agent.ask(PROMPT, hints=hints, cache_salt=s) for s in ("a", "b")}
-    assert [first["cached_tokens"] for first in firsts.values()] == [0, 0]
-    assert agent.count("ttlcache_pins_active") == 2
-    claimed = agent.pins("claimed")
-    prompt = [*firsts["a"]["context"], 7, 8, 9]
-    thief = agent.ask(prompt, hints=hints, cache_salt="c")
-    assert (thief["cached_tokens"], agent.pins("claimed")) == (0, claimed)
-    owner = agent.ask(prompt, hints=hints, cache_salt="a")
-    assert owner["cached_tokens"] >= 10 * BLOCK
-    assert agent.pins("claimed") == claimed + 1
-    assert owner["token_ids"] == thief["token_ids"]
+    tenants_share_nothing(unharmed.agent, PROMPT)
 
 
 def test_ten_thousand_ids_take_little_memory_and_no_label(unharmed: Night) -> None:
@@ -176,12 +165,8 @@ def leave_mid_turn(agent: Agent, name: str) -> None:
         prompt = [5 + (number * 7919 + i * 13) % 2000 for i in range(12 * BLOCK)]
         hints = {"program_id": f"{name}-{number}", "tool": "bash", "ttl": "1ms"}
         contexts.append(agent.ask(prompt, hints=hints)["context"])
-    deadline = time.monotonic() + HANG_S
-    while agent.count("ttlcache_pins_active") or agent.count(
-        "ttlcache_demoting_blocks"
-    ):
-        assert time.monotonic() < deadline
-        agent.settle()
+    held = ("ttlcache_pins_active", "ttlcache_demoting_blocks")
+    assert agent.reaches(lambda: not any(map(agent.count, held)))
 
     def leave(context: list[int], after_s: float) -> None:
         hints = {"program_id": f"again-{after_s}"}
@@ -207,9 +192,7 @@ def leave_mid_turn(agent: Agent, name: str) -> None:
         for leaver in leavers:
             leaver.join(HANG_S)
             assert not leaver.is_alive()
-    while agent.count("vllm:num_requests_running"):
-        assert time.monotonic() < deadline
-        agent.settle()
+    assert agent.reaches(lambda: not agent.count("vllm:num_requests_running"))
 
 
 def test_aborts_leave_no_block_and_no_lock_of_a_reader(unharmed: Night) -> None:
@@ -282,10 +265,7 @@ def test_sigterm_under_load_answers_or_refuses_everybody(night: Night) -> None:
     talkers = [threading.Thread(target=talk, args=(n,)) for n in range(12)]
     for talker in talkers:
         talker.start()
-    deadline = time.monotonic() + HANG_S
-    while len(answers) < 24:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert becomes(lambda: len(answers) >= 24, HANG_S)
     process = agent.server._process
     process.send_signal(signal.SIGTERM)
     assert process.wait(HANG_S) is not None
@@ -308,14 +288,15 @@ def test_a_signal_to_the_demo_ends_its_servers(
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, start_new_session=True
     ) as demo:
-        deadline = time.monotonic() + HANG_S
-        while not (log.exists() and "EngineCore pid=" in log.read_text()):
-            assert demo.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        assert becomes(
+            lambda: (
+                (log.exists() and "EngineCore pid=" in log.read_text())
+                or demo.poll() is not None
+            ),
+            HANG_S,
+        )
         demo.terminate()
         assert demo.wait(HANG_S) == 128 + signal.SIGTERM
     (pid,) = set(re.findall(r"EngineCore pid=(\d+)", log.read_text()))
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline, "an engine outlives the demo"
-        time.sleep(0.1)
+    gone = becomes(lambda: not Path(f"/proc/{pid}").exists(), HANG_S)
+    assert gone, "an engine outlives the demo"

@@ -111,7 +111,7 @@ RUST = Path(vllm.__file__).with_name("vllm-rs")
 
 
 class Serve(VLLMServer):
-    """`vllm serve`, which alone starts the Rust API server."""
+    """`vllm serve`, which alone starts several API servers, or the Rust one."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

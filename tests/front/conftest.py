@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from bench.compare.fleet.front import Front
@@ -15,6 +17,14 @@ from bench.serve.process import ServerProcess
 
 #: Anything longer is a hang, on the slowest of machines.
 HANG_S = 120.0
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def within() -> None:
+        with anyio.fail_after(HANG_S):
+            await story()
+
+    asyncio.run(within())
 
 
 class Upstream(ServerProcess):

@@ -14,13 +14,16 @@ from ttlcache_connector.front.app import Front
 from ttlcache_connector.front.replicas import PressureBound, Replicas
 
 
-def post(front: Front, **request: Any) -> httpx.Response:
-    async def ask() -> httpx.Response:
+def ask(
+    front: Front, path: str = "/v1/chat/completions", method: str = "POST", **more: Any
+) -> httpx.Response:
+    async def answered() -> httpx.Response:
         transport = httpx.ASGITransport(app=front)
-        async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
-            return await http.post("/v1/chat/completions", **request)
+        async with httpx.AsyncClient(transport=transport) as http:
+            url = httpx.URL("http://f").copy_with(raw_path=path.encode())
+            return await http.send(http.build_request(method, url, **more))
 
-    return asyncio.run(ask())
+    return asyncio.run(answered())
 
 
 def front_before(answer: Any) -> Front:
@@ -28,20 +31,24 @@ def front_before(answer: Any) -> Front:
     return Front("http://up/base", Replicas((), PressureBound()), client=client)
 
 
-def test_a_fault_of_ours_costs_the_key_and_not_the_answer(monkeypatch, caplog):
-    def broken(*_: object) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(app_module, "find", broken)
+def front_and_what_it_sends() -> tuple[Front, list[httpx.Request]]:
     seen: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         seen.append(request)
         return httpx.Response(200, stream=httpx.ByteStream(b"served"))
 
-    front = front_before(answer)
+    return front_before(answer), seen
+
+
+def test_a_fault_of_ours_costs_the_key_and_not_the_answer(monkeypatch, caplog):
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(app_module, "find", broken)
+    front, seen = front_and_what_it_sends()
     session = {"X-Session-ID": "s"}
-    assert post(front, json={"x": 1}, headers=session).content == b"served"
+    assert ask(front, json={"x": 1}, headers=session).content == b"served"
     assert seen[0].headers["x-session-id"] == "s"
     assert seen[0].url == "http://up/base/v1/chat/completions"
     assert front.status()["faults"] == 1
@@ -60,42 +67,22 @@ def test_an_upstream_that_fails_is_502_whatever_the_reason():
             raise error
 
         front = front_before(answer)
-        assert post(front, json={}).status_code == 502
+        refused = ask(front, json={})
+        assert refused.status_code == 502
+        assert refused.json()["error"]["type"] == "upstream_error"
         assert front.status()["upstream_errors"] == 1
 
 
 def test_other_paths_of_its_own_do_not_exist():
     front = front_before(lambda request: httpx.Response(200))
-
-    async def ask(path: str) -> int:
-        transport = httpx.ASGITransport(app=front)
-        async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
-            return (await http.get(path)).status_code
-
-    assert asyncio.run(ask("/front/health")) == 200
-    assert asyncio.run(ask("/front/status")) == 200
-    assert asyncio.run(ask("/front/secrets")) == 404
+    paths = {"/front/health": 200, "/front/status": 200, "/front/secrets": 404}
+    assert {path: ask(front, path, "GET").status_code for path in paths} == paths
 
 
-def seen_by_upstream(path: str = "/v1/chat/completions", **request: Any) -> Any:
-    """What the upstream got, and the answer's status."""
-    seen: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(200, stream=httpx.ByteStream(b"served"))
-
-    front = front_before(answer)
-
-    async def ask() -> int:
-        transport = httpx.ASGITransport(app=front)
-        async with httpx.AsyncClient(transport=transport) as http:
-            url = httpx.URL("http://f").copy_with(raw_path=path.encode())
-            return (
-                await http.send(http.build_request("POST", url, **request))
-            ).status_code
-
-    return asyncio.run(ask()), seen
+def seen_by_upstream(*path: str, **request: Any) -> tuple[int, list[httpx.Request]]:
+    """The answer's status, and what the upstream got."""
+    front, seen = front_and_what_it_sends()
+    return ask(front, *path, **request).status_code, seen
 
 
 @pytest.mark.parametrize(
@@ -133,18 +120,22 @@ def test_a_url_that_cannot_be_passed_on_is_the_clients_fault():
     assert (status, seen) == (400, [])
 
 
-def test_a_child_in_the_body_is_not_taken_for_its_parent():
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [({"session_id": "child"}, {}), ({}, {"X-Session-ID": "child"})],
+)
+def test_a_child_keeps_its_own_name_when_it_follows(body, headers):
     """The header is the parent's key; the replica reads hints before it."""
-    body = {
-        "session_id": "child",
+    own = {"parent_id": "parent", "tool": "ls"}
+    body |= {
         "messages": [{"role": "user", "content": "x"}],
-        "kv_transfer_params": {"ttlcache": {"parent_id": "parent"}},
+        "kv_transfer_params": {"ttlcache": own},
     }
-    status, (request,) = seen_by_upstream(json=body)
+    status, (request,) = seen_by_upstream(json=body, headers=headers)
     assert status == 200
     assert request.headers["x-session-id"] == "parent"
     hints = json.loads(request.content)["kv_transfer_params"]["ttlcache"]
-    assert hints == {"program_id": "child", "parent_id": "parent"}
+    assert hints == {"program_id": "child", **own}
 
 
 def test_a_child_without_an_id_gets_one_that_stays():
@@ -184,7 +175,7 @@ def test_nor_do_those_of_an_answer():
         headers = {"Connection": "X-Hop", "X-Hop": "1", "Retry-After": "3"}
         return httpx.Response(503, headers=headers, stream=httpx.ByteStream(b""))
 
-    given = post(front_before(answer), json={})
+    given = ask(front_before(answer), json={})
     assert given.status_code == 503
     assert given.headers["retry-after"] == "3"
     assert {"connection", "x-hop"}.isdisjoint(given.headers)
@@ -229,4 +220,4 @@ def test_a_redirect_does_not_lead_behind_the_front(told, given):
         headers = {"Location": told}
         return httpx.Response(307, headers=headers, stream=httpx.ByteStream(b""))
 
-    assert post(front_before(answer), json={}).headers["location"] == given
+    assert ask(front_before(answer), json={}).headers["location"] == given

@@ -10,17 +10,13 @@ import pytest
 
 from bench.compare.fleet.front import Front
 from tests.front.conftest import HANG_S
-from tests.front.test_proxy import becomes
+from tests.waiting import becomes
 from ttlcache_connector.front.keys import Route
 from ttlcache_connector.front.replicas import PressureBound, Replicas, gauge
 from ttlcache_connector.front.routes import Family
 
 CHAT = "/v1/chat/completions"
 MESSAGES = {"model": "tiny", "messages": [{"role": "user", "content": "the same"}]}
-
-
-def child(name: str, parent: str) -> Route:
-    return Route("hint", name, name, parent)
 
 
 class Pressure:
@@ -58,21 +54,16 @@ def test_a_childs_first_turn_decides_for_all_of_them():
     assert family.of("a") == family.of("p") == "p"
 
 
-def test_children_are_forgotten_in_the_end():
+@pytest.mark.parametrize("parent", ["p", None])
+def test_what_is_remembered_has_a_bound(parent):
     family = Family(Pressure(), max_children=10)
     for number in range(100):
-        asyncio.run(family.key(child(f"c{number}", "p")))
-    assert len(family) == 10
-    assert family.of("c99") == "p"
-
-
-def test_what_is_remembered_has_a_bound():
-    family = Family(Pressure(), max_children=10)
-    for number in range(100):
-        route = Route("hint", f"p{number}", f"p{number}")
-        assert asyncio.run(family.key(route)) == f"p{number}"
+        name = f"c{number}"
+        key = asyncio.run(family.key(Route("hint", name, name, parent)))
+        assert key == (parent or name)
     assert asyncio.run(family.key(Route())) is None
     assert len(family) == 10
+    assert family.of("c99") == (parent or "c99")
 
 
 def test_nobody_sends_another_ones_program_away():
@@ -167,26 +158,10 @@ def test_through_the_router(front: Front, upstreams):
     early = {turn(f"early-{i}", "family") for i in range(20)}
     assert early == {home}
     state(home, waiting=50, programs=["family"])
-    assert becomes(lambda: pressure() == [0.0, 50.0])
+    assert becomes(lambda: pressure() == [0.0, 50.0], HANG_S)
     late = [turn(f"late-{i}", "family") for i in range(20)]
     assert set(late) == {"left", "right"}, "by their own id now"
     assert {turn(f"early-{i}", "family") for i in range(20)} == {home}
     state(home, waiting=0, programs=[])
-    assert becomes(lambda: pressure() == [0.0, 0.0])
+    assert becomes(lambda: pressure() == [0.0, 0.0], HANG_S)
     assert [turn(f"late-{i}", "family") for i in range(20)] == late
-
-
-def test_a_child_keeps_its_own_name_when_it_follows(front: Front):
-    """The header holds the parent's key: whose turn it is stands in the body."""
-    hints = {"parent_id": "family", "tool": "ls"}
-    body = MESSAGES | {"kv_transfer_params": {"ttlcache": hints}}
-    answer = httpx.post(
-        f"{front.base_url}{CHAT}",
-        json=body,
-        headers={"X-Session-ID": "named"},
-        timeout=HANG_S,
-    ).json()
-    assert answer["headers"]["x-session-id"] == "family"
-    told = answer["body"]
-    for part in ('"program_id":"named"', '"parent_id":"family"', '"tool":"ls"'):
-        assert part in told

@@ -5,17 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import socket
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from bench.compare.fleet.front import Front
-from bench.serve.ports import free_ports
 from tests.front.conftest import HANG_S
 from tests.front.upstream import OWN_HEADERS
+from tests.waiting import becomes
 from ttlcache_connector.front.keys import rank_of
 
 CHAT = "/v1/chat/completions"
@@ -33,23 +30,30 @@ def upstream(upstreams):
         yield client
 
 
-def becomes(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + HANG_S
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
+def state(upstream: httpx.Client) -> dict[str, int]:
+    return upstream.get("/state").json()
 
 
 def left(upstream: httpx.Client) -> int:
-    return upstream.get("/state").json()["left"]
+    return state(upstream)["left"]
+
+
+def connect(front: Front) -> socket.socket:
+    address = ("127.0.0.1", httpx.URL(front.base_url).port)
+    return socket.create_connection(address, timeout=HANG_S)
+
+
+def raw_post(front: Front, body: bytes) -> socket.socket:
+    """The connection on which a request has just gone out."""
+    connection = connect(front)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
 
 
 def raw_get(front: Front, path: bytes) -> bytes:
     """The answer as it comes, to a request with no header but one."""
-    address = ("127.0.0.1", httpx.URL(front.base_url).port)
-    with socket.create_connection(address, timeout=HANG_S) as connection:
+    with connect(front) as connection:
         head = b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         connection.sendall(b"GET " + path + head)
         return b"".join(iter(lambda: connection.recv(65536), b""))
@@ -147,7 +151,7 @@ def test_events_arrive_one_by_one(http, upstream):
         next(lines)
         seen.append(json.loads(next(lines).removeprefix("data: "))["number"])
         assert seen == [0, 1]
-    assert becomes(lambda: left(upstream) == before + 1), "it streams to nobody"
+    assert becomes(lambda: left(upstream) == before + 1, HANG_S), "it streams to nobody"
 
 
 def test_a_stream_ends_as_the_upstreams_does(http):
@@ -158,19 +162,11 @@ def test_a_stream_ends_as_the_upstreams_does(http):
 
 
 def test_a_client_that_leaves_before_the_answer_is_told_upstream(direct, upstream):
-    before, held = left(upstream), upstream.get("/state").json()["held"]
-    address = ("127.0.0.1", httpx.URL(direct.base_url).port)
-    body = b'{"hold": true}'
-    with socket.create_connection(address, timeout=HANG_S) as connection:
-        connection.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
-            + str(len(body)).encode()
-            + b"\r\n\r\n"
-            + body
-        )
-        assert becomes(lambda: upstream.get("/state").json()["held"] == held + 1)
+    before, held = left(upstream), state(upstream)["held"]
+    with raw_post(direct, b'{"hold": true}'):
+        assert becomes(lambda: state(upstream)["held"] == held + 1, HANG_S)
         assert left(upstream) == before
-    assert becomes(lambda: left(upstream) == before + 1)
+    assert becomes(lambda: left(upstream) == before + 1, HANG_S)
 
 
 def test_a_slow_reader_holds_the_upstream_back(direct, http, upstream):
@@ -179,32 +175,14 @@ def test_a_slow_reader_holds_the_upstream_back(direct, http, upstream):
     Another client of the same front and upstream, which reads all of its own flood,
     tells how long is long enough. It is not held up.
     """
-    before = upstream.get("/state").json()["streamed"]
-    address = ("127.0.0.1", httpx.URL(direct.base_url).port)
-    body = b'{"flood": 2000}'  # MiB
-    with socket.create_connection(address, timeout=HANG_S) as connection:
-        connection.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
-            + str(len(body)).encode()
-            + b"\r\n\r\n"
-            + body
-        )
+    before = state(upstream)["streamed"]
+    with raw_post(direct, b'{"flood": 2000}') as connection:  # MiB
         assert connection.recv(100)
         with http.stream("POST", CHAT, json={"flood": 300}) as answer:
             read = sum(len(piece) for piece in answer.iter_raw())
         assert read == 300 * 2**20
-        streamed = upstream.get("/state").json()["streamed"] - before
+        streamed = state(upstream)["streamed"] - before
         assert streamed - 300 < 100, "MiB that nobody has read"
-
-
-def test_an_upstream_that_is_not_there_is_502(folder):
-    (nobody,) = free_ports(1)
-    with Front(f"http://127.0.0.1:{nobody}", (), folder / "alone.log") as front:
-        answer = httpx.post(f"{front.base_url}{CHAT}", json={}, timeout=HANG_S)
-        assert answer.status_code == 502
-        assert answer.json()["error"]["type"] == "upstream_error"
-        status = httpx.get(f"{front.base_url}/front/status", timeout=HANG_S).json()
-        assert status["upstream_errors"] == 1
 
 
 def test_the_upstreams_headers_come_once(direct):
@@ -234,12 +212,3 @@ def test_a_program_keeps_to_its_data_parallel_rank(http):
     assert all(rank(name) == value for name, value in ranks.items())
     assert all(str(rank_of(name, 4)) == value for name, value in ranks.items())
     assert rank("p0", **{"X-data-parallel-rank": "7"}) == "7", "the client's own"
-
-
-def test_many_at_once(http):
-    def ask(number: int) -> str:
-        answer = http.post(CHAT, json={}, headers={"X-Session-ID": f"m{number}"})
-        return answer.json()["headers"]["x-session-id"]
-
-    with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(ask, range(200))) == [f"m{i}" for i in range(200)]

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -14,7 +14,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from tests.front.conftest import HANG_S
+from tests.front.conftest import run
 from ttlcache.cli import app
 from ttlcache.clock import VirtualClock
 from ttlcache.errors import ConfigError
@@ -44,14 +44,6 @@ class Fleet:
         if self.programs is None:
             raise httpx.ConnectError("gone")
         return httpx.Response(200, text=json.dumps(self.programs))
-
-
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    async def within() -> None:
-        with anyio.fail_after(HANG_S):
-            await story()
-
-    asyncio.run(within())
 
 
 def over(fleet: Fleet, story: Callable[[Replicas, VirtualClock], Any]) -> None:

@@ -167,11 +167,6 @@ def test_programs_without_an_id_land_at_home(front):
     assert_both_are_used(served)
 
 
-def test_with_an_id_in_x_session_id_the_router_needs_no_front(router):
-    own = {"X-Session-ID": WITH_ID["X-Session-ID"]}
-    assert share_at_home(land(router.base_url, own, turns=200)) == 1.0
-
-
 @pytest.mark.parametrize("policy", [HASH], indirect=True)
 def test_a_hash_takes_each_turn_without_an_id_for_a_program(router):
     served = land(router.base_url, WITHOUT_ID, turns=200)

@@ -14,7 +14,7 @@ import anyio
 import httpx
 import pytest
 
-from tests.front.conftest import HANG_S
+from tests.front.conftest import run
 from ttlcache_connector.front.app import Front
 from ttlcache_connector.front.replicas import PressureBound, Replicas
 from ttlcache_connector.front.upload import Limits, Room, Upload
@@ -72,14 +72,6 @@ def front_before(handle: Handler, **limits: float) -> Front:
     return Front("http://up", replicas, client=client, limits=Limits(**limits))
 
 
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    async def within() -> None:
-        with anyio.fail_after(HANG_S):
-            await story()
-
-    asyncio.run(within())
-
-
 def length(number: int) -> tuple[bytes, bytes]:
     return b"content-length", str(number).encode()
 
@@ -93,6 +85,10 @@ def served(*pieces: bytes) -> httpx.Response:
             yield piece
 
     return httpx.Response(200, content=stream())
+
+
+async def echo(request: httpx.Request) -> httpx.Response:
+    return served(*[piece async for piece in request.stream])
 
 
 @pytest.mark.parametrize(
@@ -205,12 +201,9 @@ def test_what_is_awaited_at_once_has_a_bound():
 def test_a_body_that_does_not_come_is_408(path, beginning):
     client = Client(length(100), path=path)
 
-    async def handle(request: httpx.Request) -> httpx.Response:
-        return served(*[piece async for piece in request.stream])
-
     if beginning:
         client.say(beginning)
-    front = front_before(handle, body_timeout_s=0.05)
+    front = front_before(echo, body_timeout_s=0.05)
     run(lambda: front(client.scope, client.receive, client.send))
     assert client.status == 408
     assert (b"connection", b"close") in client.heard[0]["headers"]
@@ -225,11 +218,8 @@ def test_a_body_that_ends_early_is_400(path, beginning):
     """uvicorn ends it at once where a client asks for HTTP/2, as Java's does."""
     client = Client(length(100), path=path)
 
-    async def handle(request: httpx.Request) -> httpx.Response:
-        return served(*[piece async for piece in request.stream])
-
     client.say(beginning, more=False)
-    front = front_before(handle)
+    front = front_before(echo)
     run(lambda: front(client.scope, client.receive, client.send))
     assert client.status == 400
     assert b"HTTP/2" in client.heard[1]["body"]
@@ -257,12 +247,9 @@ def test_a_length_beside_chunks_is_not_believed(path):
 def test_a_client_that_leaves_amid_its_body_leaves_nothing(path):
     client = Client(length(100), path=path)
 
-    async def handle(request: httpx.Request) -> httpx.Response:
-        return served(*[piece async for piece in request.stream])
-
     client.say(b"half")
     client.leave()
-    front = front_before(handle)
+    front = front_before(echo)
     run(lambda: front(client.scope, client.receive, client.send))
     assert client.heard == []
     status = front.status()

@@ -41,7 +41,12 @@ def test_a_load_into_a_full_l1_finds_room(has_l2: bool) -> None:
     def on_error(hook: str, error: BaseException) -> None:
         errors.append(f"{hook}: {error!r}")
 
-    tier = Tier(load(ServerModuleConfig, {}, "test"), VirtualClock(), used)
+    tier = Tier(
+        load(ServerModuleConfig, {}, "test"),
+        VirtualClock(),
+        used,
+        l1.is_key_evictable,
+    )
     l1.register_listener(L1Events(tier, on_error))
     controller = SimpleNamespace(
         _eviction_policy=None, _listener=SimpleNamespace(_policy=None)
@@ -52,7 +57,7 @@ def test_a_load_into_a_full_l1_finds_room(has_l2: bool) -> None:
         _eviction_controllers=[controller],
         reserve_write=lambda keys, layout_desc: {},
     )
-    gate = StoreGate(tier, delete, l1.is_key_evictable, lambda: has_l2, on_error)
+    gate = StoreGate(tier, delete, lambda: has_l2, on_error)
     assert compat.take_over_eviction(storage, gate)
     assert controller._eviction_policy.get_eviction_actions(1.0) == []
 

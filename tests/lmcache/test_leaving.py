@@ -58,7 +58,7 @@ def test_the_order_is_the_one_of_looking_at_everything(seed: int) -> None:
         if rng.random() < 0.9:
             world.finish(request, contexts[which] + rng.choice(["", "o"]))
         world.clock.advance(rng.expovariate(1.0))
-        world.tier.pass_time()
+        world.tier.status()
         expected = list(put_in_order(world))
         ranks = {chunk: rank for rank, chunk, _ in expected}
         owned = {chunk for _, chunk, is_owned in expected if is_owned}
@@ -108,13 +108,13 @@ def test_two_stores_at_once_are_not_named_the_same() -> None:
     world = World()
     world.turn("r1", "abcd")
     world.turn("r2", "xy")
-    first = world.tier.admit([Key(b"p")], True, lambda _key: True).victims
-    second = world.tier.admit([Key(b"q")], True, lambda _key: True).victims
+    first = world.tier.admit([Key(b"p")], True).victims
+    second = world.tier.admit([Key(b"q")], True).victims
     assert len(first) == len(second) == 1
     assert first != second
     # What was not deleted after all is named again.
     world.clock.advance(1.0)
-    again = world.tier.admit([Key(b"q")], True, lambda _key: True).victims
+    again = world.tier.admit([Key(b"q")], True).victims
     assert again == first
 
 

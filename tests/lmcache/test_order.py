@@ -31,11 +31,11 @@ class L1:
             load(ServerModuleConfig, config, "test"),
             self.clock,
             lambda: len(self.keys) / capacity,
+            lambda key: key in self.keys and key not in self.locked,
         )
         self.gate = StoreGate(
             self.tier,
             self.delete,
-            lambda key: key in self.keys and key not in self.locked,
             lambda: has_l2,
             lambda hook, _error: self.errors.append(hook),
         )

@@ -50,12 +50,14 @@ class TierLoad:
         self.has_l2 = has_l2
         config = {"max_programs": 100_000}
         self.tier = Tier(
-            load(ServerModuleConfig, config, "load"), self.clock, self.used
+            load(ServerModuleConfig, config, "load"),
+            self.clock,
+            self.used,
+            lambda _key: True,
         )
         self.cpu_s: dict[str, list[float]] = defaultdict(list)
         self.hits = self.wanted = 0
         self._numbers = 0
-        self._swept_s = 0.0
         self._events: list[tuple[float, int, Agent, bool]] = []
         for index in range(programs):
             at_s = 1000.0 + self.rng.random() * 30.0
@@ -95,9 +97,6 @@ class TierLoad:
         while done < turns:
             at_s, _, agent, is_end = heapq.heappop(self._events)
             self.clock.set(at_s)
-            if at_s - self._swept_s >= 0.25:
-                self._swept_s = at_s
-                self.timed("pass_time", self.tier.pass_time)
             if is_end:
                 self.end(agent)
                 done += 1
@@ -128,7 +127,7 @@ class TierLoad:
 
     def store(self, keys: list[Key]) -> None:
         admit = self.tier.admit
-        found = self.timed("admit", admit, keys, not self.has_l2, lambda _key: True)
+        found = self.timed("admit", admit, keys, not self.has_l2)
         self.delete(found.victims)
         free = self.capacity - len(self.l1)
         new = [key for key in found.keys if key not in self.l1][: max(free, 0)]

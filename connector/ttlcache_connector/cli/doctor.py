@@ -25,7 +25,7 @@ from ttlcache.config import (
     load_config,
     ordering_in_force,
 )
-from ttlcache.errors import ConfigError, UnsupportedEngineError
+from ttlcache.errors import ConfigError, TTLCacheError
 from ttlcache_connector import plugin
 from ttlcache_connector.cli import doctor_lmcache, doctor_template
 from ttlcache_connector.engine import hooks, requirements
@@ -75,7 +75,7 @@ def findings(
         yield Finding(BAD, "configuration", str(error))
     has_vllm = _has_vllm()
     if has_vllm:
-        yield _vllm(settings)
+        yield _guess("vllm", lambda: _vllm(settings))
         yield _guess("plugin", _plugin)
         yield _guess("middleware", _middleware)
     else:
@@ -89,7 +89,7 @@ def findings(
     if has_vllm and settings is not None and settings.lower_tier != "none":
         yield _guess("lower tier", lambda: _lower_tier(settings))
     else:
-        yield _package("lmcache", "no lower tier: an expired pin costs a prefill")
+        yield _lmcache()
     yield from doctor_lmcache.findings(lmcache)
     yield from doctor_template.findings(model, chat_template)
     if url is not None:
@@ -121,12 +121,7 @@ def _has_vllm() -> bool:
 
 def _vllm(settings: TTLCacheConfig | None) -> Finding:
     allow = settings is not None and settings.allow_untested_vllm
-    try:
-        version = requirements.check_vllm(allow_untested=allow)
-    except UnsupportedEngineError as error:
-        return Finding(BAD, "vllm", str(error))
-    except Exception as error:  # noqa: BLE001 - e.g. a CUDA library that is missing
-        return Finding(BAD, "vllm", f"cannot be imported: {error}")
+    version = requirements.check_vllm(allow_untested=allow)
     return Finding(OK, "vllm", f"{version} (tested: {requirements.TESTED_VLLM})")
 
 
@@ -216,20 +211,18 @@ def _cupy() -> str:
 
 def _lower_tier(settings: TTLCacheConfig) -> Finding:
     """What the server would refuse at start."""
-    try:
-        requirements.check_lower_tier(
-            settings.lower_tier, allow_untested=settings.allow_untested_vllm
-        )
-    except (ConfigError, UnsupportedEngineError) as error:
-        return Finding(BAD, "lower tier", str(error))
+    requirements.check_lower_tier(
+        settings.lower_tier, allow_untested=settings.allow_untested_vllm
+    )
     return Finding(OK, "lower tier", f"LMCache {compat.lmcache_version()}")
 
 
-def _package(name: str, without: str) -> Finding:
-    try:
-        return Finding(OK, name, importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(NOTE, name, f"not installed: {without}")
+def _lmcache() -> Finding:
+    version = compat.lmcache_version()
+    if version is not None:
+        return Finding(OK, "lmcache", version)
+    text = "not installed: no lower tier, an expired pin costs a prefill"
+    return Finding(NOTE, "lmcache", text)
 
 
 def _server(url: str, api_key: str | None) -> Iterator[Finding]:
@@ -266,5 +259,7 @@ def _guess(what: str, look: Callable[[], Finding]) -> Finding:
     """A check that itself may fail on machines we have not seen."""
     try:
         return look()
+    except TTLCacheError as error:
+        return Finding(BAD, what, str(error))
     except Exception as error:  # noqa: BLE001 - a doctor must not die of a patient
         return Finding(BAD, what, f"{type(error).__name__}: {error}")

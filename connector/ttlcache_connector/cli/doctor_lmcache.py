@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ttlcache_lmcache.diagnose import diagnose, diagnose_given, is_given
+from ttlcache_lmcache.diagnose import diagnose, is_given
 from ttlcache_lmcache.findings import BAD, NOTE, OK, Finding
 
 #: Asks for the installation alone.
@@ -26,7 +26,7 @@ def findings(given: Sequence[str]) -> Iterator[Finding]:
     for text in given:
         if not is_given(text) and text != PLUGINS:
             yield _reach(text)
-        for found in diagnose_given(text) if is_given(text) else diagnose():
+        for found in diagnose(text if is_given(text) else None):
             finding = replace(found, state=bad) if found.state == BAD else found
             if finding not in seen:
                 seen.add(finding)

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ttlcache.cli.common import fail
@@ -70,8 +69,12 @@ def profile(
     start_s = stopwatch_s() - began_s
     left_s = max(budget_s - start_s, min(budget_s, MIN_MEASURING_S))
     console.print(f"started in {start_s:.0f} s, {left_s:.0f} s for measuring")
-    with _Bar(console, left_s) as bar:
-        curve = sweep(_prefill_of(llm), longest, left_s, stopwatch_s, bar)
+    with console.status("warming up") as status:
+
+        def tell(what: str, spent_s: float) -> None:
+            status.update(f"{what}, {spent_s:.0f} s of {left_s:.0f}")
+
+        curve = sweep(_prefill_of(llm), longest, left_s, stopwatch_s, tell)
     content: dict[str, Any] = {"prefill": list(curve.coefficients)}
     reload = _reload(llm.llm_engine.vllm_config)
     if reload is not None:
@@ -156,30 +159,6 @@ def _copy_s(size: int) -> float:
         torch.cuda.synchronize()
         best = min(best, stopwatch_s() - began_s)
     return best
-
-
-class _Bar:
-    """A progress bar over the budget."""
-
-    def __init__(self, console: Console, budget_s: float) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description:<16}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task = self._progress.add_task("warming up", total=budget_s)
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, what: str, spent_s: float) -> None:
-        self._progress.update(self._task, description=what, completed=spent_s)
 
 
 def _print(curve: Curve, reload: tuple[float, float] | None, console: Console) -> None:

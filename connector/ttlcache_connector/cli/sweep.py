@@ -54,17 +54,9 @@ class Curve:
     skipped: list[int]
 
     @property
-    def fitted(self) -> list[Point]:
-        return [point for point in self.points if point.is_fitted]
-
-    @property
-    def unseen(self) -> list[Point]:
-        return [point for point in self.points if not point.is_fitted]
-
-    @property
     def median_error(self) -> float | None:
         """Median relative error on lengths that were not fitted to, if there are."""
-        errors = [abs(point.error) for point in self.unseen]
+        errors = [abs(point.error) for point in self.points if not point.is_fitted]
         return statistics.median(errors) if errors else None
 
 

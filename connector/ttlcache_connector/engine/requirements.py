@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ttlcache.errors import ConfigError, UnsupportedEngineError
+from ttlcache.errors import ConfigError
 from ttlcache_connector.log import logger
 from ttlcache_lmcache import compat
 
@@ -13,6 +13,7 @@ from ttlcache_lmcache import compat
 TESTED_VLLM = ">=0.30,<0.34"
 #: Of these, those that run with an LMCache that `tiers.lmcache` was tested with.
 LMCACHE_NEEDS_VLLM = ">=0.32"
+_OVERRIDE = '"allow_untested_vllm": true in kv_connector_extra_config'
 
 log = logger(__name__)
 
@@ -32,15 +33,10 @@ def check_vllm(*, allow_untested: bool) -> str:
         UnsupportedEngineError: outside the tested range and not overridden.
     """
     version = vllm_version()
-    if compat.is_in(version, TESTED_VLLM):
-        return version
-    if not allow_untested:
-        raise UnsupportedEngineError(
-            f"vLLM {version} is outside the range that ttlcache "
-            f"{compat.ttlcache_version()} was tested with ({TESTED_VLLM}); set "
-            '"allow_untested_vllm": true in kv_connector_extra_config to try it'
+    if not compat.is_in(version, TESTED_VLLM):
+        compat.refuse_untested(
+            f"vLLM {version}", TESTED_VLLM, _OVERRIDE, allow=allow_untested, log=log
         )
-    log.warning("ttlcache runs on untested vLLM %s (tested: %s)", version, TESTED_VLLM)
     return version
 
 
@@ -63,18 +59,12 @@ def check_lower_tier(lower_tier: str, *, allow_untested: bool) -> None:
     is_new_enough = compat.is_in(vllm, LMCACHE_NEEDS_VLLM)
     if is_new_enough and compat.is_in(lmcache, compat.TESTED_LMCACHE):
         return
-    tested = f"LMCache {compat.TESTED_LMCACHE} with vLLM {LMCACHE_NEEDS_VLLM}"
-    if not allow_untested:
-        raise UnsupportedEngineError(
-            f"LMCache {lmcache} with vLLM {vllm} is outside of what ttlcache "
-            f"{compat.ttlcache_version()} was tested with ({tested}); set "
-            '"allow_untested_vllm": true in kv_connector_extra_config to try it'
-        )
-    log.warning(
-        "ttlcache runs on untested LMCache %s with vLLM %s (tested: %s)",
-        lmcache,
-        vllm,
-        tested,
+    compat.refuse_untested(
+        f"LMCache {lmcache} with vLLM {vllm}",
+        f"LMCache {compat.TESTED_LMCACHE} with vLLM {LMCACHE_NEEDS_VLLM}",
+        _OVERRIDE,
+        allow=allow_untested,
+        log=log,
     )
 
 

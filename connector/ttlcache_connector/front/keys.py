@@ -6,19 +6,18 @@ import hashlib
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from ttlcache.programs.hints import ROUTE_PREFIX, parse_hints
 from ttlcache.types import NO_HINTS, Hints
 from ttlcache_connector.front.prompts import PromptMemory
 from ttlcache_connector.http.identity import (
+    Body,
     Clues,
-    conversation,
     from_body,
     from_headers,
     label,
+    opening,
+    parse,
     with_hints,
 )
 
@@ -48,17 +47,6 @@ class Route:
     in_body: bool = True
 
 
-class _Asked(msgspec.Struct):
-    """The fields of a body that no other part of us looks at."""
-
-    prompt: msgspec.Raw = msgspec.Raw(b"")
-    kv_transfer_params: Any = None
-    vllm_xargs: Any = None
-
-
-_ASKED = msgspec.json.Decoder(_Asked)
-
-
 def find(
     headers: Iterable[tuple[bytes, bytes]],
     url_session: str | None,
@@ -69,7 +57,7 @@ def find(
 
     As in the replica, a program id in the hints outranks headers, and those the body.
     """
-    asked = _decode(body)
+    asked = None if body is None else parse(body)
     hints = NO_HINTS if asked is None else _hints(asked)
     program, parent = label(hints.program_id), label(hints.parent_id)
     header = from_headers(headers)
@@ -83,7 +71,7 @@ def find(
     clues = Clues() if body is None else from_body(body)
     if clues.session is not None:
         return Route(clues.rule, clues.session, clues.session, parent)
-    content = _by_content(body, asked, prompts)
+    content = Route() if asked is None else _by_content(asked, prompts)
     if parent is not None:
         child = _child_of(parent, content.key)
         return Route("parent", parent, child, parent, in_body=False)
@@ -98,14 +86,10 @@ def _child_of(parent: str, key: str | None) -> str:
     return f"ttlcache-child-{hashlib.blake2b(name, digest_size=16).hexdigest()}"
 
 
-def _by_content(
-    body: bytes | None, asked: _Asked | None, prompts: PromptMemory
-) -> Route:
-    if body is None or asked is None:
-        return Route()
-    opening = conversation(body)
-    if opening is not None:
-        digest = hashlib.blake2b(opening, digest_size=16).hexdigest()
+def _by_content(asked: Body, prompts: PromptMemory) -> Route:
+    conversation = opening(asked)
+    if conversation is not None:
+        digest = hashlib.blake2b(conversation, digest_size=16).hexdigest()
         return Route("conversation", ROUTE_PREFIX + digest)
     # Up to the closing quote or bracket, which the next turn's prompt goes on behind.
     prompt = bytes(asked.prompt).rstrip(b' \n\r\t"]')
@@ -116,7 +100,7 @@ def _by_content(
 
 def named(body: bytes, program: str) -> bytes:
     """The body with the program's id among its hints."""
-    asked = _decode(body)
+    asked = parse(body)
     params = asked.kv_transfer_params if asked is not None else None
     params = dict(params) if isinstance(params, Mapping) else {}
     own = params.pop("ttlcache", None)
@@ -133,15 +117,6 @@ def rank_of(key: str, ranks: int) -> int:
     return int.from_bytes(digest) % ranks
 
 
-def _decode(body: bytes | None) -> _Asked | None:
-    if body is None:
-        return None
-    try:
-        return _ASKED.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return None
-
-
-def _hints(asked: _Asked) -> Hints:
+def _hints(asked: Body) -> Hints:
     extra = asked.vllm_xargs if isinstance(asked.vllm_xargs, Mapping) else None
     return parse_hints(asked.kv_transfer_params, extra)

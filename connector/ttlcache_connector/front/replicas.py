@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
+import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -36,45 +36,6 @@ class PressureBound:
     metric: str = "vllm:num_requests_waiting"
     bound: float = 8.0
     every_s: float = 2.0
-
-
-class Holdings:
-    """The programs of one replica, as it told them a moment ago.
-
-    A replica is asked when it is overloaded, and a rollout begins many sub-agents at
-    once: what it said is good for all of them.
-
-    Args:
-        ask: the names of its programs; none where it does not answer.
-        max_age_s: how long an answer is believed, one of none, too.
-    """
-
-    def __init__(
-        self,
-        ask: Callable[[], Awaitable[frozenset[str]]],
-        clock: Clock,
-        max_age_s: float,
-    ) -> None:
-        self._ask = ask
-        self._clock = clock
-        self._max_age_s = max_age_s
-        self._names: frozenset[str] = frozenset()
-        self._asked_s: float | None = None
-        # Whoever waits for it finds the answer there; if the one that asks is
-        # cancelled, because its client left, the next one does.
-        self._asking = anyio.Lock()
-
-    async def has(self, program: str) -> bool:
-        async with self._asking:
-            if not self._fresh():
-                self._names = await self._ask()
-                self._asked_s = self._clock.now_s()
-        return program in self._names
-
-    def _fresh(self) -> bool:
-        if self._asked_s is None:
-            return False
-        return 0.0 <= self._clock.now_s() - self._asked_s < self._max_age_s
 
 
 class Replicas:
@@ -105,14 +66,10 @@ class Replicas:
         self._headers = headers
         self._bound = bound
         self._urls = tuple(dict.fromkeys(url.strip().rstrip("/") for url in urls))
-        self._holdings = {
-            url: Holdings(
-                functools.partial(self._programs, url),
-                clock or default_clock(),
-                bound.every_s,
-            )
-            for url in self._urls
-        }
+        self._clock = clock or default_clock()
+        #: What each said of its programs, and when; asked by one request at a time.
+        self._told: dict[str, tuple[frozenset[str], float]] = {}
+        self._asking = {url: anyio.Lock() for url in self._urls}
         #: Last reading of each; replicas that do not answer are left out.
         self.pressure: dict[str, float] = {}
         self._shown = {url: without_user(url) for url in self._urls}
@@ -148,8 +105,23 @@ class Replicas:
         # parent's prefix for a replica with as much to do.
         if not over or len(over) == len(self.pressure):
             return False
-        holds = await asyncio.gather(*(self._holdings[u].has(program) for u in over))
+        holds = await asyncio.gather(*(self._holds(url, program) for url in over))
         return any(holds)
+
+    async def _holds(self, url: str, program: str) -> bool:
+        """Whether a replica has the program, as it said a moment ago.
+
+        It is asked when it is overloaded, and a rollout begins many sub-agents at once:
+        an answer is good for all of them, one of none, too.
+        """
+        # Whoever waits for it finds the answer there; if the one that asks is
+        # cancelled, because its client left, the next one does.
+        async with self._asking[url]:
+            names, asked_s = self._told.get(url, (frozenset(), -math.inf))
+            if not 0.0 <= self._clock.now_s() - asked_s < self._bound.every_s:
+                names = await self._programs(url)
+                self._told[url] = (names, self._clock.now_s())
+        return program in names
 
     async def read(self) -> None:
         """One reading of all gauges."""

@@ -34,10 +34,6 @@ class BodyTimeoutError(BodyError):
     kind = "timeout_error"
 
 
-class BodyShortError(BodyError):
-    """It ended early: a server that is asked for HTTP/2 may take it for that."""
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What bodies may cost.
@@ -180,7 +176,8 @@ class Upload:
             return
         self._over.set()
         if self._come_bytes < self._announced_bytes:
-            raise BodyShortError("the body ended early; HTTP/2 is not spoken here")
+            # A server that is asked for HTTP/2 may take the body for ended.
+            raise BodyError("the body ended early; HTTP/2 is not spoken here")
 
     def _hold(self, num_bytes: int) -> None:
         self._room.held_bytes += num_bytes - self._held_bytes

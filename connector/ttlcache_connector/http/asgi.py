@@ -21,7 +21,9 @@ GENERATING = frozenset(
 MAX_BODY_BYTES = 8 * 1024 * 1024
 
 
-async def read_body(receive: Receive) -> tuple[list[Message], bytes | None]:
+async def read_body(
+    receive: Receive, max_bytes: int = MAX_BODY_BYTES
+) -> tuple[list[Message], bytes | None]:
     """What has come, and the whole body; None if it is too long or was cut off."""
     messages: list[Message] = []
     size = 0
@@ -31,7 +33,7 @@ async def read_body(receive: Receive) -> tuple[list[Message], bytes | None]:
         if message["type"] != "http.request":
             return messages, None
         size += len(message.get("body", b""))
-        if size > MAX_BODY_BYTES:
+        if size > max_bytes:
             return messages, None
         if not message.get("more_body", False):
             return messages, b"".join(m.get("body", b"") for m in messages)

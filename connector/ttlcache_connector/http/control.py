@@ -26,7 +26,7 @@ from ttlcache.programs.client_values import (
     client_salt,
 )
 from ttlcache_connector.engine import hooks
-from ttlcache_connector.http.asgi import send_json
+from ttlcache_connector.http.asgi import read_body, send_json
 from ttlcache_connector.http.identity import label
 from ttlcache_connector.log import logger
 
@@ -95,16 +95,10 @@ def _of_all(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def _fields(receive: Any, action: str) -> dict[str, Any]:
-    body = b""
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise _BadRequestError("the body was cut off")
-        body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
-            raise _BadRequestError(f"the body is longer than {MAX_BODY_BYTES} bytes")
-        if not message.get("more_body", False):
-            break
+    _, body = await read_body(receive, MAX_BODY_BYTES)
+    if body is None:
+        text = f"the body was cut off, or is longer than {MAX_BODY_BYTES} bytes"
+        raise _BadRequestError(text)
     if not body.strip():
         return {}
     try:

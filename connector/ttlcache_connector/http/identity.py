@@ -97,7 +97,7 @@ class Clues:
     dropped: tuple[str, ...] = ()
 
 
-class _Body(msgspec.Struct):
+class Body(msgspec.Struct):
     """The fields that we look at; msgspec skips all others without building them."""
 
     metadata: Any = None
@@ -115,15 +115,16 @@ class _Body(msgspec.Struct):
     instructions: msgspec.Raw = msgspec.Raw(b"")
     messages: msgspec.Raw = msgspec.Raw(b"")
     input: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Role(msgspec.Struct):
     role: Any = None
 
 
-_RAW = frozenset({"system", "instructions", "messages", "input"})
-_SCALARS = tuple(name for name in _Body.__struct_fields__ if name not in _RAW)
-_BODY = msgspec.json.Decoder(_Body)
+_RAW = frozenset({"system", "instructions", "messages", "input", "prompt"})
+_SCALARS = tuple(name for name in Body.__struct_fields__ if name not in _RAW)
+_BODY = msgspec.json.Decoder(Body)
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ROLE = msgspec.json.Decoder(_Role)
 
@@ -162,7 +163,7 @@ def from_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str] | No
 
 def from_body(body: bytes) -> Clues:
     """Everything that a request body says."""
-    parsed = _decode(body) if _MARKERS.search(body) else None
+    parsed = parse(body) if _MARKERS.search(body) else None
     if parsed is None:
         return Clues()
     dropped: list[str] = []
@@ -185,16 +186,6 @@ def from_body(body: bytes) -> Clues:
     rule, session = _session(parsed, hints.get("job_id"), dropped)
     params = replaced.get("kv_transfer_params", params)
     return Clues(rule, session, hints, params, replaced, tuple(dropped))
-
-
-def conversation(body: bytes) -> bytes | None:
-    """What stays the same in all turns of a conversation, None where nothing does.
-
-    System prompt and first user message: enough to send them all to one place, too
-    little to call two programs that share them one.
-    """
-    parsed = _decode(body)
-    return None if parsed is None else _opening(parsed)
 
 
 def with_hints(body: bytes, clues: Clues) -> bytes | None:
@@ -220,7 +211,8 @@ def with_hints(body: bytes, clues: Clues) -> bytes | None:
     return head + (b"" if head.endswith(b"{") else b",") + added
 
 
-def _decode(body: bytes) -> _Body | None:
+def parse(body: bytes) -> Body | None:
+    """The fields that we look at, None where the body is no JSON object."""
     try:
         return _BODY.decode(body)
     except _UNREADABLE:
@@ -232,10 +224,10 @@ def _decode(body: bytes) -> _Body | None:
         return None
     if not isinstance(fields, dict):
         return None
-    return _Body(**{name: fields[name] for name in _SCALARS if name in fields})
+    return Body(**{name: fields[name] for name in _SCALARS if name in fields})
 
 
-def _replaced(body: _Body, dropped: list[str]) -> dict[str, Any]:
+def _replaced(body: Body, dropped: list[str]) -> dict[str, Any]:
     """Members that vLLM could not take to its engine, as far as they fit."""
     replaced: dict[str, Any] = {}
     params, xargs = body.kv_transfer_params, body.vllm_xargs
@@ -260,9 +252,7 @@ def _is_odd(value: object) -> bool:
     return isinstance(value, str) and not is_encodable(value)
 
 
-def _session(
-    body: _Body, job: str | None, dropped: list[str]
-) -> tuple[str, str | None]:
+def _session(body: Body, job: str | None, dropped: list[str]) -> tuple[str, str | None]:
     """The id in a body; where there are several the most specific one."""
     metadata = body.metadata if isinstance(body.metadata, dict) else {}
     own = _id(body.session_id, dropped)
@@ -291,18 +281,18 @@ def _id(value: object, dropped: list[str]) -> str | None:
 
 
 def _weak_session(
-    body: _Body, metadata: Mapping[str, Any], dropped: list[str]
+    body: Body, metadata: Mapping[str, Any], dropped: list[str]
 ) -> tuple[str, str | None]:
     found = [(name, _id(getattr(body, name), dropped)) for name in _WEAK]
     found.append(("user", _id(metadata.get("user_id"), dropped)))
     for name, value in found:
         if value is None:
             continue
-        opening = _opening(body)
-        if opening is None:
+        conversation = opening(body)
+        if conversation is None:
             break  # the prompt itself tells more than a user's name
         rule = name.replace("_", "-")
-        digest = hashlib.sha256(opening + value.encode()).hexdigest()[:32]
+        digest = hashlib.sha256(conversation + value.encode()).hexdigest()[:32]
         return rule, f"{rule}-{digest}"
     return "none", None
 
@@ -321,11 +311,12 @@ def _claude_session(user_id: object) -> str | None:
     return match[1] if match else None
 
 
-def _opening(body: _Body) -> bytes | None:
+def opening(body: Body) -> bytes | None:
     """System prompt and everything up to the first user message.
 
-    It stays the same from turn to turn. None where the request does not carry its
-    history. Cache markers wander from turn to turn and are left out.
+    It stays the same in all turns of a conversation: enough to send them all to one
+    place, too little to call two programs that share it one. None where the request
+    does not carry its history. Cache markers wander from turn to turn and are left out.
     """
     if body.previous_response_id is not None:
         return None
@@ -337,8 +328,8 @@ def _opening(body: _Body) -> bytes | None:
         return None
     if "user" not in roles:
         return None
-    opening = items[: roles.index("user") + 1]
-    parts = [bytes(body.system), bytes(body.instructions), *map(bytes, opening)]
+    first = items[: roles.index("user") + 1]
+    parts = [bytes(body.system), bytes(body.instructions), *map(bytes, first)]
     return _CACHE_CONTROL_FIELD.sub(b"", b"\0".join(parts))
 
 

@@ -34,23 +34,15 @@ def export(tier: Tier, errors: Mapping[str, int]) -> None:
     """Register them; read whenever LMCache's metrics are."""
     meter = metrics.get_meter("ttlcache")
 
-    def gauge(key: str) -> Any:
-        def read(_options: Any) -> Iterable[metrics.Observation]:
-            value = tier.status()[key]
-            return [metrics.Observation(value)]  # type: ignore[arg-type]
-
-        return read
-
-    def counter(key: str) -> Any:
-        def read(_options: Any) -> Iterable[metrics.Observation]:
-            return [metrics.Observation(tier.counts[key])]
-
-        return read
+    def told(read: Callable[[str], Any], key: str) -> list[Any]:
+        return [lambda _options: [metrics.Observation(read(key))]]
 
     for key, text in GAUGES.items():
-        meter.create_observable_gauge(_PREFIX + key, [gauge(key)], description=text)
+        read = told(lambda name: tier.status()[name], key)
+        meter.create_observable_gauge(_PREFIX + key, read, description=text)
     for key, text in COUNTERS.items():
-        meter.create_observable_counter(_PREFIX + key, [counter(key)], description=text)
+        read = told(lambda name: tier.counts[name], key)
+        meter.create_observable_counter(_PREFIX + key, read, description=text)
     text = "Exceptions in our hooks."
     _export_by_label("ttlcache", "hook_errors", "hook", text, lambda: dict(errors))
 

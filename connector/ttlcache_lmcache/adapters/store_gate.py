@@ -26,7 +26,6 @@ class StoreGate:
 
     Args:
         delete: deletes objects from L1; how many went.
-        is_evictable: whether L1 may delete an object now; must not take L1's lock.
         has_l2: whether what L1 stores goes on to L2: then nothing is refused.
     """
 
@@ -34,13 +33,11 @@ class StoreGate:
         self,
         tier: Tier,
         delete: Callable[[list[Any]], int],
-        is_evictable: Callable[[Any], bool],
         has_l2: Callable[[], bool],
         on_error: Callable[[str, BaseException], None],
     ) -> None:
         self._tier = tier
         self._delete = delete
-        self._is_evictable = is_evictable
         self._has_l2 = has_l2
         self._on_error = on_error
 
@@ -72,7 +69,7 @@ class StoreGate:
 
     def _admitted(self, keys: list[Any]) -> list[Any]:
         try:
-            found = self._tier.admit(keys, not self._has_l2(), self._is_evictable)
+            found = self._tier.admit(keys, not self._has_l2())
             if found.victims:
                 self._delete(found.victims)
         except Exception as error:  # noqa: BLE001 - LMCache must go on storing
@@ -83,7 +80,7 @@ class StoreGate:
     def _made_room(self, keys: list[Any], objects: int) -> bool:
         try:
             may_refuse = not self._has_l2()
-            found = self._tier.more_room(keys, objects, may_refuse, self._is_evictable)
+            found = self._tier.more_room(keys, objects, may_refuse)
             return bool(found) and self._delete(found) > 0
         except Exception as error:  # noqa: BLE001 - LMCache must go on storing
             self._on_error("admission", error)

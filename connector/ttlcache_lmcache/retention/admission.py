@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
-from ttlcache_lmcache.retention.program_table import ChainProgram, ProgramTable
-from ttlcache_lmcache.retention.residency import ObjectKey, Residency, chunk_of
+from ttlcache_lmcache.retention.program_table import ChainProgram
+from ttlcache_lmcache.retention.residency import ObjectKey, chunk_of
 
 #: Seconds for which what was named to one store is not named to another: whoever stores
 #: deletes it next, or it was in use by then.
 _NAMED_S = 0.25
-
-IsEligible = Callable[[ObjectKey], bool]
 
 
 class Admission(NamedTuple):
@@ -29,14 +27,18 @@ class Admission(NamedTuple):
 
 
 class AdmissionControl:
-    """See the module's docstring. Not thread-safe: the tier locks."""
+    """See the module's docstring. Not thread-safe: the tier locks.
+
+    Args:
+        is_evictable: whether L1 may delete an object now.
+    """
 
     def __init__(
-        self, book: ProgramTable, residency: Residency, order: EvictionOrder
+        self, order: EvictionOrder, is_evictable: Callable[[ObjectKey], bool]
     ) -> None:
-        self._book = book
-        self._residency = residency
         self._order = order
+        self._is_evictable = is_evictable
+        self._book, self._residency = order.book, order.residency
         self._named_s: dict[ObjectKey, float] = {}  # the first to be named first
 
     def deleted(self, keys: Sequence[ObjectKey]) -> None:
@@ -49,7 +51,6 @@ class AdmissionControl:
         free: int,
         now_s: float,
         may_refuse: bool,
-        is_eligible: IsEligible,
     ) -> Admission:
         """Where `free` more objects fit into L1."""
         self._order.look(now_s)
@@ -59,9 +60,7 @@ class AdmissionControl:
         owner = self._owner(keys)
         refused = self._refused(keys, owner) if owner and may_refuse else set()
         new -= refused
-        victims = self._make_room(
-            len(new) - free, owner, now_s, may_refuse, is_eligible
-        )
+        victims = self._make_room(len(new) - free, owner, now_s, may_refuse)
         lack = len(new) - free - len(victims)
         if lack > 0:
             # The tail is refused: a prefix is of use without it.
@@ -77,12 +76,11 @@ class AdmissionControl:
         objects: int,
         now_s: float,
         may_refuse: bool,
-        is_eligible: IsEligible,
     ) -> list[ObjectKey]:
         """Up to so many objects that may go for `keys`."""
         self._order.look(now_s)
         owner = self._owner(keys)
-        return self._make_room(objects, owner, now_s, may_refuse, is_eligible)
+        return self._make_room(objects, owner, now_s, may_refuse)
 
     def _owner(self, keys: Sequence[ObjectKey]) -> ChainProgram | None:
         """Whose request it is that stores; None: what it generated, or unknown."""
@@ -126,11 +124,10 @@ class AdmissionControl:
         owner: ChainProgram | None,
         now_s: float,
         may_refuse: bool,
-        is_eligible: IsEligible,
     ) -> list[ObjectKey]:
         """Objects that may go; fewer than `lack` where nobody is worth less."""
         self._forget_named(now_s)
-        victims = [key for key in self._residency.reserved() if is_eligible(key)]
+        victims = [key for key in self._residency.reserved() if self._is_evictable(key)]
         limit = self._order.rank(owner, now_s) if owner and may_refuse else None
         is_anybodys = owner is None and may_refuse
         for rank, program, chunk in self._order.chunks(now_s):
@@ -140,10 +137,12 @@ class AdmissionControl:
                 break
             if is_anybodys and any(p.running for p in self._book.holders(chunk)):
                 break  # maybe just the request that stores: its prefix is wanted
-            if owner is not None and self._book.holds(owner, chunk):
+            if owner is not None and owner in self._book.holders(chunk):
                 continue  # its own prefix is worth more than its tail
             objects = self._residency.objects(chunk)
-            found = [k for k in objects if k not in self._named_s and is_eligible(k)]
+            found = [
+                k for k in objects if k not in self._named_s and self._is_evictable(k)
+            ]
             self._named_s.update(dict.fromkeys(found, now_s))
             victims += found
         return victims

@@ -13,12 +13,7 @@ from collections.abc import Iterator
 
 from sortedcontainers import SortedDict, SortedList
 
-from ttlcache_lmcache.retention.program_table import (
-    ChainProgram,
-    Chunk,
-    ProgramTable,
-    Watcher,
-)
+from ttlcache_lmcache.retention.program_table import ChainProgram, Chunk, ProgramTable
 from ttlcache_lmcache.retention.rankings import Rank, Ranking, of_unowned
 from ttlcache_lmcache.retention.residency import Residency
 
@@ -122,27 +117,26 @@ class UnownedChunks:
         return ((used_s, chunk) for (used_s, _), chunk in self._order.items())
 
 
-class EvictionOrder(Watcher):
-    """Watches the book and L1. Not thread-safe: the tier locks.
+class EvictionOrder:
+    """The book and L1, and the order of what is in both. Not thread-safe: the tier
+    locks.
 
     In the order are the programs that may have something to give: whoever has is found,
     for the last that holds a chunk is taken in when it is in the way of another one.
     """
 
-    def __init__(self, book: ProgramTable, residency: Residency, rank: Ranking) -> None:
-        self._book = book
-        self._residency = residency
+    def __init__(self, max_programs: int, rank: Ranking) -> None:
+        self.book = ProgramTable(max_programs, self)
+        self.residency = Residency(self)
         self.rank = rank
         self._ranked = Ranked(rank)
         self._woken: dict[ChainProgram, None] = {}
         self._unowned = UnownedChunks()
-        book.watch(self)
-        residency.watch(self)
 
     # what changes
 
     def entered(self, chunk: Chunk, used_s: float) -> None:
-        holder = self._book.last_holder(chunk)
+        holder = self.book.last_holder(chunk)
         if holder is None:
             self._unowned.put(chunk, used_s)
         else:
@@ -159,7 +153,7 @@ class EvictionOrder(Watcher):
         self._unowned.remove(chunk)
 
     def freed(self, chunk: Chunk) -> None:
-        used_s = self._residency.used_s(chunk)
+        used_s = self.residency.used_s(chunk)
         if used_s is not None:
             self._unowned.put(chunk, used_s)
 
@@ -211,7 +205,7 @@ class EvictionOrder(Watcher):
     def _own(self, program: ChainProgram, rank: Rank, now_s: float) -> Iterator[Chunk]:
         """The program's chunks in L1 that none with a higher rank has, too."""
         for chunk in reversed(program.chain):
-            if not self._residency.has(chunk):
+            if not self.residency.has(chunk):
                 continue
             above = self._above(chunk, program, rank, now_s)
             if above is not None:
@@ -223,7 +217,7 @@ class EvictionOrder(Watcher):
     def _above(
         self, chunk: Chunk, program: ChainProgram, rank: Rank, now_s: float
     ) -> ChainProgram | None:
-        for each in self._book.holders(chunk):
+        for each in self.book.holders(chunk):
             if each is not program and self._ranked.rank_of(each, now_s) > rank:
                 return each
         return None

@@ -13,20 +13,11 @@ from collections.abc import Callable, Sequence
 from ttlcache.clock import Clock
 from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.retention.admission import (
-    Admission,
-    AdmissionControl,
-    IsEligible,
-)
+from ttlcache_lmcache.retention.admission import Admission, AdmissionControl
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
-from ttlcache_lmcache.retention.program_table import Chunk, ProgramTable
+from ttlcache_lmcache.retention.program_table import Chunk
 from ttlcache_lmcache.retention.rankings import by_return, is_protected
-from ttlcache_lmcache.retention.residency import (
-    ObjectKey,
-    Residency,
-    chunk_of,
-    space_of,
-)
+from ttlcache_lmcache.retention.residency import ObjectKey, chunk_of, space_of
 from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 from ttlcache_lmcache.retention.turn_lifecycle import TurnLifecycle
 
@@ -39,6 +30,7 @@ class Tier:
 
     Args:
         usage: reads how much of L1 is used, from 0 to 1; called without our lock.
+        is_evictable: whether L1 may delete an object now; called with our lock.
     """
 
     def __init__(
@@ -46,18 +38,17 @@ class Tier:
         config: ServerModuleConfig,
         clock: Clock,
         usage: Callable[[], float],
+        is_evictable: Callable[[ObjectKey], bool],
     ) -> None:
         self._clock = clock
         self._usage = usage
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
-        self._residency = Residency()
         self._returns = ReturnEstimator(config.program_idle_s)
-        self._book = ProgramTable(config.max_programs)
+        self._order = EvictionOrder(config.max_programs, by_return(self._returns))
+        self._book, self._residency = self._order.book, self._order.residency
         self._turns = TurnLifecycle(config, self._book, self._returns, self.counts)
-        rank = by_return(self._returns)
-        self._order = EvictionOrder(self._book, self._residency, rank)
-        self._admission = AdmissionControl(self._book, self._residency, self._order)
+        self._admission = AdmissionControl(self._order, is_evictable)
 
     # the life of a turn
 
@@ -73,6 +64,7 @@ class Tier:
         chain = _chain(model, salt, hashes)
         now_s = self._clock.now_s()
         with self._lock:
+            self._turns.pass_time(now_s)
             self._turns.lookup(request_id, chain, tokens, now_s)
 
     def context(self, keys: Sequence[ObjectKey]) -> None:
@@ -151,35 +143,26 @@ class Tier:
 
     # what leaves
 
-    def admit(
-        self,
-        keys: Sequence[ObjectKey],
-        may_refuse: bool,
-        is_eligible: IsEligible,
-    ) -> Admission:
+    def admit(self, keys: Sequence[ObjectKey], may_refuse: bool) -> Admission:
         """Which of `keys` may be stored now, and what has to leave for them.
 
         Args:
             may_refuse: False where what L1 does not take is lost for L2, too.
-            is_eligible: whether L1 may delete an object now; called with our lock.
         """
         used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
+            self._turns.pass_time(now_s)
             capacity = self._capacity(used)
             if capacity is None:
                 return Admission(list(keys), [])
             free = max(int(capacity + 1e-6) - self._residency.num_l1, 0)
-            found = self._admission.decide(keys, free, now_s, may_refuse, is_eligible)
+            found = self._admission.decide(keys, free, now_s, may_refuse)
             self.counts["evicted"] += len(found.victims)
             self.counts["refused"] += len(keys) - len(found.keys)
             return found
 
     def more_room(
-        self,
-        keys: Sequence[ObjectKey],
-        objects: int,
-        may_refuse: bool,
-        is_eligible: IsEligible,
+        self, keys: Sequence[ObjectKey], objects: int, may_refuse: bool
     ) -> list[ObjectKey]:
         """What leaves for `keys`, too: they found no room although it was counted.
 
@@ -187,23 +170,15 @@ class Tier:
 
         Args:
             objects: how many, if so many are worth less.
-            may_refuse, is_eligible: as for `admit`.
+            may_refuse: as for `admit`.
         """
         used, now_s = self._usage(), self._clock.now_s()
         if used < FULL:
             return []
         with self._lock:
-            found = self._admission.more_room(
-                keys, objects, now_s, may_refuse, is_eligible
-            )
+            found = self._admission.more_room(keys, objects, now_s, may_refuse)
             self.counts["evicted"] += len(found)
             return found
-
-    def pass_time(self) -> None:
-        """Let deadlines pass, and forget the silent."""
-        now_s = self._clock.now_s()
-        with self._lock:
-            self._turns.pass_time(now_s)
 
     # what is shown
 
@@ -211,11 +186,13 @@ class Tier:
         """Plain numbers for `/status`, metrics and the RPC."""
         with self._lock:
             now_s = self._clock.now_s()
-            kept = sum(1 for p in self._book.idle() if is_protected(p, now_s))
+            self._turns.pass_time(now_s)
+            programs = self._book.programs()
+            idle = [each for each in programs if not each.running]
             return {
-                "programs": len(self._book),
-                "programs_running": self._book.num_running,
-                "programs_in_ttl": kept,
+                "programs": len(programs),
+                "programs_running": len(programs) - len(idle),
+                "programs_in_ttl": sum(is_protected(each, now_s) for each in idle),
                 "l1_objects": self._residency.num_l1,
                 "gaps_recorded": self._returns.gaps_recorded,
                 "counts": dict(self.counts),
@@ -224,7 +201,9 @@ class Tier:
     def recent_turns(self) -> list[dict[str, object]]:
         """The turns that ended last and their deadlines, the youngest first."""
         with self._lock:
-            return self._turns.recent(self._clock.now_s())
+            now_s = self._clock.now_s()
+            self._turns.pass_time(now_s)
+            return self._turns.recent(now_s)
 
 
 def _chain(model: str, salt: str, hashes: Sequence[bytes]) -> list[Chunk]:

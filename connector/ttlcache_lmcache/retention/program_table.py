@@ -11,7 +11,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from ttlcache.types import UNKNOWN_GAP, GapKey
 
@@ -48,8 +48,8 @@ class ChainProgram:
     gap_key: GapKey = UNKNOWN_GAP
 
 
-class Watcher:
-    """Is told what changes about programs and about chunks in L1. Nobody, as it is."""
+class Watcher(Protocol):
+    """Is told what changes about programs and about chunks in L1."""
 
     def held(self, chunk: Chunk) -> None:
         """The chunk is a program's now."""
@@ -80,43 +80,28 @@ class ProgramTable:
         max_programs: programs remembered; the longest idle is forgotten.
     """
 
-    def __init__(self, max_programs: int) -> None:
+    def __init__(self, max_programs: int, watcher: Watcher) -> None:
         self._max = max_programs
         self._numbers = itertools.count()
-        self._idle: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
-        self._running: dict[ChainProgram, None] = {}
+        self._programs: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
         self._by_request: dict[str, ChainProgram] = {}
-        self._idle_by_end: dict[Chunk, dict[ChainProgram, None]] = {}
         self._holders: dict[Chunk, dict[ChainProgram, None]] = {}
         self._by_end: dict[Chunk, dict[ChainProgram, None]] = {}
-        self._watcher = Watcher()
-
-    def watch(self, watcher: Watcher) -> None:
         self._watcher = watcher
 
     def __len__(self) -> int:
-        return len(self._idle) + len(self._running)
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
+        return len(self._programs)
 
     def programs(self) -> list[ChainProgram]:
-        return [*self._idle, *self._running]
+        """The one silent for longest first."""
+        return list(self._programs)
 
     def changed(self, program: ChainProgram) -> None:
         """What is known of it changed: it may be worth more or less."""
         self._watcher.changed(program)
 
-    def idle(self) -> list[ChainProgram]:
-        """Programs of which nothing runs, the longest idle first."""
-        return list(self._idle)
-
-    def longest_idle(self) -> ChainProgram | None:
-        return next(iter(self._idle), None)
-
-    def longest_running(self) -> ChainProgram | None:
-        return next(iter(self._running), None)
+    def longest_silent(self) -> ChainProgram | None:
+        return next(iter(self._programs), None)
 
     def holders(self, chunk: Chunk) -> Collection[ChainProgram]:
         return self._holders.get(chunk, {}).keys()
@@ -125,9 +110,6 @@ class ProgramTable:
         """The one of its programs that has it for the shortest time."""
         holders = self._holders.get(chunk)
         return next(reversed(holders)) if holders else None
-
-    def holds(self, program: ChainProgram, chunk: Chunk) -> bool:
-        return program in self._holders.get(chunk, ())
 
     def of_request(self, request_id: str) -> ChainProgram | None:
         """The program of a request under way."""
@@ -150,17 +132,14 @@ class ProgramTable:
         if program is None:
             self._make_room()
             program = ChainProgram(next(self._numbers), [], 0, 0)
-        else:
-            self._unlist(program)
         self._set_chain(program, list(chain))
         program.prompt_chunks = len(chain)
         program.context_tokens = tokens
         program.is_finished = program.is_told = False
         program.refused_from = None
-        program.seen_s = now_s
         program.running.add(request_id)
         self._by_request[request_id] = program
-        self._running[program] = None
+        self._heard_of(program, now_s)
         return program, goes_on
 
     def extend(self, chain: Sequence[Chunk]) -> ChainProgram | None:
@@ -188,7 +167,6 @@ class ProgramTable:
         program.running.discard(request_id)
         if program.running:
             return None
-        self._running.pop(program, None)
         self._rest(program, now_s)
         return program
 
@@ -204,7 +182,7 @@ class ProgramTable:
         Args:
             program: whose it is; None: whose chain it extends, or a new program's.
         """
-        keeps_place = program in self._idle  # it was heard of before
+        keeps_place = program in self._programs  # it was heard of before
         if program is None:
             program = self.extend(chain)
         if program is None:
@@ -217,29 +195,23 @@ class ProgramTable:
             and chain[-1] == program.chain[len(chain) - 1]
         ):
             return program  # an older turn's session, that ended later
-        self._unlist_idle_end(program)
         self._set_chain(program, list(chain))
         program.prompt_chunks = min(program.prompt_chunks, len(chain))
         program.context_tokens = tokens
-        if keeps_place:
-            self._list(program)
-        else:
-            self._idle.pop(program, None)
+        if not keeps_place:
             self._rest(program, now_s)
         return program
 
     def heard_of(self, program: ChainProgram, now_s: float) -> None:
         """A turn of it ended of which nothing was looked up."""
         if not program.running and program.chain:
-            self._unlist(program)
             self._rest(program, now_s)
 
     def forget(self, program: ChainProgram) -> None:
         """Nothing is known of it any more; its chunks are nobody's."""
         for request_id in program.running:
             self._by_request.pop(request_id, None)
-        self._unlist(program)
-        self._running.pop(program, None)
+        self._programs.pop(program, None)
         self._set_chain(program, [])
         self._watcher.forgot(program)
 
@@ -252,34 +224,32 @@ class ProgramTable:
         """
         for depth in range(len(chain), 0, -1):
             chunk = chain[depth - 1]
-            for program in self._idle_by_end.get(chunk, ()):
-                if tokens >= program.context_tokens:
+            for program in self._by_end.get(chunk, ()):
+                if not program.running and tokens >= program.context_tokens:
                     return program
             holders = self._holders.get(chunk, {})
             if len(holders) != 1 or depth == len(chain):
                 continue
             (program,) = holders
-            is_its_prompt = program.prompt_chunks == depth and program in self._idle
+            is_its_prompt = program.prompt_chunks == depth and not program.running
             if is_its_prompt and tokens >= program.context_tokens:
                 return program
         return None
 
     def _rest(self, program: ChainProgram, now_s: float) -> None:
-        program.seen_s = now_s
-        self._idle[program] = None
-        self._list(program)
+        self._heard_of(program, now_s)
         self._watcher.changed(program)
 
+    def _heard_of(self, program: ChainProgram, now_s: float) -> None:
+        program.seen_s = now_s
+        self._programs[program] = None
+        self._programs.move_to_end(program)
+
     def _lengthen(self, program: ChainProgram, more: Sequence[Chunk]) -> None:
-        was_idle = program in self._idle
-        if was_idle:
-            self._unlist_idle_end(program)
         self._unlist_end(program)
         self._hold(program, more)
         program.chain.extend(more)
         self._list_end(program)
-        if was_idle:
-            self._list(program)
 
     def _set_chain(self, program: ChainProgram, chain: list[Chunk]) -> None:
         common = 0
@@ -329,23 +299,7 @@ class ProgramTable:
             if not ending:
                 del self._by_end[program.chain[-1]]
 
-    def _list(self, program: ChainProgram) -> None:
-        if program.chain:
-            self._idle_by_end.setdefault(program.chain[-1], {})[program] = None
-
-    def _unlist(self, program: ChainProgram) -> None:
-        self._idle.pop(program, None)
-        self._unlist_idle_end(program)
-
-    def _unlist_idle_end(self, program: ChainProgram) -> None:
-        listed = self._idle_by_end.get(program.chain[-1]) if program.chain else None
-        if listed is not None:
-            listed.pop(program, None)
-            if not listed:
-                del self._idle_by_end[program.chain[-1]]
-
     def _make_room(self) -> None:
         while len(self) >= self._max:
-            oldest = self.longest_idle() or self.longest_running()
-            assert oldest is not None
-            self.forget(oldest)
+            idle = (each for each in self._programs if not each.running)
+            self.forget(next(idle, None) or next(iter(self._programs)))

@@ -42,14 +42,11 @@ def chunk_of(key: ObjectKey) -> Chunk:
 class Residency:
     """Objects in L1, by chunk and with the time of the chunk's last use."""
 
-    def __init__(self) -> None:
+    def __init__(self, watcher: Watcher) -> None:
         self._l1: dict[Chunk, dict[ObjectKey, None]] = {}
         self._used_s: dict[Chunk, float] = {}
         self._reserved: dict[ObjectKey, None] = {}
         self._num_l1 = 0
-        self._watcher = Watcher()
-
-    def watch(self, watcher: Watcher) -> None:
         self._watcher = watcher
 
     @property

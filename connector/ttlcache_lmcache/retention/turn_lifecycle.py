@@ -26,6 +26,8 @@ MEMORY = 8192
 BUS_S = 5.0
 #: Of the requests that ended, so many are shown.
 SHOWN = 32
+#: Silent programs forgotten at a call: requests wait for it.
+FORGOTTEN_AT_ONCE = 64
 
 _Value = TypeVar("_Value")
 
@@ -192,10 +194,12 @@ class TurnLifecycle:
 
     def _forget_silent(self, now_s: float) -> None:
         horizon_s = now_s - self._config.program_idle_s
-        for oldest in (self._book.longest_idle, self._book.longest_running):
-            while (program := oldest()) is not None and program.seen_s <= horizon_s:
-                self._book.forget(program)
-                self._counts["forgotten"] += 1
+        for _ in range(FORGOTTEN_AT_ONCE):
+            program = self._book.longest_silent()
+            if program is None or program.seen_s > horizon_s:
+                return
+            self._book.forget(program)
+            self._counts["forgotten"] += 1
 
     # what is shown
 
@@ -217,10 +221,8 @@ class TurnLifecycle:
         }
 
 
-def _remember(
-    memory: OrderedDict[str, _Value], key: str, value: _Value, limit: int = MEMORY
-) -> None:
+def _remember(memory: OrderedDict[str, _Value], key: str, value: _Value) -> None:
     memory[key] = value
     memory.move_to_end(key)
-    while len(memory) > limit:
+    while len(memory) > MEMORY:
         memory.popitem(last=False)

@@ -234,7 +234,6 @@ class HintSender:
         self._now_s = now_s
         self._clients: list[HintClient] = []
         self._logged = False
-        self.dropped = 0
         self.reconnect()
 
     def reconnect(self) -> None:
@@ -250,7 +249,6 @@ class HintSender:
         except ValidationError:
             # A client chose an id that is too long, say. That is no fault of the tier:
             # many faults would turn it off for all.
-            self.dropped += 1
             return
         for client in list(self._clients):
             client.send(hints)
