@@ -78,6 +78,7 @@ class TTLL2Adapter(L2AdapterInterface):
             self._store.find, self._notify_keys_stored, self._notify_keys_deleted
         )
         self._notifications.stored([header.key for header in self._store.headers()])
+        self._num_threads = config.num_threads
         self._stores = ThreadPoolExecutor(config.num_threads, "ttlcache-l2-store")
         self._loads = ThreadPoolExecutor(config.num_threads, "ttlcache-l2-load")
         self._sweeper = Sweeper(
@@ -112,18 +113,16 @@ class TTLL2Adapter(L2AdapterInterface):
         self, keys: list[ObjectKey], objects: list[MemoryObj]
     ) -> L2TaskId:
         task, sizes = next(self._tasks), [0] * len(keys)
+        raws = [encode_key(key) for key in keys]
 
         def store(index: int) -> bool:
             data = objects[index].byte_array
-            kept = self._store.put(encode_key(keys[index]), data)
+            kept = self._store.put(raws[index], data)
             sizes[index] = len(data) if kept else 0
             return kept
 
         def finish(kept: list[bool]) -> None:
-            pairs = zip(keys, kept, strict=True)
-            self._notifications.stored(
-                [encode_key(key) for key, is_kept in pairs if is_kept]
-            )
+            self._notifications.stored(list(itertools.compress(raws, kept)))
             with self._lock:
                 self._stored[task] = L2StoreResult(all(kept), sum(sizes))
             self._store_event.notify()
@@ -170,7 +169,7 @@ class TTLL2Adapter(L2AdapterInterface):
             return self._store.read_into(encode_key(keys[index]), buffer)
 
         def finish(found: list[bool]) -> None:
-            loaded = [key for key, hit in zip(keys, found, strict=True) if hit]
+            loaded = list(itertools.compress(keys, found))
             with self._lock:
                 self._loaded[task] = _bitmap(found)
             self._load_event.notify()
@@ -230,27 +229,30 @@ class TTLL2Adapter(L2AdapterInterface):
     ) -> None:
         """Do `work` for each object of a task, on several threads; `finish` gets what
         each returned, False for one that failed or whose time was over."""
-        done, left = [False] * count, set(range(count))
+        done, left = [False] * count, count
+        indexes = iter(range(count))  # shared: each thread takes the next
         until_s = self._clock.now_s() + MAX_WAIT_S
 
-        def one(index: int) -> None:
-            try:
-                if self._clock.now_s() <= until_s:
-                    done[index] = work(index)
-                else:
-                    self._store.counts["late"] += 1
-            except Exception:
-                self._logger.exception("ttlcache: L2 task failed")
-            with self._lock:
-                left.remove(index)
-                is_last = not left
-            if is_last:
-                finish(done)
+        def some() -> None:
+            nonlocal left
+            for index in indexes:
+                try:
+                    if self._clock.now_s() <= until_s:
+                        done[index] = work(index)
+                    else:
+                        self._store.counts["late"] += 1
+                except Exception:
+                    self._logger.exception("ttlcache: L2 task failed")
+                with self._lock:
+                    left -= 1
+                    is_last = not left
+                if is_last:
+                    finish(done)
 
         if not count:
             finish(done)
-        for index in range(count):
-            pool.submit(one, index)
+        for _ in range(min(count, self._num_threads)):
+            pool.submit(some)
 
 
 def _capacity_bytes(config: TierConfig) -> int:

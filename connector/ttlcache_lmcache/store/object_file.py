@@ -1,10 +1,11 @@
 """One object, one file: what is in it, and how it is written and read.
 
-    magic, lengths, digest | checksum of all that | key | meta | payload
+    payload | key | meta | magic, lengths, digest | checksum of all but the payload
 
-A file says what it is: an index lost in a crash is read again from the headers. A
-file appears under its name only when it is whole (rename), and the digest is compared
-at every read: a truncated or altered file is a miss, never a wrong byte.
+The payload is first: pages are copied faster where their bounds are the
+buffer's. A file says what it is: an index lost in a crash is read again. A file
+appears under its name only when it is whole (rename), and the digest is compared at
+every read: a truncated or altered file is a miss, never a wrong byte.
 
 The digest is XXH3, 128 bits: it runs several times as fast as memory is copied, where
 BLAKE2b took longer than the reading. It finds what disks, controllers and file systems
@@ -16,7 +17,6 @@ and files 0600.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import itertools
 import os
@@ -28,7 +28,7 @@ from pathlib import Path
 import xxhash
 
 #: The last byte is the format's version.
-MAGIC = b"TTLKV\x00\x00\x02"
+MAGIC = b"TTLKV\x00\x00\x03"
 SUFFIX = ".kv"
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
@@ -38,8 +38,8 @@ _TEMPORARY = ".writing"
 _DIGEST_BYTES = 16
 _FIELDS = struct.Struct(f"<8sIIQ{_DIGEST_BYTES}s")
 _CHECK = struct.Struct("<I")
-_HEADER_BYTES = _FIELDS.size + _CHECK.size
-#: Keys and meta are short; anything longer is no header of ours.
+_TAIL_BYTES = _FIELDS.size + _CHECK.size
+#: Keys and meta are short; anything longer is none of ours.
 _MAX_TEXT = 1 << 16
 _numbers = itertools.count()
 
@@ -58,12 +58,15 @@ class Header:
     digest: bytes
 
     @property
-    def head_bytes(self) -> int:
-        return _HEADER_BYTES + len(self.key) + len(self.meta)
-
-    @property
     def file_bytes(self) -> int:
-        return self.head_bytes + self.size
+        return self.size + len(self.key) + len(self.meta) + _TAIL_BYTES
+
+    def encode(self) -> bytes:
+        """What follows the payload."""
+        text = self.key + self.meta
+        lengths = len(self.key), len(self.meta), self.size
+        fields = _FIELDS.pack(MAGIC, *lengths, self.digest)
+        return text + fields + _CHECK.pack(zlib.crc32(text + fields))
 
 
 def digest_of(data: memoryview | bytes) -> bytes:
@@ -73,7 +76,7 @@ def digest_of(data: memoryview | bytes) -> bytes:
 
 def path_of(folder: Path, key: bytes) -> Path:
     name = hashlib.blake2b(key, digest_size=20).hexdigest()
-    return folder / name[:2] / (name + SUFFIX)
+    return Path(f"{folder}/{name[:2]}/{name}{SUFFIX}")
 
 
 def write(path: Path, header: Header, data: memoryview | bytes) -> None:
@@ -82,16 +85,11 @@ def write(path: Path, header: Header, data: memoryview | bytes) -> None:
     Raises:
         OSError: disk full, folder gone; nothing of it stays behind.
     """
-    fields = _FIELDS.pack(
-        MAGIC, len(header.key), len(header.meta), header.size, header.digest
-    )
-    text = header.key + header.meta
-    check = _CHECK.pack(zlib.crc32(text, zlib.crc32(fields)))
     temporary = f"{path}.{next(_numbers)}{_TEMPORARY}"
     try:
         fd = _create(temporary)
         try:
-            _write_all(fd, fields + check + text, memoryview(data).cast("B"))
+            _write_all(fd, memoryview(data).cast("B"), header.encode())
         finally:
             os.close(fd)
         os.replace(temporary, path)
@@ -111,12 +109,12 @@ def _create(path: str) -> int:
         return os.open(path, flags, FILE_MODE)
 
 
-def _write_all(fd: int, head: bytes, data: memoryview) -> None:
-    done = os.writev(fd, [head, data]) - len(head)
-    if done < 0:
-        raise OSError(errno.EIO, "not even the header was written")
-    while done < len(data):
-        done += os.write(fd, data[done:])
+def _write_all(fd: int, data: memoryview, tail: bytes) -> None:
+    done = os.writev(fd, [data, tail])
+    rest = memoryview(tail)[max(0, done - len(data)) :]
+    for part in (data[done:], rest):
+        while part:
+            part = part[os.write(fd, part) :]
 
 
 def read_header(path: Path) -> Header:
@@ -127,8 +125,10 @@ def read_header(path: Path) -> Header:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        header = _parse_header(file.read(_HEADER_BYTES + _MAX_TEXT))
-    if path.stat().st_size != header.file_bytes:
+        length = os.fstat(file.fileno()).st_size
+        file.seek(max(0, length - _TAIL_BYTES - _MAX_TEXT))
+        header = _parse(file.read())
+    if length != header.file_bytes:
         raise CorruptRecordError("length")
     return header
 
@@ -142,8 +142,6 @@ def read_into(path: Path, expected: Header, buffer: memoryview) -> None:
     """
     fd = os.open(path, os.O_RDONLY)
     try:
-        if _parse_header(os.read(fd, expected.head_bytes)) != expected:
-            raise CorruptRecordError("header")
         digest = xxhash.xxh3_128()
         done = 0
         while done < len(buffer):
@@ -152,23 +150,29 @@ def read_into(path: Path, expected: Header, buffer: memoryview) -> None:
                 raise CorruptRecordError("truncated")
             digest.update(buffer[done : done + count])
             done += count
+        tail = expected.encode()
+        if os.read(fd, len(tail)) != tail:
+            raise CorruptRecordError("header")
     finally:
         os.close(fd)
     if digest.digest() != expected.digest:
         raise CorruptRecordError("digest")
 
 
-def _parse_header(raw: bytes) -> Header:
-    if len(raw) < _HEADER_BYTES:
+def _parse(raw: bytes) -> Header:
+    """The header at the end of `raw`."""
+    if len(raw) < _TAIL_BYTES:
         raise CorruptRecordError("truncated header")
-    magic, key_length, meta_length, size, digest = _FIELDS.unpack_from(raw)
-    if magic != MAGIC or key_length + meta_length > _MAX_TEXT:
+    text, tail = raw[:-_TAIL_BYTES], raw[-_TAIL_BYTES:]
+    magic, key_length, meta_length, size, digest = _FIELDS.unpack_from(tail)
+    text_length = key_length + meta_length
+    if magic != MAGIC or text_length > len(text):
         raise CorruptRecordError("magic")
-    (check,) = _CHECK.unpack_from(raw, _FIELDS.size)
-    text = raw[_HEADER_BYTES : _HEADER_BYTES + key_length + meta_length]
-    if zlib.crc32(text, zlib.crc32(raw[: _FIELDS.size])) != check:
+    text = text[len(text) - text_length :]
+    header = Header(text[:key_length], text[key_length:], size, digest)
+    if header.encode() != text + tail:
         raise CorruptRecordError("header checksum")
-    return Header(text[:key_length], text[key_length:], size, digest)
+    return header
 
 
 def is_temporary(path: Path) -> bool:
