@@ -5,9 +5,7 @@ from __future__ import annotations
 import typer
 
 from bench.command import command
-from bench.compare.above_tier import AboveTierOptions, above_tier
 from bench.compare.demo import DemoOptions, demo
-from bench.compare.demote import DemoteOptions, demote
 from bench.compare.disk_tier_cli import DiskTierOptions, disk_tier
 from bench.compare.fleet.arms import FleetOptions
 from bench.compare.fleet.run import fleet
@@ -43,10 +41,8 @@ app.command()(command(TransferOptions)(transfer))
 app.command()(command(AbuseOptions)(abuse))
 app.command()(command(FuzzOptions)(fuzz))
 app.command("surface")(command(SurfaceOptions)(read_surface))
-app.command()(command(DemoteOptions)(demote))
 app.command()(command(DiskTierOptions)(disk_tier))
 app.command()(command(SettingsOptions)(settings))
-app.command()(command(AboveTierOptions)(above_tier))
 app.command()(command(FleetOptions)(fleet))
 app.command()(command(PinVsReloadOptions)(pin_vs_reload))
 app.command()(command(PricesOptions)(prices))

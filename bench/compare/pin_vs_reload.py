@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.command import Folders, option, write_json
-from bench.compare.demo import CONNECTOR
+from bench.compare.agents import CONNECTOR
 from bench.compare.pin_vs_reload_client import HOLD_S, PIN_S, WAYS, Client
 from bench.compare.rounds import command_line, in_turn, versions
 from bench.serve import tiny_model

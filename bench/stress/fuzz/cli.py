@@ -13,7 +13,7 @@ import httpx
 from rich.console import Console
 
 from bench.command import Folders, option, write_json
-from bench.compare.demo import CONNECTOR
+from bench.compare.agents import CONNECTOR
 from bench.serve import tiny_model
 from bench.serve.server import ServerOptions, VLLMServer, total
 from bench.stress.fuzz.play import (
