@@ -24,7 +24,8 @@ from bench.sim.options import SimOptions, sim
 from bench.stress.abuse.cli import AbuseOptions, abuse
 from bench.stress.fuzz.cli import FuzzOptions, fuzz
 from bench.stress.lmcache_store import StoreOptions, lmcache_store
-from bench.stress.soak.soak import SoakOptions, soak
+from bench.stress.soak.options import SoakOptions
+from bench.stress.soak.soak import soak
 from bench.stress.wedge.run import WedgeOptions, wedge
 from bench.surface.cli import SurfaceOptions, read_surface
 

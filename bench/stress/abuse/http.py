@@ -148,7 +148,7 @@ def _send(client: httpx.Client, number: int) -> int:
 def _victim(server: VLLMServer, serial: int) -> float:
     """One program of the other tenant; the share of its context that was found."""
     program = Program(f"{VICTIM}-{serial % 100}", 0.0, (VICTIM_TURN,) * VICTIM_TURNS)
-    options = ReplayOptions(seed=serial, request_timeout_s=600.0, cache_salt=VICTIM)
+    options = ReplayOptions(seed=serial, cache_salt=VICTIM)
     result = replay(server.base_url, [program], options)
     if result.failures:
         raise RuntimeError(f"a turn failed: {result.failures[0]}")
