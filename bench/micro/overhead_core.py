@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.micro.overhead_driver import machine
+from bench.micro.overhead_driver import IDENTITIES, machine
 from bench.micro.overhead_scale import Chunk, Kept, measure_kept, run_programs
 from bench.micro.overhead_turns import DecideResult, TurnResult, time_decide, time_turns
-from bench.tables import Check, checks_table, table
+from bench.tables import Check, at_most, checks_table, table
 from ttlcache import policies
 from ttlcache.config import TTLCacheConfig
 
@@ -23,23 +23,8 @@ MAX_LAST_CHUNK = 1.3
 """Time of the last chunk over that of the median one."""
 MAX_MEMORY_GROWTH = 1.05
 """Resident memory at the end over that after the second chunk."""
-IDENTITIES = ("hint", "session", "prefix")
 TURN_POLICIES = ("cachettl", "adaptive")
 TURN_ROUNDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A number with its limit."""
-
-    name: str
-    value: float
-    limit: float
-    unit: str
-
-    @property
-    def passed(self) -> bool:
-        return self.value <= self.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,44 +74,24 @@ def _best_turns(repeats: int) -> list[TurnResult]:
     ]
 
 
-def bars(result: OverheadResult) -> list[Bar]:
-    """The issue's bars with the worst number of each kind."""
+def bars(result: OverheadResult) -> list[Check]:
+    """The worst number of each kind."""
     decide = max(result.decide, key=lambda r: max(r.warm.median, r.fresh.median))
+    decide_us = max(decide.warm.median, decide.fresh.median)
     turn = max(result.turns, key=lambda r: r.both.median)
     kept = max(result.kept, key=lambda k: k.bytes_each)
     seconds = [chunk.seconds for chunk in result.chunks]
     rss = [chunk.rss_bytes for chunk in result.chunks]
+    growth = rss[-1] / rss[min(1, len(rss) - 1)]
+    slowdown = seconds[-1] / statistics.median(seconds)
+    turn_name = f"arrive + finish, median ({turn.policy}, by {turn.identity})"
+    kept_name = f"bytes kept per live idle program (by {kept.identity})"
     return [
-        Bar(
-            f"decide, median ({decide.policy})",
-            max(decide.warm.median, decide.fresh.median),
-            MAX_DECIDE_US,
-            "us",
-        ),
-        Bar(
-            f"arrive + finish, median ({turn.policy}, by {turn.identity})",
-            turn.both.median,
-            MAX_TURN_US,
-            "us",
-        ),
-        Bar(
-            f"bytes kept per live idle program (by {kept.identity})",
-            kept.bytes_each,
-            MAX_BYTES_PER_PROGRAM,
-            "B",
-        ),
-        Bar(
-            "resident memory, last chunk / second",
-            rss[-1] / rss[min(1, len(rss) - 1)],
-            MAX_MEMORY_GROWTH,
-            "x",
-        ),
-        Bar(
-            "time, last chunk / median",
-            seconds[-1] / statistics.median(seconds),
-            MAX_LAST_CHUNK,
-            "x",
-        ),
+        at_most(f"decide, median ({decide.policy})", decide_us, MAX_DECIDE_US, "us"),
+        at_most(turn_name, turn.both.median, MAX_TURN_US, "us"),
+        at_most(kept_name, kept.bytes_each, MAX_BYTES_PER_PROGRAM, "B"),
+        at_most("resident memory, last chunk / second", growth, MAX_MEMORY_GROWTH, "x"),
+        at_most("time, last chunk / median", slowdown, MAX_LAST_CHUNK, "x"),
     ]
 
 
@@ -134,24 +99,15 @@ def print_bars(result: OverheadResult, console: Console) -> bool:
     """All times, and pass or fail next to each bar; whether all passed."""
     console.print(_times_table(result))
     found = bars(result)
-    rows = [
-        Check(
-            bar.name,
-            bar.passed,
-            f"{bar.value:,.4g} {bar.unit}",
-            f"{bar.limit:,.4g} {bar.unit}",
-        )
-        for bar in found
-    ]
-    console.print(checks_table("bars (the worst number of each kind)", rows))
-    return all(bar.passed for bar in found)
+    console.print(checks_table("bars (the worst number of each kind)", found))
+    return all(bar.ok for bar in found)
 
 
 def to_json(result: OverheadResult) -> dict[str, Any]:
     """Everything printed, and the machine."""
     return {
         **asdict(result),
-        "bars": [{**asdict(bar), "passed": bar.passed} for bar in bars(result)],
+        "bars": [asdict(bar) for bar in bars(result)],
         "machine": machine(),
     }
 

@@ -26,6 +26,8 @@ from ttlcache.types import (
     Shrunk,
 )
 
+#: How a program is known: see `Agent`.
+IDENTITIES = ("hint", "session", "prefix")
 BLOCK_TOKENS = 16
 CONTEXT_TOKENS = 8_192
 #: Tokens by which a context grows a turn, and how many of them are generated.

@@ -16,17 +16,20 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.micro.overhead_driver import Agent, make_controller, rss_bytes
+from bench.micro.overhead_driver import (
+    IDENTITIES,
+    Agent,
+    make_controller,
+    rss_bytes,
+)
 from ttlcache.clock import VirtualClock
 from ttlcache.controller import Controller
 
-IDENTITIES = ("hint", "session", "prefix")
 CHUNKS = 10
 LIVE_AGENTS = 1_000
 TURNS = 3
 IDLE_S = 60.0
 CONTEXT_TOKENS = 1_024
-_TOP_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,11 @@ class Kept:
     """Bytes that one live idle program keeps.
 
     bytes_each: after its pin expired: table entry, open turn, gap start.
-    lines: the largest allocations after expiry, bytes a program by "file:line".
     """
 
     identity: str
     programs: int
     bytes_each: float
-    lines: dict[str, float]
 
 
 def run_programs(
@@ -116,7 +117,7 @@ def measure_kept(num_programs: int, identity: str, policy: str) -> Kept:
     gc.collect()
     tracemalloc.start()
     try:
-        before = tracemalloc.take_snapshot()
+        before, _ = tracemalloc.get_traced_memory()
         for number in range(warm_up, warm_up + num_programs):
             # The driver's agent dies here; what is left belongs to the controller.
             _turn(controller, Agent(number, identity, CONTEXT_TOKENS))
@@ -126,20 +127,7 @@ def measure_kept(num_programs: int, identity: str, policy: str) -> Kept:
         assert len(controller.programs) >= num_programs
         controller.telemetry.metrics.drain()
         gc.collect()
-        after = tracemalloc.take_snapshot()
+        after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    changes = after.compare_to(before, "lineno")
-    mine = [line for line in changes if "tracemalloc" not in line.traceback[0].filename]
-    by_line = {
-        f"{_short(line.traceback[0].filename)}:{line.traceback[0].lineno}": (
-            line.size_diff / num_programs
-        )
-        for line in mine[:_TOP_LINES]
-    }
-    total = sum(line.size_diff for line in mine) / num_programs
-    return Kept(identity, num_programs, total, by_line)
-
-
-def _short(path: str) -> str:
-    return "/".join(path.split("/")[-2:])
+    return Kept(identity, num_programs, (after - before) / num_programs)
