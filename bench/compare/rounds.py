@@ -74,9 +74,14 @@ class PairedRounds:
             done[number][arm] = play_arm(arm, number)
             played = [one for one in done if one]
             result, self._problems = self._results(played)  # type: ignore[arg-type]
-            write_json(
-                self._path, {**result, **context_json(self._problems, self._options)}
-            )
+            context = {
+                "problems": self._problems,
+                "versions": versions(),
+                "cpu_count": os.cpu_count(),
+                "command": command_line(),
+                "options": self._options,
+            }
+            write_json(self._path, {**result, **context})
         return done
 
     def status(self) -> int:
@@ -108,17 +113,6 @@ def turns_shown(
         progress.update(task, description=f"{name}: done")
 
 
-def context_json(found: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a result.json says besides its arms."""
-    return {
-        "problems": list(found),
-        "versions": versions(),
-        "cpu_count": os.cpu_count(),
-        "command": command_line(),
-        "options": plain(options),
-    }
-
-
 def command_line() -> str:
     """The command that runs."""
     return shlex.join(["python", "-m", "bench", *sys.argv[1:]])
@@ -133,12 +127,3 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def plain(value: Any) -> Any:
-    """The value with its paths as text, for JSON."""
-    if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    return str(value) if isinstance(value, Path) else value

@@ -22,9 +22,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from typer.testing import CliRunner
 
-from bench.cli import app
 from bench.sim.load.programs import Program, Turn
 from bench.sim.load.scaled import longest_context
 from bench.stress.soak import report
@@ -41,10 +39,9 @@ from bench.stress.soak.watch import (
     rss_mib,
 )
 from bench.tables import checks_table
-from tests.bench.samples import recorded, write_trace
 
 PROGRAM = Program("p", 0.0, (Turn(6, 3, "pytest", 0.0), Turn(4, 2, "", 0.0)))
-OPTIONS = SoakOptions(agents=4, rss_growth_mib=64.0)
+OPTIONS = SoakOptions(agents=4)
 ENDING = Ending(319, 319, 319, 0, 1, {"claimed": 9.0}, 2, 1, 3)
 
 
@@ -256,21 +253,3 @@ def test_the_synthetic_workload_fits_the_model() -> None:
     options = SoakOptions()
     longest = longest_context(options.workload())
     assert longest + 96 + 150 <= options.server().max_model_len
-
-
-def test_traces_are_mixed_and_fit_the_model(tmp_path: Path) -> None:
-    turn = {"new_prompt_tokens": 900, "output_tokens": 100, "tool_s": 1.0}
-    traces = [
-        write_trace(tmp_path / f"{name}.gz", recorded(*[turn] * 5, program_id=name))
-        for name in ("one", "two")
-    ]
-    options = SoakOptions(traces=traces)
-    programs = options.workload()
-    assert longest_context(programs) + 96 + 150 <= options.server().max_model_len
-    assert [p.program_id for p in programs] == ["one", "two"]
-
-
-def test_a_missing_trace_is_said() -> None:
-    outcome = CliRunner().invoke(app, ["soak", "--trace", "no-such-file.gz"])
-    assert outcome.exit_code == 1
-    assert "no such file" in outcome.output

@@ -8,12 +8,12 @@ from pathlib import Path
 from bench.command import Folders, option
 from bench.serve.server import ServerOptions
 from bench.sim.load.programs import Program
-from bench.sim.load.scaled import SWE_BENCH, TraceScale, from_trace, synthetic
+from bench.sim.load.scaled import SWE_BENCH, synthetic
 from bench.stress.soak.agents import ABORT_EXTRA_TOKENS, SHARED_TOKENS
 from bench.stress.soak.watch import PROBE_VARIABLE
 from ttlcache_connector.plugin import SYNC_SCHEDULER
 
-_PROGRAMS_A_TRACE = 80
+_PROGRAMS = 240
 _MEAN_CONTEXT_TOKENS = 1_200
 _MAX_CONTEXT_TOKENS = 4_000
 #: Longest tool call.
@@ -25,22 +25,12 @@ MAX_QUEUE_WAIT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class SoakOptions(Folders):
-    """How long, how many, and what is allowed."""
+    """How long, how many, and in what pool."""
 
     minutes: float = option(20.0, "How long the agents run.", min=0.1)
     agents: int = option(64, "Concurrent agents.", min=1)
-    traces: list[Path] = option(
-        [], "Traces to mix (gzip JSON lines); else synthetic agents.", "--trace"
-    )
     blocks: int = option(320, "KV pool, in blocks.", min=160)
     """Of 32 tokens: about eight of the agents' contexts."""
-    sample_s: float = option(5.0, "Seconds between two samples.", "--sample", min=0.2)
-    rss_growth_mib: float = option(
-        32.0, "Allowed growth per process after warm-up, MiB.", "--rss-growth"
-    )
-    own_mib: float = option(
-        8.0, "Most that ttlcache's own objects may hold, MiB.", "--own"
-    )
     seed: int = option(0, "Seed of the agents.")
     out: Path = Path("out/soak")
 
@@ -83,26 +73,6 @@ class SoakOptions(Folders):
         return MAX_QUEUE_WAIT_S + self.agents * longest_service_s
 
     def workload(self) -> tuple[Program, ...]:
-        """Programs of all traces in turn; agents take them in this order.
-
-        Raises:
-            TraceError: a trace cannot be read.
-        """
-        if not self.traces:
-            share = _MEAN_CONTEXT_TOKENS / SWE_BENCH.tokens.mean
-            return synthetic(3 * _PROGRAMS_A_TRACE, 1.0, self.seed, share, _GAP_CAP_S)
-        scale = TraceScale(
-            mean_context_tokens=_MEAN_CONTEXT_TOKENS,
-            max_context_tokens=_MAX_CONTEXT_TOKENS,
-            gap_cap_s=_GAP_CAP_S,
-        )
-        read = [
-            from_trace(path, _PROGRAMS_A_TRACE, 1.0, self.seed, scale)
-            for path in self.traces
-        ]
-        longest = max(len(programs) for programs in read)
-        return tuple(
-            programs[index % len(programs)]
-            for index in range(longest)
-            for programs in read
-        )
+        """Agents take them in this order."""
+        share = _MEAN_CONTEXT_TOKENS / SWE_BENCH.tokens.mean
+        return synthetic(_PROGRAMS, 1.0, self.seed, share, _GAP_CAP_S)

@@ -16,6 +16,10 @@ from bench.stress.soak.requests import Tally
 from bench.stress.soak.watch import Watch, growth_mib
 from bench.tables import Check, equal, table
 
+#: What a process may grow by after the warm-up, and what ttlcache's own objects in the
+#: engine core may hold at any time.
+MAX_GROWTH_MIB, MAX_OWN_MIB = 32.0, 8.0
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -60,7 +64,6 @@ def checks(result: SoakResult, options: SoakOptions) -> list[Check]:
     lines = sorted({sample.metrics_lines for sample in steady})
     longest_s = max(tally.waits_s, default=math.nan)
     bound_s = options.longest_wait_s(tally.longest_service_s)
-    growth_mib = options.rss_growth_mib
     return [
         _none("errors in the server's log", result.log_errors),
         Check(
@@ -71,10 +74,8 @@ def checks(result: SoakResult, options: SoakOptions) -> list[Check]:
             "0 not",
         ),
         _none("scrapes of /metrics that failed", result.watch.failures),
-        _growth("API server", [sample.api_rss_mib for sample in steady], growth_mib),
-        _growth(
-            "engine core", [sample.engine_rss_mib for sample in steady], growth_mib
-        ),
+        _growth("API server", [sample.api_rss_mib for sample in steady]),
+        _growth("engine core", [sample.engine_rss_mib for sample in steady]),
         Check(
             "lines of /metrics after warm-up",
             len(lines) == 1,
@@ -83,11 +84,11 @@ def checks(result: SoakResult, options: SoakOptions) -> list[Check]:
         ),
         Check(
             "memory of ttlcache's own objects",
-            max(own, default=0.0) <= options.own_mib,
+            max(own, default=0.0) <= MAX_OWN_MIB,
             f"{own[0]:.1f} … {own[-1]:.1f} MiB, at most {max(own):.1f}"
             if own
             else "not looked at: too short",
-            f"{options.own_mib:g} MiB",
+            f"{MAX_OWN_MIB:g} MiB",
         ),
         equal("exceptions in hooks", ending.hook_errors, 0),
         equal("retention still on", ending.retention_enabled, 1),
@@ -166,12 +167,12 @@ def _none(name: str, found: Sequence[str]) -> Check:
     return Check(name, not found, text, "0")
 
 
-def _growth(name: str, rss_mib: Sequence[float], allowed_mib: float) -> Check:
+def _growth(name: str, rss_mib: Sequence[float]) -> Check:
     grown = growth_mib(rss_mib)
     last = rss_mib[-1] if rss_mib else math.nan
     return Check(
         f"memory growth of the {name} after warm-up",
-        grown <= allowed_mib,
+        grown <= MAX_GROWTH_MIB,
         f"{grown:+.1f} MiB, to {last:,.0f} MiB",
-        f"{allowed_mib:g} MiB",
+        f"{MAX_GROWTH_MIB:g} MiB",
     )

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.command import write_json
-from bench.compare.rounds import plain
 from bench.serve import tiny_model
 from bench.serve.replay import connect
 from bench.serve.server import VLLMServer, by_label, total
@@ -41,12 +40,9 @@ def soak(options: SoakOptions, console: Console) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     options.probe_path.unlink(missing_ok=True)
     model = tiny_model.build(options.model)
-    names = [path.name for path in options.traces]
-    source = ", ".join(names) or "synthetic (SWE-bench)"
     console.print(
         f"{options.agents} agents for {options.minutes:g} minutes over "
-        f"{len(programs)} programs: {source}; KV pool of "
-        f"{options.blocks * 32:,} tokens",
+        f"{len(programs)} programs; KV pool of {options.blocks * 32:,} tokens",
         soft_wrap=True,
     )
     log_path = options.out / "server.log"
@@ -72,7 +68,7 @@ def soak(options: SoakOptions, console: Console) -> int:
 
     found = report.checks(result, options)
     path = options.out / "soak.json"
-    write_json(path, report.to_json(result, found, plain(asdict(options))))
+    write_json(path, report.to_json(result, found, asdict(options)))
     console.print(report.load_table(result))
     console.print(checks_table("what must hold", found))
     console.print(f"result: {path}\nlog:    {log_path}", soft_wrap=True)
@@ -97,7 +93,6 @@ async def _soak(
             watch(
                 client,
                 server.pid,
-                options.sample_s,
                 stop,
                 seen,
                 lambda sample: show(sample, fleet.tally.answered),

@@ -20,6 +20,7 @@ from bench.serve.server import parse_metrics, total
 PROBE_VARIABLE = "TTLCACHE_SOAK_PROBE"
 #: This many failed scrapes in a row: the server is gone.
 MAX_FAILED_SCRAPES = 3
+_SAMPLE_S = 5.0
 _SCRAPE_TIMEOUT_S = 30.0
 #: Growth compares this share of the samples at either end, at least three.
 _END_SHARE = 0.1
@@ -64,12 +65,11 @@ class Watch:
 async def watch(
     client: httpx.AsyncClient,
     pid: int,
-    every_s: float,
     stop: asyncio.Event,
     seen: Watch,
     on_sample: Callable[[Sample], None],
 ) -> None:
-    """Sample every `every_s` seconds until `stop`; set it when the server is gone."""
+    """Sample every few seconds until `stop`; set it when the server is gone."""
     began_s = time.monotonic()
     failed_in_a_row = 0
     while not stop.is_set():
@@ -85,7 +85,7 @@ async def watch(
             failed_in_a_row = 0
             on_sample(seen.samples[-1])
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), every_s)
+            await asyncio.wait_for(stop.wait(), _SAMPLE_S)
 
 
 async def take_sample(client: httpx.AsyncClient, pid: int, began_s: float) -> Sample:
