@@ -15,7 +15,7 @@ from bench.compare.settings import SettingsOptions, settings
 from bench.gaps.report import GapOptions, gaps
 from bench.lmcache.plugin import PluginBenchOptions, lmcache_plugin
 from bench.lmcache.upstream_tests.run import UpstreamOptions, lmcache_tests
-from bench.micro.overhead import OverheadOptions, overhead
+from bench.micro.overhead_core import OverheadOptions, overhead
 from bench.micro.transfer_cli import TransferOptions, transfer
 from bench.report.figures.cli import FiguresOptions, figures
 from bench.report.grid import grid
@@ -27,7 +27,7 @@ from bench.stress.lmcache_store import StoreOptions, lmcache_store
 from bench.stress.soak.options import SoakOptions
 from bench.stress.soak.soak import soak
 from bench.stress.wedge.run import WedgeOptions, wedge
-from bench.surface.cli import SurfaceOptions, read_surface
+from bench.surface.extract import SurfaceOptions, read_surface
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command()(command(DemoOptions)(demo))

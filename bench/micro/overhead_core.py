@@ -1,14 +1,16 @@
-"""`python -m bench overhead --core`: what ttlcache itself costs, against its bars."""
+"""`python -m bench overhead`: what ttlcache itself costs, the core against its bars."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.command import option, write_json
 from bench.micro.overhead_driver import IDENTITIES, machine
 from bench.micro.overhead_scale import Chunk, Kept, measure_kept, run_programs
 from bench.micro.overhead_turns import DecideResult, TurnResult, time_decide, time_turns
@@ -28,6 +30,27 @@ TURN_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
+class OverheadOptions:
+    """One of two scopes, and its sizes."""
+
+    core: bool = option(False, "The core alone, without vLLM.", "--core")
+    scheduler: bool = option(
+        False, "TTLScheduler against plain vLLM, paired.", "--scheduler"
+    )
+    steps: int = option(600, "Steps of --scheduler.", min=20)
+    json_path: Path | None = option(None, "Write all numbers to this file.", "--json")
+    programs: int = option(1_000_000, "Programs sent through the controller.", min=10)
+    idle_programs: int = option(
+        50_000, "Live idle programs whose bytes are counted.", min=100
+    )
+    repeats: int = option(2_000, "Timed calls of each kind.", min=50)
+
+    def __post_init__(self) -> None:
+        if self.core + self.scheduler != 1:
+            raise ValueError("say --core or --scheduler")
+
+
+@dataclass(frozen=True, slots=True)
 class OverheadResult:
     """All measurements of the core."""
 
@@ -38,20 +61,38 @@ class OverheadResult:
     scale_policy: str
 
 
-def run(
-    num_programs: int, idle_programs: int, repeats: int, console: Console
-) -> OverheadResult:
+def overhead(options: OverheadOptions, console: Console) -> int:
+    """What ttlcache itself costs: microseconds and bytes. Exit status 1: bar missed."""
+    if options.scheduler:
+        # Here: only this scope needs vLLM.
+        from bench.micro import overhead_scheduler
+
+        paired = overhead_scheduler.run(options.steps, console)
+        passed = overhead_scheduler.print_table(paired, console)
+        found = overhead_scheduler.to_json(paired, options.steps)
+    else:
+        result = run(options, console)
+        passed = print_bars(result, console)
+        found = to_json(result)
+    if options.json_path is not None:
+        write_json(options.json_path, found)
+    return 0 if passed else 1
+
+
+def run(options: OverheadOptions, console: Console) -> OverheadResult:
     """Measure everything; a line a tenth of the programs."""
     scale_policy = TTLCacheConfig().policy
     # First: later parts leave memory behind that would hide its growth.
     chunks = run_programs(
-        num_programs,
+        options.programs,
         scale_policy,
         lambda chunk: console.print(_told(chunk), highlight=False),
     )
-    decide = [time_decide(name, repeats) for name in policies.SHIPPED]
-    turns = _best_turns(repeats)
-    kept = [measure_kept(idle_programs, each, scale_policy) for each in IDENTITIES]
+    decide = [time_decide(name, options.repeats) for name in policies.SHIPPED]
+    turns = _best_turns(options.repeats)
+    kept = [
+        measure_kept(options.idle_programs, each, scale_policy) for each in IDENTITIES
+    ]
     return OverheadResult(decide, turns, chunks, kept, scale_policy)
 
 

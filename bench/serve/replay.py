@@ -49,8 +49,6 @@ class ReplayOptions:
     """Seed of the new token ids of each program and turn."""
     hints: bool = True
     """Send program id, tool and last step in ``kv_transfer_params``."""
-    ttl_s: float | None = None
-    """Ask for this TTL in the hints of every turn."""
     session_header: bool = False
     """Send the program id as ``X-Session-ID``, too."""
     at_once: int | None = None
@@ -195,8 +193,6 @@ def _body(
         }
         if turn.tool:
             hint["tool"] = turn.tool
-        if options.ttl_s is not None:
-            hint["ttl"] = options.ttl_s
         body["kv_transfer_params"] = {"ttlcache": hint}
     return body
 

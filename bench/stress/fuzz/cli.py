@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,7 @@ from bench.command import Folders, option, write_json
 from bench.compare.agents import CONNECTOR
 from bench.serve import tiny_model
 from bench.serve.server import ServerOptions, VLLMServer, total
-from bench.stress.fuzz.play import (
-    Answer,
-    describe,
-    differences,
-    our_path,
-    plain_path,
-    play,
-)
+from bench.stress.fuzz.play import Answer, describe, differences, play
 from bench.stress.fuzz.requests import FuzzRequest, make
 from bench.tables import Check, checks_table, equal
 
@@ -81,8 +75,12 @@ def compare(
         Rows of the table, and a line for each request that we answered worse.
     """
     out.mkdir(parents=True, exist_ok=True)
-    plain = _run(model, None, out / "plain.log", requests, seed, plain_path)
-    ours = _run(model, CONNECTOR, out / "ttlcache.log", requests, seed, our_path)
+    plain = _run(
+        model, None, out / "plain.log", requests, seed, attrgetter("plain_path")
+    )
+    ours = _run(
+        model, CONNECTOR, out / "ttlcache.log", requests, seed, attrgetter("path")
+    )
     worse = [
         describe(each, plain.answers.get(each.number), ours.answers[each.number])
         for each in differences(plain.answers, ours.answers, seed)
