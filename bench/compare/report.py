@@ -53,7 +53,6 @@ def arm_json(arm: ArmResult) -> dict[str, Any]:
         **asdict(arm.summary),
         **asdict(arm.engine),
         "computed_prompt_tokens": computed_tokens(arm),
-        "start_up_s": arm.start_up_s,
         "replay_s": arm.replay_s,
         "failures": [asdict(failure) for failure in arm.failures],
         "log_errors": list(arm.log_errors),

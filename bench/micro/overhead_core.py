@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.command import option, write_json
+from bench.micro.overhead_bytes import Kept, measure_kept
 from bench.micro.overhead_driver import IDENTITIES, machine
-from bench.micro.overhead_scale import Chunk, Kept, measure_kept, run_programs
 from bench.micro.overhead_turns import DecideResult, TurnResult, time_decide, time_turns
 from bench.tables import Check, at_most, checks_table, table
 from ttlcache import policies
@@ -21,10 +20,6 @@ from ttlcache.config import TTLCacheConfig
 MAX_DECIDE_US = 100.0
 MAX_TURN_US = 60.0
 MAX_BYTES_PER_PROGRAM = 1152.0
-MAX_LAST_CHUNK = 1.3
-"""Time of the last chunk over that of the median one."""
-MAX_MEMORY_GROWTH = 1.05
-"""Resident memory at the end over that after the second chunk."""
 TURN_POLICIES = ("cachettl", "adaptive")
 TURN_ROUNDS = 3
 
@@ -39,7 +34,6 @@ class OverheadOptions:
     )
     steps: int = option(600, "Steps of --scheduler.", min=20)
     json_path: Path | None = option(None, "Write all numbers to this file.", "--json")
-    programs: int = option(1_000_000, "Programs sent through the controller.", min=10)
     idle_programs: int = option(
         50_000, "Live idle programs whose bytes are counted.", min=100
     )
@@ -56,9 +50,8 @@ class OverheadResult:
 
     decide: list[DecideResult]
     turns: list[TurnResult]
-    chunks: list[Chunk]
     kept: list[Kept]
-    scale_policy: str
+    kept_policy: str
 
 
 def overhead(options: OverheadOptions, console: Console) -> int:
@@ -71,7 +64,7 @@ def overhead(options: OverheadOptions, console: Console) -> int:
         passed = overhead_scheduler.print_table(paired, console)
         found = overhead_scheduler.to_json(paired, options.steps)
     else:
-        result = run(options, console)
+        result = run(options)
         passed = print_bars(result, console)
         found = to_json(result)
     if options.json_path is not None:
@@ -79,21 +72,13 @@ def overhead(options: OverheadOptions, console: Console) -> int:
     return 0 if passed else 1
 
 
-def run(options: OverheadOptions, console: Console) -> OverheadResult:
-    """Measure everything; a line a tenth of the programs."""
-    scale_policy = TTLCacheConfig().policy
-    # First: later parts leave memory behind that would hide its growth.
-    chunks = run_programs(
-        options.programs,
-        scale_policy,
-        lambda chunk: console.print(_told(chunk), highlight=False),
-    )
+def run(options: OverheadOptions) -> OverheadResult:
+    """Measure everything."""
+    policy = TTLCacheConfig().policy
     decide = [time_decide(name, options.repeats) for name in policies.SHIPPED]
     turns = _best_turns(options.repeats)
-    kept = [
-        measure_kept(options.idle_programs, each, scale_policy) for each in IDENTITIES
-    ]
-    return OverheadResult(decide, turns, chunks, kept, scale_policy)
+    kept = [measure_kept(options.idle_programs, each, policy) for each in IDENTITIES]
+    return OverheadResult(decide, turns, kept, policy)
 
 
 def _best_turns(repeats: int) -> list[TurnResult]:
@@ -121,18 +106,12 @@ def bars(result: OverheadResult) -> list[Check]:
     decide_us = max(decide.warm.median, decide.fresh.median)
     turn = max(result.turns, key=lambda r: r.both.median)
     kept = max(result.kept, key=lambda k: k.bytes_each)
-    seconds = [chunk.seconds for chunk in result.chunks]
-    rss = [chunk.rss_bytes for chunk in result.chunks]
-    growth = rss[-1] / rss[min(1, len(rss) - 1)]
-    slowdown = seconds[-1] / statistics.median(seconds)
     turn_name = f"arrive + finish, median ({turn.policy}, by {turn.identity})"
     kept_name = f"bytes kept per live idle program (by {kept.identity})"
     return [
         at_most(f"decide, median ({decide.policy})", decide_us, MAX_DECIDE_US, "us"),
         at_most(turn_name, turn.both.median, MAX_TURN_US, "us"),
         at_most(kept_name, kept.bytes_each, MAX_BYTES_PER_PROGRAM, "B"),
-        at_most("resident memory, last chunk / second", growth, MAX_MEMORY_GROWTH, "x"),
-        at_most("time, last chunk / median", slowdown, MAX_LAST_CHUNK, "x"),
     ]
 
 
@@ -166,10 +145,3 @@ def _times_table(result: OverheadResult) -> Table:
     ]
     rows = ((name, f"{of.median:.1f}", f"{of.p99:.1f}") for name, of in timed)
     return table("microseconds", ("of", "median", "p99"), rows)
-
-
-def _told(chunk: Chunk) -> str:
-    return (
-        f"{chunk.programs:,} programs: {chunk.seconds:.1f} s for this tenth, "
-        f"{chunk.rss_bytes / 1e6:,.0f} MB resident, {chunk.live:,} in the table"
-    )

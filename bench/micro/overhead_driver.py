@@ -7,8 +7,6 @@ import platform
 from collections.abc import Iterable
 from typing import Any
 
-import psutil
-
 from ttlcache.clock import Clock
 from ttlcache.config import load_config
 from ttlcache.controller import Controller
@@ -46,11 +44,6 @@ _BUSY = Pressure(
     num_waiting=20,
     wanted_blocks=500,
 )
-
-
-def rss_bytes() -> int:
-    """Resident memory of this process."""
-    return int(psutil.Process().memory_info().rss)
 
 
 def machine() -> dict[str, Any]:

@@ -47,8 +47,6 @@ class EngineCounters:
     prefill_tokens_saved: float
     """Of those, what plain vLLM would have evicted, as ttlcache counts it."""
     hook_errors: float
-    hints_rejected: float
-    pinned_blocks_at_end: float
     tier_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes copied between GPU and lower tier, by direction."""
     reloaded_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -75,8 +73,6 @@ class ArmResult:
     log_errors: tuple[str, ...]
     summary: Summary
     engine: EngineCounters
-    start_up_s: float
-    """Seconds from starting the server to the end of the warm-up."""
     replay_s: float
 
 
@@ -97,7 +93,6 @@ def run_arm(
         ServerError: the server did not start.
         ValueError: not one turn was completed.
     """
-    began_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         vllm = arm.server
         if arm.tiers is not None:
@@ -119,7 +114,6 @@ def run_arm(
         log_errors=tuple(server.errors_in_log()),
         summary=_summarize(result),
         engine=engine,
-        start_up_s=ready_s - began_s,
         replay_s=ended_s - ready_s,
     )
 
@@ -177,8 +171,6 @@ def read_engine(
         claimed_tokens=grown("ttlcache_claimed_tokens_total", flushed),
         prefill_tokens_saved=grown("ttlcache_prefill_tokens_saved_total", flushed),
         hook_errors=grown("ttlcache_hook_errors_total", flushed),
-        hints_rejected=grown("ttlcache_hints_rejected_total", flushed),
-        pinned_blocks_at_end=total(flushed, "ttlcache_pinned_blocks"),
         tier_bytes=grown_by("ttlcache_tier_bytes_total", "direction"),
         reloaded_tokens=grown_by("ttlcache_reloaded_tokens_total", "tier"),
         lower_tier_hits=grown("vllm:external_prefix_cache_hits_total"),

@@ -19,7 +19,7 @@ from bench.sim.metrics import TurnRecord, compare_outputs, summarize
 from tests.bench.samples import served
 
 ENGINE = EngineCounters(
-    1000, 400, 2.0, 4, 0, {}, 0, 0, 0, 0, 0, {}, {"cpu": 96}, lower_tier_hits=100
+    1000, 400, 2.0, 4, 0, {}, 0, 0, 0, {}, {"cpu": 96}, lower_tier_hits=100
 )
 
 

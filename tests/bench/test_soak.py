@@ -10,18 +10,12 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from rich.console import Console
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from bench.sim.load.programs import Program, Turn
 from bench.sim.load.scaled import longest_context
@@ -39,55 +33,18 @@ from bench.stress.soak.watch import (
     rss_mib,
 )
 from bench.tables import checks_table
+from tests.bench.fake_server import FakeServer
 
 PROGRAM = Program("p", 0.0, (Turn(6, 3, "pytest", 0.0), Turn(4, 2, "", 0.0)))
 OPTIONS = SoakOptions(agents=4)
 ENDING = Ending(319, 319, 319, 0, 1, {"claimed": 9.0}, 2, 1, 3)
 
 
-class FakeServer:
-    """Streams as many tokens as asked for; counts connections that were cut."""
-
-    def __init__(self, status: int = 200) -> None:
-        self.status = status
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[str | None] = []
-        self.app = Starlette(
-            routes=[Route("/v1/completions", self.complete, methods=["POST"])]
-        )
-
-    async def complete(self, request: Request) -> Response:
-        body = await request.json()
-        self.bodies.append(body)
-        self.headers.append(request.headers.get("X-Session-ID"))
-        if self.status != 200:
-            return JSONResponse({"error": "on fire"}, status_code=self.status)
-        return StreamingResponse(self.stream(body), media_type="text/event-stream")
-
-    async def stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
-        for n in range(body["max_tokens"]):
-            yield event(choices=[{"token_ids": [100 + n]}])
-        usage = {"prompt_tokens": len(body["prompt"])}
-        yield event(
-            choices=[],
-            usage=usage | {"prompt_tokens_details": {"cached_tokens": 1}},
-            metrics={"queue_time_ms": 250.0},
-        )
-        yield "data: [DONE]\n\n"
-
-
-def event(**fields: Any) -> str:
-    return f"data: {json.dumps(fields)}\n\n"
-
-
 def play(server: FakeServer, turns: int, **options: Any) -> Tally:
     """Agents until so many turns were answered, or one failed."""
 
     async def go() -> Tally:
-        transport = httpx.ASGITransport(app=server.app)
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://x"
-        ) as client:
+        async with server.client() as client:
             stop = asyncio.Event()
             shares = AgentOptions(2, ramp_s=0.0, **options)
             fleet = Fleet(client, [PROGRAM], shares, stop)
@@ -132,7 +89,7 @@ def test_agents_grow_their_prompts_by_real_answers() -> None:
         assert start[-3:] == [100, 101, 102]
         assert start[:-3] in firsts
     assert {len(prompt) for prompt in firsts} == {6, 6 + 96}, "some share a prefix"
-    assert any(server.headers), "some are known by their session"
+    assert any(server.sessions), "some are known by their session"
 
 
 def test_aborted_turns_are_counted_apart_and_sometimes_retried() -> None:
@@ -145,9 +102,9 @@ def test_aborted_turns_are_counted_apart_and_sometimes_retried() -> None:
 
 
 def test_a_refused_request_is_a_failure_with_its_text() -> None:
-    tally = play(FakeServer(status=500), 1)
+    tally = play(FakeServer(fails=range(1000)), 1)
     assert "HTTP 500" in tally.reasons[0]
-    assert "on fire" in tally.reasons[0]
+    assert "pool on fire" in tally.reasons[0]
 
 
 @pytest.mark.parametrize("style", STYLES)
