@@ -9,7 +9,7 @@ have been busier.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.console import Console
 from bench.compare import report
 from bench.compare.agents import CONNECTOR, LMCACHE, AgentOptions
 from bench.compare.report import Rounds
-from bench.compare.rounds import PairedRounds, turns_shown
+from bench.compare.rounds import play_rounds, turns_shown
 from bench.serve import tiny_model
 from bench.serve.arms import Arm, ArmResult, run_arm
 
@@ -54,12 +54,11 @@ def measure(
                 on_turn=on_turn,
             )
 
-    rounds = PairedRounds(options.out, asdict(options), console, report.results)
-    done = rounds.play(names, options.rounds, play)
+    done, status = play_rounds(names, options, console, play, report.results)
     console.print(report.arms_table(done, names))
     for line in report.lines(done, names):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    return done, rounds.status()
+    return done, status
 
 
 def arm_of(name: str, transfer: Mapping[str, Any] | None, options: AgentOptions) -> Arm:

@@ -79,19 +79,15 @@ class NullHolder:
 
 
 def make_controller(
-    policy: str,
-    clock: Clock,
-    *,
-    gaps: GapHistory | None = None,
-    **config: Any,
+    policy: str, clock: Clock, *, gaps: GapHistory | None = None
 ) -> Controller:
-    """A controller with `config` on top of the defaults.
+    """A controller with the defaults.
 
     Virtual time stands still between admission and the first token, so that the
     stated cost of recovery is not refitted.
     """
     return Controller(
-        load_config({"policy": policy, **config}),
+        load_config({"policy": policy}),
         clock,
         NullHolder(),
         BLOCK_TOKENS,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from rich.console import Console
 
 from bench.compare.fleet import report
 from bench.compare.fleet.arms import ARMS, FleetOptions, FleetResult, run_arm
-from bench.compare.rounds import PairedRounds, turns_shown
+from bench.compare.rounds import play_rounds, turns_shown
 from bench.serve import tiny_model
 
 
@@ -28,10 +26,9 @@ def fleet(options: FleetOptions, console: Console) -> int:
         with turns_shown(name, programs, console) as on_turn:
             return run_arm(ARMS[name], options, model, programs, on_turn)
 
-    rounds = PairedRounds(options.out, asdict(options), console, report.results)
-    (done,) = rounds.play(options.arms, 1, play)
+    (done,), status = play_rounds(options.arms, options, console, play, report.results)
     results = list(done.values())
     console.print(report.arms_table(results))
     for line in report.deaths(results):
         console.print(line, soft_wrap=True)
-    return rounds.status()
+    return status

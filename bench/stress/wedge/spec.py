@@ -11,6 +11,7 @@ from packaging.version import Version
 
 from bench.sim.harness import EngineSpec
 from bench.stress.wedge import loading
+from bench.stress.wedge.loading import Loads
 from ttlcache import policies
 from ttlcache.policies.adaptive import Adaptive
 from ttlcache_connector.plugin import ASYNC_SCHEDULER, SYNC_SCHEDULER
@@ -35,22 +36,6 @@ POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("continuum-public", {}),
     ("infercept", {}),
 )
-
-
-@dataclass(frozen=True)
-class Loads:
-    """Some requests load their KV from elsewhere, while others run or wait.
-
-    share: of the requests, how many find KV elsewhere.
-    failing: share of the loads that fail.
-    pace: share of the steps after which loads arrive while others run.
-    beside: a stranger loads, in a MultiConnector with TTLConnector.
-    """
-
-    share: float
-    failing: float
-    pace: float
-    beside: bool
 
 
 @dataclass(frozen=True)
