@@ -12,12 +12,10 @@ from rich.table import Table
 from bench.command import option, write_json
 from bench.micro.overhead_bytes import Kept, measure_kept
 from bench.micro.overhead_driver import IDENTITIES, machine
-from bench.micro.overhead_turns import DecideResult, TurnResult, time_decide, time_turns
+from bench.micro.overhead_turns import TurnResult, time_turns
 from bench.tables import Check, at_most, checks_table, table
-from ttlcache import policies
 from ttlcache.config import TTLCacheConfig
 
-MAX_DECIDE_US = 100.0
 MAX_TURN_US = 60.0
 MAX_BYTES_PER_PROGRAM = 1152.0
 TURN_POLICIES = ("cachettl", "adaptive")
@@ -48,7 +46,6 @@ class OverheadOptions:
 class OverheadResult:
     """All measurements of the core."""
 
-    decide: list[DecideResult]
     turns: list[TurnResult]
     kept: list[Kept]
     kept_policy: str
@@ -75,10 +72,9 @@ def overhead(options: OverheadOptions, console: Console) -> int:
 def run(options: OverheadOptions) -> OverheadResult:
     """Measure everything."""
     policy = TTLCacheConfig().policy
-    decide = [time_decide(name, options.repeats) for name in policies.SHIPPED]
     turns = _best_turns(options.repeats)
     kept = [measure_kept(options.idle_programs, each, policy) for each in IDENTITIES]
-    return OverheadResult(decide, turns, kept, policy)
+    return OverheadResult(turns, kept, policy)
 
 
 def _best_turns(repeats: int) -> list[TurnResult]:
@@ -102,14 +98,11 @@ def _best_turns(repeats: int) -> list[TurnResult]:
 
 def bars(result: OverheadResult) -> list[Check]:
     """The worst number of each kind."""
-    decide = max(result.decide, key=lambda r: max(r.warm.median, r.fresh.median))
-    decide_us = max(decide.warm.median, decide.fresh.median)
     turn = max(result.turns, key=lambda r: r.both.median)
     kept = max(result.kept, key=lambda k: k.bytes_each)
     turn_name = f"arrive + finish, median ({turn.policy}, by {turn.identity})"
     kept_name = f"bytes kept per live idle program (by {kept.identity})"
     return [
-        at_most(f"decide, median ({decide.policy})", decide_us, MAX_DECIDE_US, "us"),
         at_most(turn_name, turn.both.median, MAX_TURN_US, "us"),
         at_most(kept_name, kept.bytes_each, MAX_BYTES_PER_PROGRAM, "B"),
     ]
@@ -134,11 +127,6 @@ def to_json(result: OverheadResult) -> dict[str, Any]:
 
 def _times_table(result: OverheadResult) -> Table:
     timed = [
-        (f"decide, {of.policy}{what}", micros)
-        for of in result.decide
-        for what, micros in (("", of.warm), (", stale curves", of.fresh))
-    ]
-    timed += [
         (f"{what} of a turn, {of.policy} by {of.identity}", micros)
         for of in result.turns
         for what, micros in (("arrival", of.arrive), ("end", of.finish))

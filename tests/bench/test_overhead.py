@@ -17,13 +17,11 @@ from bench.micro.overhead_core import OverheadResult, bars
 from bench.micro.overhead_driver import Agent, make_controller
 from bench.micro.overhead_turns import (
     TURNS_PER_AGENT,
-    DecideResult,
     Micros,
     TurnResult,
     micros,
     time_turns,
 )
-from ttlcache import policies
 from ttlcache.clock import VirtualClock
 from ttlcache.types import IdentityRule
 
@@ -62,11 +60,6 @@ def test_turns_are_timed_apart_from_first_ones() -> None:
     assert result.both.calls == 100 * (TURNS_PER_AGENT - 2) // TURNS_PER_AGENT
 
 
-def test_a_live_program_is_weighed_alone() -> None:
-    kept = measure_kept(200, "hint", "fixed")
-    assert kept.bytes_each > 300
-
-
 #: Roomy and crowded tables; by a hint and by its prefix for every commit.
 KEPT = [
     pytest.param(
@@ -84,7 +77,7 @@ KEPT = [
 @pytest.mark.parametrize(("identity", "programs"), KEPT)
 def test_a_live_idle_program_keeps_little(identity: str, programs: int) -> None:
     kept = measure_kept(programs, identity, "cachettl")
-    assert kept.bytes_each <= overhead_core.MAX_BYTES_PER_PROGRAM
+    assert 300 < kept.bytes_each <= overhead_core.MAX_BYTES_PER_PROGRAM
 
 
 def reference_us() -> float:
@@ -116,24 +109,23 @@ def test_a_turn_costs_no_more_than_a_little_python(policy: str) -> None:
     raise AssertionError(ratios)
 
 
-def result_with(decide_us: float, turn_us: float, kept_bytes: float) -> OverheadResult:
+def result_with(turn_us: float, kept_bytes: float) -> OverheadResult:
     fast = Micros(1.0, 2.0, 10)
     turn = Micros(turn_us, 99.0, 10)
     return OverheadResult(
-        decide=[
-            DecideResult("none", fast, fast),
-            DecideResult("slow", fast, Micros(decide_us, 9.0, 10)),
+        turns=[
+            TurnResult("fast", "hint", fast, fast, fast),
+            TurnResult("slow", "hint", fast, fast, turn),
         ],
-        turns=[TurnResult("none", "hint", fast, fast, turn)],
         kept=[Kept("hint", 10, kept_bytes)],
         kept_policy="none",
     )
 
 
 def test_the_worst_number_of_each_kind_is_judged() -> None:
-    assert all(bar.ok for bar in bars(result_with(100.0, 60.0, 1152.0)))
-    found = bars(result_with(100.1, 60.1, 1153.0))
-    assert [bar.ok for bar in found] == [False, False, False]
+    assert all(bar.ok for bar in bars(result_with(60.0, 1152.0)))
+    found = bars(result_with(60.1, 1153.0))
+    assert [bar.ok for bar in found] == [False, False]
     assert "slow" in found[0].name
 
 
@@ -144,7 +136,6 @@ def test_the_command_measures_prints_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_whole: bool
 ) -> None:
     if not is_whole:
-        monkeypatch.setattr(policies, "SHIPPED", ("cachettl",))
         monkeypatch.setattr(overhead_core, "TURN_POLICIES", ("cachettl",))
         monkeypatch.setattr(overhead_core, "IDENTITIES", ("hint", "prefix"))
         monkeypatch.setattr(overhead_core, "TURN_ROUNDS", 1)
@@ -155,7 +146,6 @@ def test_the_command_measures_prints_and_writes(
     assert result.exit_code in (0, 1), result.output  # small runs prove no bar
     assert "bars" in result.output
     written = json.loads(out.read_text())
-    assert [row["policy"] for row in written["decide"]] == list(policies.SHIPPED)
     timed = [(row["policy"], row["identity"]) for row in written["turns"]]
     assert timed == list(
         itertools.product(overhead_core.TURN_POLICIES, overhead_core.IDENTITIES)

@@ -11,12 +11,7 @@ from rich.table import Table
 
 from bench.compare.fleet.arms import ROUND_ROBIN, WITH_TIER, FleetResult
 from bench.compare.report import problems_of
-from bench.sim.metrics import (
-    OutputComparison,
-    TurnRecord,
-    by_program,
-    compare_outputs,
-)
+from bench.sim.metrics import OutputComparison, by_program, compare_outputs
 from bench.tables import table
 
 _COLUMNS = (
@@ -111,9 +106,14 @@ def problems(result: FleetResult, outputs: OutputComparison) -> list[str]:
 
 def migration(result: FleetResult) -> dict[str, Any] | None:
     """What became of the programs of a replica that died; None where none did."""
-    if result.death is None:
+    if (death := result.death) is None:
         return None
-    moved = moved_turns(result)
+    moved = [
+        after
+        for own in by_program(result.records).values()
+        for before, after in itertools.pairwise(own)
+        if before.server == death.server != after.server
+    ]
     return {
         "moved_programs": len(moved),
         "whole_prefills": sum(record.cached_tokens == 0 for record in moved),
@@ -124,17 +124,6 @@ def migration(result: FleetResult) -> dict[str, Any] | None:
         ),
         "failed_reloads": sum(engine.failed_reloads for engine in result.engines),
     }
-
-
-def moved_turns(result: FleetResult) -> list[TurnRecord]:
-    """Of each program whose replica died: its first turn elsewhere."""
-    assert result.death is not None
-    return [
-        after
-        for own in by_program(result.records).values()
-        for before, after in itertools.pairwise(own)
-        if before.server == result.death.server != after.server
-    ]
 
 
 def deaths(results: Sequence[FleetResult]) -> list[str]:
