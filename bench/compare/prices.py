@@ -55,8 +55,8 @@ class Prices:
     def should_be_s(self) -> list[float]:
         """Of each claim: measured seconds, linear between the lengths measured."""
         lengths = [0, *self.measured_s]
-        tokens = [tokens for tokens, _ in self.claims]
-        return np.interp(tokens, lengths, [0.0, *self.measured_s.values()]).tolist()
+        seconds = [0.0, *self.measured_s.values()]
+        return [float(np.interp(n, lengths, seconds)) for n, _ in self.claims]
 
     @property
     def ratios(self) -> list[float]:

@@ -58,7 +58,8 @@ def play_rounds(
         The results of each round by arm, in the order in which they were played, and
         the exit status.
     """
-    path, problems = options.out / RESULT, []
+    path = options.out / RESULT
+    problems: list[str] = []
     done: list[dict[str, R]] = [{} for _ in range(options.rounds)]
     for number, name in in_turn(names, options.rounds):
         if options.rounds > 1:

@@ -11,7 +11,7 @@ import json
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -278,7 +278,7 @@ async def streaming(
             yield chunks
 
 
-async def _chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+async def _chunks(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
     """JSON payloads of a server-sent event stream, up to ``[DONE]``."""
     async for line in response.aiter_lines():
         payload = line.removeprefix("data: ")

@@ -39,10 +39,6 @@ class Ending:
     hints_rejected: float
 
 
-#: Of a server that did not answer.
-NO_ENDING = Ending(*[math.nan] * 5, {}, *[math.nan] * 3)
-
-
 @dataclass(frozen=True, slots=True)
 class SoakResult:
     """Everything that was seen."""
@@ -51,7 +47,7 @@ class SoakResult:
     watch: Watch
     ran_s: float
     """Seconds from the first agent to the last answer."""
-    ending: Ending = NO_ENDING
+    ending: Ending
     log_errors: tuple[str, ...] = ()
     own_mib: tuple[float, ...] = ()
     """Looks at ttlcache's own objects."""

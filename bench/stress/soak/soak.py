@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -24,6 +24,7 @@ from bench.stress.soak import report
 from bench.stress.soak.agents import AgentOptions, Fleet
 from bench.stress.soak.options import MAX_TTL_S, SoakOptions
 from bench.stress.soak.report import Ending, SoakResult
+from bench.stress.soak.requests import Tally
 from bench.stress.soak.watch import Sample, Watch, read_probe, watch
 from bench.tables import checks_table
 
@@ -57,14 +58,12 @@ def soak(options: SoakOptions, console: Console) -> int:
             progress.update(task, completed=sample.at_s, description=text)
 
         with server:
-            result = asyncio.run(_soak(server, programs, options, show))
-            result = replace(result, ending=_end(server))
+            tally, seen, ran_s = asyncio.run(_soak(server, programs, options, show))
+            ending = _end(server)
         progress.update(task, completed=60.0 * options.minutes)
-    result = replace(
-        result,
-        log_errors=tuple(server.errors_in_log()),
-        own_mib=tuple(read_probe(options.probe_path)),
-    )
+    log_errors = tuple(server.errors_in_log())
+    own_mib = tuple(read_probe(options.probe_path))
+    result = SoakResult(tally, seen, ran_s, ending, log_errors, own_mib)
 
     found = report.checks(result, options)
     path = options.out / "soak.json"
@@ -80,7 +79,8 @@ async def _soak(
     programs: tuple[Program, ...],
     options: SoakOptions,
     show: Callable[[Sample, int], None],
-) -> SoakResult:
+) -> tuple[Tally, Watch, float]:
+    """What the agents and the watch saw, and for how many seconds."""
     async with connect(server.base_url) as client:
         stop, seen = asyncio.Event(), Watch()
         agents = AgentOptions(options.agents, options.seed)
@@ -99,7 +99,7 @@ async def _soak(
             ),
         )
         timer.cancel()
-    return SoakResult(fleet.tally, seen, time.monotonic() - began_s)
+    return fleet.tally, seen, time.monotonic() - began_s
 
 
 def _end(server: VLLMServer) -> Ending:
