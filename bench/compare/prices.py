@@ -75,14 +75,14 @@ def prices(options: PricesOptions, console: Console) -> int:
 
     Exits with 1 where the two differ by more than a quarter.
     """
-    recording = (options.out / "recording").absolute()
+    programs, recording = options.workload(), (options.out / "recording").absolute()
     extra = {**options.connector, "record_path": str(recording)}
     server = options.server({**CONNECTOR, "kv_connector_extra_config": extra})
     model, log_path = tiny_model.build(options.model), options.out / "server.log"
     lengths = sorted(n for n in options.lengths if n < server.max_model_len)
     with VLLMServer(model, server, log_path) as running:
         warm_up(running)
-        replay(running.base_url, options.workload(), ReplayOptions())
+        replay(running.base_url, programs, ReplayOptions())
         measured_s = {n: _prefill_s(running, n) for n in lengths}
     claims = [
         (turn.cached_tokens, turn.saved_s)
