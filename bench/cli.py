@@ -5,9 +5,7 @@ from __future__ import annotations
 import typer
 
 from bench.command import command
-from bench.compare.above_tier import AboveTierOptions, above_tier
 from bench.compare.demo import DemoOptions, demo
-from bench.compare.demote import DemoteOptions, demote
 from bench.compare.disk_tier_cli import DiskTierOptions, disk_tier
 from bench.compare.fleet.arms import FleetOptions
 from bench.compare.fleet.run import fleet
@@ -17,7 +15,7 @@ from bench.compare.settings import SettingsOptions, settings
 from bench.gaps.report import GapOptions, gaps
 from bench.lmcache.plugin import PluginBenchOptions, lmcache_plugin
 from bench.lmcache.upstream_tests.run import UpstreamOptions, lmcache_tests
-from bench.micro.overhead import OverheadOptions, overhead
+from bench.micro.overhead_core import OverheadOptions, overhead
 from bench.micro.transfer_cli import TransferOptions, transfer
 from bench.report.figures.cli import FiguresOptions, figures
 from bench.report.grid import grid
@@ -26,9 +24,10 @@ from bench.sim.options import SimOptions, sim
 from bench.stress.abuse.cli import AbuseOptions, abuse
 from bench.stress.fuzz.cli import FuzzOptions, fuzz
 from bench.stress.lmcache_store import StoreOptions, lmcache_store
-from bench.stress.soak.soak import SoakOptions, soak
+from bench.stress.soak.options import SoakOptions
+from bench.stress.soak.soak import soak
 from bench.stress.wedge.run import WedgeOptions, wedge
-from bench.surface.cli import SurfaceOptions, read_surface
+from bench.surface.extract import SurfaceOptions, read_surface
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command()(command(DemoOptions)(demo))
@@ -43,10 +42,8 @@ app.command()(command(TransferOptions)(transfer))
 app.command()(command(AbuseOptions)(abuse))
 app.command()(command(FuzzOptions)(fuzz))
 app.command("surface")(command(SurfaceOptions)(read_surface))
-app.command()(command(DemoteOptions)(demote))
 app.command()(command(DiskTierOptions)(disk_tier))
 app.command()(command(SettingsOptions)(settings))
-app.command()(command(AboveTierOptions)(above_tier))
 app.command()(command(FleetOptions)(fleet))
 app.command()(command(PinVsReloadOptions)(pin_vs_reload))
 app.command()(command(PricesOptions)(prices))

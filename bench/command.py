@@ -121,8 +121,9 @@ def json_object(what: str, text: str) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Paths in it become text."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1) + "\n")
+    path.write_text(json.dumps(value, indent=1, default=str) + "\n")
 
 
 def print_error(console: Console, error: Exception) -> None:

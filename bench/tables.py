@@ -56,6 +56,12 @@ def checks_table(title: str, checks: Iterable[Check]) -> Table:
     return table(title, ("", "", "found", "allowed"), rows, left=4)
 
 
+def at_most(name: str, found: float, allowed: float, unit: str) -> Check:
+    """A number that must not be larger."""
+    texts = (f"{number:,.4g} {unit}" for number in (found, allowed))
+    return Check(name, found <= allowed, *texts)
+
+
 def equal(name: str, found: float, allowed: float) -> Check:
     """A number that must be that one."""
     return Check(name, found == allowed, f"{found:g}", f"{allowed:g}")

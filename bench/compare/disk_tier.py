@@ -36,6 +36,7 @@ VERIFIED, UNVERIFIED = "verified", "unverified"
 STORE, LOAD, COLD_LOAD = "store", "load", "cold load"
 #: Objects a task: a turn's new chunks.
 TASK_OBJECTS = 8
+TASKS_UNDER_WAY = 2
 _PATIENCE_S = 120.0
 
 
@@ -45,7 +46,6 @@ class Shape:
 
     objects: int
     object_bytes: int
-    tasks_under_way: int = 2
 
     @property
     def total_bytes(self) -> int:
@@ -64,10 +64,6 @@ class Cost:
 Costs = dict[str, dict[str, list[Cost]]]
 
 
-class DiskTierError(Exception):
-    """An adapter lost an object, or gave back other bytes."""
-
-
 def adapter_spec(arm: str, folder: Path, disk_gb: float) -> dict[str, Any]:
     """`--l2-adapter` of an arm."""
     if arm == UNVERIFIED:
@@ -80,11 +76,10 @@ def adapter_spec(arm: str, folder: Path, disk_gb: float) -> dict[str, Any]:
 class Driver:
     """One adapter, asked as LMCache's store and prefetch controllers do."""
 
-    def __init__(self, spec: dict[str, Any], shape: Shape) -> None:
+    def __init__(self, spec: dict[str, Any]) -> None:
         arguments = argparse.Namespace(l2_adapter=[json.dumps(spec)])
         (config,) = parse_args_to_l2_adapters_config(arguments).adapters
         self._adapter: Any = create_l2_adapter(config)
-        self._shape = shape
 
     def store(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> Cost:
         """Until the last object is reported stored."""
@@ -95,7 +90,7 @@ class Driver:
             if task not in done:
                 return False
             if not done.pop(task).is_successful():
-                raise DiskTierError("an object was not stored")
+                raise RuntimeError("an object was not stored")
             return True
 
         event_fd = self._adapter.get_store_event_fd()
@@ -113,7 +108,7 @@ class Driver:
             if loaded is None:
                 return False
             if loaded.popcount() != TASK_OBJECTS:
-                raise DiskTierError("an object was not loaded")
+                raise RuntimeError("an object was not loaded")
             return True
 
         event_fd = self._adapter.get_load_event_fd()
@@ -136,11 +131,11 @@ class Driver:
         starts = list(range(0, len(keys), TASK_OBJECTS))
         under_way: set[int] = set()
         while starts or under_way:
-            while starts and len(under_way) < self._shape.tasks_under_way:
+            while starts and len(under_way) < TASKS_UNDER_WAY:
                 part = slice(starts[0], starts.pop(0) + TASK_OBJECTS)
                 under_way.add(submit(list(keys[part]), list(objects[part])))
             if not poller.poll(_PATIENCE_S * 1000):
-                raise DiskTierError("no answer")
+                raise RuntimeError("no answer")
             os.read(event_fd, 8)
             under_way -= {task for task in under_way if is_done(task)}
         return Cost(time.perf_counter() - wall_s, time.process_time() - cpu_s)
@@ -171,7 +166,7 @@ class Bench:
             each.raw_data.random_(generator=generator)
         disk_gb = 2 * shape.total_bytes / 2**30
         self._drivers = {
-            arm: Driver(adapter_spec(arm, folder / arm, disk_gb), shape)
+            arm: Driver(adapter_spec(arm, folder / arm, disk_gb))
             for arm in (VERIFIED, UNVERIFIED)
         }
         self._numbers = itertools.count()
@@ -197,7 +192,7 @@ class Bench:
         cost = driver.load(keys, self._into)
         pairs = zip(self._from, self._into, strict=True)
         if not all(torch.equal(a.raw_data, b.raw_data) for a, b in pairs):
-            raise DiskTierError("other bytes came back")
+            raise RuntimeError("other bytes came back")
         return cost
 
     def rounds(self, count: int) -> Costs:
@@ -229,13 +224,11 @@ def forget_pages(folder: Path) -> None:
                 os.close(fd)
 
 
-def throughput(found: Costs, measure: str) -> Ratio:
-    """Verified over unverified, by round, by the clock."""
+def ratio(found: Costs, measure: str, seconds: str) -> Ratio:
+    """Verified over unverified, by round: bytes by `wall_s` or by `cpu_s`."""
     pairs = zip(found[VERIFIED][measure], found[UNVERIFIED][measure], strict=True)
-    return Ratio(tuple(theirs.wall_s / ours.wall_s for ours, theirs in pairs))
-
-
-def bytes_a_cpu_second(found: Costs, measure: str) -> Ratio:
-    """Verified over unverified, by round."""
-    pairs = zip(found[VERIFIED][measure], found[UNVERIFIED][measure], strict=True)
-    return Ratio(tuple(theirs.cpu_s / ours.cpu_s for ours, theirs in pairs))
+    return Ratio(
+        tuple(
+            getattr(theirs, seconds) / getattr(ours, seconds) for ours, theirs in pairs
+        )
+    )

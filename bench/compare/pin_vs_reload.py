@@ -2,17 +2,13 @@
 
 On a real engine above a real LMCache server. For every context length one program's
 next turn is timed four ways: its pin claimed, its KV reloaded from CPU memory, from
-disk, and prefilled. What holding costs others is seen by its effect: the same
-background programs are replayed with and without a context held for the whole replay,
-and the job seconds that they lose are divided by the byte-seconds held. That is a small
-difference of large numbers: the pairs tell whether there is any.
+disk, and prefilled.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,16 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.command import Folders, option, write_json
-from bench.compare.demo import CONNECTOR
-from bench.compare.pin_vs_reload_client import HOLD_S, PIN_S, WAYS, Client
-from bench.compare.rounds import command_line, in_turn, versions
+from bench.compare.agents import CONNECTOR
+from bench.compare.pin_vs_reload_client import PIN_S, WAYS, Client
+from bench.compare.rounds import command_line, versions
 from bench.serve import tiny_model
-from bench.serve.replay import ReplayOptions, replay
 from bench.serve.server import ServerOptions, VLLMServer
 from bench.serve.tier_server import TierServer
-from bench.sim.load.programs import Program
 from bench.sim.load.scaled import synthetic
-from bench.sim.metrics import jct_s
 from bench.tables import table
 from ttlcache import policies
 from ttlcache.estimators.costs import CostModel
@@ -42,28 +35,21 @@ from ttlcache_connector.lmcache_server.launch import TierOptions
 
 @dataclass(frozen=True, slots=True)
 class PinVsReloadOptions(Folders):
-    """Context lengths, repeats, and the background that a held context harms."""
+    """Context lengths and repeats."""
 
     lengths: tuple[int, ...] = option(
         (1024, 2048, 4096, 8192, 16384),
         "Context lengths in tokens, with commas between.",
     )
     repeats: int = option(5, "Timed turns of each kind.", min=1)
-    rounds: int = option(5, "Pairs of replays, with a held context and without.", min=0)
-    programs: int = option(8, "Programs of those replays.")
-    rate: float = option(1.0, "Their arrivals per second.")
     blocks: int = option(640, "KV pool in blocks of 32 tokens.")
     chunk_tokens: int = option(256, "LMCache's chunk.")
     out: Path = Path("out/pin-vs-reload")
 
     def __post_init__(self) -> None:
-        if max(self.lengths) + 64 > self.pool_tokens:
-            longest = max(self.lengths)
-            raise ValueError(f"--lengths: {longest} does not fit in {self.pool_tokens}")
-
-    @property
-    def pool_tokens(self) -> int:
-        return (self.blocks - 1) * 32
+        longest, pool_tokens = max(self.lengths), (self.blocks - 1) * 32
+        if longest + 64 > pool_tokens:
+            raise ValueError(f"--lengths: {longest} does not fit in {pool_tokens}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +69,16 @@ class Recovery:
 
 def pin_vs_reload(options: PinVsReloadOptions, console: Console) -> None:
     """Hold, reload from CPU memory or disk, or prefill: the next turn's seconds."""
-    tokens, room, out = sorted(options.lengths), options.pool_tokens, options.out
+    tokens, out, shape = sorted(options.lengths), options.out, tiny_model.DEFAULT_SHAPE
     out.mkdir(parents=True, exist_ok=True)
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # /reset_prefix_cache
-    shape = tiny_model.DEFAULT_SHAPE
-    load = synthetic(options.programs, options.rate, 0, 0.08, 5.0)
-    held = max(t for t in tokens if t <= room // 3 or t == tokens[0])
-    held_bytes = held * shape.kv_bytes_per_token
     below = TierOptions(
         cpu_gb=1.0, disk=out / "disk", disk_gb=4.0, chunk_tokens=options.chunk_tokens
     )
     with TierServer(below, out / "lmcache.log") as tiers:
         extra = {
             "policy": "fixed",
-            "policy_options": {"ttl_s": HOLD_S},
+            "policy_options": {"ttl_s": PIN_S},
             "max_pinned_fraction": 1.0,
             # A timed context is to be below when its pin is over, not when others need
             # its memory.
@@ -107,7 +89,7 @@ def pin_vs_reload(options: PinVsReloadOptions, console: Console) -> None:
             options.blocks, {**CONNECTOR, "kv_connector_extra_config": extra}
         )
         model = tiny_model.build(options.model)
-        with VLLMServer(model, server_options, out / "server.log", 600.0) as server:
+        with VLLMServer(model, server_options, out / "server.log") as server:
             client = Client(server, tiers, shape.vocab)
             found = []
             for recovery in measure(
@@ -115,35 +97,19 @@ def pin_vs_reload(options: PinVsReloadOptions, console: Console) -> None:
             ):
                 found.append(recovery)
                 console.print(f"{recovery.context_tokens:,} tokens done")
-            pairs = hold_costs_per_byte(
-                server, client, load, held, held_bytes, options.rounds
-            )
-    gaps_s = [turn.gap_s for program in load for turn in program.turns[:-1]]
+    agents = synthetic(8, 1.0, 0, 0.08, 5.0)
+    gaps_s = [turn.gap_s for program in agents for turn in program.turns[:-1]]
     ttls = policy_ttls(
         found,
         gaps_s,
         Pressure(options.blocks - 1, free_blocks=0, num_running=1, num_waiting=2),
     )
     console.print(seconds_table(found))
-    lost = ", ".join(f"{pair * held_bytes:.2f}" for pair in sorted(pairs))
-    console.print(
-        f"held: {held:,} of {room:,} tokens during {options.rounds} pairs of replays "
-        f"of {options.programs} programs, {options.rate:g} arrivals/s; job seconds "
-        f"that these lose for each second: {lost}"
-    )
     console.print(ttl_table(found, ttls))
     result = {
         "recoveries": [asdict(recovery) for recovery in found],
-        "hold_pairs_job_seconds_per_byte_second": pairs,
-        "held_tokens": held,
-        "held_bytes": held_bytes,
-        "pool_tokens": room,
-        "programs": options.programs,
-        "rate": options.rate,
-        "repeats": options.repeats,
         "policy_ttls_s": ttls,
         "versions": versions(),
-        "cpu_count": os.cpu_count(),
         "machine": f"{os.cpu_count()} cores",
         "command": command_line(),
     }
@@ -164,42 +130,6 @@ def measure(
         ]
         claimed, cpu, disk, prefill = map(statistics.median, zip(*rounds, strict=True))
         yield Recovery(tokens, tokens * bytes_per_token, claimed, cpu, disk, prefill)
-
-
-def hold_costs_per_byte(
-    server: VLLMServer,
-    client: Client,
-    programs: Sequence[Program],
-    tokens: int,
-    kv_bytes: int,
-    rounds: int,
-) -> list[float]:
-    """Job seconds that others lose for each byte-second held, by pair of replays.
-
-    One with and one without the held context; negative where chance was larger. Each
-    replay has token ids of its own: the second of a pair must not find the first one's
-    KV.
-
-    Raises:
-        RuntimeError: the context was lost meanwhile, or a request failed.
-    """
-    found: list[dict[bool, tuple[float, float]]] = [{} for _ in range(rounds)]
-    for number, held in in_turn((False, True), rounds):
-        if held:
-            client.hold(tokens)
-        began = time.perf_counter()
-        options = ReplayOptions(seed=2 * number + held, ttl_s=PIN_S)
-        result = replay(server.base_url, programs, options, None)
-        lasted = time.perf_counter() - began
-        if held and not client.release():
-            raise RuntimeError("the held context was lost: no price of holding it")
-        if result.failures:
-            raise RuntimeError(f"a request failed: {result.failures[0]}")
-        found[number][held] = (sum(jct_s(result.records).values()), lasted)
-    return [
-        (seconds[True][0] - seconds[False][0]) / (kv_bytes * seconds[True][1])
-        for seconds in found
-    ]
 
 
 def policy_ttls(

@@ -17,11 +17,8 @@ from bench.serve.tier_server import TierServer
 
 #: Tokens that the next turn adds; they are prefilled in any case.
 NEW_TOKENS = 32
-#: Pins of the timed programs last this long unless they are claimed.
+#: Pins last this long unless they are claimed.
 PIN_S = 2.0
-#: And the one that is held: the policy's own TTL. A pin that only its client asks for
-#: would go to whoever waits. Everybody else asks for `PIN_S`.
-HOLD_S = 300.0
 #: Where a context is when its next turn comes, nearest first.
 WAYS = ("claimed", "cpu", "disk", "prefill")
 #: Turns that may come from elsewhere before the bench gives up.
@@ -38,8 +35,6 @@ class Client:
         self._tiers = tiers
         self._vocab = vocab
         self._programs = 0
-        self._holds = 0
-        self._held: list[int] = []
 
     def time_next_turn(self, tokens: int, way: str) -> float:
         """Seconds of a turn that extends `tokens`, whose KV comes by `way`.
@@ -51,7 +46,7 @@ class Client:
             self._programs += 1
             name = f"timed-{self._programs}"
             context = self._tokens(tokens)
-            self._ask(context, {"program_id": name, "tool": "timed", "ttl": PIN_S})
+            self._ask(context, {"program_id": name, "tool": "timed"})
             self._bring(way)
             more = [*context, *self._tokens(NEW_TOKENS)]
             before = self._sources()
@@ -61,19 +56,6 @@ class Client:
             if self._came(way, before, cached):
                 return seconds
         raise RuntimeError(f"{tokens} tokens do not come by way of {way!r}")
-
-    def hold(self, tokens: int) -> None:
-        """Pin a context until `release`, at most `HOLD_S`; older than what comes."""
-        self._held = self._tokens(tokens)
-        self._holds += 1
-        self._ask(self._held, {"program_id": f"held-{self._holds}"})
-
-    def release(self) -> bool:
-        """Let go of it; whether it was held until now."""
-        more = [*self._held, *self._tokens(NEW_TOKENS)]
-        before = self._sources()
-        hints = {"program_id": f"held-{self._holds}", "is_last_step": True}
-        return self._came("claimed", before, self._ask(more, hints))
 
     def _bring(self, way: str) -> None:
         if way == "claimed":

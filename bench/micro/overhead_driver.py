@@ -7,8 +7,6 @@ import platform
 from collections.abc import Iterable
 from typing import Any
 
-import psutil
-
 from ttlcache.clock import Clock
 from ttlcache.config import load_config
 from ttlcache.controller import Controller
@@ -26,6 +24,8 @@ from ttlcache.types import (
     Shrunk,
 )
 
+#: How a program is known: see `Agent`.
+IDENTITIES = ("hint", "session", "prefix")
 BLOCK_TOKENS = 16
 CONTEXT_TOKENS = 8_192
 #: Tokens by which a context grows a turn, and how many of them are generated.
@@ -44,11 +44,6 @@ _BUSY = Pressure(
     num_waiting=20,
     wanted_blocks=500,
 )
-
-
-def rss_bytes() -> int:
-    """Resident memory of this process."""
-    return int(psutil.Process().memory_info().rss)
 
 
 def machine() -> dict[str, Any]:
@@ -84,19 +79,15 @@ class NullHolder:
 
 
 def make_controller(
-    policy: str,
-    clock: Clock,
-    *,
-    gaps: GapHistory | None = None,
-    **config: Any,
+    policy: str, clock: Clock, *, gaps: GapHistory | None = None
 ) -> Controller:
-    """A controller with `config` on top of the defaults.
+    """A controller with the defaults.
 
     Virtual time stands still between admission and the first token, so that the
     stated cost of recovery is not refitted.
     """
     return Controller(
-        load_config({"policy": policy, **config}),
+        load_config({"policy": policy}),
         clock,
         NullHolder(),
         BLOCK_TOKENS,

@@ -1,14 +1,12 @@
-"""Microseconds of the core on the hot path: `decide`, and a turn's two ends.
-
-`decide` is asked with 10,000 recorded gaps in windows that hold all of them (the
-contract suite's history: more than the default windows keep). "warm": nothing
-changed since the last decision. "fresh": before each decision a gap is recorded and
-a second passes, so that cached curves are stale.
+"""Microseconds of the core on the hot path: a turn's two ends.
 
 A turn is driven through the real `Controller` as an adapter would: arrive, admit,
-prefilled, finish. Contexts have 8,192 tokens in blocks of 16; the programs take
-turns, so that no call finds its data in the CPU cache by accident. First and last
-turns do not count: they have no gap to end, or none to decide on.
+prefilled, finish, with 10,000 recorded gaps in windows that hold all of them (the
+contract suite's history: more than the default windows keep). Every arrival records
+one more, so that `finish` decides on curves that are stale. Contexts have 8,192 tokens
+in blocks of 16; the programs take turns, so that no call finds its data in the CPU
+cache by accident. First and last turns do not count: they have no gap to end, or none
+to decide on.
 
 All times are CPU time of the thread (its clock costs some 0.2 us a call, included):
 on a shared machine wall time has other processes' slices in its 99th percentile.
@@ -30,15 +28,10 @@ from bench.micro.overhead_driver import (
     Agent,
     make_controller,
 )
-from ttlcache import policies
 from ttlcache.clock import VirtualClock
 from ttlcache.controller import Controller
-from ttlcache.testing.policy_contract import SHELL_GAP, filled_history, turn_of, view_of
-from ttlcache.types import GapKey
+from ttlcache.testing.policy_contract import filled_history
 
-#: Keys whose window is long (6,667 records), absent (so that the global window of
-#: 10,000 answers), and short (476, where a curve is always exact).
-DECIDE_KEYS = (SHELL_GAP, GapKey("never seen"), GapKey("search"))
 LIVE_AGENTS = 200
 TURNS_PER_AGENT = 10
 
@@ -50,15 +43,6 @@ class Micros:
     median: float
     p99: float
     calls: int
-
-
-@dataclass(frozen=True, slots=True)
-class DecideResult:
-    """One policy: of `DECIDE_KEYS`, the one with the highest median counts."""
-
-    policy: str
-    warm: Micros
-    fresh: Micros
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,35 +63,6 @@ def micros(samples_ns: Sequence[int]) -> Micros:
     """Median and 99th percentile of nanoseconds."""
     p99 = float(np.percentile(samples_ns, 99))
     return Micros(statistics.median(samples_ns) / 1e3, p99 / 1e3, len(samples_ns))
-
-
-def time_decide(policy_name: str, repeats: int) -> DecideResult:
-    """`decide` of one policy with its default options."""
-
-    def slowest(*, fresh: bool) -> Micros:
-        timed = [_time_decide(policy_name, key, repeats, fresh) for key in DECIDE_KEYS]
-        return max(timed, key=lambda m: m.median)
-
-    return DecideResult(policy_name, slowest(fresh=False), slowest(fresh=True))
-
-
-def _time_decide(policy_name: str, key: GapKey, repeats: int, fresh: bool) -> Micros:
-    policy = policies.create(policy_name)
-    history = filled_history()
-    view = view_of(history)
-    turn = turn_of(key)
-    gaps_s = np.random.default_rng(1).lognormal(0.0, 1.5, repeats).tolist()
-    policy.decide(turn, view)
-    samples_ns = []
-    gc.collect()
-    for number, gap_s in enumerate(gaps_s):
-        if fresh:
-            history.observe(key, gap_s)
-            view = view._replace(now_s=60.0 + number)
-        began_ns = time.thread_time_ns()
-        policy.decide(turn, view)
-        samples_ns.append(time.thread_time_ns() - began_ns)
-    return micros(samples_ns)
 
 
 def time_turns(policy_name: str, identity: str, repeats: int) -> TurnResult:

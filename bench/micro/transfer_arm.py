@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 
@@ -13,6 +13,9 @@ from ttlcache.transfer import Direction, TransferEngine, plan_copies
 from ttlcache.transfer.plan import CopyPlan
 
 WAIT_S = 300.0
+
+#: Arms that a machine cannot run, and why.
+Absent = dict[str, str]
 
 
 class Unsupported(Exception):
@@ -77,9 +80,11 @@ class EngineArm(Arm):
         self._engine.close()
 
 
-@dataclass(frozen=True, slots=True)
-class NotRun:
-    """An arm that this machine cannot run, and why."""
-
-    name: str
-    reason: str
+def try_arm(
+    name: str, make: Callable[[], Arm], arms: list[Arm], absent: Absent
+) -> None:
+    """Add an arm, or why this machine cannot run it."""
+    try:
+        arms.append(make())
+    except (ImportError, AttributeError, OSError, TransferError) as error:
+        absent[name] = str(error)

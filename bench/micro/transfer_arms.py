@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from bench.micro.transfer_arm import Arm, EngineArm, NotRun, Unsupported
-from bench.micro.transfer_cuda import cuda_arms
+from bench.micro.transfer_arm import Absent, Arm, EngineArm, Unsupported, try_arm
+from bench.micro.transfer_cuda import LMCacheDirectArm, SwapBlocksArm, cuda_arms
 from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
-from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction, ReferenceEngine
 
 
@@ -80,30 +76,15 @@ class LMCacheArm(Arm):
             )
 
 
-def make_arms(device: torch.device) -> tuple[list[Arm], list[NotRun]]:
+def make_arms(device: torch.device) -> tuple[list[Arm], Absent]:
     """Every arm for this device; the peak first."""
     arms: list[Arm] = [OneCopy()]
-    absent: list[NotRun] = []
+    absent: Absent = {}
     if device.type == "cuda":
         cuda_arms(device, arms, absent)
     else:
         arms.append(EngineArm("reference", ReferenceEngine()))
-        absent += [
-            NotRun("cupy", "no CUDA device"),
-            NotRun("vLLM swap_blocks_batch", "no CUDA device: vLLM has none for CPU"),
-            NotRun("LMCache direct copies", "no CUDA device"),
-        ]
-    if importlib.util.find_spec("lmcache") is None:
-        absent.append(NotRun(LMCacheArm.name, "lmcache is not installed"))
-    else:
-        _try(LMCacheArm.name, LMCacheArm, arms, absent)
+        names = ("cupy", SwapBlocksArm.name, LMCacheDirectArm.name)
+        absent |= dict.fromkeys(names, "no CUDA device")
+    try_arm(LMCacheArm.name, LMCacheArm, arms, absent)
     return arms, absent
-
-
-def _try(
-    name: str, make: Callable[[], Any], arms: list[Arm], absent: list[NotRun]
-) -> None:
-    try:
-        arms.append(make())
-    except (ImportError, OSError, TransferError) as error:
-        absent.append(NotRun(name, str(error)))

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.command import one_of, option, write_json
-from bench.tables import table
+from bench.tables import Check, checks_table, table
 
 if TYPE_CHECKING:
-    from bench.micro.transfer_run import Bar, Row, TransferResult
+    from bench.micro.transfer_run import Row, TransferResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +66,21 @@ def transfer(options: TransferOptions, console: Console) -> int:
     path = options.out / "transfer.json"
     write_json(path, to_json(result))
     console.print(f"[dim]{path}[/]")
-    missed = result.num_wrong or not all(bar.passed for bar in judged)
+    missed = result.num_wrong or not all(bar.ok for bar in judged)
     return 1 if missed else 0
 
 
-def _print(result: TransferResult, judged: Sequence[Bar], console: Console) -> None:
+def _print(result: TransferResult, judged: Sequence[Check], console: Console) -> None:
     console.print(_table(result))
     refused = {(s.arm, s.shape.layout, s.reason): s for s in result.skipped}
     for skipped in refused.values():
         word = "[red]WRONG[/]" if skipped.is_wrong else "not run"
         where = f"{skipped.arm}, {skipped.shape.layout}"
         console.print(f"{word}: {where}: {skipped.reason}", soft_wrap=True)
-    for absent in result.not_run:
-        console.print(f"not run: {absent.name}: {absent.reason}")
-    for bar in judged:
-        verdict = "[green]pass[/]" if bar.passed else "[red]FAIL[/]"
-        shape = bar.row.shape
-        where = f"{shape.layout} x {shape.run_blocks}, {bar.row.direction}"
-        text = f"{bar.name}: {bar.value:.2f} >= {bar.limit} ({where})"
-        console.print(f"{verdict} {text}", soft_wrap=True)
+    for name, reason in result.not_run.items():
+        console.print(f"not run: {name}: {reason}")
+    if judged:
+        console.print(checks_table("share of the peak", judged))
 
 
 def _table(result: TransferResult) -> Table:

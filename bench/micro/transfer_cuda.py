@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from bench.micro.transfer_arm import Arm, EngineArm, NotRun, Unsupported, plan_of
+from bench.micro.transfer_arm import (
+    Absent,
+    Arm,
+    EngineArm,
+    Unsupported,
+    plan_of,
+    try_arm,
+)
 from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
 from ttlcache.transfer import Direction
 from ttlcache.transfer.calibrate import CANDIDATES, calibrate
@@ -122,18 +129,15 @@ class LMCacheDirectArm(Arm):
         torch.cuda.synchronize()
 
 
-def cuda_arms(device: torch.device, arms: list[Arm], absent: list[NotRun]) -> None:
+def cuda_arms(device: torch.device, arms: list[Arm], absent: Absent) -> None:
     """Our engine as it chooses, each of its methods, vLLM's and LMCache's copies."""
     runtime = CupyRuntime(device.index or 0)
     arms.append(EngineArm("cupy", CupyEngine(runtime, calibrate(runtime))))
     for method in CANDIDATES:
-        if not method.runs_on(runtime):
-            absent.append(NotRun(f"cupy {method.value}", "the device lacks it"))
-            continue
-        engine = CupyEngine(runtime, method=method)
-        arms.append(EngineArm(f"cupy {method.value}", engine))
-    for make in (SwapBlocksArm, LMCacheDirectArm):
-        try:
-            arms.append(make())
-        except (ImportError, AttributeError) as error:
-            absent.append(NotRun(make.name, str(error)))
+        if method.runs_on(runtime):
+            engine = CupyEngine(runtime, method=method)
+            arms.append(EngineArm(f"cupy {method.value}", engine))
+        else:
+            absent[f"cupy {method.value}"] = "the device lacks it"
+    try_arm(SwapBlocksArm.name, SwapBlocksArm, arms, absent)
+    try_arm(LMCacheDirectArm.name, LMCacheDirectArm, arms, absent)

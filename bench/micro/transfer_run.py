@@ -12,18 +12,32 @@ from typing import Any
 import torch
 
 from bench.micro.overhead_driver import machine
-from bench.micro.transfer_arm import Arm, NotRun, Unsupported
+from bench.micro.transfer_arm import Arm, Unsupported
 from bench.micro.transfer_arms import make_arms
 from bench.micro.transfer_memory import PARTS, CellMemory, CellShape
+from bench.tables import Check
 from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction
 
-#: Issue's bar for the CPU: the reference engine against one memcpy.
-CPU_BAR, CPU_BAR_PAGE_BYTES = 0.8, 128 << 10
 #: An arm that has used so much time in a cell sits out the later rounds.
 ARM_BUDGET_S = 4.0
-#: For CUDA: share of the one-shot pinned copy, by smallest piece.
-CUDA_BARS = ((64 << 10, 0.95), (16 << 10, 0.85))
+#: What is judged: name, arm, page sizes in bytes, share of the peak, the least of it.
+CPU_BARS = (
+    (
+        "reference by one memcpy at 128 KiB pages, CPU seconds",
+        *("reference", (128 << 10, 128 << 10), "of_peak_cpu", 0.8),
+    ),
+)
+CUDA_BARS = (
+    (
+        "cupy by one pinned copy at 64 KiB pages",
+        *("cupy", (64 << 10, 1 << 40), "of_peak", 0.95),
+    ),
+    (
+        "cupy by one pinned copy at 16 KiB pages",
+        *("cupy", (16 << 10, 16 << 10), "of_peak", 0.85),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +75,16 @@ class TransferResult:
     device: str
     rows: list[Row] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    not_run: list[NotRun] = field(default_factory=list)
+    not_run: dict[str, str] = field(default_factory=dict)
+    """Arms that this machine cannot run, and why."""
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.device == "cpu"
 
     @property
     def num_wrong(self) -> int:
         return sum(skipped.is_wrong for skipped in self.skipped)
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """The lowest share of the peak among the rows that a bar is about."""
-
-    name: str
-    value: float
-    limit: float
-    row: Row
-
-    @property
-    def passed(self) -> bool:
-        return self.value >= self.limit
 
 
 def run(
@@ -203,47 +208,33 @@ def _ratio(peak: list[float], own: list[float]) -> float:
     return statistics.median(p / max(o, 1e-9) for p, o in zip(peak, own, strict=False))
 
 
-def bars(result: TransferResult) -> list[Bar]:
-    """The issue's bars that this run can judge: the worst row of each."""
-    if result.device == "cpu":
+def bars(result: TransferResult) -> list[Check]:
+    """What this run can judge: the worst row of each bar, its share of the peak."""
+    found = []
+    for name, arm, sizes, share, limit in CPU_BARS if result.is_cpu else CUDA_BARS:
         rows = [
             row
             for row in result.rows
-            if row.arm == "reference"
-            and row.shape.page_bytes == CPU_BAR_PAGE_BYTES
+            if row.arm == arm
+            and sizes[0] <= row.shape.page_bytes <= sizes[1]
             # Pages of heads outside blocks are cut into smaller pieces.
             and row.shape.layout != "LHBNC"
         ]
-        name = "reference by one memcpy at 128 KiB pages, CPU seconds"
-        found = [(name, CPU_BAR, rows, attrgetter("of_peak_cpu"))]
-    else:
-        found = []
-        for page_bytes, limit in CUDA_BARS:
-            rows = [
-                row
-                for row in result.rows
-                if row.arm == "cupy"
-                and row.shape.layout != "LHBNC"
-                and (
-                    row.shape.page_bytes == page_bytes
-                    or (page_bytes == 64 << 10 and row.shape.page_bytes > page_bytes)
-                )
-            ]
-            name = f"cupy by one pinned copy at {page_bytes >> 10} KiB pages"
-            found.append((name, limit, rows, attrgetter("of_peak")))
-    return [
-        Bar(name, value(worst), limit, worst)
-        for name, limit, rows, value in found
-        if rows
-        for worst in [min(rows, key=value)]
-    ]
+        if not rows:
+            continue
+        worst = min(rows, key=attrgetter(share))
+        value, shape = getattr(worst, share), worst.shape
+        where = f"{shape.layout} x {shape.run_blocks}, {worst.direction}"
+        text = f"{name} ({where})"
+        found.append(Check(text, value >= limit, f"{value:.2f}", f">= {limit}"))
+    return found
 
 
 def to_json(result: TransferResult) -> dict[str, Any]:
     """Everything found, and the machine."""
     return {
         **asdict(result),
-        "bars": [{**asdict(bar), "passed": bar.passed} for bar in bars(result)],
+        "bars": [asdict(bar) for bar in bars(result)],
         "machine": {
             **machine(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

@@ -26,7 +26,6 @@ class Arm:
 
     name: str
     server: ServerOptions
-    start_timeout_s: float = 180.0
     tiers: TierOptions | None = None
     """An LMCache server of the arm's own, started before vLLM; None: none."""
 
@@ -48,8 +47,6 @@ class EngineCounters:
     prefill_tokens_saved: float
     """Of those, what plain vLLM would have evicted, as ttlcache counts it."""
     hook_errors: float
-    hints_rejected: float
-    pinned_blocks_at_end: float
     tier_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes copied between GPU and lower tier, by direction."""
     reloaded_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -62,18 +59,6 @@ class EngineCounters:
     """Forward passes."""
     step_tokens: float = 0.0
     """Tokens computed in them, prompt and output."""
-
-    @property
-    def prompt_hit(self) -> float:
-        """The engine's own hits / queries."""
-        queries = self.prefix_cache_queries
-        return self.prefix_cache_hits / queries if queries else 0.0
-
-    @property
-    def mean_wait_s(self) -> float:
-        """The engine's own queue time a request."""
-        count = self.queue_time_count
-        return self.queue_time_sum_s / count if count else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +73,6 @@ class ArmResult:
     log_errors: tuple[str, ...]
     summary: Summary
     engine: EngineCounters
-    start_up_s: float
-    """Seconds from starting the server to the end of the warm-up."""
     replay_s: float
 
 
@@ -110,16 +93,12 @@ def run_arm(
         ServerError: the server did not start.
         ValueError: not one turn was completed.
     """
-    began_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         vllm = arm.server
         if arm.tiers is not None:
-            tiers = TierServer(
-                arm.tiers, log_path.with_suffix(".lmcache.log"), arm.start_timeout_s
-            )
+            tiers = TierServer(arm.tiers, log_path.with_suffix(".lmcache.log"))
             vllm = above(vllm, stack.enter_context(tiers).options)
-        server = VLLMServer(model, vllm, log_path, arm.start_timeout_s)
-        stack.enter_context(server)
+        server = stack.enter_context(VLLMServer(model, vllm, log_path))
         warm_up(server)
         before = server.metrics()
         ready_s = time.monotonic()
@@ -135,7 +114,6 @@ def run_arm(
         log_errors=tuple(server.errors_in_log()),
         summary=_summarize(result),
         engine=engine,
-        start_up_s=ready_s - began_s,
         replay_s=ended_s - ready_s,
     )
 
@@ -193,8 +171,6 @@ def read_engine(
         claimed_tokens=grown("ttlcache_claimed_tokens_total", flushed),
         prefill_tokens_saved=grown("ttlcache_prefill_tokens_saved_total", flushed),
         hook_errors=grown("ttlcache_hook_errors_total", flushed),
-        hints_rejected=grown("ttlcache_hints_rejected_total", flushed),
-        pinned_blocks_at_end=total(flushed, "ttlcache_pinned_blocks"),
         tier_bytes=grown_by("ttlcache_tier_bytes_total", "direction"),
         reloaded_tokens=grown_by("ttlcache_reloaded_tokens_total", "tier"),
         lower_tier_hits=grown("vllm:external_prefix_cache_hits_total"),

@@ -70,14 +70,11 @@ class LMCacheProcess(ServerProcess):
         command: Sequence[str],
         http_port: int,
         log_path: Path,
-        start_timeout_s: float,
         env: Mapping[str, str],
     ) -> None:
         self.base_url = f"http://127.0.0.1:{http_port}"
         health_url = f"{self.base_url}/healthcheck"
-        super().__init__(
-            command, health_url, log_path, start_timeout_s, env, "lmcache server"
-        )
+        super().__init__(command, health_url, log_path, env=env, name="lmcache server")
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self._get("/status").json()
@@ -98,9 +95,7 @@ class LMCacheProcess(ServerProcess):
 class LMCacheServer(LMCacheProcess):
     """Runs one server for the length of a ``with`` block, on free ports."""
 
-    def __init__(
-        self, options: LMCacheOptions, log_path: Path, start_timeout_s: float = 180.0
-    ) -> None:
+    def __init__(self, options: LMCacheOptions, log_path: Path) -> None:
         self.options = options
         self.port, self.http_port = free_ports(2)
         self.url = f"tcp://127.0.0.1:{self.port}"
@@ -109,6 +104,5 @@ class LMCacheServer(LMCacheProcess):
             [script, "server", *options.arguments(self.port, self.http_port)],
             self.http_port,
             log_path,
-            start_timeout_s,
             {"LMCACHE_TRACK_USAGE": "false"},
         )

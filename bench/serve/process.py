@@ -55,7 +55,8 @@ class ServerProcess:
         command: the full command line.
         health_url: answers 200 once the server is ready.
         log_path: file that gets its stdout and stderr.
-        start_timeout_s: deadline for `health_url` to answer 200.
+        start_timeout_s: deadline for `health_url` to answer 200; a machine that is
+            busy for minutes must not cost a measurement.
         env: what its environment needs on top of ours.
         name: what error messages call it.
     """
@@ -70,7 +71,7 @@ class ServerProcess:
         command: Sequence[str],
         health_url: str,
         log_path: Path,
-        start_timeout_s: float = 180.0,
+        start_timeout_s: float = 600.0,
         env: Mapping[str, str] | None = None,
         name: str = "",
     ) -> None:

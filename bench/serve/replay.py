@@ -11,17 +11,20 @@ import json
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
 
+from bench.serve.tiny_model import DEFAULT_SHAPE
 from bench.sim.load.programs import Program, Turn
 from bench.sim.metrics import TurnRecord
 
 #: Token ids below this are the tokenizer's special tokens.
 FIRST_TOKEN_ID = 5
+_REQUEST_TIMEOUT_S = 900.0
 _MAX_BACKOFF_S = 8.0
 
 
@@ -42,15 +45,10 @@ class Failure:
 class ReplayOptions:
     """How requests are made."""
 
-    model: str = "tiny"
-    vocab_size: int = 2048
     seed: int = 0
     """Seed of the new token ids of each program and turn."""
     hints: bool = True
     """Send program id, tool and last step in ``kv_transfer_params``."""
-    request_timeout_s: float = 300.0
-    ttl_s: float | None = None
-    """Ask for this TTL in the hints of every turn."""
     session_header: bool = False
     """Send the program id as ``X-Session-ID``, too."""
     at_once: int | None = None
@@ -100,14 +98,19 @@ def replay(
     """
 
     async def run() -> ReplayResult:
-        # A kept connection may be closed by the server just as a gap ends.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        async with httpx.AsyncClient(
-            base_url=base_url, limits=limits, timeout=options.request_timeout_s
-        ) as client:
+        async with connect(base_url) as client:
             return await replay_with(client, programs, options, on_turn)
 
     return asyncio.run(run())
+
+
+def connect(base_url: str) -> httpx.AsyncClient:
+    """A client for as many requests at a time as there are."""
+    # A kept connection may be closed by the server just as a gap ends.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(
+        base_url=base_url, limits=limits, timeout=_REQUEST_TIMEOUT_S
+    )
 
 
 async def replay_with(
@@ -171,7 +174,7 @@ def new_token_ids(
     """The turn's new prompt tokens: random, the same in every arm."""
     rng = random.Random(f"{options.seed}/{program_id}/{index}")
     return [
-        rng.randrange(FIRST_TOKEN_ID, options.vocab_size)
+        rng.randrange(FIRST_TOKEN_ID, DEFAULT_SHAPE.vocab)
         for _ in range(turn.new_prompt_tokens)
     ]
 
@@ -180,7 +183,7 @@ def _body(
     program: Program, index: int, prompt: list[int], options: ReplayOptions
 ) -> dict[str, Any]:
     turn = program.turns[index]
-    body = streamed(options.model, prompt, turn.output_tokens) | {"logprobs": 0}
+    body = streamed(prompt, turn.output_tokens) | {"logprobs": 0}
     if options.cache_salt is not None:
         body["cache_salt"] = options.cache_salt
     if options.hints:
@@ -190,16 +193,14 @@ def _body(
         }
         if turn.tool:
             hint["tool"] = turn.tool
-        if options.ttl_s is not None:
-            hint["ttl"] = options.ttl_s
         body["kv_transfer_params"] = {"ttlcache": hint}
     return body
 
 
-def streamed(model: str, prompt: list[int], num_tokens: int) -> dict[str, Any]:
+def streamed(prompt: list[int], num_tokens: int) -> dict[str, Any]:
     """The body of a streamed greedy completion of exactly `num_tokens` tokens."""
     return {
-        "model": model,
+        "model": "tiny",
         "prompt": prompt,
         "max_tokens": num_tokens,
         "min_tokens": num_tokens,
@@ -228,15 +229,8 @@ async def complete(
     usage: dict[str, Any] = {}
     timing: dict[str, Any] = {}
     server = ""
-    async with client.stream(
-        "POST", "/v1/completions", json=body, headers=headers
-    ) as response:
-        if response.status_code != 200:
-            text = (await response.aread()).decode(errors="replace")
-            raise RequestFailed(f"HTTP {response.status_code}: {text[:500]}")
-        async for chunk in _events(response):
-            if "error" in chunk:
-                raise RequestFailed(f"error in the stream: {chunk['error']}")
+    async with streaming(client, body, headers) as chunks:
+        async for chunk in chunks:
             usage = chunk.get("usage") or usage
             timing = chunk.get("metrics") or timing
             server = chunk.get("model") or server
@@ -269,14 +263,32 @@ async def complete(
     )
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+@asynccontextmanager
+async def streaming(
+    client: httpx.AsyncClient, body: dict[str, Any], headers: dict[str, str]
+) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+    """The chunks of a completion; leaving early aborts it."""
+    async with client.stream(
+        "POST", "/v1/completions", json=body, headers=headers
+    ) as response:
+        if response.status_code != 200:
+            text = (await response.aread()).decode(errors="replace")
+            raise RequestFailed(f"HTTP {response.status_code}: {text[:500]}")
+        async with aclosing(_chunks(response)) as chunks:
+            yield chunks
+
+
+async def _chunks(response: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
     """JSON payloads of a server-sent event stream, up to ``[DONE]``."""
     async for line in response.aiter_lines():
         payload = line.removeprefix("data: ")
         if payload == "[DONE]":
             return
         if payload != line:
-            yield json.loads(payload)
+            chunk = json.loads(payload)
+            if "error" in chunk:
+                raise RequestFailed(f"error in the stream: {chunk['error']}")
+            yield chunk
     raise RequestFailed("the stream ended without [DONE]")
 
 

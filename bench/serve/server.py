@@ -42,10 +42,6 @@ class ServerOptions:
     max_model_len: int = 32768
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 2048
-    dtype: str = "float32"
-    """float32: batches of different shape then round alike to about 1e-5."""
-    num_threads: int = 1
-    """OpenMP threads of the worker; the other core is for the HTTP side."""
     kv_transfer_config: Mapping[str, Any] | None = None
     """Also decides whether vLLM's plugins load: without one they do not."""
     extra_args: tuple[str, ...] = field(default=())
@@ -66,10 +62,11 @@ class ServerOptions:
 
     def arguments(self, model: Path, port: int) -> list[str]:
         """The server's command line after ``python -m <module>``."""
+        # float32: batches of different shape then round alike to about 1e-5.
         args = [
             *("--model", str(model), "--served-model-name", "tiny"),
             *("--host", "127.0.0.1", "--port", str(port)),
-            *("--dtype", self.dtype, "--enforce-eager", "--seed", "0"),
+            *("--dtype", "float32", "--enforce-eager", "--seed", "0"),
             *("--num-gpu-blocks-override", str(self.num_blocks)),
             *("--block-size", str(self.block_size)),
             *("--max-model-len", str(self.max_model_len)),
@@ -90,7 +87,7 @@ class ServerOptions:
             **plugins,
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(self.num_threads),
+            "OMP_NUM_THREADS": "1",  # the other core is for the HTTP side
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "NO_COLOR": "1",

@@ -22,18 +22,11 @@ _WRITING = ("pending_keys_count", "in_flight_task_count")
 class TierServer(LMCacheProcess):
     """One server for the length of a ``with`` block, on free ports."""
 
-    def __init__(
-        self, options: TierOptions, log_path: Path, start_timeout_s: float = 120.0
-    ) -> None:
+    def __init__(self, options: TierOptions, log_path: Path) -> None:
         port, http_port = free_ports(2)
         self.options = replace(options, port=port, http_port=http_port)
-        super().__init__(
-            self.options.command(),
-            http_port,
-            log_path,
-            start_timeout_s,
-            self.options.environment(),
-        )
+        command, env = self.options.command(), self.options.environment()
+        super().__init__(command, http_port, log_path, env)
 
     def pause(self) -> None:
         """Stop answering without going away."""

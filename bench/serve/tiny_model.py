@@ -26,6 +26,10 @@ _CHAT_TEMPLATE = (
 )
 _SPECIAL_TOKENS = ("<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
 
+_ONSETS = ("b", "br", "c", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "st", "t")
+_VOWELS = ("a", "e", "i", "o", "u", "ai", "ou")
+_CALLS = ("cd", "ls -la", "grep -rn", "cat", "sed -n", "python -m pytest", "git diff")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -64,10 +68,9 @@ def build(path: Path, seed: int = 0, shape: ModelShape = DEFAULT_SHAPE) -> Path:
     Raises:
         FileExistsError: ``path`` is a non-empty folder that was not made here.
     """
-    wanted = _recipe(seed, shape)
     marker = path / FINGERPRINT_FILE
     if marker.is_file():
-        if json.loads(marker.read_text()) == _fingerprint(path, wanted):
+        if json.loads(marker.read_text()) == _fingerprint(path, seed, shape):
             return path
         shutil.rmtree(path)
     elif path.exists() and any(path.iterdir()):
@@ -78,22 +81,23 @@ def build(path: Path, seed: int = 0, shape: ModelShape = DEFAULT_SHAPE) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     _write_weights(path, seed, shape)
     _write_tokenizer(path, seed, shape)
-    marker.write_text(json.dumps(_fingerprint(path, wanted), indent=1))
+    marker.write_text(json.dumps(_fingerprint(path, seed, shape), indent=1))
     return path
 
 
-def _recipe(seed: int, shape: ModelShape) -> dict[str, Any]:
-    return {"recipe": RECIPE_VERSION, "seed": seed, "shape": asdict(shape)}
-
-
-def _fingerprint(path: Path, recipe: dict[str, Any]) -> dict[str, Any]:
+def _fingerprint(path: Path, seed: int, shape: ModelShape) -> dict[str, Any]:
     """The recipe and a digest of every file, so that a damaged folder is rebuilt."""
     files = {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(path.iterdir())
         if file.is_file() and file.name != FINGERPRINT_FILE
     }
-    return {**recipe, "files": files}
+    return {
+        "recipe": RECIPE_VERSION,
+        "seed": seed,
+        "shape": asdict(shape),
+        "files": files,
+    }
 
 
 def _write_weights(path: Path, seed: int, shape: ModelShape) -> None:
@@ -161,20 +165,15 @@ def _write_tokenizer(path: Path, seed: int, shape: ModelShape) -> None:
 def _training_text(seed: int, num_lines: int = 4000) -> list[str]:
     """Lines of made-up words and shell commands: enough for 2,048 merges."""
     rng = random.Random(seed)
-    onsets = ["b", "br", "c", "d", "f", "g", "k", "l"]
-    onsets += ["m", "n", "p", "r", "s", "st", "t"]
-    vowels = ("a", "e", "i", "o", "u", "ai", "ou")
     words = [
         "".join(
-            rng.choice(onsets) + rng.choice(vowels) for _ in range(rng.randint(1, 4))
+            rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(1, 4))
         )
         for _ in range(2500)
     ]
-    commands = ["cd", "ls -la", "grep -rn", "cat", "sed -n"]
-    commands += ["python -m pytest", "git diff"]
     lines = []
     for _ in range(num_lines):
         sentence = " ".join(rng.choices(words, k=rng.randint(4, 12)))
-        command = rng.choice(commands)
+        command = rng.choice(_CALLS)
         lines.append(f"{sentence}.\n```bash\n{command} {rng.choice(words)}.py\n```\n")
     return lines

@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 import ast
+import re
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from rich.console import Console
+
+from bench.command import argument, option, write_json
 from bench.surface.needs import HOOKS, USES
 
 #: A path inside the distribution -> its text, None where there is no such file.
 Read = Callable[[str], str | None]
 #: Parameter names for a function, "" for anything else, None where it is absent.
 Found = list[str] | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SurfaceOptions:
+    """Sources of vLLM, and where what they have is written."""
+
+    wheels: list[Path] = argument("vLLM's wheels.")
+    out: Path | None = option(None, "Folder for vllm-VERSION.json.")
+
+
+def read_surface(options: SurfaceOptions, console: Console) -> None:
+    """Which of the names that ttlcache relies on a vLLM has, read from its source."""
+    for wheel in options.wheels:
+        named = re.match(r"vllm\w*-([^-]+)-", wheel.name)
+        if named is None:
+            raise ValueError(f"{wheel}: no wheel of vLLM")
+        found, version = surface(reader(wheel)), named[1]
+        lacks = ", ".join(missing(found))
+        console.print(f"vLLM {version}: {lacks or 'nothing'} missing")
+        if options.out is not None:
+            value = {"version": version, "names": found}
+            write_json(options.out / f"vllm-{version}.json", value)
 
 
 def reader(source: Path) -> Read:

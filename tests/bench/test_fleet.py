@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.compare.fleet import report
-from bench.compare.fleet.arms import ARMS, Death, FleetOptions, FleetResult, arm_json
+from bench.compare.fleet.arms import ARMS, Death, FleetOptions, FleetResult
 from bench.serve.arms import EngineCounters
 from bench.serve.replay import Failure
 from bench.sim.metrics import TurnRecord, compare_outputs, summarize
 from tests.bench.samples import served
 
 ENGINE = EngineCounters(
-    1000, 400, 2.0, 4, 0, {}, 0, 0, 0, 0, 0, {}, {"cpu": 96}, lower_tier_hits=100
+    1000, 400, 2.0, 4, 0, {}, 0, 0, 0, {}, {"cpu": 96}, lower_tier_hits=100
 )
 
 
@@ -39,9 +39,7 @@ RECORDS = (
 
 
 def result(name: str = "session", **changes: object) -> FleetResult:
-    made = FleetResult(
-        name, RECORDS, (), (), (), summarize(RECORDS), (ENGINE, ENGINE), (("vllm",),)
-    )
+    made = FleetResult(name, RECORDS, (), (), (), summarize(RECORDS), (ENGINE, ENGINE))
     return replace(made, **changes)
 
 
@@ -53,7 +51,7 @@ def test_hits_are_shares_of_all_prompt_tokens():
 
 def test_a_turn_stayed_where_the_one_before_it_ran():
     assert result().stayed == pytest.approx(3 / 5)
-    assert arm_json(result())["turns_by_replica"] == {"replica-0": 5, "replica-1": 3}
+    assert result().turns_by_replica == {"replica-0": 5, "replica-1": 3}
 
 
 def test_what_a_death_cost():
@@ -95,7 +93,9 @@ def test_the_table():
     (session,) = [line for line in printed.splitlines() if "session" in line]
     for cell in ("40.0%", "2.00", "10.0%", "60%", "5 + 3"):
         assert cell in session
-    json.dumps([arm_json(arm) for arm in arms])
+    told, found = report.results([{arm.name: arm for arm in arms}])
+    assert json.loads(json.dumps(told))["arms"]["session"]["gpu_hit"] == 0.4
+    assert found == []
 
 
 def test_every_default_arm_exists_and_has_a_workload_that_fits():

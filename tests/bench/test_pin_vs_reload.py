@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +11,6 @@ from bench.compare.pin_vs_reload import (
     ttl_table,
 )
 from bench.compare.pin_vs_reload_client import TRIES, Client
-from bench.report.figures import tiers
 from ttlcache import policies
 from ttlcache.types import Pressure
 
@@ -82,22 +81,3 @@ def test_the_tables_hold_every_length():
     ttls = policy_ttls(FOUND, [1.0] * 200, Pressure(pool_blocks=640))
     assert seconds_table(FOUND).row_count == len(FOUND)
     assert ttl_table(FOUND, ttls).row_count == len(ttls)
-
-
-@pytest.mark.parametrize("lost", [1.0, -1.0])
-def test_pairs_that_do_not_agree_tell_no_price(lost):
-    result = {
-        "recoveries": [asdict(r) for r in FOUND],
-        "hold_pairs_job_seconds_per_byte_second": [3.0, lost, 2.0],
-        "policy_ttls_s": {},
-        "held_tokens": 1024,
-        "held_bytes": 1,
-        "pool_tokens": 8192,
-        "rate": 1.0,
-        "programs": 8,
-        "machine": "2 cores",
-        "command": "python",
-    }
-    page = tiers.pin_vs_reload(result)
-    assert f"{lost:.2f}, 2.00, 3.00" in page
-    assert ("do not agree" in page) == (lost < 0)

@@ -3,63 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from bench.serve.replay import ReplayOptions, ReplayResult, new_token_ids, replay_with
 from bench.sim.load.programs import Program, Turn
 from bench.sim.metrics import TurnRecord, by_program
+from tests.bench.fake_server import FakeServer
 
 AGENT = Program(
     "agent", 0.0, (Turn(6, 3, "pytest", 0.05), Turn(4, 2, "ls", 0.0), Turn(3, 2, "", 0))
 )
-
-
-class FakeServer:
-    """Answers with token ids 100, 101, … and remembers the bodies."""
-
-    def __init__(self, fail_at: int = -1, drop_tokens: int = 0) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.sessions: list[str | None] = []
-        self.fail_at = fail_at
-        self.drop_tokens = drop_tokens
-        self.with_usage = True
-        self.with_done = True
-        self.app = Starlette(
-            routes=[Route("/v1/completions", self.complete, methods=["POST"])]
-        )
-
-    async def complete(self, request: Request) -> Response:
-        body = await request.json()
-        self.bodies.append(body)
-        self.sessions.append(request.headers.get("x-session-id"))
-        if len(self.bodies) - 1 == self.fail_at:
-            return JSONResponse({"error": "pool on fire"}, status_code=500)
-        return StreamingResponse(self.stream(body), media_type="text/event-stream")
-
-    async def stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
-        for n in range(body["max_tokens"] - self.drop_tokens):
-            logprobs = {"token_logprobs": [-0.5 - n]}
-            yield event(choices=[{"token_ids": [100 + n], "logprobs": logprobs}])
-        usage: dict[str, Any] = {"prompt_tokens": len(body["prompt"])}
-        if self.with_usage:
-            usage["prompt_tokens_details"] = {"cached_tokens": 2}
-        yield event(choices=[], usage=usage, metrics={"queue_time_ms": 250.0})
-        if self.with_done:
-            yield "data: [DONE]\n\n"
-
-
-def event(**fields: Any) -> str:
-    return f"data: {json.dumps(fields)}\n\n"
 
 
 def run(
@@ -69,10 +25,7 @@ def run(
     programs: Sequence[Program] = (AGENT,),
 ) -> ReplayResult:
     async def go() -> ReplayResult:
-        transport = httpx.ASGITransport(app=server.app)
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://x"
-        ) as client:
+        async with server.client() as client:
             on_turn = None if seen is None else seen.append
             return await replay_with(
                 client, programs, options or ReplayOptions(), on_turn
@@ -139,7 +92,7 @@ def test_the_seed_decides_the_tokens() -> None:
 
 
 def test_a_failed_request_ends_its_program_and_is_reported() -> None:
-    server = FakeServer(fail_at=1)
+    server = FakeServer(fails=range(1, 2))
     result = run(server)
     assert len(result.records) == 1
     (failure,) = result.failures
@@ -166,13 +119,12 @@ def test_incomplete_streams_are_failures(missing: str, message: str) -> None:
 
 
 def test_a_failed_request_is_sent_again_as_often_as_asked() -> None:
-    server = FakeServer(fail_at=1)
+    server = FakeServer(fails=range(1, 2))
     result = run(server, ReplayOptions(retries=1))
     assert result.failures == ()
     assert [failure.turn for failure in result.retried] == [1]
     assert server.bodies[1] == server.bodies[2]
     assert len(result.records) == 3
-    assert len(run(FakeServer(fail_at=1)).records) == 1
 
 
 def test_the_program_is_named_in_the_session_header_if_asked() -> None:

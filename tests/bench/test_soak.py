@@ -10,28 +10,20 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from rich.console import Console
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
-from typer.testing import CliRunner
 
-from bench.cli import app
 from bench.sim.load.programs import Program, Turn
 from bench.sim.load.scaled import longest_context
 from bench.stress.soak import report
 from bench.stress.soak.agents import AgentOptions, Fleet
-from bench.stress.soak.report import Bounds, Ending, SoakResult
-from bench.stress.soak.requests import JUNK, STYLES, Requests, Tally, identify
-from bench.stress.soak.soak import SoakOptions
+from bench.stress.soak.options import SoakOptions
+from bench.stress.soak.report import Ending, SoakResult
+from bench.stress.soak.requests import JUNK, STYLES, Tally, identify
 from bench.stress.soak.watch import (
     Sample,
     Watch,
@@ -41,70 +33,29 @@ from bench.stress.soak.watch import (
     rss_mib,
 )
 from bench.tables import checks_table
-from tests.bench.samples import recorded, write_trace
+from tests.bench.fake_server import FakeServer
 
 PROGRAM = Program("p", 0.0, (Turn(6, 3, "pytest", 0.0), Turn(4, 2, "", 0.0)))
-BOUNDS = Bounds(agents=4, max_queue_wait_s=20.0, rss_growth_mib=64.0)
+OPTIONS = SoakOptions(agents=4)
 ENDING = Ending(319, 319, 319, 0, 1, {"claimed": 9.0}, 2, 1, 3)
-
-
-class FakeServer:
-    """Streams as many tokens as asked for; counts connections that were cut."""
-
-    def __init__(self, status: int = 200) -> None:
-        self.status = status
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[str | None] = []
-        self.app = Starlette(
-            routes=[Route("/v1/completions", self.complete, methods=["POST"])]
-        )
-
-    async def complete(self, request: Request) -> Response:
-        body = await request.json()
-        self.bodies.append(body)
-        self.headers.append(request.headers.get("X-Session-ID"))
-        if self.status != 200:
-            return JSONResponse({"error": "on fire"}, status_code=self.status)
-        return StreamingResponse(self.stream(body), media_type="text/event-stream")
-
-    async def stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
-        for n in range(body["max_tokens"]):
-            yield event(choices=[{"token_ids": [100 + n]}])
-        usage = {"prompt_tokens": len(body["prompt"])}
-        yield event(
-            choices=[],
-            usage=usage | {"prompt_tokens_details": {"cached_tokens": 1}},
-            metrics={"queue_time_ms": 250.0},
-        )
-        yield "data: [DONE]\n\n"
-
-
-def event(**fields: Any) -> str:
-    return f"data: {json.dumps(fields)}\n\n"
 
 
 def play(server: FakeServer, turns: int, **options: Any) -> Tally:
     """Agents until so many turns were answered, or one failed."""
 
     async def go() -> Tally:
-        transport = httpx.ASGITransport(app=server.app)
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://x"
-        ) as client:
+        async with server.client() as client:
             stop = asyncio.Event()
-
-            def seen() -> None:
-                if requests.tally.answered >= turns:
-                    stop.set()
-
-            requests = Requests(client, "tiny", seen)
-            fleet = Fleet(
-                requests, [PROGRAM], AgentOptions(2, ramp_s=0.0, **options), stop
-            )
-            limit_s = 300.0 if server.status == 200 else 0.2
-            asyncio.get_running_loop().call_later(limit_s, stop.set)
+            shares = AgentOptions(2, ramp_s=0.0, **options)
+            fleet = Fleet(client, [PROGRAM], shares, stop)
             await fleet.prepare()
-            await fleet.run()
+
+            async def watch() -> None:
+                while fleet.tally.answered < turns and not fleet.tally.failed:
+                    await asyncio.sleep(0.0)
+                stop.set()
+
+            await asyncio.gather(fleet.run(), watch())
             return fleet.tally
 
     return asyncio.run(go())
@@ -112,17 +63,14 @@ def play(server: FakeServer, turns: int, **options: Any) -> Tally:
 
 def result(**changes: Any) -> SoakResult:
     """A soak of 100 s in which everything held."""
-    samples = [
-        Sample(5.0 * i, 500.0, 800.0, 700, 70_000, 0.02, {"free_blocks": 5.0})
-        for i in range(21)
-    ]
+    samples = [Sample(5.0 * i, 500.0, 800.0, 700, 0.02, 5.0) for i in range(21)]
     tally = Tally(100, styles={"hints": 9}, waits_s=[1.0, 30.0], longest_service_s=4.0)
-    held = SoakResult(tally, Watch(samples), ENDING, (), 100.0)
+    held = SoakResult(tally, Watch(samples), 100.0, ENDING)
     return replace(held, **changes)
 
 
 def failed(found: SoakResult) -> list[str]:
-    return [c.name for c in report.checks(found, BOUNDS) if not c.ok]
+    return [c.name for c in report.checks(found, OPTIONS) if not c.ok]
 
 
 def test_agents_grow_their_prompts_by_real_answers() -> None:
@@ -141,7 +89,7 @@ def test_agents_grow_their_prompts_by_real_answers() -> None:
         assert start[-3:] == [100, 101, 102]
         assert start[:-3] in firsts
     assert {len(prompt) for prompt in firsts} == {6, 6 + 96}, "some share a prefix"
-    assert any(server.headers), "some are known by their session"
+    assert any(server.sessions), "some are known by their session"
 
 
 def test_aborted_turns_are_counted_apart_and_sometimes_retried() -> None:
@@ -154,9 +102,9 @@ def test_aborted_turns_are_counted_apart_and_sometimes_retried() -> None:
 
 
 def test_a_refused_request_is_a_failure_with_its_text() -> None:
-    tally = play(FakeServer(status=500), 1)
+    tally = play(FakeServer(fails=range(1000)), 1)
     assert "HTTP 500" in tally.reasons[0]
-    assert "on fire" in tally.reasons[0]
+    assert "pool on fire" in tally.reasons[0]
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -237,7 +185,7 @@ def test_growth_before_the_end_of_the_warm_up_does_not_count() -> None:
 
 def test_the_summary_and_the_file_hold_the_numbers() -> None:
     found = result()
-    checks = report.checks(found, BOUNDS)
+    checks = report.checks(found, OPTIONS)
     console = Console(file=io.StringIO(), width=160)
     console.print(report.load_table(found), checks_table("promises", checks))
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -245,7 +193,7 @@ def test_the_summary_and_the_file_hold_the_numbers() -> None:
         assert word in text
     written = json.loads(json.dumps(report.to_json(found, checks, {})))
     assert written["ok"] is True
-    assert written["tally"]["wait_s"]["p100"] == 30.0
+    assert written["wait_s"]["p100"] == 30.0
     assert len(written["samples"]) == 21
 
 
@@ -262,21 +210,3 @@ def test_the_synthetic_workload_fits_the_model() -> None:
     options = SoakOptions()
     longest = longest_context(options.workload())
     assert longest + 96 + 150 <= options.server().max_model_len
-
-
-def test_traces_are_mixed_and_fit_the_model(tmp_path: Path) -> None:
-    turn = {"new_prompt_tokens": 900, "output_tokens": 100, "tool_s": 1.0}
-    traces = [
-        write_trace(tmp_path / f"{name}.gz", recorded(*[turn] * 5, program_id=name))
-        for name in ("one", "two")
-    ]
-    options = SoakOptions(traces=traces)
-    programs = options.workload()
-    assert longest_context(programs) + 96 + 150 <= options.server().max_model_len
-    assert [p.program_id for p in programs] == ["one", "two"]
-
-
-def test_a_missing_trace_is_said() -> None:
-    outcome = CliRunner().invoke(app, ["soak", "--trace", "no-such-file.gz"])
-    assert outcome.exit_code == 1
-    assert "no such file" in outcome.output

@@ -9,20 +9,20 @@ from functools import lru_cache
 import pytest
 
 from bench.stress.abuse.cli import MAX_JCT_RATIO
-from bench.stress.abuse.flood import FloodOptions, run_arm
+from bench.stress.abuse.flood import run_arm
 from bench.stress.abuse.play import Waits
 from tests.connector.conftest import free
 from ttlcache.retention import ttl
 from ttlcache_connector.role.metrics import _KNOWN_LABELS
 
-LOAD = FloodOptions(sessions=800)
+SESSIONS = 800
 
 
 @lru_cache
 def played(arm: str, client_ttl_share: float = ttl.CLIENT_TTL_SHARE) -> Waits:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ttl, "CLIENT_TTL_SHARE", client_ttl_share)
-        return run_arm(arm, LOAD)
+        return run_arm(arm, SESSIONS)
 
 
 @pytest.mark.parametrize("arm", ["flood", "salts"])
@@ -41,14 +41,13 @@ def test_it_would_without_the_bound_on_wishes():
     assert unbounded.mean_jct_s > 1.1 * played("polite").mean_jct_s
 
 
-def test_playing_again_gives_the_same(monkeypatch):
-    small = FloodOptions(sessions=60)
-    assert run_arm("flood", small) == run_arm("flood", small)
+def test_playing_again_gives_the_same():
+    assert run_arm("flood", 60) == run_arm("flood", 60)
 
 
 def test_an_unknown_arm_is_refused():
     with pytest.raises(ValueError, match="expected one of polite, flood, salts"):
-        run_arm("quiet", LOAD)
+        run_arm("quiet", SESSIONS)
 
 
 def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, clock):

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.compare.fleet.cluster import Cluster
+from bench.compare.fleet.cluster import started
 from bench.compare.fleet.router import Router
 from bench.serve.server import ServerOptions, VLLMServer, by_label, total
 from tests.e2e.conftest import HANG_S, Agent
@@ -74,7 +74,7 @@ def test_a_killed_replica_takes_no_program_along(
     """SIGKILL in the middle of a stream; nothing is prefilled that LMCache holds."""
     expected = vanilla["uncached"]
     with (
-        Cluster(tiny_model, OPTIONS, 2, CONFIG, 0.25, tmp_path) as cluster,
+        started(tiny_model, OPTIONS, 2, CONFIG, 0.25, tmp_path) as cluster,
         Router(cluster.urls, "consistent_hash", tmp_path / "router.log") as router,
         ThreadPoolExecutor(4) as pool,
     ):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bench.command import one_of, option
-from bench.compare.demo import DemoOptions
-from bench.compare.fleet.cluster import Cluster
+from bench.compare.agents import AgentOptions
+from bench.compare.fleet.cluster import Cluster, started
 from bench.compare.fleet.front import Front
 from bench.compare.fleet.router import Router
 from bench.serve.arms import EngineCounters, read_engine, warm_up
@@ -65,7 +65,7 @@ ARMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class FleetOptions(DemoOptions):
+class FleetOptions(AgentOptions):
     """Sizes of the demo; the defaults took 16 minutes of CPU time on a busy machine."""
 
     arms: tuple[str, ...] = option(
@@ -122,18 +122,17 @@ class FleetResult:
     summary: Summary
     engines: tuple[EngineCounters, ...]
     """Of the replicas that lived to the end."""
-    commands: tuple[tuple[str, ...], ...]
     death: Death | None = None
 
     @property
     def gpu_hit(self) -> float:
         """Prompt tokens found in GPU memory / all prompt tokens."""
-        return self._share(sum(e.prefix_cache_hits for e in self.engines))
+        return sum(e.prefix_cache_hits for e in self.engines) / self._queries
 
     @property
     def reloaded(self) -> float:
         """Prompt tokens that came from the shared tier / all prompt tokens."""
-        return self._share(sum(e.lower_tier_hits for e in self.engines))
+        return sum(e.lower_tier_hits for e in self.engines) / self._queries
 
     @property
     def stayed(self) -> float:
@@ -145,8 +144,9 @@ class FleetResult:
         ]
         return sum(pairs) / len(pairs) if pairs else 1.0
 
-    def _share(self, tokens: float) -> float:
-        return tokens / queries if (queries := self._queries) else 0.0
+    @property
+    def turns_by_replica(self) -> dict[str, int]:
+        return dict(sorted(Counter(record.server for record in self.records).items()))
 
     @property
     def _queries(self) -> float:
@@ -177,7 +177,7 @@ def run_arm(
     # Whatever replica a program comes back to finds its KV below: each chunk is copied
     # as soon as it is computed, so that a dead replica takes nothing along.
     below = {"demote": "write-through"} if arm.tier else {}
-    cluster = Cluster(
+    starting = started(
         model,
         options.server(None),
         replicas,
@@ -186,7 +186,7 @@ def run_arm(
         folder,
     )
     with ExitStack() as stack:
-        stack.enter_context(cluster)
+        cluster = stack.enter_context(starting)
         base_url = _entry(stack, arm, cluster, folder)
         for server in cluster.replicas:
             warm_up(server)
@@ -203,7 +203,6 @@ def run_arm(
             for index, server in enumerate(cluster.replicas)
             if index not in cluster.killed
         )
-        commands = tuple(tuple(server.command) for server in cluster.replicas)
     if not result.records:
         raise ValueError(f"every program failed, e.g. {result.failures[0]}")
     errors = tuple(e for server in cluster.living for e in server.errors_in_log())
@@ -215,7 +214,6 @@ def run_arm(
         errors,
         summarize(result.records),
         engines,
-        commands,
         killer.death,
     )
 
@@ -243,29 +241,6 @@ class _Killer:
 
     def see(self, record: TurnRecord) -> None:
         self._turns += 1
-        if self._turns != self._at_turn:
-            return
-        self.death = Death(record.server, record.departure_s)
-        self._cluster.kill(int(record.server.removeprefix("replica-")))
-
-
-def arm_json(result: FleetResult) -> dict[str, Any]:
-    """One arm as it stands in result.json."""
-    return {
-        **asdict(result.summary),
-        "gpu_hit": result.gpu_hit,
-        "reloaded": result.reloaded,
-        "stayed": result.stayed,
-        "turns_by_replica": turns_by_replica(result.records),
-        "retried": [asdict(failure) for failure in result.retried],
-        "failures": [asdict(failure) for failure in result.failures],
-        "log_errors": list(result.log_errors),
-        "engines": [asdict(engine) for engine in result.engines],
-        "death": None if result.death is None else asdict(result.death),
-        "commands": [list(command) for command in result.commands],
-    }
-
-
-def turns_by_replica(records: Sequence[TurnRecord]) -> dict[str, int]:
-    servers = sorted({record.server for record in records})
-    return {s: sum(record.server == s for record in records) for s in servers}
+        if self._turns == self._at_turn:
+            self.death = Death(record.server, record.departure_s)
+            self._cluster.kill(int(record.server.removeprefix("replica-")))

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
-from bench.compare.demo_report import problems_of
-from bench.compare.fleet.arms import (
-    ROUND_ROBIN,
-    WITH_TIER,
-    FleetResult,
-    turns_by_replica,
-)
-from bench.sim.metrics import OutputComparison, TurnRecord, by_program
+from bench.compare.fleet.arms import ROUND_ROBIN, WITH_TIER, FleetResult
+from bench.compare.report import problems_of
+from bench.sim.metrics import OutputComparison, by_program, compare_outputs
 from bench.tables import table
 
 _COLUMNS = (
@@ -31,13 +27,44 @@ _COLUMNS = (
 )
 
 
+def results(done: list[dict[str, FleetResult]]) -> tuple[dict[str, Any], list[str]]:
+    """The arms so far as they stand in result.json, and what is wrong with them.
+
+    Outputs are compared with the first arm's.
+    """
+    arms = list(done[0].values())
+    found = [
+        problem
+        for arm in arms
+        for problem in problems(arm, compare_outputs(arms[0].records, arm.records))
+    ]
+    return {"arms": {arm.name: arm_json(arm) for arm in arms}}, found
+
+
+def arm_json(result: FleetResult) -> dict[str, Any]:
+    """One arm as it stands in result.json."""
+    return {
+        **asdict(result.summary),
+        "gpu_hit": result.gpu_hit,
+        "reloaded": result.reloaded,
+        "stayed": result.stayed,
+        "turns_by_replica": result.turns_by_replica,
+        "retried": [asdict(failure) for failure in result.retried],
+        "failures": [asdict(failure) for failure in result.failures],
+        "log_errors": list(result.log_errors),
+        "engines": [asdict(engine) for engine in result.engines],
+        "death": None if result.death is None else asdict(result.death),
+        "migration": migration(result),
+    }
+
+
 def arms_table(results: Sequence[FleetResult]) -> Table:
     """A row an arm."""
     rows = []
     for result in results:
         base = _round_robin(result, results)
         summary = result.summary
-        spread = turns_by_replica(result.records).values()
+        spread = result.turns_by_replica.values()
         row = [
             result.name,
             f"{result.gpu_hit:.1%}",
@@ -79,28 +106,24 @@ def problems(result: FleetResult, outputs: OutputComparison) -> list[str]:
 
 def migration(result: FleetResult) -> dict[str, Any] | None:
     """What became of the programs of a replica that died; None where none did."""
-    if result.death is None:
+    if (death := result.death) is None:
         return None
-    moved = moved_turns(result)
+    moved = [
+        after
+        for own in by_program(result.records).values()
+        for before, after in itertools.pairwise(own)
+        if before.server == death.server != after.server
+    ]
     return {
         "moved_programs": len(moved),
         "whole_prefills": sum(record.cached_tokens == 0 for record in moved),
         "context_tokens": sum(record.prompt_tokens for record in moved),
         "found_tokens": sum(record.cached_tokens for record in moved),
-        "reloaded_tokens": _reloaded(result),
+        "reloaded_tokens": sum(
+            sum(engine.reloaded_tokens.values()) for engine in result.engines
+        ),
         "failed_reloads": sum(engine.failed_reloads for engine in result.engines),
     }
-
-
-def moved_turns(result: FleetResult) -> list[TurnRecord]:
-    """Of each program whose replica died: its first turn elsewhere."""
-    assert result.death is not None
-    return [
-        after
-        for own in by_program(result.records).values()
-        for before, after in itertools.pairwise(own)
-        if before.server == result.death.server != after.server
-    ]
 
 
 def deaths(results: Sequence[FleetResult]) -> list[str]:
@@ -120,7 +143,3 @@ def deaths(results: Sequence[FleetResult]) -> list[str]:
             f"{facts['failed_reloads']:.0f} reloads failed"
         )
     return lines
-
-
-def _reloaded(result: FleetResult) -> int:
-    return sum(sum(engine.reloaded_tokens.values()) for engine in result.engines)

@@ -38,9 +38,8 @@ def pin_vs_reload(result: Json) -> str:
     intro = (
         "On vLLM's CPU build with the demo's tiny model, above a real LMCache server, "
         f"{result['machine']}: `{result['command']}`. "
-        "Seconds of a program's next turn by where its context is. "
+        "Seconds of a program's next turn by where its context is."
     )
-    intro += _of_holding(result)
     return (
         f"## Hold, reload or prefill\n\n{intro}\n\n"
         f"![pin-vs-reload](bench/pin-vs-reload.png)\n\n{table(header, seconds)}\n"
@@ -48,26 +47,6 @@ def pin_vs_reload(result: Json) -> str:
         "setting, seconds: without a lower tier / with CPU memory below, to which it "
         "has not been copied yet (`demote: on-pressure`).\n\n"
         f"{table(['policy', *lengths], ttls)}\n"
-    )
-
-
-def _of_holding(result: Json) -> str:
-    pairs = [
-        cost * result["held_bytes"]
-        for cost in result["hold_pairs_job_seconds_per_byte_second"]
-    ]
-    found = ", ".join(f"{pair:.2f}" for pair in sorted(pairs))
-    text = (
-        "Job seconds that others lose for each second that a context of "
-        f"{result['held_tokens']:,} tokens (of {result['pool_tokens']:,}) stays, from "
-        f"{len(pairs)} pairs of replays of {result['programs']} programs, "
-        f"{result['rate']:g} a second, with and without it: {found}. "
-    )
-    if min(pairs, default=0.0) > 0.0:
-        return text
-    return text + (
-        "They do not agree that holding costs anything, so what it costs, and up "
-        "to which tool call it pays, is not told."
     )
 
 

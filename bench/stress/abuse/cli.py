@@ -111,10 +111,9 @@ def _pattern_verdict(policy: str, found: Sequence[dict[str, Any]]) -> Check:
 
 def _flood_rows(sessions: int, policy: str) -> tuple[list[Check], dict[str, object]]:
     # vLLM is slow to import: only where it runs.
-    from bench.stress.abuse.flood import ARMS, FloodOptions, run_arm
+    from bench.stress.abuse.flood import ARMS, run_arm
 
-    options = FloodOptions(sessions=sessions, policy=policy)
-    found = {arm: run_arm(arm, options) for arm in ARMS}
+    found = {arm: run_arm(arm, sessions, policy) for arm in ARMS}
     polite = found["polite"]
     rows = [
         Check(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
 
 from bench.command import one_of
 from bench.stress.abuse.patterns import VOCAB, Asked, Pattern, Sent
@@ -22,30 +21,26 @@ SESSION_TOKENS = 240
 SESSIONS_A_S, PROGRAMS_A_S = 20.0, 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class FloodOptions:
-    """Sessions of the flooding client; programs of the other tenant come meanwhile."""
+def run_arm(arm: str, sessions: int, policy: str = "cachettl") -> Waits:
+    """What the tenant that is watched went through in one arm.
 
-    sessions: int = 10_000
-    policy: str = "cachettl"
-
-
-def run_arm(arm: str, options: FloodOptions) -> Waits:
-    """What the tenant that is watched went through in one arm."""
+    Args:
+        sessions: of the flooding client; programs of the other tenant come meanwhile.
+    """
     one_of("arm", arm, ARMS)
     load = Load(
-        agents=int(options.sessions / SESSIONS_A_S * PROGRAMS_A_S),
+        agents=int(sessions / SESSIONS_A_S * PROGRAMS_A_S),
         agents_a_s=PROGRAMS_A_S,
         give_up_s=math.inf,
     )
-    sessions = Pattern(
+    flood = Pattern(
         lambda asked: _session(arm, asked),
-        clients=options.sessions,
+        clients=sessions,
         starts_at_s=0.0,
         every_s=1 / SESSIONS_A_S,
         repeats=False,
     )
-    return play(sessions, load, tenants=2, config={"policy": options.policy})
+    return play(flood, load, tenants=2, config={"policy": policy})
 
 
 def _session(arm: str, asked: Asked) -> Sent:

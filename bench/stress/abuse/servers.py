@@ -6,8 +6,15 @@ import asyncio
 
 import httpx
 
-from bench.serve.replay import FIRST_TOKEN_ID, ReplayOptions, replay_with, streamed
+from bench.serve.replay import (
+    FIRST_TOKEN_ID,
+    ReplayOptions,
+    connect,
+    replay_with,
+    streamed,
+)
 from bench.serve.server import VLLMServer
+from bench.serve.tiny_model import DEFAULT_SHAPE
 from bench.sim.load.programs import Program, Turn
 from bench.sim.metrics import jct_s
 from bench.stress.abuse.patterns import Asked, Pattern, Sent
@@ -18,7 +25,6 @@ WARM_UP_S = 5.0
 #: Agents that behave: one a second.
 _TURN = Turn(new_prompt_tokens=150, output_tokens=16, tool="bash", gap_s=0.5)
 AGENTS = [Program(f"agent-{n}", WARM_UP_S + n, (_TURN,) * 6) for n in range(4)]
-_OPTIONS = ReplayOptions(request_timeout_s=600.0)
 
 
 def play_on(server: VLLMServer, pattern: Pattern) -> Waits:
@@ -33,16 +39,12 @@ def play_on(server: VLLMServer, pattern: Pattern) -> Waits:
 
 
 async def _play(server: VLLMServer, pattern: Pattern) -> Waits:
-    async with httpx.AsyncClient(
-        base_url=server.base_url,
-        timeout=_OPTIONS.request_timeout_s,
-        limits=httpx.Limits(max_connections=None),
-    ) as http:
+    async with connect(server.base_url) as http:
         clients = [
             asyncio.create_task(_client(http, pattern, number))
             for number in range(pattern.clients)
         ]
-        result = await replay_with(http, AGENTS, _OPTIONS)
+        result = await replay_with(http, AGENTS, ReplayOptions())
         for client in clients:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
@@ -64,7 +66,7 @@ async def _client(http: httpx.AsyncClient, pattern: Pattern, client: int) -> Non
 async def _send(http: httpx.AsyncClient, sent: Sent) -> list[int]:
     """Prompt and output, as the server has them."""
     prompt = [_known(token) for token in sent.prompt]
-    body = streamed("tiny", prompt, sent.max_tokens)
+    body = streamed(prompt, sent.max_tokens)
     body |= {"stream": False, "stream_options": None}
     if sent.hints is not None:
         body["kv_transfer_params"] = {"ttlcache": dict(sent.hints)}
@@ -77,6 +79,6 @@ async def _send(http: httpx.AsyncClient, sent: Sent) -> list[int]:
 
 def _known(token: int) -> int:
     """A pattern's token, as one of the model's; those of contexts are already."""
-    vocab = _OPTIONS.vocab_size
+    vocab = DEFAULT_SHAPE.vocab
     is_known = token < vocab
     return token if is_known else FIRST_TOKEN_ID + token % (vocab - FIRST_TOKEN_ID)

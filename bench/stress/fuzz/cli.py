@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,10 @@ import httpx
 from rich.console import Console
 
 from bench.command import Folders, option, write_json
-from bench.compare.demo import CONNECTOR
+from bench.compare.agents import CONNECTOR
 from bench.serve import tiny_model
-from bench.serve.server import ServerOptions, VLLMServer, total
-from bench.stress.fuzz.play import (
-    Answer,
-    describe,
-    differences,
-    our_path,
-    plain_path,
-    play,
-)
+from bench.serve.server import SampleKey, ServerOptions, VLLMServer, total
+from bench.stress.fuzz.play import Answer, describe, differences, play
 from bench.stress.fuzz.requests import FuzzRequest, make
 from bench.tables import Check, checks_table, equal
 
@@ -38,16 +32,18 @@ class Played:
     """What one server did.
 
     label_values: how many ttlcache's metrics have, after the warm-up and at the end.
+    samples: of /metrics at the end; none where the engine died.
     """
 
     answers: Mapping[int, Answer]
     is_alive: bool
     seconds: float
     label_values: tuple[int, int]
-    hook_errors: float
-    http_errors: float
-    dropped: float
-    retention_enabled: float
+    samples: Mapping[SampleKey, float]
+
+    def total(self, name: str) -> float:
+        """Of one of ttlcache's metrics."""
+        return total(self.samples, f"ttlcache_{name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +77,12 @@ def compare(
         Rows of the table, and a line for each request that we answered worse.
     """
     out.mkdir(parents=True, exist_ok=True)
-    plain = _run(model, None, out / "plain.log", requests, seed, plain_path)
-    ours = _run(model, CONNECTOR, out / "ttlcache.log", requests, seed, our_path)
+    plain = _run(
+        model, None, out / "plain.log", requests, seed, attrgetter("plain_path")
+    )
+    ours = _run(
+        model, CONNECTOR, out / "ttlcache.log", requests, seed, attrgetter("path")
+    )
     worse = [
         describe(each, plain.answers.get(each.number), ours.answers[each.number])
         for each in differences(plain.answers, ours.answers, seed)
@@ -120,16 +120,8 @@ def _run(
         seconds = time.monotonic() - started_s
         is_alive = _settle(server)
         samples = server.metrics() if is_alive else {}
-        return Played(
-            answers,
-            is_alive,
-            seconds,
-            (label_values, _label_values(server)),
-            total(samples, "ttlcache_hook_errors_total"),
-            total(samples, "ttlcache_http_errors_total"),
-            total(samples, "ttlcache_http_values_dropped_total"),
-            total(samples, "ttlcache_retention_enabled"),
-        )
+        counts = (label_values, _label_values(server))
+        return Played(answers, is_alive, seconds, counts, samples)
 
 
 def _settle(server: VLLMServer) -> bool:
@@ -152,6 +144,7 @@ def _label_values(server: VLLMServer) -> int:
 
 
 def _rows(plain: Played, ours: Played, worse: int) -> list[Check]:
+    dropped = ours.total("http_values_dropped_total")
     unanswered = sum(not answer.status for answer in ours.answers.values())
     first, last = ours.label_values
     return [
@@ -167,13 +160,11 @@ def _rows(plain: Played, ours: Played, worse: int) -> list[Check]:
         ),
         equal("without an answer", unanswered, 0),
         equal("status or tokens unlike plain vLLM's", worse, 0),
-        equal("exceptions in hooks", ours.hook_errors, 0),
-        equal("exceptions in the middleware", ours.http_errors, 0),
-        equal("retention", ours.retention_enabled, 1),
+        equal("exceptions in hooks", ours.total("hook_errors_total"), 0),
+        equal("exceptions in the middleware", ours.total("http_errors_total"), 0),
+        equal("retention", ours.total("retention_enabled"), 1),
         equal("label values of ttlcache's metrics", last, first),
-        Check(
-            "values dropped by the middleware", ours.dropped > 0, f"{ours.dropped:g}"
-        ),
+        Check("values dropped by the middleware", dropped > 0, f"{dropped:g}"),
     ]
 
 

@@ -95,16 +95,6 @@ def play(
     return answers
 
 
-def plain_path(request: FuzzRequest) -> str | None:
-    """What plain vLLM is asked."""
-    return request.plain_path
-
-
-def our_path(request: FuzzRequest) -> str | None:
-    """What TTLConnector is asked."""
-    return request.path
-
-
 def is_same(request: FuzzRequest, plain: Answer | None, ours: Answer) -> bool:
     """Whether our answer is as good as plain vLLM's: the same where that answers."""
     if not ours.status:

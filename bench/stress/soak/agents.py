@@ -6,13 +6,23 @@ import asyncio
 import contextlib
 import itertools
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.serve.replay import ReplayOptions, new_token_ids
+import httpx
+
+from bench.serve.replay import (
+    ReplayOptions,
+    RequestFailed,
+    complete,
+    new_token_ids,
+    streamed,
+    streaming,
+)
 from bench.sim.load.programs import Program, Turn
-from bench.stress.soak.requests import JUNK, STYLES, Requests, Tally, identify
+from bench.stress.soak.requests import JUNK, STYLES, Tally, identify
 
 #: Tokens of the system prompt that half of the programs share with others.
 SHARED_TOKENS = 96
@@ -39,29 +49,30 @@ class AgentOptions:
 
 
 class Fleet:
-    """All agents of a soak; they share one endless sequence of programs."""
+    """All agents of a soak; they share one endless sequence of programs.
+
+    Args:
+        client: with the server's address and a timeout.
+        stop: once it is set, turns under way are finished and no other is begun.
+    """
 
     def __init__(
         self,
-        requests: Requests,
+        client: httpx.AsyncClient,
         programs: Sequence[Program],
         options: AgentOptions,
         stop: asyncio.Event,
     ) -> None:
-        self._requests = requests
+        self.tally = Tally()
+        self._client = client
         self._programs = programs
         self._options = options
         self._tokens = ReplayOptions(seed=options.seed)
         self._stop = stop
         self._serials = itertools.count()
 
-    @property
-    def tally(self) -> Tally:
-        """What the agents saw so far."""
-        return self._requests.tally
-
     async def run(self) -> None:
-        """Until `stop` is set; turns under way are finished first."""
+        """Until `stop` is set."""
         async with asyncio.TaskGroup() as tasks:
             for index in range(self._options.agents):
                 tasks.create_task(self._agent(index))
@@ -70,13 +81,10 @@ class Fleet:
         """Each malformed hint and one abort, so that every metric has its labels."""
         prompt = self._new_tokens("prepare", 40)
         for junk in JUNK:
-            body = self._requests.body(prompt, 2)
-            body["kv_transfer_params"] = {"ttlcache": junk}
-            await self._requests.turn(body, {})
-        doomed = self._requests.body(prompt, ABORT_EXTRA_TOKENS)
-        await self._requests.abort(doomed, {}, chunks=2, within_s=10.0)
-        tally = self.tally
-        self._requests.tally = Tally(failed=tally.failed, reasons=tally.reasons)
+            body = streamed(prompt, 2) | {"kv_transfer_params": {"ttlcache": junk}}
+            await self._turn(body, {})
+        await self._abort(streamed(prompt, ABORT_EXTRA_TOKENS), {}, 2, 10.0)
+        self.tally = Tally(failed=self.tally.failed, reasons=self.tally.reasons)
 
     async def _agent(self, index: int) -> None:
         rng = random.Random(f"{self._options.seed}/agent/{index}")
@@ -94,46 +102,67 @@ class Fleet:
         styles[style] = styles.get(style, 0) + 1
         prompt: list[int] = []
         if rng.random() < 0.5:
-            prompt += self._new_tokens(
-                f"shared-{serial % _SHARED_PROMPTS}", SHARED_TOKENS
-            )
+            shared = f"shared-{serial % _SHARED_PROMPTS}"
+            prompt += self._new_tokens(shared, SHARED_TOKENS)
         for index, turn in enumerate(program.turns):
             if self._stop.is_set():
                 return True
             prompt += new_token_ids(own_id, index, turn, self._tokens)
-            params, headers = identify(
-                style, own_id, turn, last=index == len(program.turns) - 1
-            )
+            is_last = index == len(program.turns) - 1
+            params, headers = identify(style, own_id, turn, is_last)
             if rng.random() < self._options.junk_share:
                 self.tally.junk_hints += 1
                 params = {"ttlcache": rng.choice(JUNK)}
             extra = {"kv_transfer_params": params} if params else {}
             if rng.random() < self._options.abort_share:
-                await self._abort(prompt, turn, extra, headers, rng)
+                doomed = streamed(prompt, turn.output_tokens + ABORT_EXTRA_TOKENS)
+                chunks = rng.randrange(1, _MAX_ABORT_CHUNKS)
+                within_s = rng.uniform(0.02, _MAX_ABORT_S)
+                await self._abort(doomed | extra, headers, chunks, within_s)
                 if rng.random() < self._options.leave_share:
                     self.tally.left += 1
                     return True
-            body = self._requests.body(prompt, turn.output_tokens) | extra
-            answer = await self._requests.turn(body, headers)
-            if answer is None:
+            body = streamed(prompt, turn.output_tokens) | extra
+            output = await self._turn(body, headers)
+            if output is None:
                 return False
-            prompt += answer
+            prompt += output
             await self._pause(turn.gap_s)
         self.tally.programs += 1
         return True
 
+    async def _turn(
+        self, body: dict[str, Any], headers: dict[str, str]
+    ) -> tuple[int, ...] | None:
+        """One answered turn's token ids; None, and a failure, otherwise."""
+        try:
+            answer = await complete(self._client, body, headers, time.monotonic())
+        except (RequestFailed, httpx.HTTPError, ValueError, KeyError) as error:
+            self.tally.fail(f"{type(error).__name__}: {error}")
+            return None
+        self.tally.answer(answer)
+        return answer.output_token_ids
+
     async def _abort(
         self,
-        prompt: list[int],
-        turn: Turn,
-        extra: dict[str, Any],
+        body: dict[str, Any],
         headers: dict[str, str],
-        rng: random.Random,
+        chunks: int,
+        within_s: float,
     ) -> None:
-        body = self._requests.body(prompt, turn.output_tokens + ABORT_EXTRA_TOKENS)
-        chunks = rng.randrange(1, _MAX_ABORT_CHUNKS)
-        within_s = rng.uniform(0.02, _MAX_ABORT_S)
-        await self._requests.abort(body | extra, headers, chunks, within_s)
+        """Go away after some chunks, or after `within_s` seconds: perhaps queued."""
+        self.tally.aborted += 1
+        try:
+            async with (
+                asyncio.timeout(within_s),
+                streaming(self._client, body, headers) as stream,
+            ):
+                for _ in range(chunks):
+                    await anext(stream, None)
+        except TimeoutError:
+            return
+        except (RequestFailed, httpx.HTTPError) as error:
+            self.tally.fail(f"before its abort: {type(error).__name__}: {error}")
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, but not beyond `stop`."""

@@ -1,17 +1,11 @@
-"""The soak's requests: answered ones, aborted ones, and ways to name a program."""
+"""How the soak's programs say who they are, and what came back."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
-from bench.serve.replay import RequestFailed, complete, streamed
+from bench.serve.replay import Answer
 from bench.sim.load.programs import Turn
 
 #: How a program says who it is; "prefix" says nothing.
@@ -61,86 +55,15 @@ class Tally:
         if len(self.reasons) < _MAX_REASONS:
             self.reasons.append(reason)
 
-
-class Requests:
-    """Sends turns and counts what came back in `tally`."""
-
-    def __init__(
-        self,
-        client: httpx.AsyncClient,
-        model: str,
-        on_turn: Callable[[], None] = lambda: None,
-    ) -> None:
-        """
-        Args:
-            client: with the server's address and a timeout.
-            model: name under which the server serves it.
-            on_turn: called after every answered turn.
-        """
-        self.tally = Tally()
-        self._client = client
-        self._model = model
-        self._on_turn = on_turn
-
-    async def turn(
-        self, body: dict[str, Any], headers: dict[str, str]
-    ) -> list[int] | None:
-        """One answered turn's token ids; None, and a failure, otherwise."""
-        try:
-            answer = await self._answer(body, headers)
-        except (RequestFailed, httpx.HTTPError, ValueError, KeyError) as error:
-            self.tally.fail(f"{type(error).__name__}: {error}")
-            return None
-        self._on_turn()
-        return answer
-
-    async def _answer(self, body: dict[str, Any], headers: dict[str, str]) -> list[int]:
-        sent_s = time.monotonic()
-        answer = await complete(self._client, body, headers, sent_s)
-        tally, service_s = self.tally, answer.departure_s - answer.queue_s
-        tally.answered += 1
-        tally.waits_s.append(answer.queue_s)
-        tally.longest_service_s = max(tally.longest_service_s, service_s)
-        tally.prompt_tokens += answer.prompt_tokens
-        tally.cached_tokens += answer.cached_tokens
-        tally.output_tokens += len(answer.output_token_ids)
-        return list(answer.output_token_ids)
-
-    async def abort(
-        self,
-        body: dict[str, Any],
-        headers: dict[str, str],
-        chunks: int,
-        within_s: float,
-    ) -> None:
-        """Go away after some chunks, or after `within_s` seconds: perhaps queued."""
-        self.tally.aborted += 1
-        try:
-            async with (
-                asyncio.timeout(within_s),
-                self._stream(body, headers) as response,
-            ):
-                await _check(response)
-                seen = 0
-                async for line in response.aiter_lines():
-                    seen += line.startswith("data: ")
-                    if seen >= chunks:
-                        return
-        except TimeoutError:
-            return
-        except (RequestFailed, httpx.HTTPError) as error:
-            self.tally.fail(f"before its abort: {type(error).__name__}: {error}")
-
-    def _stream(
-        self, body: dict[str, Any], headers: dict[str, str]
-    ) -> contextlib.AbstractAsyncContextManager[httpx.Response]:
-        return self._client.stream(
-            "POST", "/v1/completions", json=body, headers=headers
-        )
-
-    def body(self, prompt: list[int], num_tokens: int) -> dict[str, Any]:
-        """A streamed greedy completion of exactly `num_tokens` tokens."""
-        return streamed(self._model, prompt, num_tokens)
+    def answer(self, answer: Answer) -> None:
+        """Count one, whose times are seconds since it was asked for."""
+        service_s = answer.departure_s - answer.queue_s
+        self.answered += 1
+        self.waits_s.append(answer.queue_s)
+        self.longest_service_s = max(self.longest_service_s, service_s)
+        self.prompt_tokens += answer.prompt_tokens
+        self.cached_tokens += answer.cached_tokens
+        self.output_tokens += len(answer.output_token_ids)
 
 
 def identify(
@@ -160,9 +83,3 @@ def identify(
     if style == "wishes" and not last:
         hint |= {"ttl": "5m", "tool_eta_s": turn.gap_s, "priority_class": 1}
     return {"ttlcache": hint}, {}
-
-
-async def _check(response: httpx.Response) -> None:
-    if response.status_code != 200:
-        text = (await response.aread()).decode(errors="replace")
-        raise RequestFailed(f"HTTP {response.status_code}: {text[:300]}")

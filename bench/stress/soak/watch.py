@@ -16,19 +16,11 @@ import psutil
 
 from bench.serve.server import parse_metrics, total
 
-#: Name in the samples -> metric, summed over engines.
-GAUGES = {
-    "running": "vllm:num_requests_running",
-    "waiting": "vllm:num_requests_waiting",
-    "pins": "ttlcache_pins_active",
-    "pinned_blocks": "ttlcache_pinned_blocks",
-    "free_blocks": "ttlcache_free_blocks",
-    "programs": "ttlcache_programs_active",
-}
 #: Environment variable with the file that `bench.stress.soak.probe` writes.
 PROBE_VARIABLE = "TTLCACHE_SOAK_PROBE"
 #: This many failed scrapes in a row: the server is gone.
 MAX_FAILED_SCRAPES = 3
+_SAMPLE_S = 5.0
 _SCRAPE_TIMEOUT_S = 30.0
 #: Growth compares this share of the samples at either end, at least three.
 _END_SHARE = 0.1
@@ -48,11 +40,9 @@ class Sample:
     engine_rss_mib: float
     """Resident memory of the engine core and all other children, MiB."""
     metrics_lines: int
-    metrics_bytes: int
     scrape_s: float
     """Seconds that /metrics took to answer."""
-    gauges: dict[str, float]
-    """By the keys of `GAUGES`."""
+    free_blocks: float
 
 
 @dataclass(slots=True)
@@ -75,12 +65,11 @@ class Watch:
 async def watch(
     client: httpx.AsyncClient,
     pid: int,
-    every_s: float,
     stop: asyncio.Event,
     seen: Watch,
-    on_sample: Callable[[Sample], None] | None = None,
+    on_sample: Callable[[Sample], None],
 ) -> None:
-    """Sample every `every_s` seconds until `stop`; set it when the server is gone."""
+    """Sample every few seconds until `stop`; set it when the server is gone."""
     began_s = time.monotonic()
     failed_in_a_row = 0
     while not stop.is_set():
@@ -94,10 +83,9 @@ async def watch(
                 return
         else:
             failed_in_a_row = 0
-            if on_sample is not None:
-                on_sample(seen.samples[-1])
+            on_sample(seen.samples[-1])
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), every_s)
+            await asyncio.wait_for(stop.wait(), _SAMPLE_S)
 
 
 async def take_sample(client: httpx.AsyncClient, pid: int, began_s: float) -> Sample:
@@ -111,19 +99,16 @@ async def take_sample(client: httpx.AsyncClient, pid: int, began_s: float) -> Sa
     response = await client.get("/metrics", timeout=_SCRAPE_TIMEOUT_S)
     answered_s = time.monotonic()
     response.raise_for_status()
-    numbers = parse_metrics(response.text)
-    others = sum(rss_mib(child) for child in descendants(pid))
     api_rss_mib = rss_mib(pid)
     if not api_rss_mib:
         raise ProcessLookupError(f"process {pid} is gone")
     return Sample(
         at_s=answered_s - began_s,
         api_rss_mib=api_rss_mib,
-        engine_rss_mib=others,
+        engine_rss_mib=sum(rss_mib(child) for child in descendants(pid)),
         metrics_lines=response.text.count("\n"),
-        metrics_bytes=len(response.content),
         scrape_s=answered_s - asked_s,
-        gauges={name: total(numbers, metric) for name, metric in GAUGES.items()},
+        free_blocks=total(parse_metrics(response.text), "ttlcache_free_blocks"),
     )
 
 

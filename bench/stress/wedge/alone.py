@@ -13,8 +13,9 @@ from typing import Any
 
 from bench.stress.wedge import loading
 from bench.stress.wedge.engine import DrivenEngine
+from bench.stress.wedge.loading import Loads
 from bench.stress.wedge.schedule import Schedule
-from bench.stress.wedge.spec import Loads, RandomEngine, plain_scheduler, random_engine
+from bench.stress.wedge.spec import RandomEngine, plain_scheduler, random_engine
 
 #: In place of our role: no pins, no programs, no faults.
 _NOBODY = SimpleNamespace(

@@ -66,13 +66,7 @@ class DrivenEngine:
             self.harness.on_output = self._propose
         if self.random_engine.loads is not None:
             loads = self.random_engine.loads
-            self.elsewhere = Elsewhere(
-                self.rng,
-                spec.block_tokens,
-                loads.share,
-                loads.failing,
-                loads.pace,
-            )
+            self.elsewhere = Elsewhere(self.rng, spec.block_tokens, loads)
             fill(self.scheduler.connector, self.elsewhere)
         if self.random_engine.worker_faults or self.elsewhere is not None:
             recompute = self.rng.random() < 0.5  # kv_load_failure_policy

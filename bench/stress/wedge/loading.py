@@ -52,21 +52,32 @@ class Load:
     block_ids: list[int]
 
 
+@dataclass(frozen=True)
+class Loads:
+    """Some requests load their KV from elsewhere, while others run or wait.
+
+    share: of the requests, how many find all full blocks of their context elsewhere.
+    failing: share of the loads that end without their KV.
+    pace: share of the steps after which loads arrive while others run.
+    beside: a stranger loads, in a MultiConnector with TTLConnector.
+    """
+
+    share: float
+    failing: float
+    pace: float
+    beside: bool
+
+
 @dataclass
 class Elsewhere:
     """Which requests' KV lies elsewhere, and what of it is on its way.
 
-    share: of the requests, how many find all full blocks of their context here.
-    failing: share of the loads that end without their KV.
-    pace: share of the steps after which loads arrive while others run.
     moves: how often anything happened here; while it grows, the engine is not stuck.
     """
 
     rng: random.Random
     block_tokens: int
-    share: float
-    failing: float = 0.0
-    pace: float = 0.3
+    loads: Loads
     moves: int = 0
     _plans: dict[str, Plan] = field(default_factory=dict)
     _begun: dict[str, Load] = field(default_factory=dict)
@@ -112,7 +123,7 @@ class Elsewhere:
     def report(self, *, idle: bool) -> KVConnectorOutput | None:
         """What the worker says after a step; idle: nothing else keeps it busy."""
         self._under_way |= self._launches.popleft()
-        if self.rng.random() > (0.5 if idle else self.pace):
+        if self.rng.random() > (0.5 if idle else self.loads.pace):
             return None
         arrived = [name for name in self._under_way if self.rng.random() < 0.8]
         if not arrived:
@@ -121,12 +132,16 @@ class Elsewhere:
         output = KVConnectorOutput(finished_recving=set(arrived))
         for name in arrived:
             load = self._under_way.pop(name)
-            if self.rng.random() < self.failing:
+            if self.rng.random() < self.loads.failing:
                 self._fail(name, load, output)
         return output
 
     def _plan(self) -> Plan:
-        part = self.rng.choice((1.0, 1.0, 0.7)) if self.rng.random() < self.share else 0
+        part = (
+            self.rng.choice((1.0, 1.0, 0.7))
+            if self.rng.random() < self.loads.share
+            else 0
+        )
         undecided = self.rng.choice((0, 0, 0, 1, 3))
         return Plan(part, self.rng.random() < 0.15, undecided)
 

@@ -38,7 +38,6 @@ class Client:
     context: list[int]
     identified_by: str  # hint, session, or prefix
     salt: str | None = None  # its tenant
-    turns: int = 0
     pending: set[str] = field(default_factory=set)
     ended: bool = False
 
@@ -238,7 +237,6 @@ class Schedule:
         if keep:
             client.context = prompt
         client.pending.add(request_id)
-        client.turns += 1
         self.engine.harness.add(
             request_id,
             prompt,

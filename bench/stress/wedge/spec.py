@@ -11,6 +11,7 @@ from packaging.version import Version
 
 from bench.sim.harness import EngineSpec
 from bench.stress.wedge import loading
+from bench.stress.wedge.loading import Loads
 from ttlcache import policies
 from ttlcache.policies.adaptive import Adaptive
 from ttlcache_connector.plugin import ASYNC_SCHEDULER, SYNC_SCHEDULER
@@ -35,22 +36,6 @@ POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("continuum-public", {}),
     ("infercept", {}),
 )
-
-
-@dataclass(frozen=True)
-class Loads:
-    """Some requests load their KV from elsewhere, while others run or wait.
-
-    share: of the requests, how many find KV elsewhere.
-    failing: share of the loads that fail.
-    pace: share of the steps after which loads arrive while others run.
-    beside: a stranger loads, in a MultiConnector with TTLConnector.
-    """
-
-    share: float
-    failing: float
-    pace: float
-    beside: bool
 
 
 @dataclass(frozen=True)
@@ -238,7 +223,7 @@ def _extra_config(rng: random.Random, queue_policy: str) -> dict[str, Any]:
     policy, options = rng.choice(POLICIES)
     ordering = rng.choice(ORDERINGS)
     by_program = queue_policy == "fcfs" and ordering in ("ttl-aware", "program-fcfs")
-    settings = {
+    return {
         "policy": policy,
         "policy_options": options,
         "ordering": ordering,
@@ -248,9 +233,5 @@ def _extra_config(rng: random.Random, queue_policy: str) -> dict[str, Any]:
         "max_queue_wait_s": rng.choice((5.0, 60.0, 1e6)),
         "program_idle_s": rng.choice((20.0, 900.0)),
         "max_programs": rng.choice((2, 10_000)),
-    }
-    rng.random()  # the schedules of known seeds stay what they are
-    return {
-        **settings,
         "quantum_turns": rng.choice((1, 4, 32, 10**6)),
     }
