@@ -24,7 +24,7 @@ from ttlcache_connector.role.build import SchedulerRoleBuilder
 from ttlcache_connector.role.metrics import TTLConnectorStats, TTLPromMetrics
 from ttlcache_connector.role.order import by_arrival
 from ttlcache_connector.role.worker import WorkerRole
-from ttlcache_connector.tiers.base import NameOfBlocks, TierMetadata
+from ttlcache_connector.tiers.base import TierMetadata
 from ttlcache_connector.tiers.factory import worker_tier
 
 if TYPE_CHECKING:
@@ -121,9 +121,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        names = [m.name for m in metadata.values() if isinstance(m, NameOfBlocks)]
-        if names:
-            self._bound.parts.lower.blocks_are_named(names)
+        lower = self._bound.parts.lower
+        lower.call(lower.tier.on_handshake, None, list(metadata.values()))
 
     def on_new_request(self, request: Request) -> None:
         if self.scheduler_role is None:
@@ -154,11 +153,12 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         # Without a tier of ours, too: another connector beside us may load.
         if self._bound.parts.lower.is_set or connector_output.finished_recving:
-            self._bound.requests.worker_output(connector_output)
+            self._bound.steps.worker_output(connector_output)
 
     @_of_scheduler(plain=False)
     def has_pending_push_work(self) -> bool:
-        return self._bound.parts.lower.has_work()
+        lower = self._bound.parts.lower
+        return lower.call(lower.tier.has_work, False)
 
     def request_finished(
         self, request: Request, block_ids: list[int]
@@ -295,9 +295,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         if self.worker_role is not None:
             self.worker_role.register(kv_caches)
 
-    def get_handshake_metadata(self) -> NameOfBlocks | None:
-        name = None if self.worker_role is None else self.worker_role.name_of_blocks()
-        return None if name is None else NameOfBlocks(name)
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        return None if self.worker_role is None else self.worker_role.handshake()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if self.worker_role is not None:

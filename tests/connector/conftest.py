@@ -46,7 +46,7 @@ def make_engine(clock: VirtualClock) -> Callable[..., EngineHarness]:
 
 def check(engine: EngineHarness) -> None:
     role = engine.connector.scheduler_role
-    assert violations(engine.scheduler, role.parts.controller, role.parts.ledger) == []
+    assert violations(engine.scheduler, role.parts.controller, role.parts.holder) == []
     assert role.parts.faults.total == 0
 
 
@@ -57,7 +57,7 @@ def totals(engine: EngineHarness) -> dict[str, int]:
 
 
 def pinned(engine: EngineHarness) -> int:
-    return engine.connector.scheduler_role.parts.ledger.pressure().pinned_blocks
+    return engine.connector.scheduler_role.parts.holder.pressure().pinned_blocks
 
 
 def demoting(engine: EngineHarness) -> int:

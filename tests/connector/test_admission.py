@@ -88,7 +88,7 @@ def test_its_wait_makes_memory_dear(full_engine, clock):
     """What others hold beyond its worth would keep it out for ever."""
     engine = full_engine()
     step(engine)
-    assert engine.connector.scheduler_role.parts.ledger.pressure().wanted_blocks == 4
+    assert engine.connector.scheduler_role.parts.holder.pressure().wanted_blocks == 4
     finish_all(engine, clock)
 
 

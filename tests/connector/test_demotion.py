@@ -210,9 +210,9 @@ def test_one_copy_that_cannot_be_settled_keeps_no_other_waiting(
         return settled(request_id)
 
     monkeypatch.setattr(role.parts.demoting.expired, "on_settled", fail_once)
-    tier.newly_settled += ["a", "b"]
-    role.steps.tier_settled()
-    assert totals(engine)["hook_errors:tier_settled"] == 1
+    tier.events.settled += ["a", "b"]
+    role.steps.tier_events()
+    assert totals(engine)["hook_errors:tier_events"] == 1
     assert demoting(engine) == 6
 
 
@@ -223,7 +223,7 @@ def test_how_demotions_ended_is_counted(make_engine, clock, tier):
     engine.add("b", list(range(5000, 5600)), hints={"program_id": "q"})
     engine.step()
     clock.advance(0.3)
-    tier.events += ["stored", "failed", "stored"]
+    tier.events.demotions += ["stored", "failed", "stored"]
     engine.run()
     counted = totals(engine)
     assert counted["demotions:stored"] == 2

@@ -15,8 +15,8 @@ from tests.connector.test_store_queue import offer
 from ttlcache.types import GapKey
 from ttlcache_connector import faults
 from ttlcache_connector.blocks.expired import room_blocks
-from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
+from ttlcache_connector.tiers.lmcache.stores import LMCacheStores
 
 HINTS = {"program_id": "p", "tool": "bash"}
 LONG = list(range(600))  # 37 of 63 blocks
@@ -51,7 +51,7 @@ def test_an_expired_turn_stays_and_is_not_copied(make_engine, clock, tier):
     assert cached(engine) == 37
     assert tier.of("demote") == []
     # What is only cached counts as free for every decision.
-    assert engine.connector.scheduler_role.parts.ledger.pressure().free_blocks == 63
+    assert engine.connector.scheduler_role.parts.holder.pressure().free_blocks == 63
 
 
 def test_nothing_is_kept_for_a_tier_that_was_turned_off(
@@ -76,7 +76,7 @@ def test_a_turn_without_a_pin_stays_cached(make_engine, clock, tier):
     engine = make_engine(extra_config=on_pressure(policy="none", policy_options={}))
     engine.turn("a", LONG, hints=HINTS)
     assert cached(engine) == 37
-    assert engine.connector.scheduler_role.parts.ledger.pressure().free_blocks == 63
+    assert engine.connector.scheduler_role.parts.holder.pressure().free_blocks == 63
     assert tier.of("demote") == []
 
 
@@ -198,7 +198,7 @@ def test_nothing_stays_behind(make_engine, clock, tier, how):
         engine.connector.scheduler_role.upkeep.drop_rest()
     assert cached(engine) == 0
     assert free(engine) == 63
-    assert engine.connector.scheduler_role.parts.ledger.references() == {}
+    assert engine.connector.scheduler_role.parts.holder.references() == {}
 
 
 @pytest.mark.parametrize(
@@ -234,10 +234,10 @@ def test_blocks_that_several_share_are_free_once(make_engine, clock, tier):
     for n in range(3):
         tail = range(9000 + 100 * n, 9016 + 100 * n)
         engine.turn(f"r{n}", [*LONG[:320], *tail], hints={"program_id": f"p{n}"})
-    ledger = engine.connector.scheduler_role.parts.ledger
+    holder = engine.connector.scheduler_role.parts.holder
     assert cached(engine) == 3 * 21
     # Three tails; their common head is counted by none, for it stays with the others.
-    assert ledger.pressure().free_blocks <= free(engine) + 20 + 3
+    assert holder.pressure().free_blocks <= free(engine) + 20 + 3
 
 
 def test_room_among_turns_that_share_a_prefix_is_made_at_once(make_engine, clock, tier):
@@ -309,11 +309,11 @@ def test_a_tier_that_raises_keeps_no_memory(make_engine, clock, tier, when):
 
 
 def half_with(queue, *, up=True, over=True):
-    """LMCache's scheduler tier around a real queue."""
-    half = object.__new__(LMCacheSchedulerTier)
+    """LMCache's stores around a real queue."""
+    half = object.__new__(LMCacheStores)
     half._queue = queue
     half._deferred = SimpleNamespace(is_finished=lambda _: over)
-    half.is_up = lambda: up
+    half._is_up = lambda: up
     return half
 
 

@@ -119,7 +119,7 @@ def test_every_hook_may_throw(
     with paused(injector):
         engine.scheduler.reset_prefix_cache()
     assert free(engine) == 29
-    assert role.parts.ledger.references() == {}
+    assert role.parts.holder.references() == {}
 
 
 def test_a_step_that_cannot_be_read_teaches_no_price(make_engine, monkeypatch):
@@ -151,7 +151,7 @@ def test_the_table_names_every_hook():
     }
     # See the tests below, and test_demotion.
     unreachable = {"foreign_step", "shutdown", "start_copies_ahead"}
-    unreachable |= {"step_scheduled", "tier_settled", *AT_WILL}
+    unreachable |= {"step_scheduled", "tier_events", *AT_WILL}
     # They end what has failed before, see test_faults_of_any_hook_turn_retention_off.
     unreachable |= {"release_if_off", "drop_rest"}
     counted = frozenset().union(*(labels for _, _, labels in POINTS.values()))
@@ -165,7 +165,7 @@ AT_WILL = {
     "control": ("reports", "controller", "tick"),
     "load_started": ("requests", "controller.tier", "on_load_started"),
     "stored_tokens": ("requests", "controller", "requests"),
-    "worker_output": ("requests", "lower", "worker_output"),
+    "worker_output": ("steps", "prefills", "kv_landed"),
 }
 
 
@@ -184,7 +184,9 @@ def test_hooks_outside_of_steps_may_throw(make_engine, monkeypatch, hook):
         target = attrgetter(owner)(role.parts)
         has_slots = not hasattr(target, "__dict__")
         patch.setattr(type(target) if has_slots else target, name, broken)
-        request = SimpleNamespace(request_id="A-2", skip_reading_prefix_cache=False)
+        request = SimpleNamespace(
+            request_id="A-2", skip_reading_prefix_cache=False, finished_recving=()
+        )
         getattr(getattr(role, of_whom), hook)(request)
     role.reports.take_stats()
     assert totals(engine)[f"hook_errors:{hook}"] == 1
@@ -266,7 +268,7 @@ def test_a_broken_reclaimer_does_not_wedge(make_engine):
 
 
 def test_references_that_a_fault_left_behind_do_not_wedge(make_engine):
-    """The table forgot the pins, the ledger did not: they go when nothing runs."""
+    """The table forgot the pins, the holder did not: they go when nothing runs."""
     engine = make_engine(
         num_blocks=31, extra_config={**BUSY, "policy_options": {"ttl_s": 300.0}}
     )
@@ -313,7 +315,7 @@ def test_faults_of_any_hook_turn_retention_off(
         role.reports.take_stats()
         is_held = (
             not role.parts.controller.retention_enabled
-            and role.parts.ledger.references()
+            and role.parts.holder.references()
         )
         held_for = held_for + 1 if is_held else 0
         assert held_for <= 2, "steps after retention was turned off"
@@ -458,7 +460,7 @@ def test_debug_invariants_name_what_is_broken(make_engine, our_log):
     assert "hook_errors:invariants" not in totals(engine)
     (pin,) = engine.connector.scheduler_role.parts.controller.pins
     engine.pool.touch(
-        [engine.connector.scheduler_role.parts.ledger._held[pin.pin_id][0]]
+        [engine.connector.scheduler_role.parts.holder.held[pin.pin_id][0]]
     )
     engine.step()
     assert totals(engine)["hook_errors:invariants"] == 1

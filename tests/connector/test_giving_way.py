@@ -122,7 +122,7 @@ def test_a_shortage_that_is_over_is_forgotten(make_engine):
     engine.step()
     engine.add("two", range(1000, 1300), max_tokens=2)
     engine.step()
-    ledger = engine.connector.scheduler_role.parts.ledger
+    ledger = engine.connector.scheduler_role.parts.holder
     assert ledger.pressure().wanted_blocks > 0
     engine.run()
     engine.step()

@@ -80,7 +80,7 @@ def test_ranks_of_decode_context_parallelism_share_a_block(clock):
         hash_block_size=32,
         log_stats=False,
     )
-    ledger = scheduler.connector.scheduler_role.parts.ledger
+    ledger = scheduler.connector.scheduler_role.parts.holder
     blocks = scheduler.kv_cache_manager.block_pool.get_new_blocks(3)
     for block in blocks:
         block._block_hash = b"hashed"

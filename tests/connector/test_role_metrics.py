@@ -57,6 +57,8 @@ def guarded_hooks() -> Iterator[str]:
         source = path.read_text()
         yield from re.findall(r'faults\.record\("(\w+)"\)', source)
         yield from re.findall(r'"hook_errors", "(\w+)"', source)
+        for hook in re.findall(r"\.call\(\s*[\w.]+\.tier\.(?:stores\.)?(\w+)", source):
+            yield f"tier_{hook}"
         prefix = (
             "worker_" if path.parent.name == "role" and path.name == "worker.py" else ""
         )
@@ -70,7 +72,7 @@ def guarded_hooks() -> Iterator[str]:
 def test_every_hook_shows_zero_faults_before_its_first(prom):
     """`increase(…) > 0`, as the alert asks, never sees a series that begins with 1."""
     hooks = set(guarded_hooks())
-    assert {"arrive", "tier_arrive", "worker_load", "slow"} <= hooks
+    assert {"arrive", "tier_arrive", "tier_finished", "worker_load", "slow"} <= hooks
     for hook in hooks:
         value = sample("ttlcache_hook_errors_total", engine="0", hook=hook)
         assert value == 0.0, hook

@@ -1,13 +1,13 @@
 """What is left when the parts that usually let pins go have failed themselves.
 
-An exception between the pin table and the ledger leaves references behind that no
+An exception between the pin table and its holder leaves references behind that no
 table knows. They are freed at the latest when a request needs them.
 """
 
 from __future__ import annotations
 
 from ttlcache.controller import Controller
-from ttlcache_connector.blocks.pinned import PinnedBlocks
+from ttlcache_connector.blocks.pinned import PinnedBlocks, free_tail_first
 
 #: A finished turn that takes longer than this in our hooks is slow; so many in a row
 #: turn retention off. A policy may be third-party code, and the engine waits for it.
@@ -33,8 +33,8 @@ class SlowTurns:
         return True
 
 
-def drop_orphans(controller: Controller, ledger: PinnedBlocks) -> int:
+def drop_orphans(controller: Controller, pins: PinnedBlocks) -> int:
     """Blocks freed by giving back references of pins that the table has lost."""
     known = {pin.pin_id for pin in controller.pins}
-    lost = [pin_id for pin_id in ledger.pinned_ids() if pin_id not in known]
-    return sum(ledger.unpin(pin_id) for pin_id in lost)
+    lost = [pin_id for pin_id in pins.held if pin_id not in known]
+    return sum(free_tail_first(pins.pool, pins.hand_over(pin_id)) for pin_id in lost)

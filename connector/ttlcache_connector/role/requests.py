@@ -29,25 +29,21 @@ from ttlcache_connector.tiers.turn_report import turn_end
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
-    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
     from ttlcache.programs.model import RequestRecord
     from ttlcache_connector.engine.tool_reader import OutputReader
     from ttlcache_connector.role.parts import Parts
-    from ttlcache_connector.role.reports import Reports
 
 log = logger(__name__)
 
 
 class RequestEvents:
-    """Arrival, lookup, allocation, load and end; every method is guarded."""
+    """Arrival, lookup, allocation and end; every method is guarded."""
 
-    def __init__(
-        self, parts: Parts, reports: Reports, reader: OutputReader | None
-    ) -> None:
-        self._parts, self._reports, self._reader = parts, reports, reader
-        self._controller, self._pins = parts.controller, parts.pins
+    def __init__(self, parts: Parts, reader: OutputReader | None) -> None:
+        self._parts, self._reader = parts, reader
+        self._controller, self._holder = parts.controller, parts.holder
         self._lower, self._demoting = parts.lower, parts.demoting
         self._engine, self._prefills = parts.engine, parts.prefills
         self.faults = parts.faults
@@ -80,7 +76,10 @@ class RequestEvents:
             )
         )
         self._divergences.on_arrival(record)
-        self._lower.tier_arrive(request, has_pin=record.pin_id is not None)
+        lower = self._lower
+        if lower.is_up():
+            has_pin = record.pin_id is not None
+            lower.call(lower.tier.arrive, None, request, has_pin=has_pin)
 
     def match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
         """Tokens to load beyond those found in GPU memory; None means ask again."""
@@ -88,14 +87,14 @@ class RequestEvents:
         if not self._lower.is_set:
             return 0, False
         found = self._lower.match(request, hit_tokens, self.stored_tokens(request))
-        if self._lower.was_looked_up(request.request_id):
+        if found.is_answered:
             self.tier_looked_up(request)
-        return found
+        return found.tokens, found.is_async
 
     @guarded()
     def note_local_hit(self, request: Request, hit_tokens: int) -> None:
         self._local_hits[request.request_id] = hit_tokens
-        self._pins.plain_lru.on_lookup()
+        self._holder.plain_lru.on_lookup()
 
     @guarded(fallback=math.inf)
     def stored_tokens(self, request: Request) -> float:
@@ -109,7 +108,7 @@ class RequestEvents:
         pin = None if pin_id is None else self._controller.pins.get(pin_id)
         if pin is None or not pin.turn.num_hashes:
             return math.inf
-        return pin.turn.num_hashes * self._pins.pool.hash_block_size
+        return pin.turn.num_hashes * self._holder.pool.hash_block_size
 
     @guarded()
     def tier_looked_up(self, request: Request) -> None:
@@ -146,21 +145,12 @@ class RequestEvents:
         self._controller.tier.on_load_started(request.request_id)
 
     @guarded()
-    def worker_output(self, output: KVConnectorOutput) -> None:
-        """What the workers did in a step."""
-        # Others' loads, too: beside us there may be another connector.
-        self._prefills.kv_landed(output.finished_recving or ())
-        for load in self._lower.worker_output(output):
-            self._controller.tier.on_load_finished(load.request_id, load.tokens)
-        self._reports.count_demotions()
-
-    @guarded()
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         """A request ends, its blocks still referenced: pin them or not."""
         started_s = stopwatch_s()
-        controller, pins = self._controller, self._pins
-        if self._lower.is_set:
-            self._lower.tier_finished(request, block_ids)
+        controller, holder = self._controller, self._holder
+        lower = self._lower
+        lower.call(lower.tier.stores.finished, None, request, block_ids)
         self._local_hits.pop(request.request_id, None)
         self._prefills.end(request.request_id)
         self._engine.forget(request.request_id)
@@ -168,7 +158,7 @@ class RequestEvents:
             controller.prefilled(request.request_id, request.num_prompt_tokens)
         record = controller.requests.get(request.request_id)
         completed = is_completed(request, self._reader)
-        candidate = pins.candidate(block_ids if completed else no_blocks(block_ids))
+        candidate = holder.candidate(block_ids if completed else no_blocks(block_ids))
         finished = controller.finish(
             Finish(
                 request_id=request.request_id,
@@ -179,22 +169,20 @@ class RequestEvents:
                 tokens=token_slice(request),
                 kv_blocks=len(candidate.blocks),
                 kv_tokens=candidate.kv_tokens,
-                count_unpinned=lambda n: pins.count_unpinned(candidate.blocks[:n]),
+                count_unpinned=candidate.count_unpinned,
                 footprint_blocks=candidate.footprint_blocks,
-                divisible=pins.is_divisible,
+                divisible=holder.is_divisible,
                 detect=self._detector(request),
             )
         )
         order = finished.order
         if order is not None:
             pinned = candidate.blocks[: order.kv_blocks]
-            pins.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
-        pins.plain_lru.on_uncached_freed(pins.count_uncached(block_ids))
+            holder.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
+        holder.plain_lru.on_request_end(block_ids)
         self._offer_to_tier(request, record, candidate.blocks, finished)
         if completed and record is not None and self._demoting is not None:
-            self._lower.report_turn(
-                turn_end(request.request_id, record, finished.decision)
-            )
+            lower.report_turn(turn_end(request.request_id, record, finished.decision))
         self._watch_slow_turns(stopwatch_s() - started_s)
 
     def _offer_to_tier(
@@ -209,13 +197,13 @@ class RequestEvents:
         if demoting is None:
             return
         if record is None:
-            self._lower.tier.drop(request_id)
+            self._lower.tier.stores.drop(request_id)
         elif finished.order is not None:
             demoting.on_pinned(finished.order.pin_id, request_id, record.program)
         elif finished.decision is not None:
             demoting.on_unpinned(request_id, record.program, blocks)
         else:
-            self._lower.tier.drop(request_id)
+            self._lower.tier.stores.drop(request_id)
 
     def _watch_slow_turns(self, took_s: float) -> None:
         """A policy that keeps the engine waiting turns retention off."""
@@ -228,7 +216,7 @@ class RequestEvents:
                 MAX_SLOW_IN_A_ROW,
                 SLOW_FINISH_S,
             )
-            turn_off(self._controller, self._parts.ledger)
+            turn_off(self._controller, self._holder)
 
     def _detector(self, request: Request) -> Callable[[], Any] | None:
         reader = self._reader

@@ -13,6 +13,9 @@ from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
 
 if TYPE_CHECKING:
     import torch
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorHandshakeMetadata,
+    )
 
 
 class WorkerRole:
@@ -32,9 +35,9 @@ class WorkerRole:
         """
         self._tier.register(kv_caches)
 
-    def name_of_blocks(self) -> str | None:
-        """Under which name blocks are stored, if the scheduler cannot know it."""
-        return self._tier.name_of_blocks()
+    def handshake(self) -> KVConnectorHandshakeMetadata | None:
+        """What the scheduler's half cannot know by itself."""
+        return self._tier.handshake()
 
     @guarded()
     def before_forward(self, metadata: Any, *, is_alone: bool) -> None:

@@ -19,7 +19,7 @@ from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
 from ttlcache_connector.tiers.lmcache.client import connect
 from ttlcache_connector.tiers.lmcache.registration import Registration
-from ttlcache_connector.tiers.lmcache.reports import WorkerReport
+from ttlcache_connector.tiers.lmcache.reports import StoreName, WorkerReport
 from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
 from ttlcache_lmcache import internals
 
@@ -75,8 +75,9 @@ class LMCacheWorkerTier(WorkerTier):
                 f"lower_tier 'lmcache': LMCache refuses this model: {error}"
             ) from error
 
-    def name_of_blocks(self) -> str | None:
-        return self._registration.changed_name
+    def handshake(self) -> StoreName | None:
+        name = self._registration.changed_name
+        return None if name is None else StoreName(name)
 
     def before_forward(self, metadata: TierMetadata, *, is_alone: bool = True) -> None:
         """Start what needs not wait for this step's forward pass.
