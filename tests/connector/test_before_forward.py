@@ -34,10 +34,10 @@ class Half(LMCacheWorkerTier):
     def _save(self, metadata):
         self.done.append("save")
 
-    def step(self, metadata, **how):
-        self.before_forward(metadata, **how)
+    def step(self, metadata, is_alone=True):
+        self.before_forward(metadata, is_alone=is_alone)
         self.done.append("forward")
-        self.load(metadata, None)
+        self.load(metadata)
         self.save(metadata)
         return self.done
 
@@ -70,13 +70,13 @@ def test_beside_another_connector_loads_come_after_its_flush():
 def test_a_load_that_fails_keeps_no_store():
     half = Half(fails=True)
     with pytest.raises(RuntimeError, match="no load"):
-        half.before_forward(orders(is_past=True))
+        half.before_forward(orders(is_past=True), is_alone=True)
     assert half.done == ["flush", "load", "save"]
 
 
 def test_a_vllm_that_does_not_announce_its_steps_loses_nothing():
     half, metadata = Half(), orders(is_past=True)
-    half.load(metadata, None)
+    half.load(metadata)
     half.save(metadata)
     assert half.done == ["load", "save"]
 

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from ttlcache.clock import default_clock
-from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.faults import Faults, guarded
 from ttlcache_connector.role.metrics import TTLConnectorStats
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 class WorkerRole:
     """Guards every call of a step; start-up may fail."""
 
-    def __init__(self, tier: WorkerTier, config: TTLCacheConfig) -> None:
+    def __init__(self, tier: WorkerTier) -> None:
         self._tier = tier
         self.faults = Faults(self._count, lambda: None, default_clock().now_s)
         self._abandoned: dict[str, list[int]] = {}
@@ -45,9 +44,9 @@ class WorkerRole:
             self._tier.before_forward(metadata, is_alone=is_alone)
 
     @guarded()
-    def load(self, metadata: Any, forward_context: Any) -> None:
+    def load(self, metadata: Any) -> None:
         self._abandoned.update(metadata.abandoned)
-        self._tier.load(metadata, forward_context)
+        self._tier.load(metadata)
 
     @guarded()
     def save(self, metadata: Any) -> None:

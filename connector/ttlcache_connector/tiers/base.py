@@ -6,8 +6,7 @@ knows what is where, and one in each worker, which moves bytes.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
 )
 
+from ttlcache.config import TTLCacheConfig
 from ttlcache.telemetry.metrics import MetricsBuffer
 
 if TYPE_CHECKING:
@@ -230,12 +230,15 @@ class Transfers:
     invalid_blocks: set[int] = field(default_factory=set)
 
 
-class WorkerTier(ABC):
-    """The half in a worker: moves bytes, never raises into a step, never blocks it."""
+class WorkerTier:
+    """The half in a worker: moves bytes, never raises into a step, never blocks it.
 
-    metrics: MetricsBuffer
+    As it is here it moves nothing: `lower_tier: none`.
+    """
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self.metrics = MetricsBuffer()
+
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """vLLM's KV tensors, by layer."""
 
@@ -247,8 +250,7 @@ class WorkerTier(ABC):
         """
         return None
 
-    @abstractmethod
-    def before_forward(self, metadata: TierMetadata, *, is_alone: bool = True) -> None:
+    def before_forward(self, metadata: TierMetadata, *, is_alone: bool) -> None:
         """A step begins; blocks may be overwritten from now on.
 
         What is to be copied may begin here, or when `load` and `save` are called.
@@ -257,22 +259,53 @@ class WorkerTier(ABC):
             is_alone: no other connector moves this worker's blocks.
         """
 
-    @abstractmethod
-    def load(self, metadata: TierMetadata, forward_context: Any) -> None:
+    def load(self, metadata: TierMetadata) -> None:
         """Start the loads of this step."""
 
-    @abstractmethod
     def save(self, metadata: TierMetadata) -> None:
         """Start the copies of this step: what the forward pass wrote is ordered."""
 
-    @abstractmethod
     def poll(self, finished_ids: Collection[str]) -> Transfers:
         """What ended since the last call."""
+        return Transfers()
 
-    @abstractmethod
     def report(self) -> Any:
         """What the scheduler's half wants to know, None for nothing."""
 
-    @abstractmethod
     def shutdown(self) -> None:
         """Stop all copies."""
+
+
+class LowerTier:
+    """A value of `lower_tier`: here "none"."""
+
+    def check(self, *, allow_untested: bool) -> None:
+        """Before any process or weight is loaded.
+
+        Raises:
+            ConfigError: what it needs is not installed.
+            UnsupportedEngineError: versions that were not tested.
+        """
+
+    def may_sleep(self, extra_config: Mapping[str, Any]) -> bool:
+        """Whether vLLM's `--enable-sleep-mode` goes with these settings."""
+        return True
+
+    def unsupported_reason(self, kv_cache_config: Any) -> str:
+        """Why it cannot hold this model's KV, empty if it can."""
+        return ""
+
+    def scheduler_half(
+        self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
+    ) -> SchedulerTier:
+        """
+        Raises:
+            ConfigError: it cannot be used as configured.
+        """
+        return SchedulerTier()
+
+    def worker_half(
+        self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
+    ) -> WorkerTier:
+        """As `scheduler_half`."""
+        return WorkerTier()

@@ -13,7 +13,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError
-from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache_connector.copy.copy_thread import CopyThread
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
@@ -38,7 +37,7 @@ class LMCacheWorkerTier(WorkerTier):
     def __init__(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
     ) -> None:
-        self.metrics = MetricsBuffer()
+        super().__init__()
         self._now_s = default_clock().now_s
         self._inner = connect(KVConnectorRole.WORKER, vllm_config, kv_cache_config)
         self._adapter = self._inner.worker_adapter
@@ -79,7 +78,7 @@ class LMCacheWorkerTier(WorkerTier):
         name = self._registration.changed_name
         return None if name is None else StoreName(name)
 
-    def before_forward(self, metadata: TierMetadata, *, is_alone: bool = True) -> None:
+    def before_forward(self, metadata: TierMetadata, *, is_alone: bool) -> None:
         """Start what needs not wait for this step's forward pass.
 
         vLLM asks for asynchronous loads after it. Its host side costs us nothing, and
@@ -98,7 +97,7 @@ class LMCacheWorkerTier(WorkerTier):
             if self._stored is not None:
                 self._save(metadata)
 
-    def load(self, metadata: TierMetadata, forward_context: Any) -> None:
+    def load(self, metadata: TierMetadata) -> None:
         if self._loaded is not metadata:
             self._load(metadata)
 
