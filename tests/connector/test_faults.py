@@ -23,14 +23,13 @@ from ttlcache.controller import Controller
 from ttlcache.policies.fixed import FixedTTL
 from ttlcache.types import Decision
 from ttlcache_connector import faults
-from ttlcache_connector.blocks.failsafe import MAX_SLOW_IN_A_ROW, SlowTurns
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.role import build, requests, steps
 from ttlcache_connector.role.memory import MemoryAnswers
 from ttlcache_connector.role.metrics import _KNOWN_LABELS
 from ttlcache_connector.role.order import OrderAnswers
 from ttlcache_connector.role.reports import Reports
-from ttlcache_connector.role.requests import RequestEvents
+from ttlcache_connector.role.requests import MAX_SLOW_IN_A_ROW, RequestEvents
 from ttlcache_connector.role.steps import StepEvents
 from ttlcache_connector.role.upkeep import Upkeep
 
@@ -419,12 +418,11 @@ def test_a_policy_that_takes_a_second_is_not_asked_for_long(
     assert sum("took more than" in line for line in our_log) == 1
 
 
-def test_one_slow_decision_now_and_then_is_forgiven():
-    slow = SlowTurns()
-    for _ in range(20):
-        assert not slow.is_lost(10.0)
-        assert not slow.is_lost(10.0)
-        assert not slow.is_lost(0.001)
+def test_one_slow_decision_now_and_then_is_forgiven(make_engine):
+    role = make_engine(num_blocks=40).connector.scheduler_role
+    for took_s in 20 * [10.0, 10.0, 0.001]:
+        role.requests._watch_slow_turns(took_s)
+    assert role.parts.controller.retention_enabled
 
 
 JUNK = [

@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ttlcache.clock import stopwatch_s
 from ttlcache.programs.hints import parse_hints
 from ttlcache.types import Arrival, Finish, Finished
-from ttlcache_connector.blocks.failsafe import (
-    MAX_SLOW_IN_A_ROW,
-    SLOW_FINISH_S,
-    SlowTurns,
-)
 from ttlcache_connector.engine.request_view import (
     drop_unfit_args,
     is_completed,
@@ -22,7 +17,6 @@ from ttlcache_connector.engine.request_view import (
 )
 from ttlcache_connector.faults import guarded
 from ttlcache_connector.log import logger
-from ttlcache_connector.role.divergence_log import DivergenceLog
 from ttlcache_connector.role.upkeep import turn_off
 from ttlcache_connector.tiers.turn_report import turn_end
 
@@ -31,11 +25,17 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
+    from ttlcache.programs.divergence import Cause
     from ttlcache.programs.model import RequestRecord
     from ttlcache_connector.engine.tool_reader import OutputReader
     from ttlcache_connector.role.parts import Parts
 
 log = logger(__name__)
+
+#: A finished turn that takes longer than this in our hooks is slow; so many in a row
+#: turn retention off. A policy may be third-party code, and the engine waits for it.
+SLOW_FINISH_S = 0.5
+MAX_SLOW_IN_A_ROW = 3
 
 
 class RequestEvents:
@@ -48,8 +48,8 @@ class RequestEvents:
         self._engine, self._prefills = parts.engine, parts.prefills
         self.faults = parts.faults
         self._local_hits: dict[str, int] = {}
-        self._slow_turns = SlowTurns()
-        self._divergences = DivergenceLog()
+        self._slow_in_a_row = 0
+        self._logged_causes: set[Cause] = set()
 
     @guarded()
     def arrive(self, request: Request) -> None:
@@ -75,7 +75,7 @@ class RequestEvents:
                 user_priority=self._engine.user_priority(request),
             )
         )
-        self._divergences.on_arrival(record)
+        self._log_divergence(record)
         lower = self._lower
         if lower.is_up():
             has_pin = record.pin_id is not None
@@ -205,10 +205,30 @@ class RequestEvents:
         else:
             self._lower.tier.stores.drop(request_id)
 
+    def _log_divergence(self, record: RequestRecord) -> None:
+        """Each cause once by which contexts are computed again."""
+        found = record.divergence
+        if found is None or not (found.is_sure and found.cause.is_early):
+            return
+        if found.cause not in self._logged_causes:
+            self._logged_causes.add(found.cause)
+            log.warning(
+                "ttlcache: %s. No prefix cache can hit behind that token (logged once; "
+                "ttlcache_turns_diverged_total counts, ttlcache explain shows each)",
+                found,
+            )
+
     def _watch_slow_turns(self, took_s: float) -> None:
-        """A policy that keeps the engine waiting turns retention off."""
+        """One slow decision may be the machine's fault; several in a row are ours.
+
+        took_s: what a turn just took, while the engine waited.
+        """
         self._controller.telemetry.metrics.observe("decide_seconds", took_s)
-        if self._controller.retention_enabled and self._slow_turns.is_lost(took_s):
+        if not self._controller.retention_enabled:
+            return
+        self._slow_in_a_row = self._slow_in_a_row + 1 if took_s > SLOW_FINISH_S else 0
+        if self._slow_in_a_row >= MAX_SLOW_IN_A_ROW:
+            self._slow_in_a_row = 0
             self._parts.count("hook_errors", "slow")
             log.warning(
                 "ttlcache: %d finished turns in a row took more than %g s, retention "

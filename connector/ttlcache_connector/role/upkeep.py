@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ttlcache_connector.blocks.failsafe import drop_orphans
+from ttlcache_connector.blocks.pinned import free_tail_first
 from ttlcache_connector.faults import guarded
 
 if TYPE_CHECKING:
@@ -50,8 +50,15 @@ class Upkeep:
 
     @guarded(fallback=0)
     def drop_orphans(self) -> int:
-        """Blocks freed from pins that a fault has left to the holder alone."""
-        return drop_orphans(self._controller, self._holder)
+        """Blocks freed from pins that a fault has left to the holder alone.
+
+        It came between the pin table and the holder; they are freed at the latest when
+        a request needs them.
+        """
+        known = {pin.pin_id for pin in self._controller.pins}
+        holder = self._holder
+        lost = [pin_id for pin_id in holder.held if pin_id not in known]
+        return sum(free_tail_first(holder.pool, holder.hand_over(i)) for i in lost)
 
     @guarded()
     def release_if_off(self) -> None:
