@@ -31,46 +31,62 @@ def async_scheduling(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+class Engine(EngineHarness):
+    """With what tests look at."""
+
+    @property
+    def role(self) -> Any:
+        return self.connector.scheduler_role
+
+    @property
+    def controller(self) -> Any:
+        return self.role.parts.controller
+
+    @property
+    def holder(self) -> Any:
+        return self.role.parts.holder
+
+
 @pytest.fixture
-def make_engine(clock: VirtualClock) -> Callable[..., EngineHarness]:
+def make_engine(clock: VirtualClock) -> Callable[..., Engine]:
     """Engines whose invariants are checked after every step."""
 
-    def make(**spec: Any) -> EngineHarness:
+    def make(**spec: Any) -> Engine:
         spec.setdefault("extra_config", HOLD_5S)
-        engine = EngineHarness(replace(EngineSpec(), **spec))
+        engine = Engine(replace(EngineSpec(), **spec))
         engine.on_step = lambda: check(engine)
         return engine
 
     return make
 
 
-def check(engine: EngineHarness) -> None:
-    role = engine.connector.scheduler_role
+def check(engine: Engine) -> None:
+    role = engine.role
     assert violations(engine.scheduler, role.parts.controller, role.parts.holder) == []
     assert role.parts.faults.total == 0
 
 
-def totals(engine: EngineHarness) -> dict[str, int]:
+def totals(engine: Engine) -> dict[str, int]:
     """Counters so far, as "name" or "name:label"."""
-    counter = engine.connector.scheduler_role.parts.controller.telemetry.metrics.totals
+    counter = engine.controller.telemetry.metrics.totals
     return {f"{n}:{label}" if label else n: c for (n, label), c in counter.items()}
 
 
-def pinned(engine: EngineHarness) -> int:
-    return engine.connector.scheduler_role.parts.holder.pressure().pinned_blocks
+def pinned(engine: Engine) -> int:
+    return engine.holder.pressure().pinned_blocks
 
 
-def demoting(engine: EngineHarness) -> int:
+def demoting(engine: Engine) -> int:
     """Blocks of ended turns that are held for their copy."""
-    return engine.connector.scheduler_role.parts.demoting.expired.copying_blocks
+    return engine.role.parts.demoting.expired.copying_blocks
 
 
-def free(engine: EngineHarness) -> int:
+def free(engine: Engine) -> int:
     return engine.pool.get_num_free_blocks()
 
 
 def play_random_programs(
-    engine: EngineHarness, rng: random.Random, num_programs: int, clock: Any
+    engine: Engine, rng: random.Random, num_programs: int, clock: Any
 ) -> None:
     """Programs of four turns, each with what its model said and a tool's result."""
     contexts = {f"P{i}": [i] * rng.randrange(5, 60) for i in range(num_programs)}

@@ -89,13 +89,13 @@ class FakeTier(SchedulerTier, TierStores):
 def settle(engine: Any, tier: FakeTier, request_id: str) -> None:
     """The tier needs the request's blocks no longer, as the next step would find."""
     tier.events.settled.append(request_id)
-    engine.connector.scheduler_role.steps.tier_events()
+    engine.role.steps.tier_events()
 
 
 def copy(engine: Any, tier: FakeTier, request_id: str) -> None:
     """The request's copy begins, as the next step would find."""
     tier.copy(request_id)
-    engine.connector.scheduler_role.steps.tier_events()
+    engine.role.steps.tier_events()
 
 
 def _id(request: Any) -> str:

@@ -46,25 +46,25 @@ def orders(*, is_past):
     return TierMetadata(inner=object(), is_past=is_past)
 
 
-def test_loads_and_what_ended_turns_left_go_first_and_once():
-    half = Half()
-    assert half.step(orders(is_past=True)) == ["flush", "load", "save", "forward"]
-    half.done.clear()
-    assert half.step(orders(is_past=True)) == ["flush", "load", "save", "forward"]
-
-
-def test_what_this_step_computes_is_stored_after_it():
-    assert Half().step(orders(is_past=False)) == ["flush", "load", "forward", "save"]
-
-
-def test_where_new_blocks_are_zeroed_loads_come_after_that():
-    steps = Half(loads_early=False).step(orders(is_past=True))
-    assert steps == ["flush", "save", "forward", "load"]
-
-
-def test_beside_another_connector_loads_come_after_its_flush():
-    steps = Half().step(orders(is_past=True), is_alone=False)
-    assert steps == ["flush", "save", "forward", "load"]
+@pytest.mark.parametrize(
+    ("loads_early", "is_past", "is_alone", "order"),
+    [
+        (True, True, True, ["flush", "load", "save", "forward"]),
+        # What this step computes is stored after it.
+        (True, False, True, ["flush", "load", "forward", "save"]),
+        # Where new blocks are zeroed, loads come after that.
+        (False, True, True, ["flush", "save", "forward", "load"]),
+        # Beside another connector loads come after its flush.
+        (True, True, False, ["flush", "save", "forward", "load"]),
+    ],
+)
+def test_copies_begin_once_and_as_early_as_is_right(
+    loads_early, is_past, is_alone, order
+):
+    half = Half(loads_early=loads_early)
+    for _ in range(2):
+        half.done.clear()
+        assert half.step(orders(is_past=is_past), is_alone) == order
 
 
 def test_a_load_that_fails_keeps_no_store():

@@ -28,7 +28,7 @@ def on_pressure(**options):
 
 
 def expired_turns(engine):
-    return engine.connector.scheduler_role.parts.demoting.expired
+    return engine.role.parts.demoting.expired
 
 
 def cached(engine):
@@ -51,7 +51,7 @@ def test_an_expired_turn_stays_and_is_not_copied(make_engine, clock, tier):
     assert cached(engine) == 37
     assert tier.of("demote") == []
     # What is only cached counts as free for every decision.
-    assert engine.connector.scheduler_role.parts.holder.pressure().free_blocks == 63
+    assert engine.holder.pressure().free_blocks == 63
 
 
 def test_nothing_is_kept_for_a_tier_that_was_turned_off(
@@ -76,7 +76,7 @@ def test_a_turn_without_a_pin_stays_cached(make_engine, clock, tier):
     engine = make_engine(extra_config=on_pressure(policy="none", policy_options={}))
     engine.turn("a", LONG, hints=HINTS)
     assert cached(engine) == 37
-    assert engine.connector.scheduler_role.parts.holder.pressure().free_blocks == 63
+    assert engine.holder.pressure().free_blocks == 63
     assert tier.of("demote") == []
 
 
@@ -84,10 +84,7 @@ def test_who_returns_finds_it_and_nothing_was_copied(make_engine, clock, tier):
     engine, context = expired(make_engine, clock)
     engine.add("b", [*context, 7, 8], hints=HINTS)
     engine.step()
-    assert (
-        engine.connector.scheduler_role.parts.controller.requests["b"].cached_tokens
-        == 592
-    )
+    assert engine.controller.requests["b"].cached_tokens == 592
     engine.run()
     assert tier.of("demote") == []
     assert tier.of("drop") == ["a"]  # "b" has it all, and more
@@ -155,13 +152,6 @@ def test_a_program_that_waits_goes_last(make_engine, clock, tier):
     assert tier.of("demote") == ["r1"]
 
 
-def test_running_requests_take_it_at_once(make_engine, clock, tier):
-    engine, _ = expired(make_engine, clock, prompt=LONG[:320])
-    engine.add("b", OTHER[:400], max_tokens=500, hints={"program_id": "q"})
-    engine.run()
-    assert engine.finished["b"].num_preemptions == 0
-
-
 def test_a_victim_is_copied_before_a_waiting_request_gets_its_memory(
     make_engine, clock, tier
 ):
@@ -180,8 +170,11 @@ def test_a_victim_is_copied_before_a_waiting_request_gets_its_memory(
     assert "b" in engine.finished
 
 
-def test_a_tier_that_went_down_gets_nothing(make_engine, clock, tier):
-    engine, _ = expired(make_engine, clock)
+@pytest.mark.parametrize("demote", ["on-expiry", "on-pressure"])
+def test_a_tier_that_went_down_gets_nothing(make_engine, clock, tier, demote):
+    tier.up = demote == "on-pressure"  # it goes down before or after the pin expires
+    engine, _ = expired(make_engine, clock, demote=demote)
+    assert pinned(engine) == 0
     tier.up = False
     engine.add("b", OTHER, hints={"program_id": "q"})
     engine.run()
@@ -195,10 +188,10 @@ def test_nothing_stays_behind(make_engine, clock, tier, how):
     if how == "reset":
         assert engine.scheduler.reset_prefix_cache()
     else:
-        engine.connector.scheduler_role.upkeep.drop_rest()
+        engine.role.upkeep.drop_rest()
     assert cached(engine) == 0
     assert free(engine) == 63
-    assert engine.connector.scheduler_role.parts.holder.references() == {}
+    assert engine.holder.references() == {}
 
 
 @pytest.mark.parametrize(
@@ -234,7 +227,7 @@ def test_blocks_that_several_share_are_free_once(make_engine, clock, tier):
     for n in range(3):
         tail = range(9000 + 100 * n, 9016 + 100 * n)
         engine.turn(f"r{n}", [*LONG[:320], *tail], hints={"program_id": f"p{n}"})
-    holder = engine.connector.scheduler_role.parts.holder
+    holder = engine.holder
     assert cached(engine) == 3 * 21
     # Three tails; their common head is counted by none, for it stays with the others.
     assert holder.pressure().free_blocks <= free(engine) + 20 + 3
@@ -303,7 +296,7 @@ def test_a_tier_that_raises_keeps_no_memory(make_engine, clock, tier, when):
         engine.abort("b")
     tier.demote = well
     engine.step()
-    engine.connector.scheduler_role.upkeep.release_all()
+    engine.role.upkeep.release_all()
     assert free(engine) == 63
     assert engine.scheduler.reset_prefix_cache()
 
@@ -341,7 +334,7 @@ def test_a_request_that_is_unknown_to_us_leaves_nothing_to_copy(
     engine.on_step = lambda: None
     engine.add("a", LONG, hints=HINTS)
     engine.step()
-    engine.connector.scheduler_role.parts.controller.requests.pop("a")
+    engine.controller.requests.pop("a")
     engine.run()
     assert tier.of("drop") == ["a"]
 
@@ -359,7 +352,7 @@ def test_nothing_of_a_running_request_is_owed():
 
 def test_what_is_not_worth_its_memory_any_more_goes_down(make_engine, clock, tier):
     engine = make_engine(extra_config=on_pressure(policy="adaptive", policy_options={}))
-    gaps = engine.connector.scheduler_role.parts.controller.gaps
+    gaps = engine.controller.gaps
     for _ in range(60):
         gaps.observe(GapKey("bash"), 1.0)
     engine.turn("a", LONG, hints=HINTS)

@@ -114,9 +114,7 @@ def behind_pinned_juniors(crowd: Crowd, horizon_s: float) -> float:
     """The oldest program comes back without a pin; all the younger ones have one."""
     engine = crowd.engine
     context = engine.turn("old/1", range(500, 520), hints={"program_id": "old"})
-    assert engine.connector.scheduler_role.parts.controller.memory.reclaim(
-        10_000, Urgency.RUNNING, ""
-    )
+    assert engine.controller.memory.reclaim(10_000, Urgency.RUNNING, "")
     crowd.start(CROWD)
     for _ in range(3 * TURN_TOKENS):
         crowd.step()

@@ -6,11 +6,9 @@ and memory.
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from tests.connector.conftest import free, pinned, play_random_programs, totals
+from tests.connector.conftest import free, pinned, totals
 from tests.connector.test_admission import add, step
 from tests.connector.test_allocation import FOREVER, admission_order, lose_pins, start
 from ttlcache.scheduling import admission
@@ -121,24 +119,6 @@ def test_one_that_asks_holds_new_programs_back(make_engine, monkeypatch):
     assert step(engine) == ["A-2"]
     engine.run(max_steps=1000)
     assert "E-1" in engine.finished
-
-
-def test_one_that_asks_never_wedges(make_engine, clock):
-    for seed in range(6):
-        rng = random.Random(seed)
-        engine = make_engine(
-            num_blocks=24,
-            max_num_seqs=4,
-            max_num_batched_tokens=64,
-            scheduler_cls=ASKING,
-            extra_config={
-                **FOREVER,
-                "max_pinned_fraction": 1.0,
-                "admission": rng.choice(("none", "room-to-grow")),
-            },
-        )
-        play_random_programs(engine, rng, 6, clock)
-        assert free(engine) == 23, f"seed {seed}"
 
 
 def test_the_guard_and_the_queue_ask_the_connector(make_engine, monkeypatch):

@@ -122,7 +122,7 @@ def test_a_shortage_that_is_over_is_forgotten(make_engine):
     engine.step()
     engine.add("two", range(1000, 1300), max_tokens=2)
     engine.step()
-    ledger = engine.connector.scheduler_role.parts.holder
+    ledger = engine.holder
     assert ledger.pressure().wanted_blocks > 0
     engine.run()
     engine.step()
@@ -153,7 +153,7 @@ def test_rare_faults_do_not_add_up(make_engine, clock, monkeypatch):
     for _ in range(10):
         engine.step()
         clock.advance(400.0)
-    assert engine.connector.scheduler_role.parts.controller.retention_enabled
+    assert engine.controller.retention_enabled
     for _ in range(3):
         engine.step()
-    assert not engine.connector.scheduler_role.parts.controller.retention_enabled
+    assert not engine.controller.retention_enabled

@@ -35,16 +35,16 @@ def test_a_state_computed_in_this_step_is_no_lack_of_memory(make_engine):
     engine = make_engine(num_blocks=200, mamba_mode="align", extra_config=FOREVER)
     first_turn(engine, "A")
     pin_others(engine, 8)
-    pins = len(engine.connector.scheduler_role.parts.controller.pins)
+    pins = len(engine.controller.pins)
     prompt = range(20_000, 20_130)
     for child in ("child-1", "child-2"):
         engine.add(child, prompt, hints={"program_id": child, "parent_id": "A"})
     engine.step()
     # vLLM lets the second one wait for the first one's state.
     assert [r.request_id for r in engine.scheduler.waiting] == ["child-2"]
-    assert len(engine.connector.scheduler_role.parts.controller.pins) == pins
+    assert len(engine.controller.pins) == pins
     engine.run()
-    assert len(engine.connector.scheduler_role.parts.controller.pins) >= pins
+    assert len(engine.controller.pins) >= pins
 
 
 def test_a_window_needs_no_more_than_it_spans(make_engine):
@@ -55,7 +55,7 @@ def test_a_window_needs_no_more_than_it_spans(make_engine):
         extra_config=FOREVER,
     )
     first_turn(engine, "A", range(30_000, 30_032))
-    engine.connector.scheduler_role.parts.controller.memory.release_all()
+    engine.controller.memory.release_all()
     pin_others(engine, 16)
     engine.add("run", range(30), max_tokens=60)
     engine.step()

@@ -71,10 +71,7 @@ def test_expired_kv_is_still_found_while_nobody_needs_the_memory(make_engine, cl
     engine.step()
     engine.add("A-2", context + [7] * 30, hints={"program_id": "A"})
     engine.step()
-    assert (
-        engine.connector.scheduler_role.parts.controller.requests["A-2"].cached_tokens
-        == 160
-    )
+    assert engine.controller.requests["A-2"].cached_tokens == 160
 
 
 def test_last_step_is_not_pinned_and_ends_the_program(make_engine):
@@ -121,7 +118,7 @@ def test_rewritten_history_supersedes_the_tail_and_keeps_the_prefix(make_engine,
     assert pinned(engine) == 6
     engine.run()
     assert totals(engine)["pins:claimed"] == 1
-    program = engine.connector.scheduler_role.parts.controller.programs.get(("", "A"))
+    program = engine.controller.programs.get(("", "A"))
     assert program.reuse_share == pytest.approx(1 + 0.5 * (6 / 10 - 1))
 
 
@@ -187,10 +184,7 @@ def test_pins_never_exceed_their_share_of_the_pool(make_engine):
         first_turn(engine, program, range(1000 * index + 1, 1000 * index + 150))
         assert pinned(engine) <= 20
     # Each turn offers 10 blocks: the first two fit, older programs keep theirs.
-    assert {
-        p.program.program_id
-        for p in engine.connector.scheduler_role.parts.controller.pins
-    } == {
+    assert {p.program.program_id for p in engine.controller.pins} == {
         "A",
         "B",
     }
@@ -204,10 +198,7 @@ def test_an_older_program_takes_the_share_of_a_younger_one(make_engine):
     engine.step()
     first_turn(engine, "B", range(2000, 2100))
     engine.run()
-    owners = {
-        p.program.program_id
-        for p in engine.connector.scheduler_role.parts.controller.pins
-    }
+    owners = {p.program.program_id for p in engine.controller.pins}
     assert "A" in owners
     assert pinned(engine) <= 15
 
@@ -215,9 +206,9 @@ def test_an_older_program_takes_the_share_of_a_younger_one(make_engine):
 def test_client_ttl_is_a_wish_within_the_cap(make_engine, clock):
     engine = make_engine(num_blocks=40, extra_config={**HOLD_5S, "max_ttl_s": 10.0})
     first_turn(engine, ttl="1h")
-    (pin,) = engine.connector.scheduler_role.parts.controller.pins
+    (pin,) = engine.controller.pins
     assert pin.deadline_s == clock.now_s() + 10.0
-    engine.connector.scheduler_role.parts.controller.end("", "A")
+    engine.controller.end("", "A")
     first_turn(engine, "B", ttl=0)
     assert pinned(engine) == 0
 

@@ -88,7 +88,7 @@ def test_events_travel_serialised_and_arrive_under_their_names(prom, make_engine
     engine = make_engine(num_blocks=40)
     context = engine.turn("A-1", range(149), max_tokens=20, hints={"program_id": "A"})
     engine.turn("A-2", [*context, 1], hints={"program_id": "A", "ttl": -1})
-    role = engine.connector.scheduler_role
+    role = engine.role
     role.parts.count("pins_started", "")  # whatever the engine drained already is gone
     role.parts.controller.telemetry.metrics.count("pins", "claimed")
     role.parts.controller.telemetry.metrics.observe("gap_seconds", 1.5)
@@ -123,7 +123,7 @@ def test_aggregating_adds_up(make_engine):
 
 def test_a_fault_while_reporting_loses_no_count(make_engine):
     engine = make_engine(num_blocks=40)
-    role = engine.connector.scheduler_role
+    role = engine.role
     role.parts.controller.telemetry.metrics.count("pins", "claimed")
     injector = Injector(1)
     injector.install(role, "pressure")
@@ -144,7 +144,7 @@ def test_nothing_is_sent_while_nothing_happens(make_engine, clock):
 
 def test_events_wait_a_moment_while_requests_run_and_none_is_lost(make_engine, clock):
     engine = make_engine(num_blocks=40)
-    role = engine.connector.scheduler_role
+    role = engine.role
     engine.add("A-1", range(100), max_tokens=8, hints={"program_id": "A"})
     engine.step()
     clock.advance(1.0)
@@ -163,7 +163,7 @@ def test_events_wait_a_moment_while_requests_run_and_none_is_lost(make_engine, c
 def test_what_routers_ask_for(make_engine, clock):
     """Two programs fit into 39 blocks of 16 tokens, the third one waits."""
     engine = make_engine(num_blocks=40)
-    role = engine.connector.scheduler_role
+    role = engine.role
     for number, name in enumerate("ABC"):
         tokens = range(1000 * number, 1000 * number + 256)
         engine.add(f"{name}-1", tokens, max_tokens=8, hints={"program_id": name})

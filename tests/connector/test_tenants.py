@@ -31,9 +31,7 @@ def agent(engine, turns: int, tenant: str = "good") -> int:
             cache_salt=tenant,
         )
         engine.step()
-        cached = engine.connector.scheduler_role.parts.controller.requests[
-            request.request_id
-        ].cached_tokens
+        cached = engine.controller.requests[request.request_id].cached_tokens
         computed += len(context) - cached
         engine.run()
         context = [*request.all_token_ids, *range(7, 27)]
@@ -58,7 +56,7 @@ def test_a_small_tenant_gets_its_part_of_a_cap_that_another_filled(make_engine):
     flood(engine, 30)
     assert pinned(engine) > 80
     flood(engine, 20, tenant="other", first=500)
-    held = engine.connector.scheduler_role.parts.controller.pins._tenant_blocks
+    held = engine.controller.pins._tenant_blocks
     # Two tenants share 89 blocks; nobody is more than a pin above the half.
     assert abs(held["evil"] - held["other"]) <= 12
     assert pinned(engine) <= 89
@@ -87,10 +85,7 @@ def test_ids_of_a_megabyte_are_no_ids(make_engine):
     engine = make_engine(num_blocks=100, extra_config=FLOOD)
     engine.turn("a", range(40), hints={"program_id": "x" * 1_000_000})
     engine.turn("b", range(40), session_id="y" * 1_000_000, cache_salt="z" * 100)
-    keys = [
-        program.key
-        for program in engine.connector.scheduler_role.parts.controller.programs
-    ]
+    keys = [program.key for program in engine.controller.programs]
     ids = [key for key in keys if isinstance(key, tuple)]  # the others have none
     assert len(keys) == 2
     assert max(len(part) for key in ids for part in key) <= 256
