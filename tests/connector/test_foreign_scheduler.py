@@ -30,6 +30,7 @@ def test_pins_claims_and_expires(make_engine, clock, scheduler_cls):
     assert pinned(engine) == 10
     engine.turn("A-2", context + [7] * 30, session_id="A")
     assert totals(engine)["pins:claimed"] == 1
+    assert totals(engine)["turns_identified:session"] == 2
     clock.advance(6.0)
     engine.step()
     assert free(engine) == 39

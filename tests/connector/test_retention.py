@@ -157,14 +157,6 @@ def test_prefix_inference_needs_no_id(make_engine, clock, async_scheduling):
     assert counted["pins:claimed"] == 2
 
 
-def test_session_id_identifies_a_program(make_engine):
-    engine = make_engine(num_blocks=40)
-    context = engine.turn("x1", PROMPT, max_tokens=20, session_id="s-1")
-    engine.turn("x2", context + [7] * 30, session_id="s-1")
-    assert totals(engine)["turns_identified:session"] == 2
-    assert totals(engine)["pins:claimed"] == 1
-
-
 def test_ids_are_labels_inside_their_cache_salt(make_engine):
     engine = make_engine(num_blocks=60)
     hints = {"program_id": "A", "tool": "bash"}
@@ -258,13 +250,6 @@ def test_reset_of_running_requests_does_not_raise(make_engine):
     )
     engine.run()
     assert "B-1" in engine.finished
-
-
-def test_shutdown_releases_every_pin(make_engine):
-    engine = make_engine(num_blocks=40)
-    first_turn(engine)
-    engine.scheduler.shutdown()
-    assert free(engine) == 39
 
 
 def test_hybrid_groups_pin_window_and_full_attention_together(
