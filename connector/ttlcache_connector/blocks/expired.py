@@ -47,7 +47,6 @@ class CachedTurns:
 
     def __init__(self) -> None:
         self._turns: dict[str, CachedTurn] = {}
-        self._of: dict[int, dict[str, CachedTurn]] = {}  # by program
         self.num_blocks = 0
         #: Of these, what would be free without them.
         self.free_blocks = 0
@@ -61,7 +60,6 @@ class CachedTurns:
     def add(self, turn: CachedTurn) -> None:
         assert turn.request_id not in self._turns
         self._turns[turn.request_id] = turn
-        self._of.setdefault(id(turn.program), {})[turn.request_id] = turn
         self.num_blocks += len(turn.blocks)
         self.free_blocks += turn.free_blocks
 
@@ -70,10 +68,6 @@ class CachedTurns:
         turn = self._turns.pop(request_id, None)
         if turn is None:
             return []
-        own = self._of[id(turn.program)]
-        del own[request_id]
-        if not own:
-            del self._of[id(turn.program)]
         self.num_blocks -= len(turn.blocks)
         self.free_blocks -= turn.free_blocks
         return turn.blocks
@@ -85,7 +79,7 @@ class CachedTurns:
         yield from (turn for turn in turns if turn.program.live_requests)
 
     def of(self, program: Program) -> list[CachedTurn]:
-        return list(self._of.get(id(program), {}).values())
+        return [turn for turn in self._turns.values() if turn.program is program]
 
 
 @dataclass(slots=True)

@@ -53,17 +53,10 @@ class MemoryAnswers:
                 return freed + self._evict_to_tier(
                     self._demoting.expired, needed_blocks - freed, request, urgency
                 )
-        elif self._demoting is not None:
-            return self._take_now(self._demoting.expired, needed_blocks, request)
+        elif self._demoting is not None:  # one that runs waits for no copy
+            freed = self._demoting.expired.free(needed_blocks, at_once=True)
         if freed < needed_blocks:
             freed += self._reclaim(needed_blocks - freed, request, urgency)
-        return freed
-
-    def _take_now(self, expired: ExpiredTurns, needed: int, request: Request) -> int:
-        """The same for a running request, which waits for no copy."""
-        freed = expired.free(needed, at_once=True)
-        if freed < needed:
-            freed += self._reclaim(needed - freed, request, Urgency.RUNNING)
         return freed
 
     def _evict_to_tier(

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
-from lmcache.v1.multiprocess.futures import MessagingFuture
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from ttlcache.clock import default_clock
@@ -204,14 +203,10 @@ class LMCacheWorkerTier(WorkerTier):
 
     def _retain(self) -> None:
         """LMCache's adapter forgets transfers when its server is gone: so do we."""
-        context = self._adapter.transfer_ctx
-        if isinstance(context, ThreadedTransfer):
-            context.retain(self._wanted())
-
-    def _wanted(self) -> list[MessagingFuture[bool]]:
         adapter = self._adapter
-        loads = (future for future, _ in adapter.retrieve_futures.values())
-        return [*adapter.store_futures.values(), *loads]
+        if isinstance(adapter.transfer_ctx, ThreadedTransfer):
+            loads = (future for future, _ in adapter.retrieve_futures.values())
+            adapter.transfer_ctx.retain([*adapter.store_futures.values(), *loads])
 
 
 def _of(metadata: TierMetadata, direction: str) -> list[LMCacheMPRequestMetadata]:
