@@ -18,6 +18,9 @@ from ttlcache_connector.role.invariants import violations
 
 OUR_LOGGERS = ("vllm.ttlcache_connector", "ttlcache")
 HOLD_5S = {"policy": "fixed", "policy_options": {"ttl_s": 5.0}}
+FOREVER = {"policy": "fixed", "policy_options": {"ttl_s": 300.0}}
+#: And as many pins as there is memory.
+HOLD_ALL = {**FOREVER, "max_pinned_fraction": 1.0}
 
 
 @pytest.fixture
@@ -85,10 +88,17 @@ def free(engine: Engine) -> int:
     return engine.pool.get_num_free_blocks()
 
 
-def play_random_programs(
-    engine: Engine, rng: random.Random, num_programs: int, clock: Any
+def play_on_a_tiny_pool(
+    make_engine: Callable[..., Engine],
+    rng: random.Random,
+    num_programs: int,
+    clock: Any,
+    **spec: Any,
 ) -> None:
     """Programs of four turns, each with what its model said and a tool's result."""
+    engine = make_engine(
+        num_blocks=24, max_num_seqs=4, max_num_batched_tokens=64, **spec
+    )
     contexts = {f"P{i}": [i] * rng.randrange(5, 60) for i in range(num_programs)}
     for turn in range(4):
         for program, context in contexts.items():
@@ -105,6 +115,7 @@ def play_random_programs(
             request = engine.finished[f"{program}-{turn}"]
             contexts[program] = list(request.all_token_ids)
         clock.advance(rng.uniform(-1, 20))
+    assert free(engine) == 23
 
 
 @pytest.fixture

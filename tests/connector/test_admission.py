@@ -7,9 +7,13 @@ of it as of A: 16 where 15 are free.
 
 from __future__ import annotations
 
+import random
+from functools import partial
+
 import pytest
 
-from tests.connector.conftest import free
+from tests.connector.conftest import free, play_on_a_tiny_pool
+from tests.connector.test_allocation import start
 from ttlcache.scheduling import admission
 from ttlcache.types import GapKey
 
@@ -25,13 +29,7 @@ def all_growth_is_reserved(monkeypatch):
     monkeypatch.setattr(admission, "GROWTH_SHARE", 1.0)
 
 
-def add(engine, program, tokens, *, turn=1, max_tokens=4, **hints):
-    return engine.add(
-        f"{program}-{turn}",
-        range(1000 * ord(program), 1000 * ord(program) + tokens),
-        max_tokens=max_tokens,
-        hints={"program_id": program, "tool": "bash", **hints},
-    )
+add = partial(start, max_tokens=4)
 
 
 def step(engine, count=3):
@@ -191,3 +189,12 @@ def test_a_sub_agent_of_a_program_under_way_is_not_held_back(full_engine, clock)
     add(engine, "S", 60, parent_id="A")
     assert step(engine) == ["S-1"]
     finish_all(engine, clock)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs_under_admission_control_never_wedge(make_engine, clock, seed):
+    rng = random.Random(seed)
+    ordering = rng.choice(["ttl-aware", "program-fcfs"])
+    extra = {**CONTROL, "max_pinned_fraction": 1.0, "ordering": ordering}
+    spec = {"async_scheduling": bool(seed % 2), "extra_config": extra}
+    play_on_a_tiny_pool(make_engine, rng, rng.randrange(2, 8), clock, **spec)

@@ -6,10 +6,16 @@ import random
 
 import pytest
 
-from tests.connector.conftest import HOLD_5S, free, pinned, play_random_programs, totals
+from tests.connector.conftest import (
+    FOREVER,
+    HOLD_5S,
+    HOLD_ALL,
+    free,
+    pinned,
+    play_on_a_tiny_pool,
+    totals,
+)
 from ttlcache.types import GapKey, Urgency
-
-FOREVER = {"policy": "fixed", "policy_options": {"ttl_s": 300.0}}
 
 
 def start(engine, program, tokens, *, turn=1, max_tokens=10, base=None, **hints):
@@ -34,7 +40,7 @@ def test_decode_takes_pins_before_it_preempts(make_engine, async_scheduling):
     engine = make_engine(
         num_blocks=21,
         async_scheduling=async_scheduling,
-        extra_config={**FOREVER, "max_pinned_fraction": 1.0},
+        extra_config=HOLD_ALL,
     )
     start(engine, "A", 150)
     engine.run()
@@ -60,9 +66,7 @@ def test_shrinking_frees_the_tail_and_keeps_the_prefix(make_engine):
 
 
 def test_head_of_the_queue_takes_younger_pins_but_not_older_ones(make_engine):
-    engine = make_engine(
-        num_blocks=31, extra_config={**FOREVER, "max_pinned_fraction": 1.0}
-    )
+    engine = make_engine(num_blocks=31, extra_config=HOLD_ALL)
     a = start(engine, "A", 100, max_tokens=10)
     engine.run()
     context = list(a.all_token_ids)
@@ -93,7 +97,7 @@ def test_nothing_running_means_every_pin_may_go(make_engine, async_scheduling):
     engine = make_engine(
         num_blocks=31,
         async_scheduling=async_scheduling,
-        extra_config={**FOREVER, "max_pinned_fraction": 1.0},
+        extra_config=HOLD_ALL,
     )
     for program in "ABC":
         start(engine, program, 130)
@@ -167,11 +171,7 @@ def test_a_request_that_waited_too_long_goes_first(make_engine, clock):
 def test_an_overdue_head_may_take_older_pins(make_engine, clock):
     engine = make_engine(
         num_blocks=31,
-        extra_config={
-            **FOREVER,
-            "max_pinned_fraction": 1.0,
-            "max_queue_wait_s": 30.0,
-        },
+        extra_config={**HOLD_ALL, "max_queue_wait_s": 30.0},
     )
     start(engine, "A", 300)
     engine.run()
@@ -208,32 +208,11 @@ def test_preempted_requests_resume_and_everything_finishes(make_engine):
     assert len(engine.finished) == 5
 
 
-ASKING = "tests.connector.own_scheduler.OwnScheduler"
-
-
-@pytest.mark.parametrize("kind", ["plain", "admission control", "asking scheduler"])
-def test_random_programs_on_a_tiny_pool_never_wedge(make_engine, clock, kind):
-    for seed in range(10 if kind == "plain" else 6):
-        rng = random.Random(seed)
-        extra = {**FOREVER, "max_pinned_fraction": 1.0}
-        cls, num_programs = ASKING if kind == "asking scheduler" else None, 6
-        if kind == "asking scheduler":
-            extra["admission"] = rng.choice(("none", "room-to-grow"))
-        elif kind == "admission control":
-            ordering = rng.choice(["ttl-aware", "program-fcfs"])
-            extra |= {"admission": "room-to-grow", "ordering": ordering}
-        if cls is None:
-            num_programs = rng.randrange(2, 8)
-        engine = make_engine(
-            num_blocks=24,
-            max_num_seqs=4,
-            max_num_batched_tokens=64,
-            async_scheduling=cls is None and bool(seed % 2),
-            scheduler_cls=cls,
-            extra_config=extra,
-        )
-        play_random_programs(engine, rng, num_programs, clock)
-        assert free(engine) == 23, f"seed {seed}"
+@pytest.mark.parametrize("seed", range(10))
+def test_random_programs_on_a_tiny_pool_never_wedge(make_engine, clock, seed):
+    rng = random.Random(seed)
+    spec = {"async_scheduling": bool(seed % 2), "extra_config": HOLD_ALL}
+    play_on_a_tiny_pool(make_engine, rng, rng.randrange(2, 8), clock, **spec)
 
 
 def test_a_silent_program_does_not_keep_later_ones_waiting(make_engine, clock):

@@ -6,11 +6,20 @@ and memory.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from tests.connector.conftest import free, pinned, totals
+from tests.connector.conftest import (
+    FOREVER,
+    HOLD_ALL,
+    free,
+    pinned,
+    play_on_a_tiny_pool,
+    totals,
+)
 from tests.connector.test_admission import add, step
-from tests.connector.test_allocation import FOREVER, admission_order, lose_pins, start
+from tests.connector.test_allocation import admission_order, lose_pins, start
 from ttlcache.scheduling import admission
 from ttlcache.types import Admission, Urgency
 from ttlcache_connector.connector import TTLConnector
@@ -40,7 +49,7 @@ def test_does_not_wedge_when_pins_hold_everything(make_engine, scheduler_cls):
     engine = make_engine(
         num_blocks=31,
         scheduler_cls=scheduler_cls,
-        extra_config={**FOREVER, "max_pinned_fraction": 1.0},
+        extra_config=HOLD_ALL,
     )
     for program in range(3):
         engine.turn(f"{program}", range(1000 * program, 1000 * program + 130))
@@ -120,6 +129,17 @@ def test_one_that_asks_holds_new_programs_back(make_engine, monkeypatch):
     assert step(engine) == ["A-2"]
     engine.run(max_steps=1000)
     assert "E-1" in engine.finished
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_that_asks_never_wedges(make_engine, clock, seed):
+    rng = random.Random(seed)
+    control = rng.choice(("none", "room-to-grow"))
+    spec = {
+        "scheduler_cls": ASKING,
+        "extra_config": HOLD_ALL | {"admission": control},
+    }
+    play_on_a_tiny_pool(make_engine, rng, 6, clock, **spec)
 
 
 def test_the_guard_and_the_queue_ask_the_connector(make_engine, monkeypatch):

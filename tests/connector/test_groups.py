@@ -11,13 +11,7 @@ from bench.sim.harness import (
     build_kv_cache_config,
     build_vllm_config,
 )
-from tests.connector.conftest import HOLD_5S, free, pinned
-
-FOREVER = {
-    "policy": "fixed",
-    "policy_options": {"ttl_s": 300.0},
-    "max_pinned_fraction": 1.0,
-}
+from tests.connector.conftest import HOLD_5S, HOLD_ALL, free, pinned
 
 
 def pin_others(engine, count, tokens=60):
@@ -32,7 +26,7 @@ def first_turn(engine, program, prompt=range(10)):
 
 
 def test_a_state_computed_in_this_step_is_no_lack_of_memory(make_engine):
-    engine = make_engine(num_blocks=200, mamba_mode="align", extra_config=FOREVER)
+    engine = make_engine(num_blocks=200, mamba_mode="align", extra_config=HOLD_ALL)
     first_turn(engine, "A")
     pin_others(engine, 8)
     pins = len(engine.controller.pins)
@@ -52,7 +46,7 @@ def test_a_window_needs_no_more_than_it_spans(make_engine):
         num_blocks=165,
         sliding_window=48,
         max_num_batched_tokens=128,
-        extra_config=FOREVER,
+        extra_config=HOLD_ALL,
     )
     first_turn(engine, "A", range(30_000, 30_032))
     engine.controller.memory.release_all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.connector.conftest import totals
+from tests.connector.conftest import FOREVER, totals
 from tests.connector.test_fairness import (
     STEP_S,
     TURN_TOKENS,
@@ -25,8 +25,7 @@ def waited_s(make_engine, clock, bound_s: float, horizon_s: float, **config) -> 
         max_num_seqs=2,
         extra_config={
             "ordering": "ttl-aware",
-            "policy": "fixed",
-            "policy_options": {"ttl_s": 300.0},
+            **FOREVER,
             "max_queue_wait_s": bound_s,
             **config,
         },

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.connector.conftest import free, pinned, totals
+from tests.connector.conftest import FOREVER, free, pinned, totals
 
-FLOOD = {"policy": "fixed", "policy_options": {"ttl_s": 300.0}, "max_ttl_s": 1e6}
+FLOOD = {**FOREVER, "max_ttl_s": 1e6}
 
 
 def flood(engine, sessions: int, tenant: str = "evil", first: int = 0) -> None:
