@@ -38,6 +38,10 @@ def test_a_claimed_pin_and_an_ended_program_are_forgotten(make_engine, clock, ti
     assert tier.of("drop") == ["a", "b"]
     assert tier.of("demote") == []
     assert free(engine) == 63
+    assert [t.request_id for t in tier.ends if t.ttl_s is None] == ["b"]
+    engine.turn("c", range(200, 300), hints={"program_id": "q"})
+    engine.connector.control({"do": "end", "program_id": "q"})
+    assert tier.ends[-1] == TurnEnd("c")
 
 
 def test_a_turn_that_is_not_worth_a_pin_is_copied_at_once(make_engine, clock, tier):
@@ -59,16 +63,6 @@ def test_the_tier_is_told_what_was_decided(make_engine, clock, tier):
     assert wish == TurnEnd("b", policy.program, 9.0, is_final=True, tool=("bash",))
     assert other.program != policy.program
     assert "t" not in tier.ends[2].tool
-
-
-def test_the_tier_is_told_of_ended_programs(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra())
-    context = engine.turn("a", PROMPT, hints=HINTS)
-    engine.turn("b", [*context, 7, 8], hints=HINTS | {"is_last_step": True})
-    assert [t.request_id for t in tier.ends if t.ttl_s is None] == ["b"]
-    engine.turn("c", range(200, 300), hints={"program_id": "q"})
-    engine.connector.control({"do": "end", "program_id": "q"})
-    assert tier.ends[-1] == TurnEnd("c")
 
 
 def test_nothing_is_told_or_copied_of_an_aborted_request(make_engine, clock, tier):

@@ -122,19 +122,6 @@ def test_room_for_the_next_step_is_made_ahead(make_engine, clock, tier):
     assert free(engine) > 0
 
 
-def test_the_oldest_goes_first_and_no_more_than_is_needed(make_engine, clock, tier):
-    engine = make_engine(extra_config=on_pressure())
-    for number in range(3):
-        prompt = list(range(1000 * number, 1000 * number + 272))
-        engine.turn(f"r{number}", prompt, hints={"program_id": f"p{number}"})
-    clock.advance(5.1)
-    engine.step()
-    assert cached(engine) == 3 * 17
-    engine.add("new", OTHER[:320], hints={"program_id": "q"})
-    engine.step()
-    assert tier.of("demote") == ["r0"]
-
-
 def test_a_program_that_waits_goes_last(make_engine, clock, tier):
     engine = make_engine(extra_config=on_pressure(), max_num_seqs=1)
     contexts = [

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
         KVConnectorHandshakeMetadata,
+        KVConnectorWorkerMetadata,
     )
 
 
@@ -68,7 +69,7 @@ class WorkerRole:
         return blocks
 
     @guarded()
-    def report(self) -> Any:
+    def report(self) -> KVConnectorWorkerMetadata | None:
         return self._tier.report()
 
     @guarded()

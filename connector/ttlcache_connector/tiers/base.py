@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
 )
 
 from ttlcache.config import TTLCacheConfig
@@ -269,8 +270,9 @@ class WorkerTier:
         """What ended since the last call."""
         return Transfers()
 
-    def report(self) -> Any:
+    def report(self) -> KVConnectorWorkerMetadata | None:
         """What the scheduler's half wants to know, None for nothing."""
+        return None
 
     def shutdown(self) -> None:
         """Stop all copies."""

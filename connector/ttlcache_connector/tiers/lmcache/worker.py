@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
 
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
@@ -160,7 +163,8 @@ class LMCacheWorkerTier(WorkerTier):
         self._retain()
         return transfers
 
-    def report(self) -> Any:
+    def report(self) -> KVConnectorWorkerMetadata | None:
+        stores: KVConnectorWorkerMetadata | None
         stores = self._inner.build_connector_worker_meta()
         if not self._load_s:
             return stores
