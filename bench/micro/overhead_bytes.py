@@ -29,7 +29,7 @@ def _turn(controller: Controller, agent: Agent) -> None:
     arrival = agent.arrival()
     record = controller.arrive(arrival)
     controller.on_allocated(arrival.request_id, record.reusable_tokens)
-    controller.prefilled(arrival.request_id, arrival.num_tokens)
+    controller.prefilled(arrival.request_id)
     controller.finish(agent.finish())
 
 

@@ -311,4 +311,4 @@ class Simulation:
     def _pinned_blocks(self) -> int:
         if self._role is None:
             return 0
-        return self._role.parts.ledger.pressure().pinned_blocks
+        return self._role.parts.holder.pressure().pinned_blocks

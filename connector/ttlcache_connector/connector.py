@@ -24,8 +24,8 @@ from ttlcache_connector.role.build import SchedulerRoleBuilder
 from ttlcache_connector.role.metrics import TTLConnectorStats, TTLPromMetrics
 from ttlcache_connector.role.order import by_arrival
 from ttlcache_connector.role.worker import WorkerRole
-from ttlcache_connector.tiers.base import NameOfBlocks, TierMetadata
-from ttlcache_connector.tiers.factory import worker_tier
+from ttlcache_connector.tiers import factory
+from ttlcache_connector.tiers.base import LowerTier, TierMetadata, WorkerTier
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     Attributes:
         scheduler_role: in the engine's process, once vLLM has bound its KV cache
             manager; where that failed, and in workers, None: vLLM serves as without us.
-        worker_role: in a worker's process, if there is a lower tier.
+        worker_role: moves nothing but in a worker's process, above a lower tier.
     """
 
     def __init__(
@@ -84,18 +84,17 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         self.config = load_config(self._kv_transfer_config.kv_connector_extra_config)
         requirements.check_vllm(allow_untested=self.config.allow_untested_vllm)
         requirements.check_engine(vllm_config)
-        requirements.check_lower_tier(
-            self.config.lower_tier, allow_untested=self.config.allow_untested_vllm
-        )
+        factory.check(self.config)
         self.scheduler_role: SchedulerRole | None = None
-        self.worker_role: WorkerRole | None = None
+        worker_tier = WorkerTier()
         if role is KVConnectorRole.SCHEDULER:
             self._builder = SchedulerRoleBuilder(
                 vllm_config, kv_cache_config, self.config
             )
             hooks.expose_control(_control)
-        elif tier := worker_tier(self.config, vllm_config, kv_cache_config):
-            self.worker_role = WorkerRole(tier, self.config)
+        else:
+            worker_tier = factory.worker_tier(self.config, vllm_config, kv_cache_config)
+        self.worker_role = WorkerRole(worker_tier)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -104,7 +103,10 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
         """Pins end before a sleep, and our copies use addresses that outlast it."""
-        return hooks.may_sleep(kv_transfer_config.kv_connector_extra_config)
+        extra = kv_transfer_config.kv_connector_extra_config or {}
+        # What is no tier is refused with its reason when the settings are read.
+        tier = factory.TIERS.get(str(extra.get("lower_tier")), LowerTier())
+        return tier.may_sleep(extra)
 
     # --- scheduler role: vLLM's hooks ----------------------------------------
 
@@ -121,9 +123,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        names = [m.name for m in metadata.values() if isinstance(m, NameOfBlocks)]
-        if names:
-            self._bound.parts.lower.blocks_are_named(names)
+        lower = self._bound.parts.lower
+        lower.call(lower.tier.on_handshake, None, list(metadata.values()))
 
     def on_new_request(self, request: Request) -> None:
         if self.scheduler_role is None:
@@ -154,11 +155,12 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         # Without a tier of ours, too: another connector beside us may load.
         if self._bound.parts.lower.is_set or connector_output.finished_recving:
-            self._bound.requests.worker_output(connector_output)
+            self._bound.steps.worker_output(connector_output)
 
     @_of_scheduler(plain=False)
     def has_pending_push_work(self) -> bool:
-        return self._bound.parts.lower.has_work()
+        lower = self._bound.parts.lower
+        return lower.call(lower.tier.has_work, False)
 
     def request_finished(
         self, request: Request, block_ids: list[int]
@@ -179,8 +181,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self.scheduler_role is not None:
             self.scheduler_role.upkeep.shutdown()
-        if self.worker_role is not None:
-            self.worker_role.shutdown()
+        self.worker_role.shutdown()
 
     # --- scheduler role: what a scheduler may ask ----------------------------
     #
@@ -263,10 +264,8 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     # --- metrics -------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> TTLConnectorStats | None:
-        if self.worker_role is not None:
-            return self.worker_role.take_stats()
         if self.scheduler_role is None:
-            return None
+            return self.worker_role.take_stats()
         if self.scheduler_role.parts.engine.scheduler is None:
             self.scheduler_role.steps.step_done()  # vLLM asks at the end of each
         return self.scheduler_role.reports.take_stats()
@@ -289,24 +288,21 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
             vllm_config, metric_types, labelnames, per_engine_labelvalues
         )
 
-    # --- worker role: moves nothing unless there is a lower tier -------------
+    # --- worker role ---------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        if self.worker_role is not None:
-            self.worker_role.register(kv_caches)
+        self.worker_role.register(kv_caches)
 
-    def get_handshake_metadata(self) -> NameOfBlocks | None:
-        name = None if self.worker_role is None else self.worker_role.name_of_blocks()
-        return None if name is None else NameOfBlocks(name)
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        return self.worker_role.handshake()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        if self.worker_role is not None:
-            is_alone = not has_kv_transfer_group() or get_kv_transfer_group() is self
-            self.worker_role.before_forward(kv_connector_metadata, is_alone=is_alone)
+        is_alone = not has_kv_transfer_group() or get_kv_transfer_group() is self
+        self.worker_role.before_forward(kv_connector_metadata, is_alone=is_alone)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        if self.worker_role is not None:
-            self.worker_role.load(self._get_connector_metadata(), forward_context)
+        if self.has_connector_metadata():
+            self.worker_role.load(self._get_connector_metadata())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return
@@ -321,35 +317,27 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         return
 
     def wait_for_save(self) -> None:
-        if self.worker_role is not None:
+        if self.has_connector_metadata():
             self.worker_role.save(self._get_connector_metadata())
 
     def get_finished(
         self, finished_req_ids: set[str]
     ) -> tuple[set[str] | None, set[str] | None]:
-        if self.worker_role is None:
-            return None, None
-        return None, self.worker_role.poll(finished_req_ids).received
+        return None, self.worker_role.poll(finished_req_ids).received or None
 
     def get_transfer_results(
         self, finished_req_ids: set[str]
     ) -> KVConnectorTransferResults:
-        if self.worker_role is None:
-            return super().get_transfer_results(finished_req_ids)
         results: KVConnectorTransferResults = hooks.transfer_results(
             self.worker_role.poll(finished_req_ids)
         )
         return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return (
-            set()
-            if self.worker_role is None
-            else self.worker_role.take_invalid_blocks()
-        )
+        return self.worker_role.take_invalid_blocks()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        return None if self.worker_role is None else self.worker_role.report()
+        return self.worker_role.report()
 
     # --- inside --------------------------------------------------------------
 

@@ -66,14 +66,13 @@ def configure(vllm_config: Any, engine_args: Any) -> None:
         from ttlcache.config import load_config
         from ttlcache_connector import vllm_options
         from ttlcache_connector.engine import hooks, requirements
+        from ttlcache_connector.tiers import factory
 
         config = load_config(extra)
         requirements.check_vllm(allow_untested=config.allow_untested_vllm)
         vllm_options.check(vllm_config, config)
         hooks.install_middleware(MIDDLEWARE)
-        requirements.check_lower_tier(
-            config.lower_tier, allow_untested=config.allow_untested_vllm
-        )
+        factory.check(config)
         if config.lower_tier != "none":
             # vLLM's default fails the request when a load fails.
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from sortedcontainers import SortedKeyList
@@ -26,15 +27,13 @@ class QueueCallbacks(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class _Entry:
     """A queued request with the keys it was sorted in with."""
 
-    __slots__ = ("key", "queued_s", "request")
-
-    def __init__(self, request: Request, key: tuple[int, ...], queued_s: float) -> None:
-        self.request = request
-        self.key = key
-        self.queued_s = queued_s
+    request: Request
+    key: tuple[int, ...]
+    queued_s: float
 
 
 class ProgramQueue(RequestQueue):

@@ -50,7 +50,13 @@ def check(vllm_config: Any, config: TTLCacheConfig) -> None:
         ConfigError: which option, and what was expected.
     """
     requirements.check_engine(vllm_config)
-    _check_combination(vllm_config, config.admission)
+    by_priority = vllm_config.scheduler_config.policy == "priority"
+    if by_priority and config.admission not in ("auto", "none"):
+        raise ConfigError(
+            f"key 'admission' has value {config.admission!r}, expected: 'auto' or "
+            "'none' with --scheduling-policy priority (a newcomer of high priority "
+            "that is held back would stand before programs under way)"
+        )
     role = vllm_config.kv_transfer_config.kv_role
     if config.lower_tier != "none" and role == "kv_producer":
         raise ConfigError(
@@ -156,20 +162,3 @@ def _foreign_frontend() -> str | None:
     if "--grpc" in sys.argv or "".join(sys.argv[:1]).endswith("grpc_server.py"):
         return "the gRPC server"
     return None
-
-
-def _check_combination(vllm_config: Any, admission: str) -> None:
-    """Refuse settings that would let a held-back newcomer block the others.
-
-    Raises:
-        ConfigError: admission control together with client priorities.
-    """
-    if (
-        admission not in ("auto", "none")
-        and vllm_config.scheduler_config.policy == "priority"
-    ):
-        raise ConfigError(
-            f"key 'admission' has value {admission!r}, expected: 'auto' or 'none' with "
-            "--scheduling-policy priority (a newcomer of high priority that is held "
-            "back would stand before programs under way)"
-        )

@@ -18,6 +18,9 @@ from ttlcache_connector.role.invariants import violations
 
 OUR_LOGGERS = ("vllm.ttlcache_connector", "ttlcache")
 HOLD_5S = {"policy": "fixed", "policy_options": {"ttl_s": 5.0}}
+FOREVER = {"policy": "fixed", "policy_options": {"ttl_s": 300.0}}
+#: And as many pins as there is memory.
+HOLD_ALL = {**FOREVER, "max_pinned_fraction": 1.0}
 
 
 @pytest.fixture
@@ -31,48 +34,71 @@ def async_scheduling(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+class Engine(EngineHarness):
+    """With what tests look at."""
+
+    @property
+    def role(self) -> Any:
+        return self.connector.scheduler_role
+
+    @property
+    def controller(self) -> Any:
+        return self.role.parts.controller
+
+    @property
+    def holder(self) -> Any:
+        return self.role.parts.holder
+
+
 @pytest.fixture
-def make_engine(clock: VirtualClock) -> Callable[..., EngineHarness]:
+def make_engine(clock: VirtualClock) -> Callable[..., Engine]:
     """Engines whose invariants are checked after every step."""
 
-    def make(**spec: Any) -> EngineHarness:
+    def make(**spec: Any) -> Engine:
         spec.setdefault("extra_config", HOLD_5S)
-        engine = EngineHarness(replace(EngineSpec(), **spec))
+        engine = Engine(replace(EngineSpec(), **spec))
         engine.on_step = lambda: check(engine)
         return engine
 
     return make
 
 
-def check(engine: EngineHarness) -> None:
-    role = engine.connector.scheduler_role
-    assert violations(engine.scheduler, role.parts.controller, role.parts.ledger) == []
+def check(engine: Engine) -> None:
+    role = engine.role
+    assert violations(engine.scheduler, role.parts.controller, role.parts.holder) == []
     assert role.parts.faults.total == 0
 
 
-def totals(engine: EngineHarness) -> dict[str, int]:
+def totals(engine: Engine) -> dict[str, int]:
     """Counters so far, as "name" or "name:label"."""
-    counter = engine.connector.scheduler_role.parts.controller.telemetry.metrics.totals
+    counter = engine.controller.telemetry.metrics.totals
     return {f"{n}:{label}" if label else n: c for (n, label), c in counter.items()}
 
 
-def pinned(engine: EngineHarness) -> int:
-    return engine.connector.scheduler_role.parts.ledger.pressure().pinned_blocks
+def pinned(engine: Engine) -> int:
+    return engine.holder.pressure().pinned_blocks
 
 
-def demoting(engine: EngineHarness) -> int:
+def demoting(engine: Engine) -> int:
     """Blocks of ended turns that are held for their copy."""
-    return engine.connector.scheduler_role.parts.demoting.expired.copying_blocks
+    return engine.role.parts.demoting.expired.copying_blocks
 
 
-def free(engine: EngineHarness) -> int:
+def free(engine: Engine) -> int:
     return engine.pool.get_num_free_blocks()
 
 
-def play_random_programs(
-    engine: EngineHarness, rng: random.Random, num_programs: int, clock: Any
+def play_on_a_tiny_pool(
+    make_engine: Callable[..., Engine],
+    rng: random.Random,
+    num_programs: int,
+    clock: Any,
+    **spec: Any,
 ) -> None:
     """Programs of four turns, each with what its model said and a tool's result."""
+    engine = make_engine(
+        num_blocks=24, max_num_seqs=4, max_num_batched_tokens=64, **spec
+    )
     contexts = {f"P{i}": [i] * rng.randrange(5, 60) for i in range(num_programs)}
     for turn in range(4):
         for program, context in contexts.items():
@@ -89,6 +115,7 @@ def play_random_programs(
             request = engine.finished[f"{program}-{turn}"]
             contexts[program] = list(request.all_token_ids)
         clock.advance(rng.uniform(-1, 20))
+    assert free(engine) == 23
 
 
 @pytest.fixture

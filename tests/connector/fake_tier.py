@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from ttlcache_connector.tiers.base import SchedulerTier, TierMetadata, TurnEnd
+from ttlcache_connector.tiers.base import (
+    Match,
+    SchedulerTier,
+    TierEvents,
+    TierMetadata,
+    TierStores,
+    TurnEnd,
+)
 
 
-class FakeTier(SchedulerTier):
+class FakeTier(SchedulerTier, TierStores):
     """Says yes to everything, and copies when it is told to."""
 
     def __init__(self) -> None:
+        self.stores = self
         self.calls: list[tuple[str, str]] = []
         self.up = True
         self.found: Any = (0, False)
@@ -20,8 +27,7 @@ class FakeTier(SchedulerTier):
         self.orders: list[TierMetadata] = []
         self.ends: list[TurnEnd] = []
         self.settled: set[str] = set()  # stored, or not wanted there
-        self.newly_settled: list[str] = []
-        self.events: list[str] = []
+        self.events = TierEvents()
         self.due: list[str] = []  # to be copied
 
     def is_up(self) -> bool:
@@ -30,13 +36,10 @@ class FakeTier(SchedulerTier):
     def arrive(self, request, *, has_pin):
         self.calls.append(("arrive-pinned" if has_pin else "arrive", _id(request)))
 
-    def match(self, request, hit_tokens, stored_tokens=math.inf):
+    def match(self, request, hit_tokens, stored_tokens):
         self._maybe_fail("match")
         self.stored_tokens = stored_tokens
-        return self.found
-
-    def was_looked_up(self, request_id):
-        return self.asked
+        return Match(*self.found, self.asked)
 
     def allocated(self, request, blocks, loaded_tokens):
         self._maybe_fail("allocated")
@@ -46,12 +49,8 @@ class FakeTier(SchedulerTier):
         self.orders.append(TierMetadata("orders"))
         return self.orders[-1]
 
-    def take_settled(self):
-        settled, self.newly_settled = self.newly_settled, []
-        return settled
-
     def take_events(self):
-        events, self.events = self.events, []
+        events, self.events = self.events, TierEvents()
         return events
 
     def has_unstored(self, request_id):
@@ -69,7 +68,7 @@ class FakeTier(SchedulerTier):
         if request_id in self.due:
             self.due.remove(request_id)
         self.settled.add(request_id)
-        self.newly_settled.append(request_id)
+        self.events.settled.append(request_id)
 
     def report_turn(self, turn):
         self._maybe_fail("report_turn")
@@ -89,14 +88,14 @@ class FakeTier(SchedulerTier):
 
 def settle(engine: Any, tier: FakeTier, request_id: str) -> None:
     """The tier needs the request's blocks no longer, as the next step would find."""
-    tier.newly_settled.append(request_id)
-    engine.connector.scheduler_role.steps.tier_settled()
+    tier.events.settled.append(request_id)
+    engine.role.steps.tier_events()
 
 
 def copy(engine: Any, tier: FakeTier, request_id: str) -> None:
     """The request's copy begins, as the next step would find."""
     tier.copy(request_id)
-    engine.connector.scheduler_role.steps.tier_settled()
+    engine.role.steps.tier_events()
 
 
 def _id(request: Any) -> str:

@@ -35,8 +35,8 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
         frozenset({"before_step", "finished"}),
     ),
     "finish": ("parts.controller", "finish", frozenset({"finished"})),
-    "candidate": ("parts.ledger", "candidate", frozenset({"finished"})),
-    "hold": ("parts.ledger", "hold", frozenset({"finished"})),
+    "candidate": ("parts.holder", "candidate", frozenset({"finished"})),
+    "hold": ("parts.holder", "hold", frozenset({"finished"})),
     "tick": ("parts.controller", "tick", frozenset({"before_step"})),
     "save_if_due": ("parts.history", "save_if_due", frozenset({"before_step"})),
     "steps": ("steps._steps", "append", frozenset({"step_scheduled"})),
@@ -54,7 +54,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     ),
     # Not hooks, but what they all lean on: blocks, the queue, the counters.
     "release": (
-        "parts.ledger",
+        "parts.holder",
         "release",
         frozenset(
             {
@@ -64,7 +64,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
         ),
     ),
     "pressure": (
-        "parts.ledger",
+        "parts.holder",
         "pressure",
         frozenset({"finished", "before_step", "admission", "eviction", "take_stats"}),
     ),

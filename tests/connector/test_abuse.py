@@ -53,7 +53,7 @@ def test_an_unknown_arm_is_refused():
 def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, clock):
     engine = make_engine(num_blocks=200, extra_config={"policy": "cachettl"})
     engine.on_step = None
-    role = engine.connector.scheduler_role
+    role = engine.role
     role.parts.controller.programs.max_programs = 1000
     rng = random.Random(0)
 

@@ -8,10 +8,12 @@ of it as of A: 16 where 15 are free.
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
-from tests.connector.conftest import free, play_random_programs
+from tests.connector.conftest import free, play_on_a_tiny_pool
+from tests.connector.test_allocation import start
 from ttlcache.scheduling import admission
 from ttlcache.types import GapKey
 
@@ -27,13 +29,7 @@ def all_growth_is_reserved(monkeypatch):
     monkeypatch.setattr(admission, "GROWTH_SHARE", 1.0)
 
 
-def add(engine, program, tokens, *, turn=1, max_tokens=4, **hints):
-    return engine.add(
-        f"{program}-{turn}",
-        range(1000 * ord(program), 1000 * ord(program) + tokens),
-        max_tokens=max_tokens,
-        hints={"program_id": program, "tool": "bash", **hints},
-    )
+add = partial(start, max_tokens=4)
 
 
 def step(engine, count=3):
@@ -72,7 +68,7 @@ def finish_all(engine, clock):
     clock.advance(301.0)
     engine.step()
     assert free(engine) == 28
-    assert engine.connector.scheduler_role.parts.controller.requests == {}
+    assert engine.controller.requests == {}
 
 
 def test_a_new_program_waits_although_its_prompt_would_fit(full_engine, clock):
@@ -88,7 +84,7 @@ def test_its_wait_makes_memory_dear(full_engine, clock):
     """What others hold beyond its worth would keep it out for ever."""
     engine = full_engine()
     step(engine)
-    assert engine.connector.scheduler_role.parts.ledger.pressure().wanted_blocks == 4
+    assert engine.holder.pressure().wanted_blocks == 4
     finish_all(engine, clock)
 
 
@@ -109,7 +105,7 @@ def test_pins_made_while_memory_was_free_end_when_a_newcomer_is_held_back(
         num_blocks=29,
         extra_config={"max_ttl_s": 1e9},
     )
-    controller = engine.connector.scheduler_role.parts.controller
+    controller = engine.controller
     for gap_s in [1.0] * 60:
         controller.gaps.observe(GapKey("bash"), gap_s)
     for program in "VWXYZ":
@@ -136,7 +132,7 @@ def test_without_admission_control_it_does_not_wait(full_engine, clock):
 def test_it_starts_when_a_program_ends(full_engine, clock):
     engine = full_engine()
     assert step(engine) == []
-    engine.connector.scheduler_role.parts.controller.end("", "A")
+    engine.controller.end("", "A")
     assert step(engine) == ["E-1"]
     finish_all(engine, clock)
 
@@ -173,7 +169,7 @@ def test_new_programs_start_in_order(full_engine, clock):
     engine = full_engine()
     add(engine, "F", 20)
     assert step(engine) == []
-    engine.connector.scheduler_role.parts.controller.end("", "A")
+    engine.controller.end("", "A")
     assert step(engine, 1) == ["E-1"]
     finish_all(engine, clock)
     assert "F-1" in engine.finished
@@ -195,19 +191,10 @@ def test_a_sub_agent_of_a_program_under_way_is_not_held_back(full_engine, clock)
     finish_all(engine, clock)
 
 
-def test_random_programs_under_admission_control_never_wedge(make_engine, clock):
-    for seed in range(6):
-        rng = random.Random(seed)
-        engine = make_engine(
-            num_blocks=24,
-            max_num_seqs=4,
-            max_num_batched_tokens=64,
-            async_scheduling=bool(seed % 2),
-            extra_config={
-                **CONTROL,
-                "max_pinned_fraction": 1.0,
-                "ordering": rng.choice(["ttl-aware", "program-fcfs"]),
-            },
-        )
-        play_random_programs(engine, rng, rng.randrange(2, 8), clock)
-        assert free(engine) == 23, f"seed {seed}"
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs_under_admission_control_never_wedge(make_engine, clock, seed):
+    rng = random.Random(seed)
+    ordering = rng.choice(["ttl-aware", "program-fcfs"])
+    extra = {**CONTROL, "max_pinned_fraction": 1.0, "ordering": ordering}
+    spec = {"async_scheduling": bool(seed % 2), "extra_config": extra}
+    play_on_a_tiny_pool(make_engine, rng, rng.randrange(2, 8), clock, **spec)

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import random
 
-from tests.connector.conftest import HOLD_5S, free, pinned, totals
-from ttlcache.types import GapKey, Urgency
+import pytest
 
-FOREVER = {"policy": "fixed", "policy_options": {"ttl_s": 300.0}}
+from tests.connector.conftest import (
+    FOREVER,
+    HOLD_5S,
+    HOLD_ALL,
+    free,
+    pinned,
+    play_on_a_tiny_pool,
+    totals,
+)
+from ttlcache.types import GapKey, Urgency
 
 
 def start(engine, program, tokens, *, turn=1, max_tokens=10, base=None, **hints):
@@ -32,7 +40,7 @@ def test_decode_takes_pins_before_it_preempts(make_engine, async_scheduling):
     engine = make_engine(
         num_blocks=21,
         async_scheduling=async_scheduling,
-        extra_config={**FOREVER, "max_pinned_fraction": 1.0},
+        extra_config=HOLD_ALL,
     )
     start(engine, "A", 150)
     engine.run()
@@ -48,7 +56,7 @@ def test_shrinking_frees_the_tail_and_keeps_the_prefix(make_engine):
     engine = make_engine(num_blocks=21, extra_config=FOREVER)
     start(engine, "A", 150)
     engine.run()
-    (pin,) = engine.connector.scheduler_role.parts.controller.pins
+    (pin,) = engine.controller.pins
     prefix = list(pin.turn.hashes[:2])
     start(engine, "B", 200, max_tokens=8, base=1)
     engine.step()
@@ -58,14 +66,12 @@ def test_shrinking_frees_the_tail_and_keeps_the_prefix(make_engine):
 
 
 def test_head_of_the_queue_takes_younger_pins_but_not_older_ones(make_engine):
-    engine = make_engine(
-        num_blocks=31, extra_config={**FOREVER, "max_pinned_fraction": 1.0}
-    )
+    engine = make_engine(num_blocks=31, extra_config=HOLD_ALL)
     a = start(engine, "A", 100, max_tokens=10)
     engine.run()
     context = list(a.all_token_ids)
     # A comes back without a pin.
-    engine.connector.scheduler_role.parts.controller.memory.release_all()
+    engine.controller.memory.release_all()
     start(engine, "B", 100)
     engine.run()
     start(engine, "C", 100)
@@ -75,10 +81,7 @@ def test_head_of_the_queue_takes_younger_pins_but_not_older_ones(make_engine):
     engine.step()
     engine.add("A-2", context + [3] * 90, hints={"program_id": "A"})
     engine.step()
-    owners = {
-        p.program.program_id
-        for p in engine.connector.scheduler_role.parts.controller.pins
-    }
+    owners = {p.program.program_id for p in engine.controller.pins}
     assert "B" in owners
     assert "A-2" not in {r.request_id for r in engine.scheduler.waiting}
     assert not runner.is_finished()
@@ -94,7 +97,7 @@ def test_nothing_running_means_every_pin_may_go(make_engine, async_scheduling):
     engine = make_engine(
         num_blocks=31,
         async_scheduling=async_scheduling,
-        extra_config={**FOREVER, "max_pinned_fraction": 1.0},
+        extra_config=HOLD_ALL,
     )
     for program in "ABC":
         start(engine, program, 130)
@@ -108,7 +111,7 @@ def test_nothing_running_means_every_pin_may_go(make_engine, async_scheduling):
 
 def lose_pins(engine):
     """What a running request does that needs all the memory there is."""
-    controller = engine.connector.scheduler_role.parts.controller
+    controller = engine.controller
     assert controller.memory.reclaim(10_000, Urgency.RUNNING, "nobody's")
     assert not len(controller.pins)
 
@@ -168,11 +171,7 @@ def test_a_request_that_waited_too_long_goes_first(make_engine, clock):
 def test_an_overdue_head_may_take_older_pins(make_engine, clock):
     engine = make_engine(
         num_blocks=31,
-        extra_config={
-            **FOREVER,
-            "max_pinned_fraction": 1.0,
-            "max_queue_wait_s": 30.0,
-        },
+        extra_config={**HOLD_ALL, "max_queue_wait_s": 30.0},
     )
     start(engine, "A", 300)
     engine.run()
@@ -209,36 +208,11 @@ def test_preempted_requests_resume_and_everything_finishes(make_engine):
     assert len(engine.finished) == 5
 
 
-def test_random_programs_on_a_tiny_pool_never_wedge(make_engine, clock):
-    for seed in range(10):
-        rng = random.Random(seed)
-        engine = make_engine(
-            num_blocks=24,
-            max_num_seqs=4,
-            max_num_batched_tokens=64,
-            async_scheduling=bool(seed % 2),
-            extra_config={**FOREVER, "max_pinned_fraction": 1.0},
-        )
-        contexts = {
-            f"P{i}": [i] * rng.randrange(5, 60) for i in range(rng.randrange(2, 8))
-        }
-        for turn in range(4):
-            for program, context in contexts.items():
-                prompt = context + [rng.randrange(1000)] * rng.randrange(1, 20)
-                engine.add(
-                    f"{program}-{turn}",
-                    prompt,
-                    max_tokens=rng.randrange(1, 12),
-                    hints={"program_id": program, "is_last_step": turn == 3},
-                )
-                for _ in range(rng.randrange(3)):
-                    engine.step()
-            engine.run(max_steps=2000)
-            for program in contexts:
-                request = engine.finished[f"{program}-{turn}"]
-                contexts[program] = list(request.all_token_ids)
-            clock.advance(rng.uniform(-1, 20))
-        assert free(engine) == 23, f"seed {seed}"
+@pytest.mark.parametrize("seed", range(10))
+def test_random_programs_on_a_tiny_pool_never_wedge(make_engine, clock, seed):
+    rng = random.Random(seed)
+    spec = {"async_scheduling": bool(seed % 2), "extra_config": HOLD_ALL}
+    play_on_a_tiny_pool(make_engine, rng, rng.randrange(2, 8), clock, **spec)
 
 
 def test_a_silent_program_does_not_keep_later_ones_waiting(make_engine, clock):
@@ -246,7 +220,7 @@ def test_a_silent_program_does_not_keep_later_ones_waiting(make_engine, clock):
         num_blocks=31,
         extra_config={"policy": "adaptive", "max_pinned_fraction": 1.0},
     )
-    controller = engine.connector.scheduler_role.parts.controller
+    controller = engine.controller
     for _ in range(60):
         controller.gaps.observe(GapKey("bash"), 1.0)
     start(engine, "A", 250)

@@ -34,10 +34,10 @@ class Half(LMCacheWorkerTier):
     def _save(self, metadata):
         self.done.append("save")
 
-    def step(self, metadata, **how):
-        self.before_forward(metadata, **how)
+    def step(self, metadata, is_alone=True):
+        self.before_forward(metadata, is_alone=is_alone)
         self.done.append("forward")
-        self.load(metadata, None)
+        self.load(metadata)
         self.save(metadata)
         return self.done
 
@@ -46,37 +46,37 @@ def orders(*, is_past):
     return TierMetadata(inner=object(), is_past=is_past)
 
 
-def test_loads_and_what_ended_turns_left_go_first_and_once():
-    half = Half()
-    assert half.step(orders(is_past=True)) == ["flush", "load", "save", "forward"]
-    half.done.clear()
-    assert half.step(orders(is_past=True)) == ["flush", "load", "save", "forward"]
-
-
-def test_what_this_step_computes_is_stored_after_it():
-    assert Half().step(orders(is_past=False)) == ["flush", "load", "forward", "save"]
-
-
-def test_where_new_blocks_are_zeroed_loads_come_after_that():
-    steps = Half(loads_early=False).step(orders(is_past=True))
-    assert steps == ["flush", "save", "forward", "load"]
-
-
-def test_beside_another_connector_loads_come_after_its_flush():
-    steps = Half().step(orders(is_past=True), is_alone=False)
-    assert steps == ["flush", "save", "forward", "load"]
+@pytest.mark.parametrize(
+    ("loads_early", "is_past", "is_alone", "order"),
+    [
+        (True, True, True, ["flush", "load", "save", "forward"]),
+        # What this step computes is stored after it.
+        (True, False, True, ["flush", "load", "forward", "save"]),
+        # Where new blocks are zeroed, loads come after that.
+        (False, True, True, ["flush", "save", "forward", "load"]),
+        # Beside another connector loads come after its flush.
+        (True, True, False, ["flush", "save", "forward", "load"]),
+    ],
+)
+def test_copies_begin_once_and_as_early_as_is_right(
+    loads_early, is_past, is_alone, order
+):
+    half = Half(loads_early=loads_early)
+    for _ in range(2):
+        half.done.clear()
+        assert half.step(orders(is_past=is_past), is_alone) == order
 
 
 def test_a_load_that_fails_keeps_no_store():
     half = Half(fails=True)
     with pytest.raises(RuntimeError, match="no load"):
-        half.before_forward(orders(is_past=True))
+        half.before_forward(orders(is_past=True), is_alone=True)
     assert half.done == ["flush", "load", "save"]
 
 
 def test_a_vllm_that_does_not_announce_its_steps_loses_nothing():
     half, metadata = Half(), orders(is_past=True)
-    half.load(metadata, None)
+    half.load(metadata)
     half.save(metadata)
     assert half.done == ["load", "save"]
 

@@ -13,6 +13,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from tests.connector.test_kv_layouts import FULL, fill, one_group, registered
 from tests.connector.test_lower_copiers import (
+    BLOCKS,
     HINTS,
     PER_CHUNK,
     Threaded,
@@ -23,8 +24,6 @@ from ttlcache.transfer.cuda import CudaError
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache_connector.copy import block_copier
 from ttlcache_connector.tiers.lmcache.copiers import OwnCopier
-
-BLOCKS = [3, 1, 2, 9, 8, 4, 7, 6]
 
 
 class ThreadedCuda(FakeCuda):

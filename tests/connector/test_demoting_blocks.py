@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,6 @@ from ttlcache.retention.pins import PinTable
 from ttlcache.types import GapKey, PinOutcome, ReleaseMode
 from ttlcache_connector.blocks.demoting import DemotingBlocks
 from ttlcache_connector.blocks.expired import COPY_WAIT_S, ExpiredTurns
-from ttlcache_connector.blocks.pinned import PinnedBlocks
 
 KEEP_CACHED = ReleaseMode.KEEP_CACHED
 COPY_FIRST = ReleaseMode.COPY_FIRST
@@ -25,7 +25,7 @@ WAIT_S = COPY_WAIT_S
 
 
 class Pool:
-    """Of vLLM's block pool what a ledger uses; block 0 is the null block."""
+    """Of vLLM's block pool what a holder uses; block 0 is the null block."""
 
     def __init__(self) -> None:
         self.num_gpu_blocks = BLOCKS + 1
@@ -35,7 +35,7 @@ class Pool:
         ]
 
     def get_new_blocks(self, num_blocks):
-        raise AssertionError("a ledger takes no blocks")
+        raise AssertionError("a holder takes no blocks")
 
     def touch(self, blocks):
         for block in blocks:
@@ -51,16 +51,30 @@ class Pool:
 
 
 class Rig:
-    """A ledger, and pins of turns that finished."""
+    """A holder, and pins of turns that finished."""
 
     def __init__(self, room_blocks=0):
         self.pool, self.tier, self.clock = Pool(), FakeTier(), VirtualClock()
         self.pins = PinTable()
-        self.expired = ExpiredTurns(self.pool, [16], self.tier, self.clock, room_blocks)
-        self.pinned = PinnedBlocks(self.pool, [16], expired_refs=self.expired.refs)
-        self.ledger = DemotingBlocks(
-            self.pinned, self.expired, self.tier, self.tier.report_turn
+        self.counted = Counter()
+        self.expired = ExpiredTurns(
+            self.pool, [16], self.tier, self.clock, room_blocks, self.count
         )
+        self.holder = DemotingBlocks(
+            self.pool,
+            [16],
+            lambda: (0, 0),
+            self.expired,
+            self.tier,
+            self.tier.report_turn,
+        )
+
+    def count(self, name, label):
+        self.counted[name, label] += 1
+
+    @property
+    def dropped_copies(self):
+        return self.counted["demotions", "dropped"]
 
     def blocks(self, start, count):
         return self.pool.blocks[start : start + count]
@@ -71,12 +85,12 @@ class Rig:
         pin = self.pins.add(
             program, turn, kv_blocks=count, kv_tokens=16 * count, now_s=0.0, ttl_s=1.0
         )
-        self.pinned.hold(pin.pin_id, self.blocks(start, count))
-        self.ledger.on_pinned(pin.pin_id, request_id, program)
+        self.holder.hold(pin.pin_id, self.blocks(start, count))
+        self.holder.on_pinned(pin.pin_id, request_id, program)
         return pin
 
     def end(self, pin, outcome=PinOutcome.EXPIRED, mode=KEEP_CACHED):
-        return self.ledger.release(pin.pin_id, outcome, mode)
+        return self.holder.release(pin.pin_id, outcome, mode)
 
     def expire(self, request_id, start, count):
         self.end(self.pin(request_id, start, count))
@@ -84,7 +98,7 @@ class Rig:
     def copy(self, request_id):
         """The copy begins, and the tier has references of its own."""
         self.tier.copy(request_id)
-        for settled in self.tier.take_settled():
+        for settled in self.tier.take_events().settled:
             self.expired.on_settled(settled)
 
     @property
@@ -109,7 +123,7 @@ def cached():
 
 def test_a_claim_lets_go_of_the_tail_that_was_to_be_copied(rig):
     pin = rig.pin("a", 1, 20)
-    rig.ledger.shrink(pin.pin_id, 8, COPY_FIRST)
+    rig.holder.shrink(pin.pin_id, 8, COPY_FIRST)
     assert rig.expired.copying_blocks == 8
     rig.end(pin, PinOutcome.CLAIMED)
     assert rig.tier.of("drop") == ["a"]
@@ -119,8 +133,8 @@ def test_a_claim_lets_go_of_the_tail_that_was_to_be_copied(rig):
 
 def test_all_that_a_turn_gave_up_waits_for_its_copy(rig):
     pin = rig.pin("a", 1, 20)
-    rig.ledger.shrink(pin.pin_id, 8, COPY_FIRST)
-    rig.ledger.shrink(pin.pin_id, 4, COPY_FIRST)
+    rig.holder.shrink(pin.pin_id, 8, COPY_FIRST)
+    rig.holder.shrink(pin.pin_id, 4, COPY_FIRST)
     rig.end(pin, PinOutcome.VICTIM, COPY_FIRST)
     assert rig.expired.copying_blocks == 20
     rig.copy("a")
@@ -133,7 +147,7 @@ def test_who_runs_takes_what_waits_for_its_copy_oldest_first(rig):
     assert rig.free == 10
     assert rig.expired.free(11, at_once=False) == 0, "a copy takes moments"
     assert rig.expired.free(11, at_once=True) == 20
-    assert rig.expired.take_dropped_copies() == 2
+    assert rig.dropped_copies == 2
     assert (rig.free, rig.expired.copying_blocks) == (30, 10)
     rig.clock.advance(WAIT_S)
     assert rig.expired.soon_free() == 0, "nobody waits for that copy any longer"
@@ -190,12 +204,12 @@ def test_an_id_that_is_used_again_leaves_nothing_behind(cached):
     cached.expire("a", 11, 10)
     assert cached.expired.cached.num_blocks == 10
     assert cached.free == BLOCKS - 10
-    assert cached.ledger.pressure().free_blocks == BLOCKS
+    assert cached.holder.pressure().free_blocks == BLOCKS
 
 
 def test_a_tail_waits_for_the_copy_of_the_whole_turn(rig):
     pin = rig.pin("a", 1, 20)
-    assert rig.ledger.shrink(pin.pin_id, 8, COPY_FIRST) == (8, 12, 16 * 12)
+    assert rig.holder.shrink(pin.pin_id, 8, COPY_FIRST) == (8, 12, 16 * 12)
     assert rig.tier.due == ["a"]
     assert rig.held == (0, 8)
     rig.copy("a")
@@ -205,7 +219,7 @@ def test_a_tail_waits_for_the_copy_of_the_whole_turn(rig):
 @pytest.mark.parametrize(("drop", "copied"), [(3, 0), (4, 4)])
 def test_a_short_tail_is_recomputed_rather_than_copied(rig, drop, copied):
     pin = rig.pin("a", 1, 20)
-    assert rig.ledger.shrink(pin.pin_id, drop, COPY_FIRST).freed_blocks == drop
+    assert rig.holder.shrink(pin.pin_id, drop, COPY_FIRST).freed_blocks == drop
     assert rig.held == (0, copied)
 
 
@@ -213,7 +227,7 @@ def test_a_short_tail_is_recomputed_rather_than_copied(rig, drop, copied):
 def test_a_tail_that_nobody_finds_again_or_waits_for_is_let_go(rig, mode):
     """A rewritten history, or memory that a running request needs."""
     pin = rig.pin("a", 1, 20)
-    assert rig.ledger.shrink(pin.pin_id, 8, mode) == (8, 12, 16 * 12)
+    assert rig.holder.shrink(pin.pin_id, 8, mode) == (8, 12, 16 * 12)
     assert rig.tier.due == []
     assert rig.free == BLOCKS - 12
 
@@ -221,13 +235,13 @@ def test_a_tail_that_nobody_finds_again_or_waits_for_is_let_go(rig, mode):
 def test_a_pin_whose_turn_is_stored_gives_up_its_tail_at_once(rig):
     rig.tier.settled.add("a")
     pin = rig.pin("a", 1, 20)
-    assert rig.ledger.shrink(pin.pin_id, 15, COPY_FIRST).freed_blocks == 15
+    assert rig.holder.shrink(pin.pin_id, 15, COPY_FIRST).freed_blocks == 15
     assert (rig.tier.due, rig.free) == ([], BLOCKS - 5)
 
 
 def test_a_pin_that_cannot_be_shortened_is_copied_as_a_whole(rig):
     pin = rig.pin("a", 1, 20)
-    assert rig.ledger.shrink(pin.pin_id, 20, COPY_FIRST) is None
+    assert rig.holder.shrink(pin.pin_id, 20, COPY_FIRST) is None
     assert rig.end(pin, PinOutcome.VICTIM, COPY_FIRST) == 20
     assert rig.held == (0, 20)
 
@@ -237,7 +251,7 @@ def test_a_pin_that_only_gives_way_to_another_stays_cached(cached):
     pin = cached.pin("a", 1, 20)
     assert cached.end(pin, PinOutcome.VICTIM) == 0
     assert cached.held == (20, 0)
-    assert cached.ledger.pressure().free_blocks == BLOCKS
+    assert cached.holder.pressure().free_blocks == BLOCKS
     assert cached.tier.due == []
 
 
@@ -254,9 +268,9 @@ def test_copies_under_way_are_dropped_after_what_is_cached(cached):
     assert cached.expired.free(1, at_once=False) == 0
     assert cached.held == (10, 10)
     assert cached.expired.free(5, at_once=True) == 10
-    assert cached.expired.take_dropped_copies() == 0
+    assert cached.dropped_copies == 0
     assert cached.expired.free(1, at_once=True) == 10
-    assert cached.expired.take_dropped_copies() == 1
+    assert cached.dropped_copies == 1
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -273,7 +287,7 @@ def test_what_nobody_comes_back_to_is_not_copied(cached, at_once):
 def test_who_found_a_beginning_only_leaves_the_tail_its_copy(cached, found):
     """Another branch of the same program."""
     pin = cached.pin("a", 1, 20)
-    cached.ledger.shrink(pin.pin_id, 6, COPY_FIRST)
+    cached.holder.shrink(pin.pin_id, 6, COPY_FIRST)
     cached.end(pin)
     assert cached.held == (14, 6)
     cached.pool.touch(cached.blocks(1, 14 if found == "head" else 20))
@@ -299,15 +313,15 @@ def test_a_broken_tier_loses_no_reference(rig, when, mode):
         rig.tier.has_unstored = broken
         with pytest.raises(RuntimeError):
             rig.expired.on_settled("a")
-    held = sum(rig.ledger.references().values())
+    held = sum(rig.holder.references().values())
     assert rig.free == BLOCKS - held
-    rig.ledger.drop_all()
+    rig.holder.drop_all()
     assert rig.free == BLOCKS
 
 
 def test_in_an_outage_nothing_stays_behind_a_cached_head(cached):
     pin = cached.pin("a", 1, 20)
-    cached.ledger.shrink(pin.pin_id, 6, COPY_FIRST)
+    cached.holder.shrink(pin.pin_id, 6, COPY_FIRST)
     cached.end(pin)
     cached.tier.up = False
     cached.copy("a")
@@ -317,9 +331,9 @@ def test_in_an_outage_nothing_stays_behind_a_cached_head(cached):
 
 def test_a_second_piece_does_not_keep_the_first_waiting(rig):
     pin = rig.pin("a", 1, 20)
-    rig.ledger.shrink(pin.pin_id, 4, COPY_FIRST)
+    rig.holder.shrink(pin.pin_id, 4, COPY_FIRST)
     rig.clock.advance(0.8 * WAIT_S)
-    rig.ledger.shrink(pin.pin_id, 4, COPY_FIRST)
+    rig.holder.shrink(pin.pin_id, 4, COPY_FIRST)
     rig.clock.advance(0.3 * WAIT_S)
     assert rig.expired.free(1, at_once=False) == 8
 
@@ -348,8 +362,8 @@ def test_nothing_stays_after_a_reset(room_blocks, whole):
     rig = Rig(room_blocks)
     for number in range(2):
         rig.expire(f"r{number}", 1 + 10 * number, 10)
-    (rig.ledger if whole else rig.expired).drop_all()
+    (rig.holder if whole else rig.expired).drop_all()
     assert rig.tier.of("drop") == ["r0", "r1"]
     assert rig.free == BLOCKS
-    assert rig.ledger.references() == {}
+    assert rig.holder.references() == {}
     assert rig.expired.free(math.inf, at_once=True) == 0

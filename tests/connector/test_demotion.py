@@ -30,17 +30,6 @@ def test_an_expired_pin_stays_until_its_copy_has_begun(make_engine, clock, tier)
     assert free(engine) == 63
 
 
-def test_where_the_tier_has_nothing_to_copy_the_blocks_go_at_once(
-    make_engine, clock, tier
-):
-    engine = make_engine(extra_config=extra())
-    engine.turn("a", PROMPT, hints=HINTS)
-    tier.up = False
-    clock.advance(5.1)
-    engine.step()
-    assert pinned(engine) == 0
-
-
 def test_a_claimed_pin_and_an_ended_program_are_forgotten(make_engine, clock, tier):
     engine = make_engine(extra_config=extra())
     context = engine.turn("a", PROMPT, hints=HINTS)
@@ -49,6 +38,10 @@ def test_a_claimed_pin_and_an_ended_program_are_forgotten(make_engine, clock, ti
     assert tier.of("drop") == ["a", "b"]
     assert tier.of("demote") == []
     assert free(engine) == 63
+    assert [t.request_id for t in tier.ends if t.ttl_s is None] == ["b"]
+    engine.turn("c", range(200, 300), hints={"program_id": "q"})
+    engine.connector.control({"do": "end", "program_id": "q"})
+    assert tier.ends[-1] == TurnEnd("c")
 
 
 def test_a_turn_that_is_not_worth_a_pin_is_copied_at_once(make_engine, clock, tier):
@@ -72,35 +65,20 @@ def test_the_tier_is_told_what_was_decided(make_engine, clock, tier):
     assert "t" not in tier.ends[2].tool
 
 
-def test_the_tier_is_told_of_ended_programs(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra())
-    context = engine.turn("a", PROMPT, hints=HINTS)
-    engine.turn("b", [*context, 7, 8], hints=HINTS | {"is_last_step": True})
-    assert [t.request_id for t in tier.ends if t.ttl_s is None] == ["b"]
-    engine.turn("c", range(200, 300), hints={"program_id": "q"})
-    engine.connector.control({"do": "end", "program_id": "q"})
-    assert tier.ends[-1] == TurnEnd("c")
-
-
-def test_nothing_is_told_of_a_request_that_did_not_complete(make_engine, clock, tier):
+def test_nothing_is_told_or_copied_of_an_aborted_request(make_engine, clock, tier):
     engine = make_engine(extra_config=extra())
     engine.add("a", PROMPT, max_tokens=50, hints=HINTS)
     engine.step()
     engine.abort("a")
     engine.run()
     assert tier.ends == []
-
-
-def test_an_aborted_request_leaves_nothing_to_copy(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra())
-    engine.add("a", PROMPT, max_tokens=50, hints=HINTS)
-    engine.step()
-    engine.abort("a")
-    engine.run()
     assert tier.of("drop") == ["a"]
 
 
-def test_a_waiting_request_lets_the_copy_end_but_not_for_ever(make_engine, clock, tier):
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_waiting_request_lets_the_copy_end_but_not_for_ever(
+    make_engine, clock, tier, ends
+):
     engine = make_engine(extra_config=extra())
     engine.turn("a", list(range(600)), hints=HINTS)  # 37 of 63 blocks
     clock.advance(5.1)
@@ -109,31 +87,20 @@ def test_a_waiting_request_lets_the_copy_end_but_not_for_ever(make_engine, clock
         engine.step()
     assert "b" not in engine.finished
     assert demoting(engine) == 37
-    clock.advance(0.3)
+    settle(engine, tier, "a") if ends else clock.advance(0.3)
     engine.run()
     assert "b" in engine.finished
 
 
-def test_a_waiting_request_goes_on_as_soon_as_the_copy_has_ended(
-    make_engine, clock, tier
-):
-    engine = make_engine(extra_config=extra())
-    engine.turn("a", list(range(600)), hints=HINTS)
-    clock.advance(5.1)
-    engine.add("b", list(range(5000, 5600)), hints={"program_id": "q"})
-    engine.step()
-    settle(engine, tier, "a")
-    engine.run()
-    assert "b" in engine.finished
-
-
-def test_a_running_request_takes_the_memory_at_once(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra())
+@pytest.mark.parametrize("demote", ["on-expiry", "on-pressure"])
+def test_a_running_request_takes_the_memory_at_once(make_engine, clock, tier, demote):
+    engine = make_engine(extra_config=extra(demote=demote))
     engine.turn("a", list(range(320)), max_tokens=2, hints=HINTS)
     clock.advance(5.1)
     engine.add("b", list(range(5000, 5400)), max_tokens=500, hints={"program_id": "q"})
     engine.step()
-    assert demoting(engine) == 20  # and "b" grows to 57 of 63
+    # And "b" grows to 57 of 63.
+    assert demoting(engine) == (20 if demote == "on-expiry" else 0)
     engine.run()
     assert "b" in engine.finished
     assert engine.finished["b"].num_preemptions == 0
@@ -176,7 +143,7 @@ def test_one_line_when_the_tier_goes_and_one_when_it_comes_back(
     assert sum("does not answer" in line for line in our_log) == 1
     assert sum("answers again" in line for line in our_log) == 1
     assert totals(engine)["tier_outages"] == 1
-    assert engine.connector.scheduler_role.parts.controller.tier.source == "cpu"
+    assert engine.controller.tier.source == "cpu"
 
 
 def test_room_that_cannot_be_made_costs_no_request(make_engine, tier, monkeypatch):
@@ -186,7 +153,7 @@ def test_room_that_cannot_be_made_costs_no_request(make_engine, tier, monkeypatc
     def broken(*_, **__):
         raise RuntimeError("start_copies_ahead")
 
-    expired = engine.connector.scheduler_role.parts.demoting.expired
+    expired = engine.role.parts.demoting.expired
     monkeypatch.setattr(expired, "start_copies_ahead", broken)
     assert len(engine.turn("a", PROMPT, hints=HINTS)) > len(PROMPT)
     assert totals(engine)["hook_errors:start_copies_ahead"] > 0
@@ -201,7 +168,7 @@ def test_one_copy_that_cannot_be_settled_keeps_no_other_waiting(
         prompt = list(range(start, start + 100))
         engine.turn(name, prompt, hints={"program_id": name})
     assert demoting(engine) == 12
-    role = engine.connector.scheduler_role
+    role = engine.role
     settled = role.parts.demoting.expired.on_settled
 
     def fail_once(request_id):
@@ -210,9 +177,9 @@ def test_one_copy_that_cannot_be_settled_keeps_no_other_waiting(
         return settled(request_id)
 
     monkeypatch.setattr(role.parts.demoting.expired, "on_settled", fail_once)
-    tier.newly_settled += ["a", "b"]
-    role.steps.tier_settled()
-    assert totals(engine)["hook_errors:tier_settled"] == 1
+    tier.events.settled += ["a", "b"]
+    role.steps.tier_events()
+    assert totals(engine)["hook_errors:tier_events"] == 1
     assert demoting(engine) == 6
 
 
@@ -223,7 +190,7 @@ def test_how_demotions_ended_is_counted(make_engine, clock, tier):
     engine.add("b", list(range(5000, 5600)), hints={"program_id": "q"})
     engine.step()
     clock.advance(0.3)
-    tier.events += ["stored", "failed", "stored"]
+    tier.events.demotions += ["stored", "failed", "stored"]
     engine.run()
     counted = totals(engine)
     assert counted["demotions:stored"] == 2
@@ -235,7 +202,7 @@ def test_a_server_that_took_anothers_place_is_not_blamed(
     make_engine, clock, tier, blamed
 ):
     engine = make_engine(extra_config=extra())
-    costs = engine.connector.scheduler_role.parts.controller.costs
+    costs = engine.controller.costs
     lost = []
     costs.observe_lost = lambda *told: lost.append(told)
     context = engine.turn("a", PROMPT, hints=HINTS)
@@ -261,5 +228,5 @@ def test_an_answer_tells_something_where_one_was_asked_for_and_is_heeded(
     request = engine.add("b", [*context, 7, 8], hints=HINTS)
     request.skip_reading_prefix_cache = not heeded
     engine.step()
-    record = engine.connector.scheduler_role.parts.controller.requests["b"]
+    record = engine.controller.requests["b"]
     assert record.asked_tier is (asked and heeded)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.connector.conftest import totals
 from ttlcache.programs.divergence import Cause
-from ttlcache_connector.role.divergence_log import log
 from ttlcache_connector.role.metrics import _KNOWN_LABELS
+from ttlcache_connector.role.requests import log
 
 SYSTEM = [*range(1000, 1200)]
 

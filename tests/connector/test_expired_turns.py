@@ -15,8 +15,8 @@ from tests.connector.test_store_queue import offer
 from ttlcache.types import GapKey
 from ttlcache_connector import faults
 from ttlcache_connector.blocks.expired import room_blocks
-from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
+from ttlcache_connector.tiers.lmcache.stores import LMCacheStores
 
 HINTS = {"program_id": "p", "tool": "bash"}
 LONG = list(range(600))  # 37 of 63 blocks
@@ -28,7 +28,7 @@ def on_pressure(**options):
 
 
 def expired_turns(engine):
-    return engine.connector.scheduler_role.parts.demoting.expired
+    return engine.role.parts.demoting.expired
 
 
 def cached(engine):
@@ -51,7 +51,7 @@ def test_an_expired_turn_stays_and_is_not_copied(make_engine, clock, tier):
     assert cached(engine) == 37
     assert tier.of("demote") == []
     # What is only cached counts as free for every decision.
-    assert engine.connector.scheduler_role.parts.ledger.pressure().free_blocks == 63
+    assert engine.holder.pressure().free_blocks == 63
 
 
 def test_nothing_is_kept_for_a_tier_that_was_turned_off(
@@ -76,7 +76,7 @@ def test_a_turn_without_a_pin_stays_cached(make_engine, clock, tier):
     engine = make_engine(extra_config=on_pressure(policy="none", policy_options={}))
     engine.turn("a", LONG, hints=HINTS)
     assert cached(engine) == 37
-    assert engine.connector.scheduler_role.parts.ledger.pressure().free_blocks == 63
+    assert engine.holder.pressure().free_blocks == 63
     assert tier.of("demote") == []
 
 
@@ -121,19 +121,6 @@ def test_room_for_the_next_step_is_made_ahead(make_engine, clock, tier):
     assert free(engine) > 0
 
 
-def test_the_oldest_goes_first_and_no_more_than_is_needed(make_engine, clock, tier):
-    engine = make_engine(extra_config=on_pressure())
-    for number in range(3):
-        prompt = list(range(1000 * number, 1000 * number + 272))
-        engine.turn(f"r{number}", prompt, hints={"program_id": f"p{number}"})
-    clock.advance(5.1)
-    engine.step()
-    assert cached(engine) == 3 * 17
-    engine.add("new", OTHER[:320], hints={"program_id": "q"})
-    engine.step()
-    assert tier.of("demote") == ["r0"]
-
-
 def test_a_program_that_waits_goes_last(make_engine, clock, tier):
     engine = make_engine(extra_config=on_pressure(), max_num_seqs=1)
     contexts = [
@@ -149,13 +136,6 @@ def test_a_program_that_waits_goes_last(make_engine, clock, tier):
     engine.add("back", [*contexts[0], 5], hints={"program_id": "p0"})
     expired_turns(engine).free(15, at_once=False)
     assert tier.of("demote") == ["r1"]
-
-
-def test_running_requests_take_it_at_once(make_engine, clock, tier):
-    engine, _ = expired(make_engine, clock, prompt=LONG[:320])
-    engine.add("b", OTHER[:400], max_tokens=500, hints={"program_id": "q"})
-    engine.run()
-    assert engine.finished["b"].num_preemptions == 0
 
 
 def test_a_victim_is_copied_before_a_waiting_request_gets_its_memory(
@@ -176,8 +156,11 @@ def test_a_victim_is_copied_before_a_waiting_request_gets_its_memory(
     assert "b" in engine.finished
 
 
-def test_a_tier_that_went_down_gets_nothing(make_engine, clock, tier):
-    engine, _ = expired(make_engine, clock)
+@pytest.mark.parametrize("demote", ["on-expiry", "on-pressure"])
+def test_a_tier_that_went_down_gets_nothing(make_engine, clock, tier, demote):
+    tier.up = demote == "on-pressure"  # it goes down before or after the pin expires
+    engine, _ = expired(make_engine, clock, demote=demote)
+    assert pinned(engine) == 0
     tier.up = False
     engine.add("b", OTHER, hints={"program_id": "q"})
     engine.run()
@@ -191,10 +174,10 @@ def test_nothing_stays_behind(make_engine, clock, tier, how):
     if how == "reset":
         assert engine.scheduler.reset_prefix_cache()
     else:
-        engine.connector.scheduler_role.upkeep.drop_rest()
+        engine.role.upkeep.drop_rest()
     assert cached(engine) == 0
     assert free(engine) == 63
-    assert engine.connector.scheduler_role.parts.ledger.references() == {}
+    assert engine.holder.references() == {}
 
 
 @pytest.mark.parametrize(
@@ -230,10 +213,10 @@ def test_blocks_that_several_share_are_free_once(make_engine, clock, tier):
     for n in range(3):
         tail = range(9000 + 100 * n, 9016 + 100 * n)
         engine.turn(f"r{n}", [*LONG[:320], *tail], hints={"program_id": f"p{n}"})
-    ledger = engine.connector.scheduler_role.parts.ledger
+    holder = engine.holder
     assert cached(engine) == 3 * 21
     # Three tails; their common head is counted by none, for it stays with the others.
-    assert ledger.pressure().free_blocks <= free(engine) + 20 + 3
+    assert holder.pressure().free_blocks <= free(engine) + 20 + 3
 
 
 def test_room_among_turns_that_share_a_prefix_is_made_at_once(make_engine, clock, tier):
@@ -299,17 +282,17 @@ def test_a_tier_that_raises_keeps_no_memory(make_engine, clock, tier, when):
         engine.abort("b")
     tier.demote = well
     engine.step()
-    engine.connector.scheduler_role.upkeep.release_all()
+    engine.role.upkeep.release_all()
     assert free(engine) == 63
     assert engine.scheduler.reset_prefix_cache()
 
 
 def half_with(queue, *, up=True, over=True):
-    """LMCache's scheduler tier around a real queue."""
-    half = object.__new__(LMCacheSchedulerTier)
+    """LMCache's stores around a real queue."""
+    half = object.__new__(LMCacheStores)
     half._queue = queue
     half._deferred = SimpleNamespace(is_finished=lambda _: over)
-    half.is_up = lambda: up
+    half._is_up = lambda: up
     return half
 
 
@@ -337,7 +320,7 @@ def test_a_request_that_is_unknown_to_us_leaves_nothing_to_copy(
     engine.on_step = lambda: None
     engine.add("a", LONG, hints=HINTS)
     engine.step()
-    engine.connector.scheduler_role.parts.controller.requests.pop("a")
+    engine.controller.requests.pop("a")
     engine.run()
     assert tier.of("drop") == ["a"]
 
@@ -355,7 +338,7 @@ def test_nothing_of_a_running_request_is_owed():
 
 def test_what_is_not_worth_its_memory_any_more_goes_down(make_engine, clock, tier):
     engine = make_engine(extra_config=on_pressure(policy="adaptive", policy_options={}))
-    gaps = engine.connector.scheduler_role.parts.controller.gaps
+    gaps = engine.controller.gaps
     for _ in range(60):
         gaps.observe(GapKey("bash"), 1.0)
     engine.turn("a", LONG, hints=HINTS)

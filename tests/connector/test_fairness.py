@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.connector.conftest import totals
+from tests.connector.conftest import FOREVER, totals
 from ttlcache.types import Urgency
 
 STEP_S = 0.1
@@ -81,8 +81,7 @@ def crowd(make_engine, clock, async_scheduling, ordering):
             max_num_seqs=SLOTS,
             async_scheduling=async_scheduling,
             extra_config={
-                "policy": "fixed",
-                "policy_options": {"ttl_s": 300.0},
+                **FOREVER,
                 "ordering": ordering,
                 "quantum_turns": quantum_turns,
                 "max_queue_wait_s": 1e6,
@@ -114,9 +113,7 @@ def behind_pinned_juniors(crowd: Crowd, horizon_s: float) -> float:
     """The oldest program comes back without a pin; all the younger ones have one."""
     engine = crowd.engine
     context = engine.turn("old/1", range(500, 520), hints={"program_id": "old"})
-    assert engine.connector.scheduler_role.parts.controller.memory.reclaim(
-        10_000, Urgency.RUNNING, ""
-    )
+    assert engine.controller.memory.reclaim(10_000, Urgency.RUNNING, "")
     crowd.start(CROWD)
     for _ in range(3 * TURN_TOKENS):
         crowd.step()
@@ -190,8 +187,7 @@ def test_a_program_keeps_its_place_until_its_quantum_is_used_up(make_engine, clo
         max_num_seqs=1,
         extra_config={
             "ordering": "ttl-aware",
-            "policy": "fixed",
-            "policy_options": {"ttl_s": 300.0},
+            **FOREVER,
             "quantum_turns": 2,
         },
     )

@@ -10,9 +10,16 @@ import random
 
 import pytest
 
-from tests.connector.conftest import free, pinned, play_random_programs, totals
+from tests.connector.conftest import (
+    FOREVER,
+    HOLD_ALL,
+    free,
+    pinned,
+    play_on_a_tiny_pool,
+    totals,
+)
 from tests.connector.test_admission import add, step
-from tests.connector.test_allocation import FOREVER, admission_order, lose_pins, start
+from tests.connector.test_allocation import admission_order, lose_pins, start
 from ttlcache.scheduling import admission
 from ttlcache.types import Admission, Urgency
 from ttlcache_connector.connector import TTLConnector
@@ -32,6 +39,7 @@ def test_pins_claims_and_expires(make_engine, clock, scheduler_cls):
     assert pinned(engine) == 10
     engine.turn("A-2", context + [7] * 30, session_id="A")
     assert totals(engine)["pins:claimed"] == 1
+    assert totals(engine)["turns_identified:session"] == 2
     clock.advance(6.0)
     engine.step()
     assert free(engine) == 39
@@ -41,7 +49,7 @@ def test_does_not_wedge_when_pins_hold_everything(make_engine, scheduler_cls):
     engine = make_engine(
         num_blocks=31,
         scheduler_cls=scheduler_cls,
-        extra_config={**FOREVER, "max_pinned_fraction": 1.0},
+        extra_config=HOLD_ALL,
     )
     for program in range(3):
         engine.turn(f"{program}", range(1000 * program, 1000 * program + 130))
@@ -123,22 +131,15 @@ def test_one_that_asks_holds_new_programs_back(make_engine, monkeypatch):
     assert "E-1" in engine.finished
 
 
-def test_one_that_asks_never_wedges(make_engine, clock):
-    for seed in range(6):
-        rng = random.Random(seed)
-        engine = make_engine(
-            num_blocks=24,
-            max_num_seqs=4,
-            max_num_batched_tokens=64,
-            scheduler_cls=ASKING,
-            extra_config={
-                **FOREVER,
-                "max_pinned_fraction": 1.0,
-                "admission": rng.choice(("none", "room-to-grow")),
-            },
-        )
-        play_random_programs(engine, rng, 6, clock)
-        assert free(engine) == 23, f"seed {seed}"
+@pytest.mark.parametrize("seed", range(6))
+def test_one_that_asks_never_wedges(make_engine, clock, seed):
+    rng = random.Random(seed)
+    control = rng.choice(("none", "room-to-grow"))
+    spec = {
+        "scheduler_cls": ASKING,
+        "extra_config": HOLD_ALL | {"admission": control},
+    }
+    play_on_a_tiny_pool(make_engine, rng, 6, clock, **spec)
 
 
 def test_the_guard_and_the_queue_ask_the_connector(make_engine, monkeypatch):

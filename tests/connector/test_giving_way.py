@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bench.sim.harness import EngineSpec, build_vllm_config
-from tests.connector.conftest import free, pinned, totals
+from tests.connector.conftest import HOLD_ALL, free, pinned, totals
 from ttlcache.errors import ConfigError
 from ttlcache_connector import faults
-
-FOREVER = {
-    "policy": "fixed",
-    "policy_options": {"ttl_s": 300.0},
-    "max_pinned_fraction": 1.0,
-}
 
 
 def keep(engine, program, start, tokens=99, **hints):
@@ -27,7 +21,7 @@ def keep(engine, program, start, tokens=99, **hints):
 def test_a_clients_wish_does_not_make_others_wait(make_engine):
     engine = make_engine(
         num_blocks=60,
-        extra_config={**FOREVER, "policy_options": {"ttl_s": 0.0}},
+        extra_config={**HOLD_ALL, "policy_options": {"ttl_s": 0.0}},
     )
     for index in range(8):
         keep(engine, f"wish-{index}", 1000 * index, ttl="300s")
@@ -40,7 +34,7 @@ def test_a_clients_wish_does_not_make_others_wait(make_engine):
 
 
 def test_what_the_policy_stands_by_is_not_a_wish(make_engine):
-    engine = make_engine(num_blocks=60, extra_config=FOREVER)
+    engine = make_engine(num_blocks=60, extra_config=HOLD_ALL)
     for index in range(8):
         keep(engine, f"wish-{index}", 1000 * index, ttl="200s")
     engine.add("run", range(30), max_tokens=50)
@@ -52,7 +46,7 @@ def test_what_the_policy_stands_by_is_not_a_wish(make_engine):
 
 def test_an_overdue_request_takes_nothing_if_it_would_not_fit(make_engine, clock):
     engine = make_engine(
-        num_blocks=60, extra_config={**FOREVER, "max_queue_wait_s": 5.0}
+        num_blocks=60, extra_config={**HOLD_ALL, "max_queue_wait_s": 5.0}
     )
     keep(engine, "A", 0)
     engine.add("run", range(500, 900), max_tokens=100)
@@ -67,7 +61,7 @@ def test_an_overdue_request_takes_nothing_if_it_would_not_fit(make_engine, clock
 
 
 def test_pins_that_cost_no_memory_are_no_victims(make_engine):
-    engine = make_engine(num_blocks=60, max_num_seqs=4, extra_config=FOREVER)
+    engine = make_engine(num_blocks=60, max_num_seqs=4, extra_config=HOLD_ALL)
     shared = list(range(330))
     for index in range(5):
         engine.turn(
@@ -88,7 +82,7 @@ def test_pins_that_cost_no_memory_are_no_victims(make_engine):
 
 
 def test_what_others_use_is_not_offered_to_who_waits(make_engine):
-    engine = make_engine(num_blocks=100, extra_config=FOREVER)
+    engine = make_engine(num_blocks=100, extra_config=HOLD_ALL)
     keep(engine, "old", 9000, tokens=5)
     shared = list(range(330))
     for index in range(5):
@@ -109,7 +103,7 @@ def test_a_hybrid_turn_is_pinned_whole_or_not_at_all(make_engine):
     engine = make_engine(
         num_blocks=80,
         sliding_window=48,
-        extra_config={**FOREVER, "max_pinned_fraction": 0.25},
+        extra_config={**HOLD_ALL, "max_pinned_fraction": 0.25},
     )
     engine.turn("A-1", range(400), hints={"program_id": "A", "tool": "x"})
     assert pinned(engine) == 0
@@ -117,12 +111,12 @@ def test_a_hybrid_turn_is_pinned_whole_or_not_at_all(make_engine):
 
 
 def test_a_shortage_that_is_over_is_forgotten(make_engine):
-    engine = make_engine(num_blocks=30, extra_config=FOREVER)
+    engine = make_engine(num_blocks=30, extra_config=HOLD_ALL)
     engine.add("one", range(300), max_tokens=20)
     engine.step()
     engine.add("two", range(1000, 1300), max_tokens=2)
     engine.step()
-    ledger = engine.connector.scheduler_role.parts.ledger
+    ledger = engine.holder
     assert ledger.pressure().wanted_blocks > 0
     engine.run()
     engine.step()
@@ -143,7 +137,7 @@ def test_rare_faults_do_not_add_up(make_engine, clock, monkeypatch):
     from ttlcache.controller import Controller
 
     monkeypatch.setattr(faults, "MAX_FAULTS", 3)
-    engine = make_engine(num_blocks=40, extra_config=FOREVER)
+    engine = make_engine(num_blocks=40, extra_config=HOLD_ALL)
     engine.on_step = None
 
     def broken(self):
@@ -153,7 +147,7 @@ def test_rare_faults_do_not_add_up(make_engine, clock, monkeypatch):
     for _ in range(10):
         engine.step()
         clock.advance(400.0)
-    assert engine.connector.scheduler_role.parts.controller.retention_enabled
+    assert engine.controller.retention_enabled
     for _ in range(3):
         engine.step()
-    assert not engine.connector.scheduler_role.parts.controller.retention_enabled
+    assert not engine.controller.retention_enabled

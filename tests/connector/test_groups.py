@@ -11,13 +11,7 @@ from bench.sim.harness import (
     build_kv_cache_config,
     build_vllm_config,
 )
-from tests.connector.conftest import HOLD_5S, free, pinned
-
-FOREVER = {
-    "policy": "fixed",
-    "policy_options": {"ttl_s": 300.0},
-    "max_pinned_fraction": 1.0,
-}
+from tests.connector.conftest import HOLD_5S, HOLD_ALL, free, pinned
 
 
 def pin_others(engine, count, tokens=60):
@@ -32,19 +26,19 @@ def first_turn(engine, program, prompt=range(10)):
 
 
 def test_a_state_computed_in_this_step_is_no_lack_of_memory(make_engine):
-    engine = make_engine(num_blocks=200, mamba_mode="align", extra_config=FOREVER)
+    engine = make_engine(num_blocks=200, mamba_mode="align", extra_config=HOLD_ALL)
     first_turn(engine, "A")
     pin_others(engine, 8)
-    pins = len(engine.connector.scheduler_role.parts.controller.pins)
+    pins = len(engine.controller.pins)
     prompt = range(20_000, 20_130)
     for child in ("child-1", "child-2"):
         engine.add(child, prompt, hints={"program_id": child, "parent_id": "A"})
     engine.step()
     # vLLM lets the second one wait for the first one's state.
     assert [r.request_id for r in engine.scheduler.waiting] == ["child-2"]
-    assert len(engine.connector.scheduler_role.parts.controller.pins) == pins
+    assert len(engine.controller.pins) == pins
     engine.run()
-    assert len(engine.connector.scheduler_role.parts.controller.pins) >= pins
+    assert len(engine.controller.pins) >= pins
 
 
 def test_a_window_needs_no_more_than_it_spans(make_engine):
@@ -52,10 +46,10 @@ def test_a_window_needs_no_more_than_it_spans(make_engine):
         num_blocks=165,
         sliding_window=48,
         max_num_batched_tokens=128,
-        extra_config=FOREVER,
+        extra_config=HOLD_ALL,
     )
     first_turn(engine, "A", range(30_000, 30_032))
-    engine.connector.scheduler_role.parts.controller.memory.release_all()
+    engine.controller.memory.release_all()
     pin_others(engine, 16)
     engine.add("run", range(30), max_tokens=60)
     engine.step()
@@ -80,7 +74,7 @@ def test_ranks_of_decode_context_parallelism_share_a_block(clock):
         hash_block_size=32,
         log_stats=False,
     )
-    ledger = scheduler.connector.scheduler_role.parts.ledger
+    ledger = scheduler.connector.scheduler_role.parts.holder
     blocks = scheduler.kv_cache_manager.block_pool.get_new_blocks(3)
     for block in blocks:
         block._block_hash = b"hashed"

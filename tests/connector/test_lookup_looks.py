@@ -16,6 +16,7 @@ from lmcache.integration.vllm.vllm_multi_process_adapter import (
 from lmcache.v1.multiprocess.futures import MessagingFuture
 
 from ttlcache.clock import VirtualClock
+from ttlcache_connector.tiers.base import Match
 from ttlcache_connector.tiers.lmcache.lookups import LOOKS, Lookups
 
 URL, CHUNK = "tcp://server", 32
@@ -95,14 +96,14 @@ class Rig:
 def test_an_answer_is_there_when_the_request_is_asked_for_once_more():
     rig = Rig()
     request = rig.request("r")
-    assert rig.lookups.match(request, 0, 128) == (None, False)
+    assert rig.lookups.match(request, 0, 128) == Match(None)
     # vLLM asks for it no more: a request before it finds no memory. It is answered.
     rig.adapter.acks["r"].set_result(None)
     rig.step()
     rig.adapter.counts["r"].set_result(3)
     rig.step()
     rig.step(100.0)
-    assert rig.lookups.match(request, 0, 128) == (3 * CHUNK, True)
+    assert rig.lookups.match(request, 0, 128) == Match(3 * CHUNK, True, True)
     assert rig.lookups.took_s("r") == pytest.approx(2.0)  # not the 100 s of waiting
 
 
@@ -114,7 +115,7 @@ def test_a_lookup_at_arrival_gets_on_before_the_request_is_asked_for():
     rig.step()
     rig.adapter.counts["r"].set_result(2)
     rig.step()
-    assert rig.lookups.match(request, 0, 128) == (2 * CHUNK, True)
+    assert rig.lookups.match(request, 0, 128) == Match(2 * CHUNK, True, True)
     assert rig.lookups.took_s("r") == 0.0  # nobody waited for it
 
 

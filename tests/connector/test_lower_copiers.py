@@ -40,6 +40,7 @@ from ttlcache_connector.tiers.lmcache.copiers import LMCacheCopier, OwnCopier
 from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
 
 WAIT_S = 60.0
+BLOCKS = [3, 1, 2, 9, 8, 4, 7, 6]
 PER_CHUNK, CHUNKS = 2, 4
 HINTS = {"kv_layout": "HND"}
 SHAPE = torch.Size([LAYERS, PER_CHUNK * 16, 4 * 16])
@@ -116,6 +117,25 @@ def tensors() -> tuple[Any, Any]:
     return registered(KVCacheLayout.LBHNC, one_group(FULL))
 
 
+@pytest.fixture
+def caches(tensors: tuple[Any, Any]) -> Any:
+    return tensors[0]
+
+
+@pytest.fixture
+def threaded(server: Server, tensors: tuple[Any, Any]) -> Iterator[Any]:
+    """Makes transfers of these tensors; their threads end with the test."""
+    made: list[Threaded] = []
+
+    def make(copier: Any = None, at: Any = server) -> Threaded:
+        made.append(Threaded(at, copier or OwnCopier(*tensors, HINTS)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.thread.close()
+
+
 class Threaded(ThreadedTransfer):
     """Registered without a server's answer."""
 
@@ -131,13 +151,10 @@ class Threaded(ThreadedTransfer):
         return future.result(timeout=WAIT_S)
 
 
-def test_a_round_trip_in_portions(server, tensors, monkeypatch):
+def test_a_round_trip_in_portions(server, caches, threaded, monkeypatch):
     """Every portion lies where a copy in one piece would have put it."""
-    caches, config = tensors
     raw = fill(caches)
-    before = raw.clone()
-    moves = Threaded(server, OwnCopier(caches, config, HINTS))
-    blocks = [[3, 1, 2, 9, 8, 4, 7, 6]]
+    before, moves, blocks = raw.clone(), threaded(), [BLOCKS]
     assert moves.moved(moves.submit_store("r", None, caches, blocks, None, PER_CHUNK))
     whole = bytes(server.memory)
     server.memory[:] = bytes(len(server.memory))
@@ -156,7 +173,6 @@ def test_a_round_trip_in_portions(server, tensors, monkeypatch):
         raw.copy_(after)
         assert same_bits(cache[blocks[0][5:]], wanted), name
         assert same_bits(cache[blocks[0][:5]], torch.zeros_like(cache[:5]))
-    moves.thread.close()
 
 
 class LockingServer(Server):
@@ -184,14 +200,12 @@ class LockingServer(Server):
         return super().commit_retrieve(key)
 
 
-def test_a_load_that_is_given_up_leaves_no_lock(server, tensors):
+def test_a_load_that_is_given_up_leaves_no_lock(server, caches, threaded):
     """Before its turn or in it: its context would stay in memory for half an hour."""
-    caches, config = tensors
     raw = fill(caches)
-    before = raw.clone()
+    before, blocks = raw.clone(), [BLOCKS]
     locking = LockingServer(server.name, server.memory)
-    moves = Threaded(locking, OwnCopier(caches, config, HINTS))
-    blocks = [[3, 1, 2, 9, 8, 4, 7, 6]]
+    moves = threaded(at=locking)
     loads = {
         key: moves.submit_retrieve(key, key, caches, blocks, None, PER_CHUNK)
         for key in locking.locks
@@ -207,7 +221,6 @@ def test_a_load_that_is_given_up_leaves_no_lock(server, tensors):
     assert locking.released.wait(WAIT_S)
     assert set(locking.locks.values()) == {0}  # and none of another reader's
     assert same_bits(raw, before)
-    moves.thread.close()
 
 
 class SlowEngine(ReferenceEngine):
@@ -232,25 +245,22 @@ class SlowEngine(ReferenceEngine):
         return [replace(outcome, ticket=0) for outcome in super().poll()]
 
 
-def test_nobody_hears_of_a_slow_copy_before_it_is_over(server, tensors, monkeypatch):
+def test_nobody_hears_of_a_slow_copy_before_it_is_over(
+    server, caches, threaded, monkeypatch
+):
     """Its blocks and chunks would be somebody else's while it still writes."""
     engine = SlowEngine()
     monkeypatch.setattr(block_copier, "make_engine", lambda _: engine)
-    caches, config = tensors
     fill(caches)
-    moves = Threaded(server, OwnCopier(caches, config, HINTS))
-    assert moves.moved(
-        moves.submit_store("r", None, caches, [[3, 1, 2, 9, 8, 4, 7, 6]], None, 2)
-    )
+    moves = threaded()
+    assert moves.moved(moves.submit_store("r", None, caches, [BLOCKS], None, PER_CHUNK))
     assert engine.waits == [False, False, False, True]
     assert any(bytes(server.memory))
-    moves.thread.close()
 
 
-def test_the_mover_waits_for_the_forward_pass_before_it_locks(server, tensors):
+def test_the_mover_waits_for_the_forward_pass_before_it_locks(server, caches, threaded):
     """Whoever gives a copy up waits for copies only, never for a forward pass."""
-    caches, config = tensors
-    moves = Threaded(server, OwnCopier(caches, config, HINTS))
+    moves = threaded()
     seen: list[bool] = []
 
     class Event:
@@ -258,7 +268,7 @@ def test_the_mover_waits_for_the_forward_pass_before_it_locks(server, tensors):
             seen.append(moves.thread._copy_lock.locked())
             fill(caches)
 
-    blocks = [[3, 1, 2, 9, 8, 4, 7, 6]]
+    blocks = [BLOCKS]
     store = moves.submit_store("r", None, caches, blocks, Event(), PER_CHUNK)
     assert moves.moved(store)
     stored = bytes(server.memory)
@@ -268,7 +278,6 @@ def test_the_mover_waits_for_the_forward_pass_before_it_locks(server, tensors):
     load = moves.submit_retrieve("r", None, caches, blocks, Event(), PER_CHUNK)
     assert moves.moved(load)
     assert seen == [False, False]
-    moves.thread.close()
 
 
 def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatch):
@@ -282,7 +291,7 @@ def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatc
     chunks = context._build_slot_tensors(server.slots())
     cuda.take_over(pool.data_ptr(), pool.numel(), "device")
     cuda.take_over(chunks[0].data_ptr(), len(server.memory), "pageable")
-    copier, blocks = OwnCopier(caches, config, HINTS), [3, 1, 2, 9, 8, 4, 7, 6]
+    copier, blocks = OwnCopier(caches, config, HINTS), BLOCKS
     assert copier.name == "cupy"
     for times in (1, 2):
         copier.attach(context)
@@ -340,84 +349,84 @@ class Adapter(SimpleNamespace):
         self.registered_by_server += 1
 
 
-def registration_of(
-    adapter: Adapter, config: Any, mode: str | None = None, *, sleeps: bool = False
-) -> Any:
-    extra = {} if mode is None else {"lmcache.mp.mp_transfer_mode": mode}
-    vllm_config = SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra),
-        model_config=SimpleNamespace(enable_sleep_mode=sleeps),
-    )
-    thread = CopyThread("test")
-    made = registration.Registration(
-        adapter, thread, MetricsBuffer(), vllm_config, config
-    )
-    made.name_here = registration.own_name(vllm_config, config)
-    made.thread = thread
-    return made
+@pytest.fixture
+def register() -> Iterator[Any]:
+    """Makes registrations; their threads end with the test."""
+    threads: list[CopyThread] = []
+
+    def make(adapter: Adapter, config: Any, *, sleeps: bool = False) -> Any:
+        extra = {}
+        if adapter._mp_transfer_mode is not None:
+            extra["lmcache.mp.mp_transfer_mode"] = adapter._mp_transfer_mode
+        vllm_config = SimpleNamespace(
+            kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra),
+            model_config=SimpleNamespace(enable_sleep_mode=sleeps),
+        )
+        threads.append(CopyThread("test"))
+        made = registration.Registration(
+            adapter, threads[-1], MetricsBuffer(), vllm_config, config
+        )
+        made.name_here = registration.own_name(vllm_config, config)
+        made.thread = threads[-1]
+        return made
+
+    yield make
+    for thread in threads:
+        thread.close()
 
 
-def test_several_groups_are_left_to_lmcaches_server(tensors):
+def two_groups() -> tuple[Any, Any]:
     groups = [*one_group(FULL), KVCacheGroupSpec(["w0"], FULL)]
-    caches, config = registered(KVCacheLayout.LBHNC, groups)
-    adapter = Adapter(groups=2)
-    made = registration_of(adapter, config)
+    return registered(KVCacheLayout.LBHNC, groups)
+
+
+@pytest.mark.parametrize("why", ["several groups", "asked for"])
+def test_what_lmcaches_server_moves(tensors, register, why):
+    caches, config = tensors if why == "asked for" else two_groups()
+    mode = "lmcache_driven" if why == "asked for" else None
+    adapter = Adapter(groups=1 if mode else 2, mode=mode)
+    made = register(adapter, config)
     assert made.name_here == ""
     adapter._send_register_kv_caches_request(caches)
     assert adapter.registered_by_server == 1
     assert (adapter.model_name, made.changed_name) == ("model", None)
     assert adapter._mp_transfer_mode == "lmcache_driven"
-    made.thread.close()
 
 
 @pytest.mark.parametrize("adapter", [Adapter(groups=2), Adapter(mode="lmcache_driven")])
-def test_what_a_server_has_mapped_may_not_sleep(adapter):
-    groups = [*one_group(FULL), KVCacheGroupSpec(["w0"], FULL)]
-    caches, config = registered(KVCacheLayout.LBHNC, groups)
-    made = registration_of(adapter, config, sleeps=True)
+def test_what_a_server_has_mapped_may_not_sleep(adapter, register):
+    caches, config = two_groups()
+    register(adapter, config, sleeps=True)
     with pytest.raises(ConfigError, match="--enable-sleep-mode"):
         adapter._send_register_kv_caches_request(caches)
     assert adapter.registered_by_server == 0
-    made.thread.close()
 
 
-def test_what_this_worker_moves_may_sleep(tensors, monkeypatch):
+def test_what_this_worker_moves_may_sleep(tensors, register, monkeypatch):
     caches, config = tensors
     adapter = Adapter()
-    made = registration_of(adapter, config, sleeps=True)
+    made = register(adapter, config, sleeps=True)
     registered_here = []
     monkeypatch.setattr(made, "_by_worker", lambda *_: registered_here.append(1))
     adapter._send_register_kv_caches_request(caches)
     assert registered_here
-    made.thread.close()
 
 
-def test_who_asks_for_lmcaches_server_gets_it(tensors):
-    caches, config = tensors
-    adapter = Adapter(mode="lmcache_driven")
-    made = registration_of(adapter, config, "lmcache_driven")
-    adapter._send_register_kv_caches_request(caches)
-    assert adapter.registered_by_server == 1
-    assert (adapter.model_name, made.changed_name) == ("model", None)
-    made.thread.close()
-
-
-def test_groups_that_only_lmcache_splits_change_the_name(tensors):
+def test_groups_that_only_lmcache_splits_change_the_name(tensors, register):
     """The scheduler's half, which cannot know, is told the name that holds."""
     caches, config = tensors
     adapter = Adapter(groups=2)
-    made = registration_of(adapter, config)
+    made = register(adapter, config)
     assert adapter.model_name == "model" + made.name_here != "model"
     adapter._send_register_kv_caches_request(caches)
     assert adapter.model_name == made.changed_name == "model"
-    made.thread.close()
 
 
-def test_what_an_old_server_prepared_is_given_up(server, tensors):
+def test_what_an_old_server_prepared_is_given_up(tensors, register):
     """A restart: no slot of the old server is filled and told to the new one."""
     caches, config = tensors
     adapter = Adapter(groups=2)
-    made = registration_of(adapter, config)
+    made = register(adapter, config)
     begun, go = threading.Event(), threading.Event()
     wrote: list[bool] = []
 
@@ -440,7 +449,6 @@ def test_what_an_old_server_prepared_is_given_up(server, tensors):
         time.sleep(0.01)
     assert ended == [False, False]
     assert wrote == []
-    made.thread.close()
 
 
 def test_both_halves_name_layers_of_one_kind_alike():
@@ -452,13 +460,11 @@ def test_both_halves_name_layers_of_one_kind_alike():
     assert namespace(worker) == namespace(scheduler) != ""
 
 
-def test_lmcaches_own_code_fills_the_same_chunks(server, tensors):
+def test_lmcaches_own_code_fills_the_same_chunks(caches, threaded):
     """The fallback in this worker: another order of bytes, the same blocks back."""
-    caches, _ = tensors
     raw = fill(caches)
-    before = raw.clone()
-    moves = Threaded(server, LMCacheCopier(caches, HINTS))
-    blocks = [[3, 1, 2, 9, 8, 4, 7, 6]]
+    before, blocks = raw.clone(), [BLOCKS]
+    moves = threaded(LMCacheCopier(caches, HINTS))
     assert moves.moved(moves.submit_store("r", None, caches, blocks, None, PER_CHUNK))
     raw.zero_()
     assert moves.moved(
@@ -468,4 +474,3 @@ def test_lmcaches_own_code_fills_the_same_chunks(server, tensors):
     raw.copy_(before)
     for name, cache in caches.items():
         assert same_bits(after[name], cache[blocks[0]])
-    moves.thread.close()

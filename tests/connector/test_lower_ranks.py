@@ -13,6 +13,7 @@ pytest.importorskip("lmcache", reason="LMCache is an extra")
 from ttlcache.errors import ConfigError
 from ttlcache_connector.tiers.lmcache import scheduler, worker
 from ttlcache_connector.tiers.lmcache.client import Reconnects
+from ttlcache_connector.tiers.lmcache.reports import StoreName
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def halves(ranks: int) -> scheduler.LMCacheSchedulerTier:
 
 def test_all_ranks_may_name_their_blocks_anew(logged):
     half = halves(2)
-    half.blocks_are_named(["model", "model"])
+    half.on_handshake([StoreName("model"), StoreName("model")])
     assert half._adapter.model_name == "model"
     assert half.is_up()
     assert logged.records == []
@@ -67,7 +68,7 @@ def test_all_ranks_may_name_their_blocks_anew(logged):
 def test_ranks_that_disagree_get_no_tier(logged, names):
     """One fell back to LMCache's code: no lookup would ever find all ranks' chunks."""
     half = halves(2)
-    half.blocks_are_named(names)
+    half.on_handshake([*map(StoreName, names)])
     assert not half.is_up()
     (record,) = logged.records
     assert "the lower tier is not used" in record.getMessage()

@@ -13,8 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.outputs import KVConnectorOutput
 
-from bench.sim.harness import EngineHarness, EngineSpec
-from tests.connector.conftest import HOLD_5S, check, free, totals
+from bench.sim.harness import EngineSpec
+from tests.connector.conftest import HOLD_5S, Engine, check, free, totals
 
 BLOCK = 16
 
@@ -68,7 +68,7 @@ def _common(a: list[int], b: list[int]) -> int:
     return same
 
 
-class MultiEngine(EngineHarness):
+class MultiEngine(Engine):
     """Reports the loads of the last step as done."""
 
     @property
@@ -126,7 +126,7 @@ def test_an_expired_pin_is_loaded_from_it_while_others_run(engine, clock):
     assert totals(engine)["pins:expired"] == 1
     assert engine.shelf.loaded_tokens == 160
     # Another program's pin, or none, but never a block too many or too few.
-    engine.connector.scheduler_role.upkeep.release_all()
+    engine.role.upkeep.release_all()
     assert free(engine) == 63
 
 

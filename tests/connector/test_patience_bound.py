@@ -32,7 +32,7 @@ def make(make_engine, async_scheduling):
                 **config,
             },
         )
-        costs = engine.connector.scheduler_role.parts.controller.costs
+        costs = engine.controller.costs
         costs.prefill_s = lambda tokens, cached=0: PATIENCE_S
         return engine
 

@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from tests.connector.conftest import check, free, pinned
+from tests.connector.conftest import FOREVER, HOLD_ALL, check, free, pinned
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.plugin import SYNC_SCHEDULER
 
@@ -38,11 +38,7 @@ def engine(make_engine):
         num_blocks=40,
         kv_connector=NAME,
         scheduler_cls="ttlcache_connector.scheduler.TTLScheduler",
-        extra_config={
-            "policy": "fixed",
-            "policy_options": {"ttl_s": 300.0},
-            "max_queue_wait_s": 1e6,
-        },
+        extra_config={**FOREVER, "max_queue_wait_s": 1e6},
     )
 
 
@@ -95,12 +91,7 @@ def test_loads_that_arrived_do_not_keep_each_other_waiting(make_engine, engine):
         num_blocks=39,
         kv_connector=NAME,
         scheduler_cls="ttlcache_connector.scheduler.TTLScheduler",
-        extra_config={
-            "policy": "fixed",
-            "policy_options": {"ttl_s": 300.0},
-            "max_pinned_fraction": 1.0,
-            "max_queue_wait_s": 1e6,
-        },
+        extra_config={**HOLD_ALL, "max_queue_wait_s": 1e6},
     )
     hints = {"program_id": "A", "tool": "x"}
     engine.add("A-1", range(160), hints=hints, max_tokens=65)

@@ -117,7 +117,7 @@ def test_rewritten_history_supersedes_the_tail_and_keeps_the_prefix(make_engine,
     assert pinned(engine) == 6
     engine.run()
     assert totals(engine)["pins:claimed"] == 1
-    program = engine.connector.scheduler_role.parts.controller.programs.get(("", "A"))
+    program = engine.controller.programs.get(("", "A"))
     assert program.reuse_share == pytest.approx(1 + 0.5 * (6 / 10 - 1))
 
 
@@ -156,14 +156,6 @@ def test_prefix_inference_needs_no_id(make_engine, clock, async_scheduling):
     assert counted["pins:claimed"] == 2
 
 
-def test_session_id_identifies_a_program(make_engine):
-    engine = make_engine(num_blocks=40)
-    context = engine.turn("x1", PROMPT, max_tokens=20, session_id="s-1")
-    engine.turn("x2", context + [7] * 30, session_id="s-1")
-    assert totals(engine)["turns_identified:session"] == 2
-    assert totals(engine)["pins:claimed"] == 1
-
-
 def test_ids_are_labels_inside_their_cache_salt(make_engine):
     engine = make_engine(num_blocks=60)
     hints = {"program_id": "A", "tool": "bash"}
@@ -183,10 +175,7 @@ def test_pins_never_exceed_their_share_of_the_pool(make_engine):
         first_turn(engine, program, range(1000 * index + 1, 1000 * index + 150))
         assert pinned(engine) <= 20
     # Each turn offers 10 blocks: the first two fit, older programs keep theirs.
-    assert {
-        p.program.program_id
-        for p in engine.connector.scheduler_role.parts.controller.pins
-    } == {
+    assert {p.program.program_id for p in engine.controller.pins} == {
         "A",
         "B",
     }
@@ -200,10 +189,7 @@ def test_an_older_program_takes_the_share_of_a_younger_one(make_engine):
     engine.step()
     first_turn(engine, "B", range(2000, 2100))
     engine.run()
-    owners = {
-        p.program.program_id
-        for p in engine.connector.scheduler_role.parts.controller.pins
-    }
+    owners = {p.program.program_id for p in engine.controller.pins}
     assert "A" in owners
     assert pinned(engine) <= 15
 
@@ -211,9 +197,9 @@ def test_an_older_program_takes_the_share_of_a_younger_one(make_engine):
 def test_client_ttl_is_a_wish_within_the_cap(make_engine, clock):
     engine = make_engine(num_blocks=40, extra_config={**HOLD_5S, "max_ttl_s": 10.0})
     first_turn(engine, ttl="1h")
-    (pin,) = engine.connector.scheduler_role.parts.controller.pins
+    (pin,) = engine.controller.pins
     assert pin.deadline_s == clock.now_s() + 10.0
-    engine.connector.scheduler_role.parts.controller.end("", "A")
+    engine.controller.end("", "A")
     first_turn(engine, "B", ttl=0)
     assert pinned(engine) == 0
 
@@ -263,13 +249,6 @@ def test_reset_of_running_requests_does_not_raise(make_engine):
     )
     engine.run()
     assert "B-1" in engine.finished
-
-
-def test_shutdown_releases_every_pin(make_engine):
-    engine = make_engine(num_blocks=40)
-    first_turn(engine)
-    engine.scheduler.shutdown()
-    assert free(engine) == 39
 
 
 def test_hybrid_groups_pin_window_and_full_attention_together(

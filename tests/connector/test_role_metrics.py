@@ -57,6 +57,8 @@ def guarded_hooks() -> Iterator[str]:
         source = path.read_text()
         yield from re.findall(r'faults\.record\("(\w+)"\)', source)
         yield from re.findall(r'"hook_errors", "(\w+)"', source)
+        for hook in re.findall(r"\.call\(\s*[\w.]+\.tier\.(?:stores\.)?(\w+)", source):
+            yield f"tier_{hook}"
         prefix = (
             "worker_" if path.parent.name == "role" and path.name == "worker.py" else ""
         )
@@ -70,7 +72,7 @@ def guarded_hooks() -> Iterator[str]:
 def test_every_hook_shows_zero_faults_before_its_first(prom):
     """`increase(…) > 0`, as the alert asks, never sees a series that begins with 1."""
     hooks = set(guarded_hooks())
-    assert {"arrive", "tier_arrive", "worker_load", "slow"} <= hooks
+    assert {"arrive", "tier_arrive", "tier_finished", "worker_load", "slow"} <= hooks
     for hook in hooks:
         value = sample("ttlcache_hook_errors_total", engine="0", hook=hook)
         assert value == 0.0, hook
@@ -86,7 +88,7 @@ def test_events_travel_serialised_and_arrive_under_their_names(prom, make_engine
     engine = make_engine(num_blocks=40)
     context = engine.turn("A-1", range(149), max_tokens=20, hints={"program_id": "A"})
     engine.turn("A-2", [*context, 1], hints={"program_id": "A", "ttl": -1})
-    role = engine.connector.scheduler_role
+    role = engine.role
     role.parts.count("pins_started", "")  # whatever the engine drained already is gone
     role.parts.controller.telemetry.metrics.count("pins", "claimed")
     role.parts.controller.telemetry.metrics.observe("gap_seconds", 1.5)
@@ -121,7 +123,7 @@ def test_aggregating_adds_up(make_engine):
 
 def test_a_fault_while_reporting_loses_no_count(make_engine):
     engine = make_engine(num_blocks=40)
-    role = engine.connector.scheduler_role
+    role = engine.role
     role.parts.controller.telemetry.metrics.count("pins", "claimed")
     injector = Injector(1)
     injector.install(role, "pressure")
@@ -142,7 +144,7 @@ def test_nothing_is_sent_while_nothing_happens(make_engine, clock):
 
 def test_events_wait_a_moment_while_requests_run_and_none_is_lost(make_engine, clock):
     engine = make_engine(num_blocks=40)
-    role = engine.connector.scheduler_role
+    role = engine.role
     engine.add("A-1", range(100), max_tokens=8, hints={"program_id": "A"})
     engine.step()
     clock.advance(1.0)
@@ -161,7 +163,7 @@ def test_events_wait_a_moment_while_requests_run_and_none_is_lost(make_engine, c
 def test_what_routers_ask_for(make_engine, clock):
     """Two programs fit into 39 blocks of 16 tokens, the third one waits."""
     engine = make_engine(num_blocks=40)
-    role = engine.connector.scheduler_role
+    role = engine.role
     for number, name in enumerate("ABC"):
         tokens = range(1000 * number, 1000 * number + 256)
         engine.add(f"{name}-1", tokens, max_tokens=8, hints={"program_id": name})

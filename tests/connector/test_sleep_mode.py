@@ -6,10 +6,16 @@ import pytest
 from vllm.config import KVTransferConfig
 
 from ttlcache_connector.connector import TTLConnector
-from ttlcache_connector.engine import hooks
 
 TIER = {"lower_tier": "lmcache"}
 BY_SERVER = {"lmcache.mp.mp_transfer_mode": "lmcache_driven"}
+
+
+def may_sleep(extra):
+    config = KVTransferConfig(
+        kv_connector="TTLConnector", kv_role="kv_both", kv_connector_extra_config=extra
+    )
+    return TTLConnector.supports_sleep_mode(config)
 
 
 @pytest.mark.parametrize(
@@ -25,14 +31,11 @@ BY_SERVER = {"lmcache.mp.mp_transfer_mode": "lmcache_driven"}
     ],
 )
 def test_no_sleep_where_a_server_has_mapped_the_kv_cache(extra, may):
-    config = KVTransferConfig(
-        kv_connector="TTLConnector", kv_role="kv_both", kv_connector_extra_config=extra
-    )
-    assert TTLConnector.supports_sleep_mode(config) is may
+    assert may_sleep(extra) is may
 
 
 def test_the_environment_may_say_it(monkeypatch):
     monkeypatch.setenv("LMCACHE_MP_TRANSFER_MODE", "lmcache_driven")
-    assert not hooks.may_sleep(TIER)
-    assert hooks.may_sleep(TIER | {"lmcache.mp.mp_transfer_mode": "auto"})
-    assert hooks.may_sleep({})
+    assert not may_sleep(TIER)
+    assert may_sleep(TIER | {"lmcache.mp.mp_transfer_mode": "auto"})
+    assert may_sleep({})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.connector.conftest import totals
-
-STEP_S = 0.1
-TURN_TOKENS = 10
-ADVERSARIES = 6
+from tests.connector.conftest import FOREVER, totals
+from tests.connector.test_fairness import (
+    STEP_S,
+    TURN_TOKENS,
+    Crowd,
+    behind_endless_seniors,
+)
 
 
 def waited_s(make_engine, clock, bound_s: float, horizon_s: float, **config) -> float:
@@ -23,51 +25,19 @@ def waited_s(make_engine, clock, bound_s: float, horizon_s: float, **config) -> 
         max_num_seqs=2,
         extra_config={
             "ordering": "ttl-aware",
-            "policy": "fixed",
-            "policy_options": {"ttl_s": 300.0},
+            **FOREVER,
             "max_queue_wait_s": bound_s,
             **config,
         },
     )
-    contexts = {f"A{i}": [i + 1] * 20 for i in range(ADVERSARIES)}
-    turns = dict.fromkeys(contexts, 0)
-
-    def send(name: str) -> None:
-        turns[name] += 1
-        engine.add(
-            f"{name}/{turns[name]}",
-            contexts[name],
-            max_tokens=TURN_TOKENS,
-            hints={"program_id": name, "tool": "ls"},
-        )
-
-    for name in contexts:
-        send(name)
-    for _ in range(3 * TURN_TOKENS):
-        engine.step()
-        clock.advance(STEP_S)
-    start_s = clock.now_s()
-    engine.add("newcomer", range(500, 520), max_tokens=1, hints={"program_id": "new"})
-    while clock.now_s() - start_s < horizon_s:
-        for request_id in list(engine.finished):
-            request = engine.finished.pop(request_id)
-            if request_id == "newcomer":
-                return clock.now_s() - start_s
-            name = request_id.split("/")[0]
-            contexts[name] = list(request.all_token_ids)[:1500]
-            if len(contexts[name]) < 1500:
-                send(name)
-        engine.step()
-        clock.advance(STEP_S)
-    return float("inf")
+    return behind_endless_seniors(Crowd(engine, clock), horizon_s)
 
 
 @pytest.mark.parametrize("bound_s", [5.0, 20.0])
 def test_the_bound_holds_against_a_flood_of_pinned_programs(
     make_engine, clock, bound_s
 ):
-    # Overdue, it is next; a slot is free once a running turn has ended, and its own
-    # one token takes a step.
+    # Overdue, it is next; a slot is free once a running turn has ended.
     slack_s = (TURN_TOKENS + 3) * STEP_S
     waited = waited_s(make_engine, clock, bound_s, horizon_s=60.0)
     assert bound_s <= waited <= bound_s + slack_s

@@ -24,33 +24,37 @@ from ttlcache_connector.role.state_files import MIN_SAVE_INTERVAL_S, HistoryFile
 HANG_S = 300.0
 
 
+@pytest.fixture
+def start(make_engine, tmp_path):
+    """Engines that keep their state in one folder."""
+    extra = {**HOLD_5S, "state_dir": str(tmp_path)}
+    return lambda: make_engine(num_blocks=40, extra_config=extra)
+
+
 def one_gap(engine, clock, seconds: float) -> None:
     context = engine.turn("A-1", range(50), hints={"program_id": "A", "tool": "ls"})
     clock.advance(seconds)
     engine.turn("A-2", [*context, 1], hints={"program_id": "A", "is_last_step": True})
 
 
-def test_the_gap_history_survives_a_restart(make_engine, clock, tmp_path):
-    extra = {**HOLD_5S, "state_dir": str(tmp_path)}
-    first = make_engine(num_blocks=40, extra_config=extra)
+def test_the_gap_history_survives_a_restart(start, clock):
+    first = start()
     one_gap(first, clock, 2.5)
     first.scheduler.shutdown()
-    second = make_engine(num_blocks=40, extra_config=extra)
-    gaps = second.connector.scheduler_role.parts.controller.gaps
+    second = start()
+    gaps = second.controller.gaps
     assert gaps.total == 1
     assert list(gaps.durations(GapKey("ls"))) == [2.5]
 
 
-def test_it_is_saved_while_running(make_engine, clock, tmp_path):
+def test_it_is_saved_while_running(start, clock, tmp_path):
     path = tmp_path / "gaps.json"
-    engine = make_engine(
-        num_blocks=40, extra_config={**HOLD_5S, "state_dir": str(tmp_path)}
-    )
+    engine = start()
     one_gap(engine, clock, 2.5)
     assert not path.exists()
     clock.advance(MIN_SAVE_INTERVAL_S)
     engine.step()
-    history = engine.connector.scheduler_role.parts.history
+    history = engine.role.parts.history
     assert history.flush(HANG_S)
     assert json.loads(path.read_text())
     # Nothing new: nothing is written, however long it goes on.
@@ -75,34 +79,27 @@ class SlowDisk:
 
 
 def test_the_engine_waits_for_no_disk_and_writes_once_at_a_time(
-    make_engine, clock, tmp_path, monkeypatch
+    start, clock, monkeypatch
 ):
     disk = SlowDisk(monkeypatch)
-    engine = make_engine(
-        num_blocks=40,
-        extra_config={**HOLD_5S, "state_dir": str(tmp_path)},
-    )
+    engine = start()
     for _ in range(5):
         one_gap(engine, clock, 2.5)
         clock.advance(1000.0)
         engine.step()
     assert disk.writes == 1
     disk.free.set()
-    assert engine.connector.scheduler_role.parts.history.flush(HANG_S)
+    assert engine.role.parts.history.flush(HANG_S)
     engine.step()
-    assert engine.connector.scheduler_role.parts.history.flush(HANG_S)
+    assert engine.role.parts.history.flush(HANG_S)
     assert disk.writes == 2
 
 
-def test_a_disk_that_hangs_does_not_hold_up_the_end(
-    make_engine, clock, tmp_path, monkeypatch, our_log
-):
+def test_a_disk_that_hangs_does_not_hold_up_the_end(start, clock, monkeypatch, our_log):
     disk = SlowDisk(monkeypatch)
-    engine = make_engine(
-        num_blocks=40, extra_config={**HOLD_5S, "state_dir": str(tmp_path)}
-    )
+    engine = start()
     one_gap(engine, clock, 2.5)
-    engine.connector.scheduler_role.parts.history.close(timeout_s=0.05)
+    engine.role.parts.history.close(timeout_s=0.05)
     assert disk.writes == 1
     assert any("not saved" in line for line in our_log)
     disk.free.set()
@@ -114,22 +111,21 @@ def full_disk(*_, **__):
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "fdopen"])
 def test_a_full_disk_keeps_the_old_file_and_the_engine(
-    make_engine, clock, tmp_path, monkeypatch, call, our_log
+    start, clock, tmp_path, monkeypatch, call, our_log
 ):
     path = tmp_path / "gaps.json"
-    extra = {**HOLD_5S, "state_dir": str(tmp_path)}
-    first = make_engine(num_blocks=40, extra_config=extra)
+    first = start()
     one_gap(first, clock, 2.5)
     first.scheduler.shutdown()
     before = path.read_bytes()
     monkeypatch.setattr(gap_store.os, call, full_disk)
-    engine = make_engine(num_blocks=40, extra_config=extra)
+    engine = start()
     one_gap(engine, clock, 2.5)
     clock.advance(MIN_SAVE_INTERVAL_S)
     engine.step()
     engine.scheduler.shutdown()
     assert any("No space left" in line for line in our_log)
-    assert engine.connector.scheduler_role.parts.faults.total == 0
+    assert engine.role.parts.faults.total == 0
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["gaps.json"]
 
@@ -139,7 +135,6 @@ def test_a_file_that_the_kernel_cuts_off_is_not_put_in_place(tmp_path):
     script = f"""
 import resource, sys
 from ttlcache.estimators import gap_store
-from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.types import GapKey
 history = GapHistory()
@@ -197,29 +192,25 @@ def test_the_folder_is_made_and_must_be_one(make_engine, tmp_path):
         make_engine(extra_config={**HOLD_5S, "state_dir": str(tmp_path / "a file")})
 
 
-def test_a_history_that_cannot_be_written_stops_nothing(make_engine, clock, tmp_path):
+def test_a_history_that_cannot_be_written_stops_nothing(start, clock, tmp_path):
     (tmp_path / "gaps.json").mkdir()  # no file can take its place
-    extra = {**HOLD_5S, "state_dir": str(tmp_path)}
-    engine = make_engine(num_blocks=40, extra_config=extra)
+    engine = start()
     one_gap(engine, clock, 2.5)
     clock.advance(MIN_SAVE_INTERVAL_S)
     engine.step()
     engine.scheduler.shutdown()
-    assert engine.connector.scheduler_role.parts.faults.total == 0
+    assert engine.role.parts.faults.total == 0
 
 
-def test_a_profile_seeds_the_costs(make_engine, tmp_path):
+def test_a_profile_seeds_the_costs(start, tmp_path):
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({"prefill": [0.0, 0.001, 0.0]}))
-    costs = make_engine(
-        extra_config={**HOLD_5S, "state_dir": str(tmp_path)}
-    ).connector.scheduler_role.parts.controller.costs
-    assert costs.prefill_s(1000) > 0
+    assert start().controller.costs.prefill_s(1000) > 0
 
 
 @pytest.mark.parametrize("content", ["no json", "[]", '{"prefill": "x"}'])
-def test_a_wrong_profile_stops_the_server(make_engine, tmp_path, content):
+def test_a_wrong_profile_stops_the_server(start, tmp_path, content):
     path = tmp_path / "profile.json"
     path.write_text(content)
     with pytest.raises(ConfigError, match="prof"):
-        make_engine(extra_config={**HOLD_5S, "state_dir": str(tmp_path)})
+        start()

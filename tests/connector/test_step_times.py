@@ -13,7 +13,7 @@ def run(make_engine, clock, async_scheduling):
 
     def run(*requests, **spec):
         engine = make_engine(num_blocks=200, async_scheduling=async_scheduling, **spec)
-        controller, seen = engine.connector.scheduler_role.parts.controller, []
+        controller, seen = engine.controller, []
         observe = controller.costs.observe_step
         controller.costs.observe_step = lambda step, seconds: (
             seen.append((step, seconds)) or observe(step, seconds)
@@ -50,7 +50,7 @@ def test_a_claimed_turn_beside_another_s_chunk(run, clock):
     engine, _ = run(("a", PROMPT[:170], 4))
     engine.worker_says = lambda: clock.advance(1.0)
     seen = []
-    engine.connector.scheduler_role.parts.controller.on_step = seen.append
+    engine.controller.on_step = seen.append
     engine.add("b", [*range(5_000, 6_000)], max_tokens=1)
     engine.add("a2", PROMPT[:200], max_tokens=1)
     engine.run()
@@ -63,7 +63,7 @@ def test_what_is_preempted_is_computed_again_as_a_prompt(make_engine, clock):
     engine = make_engine(num_blocks=40)
     engine.worker_says = lambda: clock.advance(1.0)
     seen = []
-    engine.connector.scheduler_role.parts.controller.on_step = seen.append
+    engine.controller.on_step = seen.append
     for name in "ab":
         engine.add(name, [ord(name) * 1_000 + i for i in range(280)], max_tokens=120)
     engine.run()
@@ -75,7 +75,7 @@ def test_what_is_preempted_is_computed_again_as_a_prompt(make_engine, clock):
 
 def test_a_step_that_was_not_noted_leaves_the_others_in_place(make_engine, clock):
     engine = make_engine(num_blocks=200, async_scheduling=True)
-    role = engine.connector.scheduler_role
+    role = engine.role
     engine.worker_says = lambda: clock.advance(1.0)
     seen = []
     role.parts.controller.on_step = seen.append

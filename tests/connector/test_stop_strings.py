@@ -79,7 +79,7 @@ class Frontend:
 @pytest.fixture
 def frontend(make_engine, async_scheduling, reader, monkeypatch):
     engine = make_engine(num_blocks=64, async_scheduling=async_scheduling)
-    engine.connector.scheduler_role.requests._reader = reader
+    engine.role.requests._reader = reader
     tokenizer = reader._tokenizer
     script = tokenizer.encode(CALL + REST, add_special_tokens=False)
 
@@ -100,11 +100,11 @@ def test_a_turn_that_ends_on_a_stop_string_is_retained(frontend):
     frontend.run()
     assert request.status.name == "FINISHED_ABORTED"
     assert pinned(engine) > 0
-    [program] = engine.connector.scheduler_role.parts.controller.programs
+    [program] = engine.controller.programs
     assert program.turns_finished == 1
     assert str(program.open_turns[-1].gap_key) == "bash ls"
     # The client repeats what it got: all up to the stop string.
-    said = engine.connector.scheduler_role.requests._reader._tokenizer.encode(
+    said = engine.role.requests._reader._tokenizer.encode(
         CALL.removesuffix(STOP), add_special_tokens=False
     )
     frontend.send("a-2", [*PROMPT, *said, *range(400, 420)], "A", stop=[STOP])
@@ -121,7 +121,7 @@ def test_a_client_that_goes_away_leaves_no_pin(frontend):
     engine.abort("a-1")
     engine.drain()
     assert pinned(engine) == 0
-    [program] = engine.connector.scheduler_role.parts.controller.programs
+    [program] = engine.controller.programs
     assert program.turns_finished == 0
 
 

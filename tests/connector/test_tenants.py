@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.connector.conftest import free, pinned, totals
+from tests.connector.conftest import FOREVER, free, pinned, totals
 
-FLOOD = {"policy": "fixed", "policy_options": {"ttl_s": 300.0}, "max_ttl_s": 1e6}
+FLOOD = {**FOREVER, "max_ttl_s": 1e6}
 
 
 def flood(engine, sessions: int, tenant: str = "evil", first: int = 0) -> None:
@@ -61,7 +61,7 @@ def test_a_small_tenant_gets_its_part_of_a_cap_that_another_filled(make_engine):
     flood(engine, 30)
     assert pinned(engine) > 80
     flood(engine, 20, tenant="other", first=500)
-    held = engine.connector.scheduler_role.parts.controller.pins._tenant_blocks
+    held = engine.controller.pins._tenant_blocks
     # Two tenants share 89 blocks; nobody is more than a pin above the half.
     assert abs(held["evil"] - held["other"]) <= 12
     assert pinned(engine) <= 89
@@ -90,10 +90,7 @@ def test_ids_of_a_megabyte_are_no_ids(make_engine):
     engine = make_engine(num_blocks=100, extra_config=FLOOD)
     engine.turn("a", range(40), hints={"program_id": "x" * 1_000_000})
     engine.turn("b", range(40), session_id="y" * 1_000_000, cache_salt="z" * 100)
-    keys = [
-        program.key
-        for program in engine.connector.scheduler_role.parts.controller.programs
-    ]
+    keys = [program.key for program in engine.controller.programs]
     ids = [key for key in keys if isinstance(key, tuple)]  # the others have none
     assert len(keys) == 2
     assert max(len(part) for key in ids for part in key) <= 256

@@ -33,9 +33,9 @@ def test_a_step_with_it_can_be_pickled(make_engine, reason, value):
     assert request.kv_transfer_params is None
     output = engine.step()
     assert len(pickle.dumps(output.scheduled_new_reqs)) < 10_000
-    controller = engine.connector.scheduler_role.parts.controller
+    controller = engine.controller
     assert controller.telemetry.metrics.totals["hints_rejected", reason] == 1
-    assert engine.connector.scheduler_role.parts.faults.total == 0
+    assert engine.role.parts.faults.total == 0
 
 
 def test_what_fits_stays(make_engine):

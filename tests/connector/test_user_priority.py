@@ -39,7 +39,7 @@ def test_a_request_of_higher_priority_takes_an_older_programs_pin(engine):
 
 def kept(engine) -> int:
     """Blocks of the old program's pin."""
-    pins = engine.connector.scheduler_role.parts.controller.pins
+    pins = engine.controller.pins
     return sum(p.kv_blocks for p in pins if p.program.program_id == "old")
 
 

@@ -14,14 +14,14 @@ def queued(program, work_left_s, *, claimable=False, preempted=False):
         user_priority=0,
         preempted=preempted,
         claimable=claimable,
-        program_seq=program,
+        place_seq=program,
         request_seq=10 + program,
         work_left_s=work_left_s,
     )
 
 
 def served(*turns):
-    return [t.program_seq for t in sorted(turns, key=LeastWork().key)]
+    return [t.place_seq for t in sorted(turns, key=LeastWork().key)]
 
 
 @pytest.mark.parametrize(

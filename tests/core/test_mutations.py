@@ -292,14 +292,14 @@ MUTATIONS = [
     ),
     Mutation(
         "scheduling/ordering.py",
-        "not turn.claimable,\n            turn.program_seq,",
-        "turn.claimable,\n            turn.program_seq,",
+        "not turn.claimable,\n            turn.place_seq,",
+        "turn.claimable,\n            turn.place_seq,",
         "test_ordering.py::test_order_of_service",
     ),
     Mutation(
         "scheduling/ordering.py",
-        "turn.program_seq + self.REQUEST_WEIGHT * turn.turn_seq",
-        "turn.program_seq",
+        "turn.place_seq + self.REQUEST_WEIGHT * turn.turn_seq",
+        "turn.place_seq",
         "test_ordering.py"
         "::test_the_older_a_program_the_more_newcomers_its_turn_lets_pass",
     ),
@@ -312,8 +312,8 @@ MUTATIONS = [
     ),
     Mutation(
         "scheduling/queue_order.py",
-        "max(record.program_seq, record.turn_seq)",
-        "record.program_seq",
+        "max(record.place_seq, record.turn_seq)",
+        "record.place_seq",
         "test_fairness.py::test_turns_count_for_their_tenant",
     ),
     Mutation(
@@ -412,8 +412,8 @@ MUTATIONS = [
     ),
     Mutation(
         "scheduling/ordering.py",
-        "return (self.level(turn.work_left_s), turn.program_seq)",
-        "return (turn.program_seq,)",
+        "return (self.level(turn.work_left_s), turn.place_seq)",
+        "return (turn.place_seq,)",
         "test_least_work.py::test_least_work_takes_the_pins_of_more_work",
     ),
     # patience and whole victims

@@ -13,7 +13,7 @@ def queued(program, request, *, turn=0, pinned=False, preempted=False, user=0):
         user_priority=user,
         preempted=preempted,
         claimable=pinned,
-        program_seq=program,
+        place_seq=program,
         request_seq=request,
         turn_seq=turn,
     )

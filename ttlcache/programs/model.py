@@ -194,7 +194,7 @@ class RequestRecord:
     num_tokens: int = 0  # of its prompt
     head_tokens: int = 0  # of its program's main conversation's first prompt, 0 aside
     divergence: Divergence | None = None  # from its program's last context
-    program_seq: int = 0  # where its program stood when it was queued, or moved back
+    place_seq: int = 0  # where its program stood when it was queued, or moved back
     turn_seq: int = 0  # place that a new context would have got instead
     claim_counts: bool = True  # not while its program's quantum is used up
     work_left_s: float | None = None  # of its program, expected when it was queued

@@ -19,7 +19,7 @@ class QueuedTurn(NamedTuple):
     user_priority: int  # smaller is served first; 0 unless the engine allows it
     preempted: bool
     claimable: bool  # its program's pin is alive and it will claim it
-    program_seq: int  # place of its context in the queue
+    place_seq: int  # place of its context in the queue
     request_seq: int  # arrival number of the request itself
     turn_seq: int = 0  # place that a new context would have got instead
     work_left_s: float | None = None  # its program's, expected; None: unknown
@@ -51,7 +51,7 @@ class Ordering(ABC):
         around. Place of the program unless the ordering has its own. User priority goes
         before it (`QueueOrder.rank`).
         """
-        return (turn.program_seq,)
+        return (turn.place_seq,)
 
 
 class TTLAware(Ordering):
@@ -64,7 +64,7 @@ class TTLAware(Ordering):
             turn.user_priority,
             not turn.preempted,
             not turn.claimable,
-            turn.program_seq,
+            turn.place_seq,
             turn.request_seq,
         )
 
@@ -88,7 +88,7 @@ class WeightedArrival(Ordering):
             turn.user_priority,
             not turn.preempted,
             not turn.claimable,
-            turn.program_seq + self.REQUEST_WEIGHT * turn.turn_seq,
+            turn.place_seq + self.REQUEST_WEIGHT * turn.turn_seq,
             turn.request_seq,
         )
 
@@ -100,7 +100,7 @@ class ProgramFCFS(Ordering):
 
     def key(self, turn: QueuedTurn) -> PriorityKey:
         preempted = not turn.preempted
-        return (turn.user_priority, preempted, 0, turn.program_seq, turn.request_seq)
+        return (turn.user_priority, preempted, 0, turn.place_seq, turn.request_seq)
 
 
 class RequestFCFS(Ordering):
@@ -139,12 +139,12 @@ class LeastWork(Ordering):
             not turn.preempted,
             not turn.claimable,
             self.level(turn.work_left_s),
-            turn.program_seq,
+            turn.place_seq,
             turn.request_seq,
         )
 
     def rank(self, turn: QueuedTurn) -> Rank:
-        return (self.level(turn.work_left_s), turn.program_seq)
+        return (self.level(turn.work_left_s), turn.place_seq)
 
     def level(self, work_left_s: float | None) -> int:
         """Index of the range that holds the expected work left."""

@@ -51,7 +51,7 @@ class QueueOrder:
         record = self.requests.get(request_id)
         if record is None or record.admitted_s is not None:
             return False  # what was preempted is in the middle of its turn
-        if record.program_seq == record.place.seq:
+        if record.place_seq == record.place.seq:
             return False
         record.turn_seq = 0  # behind requests that came meanwhile: a new number
         self._read_place(record)
@@ -86,7 +86,7 @@ class QueueOrder:
 
     def on_admission(self, record: RequestRecord) -> None:
         """The request waits no longer."""
-        number = max(record.program_seq, record.turn_seq)
+        number = max(record.place_seq, record.turn_seq)
         self.programs.place_numbers.on_admission(number)
         record.place.on_admission()
 
@@ -119,7 +119,7 @@ class QueueOrder:
     def _read_place(self, record: RequestRecord) -> None:
         """Give the request the place of its context as it is now."""
         place = record.place
-        record.program_seq = place.seq
+        record.place_seq = place.seq
         if self.ordering.uses_turns and not record.turn_seq:
             tenant = record.program.tenant
             record.turn_seq = self.programs.place_numbers.next(tenant)
@@ -143,7 +143,7 @@ class QueueOrder:
             record.user_priority,
             preempted,
             self._claims(record),
-            record.program_seq,
+            record.place_seq,
             record.seq,  # request_seq
             record.turn_seq,
             record.work_left_s,

@@ -94,7 +94,7 @@ class ShortestRemaining(Ordering):
         return (not turn.preempted, not turn.claimable, *self.rank(turn))
 
     def rank(self, turn: QueuedTurn) -> Rank:
-        return (turn.user_priority, turn.program_seq, turn.request_seq)
+        return (turn.user_priority, turn.place_seq, turn.request_seq)
 
 
 class OraclePolicy(Adaptive):

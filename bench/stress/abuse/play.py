@@ -226,7 +226,7 @@ class _Play:
     def _pinned_blocks(self) -> int:
         if self._role is None:
             return 0
-        return self._role.parts.ledger.pressure().pinned_blocks
+        return self._role.parts.holder.pressure().pinned_blocks
 
     def _arrive(self, start_s: float) -> None:
         load, rng = self._load, random.Random(self._load.seed)

@@ -90,7 +90,7 @@ class DrivenEngine:
 
     def check(self) -> None:
         parts = self.role.parts
-        broken = violations(self.scheduler, parts.controller, parts.ledger)
+        broken = violations(self.scheduler, parts.controller, parts.holder)
         if parts.faults.total:
             broken.append(f"{parts.faults.total} exceptions in our hooks")
         if broken:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ttlcache.programs.model import Program
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
 from ttlcache_connector.blocks.expired import ExpiredTurns
 from ttlcache_connector.blocks.pinned import PinnedBlocks
-from ttlcache_connector.tiers.base import SchedulerTier, TurnEnd
+from ttlcache_connector.tiers.base import TierStores, TurnEnd
 
 if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 #: Outcomes of pins whose turn may still be continued.
@@ -31,31 +32,32 @@ class _PinnedTurn(NamedTuple):
     blocks: int
 
 
-class DemotingBlocks:
-    """Which blocks of a pin are copied, kept cached or freed. A `BlockHolder`."""
+class DemotingBlocks(PinnedBlocks):
+    """Which blocks of a pin are copied, kept cached or freed."""
 
     def __init__(
         self,
-        pins: PinnedBlocks,
+        pool: BlockPool,
+        group_block_tokens: Sequence[int],
+        queue_counts: Callable[[], tuple[int, int]],
         expired: ExpiredTurns,
-        tier: SchedulerTier,
+        stores: TierStores,
         report_turn: Callable[[TurnEnd], None],
     ) -> None:
         """
         Args:
             report_turn: the tier's, guarded: called where a pin's program has ended.
         """
-        self.pool = pins.pool
-        self._pins = pins
+        super().__init__(pool, group_block_tokens, queue_counts, expired.refs)
         self.expired = expired
-        self._tier = tier
+        self._stores = stores
         self._report_turn = report_turn
         self._turn_of: dict[int, _PinnedTurn] = {}  # by pin id
 
     def on_pinned(self, pin_id: int, request_id: str, program: Program) -> None:
         """The pin holds what this request computed."""
         self.expired.release(request_id)  # an id that is used again
-        blocks = self._pins.num_held(pin_id)
+        blocks = len(self.held[pin_id])
         self._turn_of[pin_id] = _PinnedTurn(request_id, program, blocks)
 
     def on_unpinned(
@@ -63,33 +65,31 @@ class DemotingBlocks:
     ) -> None:
         """A turn that may be continued, but that is not worth a pin."""
         self.expired.release(request_id)  # an id that is used again
-        if not blocks or not self._tier.has_unstored(request_id):
-            self._tier.drop(request_id)  # an outage: it would stay queued for ever
+        if not blocks or not self._stores.has_unstored(request_id):
+            self._stores.drop(request_id)  # an outage: it would stay queued for ever
         else:
             self.pool.touch(blocks)
             # The request that computed them gives up its references right after this.
             self.expired.keep(request_id, program, list(blocks), users=1)
 
-    def plain_hit_tokens(self, pin_id: int, behind_blocks: int) -> float:
-        return self._pins.plain_hit_tokens(pin_id, behind_blocks)
-
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
         turn = self._turn_of.pop(pin_id, None)
         if turn is None:
-            return self._pins.unpin(pin_id)
+            return super().release(pin_id, outcome, mode)
         if outcome is PinOutcome.ENDED:
             self._report_turn(TurnEnd(turn.request_id))
         if outcome not in _COMES_BACK:
-            return self.expired.drop(turn.request_id) + self._pins.unpin(pin_id)
-        if not self._tier.has_unstored(turn.request_id):
-            return self._pins.unpin(pin_id)
+            freed = self.expired.drop(turn.request_id)
+            return freed + super().release(pin_id, outcome, mode)
+        if not self._stores.has_unstored(turn.request_id):
+            return super().release(pin_id, outcome, mode)
         if mode is ReleaseMode.FREE_NOW:
             try:  # what is not overwritten in this step is copied
-                self._tier.demote(turn.request_id)
+                self._stores.demote(turn.request_id)
             finally:
-                freed = self._pins.unpin(pin_id)
+                freed = super().release(pin_id, outcome, mode)
             return freed
-        blocks = self._pins.hand_over(pin_id)
+        blocks = self.hand_over(pin_id)
         if mode is ReleaseMode.COPY_FIRST:
             return self.expired.copy(turn.request_id, blocks)
         return self.expired.keep(turn.request_id, turn.program, blocks)
@@ -101,51 +101,33 @@ class DemotingBlocks:
         once. A loss of less than `UNCOPIED_SHARE` is not copied, but recomputed.
         """
         turn = self._turn_of.get(pin_id)
-        keep = self._pins.num_held(pin_id) - max(0, drop_blocks)
+        keep = len(self.held.get(pin_id, ())) - max(0, drop_blocks)
         if (
             mode is not ReleaseMode.COPY_FIRST
             or turn is None
-            or not self._pins.is_divisible
+            or not self.is_divisible
             or not 0 < keep <= turn.blocks * (1 - UNCOPIED_SHARE)
-            or not self._tier.has_unstored(turn.request_id)
+            or not self._stores.has_unstored(turn.request_id)
         ):
-            return self._pins.shrink(pin_id, drop_blocks, mode)
-        tail = self._pins.hand_over(pin_id, keep)
+            return super().shrink(pin_id, drop_blocks, mode)
+        tail = self.hand_over(pin_id, keep)
         soon_free = self.expired.copy(turn.request_id, tail)
-        return Shrunk(soon_free, keep, self._pins.tokens(keep))
-
-    def is_freeable(self, pin_id: int) -> bool:
-        return self._pins.is_freeable(pin_id)
-
-    def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
-        return self._pins.count_freeable(pin_ids, enough)
+        return Shrunk(soon_free, keep, keep * self._group_block_tokens[0])
 
     def pressure(self) -> Pressure:
         """Cached turns count as free."""
-        pressure = self._pins.pressure()
+        pressure = super().pressure()
         free = pressure.free_blocks + self.expired.cached.free_blocks
         most = pressure.pool_blocks - pressure.pinned_blocks
         return pressure._replace(free_blocks=min(free, most))
 
-    def pinned_ids(self) -> dict[int, int]:
-        return self._pins.pinned_ids()
-
     def references(self) -> dict[int, int]:
         """All of ours per block id, for the invariant checker."""
-        return dict(self.expired.references() + Counter(self._pins.references()))
-
-    @property
-    def holds_any(self) -> bool:
-        return bool(self._pins.holds_any or self.expired)
+        return dict(self.expired.references() + Counter(super().references()))
 
     def drop_all(self) -> int:
-        """As `PinnedBlocks.drop_all`."""
         self._turn_of.clear()
         before = self.pool.get_num_free_blocks()
-        self._pins.drop_all()
+        super().drop_all()
         self.expired.drop_all()
         return int(self.pool.get_num_free_blocks() - before)
-
-
-#: Our references on the blocks of a pool, without a lower tier or above one.
-Ledger = PinnedBlocks | DemotingBlocks

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ttlcache.clock import Clock
 from ttlcache.programs.model import Program
 from ttlcache_connector.blocks.pinned import count_down, free_tail_first, ids_of
-from ttlcache_connector.tiers.base import SchedulerTier
+from ttlcache_connector.tiers.base import TierStores
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -47,7 +47,6 @@ class CachedTurns:
 
     def __init__(self) -> None:
         self._turns: dict[str, CachedTurn] = {}
-        self._of: dict[int, dict[str, CachedTurn]] = {}  # by program
         self.num_blocks = 0
         #: Of these, what would be free without them.
         self.free_blocks = 0
@@ -61,7 +60,6 @@ class CachedTurns:
     def add(self, turn: CachedTurn) -> None:
         assert turn.request_id not in self._turns
         self._turns[turn.request_id] = turn
-        self._of.setdefault(id(turn.program), {})[turn.request_id] = turn
         self.num_blocks += len(turn.blocks)
         self.free_blocks += turn.free_blocks
 
@@ -70,10 +68,6 @@ class CachedTurns:
         turn = self._turns.pop(request_id, None)
         if turn is None:
             return []
-        own = self._of[id(turn.program)]
-        del own[request_id]
-        if not own:
-            del self._of[id(turn.program)]
         self.num_blocks -= len(turn.blocks)
         self.free_blocks -= turn.free_blocks
         return turn.blocks
@@ -85,7 +79,7 @@ class CachedTurns:
         yield from (turn for turn in turns if turn.program.live_requests)
 
     def of(self, program: Program) -> list[CachedTurn]:
-        return list(self._of.get(id(program), {}).values())
+        return [turn for turn in self._turns.values() if turn.program is program]
 
 
 @dataclass(slots=True)
@@ -106,25 +100,26 @@ class ExpiredTurns:
         self,
         pool: BlockPool,
         group_block_tokens: Sequence[int],
-        tier: SchedulerTier,
+        stores: TierStores,
         clock: Clock,
-        room_blocks: int = 0,
+        room_blocks: int,
+        count: Callable[[str, str], None],
     ) -> None:
         """
         Args:
             group_block_tokens: tokens per block of each KV cache group.
             room_blocks: how many blocks to keep free, or about to be, by copying
                 cached turns; 0: copies begin at once.
+            count: counts a metric by name and label.
         """
         self._pool = pool
         self._group_block_tokens = tuple(group_block_tokens)
-        self._tier = tier
+        self._stores, self._count = stores, count
         self._clock = clock
         self._room_blocks = room_blocks
         self.refs: Counter[int] = Counter()  # by block id
         self.cached = CachedTurns()
         self._copies: dict[str, _Copy] = {}  # oldest first
-        self._num_dropped_copies = 0  # since `take_dropped_copies`
 
     @property
     def copying_blocks(self) -> int:
@@ -176,7 +171,7 @@ class ExpiredTurns:
     def _copy(self, request_id: str, blocks: list[KVCacheBlock]) -> int:
         """Begin the copy, keep the blocks for it; returns those that became free."""
         try:
-            is_copied = self._tier.demote(request_id)
+            is_copied = self._stores.demote(request_id)
         except Exception:
             self._unref(blocks)
             raise
@@ -194,13 +189,13 @@ class ExpiredTurns:
 
     def on_settled(self, request_id: str) -> int:
         """The tier holds what was to be copied, or does not want it any more."""
-        if not self._tier.has_unstored(request_id):
+        if not self._stores.has_unstored(request_id):
             return self.drop(request_id)
         return self._unref(self._pop_copy(request_id))
 
     def drop(self, request_id: str) -> int:
         """Nobody comes back to the turn; returns blocks that became free."""
-        self._tier.drop(request_id)
+        self._stores.drop(request_id)
         return self.release(request_id)
 
     def on_program_resumed(self, program: Program) -> None:
@@ -230,7 +225,7 @@ class ExpiredTurns:
         failed: Exception | None = None
         for request_id in turns:
             try:
-                self._tier.drop(request_id)
+                self._stores.drop(request_id)
             except Exception as error:  # noqa: BLE001 - the others are dropped, too
                 failed = error
         if failed is not None:
@@ -245,7 +240,7 @@ class ExpiredTurns:
         awaited = sum(len(copy.blocks) for copy in copies if copy.due_s > now_s)
         copied = sum(
             table[block_id].ref_cnt == count
-            for block_id, count in self._tier.references().items()
+            for block_id, count in self._stores.references().items()
         )
         return awaited + copied
 
@@ -286,11 +281,6 @@ class ExpiredTurns:
         )
         self._make_room(min(wanted, self._room_blocks) - free)
 
-    def take_dropped_copies(self) -> int:
-        """Copies given up before they began, since the last call."""
-        count, self._num_dropped_copies = self._num_dropped_copies, 0
-        return count
-
     def references(self) -> Counter[int]:
         """From the tables, so that the invariant checker sees what they have lost."""
         counts: Counter[int] = Counter()
@@ -298,7 +288,7 @@ class ExpiredTurns:
             counts.update(ids_of(copy.blocks))
         for turn in self.cached:
             counts.update(ids_of(turn.blocks))
-        counts.update(self._tier.references())
+        counts.update(self._stores.references())
         return counts
 
     def _make_room(self, blocks: int) -> int:
@@ -328,7 +318,7 @@ class ExpiredTurns:
             return self.drop(turn.request_id)
         self.cached.pop(turn.request_id)
         try:
-            self._tier.demote(turn.request_id)
+            self._stores.demote(turn.request_id)
         finally:
             freed = self._unref(turn.blocks)
         return freed
@@ -340,7 +330,7 @@ class ExpiredTurns:
                 break
             if not overdue or copy.due_s <= now_s:
                 freed += self._unref(self._pop_copy(request_id))
-                self._num_dropped_copies += 1
+                self._count("demotions", "dropped")
         return freed
 
     def _count_alone(self, blocks: Sequence[KVCacheBlock]) -> int:

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
-from ttlcache_connector.blocks.plain_lru import PlainLRU
+from ttlcache_connector.blocks.plain_lru import PlainLRU, can_be_hit
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -38,11 +38,18 @@ class Candidate:
     """The pinnable blocks of a finished request, root first; their tokens.
 
     footprint_blocks: its memory, shared blocks divided among those who use them.
+    pinned: blocks of pins, by id.
     """
 
     blocks: list[KVCacheBlock]
     kv_tokens: int
     footprint_blocks: float
+    pinned: Mapping[int, int]
+
+    def count_unpinned(self, num_blocks: int) -> int:
+        """Of the first so many, those that no pin references."""
+        ids = ids_of(self.blocks[:num_blocks])
+        return num_blocks - sum(map(self.pinned.__contains__, ids))
 
 
 class PinnedBlocks:
@@ -62,20 +69,18 @@ class PinnedBlocks:
             expired_refs: references of `ExpiredTurns`, by block id, as they change.
         """
         self.pool = pool
+        #: Whether a prefix of a pin is a hit: not with several KV cache groups.
+        self.is_divisible = len(group_block_tokens) == 1
         self.wanted_blocks = 0  # what the head of the queue lacked last
+        #: The blocks of each pin, by its id.
+        self.held: dict[int, list[KVCacheBlock]] = {}
         self._group_block_tokens = tuple(group_block_tokens)
         self._queue_counts = queue_counts
         self.plain_lru = PlainLRU(pool)
         # By pin: how many blocks plain vLLM takes until it has none of the turn's left.
         self._evicted_at: dict[int, int] = {}
-        self._held: dict[int, list[KVCacheBlock]] = {}
         self._refs: Counter[int] = Counter()
         self._expired_refs = {} if expired_refs is None else expired_refs
-
-    @property
-    def pool_blocks(self) -> int:
-        """Usable blocks: all but vLLM's null block."""
-        return int(self.pool.num_gpu_blocks) - 1
 
     def candidate(self, block_ids: tuple[list[int], ...]) -> Candidate:
         """Only blocks with a hash can be hit again; partial ones are left out."""
@@ -83,25 +88,11 @@ class PinnedBlocks:
         kv_tokens = 0
         for ids, block_tokens in zip(block_ids, self._group_block_tokens, strict=True):
             own = list(map(self.pool.blocks.__getitem__, ids))
-            while own and not _can_be_hit(own[-1]):
+            while own and not can_be_hit(own[-1]):
                 own.pop()
             kv_tokens = max(kv_tokens, len(own) * block_tokens)
             blocks += [b for b in own if b.block_hash is not None and not b.is_null]
-        return Candidate(blocks, kv_tokens, _footprint(blocks))
-
-    def count_uncached(self, block_ids: tuple[list[int], ...]) -> int:
-        """Blocks at the end of a request that have no hash, in all groups."""
-        table, count = self.pool.blocks, 0
-        for ids in block_ids:
-            for block_id in reversed(ids):
-                if _can_be_hit(table[block_id]):
-                    break
-                count += not table[block_id].is_null
-        return count
-
-    def count_unpinned(self, blocks: Sequence[KVCacheBlock]) -> int:
-        pinned = sum(map(self._refs.__contains__, ids_of(blocks)))
-        return len(blocks) - pinned
+        return Candidate(blocks, kv_tokens, _footprint(blocks), self._refs)
 
     def hold(
         self, pin_id: int, blocks: Sequence[KVCacheBlock], rest_blocks: int = 0
@@ -114,11 +105,11 @@ class PinnedBlocks:
         self.pool.touch(blocks)
         turn_blocks = len(blocks) + rest_blocks if self.is_divisible else 0
         self._evicted_at[pin_id] = self.plain_lru.taken_blocks + ahead + turn_blocks
-        self._held[pin_id] = list(blocks)
+        self.held[pin_id] = list(blocks)
         self._refs.update(ids_of(blocks))
 
     def plain_hit_tokens(self, pin_id: int, behind_blocks: int) -> float:
-        blocks = self._held.get(pin_id, [])
+        blocks = self.held.get(pin_id, [])
         taken_blocks = self.plain_lru.taken_at_lookup + behind_blocks
         left = self._evicted_at.get(pin_id, 0) - taken_blocks
         if not self.is_divisible and left >= 0:
@@ -130,29 +121,22 @@ class PinnedBlocks:
     def _plain_free_blocks(self) -> int:
         """Blocks that plain vLLM would have free: all that no request references."""
         ours = len(self._refs) + len(self._expired_refs)
-        return min(self.pool.get_num_free_blocks() + ours, self.pool_blocks)
+        free = self.pool.get_num_free_blocks() + ours
+        return min(free, usable_blocks(self.pool))
 
     def release(self, pin_id: int, outcome: PinOutcome, mode: ReleaseMode) -> int:
-        return self.unpin(pin_id)
-
-    def unpin(self, pin_id: int) -> int:
-        """Drop the references of a pin, whatever it was; returns blocks freed."""
         return free_tail_first(self.pool, self.hand_over(pin_id))
 
     def hand_over(self, pin_id: int, keep: int = 0) -> list[KVCacheBlock]:
         """The pin's blocks behind its first `keep`: the caller has their references."""
-        blocks = self._held.get(pin_id, [])
+        blocks = self.held.get(pin_id, [])
         tail = blocks[keep:]
         del blocks[keep:]
         if not blocks:
             self._evicted_at.pop(pin_id, None)
-            self._held.pop(pin_id, None)
+            self.held.pop(pin_id, None)
         count_down(self._refs, tail)
         return tail
-
-    def num_held(self, pin_id: int) -> int:
-        """Blocks of the pin."""
-        return len(self._held.get(pin_id, ()))
 
     def shrink(self, pin_id: int, drop_blocks: int, mode: ReleaseMode) -> Shrunk | None:
         """Drop references from the tail.
@@ -160,33 +144,24 @@ class PinnedBlocks:
         With several KV cache groups a shortened prefix is not a hit any more
         (the sliding window before its new end is gone), so the pin goes whole.
         """
-        keep = self.num_held(pin_id) - max(0, drop_blocks)
+        keep = len(self.held.get(pin_id, ())) - max(0, drop_blocks)
         if not self.is_divisible or keep <= 0:
             return None
         freed = free_tail_first(self.pool, self.hand_over(pin_id, keep))
-        return Shrunk(freed, keep, self.tokens(keep))
-
-    def tokens(self, blocks: int) -> int:
-        """Of so many blocks, where pins are divisible."""
-        return blocks * self._group_block_tokens[0]
-
-    @property
-    def is_divisible(self) -> bool:
-        """Whether a prefix of a pin is a hit: not with several KV cache groups."""
-        return len(self._group_block_tokens) == 1
+        return Shrunk(freed, keep, keep * self._group_block_tokens[0])
 
     def is_freeable(self, pin_id: int) -> bool:
         # From the tail: what others use is mostly a common prefix.
         return any(
             block.ref_cnt == self._refs[block.block_id]
-            for block in reversed(self._held.get(pin_id, []))
+            for block in reversed(self.held.get(pin_id, []))
         )
 
     def count_freeable(self, pin_ids: Iterable[int], enough: int) -> int:
         seen: Counter[int] = Counter()
         freeable = 0
         for pin_id in pin_ids:
-            for block in reversed(self._held.get(pin_id, [])):
+            for block in reversed(self.held.get(pin_id, [])):
                 block_id = block.block_id
                 ours = self._refs[block_id]
                 if block.ref_cnt > ours + self._expired_refs.get(block_id, 0):
@@ -205,7 +180,7 @@ class PinnedBlocks:
     def pressure(self) -> Pressure:
         num_running, num_waiting = self._queue_counts()
         return Pressure(
-            pool_blocks=self.pool_blocks,
+            pool_blocks=usable_blocks(self.pool),
             free_blocks=self.pool.get_num_free_blocks(),
             pinned_blocks=len(self._refs),
             num_running=num_running,
@@ -217,23 +192,21 @@ class PinnedBlocks:
         """Our references per block id, for the invariant checker."""
         return dict(self._refs)
 
-    def pinned_ids(self) -> dict[int, int]:
-        """Number of blocks of each pin, for the invariant checker."""
-        return {pin_id: len(blocks) for pin_id, blocks in self._held.items()}
-
-    @property
-    def holds_any(self) -> bool:
-        return bool(self._held)
-
     def drop_all(self) -> int:
         """Give back every reference, whatever any table says; returns blocks freed.
 
         The last resort: it asks nothing that may have failed before.
         """
         freed = 0
-        while self._held:
-            freed += self.unpin(next(iter(self._held)))
+        while self.held:
+            pin_id = next(iter(self.held))
+            freed += free_tail_first(self.pool, self.hand_over(pin_id))
         return freed
+
+
+def usable_blocks(pool: BlockPool) -> int:
+    """All but vLLM's null block."""
+    return int(pool.num_gpu_blocks) - 1
 
 
 def free_tail_first(pool: BlockPool, blocks: Sequence[KVCacheBlock]) -> int:
@@ -269,8 +242,3 @@ def _count_shared(blocks: Sequence[KVCacheBlock]) -> int:
     Whatever uses a block uses all before it.
     """
     return bisect_left(blocks, True, key=lambda block: block.ref_cnt <= 2)
-
-
-def _can_be_hit(block: KVCacheBlock) -> bool:
-    # Blocks outside a sliding window were replaced by the null block.
-    return block.block_hash is not None and not block.is_null

@@ -19,6 +19,7 @@ class PlainLRU:
     """The queue of free blocks as it would be if nothing was pinned, as one count."""
 
     def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
         #: Blocks that the queue's front has moved on by.
         self.taken_blocks = 0
         #: The same when the last request looked for its prompt: what it takes itself
@@ -38,10 +39,20 @@ class PlainLRU:
         """The prefix cache was asked for a request that may get its blocks next."""
         self.taken_at_lookup = self.taken_blocks
 
-    def on_uncached_freed(self, blocks: int) -> None:
-        """A request ended: so many of its blocks, without a hash, are taken next."""
-        self.taken_blocks -= blocks
+    def on_request_end(self, block_ids: tuple[list[int], ...]) -> None:
+        """Its last blocks, in each group, have no hash: those are taken next."""
+        table = self._pool.blocks
+        for ids in block_ids:
+            for block_id in reversed(ids):
+                if can_be_hit(table[block_id]):
+                    break
+                self.taken_blocks -= not table[block_id].is_null
 
     def on_recompute(self, blocks: int) -> None:
         """Plain vLLM would take so many more, for what a pin spared."""
         self.taken_blocks += blocks
+
+
+def can_be_hit(block: KVCacheBlock) -> bool:
+    # Blocks outside a sliding window were replaced by the null block.
+    return block.block_hash is not None and not block.is_null

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ttlcache.errors import TransferError
 from ttlcache.transfer import (
-    CopyPlan,
     Direction,
     ReferenceEngine,
     TransferEngine,
@@ -167,7 +166,24 @@ class BlockCopier:
         chunks: Sequence[torch.Tensor],
         skip_blocks: int,
     ) -> None:
-        plan = self._plan(direction, blocks, blocks_in_chunk, chunks, skip_blocks)
+        layout = self.group.layout
+        needed = layout.chunk_bytes(blocks_in_chunk)
+        for chunk in chunks:
+            held = chunk.numel() * chunk.element_size()
+            if held < needed or not chunk.is_contiguous():
+                raise TransferError(
+                    f"a chunk of {held} bytes for {blocks_in_chunk} blocks of "
+                    f"{layout.block_bytes} bytes"
+                )
+        plan = plan_copies(
+            direction,
+            layout,
+            blocks,
+            [chunk.data_ptr() for chunk in chunks],
+            blocks_in_chunk,
+            skip_blocks=skip_blocks,
+            owners=tuple(chunks),
+        )
         ticket = self._engine.submit(plan)
         # However long it takes: whoever is told that a copy is over, well or not, gives
         # its blocks and chunks to somebody else. A copy that failed is over, too.
@@ -179,30 +195,3 @@ class BlockCopier:
             raise TransferError("the engine did not say how the copy ended")
         if outcome.failure is not None:
             raise TransferError(f"{outcome.failure.value}: {outcome.detail}")
-
-    def _plan(
-        self,
-        direction: Direction,
-        blocks: Sequence[int],
-        blocks_in_chunk: int,
-        chunks: Sequence[torch.Tensor],
-        skip_blocks: int,
-    ) -> CopyPlan:
-        layout = self.group.layout
-        needed = layout.chunk_bytes(blocks_in_chunk)
-        for chunk in chunks:
-            held = chunk.numel() * chunk.element_size()
-            if held < needed or not chunk.is_contiguous():
-                raise TransferError(
-                    f"a chunk of {held} bytes for {blocks_in_chunk} blocks of "
-                    f"{layout.block_bytes} bytes"
-                )
-        return plan_copies(
-            direction,
-            layout,
-            blocks,
-            [chunk.data_ptr() for chunk in chunks],
-            blocks_in_chunk,
-            skip_blocks=skip_blocks,
-            owners=tuple(chunks),
-        )

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import importlib
 import json
-import os
 import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -27,23 +26,6 @@ _CONTROL = "ttlcache_control"
 _CHOOSES_RANK = "_ttlcache_chooses_rank"
 #: vLLM's queue before the waiting queue: since 0.32, and before.
 _FIRST_QUEUES = ("kv_holding_waiting", "skipped_waiting")
-
-
-def may_sleep(extra_config: Mapping[str, Any] | None) -> bool:
-    """Whether `--enable-sleep-mode` goes with it; vLLM asks since 0.33.
-
-    Not where it says that LMCache's server maps the workers' KV cache, which would go
-    on with that memory after a sleep, in which vLLM gives it back. Where that turns
-    out later, the worker refuses.
-    """
-    extra = extra_config or {}
-    if extra.get("lower_tier", "none") == "none":
-        return True
-    mode = extra.get("lmcache.mp.mp_transfer_mode")
-    if mode is None:
-        mode = os.environ.get("LMCACHE_MP_TRANSFER_MODE")
-    by_server = str(mode).lower() == "lmcache_driven"
-    return not by_server and not extra.get("lmcache.mp.use_vmm_api")
 
 
 def can_install_middleware() -> bool:

@@ -11,7 +11,7 @@ from ttlcache.controller import Controller
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache_connector.blocks.demoting import DemotingBlocks
 from ttlcache_connector.blocks.expired import ExpiredTurns, room_blocks
-from ttlcache_connector.blocks.pinned import PinnedBlocks
+from ttlcache_connector.blocks.pinned import PinnedBlocks, usable_blocks
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.engine.tool_reader import OutputReader
 from ttlcache_connector.faults import Faults
@@ -85,7 +85,7 @@ class SchedulerRoleBuilder:
         )
         role = SchedulerRole(
             parts,
-            RequestEvents(parts, reports, self._reader),
+            RequestEvents(parts, self._reader),
             StepEvents(parts, upkeep, reports),
             OrderAnswers(parts),
             MemoryAnswers(parts, upkeep),
@@ -103,17 +103,17 @@ class SchedulerRoleBuilder:
         demoting: DemotingBlocks | None = None
         if lower.is_set:
             lower.tier.bind(pool)
-            room = self._room_blocks(pool, sizes)
-            expired = ExpiredTurns(pool, sizes, lower.tier, self._clock, room)
-            pins = PinnedBlocks(pool, sizes, engine.queue_counts, expired.refs)
-            demoting = DemotingBlocks(pins, expired, lower.tier, lower.report_turn)
-        else:
-            pins = PinnedBlocks(pool, sizes, engine.queue_counts)
-        ledger = demoting or pins
+            stores, room = lower.tier.stores, self._room_blocks(pool, sizes)
+            count = self._metrics.count
+            expired = ExpiredTurns(pool, sizes, stores, self._clock, room, count)
+            demoting = DemotingBlocks(
+                pool, sizes, engine.queue_counts, expired, stores, lower.report_turn
+            )
+        holder = demoting or PinnedBlocks(pool, sizes, engine.queue_counts)
         controller = Controller(
             self._config,
             self._clock,
-            ledger,
+            holder,
             block_tokens=pool.hash_block_size,
             gaps=self._history.gaps,
             costs=self._costs,
@@ -124,15 +124,14 @@ class SchedulerRoleBuilder:
         )
         faults = Faults(
             partial(self._metrics.count, "hook_errors"),
-            partial(turn_off, controller, ledger),
+            partial(turn_off, controller, holder),
             self._clock.now_s,
         )
         return Parts(
             self._config,
             self._clock,
             controller,
-            pins,
-            ledger,
+            holder,
             demoting,
             lower,
             engine,
@@ -144,7 +143,7 @@ class SchedulerRoleBuilder:
     def _room_blocks(self, pool: BlockPool, sizes: list[int]) -> int:
         if self._config.demote == "on-expiry":
             return 0
-        return room_blocks(int(pool.num_gpu_blocks) - 1, self._step_tokens, sizes)
+        return room_blocks(usable_blocks(pool), self._step_tokens, sizes)
 
     def _about(self, pool: BlockPool) -> dict[str, Any]:
         """Head of a recording."""
@@ -153,5 +152,5 @@ class SchedulerRoleBuilder:
             "vllm": requirements.vllm_version(),
             "ttlcache": compat.ttlcache_version(),
             "block_tokens": pool.hash_block_size,
-            "pool_blocks": pool.num_gpu_blocks - 1,
+            "pool_blocks": usable_blocks(pool),
         }

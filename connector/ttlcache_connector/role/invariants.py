@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from ttlcache.controller import Controller
-    from ttlcache_connector.blocks.demoting import Ledger
+    from ttlcache_connector.blocks.pinned import PinnedBlocks
 
 
 def violations(
-    scheduler: Scheduler, controller: Controller, ledger: Ledger
+    scheduler: Scheduler, controller: Controller, holder: PinnedBlocks
 ) -> list[str]:
     """Every broken invariant as one sentence; empty when all hold."""
     return [
-        *_tables(controller, ledger),
-        *_references(scheduler, ledger),
+        *_tables(controller, holder),
+        *_references(scheduler, holder),
         *_requests(scheduler, controller),
     ]
 
 
 def leaked_blocks(
-    scheduler: Scheduler | None, controller: Controller, ledger: Ledger
+    scheduler: Scheduler | None, controller: Controller, holder: PinnedBlocks
 ) -> int:
     """Blocks that no request and no live pin accounts for.
 
@@ -37,21 +37,22 @@ def leaked_blocks(
     With the engine at rest all of them: O(blocks that we reference).
     """
     lost = sum(
-        num_blocks
-        for pin_id, num_blocks in ledger.pinned_ids().items()
+        len(blocks)
+        for pin_id, blocks in holder.held.items()
         if controller.pins.get(pin_id) is None
     )
     if scheduler is None or scheduler.requests or scheduler.deferred_frees:
         return lost
-    pool = ledger.pool
+    pool = holder.pool
     used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-    return lost + max(0, used - len(ledger.references()))
+    return lost + max(0, used - len(holder.references()))
 
 
-def _tables(controller: Controller, ledger: Ledger) -> Iterator[str]:
+def _tables(controller: Controller, holder: PinnedBlocks) -> Iterator[str]:
     pins = {pin.pin_id: pin.kv_blocks for pin in controller.pins}
-    if pins != ledger.pinned_ids():
-        yield f"pin table {pins} and ledger {ledger.pinned_ids()} differ"
+    held = {pin_id: len(blocks) for pin_id, blocks in holder.held.items()}
+    if pins != held:
+        yield f"pin table {pins} and holder {held} differ"
     if sum(pins.values()) != controller.pins.kv_blocks:
         yield f"pins hold {sum(pins.values())} blocks, the table says otherwise"
     for pin in controller.pins:
@@ -60,9 +61,9 @@ def _tables(controller: Controller, ledger: Ledger) -> Iterator[str]:
             yield f"pin {pin.pin_id} of ended program {pin.program.program_id!r}"
 
 
-def _references(scheduler: Scheduler, ledger: Ledger) -> Iterator[str]:
+def _references(scheduler: Scheduler, holder: PinnedBlocks) -> Iterator[str]:
     """Each block's count is ours plus vLLM's; free blocks have none."""
-    expected = Counter(ledger.references())
+    expected = Counter(holder.references())
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     for manager in managers:
         for blocks in manager.req_to_blocks.values():
@@ -70,7 +71,7 @@ def _references(scheduler: Scheduler, ledger: Ledger) -> Iterator[str]:
     for _, blocks in scheduler.deferred_frees:
         expected.update(b.block_id for b in blocks if not b.is_null)
     used = 0
-    for block in ledger.pool.blocks:
+    for block in holder.pool.blocks:
         if block.is_null:
             continue
         used += block.ref_cnt > 0
@@ -79,9 +80,9 @@ def _references(scheduler: Scheduler, ledger: Ledger) -> Iterator[str]:
                 f"block {block.block_id} has {block.ref_cnt} references, "
                 f"expected {expected[block.block_id]}"
             )
-    free = ledger.pool.get_num_free_blocks()
-    if used + free != ledger.pool.num_gpu_blocks - 1:  # all but the null block
-        yield f"{used} used + {free} free of {ledger.pool.num_gpu_blocks} blocks"
+    free = holder.pool.get_num_free_blocks()
+    if used + free != holder.pool.num_gpu_blocks - 1:  # all but the null block
+        yield f"{used} used + {free} free of {holder.pool.num_gpu_blocks} blocks"
 
 
 def _requests(scheduler: Scheduler, controller: Controller) -> Iterator[str]:

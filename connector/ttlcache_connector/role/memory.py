@@ -19,7 +19,7 @@ class MemoryAnswers:
     """Fail open: what is broken admits, and wedges no engine."""
 
     def __init__(self, parts: Parts, upkeep: Upkeep) -> None:
-        self._controller, self._pins = parts.controller, parts.pins
+        self._controller, self._holder = parts.controller, parts.holder
         self._demoting, self._engine = parts.demoting, parts.engine
         self._upkeep = upkeep
         self.faults = parts.faults
@@ -43,7 +43,7 @@ class MemoryAnswers:
     def _evict(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
         memory, freed = self._controller.memory, 0
         if urgency is not Urgency.RUNNING:
-            self._pins.wanted_blocks = needed_blocks
+            self._holder.wanted_blocks = needed_blocks
             memory.on_refused(request.request_id)
             if urgency is Urgency.HELD_BACK:
                 return memory.free_for_newcomer(request.request_id, needed_blocks)
@@ -53,17 +53,10 @@ class MemoryAnswers:
                 return freed + self._evict_to_tier(
                     self._demoting.expired, needed_blocks - freed, request, urgency
                 )
-        elif self._demoting is not None:
-            return self._take_now(self._demoting.expired, needed_blocks, request)
+        elif self._demoting is not None:  # one that runs waits for no copy
+            freed = self._demoting.expired.free(needed_blocks, at_once=True)
         if freed < needed_blocks:
             freed += self._reclaim(needed_blocks - freed, request, urgency)
-        return freed
-
-    def _take_now(self, expired: ExpiredTurns, needed: int, request: Request) -> int:
-        """The same for a running request, which waits for no copy."""
-        freed = expired.free(needed, at_once=True)
-        if freed < needed:
-            freed += self._reclaim(needed - freed, request, Urgency.RUNNING)
         return freed
 
     def _evict_to_tier(
@@ -75,7 +68,7 @@ class MemoryAnswers:
     ) -> int:
         """The same for a request that can wait: for a copy of milliseconds, where the
         alternative is a prefill of seconds."""
-        pool = self._pins.pool
+        pool = self._holder.pool
         before = pool.get_num_free_blocks()
         expired.free(needed_blocks, at_once=False)
         freed = pool.get_num_free_blocks() - before

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ttlcache.clock import Clock
     from ttlcache.config import TTLCacheConfig
     from ttlcache.controller import Controller
-    from ttlcache_connector.blocks.demoting import DemotingBlocks, Ledger
+    from ttlcache_connector.blocks.demoting import DemotingBlocks
     from ttlcache_connector.blocks.pinned import PinnedBlocks
     from ttlcache_connector.faults import Faults
     from ttlcache_connector.role.engine_view import EngineView, Prefills
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 class Parts:
     """What the objects of a role work on.
 
-    pins: references of pins on the pool's blocks.
-    ledger: all of ours; these, or `demoting`.
-    demoting: pins and expired turns above a lower tier, None without one.
+    holder: our references on the pool's blocks.
+    demoting: the same above a lower tier, None without one.
     lower: the lower tier; without one it finds nothing.
     faults: counts exceptions of all hooks, and ends retention after too many.
     """
@@ -37,8 +36,7 @@ class Parts:
     config: TTLCacheConfig
     clock: Clock
     controller: Controller
-    pins: PinnedBlocks
-    ledger: Ledger
+    holder: PinnedBlocks
     demoting: DemotingBlocks | None
     lower: GuardedTier
     engine: EngineView

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ttlcache import control
 from ttlcache.config import admission_in_force, ordering_in_force
+from ttlcache_connector.blocks.pinned import usable_blocks
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.faults import guarded
 from ttlcache_connector.log import logger
@@ -33,7 +34,7 @@ class Reports:
         self, parts: Parts, upkeep: Upkeep, scheduler_config: Any, num_groups: int
     ) -> None:
         self._parts, self._upkeep = parts, upkeep
-        self._controller, self._ledger = parts.controller, parts.ledger
+        self._controller, self._holder = parts.controller, parts.holder
         self._scheduler_config, self._num_groups = scheduler_config, num_groups
         self.faults = parts.faults
         self._gauges_sent_s = float("-inf")
@@ -42,7 +43,7 @@ class Reports:
     def log_start(self, scheduler_name: str) -> None:
         """The one line that says what runs."""
         self._started = True
-        config, pool_blocks = self._parts.config, self._parts.pins.pool_blocks
+        config, pool_blocks = self._parts.config, usable_blocks(self._holder.pool)
         by_program = self._parts.engine.by_program
         log.info(
             "ttlcache %s on vLLM %s: policy=%s%s ordering=%s admission=%s "
@@ -104,26 +105,18 @@ class Reports:
         self._gauges_sent_s = now_s
         return TTLConnectorStats(data=metrics.drain() | {"gauges": gauges})
 
-    def count_demotions(self) -> None:
-        """What became of copies to the lower tier since the last call."""
-        for outcome in self._parts.lower.take_events():
-            self._parts.count("demotions", outcome)
-        if self._parts.demoting is not None:
-            for _ in range(self._parts.demoting.expired.take_dropped_copies()):
-                self._parts.count("demotions", "dropped")
-
     def check_invariants(self) -> None:
         """For tests and for doubts: O(blocks in use) a step."""
         scheduler = self._parts.engine.scheduler
         if scheduler is None:
             return
-        broken = violations(scheduler, self._controller, self._ledger)
+        broken = violations(scheduler, self._controller, self._holder)
         if broken:
             self._parts.count("hook_errors", "invariants")
             log.error("ttlcache: broken invariants: %s", "; ".join(broken[:5]))
 
     def _gauges(self) -> dict[str, float]:
-        pressure, demoting = self._ledger.pressure(), self._parts.demoting
+        pressure, demoting = self._holder.pressure(), self._parts.demoting
         return self._controller.gauges() | {
             "pinned_blocks": pressure.pinned_blocks,
             "free_blocks": pressure.free_blocks,
@@ -131,7 +124,7 @@ class Reports:
             "demoting_blocks": demoting.expired.copying_blocks if demoting else 0,
             "lingering_blocks": demoting.expired.cached.num_blocks if demoting else 0,
             "leaked_blocks": leaked_blocks(
-                self._parts.engine.scheduler, self._controller, self._ledger
+                self._parts.engine.scheduler, self._controller, self._holder
             ),
             "tier_up": float(self._parts.lower.is_up()),
         }

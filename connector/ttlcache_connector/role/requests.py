@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ttlcache.clock import stopwatch_s
 from ttlcache.programs.hints import parse_hints
 from ttlcache.types import Arrival, Finish, Finished
-from ttlcache_connector.blocks.failsafe import (
-    MAX_SLOW_IN_A_ROW,
-    SLOW_FINISH_S,
-    SlowTurns,
-)
 from ttlcache_connector.engine.request_view import (
     drop_unfit_args,
     is_completed,
@@ -22,38 +17,39 @@ from ttlcache_connector.engine.request_view import (
 )
 from ttlcache_connector.faults import guarded
 from ttlcache_connector.log import logger
-from ttlcache_connector.role.divergence_log import DivergenceLog
 from ttlcache_connector.role.upkeep import turn_off
 from ttlcache_connector.tiers.turn_report import turn_end
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
-    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+    from ttlcache.programs.divergence import Cause
     from ttlcache.programs.model import RequestRecord
     from ttlcache_connector.engine.tool_reader import OutputReader
     from ttlcache_connector.role.parts import Parts
-    from ttlcache_connector.role.reports import Reports
 
 log = logger(__name__)
 
+#: A finished turn that takes longer than this in our hooks is slow; so many in a row
+#: turn retention off. A policy may be third-party code, and the engine waits for it.
+SLOW_FINISH_S = 0.5
+MAX_SLOW_IN_A_ROW = 3
+
 
 class RequestEvents:
-    """Arrival, lookup, allocation, load and end; every method is guarded."""
+    """Arrival, lookup, allocation and end; every method is guarded."""
 
-    def __init__(
-        self, parts: Parts, reports: Reports, reader: OutputReader | None
-    ) -> None:
-        self._parts, self._reports, self._reader = parts, reports, reader
-        self._controller, self._pins = parts.controller, parts.pins
+    def __init__(self, parts: Parts, reader: OutputReader | None) -> None:
+        self._parts, self._reader = parts, reader
+        self._controller, self._holder = parts.controller, parts.holder
         self._lower, self._demoting = parts.lower, parts.demoting
         self._engine, self._prefills = parts.engine, parts.prefills
         self.faults = parts.faults
         self._local_hits: dict[str, int] = {}
-        self._slow_turns = SlowTurns()
-        self._divergences = DivergenceLog()
+        self._slow_in_a_row = 0
+        self._logged_causes: set[Cause] = set()
 
     @guarded()
     def arrive(self, request: Request) -> None:
@@ -79,8 +75,11 @@ class RequestEvents:
                 user_priority=self._engine.user_priority(request),
             )
         )
-        self._divergences.on_arrival(record)
-        self._lower.tier_arrive(request, has_pin=record.pin_id is not None)
+        self._log_divergence(record)
+        lower = self._lower
+        if lower.is_up():
+            has_pin = record.pin_id is not None
+            lower.call(lower.tier.arrive, None, request, has_pin=has_pin)
 
     def match(self, request: Request, hit_tokens: int) -> tuple[int | None, bool]:
         """Tokens to load beyond those found in GPU memory; None means ask again."""
@@ -88,14 +87,14 @@ class RequestEvents:
         if not self._lower.is_set:
             return 0, False
         found = self._lower.match(request, hit_tokens, self.stored_tokens(request))
-        if self._lower.was_looked_up(request.request_id):
+        if found.is_answered:
             self.tier_looked_up(request)
-        return found
+        return found.tokens, found.is_async
 
     @guarded()
     def note_local_hit(self, request: Request, hit_tokens: int) -> None:
         self._local_hits[request.request_id] = hit_tokens
-        self._pins.plain_lru.on_lookup()
+        self._holder.plain_lru.on_lookup()
 
     @guarded(fallback=math.inf)
     def stored_tokens(self, request: Request) -> float:
@@ -109,7 +108,7 @@ class RequestEvents:
         pin = None if pin_id is None else self._controller.pins.get(pin_id)
         if pin is None or not pin.turn.num_hashes:
             return math.inf
-        return pin.turn.num_hashes * self._pins.pool.hash_block_size
+        return pin.turn.num_hashes * self._holder.pool.hash_block_size
 
     @guarded()
     def tier_looked_up(self, request: Request) -> None:
@@ -145,21 +144,12 @@ class RequestEvents:
         self._prefills.load_started(request.request_id)
 
     @guarded()
-    def worker_output(self, output: KVConnectorOutput) -> None:
-        """What the workers did in a step."""
-        # Others' loads, too: beside us there may be another connector.
-        self._prefills.kv_landed(output.finished_recving or ())
-        for load in self._lower.worker_output(output):
-            self._controller.tier.on_load_finished(load.request_id, load.tokens)
-        self._reports.count_demotions()
-
-    @guarded()
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         """A request ends, its blocks still referenced: pin them or not."""
         started_s = stopwatch_s()
-        controller, pins = self._controller, self._pins
-        if self._lower.is_set:
-            self._lower.tier_finished(request, block_ids)
+        controller, holder = self._controller, self._holder
+        lower = self._lower
+        lower.call(lower.tier.stores.finished, None, request, block_ids)
         self._local_hits.pop(request.request_id, None)
         self._prefills.end(request.request_id)
         self._engine.forget(request.request_id)
@@ -167,7 +157,7 @@ class RequestEvents:
             controller.prefilled(request.request_id)
         record = controller.requests.get(request.request_id)
         completed = is_completed(request, self._reader)
-        candidate = pins.candidate(block_ids if completed else no_blocks(block_ids))
+        candidate = holder.candidate(block_ids if completed else no_blocks(block_ids))
         finished = controller.finish(
             Finish(
                 request_id=request.request_id,
@@ -178,22 +168,20 @@ class RequestEvents:
                 tokens=token_slice(request),
                 kv_blocks=len(candidate.blocks),
                 kv_tokens=candidate.kv_tokens,
-                count_unpinned=lambda n: pins.count_unpinned(candidate.blocks[:n]),
+                count_unpinned=candidate.count_unpinned,
                 footprint_blocks=candidate.footprint_blocks,
-                divisible=pins.is_divisible,
+                divisible=holder.is_divisible,
                 detect=self._detector(request),
             )
         )
         order = finished.order
         if order is not None:
             pinned = candidate.blocks[: order.kv_blocks]
-            pins.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
-        pins.plain_lru.on_uncached_freed(pins.count_uncached(block_ids))
+            holder.hold(order.pin_id, pinned, len(candidate.blocks) - len(pinned))
+        holder.plain_lru.on_request_end(block_ids)
         self._offer_to_tier(request, record, candidate.blocks, finished)
         if completed and record is not None and self._demoting is not None:
-            self._lower.report_turn(
-                turn_end(request.request_id, record, finished.decision)
-            )
+            lower.report_turn(turn_end(request.request_id, record, finished.decision))
         self._watch_slow_turns(stopwatch_s() - started_s)
 
     def _offer_to_tier(
@@ -208,18 +196,38 @@ class RequestEvents:
         if demoting is None:
             return
         if record is None:
-            self._lower.tier.drop(request_id)
+            self._lower.tier.stores.drop(request_id)
         elif finished.order is not None:
             demoting.on_pinned(finished.order.pin_id, request_id, record.program)
         elif finished.decision is not None:
             demoting.on_unpinned(request_id, record.program, blocks)
         else:
-            self._lower.tier.drop(request_id)
+            self._lower.tier.stores.drop(request_id)
+
+    def _log_divergence(self, record: RequestRecord) -> None:
+        """Each cause once by which contexts are computed again."""
+        found = record.divergence
+        if found is None or not (found.is_sure and found.cause.is_early):
+            return
+        if found.cause not in self._logged_causes:
+            self._logged_causes.add(found.cause)
+            log.warning(
+                "ttlcache: %s. No prefix cache can hit behind that token (logged once; "
+                "ttlcache_turns_diverged_total counts, ttlcache explain shows each)",
+                found,
+            )
 
     def _watch_slow_turns(self, took_s: float) -> None:
-        """A policy that keeps the engine waiting turns retention off."""
+        """One slow decision may be the machine's fault; several in a row are ours.
+
+        took_s: what a turn just took, while the engine waited.
+        """
         self._controller.telemetry.metrics.observe("decide_seconds", took_s)
-        if self._controller.retention_enabled and self._slow_turns.is_lost(took_s):
+        if not self._controller.retention_enabled:
+            return
+        self._slow_in_a_row = self._slow_in_a_row + 1 if took_s > SLOW_FINISH_S else 0
+        if self._slow_in_a_row >= MAX_SLOW_IN_A_ROW:
+            self._slow_in_a_row = 0
             self._parts.count("hook_errors", "slow")
             log.warning(
                 "ttlcache: %d finished turns in a row took more than %g s, retention "
@@ -227,7 +235,7 @@ class RequestEvents:
                 MAX_SLOW_IN_A_ROW,
                 SLOW_FINISH_S,
             )
-            turn_off(self._controller, self._parts.ledger)
+            turn_off(self._controller, self._holder)
 
     def _detector(self, request: Request) -> Callable[[], Any] | None:
         reader = self._reader

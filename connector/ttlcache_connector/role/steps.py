@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from ttlcache_connector.engine.request_view import step_of
 from ttlcache_connector.faults import guarded
+from ttlcache_connector.tiers.base import TierEvents
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
 
     from ttlcache.estimators.step_fit import Step
     from ttlcache_connector.role.parts import Parts
@@ -20,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class StepEvents:
-    """Before a step, its orders, and its results; under a foreign scheduler as near
-    to that as vLLM calls its connectors."""
+    """Before a step, its orders, what its workers did, its results; under a foreign
+    scheduler as near to that as vLLM calls its connectors."""
 
     def __init__(self, parts: Parts, upkeep: Upkeep, reports: Reports) -> None:
         self._parts, self._upkeep, self._reports = parts, upkeep, reports
-        self._controller, self._pins = parts.controller, parts.pins
+        self._controller, self._holder = parts.controller, parts.holder
         self._lower, self._demoting = parts.lower, parts.demoting
         self.faults = parts.faults
         self._lower_generation = 0  # as last passed on to the controller
@@ -37,9 +39,10 @@ class StepEvents:
         """Expire pins; see which prefills are done."""
         self._upkeep.release_if_off()
         self.put_back_failed_loads()
-        self._pins.wanted_blocks = 0  # known anew when the head fails again
+        self._holder.wanted_blocks = 0  # known anew when the head fails again
         if self._lower.is_set:
             self._poll_tier()
+            self.tier_events()
         if self._parts.config.debug_invariants:
             self._reports.check_invariants()
         self._controller.tick()
@@ -64,7 +67,7 @@ class StepEvents:
         self.step_scheduled(output)
         self.start_copies_ahead(output.num_scheduled_tokens)
         metadata = self._lower.build_metadata(output)
-        self.tier_settled()
+        self.tier_events()
         return metadata
 
     @guarded()
@@ -97,28 +100,41 @@ class StepEvents:
             )
 
     @guarded()
-    def tier_settled(self) -> None:
-        """Free the blocks that were held for copies which have begun, or never will."""
-        demoting = self._demoting
+    def worker_output(self, output: KVConnectorOutput) -> None:
+        """What the workers did in a step."""
+        # Others' loads, too: beside us there may be another connector.
+        self._parts.prefills.kv_landed(output.finished_recving or ())
+        lower = self._lower
+        lower.call(lower.tier.worker_output, None, output)
+        self.tier_events()
+
+    @guarded()
+    def tier_events(self) -> None:
+        """What happened in the lower tier since the last call."""
+        lower, demoting = self._lower, self._demoting
         if demoting is None:
             return
         failed: Exception | None = None
-        for request_id in self._lower.take_settled():
+        events = lower.call(lower.tier.take_events, TierEvents())
+        for request_id in events.settled:
             try:
                 demoting.expired.on_settled(request_id)
             except Exception as error:  # noqa: BLE001 - the others are freed, too
                 failed = error
+        for load in events.loaded:
+            self._controller.tier.on_load_finished(load.request_id, load.tokens)
+        for reload in events.reloads:
+            self._controller.tier.learn_reload(*reload)
+        for outcome in events.demotions:
+            self._parts.count("demotions", outcome)
         if failed is not None:
             raise failed
 
     def _poll_tier(self) -> None:
-        """Whether the lower tier is there, still the same, and what happened there."""
+        """Whether the lower tier is there, and still the same."""
         controller = self._controller
         controller.tier.on_source("cpu" if self._lower.is_up() else None)
         generation = self._lower.tier.generation
         if generation != self._lower_generation:
             self._lower_generation = generation
             controller.tier.on_new_generation()
-        for reload in self._lower.reloads():
-            controller.tier.learn_reload(reload.tier, reload.tokens, reload.seconds)
-        self._reports.count_demotions()

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ttlcache_connector.blocks.failsafe import drop_orphans
+from ttlcache_connector.blocks.pinned import free_tail_first
 from ttlcache_connector.faults import guarded
 
 if TYPE_CHECKING:
     from ttlcache.controller import Controller
-    from ttlcache_connector.blocks.demoting import Ledger
+    from ttlcache_connector.blocks.pinned import PinnedBlocks
     from ttlcache_connector.role.parts import Parts
 
 
-def turn_off(controller: Controller, ledger: Ledger) -> None:
+def turn_off(controller: Controller, holder: PinnedBlocks) -> None:
     """No retention any more for this server; every reference goes."""
     try:
         controller.disable()
     finally:
-        ledger.drop_all()
+        holder.drop_all()
 
 
 class Upkeep:
@@ -26,8 +26,8 @@ class Upkeep:
 
     def __init__(self, parts: Parts) -> None:
         self._controller = parts.controller
-        self._pins, self._ledger = parts.pins, parts.ledger
-        self._demoting, self._lower = parts.demoting, parts.lower
+        self._holder, self._demoting = parts.holder, parts.demoting
+        self._lower = parts.lower
         self._history = parts.history
         self.faults = parts.faults
 
@@ -46,25 +46,33 @@ class Upkeep:
     @guarded(fallback=0)
     def drop_rest(self) -> int:
         """Blocks freed by giving back whatever is still referenced, unasked."""
-        return self._ledger.drop_all()
+        return self._holder.drop_all()
 
     @guarded(fallback=0)
     def drop_orphans(self) -> int:
-        """Blocks freed from pins that a fault has left to the ledger alone."""
-        return drop_orphans(self._controller, self._pins)
+        """Blocks freed from pins that a fault has left to the holder alone.
+
+        It came between the pin table and the holder; they are freed at the latest when
+        a request needs them.
+        """
+        known = {pin.pin_id for pin in self._controller.pins}
+        holder = self._holder
+        lost = [pin_id for pin_id in holder.held if pin_id not in known]
+        return sum(free_tail_first(holder.pool, holder.hand_over(i)) for i in lost)
 
     @guarded()
     def release_if_off(self) -> None:
         """Retention is off, but turning off has failed half-way: once more."""
         if self._controller.retention_enabled:
             return
-        if self._controller.pins or self._ledger.holds_any:
-            turn_off(self._controller, self._ledger)
+        expired = self._demoting is not None and self._demoting.expired
+        if self._controller.pins or self._holder.held or expired:
+            turn_off(self._controller, self._holder)
 
     def reset(self) -> bool:
         """The prefix cache is reset, above and below; whether that worked."""
         self.release_all()
-        return self._lower.reset()
+        return self._lower.call(self._lower.tier.reset, False)
 
     @guarded()
     def shutdown(self) -> None:
@@ -72,4 +80,4 @@ class Upkeep:
         self.release_all()
         self._history.close()
         self._controller.telemetry.close()
-        self._lower.tier_shutdown()
+        self._lower.call(self._lower.tier.shutdown, None)

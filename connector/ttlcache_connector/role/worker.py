@@ -6,19 +6,22 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from ttlcache.clock import default_clock
-from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.faults import Faults, guarded
 from ttlcache_connector.role.metrics import TTLConnectorStats
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
 
 if TYPE_CHECKING:
     import torch
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorHandshakeMetadata,
+        KVConnectorWorkerMetadata,
+    )
 
 
 class WorkerRole:
     """Guards every call of a step; start-up may fail."""
 
-    def __init__(self, tier: WorkerTier, config: TTLCacheConfig) -> None:
+    def __init__(self, tier: WorkerTier) -> None:
         self._tier = tier
         self.faults = Faults(self._count, lambda: None, default_clock().now_s)
         self._abandoned: dict[str, list[int]] = {}
@@ -32,9 +35,9 @@ class WorkerRole:
         """
         self._tier.register(kv_caches)
 
-    def name_of_blocks(self) -> str | None:
-        """Under which name blocks are stored, if the scheduler cannot know it."""
-        return self._tier.name_of_blocks()
+    def handshake(self) -> KVConnectorHandshakeMetadata | None:
+        """What the scheduler's half cannot know by itself."""
+        return self._tier.handshake()
 
     @guarded()
     def before_forward(self, metadata: Any, *, is_alone: bool) -> None:
@@ -42,9 +45,9 @@ class WorkerRole:
             self._tier.before_forward(metadata, is_alone=is_alone)
 
     @guarded()
-    def load(self, metadata: Any, forward_context: Any) -> None:
+    def load(self, metadata: Any) -> None:
         self._abandoned.update(metadata.abandoned)
-        self._tier.load(metadata, forward_context)
+        self._tier.load(metadata)
 
     @guarded()
     def save(self, metadata: Any) -> None:
@@ -66,7 +69,7 @@ class WorkerRole:
         return blocks
 
     @guarded()
-    def report(self) -> Any:
+    def report(self) -> KVConnectorWorkerMetadata | None:
         return self._tier.report()
 
     @guarded()

@@ -6,17 +6,17 @@ knows what is where, and one in each worker, which moves bytes.
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
 )
 
+from ttlcache.config import TTLCacheConfig
 from ttlcache.telemetry.metrics import MetricsBuffer
 
 if TYPE_CHECKING:
@@ -44,15 +44,19 @@ class TierMetadata(KVConnectorMetadata):
     abandoned: dict[str, list[int]] = field(default_factory=dict)
 
 
-@dataclass
-class NameOfBlocks(KVConnectorHandshakeMetadata):
-    """What a worker reports to the scheduler once, before the first step.
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the tier found of a waiting request.
 
-    Only where it differs from what both compute: vLLM's MultiConnector passes on the
-    word of one connector alone.
+    tokens: beyond the local hit, that can be loaded; None: not known yet, ask again in
+        the next step.
+    is_async: the request waits for its load.
+    is_answered: the tier has looked, and found something or nothing.
     """
 
-    name: str
+    tokens: int | None = 0
+    is_async: bool = False
+    is_answered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,7 @@ class Loaded:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reload:
+class Reload(NamedTuple):
     """What a load cost; known later, once the tier says where the KV came from.
 
     tier: None where the tier did not say in time.
@@ -73,6 +76,23 @@ class Reload:
     tier: str | None
     tokens: int
     seconds: float
+
+
+@dataclass(slots=True)
+class TierEvents:
+    """What happened since the last call.
+
+    loaded: loads that ended.
+    reloads: what loads cost, as far as it became known.
+    demotions: how they ended, each "stored" or "failed".
+    settled: finished requests whose blocks need not be held for their copy any more:
+        the tier has references of its own on what it copies, or does not want it.
+    """
+
+    loaded: list[Loaded] = field(default_factory=list)
+    reloads: list[Reload] = field(default_factory=list)
+    demotions: list[str] = field(default_factory=list)
+    settled: list[str] = field(default_factory=list)
 
 
 class TurnEnd(NamedTuple):
@@ -91,96 +111,11 @@ class TurnEnd(NamedTuple):
     tool: tuple[str, ...] = ()
 
 
-class SchedulerTier:
-    """The half beside the scheduler. Every call is on the scheduler's thread.
-
-    As it is here it keeps nothing: `lower_tier: none`.
-
-    None may block for longer than a few milliseconds, and each may raise: the caller
-    counts it and goes on without the tier.
-    """
-
-    #: Counts up when what was stored before need not be there any more: another server
-    #: answers, or everything was reset.
-    generation = 0
-
-    #: It keeps KV in whole chunks of so many tokens.
-    chunk_tokens = 1
-
-    #: Whether `turn_off` was called.
-    is_off = False
-
-    def turn_off(self) -> None:
-        """Too many calls raised: from now on it answers as a tier that is down."""
-        self.is_off = True
-
-    def bind(self, pool: BlockPool) -> None:
-        """The block pool exists."""
-
-    def blocks_are_named(self, names: Collection[str]) -> None:
-        """Workers store under these names, not under what both halves compute.
-
-        One name for each rank that says so; the others store under what is computed.
-        """
-
-    def is_up(self) -> bool:
-        """Whether the tier answers."""
-        return False
-
-    def arrive(self, request: Request, *, has_pin: bool) -> None:
-        """A request came: look up what it needs while it queues, unless pinned."""
-
-    def match(
-        self, request: Request, hit_tokens: int, stored_tokens: float = math.inf
-    ) -> tuple[int | None, bool]:
-        """Tokens beyond the local hit that can be loaded, and whether to wait.
-
-        None: not known yet, ask again in the next step. Must be idempotent.
-
-        Args:
-            stored_tokens: upper bound on the request's tokens that can be stored.
-        """
-        return 0, False
-
-    def was_looked_up(self, request_id: str) -> bool:
-        """Whether a lookup of this waiting request was answered, hit or miss."""
-        return False
-
-    def allocated(
-        self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
-    ) -> None:
-        """The request got its blocks, `loaded_tokens` of them to be loaded."""
-
-    def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
-        """Orders of this step; called once a step, after all allocations."""
-        return TierMetadata()
-
-    def take_settled(self) -> list[str]:
-        """Finished requests whose blocks need not be held for their copy any more.
-
-        Since the last call; asked once a step, after `build_metadata`. The tier has
-        references of its own on what it copies, or does not want it any more.
-        """
-        return []
-
-    def take_events(self) -> list[str]:
-        """How demotions ended since the last call: each "stored" or "failed"."""
-        return []
+class TierStores:
+    """What becomes of finished requests; here: nothing of them is kept."""
 
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         """The request ended. What is to be demoted of it follows by `demote`."""
-
-    def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:
-        """What the workers report of a step; returns the loads that ended."""
-        return []
-
-    def reloads(self) -> list[Reload]:
-        """What loads cost, as far as it became known since the last call."""
-        return []
-
-    def has_work(self) -> bool:
-        """Whether steps are needed although no request is left."""
-        return False
 
     def has_unstored(self, request_id: str) -> bool:
         """Whether a finished request has KV that is to be stored, but is not yet."""
@@ -191,7 +126,7 @@ class SchedulerTier:
 
         Returns:
             Whether there is something to copy. Its blocks should stay as they are until
-            `take_settled` names the request; where they do not, as much as is left is
+            it is among `TierEvents.settled`; where they do not, as much as is left is
             copied.
         """
         return False
@@ -209,6 +144,71 @@ class SchedulerTier:
     def references(self) -> dict[int, int]:
         """References that the tier holds, per block id."""
         return {}
+
+
+class SchedulerTier:
+    """The half beside the scheduler. Every call is on the scheduler's thread.
+
+    As it is here it keeps nothing: `lower_tier: none`.
+
+    None may block for longer than a few milliseconds, and each may raise: the caller
+    counts it and goes on without the tier.
+    """
+
+    #: Counts up when what was stored before need not be there any more: another server
+    #: answers, or everything was reset.
+    generation = 0
+
+    #: It keeps KV in whole chunks of so many tokens.
+    chunk_tokens = 1
+
+    #: Too many calls raised: from now on it answers as a tier that is down.
+    is_off = False
+
+    #: May be the tier itself.
+    stores: TierStores = TierStores()
+
+    def bind(self, pool: BlockPool) -> None:
+        """The block pool exists."""
+
+    def on_handshake(self, ranks: Collection[KVConnectorHandshakeMetadata]) -> None:
+        """What workers told at their start, ours and other connectors'."""
+
+    def is_up(self) -> bool:
+        """Whether the tier answers."""
+        return False
+
+    def arrive(self, request: Request, *, has_pin: bool) -> None:
+        """A request came: look up what it needs while it queues, unless pinned."""
+
+    def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
+        """What can be loaded of a waiting request. Must be idempotent.
+
+        Args:
+            hit_tokens: found in GPU memory.
+            stored_tokens: upper bound on the request's tokens that can be stored.
+        """
+        return Match()
+
+    def allocated(
+        self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
+    ) -> None:
+        """The request got its blocks, `loaded_tokens` of them to be loaded."""
+
+    def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
+        """Orders of this step; called once a step, after all allocations."""
+        return TierMetadata()
+
+    def worker_output(self, output: KVConnectorOutput) -> None:
+        """What the workers report of a step."""
+
+    def take_events(self) -> TierEvents:
+        """Asked before a step, after `build_metadata` and after `worker_output`."""
+        return TierEvents()
+
+    def has_work(self) -> bool:
+        """Whether steps are needed although no request is left."""
+        return False
 
     def reset(self) -> bool:
         """Drop what the tier holds; whether it did."""
@@ -231,21 +231,27 @@ class Transfers:
     invalid_blocks: set[int] = field(default_factory=set)
 
 
-class WorkerTier(ABC):
-    """The half in a worker: moves bytes, never raises into a step, never blocks it."""
+class WorkerTier:
+    """The half in a worker: moves bytes, never raises into a step, never blocks it.
 
-    metrics: MetricsBuffer
+    As it is here it moves nothing: `lower_tier: none`.
+    """
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self.metrics = MetricsBuffer()
+
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """vLLM's KV tensors, by layer."""
 
-    def name_of_blocks(self) -> str | None:
-        """Under which name it stores, if that is not what both halves compute."""
+    def handshake(self) -> KVConnectorHandshakeMetadata | None:
+        """What the scheduler's half is to know before the first step.
+
+        None wherever it can be: vLLM's MultiConnector passes on the word of one
+        connector alone.
+        """
         return None
 
-    @abstractmethod
-    def before_forward(self, metadata: TierMetadata, *, is_alone: bool = True) -> None:
+    def before_forward(self, metadata: TierMetadata, *, is_alone: bool) -> None:
         """A step begins; blocks may be overwritten from now on.
 
         What is to be copied may begin here, or when `load` and `save` are called.
@@ -254,22 +260,54 @@ class WorkerTier(ABC):
             is_alone: no other connector moves this worker's blocks.
         """
 
-    @abstractmethod
-    def load(self, metadata: TierMetadata, forward_context: Any) -> None:
+    def load(self, metadata: TierMetadata) -> None:
         """Start the loads of this step."""
 
-    @abstractmethod
     def save(self, metadata: TierMetadata) -> None:
         """Start the copies of this step: what the forward pass wrote is ordered."""
 
-    @abstractmethod
     def poll(self, finished_ids: Collection[str]) -> Transfers:
         """What ended since the last call."""
+        return Transfers()
 
-    @abstractmethod
-    def report(self) -> Any:
+    def report(self) -> KVConnectorWorkerMetadata | None:
         """What the scheduler's half wants to know, None for nothing."""
+        return None
 
-    @abstractmethod
     def shutdown(self) -> None:
         """Stop all copies."""
+
+
+class LowerTier:
+    """A value of `lower_tier`: here "none"."""
+
+    def check(self, *, allow_untested: bool) -> None:
+        """Before any process or weight is loaded.
+
+        Raises:
+            ConfigError: what it needs is not installed.
+            UnsupportedEngineError: versions that were not tested.
+        """
+
+    def may_sleep(self, extra_config: Mapping[str, Any]) -> bool:
+        """Whether vLLM's `--enable-sleep-mode` goes with these settings."""
+        return True
+
+    def unsupported_reason(self, kv_cache_config: Any) -> str:
+        """Why it cannot hold this model's KV, empty if it can."""
+        return ""
+
+    def scheduler_half(
+        self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
+    ) -> SchedulerTier:
+        """
+        Raises:
+            ConfigError: it cannot be used as configured.
+        """
+        return SchedulerTier()
+
+    def worker_half(
+        self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
+    ) -> WorkerTier:
+        """As `scheduler_half`."""
+        return WorkerTier()

@@ -1,4 +1,4 @@
-"""Which lower tier is configured."""
+"""Which lower tiers there are. A new one: its own file, and a line in `TIERS`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,22 @@ from typing import Any
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.log import logger
-from ttlcache_connector.tiers.base import SchedulerTier, WorkerTier
+from ttlcache_connector.tiers.base import LowerTier, SchedulerTier, WorkerTier
+from ttlcache_connector.tiers.lmcache.tier import LMCache
 
 log = logger(__name__)
+
+#: By their names in `lower_tier`, of which `ttlcache.config` has the list.
+TIERS: dict[str, LowerTier] = {"none": LowerTier(), "lmcache": LMCache()}
+
+
+def check(config: TTLCacheConfig) -> None:
+    """
+    Raises:
+        ConfigError: what the tier needs is not installed.
+        UnsupportedEngineError: versions that were not tested.
+    """
+    TIERS[config.lower_tier].check(allow_untested=config.allow_untested_vllm)
 
 
 def scheduler_tier(
@@ -19,33 +32,25 @@ def scheduler_tier(
     Raises:
         ConfigError: it cannot be used as configured.
     """
-    if config.lower_tier == "none":
-        return SchedulerTier()  # keeps nothing
-    # LMCache is imported only where a lower tier is asked for.
-    from ttlcache_connector.tiers import lmcache
-
-    if why := lmcache.unsupported_reason(kv_cache_config):
+    tier = TIERS[config.lower_tier]
+    if why := tier.unsupported_reason(kv_cache_config):
         log.warning(
             "ttlcache: no lower tier for this model, what pins lose is prefilled: %s",
             why,
         )
-        return SchedulerTier()  # keeps nothing
-    return lmcache.LMCacheSchedulerTier(config, vllm_config, kv_cache_config)
+        return SchedulerTier()
+    return tier.scheduler_half(config, vllm_config, kv_cache_config)
 
 
 def worker_tier(
     config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
-) -> WorkerTier | None:
-    """The worker's half of the configured tier, None where the scheduler has none.
+) -> WorkerTier:
+    """The worker's half of the configured tier.
 
     Raises:
         ConfigError: it cannot be used as configured.
     """
-    if config.lower_tier == "none":
-        return None
-    # LMCache is imported only where a lower tier is asked for.
-    from ttlcache_connector.tiers import lmcache
-
-    if lmcache.unsupported_reason(kv_cache_config):
-        return None
-    return lmcache.LMCacheWorkerTier(config, vllm_config, kv_cache_config)
+    tier = TIERS[config.lower_tier]
+    if tier.unsupported_reason(kv_cache_config):
+        return WorkerTier()
+    return tier.worker_half(config, vllm_config, kv_cache_config)

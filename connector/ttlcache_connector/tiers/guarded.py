@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ttlcache_connector.faults import Faults, guarded
 from ttlcache_connector.log import logger
-from ttlcache_connector.tiers.base import (
-    Loaded,
-    Reload,
-    SchedulerTier,
-    TierMetadata,
-    TurnEnd,
-)
+from ttlcache_connector.tiers.base import Match, SchedulerTier, TierMetadata, TurnEnd
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 log = logger(__name__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 class GuardedTier:
-    """Guards every call; sees the tier go and come back."""
+    """Guards every call; sees the tier go and come back.
+
+    What needs no more than the guard goes through `call`.
+    """
 
     def __init__(
         self,
@@ -67,34 +65,26 @@ class GuardedTier:
                 )
         return up
 
-    @guarded()
-    def blocks_are_named(self, names: list[str]) -> None:
-        self.tier.blocks_are_named(names)
+    def call(
+        self, hook: Callable[P, R], fallback: R, /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """A method of the tier; `fallback` where it raises, counted under its name."""
+        try:
+            return hook(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self.faults.record(f"tier_{hook.__name__}")
+            return fallback
 
-    @guarded()
-    def tier_arrive(self, request: Request, *, has_pin: bool) -> None:
+    def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
+        """As `SchedulerTier.match`; nothing from a tier that is off."""
+        if self.tier.is_off:
+            return Match()
+        return self.call(self.tier.match, Match(), request, hit_tokens, stored_tokens)
+
+    def report_turn(self, turn: TurnEnd) -> None:
+        """As `TierStores.report_turn`, while the tier answers."""
         if self.is_up():
-            self.tier.arrive(request, has_pin=has_pin)
-
-    def match(
-        self, request: Request, hit_tokens: int, stored_tokens: float = math.inf
-    ) -> tuple[int | None, bool]:
-        """Tokens to load beyond the local hit; None means ask again."""
-        if not self.is_set or self.tier.is_off:
-            return 0, False
-        found = self._match(request, hit_tokens, stored_tokens)
-        return (0, False) if found is None else found
-
-    @guarded()
-    def _match(
-        self, request: Request, hit_tokens: int, stored_tokens: float
-    ) -> tuple[int | None, bool]:
-        return self.tier.match(request, hit_tokens, stored_tokens)
-
-    @guarded(fallback=False)
-    def was_looked_up(self, request_id: str) -> bool:
-        """Whether `match` really looked."""
-        return not self.tier.is_off and self.tier.was_looked_up(request_id)
+            self.call(self.tier.stores.report_turn, None, turn)
 
     def allocated(
         self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
@@ -126,50 +116,13 @@ class GuardedTier:
         self._ordered = {}
         return metadata
 
-    @guarded()
-    def tier_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
-        self.tier.finished(request, block_ids)
-
-    @guarded()
-    def report_turn(self, turn: TurnEnd) -> None:
-        if self.is_up():
-            self.tier.report_turn(turn)
-
-    @guarded(fallback=())
-    def take_settled(self) -> list[str]:
-        return self.tier.take_settled()
-
-    @guarded(fallback=())
-    def take_events(self) -> list[str]:
-        return self.tier.take_events()
-
-    @guarded(fallback=())
-    def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:
-        return self.tier.worker_output(output)
-
-    @guarded(fallback=())
-    def reloads(self) -> list[Reload]:
-        return self.tier.reloads()
-
-    @guarded(fallback=False)
-    def has_work(self) -> bool:
-        return self.tier.has_work()
-
-    @guarded(fallback=False)
-    def reset(self) -> bool:
-        return self.tier.reset()
-
-    @guarded()
-    def tier_shutdown(self) -> None:
-        self.tier.shutdown()
-
     def _abandon(self, request_id: str) -> None:
         blocks = self._ordered.pop(request_id, None)
         if blocks is not None:
             self._abandoned[request_id] = blocks
 
     def _turn_off(self) -> None:
-        self.tier.turn_off()
+        self.tier.is_off = True
         log.warning(
             "ttlcache: nothing is demoted to the lower tier or loaded from it any more"
         )

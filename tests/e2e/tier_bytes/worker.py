@@ -85,7 +85,7 @@ class Worker(EngineHarness):
     def check(self) -> None:
         role = self.connector.scheduler_role
         assert (
-            violations(self.scheduler, role.parts.controller, role.parts.ledger) == []
+            violations(self.scheduler, role.parts.controller, role.parts.holder) == []
         )
         assert role.parts.faults.total == role.parts.lower.faults.total == 0
         assert self.worker.worker_role.faults.total == 0
@@ -96,7 +96,7 @@ class Worker(EngineHarness):
         role = self.connector.scheduler_role
         while time.monotonic() < deadline:
             self.step()
-            busy = role.parts.lower.has_work() or role.parts.ledger.references()
+            busy = role.parts.lower.tier.has_work() or role.parts.holder.references()
             if not busy and not len(role.parts.controller.pins):
                 return
             time.sleep(0.005)

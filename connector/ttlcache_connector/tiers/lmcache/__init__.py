@@ -12,9 +12,3 @@ is copied. What is changed:
   transfer path where that serves the model (`registration`);
 - its timeouts, which are meant for start-up and would stall requests for minutes.
 """
-
-from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
-from ttlcache_connector.tiers.lmcache.support import unsupported_reason
-from ttlcache_connector.tiers.lmcache.worker import LMCacheWorkerTier
-
-__all__ = ["LMCacheSchedulerTier", "LMCacheWorkerTier", "unsupported_reason"]

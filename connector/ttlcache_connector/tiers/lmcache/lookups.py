@@ -22,6 +22,7 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
     LMCacheMPRequestTracker,
 )
 
+from ttlcache_connector.tiers.base import Match
 from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
 from ttlcache_lmcache import internals
 
@@ -68,13 +69,11 @@ class Lookups:
         self._inner.on_new_request(request)
         self._open[request.request_id] = None
 
-    def match(
-        self, request: Request, hit_tokens: int, stored_tokens: float
-    ) -> tuple[int | None, bool]:
+    def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
         """As `SchedulerTier.match`."""
         request_id = request.request_id
         if self.stale.renew_if_stale(request_id, hit_tokens):
-            return None, False
+            return Match(None)
         tracker = self._salts.tracker_of(request)
         if request_id not in internals.open_lookups(self._adapter):
             chunk = self._adapter.lmcache_tokens_per_chunk
@@ -82,7 +81,7 @@ class Lookups:
                 # What is in GPU memory reaches as far as anything stored could.
                 align = internals.hit_alignment_tokens(self._inner)
                 tracker.num_vllm_hit_tokens = hit_tokens // align * align
-                return 0, False
+                return Match(is_answered=request_id in self._took_s)
         now_s = self._now_s()
         asked_s = self._asked_s.setdefault(request_id, now_s)
         look = self._inner.get_num_new_matched_tokens
@@ -95,11 +94,7 @@ class Lookups:
             self._open.pop(request_id, None)
             answered_s = self._answered_s.pop(request_id, self._now_s())
             self._took_s[request_id] = max(0.0, answered_s - asked_s)
-        return tokens, bool(tokens) and is_async
-
-    def was_looked_up(self, request_id: str) -> bool:
-        """Whether LMCache has answered for a waiting request."""
-        return request_id in self._took_s
+        return Match(tokens, bool(tokens) and is_async, request_id in self._took_s)
 
     def took_s(self, request_id: str) -> float:
         """From when the request's lookup was first waited for until its answer."""

@@ -11,17 +11,20 @@ from lmcache.integration.vllm.lmcache_mp_metadata import (
     LMCacheMPConnectorMetadata,
     LMCacheMPWorkerMetadata,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorRole,
+)
 
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import (
     Loaded,
-    Reload,
+    Match,
     SchedulerTier,
+    TierEvents,
     TierMetadata,
-    TurnEnd,
 )
 from ttlcache_connector.tiers.lmcache.client import (
     HintSender,
@@ -32,9 +35,10 @@ from ttlcache_connector.tiers.lmcache.client import (
 from ttlcache_connector.tiers.lmcache.lookups import Lookups
 from ttlcache_connector.tiers.lmcache.orphaned_lookups import OrphanedLookups
 from ttlcache_connector.tiers.lmcache.registration import own_name
-from ttlcache_connector.tiers.lmcache.reports import load_times
+from ttlcache_connector.tiers.lmcache.reports import StoreName, load_times
 from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
+from ttlcache_connector.tiers.lmcache.stores import LMCacheStores
 from ttlcache_lmcache.internals import DeferredStores
 
 if TYPE_CHECKING:
@@ -82,9 +86,18 @@ class LMCacheSchedulerTier(SchedulerTier):
         self._lookups = Lookups(self._inner, self._salts, self._now_s)
         self._pool: BlockPool | None = None
         self._loads: dict[str, _Load] = {}
-        self._events: list[str] = []
+        self._events = TierEvents()
         self._load_sources = LoadSources(self._adapter, self._now_s)
         self._hints = HintSender(self._adapter, self._now_s)
+        self.stores = LMCacheStores(
+            self._inner,
+            self._queue,
+            self._deferred,
+            self._lookups,
+            self._salts,
+            self._hints,
+            self.is_up,
+        )
         self._was_up = True
         self._reconnects = Reconnects(self._adapter)
         self._is_split = False
@@ -94,7 +107,10 @@ class LMCacheSchedulerTier(SchedulerTier):
         self._inner.bind_gpu_block_pool(pool)
         self._deferred.use(self._queue)
 
-    def blocks_are_named(self, names: Collection[str]) -> None:
+    def on_handshake(self, ranks: Collection[KVConnectorHandshakeMetadata]) -> None:
+        names = [rank.name for rank in ranks if isinstance(rank, StoreName)]
+        if not names:
+            return
         if len(names) < self._ranks or len(set(names)) != 1:
             # Each rank says by itself whether our path serves it. A hit needs the
             # chunks of all ranks under one name: there would never be one.
@@ -123,19 +139,14 @@ class LMCacheSchedulerTier(SchedulerTier):
         if not has_pin and not self._is_foreign(request):
             self._lookups.begin_early(request)
 
-    def match(
-        self, request: Request, hit_tokens: int, stored_tokens: float = math.inf
-    ) -> tuple[int | None, bool]:
+    def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
         if self._is_foreign(request):
             self._salts.tracker_of(request).max_offload_tokens = 0
-            return 0, False
+            return Match()
         if self._mode == "write-through":
             # Another replica may have gone on with a turn that is pinned here.
             stored_tokens = math.inf
         return self._lookups.match(request, hit_tokens, stored_tokens)
-
-    def was_looked_up(self, request_id: str) -> bool:
-        return self._lookups.was_looked_up(request_id)
 
     def allocated(
         self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
@@ -165,22 +176,7 @@ class LMCacheSchedulerTier(SchedulerTier):
         self._lookups.stale.on_copies_start(stores)
         return TierMetadata(inner, is_past=self._mode != "write-through")
 
-    def take_settled(self) -> list[str]:
-        return self._queue.take_settled()
-
-    def take_events(self) -> list[str]:
-        events, self._events = self._events, []
-        return events
-
-    def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
-        self._lookups.end(request.request_id)
-        # It may leave without blocks.
-        self._salts.orphan_lookup(request.request_id)
-        # LMCache reads the tracker where a client asks for its statistics.
-        self._salts.tracker_of(request)
-        self._inner.request_finished_all_groups(request, block_ids)
-
-    def worker_output(self, output: KVConnectorOutput) -> list[Loaded]:
+    def worker_output(self, output: KVConnectorOutput) -> None:
         self._inner.update_connector_output(output)
         stores = output.kv_connector_worker_meta
         if isinstance(stores, LMCacheMPWorkerMetadata):
@@ -188,7 +184,7 @@ class LMCacheSchedulerTier(SchedulerTier):
                 self._on_copy_end(
                     request_id, is_lost=request_id in stores.failed_store_requests
                 )
-        ended, load_s = [], load_times(stores)
+        load_s = load_times(stores)
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
             load = self._loads.pop(request_id, None)
@@ -196,18 +192,23 @@ class LMCacheSchedulerTier(SchedulerTier):
                 continue
             bad = not load.blocks.isdisjoint(output.invalid_block_ids)
             tokens = 0 if bad or request_id in failed else load.tokens
-            ended.append(Loaded(request_id, tokens))
+            self._events.loaded.append(Loaded(request_id, tokens))
             if tokens:
                 # Where LMCache's own code copies, all that lies between: other steps,
                 # other copies.
                 waited_s = self._now_s() - load.since_s
                 copy_s = load_s.get(request_id, waited_s)
                 self._load_sources.ask(request_id, tokens, copy_s, load.read_s)
-        return ended
+
+    def take_events(self) -> TierEvents:
+        reloads = self._load_sources.take_known()  # may raise: then nothing is lost
+        events, self._events = self._events, TierEvents()
+        events.reloads, events.settled = reloads, self._queue.take_settled()
+        return events
 
     def _on_copy_end(self, request_id: str, *, is_lost: bool) -> None:
         """On one rank."""
-        self._events.append("failed" if is_lost else "stored")
+        self._events.demotions.append("failed" if is_lost else "stored")
         if not is_lost and self._deferred.has_in_flight(request_id):
             return  # other ranks' receipts are to come
         if is_lost:
@@ -215,29 +216,10 @@ class LMCacheSchedulerTier(SchedulerTier):
         else:
             self._lookups.stale.on_copy_end(request_id)
 
-    def reloads(self) -> list[Reload]:
-        return self._load_sources.take_known()
-
     def has_work(self) -> bool:
         if self._queue.has_due or self._load_sources.is_waiting or self._orphans:
             return True
         return bool(self._inner.has_pending_push_work())
-
-    def has_unstored(self, request_id: str) -> bool:
-        waits = self._queue.has_pending_request(request_id)
-        return waits and self._deferred.is_finished(request_id) and self.is_up()
-
-    def demote(self, request_id: str) -> bool:
-        return self.has_unstored(request_id) and self._queue.make_due(request_id)
-
-    def drop(self, request_id: str) -> None:
-        self._queue.drop(request_id)
-
-    def report_turn(self, turn: TurnEnd) -> None:
-        self._hints.report_turn(turn)
-
-    def references(self) -> dict[int, int]:
-        return self._deferred.references()
 
     def reset(self) -> bool:
         self._lookups.reset()

@@ -100,12 +100,12 @@ class StoreQueue(OffloadPolicy):
         return True
 
     def take_settled(self) -> list[str]:
-        """As `SchedulerTier.take_settled`."""
+        """As `TierEvents.settled`, since the last call."""
         settled, self._settled = self._settled, []
         return settled
 
     def drop(self, request_id: str) -> None:
-        """As `SchedulerTier.drop`."""
+        """As `TierStores.drop`."""
         if self._drop(request_id):
             self._emptied.append(request_id)
 

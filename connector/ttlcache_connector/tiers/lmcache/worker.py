@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
-from lmcache.v1.multiprocess.futures import MessagingFuture
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
 
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError
-from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache_connector.copy.copy_thread import CopyThread
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
 from ttlcache_connector.tiers.lmcache.client import connect
 from ttlcache_connector.tiers.lmcache.registration import Registration
-from ttlcache_connector.tiers.lmcache.reports import WorkerReport
+from ttlcache_connector.tiers.lmcache.reports import StoreName, WorkerReport
 from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
 from ttlcache_lmcache import internals
 
@@ -38,7 +39,7 @@ class LMCacheWorkerTier(WorkerTier):
     def __init__(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
     ) -> None:
-        self.metrics = MetricsBuffer()
+        super().__init__()
         self._now_s = default_clock().now_s
         self._inner = connect(KVConnectorRole.WORKER, vllm_config, kv_cache_config)
         self._adapter = self._inner.worker_adapter
@@ -75,10 +76,11 @@ class LMCacheWorkerTier(WorkerTier):
                 f"lower_tier 'lmcache': LMCache refuses this model: {error}"
             ) from error
 
-    def name_of_blocks(self) -> str | None:
-        return self._registration.changed_name
+    def handshake(self) -> StoreName | None:
+        name = self._registration.changed_name
+        return None if name is None else StoreName(name)
 
-    def before_forward(self, metadata: TierMetadata, *, is_alone: bool = True) -> None:
+    def before_forward(self, metadata: TierMetadata, *, is_alone: bool) -> None:
         """Start what needs not wait for this step's forward pass.
 
         vLLM asks for asynchronous loads after it. Its host side costs us nothing, and
@@ -97,7 +99,7 @@ class LMCacheWorkerTier(WorkerTier):
             if self._stored is not None:
                 self._save(metadata)
 
-    def load(self, metadata: TierMetadata, forward_context: Any) -> None:
+    def load(self, metadata: TierMetadata) -> None:
         if self._loaded is not metadata:
             self._load(metadata)
 
@@ -161,7 +163,8 @@ class LMCacheWorkerTier(WorkerTier):
         self._retain()
         return transfers
 
-    def report(self) -> Any:
+    def report(self) -> KVConnectorWorkerMetadata | None:
+        stores: KVConnectorWorkerMetadata | None
         stores = self._inner.build_connector_worker_meta()
         if not self._load_s:
             return stores
@@ -204,14 +207,10 @@ class LMCacheWorkerTier(WorkerTier):
 
     def _retain(self) -> None:
         """LMCache's adapter forgets transfers when its server is gone: so do we."""
-        context = self._adapter.transfer_ctx
-        if isinstance(context, ThreadedTransfer):
-            context.retain(self._wanted())
-
-    def _wanted(self) -> list[MessagingFuture[bool]]:
         adapter = self._adapter
-        loads = (future for future, _ in adapter.retrieve_futures.values())
-        return [*adapter.store_futures.values(), *loads]
+        if isinstance(adapter.transfer_ctx, ThreadedTransfer):
+            loads = (future for future, _ in adapter.retrieve_futures.values())
+            adapter.transfer_ctx.retain([*adapter.store_futures.values(), *loads])
 
 
 def _of(metadata: TierMetadata, direction: str) -> list[LMCacheMPRequestMetadata]:
