@@ -102,7 +102,7 @@ class SchedulerRoleBuilder:
         sizes = [group.block_tokens for group in groups_of(manager)]
         demoting: DemotingBlocks | None = None
         if lower.is_set:
-            lower.tier.bind(pool)
+            lower.tier.bind(manager)
             room = self._room_blocks(pool, sizes)
             expired = ExpiredTurns(pool, sizes, lower.tier, self._clock, room)
             pins = PinnedBlocks(pool, sizes, engine.queue_counts, expired.refs)

@@ -21,8 +21,7 @@ from ttlcache.telemetry.metrics import MetricsBuffer
 
 if TYPE_CHECKING:
     import torch
-    from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -114,8 +113,8 @@ class SchedulerTier:
         """Too many calls raised: from now on it answers as a tier that is down."""
         self.is_off = True
 
-    def bind(self, pool: BlockPool) -> None:
-        """The block pool exists."""
+    def bind(self, manager: KVCacheManager) -> None:
+        """The KV cache manager exists, and its block pool."""
 
     def blocks_are_named(self, names: Collection[str]) -> None:
         """Workers store under these names, not under what both halves compute.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ttlcache.config import TTLCacheConfig
+from ttlcache.errors import ConfigError
 from ttlcache_connector.log import logger
+from ttlcache_connector.tiers import cpu
 from ttlcache_connector.tiers.base import SchedulerTier, WorkerTier
 
 log = logger(__name__)
@@ -21,6 +23,10 @@ def scheduler_tier(
     """
     if config.lower_tier == "none":
         return SchedulerTier()  # keeps nothing
+    if config.lower_tier == "cpu":
+        if why := cpu.unsupported_reason(vllm_config):
+            raise ConfigError(f"lower_tier 'cpu' does not go with {why}")
+        return cpu.CPUSchedulerTier(config, vllm_config, kv_cache_config)
     # LMCache is imported only where a lower tier is asked for.
     from ttlcache_connector.tiers import lmcache
 
@@ -43,6 +49,8 @@ def worker_tier(
     """
     if config.lower_tier == "none":
         return None
+    if config.lower_tier == "cpu":
+        return cpu.CPUWorkerTier(config, vllm_config, kv_cache_config)
     # LMCache is imported only where a lower tier is asked for.
     from ttlcache_connector.tiers import lmcache
 
