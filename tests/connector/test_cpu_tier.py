@@ -157,7 +157,7 @@ def test_a_copy_that_fails_is_a_prefill(make_worker):
 
 
 def test_a_budget_of_no_block_is_refused(make_worker):
-    with pytest.raises(ConfigError, match="cpu_gb.*expected: at least"):
+    with pytest.raises(ConfigError, match=r"cpu_gb.*expected: at least"):
         make_worker(cpu_blocks=0)
 
 
