@@ -94,9 +94,17 @@ class TTLCacheConfig(BaseModel):
         "default: the server's --tool-call-parser. none: outputs are not read, only "
         "hints name tools.",
     )
-    lower_tier: Literal["none", "lmcache"] = Field(
+    lower_tier: Literal["none", "cpu", "lmcache"] = Field(
         default="none",
-        description="Where the KV of expired pins goes: nowhere, or to LMCache.",
+        description="Where the KV of expired pins goes: nowhere, to host memory of "
+        "this engine (cpu), or to an LMCache server.",
+    )
+    cpu_gb: float = Field(
+        default=8.0,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="With lower_tier cpu: host memory in GB (1e9 bytes), all ranks of "
+        "the engine together.",
     )
     demote: Literal["on-pressure", "on-expiry", "write-through"] = Field(
         default="on-pressure",

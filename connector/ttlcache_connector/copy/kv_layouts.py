@@ -61,6 +61,42 @@ def read_layout(
     return _read_group(moved[0], kv_caches, kv_cache_config)
 
 
+def whole_blocks(kv_caches: Mapping[str, Any], num_blocks: int) -> BlockLayout:
+    """All bytes of a block id, whichever cache group it is allocated to.
+
+    Layers of several groups share memory, so their views overlap; the order of bytes
+    holds for this process only.
+
+    Args:
+        kv_caches: layer name to view, or to the views of a layer with several states.
+
+    Raises:
+        TransferError: as `read_layout`.
+    """
+    views = [
+        _View.of(name, cache, num_blocks)
+        for name, caches in kv_caches.items()
+        for cache in (caches if isinstance(caches, list | tuple) else (caches,))
+    ]
+    if not views:
+        raise TransferError("vLLM registered no KV tensors")
+    planes = sorted({plane for view in views for plane in view.planes}, key=_by_place)
+    union = [planes[0]]
+    for plane in planes[1:]:
+        last = union[-1]
+        end = last.base + last.piece_bytes
+        if plane.block_stride == last.block_stride and plane.base < end:
+            size = max(end, plane.base + plane.piece_bytes) - last.base
+            union[-1] = replace(last, piece_bytes=size)
+        else:
+            union.append(plane)
+    return BlockLayout.from_planes("whole blocks", num_blocks, union)
+
+
+def _by_place(plane: Plane) -> tuple[int, int]:
+    return plane.base, plane.block_stride
+
+
 def namespace(kv_cache_config: Any) -> str:
     """Suffix for a cache's model name under which our blocks are stored.
 

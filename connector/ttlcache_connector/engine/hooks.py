@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import inspect
 import json
+import math
 import sys
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY
@@ -15,6 +18,8 @@ from prometheus_client import REGISTRY
 from ttlcache_connector.log import logger
 
 if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.scheduler import Scheduler
 
 #: The module of an API server that adds its middleware (0.30-0.33).
@@ -172,3 +177,65 @@ def put_back_failed_loads(scheduler: Scheduler) -> None:
             if hasattr(scheduler, name):
                 getattr(scheduler, name).remove_requests((request,))
         under_way.discard(request)
+
+
+def coordinator_like(manager: Any, vllm_config: Any, num_blocks: int) -> Any:
+    """A KV cache coordinator as `manager` has it, over a pool of its own.
+
+    For other memory that holds the same kinds of blocks: vLLM's own rules say what is
+    a hit. Versions differ in what the constructor takes.
+    """
+    from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
+
+    parallel = vllm_config.parallel_config
+    sizes = [m.block_size for m in manager.coordinator.single_type_managers]
+    values = {
+        "kv_cache_config": replace(manager.kv_cache_config, num_blocks=num_blocks),
+        "max_model_len": manager.max_model_len,
+        "max_in_flight_tokens": getattr(vllm_config, "max_in_flight_tokens", None)
+        or manager.max_model_len,
+        "use_eagle": bool(getattr(manager, "use_eagle", False)),
+        "enable_caching": True,
+        "enable_kv_cache_events": False,
+        "dcp_world_size": parallel.decode_context_parallel_size,
+        "pcp_world_size": getattr(parallel, "prefill_context_parallel_size", 1),
+        "scheduler_block_size": math.lcm(*sizes),
+        "hash_block_size": manager.block_pool.hash_block_size,
+        "num_prefill_lookahead": getattr(
+            vllm_config, "num_prefill_lookahead_tokens", 0
+        ),
+        "allow_partial_hash_hits": False,
+    }
+    known = inspect.signature(get_kv_cache_coordinator).parameters
+    return get_kv_cache_coordinator(**{k: v for k, v in values.items() if k in known})
+
+
+#: A block's hashes, the one it is stored under first, and the tokens behind that one.
+BlockHashes = tuple[tuple[Any, ...], int | None]
+
+
+def hashes_of(pool: BlockPool, block: KVCacheBlock) -> BlockHashes:
+    """Under which hashes a block can be found; none for one that cannot."""
+    if block.block_hash is None or block.is_null:
+        return (), None
+    others = getattr(pool, "cached_block_hashes_by_block", {}).get(block.block_id, ())
+    tokens = getattr(block, "block_hash_num_tokens", None)
+    return (block.block_hash, *others), tokens
+
+
+def set_hashes(pool: BlockPool, block: KVCacheBlock, hashes: BlockHashes) -> None:
+    """A block of another pool holds the same: it can be found there from now on."""
+    names, tokens = hashes
+    for place, name in enumerate(names):
+        if hasattr(pool, "_insert_block_hash"):  # since 0.32
+            pool._insert_block_hash(  # noqa: SLF001
+                name, block, num_tokens=None if place else tokens
+            )
+        elif not place:
+            block.block_hash = name
+            pool.cached_block_hash_to_block.insert(name, block)
+
+
+def cached_block(pool: BlockPool, block_hash: Any) -> KVCacheBlock | None:
+    """The block of a pool that holds what this hash, with its group, stands for."""
+    return pool.cached_block_hash_to_block.get_one_block(block_hash)

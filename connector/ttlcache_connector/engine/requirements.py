@@ -47,7 +47,7 @@ def check_lower_tier(lower_tier: str, *, allow_untested: bool) -> None:
         ConfigError: LMCache is not installed.
         UnsupportedEngineError: the pair of versions was not tested.
     """
-    if lower_tier == "none":
+    if lower_tier != "lmcache":
         return
     lmcache = compat.lmcache_version()
     if lmcache is None:

@@ -102,7 +102,7 @@ class SchedulerRoleBuilder:
         sizes = [group.block_tokens for group in groups_of(manager)]
         demoting: DemotingBlocks | None = None
         if lower.is_set:
-            lower.tier.bind(pool)
+            lower.tier.bind(manager)
             stores, room = lower.tier.stores, self._room_blocks(pool, sizes)
             count = self._metrics.count
             expired = ExpiredTurns(pool, sizes, stores, self._clock, room, count)

@@ -21,8 +21,7 @@ from ttlcache.telemetry.metrics import MetricsBuffer
 
 if TYPE_CHECKING:
     import torch
-    from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -168,8 +167,8 @@ class SchedulerTier:
     #: May be the tier itself.
     stores: TierStores = TierStores()
 
-    def bind(self, pool: BlockPool) -> None:
-        """The block pool exists."""
+    def bind(self, manager: KVCacheManager) -> None:
+        """The KV cache manager exists, and its block pool."""
 
     def on_handshake(self, ranks: Collection[KVConnectorHandshakeMetadata]) -> None:
         """What workers told at their start, ours and other connectors'."""

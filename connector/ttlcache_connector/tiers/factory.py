@@ -7,12 +7,17 @@ from typing import Any
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import LowerTier, SchedulerTier, WorkerTier
+from ttlcache_connector.tiers.cpu.tier import CPU
 from ttlcache_connector.tiers.lmcache.tier import LMCache
 
 log = logger(__name__)
 
 #: By their names in `lower_tier`, of which `ttlcache.config` has the list.
-TIERS: dict[str, LowerTier] = {"none": LowerTier(), "lmcache": LMCache()}
+TIERS: dict[str, LowerTier] = {
+    "none": LowerTier(),
+    "cpu": CPU(),
+    "lmcache": LMCache(),
+}
 
 
 def check(config: TTLCacheConfig) -> None:

@@ -43,7 +43,7 @@ from ttlcache_lmcache.internals import DeferredStores
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -102,9 +102,9 @@ class LMCacheSchedulerTier(SchedulerTier):
         self._reconnects = Reconnects(self._adapter)
         self._is_split = False
 
-    def bind(self, pool: BlockPool) -> None:
-        self._pool = pool
-        self._inner.bind_gpu_block_pool(pool)
+    def bind(self, manager: KVCacheManager) -> None:
+        self._pool = manager.block_pool
+        self._inner.bind_gpu_block_pool(self._pool)
         self._deferred.use(self._queue)
 
     def on_handshake(self, ranks: Collection[KVConnectorHandshakeMetadata]) -> None:

@@ -1,0 +1,158 @@
+"""What is in host memory: found by vLLM's own prefix lookup, kept by deadline.
+
+A second `BlockPool` of vLLM's stands for the host memory, with the model's own cache
+groups: which blocks a hit needs (all of full attention, a window's last ones, the last
+state) is decided by the same code as for GPU memory. A stored turn holds references on
+its blocks there; when memory gets short, the turn whose time was over first gives its
+references up. Its blocks can still be hit until others take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ttlcache_connector.engine import hooks
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+class Found(NamedTuple):
+    """A hit; its blocks stay while it is locked.
+
+    blocks: per cache group, from the first token after `hit_tokens` on; null blocks
+        stand for those that the group does not need.
+    hit_tokens: what GPU memory holds of the request.
+    tokens: beyond that.
+    """
+
+    blocks: tuple[list[KVCacheBlock], ...]
+    hit_tokens: int
+    tokens: int
+
+    @property
+    def locked(self) -> list[KVCacheBlock]:
+        return [b for group in self.blocks for b in group if not b.is_null]
+
+
+@dataclass(slots=True)
+class StoredTurn:
+    """blocks: in the host's pool, on which the turn has a reference each."""
+
+    program: str | None
+    deadline_s: float
+    blocks: list[KVCacheBlock]
+
+
+class HostIndex:
+    """Blocks of host memory by content, and the turns that keep them."""
+
+    def __init__(
+        self, num_blocks: int, vllm_config: Any, manager: KVCacheManager
+    ) -> None:
+        """
+        Args:
+            num_blocks: of the host's pool; one of them is the null block.
+            manager: of the GPU's pool.
+        """
+        self._coordinator = hooks.coordinator_like(manager, vllm_config, num_blocks)
+        self._pool = self._coordinator.block_pool
+        self._turns: dict[str, StoredTurn] = {}
+        self._of_program: dict[str, set[str]] = {}
+
+    def block_of(self, hashes: hooks.BlockHashes) -> KVCacheBlock | None:
+        """The block that holds the same as one of GPU memory."""
+        (name, *_), _ = hashes
+        return hooks.cached_block(self._pool, name)
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that turns or copies hold."""
+        return int(self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks())
+
+    # --- lookups ---------------------------------------------------------
+
+    def find(
+        self, hashes: Sequence[Any], hit_tokens: int, max_tokens: int
+    ) -> Found | None:
+        """The longest hit, locked until `unlock`.
+
+        Args:
+            hashes: of the request's tokens after `hit_tokens`.
+            max_tokens: of the hit.
+        """
+        blocks, tokens, *_ = self._coordinator.find_longest_cache_hit(
+            hashes, max_tokens
+        )
+        if not tokens:
+            return None
+        found = Found(tuple(list(group) for group in blocks), hit_tokens, int(tokens))
+        self.lock(found.locked)
+        return found
+
+    def lock(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Nothing takes these blocks until `unlock`."""
+        self._pool.touch(blocks)
+
+    def unlock(self, blocks: Sequence[KVCacheBlock]) -> None:
+        self._pool.free_blocks(reversed(blocks))
+
+    # --- stored turns ----------------------------------------------------
+
+    def take_free(self, count: int) -> list[KVCacheBlock]:
+        """Up to so many blocks to store into; stored turns give way, first come first.
+
+        Each has one reference, which is the caller's.
+        """
+        while self._pool.get_num_free_blocks() < count and self._turns:
+            self.drop(min(self._turns, key=lambda i: self._turns[i].deadline_s))
+        return list(
+            self._pool.get_new_blocks(min(count, self._pool.get_num_free_blocks()))
+        )
+
+    def set_content(self, block: KVCacheBlock, hashes: hooks.BlockHashes) -> None:
+        """What the block holds: it can be found from now on."""
+        hooks.set_hashes(self._pool, block, hashes)
+
+    def keep(self, request_id: str, turn: StoredTurn) -> None:
+        """A turn is stored; its references on its blocks are the index's now."""
+        self.drop(request_id)
+        self._turns[request_id] = turn
+        if turn.program is not None:
+            own = self._of_program.setdefault(turn.program, set())
+            # An earlier turn of which this one is a continuation keeps nothing alone.
+            ids = {block.block_id for block in turn.blocks}
+            for earlier in list(own):
+                if all(b.block_id in ids for b in self._turns[earlier].blocks):
+                    self.drop(earlier)
+            self._of_program.setdefault(turn.program, set()).add(request_id)
+
+    def drop(self, request_id: str) -> None:
+        """The turn gives its references up."""
+        turn = self._turns.pop(request_id, None)
+        if turn is None:
+            return
+        if turn.program is not None:
+            own = self._of_program[turn.program]
+            own.discard(request_id)
+            if not own:
+                del self._of_program[turn.program]
+        self.unlock(turn.blocks)
+
+    def drop_program(self, program: str) -> None:
+        """Its turns are not continued."""
+        for request_id in list(self._of_program.get(program, ())):
+            self.drop(request_id)
+
+    def forget(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """What these blocks hold cannot be found any more."""
+        self._pool.evict_blocks({b.block_id for b in blocks if not b.is_null})
+
+    def clear(self) -> None:
+        """Nothing of what is stored can be found any more."""
+        for request_id in list(self._turns):
+            self.drop(request_id)
+        self.forget(self._pool.blocks)

@@ -1,0 +1,56 @@
+"""What the two halves of the CPU tier send each other, once a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Blocks of one turn or request: `gpu_blocks[i]` to or from `cpu_blocks[i]`."""
+
+    gpu_blocks: list[int]
+    cpu_blocks: list[int]
+
+
+@dataclass
+class CopyOrders:
+    """stores: by a number of their own; loads: by request id."""
+
+    stores: dict[int, BlockCopy] = field(default_factory=dict)
+    loads: dict[str, BlockCopy] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.stores or self.loads)
+
+
+@dataclass
+class CopyReport(KVConnectorWorkerMetadata):
+    """What ended in the workers.
+
+    stored: on how many ranks each store ended, well or not.
+    failed: stores that failed on one rank at least.
+    load_s: seconds of each load, of the slowest rank.
+    """
+
+    stored: dict[int, int] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    load_s: dict[str, float] = field(default_factory=dict)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> CopyReport:
+        if not isinstance(other, CopyReport):
+            return self
+        stored, load_s = dict(self.stored), dict(self.load_s)
+        for number, ranks in other.stored.items():
+            stored[number] = stored.get(number, 0) + ranks
+        for request_id, seconds in other.load_s.items():
+            load_s[request_id] = max(seconds, load_s.get(request_id, 0.0))
+        return CopyReport(stored, self.failed | other.failed, load_s)
+
+
+def load_times(report: object) -> Mapping[str, float]:
+    """Of any report of a worker: empty where it has none."""
+    return report.load_s if isinstance(report, CopyReport) else {}

@@ -1,0 +1,177 @@
+"""Beside the scheduler: what of a request is in host memory, and the loads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ttlcache.clock import default_clock
+from ttlcache.config import TTLCacheConfig
+from ttlcache_connector.tiers.base import (
+    Loaded,
+    Match,
+    Reload,
+    SchedulerTier,
+    TierEvents,
+    TierMetadata,
+)
+from ttlcache_connector.tiers.cpu.index import Found, HostIndex
+from ttlcache_connector.tiers.cpu.messages import (
+    BlockCopy,
+    CopyOrders,
+    CopyReport,
+    load_times,
+)
+from ttlcache_connector.tiers.cpu.stores import CPUStores, HeldBlocks
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A request's copy up."""
+
+    tokens: int
+    ordered_s: float
+    sources: list[KVCacheBlock]
+    targets: list[KVCacheBlock]
+
+
+class CPUSchedulerTier(SchedulerTier):
+    """Every answer is exact and at once: this half decides what is where."""
+
+    def __init__(
+        self,
+        config: TTLCacheConfig,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        num_blocks: int,
+    ) -> None:
+        """
+        Args:
+            num_blocks: of host memory, on each rank.
+        """
+        self._config, self._vllm_config = config, vllm_config
+        self._num_blocks = num_blocks
+        self._has_groups = len(kv_cache_config.kv_cache_groups) > 1
+        self._now_s = default_clock().now_s
+        self._found: dict[str, Found] = {}
+        self._orders: dict[str, BlockCopy] = {}
+        self._loads: dict[str, _Load] = {}
+        self._events = TierEvents()
+
+    def bind(self, manager: KVCacheManager) -> None:
+        self._pool = manager.block_pool
+        self._sizes = [
+            one.block_size for one in manager.coordinator.single_type_managers
+        ]
+        self.chunk_tokens = math.lcm(*self._sizes)
+        self.index = HostIndex(self._num_blocks, self._vllm_config, manager)
+        self._held = HeldBlocks(self._pool)
+        self.stores = CPUStores(
+            self._pool,
+            self.index,
+            self._held,
+            self._vllm_config.parallel_config.world_size,
+            has_groups=self._has_groups,
+            is_write_through=self._config.demote == "write-through",
+        )
+
+    def is_up(self) -> bool:
+        return not self.is_off
+
+    def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
+        self._unlock(request.request_id)
+        most_tokens = request.num_tokens - 1 - hit_tokens  # one is computed at least
+        hashes = request.block_hashes[hit_tokens // self._pool.hash_block_size :]
+        # Copies are of whole blocks: they begin where one begins in every group.
+        if hit_tokens % self.chunk_tokens or most_tokens <= 0 or not hashes:
+            return Match(is_answered=True)
+        if request.skip_reading_prefix_cache:
+            return Match(is_answered=True)
+        found = self.index.find(hashes, hit_tokens, most_tokens)
+        if found is None:
+            return Match(is_answered=True)
+        self._found[request.request_id] = found
+        return Match(found.tokens, is_async=True, is_answered=True)
+
+    def allocated(
+        self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
+    ) -> None:
+        request_id = request.request_id
+        if not loaded_tokens:
+            self._unlock(request_id)
+            return
+        found = self._found.pop(request_id)
+        copy = BlockCopy([], [])
+        for size, sources, ids in zip(
+            self._sizes, found.blocks, blocks.get_block_ids(), strict=True
+        ):
+            first = found.hit_tokens // size
+            # vLLM may have taken less than was found.
+            for place, source in enumerate(sources[: -(-loaded_tokens // size)]):
+                if not source.is_null:
+                    copy.cpu_blocks.append(source.block_id)
+                    copy.gpu_blocks.append(ids[first + place])
+        targets = [self._pool.blocks[i] for i in copy.gpu_blocks]
+        self._held.hold(targets)
+        load = _Load(loaded_tokens, self._now_s(), found.locked, targets)
+        self._loads[request_id] = load
+        self._orders[request_id] = copy
+
+    def _unlock(self, request_id: str) -> None:
+        found = self._found.pop(request_id, None)
+        if found is not None:
+            self.index.unlock(found.locked)
+
+    def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
+        for request_id in output.finished_req_ids:
+            self._unlock(request_id)
+        loads, self._orders = self._orders, {}
+        orders = CopyOrders(self.stores.order(), loads)
+        return TierMetadata(orders or None, is_past=True)
+
+    def worker_output(self, output: KVConnectorOutput) -> None:
+        report = output.kv_connector_worker_meta
+        if isinstance(report, CopyReport):
+            self.stores.on_report(report)
+        load_s = load_times(report)
+        failed = getattr(output, "failed_recving", None) or ()
+        for request_id in output.finished_recving or ():
+            load = self._loads.pop(request_id, None)
+            if load is None:
+                continue
+            bad = any(b.block_id in output.invalid_block_ids for b in load.targets)
+            tokens = 0 if bad or request_id in failed else load.tokens
+            if not tokens:
+                self.index.forget(load.sources)  # or it would fail again and again
+            self.index.unlock(load.sources)
+            self._held.release(load.targets)
+            self._events.loaded.append(Loaded(request_id, tokens))
+            if tokens:
+                waited_s = self._now_s() - load.ordered_s
+                seconds = load_s.get(request_id, waited_s)
+                self._events.reloads.append(Reload("cpu", tokens, seconds))
+
+    def take_events(self) -> TierEvents:
+        events, self._events = self._events, TierEvents()
+        events.demotions, self.stores.demotions = self.stores.demotions, []
+        events.settled, self.stores.settled = self.stores.settled, []
+        return events
+
+    def has_work(self) -> bool:
+        return bool(self.stores) or bool(self._loads)
+
+    def reset(self) -> bool:
+        for request_id in list(self._found):
+            self._unlock(request_id)
+        self.stores.reset()
+        self.index.clear()
+        self.generation += 1
+        return True

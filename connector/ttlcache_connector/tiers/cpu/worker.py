@@ -1,0 +1,192 @@
+"""In a worker: host memory, and the engines that copy blocks to it and back.
+
+One engine a direction: a load, for which a request waits, never queues behind a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ttlcache.errors import ConfigError, TransferError
+from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.transfer import Direction, TransferEngine, plan_copies
+from ttlcache.transfer.base import Ticket
+from ttlcache_connector.copy.block_copier import make_engine
+from ttlcache_connector.copy.kv_layouts import whole_blocks
+from ttlcache_connector.log import logger
+from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
+from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyOrders, CopyReport
+
+log = logger(__name__)
+
+#: Waited for loads at the end of each step: one that ends right after its step would
+#: cost its request another.
+MAX_WAIT_S = 0.002
+#: Waited for copies at the end of the process.
+CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    """A copy under way. key: the store's number, or the load's request id."""
+
+    key: Any
+    gpu_blocks: list[int]
+
+
+class _Lane:
+    """Copies of one direction."""
+
+    def __init__(
+        self, direction: Direction, engine: TransferEngine, metrics: MetricsBuffer
+    ) -> None:
+        self._direction, self.engine, self._metrics = direction, engine, metrics
+        self._under_way: dict[Ticket, _Copying] = {}
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def submit(
+        self, key: Any, copy: BlockCopy, layout: Any, host: torch.Tensor, after: int
+    ) -> None:
+        """
+        Args:
+            host: bytes, one row a block.
+            after: device event that the copy waits for, 0 for none.
+        """
+        rows = [host.data_ptr() + host.stride(0) * i for i in copy.cpu_blocks]
+        plan = plan_copies(
+            self._direction, layout, copy.gpu_blocks, rows, 1, owners=(host,)
+        )
+        ticket = self.engine.submit(plan, after)
+        self._under_way[ticket] = _Copying(key, copy.gpu_blocks)
+
+    def poll(self) -> list[tuple[_Copying, float | None]]:
+        """Copies that ended, with their seconds; None for one that failed."""
+        ended = []
+        for outcome in self.engine.poll():
+            copy = self._under_way.pop(outcome.ticket)
+            if outcome.failure is not None:
+                log.warning(
+                    "ttlcache: a copy %s host memory failed: %s %s",
+                    "to" if self._direction is Direction.STORE else "from",
+                    outcome.failure.value,
+                    outcome.detail,
+                )
+            else:
+                name = "demoted" if self._direction is Direction.STORE else "promoted"
+                self._metrics.count("tier_bytes", name, outcome.num_bytes)
+                self._metrics.count(
+                    "tier_mover_bytes", self.engine.name, outcome.num_bytes
+                )
+            ended.append((copy, outcome.seconds if outcome.ok else None))
+        return ended
+
+
+class CPUWorkerTier(WorkerTier):
+    """Host memory of one rank."""
+
+    def __init__(self, kv_cache_config: Any, num_blocks: int) -> None:
+        """
+        Args:
+            num_blocks: of host memory.
+        """
+        super().__init__()
+        self._config, self._num_blocks = kv_cache_config, num_blocks
+        self._has_groups = len(kv_cache_config.kv_cache_groups) > 1
+        # Where vLLM zeroes new blocks, it does so after `before_forward`.
+        zeroes = getattr(kv_cache_config, "needs_kv_cache_zeroing", True)
+        self._loads_early = not zeroes
+        self._begun: TierMetadata | None = None
+        self._begun_loads: TierMetadata | None = None
+        self._report = CopyReport()
+
+    def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        try:
+            self._layout = whole_blocks(kv_caches, self._config.num_blocks)
+            self._device = next(iter(kv_caches.values())).device
+            engines = [make_engine(self._device) for _ in Direction]
+            num_bytes = self._num_blocks * self._layout.block_bytes
+            memory = torch.empty(num_bytes, dtype=torch.uint8)
+            for engine in engines:
+                pinned = getattr(engine, "pinned", None)
+                if pinned is not None:
+                    is_first = engine is engines[0]
+                    (pinned.pin if is_first else pinned.adopt)(
+                        memory.data_ptr(), num_bytes
+                    )
+        except (TransferError, RuntimeError) as error:
+            raise ConfigError(f"lower_tier 'cpu': {error}") from error
+        self._host = memory.view(self._num_blocks, -1)
+        self._stores, self._loads = (
+            _Lane(direction, engine, self.metrics)
+            for direction, engine in zip(Direction, engines, strict=True)
+        )
+        log.info(
+            "ttlcache: CPU tier of %d blocks of %d bytes (%.1f GB on this rank), moved "
+            "by the %s engine",
+            self._num_blocks - 1,
+            self._layout.block_bytes,
+            num_bytes / 1e9,
+            engines[0].name,
+        )
+
+    def before_forward(self, metadata: TierMetadata, *, is_alone: bool) -> None:
+        """Turns that are stored were computed in earlier steps."""
+        if isinstance(metadata.inner, CopyOrders):
+            self._start(self._stores, metadata.inner.stores)
+            self._begun = metadata
+            if self._loads_early and is_alone:
+                self._start(self._loads, metadata.inner.loads)
+                self._begun_loads = metadata
+
+    def load(self, metadata: TierMetadata) -> None:
+        if isinstance(metadata.inner, CopyOrders) and metadata is not self._begun_loads:
+            self._start(self._loads, metadata.inner.loads)
+
+    def save(self, metadata: TierMetadata) -> None:
+        if isinstance(metadata.inner, CopyOrders) and metadata is not self._begun:
+            self._start(self._stores, metadata.inner.stores)
+
+    def _start(self, lane: _Lane, copies: dict[Any, BlockCopy]) -> None:
+        """After what this process has given the device to do."""
+        if not copies:
+            return
+        event, after = None, 0
+        if self._device.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._device))
+            after = event.cuda_event
+        for key, copy in copies.items():
+            lane.submit(key, copy, self._layout, self._host, after)
+
+    def poll(self, finished_ids: Collection[str]) -> Transfers:
+        if self._loads:
+            self._loads.engine.flush(MAX_WAIT_S)
+        transfers, report = Transfers(), self._report
+        for copy, seconds in self._loads.poll():
+            transfers.received.add(copy.key)
+            if seconds is not None:
+                report.load_s[copy.key] = seconds
+            elif self._has_groups:
+                transfers.failed.add(copy.key)
+            else:
+                transfers.invalid_blocks.update(copy.gpu_blocks)
+        for copy, seconds in self._stores.poll():
+            report.stored[copy.key] = 1
+            if seconds is None:
+                report.failed.add(copy.key)
+        return transfers
+
+    def report(self) -> CopyReport | None:
+        report, self._report = self._report, CopyReport()
+        return report if report.stored or report.load_s else None
+
+    def shutdown(self) -> None:
+        for lane in (self._loads, self._stores):
+            lane.engine.flush(CLOSE_TIMEOUT_S)
+            lane.engine.close()

@@ -1,0 +1,127 @@
+"""A vLLM server with the CPU tier in the box: the tokens of a run without any cache.
+
+Models of several shapes of KV cache: full attention, a sliding window beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.serve.server import by_label
+from tests.e2e.conftest import Agent, start_server
+from tests.e2e.loads import KEPT, PROGRAMS, first_prompt, tool_result
+
+pytestmark = pytest.mark.e2e
+
+EXTRA = {
+    "policy": "fixed",
+    "policy_options": {"ttl_s": 300.0},
+    "max_pinned_fraction": 1.0,
+    "debug_invariants": True,
+    "lower_tier": "cpu",
+    "cpu_gb": 0.25,
+}
+
+
+@contextlib.contextmanager
+def serving(model: Path, log: Path, num_blocks: int, **extra: Any) -> Iterator[Agent]:
+    """Checked at the end: no error, and no block is referenced by what has ended."""
+    options = {"num_blocks": num_blocks, "max_model_len": 1024}
+    with start_server(model, log, EXTRA | extra, **options) as server:
+        agent = Agent(server)
+        yield agent
+        agent.empty_gpu()
+        agent.settle()
+        assert agent.count("ttlcache_hook_errors_total") == 0
+        assert agent.count("ttlcache_free_blocks") == num_blocks - 1
+        assert server.errors_in_log() == []
+
+
+def first(agent: Agent, index: int, name: str) -> dict[str, Any]:
+    hints = {"program_id": f"{name}-{index}", "tool": "bash"}
+    return agent.ask(first_prompt(index), hints=hints, cache_salt=name)
+
+
+def second(
+    agent: Agent, answer: dict[str, Any], index: int, name: str
+) -> dict[str, Any]:
+    hints = {"program_id": f"{name}-{index}", "is_last_step": True}
+    prompt = answer["context"] + tool_result(index)
+    return agent.ask(prompt, hints=hints, cache_salt=name)
+
+
+def test_outputs_are_those_of_a_run_without_any_cache(tiny_model, tmp_path, vanilla):
+    """A pool that holds a fifth of fifty programs; the tier holds the others."""
+    expected = vanilla["uncached"]
+    with serving(tiny_model, tmp_path / "vllm.log", 90) as agent:
+        everybody = range(PROGRAMS)
+        with ThreadPoolExecutor(8) as pool:
+            firsts = list(pool.map(lambda i: first(agent, i, "same"), everybody))
+            answers = list(
+                pool.map(lambda i: second(agent, firsts[i], i, "same"), everybody)
+            )
+        for index in everybody:
+            assert firsts[index]["token_ids"] == expected[index][0]
+            assert answers[index]["token_ids"] == expected[index][1]
+        assert sum(a["cached_tokens"] == KEPT for a in answers) >= 0.9 * PROGRAMS
+        reloads = by_label(agent.server.metrics(), "ttlcache_reloads_total", "tier")
+        assert reloads["cpu"] >= 0.5 * PROGRAMS
+
+
+@pytest.fixture(scope="module")
+def window_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gemma 2's layers with seeded random weights, the tiny model's tokenizer."""
+    import torch
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    path = tmp_path_factory.mktemp("window")
+    config = Gemma2Config(
+        vocab_size=2048,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=4096,
+        sliding_window=64,
+        query_pre_attn_scalar=32,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        Gemma2ForCausalLM(config).to(torch.float32).save_pretrained(path)
+    for file in tiny_model.glob("*token*"):
+        shutil.copy(file, path)
+    return path
+
+
+def test_a_sliding_window_beside_full_attention(window_model, tmp_path):
+    """Two KV cache groups: turns go down and come back, window and all."""
+    with serving(window_model, tmp_path / "vllm.log", 100) as agent:
+        some = range(20)
+        with ThreadPoolExecutor(4) as pool:
+            firsts = list(pool.map(lambda i: first(agent, i, "same"), some))
+            answers = list(
+                pool.map(lambda i: second(agent, firsts[i], i, "same"), some)
+            )
+            fresh = list(
+                pool.map(lambda i: second(agent, firsts[i], i, f"new-{i}"), some)
+            )
+        assert all(answer["cached_tokens"] == 0 for answer in fresh)
+        assert [a["token_ids"] for a in answers] == [a["token_ids"] for a in fresh]
+        assert sum(a["cached_tokens"] >= 160 for a in answers) >= 15
+        reloads = by_label(agent.server.metrics(), "ttlcache_reloads_total", "tier")
+        assert reloads["cpu"] >= 8
