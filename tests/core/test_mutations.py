@@ -462,6 +462,7 @@ def make_copy(folder: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", "test_mutations.py")
     shutil.copytree(ROOT / "ttlcache", folder / "ttlcache", ignore=ignore)
     shutil.copytree(ROOT / "tests/core", folder / "tests/core", ignore=ignore)
+    shutil.copy(ROOT / "tests/curves.py", folder / "tests")
     shutil.copy(ROOT / "pyproject.toml", folder)
     (folder / "conftest.py").write_text(CONFTEST)
     return folder
