@@ -378,12 +378,12 @@ class Controller:
         outputs = finish.num_tokens - finish.prompt_tokens
         if record.first_token_s is not None and outputs > 1:
             decode_s = (now_s - record.first_token_s) / (outputs - 1)
-            self.costs.observe_decode(decode_s)
+            self.queue.work.on_decoded(decode_s)
         if self.queue.ordering.uses_work and not record.program.ended:
             self.queue.learn_work(
                 record.program,
                 self.costs.prefill_s(finish.prompt_tokens, record.reusable_tokens),
-                max(outputs, 0) * self.costs.decode_token_s,
+                outputs,
             )
 
     def _retain(self, record: RequestRecord, finish: Finish, now_s: float) -> Finished:

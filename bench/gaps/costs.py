@@ -62,7 +62,7 @@ class StatedCosts(CostModel):
 
     def __init__(self, setting: CostSetting) -> None:
         super().__init__({"prefill": list(setting.prefill)})
-        self._price = setting.price
+        self.flat_price = setting.price
         super().observe_return_wait(setting.queueing_delay_s)
 
     def observe_return_wait(self, wait_s: float) -> None:
@@ -70,10 +70,6 @@ class StatedCosts(CostModel):
 
     def memory_price(self, pressure: Pressure, kv_blocks: float) -> None:
         """The paper's bargain: T and the price are stated."""
-
-    @property
-    def flat_price(self) -> float:
-        return self._price
 
     def benefit_s(self, context_tokens: int) -> float:
         """B: seconds that a return loses when its KV is gone."""

@@ -82,8 +82,8 @@ def test_a_tier_that_forgets_is_believed_to_keep_everything():
 
 def test_gaps_that_never_ended_do_not_count():
     history = history_of([1, 1])
-    history.censor(LS, 5.0)
-    history.censor(LS, 5.0)
+    history.observe(LS, 5.0, completed=False)
+    history.observe(LS, 5.0, completed=False)
     assert Adaptive().decide(turn_of(1.5), view_of(history)).ttl_s == 0.0
     assert decide("ended-gaps-only", turn_of(1.5), view_of(history)).ttl_s == 1.0
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ttlcache.errors import ConfigError
 from ttlcache.estimators.costs import (
-    DEFAULT_PREFILL,
     KEPT_WINDOW,
     MIN_LOST,
     CostModel,
@@ -19,6 +18,12 @@ from ttlcache.estimators.costs import (
 from ttlcache.types import Pressure
 
 PROFILE = {"prefill": [1e-4, 1e-9, 0.01], "reload": {"cpu": [0.002, 1e-6]}}
+
+
+def curves(costs: CostModel) -> list[list[float]]:
+    lengths = (1, 1_000, 50_000, 10**6)
+    tiers = [[costs.reload_s(tier, n) for n in lengths] for tier in costs.tiers]
+    return [[costs.prefill_s(n) for n in lengths], *tiers]
 
 
 def test_prefill_by_hand() -> None:
@@ -97,20 +102,20 @@ def test_a_lasting_change_gets_through() -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
 def test_nonsense_measurements_are_ignored(seconds: float) -> None:
     costs = CostModel(PROFILE)
-    before = costs.to_profile()
+    before = curves(costs)
     costs.observe_prefill(1000, 0, seconds)
     costs.observe_reload("cpu", 1000, seconds)
     costs.observe_reload("disk", 1000, seconds)
-    assert costs.to_profile() == before
+    assert curves(costs) == before
 
 
 def test_impossible_token_counts_are_ignored() -> None:
     costs = CostModel(PROFILE)
-    before = costs.to_profile()
+    before = curves(costs)
     for prompt, cached in ((0, 0), (-5, 0), (10, 10), (10, 20), (10, -1)):
         costs.observe_prefill(prompt, cached, 1.0)
     costs.observe_reload("cpu", 0, 1.0)
-    assert costs.to_profile() == before
+    assert curves(costs) == before
 
 
 @given(
@@ -125,12 +130,9 @@ def test_curves_stay_non_negative_and_rise(rows: list[tuple[int, int, float]]) -
     for new, cached, seconds in rows:
         costs.observe_prefill(cached + new, cached, seconds)
         costs.observe_reload("cpu", new, seconds)
-    profile = costs.to_profile()
-    assert all(0.0 <= v < math.inf for v in profile["prefill"])  # type: ignore[attr-defined]
-    curve = [costs.prefill_s(n) for n in (1, 1_000, 50_000, 10**6)]
-    assert curve == sorted(curve)
-    reloads = [costs.reload_s("cpu", n) for n in (1, 1_000, 50_000, 10**6)]
-    assert reloads == sorted(reloads)
+    for curve in curves(costs):
+        assert 0.0 <= curve[0] <= curve[-1]
+        assert curve == sorted(curve)
 
 
 def test_reload_is_learned_per_tier() -> None:
@@ -192,33 +194,10 @@ def test_memory_price_by_hand() -> None:
     assert priced(free=100, waiting=10)[0] == 0.05  # the last tenth is in use
 
 
-def test_a_reload_where_it_is_cheaper_than_a_prefill() -> None:
-    costs = CostModel({"reload": {"cpu": [0.01, 1e-6], "disk": [100.0, 1e-3]}})
-    assert costs.reloads(10_000, "cpu")
-    assert not costs.reloads(10_000, "disk"), "a prefill is cheaper"
-    assert not costs.reloads(10_000, None)
-
-
 def test_memory_price_without_knowledge() -> None:
     assert CostModel().memory_price(Pressure(), 50) is None
-    assert CostModel().flat_price == 1.0  # the paper's assumption
     full = Pressure(10, num_waiting=1)
     assert CostModel().memory_price(full, 50).per_s == 1.0  # never beyond the pool
-
-
-def test_decode_seconds_are_those_lately_seen() -> None:
-    costs = CostModel()
-    assert costs.decode_token_s == 0.02
-    for seconds in (0.03, 0.05, -1.0, math.nan, math.inf):
-        costs.observe_decode(seconds)
-    assert costs.decode_token_s == pytest.approx(0.04)
-
-
-def test_profile_round_trip() -> None:
-    profile = CostModel(PROFILE).to_profile()
-    assert profile == PROFILE
-    assert CostModel(profile).to_profile() == profile
-    assert CostModel().to_profile()["prefill"] == list(DEFAULT_PREFILL)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def sample_history() -> GapHistory:
     history = GapHistory()
     for gap_s in (3.0, 1.0, 2.5):
         history.observe(GIT, gap_s)
-    history.censor(GIT, 7.0)
+    history.observe(GIT, 7.0, completed=False)
     history.observe(USER_GAP, 600.0)
     return history
 
@@ -29,16 +29,20 @@ def state_of(history: GapHistory) -> dict[str, tuple[list[float], list[bool]]]:
     return {str(r.key): (r.gaps_s, r.completed) for r in history.export()}
 
 
+def save(history: GapHistory, path: Path) -> bool:
+    return gap_store.write(gap_store.snapshot(history), path)
+
+
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "gaps.json"
-    assert gap_store.save(sample_history(), path)
+    assert save(sample_history(), path)
     return path
 
 
 def test_round_trip(tmp_path: Path) -> None:
     loaded = gap_store.load(saved(tmp_path))
     assert state_of(loaded) == state_of(sample_history())
-    assert loaded.total == 3
+    assert loaded.count() == 3
     assert loaded.survival(GIT).at(3.0) == sample_history().survival(GIT).at(3.0)
     assert os.listdir(tmp_path) == ["gaps.json"]
 
@@ -47,31 +51,32 @@ def test_loading_fills_the_given_history_and_keeps_its_limits(tmp_path: Path) ->
     history = GapHistory(window=2)
     assert gap_store.load(saved(tmp_path), history) is history
     assert history.durations(GIT).tolist() == [2.5]  # the last two: 2.5 and > 7
-    assert history.count_censored(GIT) == 1
+    assert history.count(GIT, with_censored=True) == 2
 
 
 def test_open_gaps_are_not_saved(tmp_path: Path) -> None:
     history = GapHistory()
     history.start("open", GIT, 0.0)
     path = tmp_path / "gaps.json"
-    assert gap_store.save(history, path)
+    assert save(history, path)
     loaded = gap_store.load(path)
-    assert (loaded.num_open, loaded.total) == (0, 0)
+    assert loaded.count(with_censored=True) == 0
+    assert loaded.finish("open", 1.0) is None
 
 
 def test_a_missing_file_is_a_silent_first_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded = gap_store.load(tmp_path / "none.json")
-    assert loaded.total == 0
+    assert loaded.count() == 0
     assert caplog.records == []
 
 
 def edited(**changes: object) -> bytes:
     window = {"key": None, "gaps_s": [1.0], "completed": "1"}
     state: dict[str, object] = {
-        "format": gap_store.FORMAT,
-        "version": gap_store.VERSION,
+        "format": "ttlcache-gaps",
+        "version": 2,
         "windows": [window | changes.pop("window", {})],  # type: ignore[operator]
     }
     return json.dumps(state | changes).encode()
@@ -122,7 +127,7 @@ def test_a_wrong_file_is_an_empty_history_and_a_warning(
 def test_the_edited_file_is_right_when_nothing_is_edited(tmp_path: Path) -> None:
     path = tmp_path / "gaps.json"
     path.write_bytes(edited())
-    assert gap_store.load(path).total == 1
+    assert gap_store.load(path).count() == 1
 
 
 def test_every_truncation_is_an_empty_history(tmp_path: Path) -> None:
@@ -130,7 +135,7 @@ def test_every_truncation_is_an_empty_history(tmp_path: Path) -> None:
     path = tmp_path / "cut.json"
     for size in range(len(content)):
         path.write_bytes(content[:size])
-        assert gap_store.load(path).total == 0
+        assert gap_store.load(path).count() == 0
 
 
 def test_a_huge_file_is_not_read(
@@ -138,15 +143,15 @@ def test_a_huge_file_is_not_read(
 ) -> None:
     path = saved(tmp_path)
     monkeypatch.setattr(gap_store, "MAX_FILE_BYTES", 10)
-    assert gap_store.load(path).total == 0
+    assert gap_store.load(path).count() == 0
     assert "larger than 10 bytes" in caplog.text
 
 
 def test_a_folder_in_the_file_s_place_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert gap_store.load(tmp_path).total == 0
-    assert not gap_store.save(sample_history(), tmp_path)
+    assert gap_store.load(tmp_path).count() == 0
+    assert not save(sample_history(), tmp_path)
     assert len(caplog.records) == 2
     assert os.listdir(tmp_path) == []
 
@@ -154,7 +159,9 @@ def test_a_folder_in_the_file_s_place_is_a_warning(
 def test_saving_where_no_folder_is_warns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not gap_store.save(sample_history(), tmp_path / "no" / "gaps.json")
+    assert not gap_store.write(
+        gap_store.snapshot(sample_history()), tmp_path / "no" / "gaps.json"
+    )
     assert "not saved" in caplog.text
 
 
@@ -169,7 +176,7 @@ def test_a_failed_save_keeps_the_old_file(
         raise PermissionError("read-only")
 
     monkeypatch.setattr(gap_store.os, "replace", refuse)
-    assert not gap_store.save(GapHistory(), path)
+    assert not save(GapHistory(), path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["gaps.json"]
 
@@ -181,11 +188,11 @@ def test_a_read_only_folder_is_a_warning(
     path = saved(tmp_path)
     tmp_path.chmod(0o500)
     try:
-        assert not gap_store.save(GapHistory(), path)
+        assert not save(GapHistory(), path)
     finally:
         tmp_path.chmod(0o700)
     assert "not saved" in caplog.text
-    assert gap_store.load(path).total == 3
+    assert gap_store.load(path).count() == 3
 
 
 def test_the_file_is_bounded_and_keeps_the_freshest(tmp_path: Path) -> None:
@@ -196,12 +203,12 @@ def test_the_file_is_bounded_and_keeps_the_freshest(tmp_path: Path) -> None:
     for _ in range(1000):
         history.observe(GapKey("busy"), 123.456789)
     path = tmp_path / "gaps.json"
-    assert gap_store.save(history, path)
+    assert save(history, path)
     assert path.stat().st_size < 4_000_000
     loaded = gap_store.load(path)
     assert loaded.count(GapKey("busy")) == gap_store.MAX_RECORDS
     assert loaded.count(GapKey("tool1999")) == 10
     assert loaded.count(GapKey("tool0")) == 0
-    assert loaded.total == gap_store.MAX_GLOBAL_RECORDS
+    assert loaded.count() == gap_store.MAX_GLOBAL_RECORDS
     # The freshest key is still the last to go.
     assert str(next(r.key for r in loaded.export() if r.key)) == "busy"

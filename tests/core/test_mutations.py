@@ -100,8 +100,8 @@ MUTATIONS = [
     ),
     policy(
         "cachettl.py",
-        "if gaps.total <= k:",
-        "if gaps.total < k:",
+        "if gaps.count() <= k:",
+        "if gaps.count() < k:",
         "paper.py::test_cachettl_cold_start",
     ),
     policy(
@@ -344,8 +344,8 @@ MUTATIONS = [
     # gaps: back-off, and whose gaps are the tools'
     Mutation(
         "estimators/gap_history.py",
-        "if records > min_records:",
-        "if records >= min_records:",
+        "with_censored=with_censored) > min_records:",
+        "with_censored=with_censored) >= min_records:",
         "test_gaps.py::test_back_off_finds_the_finest_key_with_enough_records",
     ),
     Mutation(
@@ -462,6 +462,7 @@ def make_copy(folder: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", "test_mutations.py")
     shutil.copytree(ROOT / "ttlcache", folder / "ttlcache", ignore=ignore)
     shutil.copytree(ROOT / "tests/core", folder / "tests/core", ignore=ignore)
+    shutil.copy(ROOT / "tests/curves.py", folder / "tests")
     shutil.copy(ROOT / "pyproject.toml", folder)
     (folder / "conftest.py").write_text(CONFTEST)
     return folder

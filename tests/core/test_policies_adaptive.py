@@ -144,8 +144,8 @@ def test_a_tier_that_forgets_is_believed_as_far_as_it_keeps() -> None:
 def test_gaps_that_never_ended_count() -> None:
     # 1, 1 came back, two were given up at 5. F(1) = 1/2: 0.75 - 1 < 0.
     history = history_of([1, 1])
-    history.censor(LS, 5.0)
-    history.censor(LS, 5.0)
+    history.observe(LS, 5.0, completed=False)
+    history.observe(LS, 5.0, completed=False)
     view = view_of(history)
     assert ttl_s(Eager(), turn_of(1.5), view) == 0.0
 
@@ -160,7 +160,7 @@ def test_open_gaps_count_when_the_time_is_known() -> None:
 
 def test_a_tool_that_never_returns_is_released() -> None:
     history = GapHistory()
-    history.censor(LS, 5.0)
+    history.observe(LS, 5.0, completed=False)
     decision = Eager().decide(turn_of(9), view_of(history))
     assert (decision.ttl_s, decision.reason) == (0.0, "survival:key")
 
@@ -210,7 +210,7 @@ def test_people_never_borrow_the_tools_history() -> None:
 
 def test_trust_counts_gaps_that_never_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     history = history_of([1, 1])
-    history.censor(LS, 1.0)
+    history.observe(LS, 1.0, completed=False)
     view = view_of(history)
     monkeypatch.setattr(Eager, "MIN_RECORDS", 2)
     assert Eager().decide(turn_of(5), view).reason == "survival:key"

@@ -234,10 +234,10 @@ def test_cachettl_counts_chats_that_never_return(key: GapKey) -> None:
     # Own history of 1 <= K: the cold start, here the tools' 1 s.
     cold = decide("cachettl", turn_of(key), view_of(history), {"k": 3})
     assert (cold.ttl_s, cold.reason) == (1.0, "ecdf:global")
-    history.censor(key, 60.0)
-    history.censor(key, 60.0)
+    history.observe(key, 60.0, completed=False)
+    history.observe(key, 60.0, completed=False)
     assert decide("cachettl", turn_of(key), view_of(history), {"k": 3}).ttl_s == 1.0
-    history.censor(key, 60.0)
+    history.observe(key, 60.0, completed=False)
     # One of four came back, after 2 s: 5 / 4 - 2 < 0.
     warm = decide("cachettl", turn_of(key), view_of(history), {"k": 3})
     assert (warm.ttl_s, warm.reason) == (0.0, "ecdf:human")

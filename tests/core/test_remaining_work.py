@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
 import pytest
 
 from ttlcache.programs.model import Work
-from ttlcache.scheduling.remaining_work import MAX_TURNS, RemainingWork, mean_residual
+from ttlcache.scheduling.remaining_work import (
+    DEFAULT_DECODE_S,
+    MAX_TURNS,
+    RemainingWork,
+    mean_residual,
+)
 
 
 def program(
-    remaining: RemainingWork, turns: int, prompt_s=1.0, output_s=2.0, end=True
+    remaining: RemainingWork, turns: int, prompt_s=1.0, outputs=100, end=True
 ) -> Work:
     work = Work()
     for _ in range(turns):
-        remaining.on_turn_finished(work, prompt_s, output_s)
+        remaining.on_turn_finished(work, prompt_s, outputs)
     if end:
         remaining.on_program_end(work)
     return work
@@ -69,20 +75,30 @@ def test_mean_residual_equals_the_plain_mean_without_censoring() -> None:
 def test_work_left_by_hand() -> None:
     remaining = RemainingWork()
     for _ in range(5):
-        program(remaining, 3, prompt_s=1.0, output_s=2.0)
-    # A newcomer is everybody: three turns of 1 + 2 seconds.
+        program(remaining, 3, prompt_s=1.0, outputs=100)
+    # A newcomer is everybody: three turns of 1 + 2 seconds, 0.02 s a token.
     assert remaining.left_s(Work()) == pytest.approx(9.0)
     # Its first prompt of 50 s says nothing about the next ones; one output of 5 s
     # against two of everybody's mean, now (15 * 2 + 5) / 16 s.
     mine = Work()
-    remaining.on_turn_finished(mine, 50.0, 5.0)
+    remaining.on_turn_finished(mine, 50.0, 250)
     output_s = (5.0 + 2 * 35 / 16) / 3
     assert remaining.left_s(mine) == pytest.approx(2 * (1.0 + output_s))
     # The second prompt does: 4 s against two of everybody's mean, (10 + 4) / 11 s.
-    remaining.on_turn_finished(mine, 4.0, 5.0)
+    remaining.on_turn_finished(mine, 4.0, 250)
     prompt_s = (4.0 + 2 * 14 / 11) / 3
     output_s = (10.0 + 2 * 40 / 17) / 4
     assert remaining.left_s(mine) == pytest.approx(1 * (prompt_s + output_s))
+
+
+def test_seconds_of_an_output_token_are_those_lately_seen() -> None:
+    remaining, work = RemainingWork(), Work()
+    remaining.on_turn_finished(work, 0.0, 10)
+    for token_s in (0.03, 0.05, -1.0, math.nan, math.inf):
+        remaining.on_decoded(token_s)
+    remaining.on_turn_finished(work, 0.0, 10)
+    remaining.on_turn_finished(work, 0.0, -3)
+    assert work.output_s == pytest.approx(10 * DEFAULT_DECODE_S + 10 * 0.04)
 
 
 def test_old_programs_are_forgotten_and_ended_ones_are_not_under_way() -> None:

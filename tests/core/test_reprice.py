@@ -82,7 +82,7 @@ def test_what_is_worth_its_memory_stays_for_as_long_as_that():
     engine.arrive("late", prompt("L", 15), program="L")
     assert not engine.admit("late", WAITING)
     assert pinned(engine)["A"].deadline_s == pytest.approx(10.0)
-    assert not engine.controller.pins.any_provisional
+    assert not engine.controller.pins._provisional
     engine.check()
     engine.step(5.1)
     assert engine.admit("late", WAITING)
@@ -142,10 +142,10 @@ def test_only_so_many_at_a_time_oldest_first():
     add(pins, make_program(999))
     taken = pins.pop_provisional(REPRICED_AT_ONCE)
     assert taken == made[:REPRICED_AT_ONCE]
-    assert pins.any_provisional
+    assert pins._provisional
     pins.remove(made[-1])
     assert pins.pop_provisional(REPRICED_AT_ONCE) == [made[-2]]
-    assert not pins.any_provisional
+    assert not pins._provisional
 
 
 def add_free(pins, number):
@@ -161,7 +161,7 @@ def test_the_mark_follows_the_last_decision():
     assert pin.provisional
     pins.set_deadline(pin, 6.0, provisional=False)
     assert not pin.provisional
-    assert not pins.any_provisional
+    assert not pins._provisional
 
 
 def test_what_the_policy_says():

@@ -301,12 +301,6 @@ def test_an_estimate_overrun_falls_back_on_the_history():
     assert expired(engine) == 1
 
 
-def test_a_max_ttl_of_zero_pins_nothing():
-    engine = make_engine(max_ttl_s=0)
-    engine.turn("r", [1, 2, 3], program="A", ttl=5)
-    assert pinned(engine) == {}
-
-
 def test_the_cap_limits_what_is_pinned():
     engine = make_engine(pool_blocks=20, fraction=0.25)
     engine.turn("a", [*range(100, 108)], [1], program="A")
@@ -381,9 +375,10 @@ def test_younger_pins_give_only_what_the_cap_lacks():
     engine.check()
 
 
-def test_a_fraction_of_zero_pins_nothing():
-    engine = make_engine(fraction=0.0)
-    engine.turn("a", [*range(100, 105)], program="A")
+@pytest.mark.parametrize("none", [{"max_ttl_s": 0}, {"fraction": 0.0}])
+def test_a_cap_of_zero_pins_nothing(none):
+    engine = make_engine(**none)
+    engine.turn("a", [*range(100, 105)], program="A", ttl=5)
     assert pinned(engine) == {}
     assert engine.controller.telemetry.metrics.totals["pins_started", ""] == 0
 

@@ -32,7 +32,7 @@ COEFFICIENTS = st.floats(1e-12, 1e6)
 def views(draw: st.DrawFn) -> View:
     history = GapHistory()
     for key, gap_s, came in draw(RECORDS):
-        (history.observe if came else history.censor)(key, gap_s)
+        history.observe(key, gap_s, completed=came)
     for number, since_s in enumerate(draw(st.lists(SECONDS, max_size=5))):
         history.start(number, KEYS[number % len(KEYS)], since_s)
     profile: dict[str, object] = {"prefill": [draw(COEFFICIENTS) for _ in range(3)]}

@@ -172,7 +172,7 @@ def test_a_rewrite_of_an_unpinned_turn_closes_its_gap():
     engine.step(seconds=TTL_S)
     record = engine.arrive("r2", [90, 91, 92, 93, 94], program="A")
     assert gaps(engine) == [TTL_S]
-    assert engine.controller.gaps.num_open == 0
+    assert len(engine.controller.gaps._open) == 0
     assert (record.pin_id, record.reusable_tokens) == (None, 0)
     assert program_of(engine, "A").reuse_share == 1.0  # nobody knows what it shared
     engine.admit("r2")
@@ -358,5 +358,5 @@ def test_a_gap_that_nobody_ended_is_learnt_as_endless():
     engine.step(seconds=3.0)
     engine.controller.end("", "A")
     history = engine.controller.gaps
-    assert (history.total, history.count_censored(None)) == (0, 1)
+    assert (history.count(), history.count(with_censored=True)) == (0, 1)
     assert history.survival(None).at(math.inf) == 1.0

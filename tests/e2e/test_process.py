@@ -47,7 +47,7 @@ def history_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     history = GapHistory()
     for gap_s in SEEDED_GAPS_S:
         history.observe(SEEDED, gap_s)
-    assert gap_store.save(history, path)
+    assert gap_store.write(gap_store.snapshot(history), path)
     return path
 
 

@@ -20,15 +20,12 @@ from ttlcache.types import Pressure
 #: Seconds per prompt token before anything is known: an 8B model on an A100 at half
 #: its bf16 peak (2 * 8e9 flop / 156e12 flop/s). The first real prefills replace it.
 DEFAULT_PREFILL = (1e-4, 0.0, 0.0)
-#: Seconds per output token before any was seen: the same model, weights read once from
-#: 1.6 TB/s, and a few milliseconds around it.
-DEFAULT_DECODE_S = 0.02
 #: Most tokens of a step, where that is not known: vLLM's own default for small GPUs.
 STEP_TOKENS = 2048
 #: With more of the pool free than this, and nobody known to lack blocks, memory is not
 #: what the queue waits for.
 RESERVE_SHARE = 0.1
-#: Returns and turns over which means are taken.
+#: Returns over which their mean wait is taken.
 MEAN_WINDOW = 1000
 #: Returns after a loss over which a lower tier's share is taken, and below which it is
 #: believed to keep everything.
@@ -87,7 +84,8 @@ class CostModel:
         self._return_waits = SlidingMean(MEAN_WINDOW)
         self._lost_tokens = SlidingMean(KEPT_WINDOW)
         self._kept_tokens = SlidingMean(KEPT_WINDOW)
-        self._decodes = SlidingMean(MEAN_WINDOW)
+        #: Price of a held second in CacheTTL's own cost model (v4 §4.1).
+        self.flat_price = 1.0
 
     def prefill_s(self, context_tokens: float, cached_tokens: float = 0) -> float:
         """P(context) - P(cached), never negative; the constant counts once."""
@@ -115,16 +113,6 @@ class CostModel:
             What it took for its prompt tokens.
         """
         return self._steps.observe(step, seconds)
-
-    def observe_decode(self, seconds: float) -> None:
-        """An output token after the first took so long, in whatever batch it was."""
-        if _is_measurement(seconds):
-            self._decodes.observe(seconds)
-
-    @property
-    def decode_token_s(self) -> float:
-        """Mean seconds of an output token."""
-        return self._decodes.value if self._decodes.count else DEFAULT_DECODE_S
 
     def reload_s(self, tier: str, tokens: float) -> float:
         """Seconds to bring `tokens` back from `tier`; inf for a tier never seen."""
@@ -154,18 +142,13 @@ class CostModel:
             return prefill_s
         return min(prefill_s, self.reload_s(tier, context_tokens))
 
-    def reloads(self, context_tokens: float, tier: str | None) -> bool:
-        """Whether the cheaper way back is a reload."""
-        if tier is None:
-            return False
-        return self.reload_s(tier, context_tokens) < self.prefill_s(context_tokens)
-
     def expected_rebuild(self, context_tokens: float, tier: str | None) -> RebuildCost:
         """By a reload where that is cheaper, as often as the tier keeps what it got."""
         prefill_s = self.prefill_s(context_tokens)
-        if tier is None or not self.reloads(context_tokens, tier):
+        reload_s = math.inf if tier is None else self.reload_s(tier, context_tokens)
+        if reload_s >= prefill_s:
             return RebuildCost(prefill_s)
-        kept, reload_s = self.kept_share, self.reload_s(tier, context_tokens)
+        kept = self.kept_share
         return RebuildCost((1.0 - kept) * prefill_s, kept * reload_s)
 
     def observe_lost(self, tokens: int, is_found: bool) -> None:
@@ -213,18 +196,6 @@ class CostModel:
             return MemoryPrice(0.0, running + 1.0)
         share = min(max(kv_blocks / pool, 0.0), 1.0)
         return MemoryPrice(share, 1.0 + (running + 1.0) / waiting)
-
-    @property
-    def flat_price(self) -> float:
-        """Price of a held second in CacheTTL's own cost model (v4 §4.1)."""
-        return 1.0
-
-    def to_profile(self) -> dict[str, object]:
-        """The curves as they stand; what the constructor accepts."""
-        return {
-            "prefill": list(self._steps.prefill),
-            "reload": {tier: list(fit.theta) for tier, fit in self._reloads.items()},
-        }
 
 
 def _is_measurement(seconds: float) -> bool:

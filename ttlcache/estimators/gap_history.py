@@ -125,7 +125,7 @@ class GapHistory:
             return None
         key, since_s = opened
         gap_s = now_s - since_s if now_s > since_s else 0.0
-        self._record(key, gap_s, completed=gap_s < self._horizon_s)
+        self.observe(key, gap_s, completed=gap_s < self._horizon_s)
         return gap_s
 
     def abandon(self, token: Hashable, now_s: float) -> None:
@@ -133,7 +133,7 @@ class GapHistory:
         opened = self._close(token)
         if opened is not None:
             key, since_s = opened
-            self._record(key, max(now_s - since_s, 0.0), completed=False)
+            self.observe(key, max(now_s - since_s, 0.0), completed=False)
 
     def drop(self, token: Hashable) -> None:
         """Forget an open gap without any record."""
@@ -151,15 +151,8 @@ class GapHistory:
                 since_s = closed_s if since_s is None else since_s
         return None if since_s is None else (key, since_s)
 
-    def observe(self, key: GapKey, gap_s: float) -> None:
-        """Record a completed gap directly (traces, tests)."""
-        self._record(key, gap_s, completed=True)
-
-    def censor(self, key: GapKey, waited_s: float) -> None:
-        """Record a gap known only to have lasted longer than `waited_s`."""
-        self._record(key, waited_s, completed=False)
-
-    def _record(self, key: GapKey, gap_s: float, completed: bool) -> None:
+    def observe(self, key: GapKey, gap_s: float, *, completed: bool = True) -> None:
+        """A gap of `gap_s` seconds, or one known only to have lasted longer."""
         if not math.isfinite(gap_s):
             return
         if not 0.0 <= gap_s <= MAX_GAP_S:
@@ -190,24 +183,12 @@ class GapHistory:
         window = self._windows[key] = GapWindow(self._window)
         return window
 
-    @property
-    def total(self) -> int:
-        """Completed gaps in the global window."""
-        return self._global.num_completed
-
-    @property
-    def num_open(self) -> int:
-        return len(self._open)
-
-    def count(self, key: GapKey | None) -> int:
-        """Completed gaps in the key's window."""
+    def count(self, key: GapKey | None = None, *, with_censored: bool = False) -> int:
+        """Gaps in the key's window: completed ones, or all with `with_censored`."""
         window = self._find(key)
-        return window.num_completed if window is not None else 0
-
-    def count_censored(self, key: GapKey | None) -> int:
-        """Gaps in the key's window that are known not to have ended in time."""
-        window = self._find(key)
-        return window.num_censored if window is not None else 0
+        if window is None:
+            return 0
+        return len(window) if with_censored else window.num_completed
 
     def _find(self, key: GapKey | None) -> GapWindow | None:
         return self._global if key is None else self._windows.get(key)
@@ -233,11 +214,8 @@ class GapHistory:
         window is left to ask.
         """
         for candidate in _backoff(key):
-            window = self._windows.get(candidate)
-            if window is not None:
-                records = len(window) if with_censored else window.num_completed
-                if records > min_records:
-                    return candidate
+            if self.count(candidate, with_censored=with_censored) > min_records:
+                return candidate
         return None
 
     def export(

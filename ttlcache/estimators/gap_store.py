@@ -13,15 +13,15 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ttlcache.estimators.gap_history import MAX_GAP_S, GapHistory, GapRecords
 from ttlcache.types import GapKey
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "ttlcache-gaps"
-#: Keys of version 1 may hold words of the commands that models wrote.
-VERSION = 2
 #: What is saved: the freshest keys and of each its freshest gaps, which keeps the
 #: file under about 4 MB. Statistics need hundreds of records, not all of them.
 MAX_KEYS = 1024
@@ -31,22 +31,32 @@ MAX_GLOBAL_RECORDS = 10_000
 MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
-class _NotOurs(ValueError):
-    """The file's content is not what `save` writes."""
+class _Window(BaseModel):
+    """`GapRecords` as it is written; completed: "1", or "0" for a gap cut off."""
+
+    key: tuple[str, str, str] | None
+    gaps_s: list[Annotated[float, Field(ge=0.0, le=MAX_GAP_S)]]
+    completed: Annotated[str, Field(pattern="^[01]*$")]
+
+    @model_validator(mode="after")
+    def _every_gap_has_its_mark(self) -> Self:
+        if len(self.gaps_s) != len(self.completed):
+            raise ValueError("records and their marks differ")
+        return self
 
 
-def save(history: GapHistory, path: str | os.PathLike[str]) -> bool:
-    """Write the completed and censored gaps of `history`, replacing the file at once.
-
-    Open gaps are not written: their start means nothing to another clock. False,
-    and a warning, where the file cannot be written; the old one is then untouched.
-    """
-    return write(snapshot(history), path)
+class _File(BaseModel):
+    format: Literal["ttlcache-gaps"]
+    #: Keys of version 1 may hold words of the commands that models wrote.
+    version: Literal[2]
+    windows: Annotated[list[_Window], Field(max_length=MAX_KEYS + 1)]
 
 
 def snapshot(history: GapHistory) -> list[GapRecords]:
-    """Copies of what `save` keeps, so that another thread can write them while gaps
-    go on coming. About two microseconds a key.
+    """Copies of what is saved, so that another thread can write them while gaps go on
+    coming. About two microseconds a key.
+
+    Open gaps are not saved: their start means nothing to another clock.
     """
     return list(islice(history.export(MAX_RECORDS, MAX_GLOBAL_RECORDS), MAX_KEYS + 1))
 
@@ -56,11 +66,14 @@ def write(
     path: str | os.PathLike[str],
     pause: Callable[[], object] = lambda: None,
 ) -> bool:
-    """Write a snapshot; like `save` but for the copy.
+    """Write a snapshot, replacing the file at once.
 
     Args:
         pause: called after every window. Encoding one holds Python's global lock for
             some 100 microseconds; a writer in the background sleeps here.
+
+    Returns:
+        False, after a warning, where it cannot be written; the old one is untouched.
     """
     target = Path(path)
     try:
@@ -74,7 +87,7 @@ def write(
 def _pieces(
     windows: Iterable[GapRecords], pause: Callable[[], object]
 ) -> Iterator[str]:
-    yield f'{{"format":"{FORMAT}","version":{VERSION},"windows":['
+    yield '{"format":"ttlcache-gaps","version":2,"windows":['
     for index, records in enumerate(windows):
         yield "," if index else ""
         yield json.dumps(_encode(records), separators=(",", ":"))
@@ -122,8 +135,7 @@ def load(path: str | os.PathLike[str], history: GapHistory | None = None) -> Gap
     except FileNotFoundError:
         logger.debug("no gap history at %s", source)
         return into
-    # ValueError covers bad JSON, bad UTF-8 and _NotOurs; RecursionError deep nesting.
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         logger.warning("gap history %s ignored: %s", source, error)
         return into
     # Oldest key first, so that the freshest is the last to be forgotten.
@@ -136,51 +148,18 @@ def _read(source: Path) -> list[GapRecords]:
     with source.open("rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
-        raise _NotOurs(f"larger than {MAX_FILE_BYTES} bytes")
-    state = json.loads(content)
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise _NotOurs(f"not a {FORMAT} file")
-    if state.get("version") != VERSION:
-        raise _NotOurs(f"version {state.get('version')!r}, expected {VERSION}")
-    windows = state.get("windows")
-    if not isinstance(windows, list) or len(windows) > MAX_KEYS + 1:
-        raise _NotOurs("no usable list of windows")
-    return [_decode(window) for window in windows]
-
-
-def _decode(window: object) -> GapRecords:
-    if not isinstance(window, dict):
-        raise _NotOurs("a window is not an object")
-    gaps_s, completed = window.get("gaps_s"), window.get("completed")
-    if not isinstance(gaps_s, list) or not isinstance(completed, str):
-        raise _NotOurs("a window without records")
-    if len(gaps_s) != len(completed) or not set(completed) <= {"0", "1"}:
-        raise _NotOurs("records and their marks differ")
-    return GapRecords(
-        _decode_key(window.get("key")),
-        [_decode_gap(gap_s) for gap_s in gaps_s],
-        [mark == "1" for mark in completed],
-    )
-
-
-def _decode_key(parts: object) -> GapKey | None:
-    if parts is None:
-        return None
-    if not isinstance(parts, list) or len(parts) != 3:
-        raise _NotOurs(f"key {parts!r}")
-    if not all(isinstance(part, str) for part in parts):
-        raise _NotOurs(f"key {parts!r}")
-    return GapKey(*parts)
-
-
-def _decode_gap(gap_s: object) -> float:
-    # bool is an int to Python, and JSON as Python reads it has NaN and Infinity.
-    if isinstance(gap_s, bool) or not isinstance(gap_s, int | float):
-        raise _NotOurs(f"gap {gap_s!r}")
+        raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
     try:
-        value = float(gap_s)
-    except OverflowError:
-        raise _NotOurs("a gap beyond all floats") from None
-    if not 0.0 <= value <= MAX_GAP_S:  # false for NaN, too
-        raise _NotOurs(f"gap {gap_s!r}")
-    return value
+        state = _File.model_validate_json(content, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{place}: {first['msg']}") from None
+    return [
+        GapRecords(
+            None if window.key is None else GapKey(*window.key),
+            window.gaps_s,
+            [mark == "1" for mark in window.completed],
+        )
+        for window in state.windows
+    ]

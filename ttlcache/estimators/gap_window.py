@@ -111,10 +111,6 @@ class GapWindow:
     def __len__(self) -> int:
         return len(self._values)
 
-    @property
-    def num_censored(self) -> int:
-        return len(self._values) - self.num_completed
-
     def add(self, gap_s: float, completed: bool) -> None:
         """Record a gap, forgetting the oldest one when the ring is full."""
         values, flags = self._values, self._flags

@@ -52,7 +52,7 @@ class OnlineFit:
             # Roots, because the Gram matrix squares its rows.
             root = math.sqrt(self._ANCHOR_WEIGHT)
             row = _divided(anchor, _dot(self._seed, anchor) / root)
-            _accumulate(self._anchor_gram, self._anchor_pull, row, root, keep=1.0)
+            accumulate(self._anchor_gram, self._anchor_pull, row, root, keep=1.0)
         self._gram = [[0.0] * size for _ in range(size)]
         self._pull = [0.0] * size
         self._weight = 0.0
@@ -72,7 +72,7 @@ class OnlineFit:
             return
         level = self._clipped(y, base, expected)
         keep = self._FORGET
-        _accumulate(self._gram, self._pull, _divided(x, base), level, keep)
+        accumulate(self._gram, self._pull, _divided(x, base), level, keep)
         self._weight = keep * self._weight + 1.0
         self._level = keep * self._level + level
         self.count += 1
@@ -117,13 +117,18 @@ def _divided(row: Row, by: float) -> list[float]:
     return [value / by for value in row]
 
 
-def _accumulate(
-    gram: Matrix, pull: list[float], row: Row, y: float, keep: float
+def accumulate(
+    gram: Matrix,
+    pull: list[float],
+    row: Row,
+    weighted_y: float,
+    keep: float,
+    weight: float = 1.0,
 ) -> None:
-    """gram = keep gram + row row', pull = keep pull + y row, in place."""
+    """gram = keep gram + weight row row', pull = keep pull + weight y row, in place."""
     for i, value in enumerate(row):
-        pull[i] = keep * pull[i] + y * value
-        line = gram[i]
+        pull[i] = keep * pull[i] + weighted_y * value
+        line, value = gram[i], value * weight
         for j, other in enumerate(row):
             line[j] = keep * line[j] + value * other
 

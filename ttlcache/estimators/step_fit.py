@@ -14,7 +14,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ttlcache.estimators.regression import Matrix, Row, non_negative_solution
+from ttlcache.estimators.regression import (
+    Matrix,
+    Row,
+    accumulate,
+    non_negative_solution,
+)
 
 #: Tokens whose computation takes as long as loading the weights: peak FLOP/s divided by
 #: bytes/s, 156 on an A100, 295 on an H100. A step of fewer prompt tokens takes hardly
@@ -112,12 +117,7 @@ class StepFit:
         scale = max(seconds, expected_s)
         keep = 1.0 - (1.0 - self._FORGET) * weight
         row, y = [value / scale for value in x], weight * seconds / scale
-        gram, pull = self._gram, self._pull
-        for i, value in enumerate(row):
-            pull[i] = keep * pull[i] + y * value
-            line, value = gram[i], value * weight
-            for j, other in enumerate(row):
-                line[j] = keep * line[j] + value * other
+        accumulate(self._gram, self._pull, row, y, keep, weight)
         self._count += 1
         if self._count <= 4 * self._SOLVE_EVERY or not self._count % self._SOLVE_EVERY:
             self._solve()

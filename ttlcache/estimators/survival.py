@@ -1,4 +1,4 @@
-"""Small online estimators: sliding mean, memoryfulness, ECDF, Kaplan-Meier, bounds.
+"""Small online estimators: sliding mean, memoryfulness, Kaplan-Meier, bounds.
 
 Everything here is arithmetic on numbers handed in: no clock, no keys, no policy.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -48,29 +47,6 @@ class SlidingMean:
         return len(self._ring)
 
 
-@dataclass(slots=True)
-class _PairSums:
-    """Sums over all pairs (k, m = N - k), k = 1..N; integers, so exact for ever."""
-
-    pairs: int = 0
-    k: int = 0
-    m: int = 0
-    kk: int = 0
-    mm: int = 0
-    km: int = 0
-
-    def add(self, turns: int, sign: int) -> None:
-        n = turns
-        k = n * (n + 1) // 2
-        kk = n * (n + 1) * (2 * n + 1) // 6
-        self.pairs += sign * n
-        self.k += sign * k
-        self.m += sign * (n * (n - 1) // 2)
-        self.kk += sign * kk
-        self.mm += sign * ((n - 1) * n * (2 * n - 1) // 6)
-        self.km += sign * (n * k - kk)
-
-
 class Memoryfulness:
     """eta = -Corr(k, N - k) over finished programs (CacheTTL v4 §4.1).
 
@@ -83,7 +59,8 @@ class Memoryfulness:
 
     def __init__(self, window: int = 1000) -> None:
         self._turns: deque[int] = deque(maxlen=window)
-        self._sums = _PairSums()
+        # Sums of N, N^2 and N^3 over the window; integers, so exact for ever.
+        self._sums = [0, 0, 0]
         self._eta: float | None = None
 
     def add(self, turns: int) -> None:
@@ -91,10 +68,14 @@ class Memoryfulness:
         if turns < 1:
             return
         if len(self._turns) == self._turns.maxlen:
-            self._sums.add(self._turns[0], -1)
+            self._count(self._turns[0], -1)
         self._turns.append(turns)
-        self._sums.add(turns, +1)
+        self._count(turns, +1)
         self._eta = None
+
+    def _count(self, turns: int, sign: int) -> None:
+        for power in range(3):
+            self._sums[power] += sign * turns ** (power + 1)
 
     @property
     def eta(self) -> float:
@@ -103,29 +84,24 @@ class Memoryfulness:
         return self._eta
 
     def _correlate(self) -> float:
-        s = self._sums
-        var_k = s.pairs * s.kk - s.k * s.k
-        var_m = s.pairs * s.mm - s.m * s.m
+        # Sums over all pairs (k, m = N - k), k = 1..N, of 1, k, m, k k, m m and k m.
+        pairs, squares, cubes = self._sums
+        k, m = (squares + pairs) // 2, (squares - pairs) // 2
+        kk = (2 * cubes + 3 * squares + pairs) // 6
+        mm = (2 * cubes - 3 * squares + pairs) // 6
+        km = (cubes + squares) // 2 - kk
+        var_k = pairs * kk - k * k
+        var_m = pairs * mm - m * m
         if var_k <= 0 or var_m <= 0:
             return 1.0
-        covariance = s.pairs * s.km - s.k * s.m
+        covariance = pairs * km - k * m
         corr = covariance / (math.sqrt(var_k) * math.sqrt(var_m))
         return -max(-1.0, min(1.0, corr))
 
     @property
     def avg_turns(self) -> float:
         """Mean turns of the programs in the window, 0.0 while there are none."""
-        return self._sums.pairs / len(self._turns) if self._turns else 0.0
-
-    @property
-    def programs(self) -> int:
-        return len(self._turns)
-
-
-def ecdf(sorted_values: FloatArray, at: float) -> float:
-    """Share of `sorted_values` that is <= `at`; 0.0 when empty."""
-    n = len(sorted_values)
-    return float(sorted_values.searchsorted(at, side="right")) / n if n else 0.0
+        return self._sums[0] / len(self._turns) if self._turns else 0.0
 
 
 def empirical_bernstein(

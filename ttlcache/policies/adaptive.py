@@ -122,7 +122,7 @@ class Adaptive(Policy):
         """The survival of gaps like this one; None where too few are known."""
         gaps = view.gaps
         found = gaps.best_key(key, self.MIN_RECORDS, with_censored=True)
-        if found is None and (is_human_gap(key) or gaps.total <= self.MIN_RECORDS):
+        if found is None and (is_human_gap(key) or gaps.count() <= self.MIN_RECORDS):
             return None, "default"
         source = "survival:global" if found is None else "survival:key"
         return gaps.survival(found, view.now_s), source

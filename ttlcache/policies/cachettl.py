@@ -77,14 +77,14 @@ class CacheTTL(Policy):
     def _sample(self, key: GapKey, view: View) -> _Sample | None:
         k, gaps = self.options.k, view.gaps
         if is_human_gap(key):
-            records = gaps.count(key) + gaps.count_censored(key)
+            records = gaps.count(key, with_censored=True)
             if records > k:
                 return _Sample("human", key, records)
-        if gaps.total <= k:
+        if gaps.count() <= k:
             return None
         found = None if is_human_gap(key) else gaps.best_key(key, k)
         if found is None:
-            return _Sample("global", None, gaps.total)
+            return _Sample("global", None, gaps.count())
         return _Sample("tool", found, gaps.count(found))
 
 

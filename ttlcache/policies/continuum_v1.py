@@ -47,7 +47,7 @@ class ContinuumV1(Policy):
 
     def _bound(self, turn: TurnFacts, view: View) -> tuple[float, str]:
         options = self.options
-        if view.gaps.total < options.n_min:
+        if view.gaps.count() < options.n_min:
             return options.t_default_s, "default"
         key = view.gaps.best_key(turn.gap_key, options.n_min - 1)
         gaps_s = view.gaps.durations(key)

@@ -6,6 +6,7 @@ The one place that opens and closes gaps, and that ends pins in all tables at on
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -58,45 +59,33 @@ class Followed(NamedTuple):
     reusable_tokens: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
 class OpenTurns:
-    """Open turns of all programs: gaps, continuations, ends."""
+    """Open turns of all programs: gaps, continuations, ends.
 
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        holder: BlockHolder,
-        block_tokens: int,
-        pins: PinTable,
-        gaps: GapHistory,
-        costs: CostModel,
-        backlog: Backlog,
-        telemetry: Telemetry,
-        max_ttl_s: float,
-        on_rekey: Callable[[str], None] | None,
-        on_stall: OnStall,
-        on_unclaimed: OnUnclaimed,
-    ) -> None:
-        self._clock = clock
-        self._holder = holder
-        self._block_tokens = block_tokens
-        self._pins = pins
-        self._gaps = gaps
-        self._costs = costs
-        self._backlog = backlog  # of plain vLLM
-        self._telemetry = telemetry
-        self._max_ttl_s = max_ttl_s
-        self._on_rekey = on_rekey
-        self._on_stall = on_stall
-        self._on_unclaimed = on_unclaimed
+    backlog: of plain vLLM.
+    """
+
+    clock: Clock
+    holder: BlockHolder
+    block_tokens: int
+    pins: PinTable
+    gaps: GapHistory
+    costs: CostModel
+    backlog: Backlog
+    telemetry: Telemetry
+    max_ttl_s: float
+    on_rekey: Callable[[str], None] | None
+    on_stall: OnStall
+    on_unclaimed: OnUnclaimed
 
     def open(self, record: RequestRecord, finish: Finish, now_s: float) -> Turn:
         """A request finished as a turn of its program: its gap begins."""
-        turn = _finished_turn(record, finish, self._block_tokens, now_s)
+        turn = _finished_turn(record, finish, self.block_tokens, now_s)
         program = record.program
         if turn.outline:
             program.last_turn = turn
-        self._gaps.start(turn.token, turn.gap_key, turn.finish_s)
+        self.gaps.start(turn.token, turn.gap_key, turn.finish_s)
         if program.open_turns:
             program.open_turns.append(turn)
         else:  # mostly: a list of one takes less memory than one that has grown
@@ -124,15 +113,15 @@ class OpenTurns:
         turn = continuation.turn
         if turn is None:
             return Followed()
-        gap_s = self._gaps.finish(turn.token, now_s)
+        gap_s = self.gaps.finish(turn.token, now_s)
         if gap_s is not None:
-            self._telemetry.gap(turn.gap_key, gap_s)
-        pin = self._pins.get(turn.pin_id)
+            self.telemetry.gap(turn.gap_key, gap_s)
+        pin = self.pins.get(turn.pin_id)
         reusable = turn.context_tokens
         if continuation.relation is Relation.SUPERSEDES:
             shared = continuation.shared_blocks
             # What was rewritten cannot be hit: losing it is not the engine's fault.
-            reusable = 0 if shared is None else shared * self._block_tokens
+            reusable = 0 if shared is None else shared * self.block_tokens
             pin = self._release_rewritten(pin, reusable)
             if shared is not None:
                 self._learn_share(program, shared / turn.num_hashes)
@@ -144,7 +133,7 @@ class OpenTurns:
             return Followed(None, reusable)
         # Open until the pin is claimed: a retry may find it, too.
         pin.continued = True
-        self._pins.add_waiter(pin, request_id)
+        self.pins.add_waiter(pin, request_id)
         return Followed(pin, reusable)
 
     def claim(self, pin: Pin, cached_tokens: int) -> Claim:
@@ -153,18 +142,18 @@ class OpenTurns:
         The caller ends the pin next.
         """
         claimed = min(cached_tokens, pin.kv_tokens)
-        behind_blocks = int(self._backlog.tokens / self._block_tokens)
+        behind_blocks = int(self.backlog.tokens / self.block_tokens)
         kept = int(
-            min(self._holder.plain_hit_tokens(pin.pin_id, behind_blocks), claimed)
+            min(self.holder.plain_hit_tokens(pin.pin_id, behind_blocks), claimed)
         )
-        saved_s = self._costs.prefill_s(claimed, kept) if claimed > kept else 0.0
-        self._backlog.on_saved(claimed - kept, saved_s)
+        saved_s = self.costs.prefill_s(claimed, kept) if claimed > kept else 0.0
+        self.backlog.on_saved(claimed - kept, saved_s)
         return Claim(pin.pin_id, claimed, claimed - kept, saved_s)
 
     def close(self, turn: Turn, outcome: PinOutcome) -> None:
         """Nobody will continue this turn."""
-        self._gaps.abandon(turn.token, self._clock.now_s())
-        pin = self._pins.get(turn.pin_id)
+        self.gaps.abandon(turn.token, self.clock.now_s())
+        pin = self.pins.get(turn.pin_id)
         if pin is not None:
             self.end_pin(pin, outcome)
 
@@ -179,14 +168,14 @@ class OpenTurns:
         """A sub-agent ended: its parent is about to go on; hold it long enough."""
         if child.parent is None:
             return
-        now_s = self._clock.now_s()
+        now_s = self.clock.now_s()
         for turn in child.parent.open_turns:
-            pin = self._pins.get(turn.pin_id)
+            pin = self.pins.get(turn.pin_id)
             if pin is None or not is_subagent(turn.gap_key):
                 continue
-            ttl_s = min(self._costs.recovery_s(turn.context_tokens), self._max_ttl_s)
-            self._pins.set_deadline(pin, max(pin.deadline_s, now_s + ttl_s))
-            self._telemetry.extend(now_s, pin, "sub-agent ended")
+            ttl_s = min(self.costs.recovery_s(turn.context_tokens), self.max_ttl_s)
+            self.pins.set_deadline(pin, max(pin.deadline_s, now_s + ttl_s))
+            self.telemetry.extend(now_s, pin, "sub-agent ended")
         # Chains of ended sub-agents must not keep each other in memory.
         child.parent = None
 
@@ -197,20 +186,20 @@ class OpenTurns:
         mode: ReleaseMode = ReleaseMode.KEEP_CACHED,
     ) -> int:
         """End a pin in every table; returns the blocks that became free."""
-        now_s = self._clock.now_s()
-        self._telemetry.unpin(now_s, pin, outcome)
-        self._pins.remove(pin)
+        now_s = self.clock.now_s()
+        self.telemetry.unpin(now_s, pin, outcome)
+        self.pins.remove(pin)
         program = pin.program
         if pin.continued and pin.turn in program.open_turns:
             program.open_turns.remove(pin.turn)
         if pin.stalled_s > 0.0:
-            self._on_stall(pin)
+            self.on_stall(pin)
         if outcome is not PinOutcome.CLAIMED:
-            self._on_unclaimed(program)
-        freed = self._holder.release(pin.pin_id, outcome, mode)
-        if self._on_rekey is not None:
+            self.on_unclaimed(program)
+        freed = self.holder.release(pin.pin_id, outcome, mode)
+        if self.on_rekey is not None:
             for request_id in pin.waiters:
-                self._on_rekey(request_id)
+                self.on_rekey(request_id)
         return freed
 
     def shrink_pin(
@@ -225,17 +214,17 @@ class OpenTurns:
         Args:
             outcome: how the pin ends if that leaves nothing of it.
         """
-        shrunk = self._holder.shrink(pin.pin_id, drop_blocks, mode)
+        shrunk = self.holder.shrink(pin.pin_id, drop_blocks, mode)
         if shrunk is None:
             return self.end_pin(pin, outcome, mode)
-        self._pins.shrink(
+        self.pins.shrink(
             pin, kv_blocks=shrunk.kept_blocks, kv_tokens=shrunk.kept_tokens
         )
-        self._telemetry.shrink(self._clock.now_s(), pin)
+        self.telemetry.shrink(self.clock.now_s(), pin)
         return shrunk.freed_blocks
 
     def _is_awaited(self, turn: Turn) -> bool:
-        pin = self._pins.get(turn.pin_id)
+        pin = self.pins.get(turn.pin_id)
         return pin is not None and pin.is_awaited
 
     def _release_rewritten(self, pin: Pin | None, shared_tokens: int) -> Pin | None:
@@ -245,7 +234,7 @@ class OpenTurns:
             return pin
         keep = pin.kv_blocks * shared_tokens // pin.kv_tokens
         self.shrink_pin(pin, pin.kv_blocks - keep, PinOutcome.SUPERSEDED)
-        return self._pins.get(pin.pin_id)
+        return self.pins.get(pin.pin_id)
 
     @staticmethod
     def _learn_share(program: Program, share: float) -> None:

@@ -154,11 +154,6 @@ class PinTable:
             self._push(pin)
         return due
 
-    @property
-    def any_provisional(self) -> bool:
-        """Whether there are pins decided while no request waited for memory."""
-        return bool(self._provisional)
-
     def pop_provisional(self, most: int) -> list[Pin]:
         """The oldest provisional pins, which are so no more.
 

@@ -121,8 +121,11 @@ class Retention:
         Returns:
             Blocks that became free.
         """
+        provisional = self.pins.pop_provisional(REPRICED_AT_ONCE)
+        if not provisional:
+            return 0
         ended, view = [], self._view(now_s)
-        for pin in self.pins.pop_provisional(REPRICED_AT_ONCE):
+        for pin in provisional:
             facts = pin.turn.facts
             if facts is None:
                 continue

@@ -82,8 +82,6 @@ class KVMemory:
         Returns:
             Blocks that became free.
         """
-        if not self.pins.any_provisional:
-            return 0
         return self.retention.redecide_under_pressure(self.clock.now_s())
 
     def reclaim(

@@ -100,11 +100,11 @@ class QueueOrder:
         if pin.turn.place is not None:
             self._charge(pin.turn.place, pin.program.tenant, pin.stalled_s)
 
-    def learn_work(self, program: Program, prompt_s: float, output_s: float) -> None:
+    def learn_work(self, program: Program, prompt_s: float, outputs: int) -> None:
         """What a turn took of the engine, without waits and repeated prefills."""
         if program.work is None:
             program.work = Work()
-        self.work.on_turn_finished(program.work, prompt_s, output_s)
+        self.work.on_turn_finished(program.work, prompt_s, outputs)
 
     def on_program_end(self, program: Program) -> None:
         """The service of its longest context teaches how long a quantum is."""

@@ -13,6 +13,7 @@ and output tokens by the mean seconds of one.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 
 import numpy as np
@@ -26,6 +27,9 @@ WINDOW, MAX_TURNS = 1000, 4096
 MIN_ENDED = 5
 #: Turns of an average program that a program's own mean starts with.
 PRIOR_TURNS = 2.0
+#: Seconds per output token before any was seen: an 8B model on an A100, weights read
+#: once from 1.6 TB/s, and a few milliseconds around it.
+DEFAULT_DECODE_S = 0.02
 #: Turns of all programs over which the work of a turn is averaged.
 MEAN_WINDOW = 1000
 
@@ -38,10 +42,18 @@ class RemainingWork:
         self._live: Counter[int] = Counter()
         self._prompt_s = SlidingMean(MEAN_WINDOW)
         self._output_s = SlidingMean(MEAN_WINDOW)
+        self._token_s = SlidingMean(MEAN_WINDOW)
         self._turns_left: FloatArray | None = None
 
-    def on_turn_finished(self, work: Work, prompt_s: float, output_s: float) -> None:
-        """A turn of a live program finished after so much work."""
+    def on_decoded(self, token_s: float) -> None:
+        """An output token after the first took so long, in whatever batch it was."""
+        if 0.0 < token_s < math.inf:
+            self._token_s.observe(token_s)
+
+    def on_turn_finished(self, work: Work, prompt_s: float, outputs: int) -> None:
+        """A turn of a live program finished: so long a prompt, so many tokens."""
+        token_s = self._token_s.value if self._token_s.count else DEFAULT_DECODE_S
+        output_s = max(outputs, 0) * token_s
         if work.turns:
             self._count(work.turns, -1)
             work.prompt_s += prompt_s

@@ -58,8 +58,8 @@ def filled_history(num_gaps: int = TIMED_GAPS) -> GapHistory:
     for number, gap_s in enumerate(gaps_s.tolist()):
         # Two in three belong to one key, so that its own window is long as well.
         key = SHELL_GAP if number % 3 else GAP_KEYS[number // 3 % len(GAP_KEYS)]
-        record = history.censor if number % 20 == 0 else history.observe
-        record(key, gap_s)
+        ended = number % 20 != 0
+        history.observe(key, gap_s, completed=ended)
     for number in range(50):
         history.start(("open", number), SHELL_GAP, now_s=float(number))
     return history
@@ -137,7 +137,7 @@ class PolicyContract:
     def test_only_gaps_that_never_ended(self) -> None:
         history = GapHistory()
         for key in GAP_KEYS * 200:
-            history.censor(key, 5.0)
+            history.observe(key, 5.0, completed=False)
         self._check_everywhere(view_of(history))
 
     def test_ten_thousand_gaps(self) -> None:

@@ -6,6 +6,7 @@ overrides one method or attribute, and an entry in `ABLATIONS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,7 +65,9 @@ class EndedGapsOnly(Adaptive):
 
     def _gap_curve(self, key: GapKey, view: View) -> tuple[SurvivalCurve | None, str]:
         found = view.gaps.best_key(key, self.MIN_RECORDS)
-        if found is None and (is_human_gap(key) or view.gaps.total <= self.MIN_RECORDS):
+        if found is None and (
+            is_human_gap(key) or view.gaps.count() <= self.MIN_RECORDS
+        ):
             return None, "default"
         return survival_of_sorted(view.gaps.durations(found), EMPTY), "ended gaps"
 
@@ -114,9 +117,10 @@ def cost_if_tier_keeps_all(turn: TurnFacts, view: View) -> RebuildCost:
     """A reload wherever that is cheaper than a prefill."""
     tokens = turn.context_tokens
     prefill_s = view.costs.prefill_s(tokens)
-    if view.tier is None or not view.costs.reloads(tokens, view.tier):
+    reload_s = view.costs.reload_s(view.tier, tokens) if view.tier else math.inf
+    if reload_s >= prefill_s:
         return RebuildCost(prefill_s)
-    return RebuildCost(0.0, view.costs.reload_s(view.tier, tokens))
+    return RebuildCost(0.0, reload_s)
 
 
 def policy_name(ablation: str) -> str:

@@ -84,7 +84,7 @@ class ReturnEstimator:
 
     @property
     def gaps_recorded(self) -> int:
-        return self._gaps.total
+        return self._gaps.count()
 
     def gap_begins(self, program: ChainProgram, now_s: float) -> None:
         self._gaps.start(program.number, program.gap_key, now_s)

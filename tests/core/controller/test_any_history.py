@@ -241,7 +241,7 @@ class AnyHistory(RuleBasedStateMachine):
         engine.check()
         assert len(controller.programs) == 0
         assert len(controller.pins) == 0
-        assert controller.gaps.num_open == 0
+        assert len(controller.gaps._open) == 0
         assert engine.holder.free_blocks == engine.holder.pool_blocks
         assert controller.admission.reserved_pool_blocks == 0.0
 

@@ -15,8 +15,8 @@ def test_an_ended_program_releases_its_pins():
     assert outcomes(engine) == {PinOutcome.ENDED: 1}
     assert total(engine, "programs_ended", "told") == 1
     assert engine.holder.free_blocks == 64
-    assert engine.controller.gaps.num_open == 0
-    assert engine.controller.memoryfulness.programs == 1
+    assert len(engine.controller.gaps._open) == 0
+    assert engine.controller.memoryfulness.avg_turns == 1.0
 
 
 def test_the_last_step_is_not_pinned():
@@ -45,7 +45,7 @@ def test_a_program_that_ends_with_a_turn_in_flight():
     engine.controller.end("", "A")
     engine.decode("r1", [11, 12])
     assert engine.finish("r1") == NOTHING_RETAINED
-    assert engine.controller.memoryfulness.programs == 0  # it had finished no turn
+    assert engine.controller.memoryfulness.avg_turns == 0.0  # it had finished no turn
     assert total(engine, "programs_ended", "told") == 1
     assert engine.holder.free_blocks == 64
     engine.check()

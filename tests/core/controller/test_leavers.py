@@ -91,7 +91,7 @@ def test_a_program_keeps_a_bounded_number_of_open_turns():
         engine.abort("busy")
     assert len(pins(engine)) == MAX_OPEN_TURNS
     assert outcomes(engine) == {PinOutcome.SUPERSEDED: 3}
-    assert engine.controller.gaps.num_open == MAX_OPEN_TURNS
+    assert len(engine.controller.gaps._open) == MAX_OPEN_TURNS
     engine.check()
 
 

@@ -73,7 +73,7 @@ def test_a_persons_pause_says_nothing_about_tools(tools, counts_for_tools):
     context = engine.turn("r1", PROMPT, program="A", tool=tools)
     engine.step(seconds=5.0)
     engine.turn("r2", context, program="A", is_last_step=True)
-    assert engine.controller.gaps.total == int(counts_for_tools)
+    assert engine.controller.gaps.count() == int(counts_for_tools)
 
 
 def test_a_task_beside_other_tools_is_a_sub_agent():
