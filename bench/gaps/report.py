@@ -28,7 +28,7 @@ DEFAULT_ARMS = (
     Arm("continuum-public", "continuum-public"),
     Arm("infercept", "infercept"),
     Arm("none", "none"),
-    Arm("adaptive: no history", ablations.policy_name("no-history")),
+    Arm("adaptive: no history", "adaptive:no-history"),
 )
 _HEADINGS = (
     "in time",
@@ -79,7 +79,7 @@ def parse_arm(text: str) -> Arm:
     if not colon:
         return Arm(name, name)
     if name == "adaptive" and options in ablations.ABLATIONS:
-        return Arm(text, ablations.policy_name(options))
+        return Arm(text, text)
     value = json_object(f"{text!r}: what follows the colon", options)
     changes = " ".join(f"{key}={_plain(value[key])}" for key in value)
     return Arm(f"{name} {changes}".strip(), name, value)

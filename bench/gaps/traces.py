@@ -22,10 +22,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.sim.load.programs import poisson_arrivals
-from bench.sim.traces import TraceError, count, read_records, seconds
+from bench.sim.traces import RecordedTurn, TraceError, read_programs
 from ttlcache.toolcalls import key_for_tool
 from ttlcache.types import FINAL_GAP, USER_GAP, USER_TOOL, GapKey
 
@@ -72,46 +71,49 @@ def read_gaps(path: Path, rate: float, seed: int) -> tuple[GapProgram, ...]:
     """
     if rate <= 0:
         raise ValueError(f"rate must be positive, got {rate:g}")
-    records = list(read_records(path))
-    recorded = [seconds(record, "arrival_s", where) for record, where in records]
-    if any(math.isnan(arrival_s) for arrival_s in recorded):
-        recorded = list(poisson_arrivals(len(records), rate, seed))
+    recorded = list(read_programs(path))
+    arrivals = [program.arrival_s for program in recorded]
+    if None in arrivals:
+        arrivals = list(poisson_arrivals(len(recorded), rate, seed))
     programs = [
-        GapProgram(record["program_id"], arrival_s, _turns(record["turns"], where))
-        for (record, where), arrival_s in zip(records, recorded, strict=True)
+        GapProgram(program.program_id, arrival_s, _turns(program.turns))
+        for program, arrival_s in zip(recorded, arrivals, strict=True)
+        if arrival_s is not None
     ]
     if not any(math.isfinite(t.gap_s) for p in programs for t in p.turns):
         raise TraceError(f"{path}: not one known gap")
     return tuple(sorted(programs, key=lambda program: program.arrival_s))
 
 
-def _turns(raw: Sequence[dict[str, Any]], where: str) -> tuple[GapTurn, ...]:
+def _turns(recorded: Sequence[RecordedTurn]) -> tuple[GapTurn, ...]:
     turns: list[GapTurn] = []
     context = 0
-    for index, turn in enumerate(raw):
-        place = f"{where}: turns[{index}]"
-        is_last = index + 1 == len(raw)
-        prompt = context + count(turn, "new_prompt_tokens", place)
-        context = prompt + count(turn, "output_tokens", place)
-        llm_s = seconds(turn, "llm_s", place)
-        gap_s = seconds(turn, "tool_s", place)
+    for index, turn in enumerate(recorded):
+        is_last = index + 1 == len(recorded)
+        prompt = context + turn.new_prompt_tokens
+        context = prompt + turn.output_tokens
+        llm_s, gap_s = _seconds(turn.llm_s), _seconds(turn.tool_s)
         if is_last:
             gap_s = math.inf
         else:
-            following_s = seconds(raw[index + 1], "start_s", place)
-            period_s = following_s - seconds(turn, "start_s", place)
+            following_s = _seconds(recorded[index + 1].start_s)
+            period_s = following_s - _seconds(turn.start_s)
             llm_s = _known(llm_s, period_s - gap_s)
             gap_s = _known(gap_s, period_s - llm_s)
         turns.append(
             GapTurn(
                 key=gap_key(turn, is_last),
                 prompt_tokens=prompt,
-                output_tokens=context - prompt,
-                llm_s=_known(llm_s, DECODE_S_PER_TOKEN * (context - prompt)),
+                output_tokens=turn.output_tokens,
+                llm_s=_known(llm_s, DECODE_S_PER_TOKEN * turn.output_tokens),
                 gap_s=gap_s,
             )
         )
     return tuple(turns)
+
+
+def _seconds(value_s: float | None) -> float:
+    return math.nan if value_s is None else value_s
 
 
 def _known(value_s: float, otherwise_s: float) -> float:
@@ -121,14 +123,14 @@ def _known(value_s: float, otherwise_s: float) -> float:
     return otherwise_s if math.isnan(otherwise_s) else max(0.0, otherwise_s)
 
 
-def gap_key(turn: dict[str, Any], is_last: bool = False) -> GapKey:
+def gap_key(turn: RecordedTurn, is_last: bool = False) -> GapKey:
     """The gap key of a recorded turn, as the controller would have named it."""
-    tool = str(turn.get("tool") or "")
+    tool = turn.tool or ""
     if tool in _NO_CALL or tool.endswith(f"+{USER_TOOL}"):
         return USER_GAP
-    if is_last and tool == "bash" and turn.get("exe") == "echo":
+    if is_last and tool == "bash" and turn.exe == "echo":
         return FINAL_GAP
-    masked = str(turn.get("eff") or turn.get("exe") or "")
+    masked = turn.eff or turn.exe or ""
     command = _MASK.sub("", _MASKED_ARGUMENT.sub("", masked)).strip()
     names = [name for name in tool.split("+") if name]
     return GapKey.parallel(tuple(key_for_tool(name, command) for name in names))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from bench.sim.checks import check
@@ -17,23 +18,15 @@ from bench.sim.load.reshape import mean_context
 from bench.sim.load.workload import Workload, build
 from bench.sim.models import MODELS
 from bench.sim.recorder import Recorder
-from bench.sim.rivals import paper_victims
-from bench.sim.rivals.ablations import ablated
 from bench.sim.rivals.arms import own_file
-from bench.sim.rivals.gates import Gate
-from bench.sim.rivals.mori import MoriGate, unpin
-from bench.sim.rivals.oracle import OracleGate
-from bench.sim.rivals.plas import PlasGate
-from bench.sim.rivals.thunderagent import ThunderAgentGate
+from bench.sim.rivals.gates import Gate, controller_of
 from bench.sim.settings import Cell, CellResult
-from bench.sim.steptime import StepTime
 from bench.sim.tiers import link
 from bench.sim.tiers.lookups import remember_lookups
 from bench.sim.tiers.offload import parse_offload
 from bench.sim.tiers.policy import tiered
 from bench.sim.tiers.store import TierStore
-from ttlcache.clock import VirtualClock, default_clock, stopwatch_s, use_clock
-from ttlcache.controller import Controller
+from ttlcache.clock import VirtualClock, stopwatch_s, use_clock
 from ttlcache_connector.connector import TTLConnector, find_connector
 
 _SCHEDULER = "ttlcache_connector.scheduler.TTLScheduler"
@@ -47,23 +40,21 @@ def run_cell(cell: Cell) -> CellResult:
     """
     wall = Wall()
     workload = build(cell.workload)
-    step_time = step_time_of(cell)
     clock, recorder, store = VirtualClock(), Recorder(), _tier_store(cell)
     with no_gc(), use_clock(clock), link.use_tiers(store):
-        scheduler, connector = new_engine(engine_spec(cell, workload, step_time))
+        scheduler, connector = new_engine(engine_spec(cell, workload))
         if store is not None and connector is not None:
-            _controller(connector).tier.on_source("cpu")  # there is no disk without
+            controller_of(connector).tier.on_source("cpu")  # there is no disk without
         Simulation(
             scheduler,
             clock,
             workload,
-            request_factory(cell, step_time),
-            step_time,
+            request_factory(cell),
+            cell.engine.step_time,
             recorder,
             gate=_gate(cell, connector),
             connector=connector,
             tiers=getattr(scheduler.connector, "tiers", None),
-            shared_tokens=cell.workload.shared_tokens,
             longest_stride=cell.engine.decode_stride,
             block_tokens=cell.engine.block_size,
         ).run()
@@ -89,10 +80,6 @@ class Wall:
         }
 
 
-def step_time_of(cell: Cell) -> StepTime:
-    return StepTime.of(HARDWARE[cell.engine.hardware], MODELS[cell.engine.model])
-
-
 def block_bytes(cell: Cell) -> int:
     """Of a block of the pool."""
     return MODELS[cell.engine.model].kv_bytes_per_token * cell.engine.block_size
@@ -103,12 +90,6 @@ def new_engine(spec: EngineSpec) -> tuple[Any, TTLConnector | None]:
     scheduler = EngineHarness(spec).scheduler
     remember_lookups(scheduler.kv_cache_manager)
     return scheduler, find_connector(scheduler.connector)
-
-
-def _controller(connector: TTLConnector | None) -> Controller:
-    assert connector is not None
-    assert connector.scheduler_role is not None
-    return connector.scheduler_role.parts.controller
 
 
 @contextmanager
@@ -133,14 +114,12 @@ def _tier_store(cell: Cell) -> TierStore | None:
     return TierStore(offload, hardware, model.kv_bytes_per_token, model.tp)
 
 
-def engine_spec(cell: Cell, workload: Workload, step_time: StepTime) -> EngineSpec:
+def engine_spec(cell: Cell, workload: Workload) -> EngineSpec:
     engine = cell.engine
     context = round(mean_context(workload.programs))
-    prefill_s = step_time.prefill_s(context, engine.max_num_batched_tokens)
-    extra = cell.arm.extra_config(prefill_s)
+    prefill_s = engine.step_time.prefill_s(context, engine.max_num_batched_tokens)
     above_tier = engine.offload != "none"
-    if extra is not None and cell.arm.ablation:
-        extra = ablated(extra, cell.arm.ablation, above_tier=above_tier)
+    extra = cell.arm.engine_config(prefill_s, above_tier=above_tier)
     spec: dict[str, Any] = {
         "num_blocks": engine.blocks,
         "block_tokens": engine.block_size,
@@ -162,79 +141,27 @@ def engine_spec(cell: Cell, workload: Workload, step_time: StepTime) -> EngineSp
     return EngineSpec(**spec)
 
 
-def request_factory(cell: Cell, step_time: StepTime) -> RequestFactory:
-    work = remaining_s(step_time)
+def request_factory(cell: Cell) -> RequestFactory:
+    def work_ms(agent: Agent) -> int:
+        return round(1e3 * step_time.work_s(*agent.remaining_tokens()))
+
+    step_time = cell.engine.step_time
     return RequestFactory(
         cell.engine.block_size,
         tell_last=cell.engine.tell_last,
         tell_gap=cell.arm.tell_gap,
-        priority=(
-            (lambda agent: round(1e3 * work(agent))) if cell.arm.tell_work else None
-        ),
+        priority=work_ms if cell.arm.tell_work else None,
     )
-
-
-def remaining_s(step_time: StepTime) -> Callable[[Agent], float]:
-    """Engine seconds of all turns that a program has left, alone."""
-
-    def work(agent: Agent) -> float:
-        prompt, output = agent.remaining_tokens()
-        return prompt * step_time.token_s + output * step_time.decode_s
-
-    return work
 
 
 def _gate(cell: Cell, connector: TTLConnector | None) -> Gate:
     arm = cell.arm
-    found = own_file(arm.file) if arm.file and arm.gate else GATES
-    return found[arm.gate](cell, connector)
-
-
-def _open_gate(cell: Cell, connector: TTLConnector | None) -> Gate:
-    return Gate()
-
-
-def _thunderagent(cell: Cell, connector: TTLConnector | None) -> Gate:
-    return ThunderAgentGate(cell.engine.pool_tokens)
-
-
-def _mori(cell: Cell, connector: TTLConnector | None) -> Gate:
-    pins = _controller(connector).pins
-    store = link.current_store()
-    cpu_tokens = store.cpu.capacity_tokens if store is not None else 0
-    return MoriGate(
-        cell.engine.pool_tokens,
-        cpu_tokens,
-        lambda program_id: unpin(pins, program_id, default_clock().now_s()),
-    )
-
-
-def _paper_victims(cell: Cell, connector: TTLConnector | None) -> Gate:
-    paper_victims.install(_controller(connector))
-    return Gate()
-
-
-def _plas(cell: Cell, connector: TTLConnector | None) -> Gate:
-    assert connector is not None
-    return PlasGate(connector)
-
-
-def _oracle(cell: Cell, connector: TTLConnector | None) -> Gate:
-    step_time = step_time_of(cell)
-    return OracleGate(
-        cell.engine.pool_tokens, remaining_s(step_time), step_time.token_s
-    )
-
-
-#: Gates by the name that an arm uses.
-GATES: dict[str, Callable[[Cell, TTLConnector | None], Gate]] = {
-    "": _open_gate,
-    "thunderagent": _thunderagent,
-    "mori": _mori,
-    "paper-victims": _paper_victims,
-    "plas": _plas,
-    "oracle": _oracle,
-}
+    if not arm.gate:
+        return Gate()
+    if arm.file:
+        return own_file(arm.file)[arm.gate](cell, connector)  # type: ignore[no-any-return]
+    module = import_module(f"bench.sim.rivals.{arm.gate}")
+    return module.gate(cell, connector)  # type: ignore[no-any-return]
 
 
 def connector_counts(connector: TTLConnector | None) -> dict[str, Any]:

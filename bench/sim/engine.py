@@ -51,7 +51,6 @@ class Simulation:
         gate: Gate,
         connector: TTLConnector | None = None,
         tiers: TierClient | None = None,
-        shared_tokens: int = 0,
         longest_stride: int = 1,
         block_tokens: int = 16,
     ) -> None:
@@ -76,10 +75,7 @@ class Simulation:
             block_tokens,
             self._foresight,
         )
-        agents = [
-            Agent(index, program, shared_tokens)
-            for index, program in enumerate(workload.programs)
-        ]
+        agents = [Agent(*numbered) for numbered in enumerate(workload.programs)]
         self._arrivals: EventQueue[Agent] = EventQueue()
         self._feed = Feed(agents, workload.loop)
         for agent in self._feed.first:

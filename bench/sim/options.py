@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from bench.command import CellRuns, one_of, option, write_json
+from bench.command import CellRuns, one_of, option
 from bench.sim import report, run
 from bench.sim.fleet.routing import ROUTERS
 from bench.sim.hardware import HARDWARE
@@ -34,16 +34,13 @@ class SimOptions(CellRuns):
     seeds: tuple[int, ...] = option((0,), "0,1,2")
     arrivals: str = option(
         "poisson",
-        "poisson, bursty (CV 2), closed:N, or rollout:N:K: batches of N, the "
-        "next one when K % have ended, the cache emptied in between.",
+        "poisson, closed:N, or rollout:N:K: batches of N, the next one when K % "
+        "have ended, the cache emptied in between.",
     )
     turn_scale: int = option(1, "Turns times this, at constant tokens.")
     half: str = option("", "odd or even: only those lines of a trace.")
-    shared_tokens: int = option(0, "System prompt that all programs share.")
     replicas: int = option(1, "Engines behind a router.", min=1)
-    routing: str = option(
-        "session", "session, sticky, cache-aware, least-loaded, round-robin; a,b,…"
-    )
+    routing: str = option("session", "session, sticky, cache-aware; a,b,…")
     engine: EngineSetting = field(default_factory=EngineSetting)
 
 
@@ -100,7 +97,6 @@ def _workload(options: SimOptions, seed: int) -> WorkloadSpec:
         arrivals=options.arrivals,
         turn_scale=options.turn_scale,
         half=options.half,
-        shared_tokens=options.shared_tokens,
         max_context=options.engine.max_context,
     )
 
@@ -117,12 +113,6 @@ def sim(options: SimOptions, console: Console) -> None:
     # Redirected output is 80 columns wide to rich: numbers would be cut.
     wide = Console(width=max(console.width, report.MIN_WIDTH), file=console.file)
     wide.print(report.arms_table(cells, results))
-    if (out := options.out) is None:
-        return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(run.to_json(cells, results) + "\n")
-    wall = {
-        run.label(cell): result.wall
-        for cell, result in zip(cells, results, strict=True)
-    }
-    write_json(out.with_suffix(".wall.json"), wall)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(run.to_json(cells, results) + "\n")

@@ -197,25 +197,11 @@ def to_json(cells: Sequence[Cell], results: Sequence[CellResult]) -> str:
         {"arm": cell.name, "seed": cell.workload.seed, "metrics": result.metrics}
         for cell, result in zip(cells, results, strict=True)
     ]
-    _add_regret(rows)
     first = _plain(cells[0])
     del first["arm"], first["workload"]["seed"]
     if "fleet" in first:
         del first["fleet"]["routing"]
     return json.dumps({"setting": first, "cells": rows}, indent=1, sort_keys=True)
-
-
-def _add_regret(rows: list[dict[str, Any]]) -> None:
-    """Mean JCT over the oracle's on the same seed, less one."""
-    oracle = {
-        row["seed"]: row["metrics"]["mean_jct_s"]
-        for row in rows
-        if row["arm"] == "oracle"
-    }
-    for row in rows:
-        if row["seed"] in oracle:
-            best_s = oracle[row["seed"]]
-            row["regret"] = row["metrics"]["mean_jct_s"] / best_s - 1.0
 
 
 def _progress(console: Console | None) -> Progress:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.command import option
+from bench.sim.hardware import HARDWARE
 from bench.sim.load.workload import WorkloadSpec
 from bench.sim.models import MODELS
 from bench.sim.rivals.arms import Arm
+from bench.sim.steptime import StepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,10 @@ class EngineSetting:
     offload: str = option("none", "none, cpu:GB or cpu:GB+ssd:GB.")
     tell_last: bool = option(True, "Clients say which turn is their last one.")
     decode_stride: int = option(1024, "Most steps simulated in one; 1: none.", min=1)
+
+    @property
+    def step_time(self) -> StepTime:
+        return StepTime.of(HARDWARE[self.hardware], MODELS[self.model])
 
     @property
     def pool_tokens(self) -> int:

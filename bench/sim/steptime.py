@@ -106,6 +106,10 @@ class StepTime:
         """One decode step of a single short context."""
         return self.weights_s + OVERHEAD_S
 
+    def work_s(self, prompt: int, output: int) -> float:
+        """Of turns alone on the engine, about: new prompt tokens, output tokens."""
+        return prompt * self.token_s + output * self.decode_s
+
     def prefill_s(
         self, tokens: int, chunk_tokens: int, cached_tokens: int = 0
     ) -> float:

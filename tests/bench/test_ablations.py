@@ -8,14 +8,11 @@ import math
 import pytest
 
 from bench.sim.cell import engine_spec
-from bench.sim.hardware import HARDWARE
 from bench.sim.load.workload import WorkloadSpec, build
-from bench.sim.models import MODELS
-from bench.sim.rivals.ablations import ABLATIONS, ablated, policy_name
+from bench.sim.rivals.ablations import ABLATIONS
 from bench.sim.rivals.arms import parse_arms
 from bench.sim.rivals.oracle import OraclePolicy
 from bench.sim.settings import Cell, EngineSetting
-from bench.sim.steptime import StepTime
 from tests.core.test_policies_adaptive import LS, history_of, turn_of, view_of
 from ttlcache import policies
 from ttlcache.config import admission_in_force, load_config, ordering_in_force
@@ -40,7 +37,7 @@ def test_an_ablation_takes_away_one_method_or_attribute(name):
     own = set(vars(ABLATIONS[name])) & set(vars(Adaptive))
     assert len(own - {"__module__", "__doc__", "__abstractmethods__", "_abc_impl"}) == 1
     assert inspect.getdoc(ABLATIONS[name])
-    assert type(policies.create(policy_name(name))) is ABLATIONS[name]
+    assert type(policies.create(f"adaptive:{name}")) is ABLATIONS[name]
 
 
 def test_a_claimed_pin_costs_its_ttl():
@@ -119,10 +116,9 @@ def test_no_history_is_ever_trusted():
 def test_an_ablated_arm_keeps_its_order_and_admission(above_tier):
     [arm, plain] = parse_arms("adaptive:no-repricing,adaptive")
     assert arm.name == "adaptive:no-repricing"
-    extra = {"policy": "adaptive"}
-    ours = load_config(ablated(extra, arm.ablation, above_tier=above_tier))
+    ours = load_config(arm.engine_config(1.0, above_tier=above_tier))
     tier = "lmcache" if above_tier else "none"
-    base = load_config({**extra, "lower_tier": tier})
+    base = load_config({"policy": "adaptive", "lower_tier": tier})
     assert ours.policy == "adaptive:no-repricing"
     assert ours.ordering == ordering_in_force(base)
     assert ours.admission == admission_in_force(base)
@@ -135,8 +131,7 @@ def test_the_engine_of_an_ablated_arm_has_that_policy(offload):
     setting = EngineSetting(blocks=2_000, offload=offload)
     load = WorkloadSpec("swe", programs=2, rate=1.0, seed=0)
     cell = Cell(arm, setting, load)
-    step_time = StepTime.of(HARDWARE[setting.hardware], MODELS[setting.model])
-    extra = engine_spec(cell, build(load), step_time).extra_config
+    extra = engine_spec(cell, build(load)).extra_config
     named = extra["policy_options"] if offload != "none" else extra
     assert named["policy"] == "adaptive:no-history"
     assert load_config(extra)

@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from bench.gaps.traces import DECODE_S_PER_TOKEN, gap_key, read_gaps
-from bench.sim.traces import TraceError
+from bench.sim.traces import RecordedTurn, TraceError
 from tests.bench.samples import recorded, write_trace
 from ttlcache.types import FINAL_GAP, USER_GAP, GapKey
+
+
+def key(*, is_last: bool = False, **fields: Any) -> GapKey:
+    turn = RecordedTurn(new_prompt_tokens=1, output_tokens=1, **fields)
+    return gap_key(turn, is_last)
 
 
 @pytest.mark.parametrize(
@@ -27,20 +32,20 @@ from ttlcache.types import FINAL_GAP, USER_GAP, GapKey
 def test_masked_commands_give_the_keys_of_real_ones(
     turn: dict[str, Any], expected: str
 ) -> None:
-    assert str(gap_key(turn)) == f"bash {expected}"
+    assert str(key(**turn)) == f"bash {expected}"
 
 
 def test_turns_without_a_tool_are_the_users() -> None:
     for tool in ("__user__", "Bash+__user__", "__format_error__", None):
-        assert gap_key({"tool": tool}) == USER_GAP
-    assert gap_key({"tool": "open", "eff": "open <path>"}) == GapKey("open")
-    assert gap_key({"tool": "submit"}) == FINAL_GAP
-    assert gap_key({"tool": "read+search"}) == GapKey.parallel(
+        assert key(tool=tool) == USER_GAP
+    assert key(tool="open", eff="open <path>") == GapKey("open")
+    assert key(tool="submit") == FINAL_GAP
+    assert key(tool="read+search") == GapKey.parallel(
         (GapKey("read"), GapKey("search"))
     )
     echo = {"tool": "bash", "exe": "echo", "eff": "echo <arg>"}
-    assert gap_key(echo) == GapKey("bash", "echo")
-    assert gap_key(echo, is_last=True) == FINAL_GAP
+    assert key(**echo) == GapKey("bash", "echo")
+    assert key(**echo, is_last=True) == FINAL_GAP
 
 
 def test_what_a_trace_leaves_out_is_filled_in(tmp_path: Path) -> None:

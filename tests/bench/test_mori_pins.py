@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("vllm")
+
 from bench.sim.rivals.arms import ARMS
 from bench.sim.rivals.mori import unpin
 from ttlcache.testing import FakeEngine

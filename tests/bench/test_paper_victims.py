@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.sim.cell import GATES
+pytest.importorskip("vllm")
+
 from bench.sim.rivals import paper_victims
 from bench.sim.rivals.arms import ARMS
 from ttlcache.config import load_config
@@ -20,7 +21,8 @@ def _engine(*, paper=True):
         config | {"max_pinned_fraction": 1.0}, pool_blocks=32, block_tokens=1
     )
     if paper:
-        paper_victims.install(engine.controller)
+        role = SimpleNamespace(parts=SimpleNamespace(controller=engine.controller))
+        paper_victims.gate(None, SimpleNamespace(scheduler_role=role))
     for first, label in enumerate("ABC"):
         start = 1000 * first
         engine.turn(f"{label}-1", list(range(start, start + 4)), [7], program=label)
@@ -73,14 +75,6 @@ def test_a_running_request_takes_no_more_than_it_needs():
     engine.arrive("r", [1], program="R")
     assert engine.controller.memory.reclaim(1, Urgency.RUNNING, "r") == 1
     assert _pinned(engine) == {"A": 4, "B": 4, "C": 3}
-
-
-def test_the_arm_has_the_papers_rule():
-    engine = _engine(paper=False)
-    role = SimpleNamespace(parts=SimpleNamespace(controller=engine.controller))
-    connector = SimpleNamespace(scheduler_role=role)
-    GATES[ARMS["cachettl-paper"].gate](None, connector)
-    assert isinstance(engine.controller.memory.reclaimer, paper_victims.PaperReclaimer)
 
 
 @pytest.mark.parametrize("name", ["max_queue_wait_s", "quantum_turns"])

@@ -37,11 +37,8 @@ def test_every_kind_of_arm_above_two_tiers(arm):
 
 
 def test_tiers_spare_prefill():
-    small = replace(ENGINE, blocks=1_000)
-    without, tiered = (
-        _run("vllm", small),
-        _run("vllm", replace(small, offload="cpu:50")),
-    )
+    without = _run("vllm", PRESSED)
+    tiered = _run("vllm", replace(PRESSED, offload="cpu:50"))
     assert tiered["reload_tokens"] > 0
     assert tiered["prefill_s"] < without["prefill_s"]
     assert tiered["prompt_hit"] > without["prompt_hit"]
@@ -124,64 +121,40 @@ def test_an_arm_of_its_own_file(tmp_path):
         parse_arms(str(path))
 
 
-class Doubting:
-    """A scheduler that has nothing to say for a while, then goes on."""
-
-    def __init__(self, scheduler, silent):
-        self._real, self._silent = scheduler.schedule, silent
-
-    def __call__(self):
-        if not self._silent:
-            return self._real()
-        self._silent -= 1
-        return SchedulerOutput.make_empty()
-
-
 @pytest.mark.parametrize(("silent", "most_s"), [(1, 0.0), (2, 1.5)])
 def test_an_empty_step_is_not_idleness(monkeypatch, silent, most_s):
-    """Time stands still until asking again has changed nothing."""
-    load = replace(LOAD, rate=1.0)  # somebody comes while the first one is kept waiting
-    plain = _run("vllm", load=load)
-    real = cell_module.Simulation
+    """Time stands still until asking again has changed nothing.
 
-    def simulation(scheduler, *args, **kwargs):
-        scheduler.schedule = Doubting(scheduler, silent)
-        return real(scheduler, *args, **kwargs)
-
-    monkeypatch.setattr(cell_module, "Simulation", simulation)
-    late = _run("vllm", load=load)
-    assert late["empty_steps"] == silent
-    assert 0 <= late["mean_jct_s"] - plain["mean_jct_s"] <= most_s + 1e-9
-
-
-def test_strides_hear_of_empty_steps(monkeypatch):
-    """One that preempts somebody frees memory for who was refused the step before."""
+    Strides hear of such steps, too: one that preempts somebody frees memory for who
+    was refused the step before.
+    """
+    plain = _run("vllm")  # somebody comes while the first one is kept waiting
     heard = []
-    observe = stride_module.Strides.observe
+    observe, real = stride_module.Strides.observe, cell_module.Simulation
 
     def listen(strides, output, steps):
         observe(strides, output, steps)
         heard.append(output.total_num_scheduled_tokens)
 
-    monkeypatch.setattr(stride_module.Strides, "observe", listen)
-    real = cell_module.Simulation
-
     def simulation(scheduler, *args, **kwargs):
-        scheduler.schedule = Doubting(scheduler, 2)
+        says, empty = scheduler.schedule, [SchedulerOutput.make_empty()] * silent
+        scheduler.schedule = lambda: empty.pop() if empty else says()
         return real(scheduler, *args, **kwargs)
 
+    monkeypatch.setattr(stride_module.Strides, "observe", listen)
     monkeypatch.setattr(cell_module, "Simulation", simulation)
-    _run("vllm")
-    assert heard[:2] == [0, 0]
-    assert all(heard[2:])
+    late = _run("vllm")
+    assert late["empty_steps"] == silent
+    assert 0 <= late["mean_jct_s"] - plain["mean_jct_s"] <= most_s + 1e-9
+    assert heard[:silent] == [0] * silent
+    assert all(heard[silent:])
 
 
 def test_remembered_lookups_change_nothing(monkeypatch):
-    load = replace(LOAD, shared_tokens=500)
     for arm in ("vllm", "cachettl"):
-        fast = _run(arm, load=load)
+        fast = _run(arm)
         monkeypatch.setattr(cell_module, "remember_lookups", lambda manager: None)
-        assert _run(arm, load=load) == fast
+        assert _run(arm) == fast
         monkeypatch.undo()
 
 
@@ -197,12 +170,6 @@ def test_an_idle_engine_serves_a_turn_in_its_own_time():
     assert metrics["kept_gap_share"] == 1.0
 
 
-def test_a_shared_prompt_is_cached_once():
-    alone = _run("vllm", load=LOAD)["prefill_s"]
-    shared = _run("vllm", load=replace(LOAD, shared_tokens=1000))["prefill_s"]
-    assert shared < alone
-
-
 def test_closed_loop_keeps_n_in_flight():
     metrics = _run("vllm", load=replace(LOAD, arrivals="closed:1"))
     assert metrics["mean_wait_s"] == 0.0
@@ -210,28 +177,21 @@ def test_closed_loop_keeps_n_in_flight():
 
 
 def test_program_order_beats_request_order_when_memory_is_short():
-    load = replace(LOAD, programs=8, rate=2.0)
-    engine = replace(ENGINE, blocks=1_000)
-    assert (
-        _run("program-fcfs", engine, load)["mean_jct_s"]
-        < _run("vllm", engine, load)["mean_jct_s"]
+    by_program, by_request = (
+        _run(arm, PRESSED, CROWD)["mean_jct_s"] for arm in ("program-fcfs", "vllm")
     )
+    assert by_program < by_request
 
 
 def test_a_broken_law_is_named(monkeypatch):
-    real = cell_module.build
+    real = cell_module.check
 
-    def other(spec):
-        workload = real(spec)
+    def check(workload, *engine):
         first, *rest = workload.programs
         turn = replace(first.turns[0], output_tokens=first.turns[0].output_tokens + 1)
         changed = replace(first, turns=(turn, *first.turns[1:]))
-        return replace(workload, programs=(changed, *rest))
+        real(replace(workload, programs=(changed, *rest)), *engine)
 
-    def check(workload, recorder, scheduler, connector):
-        return real_check(other(LOAD), recorder, scheduler, connector)
-
-    real_check = cell_module.check
     monkeypatch.setattr(cell_module, "check", check)
     with pytest.raises(SimulationError, match="output tokens"):
         _run("vllm")
@@ -244,6 +204,6 @@ def test_a_wedge_is_an_error_not_a_hang(monkeypatch):
         def arrive(self, agent, now_s):
             return []
 
-    monkeypatch.setitem(cell_module.GATES, "", lambda cell, connector: Shut())
+    monkeypatch.setattr(cell_module, "_gate", lambda cell, connector: Shut())
     with pytest.raises(SimulationError, match="no event is due"):
         _run("vllm")

@@ -14,7 +14,7 @@ from bench.sim.rivals.thunderagent import FORCE_RESUME_S, ThunderAgentGate
 
 def _agent(index: int, tokens: int, turns: int = 3) -> Agent:
     body = tuple(Turn(tokens if i == 0 else 10, 10, "t", 1.0) for i in range(turns))
-    return Agent(index, Program(f"p{index}", 0.0, body), 0)
+    return Agent(index, Program(f"p{index}", 0.0, body))
 
 
 def _next(agent: Agent) -> None:

@@ -79,18 +79,18 @@ def test_programs_are_cut_to_turns_and_context(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{not json", r"t\.gz:2: not JSON"),
-        ("[1]", r"t\.gz:2: expected an object, got list"),
-        ('{"turns": [1]}', r"t\.gz:2: program_id must be a string, got None"),
-        ('{"program_id": "x", "turns": []}', r"t\.gz:2: turns must be a non-empty"),
-        ('{"program_id": "x", "turns": [3]}', r"turns\[0\]: expected an object"),
+        ("{not json", r"t\.gz:2: : Invalid JSON"),
+        ("[1]", r"t\.gz:2: : .* got \[1\]"),
+        ('{"turns": []}', r"t\.gz:2: program_id: Field required"),
+        ('{"program_id": "x", "turns": []}', r"t\.gz:2: turns: .* at least 1 item"),
+        ('{"program_id": "x", "turns": [3]}', r"turns\.0: .* got 3"),
         (
             json.dumps(program("x", new_prompt_tokens=-1)),
-            r"t\.gz:2: turns\[0\]: new_prompt_tokens must be an integer >= 0, got -1",
+            r"t\.gz:2: turns\.0\.new_prompt_tokens: .* or equal to 0, got -1",
         ),
-        (json.dumps(program("x", output_tokens="5")), r"output_tokens must be"),
-        (json.dumps(program("x", tool_s="1")), r"tool_s must be seconds >= 0"),
-        (json.dumps(program("x", tool_s=-2)), r"tool_s must be seconds >= 0"),
+        (json.dumps(program("x", output_tokens="5")), r"output_tokens: .* integer"),
+        (json.dumps(program("x", tool_s="1")), r"tool_s: .* valid number, got '1'"),
+        (json.dumps(program("x", tool_s=-2)), r"tool_s: .* or equal to 0, got -2"),
         (json.dumps(program("a")), r"t\.gz:2: program_id 'a' occurs twice"),
     ],
 )

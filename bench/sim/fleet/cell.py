@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from bench.sim.cell import (
@@ -12,54 +13,16 @@ from bench.sim.cell import (
     new_engine,
     no_gc,
     request_factory,
-    step_time_of,
 )
 from bench.sim.checks import check_engine, check_turns, raise_broken
 from bench.sim.fleet.fleet import Fleet, Replica, load_imbalance
 from bench.sim.fleet.routing import ROUTERS, Seen
-from bench.sim.harness import EngineSpec
-from bench.sim.load.agents import RequestFactory
 from bench.sim.load.workload import Workload, build
 from bench.sim.recorder import Recorder, merged
 from bench.sim.rivals.gates import Gate
 from bench.sim.settings import Cell, CellResult
-from bench.sim.steptime import StepTime
 from ttlcache.clock import VirtualClock, use_clock
 from ttlcache_connector.connector import TTLConnector
-
-_NOBODY = Workload(())
-
-
-class _Engines:
-    """Makes replicas, and keeps what is to be counted and checked afterwards."""
-
-    def __init__(self, cell: Cell, spec: EngineSpec, step_time: StepTime) -> None:
-        self._cell, self._spec, self._step_time = cell, spec, step_time
-        self.recorders: list[Recorder] = []
-        self.schedulers: list[Any] = []
-        self.connectors: list[TTLConnector | None] = []
-        self._factory: RequestFactory = request_factory(cell, step_time)
-
-    def make(self, seen: Seen) -> Replica:
-        clock, recorder = VirtualClock(), Recorder()
-        with use_clock(clock):
-            scheduler, connector = new_engine(self._spec)
-            self.recorders.append(recorder)
-            self.schedulers.append(scheduler)
-            self.connectors.append(connector)
-            return Replica(
-                scheduler,
-                clock,
-                _NOBODY,
-                self._factory,
-                self._step_time,
-                recorder,
-                gate=Gate(),
-                connector=connector,
-                longest_stride=self._cell.engine.decode_stride,
-                block_tokens=self._cell.engine.block_size,
-                seen=seen,
-            )
 
 
 def run_fleet(cell: Cell) -> CellResult:
@@ -71,46 +34,49 @@ def run_fleet(cell: Cell) -> CellResult:
     assert cell.fleet is not None
     wall = Wall()
     workload = build(cell.workload)
-    step_time = step_time_of(cell)
+    spec, factory = engine_spec(cell, workload), request_factory(cell)
+    engines: list[tuple[Any, TTLConnector | None]] = []
+    recorders: list[Recorder] = []
+
+    def make_replica(seen: Seen) -> Replica:
+        clock = VirtualClock()
+        recorders.append(Recorder())
+        with use_clock(clock):
+            engines.append(new_engine(spec))
+            scheduler, connector = engines[-1]
+            return Replica(
+                scheduler,
+                clock,
+                Workload(()),
+                factory,
+                cell.engine.step_time,
+                recorders[-1],
+                gate=Gate(),
+                connector=connector,
+                longest_stride=cell.engine.decode_stride,
+                block_tokens=cell.engine.block_size,
+                seen=seen,
+            )
+
     with no_gc():
-        engines = _Engines(cell, engine_spec(cell, workload, step_time), step_time)
-        fleet = Fleet(
-            engines.make,
-            cell.fleet.replicas,
-            workload,
-            ROUTERS[cell.fleet.routing](),
-            shared_tokens=cell.workload.shared_tokens,
-        )
+        router = ROUTERS[cell.fleet.routing]()
+        fleet = Fleet(make_replica, cell.fleet.replicas, workload, router)
         fleet.run()
-        recorder = merged(engines.recorders)
-        _check(workload, recorder, fleet, engines)
+        recorder = merged(recorders)
+        broken = check_turns(workload, recorder)
+        for index, engine in enumerate(engines):
+            broken += [f"replica {index}: {law}" for law in check_engine(*engine)]
+        raise_broken(broken)
+    counts: Counter[str] = Counter()
+    for _, connector in engines:
+        counts.update(connector_counts(connector))
     metrics = recorder.metrics(block_bytes(cell))
     metrics |= {
         "reload_s": 0.0,
         "reload_tokens": 0,
         "moved_turns": fleet.moved,
         "moved_share": fleet.moved / max(1, fleet.turns - len(workload.programs)),
-        "load_imbalance": load_imbalance([r.busy_s for r in engines.recorders]),
-        "connector": _summed(engines.connectors),
+        "load_imbalance": load_imbalance([each.busy_s for each in recorders]),
+        "connector": dict(sorted(counts.items())),
     }
     return CellResult(metrics, wall.seconds())
-
-
-def _check(
-    workload: Workload, recorder: Recorder, fleet: Fleet, engines: _Engines
-) -> None:
-    broken = check_turns(workload, recorder)
-    for replica, scheduler, connector in zip(
-        fleet.replicas, engines.schedulers, engines.connectors, strict=True
-    ):
-        found = check_engine(scheduler, connector)
-        broken += [f"replica {replica.seen.index}: {text}" for text in found]
-    raise_broken(broken)
-
-
-def _summed(connectors: list[TTLConnector | None]) -> dict[str, Any]:
-    counts: dict[str, Any] = {}
-    for connector in connectors:
-        for name, count in connector_counts(connector).items():
-            counts[name] = counts.get(name, 0) + count
-    return dict(sorted(counts.items()))

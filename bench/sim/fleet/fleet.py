@@ -67,8 +67,6 @@ class Fleet:
         size: int,
         workload: Workload,
         router: Router,
-        *,
-        shared_tokens: int = 0,
     ) -> None:
         self.replicas = [make_replica(Seen(index)) for index in range(size)]
         self._router = router
@@ -77,8 +75,7 @@ class Fleet:
         self.moved = self.turns = 0
         self._starts: EventQueue[Agent] = EventQueue()
         for index, program in enumerate(workload.programs):
-            agent = Agent(index, program, shared_tokens)
-            self._starts.push(program.arrival_s, agent)
+            self._starts.push(program.arrival_s, Agent(index, program))
 
     def run(self) -> None:
         """Serve all programs.
@@ -120,7 +117,8 @@ class Fleet:
             replica.seen.in_flight -= 1
             if time_s == math.inf:
                 self._left -= 1
-                self._replica_of(agent).seen.programs -= 1
+                home = self._homes[agent.program_id]
+                self.replicas[home].seen.programs -= 1
                 for each in self.replicas:
                     each.seen.sent_tokens.pop(agent.program_id, None)
             else:
@@ -143,9 +141,6 @@ class Fleet:
         chosen.sent(agent)
         self.replicas[chosen.index].send(agent, time_s)
         self._wake(chosen.index)
-
-    def _replica_of(self, agent: Agent) -> Replica:
-        return self.replicas[self._homes[agent.program_id]]
 
 
 def load_imbalance(busy_s: Sequence[float]) -> float:

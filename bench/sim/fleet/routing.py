@@ -36,10 +36,13 @@ class Seen:
     sent_tokens: dict[str, int] = field(default_factory=dict)
     total_tokens: int = 0
 
+    def known(self, agent: Agent) -> int:
+        """Tokens of the prompt that were sent there before."""
+        return self.sent_tokens.get(agent.program_id, 0)
+
     def sent(self, agent: Agent) -> None:
-        before = self.sent_tokens.get(agent.program_id, 0)
+        self.total_tokens += agent.prompt_tokens - self.known(agent)
         self.sent_tokens[agent.program_id] = agent.prompt_tokens
-        self.total_tokens += agent.prompt_tokens - before
 
 
 class Router(Protocol):
@@ -47,34 +50,18 @@ class Router(Protocol):
 
     is_static: bool
 
-    def route(self, agent: Agent, alive: Sequence[Seen]) -> Seen:
-        """For the agent's next turn; `alive` is never empty."""
+    def route(self, agent: Agent, replicas: Sequence[Seen]) -> Seen:
+        """For the agent's next turn."""
         ...
 
 
-class RoundRobin:
-    """Turn by turn to the next one."""
-
-    is_static = False
-
-    def __init__(self) -> None:
-        self._turns = 0
-
-    def route(self, agent: Agent, alive: Sequence[Seen]) -> Seen:
-        self._turns += 1
-        return alive[(self._turns - 1) % len(alive)]
-
-
 class Session:
-    """By the session's id alone (rendezvous hashing): `consistent_hash`.
-
-    A replica that dies moves its own sessions and nobody else's.
-    """
+    """By the session's id alone (rendezvous hashing): `consistent_hash`."""
 
     is_static = True
 
-    def route(self, agent: Agent, alive: Sequence[Seen]) -> Seen:
-        return max(alive, key=lambda seen: _weight(agent.program_id, seen.index))
+    def route(self, agent: Agent, replicas: Sequence[Seen]) -> Seen:
+        return max(replicas, key=lambda seen: _weight(agent.program_id, seen.index))
 
 
 def _weight(program_id: str, index: int) -> bytes:
@@ -89,23 +76,11 @@ class Sticky:
     def __init__(self) -> None:
         self._homes: dict[str, int] = {}
 
-    def route(self, agent: Agent, alive: Sequence[Seen]) -> Seen:
-        home = self._homes.get(agent.program_id)
-        for seen in alive:
-            if seen.index == home:
-                return seen
-        chosen = min(alive, key=lambda seen: (seen.programs, seen.index))
-        self._homes[agent.program_id] = chosen.index
-        return chosen
-
-
-class LeastLoaded:
-    """To the replica with the fewest turns in flight."""
-
-    is_static = False
-
-    def route(self, agent: Agent, alive: Sequence[Seen]) -> Seen:
-        return min(alive, key=lambda seen: (seen.in_flight, seen.index))
+    def route(self, agent: Agent, replicas: Sequence[Seen]) -> Seen:
+        if agent.program_id not in self._homes:
+            fewest = min(replicas, key=lambda seen: (seen.programs, seen.index))
+            self._homes[agent.program_id] = fewest.index
+        return replicas[self._homes[agent.program_id]]
 
 
 class CacheAware:
@@ -116,30 +91,21 @@ class CacheAware:
 
     is_static = False
 
-    def route(self, agent: Agent, alive: Sequence[Seen]) -> Seen:
-        most = max(seen.in_flight for seen in alive)
-        least = min(seen.in_flight for seen in alive)
+    def route(self, agent: Agent, replicas: Sequence[Seen]) -> Seen:
+        most = max(seen.in_flight for seen in replicas)
+        least = min(seen.in_flight for seen in replicas)
         if (
             most - least > BALANCE_ABS_THRESHOLD
             and most > BALANCE_REL_THRESHOLD * least
         ):
-            return LeastLoaded().route(agent, alive)
-        best = max(alive, key=lambda seen: (_known(agent, seen), -seen.index))
-        if _known(agent, best) > CACHE_THRESHOLD * agent.prompt_tokens:
+            return min(replicas, key=lambda seen: (seen.in_flight, seen.index))
+        best = max(replicas, key=lambda seen: (seen.known(agent), -seen.index))
+        if best.known(agent) > CACHE_THRESHOLD * agent.prompt_tokens:
             return best
-        return min(alive, key=lambda seen: (seen.total_tokens, seen.index))
-
-
-def _known(agent: Agent, seen: Seen) -> int:
-    """Tokens of the prompt that were sent there before."""
-    own = seen.sent_tokens.get(agent.program_id, 0)
-    shared = agent.shared_tokens if seen.sent_tokens else 0
-    return min(max(own, shared), agent.prompt_tokens)
+        return min(replicas, key=lambda seen: (seen.total_tokens, seen.index))
 
 
 ROUTERS: dict[str, Callable[[], Router]] = {
-    "round-robin": RoundRobin,
-    "least-loaded": LeastLoaded,
     "cache-aware": CacheAware,
     "session": Session,
     "sticky": Sticky,

@@ -18,9 +18,7 @@ from vllm.v1.request import Request
 
 from bench.sim.load.programs import Program, Turn
 
-#: Token id of the system prompt that all programs share; programs start above it.
-SHARED_TOKEN = 0
-#: A block hash is its owner (0: the shared prompt) and its index in the context.
+#: A block hash is its program's token and its index in the context.
 OWNER_BYTES = 12
 _INDEX_BYTES = 4
 
@@ -35,7 +33,6 @@ class Agent:
 
     index: int
     program: Program
-    shared_tokens: int
     turn: int = 0
     context_tokens: int = 0
     start_s: float = 0.0
@@ -104,9 +101,6 @@ class RequestFactory:
 
     def build(self, agent: Agent, arrival_s: float) -> Request:
         """The request, its `arrival_time` in virtual seconds."""
-        shared = min(agent.shared_tokens, agent.prompt_tokens)
-        prompt = [SHARED_TOKEN] * shared
-        prompt += [agent.token] * (agent.prompt_tokens - shared)
         output = agent.current.output_tokens
         params = SamplingParams(
             max_tokens=output,
@@ -117,7 +111,7 @@ class RequestFactory:
         )
         return Request(
             request_id=f"{agent.program_id}/{agent.turn}",
-            prompt_token_ids=prompt,
+            prompt_token_ids=[agent.token] * agent.prompt_tokens,
             sampling_params=params,
             pooling_params=None,
             arrival_time=arrival_s,
@@ -140,9 +134,7 @@ class RequestFactory:
         start = len(request.block_hashes)
         stop = request.num_tokens // self._block_tokens
         for index in range(len(agent.hashes), stop):
-            is_shared = (index + 1) * self._block_tokens <= agent.shared_tokens
-            owner = 0 if is_shared else agent.token
-            block_hash = owner.to_bytes(OWNER_BYTES, "big")
+            block_hash = agent.token.to_bytes(OWNER_BYTES, "big")
             block_hash += index.to_bytes(_INDEX_BYTES, "big")
             agent.hashes.append(BlockHash(block_hash))
         return agent.hashes[start:stop]

@@ -1,6 +1,6 @@
 """When programs start: by the clock, one for each that ended, or batch by batch.
 
-poisson, bursty   at `arrival_s`
+poisson           at `arrival_s`
 closed:N          N at once, then one whenever one ends
 rollout:N:K       N at once, the next N when K % of them have ended: a step of
                   reinforcement learning, whose weight update empties the cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -16,9 +16,9 @@ from pathlib import Path
 from bench.sim.load.gap_mix import GapMix, Tool
 from bench.sim.load.programs import Moments, Program, Turn, poisson_arrivals
 from bench.sim.load.reshape import end
-from bench.sim.load.tracefile import parse_turn
+from bench.sim.load.tracefile import turn_of
 from bench.sim.load.workload import SHAPES
-from bench.sim.traces import TraceError, read_records
+from bench.sim.traces import TraceError, read_programs
 
 _FIRST_PROMPT_SHARE = 0.12
 _TURN_SIZE_SIGMA = 0.7
@@ -136,11 +136,10 @@ def from_trace(
     scale = scale or TraceScale()
     recorded = []
     first = {"": 0, "odd": 0, "even": 1}[half]
-    for program in islice(_programs(path), first, None, 2 if half else 1):
-        if len(program.turns) >= 2:
-            recorded.append(
-                replace(program, turns=end(program.turns[: scale.max_turns]))
-            )
+    for each in islice(read_programs(path), first, None, 2 if half else 1):
+        if len(each.turns) >= 2:
+            turns = end(tuple(map(turn_of, each.turns[: scale.max_turns])))
+            recorded.append(Program(each.program_id, 0.0, turns))
         if len(recorded) == num_programs:
             break
     if not recorded:
@@ -182,16 +181,6 @@ def _typical_gap_s(programs: Sequence[Program]) -> float:
     gaps = [turn.gap_s for program in programs for turn in program.turns[:-1]]
     known = [gap_s for gap_s in gaps if not math.isnan(gap_s)]
     return statistics.median(known) if known else SWE_BENCH.tool_s.mean
-
-
-def _programs(path: Path) -> Iterator[Program]:
-    """Programs at full scale, one a line; unknown gaps are NaN."""
-    for record, where in read_records(path):
-        turns = tuple(
-            parse_turn(turn, f"{where}: turns[{index}]")
-            for index, turn in enumerate(record["turns"])
-        )
-        yield Program(record["program_id"], 0.0, turns)
 
 
 def shuffled(programs: Sequence[Program], seed: int) -> tuple[Program, ...]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from bench.sim.load.programs import Turn
-from bench.sim.traces import TraceError, count, read_records, seconds
+from bench.sim.traces import RecordedTurn, TraceError, read_programs
 
 Body = tuple[Turn, ...]
 
@@ -23,13 +23,9 @@ def recorded_programs(path: Path, number: int, seed: int, half: str) -> list[Bod
     Args:
         half: "", "odd" or "even": only those lines of the file, the first being odd.
     """
-    bodies = _agents(path)
+    bodies = _bodies(path)
     if half:
         bodies = bodies[{"odd": 0, "even": 1}[half] :: 2]
-    return _draw(bodies, number, seed, path)
-
-
-def _draw(bodies: tuple[Body, ...], number: int, seed: int, path: Path) -> list[Body]:
     if not bodies:
         raise TraceError(f"{path}: no program")
     rng = random.Random(f"{seed}/trace")
@@ -40,41 +36,31 @@ def _draw(bodies: tuple[Body, ...], number: int, seed: int, path: Path) -> list[
 
 
 @lru_cache(maxsize=4)
-def _agents(path: Path) -> tuple[Body, ...]:
-    records = [(r["turns"], where) for r, where in read_records(path)]
-    known = [
-        turn["tool_s"]
-        for turns, _ in records
-        for turn in turns[:-1]
-        if turn.get("tool_s") is not None
-    ]
+def _bodies(path: Path) -> tuple[Body, ...]:
+    bodies = [tuple(map(turn_of, each.turns)) for each in read_programs(path)]
+    gaps = [turn.gap_s for body in bodies for turn in body[:-1]]
+    known = [gap_s for gap_s in gaps if not math.isnan(gap_s)]
     if not known:
         raise TraceError(f"{path}: no tool time is known")
-    typical_s = float(statistics.median(known))
-
-    def parse(turn: dict[str, Any], where: str) -> Turn:
-        found = parse_turn(turn, where)
-        return Turn(
-            max(1, found.new_prompt_tokens),
-            max(1, found.output_tokens),
-            found.tool,
-            typical_s if math.isnan(found.gap_s) else found.gap_s,
-        )
-
+    typical_s = statistics.median(known)
     return tuple(
-        tuple(parse(turn, f"{where}: turns[{i}]") for i, turn in enumerate(turns))
-        for turns, where in records
+        tuple(
+            replace(
+                turn,
+                new_prompt_tokens=max(1, turn.new_prompt_tokens),
+                output_tokens=max(1, turn.output_tokens),
+                gap_s=typical_s if math.isnan(turn.gap_s) else turn.gap_s,
+            )
+            for turn in body
+        )
+        for body in bodies
     )
 
 
-def parse_turn(turn: dict[str, Any], where: str) -> Turn:
+def turn_of(recorded: RecordedTurn) -> Turn:
     """A recorded turn as it stands; an unknown gap is NaN."""
-    tool = turn.get("tool") or ""
+    tool = recorded.tool or ""
     # For shell agents the executable predicts the gap, "bash" does not.
-    name = turn.get("exe") if tool == "bash" else tool
-    return Turn(
-        count(turn, "new_prompt_tokens", where),
-        count(turn, "output_tokens", where),
-        str(name or tool),
-        seconds(turn, "tool_s", where),
-    )
+    name = recorded.exe if tool == "bash" else tool
+    gap_s = math.nan if recorded.tool_s is None else recorded.tool_s
+    return Turn(recorded.new_prompt_tokens, recorded.output_tokens, name or tool, gap_s)

@@ -24,8 +24,6 @@ OUTPUT_TOKENS = Moments(250.0, 120.0)
 _FIRST_WEIGHT = 3.0
 _MIN_TOKENS = 16
 _MIN_TURNS = 2
-#: Inter-arrival times of `bursty`: gamma with this shape, hence a CV of 2.
-_BURSTY_SHAPE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +57,9 @@ class WorkloadSpec:
     """What to replay.
 
     name: a key of `SHAPES`, or "trace:PATH".
-    rate: mean arrivals a second. arrivals: poisson, bursty, closed:N or rollout:N:K.
+    rate: mean arrivals a second. arrivals: poisson, closed:N or rollout:N:K.
     turn_scale: factor on the number of turns at constant tokens.
     half: "", or "odd" / "even" lines of the trace file (the first line is odd).
-    shared_tokens: system prompt that all programs share, part of the first prompt.
     max_context: programs are cut before the turn that would exceed it.
     """
 
@@ -73,7 +70,6 @@ class WorkloadSpec:
     arrivals: str = "poisson"
     turn_scale: int = 1
     half: str = ""
-    shared_tokens: int = 0
     max_context: int = 131_072
 
 
@@ -152,13 +148,11 @@ def _split(tokens: float, count: int, rng: random.Random) -> list[float]:
 
 def _arrivals(spec: WorkloadSpec, count: int) -> list[float]:
     rng = random.Random(f"{spec.seed}/arrivals/{spec.arrivals}")
-    if spec.arrivals not in ("poisson", "bursty"):
+    if spec.arrivals != "poisson":
         raise ValueError(
-            f"arrivals {spec.arrivals!r}: expected poisson, bursty, closed:N or "
-            "rollout:N:K"
+            f"arrivals {spec.arrivals!r}: expected poisson, closed:N or rollout:N:K"
         )
-    shape = 1.0 if spec.arrivals == "poisson" else _BURSTY_SHAPE
     times = [0.0]
     while len(times) < count:
-        times.append(times[-1] + rng.gammavariate(shape, 1.0 / (shape * spec.rate)))
+        times.append(times[-1] + rng.gammavariate(1.0, 1.0 / spec.rate))
     return times

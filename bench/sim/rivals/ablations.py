@@ -7,11 +7,8 @@ overrides one method or attribute, and an entry in `ABLATIONS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from ttlcache import policies
-from ttlcache.config import admission_in_force, load_config, ordering_in_force
 from ttlcache.estimators.costs import MemoryPrice, RebuildCost
 from ttlcache.estimators.gap_history import is_human_gap
 from ttlcache.estimators.survival import (
@@ -123,33 +120,5 @@ def cost_if_tier_keeps_all(turn: TurnFacts, view: View) -> RebuildCost:
     return RebuildCost(0.0, reload_s)
 
 
-def policy_name(ablation: str) -> str:
-    """The name under which the ablation can be configured from now on.
-
-    Raises:
-        ValueError: there is no such ablation.
-    """
-    if ablation not in ABLATIONS:
-        known = ", ".join(ABLATIONS)
-        raise ValueError(f"ablation {ablation!r}: expected one of {known}")
-    name = f"adaptive:{ablation}"
-    policies.register(name, f"{__name__}:{ABLATIONS[ablation].__name__}")
-    return name
-
-
-def ablated(
-    extra: Mapping[str, Any], ablation: str, *, above_tier: bool
-) -> dict[str, Any]:
-    """The connector settings of `adaptive` with its policy replaced, and no more.
-
-    Which order and admission "auto" stands for depends on the policy's name.
-    """
-    config = load_config(extra)
-    if above_tier:
-        config = config.model_copy(update={"lower_tier": "lmcache"})
-    return {
-        **extra,
-        "policy": policy_name(ablation),
-        "ordering": ordering_in_force(config),
-        "admission": admission_in_force(config),
-    }
+for _name, _class in ABLATIONS.items():
+    policies.register(f"adaptive:{_name}", f"{__name__}:{_class.__name__}")

@@ -1,5 +1,4 @@
-"""The rivals. Adding one: an entry in `_ALL`, or a file of its own (`PATH.py`); a gate
-also needs a line in `bench.sim.cell.GATES`.
+"""The rivals. Adding one: an entry in `_ALL`, or a file of its own (`PATH.py`).
 
 An arm is vLLM's scheduler alone, or TTLConnector and TTLScheduler with some
 `kv_connector_extra_config`; a few need a gate before the engine or a queue order of
@@ -24,6 +23,7 @@ from typing import Any
 from bench.sim.rivals import ablations
 from bench.sim.rivals.oracle import OraclePolicy
 from ttlcache import policies
+from ttlcache.config import admission_in_force, load_config, ordering_in_force
 from ttlcache.policies.cachettl import default_ttl_s
 
 policies.register(OraclePolicy.name, f"{OraclePolicy.__module__}:OraclePolicy")
@@ -46,9 +46,9 @@ class Arm:
     """How an arm differs from plain vLLM.
 
     extra: connector settings, or what makes them (`extra_config`); None: no connector.
-    gate: name of a gate in `bench.sim.cell.GATES`, "" for none; in an arm's own file
-        the name of its function there. It may change the engine, or the order of its
-        queue, instead of holding requests.
+    gate: module of `bench.sim.rivals` whose `gate(cell, connector)` makes it, "" for
+        none; in an arm's own file the name of its function there. It may change the
+        engine, or the order of its queue, instead of holding requests.
     file: where the arm comes from, if it has a file of its own.
     tell_work: requests say how much work their program has left, as vLLM's priority.
     tell_gap: clients announce the exact length of each gap.
@@ -82,6 +82,28 @@ class Arm:
         }
         merged = {**_PAPER_ORDER, **bounds, **extra, **self.override}
         return {**merged, "policy_options": options} if options else merged
+
+    def engine_config(
+        self, mean_prefill_s: float, *, above_tier: bool
+    ) -> dict[str, Any] | None:
+        """The same, with the ablation, and above a simulated tier as above LMCache.
+
+        What "auto" stands for depends on the policy's name and on the tier, and
+        neither an ablation's name nor the simulated tier is known to it.
+        """
+        extra = self.extra_config(mean_prefill_s)
+        if extra is None or not (self.ablation or above_tier):
+            return extra
+        config = load_config(extra)
+        if above_tier:
+            config = config.model_copy(update={"lower_tier": "lmcache"})
+        policy = f"adaptive:{self.ablation}" if self.ablation else config.policy
+        return {
+            **extra,
+            "policy": policy,
+            "ordering": ordering_in_force(config),
+            "admission": admission_in_force(config),
+        }
 
 
 def _static_ttl(mean_prefill_s: float) -> Extra:
@@ -138,7 +160,7 @@ _ALL = (
         "the same as v4 §5.2 is worded: which pins end (`paper_victims`), "
         "no cap on pins, no bounds on waiting",
         {"policy": "cachettl", "max_pinned_fraction": 1.0},
-        gate="paper-victims",
+        gate="paper_victims",
         bounded=False,
     ),
     Arm(

@@ -8,8 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it imports vLLM, and the policies of some rivals do not
+if TYPE_CHECKING:  # they import vLLM, and the policies of some rivals do not
     from bench.sim.load.agents import Agent
+    from ttlcache.controller import Controller
+    from ttlcache_connector.connector import TTLConnector
+
+
+def controller_of(connector: TTLConnector | None) -> Controller:
+    """For arms with pins: what stands behind their connector's hooks."""
+    assert connector is not None
+    assert connector.scheduler_role is not None
+    return connector.scheduler_role.parts.controller
 
 
 class Gate:

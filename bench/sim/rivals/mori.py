@@ -28,13 +28,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from bench.sim.rivals.gates import Gate
+from bench.sim.load.agents import Agent
+from bench.sim.rivals.gates import Gate, controller_of
+from bench.sim.settings import Cell
+from bench.sim.tiers.link import current_store
+from ttlcache.clock import default_clock
 from ttlcache.retention.pins import PinTable
-
-if TYPE_CHECKING:  # it imports vLLM, and its pins do not
-    from bench.sim.load.agents import Agent
+from ttlcache_connector.connector import TTLConnector
 
 TICK_S = 5.0
 CYCLES = 5
@@ -203,3 +204,13 @@ class MoriGate(Gate):
                 break
             self._demote(victim)
         return True
+
+
+def gate(cell: Cell, connector: TTLConnector | None) -> Gate:
+    """As the arm has it."""
+    pins, store = controller_of(connector).pins, current_store()
+    return MoriGate(
+        cell.engine.pool_tokens,
+        store.cpu.capacity_tokens if store is not None else 0,
+        lambda program_id: unpin(pins, program_id, default_clock().now_s()),
+    )

@@ -21,8 +21,10 @@ from ttlcache.policies.cachettl import bounded
 from ttlcache.scheduling.ordering import Ordering, PriorityKey, QueuedTurn
 from ttlcache.types import Rank, TurnFacts
 
-if TYPE_CHECKING:  # it imports vLLM, and the policy does not
+if TYPE_CHECKING:  # they import vLLM, or the arms, and the policy does not
     from bench.sim.load.agents import Agent
+    from bench.sim.settings import Cell
+    from ttlcache_connector.connector import TTLConnector
 
 
 class OracleGate(Gate):
@@ -119,3 +121,13 @@ class OraclePolicy(Adaptive):
         # A reload delays its own program, and others by the memory that it takes.
         benefit_s = (1.0 / num_waiting + terms.price) * rebuild.reload_s
         return terms._replace(benefit_s=bounded(benefit_s))
+
+
+def gate(cell: Cell, connector: TTLConnector | None) -> Gate:
+    """As the arm has it."""
+    step_time = cell.engine.step_time
+    return OracleGate(
+        cell.engine.pool_tokens,
+        lambda agent: step_time.work_s(*agent.remaining_tokens()),
+        step_time.token_s,
+    )

@@ -11,10 +11,12 @@ request itself will claim is spared while anything runs.
 
 from __future__ import annotations
 
-from ttlcache.controller import Controller
+from bench.sim.rivals.gates import Gate, controller_of
+from bench.sim.settings import Cell
 from ttlcache.programs.model import Pin, Program
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.types import PinOutcome, Rank, ReleaseMode, Urgency
+from ttlcache_connector.connector import TTLConnector
 
 
 class PaperReclaimer(Reclaimer):
@@ -47,16 +49,18 @@ class PaperReclaimer(Reclaimer):
         return freed
 
 
-def install(controller: Controller) -> None:
-    """From now on pins of this engine give way like that."""
-    ours = controller.memory.reclaimer
-    controller.memory.reclaimer = PaperReclaimer(
+def gate(cell: Cell, connector: TTLConnector | None) -> Gate:
+    """Holds nobody; from now on pins of this engine give way like that."""
+    memory = controller_of(connector).memory
+    ours = memory.reclaimer
+    memory.reclaimer = PaperReclaimer(
         ours.pins,
         ours.holder,
         ours.turns,
         ours.clock,
         ours.max_pinned_fraction,
     )
+    return Gate()
 
 
 def _latest_first(pin: Pin) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from bench.sim.load.agents import Agent
 from bench.sim.rivals.gates import Gate
+from bench.sim.settings import Cell
 from ttlcache.clock import default_clock
 from ttlcache.programs.model import RequestRecord
 from ttlcache_connector.connector import TTLConnector
@@ -163,3 +164,9 @@ class PlasGate(Gate):
                 return at_s
             heapq.heappop(self._promotions)
         return math.inf
+
+
+def gate(cell: Cell, connector: TTLConnector | None) -> Gate:
+    """As the arm has it."""
+    assert connector is not None
+    return PlasGate(connector)

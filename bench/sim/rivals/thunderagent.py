@@ -25,6 +25,8 @@ from dataclasses import dataclass
 
 from bench.sim.load.agents import Agent
 from bench.sim.rivals.gates import Gate
+from bench.sim.settings import Cell
+from ttlcache_connector.connector import TTLConnector
 
 TICK_S = 5.0
 BUFFER_TOKENS = 100
@@ -160,3 +162,8 @@ class ThunderAgentGate(Gate):
         released = [program.agent] if program.waiting else []
         program.waiting = False
         return released
+
+
+def gate(cell: Cell, connector: TTLConnector | None) -> Gate:
+    """As the arm has it."""
+    return ThunderAgentGate(cell.engine.pool_tokens)

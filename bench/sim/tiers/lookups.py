@@ -20,7 +20,7 @@ from bench.sim.load.agents import OWNER_BYTES
 
 
 class _VersionedMap(BlockHashToBlockMap):
-    """Counts the changes per owner (program, or the shared prompt)."""
+    """Counts the changes per program."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -48,14 +48,12 @@ def remember_lookups(manager: KVCacheManager) -> None:
         hashes = request.block_hashes
         if not hashes:
             return look_up(request, *bound)
-        # The last hash is of the program, the first maybe of the shared prompt.
-        owner, first = hashes[-1][:OWNER_BYTES], hashes[0][:OWNER_BYTES]
+        owner = hashes[-1][:OWNER_BYTES]
         version = (
             request.request_id,
             request.num_tokens,
             bound,
             table.versions[owner],
-            table.versions[first],
         )
         known = remembered.get(owner)
         if known is None or known[0] != version:

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from bench.sim.tiers import link
 from ttlcache import policies
-from ttlcache.config import admission_in_force, load_config, ordering_in_force
 from ttlcache.policies.base import Policy, PolicyOptions, View
 from ttlcache.types import Decision, TurnFacts
 
@@ -49,15 +48,7 @@ def tiered(extra: dict[str, Any]) -> dict[str, Any]:
     """The same connector settings with the policy told about tiers."""
     policies.register(NAME, _TARGET)
     options = {
-        "policy": extra.get("policy", "cachettl"),
+        "policy": extra["policy"],
         "policy_options": extra.get("policy_options", {}),
     }
-    # What "auto" stands for depends on the policy's name, and on the tier.
-    config = load_config(extra).model_copy(update={"lower_tier": "lmcache"})
-    return {
-        **extra,
-        "policy": NAME,
-        "policy_options": options,
-        "ordering": ordering_in_force(config),
-        "admission": admission_in_force(config),
-    }
+    return {**extra, "policy": NAME, "policy_options": options}

@@ -29,14 +29,12 @@ class Link:
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
         self.free_s = 0.0
-        self.busy_s = 0.0
 
     def book(self, size: float, ready_s: float) -> tuple[float, float]:
         """Start and end of a transfer asked for at `ready_s`."""
         start_s = max(ready_s, self.free_s)
         seconds = LINK_LATENCY_S + size / self.bytes_per_s
         self.free_s = start_s + seconds
-        self.busy_s += seconds
         return start_s, self.free_s
 
 
@@ -65,10 +63,6 @@ class Tier:
         self.capacity_tokens = capacity_tokens
         self._stored: OrderedDict[str, _Stored] = OrderedDict()
         self._used = 0
-
-    @property
-    def used_tokens(self) -> int:
-        return self._used
 
     def tokens(self, program_id: str, now_s: float) -> int:
         """Of the program's context, how much can be read now."""
