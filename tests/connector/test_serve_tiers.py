@@ -259,15 +259,14 @@ def test_without_lmcache_the_server_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     with pytest.raises(ConfigError, match="one pip command"):
-        requirements.check_lower_tier("lmcache", allow_untested=False)
-    requirements.check_lower_tier("none", allow_untested=False)
+        requirements.check_lmcache_tier(allow_untested=False)
 
 
 def test_an_untested_pair_may_be_tried(monkeypatch):
     monkeypatch.setattr(requirements, "vllm_version", lambda: "0.31.0")
     with pytest.raises(UnsupportedEngineError, match=r"vLLM 0\.31\.0.*>=0\.32"):
-        requirements.check_lower_tier("lmcache", allow_untested=False)
-    requirements.check_lower_tier("lmcache", allow_untested=True)
+        requirements.check_lmcache_tier(allow_untested=False)
+    requirements.check_lmcache_tier(allow_untested=True)
 
 
 def test_a_failed_load_is_recomputed_and_not_an_error():

@@ -84,7 +84,7 @@ def test_two_of_ours_are_refused():
 
 
 def test_a_producer_with_a_lower_tier_is_refused(monkeypatch):
-    monkeypatch.setattr(requirements, "check_lower_tier", lambda *_, **__: None)
+    monkeypatch.setattr(requirements, "check_lmcache_tier", lambda *_, **__: None)
     child = TTL | {"kv_connector_extra_config": dict(TIER)}
     with pytest.raises(ConfigError, match="kv_role has value 'kv_producer'"):
         build_vllm_config(multi(child, OTHER, role="kv_producer"))
@@ -92,7 +92,7 @@ def test_a_producer_with_a_lower_tier_is_refused(monkeypatch):
 
 
 def test_a_failed_load_is_computed_again(monkeypatch):
-    monkeypatch.setattr(requirements, "check_lower_tier", lambda *_, **__: None)
+    monkeypatch.setattr(requirements, "check_lmcache_tier", lambda *_, **__: None)
     for extra, policy in (({}, "fail"), (TIER, "recompute")):
         transfer = build_vllm_config(EngineSpec(extra_config=extra)).kv_transfer_config
         assert transfer.kv_load_failure_policy == policy
@@ -265,7 +265,7 @@ def test_a_class_derived_from_ours_lacks_nothing(said):
     ids=["lora", "prompt-embeds", "kv-events"],
 )
 def test_what_never_goes_to_the_lower_tier_is_said(flags, said, monkeypatch):
-    monkeypatch.setattr(requirements, "check_lower_tier", lambda *_, **__: None)
+    monkeypatch.setattr(requirements, "check_lmcache_tier", lambda *_, **__: None)
     (sentence,) = said(EngineSpec(extra_config=TIER, engine_args=flags))
     assert "the lower tier" in sentence
     assert said(EngineSpec(engine_args=flags)) == []

@@ -36,11 +36,8 @@ class ReferenceEngine(TransferEngine):
             ticket = Ticket(next(self._tickets))
             if self._closed:
                 self._fail(ticket, plan, Failure.CLOSED, "submitted after close")
-            elif not isinstance(plan, CopyPlan):
-                self._fail(ticket, plan, Failure.INVALID_PLAN, f"not a plan: {plan!r}")
-            elif after:
-                text = "the reference engine knows no device events"
-                self._fail(ticket, plan, Failure.INVALID_PLAN, text)
+            elif fault := _fault(plan, after):
+                self._fail(ticket, plan, Failure.INVALID_PLAN, fault)
             else:
                 self._queue.append((ticket, plan))
                 self._open[ticket] = self._thread.submit(self._copy_first)
@@ -88,3 +85,9 @@ class ReferenceEngine(TransferEngine):
         with self._lock:
             self._open.pop(ticket, None)
             self._ended.append(outcome)
+
+
+def _fault(plan: object, after: int) -> str:
+    if not isinstance(plan, CopyPlan):
+        return f"not a plan: {plan!r}"
+    return "the reference engine knows no device events" if after else ""

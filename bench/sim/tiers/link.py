@@ -135,7 +135,6 @@ class SimTierTTLConnector(_Tiered, TTLConnector):
         controller.costs.observe_reload(load.tier, load.tokens, seconds)
         record = controller.requests.get(request.request_id)
         if record is not None:
-            record.cached_tokens += load.tokens
             record.reloaded_tokens += load.tokens
 
 

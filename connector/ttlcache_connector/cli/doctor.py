@@ -211,10 +211,12 @@ def _cupy() -> str:
 
 def _lower_tier(settings: TTLCacheConfig) -> Finding:
     """What the server would refuse at start."""
-    requirements.check_lower_tier(
-        settings.lower_tier, allow_untested=settings.allow_untested_vllm
-    )
-    return Finding(OK, "lower tier", f"LMCache {compat.lmcache_version()}")
+    from ttlcache_connector.tiers import factory  # only where vLLM is
+
+    factory.check(settings)
+    kind = settings.lower_tier
+    text = f"{settings.cpu_gb:g} GB" if kind == "cpu" else compat.lmcache_version()
+    return Finding(OK, "lower tier", f"{kind} {text}")
 
 
 def _lmcache() -> Finding:

@@ -104,7 +104,7 @@ def _check(*, allow_untested: bool) -> None:
     """End with what to do where the tiers cannot run, or nobody tried whether."""
     try:
         requirements.check_vllm(allow_untested=allow_untested)
-        requirements.check_lower_tier("lmcache", allow_untested=allow_untested)
+        requirements.check_lmcache_tier(allow_untested=allow_untested)
     except UnsupportedEngineError as error:
         _fail(f"{error}; for this command it is --allow-untested")
     except TTLCacheError as error:

@@ -227,13 +227,9 @@ def set_hashes(pool: BlockPool, block: KVCacheBlock, hashes: BlockHashes) -> Non
     """A block of another pool holds the same: it can be found there from now on."""
     names, tokens = hashes
     for place, name in enumerate(names):
-        if hasattr(pool, "_insert_block_hash"):  # since 0.32
-            pool._insert_block_hash(  # noqa: SLF001
-                name, block, num_tokens=None if place else tokens
-            )
-        elif not place:
-            block.block_hash = name
-            pool.cached_block_hash_to_block.insert(name, block)
+        pool._insert_block_hash(  # noqa: SLF001
+            name, block, num_tokens=None if place else tokens
+        )
 
 
 def cached_block(pool: BlockPool, block_hash: Any) -> KVCacheBlock | None:

@@ -11,8 +11,8 @@ from ttlcache_lmcache import compat
 
 #: Versions of vLLM that our tests run on.
 TESTED_VLLM = ">=0.30,<0.34"
-#: Of these, those that run with an LMCache that `tiers.lmcache` was tested with.
-LMCACHE_NEEDS_VLLM = ">=0.32"
+#: Of these, those that lower tiers were tested with, and an LMCache that runs on them.
+TIERS_NEED_VLLM = ">=0.32"
 _OVERRIDE = '"allow_untested_vllm": true in kv_connector_extra_config'
 
 log = logger(__name__)
@@ -40,15 +40,30 @@ def check_vllm(*, allow_untested: bool) -> str:
     return version
 
 
-def check_lower_tier(lower_tier: str, *, allow_untested: bool) -> None:
-    """Refuse a lower tier that is not there or was not tested.
+def check_cpu_tier(*, allow_untested: bool) -> None:
+    """Refuse vLLM versions that the CPU tier was not tested with.
+
+    Raises:
+        UnsupportedEngineError: outside the tested range and not overridden.
+    """
+    vllm = vllm_version()
+    if not compat.is_in(vllm, TIERS_NEED_VLLM):
+        compat.refuse_untested(
+            f"lower_tier 'cpu' with vLLM {vllm}",
+            f"vLLM {TIERS_NEED_VLLM}",
+            _OVERRIDE,
+            allow=allow_untested,
+            log=log,
+        )
+
+
+def check_lmcache_tier(*, allow_untested: bool) -> None:
+    """Refuse an LMCache that is not there or was not tested.
 
     Raises:
         ConfigError: LMCache is not installed.
         UnsupportedEngineError: the pair of versions was not tested.
     """
-    if lower_tier != "lmcache":
-        return
     lmcache = compat.lmcache_version()
     if lmcache is None:
         raise ConfigError(
@@ -56,12 +71,12 @@ def check_lower_tier(lower_tier: str, *, allow_untested: bool) -> None:
             "not installed; install vllm and lmcache>=0.5.6 in one pip command"
         )
     vllm = vllm_version()
-    is_new_enough = compat.is_in(vllm, LMCACHE_NEEDS_VLLM)
+    is_new_enough = compat.is_in(vllm, TIERS_NEED_VLLM)
     if is_new_enough and compat.is_in(lmcache, compat.TESTED_LMCACHE):
         return
     compat.refuse_untested(
         f"LMCache {lmcache} with vLLM {vllm}",
-        f"LMCache {compat.TESTED_LMCACHE} with vLLM {LMCACHE_NEEDS_VLLM}",
+        f"LMCache {compat.TESTED_LMCACHE} with vLLM {TIERS_NEED_VLLM}",
         _OVERRIDE,
         allow=allow_untested,
         log=log,

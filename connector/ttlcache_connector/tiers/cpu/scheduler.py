@@ -46,6 +46,8 @@ class _Load:
 class CPUSchedulerTier(SchedulerTier):
     """Every answer is exact and at once: this half decides what is where."""
 
+    stores: CPUStores
+
     def __init__(
         self,
         config: TTLCacheConfig,

@@ -6,11 +6,15 @@ from typing import Any
 
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError
+from ttlcache_connector.engine import requirements
 from ttlcache_connector.tiers.base import LowerTier, SchedulerTier, WorkerTier
 
 
 class CPU(LowerTier):
     """`lower_tier: cpu`."""
+
+    def check(self, *, allow_untested: bool) -> None:
+        requirements.check_cpu_tier(allow_untested=allow_untested)
 
     def scheduler_half(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any

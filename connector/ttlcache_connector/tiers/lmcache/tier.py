@@ -17,7 +17,7 @@ class LMCache(LowerTier):
     """`lower_tier: lmcache`."""
 
     def check(self, *, allow_untested: bool) -> None:
-        requirements.check_lower_tier("lmcache", allow_untested=allow_untested)
+        requirements.check_lmcache_tier(allow_untested=allow_untested)
 
     def may_sleep(self, extra_config: Mapping[str, Any]) -> bool:
         """Not where LMCache's server is to map the workers' KV cache.
