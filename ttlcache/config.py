@@ -121,10 +121,6 @@ class TTLCacheConfig(BaseModel):
         default=None,
         description="Folder for recordings, which `ttlcache explain` and others read.",
     )
-    debug_invariants: bool = Field(
-        default=False,
-        description="Check reference accounting after every step (slow).",
-    )
     allow_untested_vllm: bool = Field(
         default=False,
         description="Run on vLLM versions outside the tested range.",

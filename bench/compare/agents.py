@@ -58,7 +58,7 @@ class AgentOptions(Folders):
     hints: bool = True
     """Agents say program, tool and last step; else the server has to find out."""
     cpu_gb: float = 1.5
-    """CPU memory of the LMCache server of each arm above one, GiB."""
+    """CPU memory of each arm that has a lower tier; GiB for LMCache, GB for ours."""
     chunk_tokens: int = 256
 
     @property

@@ -70,7 +70,7 @@ def arm_of(name: str, transfer: Mapping[str, Any] | None, options: AgentOptions)
         extra = {**options.connector, **extra}
     is_above = (
         transfer["kv_connector"] == LMCACHE["kv_connector"]
-        or extra.get("lower_tier", "none") != "none"
+        or extra.get("lower_tier") == "lmcache"
     )
     server = options.server({**transfer, "kv_connector_extra_config": extra})
     return Arm(name, server, options.tiers if is_above else None)

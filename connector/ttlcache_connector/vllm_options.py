@@ -38,7 +38,7 @@ def check_arguments(engine_args: Any, connectors: int) -> None:
         raise ConfigError(
             f"--kv-offloading-size {size_gib:g} makes vLLM drop the TTLConnector that "
             "--kv-transfer-config names: remove --kv-offloading-size, and for CPU "
-            'memory below the pins set "lower_tier": "lmcache" in TTLConnector\'s '
+            'memory below the pins set "lower_tier": "cpu" in TTLConnector\'s '
             "kv_connector_extra_config (docs/tiers.md)"
         )
 
@@ -113,10 +113,10 @@ def missing(
         )
     if config.lower_tier == "none":
         return
-    if vllm_config.lora_config is not None:
-        yield "--enable-lora: KV of adapters never goes to the lower tier"
-    if vllm_config.model_config.enable_prompt_embeds:
-        yield "--enable-prompt-embeds: their KV never goes to the lower tier"
+    if config.lower_tier == "lmcache" and vllm_config.lora_config is not None:
+        yield "--enable-lora: KV of adapters never goes to LMCache"
+    if config.lower_tier == "lmcache" and vllm_config.model_config.enable_prompt_embeds:
+        yield "--enable-prompt-embeds: their KV never goes to LMCache"
     events = vllm_config.kv_events_config
     if events is not None and events.enable_kv_cache_events:
         yield "--kv-events-config: events tell of GPU memory, not of the lower tier"

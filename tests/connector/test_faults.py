@@ -30,7 +30,7 @@ from ttlcache_connector.role.metrics import _KNOWN_LABELS
 from ttlcache_connector.role.order import OrderAnswers
 from ttlcache_connector.role.reports import Reports
 from ttlcache_connector.role.requests import MAX_SLOW_IN_A_ROW, RequestEvents
-from ttlcache_connector.role.steps import StepEvents
+from ttlcache_connector.role.steps import CHECK_INVARIANTS, StepEvents
 from ttlcache_connector.role.upkeep import Upkeep
 
 
@@ -445,10 +445,9 @@ def test_bad_hints_cost_retention_only(make_engine, junk):
     assert sum(n for k, n in totals(engine).items() if k.startswith("hints_rej")) == 1
 
 
-def test_debug_invariants_name_what_is_broken(make_engine, our_log):
-    engine = make_engine(
-        num_blocks=40, extra_config={**HOLD_5S, "debug_invariants": True}
-    )
+def test_checked_invariants_name_what_is_broken(make_engine, our_log, monkeypatch):
+    monkeypatch.setenv(CHECK_INVARIANTS, "1")
+    engine = make_engine(num_blocks=40)
     engine.on_step = None
     engine.turn("A-1", range(100), hints={"program_id": "A"})
     engine.step()

@@ -25,11 +25,11 @@ WRONG = {
     "max_queue_wait_s": (["120", None, True], [0, -1.0, math.inf]),
     "program_idle_s": (["900", None, True], [0, -1, math.inf, math.nan]),
     "tool_call_parser": ([1, True, ["hermes"]], []),
-    "lower_tier": ([1, None, True], ["cpu", "", "LMCache"]),
+    "lower_tier": ([1, None, True], ["disk", "", "LMCache"]),
+    "cpu_gb": (["8", None, True], [0.0, -1.0, math.inf, math.nan]),
     "demote": ([1, None, True], ["expiry", ""]),
     "state_dir": ([1, True, ["p"]], []),
     "record_path": ([1, True, ["p"]], []),
-    "debug_invariants": (["true", 1, None], []),
     "allow_untested_vllm": (["true", 1, None], []),
 }
 CASES = [

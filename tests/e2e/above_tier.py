@@ -60,7 +60,6 @@ def serving(
         "policy": "fixed",
         "policy_options": {"ttl_s": TTL_S},
         "max_pinned_fraction": 1.0,
-        "debug_invariants": True,
         "demote": "write-through",
         **tiers.options.connector_config(),
         "lmcache.mp.mq_timeout": 60.0,  # a busy machine is no outage

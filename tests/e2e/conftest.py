@@ -30,6 +30,7 @@ from tests.e2e.loads import (
 from tests.e2e.mixed_load import play
 from ttlcache.analysis.reader import load
 from ttlcache_connector.engine.requirements import vllm_version
+from ttlcache_connector.role.steps import CHECK_INVARIANTS
 
 #: Small enough to be under pressure within seconds; blocks hold 32 tokens.
 POOL_BLOCKS = 140
@@ -42,7 +43,7 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 CPUINFO = Path("/proc/cpuinfo")
 #: A server with /reset_prefix_cache, /sleep and /collective_rpc.
-DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
+DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1", CHECK_INVARIANTS: "1"}
 
 
 class Agent:

@@ -24,7 +24,6 @@ EXTRA = {
     "policy": "fixed",
     "policy_options": {"ttl_s": 300.0},
     "max_pinned_fraction": 1.0,
-    "debug_invariants": True,
     "lower_tier": "cpu",
     "cpu_gb": 0.25,
 }

@@ -21,6 +21,7 @@ from tests.e2e.conftest import HANG_S
 from tests.e2e.loads import BLOCK, completion, first_prompt, tool_result
 from tests.e2e.test_vllm_options import Serve
 from tests.waiting import becomes
+from ttlcache_connector.role.steps import CHECK_INVARIANTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
@@ -133,12 +134,14 @@ def ranks(
                 "policy": "fixed",
                 "policy_options": {"ttl_s": 600.0},
                 "max_pinned_fraction": 1.0,
-                "debug_invariants": True,
                 "record_path": str(folder / "recording"),
             },
         },
         extra_args=("--data-parallel-size", str(RANKS)),
-        extra_env={"PYTHONPATH": package_of_vllm(folder / "vllm")},
+        extra_env={
+            "PYTHONPATH": package_of_vllm(folder / "vllm"),
+            CHECK_INVARIANTS: "1",
+        },
     )
     log = folder / "server.log"
     with Serve(tiny_model, options, log, START_TIMEOUT_S) as server:

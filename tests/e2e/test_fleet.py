@@ -20,16 +20,21 @@ from bench.compare.fleet.router import Router
 from bench.serve.server import ServerOptions, VLLMServer, by_label, total
 from tests.e2e.conftest import HANG_S, Agent
 from tests.e2e.loads import BLOCK, KEPT, completion, first_prompt, tool_result
+from ttlcache_connector.role.steps import CHECK_INVARIANTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 PROGRAMS = 10
-OPTIONS = ServerOptions(num_blocks=300, max_model_len=4096, max_num_seqs=8)
+OPTIONS = ServerOptions(
+    num_blocks=300,
+    max_model_len=4096,
+    max_num_seqs=8,
+    extra_env={CHECK_INVARIANTS: "1"},
+)
 CONFIG = {
     "policy": "fixed",
     "policy_options": {"ttl_s": 300.0},
     "demote": "write-through",
-    "debug_invariants": True,
     "lmcache.mp.mq_timeout": 60.0,  # a busy machine is no outage
 }
 

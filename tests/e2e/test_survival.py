@@ -75,7 +75,6 @@ def night(
             "policy": "fixed",
             "policy_options": {"ttl_s": 30.0},
             "max_pinned_fraction": 1.0,
-            "debug_invariants": True,
             "demote": "on-expiry",
             "record_path": str(folder / "recording"),
             "state_dir": str(folder / "state"),

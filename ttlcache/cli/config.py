@@ -23,7 +23,6 @@ CHANGE_WHEN = {
     "tool_call_parser": "`none`: clients send `tool`, or outputs must not be read",
     "state_dir": "the first minutes after a start matter: `ttlcache profile`",
     "record_path": "you want `ttlcache explain`, `analyze`, `plot` or `export`",
-    "debug_invariants": "you report a bug",
     "allow_untested_vllm": "you accept that nobody has tried this version",
 }
 _TABLE = re.compile(r"^\| key \|.*\n(?:\|.*\n)*", re.MULTILINE)

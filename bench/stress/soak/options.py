@@ -12,6 +12,7 @@ from bench.sim.load.scaled import SWE_BENCH, synthetic
 from bench.stress.soak.agents import ABORT_EXTRA_TOKENS, SHARED_TOKENS
 from bench.stress.soak.watch import PROBE_VARIABLE
 from ttlcache_connector.plugin import SYNC_SCHEDULER
+from ttlcache_connector.role.steps import CHECK_INVARIANTS
 
 _PROGRAMS = 240
 _MEAN_CONTEXT_TOKENS = 1_200
@@ -45,6 +46,7 @@ class SoakOptions(Folders):
             # any leak of ours for hours, and is the same without us.
             extra_env={
                 "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8",
+                CHECK_INVARIANTS: "1",
                 PROBE_VARIABLE: str(self.probe_path.absolute()),
             },
             extra_args=("--scheduler-cls", SYNC_SCHEDULER),
@@ -58,7 +60,6 @@ class SoakOptions(Folders):
                     # Abandoned programs must reach a steady state within minutes.
                     "program_idle_s": 3.0 * MAX_TTL_S,
                     "state_dir": str((self.out / "state").absolute()),
-                    "debug_invariants": True,
                 },
             },
         )

@@ -1,6 +1,6 @@
 """What must hold between any two steps, checked against vLLM's own tables.
 
-Run after every step in tests, and in production with `debug_invariants`.
+Run after every step in tests, and in production with `TTLCACHE_CHECK_INVARIANTS=1`.
 O(blocks in use + requests).
 """
 

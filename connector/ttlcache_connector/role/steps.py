@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from ttlcache_connector.tiers.base import TierMetadata
 
 
+#: Environment: check reference accounting before every step (slow), for bug reports.
+CHECK_INVARIANTS = "TTLCACHE_CHECK_INVARIANTS"
+
+
 class StepEvents:
     """Before a step, its orders, what its workers did, its results; under a foreign
     scheduler as near to that as vLLM calls its connectors."""
@@ -30,6 +35,7 @@ class StepEvents:
         self._controller, self._holder = parts.controller, parts.holder
         self._lower, self._demoting = parts.lower, parts.demoting
         self.faults = parts.faults
+        self._checks_invariants = bool(os.environ.get(CHECK_INVARIANTS))
         self._lower_generation = 0  # as last passed on to the controller
         # Scheduled, results not there: two with async scheduling, a pipeline has more.
         self._steps: deque[tuple[SchedulerOutput, Step]] = deque(maxlen=64)
@@ -43,7 +49,7 @@ class StepEvents:
         if self._lower.is_set:
             self._poll_tier()
             self.tier_events()
-        if self._parts.config.debug_invariants:
+        if self._checks_invariants:
             self._reports.check_invariants()
         self._controller.tick()
         self._parts.history.save_if_due(self._parts.clock.now_s())
