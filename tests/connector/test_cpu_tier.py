@@ -19,8 +19,9 @@ from tests.e2e.tier_bytes.worker import (
     hints,
     prompt,
 )
-from ttlcache.errors import ConfigError
+from ttlcache.errors import ConfigError, TransferError
 from ttlcache_connector.blocks import expired
+from ttlcache_connector.tiers.cpu import worker
 
 
 @pytest.fixture
@@ -42,8 +43,8 @@ def make_worker() -> Iterator[Any]:
         return made[-1]
 
     yield make
-    for worker in made:
-        worker.close()
+    for engine in made:
+        engine.close()
 
 
 def down(engine: Worker, name: str, seed: int, length: int = 200) -> list[int]:
@@ -144,16 +145,32 @@ def test_an_aborted_request_leaves_nothing_locked(make_worker):
     assert engine.connector.scheduler_role.parts.lower.tier.index.used_blocks == 0
 
 
-def test_a_copy_that_fails_is_a_prefill(make_worker):
+@pytest.mark.parametrize("fault", ["engine", "plan"])
+def test_a_copy_that_fails_is_a_prefill(make_worker, monkeypatch, fault):
     engine = make_worker()
     context = down(engine, "a", 7)
     empty_gpu(engine)
-    lane = engine.worker.worker_role._tier._loads
-    lane.engine.close()
+    if fault == "engine":
+        engine.worker.worker_role._tier._loads.engine.close()
+    else:
+        monkeypatch.setattr(worker, "plan_copies", refuse)
     engine.turn("a-1", [*context, 5], hints=hints("a", last=True))
     assert promoted(engine) == 0
     engine.settle()
     assert engine.pool.get_num_free_blocks() == 63
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise TransferError("no such block")
+
+
+def test_the_budget_is_never_exceeded(make_worker):
+    engine = make_worker(cpu_blocks=10)
+    host = engine.worker.worker_role._tier._host
+    assert host.shape == (11, CHUNK_BYTES)  # one stands for no block
+    for seed in range(5):
+        down(engine, f"p{seed}", seed)
+        assert engine.connector.scheduler_role.parts.lower.tier.index.used_blocks <= 10
 
 
 def test_a_budget_of_no_block_is_refused(make_worker):

@@ -76,11 +76,16 @@ class ReferenceEngine(TransferEngine):
 
     def _copy_first(self) -> None:
         ticket, plan = self._queue.popleft()
-        began_s, pieces = stopwatch_s(), plan.pieces
-        columns = pieces.dst.tolist(), pieces.src.tolist(), pieces.size.tolist()
-        for dst, src, size in zip(*columns, strict=True):
-            ctypes.memmove(dst, src, size)
-        outcome = Outcome(ticket, plan.num_bytes, stopwatch_s() - began_s)
+        began_s, failure, detail = stopwatch_s(), None, ""
+        try:
+            pieces = plan.pieces
+            columns = pieces.dst.tolist(), pieces.src.tolist(), pieces.size.tolist()
+            for dst, src, size in zip(*columns, strict=True):
+                ctypes.memmove(dst, src, size)
+        except Exception as error:  # noqa: BLE001 - every plan has an outcome
+            failure, detail = Failure.DEVICE_ERROR, repr(error)
+        seconds = stopwatch_s() - began_s
+        outcome = Outcome(ticket, plan.num_bytes, seconds, failure, detail)
         del plan  # its owners may go before the outcome is seen
         with self._lock:
             self._open.pop(ticket, None)

@@ -46,6 +46,7 @@ class _Lane:
     ) -> None:
         self._direction, self.engine, self._metrics = direction, engine, metrics
         self._under_way: dict[Ticket, _Copying] = {}
+        self._refused: list[_Copying] = []
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -58,16 +59,23 @@ class _Lane:
             host: bytes, one row a block.
             after: device event that the copy waits for, 0 for none.
         """
+        copying = _Copying(key, copy.gpu_blocks)
         rows = [host.data_ptr() + host.stride(0) * i for i in copy.cpu_blocks]
-        plan = plan_copies(
-            self._direction, layout, copy.gpu_blocks, rows, 1, owners=(host,)
-        )
-        ticket = self.engine.submit(plan, after)
-        self._under_way[ticket] = _Copying(key, copy.gpu_blocks)
+        try:
+            plan = plan_copies(
+                self._direction, layout, copy.gpu_blocks, rows, 1, owners=(host,)
+            )
+        except TransferError as error:
+            log.warning("ttlcache: no copy between GPU and host memory: %s", error)
+            self._refused.append(copying)  # or its request would wait for ever
+            return
+        self._under_way[self.engine.submit(plan, after)] = copying
 
     def poll(self) -> list[tuple[_Copying, float | None]]:
         """Copies that ended, with their seconds; None for one that failed."""
-        ended = []
+        ended: list[tuple[_Copying, float | None]]
+        ended = [(copy, None) for copy in self._refused]
+        self._refused = []
         for outcome in self.engine.poll():
             copy = self._under_way.pop(outcome.ticket)
             if outcome.failure is not None:
