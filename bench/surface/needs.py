@@ -73,6 +73,8 @@ USES: dict[str, tuple[str, ...]] = {
         "get_num_free_blocks()",
         "get_new_blocks(num_blocks)",
         *("blocks", "num_gpu_blocks", "hash_block_size"),
+        "_insert_block_hash(block_hash_with_group_id, block, num_tokens)",
+        "cached_block_hash_to_block",
     ),
     _CORE + "kv_cache_utils.py::KVCacheBlock": (
         *("block_id", "ref_cnt", "block_hash", "is_null"),

@@ -76,9 +76,12 @@ def test_the_pairs_differ_in_the_connector_and_the_server_below() -> None:
         None,
         {**CONNECTOR, extra: {"policy": "cachettl", "record_path": "/there/recording"}},
         {**LMCACHE, extra: {}},
-        {**CONNECTOR, extra: {"policy": "cachettl", "lower_tier": "lmcache"}},
+        {
+            **CONNECTOR,
+            extra: {"policy": "cachettl", "lower_tier": "cpu", "cpu_gb": 1.5},
+        },
     ]
-    assert [arm.tiers for arm in arms] == [None, None, options.tiers, options.tiers]
+    assert [arm.tiers for arm in arms] == [None, None, options.tiers, None]
     servers = [replace(arm.server, kv_transfer_config=None) for arm in arms]
     assert servers == [options.server(None)] * 4
 

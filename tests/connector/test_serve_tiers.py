@@ -330,7 +330,8 @@ def test_no_server_is_an_error_that_says_what_to_start(monkeypatch):
 
 def test_the_documented_multi_connector_is_one_that_vllm_builds():
     text = (Path(__file__).parents[2] / "docs" / "tiers.md").read_text()
-    example = json.loads(re.search(r"```json\n(.*?)```", text, re.DOTALL)[1])
+    *_, found = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    example = json.loads(found)
     transfer = KVTransferConfig(**example)
     config = build_vllm_config(
         EngineSpec(connector=False, engine_args={"kv_transfer_config": transfer})

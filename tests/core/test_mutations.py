@@ -331,8 +331,8 @@ MUTATIONS = [
     # hints
     Mutation(
         "programs/client_values.py",
-        "if not math.isfinite(seconds) or seconds < 0:",
-        "if not math.isfinite(seconds) or seconds <= 0:",
+        "elif _is_number(value) and 0 <= value <= sys.float_info.max:",
+        "elif _is_number(value) and 0 < value <= sys.float_info.max:",
         "test_hints.py::test_limits_themselves_are_allowed",
     ),
     Mutation(

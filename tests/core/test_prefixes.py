@@ -102,11 +102,21 @@ def test_many_programs_behind_one_block_are_all_told_apart():
     programs = [make_program(str(number)) for number in range(20)]
     for tail, program in zip(tails, programs, strict=True):
         remember(index, program, [*SYSTEM, *tail])
-    remember(index, programs[0], [*SYSTEM, *tails[0]])  # twice is once
     assert len(index) == 20
     for tail, program in zip(tails, programs, strict=True):
         assert find(index, [*SYSTEM, *tail, 0]) is program
     assert find(index, [*SYSTEM, 99, 0]) is None
+
+
+def test_points_behind_one_block_are_bounded_oldest_first():
+    index = PrefixIndex(BLOCK, capacity=8)
+    programs = [make_program(str(number)) for number in range(9)]
+    for number, program in enumerate(programs):
+        remember(index, program, [*SYSTEM, 100 + number])
+    assert len(index) == 8
+    assert find(index, [*SYSTEM, 100, 0]) is None
+    for number in range(1, 9):
+        assert find(index, [*SYSTEM, 100 + number, 0]) is programs[number]
 
 
 def test_the_bound_holds_over_tails_of_all_lengths():
@@ -127,6 +137,15 @@ def test_the_bound_holds_over_tails_of_all_lengths():
     assert len(index) == 3
     assert find(index, [*SYSTEM, 50, 50, 0]) is None
     assert find(index, [9, 9, 9, 9, 1, 0]) is programs[1]
+
+
+def test_remembering_twice_is_remembering_once():
+    index, programs = PrefixIndex(BLOCK), [make_program(str(n)) for n in range(8)]
+    for number, program in enumerate(programs):
+        remember(index, program, [*SYSTEM, 100 + number])
+    remember(index, programs[0], [*SYSTEM, 100])
+    assert find(index, [*SYSTEM, 100, 0]) is programs[0]
+    assert find(index, [*SYSTEM, 101, 0]) is programs[1]
 
 
 def test_the_index_is_bounded_oldest_first():

@@ -8,7 +8,7 @@ merely share a system prompt differ there.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from ttlcache.programs.model import Program
@@ -17,19 +17,28 @@ from ttlcache.types import TokenSlice
 #: The live program of a number, None for one that ended.
 ProgramOf = Callable[[int], Program | None]
 
+_NUMBER_BITS = 64
+_NUMBER_MASK = (1 << _NUMBER_BITS) - 1
+_DIGEST_MASK = (1 << 48) - 1
+
 
 class PrefixIndex:
     """Ends of finished contexts by block hash; bounded, oldest forgotten first.
 
     Hashes are chained, so one hash is one place: under it the contexts differ only
-    in the tokens behind, and are kept as {digest of these: program number}. Programs
-    are numbers here, so that ended ones are not kept in memory.
+    in the tokens behind. Most places hold one context, kept as a single integer of
+    digest and program number; several are kept as {digest: number}. Programs are
+    numbers here, so that ended ones are not kept in memory.
+
+    A place that is remembered again while it is the oldest gets a second chance.
     """
 
     def __init__(self, block_tokens: int, capacity: int = 65_536) -> None:
         self._block_tokens = block_tokens
         self._capacity = capacity
-        self._places: OrderedDict[bytes, dict[int, int]] = OrderedDict()
+        self._places: dict[bytes, int | dict[int, int]] = {}
+        self._order: deque[bytes] = deque()  # places, oldest first
+        self._again: set[bytes] = set()  # those remembered since their turn came
         self._size = 0
 
     def __len__(self) -> int:
@@ -51,13 +60,17 @@ class PrefixIndex:
         if num_blocks == 0 or num_blocks > len(hashes):
             return
         key = hashes[num_blocks - 1]
-        digest = hash(tuple(tokens(num_blocks * self._block_tokens, num_tokens)))
-        place = self._places.setdefault(key, {})
-        self._places.move_to_end(key)
-        self._size += digest not in place
-        place[digest] = number
+        digest = _digest(tuple(tokens(num_blocks * self._block_tokens, num_tokens)))
+        place = self._places.get(key)
+        if place is None:
+            self._places[key] = digest << _NUMBER_BITS | number
+            self._order.append(key)
+            self._size += 1
+        else:
+            self._again.add(key)
+            self._add(key, place, digest, number)
         if self._size > self._capacity:
-            self._forget_oldest()
+            self._shrink()
 
     def find(
         self,
@@ -93,6 +106,8 @@ class PrefixIndex:
     ) -> Program | None:
         """The program of the longest matching context that ends in block `index`."""
         place = self._places[hashes[index]]
+        if isinstance(place, int):
+            place = {place >> _NUMBER_BITS: place & _NUMBER_MASK}
         if not any(program_of(number) for number in place.values()):
             return None  # a long conversation whose program ended has many places
         start = (index + 1) * self._block_tokens
@@ -101,7 +116,7 @@ class PrefixIndex:
             return None  # a continuation has more than the context
         tail = tuple(tokens(start, stop))
         while True:
-            number = place.get(hash(tail))
+            number = place.get(_digest(tail))
             if number is not None:
                 program = program_of(number)
                 if program is not None:
@@ -110,9 +125,36 @@ class PrefixIndex:
                 return None
             tail = tail[:-1]
 
-    def _forget_oldest(self) -> None:
-        key, place = next(iter(self._places.items()))
-        del place[next(iter(place))]
-        self._size -= 1
-        if not place:
-            del self._places[key]
+    def _add(
+        self, key: bytes, place: int | dict[int, int], digest: int, number: int
+    ) -> None:
+        """One more context, or a newer program of the same one, at a known place."""
+        if isinstance(place, dict):
+            self._size += digest not in place
+            place[digest] = number
+            return
+        old_digest, old_number = place >> _NUMBER_BITS, place & _NUMBER_MASK
+        if old_digest == digest:
+            self._places[key] = digest << _NUMBER_BITS | number
+        else:
+            self._places[key] = {old_digest: old_number, digest: number}
+            self._size += 1
+
+    def _shrink(self) -> None:
+        while self._size > self._capacity:
+            key = self._order.popleft()
+            if key in self._again:
+                self._again.remove(key)
+                self._order.append(key)
+                continue
+            place = self._places[key]
+            self._size -= 1
+            if isinstance(place, dict) and len(place) > 1:
+                del place[next(iter(place))]
+                self._order.appendleft(key)
+            else:
+                del self._places[key]
+
+
+def _digest(tail: tuple[int, ...]) -> int:
+    return hash(tail) & _DIGEST_MASK if tail else 0

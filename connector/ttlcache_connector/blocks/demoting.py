@@ -11,6 +11,7 @@ from ttlcache.types import PinOutcome, Pressure, ReleaseMode, Shrunk
 from ttlcache_connector.blocks.expired import ExpiredTurns
 from ttlcache_connector.blocks.pinned import PinnedBlocks
 from ttlcache_connector.tiers.base import TierStores, TurnEnd
+from ttlcache_connector.tiers.turn_report import program_name
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -77,7 +78,7 @@ class DemotingBlocks(PinnedBlocks):
         if turn is None:
             return super().release(pin_id, outcome, mode)
         if outcome is PinOutcome.ENDED:
-            self._report_turn(TurnEnd(turn.request_id))
+            self._report_turn(TurnEnd(turn.request_id, program_name(turn.program)))
         if outcome not in _COMES_BACK:
             freed = self.expired.drop(turn.request_id)
             return freed + super().release(pin_id, outcome, mode)

@@ -71,7 +71,7 @@ def whole_blocks(kv_caches: Mapping[str, Any], num_blocks: int) -> BlockLayout:
         kv_caches: layer name to view, or to the views of a layer with several states.
 
     Raises:
-        TransferError: as `read_layout`.
+        TransferError: a layout that our path does not serve; the text says why.
     """
     views = [
         _View.of(name, cache, num_blocks)

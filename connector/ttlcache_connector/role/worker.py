@@ -24,7 +24,7 @@ class WorkerRole:
     def __init__(self, tier: WorkerTier) -> None:
         self._tier = tier
         self.faults = Faults(self._count, lambda: None, default_clock().now_s)
-        self._abandoned: dict[str, list[int]] = {}
+        self._abandoned: set[str] = set()
         self._invalid_blocks: set[int] = set()
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -46,7 +46,7 @@ class WorkerRole:
 
     @guarded()
     def load(self, metadata: Any) -> None:
-        self._abandoned.update(metadata.abandoned)
+        self._abandoned |= metadata.abandoned
         self._tier.load(metadata)
 
     @guarded()
@@ -56,10 +56,9 @@ class WorkerRole:
     def poll(self, finished_ids: Collection[str]) -> Transfers:
         """What ended since the last call, abandoned loads included."""
         transfers = self._poll(finished_ids) or Transfers()
-        for request_id, blocks in self._abandoned.items():
-            transfers.received.add(request_id)
-            transfers.invalid_blocks.update(blocks)
-        self._abandoned = {}
+        transfers.received |= self._abandoned
+        transfers.failed |= self._abandoned
+        self._abandoned = set()
         self._invalid_blocks |= transfers.invalid_blocks
         return transfers
 

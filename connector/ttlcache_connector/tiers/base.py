@@ -34,13 +34,13 @@ class TierMetadata(KVConnectorMetadata):
     inner: the tier's own orders, None where there are none.
     is_past: stores may start before the forward pass, because their KV was written in
         an earlier step; this frees their blocks one step sooner.
-    abandoned: loads that were promised to vLLM but could not be ordered, with the
-        blocks that stay empty: the worker reports them as failed.
+    abandoned: requests whose load was promised to vLLM but could not be ordered: the
+        worker reports it as failed.
     """
 
     inner: Any = None
     is_past: bool = False
-    abandoned: dict[str, list[int]] = field(default_factory=dict)
+    abandoned: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class TierEvents:
 
     loaded: loads that ended.
     reloads: what loads cost, as far as it became known.
-    demotions: how they ended, each "stored" or "failed".
+    demotions: how they ended: "stored", "failed", or "dropped" in part or whole.
     settled: finished requests whose blocks need not be held for their copy any more:
         the tier has references of its own on what it copies, or does not want it.
     """

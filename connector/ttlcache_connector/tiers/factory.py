@@ -1,4 +1,7 @@
-"""Which lower tiers there are. A new one: its own file, and a line in `TIERS`."""
+"""Which lower tiers there are.
+
+A new one: its own files, a line in `TIERS`, and its name in `ttlcache.config`.
+"""
 
 from __future__ import annotations
 

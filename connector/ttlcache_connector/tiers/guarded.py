@@ -44,8 +44,8 @@ class GuardedTier:
             lambda hook: count("hook_errors", hook), self._turn_off, now_s
         )
         # Loads promised to vLLM: of this step, and those that could not be ordered.
-        self._ordered: dict[str, list[int]] = {}
-        self._abandoned: dict[str, list[int]] = {}
+        self._ordered: set[str] = set()
+        self._abandoned: set[str] = set()
 
     @guarded(fallback=False)
     def is_up(self) -> bool:
@@ -93,13 +93,12 @@ class GuardedTier:
         if not self.is_set:
             return
         if loaded_tokens:
-            ids = [i for group in blocks.get_block_ids() for i in group]
-            self._ordered[request.request_id] = ids
+            self._ordered.add(request.request_id)
         try:
             self.tier.allocated(request, blocks, loaded_tokens)
         except Exception:  # noqa: BLE001 - the serving path fails open
             self.faults.record("tier_allocated")
-            self._abandon(request.request_id)
+            self._abandoned |= self._ordered & {request.request_id}
 
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
         """Orders for the workers."""
@@ -110,16 +109,10 @@ class GuardedTier:
         except Exception:  # noqa: BLE001 - the serving path fails open
             self.faults.record("tier_build_metadata")
             metadata = TierMetadata()
-            for request_id in list(self._ordered):
-                self._abandon(request_id)
-        metadata.abandoned, self._abandoned = self._abandoned, {}
-        self._ordered = {}
+            self._abandoned |= self._ordered
+        metadata.abandoned, self._abandoned = self._abandoned, set()
+        self._ordered = set()
         return metadata
-
-    def _abandon(self, request_id: str) -> None:
-        blocks = self._ordered.pop(request_id, None)
-        if blocks is not None:
-            self._abandoned[request_id] = blocks
 
     def _turn_off(self) -> None:
         self.tier.is_off = True

@@ -9,6 +9,7 @@ references up. Its blocks can still be hit until others take them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,8 +103,15 @@ class HostIndex:
 
     # --- stored turns ----------------------------------------------------
 
+    def count_obtainable(self) -> int:
+        """Blocks that would be free without any stored turn."""
+        kept = Counter(b.block_id for t in self._turns.values() for b in t.blocks)
+        table = self._pool.blocks
+        alone = sum(table[i].ref_cnt == count for i, count in kept.items())
+        return int(self._pool.get_num_free_blocks() + alone)
+
     def take_free(self, count: int) -> list[KVCacheBlock]:
-        """Up to so many blocks to store into; stored turns give way, first come first.
+        """Up to so many blocks to store into; the earliest deadline gives way first.
 
         Each has one reference, which is the caller's.
         """
@@ -113,9 +121,21 @@ class HostIndex:
             self._pool.get_new_blocks(min(count, self._pool.get_num_free_blocks()))
         )
 
-    def set_content(self, block: KVCacheBlock, hashes: hooks.BlockHashes) -> None:
-        """What the block holds: it can be found from now on."""
-        hooks.set_hashes(self._pool, block, hashes)
+    def set_content(
+        self, block: KVCacheBlock, hashes: hooks.BlockHashes
+    ) -> KVCacheBlock:
+        """What the block holds: it can be found from now on.
+
+        Returns:
+            The block, or one that holds the same already, and has its reference.
+        """
+        there = self.block_of(hashes)
+        if there is None:
+            hooks.set_hashes(self._pool, block, hashes)
+            return block
+        self.lock([there])
+        self.unlock([block])
+        return there
 
     def keep(self, request_id: str, turn: StoredTurn) -> None:
         """A turn is stored; its references on its blocks are the index's now."""

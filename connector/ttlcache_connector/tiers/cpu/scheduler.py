@@ -110,7 +110,7 @@ class CPUSchedulerTier(SchedulerTier):
         if not loaded_tokens:
             self._unlock(request_id)
             return
-        found = self._found.pop(request_id)
+        found = self._found[request_id]
         copy = BlockCopy([], [])
         for size, sources, ids in zip(
             self._sizes, found.blocks, blocks.get_block_ids(), strict=True
@@ -126,31 +126,30 @@ class CPUSchedulerTier(SchedulerTier):
         load = _Load(loaded_tokens, self._now_s(), found.locked, targets)
         self._loads[request_id] = load
         self._orders[request_id] = copy
+        del self._found[request_id]  # its locks are the load's now
 
     def _unlock(self, request_id: str) -> None:
+        """A hit that is not loaded."""
         found = self._found.pop(request_id, None)
         if found is not None:
             self.index.unlock(found.locked)
 
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
+        loads, self._orders = self._orders, {}
         for request_id in output.finished_req_ids:
             self._unlock(request_id)
-        loads, self._orders = self._orders, {}
         orders = CopyOrders(self.stores.order(), loads)
         return TierMetadata(orders or None, is_past=True)
 
     def worker_output(self, output: KVConnectorOutput) -> None:
         report = output.kv_connector_worker_meta
-        if isinstance(report, CopyReport):
-            self.stores.on_report(report)
         load_s = load_times(report)
-        failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
             load = self._loads.pop(request_id, None)
             if load is None:
                 continue
-            bad = any(b.block_id in output.invalid_block_ids for b in load.targets)
-            tokens = 0 if bad or request_id in failed else load.tokens
+            # vLLM keeps a rank's word until the last rank is done.
+            tokens = 0 if request_id in output.failed_recving else load.tokens
             if not tokens:
                 self.index.forget(load.sources)  # or it would fail again and again
             self.index.unlock(load.sources)
@@ -160,6 +159,8 @@ class CPUSchedulerTier(SchedulerTier):
                 waited_s = self._now_s() - load.ordered_s
                 seconds = load_s.get(request_id, waited_s)
                 self._events.reloads.append(Reload("cpu", tokens, seconds))
+        if isinstance(report, CopyReport):
+            self.stores.on_report(report)
 
     def take_events(self) -> TierEvents:
         events, self._events = self._events, TierEvents()

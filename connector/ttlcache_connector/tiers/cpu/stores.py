@@ -43,7 +43,7 @@ class HeldBlocks:
 
 @dataclass(slots=True)
 class _Turn:
-    """A finished request, as long as its blocks are in GPU memory only.
+    """A finished request that may go down.
 
     sources: block and content; one that others have overwritten has another content.
     """
@@ -55,7 +55,11 @@ class _Turn:
 
 @dataclass(slots=True)
 class _Store:
-    """A turn's copy down. missing: what is copied; kept: what was there before."""
+    """A turn's copy down.
+
+    missing: what is copied, as far as there is room for it.
+    kept: what was there before.
+    """
 
     request_id: str
     turn: _Turn
@@ -63,6 +67,7 @@ class _Store:
     targets: list[KVCacheBlock]
     kept: list[KVCacheBlock]
     ranks_left: int
+    is_partial: bool
     has_failed: bool = False
     is_dropped: bool = False
 
@@ -92,6 +97,7 @@ class CPUStores(TierStores):
         self._turns: dict[str, _Turn] = {}
         self._due: dict[str, None] = {}  # in this order
         self._stores: dict[int, _Store] = {}
+        self._orders: dict[int, BlockCopy] = {}
         self.settled: list[str] = []
         self.demotions: list[str] = []
 
@@ -117,6 +123,8 @@ class CPUStores(TierStores):
             self.drop(turn.request_id)
             if turn.program is not None:
                 self._index.drop_program(turn.program)
+                for store in self._stores.values():
+                    store.is_dropped |= store.turn.program == turn.program
             return
         pending = self._turns.get(turn.request_id)
         if pending is not None:
@@ -141,29 +149,32 @@ class CPUStores(TierStores):
 
     def order(self) -> dict[int, BlockCopy]:
         """The copies that are due, by a number of their own."""
-        copies = {}
-        for request_id in self._due:
-            store = self._begin(request_id, self._turns.pop(request_id))
+        while self._due:
+            request_id = next(iter(self._due))
+            del self._due[request_id]
             self.settled.append(request_id)
+            store = self._begin(request_id, self._turns.pop(request_id))
             if not store.missing:
                 self._end(store)
                 continue
             number = next(self._numbers)
             self._stores[number] = store
-            copies[number] = BlockCopy(
+            self._orders[number] = BlockCopy(
                 [source.block_id for source, _ in store.missing],
                 [target.block_id for target in store.targets],
             )
-        self._due.clear()
-        return copies
+        orders, self._orders = self._orders, {}
+        return orders
 
     def on_report(self, report: CopyReport) -> None:
         """What ended on the ranks."""
         for number, ranks in report.stored.items():
-            store = self._stores[number]
+            store = self._stores.get(number)
+            if store is None:
+                continue
             store.ranks_left -= ranks
             store.has_failed |= number in report.failed
-            if not store.ranks_left:
+            if store.ranks_left <= 0:
                 self._end(self._stores.pop(number))
 
     def reset(self) -> None:
@@ -186,23 +197,25 @@ class CPUStores(TierStores):
             elif not self._has_groups:
                 break  # a hit ends here
         self._index.lock(kept)
-        targets = self._index.take_free(len(missing))
-        if len(targets) < len(missing) and self._has_groups:
-            self._index.unlock(targets)
-            targets = []  # a part of one group's blocks is a hit for none
+        wanted = len(missing)
+        if self._has_groups and wanted > self._index.count_obtainable():
+            wanted = 0  # a part of one group's blocks is a hit for none
+        targets = self._index.take_free(wanted)
+        partial = len(kept) + len(targets) < len(turn.sources)
         missing = missing[: len(targets)]
         self._held.hold([source for source, _ in missing])
-        return _Store(request_id, turn, missing, targets, kept, self._ranks)
+        return _Store(request_id, turn, missing, targets, kept, self._ranks, partial)
 
     def _end(self, store: _Store) -> None:
         """Every rank has copied: the turn can be found from now on."""
         self._held.release([source for source, _ in store.missing])
-        self.demotions.append("failed" if store.has_failed else "stored")
-        blocks = [*store.kept, *store.targets]
         if store.has_failed or store.is_dropped:
-            self._index.unlock(blocks)
+            self.demotions.append("failed" if store.has_failed else "dropped")
+            self._index.unlock([*store.kept, *store.targets])
             return
+        self.demotions.append("dropped" if store.is_partial else "stored")
+        blocks = store.kept
         for target, (_, hashes) in zip(store.targets, store.missing, strict=True):
-            self._index.set_content(target, hashes)
+            blocks.append(self._index.set_content(target, hashes))
         turn = StoredTurn(store.turn.program, store.turn.deadline_s, blocks)
         self._index.keep(store.request_id, turn)

@@ -53,24 +53,28 @@ def count_blocks(config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any)
                 f"{option} has value {getattr(parallel, option)}, expected: 1 with "
                 "\"lower_tier\": 'cpu'"
             )
-    block_bytes = max(_block_bytes(group) for group in kv_cache_config.kv_cache_groups)
+    size = block_bytes(kv_cache_config)
     ranks = parallel.world_size
-    count = int(config.cpu_gb * 1e9 / ranks) // block_bytes
+    count = int(config.cpu_gb * 1e9 / ranks) // size
     if count < 2:
         raise ConfigError(
             f"key 'cpu_gb' has value {config.cpu_gb:g}, expected: at least "
-            f"{2 * block_bytes * ranks / 1e9:.3g} for this model's blocks of "
-            f"{block_bytes} bytes on {ranks} rank(s)"
+            f"{2 * size * ranks / 1e9:.3g} for this model's blocks of "
+            f"{size} bytes on {ranks} rank(s)"
         )
     return count
 
 
-def _block_bytes(group: Any) -> int:
-    """Bytes of one block on one rank, all layers of the cache group.
+def block_bytes(kv_cache_config: Any) -> int:
+    """Bytes of one block on one rank: all layers of the largest cache group.
 
     Groups share vLLM's memory: the same bytes belong to one group's layers or to
     another's, as the block was allocated.
     """
+    return max(_group_bytes(group) for group in kv_cache_config.kv_cache_groups)
+
+
+def _group_bytes(group: Any) -> int:
     spec = group.kv_cache_spec
     specs = getattr(spec, "kv_cache_specs", None)
     if specs:  # layers of one type, but different shapes

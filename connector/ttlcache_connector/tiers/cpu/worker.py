@@ -6,7 +6,6 @@ One engine a direction: a load, for which a request waits, never queues behind a
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,22 +19,15 @@ from ttlcache_connector.copy.kv_layouts import whole_blocks
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
 from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyOrders, CopyReport
+from ttlcache_connector.tiers.cpu.tier import block_bytes
 
 log = logger(__name__)
 
-#: Waited for loads at the end of each step: one that ends right after its step would
-#: cost its request another.
+#: Waited for loads at the end of the step in which they began: one that ends right
+#: after it costs its request another.
 MAX_WAIT_S = 0.002
 #: Waited for copies at the end of the process.
 CLOSE_TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Copying:
-    """A copy under way. key: the store's number, or the load's request id."""
-
-    key: Any
-    gpu_blocks: list[int]
 
 
 class _Lane:
@@ -45,39 +37,38 @@ class _Lane:
         self, direction: Direction, engine: TransferEngine, metrics: MetricsBuffer
     ) -> None:
         self._direction, self.engine, self._metrics = direction, engine, metrics
-        self._under_way: dict[Ticket, _Copying] = {}
-        self._refused: list[_Copying] = []
-
-    def __len__(self) -> int:
-        return len(self._under_way)
+        self._under_way: dict[Ticket, Any] = {}
+        self._refused: list[Any] = []
+        #: A copy began since `poll`.
+        self.has_new = False
 
     def submit(
         self, key: Any, copy: BlockCopy, layout: Any, host: torch.Tensor, after: int
     ) -> None:
         """
         Args:
+            key: the store's number, or the load's request id.
             host: bytes, one row a block.
             after: device event that the copy waits for, 0 for none.
         """
-        copying = _Copying(key, copy.gpu_blocks)
         rows = [host.data_ptr() + host.stride(0) * i for i in copy.cpu_blocks]
         try:
             plan = plan_copies(
                 self._direction, layout, copy.gpu_blocks, rows, 1, owners=(host,)
             )
-        except TransferError as error:
-            log.warning("ttlcache: no copy between GPU and host memory: %s", error)
-            self._refused.append(copying)  # or its request would wait for ever
-            return
-        self._under_way[self.engine.submit(plan, after)] = copying
+            self._under_way[self.engine.submit(plan, after)] = key
+            self.has_new = True
+        except Exception:
+            log.warning("ttlcache: a copy could not begin", exc_info=True)
+            self._refused.append(key)
 
-    def poll(self) -> list[tuple[_Copying, float | None]]:
-        """Copies that ended, with their seconds; None for one that failed."""
-        ended: list[tuple[_Copying, float | None]]
-        ended = [(copy, None) for copy in self._refused]
-        self._refused = []
+    def poll(self) -> list[tuple[Any, float | None]]:
+        """Keys of copies that ended, with their seconds; None for one that failed."""
+        ended: list[tuple[Any, float | None]]
+        ended = [(key, None) for key in self._refused]
+        self._refused, self.has_new = [], False
         for outcome in self.engine.poll():
-            copy = self._under_way.pop(outcome.ticket)
+            key = self._under_way.pop(outcome.ticket)
             if outcome.failure is not None:
                 log.warning(
                     "ttlcache: a copy %s host memory failed: %s %s",
@@ -91,7 +82,7 @@ class _Lane:
                 self._metrics.count(
                     "tier_mover_bytes", self.engine.name, outcome.num_bytes
                 )
-            ended.append((copy, outcome.seconds if outcome.ok else None))
+            ended.append((key, outcome.seconds if outcome.ok else None))
         return ended
 
 
@@ -105,7 +96,6 @@ class CPUWorkerTier(WorkerTier):
         """
         super().__init__()
         self._config, self._num_blocks = kv_cache_config, num_blocks
-        self._has_groups = len(kv_cache_config.kv_cache_groups) > 1
         # Where vLLM zeroes new blocks, it does so after `before_forward`.
         zeroes = getattr(kv_cache_config, "needs_kv_cache_zeroing", True)
         self._loads_early = not zeroes
@@ -118,6 +108,11 @@ class CPUWorkerTier(WorkerTier):
             self._layout = whole_blocks(kv_caches, self._config.num_blocks)
             self._device = next(iter(kv_caches.values())).device
             engines = [make_engine(self._device) for _ in Direction]
+            counted = block_bytes(self._config)
+            if self._layout.block_bytes > counted:
+                raise TransferError(
+                    f"blocks of {self._layout.block_bytes} bytes, {counted} expected"
+                )
             num_bytes = self._num_blocks * self._layout.block_bytes
             memory = torch.empty(num_bytes, dtype=torch.uint8)
             for engine in engines:
@@ -146,11 +141,11 @@ class CPUWorkerTier(WorkerTier):
     def before_forward(self, metadata: TierMetadata, *, is_alone: bool) -> None:
         """Turns that are stored were computed in earlier steps."""
         if isinstance(metadata.inner, CopyOrders):
-            self._start(self._stores, metadata.inner.stores)
             self._begun = metadata
+            self._start(self._stores, metadata.inner.stores)
             if self._loads_early and is_alone:
-                self._start(self._loads, metadata.inner.loads)
                 self._begun_loads = metadata
+                self._start(self._loads, metadata.inner.loads)
 
     def load(self, metadata: TierMetadata) -> None:
         if isinstance(metadata.inner, CopyOrders) and metadata is not self._begun_loads:
@@ -173,21 +168,19 @@ class CPUWorkerTier(WorkerTier):
             lane.submit(key, copy, self._layout, self._host, after)
 
     def poll(self, finished_ids: Collection[str]) -> Transfers:
-        if self._loads:
+        if self._loads.has_new:
             self._loads.engine.flush(MAX_WAIT_S)
         transfers, report = Transfers(), self._report
-        for copy, seconds in self._loads.poll():
-            transfers.received.add(copy.key)
-            if seconds is not None:
-                report.load_s[copy.key] = seconds
-            elif self._has_groups:
-                transfers.failed.add(copy.key)
-            else:
-                transfers.invalid_blocks.update(copy.gpu_blocks)
-        for copy, seconds in self._stores.poll():
-            report.stored[copy.key] = 1
+        for request_id, seconds in self._loads.poll():
+            transfers.received.add(request_id)
             if seconds is None:
-                report.failed.add(copy.key)
+                transfers.failed.add(request_id)
+            else:
+                report.load_s[request_id] = seconds
+        for number, seconds in self._stores.poll():
+            report.stored[number] = 1
+            if seconds is None:
+                report.failed.add(number)
         return transfers
 
     def report(self) -> CopyReport | None:
