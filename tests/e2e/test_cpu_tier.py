@@ -6,7 +6,6 @@ Models of several shapes of KV cache: full attention, a sliding window beside it
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from bench.serve.server import by_label
 from tests.e2e.conftest import Agent, start_server
 from tests.e2e.loads import KEPT, PROGRAMS, first_prompt, tool_result
+from tests.e2e.models import window_model
 
 pytestmark = pytest.mark.e2e
 
@@ -74,42 +74,10 @@ def test_outputs_are_those_of_a_run_without_any_cache(tiny_model, tmp_path, vani
         assert reloads["cpu"] >= 0.5 * PROGRAMS
 
 
-@pytest.fixture(scope="module")
-def window_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gemma 2's layers with seeded random weights, the tiny model's tokenizer."""
-    import torch
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    path = tmp_path_factory.mktemp("window")
-    config = Gemma2Config(
-        vocab_size=2048,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=4096,
-        sliding_window=64,
-        query_pre_attn_scalar=32,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=1,
-        attn_logit_softcapping=None,
-        final_logit_softcapping=None,
-        initializer_range=0.2,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        Gemma2ForCausalLM(config).to(torch.float32).save_pretrained(path)
-    for file in tiny_model.glob("*token*"):
-        shutil.copy(file, path)
-    return path
-
-
-def test_a_sliding_window_beside_full_attention(window_model, tmp_path):
+def test_a_sliding_window_beside_full_attention(tiny_model, tmp_path):
     """Two KV cache groups: turns go down and come back, window and all."""
-    with serving(window_model, tmp_path / "vllm.log", 100) as agent:
+    model = window_model(tmp_path / "model", tiny_model)
+    with serving(model, tmp_path / "vllm.log", 100) as agent:
         some = range(20)
         with ThreadPoolExecutor(4) as pool:
             firsts = list(pool.map(lambda i: first(agent, i, "same"), some))

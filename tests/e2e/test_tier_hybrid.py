@@ -6,7 +6,6 @@ tier and says so. With one group it is like every other model.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,44 +14,15 @@ import pytest
 from bench.serve.tier_server import TierServer
 from tests.e2e.above_tier import AboveTier, serving
 from tests.e2e.loads import BLOCK, KEPT
+from tests.e2e.models import window_model
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
-WINDOW = 64
-
 
 @pytest.fixture(scope="module")
 def hybrid_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gemma 2's layers with seeded random weights, the tiny model's tokenizer."""
-    import torch
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    path = tmp_path_factory.mktemp("hybrid")
-    config = Gemma2Config(
-        vocab_size=2048,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=4096,
-        sliding_window=WINDOW,
-        query_pre_attn_scalar=32,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=1,
-        attn_logit_softcapping=None,
-        final_logit_softcapping=None,
-        initializer_range=0.2,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        Gemma2ForCausalLM(config).to(torch.float32).save_pretrained(path)
-    for file in tiny_model.glob("*token*"):
-        shutil.copy(file, path)
-    return path
+    return window_model(tmp_path_factory.mktemp("hybrid"), tiny_model)
 
 
 @pytest.fixture(scope="module")

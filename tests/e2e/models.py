@@ -1,0 +1,44 @@
+"""Small models with seeded random weights, in shapes that the tiny model lacks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+#: Of every second layer of `window_model`, in tokens.
+WINDOW = 64
+
+
+def window_model(path: Path, tokenizer: Path) -> Path:
+    """Gemma 2's layers: two KV cache groups, full attention and a sliding window.
+
+    Args:
+        tokenizer: folder of a model with its tokenizer.
+    """
+    import torch
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    config = Gemma2Config(
+        vocab_size=2048,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=4096,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=32,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        Gemma2ForCausalLM(config).to(torch.float32).save_pretrained(path)
+    for file in tokenizer.glob("*token*"):
+        shutil.copy(file, path)
+    return path
