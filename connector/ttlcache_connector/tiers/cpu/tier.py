@@ -1,13 +1,13 @@
-"""Host memory of the workers as one of the lower tiers, and how much of it."""
+"""Host memory of the workers as one of the lower tiers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ttlcache.config import TTLCacheConfig
-from ttlcache.errors import ConfigError
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.tiers.base import LowerTier, SchedulerTier, WorkerTier
+from ttlcache_connector.tiers.cpu.budget import count_blocks
 
 
 class CPU(LowerTier):
@@ -31,52 +31,3 @@ class CPU(LowerTier):
 
         blocks = count_blocks(config, vllm_config, kv_cache_config)
         return CPUWorkerTier(kv_cache_config, blocks)
-
-
-def count_blocks(config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any) -> int:
-    """Blocks that fit in `cpu_gb`, which all ranks of this engine share.
-
-    Both halves count them, each for itself.
-
-    Raises:
-        ConfigError: not even two do (one stands for "no block", as in vLLM's pool), or
-            ranks differ in the size of a block, or in the tokens of one.
-    """
-    parallel = vllm_config.parallel_config
-    for option in (
-        "pipeline_parallel_size",
-        "decode_context_parallel_size",
-        "prefill_context_parallel_size",
-    ):
-        if getattr(parallel, option, 1) > 1:
-            raise ConfigError(
-                f"{option} has value {getattr(parallel, option)}, expected: 1 with "
-                "\"lower_tier\": 'cpu'"
-            )
-    size = block_bytes(kv_cache_config)
-    ranks = parallel.world_size
-    count = int(config.cpu_gb * 1e9 / ranks) // size
-    if count < 2:
-        raise ConfigError(
-            f"key 'cpu_gb' has value {config.cpu_gb:g}, expected: at least "
-            f"{2 * size * ranks / 1e9:.3g} for this model's blocks of "
-            f"{size} bytes on {ranks} rank(s)"
-        )
-    return count
-
-
-def block_bytes(kv_cache_config: Any) -> int:
-    """Bytes of one block on one rank: all layers of the largest cache group.
-
-    Groups share vLLM's memory: the same bytes belong to one group's layers or to
-    another's, as the block was allocated.
-    """
-    return max(_group_bytes(group) for group in kv_cache_config.kv_cache_groups)
-
-
-def _group_bytes(group: Any) -> int:
-    spec = group.kv_cache_spec
-    specs = getattr(spec, "kv_cache_specs", None)
-    if specs:  # layers of one type, but different shapes
-        return sum(int(each.page_size_bytes) for each in specs.values())
-    return int(spec.page_size_bytes) * len(group.layer_names)

@@ -18,8 +18,8 @@ from ttlcache_connector.copy.block_copier import make_engine
 from ttlcache_connector.copy.kv_layouts import whole_blocks
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
+from ttlcache_connector.tiers.cpu.budget import block_bytes
 from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyOrders, CopyReport
-from ttlcache_connector.tiers.cpu.tier import block_bytes
 
 log = logger(__name__)
 
