@@ -43,7 +43,12 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 CPUINFO = Path("/proc/cpuinfo")
 #: A server with /reset_prefix_cache, /sleep and /collective_rpc.
-DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1", CHECK_INVARIANTS: "1"}
+DEV_MODE = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    CHECK_INVARIANTS: "1",
+    # A client must not find its connection closed just as it asks again.
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
+}
 
 
 class Agent:
