@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +11,10 @@ import pytest
 from bench.sim.harness import EngineSpec
 from tests.e2e.tier_bytes.worker import (
     CHUNK_BYTES,
-    WAIT_S,
     Worker,
     empty_gpu,
     hints,
+    play_random_agents,
     prompt,
 )
 from ttlcache.errors import ConfigError, TransferError
@@ -185,41 +183,7 @@ def test_random_agents_on_a_small_pool(make_worker, monkeypatch, mode):
     engine = make_worker(
         num_blocks=40, cpu_blocks=50, demote=mode, max_pinned_fraction=0.5
     )
-    rng = random.Random(7)
-    contexts = {f"{mode}{i}": prompt(i, 60) for i in range(6)}
-    running: dict[str, str] = {}
-    deadline = time.monotonic() + WAIT_S
-    for number in itertools.count():
-        if number >= 60 and promoted(engine) > 50:
-            break
-        assert time.monotonic() < deadline, engine.moved
-        name = rng.choice(sorted(contexts))
-        if name not in running.values():
-            request_id = f"{name}-{number}"
-            tokens = [*contexts[name], *prompt(number, rng.randrange(1, 30))]
-            if len(tokens) > 350:
-                tokens = prompt(1000 + number, 60)
-            engine.add(
-                request_id,
-                tokens,
-                max_tokens=rng.randrange(2, 20),
-                hints=hints(name, last=rng.random() < 0.1),
-            )
-            running[request_id] = name
-        for _ in range(rng.randrange(1, 8)):
-            engine.step()
-        if running and rng.random() < 0.05:
-            victim = rng.choice(sorted(running))
-            engine.abort(victim)
-            del running[victim]
-        for request_id in [r for r in running if r in engine.finished]:
-            contexts[running.pop(request_id)] = list(
-                engine.finished[request_id].all_token_ids
-            )
-        if rng.random() < 0.2:
-            time.sleep(0.02)
-    engine.run()
-    if mode != "on-expiry":
-        engine.connector.scheduler_role.upkeep.release_all()
-    engine.settle()
+    play_random_agents(
+        engine, mode, is_enough=lambda number: number >= 60 and promoted(engine) > 50
+    )
     assert engine.pool.get_num_free_blocks() == 39

@@ -256,19 +256,21 @@ def test_a_class_derived_from_ours_lacks_nothing(said):
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "tier"),
     [
-        {"enable_lora": True},
-        {"enable_prompt_embeds": True},
-        {"kv_events_config": EVENTS},
+        ({"enable_lora": True}, "LMCache"),
+        ({"enable_prompt_embeds": True}, "LMCache"),
+        ({"kv_events_config": EVENTS}, "the lower tier"),
     ],
     ids=["lora", "prompt-embeds", "kv-events"],
 )
-def test_what_never_goes_to_the_lower_tier_is_said(flags, said, monkeypatch):
+def test_what_never_goes_to_the_lower_tier_is_said(flags, tier, said, monkeypatch):
     monkeypatch.setattr(requirements, "check_lmcache_tier", lambda *_, **__: None)
     (sentence,) = said(EngineSpec(extra_config=TIER, engine_args=flags))
-    assert "LMCache" in sentence or "the lower tier" in sentence
+    assert tier in sentence
     assert said(EngineSpec(engine_args=flags)) == []
+    in_the_box = said(EngineSpec(extra_config={"lower_tier": "cpu"}, engine_args=flags))
+    assert len(in_the_box) == (tier != "LMCache")
 
 
 # --- put right ---------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 import time
 from dataclasses import replace
 
@@ -13,6 +11,7 @@ from tests.e2e.tier_bytes.worker import (
     WAIT_S,
     empty_gpu,
     hints,
+    play_random_agents,
     prompt,
 )
 from ttlcache_connector.blocks import expired
@@ -39,49 +38,15 @@ def test_random_agents_on_a_small_pool(make_worker, monkeypatch, request, mode, 
         demote=mode,
         max_pinned_fraction=0.5,  # some pins hold a part of their turn only
     )
-    rng = random.Random(7)
-    # Contexts of their own: what an earlier case left below would be found.
-    first = 200 * len(mode)
-    contexts = {f"{mode}{i}": prompt(first + i, 60) for i in range(6)}
-    running: dict[str, str] = {}
-    deadline = time.monotonic() + WAIT_S
-    # On a fast machine the first rounds are over before a pin expires.
-    for number in itertools.count():
-        both = {"tier_bytes:demoted", "tier_bytes:promoted"}
-        if number >= 40 and both <= engine.moved.keys():
-            break
-        assert time.monotonic() < deadline, engine.moved
-        name = rng.choice(sorted(contexts))
-        if name not in running.values():
-            request_id = f"{name}-{number}"
-            tokens = [*contexts[name], *prompt(number, rng.randrange(1, 30))]
-            if len(tokens) > 350:
-                tokens = prompt(1000 + number, 60)
-            last = rng.random() < 0.1
-            engine.add(
-                request_id,
-                tokens,
-                max_tokens=rng.randrange(2, 20),
-                hints=hints(name, last=last),
-            )
-            running[request_id] = name
-        for _ in range(rng.randrange(1, 8)):
-            engine.step()
-        if running and rng.random() < 0.05:
-            victim = rng.choice(sorted(running))
-            engine.abort(victim)
-            del running[victim]
-        for request_id in [r for r in running if r in engine.finished]:
-            contexts[running.pop(request_id)] = list(
-                engine.finished[request_id].all_token_ids
-            )
-        if rng.random() < 0.2:
-            time.sleep(0.02)
-    engine.run()
-    if mode != "on-expiry":
-        # What lingers would stay for ever; what is being copied goes on.
-        engine.connector.scheduler_role.upkeep.release_all()
-    engine.settle()
+    both = {"tier_bytes:demoted", "tier_bytes:promoted"}
+    # Contexts of their own: what an earlier case left below would be found. On a fast
+    # machine the first rounds are over before a pin expires.
+    play_random_agents(
+        engine,
+        mode,
+        first_seed=200 * len(mode),
+        is_enough=lambda number: number >= 40 and both <= engine.moved.keys(),
+    )
     assert engine.pool.get_num_free_blocks() == 39
 
 

@@ -7,6 +7,7 @@ block that was overwritten, mixed up, or read too early cannot hide.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -183,3 +184,57 @@ def reclaim(engine: Worker, blocks: int) -> None:
     )
     assert reclaimed > 0
     step_until(engine, lambda: totals["demotions", "stored"] == copies + 1)
+
+
+def play_random_agents(
+    engine: Worker,
+    mode: str,
+    is_enough: Callable[[int], bool],
+    first_seed: int = 0,
+) -> None:
+    """Six agents whose turns expire, claim, give way, are preempted or aborted.
+
+    Args:
+        mode: `demote`.
+        is_enough: asked with the number of each round.
+        first_seed: of their contexts.
+    """
+    rng = random.Random(7)
+    contexts = {f"{mode}{i}": prompt(first_seed + i, 60) for i in range(6)}
+    running: dict[str, str] = {}
+    deadline = time.monotonic() + WAIT_S
+    for number in itertools.count():
+        if is_enough(number):
+            break
+        assert time.monotonic() < deadline, engine.moved
+        name = rng.choice(sorted(contexts))
+        if name not in running.values():
+            request_id = f"{name}-{number}"
+            tokens = [*contexts[name], *prompt(number, rng.randrange(1, 30))]
+            if len(tokens) > 350:
+                tokens = prompt(1000 + number, 60)
+            last = rng.random() < 0.1
+            engine.add(
+                request_id,
+                tokens,
+                max_tokens=rng.randrange(2, 20),
+                hints=hints(name, last=last),
+            )
+            running[request_id] = name
+        for _ in range(rng.randrange(1, 8)):
+            engine.step()
+        if running and rng.random() < 0.05:
+            victim = rng.choice(sorted(running))
+            engine.abort(victim)
+            del running[victim]
+        for request_id in [r for r in running if r in engine.finished]:
+            contexts[running.pop(request_id)] = list(
+                engine.finished[request_id].all_token_ids
+            )
+        if rng.random() < 0.2:
+            time.sleep(0.02)
+    engine.run()
+    if mode != "on-expiry":
+        # What lingers would stay for ever; what is being copied goes on.
+        engine.connector.scheduler_role.upkeep.release_all()
+    engine.settle()

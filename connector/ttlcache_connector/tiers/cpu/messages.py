@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
@@ -49,8 +48,3 @@ class CopyReport(KVConnectorWorkerMetadata):
         for request_id, seconds in other.load_s.items():
             load_s[request_id] = max(seconds, load_s.get(request_id, 0.0))
         return CopyReport(stored, self.failed | other.failed, load_s)
-
-
-def load_times(report: object) -> Mapping[str, float]:
-    """Of any report of a worker: empty where it has none."""
-    return report.load_s if isinstance(report, CopyReport) else {}

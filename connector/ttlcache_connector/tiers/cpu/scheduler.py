@@ -17,12 +17,7 @@ from ttlcache_connector.tiers.base import (
     TierMetadata,
 )
 from ttlcache_connector.tiers.cpu.index import Found, HostIndex
-from ttlcache_connector.tiers.cpu.messages import (
-    BlockCopy,
-    CopyOrders,
-    CopyReport,
-    load_times,
-)
+from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyOrders, CopyReport
 from ttlcache_connector.tiers.cpu.stores import CPUStores, HeldBlocks
 
 if TYPE_CHECKING:
@@ -143,7 +138,8 @@ class CPUSchedulerTier(SchedulerTier):
 
     def worker_output(self, output: KVConnectorOutput) -> None:
         report = output.kv_connector_worker_meta
-        load_s = load_times(report)
+        if not isinstance(report, CopyReport):
+            report = CopyReport()  # nothing ended, or another connector's
         for request_id in output.finished_recving or ():
             load = self._loads.pop(request_id, None)
             if load is None:
@@ -157,10 +153,9 @@ class CPUSchedulerTier(SchedulerTier):
             self._events.loaded.append(Loaded(request_id, tokens))
             if tokens:
                 waited_s = self._now_s() - load.ordered_s
-                seconds = load_s.get(request_id, waited_s)
+                seconds = report.load_s.get(request_id, waited_s)
                 self._events.reloads.append(Reload("cpu", tokens, seconds))
-        if isinstance(report, CopyReport):
-            self.stores.on_report(report)
+        self.stores.on_report(report)
 
     def take_events(self) -> TierEvents:
         events, self._events = self._events, TierEvents()
