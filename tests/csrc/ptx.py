@@ -239,16 +239,18 @@ class DeviceCode:
     Args:
         folder: for the C text and the library.
         source: CUDA text; default: csrc.
+        options: NVRTC's, without the architecture.
         optimise: -O1; without, it compiles faster and runs slower.
     """
 
     folder: Path
     source: str = ""
+    options: tuple[str, ...] = NVRTC_OPTIONS
     optimise: bool = True
 
     @cached_property
     def _library(self) -> ctypes.CDLL:
-        options = (*NVRTC_OPTIONS, f"--gpu-architecture=compute_{ARCHITECTURE}")
+        options = (*self.options, f"--gpu-architecture=compute_{ARCHITECTURE}")
         source = self.source or source_path().read_text()
         ptx, _ = Nvrtc(library_path()).compile(source, options, "PTX")
         text, target = self.folder / "kernels.c", self.folder / "kernels.so"
@@ -258,6 +260,10 @@ class DeviceCode:
         command = [compiler, "-std=gnu11", *flags, "-fwrapv", "-shared", "-fPIC"]
         subprocess.run([*command, str(text), "-o", str(target)], check=True)
         return ctypes.CDLL(str(target))
+
+    def has(self, kernel: str) -> bool:
+        """Whether the source has such a kernel."""
+        return hasattr(self._library, kernel)
 
     def run(
         self,
