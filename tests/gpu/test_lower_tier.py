@@ -9,9 +9,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("layout", ["LBNHC", "LBHNC"])
 def test_blocks_go_to_lmcaches_memory_and_come_back(runtime, server, layout):
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("not run: torch sees no CUDA device")
+    import torch
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
     from tests.connector import test_kv_layouts as cases
@@ -45,6 +43,9 @@ def test_blocks_go_to_lmcaches_memory_and_come_back(runtime, server, layout):
 
 @pytest.fixture
 def server():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("not run: torch sees no CUDA device")
     pytest.importorskip("lmcache")
     pytest.importorskip("vllm")
     from tests.connector.test_lower_copiers import shared_memory_server
