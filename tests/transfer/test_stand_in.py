@@ -15,9 +15,10 @@ from tests.csrc import ptx
 
 ROOT = Path(__file__).parents[2]
 PATH = (ROOT / "tests/stand_in", ROOT, ROOT / "connector")
+GPU = ROOT / "tests/gpu"
 RUNTIME = ROOT / "ttlcache/transfer/cupy_runtime.py"
-#: Tests that move torch's own CUDA tensors: torch has no device here.
-NEED_TORCH = {"tests.gpu.test_kv_tensors", "tests.gpu.test_lower_tier"}
+#: May be skipped: the bench's arms move torch's own CUDA tensors.
+NEED_TORCH = {"tests.gpu.test_kv_tensors"}
 #: What only a device that fails or lacks something reaches.
 FAILURES = ("except", "raise", "return None", "pytest.skip")
 
@@ -35,7 +36,7 @@ def python(*args, path=PATH):
 
 def test_the_gpu_tests_pass_and_miss_no_line(tmp_path):
     report, data = tmp_path / "report.xml", f"--data-file={tmp_path / 'coverage'}"
-    only = f"--include={RUNTIME},{ROOT / 'tests/gpu/test_cupy_engine.py'}"
+    only = f"--include={RUNTIME},{GPU}/test_cupy_engine.py,{GPU}/test_lower_tier.py"
     plain = ("--rcfile=/dev/null", data, only)
     tests = ("-m", "pytest", "-q", f"--junitxml={report}", "tests/gpu")
     done = python("-m", "coverage", "run", *plain, *tests)
@@ -44,11 +45,11 @@ def test_the_gpu_tests_pass_and_miss_no_line(tmp_path):
     skipped = [
         case.get("classname") for case in cases if case.find("skipped") is not None
     ]
-    assert set(skipped) == NEED_TORCH
+    assert set(skipped) <= NEED_TORCH
     assert len(cases) - len(skipped) >= 60
     python("-m", "coverage", "json", *plain, "-o", tmp_path / "coverage.json")
     files = json.loads((tmp_path / "coverage.json").read_text())["files"]
-    assert len(files) == 2
+    assert len(files) == 3
     for name, file in files.items():
         lines = (ROOT / name).read_text().splitlines()
         missed = [lines[number - 1].strip() for number in file["missing_lines"]]

@@ -1,9 +1,9 @@
 """CuPy on a machine without a device: put this folder's parent first on PYTHONPATH.
 
-One device made of this process's memory (`FakeCuda`: streams run in random order, as far
-as events allow), kernels by their own device code. Every call is made on the installed
-CuPy first: it has to know the name and take the arguments before it can say that there
-is no driver. A deprecation is an error. What is not stood in for raises.
+One device made of this process's memory (`FakeCuda`: streams run in random order, as
+far as events allow), kernels by their own device code. Every call is made on the
+installed CuPy first: it has to know the name and take the arguments before it can say
+that there is no driver. A deprecation is an error. What is not stood in for raises.
 """
 
 from __future__ import annotations
