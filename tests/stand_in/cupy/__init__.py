@@ -108,6 +108,11 @@ def _is_empty(stream: int) -> bool:
     return not _device._streams[stream]
 
 
+def _is_reached(event: int) -> bool:
+    _device.progress(_device._random.randrange(64))
+    return _device.is_done(event)
+
+
 def _refuse(is_wrong: bool, status: int = INVALID_VALUE) -> None:
     if is_wrong:
         raise _Error(status)
@@ -180,14 +185,13 @@ class _Runtime:
         _device.record(event, stream)
 
     def eventQuery(event: int) -> int:
-        _device.progress(_device._random.randrange(64))
         try:
-            return 0 if _device.is_done(event) else NOT_READY
+            return 0 if _is_reached(event) else NOT_READY
         except CudaError:
             return ILLEGAL_ADDRESS
 
     def eventSynchronize(event: int) -> None:
-        _until(lambda: _device.is_done(event))
+        _until(lambda: _is_reached(event))
 
     def eventElapsedTime(start: int, end: int) -> float:
         return _device.elapsed_s(start, end) * 1e3
