@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttlcache.errors import TransferError
-from ttlcache.transfer.base import Direction
-from ttlcache.transfer.plan import CopyPlan
+from ttlcache.transfer.plan import CopyPlan, Direction
 
 SOURCE = "copy_runs.cu"
 NVRTC_OPTIONS = ("--std=c++17",)
