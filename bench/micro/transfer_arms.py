@@ -10,7 +10,8 @@ import torch
 from bench.micro.transfer_arm import Absent, Arm, EngineArm, Unsupported, try_arm
 from bench.micro.transfer_cuda import LMCacheDirectArm, SwapBlocksArm, cuda_arms
 from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
-from ttlcache.transfer import Direction, ReferenceEngine
+from ttlcache.transfer import Direction
+from ttlcache_connector.copy.lanes import make_lanes
 
 
 class OneCopy(Arm):
@@ -83,7 +84,7 @@ def make_arms(device: torch.device) -> tuple[list[Arm], Absent]:
     if device.type == "cuda":
         cuda_arms(device, arms, absent)
     else:
-        arms.append(EngineArm("reference", ReferenceEngine()))
+        arms.append(EngineArm("reference", make_lanes(device)))
         names = ("cupy", SwapBlocksArm.name, LMCacheDirectArm.name)
         absent |= dict.fromkeys(names, "no CUDA device")
     try_arm(LMCacheArm.name, LMCacheArm, arms, absent)

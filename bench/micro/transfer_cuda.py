@@ -16,9 +16,11 @@ from bench.micro.transfer_arm import (
 )
 from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
 from ttlcache.transfer import Direction
-from ttlcache.transfer.calibrate import CANDIDATES, calibrate
+from ttlcache.transfer.calibrate import CANDIDATES
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache.transfer.cupy_runtime import CupyRuntime
+from ttlcache.transfer.host_memory import PinnedRanges
+from ttlcache_connector.copy.lanes import Lanes, make_lanes
 
 
 class SwapBlocksArm(Arm):
@@ -131,12 +133,14 @@ class LMCacheDirectArm(Arm):
 
 def cuda_arms(device: torch.device, arms: list[Arm], absent: Absent) -> None:
     """Our engine as it chooses, each of its methods, vLLM's and LMCache's copies."""
+    arms.append(EngineArm("cupy", make_lanes(device)))
     runtime = CupyRuntime(device.index or 0)
-    arms.append(EngineArm("cupy", CupyEngine(runtime, calibrate(runtime))))
     for method in CANDIDATES:
         if method.runs_on(runtime):
-            engine = CupyEngine(runtime, method=method)
-            arms.append(EngineArm(f"cupy {method.value}", engine))
+            pinned = PinnedRanges(runtime)
+            one, other = (CupyEngine(runtime, pinned, None, method) for _ in Direction)
+            lanes = Lanes(one, other, pinned)
+            arms.append(EngineArm(f"cupy {method.value}", lanes))
         else:
             absent[f"cupy {method.value}"] = "the device lacks it"
     try_arm(SwapBlocksArm.name, SwapBlocksArm, arms, absent)

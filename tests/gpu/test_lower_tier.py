@@ -16,13 +16,13 @@ def test_blocks_go_to_lmcaches_memory_and_come_back(runtime, server, layout):
 
     from tests.connector import test_kv_layouts as cases
     from tests.connector import test_lower_copiers as lower
-    from ttlcache_connector.tiers.lmcache.copiers import OwnCopier
+    from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
 
     caches, config = cases.registered(
         KVCacheLayout[layout], cases.one_group(cases.FULL), device="cuda"
     )
     hints = {"kv_layout": "NHD" if layout == "LBNHC" else "HND"}
-    moves = lower.Threaded(server, OwnCopier(caches, config, hints), caches)
+    moves = lower.Threaded(server, ChunkCopier(caches, config, hints), caches)
     blocks = [3, 1, 2, 9, 8, 4, 7, 6]
     stream = torch.cuda.current_stream()
     for cache in caches.values():
@@ -39,7 +39,7 @@ def test_blocks_go_to_lmcaches_memory_and_come_back(runtime, server, layout):
     stream.synchronize()
     for name, cache in caches.items():
         assert lower.same_bits(cache[blocks].cpu(), wanted[name])
-    moves.thread.close()
+    moves.threads.close()
     moves.close()
 
 

@@ -22,7 +22,7 @@ RUN_FIELDS = ("src", "dst", "src_pitch", "dst_pitch", "width", "rows", "first_ti
 RUN_BYTES = 8 * len(RUN_FIELDS)
 
 
-class CudaError(Exception):
+class CudaError(TransferError):
     """A CUDA call failed; the text names call and error."""
 
 

@@ -151,13 +151,16 @@ class CupyEngine(TransferEngine):
         """Put all parts on the stream, or those before one that fails."""
         self._runtime.activate()
         method, begun = self._choose(job.plan), self._event()
-        parts = list(job.plan.parts(PART_BYTES))
-        for number, plan in enumerate(parts, 1):
+        parts = job.plan.parts(PART_BYTES)
+        plan: CopyPlan | None = next(parts)
+        is_first = True
+        while plan is not None:
             while len(self._flying) >= PARTS_IN_FLIGHT:
                 self._land()
             part = _Part(job, begun, self._event())
             try:
-                if number == 1:
+                if is_first:
+                    is_first = False
                     if job.after:
                         self._runtime.stream_wait(self._stream, job.after)
                     self._runtime.record(begun, self._stream)
@@ -170,10 +173,9 @@ class CupyEngine(TransferEngine):
             # Also after a fault: copies issued before it may still be under way, and
             # the plan's memory is theirs until this event is reached.
             self._runtime.record(part.done, self._stream)
-            part.is_last = number == len(parts) or job.failure is not None
+            plan = next(parts, None) if job.failure is None else None
+            part.is_last = plan is None
             self._flying.append(part)
-            if part.is_last:
-                break
 
     def _land(self) -> None:
         part = self._flying[0]

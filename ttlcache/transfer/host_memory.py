@@ -51,14 +51,14 @@ class PinnedRanges:
         """Forget a range; unregister it if it was pinned here."""
         if self._sizes.pop(address, None) is not None and address in self._ours:
             self._ours.discard(address)
-            self._runtime.activate()
-            self._runtime.unpin(address)
+            with contextlib.suppress(CudaError):  # the device has lost it already
+                self._runtime.activate()
+                self._runtime.unpin(address)
         self._index()
 
     def close(self) -> None:
         for address in list(self._sizes):
-            with contextlib.suppress(CudaError):
-                self.release(address)
+            self.release(address)
 
     def first_outside(self, plan: CopyPlan) -> int | None:
         """Address of a host piece that is not pinned throughout, or None."""

@@ -292,6 +292,10 @@ class LowerTier:
         """Whether vLLM's `--enable-sleep-mode` goes with these settings."""
         return True
 
+    def kv_cache_layout(self, device_type: str) -> str | None:
+        """vLLM's name of the layout that it copies best; None: any."""
+        return None
+
     def unsupported_reason(self, kv_cache_config: Any) -> str:
         """Why it cannot hold this model's KV, empty if it can."""
         return ""

@@ -1,21 +1,19 @@
-"""In a worker: host memory, and the engines that copy blocks to it and back.
-
-One engine a direction: a load, for which a request waits, never queues behind a store.
-"""
+"""In a worker: host memory, and the engines that copy blocks to it and back."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
 import torch
 
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.transfer import Direction, TransferEngine, plan_copies
 from ttlcache.transfer.base import Ticket
-from ttlcache_connector.copy.block_copier import make_engine
 from ttlcache_connector.copy.kv_layouts import whole_blocks
+from ttlcache_connector.copy.lanes import make_lanes
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
 from ttlcache_connector.tiers.cpu.budget import block_bytes
@@ -26,11 +24,9 @@ log = logger(__name__)
 #: Waited for loads at the end of the step in which they began: one that ends right
 #: after it costs its request another.
 MAX_WAIT_S = 0.002
-#: Waited for copies at the end of the process.
-CLOSE_TIMEOUT_S = 5.0
 
 
-class _Lane:
+class CopyLane:
     """Copies of one direction."""
 
     def __init__(
@@ -43,19 +39,21 @@ class _Lane:
         self.has_new = False
 
     def submit(
-        self, key: Any, copy: BlockCopy, layout: Any, host: torch.Tensor, after: int
+        self, key: Any, copy: BlockCopy, layout: Any, host: torch.Tensor, event: Any
     ) -> None:
         """
         Args:
             key: the store's number, or the load's request id.
             host: bytes, one row a block.
-            after: device event that the copy waits for, 0 for none.
+            event: CUDA event that the copy waits for, or None.
         """
-        rows = [host.data_ptr() + host.stride(0) * i for i in copy.cpu_blocks]
         try:
+            rows = host.data_ptr() + np.asarray(copy.cpu_blocks) * host.stride(0)
+            owners = (host, event)
             plan = plan_copies(
-                self._direction, layout, copy.gpu_blocks, rows, 1, owners=(host,)
+                self._direction, layout, copy.gpu_blocks, rows, 1, owners=owners
             )
+            after = 0 if event is None else event.cuda_event
             self._under_way[self.engine.submit(plan, after)] = key
             self.has_new = True
         except Exception:
@@ -107,7 +105,6 @@ class CPUWorkerTier(WorkerTier):
         try:
             self._layout = whole_blocks(kv_caches, self._config.num_blocks)
             self._device = next(iter(kv_caches.values())).device
-            engines = [make_engine(self._device) for _ in Direction]
             counted = block_bytes(self._config)
             if self._layout.block_bytes > counted:
                 raise TransferError(
@@ -115,19 +112,14 @@ class CPUWorkerTier(WorkerTier):
                 )
             num_bytes = self._num_blocks * self._layout.block_bytes
             memory = torch.empty(num_bytes, dtype=torch.uint8)
-            for engine in engines:
-                pinned = getattr(engine, "pinned", None)
-                if pinned is not None:
-                    is_first = engine is engines[0]
-                    (pinned.pin if is_first else pinned.adopt)(
-                        memory.data_ptr(), num_bytes
-                    )
+            self._lanes = make_lanes(self._device)
+            self._lanes.add_host(memory.data_ptr(), num_bytes, is_pinned=False)
         except (TransferError, RuntimeError) as error:
             raise ConfigError(f"lower_tier 'cpu': {error}") from error
         self._host = memory.view(self._num_blocks, -1)
         self._stores, self._loads = (
-            _Lane(direction, engine, self.metrics)
-            for direction, engine in zip(Direction, engines, strict=True)
+            CopyLane(direction, self._lanes.engine(direction), self.metrics)
+            for direction in Direction
         )
         log.info(
             "ttlcache: CPU tier of %d blocks of %d bytes (%.1f GB on this rank), moved "
@@ -135,7 +127,7 @@ class CPUWorkerTier(WorkerTier):
             self._num_blocks - 1,
             self._layout.block_bytes,
             num_bytes / 1e9,
-            engines[0].name,
+            self._lanes.name,
         )
 
     def before_forward(self, metadata: TierMetadata, *, is_alone: bool) -> None:
@@ -155,17 +147,16 @@ class CPUWorkerTier(WorkerTier):
         if isinstance(metadata.inner, CopyOrders) and metadata is not self._begun:
             self._start(self._stores, metadata.inner.stores)
 
-    def _start(self, lane: _Lane, copies: dict[Any, BlockCopy]) -> None:
+    def _start(self, lane: CopyLane, copies: dict[Any, BlockCopy]) -> None:
         """After what this process has given the device to do."""
         if not copies:
             return
-        event, after = None, 0
+        event = None
         if self._device.type == "cuda":
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self._device))
-            after = event.cuda_event
         for key, copy in copies.items():
-            lane.submit(key, copy, self._layout, self._host, after)
+            lane.submit(key, copy, self._layout, self._host, event)
 
     def poll(self, finished_ids: Collection[str]) -> Transfers:
         if self._loads.has_new:
@@ -188,6 +179,4 @@ class CPUWorkerTier(WorkerTier):
         return report if report.stored or report.load_s else None
 
     def shutdown(self) -> None:
-        for lane in (self._loads, self._stores):
-            lane.engine.flush(CLOSE_TIMEOUT_S)
-            lane.engine.close()
+        self._lanes.close()
