@@ -137,6 +137,12 @@ class TierStores:
         offered, too, stay queued.
         """
 
+    def drop_copies(self) -> None:
+        """Copies under way are of no use any more.
+
+        Blocks that they only read are not held from now on, if the tier can help it.
+        """
+
     def report_turn(self, turn: TurnEnd) -> None:
         """What was decided of a turn, for a tier that decides by itself, too."""
 
