@@ -364,7 +364,8 @@ def test_the_budget_is_never_exceeded(make_worker):
     assert host.shape == (11, CHUNK_BYTES)  # one stands for no block
     for seed in range(5):
         down(engine, f"p{seed}", seed)
-        assert engine.connector.scheduler_role.parts.lower.tier.index.used_blocks <= 10
+        fill = lower(engine).tier.fill()
+        assert 0 < fill.used_bytes <= fill.budget_bytes == 10 * CHUNK_BYTES
 
 
 def test_a_budget_of_no_block_is_refused(make_worker):

@@ -94,6 +94,13 @@ class TierEvents:
     settled: list[str] = field(default_factory=list)
 
 
+class Fill(NamedTuple):
+    """How full a tier is, on all ranks; 0 of 0 where another process knows."""
+
+    used_bytes: int = 0
+    budget_bytes: int = 0
+
+
 class TurnEnd(NamedTuple):
     """What a tier that decides by itself may know of a turn that ended.
 
@@ -210,6 +217,9 @@ class SchedulerTier:
     def take_events(self) -> TierEvents:
         """Asked before a step, after `build_metadata` and after `worker_output`."""
         return TierEvents()
+
+    def fill(self) -> Fill:
+        return Fill()
 
     def has_work(self) -> bool:
         """Whether steps are needed although no request is left."""

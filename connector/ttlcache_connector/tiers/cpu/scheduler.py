@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.tiers.base import (
+    Fill,
     Loaded,
     Match,
     Reload,
@@ -16,6 +17,7 @@ from ttlcache_connector.tiers.base import (
     TierEvents,
     TierMetadata,
 )
+from ttlcache_connector.tiers.cpu.budget import block_bytes
 from ttlcache_connector.tiers.cpu.index import Found, HeldBlocks, HostIndex
 from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyOrders, CopyReport
 from ttlcache_connector.tiers.cpu.stores import Copies, CPUStores
@@ -56,6 +58,7 @@ class CPUSchedulerTier(SchedulerTier):
         """
         self._config, self._vllm_config = config, vllm_config
         self._num_blocks = num_blocks
+        self._block_bytes = block_bytes(kv_cache_config)
         self._has_groups = len(kv_cache_config.kv_cache_groups) > 1
         self._now_s = default_clock().now_s
         self._found: dict[str, Found] = {}
@@ -169,6 +172,11 @@ class CPUSchedulerTier(SchedulerTier):
         events.demotions, self.stores.demotions = self.stores.demotions, []
         events.settled, self.stores.settled = self.stores.settled, []
         return events
+
+    def fill(self) -> Fill:
+        size = self._block_bytes * self._ranks  # of a block on all ranks
+        used, budget = self.index.used_blocks, self._num_blocks - 1
+        return Fill(used * size, budget * size)
 
     def has_work(self) -> bool:
         # What does not end must not keep an idle engine, or its end, waiting.
