@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def play(
     fills: gets the tier's, as shares of its budget.
     """
 
-    def turn(index: int) -> list[int]:
+    def turn(number: int, index: int) -> list[int]:
         rng = random.Random(f"{index}/{number}")
         length = NEW_TOKENS if number else FIRST_TOKENS
         new = [rng.randrange(5, 2048) for _ in range(length)]
@@ -64,7 +65,7 @@ def play(
     tokens = []
     with ThreadPoolExecutor(8) as pool:
         for number in numbers:
-            tokens += pool.map(turn, range(PROGRAMS))
+            tokens += pool.map(partial(turn, number), range(PROGRAMS))
     return tokens
 
 
