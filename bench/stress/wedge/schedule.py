@@ -299,6 +299,8 @@ class Schedule:
         controller = self.engine.role.parts.controller
         self.clock.advance(1e10)
         self.engine.step()
+        if self.spec.has_cpu_tier:
+            self.end_tier()
         self.engine.check()
         pool = self.engine.harness.pool
         free, usable = pool.get_num_free_blocks(), pool.num_gpu_blocks - 1
@@ -311,6 +313,17 @@ class Schedule:
                 f"leak: {len(controller.requests)} requests, "
                 f"{len(controller.programs)} programs remembered"
             )
+
+    def end_tier(self) -> None:
+        """Copies end; then a reset leaves nothing in host memory, either."""
+        self.engine.role.upkeep.release_all()
+        while self.engine.is_loading:
+            self.engine.step()
+        self.engine.step()
+        lower = self.engine.role.parts.lower
+        lower.tier.reset()
+        if lower.tier.fill().used_bytes or not lower.is_up():
+            raise ScheduleFailure(f"leak: {lower.tier.fill()} in the CPU tier")
 
     def _pick(self, wanted: Any) -> Client | None:
         found = [client for client in self.clients if wanted(client)]

@@ -94,6 +94,13 @@ class TierEvents:
     settled: list[str] = field(default_factory=list)
 
 
+class Fill(NamedTuple):
+    """How full a tier is, on all ranks; 0 of 0 where another process knows."""
+
+    used_bytes: int = 0
+    budget_bytes: int = 0
+
+
 class TurnEnd(NamedTuple):
     """What a tier that decides by itself may know of a turn that ended.
 
@@ -135,6 +142,12 @@ class TierStores:
 
         Its chunks that are not stored yet are dropped; chunks that other requests
         offered, too, stay queued.
+        """
+
+    def drop_copies(self) -> None:
+        """Copies under way are of no use any more.
+
+        Blocks that they only read are not held from now on, if the tier can help it.
         """
 
     def report_turn(self, turn: TurnEnd) -> None:
@@ -204,6 +217,9 @@ class SchedulerTier:
     def take_events(self) -> TierEvents:
         """Asked before a step, after `build_metadata` and after `worker_output`."""
         return TierEvents()
+
+    def fill(self) -> Fill:
+        return Fill()
 
     def has_work(self) -> bool:
         """Whether steps are needed although no request is left."""

@@ -11,7 +11,7 @@ import torch
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.transfer import Direction, TransferEngine, plan_copies
-from ttlcache.transfer.base import Ticket
+from ttlcache.transfer.base import Outcome, Ticket
 from ttlcache_connector.copy.kv_layouts import whole_blocks
 from ttlcache_connector.copy.lanes import make_lanes
 from ttlcache_connector.log import logger
@@ -35,6 +35,7 @@ class CopyLane:
         self._direction, self.engine, self._metrics = direction, engine, metrics
         self._under_way: dict[Ticket, Any] = {}
         self._refused: list[Any] = []
+        self._has_raised = False
         #: A copy began since `poll`.
         self.has_new = False
 
@@ -60,12 +61,15 @@ class CopyLane:
             log.warning("ttlcache: a copy could not begin", exc_info=True)
             self._refused.append(key)
 
-    def poll(self) -> list[tuple[Any, float | None]]:
-        """Keys of copies that ended, with their seconds; None for one that failed."""
+    def poll(self, wait_s: float = 0.0) -> list[tuple[Any, float | None]]:
+        """Keys of copies that ended, with their seconds; None for one that failed.
+
+        wait_s: at most, for copies that began since the last call.
+        """
         ended: list[tuple[Any, float | None]]
         ended = [(key, None) for key in self._refused]
-        self._refused, self.has_new = [], False
-        for outcome in self.engine.poll():
+        self._refused, has_new, self.has_new = [], self.has_new, False
+        for outcome in self._outcomes(wait_s if has_new else 0.0):
             key = self._under_way.pop(outcome.ticket)
             if outcome.failure is not None:
                 log.warning(
@@ -83,6 +87,21 @@ class CopyLane:
             ended.append((key, outcome.seconds if outcome.ok else None))
         return ended
 
+    def _outcomes(self, wait_s: float) -> list[Outcome]:
+        """None from an engine that raises: its copies may go on, as where one hangs."""
+        try:
+            if wait_s:
+                self.engine.flush(wait_s)
+            return self.engine.poll()
+        except Exception:
+            self._metrics.count("hook_errors", "worker__poll")
+            if not self._has_raised:
+                log.warning(
+                    "ttlcache: the %s engine raised", self.engine.name, exc_info=True
+                )
+            self._has_raised = True
+            return []
+
 
 class CPUWorkerTier(WorkerTier):
     """Host memory of one rank."""
@@ -99,6 +118,8 @@ class CPUWorkerTier(WorkerTier):
         self._loads_early = not zeroes
         self._begun: TierMetadata | None = None
         self._begun_loads: TierMetadata | None = None
+        self._loading: set[str] = set()  # requests that vLLM has not heard of since
+        self._overdue: set[str] = set()
         self._report = CopyReport()
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -137,15 +158,20 @@ class CPUWorkerTier(WorkerTier):
             self._start(self._stores, metadata.inner.stores)
             if self._loads_early and is_alone:
                 self._begun_loads = metadata
-                self._start(self._loads, metadata.inner.loads)
+                self._start_loads(metadata.inner)
 
     def load(self, metadata: TierMetadata) -> None:
         if isinstance(metadata.inner, CopyOrders) and metadata is not self._begun_loads:
-            self._start(self._loads, metadata.inner.loads)
+            self._start_loads(metadata.inner)
 
     def save(self, metadata: TierMetadata) -> None:
         if isinstance(metadata.inner, CopyOrders) and metadata is not self._begun:
             self._start(self._stores, metadata.inner.stores)
+
+    def _start_loads(self, orders: CopyOrders) -> None:
+        self._loading |= orders.loads.keys()
+        self._overdue = orders.overdue
+        self._start(self._loads, orders.loads)
 
     def _start(self, lane: CopyLane, copies: dict[Any, BlockCopy]) -> None:
         """After what this process has given the device to do."""
@@ -159,24 +185,22 @@ class CPUWorkerTier(WorkerTier):
             lane.submit(key, copy, self._layout, self._host, event)
 
     def poll(self, finished_ids: Collection[str]) -> Transfers:
-        if self._loads.has_new:
-            self._loads.engine.flush(MAX_WAIT_S)
         transfers, report = Transfers(), self._report
-        for request_id, seconds in self._loads.poll():
-            transfers.received.add(request_id)
+        for key, seconds in [*self._loads.poll(MAX_WAIT_S), *self._stores.poll()]:
+            report.ended[key] = 1
             if seconds is None:
-                transfers.failed.add(request_id)
-            else:
-                report.load_s[request_id] = seconds
-        for number, seconds in self._stores.poll():
-            report.stored[number] = 1
-            if seconds is None:
-                report.failed.add(number)
+                report.failed.add(key)
+            elif key in self._loading:
+                report.load_s[key] = seconds
+        transfers.received = self._loading & (report.ended.keys() | self._overdue)
+        # Those that are overdue may still write: their blocks wait for `report.ended`.
+        transfers.failed = transfers.received - (report.ended.keys() - report.failed)
+        self._loading -= transfers.received
         return transfers
 
     def report(self) -> CopyReport | None:
         report, self._report = self._report, CopyReport()
-        return report if report.stored or report.load_s else None
+        return report if report.ended else None
 
     def shutdown(self) -> None:
         self._lanes.close()
