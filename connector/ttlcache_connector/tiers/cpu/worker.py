@@ -18,7 +18,7 @@ from ttlcache_connector.copy.block_copier import make_engine
 from ttlcache_connector.copy.kv_layouts import whole_blocks
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
-from ttlcache_connector.tiers.cpu.budget import block_bytes
+from ttlcache_connector.tiers.cpu.budget import allocate, block_bytes
 from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyOrders, CopyReport
 
 log = logger(__name__)
@@ -135,7 +135,7 @@ class CPUWorkerTier(WorkerTier):
                     f"blocks of {self._layout.block_bytes} bytes, {counted} expected"
                 )
             num_bytes = self._num_blocks * self._layout.block_bytes
-            memory = torch.empty(num_bytes, dtype=torch.uint8)
+            memory = allocate(num_bytes)
             for engine in engines:
                 pinned = getattr(engine, "pinned", None)
                 if pinned is not None:
