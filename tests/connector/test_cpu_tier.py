@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 from vllm.lora.request import LoRARequest
 
@@ -25,7 +26,7 @@ from tests.e2e.tier_bytes.worker import (
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.transfer.base import Ticket
 from ttlcache_connector.blocks import expired
-from ttlcache_connector.tiers.cpu import stores, worker
+from ttlcache_connector.tiers.cpu import budget, stores, worker
 from ttlcache_connector.tiers.cpu.messages import CopyReport
 
 
@@ -371,6 +372,24 @@ def test_the_budget_is_never_exceeded(make_worker):
 def test_a_budget_of_no_block_is_refused(make_worker):
     with pytest.raises(ConfigError, match=r"cpu_gb.*expected: at least"):
         make_worker(cpu_blocks=0)
+
+
+def test_memory_is_resident_from_the_start_or_refused(
+    make_worker, monkeypatch, tmp_path
+):
+    before = psutil.Process().memory_info().rss
+    engine = make_worker(cpu_blocks=20_000)
+    grown = psutil.Process().memory_info().rss - before
+    assert grown > 0.9 * 20_000 * CHUNK_BYTES
+    engine.close()
+    monkeypatch.setattr(budget, "CGROUP", tmp_path)  # of a container
+    (tmp_path / "memory.stat").write_text("anon 3000000\nfile 9\nshmem 1000000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert budget.available_bytes() > 4_000_000
+    (tmp_path / "memory.max").write_text("4000100\n")
+    assert budget.available_bytes() == 100
+    with pytest.raises(ConfigError, match="of host memory wanted"):
+        make_worker()
 
 
 @pytest.mark.parametrize("mode", ["on-expiry", "on-pressure", "write-through"])

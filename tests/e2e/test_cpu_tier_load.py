@@ -33,10 +33,8 @@ EXTRA = {
 SLACK_BYTES = 64e6
 
 
-def serve(
-    model: Path, path: Path, num_blocks: int, extra: dict[str, Any] | None
-) -> VLLMServer:
-    return start_server(model, path, extra, num_blocks=num_blocks, max_model_len=1024)
+def serve(model: Path, path: Path, extra: dict[str, Any] | None) -> VLLMServer:
+    return start_server(model, path, extra, num_blocks=POOL_BLOCKS, max_model_len=1024)
 
 
 def play(
@@ -82,13 +80,11 @@ def test_500_turns_and_a_killed_engine(tiny_model, tmp_path, shape):
     if shape != "full attention":
         model, cpu_gb = window_model(tmp_path / "model", tiny_model), 0.02
     contexts: dict[int, list[int]] = {}
-    with serve(model, tmp_path / "plain.log", 10 * POOL_BLOCKS, None) as server:
+    with serve(model, tmp_path / "plain.log", None) as server:
         expected = play(Agent(server), range(TURNS + 1), contexts)
-    with serve(model, tmp_path / "small.log", POOL_BLOCKS, None) as server:
-        play(Agent(server), range(2), {})
         plain_bytes = resident_bytes(server)
     contexts, extra = {}, EXTRA | {"cpu_gb": cpu_gb}
-    with serve(model, tmp_path / "killed.log", POOL_BLOCKS, extra) as server:
+    with serve(model, tmp_path / "killed.log", extra) as server:
         agent, fills = Agent(server), []
         tokens = play(agent, range(TURNS), contexts, fills)
         assert tokens == expected[: TURNS * PROGRAMS]
@@ -104,7 +100,7 @@ def test_500_turns_and_a_killed_engine(tiny_model, tmp_path, shape):
         process = server._process
         os.kill(engine_pid(server), signal.SIGKILL)
         process.wait(HANG_S)
-    with serve(model, tmp_path / "restarted.log", POOL_BLOCKS, extra) as server:
+    with serve(model, tmp_path / "restarted.log", extra) as server:
         tokens = play(Agent(server), range(TURNS, TURNS + 1), contexts)
         assert tokens == expected[TURNS * PROGRAMS :]
         assert server.errors_in_log() == []

@@ -97,10 +97,10 @@ class DrivenEngine:
 
     def step(self) -> None:
         """One engine step; raises `ScheduleFailure`."""
-        moves = self._moves_elsewhere()
+        moves = self._moves()
         output = self.harness.step()
         self.steps += 1
-        self._watch(output, moved=self._moves_elsewhere() > moves)
+        self._watch(output, moved=self._moves() != moves)
         self.check()
 
     def check(self) -> None:
@@ -126,8 +126,12 @@ class DrivenEngine:
         waiting = self.scheduler.requests.keys() - running
         return self.is_loading or any(any(block_ids(name)) for name in waiting)
 
-    def _moves_elsewhere(self) -> int:
-        return sum(each.moves for each in (self.elsewhere, self.harness.copies) if each)
+    def _moves(self) -> tuple[int, int]:
+        """Differs where loads, or copies before blocks are freed, went on."""
+        copies = self.harness.copies
+        if copies is not None:
+            return copies.moves, self.harness.pool.get_num_free_blocks()
+        return (0 if self.elsewhere is None else self.elsewhere.moves), 0
 
     def _watch(self, output: SchedulerOutput, *, moved: bool) -> None:
         waiting = [

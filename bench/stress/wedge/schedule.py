@@ -178,7 +178,10 @@ class Schedule:
         if self.spec.drafts:
             return  # vLLM asserts when a session resumes behind its own drafts
         live = self.engine.scheduler.requests
-        self.sessions = [s for s in self.sessions if s in live]
+        # An aborted one stays while its load goes on, and no client knows it any more.
+        self.sessions = [
+            s for s in self.sessions if s in live and not live[s].is_finished()
+        ]
         if self.sessions:
             closing = self.rng.random() < 0.4
             self._chunk(self.sessions[0], resumable=not closing)

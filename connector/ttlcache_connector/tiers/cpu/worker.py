@@ -16,7 +16,7 @@ from ttlcache_connector.copy.kv_layouts import whole_blocks
 from ttlcache_connector.copy.lanes import make_lanes
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
-from ttlcache_connector.tiers.cpu.budget import block_bytes
+from ttlcache_connector.tiers.cpu.budget import allocate, block_bytes
 from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyOrders, CopyReport
 
 log = logger(__name__)
@@ -132,7 +132,7 @@ class CPUWorkerTier(WorkerTier):
                     f"blocks of {self._layout.block_bytes} bytes, {counted} expected"
                 )
             num_bytes = self._num_blocks * self._layout.block_bytes
-            memory = torch.empty(num_bytes, dtype=torch.uint8)
+            memory = allocate(num_bytes)
             self._lanes = make_lanes(self._device)
             self._lanes.add_host(memory.data_ptr(), num_bytes, is_pinned=False)
         except (TransferError, RuntimeError) as error:
