@@ -178,9 +178,8 @@ class HostCopies:
 
     def execute(self, metadata: TierMetadata) -> KVConnectorOutput:
         """A step's orders; what the worker reports with its results."""
-        orders = metadata.inner or CopyOrders()
-        self._under_way.update(orders.stores)
-        self._under_way.update(orders.loads)
+        orders: CopyOrders = metadata.inner or CopyOrders()
+        self._under_way |= dict.fromkeys([*orders.stores, *orders.loads])
         self._awaited |= orders.loads.keys()
         ended = [key for key in self._under_way if self.rng.random() < self.pace]
         report = CopyReport(dict.fromkeys(ended, 1))
