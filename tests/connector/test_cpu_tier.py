@@ -297,6 +297,27 @@ def test_an_engine_that_raises_costs_a_prefill(
     assert promoted(engine) - before == 12
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_load_that_could_not_be_ordered_is_tried_again(make_worker, is_late):
+    engine = make_worker()
+    context = down(engine, "a", 1)
+    empty_gpu(engine)
+    tier, original = lower(engine).tier, lower(engine).tier.build_metadata
+
+    def fail(output: Any) -> None:
+        if is_late:
+            original(output)
+        tier.build_metadata = original
+        raise RuntimeError("once")
+
+    tier.build_metadata, engine.on_step = fail, None
+    engine.turn("a-1", [*context, 5], hints=hints("a", last=True))
+    assert lower(engine).faults.total == 1
+    assert promoted(engine) == 12
+    assert engine.pool.get_num_free_blocks() == 63
+    assert lower(engine).tier.fill().used_bytes == 0
+
+
 def test_a_copy_ends_with_its_last_rank():
     copies: Any = stores.Copies(2)
     copies.begin("a", 1)

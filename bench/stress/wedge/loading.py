@@ -169,7 +169,7 @@ class HostCopies:
     pace: float
     failing: float
     moves: int = 0
-    _under_way: dict[int | str, Any] = field(default_factory=dict)
+    _under_way: dict[int | str, None] = field(default_factory=dict)
     _awaited: set[str] = field(default_factory=set)  # loads that vLLM waits for
 
     @property
@@ -179,7 +179,7 @@ class HostCopies:
     def execute(self, metadata: TierMetadata) -> KVConnectorOutput:
         """A step's orders; what the worker reports with its results."""
         orders = metadata.inner or CopyOrders()
-        self._under_way |= {**orders.stores, **orders.loads}
+        self._under_way |= dict.fromkeys([*orders.stores, *orders.loads])
         self._awaited |= orders.loads.keys()
         ended = [key for key in self._under_way if self.rng.random() < self.pace]
         report = CopyReport(dict.fromkeys(ended, 1))
