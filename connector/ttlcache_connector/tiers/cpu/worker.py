@@ -213,5 +213,5 @@ class CPUWorkerTier(WorkerTier):
 
     def shutdown(self) -> None:
         for lane in (self._loads, self._stores):
-            lane.engine.flush(CLOSE_TIMEOUT_S)
-            lane.engine.close()
+            if lane.engine.flush(CLOSE_TIMEOUT_S):  # or its end may never come
+                lane.engine.close()
