@@ -27,6 +27,7 @@ from ttlcache.errors import ConfigError, TransferError
 from ttlcache.transfer.base import Ticket
 from ttlcache_connector.blocks import expired
 from ttlcache_connector.tiers.cpu import budget, stores, worker
+from ttlcache_connector.tiers.cpu.index import StoredTurn
 from ttlcache_connector.tiers.cpu.messages import CopyReport
 
 
@@ -295,6 +296,60 @@ def test_an_engine_that_raises_costs_a_prefill(
     before = promoted(engine)
     engine.turn("b-1", [*context, 5], hints=hints("b", last=True))
     assert promoted(engine) - before == 12
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_load_that_could_not_be_ordered_is_tried_again(make_worker, is_late):
+    engine = make_worker()
+    context = down(engine, "a", 1)
+    empty_gpu(engine)
+    tier, original = lower(engine).tier, lower(engine).tier.build_metadata
+
+    def fail(output: Any) -> None:
+        if is_late:
+            original(output)
+        tier.build_metadata = original
+        raise RuntimeError("once")
+
+    tier.build_metadata, engine.on_step = fail, None
+    engine.turn("a-1", [*context, 5], hints=hints("a", last=True))
+    assert lower(engine).faults.total == 1
+    assert promoted(engine) == 12
+    assert engine.pool.get_num_free_blocks() == 63
+    assert lower(engine).tier.fill().used_bytes == 0
+
+
+def test_a_hung_copy_does_not_keep_the_process(make_worker, monkeypatch):
+    monkeypatch.setattr(worker, "CLOSE_TIMEOUT_S", 0.05)
+    engine = make_worker()
+    broken = BrokenEngine(lane(engine, "stores"), hangs=True)
+    monkeypatch.setattr(broken, "close", lambda: pytest.fail("waits for its copies"))
+    engine.turn("a-0", prompt(1, 200), hints=hints("a"))
+    step_until(engine, lambda: bool(broken.waiting))
+    engine.close()
+    assert engine.worker.worker_role.faults.total == 0
+    broken.inner.close()
+
+
+class CountedTurn(StoredTurn):
+    reads = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        CountedTurn.reads += name == "deadline_s"
+        return object.__getattribute__(self, name)
+
+
+def test_making_room_looks_at_few_turns(make_worker):
+    index = lower(make_worker(cpu_blocks=2000)).tier.index
+    for number in range(4000):
+        turn = CountedTurn("p", float(number * 7919 % 4001), index.take_free(1))
+        index.keep(f"t{number}", turn)
+        assert len(index._by_deadline) <= 2 * len(index._turns)
+    assert len(index._turns) == 2000
+    assert CountedTurn.reads < 4000 * 5
+    deadlines = sorted(turn.deadline_s for turn in index._turns.values())
+    index.unlock(index.take_free(100))
+    assert sorted(t.deadline_s for t in index._turns.values()) == deadlines[100:]
 
 
 def test_a_copy_ends_with_its_last_rank():

@@ -11,9 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bench.serve.server import VLLMServer
+from bench.stress.soak.watch import descendants, rss_mib
 from tests.e2e.conftest import HANG_S, Agent, engine_pid, start_server
 from tests.e2e.models import window_model
 
@@ -30,7 +32,7 @@ EXTRA = {
     "lower_tier": "cpu",
 }
 #: What a worker's memory may differ by from start to start.
-SLACK_BYTES = 64e6
+SLACK_MIB = 64
 
 
 def serve(model: Path, path: Path, extra: dict[str, Any] | None) -> VLLMServer:
@@ -67,10 +69,10 @@ def play(
     return tokens
 
 
-def resident_bytes(server: VLLMServer) -> int:
-    """Of the engine's process, which is the worker, too."""
-    pages = Path(f"/proc/{engine_pid(server)}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+def resident_mib(server: VLLMServer) -> float:
+    """Of the engine's process and its worker."""
+    engine = engine_pid(server)
+    return sum(map(rss_mib, (engine, *descendants(engine))))
 
 
 @pytest.mark.parametrize("shape", ["full attention", "sliding window beside it"])
@@ -82,7 +84,7 @@ def test_500_turns_and_a_killed_engine(tiny_model, tmp_path, shape):
     contexts: dict[int, list[int]] = {}
     with serve(model, tmp_path / "plain.log", None) as server:
         expected = play(Agent(server), range(TURNS + 1), contexts)
-        plain_bytes = resident_bytes(server)
+        plain_mib = resident_mib(server)
     contexts, extra = {}, EXTRA | {"cpu_gb": cpu_gb}
     with serve(model, tmp_path / "killed.log", extra) as server:
         agent, fills = Agent(server), []
@@ -92,14 +94,17 @@ def test_500_turns_and_a_killed_engine(tiny_model, tmp_path, shape):
         log.info("%d reloads, filled to %.3f", reloads, max(fills))
         assert reloads >= PROGRAMS
         assert 0.9 < max(fills) <= 1
-        more_bytes = resident_bytes(server) - plain_bytes
-        log.info("%.1f MB more than plain vLLM", more_bytes / 1e6)
-        assert more_bytes <= cpu_gb * 1e9 + SLACK_BYTES
+        more_mib, budget_mib = resident_mib(server) - plain_mib, cpu_gb * 1e9 / 2**20
+        log.info("%.0f MiB more than plain vLLM", more_mib)
+        assert more_mib <= budget_mib + SLACK_MIB
         assert agent.count("ttlcache_hook_errors_total") == 0
         assert server.errors_in_log() == []
-        process = server._process
-        os.kill(engine_pid(server), signal.SIGKILL)
+        process, engine = server._process, engine_pid(server)
+        workers = psutil.Process(engine).children(recursive=True)
+        os.kill(engine, signal.SIGKILL)
         process.wait(HANG_S)
+        gone, _ = psutil.wait_procs(workers, HANG_S)
+        assert len(gone) == len(workers) > 0  # and their memory
     with serve(model, tmp_path / "restarted.log", extra) as server:
         tokens = play(Agent(server), range(TURNS, TURNS + 1), contexts)
         assert tokens == expected[TURNS * PROGRAMS :]

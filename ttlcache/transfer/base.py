@@ -153,11 +153,14 @@ class TransferEngine(ABC):
         with self._state:
             return self._state.wait_for(lambda: not self._open, timeout_s)
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """End: the plan under way finishes, queued ones fail as CLOSED. Idempotent.
 
-        `poll` may be called afterwards, for the last outcomes. A plan that does not
-        end within `CLOSE_TIMEOUT_S` is left alone and never reported.
+        `poll` may be called afterwards, for the last outcomes.
+
+        Returns:
+            False: the plan under way has not ended within `CLOSE_TIMEOUT_S`. It is
+            never reported, and its memory must stay.
         """
         with self._state:
             self._closed = True
@@ -167,6 +170,7 @@ class TransferEngine(ABC):
                 self._end(job)
             self._state.notify_all()
         self._thread.join(CLOSE_TIMEOUT_S)
+        return not self._thread.is_alive()
 
     def _check(self, job: Job) -> None:  # noqa: B027 - most plans can be run
         """Fails a job that this engine cannot run; on the caller's thread."""

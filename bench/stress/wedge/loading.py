@@ -169,7 +169,7 @@ class HostCopies:
     pace: float
     failing: float
     moves: int = 0
-    _under_way: dict[int | str, Any] = field(default_factory=dict)
+    _under_way: dict[int | str, None] = field(default_factory=dict)
     _awaited: set[str] = field(default_factory=set)  # loads that vLLM waits for
 
     @property

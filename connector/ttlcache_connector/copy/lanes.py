@@ -51,9 +51,8 @@ class Lanes:
 
     def close(self) -> None:
         """Copies under way finish, later ones fail."""
-        self.stores.close()
-        self.loads.close()
-        if self.pinned is not None:
+        have_ended = [self.stores.close(), self.loads.close()]
+        if self.pinned is not None and all(have_ended):
             self.pinned.close()
 
 

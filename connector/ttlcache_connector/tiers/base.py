@@ -211,6 +211,9 @@ class SchedulerTier:
         """Orders of this step; called once a step, after all allocations."""
         return TierMetadata()
 
+    def abandon(self, request_ids: Collection[str]) -> None:
+        """A call raised before these requests' loads could be ordered."""
+
     def worker_output(self, output: KVConnectorOutput) -> None:
         """What the workers report of a step."""
 

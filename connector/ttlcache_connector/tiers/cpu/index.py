@@ -76,6 +76,11 @@ class StoredTurn:
     deadline_s: float
     blocks: list[KVCacheBlock]
 
+    @property
+    def last(self) -> int:
+        """Of its blocks, by id."""
+        return int(self.blocks[-1].block_id)
+
 
 class HostIndex:
     """Blocks of host memory by content, and the turns that keep them."""
@@ -94,7 +99,8 @@ class HostIndex:
         self._turns: dict[str, StoredTurn] = {}
         # A heap, with entries of turns that are gone.
         self._by_deadline: list[tuple[float, str]] = []
-        self._of_program: dict[str, set[str]] = {}
+        # Of a program: its turns by their last block.
+        self._of_program: dict[str, dict[int, str]] = {}
 
     def block_of(self, hashes: hooks.BlockHashes) -> KVCacheBlock | None:
         """The block that holds the same as one of GPU memory."""
@@ -173,6 +179,8 @@ class HostIndex:
     def keep(self, request_id: str, turn: StoredTurn) -> None:
         """A turn is stored; its references on its blocks are the index's now."""
         self.drop(request_id)
+        if not turn.blocks:
+            return
         self._locks.hand_over(turn.blocks)
         self._turns[request_id] = turn
         if len(self._by_deadline) > 2 * len(self._turns):
@@ -181,15 +189,15 @@ class HostIndex:
         else:
             heapq.heappush(self._by_deadline, (turn.deadline_s, request_id))
         if turn.program is not None:
-            own = self._of_program.setdefault(turn.program, set())
+            own = self._of_program.setdefault(turn.program, {})
             # An earlier turn of which this one is a continuation keeps nothing alone.
-            ids = {block.block_id for block in turn.blocks}
-            for earlier in list(own):
-                if all(
-                    b.block_id in ids for b in reversed(self._turns[earlier].blocks)
+            ids, last = {block.block_id for block in turn.blocks}, turn.last
+            for i in ids & own.keys():
+                if i == last or ids.issuperset(
+                    block.block_id for block in self._turns[own[i]].blocks
                 ):
-                    self.drop(earlier)
-            self._of_program.setdefault(turn.program, set()).add(request_id)
+                    self.drop(own[i])
+            self._of_program.setdefault(turn.program, {})[last] = request_id
 
     def drop(self, request_id: str) -> None:
         """The turn gives its references up."""
@@ -198,14 +206,14 @@ class HostIndex:
             return
         if turn.program is not None:
             own = self._of_program[turn.program]
-            own.discard(request_id)
+            del own[turn.last]
             if not own:
                 del self._of_program[turn.program]
         self._pool.free_blocks(reversed(turn.blocks))
 
     def drop_program(self, program: str) -> None:
         """Its turns are not continued."""
-        for request_id in list(self._of_program.get(program, ())):
+        for request_id in list(self._of_program.get(program, {}).values()):
             self.drop(request_id)
 
     def forget(self, blocks: Iterable[KVCacheBlock]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,18 @@ class CPUSchedulerTier(SchedulerTier):
         orders = CopyOrders(self.stores.order(is_up=self.is_up()), loads, overdue)
         return TierMetadata(orders or None, is_past=True)
 
+    def abandon(self, request_ids: Collection[str]) -> None:
+        for request_id in request_ids:
+            self._orders.pop(request_id, None)
+            load = self._loads.pop(request_id, None)
+            if load is not None:
+                self._release(load)
+                self._events.loaded.append(Loaded(request_id, 0))
+
+    def _release(self, load: _Load) -> None:
+        self.index.unlock(load.sources)
+        self._held.release(load.targets)
+
     def worker_output(self, output: KVConnectorOutput) -> None:
         report = output.kv_connector_worker_meta
         if not isinstance(report, CopyReport):
@@ -163,8 +176,7 @@ class CPUSchedulerTier(SchedulerTier):
                 seconds = report.load_s.get(request_id, waited_s)
                 self._events.reloads.append(Reload("cpu", tokens, seconds))
         for _, load, _ in self._loads.take_ended(report):
-            self.index.unlock(load.sources)
-            self._held.release(load.targets)
+            self._release(load)
         self.stores.on_report(report)
 
     def take_events(self) -> TierEvents:
