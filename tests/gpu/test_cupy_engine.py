@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import threading
 
 import numpy as np
 import pytest
@@ -47,18 +49,65 @@ class PinnedArena(Arena):
         pinned.pin(self.address, ARENA_BYTES)
 
 
+class Held:
+    """A stream of the model's, whose work waits until `let_go`."""
+
+    def __init__(self, runtime):
+        self.runtime, self.gate = runtime, threading.Event()
+        self.handle = runtime.create_stream()
+
+    def __cuda_stream__(self):
+        return 0, self.handle
+
+    def hold(self):
+        import cupy
+
+        self.gate.clear()
+        stream = cupy.cuda.Stream.from_external(self)
+        stream.launch_host_func(lambda _: self.gate.wait(WAIT_S), None)
+
+    def let_go(self):
+        self.gate.set()
+
+    def fill(self, address, value):
+        memory = (address, value, ARENA_BYTES)
+        self.runtime._call("memsetAsync", *memory, self.handle)
+
+    def record(self):
+        event = self.runtime.create_event()
+        self.runtime.record(event, self.handle)
+        return event
+
+
+@contextlib.contextmanager
+def sides(runtime, method=None):
+    """An engine, a device arena, a pinned one and a stream; the engine goes first."""
+    pinned = PinnedRanges(runtime)
+    engine = CupyEngine(runtime, pinned, method=method)
+    device, stream = DeviceArena(runtime), Held(runtime)
+    try:
+        yield engine, device, PinnedArena(pinned), stream
+    finally:
+        stream.let_go()
+        engine.close()
+        pinned.close()
+        runtime.destroy_stream(stream.handle)
+        device.free()
+
+
 class OnDevice(TransferContract):
     method = None
 
     @pytest.fixture(autouse=True)
     def _device(self, runtime):
         self.runtime, self.arenas = runtime, []
+        self.pinned = PinnedRanges(runtime)
         yield
+        self.pinned.close()
         for arena in self.arenas:
             arena.free()
 
     def make_engine(self):
-        self.pinned = PinnedRanges(self.runtime)
         return CupyEngine(self.runtime, self.pinned, method=self.method)
 
     def make_arena(self, engine, device):
@@ -89,14 +138,21 @@ class TestBatch(OnDevice):
             pytest.skip("not run: the driver has no cuMemcpyBatchAsync")
 
 
+@pytest.fixture(scope="module")
+def ranking(runtime):
+    return calibrate(runtime)
+
+
 class TestChosen(OnDevice):
+    @pytest.fixture(autouse=True)
+    def _ranking(self, ranking):
+        self.ranking = ranking
+
     def make_engine(self):
-        self.pinned = PinnedRanges(self.runtime)
-        return CupyEngine(self.runtime, self.pinned, calibrate(self.runtime))
+        return CupyEngine(self.runtime, self.pinned, self.ranking)
 
 
-def test_calibration_ranks_every_method(runtime):
-    ranking = calibrate(runtime)
+def test_calibration_ranks_every_method(ranking):
     for probe, costs in ranking.cost.items():
         assert set(costs) >= set(CANDIDATES) - {Method.BATCH}, ranking.faults
         assert all(0 < cost < 1e-6 for cost in costs.values()), (probe, costs)
@@ -104,51 +160,40 @@ def test_calibration_ranks_every_method(runtime):
 
 @pytest.mark.parametrize("method", [Method.COPY_2D, Method.KERNEL_8, Method.BATCH])
 def test_a_store_waits_for_the_work_before_its_event(runtime, method):
-    """A long chain of device work writes the block last; the store must see that."""
+    """The stream is held before it writes the block: the store must not be early."""
     if method is Method.BATCH and not runtime.has_batch_copy:
         pytest.skip("not run: the driver has no cuMemcpyBatchAsync")
-    import cupy
-
-    pinned = PinnedRanges(runtime)
-    engine, host = CupyEngine(runtime, pinned, method=method), PinnedArena(pinned)
-    pool = cupy.zeros(ARENA_BYTES, cupy.uint8)
-    work = cupy.random.random((2048, 2048), dtype=cupy.float32)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    case = example_case(pool.data.ptr, host.address)
-    cupy.cuda.Device().synchronize()
-    for value in range(1, 6):
-        with stream:
-            for _ in range(40):
-                work = work @ work
-                work /= cupy.abs(work).max()
-            pool[:] = value
-        event = cupy.cuda.Event()
-        event.record(stream)
-        engine.submit(case.plan(), after=event.ptr)
-        assert engine.flush(WAIT_S)
-        (outcome,) = engine.poll()
-        assert outcome.ok
-        assert outcome.seconds > 0
-        stored = ctypes.string_at(host.address, case.num_bytes // 5)
-        assert set(stored) == {value}
-    engine.close()
+    with sides(runtime, method) as (engine, pool, host, stream):
+        case = example_case(pool.address, host.address)
+        for value in range(5):
+            if value:  # the first one loads the kernel, which may wait for the device
+                stream.hold()
+            stream.fill(pool.address, value)
+            event = stream.record()
+            engine.submit(case.plan(), after=event)
+            if value:
+                threading.Event().wait(0.02)
+                assert engine.poll() == []
+                stream.let_go()
+            assert engine.flush(WAIT_S)
+            (outcome,) = engine.poll()
+            assert outcome.ok
+            assert outcome.seconds > 0
+            runtime.destroy_event(event)
+            stored = ctypes.string_at(host.address, case.num_bytes // 5)
+            assert set(stored) == {value}
 
 
-def test_a_load_is_reported_when_its_bytes_are_there(runtime):
-    import cupy
-
-    pinned = PinnedRanges(runtime)
-    engine, host = CupyEngine(runtime, pinned), PinnedArena(pinned)
-    pool = cupy.zeros(ARENA_BYTES, cupy.uint8)
-    cupy.cuda.Device().synchronize()
-    case = example_case(pool.data.ptr, host.address, direction=Direction.LOAD)
-    for value in range(1, 20):
-        ctypes.memset(host.address, value, ARENA_BYTES)
-        engine.submit(case.plan())
-        assert engine.flush(WAIT_S)
-        assert engine.poll()[0].ok
-        assert set(pool[3 * 1040 : 4 * 1040].get().tolist()) == {value}
-    engine.close()
+@pytest.mark.parametrize("method", [Method.COPY_2D, Method.KERNEL_8, None])
+def test_a_load_is_reported_when_its_bytes_are_there(runtime, method):
+    with sides(runtime, method) as (engine, pool, host, _):
+        case = example_case(pool.address, host.address, direction=Direction.LOAD)
+        for value in range(1, 10):
+            ctypes.memset(host.address, value, ARENA_BYTES)
+            engine.submit(case.plan())
+            assert engine.flush(WAIT_S)
+            assert engine.poll()[0].ok
+            assert set(pool.read()[3 * 1040 : 4 * 1040].tolist()) == {value}
 
 
 def test_unpinned_memory_is_refused_and_the_device_lives_on(runtime):
@@ -162,24 +207,13 @@ def test_unpinned_memory_is_refused_and_the_device_lives_on(runtime):
 
 
 def test_submitting_does_not_wait_for_the_copy(runtime):
-    """The caller is back while the device is still busy with the work before."""
-    import cupy
-
-    pinned = PinnedRanges(runtime)
-    engine, host = CupyEngine(runtime, pinned), PinnedArena(pinned)
-    pool = cupy.zeros(ARENA_BYTES, cupy.uint8)
-    work = cupy.random.random((4096, 4096), dtype=cupy.float32)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    cupy.cuda.Device().synchronize()
-    with stream:
-        for _ in range(50):
-            work = work @ work
-            work /= cupy.abs(work).max()
-    event = cupy.cuda.Event()
-    event.record(stream)
-    engine.submit(example_case(pool.data.ptr, host.address).plan(), after=event.ptr)
-    assert engine.poll() == []
-    assert not event.done
-    assert engine.flush(WAIT_S)
-    assert engine.poll()[0].ok
-    engine.close()
+    """The caller is back while the stream before it is still held."""
+    with sides(runtime) as (engine, pool, host, stream):
+        stream.hold()
+        event = stream.record()
+        engine.submit(example_case(pool.address, host.address).plan(), after=event)
+        assert engine.poll() == []
+        stream.let_go()
+        assert engine.flush(WAIT_S)
+        assert engine.poll()[0].ok
+        runtime.destroy_event(event)

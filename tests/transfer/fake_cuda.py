@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ttlcache.transfer.cuda import KERNELS, RUN_BYTES, RUN_FIELDS, CudaError
 from ttlcache.transfer.plan import Addresses, Counts
 
+Ranges = list[tuple[int, int]]
 ALIGNMENT = 256
 #: Made-up speeds: bytes a second, seconds a call, seconds a piece of a batch.
 LINK_BYTES_PER_S, CALL_S, PIECE_S = 50e9, 3e-6, 1e-7
@@ -51,7 +52,8 @@ class FakeCuda:
     Args:
         seed: of the scheduler.
         fail: call name → the number of that call that fails (1: the next one).
-        run_kernel: carries out packed runs, e.g. the host build; default: memmove.
+        run_kernel: carries out packed runs given kernel, thread blocks, arguments and
+            the memory that kernels reach; default: memmove.
     """
 
     seed: int = 0
@@ -59,7 +61,7 @@ class FakeCuda:
     kernels_reach_host: bool = True
     max_pitch_bytes: int = 2**31 - 1
     fail: dict[str, int] = field(default_factory=dict)
-    run_kernel: Callable[[str, tuple[int, ...]], None] | None = None
+    run_kernel: Callable[[str, int, tuple[int, ...], Ranges], object] | None = None
 
     def __post_init__(self) -> None:
         self.calls: list[str] = []
@@ -123,10 +125,13 @@ class FakeCuda:
 
     def wait(self, event: int) -> None:
         self._called("wait")
-        held = self._events[event]
-        while held.reached != held.recorded:
+        while not self.is_reached(event):
             self.progress(1 + self._random.randrange(3))
-            self._check_broken("wait")
+
+    def is_reached(self, event: int) -> bool:
+        self._check_broken("wait")
+        held = self._events[event]
+        return held.reached == held.recorded
 
     def elapsed_s(self, first: int, last: int) -> float:
         self._called("elapsed_s")
@@ -185,12 +190,17 @@ class FakeCuda:
         # Pieces of a batch have no order among themselves.
         copies = list(zip(dst.tolist(), src.tolist(), size.tolist(), strict=True))
         self._random.shuffle(copies)
+        # A stable source may be read at once, before the stream gets there.
+        is_early = stable_source and self._random.random() < 0.5
+        early = [self._read(src, size) if is_early else b"" for _, src, size in copies]
 
         def run() -> None:
             total = sum(size for _, _, size in copies)
             self.now_s += CALL_S + len(copies) * PIECE_S + total / LINK_BYTES_PER_S
-            for copy in copies:
-                self._move(*copy)
+            for (dst, src, size), read in zip(copies, early, strict=True):
+                self._move(dst, src, size)
+                if not self.broken:
+                    ctypes.memmove(dst, read, len(read))
 
         self._streams[stream].append(_Op(run))
 
@@ -208,7 +218,10 @@ class FakeCuda:
                 for start in (row[0], row[1]):
                     self._demand(start, 1, for_kernel=True)
             if self.run_kernel is not None and not self.broken:
-                self.run_kernel(kernel, args)
+                try:
+                    self.run_kernel(kernel, ctas, args, self.kernel_memory)
+                except CudaError as fault:
+                    self.broken = str(fault)
             elif not self.broken:
                 for src, dst, src_pitch, dst_pitch, width, rows, _ in runs:
                     for at in range(rows):
@@ -220,6 +233,10 @@ class FakeCuda:
         address, count = args[:2]
         raw = ctypes.string_at(address, count * RUN_BYTES)
         return np.frombuffer(raw, np.uint64).reshape(-1, len(RUN_FIELDS)).tolist()
+
+    def _read(self, src: int, size: int) -> bytes:
+        self._demand(src, size)
+        return b"" if self.broken else ctypes.string_at(src, size)
 
     def _move(self, dst: int, src: int, size: int) -> None:
         self._demand(dst, size)
@@ -267,6 +284,12 @@ class FakeCuda:
     @property
     def live_allocations(self) -> int:
         return len(self._memory)
+
+    @property
+    def kernel_memory(self) -> Ranges:
+        """Address and size of all that a kernel may touch."""
+        held = self._memory.items()
+        return [(at, size) for at, (_, size, kind) in held if kind != "pageable"]
 
     def _alloc(self, num_bytes: int, kind: str) -> int:
         array = np.zeros(num_bytes + ALIGNMENT, np.uint8)

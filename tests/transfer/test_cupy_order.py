@@ -122,6 +122,19 @@ def test_few_parts_are_on_the_stream_at_once(monkeypatch):
     assert min(seen[first:last]) == cupy_engine.PARTS_IN_FLIGHT - 1
 
 
+def test_a_source_called_stable_may_be_read_too_early():
+    """A load of bytes that work before it in its own stream has yet to write."""
+    found = set()
+    for seed in range(20):
+        device = Device(seed, Method.BATCH)
+        load, stream = device.plan(Direction.LOAD, [3]).pieces, device.forward
+        device.cuda.enqueue(stream, lambda d=device: d.fill(d.host, CHUNK, 9))
+        device.cuda.copy_batch(load.dst, load.src, load.size, True, stream)
+        device.cuda.progress(2)
+        found |= device.block(3)
+    assert found == {0, 9}
+
+
 def test_steady_state_allocates_nothing(device):
     plans = [device.plan(d, [1, 2, 5]) for d in Direction]
     for plan in plans:
