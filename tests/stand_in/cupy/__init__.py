@@ -109,7 +109,7 @@ def _is_empty(stream: int) -> bool:
 
 
 def _is_reached(event: int) -> bool:
-    _device.progress(8)
+    _device.progress(_device._random.randrange(64))
     return _device.is_reached(event)
 
 
@@ -185,9 +185,8 @@ class _Runtime:
         _device.record(event, stream)
 
     def eventQuery(event: int) -> int:
-        _device.progress(_device._random.randrange(64))
         try:
-            return 0 if _device.is_reached(event) else NOT_READY
+            return 0 if _is_reached(event) else NOT_READY
         except CudaError:
             return ILLEGAL_ADDRESS
 
