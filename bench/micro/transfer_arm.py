@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-import torch
-
 from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
 from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction, TransferEngine, plan_copies
@@ -56,28 +54,45 @@ def plan_of(memory: CellMemory, direction: Direction, part: int) -> CopyPlan:
 
 
 class EngineArm(Arm):
-    """One of our engines."""
+    """Our engines, one a direction, driven as the CPU tier drives them.
 
-    def __init__(self, name: str, engine: TransferEngine) -> None:
-        self.name, self._engine = name, engine
+    Args:
+        make: an engine; called once a direction.
+    """
+
+    def __init__(self, name: str, make: Callable[[], TransferEngine]) -> None:
+        self.name = name
+        self._lanes = {direction: make() for direction in Direction}
 
     def prepare(self, memory: CellMemory) -> None:
-        pinned = getattr(self._engine, "pinned", None)
-        if pinned is not None:
-            pinned.adopt(memory.host.data_ptr(), memory.host.numel())
+        for engine in self._lanes.values():
+            pinned = getattr(engine, "pinned", None)
+            if pinned is not None:
+                pinned.adopt(memory.host.data_ptr(), memory.host.numel())
 
     def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
-        self._engine.submit(plan_of(memory, direction, part))
-        if memory.device.type == "cuda":
-            torch.cuda.synchronize()  # finer than the steps of `flush`
-        if not self._engine.flush(WAIT_S):
+        self._lanes[direction].submit(plan_of(memory, direction, part))
+        self._end(direction)
+
+    def move_both(self, memory: CellMemory, store_part: int, load_part: int) -> None:
+        """A store and a load at once. Timed, planning included."""
+        parts = {Direction.STORE: store_part, Direction.LOAD: load_part}
+        for direction, part in parts.items():
+            self._lanes[direction].submit(plan_of(memory, direction, part))
+        for direction in parts:
+            self._end(direction)
+
+    def _end(self, direction: Direction) -> None:
+        engine = self._lanes[direction]
+        if not engine.flush(WAIT_S):
             raise TransferError(f"{self.name}: not done within {WAIT_S} s")
-        for outcome in self._engine.poll():
+        for outcome in engine.poll():
             if not outcome.ok:
                 raise TransferError(f"{self.name}: {outcome.detail}")
 
     def close(self) -> None:
-        self._engine.close()
+        for engine in self._lanes.values():
+            engine.close()
 
 
 def try_arm(

@@ -32,11 +32,15 @@ class TransferOptions:
     layers: int = option(32, "Layers of the model.", min=1)
     mib: int = option(64, "MiB of one transfer.", min=1)
     rounds: int = option(9, "Timed rounds.", min=1)
-    device: str = option("auto", "cpu, cuda or auto (cuda where there is one).")
+    device: str = option(
+        "auto",
+        "cpu, cuda, auto (cuda where there is one), or stand-in: a CuPy that runs on "
+        "the CPU, with host memory for the device's.",
+    )
     out: Path = option(Path("out/transfer"), "Folder for the result.")
 
     def __post_init__(self) -> None:
-        one_of("--device", self.device, ("cpu", "cuda", "auto"))
+        one_of("--device", self.device, ("cpu", "cuda", "auto", "stand-in"))
 
 
 def transfer(options: TransferOptions, console: Console) -> int:
@@ -60,7 +64,13 @@ def transfer(options: TransferOptions, console: Console) -> int:
     )
     where = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
     with console.status("transfer") as status:
-        result = run(shapes, options.rounds, where, status.update)
+        result = run(
+            shapes,
+            options.rounds,
+            where,
+            status.update,
+            on_stand_in=device == "stand-in",
+        )
     judged = bars(result)
     _print(result, judged, console)
     path = options.out / "transfer.json"

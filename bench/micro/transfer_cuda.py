@@ -1,7 +1,8 @@
-"""Arms that need a CUDA device: our methods one by one, vLLM's and LMCache's copies."""
+"""Our CUDA methods one by one, and vLLM's and LMCache's copies on a CUDA device."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from bench.micro.transfer_arm import (
     EngineArm,
     Unsupported,
     plan_of,
-    try_arm,
 )
 from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
 from ttlcache.transfer import Direction
@@ -129,15 +129,14 @@ class LMCacheDirectArm(Arm):
         torch.cuda.synchronize()
 
 
-def cuda_arms(device: torch.device, arms: list[Arm], absent: Absent) -> None:
-    """Our engine as it chooses, each of its methods, vLLM's and LMCache's copies."""
+def engine_arms(device: torch.device, arms: list[Arm], absent: Absent) -> None:
+    """Our engine as it chooses, and each of its methods."""
     runtime = CupyRuntime(device.index or 0)
-    arms.append(EngineArm("cupy", CupyEngine(runtime, calibrate(runtime))))
+    ranking = calibrate(runtime)
+    arms.append(EngineArm("cupy", lambda: CupyEngine(runtime, ranking)))
     for method in CANDIDATES:
         if method.runs_on(runtime):
-            engine = CupyEngine(runtime, method=method)
-            arms.append(EngineArm(f"cupy {method.value}", engine))
+            make = partial(CupyEngine, runtime, method=method)
+            arms.append(EngineArm(f"cupy {method.value}", make))
         else:
             absent[f"cupy {method.value}"] = "the device lacks it"
-    try_arm(SwapBlocksArm.name, SwapBlocksArm, arms, absent)
-    try_arm(LMCacheDirectArm.name, LMCacheDirectArm, arms, absent)
