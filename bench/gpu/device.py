@@ -19,19 +19,24 @@ _REPEATS = 5
 
 def preflight(stage: Stage) -> Verdict:
     """Driver, CUDA, packages, memory, and how fast one pinned copy is each way."""
-    sizes = stage.sizes
     probes: dict[str, Callable[[], str]] = {
-        "driver": partial(_driver, stage.machine),
-        "torch": _torch,
-        "free GPU memory": partial(_free_memory, sizes.free_gpu_bytes),
-        "vLLM": _vllm,
         "ttlcache": _plugin,
-        "LMCache": _lmcache,
         "CuPy": _cupy,
         "pinned memory": partial(_pinned, stage),
         "C compiler": _compiler,
     }
-    return Verdict(bars=[_probe(name, probe) for name, probe in probes.items()])
+    of_device: dict[str, Callable[[], str]] = {
+        "driver": partial(_driver, stage.machine),
+        "torch": _torch,
+        "free GPU memory": partial(_free_memory, stage.sizes.free_gpu_bytes),
+        "vLLM": _vllm,
+        "LMCache": _lmcache,
+    }
+    checks, bars = (
+        [_probe(name, probe) for name, probe in some.items()]
+        for some in (probes, of_device)
+    )
+    return Verdict(checks, bars)
 
 
 def link_gb_per_s(num_bytes: int) -> dict[str, float]:
