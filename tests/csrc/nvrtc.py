@@ -39,8 +39,10 @@ class Nvrtc:
         self._call("nvrtcGetSupportedArchs", archs)
         return list(archs)
 
-    def compile(self, source: str, options: tuple[str, ...]) -> tuple[bytes, str]:
-        """Machine code (cubin) and the compiler's log.
+    def compile(
+        self, source: str, options: tuple[str, ...], output: str = "CUBIN"
+    ) -> tuple[bytes, str]:
+        """Machine code (`CUBIN` or `PTX`) and the compiler's log.
 
         Raises:
             RuntimeError: the source does not compile; with the log.
@@ -61,7 +63,7 @@ class Nvrtc:
             log = self._text(program, "nvrtcGetProgramLog")
             if status:
                 raise RuntimeError(log.decode())
-            return self._text(program, "nvrtcGetCUBIN"), log.rstrip(b"\0").decode()
+            return self._text(program, f"nvrtcGet{output}"), log.rstrip(b"\0").decode()
         finally:
             self._lib.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
+from tests.csrc.nvrtc import Nvrtc, library_path
 from ttlcache.transfer.cuda import KERNELS, NVRTC_OPTIONS, source_path
-
-_spec = importlib.util.spec_from_file_location(
-    "nvrtc", Path(__file__).with_name("nvrtc.py")
-)
-nvrtc_module = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(nvrtc_module)
 
 
 @pytest.fixture(scope="module")
 def nvrtc():
-    path = nvrtc_module.library_path()
+    path = library_path()
     if path is None:
         pytest.skip("no libnvrtc: pip install nvidia-cuda-nvrtc (in the dev extra)")
-    return nvrtc_module.Nvrtc(path)
+    return Nvrtc(path)
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])

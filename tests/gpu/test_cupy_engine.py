@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import threading
 
 import numpy as np
 import pytest
@@ -46,6 +48,49 @@ class PinnedArena(Arena):
         engine.pinned.pin(self.address, ARENA_BYTES)
 
 
+class Held:
+    """A stream of the model's, whose work waits until `let_go`."""
+
+    def __init__(self, runtime):
+        self.runtime, self.gate = runtime, threading.Event()
+        self.handle = runtime.create_stream(low_priority=False)
+
+    def __cuda_stream__(self):
+        return 0, self.handle
+
+    def hold(self):
+        import cupy
+
+        self.gate.clear()
+        stream = cupy.cuda.Stream.from_external(self)
+        stream.launch_host_func(lambda _: self.gate.wait(WAIT_S), None)
+
+    def let_go(self):
+        self.gate.set()
+
+    def fill(self, address, value):
+        memory = (address, value, ARENA_BYTES)
+        self.runtime._call("memsetAsync", *memory, self.handle)
+
+    def record(self):
+        event = self.runtime.create_event()
+        self.runtime.record(event, self.handle)
+        return event
+
+
+@contextlib.contextmanager
+def sides(runtime, engine):
+    """A device arena, a pinned one and a stream; the engine is closed first."""
+    device, stream = DeviceArena(runtime), Held(runtime)
+    try:
+        yield device, PinnedArena(engine), stream
+    finally:
+        stream.let_go()
+        engine.close()
+        runtime.destroy_stream(stream.handle)
+        device.free()
+
+
 class OnDevice(TransferContract):
     method = None
 
@@ -87,13 +132,21 @@ class TestBatch(OnDevice):
             pytest.skip("not run: the driver has no cuMemcpyBatchAsync")
 
 
+@pytest.fixture(scope="module")
+def ranking(runtime):
+    return calibrate(runtime)
+
+
 class TestChosen(OnDevice):
+    @pytest.fixture(autouse=True)
+    def _ranking(self, ranking):
+        self.ranking = ranking
+
     def make_engine(self):
-        return CupyEngine(self.runtime, calibrate(self.runtime))
+        return CupyEngine(self.runtime, self.ranking)
 
 
-def test_calibration_ranks_every_method(runtime):
-    ranking = calibrate(runtime)
+def test_calibration_ranks_every_method(ranking):
     for probe, costs in ranking.cost.items():
         assert set(costs) >= set(CANDIDATES) - {Method.BATCH}
         assert all(0 < cost < 1e-6 for cost in costs.values()), (probe, costs)
@@ -101,55 +154,48 @@ def test_calibration_ranks_every_method(runtime):
 
 @pytest.mark.parametrize("method", [Method.COPY_2D, Method.KERNEL_8, Method.BATCH])
 def test_a_store_waits_for_the_work_before_its_event(runtime, method):
-    """A long chain of device work writes the block last; the store must see that."""
+    """The stream is held before it writes the block: the store must not be early."""
     if method is Method.BATCH and not runtime.has_batch_copy:
         pytest.skip("not run: the driver has no cuMemcpyBatchAsync")
-    import cupy
-
     engine = CupyEngine(runtime, method=method)
-    host = PinnedArena(engine)
-    pool = cupy.zeros(ARENA_BYTES, cupy.uint8)
-    work = cupy.random.random((2048, 2048), dtype=cupy.float32)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    case = example_case(pool.data.ptr, host.address)
-    cupy.cuda.Device().synchronize()
-    for value in range(1, 6):
-        with stream:
-            for _ in range(40):
-                work = work @ work
-                work /= cupy.abs(work).max()
-            pool[:] = value
-        event = cupy.cuda.Event()
-        event.record(stream)
-        engine.submit(case.plan(), after=event.ptr)
-        assert engine.flush(WAIT_S)
-        (outcome,) = engine.poll()
-        assert outcome.ok
-        assert outcome.seconds > 0
-        stored = ctypes.string_at(host.address, case.num_bytes // 5)
-        assert set(stored) == {value}
-    engine.close()
+    with sides(runtime, engine) as (pool, host, stream):
+        case = example_case(pool.address, host.address)
+        for value in range(5):
+            if value:  # the first one loads the kernel, which may wait for the device
+                stream.hold()
+            stream.fill(pool.address, value)
+            event = stream.record()
+            engine.submit(case.plan(), after=event)
+            runtime.destroy_event(event)
+            if value:
+                threading.Event().wait(0.02)
+                assert engine.poll() == []
+                stream.let_go()
+            assert engine.flush(WAIT_S)
+            (outcome,) = engine.poll()
+            assert outcome.ok
+            assert outcome.seconds > 0
+            stored = ctypes.string_at(host.address, case.num_bytes // 5)
+            assert set(stored) == {value}
 
 
-def test_a_stream_waits_for_the_load(runtime):
-    import cupy
-
-    engine = CupyEngine(runtime)
-    host = PinnedArena(engine)
-    pool = cupy.zeros(ARENA_BYTES, cupy.uint8)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    case = example_case(pool.data.ptr, host.address, direction=Direction.LOAD)
-    for value in range(1, 20):
-        ctypes.memset(host.address, value, ARENA_BYTES)
-        ticket = engine.submit(case.plan())
-        engine.order_after(ticket, stream.ptr)
-        with stream:
-            seen = pool[3 * 1040 : 4 * 1040].copy()
-        stream.synchronize()
-        assert set(seen.get().tolist()) == {value}
-        assert engine.flush(WAIT_S)
-        engine.poll()
-    engine.close()
+@pytest.mark.parametrize("method", [Method.COPY_2D, Method.KERNEL_8, None])
+def test_a_stream_waits_for_the_load(runtime, method):
+    engine = CupyEngine(runtime, method=method)
+    with sides(runtime, engine) as (pool, host, stream):
+        case = example_case(pool.address, host.address, direction=Direction.LOAD)
+        seen = DeviceArena(runtime)
+        block = (seen.address, pool.address + 3 * 1040, 1040)
+        for value in range(1, 20):
+            ctypes.memset(host.address, value, ARENA_BYTES)
+            ticket = engine.submit(case.plan())
+            engine.order_after(ticket, stream.handle)
+            runtime._call("memcpyAsync", *block, 3, stream.handle)
+            runtime._call("streamSynchronize", stream.handle)
+            assert set(seen.read()[:1040].tolist()) == {value}
+            assert engine.flush(WAIT_S)
+            engine.poll()
+        seen.free()
 
 
 def test_unpinned_memory_is_refused_and_the_device_lives_on(runtime):
@@ -163,24 +209,15 @@ def test_unpinned_memory_is_refused_and_the_device_lives_on(runtime):
 
 
 def test_submitting_does_not_wait_for_the_copy(runtime):
-    """The caller is back while the device is still busy with the work before."""
-    import cupy
-
+    """The caller is back while the stream before it is still held."""
     engine = CupyEngine(runtime)
-    host = PinnedArena(engine)
-    pool = cupy.zeros(ARENA_BYTES, cupy.uint8)
-    work = cupy.random.random((4096, 4096), dtype=cupy.float32)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    cupy.cuda.Device().synchronize()
-    with stream:
-        for _ in range(50):
-            work = work @ work
-            work /= cupy.abs(work).max()
-    event = cupy.cuda.Event()
-    event.record(stream)
-    engine.submit(example_case(pool.data.ptr, host.address).plan(), after=event.ptr)
-    assert engine.poll() == []
-    assert not event.done
-    assert engine.flush(WAIT_S)
-    assert engine.poll()[0].ok
-    engine.close()
+    with sides(runtime, engine) as (pool, host, stream):
+        stream.hold()
+        event = stream.record()
+        engine.submit(example_case(pool.address, host.address).plan(), after=event)
+        assert engine.poll() == []
+        assert not runtime.is_done(event)
+        stream.let_go()
+        assert engine.flush(WAIT_S)
+        assert engine.poll()[0].ok
+        runtime.destroy_event(event)

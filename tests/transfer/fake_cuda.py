@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ttlcache.transfer.cuda import KERNELS, RUN_BYTES, RUN_FIELDS, CudaError
 from ttlcache.transfer.plan import Addresses, Counts
 
+Ranges = list[tuple[int, int]]
 ALIGNMENT = 256
 #: Made-up speeds: bytes a second, seconds a call, seconds a piece of a batch.
 LINK_BYTES_PER_S, CALL_S, PIECE_S = 50e9, 3e-6, 1e-7
@@ -50,7 +51,8 @@ class FakeCuda:
     Args:
         seed: of the scheduler.
         fail: call name → the number of that call that fails (1: the next one).
-        run_kernel: carries out packed runs, e.g. the host build; default: memmove.
+        run_kernel: carries out packed runs given kernel, thread blocks, arguments and
+            the memory that kernels reach; default: memmove.
     """
 
     seed: int = 0
@@ -58,7 +60,7 @@ class FakeCuda:
     kernels_reach_host: bool = True
     max_pitch_bytes: int = 2**31 - 1
     fail: dict[str, int] = field(default_factory=dict)
-    run_kernel: Callable[[str, tuple[int, ...]], None] | None = None
+    run_kernel: Callable[[str, int, tuple[int, ...], Ranges], object] | None = None
 
     def __post_init__(self) -> None:
         self.calls: list[str] = []
@@ -207,7 +209,10 @@ class FakeCuda:
                 for start in (row[0], row[1]):
                     self._demand(start, 1, for_kernel=True)
             if self.run_kernel is not None and not self.broken:
-                self.run_kernel(kernel, args)
+                try:
+                    self.run_kernel(kernel, ctas, args, self.kernel_memory)
+                except CudaError as fault:
+                    self.broken = str(fault)
             elif not self.broken:
                 for src, dst, src_pitch, dst_pitch, width, rows, _ in runs:
                     for at in range(rows):
@@ -266,6 +271,12 @@ class FakeCuda:
     @property
     def live_allocations(self) -> int:
         return len(self._memory)
+
+    @property
+    def kernel_memory(self) -> Ranges:
+        """Address and size of all that a kernel may touch."""
+        held = self._memory.items()
+        return [(at, size) for at, (_, size, kind) in held if kind != "pageable"]
 
     def _alloc(self, num_bytes: int, kind: str) -> int:
         array = np.zeros(num_bytes + ALIGNMENT, np.uint8)

@@ -7,15 +7,10 @@ import sys
 
 import pytest
 
+from tests.csrc import ptx
 from tests.transfer.cases import ARENA_BYTES
 from tests.transfer.contract import Arena, TransferContract
 from tests.transfer.fake_cuda import FakeCuda
-from tests.transfer.host_kernels import (
-    build_host_kernels,
-    call_host_kernel,
-    find_compiler,
-)
-from ttlcache.errors import TransferError
 from ttlcache.transfer import ReferenceEngine
 from ttlcache.transfer.cupy_engine import CupyEngine, Method
 
@@ -23,13 +18,6 @@ from ttlcache.transfer.cupy_engine import CupyEngine, Method
 class TestReference(TransferContract):
     def make_engine(self):
         return ReferenceEngine()
-
-
-@pytest.fixture(scope="module")
-def host_library(tmp_path_factory):
-    if find_compiler() is None:
-        pytest.skip("no C++ compiler here: the kernels' host build was not checked")
-    return build_host_kernels(tmp_path_factory.mktemp("csrc"))
 
 
 class FakeArena(Arena):
@@ -74,22 +62,26 @@ class TestCupyKernel(CupyOnFake):
     method = Method.KERNEL_8
 
 
-class TestCupyHostKernel(CupyOnFake):
-    """The same, carried out by the host build of the real kernels, on 1 to 3 warps."""
+@pytest.fixture(scope="module")
+def device_code(tmp_path_factory):
+    if why := ptx.missing():
+        pytest.skip(f"device code not run: {why}")
+    return ptx.DeviceCode(tmp_path_factory.mktemp("csrc"))
+
+
+class TestCupyDeviceCode(CupyOnFake):
+    """The same, carried out by the device code of the real kernels."""
 
     method = Method.KERNEL_8
 
     @pytest.fixture(autouse=True)
-    def _library(self, host_library):
-        self.library = host_library
+    def _code(self, device_code):
+        self.code = device_code
 
     def make_runtime(self):
-        seed = next(self.seeds)
-
-        def run(kernel, args):
-            call_host_kernel(self.library, kernel, args, 1 + seed % 3)
-
-        return FakeCuda(seed=seed, run_kernel=run)
+        fake = super().make_runtime()
+        fake.run_kernel = self.code.run
+        return fake
 
 
 class TestCupySingle(CupyOnFake):
@@ -103,16 +95,6 @@ class TestCupyUnmeasured(CupyOnFake):
         fake = super().make_runtime()
         fake.has_batch_copy, fake.max_pitch_bytes = False, 4096
         return fake
-
-
-def test_the_host_build_refuses_a_broken_source(tmp_path, monkeypatch):
-    if find_compiler() is None:
-        pytest.skip("no C++ compiler here")
-    wrong = tmp_path / "copy_runs.cu"
-    wrong.write_text("int broken(")
-    monkeypatch.setattr("tests.transfer.host_kernels.source_path", lambda: wrong)
-    with pytest.raises(TransferError, match="error"):
-        build_host_kernels(tmp_path)
 
 
 def test_the_core_stays_without_cupy_and_torch():

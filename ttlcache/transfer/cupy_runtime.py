@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,16 @@ class _BatchAttributes(ctypes.Structure):
         ("dst_hint", _Location),
         ("flags", ctypes.c_uint),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A raw stream as CuPy takes it."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle  # version of the protocol, stream
 
 
 class CupyRuntime:
@@ -206,7 +217,7 @@ class CupyRuntime:
         """Start a csrc kernel; `args` are 64-bit integers."""
         try:
             function = self._kernels.get(kernel) or self._load(kernel)
-            with self._cupy.cuda.ExternalStream(stream, self._device):
+            with self._cupy.cuda.Stream.from_external(_Stream(stream)):
                 words = tuple(np.uint64(arg) for arg in args)
                 function((ctas,), (THREADS_PER_CTA,), words)
         except self._errors as error:
