@@ -132,7 +132,6 @@ def _played(server: VLLMServer, agents: ServedAgents, workload: Workload) -> Jso
     return {
         **asdict(played.summary),
         **asdict(played.engine),
-        **read(played.result.records),
         "tpot_p99_s": _tpot_p99_s(played.result.records),
         "replay_s": played.replay_s,
         "failures": [asdict(failure) for failure in played.result.failures],

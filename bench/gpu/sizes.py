@@ -137,7 +137,7 @@ DEVICE = Sizes(
 
 _TINY = replace(_HEADS_OF_64, has_weights=False)
 _FEW = ServedAgents(
-    programs=3, rate=4.0, blocks=96, token_scale=0.02, gap_cap_s=0.2, cpu_gb=0.5
+    programs=5, rate=8.0, blocks=96, token_scale=0.025, gap_cap_s=0.2, cpu_gb=0.5
 )
 REHEARSAL = Sizes(
     on_device=False,
@@ -145,7 +145,7 @@ REHEARSAL = Sizes(
     free_gpu_bytes=1 << 20,
     transfer=TransferOptions(
         layouts=("BLNHC", "LBNHC"),
-        pages_kib=(4,),
+        pages_kib=(16,),
         runs=(1,),
         layers=4,
         mib=1,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -19,6 +20,7 @@ from bench.micro.transfer_memory import PARTS, CellMemory, CellShape
 from bench.tables import Check
 from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction
+from ttlcache.transfer.cupy_runtime import CupyRuntime
 
 #: An arm that has used so much time in a cell sits out the later rounds.
 ARM_BUDGET_S = 4.0
@@ -129,13 +131,26 @@ def run(
         for shape in shapes:
             progress(f"{shape.layout} {shape.page_bytes} B x {shape.run_blocks}")
             memory = CellMemory(shape, device)
-            able = [arm for arm in arms if _serves(arm, memory, result)]
-            result.rows += _measure(able, memory, rounds)
+            with _known_to_stand_in(memory) if on_stand_in else nullcontext():
+                able = [arm for arm in arms if _serves(arm, memory, result)]
+                result.rows += _measure(able, memory, rounds)
             del memory
     finally:
         for arm in arms:
             arm.close()
     return result
+
+
+@contextmanager
+def _known_to_stand_in(memory: CellMemory) -> Iterator[None]:
+    """Both sides are host memory; the stand-in lets no kernel touch any other."""
+    runtime = CupyRuntime(0)
+    sides = memory.pool, memory.host
+    for side in sides:
+        runtime.pin(side.data_ptr(), side.numel())
+    yield
+    for side in sides:
+        runtime.unpin(side.data_ptr())
 
 
 def _serves(arm: Arm, memory: CellMemory, result: TransferResult) -> bool:
