@@ -28,3 +28,16 @@ def runtime():
         return CupyRuntime(0)
     except TransferError as error:
         pytest.skip(f"not run: {error}")
+
+
+@pytest.fixture
+def torch_device(runtime):
+    """Torch's CUDA device; with tests/stand_in the CPU, registered as the device's."""
+    torch = pytest.importorskip("torch")
+    import cupy
+
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    if "stand_in" not in cupy.__file__:
+        pytest.skip("not run: torch sees no CUDA device")
+    return torch.device("cpu")

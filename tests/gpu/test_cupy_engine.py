@@ -186,7 +186,7 @@ def test_a_stream_waits_for_the_load(runtime, method):
         case = example_case(pool.address, host.address, direction=Direction.LOAD)
         seen = DeviceArena(runtime)
         block = (seen.address, pool.address + 3 * 1040, 1040)
-        for value in range(1, 20):
+        for value in range(1, 10):
             ctypes.memset(host.address, value, ARENA_BYTES)
             ticket = engine.submit(case.plan())
             engine.order_after(ticket, stream.handle)

@@ -12,13 +12,13 @@ pytestmark = pytest.mark.gpu
 )
 def test_every_arm_moves_every_byte(runtime, layout):
     torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("not run: torch sees no CUDA device")
     pytest.importorskip("vllm")
     from bench.micro.transfer_arms import make_arms
     from bench.micro.transfer_memory import CellShape
     from bench.micro.transfer_run import run
 
-    if not torch.cuda.is_available():
-        pytest.skip("not run: torch sees no CUDA device")
     device = torch.device("cuda", 0)
     arms, _ = make_arms(device)
     shapes = [CellShape(layout, page << 10, 3, 4, 8 << 20) for page in (4, 64)]

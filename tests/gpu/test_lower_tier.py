@@ -8,23 +8,30 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("layout", ["LBNHC", "LBHNC"])
-def test_blocks_go_to_lmcaches_memory_and_come_back(runtime, server, layout):
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("not run: torch sees no CUDA device")
+def test_blocks_go_to_lmcaches_memory_and_come_back(
+    runtime, server, torch_device, layout, monkeypatch
+):
+    import torch
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
     from tests.connector import test_kv_layouts as cases
     from tests.connector import test_lower_copiers as lower
+    from ttlcache_connector.copy import block_copier
     from ttlcache_connector.tiers.lmcache.copiers import OwnCopier
 
     caches, config = cases.registered(
-        KVCacheLayout[layout], cases.one_group(cases.FULL), device="cuda"
+        KVCacheLayout[layout], cases.one_group(cases.FULL), device=torch_device
     )
+    if torch_device.type == "cpu":
+        pool = next(iter(caches.values())).untyped_storage()
+        runtime.pin(pool.data_ptr(), pool.nbytes())
+        cuda = block_copier.make_engine(torch.device("cuda", 0))
+        monkeypatch.setattr(block_copier, "make_engine", lambda _: cuda)
     hints = {"kv_layout": "NHD" if layout == "LBNHC" else "HND"}
-    moves = lower.Threaded(server, OwnCopier(caches, config, hints), caches)
+    copier = OwnCopier(caches, config, hints)
+    assert copier.name == "cupy"
+    moves = lower.Threaded(server, copier, caches)
     blocks = [3, 1, 2, 9, 8, 4, 7, 6]
-    stream = torch.cuda.current_stream()
     for cache in caches.values():
         cache.view(torch.int16).random_(-30_000, 30_000)
     wanted = {name: cache[blocks].cpu() for name, cache in caches.items()}
@@ -36,15 +43,16 @@ def test_blocks_go_to_lmcaches_memory_and_come_back(runtime, server, layout):
     event = moves.create_recorded_event()
     load = moves.submit_retrieve("r", None, caches, [blocks], event, lower.PER_CHUNK)
     assert moves.moved(load)
-    stream.synchronize()
     for name, cache in caches.items():
         assert lower.same_bits(cache[blocks].cpu(), wanted[name])
     moves.thread.close()
     moves.close()
+    if torch_device.type == "cpu":
+        runtime.unpin(pool.data_ptr())
 
 
 @pytest.fixture
-def server():
+def server(torch_device):
     pytest.importorskip("lmcache")
     pytest.importorskip("vllm")
     from tests.connector.test_lower_copiers import shared_memory_server

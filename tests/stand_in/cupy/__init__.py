@@ -1,9 +1,9 @@
 """CuPy on a machine without a device: put this folder's parent first on PYTHONPATH.
 
-One device made of this process's memory (`FakeCuda`: streams run in random order, as far
-as events allow), kernels by their own device code. Every call is made on the installed
-CuPy first: it has to know the name and take the arguments before it can say that there
-is no driver. A deprecation is an error. What is not stood in for raises.
+One device made of this process's memory (`FakeCuda`: streams run in random order, as
+far as events allow), kernels by their own device code. Every call is made on the
+installed CuPy first: it has to know the name and take the arguments before it can say
+that there is no driver. A deprecation is an error. What is not stood in for raises.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ def _installed() -> ModuleType:
     here = Path(__file__).parents[1]
     sys.path[:] = [folder for folder in path if Path(folder).resolve() != here]
     try:
-        return importlib.import_module("cupy")
+        real = importlib.import_module("cupy")
+        importlib.import_module(
+            "cupyx.linalg"
+        )  # lazy: now, not when this module is cupy
+        return real
     finally:
         sys.path[:] = path
         sys.modules[__name__] = ours
@@ -221,7 +225,10 @@ class _Runtime:
 
     def memcpy(dst: int, src: int, size: int, kind: int) -> None:
         _refuse(kind not in (TO_DEVICE, TO_HOST, ON_DEVICE, BY_ADDRESS))
-        for address, sides in ((dst, (TO_DEVICE, ON_DEVICE)), (src, (TO_HOST, ON_DEVICE))):
+        for address, sides in (
+            (dst, (TO_DEVICE, ON_DEVICE)),
+            (src, (TO_HOST, ON_DEVICE)),
+        ):
             if kind in sides:
                 _device._demand(address, size)
         _device._check_broken("memcpy")
@@ -312,13 +319,17 @@ def _current() -> list[int]:
     return getattr(_thread, "streams", [0])
 
 
+@functools.cache
+def _built(code: str, options: tuple[str, ...]) -> DeviceCode:
+    return DeviceCode(Path(tempfile.mkdtemp()), code, options)
+
+
 class RawModule:
     """cupy.RawModule: its kernels' device code on the CPU."""
 
     def __init__(self, *args: Any, code: str, options: tuple[str, ...] = (), **kw: Any):
         self._twin = _real.RawModule(*args, code=code, options=options, **kw)
-        self._folder = tempfile.TemporaryDirectory()
-        self._code = DeviceCode(Path(self._folder.name), code, options)
+        self._code = _built(code, options)
 
     def get_function(self, name: str) -> Callable[..., None]:
         _ask(self._twin.get_function, name)
