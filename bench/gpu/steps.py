@@ -129,7 +129,9 @@ class Driver:
         # One request decodes while others are prefilled: it must not end before them.
         for _ in range(batch):
             self._add(self.prompt(_CONTEXT_TOKENS), timed + 2 * warm_steps + 2)
-        while len(self._engine.step()) < batch:
+        while (
+            self._engine.has_unfinished_requests() and len(self._engine.step()) < batch
+        ):
             pass
         self._engine.step()
         began_s = time.perf_counter()
