@@ -106,20 +106,20 @@ def _run(
             console.print(f"{name}: not run: no time is left; run again to resume")
             return False
         end = _in_process(name, options, limit_s)
-        found = read(options.out, name)
-        if end:
-            if found:  # what it measured stays for the next run
-                Stage(name, options.sizes, options.out, header).write(end)
+        if end:  # what it measured stays for the next run
+            Stage(name, options.sizes, options.out, header).write(end)
             log = options.out / f"{name}.log"
             tail = log.read_text(errors="replace").splitlines()[-15:]
             console.print(f"[red]{name}: {end}[/]; {log} ends with", soft_wrap=True)
             console.print("\n".join(tail), markup=False, highlight=False)
             return False
+        found = read(options.out, name)
     checks = [Check(**check) for check in found["checks"]]
     bars = [Check(**bar) for bar in found["bars"]]
     if options.rehearse:
         bars = [Check(f"{bar.name} (no GPU)", None, bar.found) for bar in bars]
-    console.print(checks_table(f"{name}: {found['machine']['gpu']}", [*checks, *bars]))
+    title = f"{name}: {found['machine']['gpu']}, {found['seconds']:.0f} s"
+    console.print(checks_table(title, [*checks, *bars]))
     return all(check.ok is not False for check in (*checks, *bars))
 
 

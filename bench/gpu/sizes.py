@@ -21,7 +21,7 @@ ARMS: Mapping[str, Mapping[str, Any] | None] = {
 }
 #: Speed instead of equal tokens; graphs of decodes, which nothing is compiled for.
 _FAST = (
-    *("--load-format", "dummy", "--dtype", "bfloat16", "--no-enforce-eager"),
+    *("--load-format", "dummy", "--no-enforce-eager"),
     "--compilation-config",
     '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}',
 )
@@ -101,7 +101,10 @@ class Sizes:
 
 #: A head size that GPU and CPU backends have.
 _HEADS_OF_64 = ModelShape(heads=4, kv_heads=2)
-_FAST_8B = (*_FAST, "--max-num-batched-tokens", "8192", "--max-num-seqs", "64")
+_FAST_8B = (
+    *(*_FAST, "--dtype", "bfloat16"),
+    *("--max-num-batched-tokens", "8192", "--max-num-seqs", "64"),
+)
 
 DEVICE = Sizes(
     on_device=True,
@@ -137,7 +140,7 @@ DEVICE = Sizes(
 
 _TINY = replace(_HEADS_OF_64, has_weights=False)
 _FEW = ServedAgents(
-    programs=5, rate=8.0, blocks=96, token_scale=0.025, gap_cap_s=0.2, cpu_gb=0.5
+    programs=4, rate=8.0, blocks=80, token_scale=0.02, gap_cap_s=0.2, cpu_gb=0.5
 )
 REHEARSAL = Sizes(
     on_device=False,
@@ -155,12 +158,15 @@ REHEARSAL = Sizes(
     tokens=replace(_FEW, arms=("vanilla", "pins+lmcache"), shape=_HEADS_OF_64),
     serve=replace(
         _FEW,
+        programs=2,
+        blocks=64,
+        token_scale=0.008,
         arms=("pins", "pins+cpu"),
         loads=(4.0, 8.0, 16.0),
         shape=_TINY,
         extra_args=_FAST,
     ),
-    beside=Beside(2, 6, 8, 3, 1024, 3, 0.1),
+    beside=Beside(2, 12, 16, 3, 768, 3, 0.1),
     step_prompts=(64, 256),
     step_batches=(1, 2),
     step_tokens=4,

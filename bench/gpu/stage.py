@@ -6,6 +6,7 @@ import ctypes
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ class Stage:
         found = read(folder, name)
         if {key: found.get(key) for key in header} != header:
             found = {}
+        self._began_s = time.monotonic()
         self._found = {"stage": name, **header, "cells": found.get("cells", {})}
 
     @property
@@ -61,7 +63,8 @@ class Stage:
     def write(self, status: str, verdict: Verdict | None = None) -> None:
         judged = asdict(verdict) if verdict is not None else {}
         path = self.folder / f"{self.name}.json"
-        write_json(path, {**self._found, "status": status, **judged})
+        state = {"status": status, "seconds": time.monotonic() - self._began_s}
+        write_json(path, {**self._found, **state, **judged})
 
 
 def read(folder: Path, name: str) -> Json:
