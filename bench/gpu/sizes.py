@@ -171,6 +171,6 @@ REHEARSAL = Sizes(
     step_batches=(1, 2),
     step_tokens=4,
     pin_vs_reload=PinVsReloadOptions(
-        lengths=(512, 1024), repeats=1, blocks=96, shape=_TINY, extra_args=_FAST
+        lengths=(1024, 2048), repeats=1, blocks=96, shape=_TINY, extra_args=_FAST
     ),
 )
