@@ -186,12 +186,17 @@ class FakeCuda:
         # Pieces of a batch have no order among themselves.
         copies = list(zip(dst.tolist(), src.tolist(), size.tolist(), strict=True))
         self._random.shuffle(copies)
+        # A stable source may be read at once, before the stream gets there.
+        is_early = stable_source and self._random.random() < 0.5
+        early = [self._read(src, size) if is_early else b"" for _, src, size in copies]
 
         def run() -> None:
             total = sum(size for _, _, size in copies)
             self.now_s += CALL_S + len(copies) * PIECE_S + total / LINK_BYTES_PER_S
-            for copy in copies:
-                self._move(*copy)
+            for (dst, src, size), read in zip(copies, early, strict=True):
+                self._move(dst, src, size)
+                if not self.broken:
+                    ctypes.memmove(dst, read, len(read))
 
         self._streams[stream].append(_Op(run))
 
@@ -224,6 +229,10 @@ class FakeCuda:
         address, count = args[:2]
         raw = ctypes.string_at(address, count * RUN_BYTES)
         return np.frombuffer(raw, np.uint64).reshape(-1, len(RUN_FIELDS)).tolist()
+
+    def _read(self, src: int, size: int) -> bytes:
+        self._demand(src, size)
+        return b"" if self.broken else ctypes.string_at(src, size)
 
     def _move(self, dst: int, src: int, size: int) -> None:
         self._demand(dst, size)

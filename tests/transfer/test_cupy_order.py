@@ -114,6 +114,19 @@ def test_without_the_events_the_order_is_lost():
     assert early > 0
 
 
+def test_a_source_called_stable_may_be_read_too_early():
+    """A load of bytes that work before it in its own stream has yet to write."""
+    found = set()
+    for seed in range(20):
+        device = Device(seed, Method.BATCH)
+        load, stream = device.plan(Direction.LOAD, [3]).pieces, device.forward
+        device.cuda.enqueue(stream, lambda d=device: d.fill(d.host, CHUNK, 9))
+        device.cuda.copy_batch(load.dst, load.src, load.size, True, stream)
+        device.cuda.progress(2)
+        found |= device.block(3)
+    assert found == {0, 9}
+
+
 def test_the_steps_path_never_waits(device):
     for step in range(20):
         event = device.write_forward(step)

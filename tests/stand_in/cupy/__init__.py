@@ -16,10 +16,11 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,22 +48,17 @@ def _installed() -> ModuleType:
     sys.path[:] = [folder for folder in path if Path(folder).resolve() != here]
     try:
         real = importlib.import_module("cupy")
-        importlib.import_module(
-            "cupyx.linalg"
-        )  # lazy: now, not when this module is cupy
+        importlib.import_module("cupyx.linalg")  # else some day, and from this one
         return real
     finally:
         sys.path[:] = path
         sys.modules[__name__] = ours
 
 
-class _StrictWarnings(ModuleType):
-    """`warnings` as the installed CuPy sees it."""
-
-    def warn(self, message: str, category: Any = UserWarning, **_: object) -> None:
-        if not issubclass(category, DeprecationWarning | FutureWarning):
-            return
+def _warn(message: str, category: Any = UserWarning, stacklevel: int = 1) -> None:
+    if issubclass(category, DeprecationWarning | FutureWarning):
         raise category(message)
+    warnings.warn(message, category, stacklevel + 1)
 
 
 _real = _installed()
@@ -70,7 +66,7 @@ __version__ = _real.__version__
 _Error: Any = _real.cuda.runtime.CUDARuntimeError
 for _name, _module in list(sys.modules.items()):
     if _name.startswith("cupy.") and "warnings" in vars(_module):
-        _module.warnings = _StrictWarnings("warnings")  # type: ignore[attr-defined]
+        _module.warnings = SimpleNamespace(**{**vars(warnings), "warn": _warn})
 try:
     _real.cuda.runtime.getDeviceCount()
 except _Error:
@@ -110,6 +106,11 @@ def _is_empty(stream: int) -> bool:
     _device.progress(8)
     _device._check_broken("synchronize")
     return not _device._streams[stream]
+
+
+def _is_reached(event: int) -> bool:
+    _device.progress(_device._random.randrange(64))
+    return _device.is_done(event)
 
 
 def _refuse(is_wrong: bool, status: int = INVALID_VALUE) -> None:
@@ -184,14 +185,13 @@ class _Runtime:
         _device.record(event, stream)
 
     def eventQuery(event: int) -> int:
-        _device.progress(_device._random.randrange(64))
         try:
-            return 0 if _device.is_done(event) else NOT_READY
+            return 0 if _is_reached(event) else NOT_READY
         except CudaError:
             return ILLEGAL_ADDRESS
 
     def eventSynchronize(event: int) -> None:
-        _until(lambda: _device.is_done(event))
+        _until(lambda: _is_reached(event))
 
     def eventElapsedTime(start: int, end: int) -> float:
         return _device.elapsed_s(start, end) * 1e3
@@ -405,7 +405,7 @@ _ARGUMENTS += [ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
 
 
 @ctypes.CFUNCTYPE(ctypes.c_uint, *_ARGUMENTS)
-def _memcpy_batch(dst, src, sizes, count, attributes, firsts, num, failed, stream):  # type: ignore[no-untyped-def]
+def _memcpy_batch(dst, src, sizes, count, attributes, firsts, num, failed, stream):
     try:
         order = ctypes.c_uint.from_address(attributes).value
         flags = ctypes.c_uint.from_address(attributes + 20).value
@@ -443,4 +443,4 @@ class _CDLL(ctypes.CDLL):
         return _Driver() if name == "libcuda.so.1" else super().__new__(cls)
 
 
-ctypes.CDLL = _CDLL  # type: ignore[misc]
+ctypes.CDLL = _CDLL
