@@ -65,8 +65,22 @@ class EngineArm(Arm):
         self._lanes.add_host(host.data_ptr(), host.numel(), is_pinned=True)
 
     def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
+        self._submit(memory, direction, part)
+        self._end(direction)
+
+    def move_both(self, memory: CellMemory, store_part: int, load_part: int) -> None:
+        """A store and a load at once. Timed, planning included."""
+        self._submit(memory, Direction.STORE, store_part)
+        self._submit(memory, Direction.LOAD, load_part)
+        for direction in Direction:
+            self._end(direction)
+
+    def _submit(self, memory: CellMemory, direction: Direction, part: int) -> None:
+        plan = plan_of(memory, direction, part)
+        self._lanes.engine(direction).submit(plan)
+
+    def _end(self, direction: Direction) -> None:
         engine = self._lanes.engine(direction)
-        engine.submit(plan_of(memory, direction, part))
         if not engine.flush(WAIT_S):
             raise TransferError(f"{self.name}: not done within {WAIT_S} s")
         for outcome in engine.poll():

@@ -1,4 +1,4 @@
-"""Arms that need a CUDA device: our methods one by one, vLLM's and LMCache's copies."""
+"""Our CUDA methods one by one, and vLLM's and LMCache's copies on a CUDA device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from bench.micro.transfer_arm import (
     EngineArm,
     Unsupported,
     plan_of,
-    try_arm,
 )
 from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
 from ttlcache.transfer import Direction
@@ -131,9 +130,9 @@ class LMCacheDirectArm(Arm):
         torch.cuda.synchronize()
 
 
-def cuda_arms(device: torch.device, arms: list[Arm], absent: Absent) -> None:
-    """Our engine as it chooses, each of its methods, vLLM's and LMCache's copies."""
-    arms.append(EngineArm("cupy", make_lanes(device)))
+def engine_arms(device: torch.device, arms: list[Arm], absent: Absent) -> None:
+    """Our engines as they choose, and each of their methods."""
+    arms.append(EngineArm("cupy", make_lanes(torch.device("cuda", device.index or 0))))
     runtime = CupyRuntime(device.index or 0)
     for method in CANDIDATES:
         if method.runs_on(runtime):
@@ -143,5 +142,3 @@ def cuda_arms(device: torch.device, arms: list[Arm], absent: Absent) -> None:
             arms.append(EngineArm(f"cupy {method.value}", lanes))
         else:
             absent[f"cupy {method.value}"] = "the device lacks it"
-    try_arm(SwapBlocksArm.name, SwapBlocksArm, arms, absent)
-    try_arm(LMCacheDirectArm.name, LMCacheDirectArm, arms, absent)

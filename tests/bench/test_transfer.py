@@ -15,7 +15,7 @@ from bench.micro.transfer_arm import EngineArm
 from bench.micro.transfer_arms import OneCopy, make_arms
 from bench.micro.transfer_link import layout_of, transfer
 from bench.micro.transfer_memory import PARTS, CellMemory, CellShape, all_shapes
-from bench.micro.transfer_run import bars, run, verify
+from bench.micro.transfer_run import BOTH, bars, run, verify
 from ttlcache.transfer import Direction
 from ttlcache_connector.copy.lanes import make_lanes
 
@@ -75,7 +75,9 @@ def test_every_arm_of_this_machine_is_right_or_says_why():
     result = run(shapes, 2, CPU, arms=arms)
     assert result.num_wrong == 0, result.skipped
     assert {row.arm for row in result.rows} >= {"one copy", "reference"}
-    assert {row.direction for row in result.rows} == {"store", "load"}
+    both = [row.arm for row in result.rows if row.direction == BOTH]
+    assert set(both) == {"reference"}
+    assert {row.direction for row in result.rows} == {"store", "load", BOTH}
     assert all(row.gb_per_s > 0 and row.of_peak > 0 for row in result.rows)
     assert "CUDA" in absent["cupy"]
     assert "CUDA" in absent["vLLM swap_blocks_batch"]
@@ -86,7 +88,8 @@ def test_the_bar_is_about_the_worst_row():
     result = run(
         [shape], 2, CPU, arms=[OneCopy(), EngineArm("reference", make_lanes(CPU))]
     )
-    *others, last = [replace(row, of_peak_cpu=0.9) for row in result.rows]
+    rows = [row for row in result.rows if row.direction != BOTH]
+    *others, last = [replace(row, of_peak_cpu=0.9) for row in rows]
     worst = replace(last, of_peak_cpu=0.79)
     (bar,) = bars(replace(result, rows=[*others, last]))
     assert bar.ok
@@ -102,7 +105,7 @@ def test_the_command_writes_its_rows(tmp_path):
     done = CliRunner().invoke(app, words.split())
     assert done.exit_code == 0, done.output
     assert "not run: cupy: no CUDA device" in done.output
-    found = json.loads((tmp_path / "cpu.json").read_text())
+    found = json.loads((tmp_path / "transfer.json").read_text())
     arms = {row["arm"] for row in found["rows"]}
     assert {"one copy", "reference"} <= arms
 
