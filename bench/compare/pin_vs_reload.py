@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -45,6 +45,11 @@ class PinVsReloadOptions(Folders):
     blocks: int = option(640, "KV pool in blocks of 32 tokens.")
     chunk_tokens: int = option(256, "LMCache's chunk.")
     out: Path = Path("out/pin-vs-reload")
+    shape: tiny_model.ModelShape = tiny_model.DEFAULT_SHAPE
+    extra_args: tuple[str, ...] = ()
+    """More arguments of the vLLM server."""
+    cpu_gb: float = 1.0
+    disk_gb: float = 4.0
 
     def __post_init__(self) -> None:
         longest, pool_tokens = max(self.lengths), (self.blocks - 1) * 32
@@ -69,11 +74,14 @@ class Recovery:
 
 def pin_vs_reload(options: PinVsReloadOptions, console: Console) -> None:
     """Hold, reload from CPU memory or disk, or prefill: the next turn's seconds."""
-    tokens, out, shape = sorted(options.lengths), options.out, tiny_model.DEFAULT_SHAPE
+    tokens, out, shape = sorted(options.lengths), options.out, options.shape
     out.mkdir(parents=True, exist_ok=True)
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # /reset_prefix_cache
     below = TierOptions(
-        cpu_gb=1.0, disk=out / "disk", disk_gb=4.0, chunk_tokens=options.chunk_tokens
+        cpu_gb=options.cpu_gb,
+        disk=out / "disk",
+        disk_gb=options.disk_gb,
+        chunk_tokens=options.chunk_tokens,
     )
     with TierServer(below, out / "lmcache.log") as tiers:
         extra = {
@@ -85,10 +93,13 @@ def pin_vs_reload(options: PinVsReloadOptions, console: Console) -> None:
             "demote": "on-expiry",
             **tiers.options.connector_config(),
         }
-        server_options = ServerOptions.of_tiny_model(
-            options.blocks, {**CONNECTOR, "kv_connector_extra_config": extra}
+        server_options = replace(
+            ServerOptions.of_tiny_model(
+                options.blocks, {**CONNECTOR, "kv_connector_extra_config": extra}
+            ),
+            extra_args=options.extra_args,
         )
-        model = tiny_model.build(options.model)
+        model = tiny_model.build(options.model, shape=shape)
         with VLLMServer(model, server_options, out / "server.log") as server:
             client = Client(server, tiers, shape.vocab)
             found = []

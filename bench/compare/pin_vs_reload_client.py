@@ -14,6 +14,7 @@ import httpx
 from bench.serve.process import ServerError
 from bench.serve.server import VLLMServer, by_label, total
 from bench.serve.tier_server import TierServer
+from ttlcache_lmcache.store.object_file import SUFFIX
 
 #: Tokens that the next turn adds; they are prefilled in any case.
 NEW_TOKENS = 32
@@ -66,7 +67,7 @@ class Client:
         if way == "prefill":
             folder = self._tiers.options.disk
             assert folder is not None
-            for file in folder.glob("*.data"):
+            for file in folder.rglob(f"*{SUFFIX}"):
                 file.unlink()
 
     def _expire(self) -> None:

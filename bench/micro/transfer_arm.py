@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-import torch
-
 from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
 from ttlcache.errors import TransferError
-from ttlcache.transfer import Direction, TransferEngine, plan_copies
+from ttlcache.transfer import Direction, plan_copies
 from ttlcache.transfer.plan import CopyPlan
+from ttlcache_connector.copy.lanes import Lanes
 
 WAIT_S = 300.0
 
@@ -56,28 +55,40 @@ def plan_of(memory: CellMemory, direction: Direction, part: int) -> CopyPlan:
 
 
 class EngineArm(Arm):
-    """One of our engines."""
+    """Our engines, as the lower tiers have them."""
 
-    def __init__(self, name: str, engine: TransferEngine) -> None:
-        self.name, self._engine = name, engine
+    def __init__(self, name: str, lanes: Lanes) -> None:
+        self.name, self._lanes = name, lanes
 
     def prepare(self, memory: CellMemory) -> None:
-        pinned = getattr(self._engine, "pinned", None)
-        if pinned is not None:
-            pinned.adopt(memory.host.data_ptr(), memory.host.numel())
+        host = memory.host
+        self._lanes.add_host(host.data_ptr(), host.numel(), is_pinned=True)
 
     def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
-        self._engine.submit(plan_of(memory, direction, part))
-        if memory.device.type == "cuda":
-            torch.cuda.synchronize()  # finer than the steps of `flush`
-        if not self._engine.flush(WAIT_S):
+        self._submit(memory, direction, part)
+        self._end(direction)
+
+    def move_both(self, memory: CellMemory, store_part: int, load_part: int) -> None:
+        """A store and a load at once. Timed, planning included."""
+        self._submit(memory, Direction.STORE, store_part)
+        self._submit(memory, Direction.LOAD, load_part)
+        for direction in Direction:
+            self._end(direction)
+
+    def _submit(self, memory: CellMemory, direction: Direction, part: int) -> None:
+        plan = plan_of(memory, direction, part)
+        self._lanes.engine(direction).submit(plan)
+
+    def _end(self, direction: Direction) -> None:
+        engine = self._lanes.engine(direction)
+        if not engine.flush(WAIT_S):
             raise TransferError(f"{self.name}: not done within {WAIT_S} s")
-        for outcome in self._engine.poll():
+        for outcome in engine.poll():
             if not outcome.ok:
                 raise TransferError(f"{self.name}: {outcome.detail}")
 
     def close(self) -> None:
-        self._engine.close()
+        self._lanes.close()
 
 
 def try_arm(

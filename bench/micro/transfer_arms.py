@@ -8,9 +8,10 @@ import os
 import torch
 
 from bench.micro.transfer_arm import Absent, Arm, EngineArm, Unsupported, try_arm
-from bench.micro.transfer_cuda import LMCacheDirectArm, SwapBlocksArm, cuda_arms
+from bench.micro.transfer_cuda import LMCacheDirectArm, SwapBlocksArm, engine_arms
 from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
-from ttlcache.transfer import Direction, ReferenceEngine
+from ttlcache.transfer import Direction
+from ttlcache_connector.copy.lanes import make_lanes
 
 
 class OneCopy(Arm):
@@ -76,15 +77,24 @@ class LMCacheArm(Arm):
             )
 
 
-def make_arms(device: torch.device) -> tuple[list[Arm], Absent]:
-    """Every arm for this device; the peak first."""
+def make_arms(
+    device: torch.device, *, on_stand_in: bool = False
+) -> tuple[list[Arm], Absent]:
+    """Every arm for this device; the peak first.
+
+    on_stand_in: host memory plays the device's, for a CuPy that runs on the CPU.
+    """
     arms: list[Arm] = [OneCopy()]
     absent: Absent = {}
-    if device.type == "cuda":
-        cuda_arms(device, arms, absent)
+    if device.type == "cuda" or on_stand_in:
+        engine_arms(device, arms, absent)
     else:
-        arms.append(EngineArm("reference", ReferenceEngine()))
-        names = ("cupy", SwapBlocksArm.name, LMCacheDirectArm.name)
-        absent |= dict.fromkeys(names, "no CUDA device")
+        arms.append(EngineArm("reference", make_lanes(device)))
+        absent["cupy"] = "no CUDA device"
+    for direct in (SwapBlocksArm, LMCacheDirectArm):
+        if device.type == "cuda":
+            try_arm(direct.name, direct, arms, absent)
+        else:
+            absent[direct.name] = "no CUDA device"
     try_arm(LMCacheArm.name, LMCacheArm, arms, absent)
     return arms, absent

@@ -32,15 +32,27 @@ class TransferOptions:
     layers: int = option(32, "Layers of the model.", min=1)
     mib: int = option(64, "MiB of one transfer.", min=1)
     rounds: int = option(9, "Timed rounds.", min=1)
-    device: str = option("auto", "cpu, cuda or auto (cuda where there is one).")
+    device: str = option(
+        "auto",
+        "cpu, cuda, auto (cuda where there is one); link: a simulated one; stand-in: a "
+        "CuPy that runs on the CPU, with host memory for the device's.",
+    )
     out: Path = option(Path("out/transfer"), "Folder for the result.")
 
     def __post_init__(self) -> None:
-        one_of("--device", self.device, ("cpu", "cuda", "auto"))
+        kinds = ("cpu", "cuda", "auto", "link", "stand-in")
+        one_of("--device", self.device, kinds)
 
 
 def transfer(options: TransferOptions, console: Console) -> int:
     """GB/s both ways by layout, page and run. Status 1: wrong bytes or a missed bar."""
+    if options.device == "link":
+        from bench.micro.transfer_link import measure
+
+        checks, figures = measure(options.rounds)
+        console.print(checks_table("a simulated link of 55 GB/s each way", checks))
+        write_json(options.out / "link.json", figures)
+        return int(any(check.ok is False for check in checks))
     if importlib.util.find_spec("vllm") is None:
         raise ValueError("needs vLLM: its allocator makes the KV tensors")
     import torch
@@ -60,7 +72,13 @@ def transfer(options: TransferOptions, console: Console) -> int:
     )
     where = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
     with console.status("transfer") as status:
-        result = run(shapes, options.rounds, where, status.update)
+        result = run(
+            shapes,
+            options.rounds,
+            where,
+            status.update,
+            on_stand_in=device == "stand-in",
+        )
     judged = bars(result)
     _print(result, judged, console)
     path = options.out / "transfer.json"

@@ -1,4 +1,4 @@
-"""Arms that need a CUDA device: our methods one by one, vLLM's and LMCache's copies."""
+"""Our CUDA methods one by one, and vLLM's and LMCache's copies on a CUDA device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from bench.micro.transfer_arm import (
     EngineArm,
     Unsupported,
     plan_of,
-    try_arm,
 )
 from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
 from ttlcache.transfer import Direction
-from ttlcache.transfer.calibrate import CANDIDATES, calibrate
+from ttlcache.transfer.calibrate import CANDIDATES
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache.transfer.cupy_runtime import CupyRuntime
+from ttlcache.transfer.host_memory import PinnedRanges
+from ttlcache_connector.copy.lanes import Lanes, make_lanes
 
 
 class SwapBlocksArm(Arm):
@@ -129,15 +130,15 @@ class LMCacheDirectArm(Arm):
         torch.cuda.synchronize()
 
 
-def cuda_arms(device: torch.device, arms: list[Arm], absent: Absent) -> None:
-    """Our engine as it chooses, each of its methods, vLLM's and LMCache's copies."""
+def engine_arms(device: torch.device, arms: list[Arm], absent: Absent) -> None:
+    """Our engines as they choose, and each of their methods."""
+    arms.append(EngineArm("cupy", make_lanes(torch.device("cuda", device.index or 0))))
     runtime = CupyRuntime(device.index or 0)
-    arms.append(EngineArm("cupy", CupyEngine(runtime, calibrate(runtime))))
     for method in CANDIDATES:
         if method.runs_on(runtime):
-            engine = CupyEngine(runtime, method=method)
-            arms.append(EngineArm(f"cupy {method.value}", engine))
+            pinned = PinnedRanges(runtime)
+            one, other = (CupyEngine(runtime, pinned, None, method) for _ in Direction)
+            lanes = Lanes(one, other, pinned)
+            arms.append(EngineArm(f"cupy {method.value}", lanes))
         else:
             absent[f"cupy {method.value}"] = "the device lacks it"
-    try_arm(SwapBlocksArm.name, SwapBlocksArm, arms, absent)
-    try_arm(LMCacheDirectArm.name, LMCacheDirectArm, arms, absent)

@@ -39,6 +39,11 @@ class CellShape:
     moved_bytes: int
 
     @property
+    def piece_bytes(self) -> int:
+        """Of a block in one piece, where its heads are not apart."""
+        return self.page_bytes * (self.layers if self.layout.startswith("BL") else 1)
+
+    @property
     def blocks(self) -> int:
         """Blocks of a transfer: whole chunks."""
         block_bytes = self.layers * self.page_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -53,6 +53,8 @@ class EngineCounters:
     """Prompt tokens that came back from a lower tier, by tier."""
     lower_tier_hits: float = 0.0
     """Prompt tokens that the lower tier held and GPU memory did not."""
+    reload_s: float = 0.0
+    """Seconds of the copies themselves."""
     failed_reloads: float = 0.0
     """Reloads that the lower tier promised and did not bring."""
     steps: float = 0.0
@@ -76,6 +78,16 @@ class ArmResult:
     replay_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A workload that one server served."""
+
+    result: ReplayResult
+    summary: Summary
+    engine: EngineCounters
+    replay_s: float
+
+
 def run_arm(
     arm: Arm,
     model: Path,
@@ -93,6 +105,24 @@ def run_arm(
         ServerError: the server did not start.
         ValueError: not one turn was completed.
     """
+    with serving(arm, model, log_path) as server:
+        played = play(server, programs, options, on_turn)
+    return ArmResult(
+        name=arm.name,
+        command=tuple(server.command),
+        log_path=log_path,
+        records=played.result.records,
+        failures=played.result.failures,
+        log_errors=tuple(server.errors_in_log()),
+        summary=played.summary,
+        engine=played.engine,
+        replay_s=played.replay_s,
+    )
+
+
+@contextlib.contextmanager
+def serving(arm: Arm, model: Path, log_path: Path) -> Iterator[VLLMServer]:
+    """The arm's server, warmed up, above a server of its own if it needs one."""
     with contextlib.ExitStack() as stack:
         vllm = arm.server
         if arm.tiers is not None:
@@ -100,22 +130,25 @@ def run_arm(
             vllm = above(vllm, stack.enter_context(tiers).options)
         server = stack.enter_context(VLLMServer(model, vllm, log_path))
         warm_up(server)
-        before = server.metrics()
-        ready_s = time.monotonic()
-        result = replay(server.base_url, programs, options, on_turn)
-        ended_s = time.monotonic()
-        engine = read_engine(server, before)
-    return ArmResult(
-        name=arm.name,
-        command=tuple(server.command),
-        log_path=log_path,
-        records=result.records,
-        failures=result.failures,
-        log_errors=tuple(server.errors_in_log()),
-        summary=_summarize(result),
-        engine=engine,
-        replay_s=ended_s - ready_s,
-    )
+        yield server
+
+
+def play(
+    server: VLLMServer,
+    programs: Sequence[Program],
+    options: ReplayOptions,
+    on_turn: Callable[[TurnRecord], None] | None = None,
+) -> Played:
+    """Replay programs on a running server.
+
+    Raises:
+        ValueError: not one turn was completed.
+    """
+    before = server.metrics()
+    ready_s = time.monotonic()
+    result = replay(server.base_url, programs, options, on_turn)
+    replay_s = time.monotonic() - ready_s
+    return Played(result, _summarize(result), read_engine(server, before), replay_s)
 
 
 def above(server: ServerOptions, tiers: TierOptions) -> ServerOptions:
@@ -174,6 +207,7 @@ def read_engine(
         tier_bytes=grown_by("ttlcache_tier_bytes_total", "direction"),
         reloaded_tokens=grown_by("ttlcache_reloaded_tokens_total", "tier"),
         lower_tier_hits=grown("vllm:external_prefix_cache_hits_total"),
+        reload_s=grown("ttlcache_reload_seconds_sum", flushed),
         failed_reloads=grown("ttlcache_failed_reloads_total", flushed),
         steps=grown("vllm:iteration_tokens_total_count"),
         step_tokens=grown("vllm:iteration_tokens_total_sum"),

@@ -18,6 +18,8 @@ from typing import Any
 FINGERPRINT_FILE = "fingerprint.json"
 #: Raise when the way a model is made changes, so that old folders are rebuilt.
 RECIPE_VERSION = 1
+#: Tokens that the tokenizer learns; a larger vocabulary is filled up.
+_LEARNT_TOKENS = 2048
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>\n"
@@ -33,7 +35,7 @@ _CALLS = ("cd", "ls -la", "grep -rn", "cat", "sed -n", "python -m pytest", "git 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of the tiny Llama; ``head_size`` must be one the CPU backend knows (32)."""
+    """Sizes of a Llama; its head size must be one that vLLM's backend knows (32)."""
 
     layers: int = 4
     hidden: int = 256
@@ -43,14 +45,29 @@ class ModelShape:
     vocab: int = 2048
     max_position: int = 32768
     initializer_range: float = 0.3
+    has_weights: bool = True
+    """False: for vLLM's ``--load-format dummy``, in bfloat16."""
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V per token in float32."""
-        return 2 * self.layers * self.kv_heads * (self.hidden // self.heads) * 4
+        """Bytes of K and V per token, in float32 where there are weights."""
+        number_bytes = 4 if self.has_weights else 2
+        head_bytes = self.hidden // self.heads * number_bytes
+        return 2 * self.layers * self.kv_heads * head_bytes
 
 
 DEFAULT_SHAPE = ModelShape()
+#: Llama-3.1-8B's.
+LLAMA_8B = ModelShape(
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=8,
+    intermediate=14336,
+    vocab=128_256,
+    max_position=131_072,
+    has_weights=False,
+)
 
 
 def build(path: Path, seed: int = 0, shape: ModelShape = DEFAULT_SHAPE) -> Path:
@@ -121,6 +138,10 @@ def _write_weights(path: Path, seed: int, shape: ModelShape) -> None:
         eos_token_id=1,
         pad_token_id=1,
     )
+    if not shape.has_weights:
+        config.architectures = ["LlamaForCausalLM"]
+        config.save_pretrained(path)
+        return
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
@@ -139,17 +160,19 @@ def _write_tokenizer(path: Path, seed: int, shape: ModelShape) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=shape.vocab,
+        vocab_size=_LEARNT_TOKENS,
         special_tokens=list(_SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_training_text(seed), trainer)
-    if tokenizer.get_vocab_size() != shape.vocab:
-        raise RuntimeError(
-            f"tokenizer has {tokenizer.get_vocab_size()} tokens, expected {shape.vocab}"
-        )
-    tokenizer.save(str(path / "tokenizer.json"))
+    if (learnt := tokenizer.get_vocab_size()) != _LEARNT_TOKENS:
+        raise RuntimeError(f"tokenizer has {learnt} tokens, expected {_LEARNT_TOKENS}")
+    described = json.loads(tokenizer.to_str())
+    fillers = range(_LEARNT_TOKENS, shape.vocab)
+    described["model"]["vocab"] |= {f"<unused-{i}>": i for i in fillers}
+    text = json.dumps(described, ensure_ascii=False)
+    (path / "tokenizer.json").write_text(text)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": _SPECIAL_TOKENS[0],

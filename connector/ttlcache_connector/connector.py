@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
@@ -104,9 +105,16 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
         """Pins end before a sleep, and our copies use addresses that outlast it."""
         extra = kv_transfer_config.kv_connector_extra_config or {}
-        # What is no tier is refused with its reason when the settings are read.
-        tier = factory.TIERS.get(str(extra.get("lower_tier")), LowerTier())
-        return tier.may_sleep(extra)
+        return _lower_tier(extra).may_sleep(extra)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """A wish: where the attention backend cannot, vLLM warns and takes its own."""
+        if importlib.util.find_spec("vllm.v1.kv_cache_layout") is None:
+            return None  # a vLLM of other layouts
+        transfer = vllm_config.kv_transfer_config
+        extra = (transfer and transfer.kv_connector_extra_config) or {}
+        return _lower_tier(extra).kv_cache_layout(vllm_config.device_config.device_type)
 
     # --- scheduler role: vLLM's hooks ----------------------------------------
 
@@ -345,6 +353,11 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def _bound(self) -> SchedulerRole:
         assert self.scheduler_role is not None  # see `_of_scheduler`
         return self.scheduler_role
+
+
+def _lower_tier(extra_config: Mapping[str, Any]) -> LowerTier:
+    """What is no tier is refused with its reason when the settings are read."""
+    return factory.TIERS.get(str(extra_config.get("lower_tier")), LowerTier())
 
 
 def find_connector(connector: Any) -> TTLConnector | None:

@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 from bench.cli import app
 from bench.micro.transfer_arm import EngineArm
 from bench.micro.transfer_arms import OneCopy, make_arms
+from bench.micro.transfer_link import layout_of, transfer
 from bench.micro.transfer_memory import PARTS, CellMemory, CellShape, all_shapes
-from bench.micro.transfer_run import bars, run, verify
-from ttlcache.transfer import Direction, ReferenceEngine
+from bench.micro.transfer_run import BOTH, bars, run, verify
+from ttlcache.transfer import Direction
+from ttlcache_connector.copy.lanes import make_lanes
 
 CPU = torch.device("cpu")
 SHAPE = CellShape("LBNHC", 4096, 3, 4, 1 << 20)
@@ -25,7 +27,7 @@ class Broken(EngineArm):
     """Loses, moves or adds bytes."""
 
     def __init__(self, how):
-        super().__init__("broken", ReferenceEngine())
+        super().__init__("broken", make_lanes(CPU))
         self.how = how
 
     def move(self, memory, direction, part):
@@ -73,7 +75,9 @@ def test_every_arm_of_this_machine_is_right_or_says_why():
     result = run(shapes, 2, CPU, arms=arms)
     assert result.num_wrong == 0, result.skipped
     assert {row.arm for row in result.rows} >= {"one copy", "reference"}
-    assert {row.direction for row in result.rows} == {"store", "load"}
+    both = [row.arm for row in result.rows if row.direction == BOTH]
+    assert set(both) == {"reference"}
+    assert {row.direction for row in result.rows} == {"store", "load", BOTH}
     assert all(row.gb_per_s > 0 and row.of_peak > 0 for row in result.rows)
     assert "CUDA" in absent["cupy"]
     assert "CUDA" in absent["vLLM swap_blocks_batch"]
@@ -82,9 +86,10 @@ def test_every_arm_of_this_machine_is_right_or_says_why():
 def test_the_bar_is_about_the_worst_row():
     shape = CellShape("LBHNC", 128 << 10, 1, 2, 1 << 20)
     result = run(
-        [shape], 2, CPU, arms=[OneCopy(), EngineArm("reference", ReferenceEngine())]
+        [shape], 2, CPU, arms=[OneCopy(), EngineArm("reference", make_lanes(CPU))]
     )
-    *others, last = [replace(row, of_peak_cpu=0.9) for row in result.rows]
+    rows = [row for row in result.rows if row.direction != BOTH]
+    *others, last = [replace(row, of_peak_cpu=0.9) for row in rows]
     worst = replace(last, of_peak_cpu=0.79)
     (bar,) = bars(replace(result, rows=[*others, last]))
     assert bar.ok
@@ -114,3 +119,16 @@ def test_wrong_options_are_named(tmp_path):
         done = CliRunner().invoke(app, ["transfer", "--device", "cuda"])
         assert done.exit_code == 1
         assert "not run: no CUDA device" in done.output
+
+
+@pytest.mark.speed
+def test_the_copy_loop_keeps_a_link_busy(tmp_path):
+    words = f"transfer --device link --rounds 5 --out {tmp_path}".split()
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+
+
+def test_the_link_takes_the_time_of_its_bytes():
+    found = transfer(layout_of("BLNHC"), Direction.STORE, Direction.LOAD)
+    assert 0.2 < found.busy < 2.0
+    assert found.load_begins_s > 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ttlcache_connector.copy.copy_thread import CopyThread, Move
+from ttlcache_connector.copy.copy_thread import CopyThread, CopyThreads, Move
 
 WAIT_S = 20.0
 
@@ -46,30 +46,25 @@ class Job:
         assert self.go.wait(WAIT_S)
 
 
-def test_moves_are_done_one_by_one_loads_first(thread):
-    first, store, load = Job(), Job(), Job()
-    order: list[str] = []
-    thread.submit(first.run, first.done, is_load=False)
-    assert first.begun.wait(WAIT_S)
-    for job, name, is_load in ((store, "store", False), (load, "load", True)):
-        job.go.set()
-
-        def run(move: Move, job: Job = job, name: str = name) -> bool:
-            order.append(name)
-            return job.run(move)
-
-        thread.submit(run, job.done, is_load=is_load)
-    first.go.set()
+def test_a_load_does_not_wait_for_a_store():
+    threads = CopyThreads()
+    store, load = Job(), Job()
+    threads.stores.submit(store.run, store.done)
+    assert store.begun.wait(WAIT_S)
+    load.go.set()
+    threads.loads.submit(load.run, load.done)
+    assert load.ended.wait(WAIT_S)
+    store.go.set()
     assert store.ended.wait(WAIT_S)
-    assert order == ["load", "store"]
-    assert first.results == store.results == load.results == [True]
+    assert store.results == load.results == [True]
+    threads.close()
 
 
 def test_a_cancelled_move_that_has_not_copied_never_does(thread):
     waiting, queued = Job(), Job()
-    thread.submit(waiting.run, waiting.done, is_load=True)
+    thread.submit(waiting.run, waiting.done)
     assert waiting.begun.wait(WAIT_S)
-    thread.submit(queued.run, queued.done, is_load=True)
+    thread.submit(queued.run, queued.done)
     thread.retain(())
     assert queued.results == [False]
     waiting.go.set()
@@ -81,7 +76,7 @@ def test_a_cancelled_move_that_has_not_copied_never_does(thread):
 
 def test_retain_waits_for_the_copy_under_way(thread):
     copying = Job(stop_in_copy=True)
-    thread.submit(copying.run, copying.done, is_load=True)
+    thread.submit(copying.run, copying.done)
     assert copying.begun.wait(WAIT_S)
     returned = threading.Event()
 
@@ -100,11 +95,11 @@ def test_retain_waits_for_the_copy_under_way(thread):
 
 def test_wanted_moves_are_kept(thread):
     blocker, wanted, unwanted = Job(), Job(), Job()
-    thread.submit(blocker.run, blocker.done, is_load=False)
+    thread.submit(blocker.run, blocker.done)
     assert blocker.begun.wait(WAIT_S)
     wanted.go.set()
-    keep = [thread.submit(wanted.run, wanted.done, is_load=False)]
-    thread.submit(unwanted.run, unwanted.done, is_load=False)
+    keep = [thread.submit(wanted.run, wanted.done)]
+    thread.submit(unwanted.run, unwanted.done)
     thread.retain(keep)
     blocker.go.set()
     assert wanted.ended.wait(WAIT_S)
@@ -118,8 +113,8 @@ def test_a_failing_move_is_a_miss_and_the_thread_goes_on(thread):
 
     bad, good = Job(), Job()
     good.go.set()
-    thread.submit(fail, bad.done, is_load=False)
-    thread.submit(good.run, good.done, is_load=False)
+    thread.submit(fail, bad.done)
+    thread.submit(good.run, good.done)
     assert good.ended.wait(WAIT_S)
     assert bad.results == [False]
     assert good.results == [True]
@@ -128,5 +123,5 @@ def test_a_failing_move_is_a_miss_and_the_thread_goes_on(thread):
 def test_after_close_everything_is_a_miss(thread):
     thread.close()
     late = Job()
-    thread.submit(late.run, late.done, is_load=True)
+    thread.submit(late.run, late.done)
     assert late.results == [False]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
+from vllm.lora.request import LoRARequest
 
 from bench.sim.harness import EngineSpec
 from tests.e2e.tier_bytes.worker import (
@@ -16,10 +20,15 @@ from tests.e2e.tier_bytes.worker import (
     hints,
     play_random_agents,
     prompt,
+    step_until,
+    use_free_memory,
 )
 from ttlcache.errors import ConfigError, TransferError
+from ttlcache.transfer.base import Ticket
 from ttlcache_connector.blocks import expired
-from ttlcache_connector.tiers.cpu import worker
+from ttlcache_connector.tiers.cpu import budget, stores, worker
+from ttlcache_connector.tiers.cpu.index import StoredTurn
+from ttlcache_connector.tiers.cpu.messages import CopyReport
 
 
 @pytest.fixture
@@ -162,18 +171,265 @@ def refuse(*_: Any, **__: Any) -> None:
     raise TransferError("no such block")
 
 
+class BrokenEngine:
+    """Stands before a lane's engine.
+
+    Attributes:
+        hangs: copies begin only with `mend`.
+        raises: name of the method that raises.
+    """
+
+    def __init__(self, lane: Any, *, hangs: bool = False, raises: str = "") -> None:
+        self.inner, self.hangs, self.raises = lane.engine, hangs, raises
+        self.name, self.waiting = self.inner.name, []
+        self._tickets, self._begun = itertools.count(1000), itertools.count(1000)
+        lane.engine = self
+
+    def mend(self) -> None:
+        self.hangs, self.raises = False, ""
+
+    def submit(self, plan: Any, after: int = 0) -> Ticket:
+        self._maybe_raise("submit")
+        self.waiting.append(plan)
+        return Ticket(next(self._tickets))
+
+    def poll(self) -> list[Any]:
+        self._maybe_raise("poll")
+        while self.waiting and not self.hangs:
+            self.inner.submit(self.waiting.pop(0))
+        ended = self.inner.poll()  # in the order of submission
+        return [replace(each, ticket=next(self._begun)) for each in ended]
+
+    def flush(self, timeout_s: float) -> bool:
+        self._maybe_raise("flush")
+        if not self.hangs:
+            return self.inner.flush(timeout_s)
+        time.sleep(timeout_s)
+        return False
+
+    def _maybe_raise(self, method: str) -> None:
+        if method == self.raises:
+            raise RuntimeError(method)
+
+
+def lane(engine: Worker, name: str) -> Any:
+    return getattr(engine.worker.worker_role._tier, f"_{name}")
+
+
+def lower(engine: Worker) -> Any:
+    return engine.connector.scheduler_role.parts.lower
+
+
+def test_a_load_that_hangs_costs_its_request_a_prefill(make_worker, monkeypatch):
+    """The device may write to its blocks until it ends: nobody else gets them."""
+    monkeypatch.setattr(stores, "COPY_TIMEOUT_S", 0.3)
+    engine = make_worker()
+    context, other = down(engine, "a", 1), down(engine, "b", 2)
+    empty_gpu(engine)
+    broken = BrokenEngine(lane(engine, "loads"), hangs=True)
+    beside = engine.add("c-0", prompt(3, 40), max_tokens=400, hints=hints("c"))
+    engine.turn_beside("a-1", [*context, 5], hints=hints("a", last=True))
+    assert beside.num_output_tokens > 0
+    engine.abort("c-0")
+    assert not lower(engine).is_up()
+    assert engine.pool.get_num_free_blocks() == 63 - 12
+    use_free_memory(engine)
+    # Nothing more is ordered of it, in either direction, and an idle engine may rest.
+    engine.turn("b-1", [*other, 5], hints=hints("b"))
+    time.sleep(0.06)
+    engine.step()
+    assert promoted(engine) == 0
+    assert len(broken.waiting) == 1
+    assert not engine.scheduler.has_requests()
+    engine.kv.fill_(-1)
+    broken.mend()
+    step_until(engine, lambda: lower(engine).is_up())
+    assert engine.pool.get_num_free_blocks() == 63
+    empty_gpu(engine)
+    engine.turn("b-2", [*other, 5], hints=hints("b", last=True))
+    assert promoted(engine) == 12 + 12  # the one that nobody waited for
+
+
+def test_a_store_that_hangs_holds_no_gpu_memory(make_worker, monkeypatch):
+    monkeypatch.setattr(stores, "COPY_TIMEOUT_S", 0.3)
+    engine = make_worker()
+    broken = BrokenEngine(lane(engine, "stores"), hangs=True)
+    context = engine.turn("a-0", prompt(1, 200), hints=hints("a"))
+    time.sleep(0.06)
+    step_until(engine, lambda: not lower(engine).is_up())
+    engine.step()
+    assert engine.pool.get_num_free_blocks() == 63
+    assert lower(engine).tier.index.used_blocks == 12
+    use_free_memory(engine)
+    broken.mend()
+    engine.turn("b-0", prompt(2, 200), hints=hints("b", last=True))
+    step_until(engine, lambda: lower(engine).is_up())
+    assert lower(engine).tier.index.used_blocks == 0
+    engine.turn("a-1", [*context, 5], hints=hints("a", last=True))
+    assert promoted(engine) == 0
+
+
+@pytest.mark.parametrize("method", ["submit", "poll", "flush"])
+@pytest.mark.parametrize("direction", ["stores", "loads"])
+def test_an_engine_that_raises_costs_a_prefill(
+    make_worker, monkeypatch, direction, method
+):
+    monkeypatch.setattr(stores, "COPY_TIMEOUT_S", 0.3)
+    engine = make_worker()
+    context = down(engine, "a", 1)
+    empty_gpu(engine)
+    broken = BrokenEngine(lane(engine, direction), raises=method)
+    engine.turn_beside("a-1", [*context, 5], hints=hints("a"))
+    assert promoted(engine) == (12 if direction == "stores" or method == "flush" else 0)
+    time.sleep(0.06)
+    for _ in range(3):
+        engine.step()
+    broken.mend()
+    step_until(engine, lambda: lower(engine).is_up())
+    engine.settle()
+    assert engine.pool.get_num_free_blocks() == 63
+    context = down(engine, "b", 2)
+    empty_gpu(engine)
+    before = promoted(engine)
+    engine.turn("b-1", [*context, 5], hints=hints("b", last=True))
+    assert promoted(engine) - before == 12
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_load_that_could_not_be_ordered_is_tried_again(make_worker, is_late):
+    engine = make_worker()
+    context = down(engine, "a", 1)
+    empty_gpu(engine)
+    tier, original = lower(engine).tier, lower(engine).tier.build_metadata
+
+    def fail(output: Any) -> None:
+        if is_late:
+            original(output)
+        tier.build_metadata = original
+        raise RuntimeError("once")
+
+    tier.build_metadata, engine.on_step = fail, None
+    engine.turn("a-1", [*context, 5], hints=hints("a", last=True))
+    assert lower(engine).faults.total == 1
+    assert promoted(engine) == 12
+    assert engine.pool.get_num_free_blocks() == 63
+    assert lower(engine).tier.fill().used_bytes == 0
+
+
+class CountedTurn(StoredTurn):
+    reads = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        CountedTurn.reads += name == "deadline_s"
+        return object.__getattribute__(self, name)
+
+
+def test_making_room_looks_at_few_turns(make_worker):
+    index = lower(make_worker(cpu_blocks=2000)).tier.index
+    for number in range(4000):
+        turn = CountedTurn("p", float(number * 7919 % 4001), index.take_free(1))
+        index.keep(f"t{number}", turn)
+        assert len(index._by_deadline) <= 2 * len(index._turns)
+    assert len(index._turns) == 2000
+    assert CountedTurn.reads < 4000 * 5
+    deadlines = sorted(turn.deadline_s for turn in index._turns.values())
+    index.unlock(index.take_free(100))
+    assert sorted(t.deadline_s for t in index._turns.values()) == deadlines[100:]
+
+
+def test_a_copy_ends_with_its_last_rank():
+    copies: Any = stores.Copies(2)
+    copies.begin("a", 1)
+    copies.begin(7, 2)
+    one = CopyReport({"a": 1, 7: 1}, {7})
+    assert copies.take_ended(one) == []
+    assert copies.take_ended(one.aggregate(CopyReport({"b": 2}))) == [
+        ("a", 1, True),
+        (7, 2, False),
+    ]
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_reset_does_not_wait_for_a_store(make_worker, forgets):
+    engine = make_worker()
+    context = down(engine, "a", 1)
+    broken = BrokenEngine(lane(engine, "stores"), hangs=True)
+    other = engine.turn("b-0", prompt(2, 200), hints=hints("b"))
+    time.sleep(0.06)
+    step_until(engine, lambda: bool(broken.waiting))
+    assert engine.pool.get_num_free_blocks() == 63 - 12
+    assert engine.scheduler.reset_prefix_cache(reset_connector=forgets)
+    engine.kv.fill_(-1)  # other weights, or what other requests compute
+    broken.mend()
+    engine.settle()
+    for name, tokens in (("a", context), ("b", other)):
+        engine.turn(f"{name}-1", [*tokens, 5], hints=hints(name, last=True))
+    assert promoted(engine) == (0 if forgets else 12)
+
+
+def test_a_load_of_an_aborted_request_holds_its_blocks_to_its_end(make_worker):
+    """vLLM itself resets nothing then: the device may still write to them."""
+    engine = make_worker()
+    context = down(engine, "a", 1)
+    empty_gpu(engine)
+    broken = BrokenEngine(lane(engine, "loads"), hangs=True)
+    engine.add("a-1", [*context, 5], hints=hints("a"))
+    step_until(engine, lambda: bool(broken.waiting))
+    engine.abort("a-1")
+    assert not engine.scheduler.reset_prefix_cache()
+    broken.mend()
+    engine.settle()
+    assert engine.scheduler.reset_prefix_cache()
+
+
+def test_salts_and_adapters_are_told_apart(make_worker):
+    engine = make_worker()
+    tokens = prompt(1, 200)
+    adapter = LoRARequest("one", 1, "/none")
+    for number, args in enumerate(({"cache_salt": "s"}, {"lora_request": adapter})):
+        names = hints(f"a{number}"), hints(f"b{number}", last=True)
+        context = engine.turn(f"a-{number}", tokens, hints=names[0], **args)
+        time.sleep(0.06)
+        engine.settle()
+        empty_gpu(engine)
+        for own, found in (({}, 0), (args, 12)):
+            before = promoted(engine)
+            request_id = f"b-{number}-{found}"
+            engine.turn(request_id, [*context, 5], hints=names[1], **own)
+            assert promoted(engine) - before == found, args
+
+
 def test_the_budget_is_never_exceeded(make_worker):
     engine = make_worker(cpu_blocks=10)
     host = engine.worker.worker_role._tier._host
     assert host.shape == (11, CHUNK_BYTES)  # one stands for no block
     for seed in range(5):
         down(engine, f"p{seed}", seed)
-        assert engine.connector.scheduler_role.parts.lower.tier.index.used_blocks <= 10
+        fill = lower(engine).tier.fill()
+        assert 0 < fill.used_bytes <= fill.budget_bytes == 10 * CHUNK_BYTES
 
 
 def test_a_budget_of_no_block_is_refused(make_worker):
     with pytest.raises(ConfigError, match=r"cpu_gb.*expected: at least"):
         make_worker(cpu_blocks=0)
+
+
+def test_memory_is_resident_from_the_start_or_refused(
+    make_worker, monkeypatch, tmp_path
+):
+    before = psutil.Process().memory_info().rss
+    engine = make_worker(cpu_blocks=20_000)
+    grown = psutil.Process().memory_info().rss - before
+    assert grown > 0.9 * 20_000 * CHUNK_BYTES
+    engine.close()
+    monkeypatch.setattr(budget, "CGROUP", tmp_path)  # of a container
+    (tmp_path / "memory.stat").write_text("anon 3000000\nfile 9\nshmem 1000000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert budget.available_bytes() > 4_000_000
+    (tmp_path / "memory.max").write_text("4000100\n")
+    assert budget.available_bytes() == 100
+    with pytest.raises(ConfigError, match="of host memory wanted"):
+        make_worker()
 
 
 @pytest.mark.parametrize("mode", ["on-expiry", "on-pressure", "write-through"])

@@ -17,13 +17,13 @@ from tests.connector.test_lower_copiers import (
     HINTS,
     PER_CHUNK,
     Threaded,
+    lanes_of,
     shared_memory_server,
 )
 from tests.transfer.fake_cuda import FakeCuda
 from ttlcache.transfer.cuda import CudaError
-from ttlcache.transfer.cupy_engine import CupyEngine
-from ttlcache_connector.copy import block_copier
-from ttlcache_connector.tiers.lmcache.copiers import OwnCopier
+from ttlcache_connector.tiers.lmcache import copier as copier_module
+from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
 
 
 class ThreadedCuda(FakeCuda):
@@ -55,12 +55,12 @@ class ThreadedCuda(FakeCuda):
 @pytest.fixture
 def made(monkeypatch):
     cuda = ThreadedCuda(seed=3)
-    monkeypatch.setattr(block_copier, "make_engine", lambda device: CupyEngine(cuda))
+    monkeypatch.setattr(copier_module, "make_lanes", lambda _: lanes_of(cuda))
     caches, config = registered(KVCacheLayout.LBHNC, one_group(FULL))
     pool = fill(caches)
     with shared_memory_server() as server:
         cuda.take_over(pool.data_ptr(), pool.numel(), "device")
-        copier = OwnCopier(caches, config, HINTS)
+        copier = ChunkCopier(caches, config, HINTS)
         threaded = Threaded.__new__(Threaded)
         real = server.context
 
@@ -73,7 +73,7 @@ def made(monkeypatch):
         server.context = context
         threaded.__init__(server, copier)
         yield cuda, caches, threaded, server, copier, pool
-        threaded.thread.close()
+        threaded.threads.close()
 
 
 def test_the_mover_has_a_device_before_its_first_cuda_call(made, monkeypatch):

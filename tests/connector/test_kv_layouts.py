@@ -21,11 +21,12 @@ from vllm.v1.worker.utils import allocate_kv_cache
 
 from bench.surface.vllm_moved import find
 from ttlcache.errors import TransferError
-from ttlcache.transfer import ReferenceEngine
-from ttlcache_connector.copy.block_copier import BlockCopier, make_engine
+from ttlcache_connector.copy.block_copier import BlockCopier
 from ttlcache_connector.copy.kv_layouts import namespace, read_layout
+from ttlcache_connector.copy.lanes import make_lanes
 
 BLOCKS, LAYERS, PER_CHUNK = 11, 3, 4
+CPU = torch.device("cpu")
 FULL = FullAttentionSpec(
     block_size=16, num_kv_heads=4, head_size=8, dtype=torch.bfloat16
 )
@@ -92,7 +93,7 @@ def check_round_trip(caches, config, group):
     """Store blocks, load them into others; nothing else changes."""
     raw, (old, new) = fill(caches), ([7, 2, 3, 4, 9], [1, 10, 5, 6, 8])
     before, wanted = raw.clone(), blocks_of(caches, list(caches), config, old)
-    copier = BlockCopier(group, ReferenceEngine())
+    copier = BlockCopier(group, make_lanes(CPU))
     try:
         chunks = chunks_for(group, 2)
         copier.gather([*old, 0, 0, 0], PER_CHUNK, chunks)
@@ -217,7 +218,7 @@ def test_lmcaches_own_order_needs_no_namespace(layout):
     assert (namespace(config) == "") == group.token_major
     ids = [7, 2, 3, 4]
     ours = chunks_for(group, 1)
-    copier = BlockCopier(group, ReferenceEngine())
+    copier = BlockCopier(group, make_lanes(CPU))
     copier.gather(ids, PER_CHUNK, ours)
     copier.close()
     hints = {"kv_layout": "NHD" if layout == "LBNHC" else "HND"}
@@ -256,15 +257,18 @@ def test_our_order_under_lmcaches_name_is_refused():
     specs = {"l0": MLA, "l0.index": index}
     both = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=specs)
     mixed = registered(KVCacheLayout.LBNHC, [KVCacheGroupSpec(list(specs), both)])
+    pytest.importorskip("lmcache")
+    from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
+
     with pytest.raises(TransferError, match="another order"):
-        BlockCopier.make(*mixed)
+        ChunkCopier(*mixed, {})
 
 
 def test_null_windows_and_skipped_tokens():
     caches, config = registered(KVCacheLayout.LBNHC, one_group(FULL))
     group = read_layout(caches, config)
     raw = fill(caches)
-    copier = BlockCopier(group, ReferenceEngine())
+    copier = BlockCopier(group, make_lanes(CPU))
     chunks = chunks_for(group, 2)
     copier.gather([1, 2, 3, 4, 5, 6, 7, 8], PER_CHUNK, chunks)
     raw.zero_()
@@ -298,15 +302,15 @@ def test_what_we_cannot_serve_is_refused_with_its_reason(change, reason):
 
 def test_other_devices_have_no_engine():
     with pytest.raises(TransferError, match="xpu"):
-        make_engine(torch.device("xpu"))
+        make_lanes(torch.device("xpu"))
     if not torch.cuda.is_available():
         with pytest.raises(TransferError, match=r"no CUDA device|cupy"):
-            make_engine(torch.device("cuda", 0))
+            make_lanes(torch.device("cuda", 0))
 
 
 def test_a_failed_copy_is_an_error_and_small_chunks_are_refused():
     caches, config = registered(KVCacheLayout.LBNHC, one_group(FULL))
-    copier = BlockCopier(read_layout(caches, config), ReferenceEngine())
+    copier = BlockCopier(read_layout(caches, config), make_lanes(CPU))
     with pytest.raises(TransferError, match="a chunk of"):
         copier.gather([1], PER_CHUNK, [torch.zeros(1, 16, 8, dtype=torch.uint8)])
     with pytest.raises(TransferError, match="block id 99"):

@@ -8,7 +8,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,12 +30,15 @@ from tests.transfer.fake_cuda import FakeCuda
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.transfer import ReferenceEngine
+from ttlcache.transfer.base import always
 from ttlcache.transfer.cupy_engine import CupyEngine
-from ttlcache_connector.copy import block_copier
-from ttlcache_connector.copy.copy_thread import CopyThread
+from ttlcache.transfer.host_memory import PinnedRanges
+from ttlcache_connector.copy.copy_thread import CopyThreads
 from ttlcache_connector.copy.kv_layouts import namespace
-from ttlcache_connector.tiers.lmcache import copiers, registration, worker_transfer
-from ttlcache_connector.tiers.lmcache.copiers import LMCacheCopier, OwnCopier
+from ttlcache_connector.copy.lanes import Lanes
+from ttlcache_connector.tiers.lmcache import copier as copier_module
+from ttlcache_connector.tiers.lmcache import registration
+from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
 from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
 
 WAIT_S = 60.0
@@ -128,20 +130,20 @@ def threaded(server: Server, tensors: tuple[Any, Any]) -> Iterator[Any]:
     made: list[Threaded] = []
 
     def make(copier: Any = None, at: Any = server) -> Threaded:
-        made.append(Threaded(at, copier or OwnCopier(*tensors, HINTS)))
+        made.append(Threaded(at, copier or ChunkCopier(*tensors, HINTS)))
         return made[-1]
 
     yield make
     for each in made:
-        each.thread.close()
+        each.threads.close()
 
 
 class Threaded(ThreadedTransfer):
     """Registered without a server's answer."""
 
     def __init__(self, server: Server, copier: Any, kv_caches: Any = None) -> None:
-        self.thread = CopyThread("test")
-        super().__init__(7, server, self.thread, MetricsBuffer(), WAIT_S, copier)
+        self.threads = CopyThreads()
+        super().__init__(7, server, self.threads, MetricsBuffer(), WAIT_S, copier)
         self._engine_driven_context = server.context()
         copier.attach(self._engine_driven_context)
         if kv_caches is not None:
@@ -151,16 +153,10 @@ class Threaded(ThreadedTransfer):
         return future.result(timeout=WAIT_S)
 
 
-def test_a_round_trip_in_portions(server, caches, threaded, monkeypatch):
-    """Every portion lies where a copy in one piece would have put it."""
+def test_a_round_trip(server, caches, threaded):
     raw = fill(caches)
     before, moves, blocks = raw.clone(), threaded(), [BLOCKS]
     assert moves.moved(moves.submit_store("r", None, caches, blocks, None, PER_CHUNK))
-    whole = bytes(server.memory)
-    server.memory[:] = bytes(len(server.memory))
-    monkeypatch.setattr(worker_transfer, "MAX_PART_BYTES", 3 * CHUNK_BYTES)
-    assert moves.moved(moves.submit_store("r", None, caches, blocks, None, PER_CHUNK))
-    assert bytes(server.memory) == whole
     raw.zero_()
     skip = 5 * 16  # two chunks and a block
     assert moves.moved(
@@ -230,19 +226,16 @@ class SlowEngine(ReferenceEngine):
         super().__init__()
         self.waits: list[bool] = []
 
-    def submit(self, plan: Any, after: int = 0) -> Any:
-        self._plan = plan
-        return len(self.waits)
+    def submit(self, *plan: Any, **options: Any) -> Any:
+        self._plan, self._options = plan, options
+        return 1
 
     def flush(self, timeout_s: float) -> bool:
         self.waits.append(len(self.waits) == 3)
         if self.waits[-1]:
-            self.ticket = super().submit(self._plan)
+            super().submit(*self._plan, **self._options)
             assert super().flush(WAIT_S)
         return self.waits[-1]
-
-    def poll(self) -> list[Any]:
-        return [replace(outcome, ticket=0) for outcome in super().poll()]
 
 
 def test_nobody_hears_of_a_slow_copy_before_it_is_over(
@@ -250,7 +243,8 @@ def test_nobody_hears_of_a_slow_copy_before_it_is_over(
 ):
     """Its blocks and chunks would be somebody else's while it still writes."""
     engine = SlowEngine()
-    monkeypatch.setattr(block_copier, "make_engine", lambda _: engine)
+    lanes = Lanes(engine, ReferenceEngine())
+    monkeypatch.setattr(copier_module, "make_lanes", lambda _: lanes)
     fill(caches)
     moves = threaded()
     assert moves.moved(moves.submit_store("r", None, caches, [BLOCKS], None, PER_CHUNK))
@@ -265,7 +259,8 @@ def test_the_mover_waits_for_the_forward_pass_before_it_locks(server, caches, th
 
     class Event:
         def synchronize(self) -> None:
-            seen.append(moves.thread._copy_lock.locked())
+            threads = (moves.threads.loads, moves.threads.stores)
+            seen.append(any(thread._copy_lock.locked() for thread in threads))
             fill(caches)
 
     blocks = [BLOCKS]
@@ -280,10 +275,15 @@ def test_the_mover_waits_for_the_forward_pass_before_it_locks(server, caches, th
     assert seen == [False, False]
 
 
+def lanes_of(cuda: FakeCuda) -> Lanes:
+    pinned = PinnedRanges(cuda)
+    return Lanes(CupyEngine(cuda, pinned), CupyEngine(cuda, pinned), pinned)
+
+
 def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatch):
     """By a device that takes copies to and from unpinned memory for faults."""
     cuda = FakeCuda(seed=3)
-    monkeypatch.setattr(block_copier, "make_engine", lambda device: CupyEngine(cuda))
+    monkeypatch.setattr(copier_module, "make_lanes", lambda _: lanes_of(cuda))
     caches, config = tensors
     pool = fill(caches)
     before = pool.clone()
@@ -291,19 +291,19 @@ def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatc
     chunks = context._build_slot_tensors(server.slots())
     cuda.take_over(pool.data_ptr(), pool.numel(), "device")
     cuda.take_over(chunks[0].data_ptr(), len(server.memory), "pageable")
-    copier, blocks = OwnCopier(caches, config, HINTS), BLOCKS
+    copier, blocks = ChunkCopier(caches, config, HINTS), BLOCKS
     assert copier.name == "cupy"
     for times in (1, 2):
         copier.attach(context)
-        copier.gather(blocks, PER_CHUNK, chunks)
+        copier.gather(blocks, PER_CHUNK, chunks, always)
         pool.zero_()
-        copier.scatter(blocks, PER_CHUNK, chunks, 0)
+        copier.scatter(blocks, PER_CHUNK, chunks, 0, always)
         for cache in caches.values():
             assert cache[blocks].view(torch.int16).any()
         copier.detach()
         assert cuda.calls.count("pin") == cuda.calls.count("unpin") == times
         with pytest.raises(TransferError, match="never pinned"):
-            copier.gather(blocks, PER_CHUNK, chunks)
+            copier.gather(blocks, PER_CHUNK, chunks, always)
     cache = caches["l1"]
     after = cache[blocks].clone()
     pool.copy_(before)
@@ -314,7 +314,7 @@ def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatc
 
 def test_on_a_device_memory_must_be_shared(tensors, monkeypatch):
     caches, config = tensors
-    copier = OwnCopier(caches, config, HINTS)
+    copier = ChunkCopier(caches, config, HINTS)
     layout = MemoryLayoutDesc(shapes=[SHAPE], dtypes=[torch.bfloat16])
     pickled = SimpleNamespace(layout_desc=layout)
     copier.attach(pickled)  # new chunks for every store
@@ -326,9 +326,9 @@ def test_on_a_device_memory_must_be_shared(tensors, monkeypatch):
 
 def test_a_block_that_lmcache_counts_otherwise_is_refused(tensors, monkeypatch):
     caches, config = tensors
-    monkeypatch.setattr(copiers, "_block_bytes", lambda *_: 4096)
+    monkeypatch.setattr(copier_module, "_block_bytes", lambda *_: 4096)
     with pytest.raises(TransferError, match="for which LMCache has 4096"):
-        OwnCopier(caches, config, HINTS)
+        ChunkCopier(caches, config, HINTS)
 
 
 class Adapter(SimpleNamespace):
@@ -352,7 +352,7 @@ class Adapter(SimpleNamespace):
 @pytest.fixture
 def register() -> Iterator[Any]:
     """Makes registrations; their threads end with the test."""
-    threads: list[CopyThread] = []
+    threads: list[CopyThreads] = []
 
     def make(adapter: Adapter, config: Any, *, sleeps: bool = False) -> Any:
         extra = {}
@@ -362,12 +362,12 @@ def register() -> Iterator[Any]:
             kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra),
             model_config=SimpleNamespace(enable_sleep_mode=sleeps),
         )
-        threads.append(CopyThread("test"))
+        threads.append(CopyThreads())
         made = registration.Registration(
             adapter, threads[-1], MetricsBuffer(), vllm_config, config
         )
         made.name_here = registration.own_name(vllm_config, config)
-        made.thread = threads[-1]
+        made.threads = threads[-1]
         return made
 
     yield make
@@ -438,8 +438,8 @@ def test_what_an_old_server_prepared_is_given_up(tensors, register):
         return True
 
     ended: list[bool] = []
-    made.thread.submit(store, ended.append, is_load=False)
-    made.thread.submit(store, ended.append, is_load=False)
+    made.threads.stores.submit(store, ended.append)
+    made.threads.stores.submit(store, ended.append)
     assert begun.wait(WAIT_S)
     adapter._send_register_kv_caches_request(caches)
     go.set()
@@ -458,19 +458,3 @@ def test_both_halves_name_layers_of_one_kind_alike():
     _, worker = registered(KVCacheLayout.LBHNC, groups)
     scheduler = generate_scheduler_kv_cache_config([worker])
     assert namespace(worker) == namespace(scheduler) != ""
-
-
-def test_lmcaches_own_code_fills_the_same_chunks(caches, threaded):
-    """The fallback in this worker: another order of bytes, the same blocks back."""
-    raw = fill(caches)
-    before, blocks = raw.clone(), [BLOCKS]
-    moves = threaded(LMCacheCopier(caches, HINTS))
-    assert moves.moved(moves.submit_store("r", None, caches, blocks, None, PER_CHUNK))
-    raw.zero_()
-    assert moves.moved(
-        moves.submit_retrieve("r", None, caches, blocks, None, PER_CHUNK)
-    )
-    after = {name: cache[blocks[0]].clone() for name, cache in caches.items()}
-    raw.copy_(before)
-    for name, cache in caches.items():
-        assert same_bits(after[name], cache[blocks[0]])

@@ -1,9 +1,12 @@
-"""Which configurations may sleep: vLLM asks since 0.33."""
+"""What vLLM asks of the connector's class: sleep (since 0.33), and the layout."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from vllm.config import KVTransferConfig
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from ttlcache_connector.connector import TTLConnector
 
@@ -39,3 +42,18 @@ def test_the_environment_may_say_it(monkeypatch):
     assert not may_sleep(TIER)
     assert may_sleep(TIER | {"lmcache.mp.mp_transfer_mode": "auto"})
     assert may_sleep({})
+
+
+@pytest.mark.parametrize(
+    ("tier", "device", "layout"),
+    [("cpu", "cuda", "BLNHC"), ("cpu", "cpu", None), ("none", "cuda", None)],
+)
+def test_the_cpu_tier_asks_for_blocks_in_one_piece(tier, device, layout):
+    transfer = SimpleNamespace(kv_connector_extra_config={"lower_tier": tier})
+    config = SimpleNamespace(
+        kv_transfer_config=transfer, device_config=SimpleNamespace(device_type=device)
+    )
+    asked = TTLConnector.get_required_kvcache_layout(config)
+    assert asked == layout
+    if asked is not None:
+        assert KVCacheLayout[asked].is_block_outermost

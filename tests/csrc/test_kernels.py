@@ -16,8 +16,8 @@ import pytest
 
 from tests.csrc import ptx
 from tests.csrc.ptx import DeviceCode, DeviceFault, UnknownPtx, translate
-from ttlcache.transfer.base import Direction
 from ttlcache.transfer.cuda import KERNELS, TILE_BYTES, source_path
+from ttlcache.transfer.plan import Direction
 
 pytestmark = pytest.mark.skipif(bool(ptx.missing()), reason=ptx.missing())
 NO_RESERVE = 0x4000  # MAP_NORESERVE: only the pages that are touched exist

@@ -6,6 +6,7 @@ Models of several shapes of KV cache: full attention, a sliding window beside it
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from bench.serve.server import by_label
-from tests.e2e.conftest import Agent, start_server
+from bench.serve.server import ServerOptions, VLLMServer, by_label
+from bench.serve.tiny_model import build
+from tests.e2e.conftest import DEV_MODE, Agent, start_server
 from tests.e2e.loads import KEPT, PROGRAMS, first_prompt, tool_result
 from tests.e2e.models import window_model
 
@@ -92,3 +94,67 @@ def test_a_sliding_window_beside_full_attention(tiny_model, tmp_path):
         assert sum(a["cached_tokens"] >= 160 for a in answers) >= 15
         reloads = by_label(agent.server.metrics(), "ttlcache_reloads_total", "tier")
         assert reloads["cpu"] >= 8
+
+
+def goes_down(agent: Agent, index: int, name: str) -> dict[str, Any]:
+    """A program's first turn, once the tier has it."""
+    before = agent.count("ttlcache_demotions_total", "outcome", "stored")
+    answer = first(agent, index, name)
+    assert agent.reaches(
+        lambda: agent.count("ttlcache_demotions_total", "outcome", "stored") > before
+    )
+    return answer
+
+
+def post(agent: Agent, path: str, **body: Any) -> dict[str, Any]:
+    answer = agent.http.post(path, json=body or None).raise_for_status()
+    return dict(answer.json()) if answer.content else {}
+
+
+@pytest.mark.nightly
+def test_resets_and_new_weights_beside_another_connector(tiny_model, tmp_path):
+    """A reset succeeds whenever no request runs, whatever is being copied."""
+    extra = EXTRA | {"policy_options": {"ttl_s": 0.05}, "demote": "on-expiry"}
+    ours = {"kv_connector": "TTLConnector", "kv_connector_extra_config": extra}
+    other = {"kv_connector": "IdleConnector"}
+    other["kv_connector_module_path"] = "bench.sim.idle_connector"
+    children = [child | {"kv_role": "kv_both"} for child in (ours, other)]
+    options = ServerOptions(
+        num_blocks=90,
+        max_model_len=1024,
+        kv_transfer_config={
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"connectors": children},
+        },
+        extra_env=DEV_MODE,
+    )
+    with VLLMServer(tiny_model, options, tmp_path / "vllm.log") as server:
+        agent = Agent(server)
+        answer = goes_down(agent, 1, "back")
+        assert post(agent, "/reset_prefix_cache")["success"]
+        assert second(agent, answer, 1, "back")["cached_tokens"] == KEPT
+        for index in range(10):
+            first(agent, index, f"store-{index}")
+            time.sleep(0.05 + index / 1000)
+            assert post(agent, "/reset_prefix_cache")["success"], index
+        resets = ("/reset_prefix_cache?reset_external=true", "/sleep?level=1")
+        for number, reset in enumerate(resets):
+            answer = goes_down(agent, 2, f"reset-{number}")
+            post(agent, reset)
+            if "sleep" in reset:
+                post(agent, "/wake_up")
+            assert agent.reaches(lambda: not agent.count("ttlcache_tier_used_bytes"))
+            answer = second(agent, answer, 2, f"reset-{number}")
+            assert answer["cached_tokens"] == 0
+        answer = goes_down(agent, 3, "weights")
+        new = build(tmp_path / "new", seed=1)
+        post(agent, "/pause")
+        load = {"weights_path": str(new)}
+        post(agent, "/collective_rpc", method="reload_weights", kwargs=load)
+        post(agent, "/resume")
+        turns = [second(agent, answer, 3, name) for name in ("weights", "fresh")]
+        assert [turn["cached_tokens"] for turn in turns] == [0, 0]
+        assert turns[0]["token_ids"] == turns[1]["token_ids"]
+        assert agent.count("ttlcache_hook_errors_total") == 0
+        assert server.errors_in_log() == []

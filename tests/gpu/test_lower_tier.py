@@ -16,8 +16,8 @@ def test_blocks_go_to_lmcaches_memory_and_come_back(
 
     from tests.connector import test_kv_layouts as cases
     from tests.connector import test_lower_copiers as lower
-    from ttlcache_connector.copy import block_copier
-    from ttlcache_connector.tiers.lmcache.copiers import OwnCopier
+    from ttlcache_connector.copy.lanes import make_lanes
+    from ttlcache_connector.tiers.lmcache import copier as copier_module
 
     caches, config = cases.registered(
         KVCacheLayout[layout], cases.one_group(cases.FULL), device=torch_device
@@ -25,10 +25,10 @@ def test_blocks_go_to_lmcaches_memory_and_come_back(
     if torch_device.type == "cpu":
         pool = next(iter(caches.values())).untyped_storage()
         runtime.pin(pool.data_ptr(), pool.nbytes())
-        cuda = block_copier.make_engine(torch.device("cuda", 0))
-        monkeypatch.setattr(block_copier, "make_engine", lambda _: cuda)
+        cuda = make_lanes(torch.device("cuda", 0))
+        monkeypatch.setattr(copier_module, "make_lanes", lambda _: cuda)
     hints = {"kv_layout": "NHD" if layout == "LBNHC" else "HND"}
-    copier = OwnCopier(caches, config, hints)
+    copier = copier_module.ChunkCopier(caches, config, hints)
     assert copier.name == "cupy"
     moves = lower.Threaded(server, copier, caches)
     blocks = [3, 1, 2, 9, 8, 4, 7, 6]
@@ -45,7 +45,7 @@ def test_blocks_go_to_lmcaches_memory_and_come_back(
     assert moves.moved(load)
     for name, cache in caches.items():
         assert lower.same_bits(cache[blocks].cpu(), wanted[name])
-    moves.thread.close()
+    moves.threads.close()
     moves.close()
     if torch_device.type == "cpu":
         runtime.unpin(pool.data_ptr())

@@ -10,9 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ttlcache.transfer.base import Direction
 from ttlcache.transfer.layout import BlockLayout, Plane
-from ttlcache.transfer.plan import CopyPlan, plan_copies
+from ttlcache.transfer.plan import CopyPlan, Direction, plan_copies
 
 Bytes = NDArray[np.uint8]
 ARENA_BYTES = 1 << 20
@@ -33,7 +32,6 @@ class Case:
     paged_address: int
     host_address: int
     skip_blocks: int = 0
-    null_block: int | None = None
     seed: int = 0
 
     def plan(self, owners: tuple[Any, ...] = ()) -> CopyPlan:
@@ -45,7 +43,6 @@ class Case:
             [self.host_address + offset for offset in self.chunk_offsets],
             self.blocks_per_chunk,
             skip_blocks=self.skip_blocks,
-            null_block=self.null_block,
             owners=owners,
         )
 
@@ -53,9 +50,7 @@ class Case:
     def moved(self) -> list[tuple[int, int]]:
         """(position, block id) of each block that is copied."""
         return [
-            (at, block)
-            for at, block in enumerate(self.ids)
-            if at >= self.skip_blocks and block != self.null_block
+            (at, block) for at, block in enumerate(self.ids) if at >= self.skip_blocks
         ]
 
     @property
@@ -128,7 +123,6 @@ def cases(draw: st.DrawFn, paged_address: int, host_address: int) -> Case:
         paged_address,
         host_address,
         skip_blocks=draw(st.sampled_from([0, 0, 1, 3])),
-        null_block=draw(st.sampled_from([None, None, 0])),
         seed=draw(st.integers(0, 5)),
     )
 

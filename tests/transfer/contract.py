@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from numpy.typing import NDArray
 
 from tests.transfer.cases import ARENA_BYTES, Case, cases, example_case
-from ttlcache.transfer.base import Direction, Failure, Outcome, TransferEngine
-from ttlcache.transfer.plan import CopyPlan
+from ttlcache.transfer.base import Failure, Outcome, TransferEngine
+from ttlcache.transfer.plan import CopyPlan, Direction
 
 Bytes = NDArray[np.uint8]
 WAIT_S = 60.0
@@ -144,18 +144,39 @@ class TransferContract:
         seen = [outcome.ticket for outcome in bench.finish()]
         assert sorted(seen) == sorted(tickets)
 
-    def test_order_after_waits_for_nothing_that_has_ended(self, bench: Bench) -> None:
+    def test_what_is_not_wanted_is_not_copied(self, bench: Bench) -> None:
         case = example_case(bench.paged.address, bench.host.address)
-        outcome = bench.run(case.plan())
-        bench.engine.order_after(outcome.ticket, 0)
-        bench.engine.order_after(type(outcome.ticket)(10**9), 0)
+        answers = [True, False]
+        tickets = [
+            bench.engine.submit(case.plan(), is_wanted=lambda: False),
+            bench.engine.submit(case.plan(), is_wanted=lambda: answers.pop(0)),
+            bench.engine.submit(case.plan()),
+        ]
+        ended = bench.finish()
+        assert [outcome.ticket for outcome in ended] == tickets
+        assert ended[0].failure is Failure.CANCELLED
+        assert ended[1].ok
+        assert ended[2].ok
+        assert answers == [False]  # a plan of one part is asked for once
 
-    def test_faults_are_outcomes(self, bench: Bench) -> None:
-        for wrong in (None, 7, "plan"):
-            ticket = bench.engine.submit(wrong)  # type: ignore[arg-type]
+    def test_a_plan_may_be_given_up_under_way(self, bench: Bench) -> None:
+        """Parts of a thousandth: what was copied is a beginning of the plan."""
+        case = example_case(bench.paged.address, bench.host.address)
+        left = [True, True]
+        with pytest.MonkeyPatch.context() as patch:
+            for module in ("reference", "cupy_engine"):
+                patch.setattr(f"ttlcache.transfer.{module}.PART_BYTES", 1_040)
+            paged, host = bench.fill(6)
+            bench.engine.submit(
+                case.plan(), is_wanted=lambda: bool(left and left.pop())
+            )
             (outcome,) = bench.finish()
-            assert outcome.ticket == ticket
-            assert outcome.failure is Failure.INVALID_PLAN
+        assert outcome.failure is Failure.CANCELLED
+        changed = np.flatnonzero(bench.host.read() != host)
+        assert 0 < len(changed) <= 3 * 1_040
+        assert np.isin(
+            changed, np.flatnonzero(case.expected(paged, host)[1] != host)
+        ).all()
 
     def test_owners_live_until_the_outcome_and_no_longer(self, bench: Bench) -> None:
         class Owner:

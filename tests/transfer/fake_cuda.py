@@ -13,6 +13,7 @@ import bisect
 import ctypes
 import itertools
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -64,6 +65,8 @@ class FakeCuda:
 
     def __post_init__(self) -> None:
         self.calls: list[str] = []
+        #: The engine's thread and the test share the device.
+        self._lock = threading.RLock()
         self.now_s = 0.0
         self.broken = ""
         self._random = random.Random(self.seed)
@@ -78,17 +81,19 @@ class FakeCuda:
     def activate(self) -> None:
         self._called("activate")
 
-    def create_stream(self, low_priority: bool) -> int:
+    def create_stream(self) -> int:
         self._called("create_stream")
         handle = next(self._handles)
-        self._streams[handle] = deque()
+        with self._lock:
+            self._streams[handle] = deque()
         return handle
 
     def destroy_stream(self, stream: int) -> None:
         self._called("destroy_stream")
         while self._streams[stream]:
             self.progress(1)
-        del self._streams[stream]
+        with self._lock:
+            del self._streams[stream]
 
     def create_event(self) -> int:
         self._called("create_event")
@@ -118,17 +123,15 @@ class FakeCuda:
             _Op(lambda: None, lambda: held.reached >= number),
         )
 
-    def is_done(self, event: int) -> bool:
-        self._called("is_done")
-        self.progress(self._random.randrange(4))
-        self._check_broken("is_done")
-        held = self._events[event]
-        return held.reached == held.recorded
-
     def wait(self, event: int) -> None:
         self._called("wait")
-        while not self.is_done(event):
-            pass
+        while not self.is_reached(event):
+            self.progress(1 + self._random.randrange(3))
+
+    def is_reached(self, event: int) -> bool:
+        self._check_broken("wait")
+        held = self._events[event]
+        return held.reached == held.recorded
 
     def elapsed_s(self, first: int, last: int) -> float:
         self._called("elapsed_s")
@@ -141,10 +144,11 @@ class FakeCuda:
     def progress(self, steps: int) -> None:
         """Run up to so many operations, of streams chosen by chance."""
         for _ in range(steps):
-            heads = [q for q in self._streams.values() if q and q[0].ready()]
-            if not heads:
-                return
-            self._random.choice(heads).popleft().run()
+            with self._lock:
+                heads = [q for q in self._streams.values() if q and q[0].ready()]
+                if not heads:
+                    return
+                self._random.choice(heads).popleft().run()
 
     # Copies and kernels
 

@@ -13,6 +13,7 @@ from tests.transfer.contract import Arena, TransferContract
 from tests.transfer.fake_cuda import FakeCuda
 from ttlcache.transfer import ReferenceEngine
 from ttlcache.transfer.cupy_engine import CupyEngine, Method
+from ttlcache.transfer.host_memory import PinnedRanges
 
 
 class TestReference(TransferContract):
@@ -38,13 +39,14 @@ class CupyOnFake(TransferContract):
 
     def make_engine(self):
         self.runtime = self.make_runtime()
-        return CupyEngine(self.runtime, method=self.method)
+        self.pinned = PinnedRanges(self.runtime)
+        return CupyEngine(self.runtime, self.pinned, method=self.method)
 
     def make_arena(self, engine, device):
         if device:
             return FakeArena(self.runtime.alloc_device(ARENA_BYTES))
         address = self.runtime.alloc_pageable(ARENA_BYTES)
-        engine.pinned.pin(address, ARENA_BYTES)
+        self.pinned.pin(address, ARENA_BYTES)
         return FakeArena(address)
 
 

@@ -7,10 +7,11 @@ import ctypes
 import pytest
 
 from tests.transfer.fake_cuda import FakeCuda
-from ttlcache.transfer import BlockLayout, Direction, Failure, plan_copies
+from ttlcache.transfer import BlockLayout, Direction, Failure, cupy_engine, plan_copies
 from ttlcache.transfer.calibrate import CANDIDATES, calibrate
 from ttlcache.transfer.cuda import CudaError
 from ttlcache.transfer.cupy_engine import CupyEngine, Method, Probe, Ranking
+from ttlcache.transfer.host_memory import PinnedRanges
 from ttlcache.transfer.layout import Plane
 
 LAYERS, BLOCKS, PIECE, PER_CHUNK = 4, 16, 512, 4
@@ -25,11 +26,12 @@ class Device:
 
     def __init__(self, seed, method, **fake):
         self.cuda = FakeCuda(seed=seed, **fake)
-        self.engine = CupyEngine(self.cuda, method=method)
+        self.pinned = PinnedRanges(self.cuda)
+        self.engine = CupyEngine(self.cuda, self.pinned, method=method)
         self.pool = self.cuda.alloc_device(POOL)
         self.host = self.cuda.alloc_host(4 * CHUNK)
-        self.engine.pinned.adopt(self.host, 4 * CHUNK)
-        self.forward = self.cuda.create_stream(low_priority=False)
+        self.pinned.adopt(self.host, 4 * CHUNK)
+        self.forward = self.cuda.create_stream()
         planes = [
             Plane(self.pool + layer * BLOCKS * PIECE, PIECE, PIECE)
             for layer in range(LAYERS)
@@ -75,43 +77,49 @@ def device(request):
 def test_a_store_waits_for_the_forward_pass_that_writes_its_blocks(device):
     event = device.write_forward(7)
     device.engine.submit(device.plan(Direction.STORE, [3, 4, 9, 1]), after=event)
-    device.cuda.destroy_event(event)  # allowed as soon as submit has returned
     (outcome,) = device.finish()
     assert outcome.ok
     assert device.chunk() == {7}
 
 
-def test_the_forward_pass_waits_for_the_load(device):
+def test_a_load_is_reported_when_its_bytes_are_there(device):
     device.fill(device.host, CHUNK, 9)
-    seen = []
-    ticket = device.engine.submit(device.plan(Direction.LOAD, [3, 4, 9, 1]))
-    device.engine.order_after(ticket, device.forward)
-    device.cuda.enqueue(device.forward, lambda: seen.append(device.block(9)))
-    while not seen:
-        device.cuda.progress(1)
-    assert seen == [{9}]
+    device.engine.submit(device.plan(Direction.LOAD, [3, 4, 9, 1]))
+    while not (outcomes := device.engine.poll()):
+        pass
+    assert outcomes[0].ok
+    assert device.block(9) == {9}
 
 
-def test_without_the_events_the_order_is_lost():
-    """The fake is adversarial enough for the two tests above to mean something."""
-    stale, early = 0, 0
+def test_without_the_event_the_order_is_lost():
+    """The fake is adversarial enough for the first test to mean something."""
+    stale = 0
     for seed in range(40):
         device = Device(seed, Method.BATCH)
         device.write_forward(7)
         device.engine.submit(device.plan(Direction.STORE, [3, 4, 9, 1]))
         device.finish()
         stale += device.chunk() != {7}
-        device.fill(device.host, CHUNK, 9)
-        seen = []
-        device.engine.submit(device.plan(Direction.LOAD, [3, 4, 9, 1]))
-        device.cuda.enqueue(
-            device.forward, lambda d=device, s=seen: s.append(d.block(9))
-        )
-        while not seen:
-            device.cuda.progress(1)
-        early += seen != [{9}]
     assert stale > 0
-    assert early > 0
+
+
+def test_few_parts_are_on_the_stream_at_once(monkeypatch):
+    """And never none while there are more: the next is issued before the wait."""
+    monkeypatch.setattr(cupy_engine, "PART_BYTES", PIECE)
+    device = Device(0, Method.BATCH)
+    device.engine.submit(device.plan(Direction.STORE, [1, 3, 5, 7]))
+    (outcome,) = device.finish()
+    assert outcome.ok
+    on_stream, seen = 0, []
+    for call in device.cuda.calls:
+        on_stream += (call == "copy_batch") - (call == "wait")
+        seen.append(on_stream)
+    assert max(seen) == cupy_engine.PARTS_IN_FLIGHT
+    first, last = (
+        seen.index(cupy_engine.PARTS_IN_FLIGHT),
+        len(seen) - seen[::-1].index(3),
+    )
+    assert min(seen[first:last]) == cupy_engine.PARTS_IN_FLIGHT - 1
 
 
 def test_a_source_called_stable_may_be_read_too_early():
@@ -125,18 +133,6 @@ def test_a_source_called_stable_may_be_read_too_early():
         device.cuda.progress(2)
         found |= device.block(3)
     assert found == {0, 9}
-
-
-def test_the_steps_path_never_waits(device):
-    for step in range(20):
-        event = device.write_forward(step)
-        device.engine.submit(device.plan(Direction.STORE, [1, 2]), after=event)
-        ticket = device.engine.submit(device.plan(Direction.LOAD, [5, 6], chunk=1))
-        device.engine.order_after(ticket, device.forward)
-        device.engine.poll()
-    assert "wait" not in device.cuda.calls
-    device.finish()
-    assert "wait" not in device.cuda.calls
 
 
 def test_steady_state_allocates_nothing(device):
@@ -184,15 +180,13 @@ def test_a_failure_is_not_reported_before_its_copies_have_stopped():
     device = Device(0, Method.COPY_2D)
     device.cuda.fail["copy_2d"] = 2
     gate = []
-    load = device.plan(Direction.LOAD, [1, 3])
     event = device.cuda.create_event()
     device.cuda.enqueue(device.forward, lambda: gate.append(1))
     device.cuda.record(event, device.forward)
-    device.engine.submit(load, after=event)
-    seen = []
-    while not seen:
-        seen = device.engine.poll()
-        assert not seen or gate
+    device.engine.submit(device.plan(Direction.LOAD, [1, 3]), after=event)
+    while not (seen := device.engine.poll()):
+        pass
+    assert gate
     assert not seen[0].ok
 
 
@@ -201,32 +195,27 @@ def test_if_no_event_can_be_recorded_the_engine_is_broken():
     device.cuda.fail["record"] = 2  # begun is recorded, done is not
     device.engine.submit(device.plan(Direction.STORE, [1]))
     device.engine.submit(device.plan(Direction.STORE, [2]))
-    outcomes = device.engine.poll()
+    outcomes = device.finish()
     assert [outcome.failure for outcome in outcomes] == [Failure.BROKEN] * 2
 
 
 def test_an_error_of_the_device_ends_all_plans_and_later_ones_at_once():
     device = Device(0, Method.BATCH)
-    for direction in Direction:
-        device.engine.submit(device.plan(direction, [1, 2]))
-    device.cuda.broken = "illegal address"
-    for direction in Direction:
-        device.engine.submit(device.plan(direction, [1, 2]))
+    gate = device.cuda.create_event()
+    device.cuda.enqueue(device.forward, lambda: break_device(device))
+    device.cuda.record(gate, device.forward)
+    for direction in (*Direction, *Direction):
+        device.engine.submit(device.plan(direction, [1, 2]), after=gate)
     outcomes = device.finish()
     assert len(outcomes) == 4
-    assert all(not outcome.ok for outcome in outcomes)
+    assert all(outcome.failure is Failure.BROKEN for outcome in outcomes)
     device.engine.submit(device.plan(Direction.STORE, [1]))
     assert device.engine.poll()[0].failure is Failure.BROKEN
     device.engine.close()
 
 
-def test_a_load_that_the_forward_pass_could_not_wait_for_does_not_count():
-    device = Device(0, Method.BATCH)
-    ticket = device.engine.submit(device.plan(Direction.LOAD, [1, 2]))
-    device.cuda.fail["stream_wait"] = 1
-    device.engine.order_after(ticket, device.forward)
-    (outcome,) = device.finish()
-    assert outcome.failure is Failure.DEVICE_ERROR
+def break_device(device):
+    device.cuda.broken = "illegal address"
 
 
 def test_unpinned_host_memory_is_refused():
@@ -241,11 +230,11 @@ def test_unpinned_host_memory_is_refused():
     for plan in plans:
         device.engine.submit(plan)
         assert device.engine.poll()[0].failure is Failure.NOT_PINNED
-    device.engine.pinned.pin(pageable, CHUNK)
+    device.pinned.pin(pageable, CHUNK)
     for plan in plans[::2]:
         device.engine.submit(plan)
         assert device.finish()[0].ok
-    device.engine.pinned.release(pageable)
+    device.pinned.release(pageable)
     device.engine.submit(plans[0])
     assert device.engine.poll()[0].failure is Failure.NOT_PINNED
 
@@ -260,8 +249,8 @@ def test_what_the_device_cannot_do_is_not_chosen(ranking):
     lacks = {"max_pitch_bytes": PIECE, "has_batch_copy": False}
     for more in ({}, {"kernels_reach_host": False}):
         device = Device(0, None, **lacks, **more)
-        for engine in (device.engine, CupyEngine(device.cuda, ranking)):
-            engine.pinned.adopt(device.host, 4 * CHUNK)
+        ranked = CupyEngine(device.cuda, device.pinned, ranking)
+        for engine in (device.engine, ranked):
             engine.submit(device.plan(Direction.STORE, [1, 3]))
             assert engine.flush(60)
             assert engine.poll()[0].ok
@@ -293,7 +282,16 @@ def probe_key(probe):
     return probe.direction, probe.flat, probe.piece_bytes
 
 
-def test_a_probe_that_fails_stops_the_calibration_and_leaks_nothing():
+def test_a_method_that_fails_is_not_ranked_and_the_others_are():
+    fake = FakeCuda(fail={"launch": 1})
+    ranking = calibrate(fake)
+    assert list(ranking.faults) == [Method.KERNEL_8.value]
+    assert set(ranking.order(Direction.LOAD, True, 1_000)) == {*CANDIDATES} - {
+        Method.KERNEL_8
+    }
+
+
+def test_without_memory_there_is_no_calibration_and_nothing_leaks():
     fake = FakeCuda(fail={"alloc_host": 1})
     with pytest.raises(CudaError):
         calibrate(fake)

@@ -53,13 +53,12 @@ def test_without_a_device_there_is_no_runtime():
     ("call", "args"),
     [
         ("activate", ()),
-        ("create_stream", (True,)),
+        ("create_stream", ()),
         ("destroy_stream", (1 << 40,)),
         ("create_event", ()),
         ("destroy_event", (1 << 40,)),
         ("record", (1 << 40, 1 << 41)),
         ("stream_wait", (1 << 40, 1 << 41)),
-        ("is_done", (1 << 40,)),
         ("wait", (1 << 40,)),
         ("elapsed_s", (1 << 40, 1 << 41)),
         ("copy_2d", (1 << 40, 64, 1 << 41, 64, 32, 2, 1 << 42)),
@@ -77,7 +76,7 @@ def test_without_a_device_there_is_no_runtime():
 )
 def test_every_call_gets_as_far_as_cuda(runtime, call, args):
     """CuPy takes the arguments; CUDA says that there is no device."""
-    may_do_nothing = ("free_device", "free_host", "destroy_event", "is_done")
+    may_do_nothing = ("free_device", "free_host", "destroy_event")
     refused = pytest.raises(CudaError, match=r"cudaError|CUDA")
     with contextlib.suppress(CudaError) if call in may_do_nothing else refused:
         getattr(runtime, call)(*args)

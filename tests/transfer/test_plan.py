@@ -87,11 +87,9 @@ def test_pieces_are_the_rows():
     assert set(pieces.size.tolist()) == {PAGE}
 
 
-def test_skipped_and_null_blocks_are_left_alone():
-    plan = plan_copies(
-        LOAD, layered(), [4, 5, 0, 0, 6], [50_000], 5, skip_blocks=1, null_block=0
-    )
-    assert [row[1] for row in rows(plan)] == [1_000_500, 1_000_600]
+def test_skipped_blocks_are_left_alone():
+    plan = plan_copies(LOAD, layered(), [4, 5, 7], [50_000], 3, skip_blocks=1)
+    assert [row[1] for row in rows(plan)] == [1_000_500, 1_000_700]
 
 
 @pytest.mark.parametrize(
@@ -175,3 +173,26 @@ def test_addresses_beyond_the_sign_bit_and_offsets_beyond_32_bits():
     plan = plan_copies(STORE, far, [2], [(1 << 63) + (1 << 50)], 1)
     assert plan.src.tolist() == [(1 << 63) + (2 << 40)]
     assert plan.pieces.dst.tolist() == [(1 << 63) + (1 << 50)]
+
+
+@pytest.mark.parametrize("max_bytes", [1, 60, 150, 300, 700, 10_000])
+def test_parts_copy_the_same_bytes(max_bytes):
+    """Byte by byte: rows cut, copies of few rows, several copies in a part."""
+    plan = plan_copies(LOAD, layered(pad=7), [4, 5, 6, 8, 1], [50_000, 70_000], 4)
+    parts = list(plan.parts(max_bytes))
+    assert all(0 < part.num_bytes < 2 * max_bytes for part in parts)
+    assert [pair for part in parts for pair in each_byte(part)] == each_byte(plan)
+
+
+def test_an_empty_plan_is_one_part():
+    (part,) = plan_copies(LOAD, layered(), [], [], 4).parts(100)
+    assert part.num_copies == 0
+
+
+def each_byte(plan):
+    columns = (plan.pieces.dst, plan.pieces.src, plan.pieces.size)
+    return [
+        (dst + at, src + at)
+        for dst, src, size in zip(*(c.tolist() for c in columns), strict=True)
+        for at in range(size)
+    ]

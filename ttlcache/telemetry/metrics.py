@@ -71,6 +71,8 @@ GAUGES: dict[str, str] = {
     "lingering_blocks": "KV blocks of turns past their time, not needed yet.",
     "leaked_blocks": "KV blocks referenced by no request and no pin; 0 in health.",
     "tier_up": "1 while the lower tier answers, 0 while it does not or none is set.",
+    "tier_used_bytes": "Bytes of the CPU tier that stored turns and copies hold.",
+    "tier_budget_bytes": "Bytes that it may hold: cpu_gb in whole blocks.",
     "retention_enabled": "1 while pins are made, 0 after ttlcache turned itself off.",
     "recorder_dropped_events": "Events that the recorder had to drop.",
 }

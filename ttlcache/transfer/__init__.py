@@ -8,9 +8,9 @@ Only addresses, strides and counts: no torch, no engine. cupy is imported in
 
 from __future__ import annotations
 
-from ttlcache.transfer.base import Direction, Failure, Outcome, Ticket, TransferEngine
+from ttlcache.transfer.base import Failure, Outcome, Ticket, TransferEngine
 from ttlcache.transfer.layout import BlockLayout, PlaneGroup
-from ttlcache.transfer.plan import CopyPlan, plan_copies
+from ttlcache.transfer.plan import CopyPlan, Direction, plan_copies
 from ttlcache.transfer.reference import ReferenceEngine
 
 __all__ = [

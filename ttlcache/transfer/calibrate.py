@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import defaultdict
 
 import numpy as np
 
 from ttlcache.errors import TransferError
-from ttlcache.transfer.base import Direction
 from ttlcache.transfer.cupy_engine import CupyEngine, Method, Probe, Ranking
 from ttlcache.transfer.cupy_runtime import CupyRuntime
+from ttlcache.transfer.host_memory import PinnedRanges
 from ttlcache.transfer.layout import BlockLayout, Plane
-from ttlcache.transfer.plan import CopyPlan, plan_copies
+from ttlcache.transfer.plan import CopyPlan, Direction, plan_copies
 
 #: The methods compared.
 CANDIDATES = (Method.BATCH, Method.COPY_2D, Method.KERNEL_8, Method.KERNEL_32)
@@ -29,40 +30,60 @@ REPEATS = 3
 FLUSH_S = 30.0
 
 
+class ProbeFailed(Exception):
+    """A method does not work on this device; the text says why."""
+
+
 def calibrate(runtime: CupyRuntime) -> Ranking:
     """Rank the methods for this device; takes well under a second and 32 MiB.
 
+    A method that fails here is not ranked, the others are.
+
     Raises:
         CudaError: the device lacks the memory.
-        TransferError: a probe failed or did not end.
+        TransferError: every method failed, or one did not end.
     """
-    methods = tuple(method for method in CANDIDATES if method.runs_on(runtime))
+    cost: dict[Probe, dict[Method, float]] = defaultdict(dict)
+    faults = {}
     with contextlib.ExitStack() as stack:
         runtime.activate()
         device = runtime.alloc_device(SCRATCH_BYTES)
         stack.callback(runtime.free_device, device)
         host = runtime.alloc_host(SCRATCH_BYTES)
         stack.callback(runtime.free_host, host)
-        engines = {method: CupyEngine(runtime, method=method) for method in methods}
-        for engine in engines.values():
-            stack.callback(engine.close)
-            engine.pinned.adopt(host, SCRATCH_BYTES)
+        pinned = PinnedRanges(runtime)
+        pinned.adopt(host, SCRATCH_BYTES)
+        for method in CANDIDATES:
+            if not method.runs_on(runtime):
+                continue
+            with contextlib.closing(CupyEngine(runtime, pinned, method=method)) as used:
+                try:
+                    found = _measure(used, device, host)
+                except ProbeFailed as error:
+                    faults[method.value] = str(error)
+                    continue
+            for probe, seconds_per_byte in found.items():
+                cost[probe][method] = seconds_per_byte
+    if not cost:
+        raise TransferError(f"no method copies on this device: {faults}")
+    return Ranking(cost, faults)
 
-        def run(probe: Probe, method: Method) -> float:
-            plan = probe_plan(probe, device, host)
-            return _seconds(engines[method], plan) / plan.num_bytes
 
-        # The first launch compiles; nobody should pay for it in a ranking.
-        for method in methods:
-            for direction in Direction:
-                run(Probe(direction, True, PIECE_BYTES[0]), method)
-        probes = itertools.product(Direction, (True, False), PIECE_BYTES)
-        return Ranking(
-            {
-                probe: {m: min(run(probe, m) for _ in range(REPEATS)) for m in methods}
-                for probe in itertools.starmap(Probe, probes)
-            }
-        )
+def _measure(engine: CupyEngine, device: int, host: int) -> dict[Probe, float]:
+    """Seconds per byte of each kind of plan."""
+
+    def run(probe: Probe) -> float:
+        plan = probe_plan(probe, device, host)
+        return _seconds(engine, plan) / plan.num_bytes
+
+    # The first launch compiles; nobody should pay for it in a ranking.
+    for direction in Direction:
+        run(Probe(direction, True, PIECE_BYTES[0]))
+    probes = itertools.product(Direction, (True, False), PIECE_BYTES)
+    return {
+        probe: min(run(probe) for _ in range(REPEATS))
+        for probe in itertools.starmap(Probe, probes)
+    }
 
 
 def probe_plan(probe: Probe, device: int, host: int) -> CopyPlan:
@@ -87,5 +108,5 @@ def _seconds(engine: CupyEngine, plan: CopyPlan) -> float:
         raise TransferError(f"a probe did not end within {FLUSH_S} s")
     (outcome,) = engine.poll()
     if not outcome.ok:
-        raise TransferError(f"a probe failed: {outcome.detail}")
+        raise ProbeFailed(outcome.detail)
     return outcome.seconds

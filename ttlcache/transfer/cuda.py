@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttlcache.errors import TransferError
-from ttlcache.transfer.base import Direction
-from ttlcache.transfer.plan import CopyPlan
+from ttlcache.transfer.plan import CopyPlan, Direction
 
 SOURCE = "copy_runs.cu"
 NVRTC_OPTIONS = ("--std=c++17",)
@@ -23,7 +22,7 @@ RUN_FIELDS = ("src", "dst", "src_pitch", "dst_pitch", "width", "rows", "first_ti
 RUN_BYTES = 8 * len(RUN_FIELDS)
 
 
-class CudaError(Exception):
+class CudaError(TransferError):
     """A CUDA call failed; the text names call and error."""
 
 

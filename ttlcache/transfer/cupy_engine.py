@@ -1,8 +1,9 @@
 """Copies between device and pinned host memory, beside the forward pass.
 
-One stream a direction, none of them the model's. Order comes from events only: a copy
-waits for the event that the caller hands over, the caller's stream waits for the
-copy's. Nothing here synchronises a stream or the device.
+A thread cuts each plan into parts and keeps a few of them on a stream of its own, so
+that the link stays busy while Python is. Order comes from events only: a plan waits for
+the event that the caller hands over, the thread sleeps until a part's event is reached.
+Nothing here synchronises a stream or the device.
 """
 
 from __future__ import annotations
@@ -13,21 +14,20 @@ import ctypes
 import enum
 import itertools
 import math
-import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ttlcache.clock import stopwatch_s
-from ttlcache.transfer.base import Direction, Failure, Outcome, Ticket, TransferEngine
+from ttlcache.transfer.base import PART_BYTES, Failure, Job, TransferEngine
 from ttlcache.transfer.cuda import KERNELS, TILE_BYTES, CudaError, pack_runs
 from ttlcache.transfer.cupy_runtime import CupyRuntime
 from ttlcache.transfer.host_memory import PinnedRanges, Staging, StagingPool
-from ttlcache.transfer.plan import CopyPlan
+from ttlcache.transfer.plan import CopyPlan, Direction
 
 WARPS_PER_CTA = 8
-#: Pause between two looks of `flush`.
-LOOK_EVERY_S = 100e-6
+#: On the stream at once: one is copied, one waits for its turn, and one covers the time
+#: in which the thread waits for the interpreter.
+PARTS_IN_FLIGHT = 3
 #: A kernel takes multiprocessors from the model, so it has to win by this.
 KERNEL_MARGIN = 1.15
 
@@ -73,6 +73,8 @@ class Ranking:
     """Seconds per byte by probe and method; fewest first when asked."""
 
     cost: Mapping[Probe, Mapping[Method, float]]
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """Why a method is not ranked, by its name."""
 
     def order(
         self, direction: Direction, flat: bool, piece_bytes: float
@@ -90,15 +92,15 @@ UNMEASURED = (Method.BATCH, Method.COPY_2D)
 
 
 @dataclass(slots=True)
-class _Flight:
-    """A plan on the device."""
+class _Part:
+    """Copies on the stream, done when the event is reached."""
 
-    ticket: Ticket
-    plan: CopyPlan
+    job: Job
     begun: int
     done: int
     staging: Staging | None = None
-    fault: str = ""
+    is_last: bool = False
+    """The job ends with it."""
 
 
 class CupyEngine(TransferEngine):
@@ -106,8 +108,12 @@ class CupyEngine(TransferEngine):
 
     Args:
         runtime: the device; `CupyRuntime()` for a real one.
+        pinned: host memory that plans may name; the caller adds to it and closes it.
         ranking: of the methods, from `calibrate`; None: copy engine first.
         method: always this one (benches and tests).
+
+    Raises:
+        CudaError: the device gives no stream.
     """
 
     name = "cupy"
@@ -115,118 +121,82 @@ class CupyEngine(TransferEngine):
     def __init__(
         self,
         runtime: CupyRuntime,
+        pinned: PinnedRanges,
         ranking: Ranking | None = None,
         method: Method | None = None,
     ) -> None:
         self._runtime = runtime
+        self._pinned = pinned
         self._ranking = ranking
         self._method = method
-        self._lock = threading.Lock()
-        self._tickets = itertools.count(1)
-        self._flights: dict[Direction, deque[_Flight]] = {d: deque() for d in Direction}
-        self._ended: list[Outcome] = []
+        self._flying: deque[_Part] = deque()
         self._idle_events: list[int] = []
-        self._broken = ""
-        self._closed = False
-        self.pinned = PinnedRanges(runtime)
         self._staging = StagingPool(runtime)
         runtime.activate()
-        # A load is waited for by a request, a store by nobody.
-        self._streams = {
-            d: runtime.create_stream(low_priority=d is Direction.STORE)
-            for d in Direction
-        }
+        self._stream = runtime.create_stream()
+        super().__init__()
 
-    def submit(self, plan: CopyPlan, after: int = 0) -> Ticket:
-        with self._lock:
-            ticket = Ticket(next(self._tickets))
-            failure, detail = self._refusal(plan)
-            if failure is None:
-                self._start(ticket, plan, after)
-            else:
-                num_bytes = plan.num_bytes if isinstance(plan, CopyPlan) else 0
-                self._ended.append(Outcome(ticket, num_bytes, 0.0, failure, detail))
-        return ticket
-
-    def poll(self) -> list[Outcome]:
-        with self._lock:
-            self._collect()
-            ended, self._ended = self._ended, []
-        return ended
-
-    def order_after(self, ticket: Ticket, stream: int) -> None:
-        with self._lock:
-            for flight in itertools.chain(*self._flights.values()):
-                if flight.ticket == ticket:
-                    try:
-                        self._runtime.activate()
-                        self._runtime.stream_wait(stream, flight.done)
-                    except CudaError as error:
-                        # The stream may read too early: these bytes do not count.
-                        flight.fault = flight.fault or str(error)
-
-    def flush(self, timeout_s: float) -> bool:
-        until_s, pause = stopwatch_s() + timeout_s, threading.Event()
-        while True:
-            with self._lock:
-                self._collect()
-                if not any(self._flights.values()):
-                    return True
-            if stopwatch_s() >= until_s:
-                return False
-            pause.wait(LOOK_EVERY_S)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._drain()
-            with contextlib.suppress(CudaError):
-                for event in self._idle_events:
-                    self._runtime.destroy_event(event)
-                for stream in self._streams.values():
-                    self._runtime.destroy_stream(stream)
-            self._staging.close()
-            self.pinned.close()
-
-    def _refusal(self, plan: object) -> tuple[Failure | None, str]:
-        if self._closed:
-            return Failure.CLOSED, "submitted after close"
-        if not isinstance(plan, CopyPlan):
-            return Failure.INVALID_PLAN, f"not a plan: {plan!r}"
-        if self._broken:
-            return Failure.BROKEN, self._broken
+    def _check(self, job: Job) -> None:
         # A kernel that touches unpinned memory kills the process's CUDA context.
-        outside = self.pinned.first_outside(plan)
+        outside = self._pinned.first_outside(job.plan)
         if outside is not None:
             text = f"host memory at {outside:#x} was never pinned"
-            return Failure.NOT_PINNED, text
-        return None, ""
+            job.fail(Failure.NOT_PINNED, text)
 
-    def _start(self, ticket: Ticket, plan: CopyPlan, after: int) -> None:
-        stream = self._streams[plan.direction]
-        try:
-            self._runtime.activate()
-            flight = _Flight(ticket, plan, self._event(), self._event())
-        except CudaError as error:
-            self._end(ticket, plan, 0.0, Failure.DEVICE_ERROR, str(error))
-            return
-        try:
-            if after:
-                self._runtime.stream_wait(stream, after)
-            self._runtime.record(flight.begun, stream)
-            self._issue(flight, self._choose(plan), stream)
-        except CudaError as error:
-            flight.fault = str(error)
-        try:
+    @property
+    def _is_copying(self) -> bool:
+        return bool(self._flying)
+
+    def _run(self, job: Job) -> None:
+        """Put all parts on the stream, or those before one that fails."""
+        self._runtime.activate()
+        method, begun = self._choose(job.plan), self._event()
+        parts = job.plan.parts(PART_BYTES)
+        plan: CopyPlan | None = next(parts)
+        is_first = True
+        while plan is not None:
+            while len(self._flying) >= PARTS_IN_FLIGHT:
+                self._land()
+            part = _Part(job, begun, self._event())
+            try:
+                if is_first:
+                    is_first = False
+                    if job.after:
+                        self._runtime.stream_wait(self._stream, job.after)
+                    self._runtime.record(begun, self._stream)
+                if job.is_wanted():
+                    self._issue(part, plan, method)
+                else:
+                    job.fail(Failure.CANCELLED, "not wanted any more")
+            except CudaError as error:
+                job.fail(Failure.DEVICE_ERROR, str(error))
             # Also after a fault: copies issued before it may still be under way, and
             # the plan's memory is theirs until this event is reached.
-            self._runtime.record(flight.done, stream)
-            self._flights[plan.direction].append(flight)
-        except CudaError as error:
-            self._break(str(error))
-            self._end(ticket, plan, 0.0, Failure.BROKEN, flight.fault or str(error))
+            self._runtime.record(part.done, self._stream)
+            plan = next(parts, None) if job.failure is None else None
+            part.is_last = plan is None
+            self._flying.append(part)
+
+    def _land(self) -> None:
+        part = self._flying[0]
+        self._runtime.wait(part.done)
+        self._flying.popleft()
+        self._idle_events.append(part.done)
+        if part.staging is not None:
+            self._staging.give_back(part.staging)
+        if part.is_last:
+            seconds = 0.0
+            if part.job.failure is None:
+                seconds = self._runtime.elapsed_s(part.begun, part.done)
+            self._idle_events.append(part.begun)
+            self._end(part.job, seconds)
+
+    def _release(self) -> None:
+        with contextlib.suppress(CudaError):
+            for event in self._idle_events:
+                self._runtime.destroy_event(event)
+            self._runtime.destroy_stream(self._stream)
+        self._staging.close()
 
     def _choose(self, plan: CopyPlan) -> Method:
         if self._method is not None:
@@ -250,8 +220,8 @@ class CupyEngine(TransferEngine):
             return all(not len(p) or int(p.max()) <= limit for p in pitches)
         return True
 
-    def _issue(self, flight: _Flight, method: Method, stream: int) -> None:
-        plan = flight.plan
+    def _issue(self, part: _Part, plan: CopyPlan, method: Method) -> None:
+        stream = self._stream
         if plan.num_copies == 0:
             return
         if method is Method.BATCH:
@@ -274,7 +244,7 @@ class CupyEngine(TransferEngine):
                 )
         else:
             runs, num_tiles = pack_runs(plan)
-            staging = flight.staging = self._staging.take(runs.nbytes)
+            staging = part.staging = self._staging.take(runs.nbytes)
             ctypes.memmove(staging.host, runs.ctypes.data, runs.nbytes)
             size = runs.nbytes
             self._runtime.copy_2d(
@@ -284,64 +254,9 @@ class CupyEngine(TransferEngine):
             ctas = min(method.ctas, -(-num_tiles // WARPS_PER_CTA))
             self._runtime.launch(KERNELS[plan.direction], ctas, args, stream)
 
-    def _collect(self) -> None:
-        """Report the flights that have landed, oldest first in each direction."""
-        for direction, flights in self._flights.items():
-            try:
-                if flights:
-                    self._runtime.activate()
-                while flights and self._runtime.is_done(flights[0].done):
-                    flight, seconds = flights[0], 0.0
-                    if not flight.fault:  # else it may not have begun
-                        seconds = self._runtime.elapsed_s(flight.begun, flight.done)
-                    self._land(flights.popleft(), seconds)
-            except CudaError as error:
-                self._break(str(error))
-                self._abandon(direction)
-
-    def _land(self, flight: _Flight, seconds: float) -> None:
-        self._idle_events += (flight.begun, flight.done)
-        if flight.staging is not None:
-            self._staging.give_back(flight.staging)
-        failure = Failure.DEVICE_ERROR if flight.fault else None
-        self._end(flight.ticket, flight.plan, seconds, failure, flight.fault)
-
-    def _abandon(self, direction: Direction) -> None:
-        """After an error of the device itself: nothing more will run or land."""
-        flights = self._flights[direction]
-        while flights:
-            flight = flights.popleft()
-            detail = flight.fault or self._broken
-            self._end(flight.ticket, flight.plan, 0.0, Failure.BROKEN, detail)
-
-    def _drain(self) -> None:
-        for direction, flights in self._flights.items():
-            try:
-                self._runtime.activate()
-                while flights:
-                    self._runtime.wait(flights[0].done)
-                    self._land(flights.popleft(), 0.0)
-            except CudaError as error:
-                self._break(str(error))
-                self._abandon(direction)
-
-    def _break(self, why: str) -> None:
-        self._broken = self._broken or why
-
-    def _end(
-        self,
-        ticket: Ticket,
-        plan: CopyPlan,
-        seconds: float,
-        failure: Failure | None,
-        detail: str,
-    ) -> None:
-        outcome = Outcome(ticket, plan.num_bytes, seconds, failure, detail)
-        self._ended.append(outcome)
-
     def _event(self) -> int:
         return (
             self._idle_events.pop()
             if self._idle_events
-            else (self._runtime.create_event())
+            else self._runtime.create_event()
         )

@@ -23,9 +23,8 @@ BATCH_SINCE = 12080
 ORDER_STREAM, ORDER_ANY = 1, 3
 MEMCPY_DEFAULT = 4  # direction from the addresses
 NON_BLOCKING = 1  # cudaStreamNonBlocking
-LOWEST_PRIORITY, HIGHEST_PRIORITY = 0, -1
+BLOCKING_SYNC = 1  # cudaEventBlockingSync
 PORTABLE_MAPPED = 3  # cudaHostAllocPortable | cudaHostAllocMapped
-NOT_READY = 600  # cudaErrorNotReady
 
 
 BATCH_PROTOTYPE = ctypes.CFUNCTYPE(
@@ -54,13 +53,13 @@ class _BatchAttributes(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class _Stream:
-    """A raw stream as CuPy takes it."""
+class _RawStream:
+    """A stream's handle in the form that CuPy takes from others."""
 
     handle: int
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle  # version of the protocol, stream
+        return 0, self.handle
 
 
 class CupyRuntime:
@@ -125,17 +124,16 @@ class CupyRuntime:
         """Make the device current in the calling thread."""
         self._call("setDevice", self._device)
 
-    def create_stream(self, low_priority: bool) -> int:
-        """A stream that does not order itself after the default stream."""
-        priority = LOWEST_PRIORITY if low_priority else HIGHEST_PRIORITY
-        return int(self._call("streamCreateWithPriority", NON_BLOCKING, priority))
+    def create_stream(self) -> int:
+        """One of the lowest priority, not ordered after the default stream."""
+        return int(self._call("streamCreateWithFlags", NON_BLOCKING))
 
     def destroy_stream(self, stream: int) -> None:
         self._call("streamDestroy", stream)
 
     def create_event(self) -> int:
-        """An event that keeps the time at which it was reached."""
-        return int(self._call("eventCreate"))
+        """One that keeps the time at which it was reached; `wait` sleeps for it."""
+        return int(self._call("eventCreateWithFlags", BLOCKING_SYNC))
 
     def destroy_event(self, event: int) -> None:
         self._call("eventDestroy", event)
@@ -147,15 +145,8 @@ class CupyRuntime:
         """What is put on `stream` from now on waits for the event's last record."""
         self._call("streamWaitEvent", stream, event)
 
-    def is_done(self, event: int) -> bool:
-        """Whether the last record was reached; raises after a failed copy."""
-        status = self._call("eventQuery", event)
-        if status not in (0, NOT_READY):
-            raise CudaError(f"eventQuery: CUDA error {status}")
-        return bool(status == 0)
-
     def wait(self, event: int) -> None:
-        """Block this thread until then. Not for the step's path."""
+        """Sleep until it is reached; raises after a failed copy."""
         self._call("eventSynchronize", event)
 
     def elapsed_s(self, first: int, last: int) -> float:
@@ -217,7 +208,7 @@ class CupyRuntime:
         """Start a csrc kernel; `args` are 64-bit integers."""
         try:
             function = self._kernels.get(kernel) or self._load(kernel)
-            with self._cupy.cuda.Stream.from_external(_Stream(stream)):
+            with self._cupy.cuda.Stream.from_external(_RawStream(stream)):
                 words = tuple(np.uint64(arg) for arg in args)
                 function((ctas,), (THREADS_PER_CTA,), words)
         except self._errors as error:

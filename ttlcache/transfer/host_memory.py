@@ -51,14 +51,14 @@ class PinnedRanges:
         """Forget a range; unregister it if it was pinned here."""
         if self._sizes.pop(address, None) is not None and address in self._ours:
             self._ours.discard(address)
-            self._runtime.activate()
-            self._runtime.unpin(address)
+            with contextlib.suppress(CudaError):  # the device has lost it already
+                self._runtime.activate()
+                self._runtime.unpin(address)
         self._index()
 
     def close(self) -> None:
         for address in list(self._sizes):
-            with contextlib.suppress(CudaError):
-                self.release(address)
+            self.release(address)
 
     def first_outside(self, plan: CopyPlan) -> int | None:
         """Address of a host piece that is not pinned throughout, or None."""
@@ -68,16 +68,18 @@ class PinnedRanges:
         last = first + ((plan.rows - 1) * plan.host_pitch + plan.width).astype(
             np.uint64
         )
-        place = np.searchsorted(self._starts, first, side="right")
-        ends = np.concatenate(([np.uint64(0)], self._ends))[place]
+        starts, ends = self._bounds
+        place = np.searchsorted(starts, first, side="right")
+        ends = np.concatenate(([np.uint64(0)], ends))[place]
         outside = np.flatnonzero(last > ends)
         return int(first[outside[0]]) if len(outside) else None
 
     def _index(self) -> None:
         ranges = sorted(self._sizes.items())
-        self._starts = np.array([start for start, _ in ranges], dtype=np.uint64)
+        starts = np.array([start for start, _ in ranges], dtype=np.uint64)
         sizes = np.array([size for _, size in ranges], dtype=np.uint64)
-        self._ends = self._starts + sizes
+        # In one piece: engines look from their callers' threads.
+        self._bounds = (starts, starts + sizes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,9 @@ memory objects.
 
 from __future__ import annotations
 
+import enum
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,11 +20,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ttlcache.errors import TransferError
-from ttlcache.transfer.base import Direction
 from ttlcache.transfer.layout import BlockLayout, PlaneGroup
 
 Addresses = NDArray[np.uint64]
 Counts = NDArray[np.int64]
+
+
+class Direction(enum.Enum):
+    """Which way the bytes go."""
+
+    STORE = "store"
+    """From the engine's paged memory to host memory."""
+    LOAD = "load"
+    """From host memory into the engine's paged memory."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,37 @@ class CopyPlan:
             self.width[copy],
         )
 
+    def parts(self, max_bytes: int) -> Iterator[CopyPlan]:
+        """The same copies in plans of up to about twice `max_bytes`, without owners.
+
+        At least one; it may be empty.
+        """
+        columns = self._cut(max_bytes)
+        sizes = columns[2] * columns[3]
+        part = (np.cumsum(sizes) - sizes) // max_bytes
+        bounds = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), len(sizes)]
+        for first, end in itertools.pairwise(bounds):
+            yield CopyPlan(self.direction, *(column[first:end] for column in columns))
+
+    def _cut(self, max_bytes: int) -> tuple[Any, ...]:
+        """The columns, larger copies as several: of fewer rows, or of shorter ones."""
+        width = np.minimum(self.width, max_bytes)
+        across = -(-self.width // width)
+        rows = np.where(across > 1, 1, np.maximum(1, max_bytes // width))
+        counts = across * -(-self.rows // rows)
+        copy = np.repeat(np.arange(self.num_copies), counts)
+        step = np.arange(len(copy)) - np.repeat(np.cumsum(counts) - counts, counts)
+        row = step // across[copy] * rows[copy]
+        column = step % across[copy] * width[copy]
+        return (
+            self.src[copy] + (row * self.src_pitch[copy] + column).astype(np.uint64),
+            self.dst[copy] + (row * self.dst_pitch[copy] + column).astype(np.uint64),
+            np.minimum(width[copy], self.width[copy] - column),
+            np.minimum(rows[copy], self.rows[copy] - row),
+            self.src_pitch[copy],
+            self.dst_pitch[copy],
+        )
+
 
 def plan_copies(
     direction: Direction,
@@ -98,7 +140,6 @@ def plan_copies(
     blocks_per_chunk: int,
     *,
     skip_blocks: int = 0,
-    null_block: int | None = None,
     owners: tuple[Any, ...] = (),
 ) -> CopyPlan:
     """Copies of `block_ids[i]` to or from place `i % blocks_per_chunk` of its chunk.
@@ -108,8 +149,6 @@ def plan_copies(
         chunks: shape [ceil(n / blocks_per_chunk)], host addresses, each of
             `layout.chunk_bytes(blocks_per_chunk)` bytes.
         skip_blocks: so many leading positions are left alone.
-        null_block: positions with this id are left alone (vLLM's block 0 stands for
-            tokens outside a sliding window).
 
     Cost: O(n) numpy work, one copy per run of adjacent ids and plane group.
 
@@ -121,10 +160,7 @@ def plan_copies(
     bases: Addresses = np.asarray(chunks, dtype=np.uint64).reshape(-1)
     _check(layout, ids, bases, blocks_per_chunk, skip_blocks)
     place: Counts = np.arange(len(ids))
-    kept = place >= skip_blocks
-    if null_block is not None:
-        kept &= ids != null_block
-    ids, place = ids[kept], place[kept]
+    ids, place = ids[skip_blocks:], place[skip_blocks:]
     _refuse_doubles(direction, ids, bases)
     starts, lengths = _runs(ids, place, blocks_per_chunk)
     run_ids, slot = ids[starts], place[starts] % blocks_per_chunk

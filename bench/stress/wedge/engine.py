@@ -17,10 +17,11 @@ from bench.sim.harness import (
     build_vllm_config,
     next_tokens,
 )
-from bench.stress.wedge.loading import Elsewhere, fill
+from bench.stress.wedge.loading import Elsewhere, HostCopies, fill
 from bench.stress.wedge.spec import RandomEngine
 from ttlcache.clock import VirtualClock
 from ttlcache_connector.role.invariants import violations
+from ttlcache_connector.tiers.base import TierMetadata
 
 #: Steps in a row in which nothing ran although something waited: a wedge.
 WEDGE_STEPS = 3
@@ -42,6 +43,16 @@ def _config(spec: EngineSpec) -> VllmConfig:
     return _configs[key]
 
 
+class _Harness(EngineHarness):
+    copies: HostCopies | None = None
+
+    def execute(self, output: SchedulerOutput) -> KVConnectorOutput | None:
+        metadata = output.kv_connector_metadata
+        if self.copies is None or not isinstance(metadata, TierMetadata):
+            return None
+        return self.copies.execute(metadata)
+
+
 @dataclass
 class DrivenEngine:
     """One real scheduler and its steps in flight."""
@@ -49,7 +60,7 @@ class DrivenEngine:
     random_engine: RandomEngine
     rng: random.Random
     clock: VirtualClock
-    harness: EngineHarness = field(init=False)
+    harness: _Harness = field(init=False)
     elsewhere: Elsewhere | None = None
     steps: int = 0
     stuck_steps: int = 0
@@ -57,7 +68,11 @@ class DrivenEngine:
     def __post_init__(self) -> None:
         spec = self.random_engine.engine
         config = _config(spec)
-        self.harness = EngineHarness(spec, config, self.random_engine.depth)
+        self.harness = _Harness(spec, config, self.random_engine.depth)
+        if self.random_engine.has_cpu_tier:
+            rng = random.Random(repr(self.random_engine))
+            pace, failing = rng.choice((0.1, 0.5, 1.0)), rng.choice((0.0, 0.2))
+            self.harness.copies = HostCopies(rng, pace, failing)
         self.harness.worker_says = self._worker_says
         if self.random_engine.max_programs is not None:
             programs = self.role.parts.controller.programs
@@ -82,23 +97,26 @@ class DrivenEngine:
 
     def step(self) -> None:
         """One engine step; raises `ScheduleFailure`."""
-        moves = self._moves_elsewhere()
+        moves = self._moves()
         output = self.harness.step()
         self.steps += 1
-        self._watch(output, moved=self._moves_elsewhere() > moves)
+        self._watch(output, moved=self._moves() != moves)
         self.check()
 
     def check(self) -> None:
         parts = self.role.parts
         broken = violations(self.scheduler, parts.controller, parts.holder)
-        if parts.faults.total:
-            broken.append(f"{parts.faults.total} exceptions in our hooks")
+        if faults := parts.faults.total + parts.lower.faults.total:
+            broken.append(f"{faults} exceptions in our hooks")
         if broken:
             raise ScheduleFailure("; ".join(broken[:3]))
 
     @property
     def is_loading(self) -> bool:
         """Whether KV from elsewhere is on its way, be it to an aborted request."""
+        copies = self.harness.copies
+        if copies is not None and copies.is_pending:
+            return True
         return self.elsewhere is not None and self.elsewhere.is_pending
 
     def holds_blocks_waiting(self) -> bool:
@@ -108,8 +126,12 @@ class DrivenEngine:
         waiting = self.scheduler.requests.keys() - running
         return self.is_loading or any(any(block_ids(name)) for name in waiting)
 
-    def _moves_elsewhere(self) -> int:
-        return 0 if self.elsewhere is None else self.elsewhere.moves
+    def _moves(self) -> tuple[int, int]:
+        """Differs where loads, or copies before blocks are freed, went on."""
+        copies = self.harness.copies
+        if copies is not None:
+            return copies.moves, self.harness.pool.get_num_free_blocks()
+        return (0 if self.elsewhere is None else self.elsewhere.moves), 0
 
     def _watch(self, output: SchedulerOutput, *, moved: bool) -> None:
         waiting = [

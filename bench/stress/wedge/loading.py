@@ -2,6 +2,7 @@
 
 `Elsewhere` plays a lower tier or a remote prefill instance. Two connectors ask it: one
 of ours that loads by itself, and a stranger beside TTLConnector in a MultiConnector.
+`HostCopies` plays workers of our CPU tier.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from vllm.v1.request import RequestStatus
 
 from bench.sim.idle_connector import IdleConnector, register_connectors
 from ttlcache_connector.connector import TTLConnector
+from ttlcache_connector.tiers.base import TierMetadata
+from ttlcache_connector.tiers.cpu.messages import CopyOrders, CopyReport
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -153,6 +156,43 @@ class Elsewhere:
             output.failed_recving.add(name)
         else:
             output.invalid_block_ids.add(self.rng.choice(load.block_ids))
+
+
+@dataclass
+class HostCopies:
+    """The worker's half of the CPU tier, without bytes: copies end late, some fail.
+
+    moves: as of `Elsewhere`.
+    """
+
+    rng: random.Random
+    pace: float
+    failing: float
+    moves: int = 0
+    _under_way: dict[int | str, None] = field(default_factory=dict)
+    _awaited: set[str] = field(default_factory=set)  # loads that vLLM waits for
+
+    @property
+    def is_pending(self) -> bool:
+        return bool(self._under_way)
+
+    def execute(self, metadata: TierMetadata) -> KVConnectorOutput:
+        """A step's orders; what the worker reports with its results."""
+        orders: CopyOrders = metadata.inner or CopyOrders()
+        self._under_way |= dict.fromkeys([*orders.stores, *orders.loads])
+        self._awaited |= orders.loads.keys()
+        ended = [key for key in self._under_way if self.rng.random() < self.pace]
+        report = CopyReport(dict.fromkeys(ended, 1))
+        report.failed = {key for key in ended if self.rng.random() < self.failing}
+        self.moves += len(ended)
+        for key in ended:
+            del self._under_way[key]
+        received = self._awaited & {*ended, *orders.overdue}
+        self._awaited -= received
+        output = KVConnectorOutput(finished_recving=received or None)
+        output.failed_recving = received - (set(ended) - report.failed)
+        output.kv_connector_worker_meta = report
+        return output
 
 
 class _FromElsewhere(KVConnectorBase_V1):

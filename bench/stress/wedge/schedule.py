@@ -178,7 +178,10 @@ class Schedule:
         if self.spec.drafts:
             return  # vLLM asserts when a session resumes behind its own drafts
         live = self.engine.scheduler.requests
-        self.sessions = [s for s in self.sessions if s in live]
+        # An aborted one stays while its load goes on, and no client knows it any more.
+        self.sessions = [
+            s for s in self.sessions if s in live and not live[s].is_finished()
+        ]
         if self.sessions:
             closing = self.rng.random() < 0.4
             self._chunk(self.sessions[0], resumable=not closing)
@@ -299,6 +302,8 @@ class Schedule:
         controller = self.engine.role.parts.controller
         self.clock.advance(1e10)
         self.engine.step()
+        if self.spec.has_cpu_tier:
+            self.end_tier()
         self.engine.check()
         pool = self.engine.harness.pool
         free, usable = pool.get_num_free_blocks(), pool.num_gpu_blocks - 1
@@ -311,6 +316,17 @@ class Schedule:
                 f"leak: {len(controller.requests)} requests, "
                 f"{len(controller.programs)} programs remembered"
             )
+
+    def end_tier(self) -> None:
+        """Copies end; then a reset leaves nothing in host memory, either."""
+        self.engine.role.upkeep.release_all()
+        while self.engine.is_loading:
+            self.engine.step()
+        self.engine.step()
+        lower = self.engine.role.parts.lower
+        lower.tier.reset()
+        if lower.tier.fill().used_bytes or not lower.is_up():
+            raise ScheduleFailure(f"leak: {lower.tier.fill()} in the CPU tier")
 
     def _pick(self, wanted: Any) -> Client | None:
         found = [client for client in self.clients if wanted(client)]

@@ -38,6 +38,10 @@ POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
+#: Of the harness's KV, in one group.
+BYTES_PER_TOKEN = 256
+
+
 @dataclass(frozen=True)
 class RandomEngine:
     """An engine spec and how its steps are driven.
@@ -54,6 +58,7 @@ class RandomEngine:
     worker_faults: bool = False
     loads: Loads | None = None
     max_programs: int | None = None
+    has_cpu_tier: bool = False
 
     @property
     def block_tokens(self) -> int:
@@ -115,7 +120,9 @@ def random_engine(rng: random.Random, *, load_share: float = 0.35) -> RandomEngi
     # In hybrid caches vLLM promises loads fewer blocks than they then take, and so
     # wedges by itself (`bench.stress.wedge.alone`).
     if faults or hybrid or rng.random() > load_share or not loading.VLLM_COPES:
-        return RandomEngine(engine, depth, drafts, faults, max_programs=max_programs)
+        drawn = RandomEngine(engine, depth, drafts, faults, max_programs=max_programs)
+        copes = loading.VLLM_COPES and engine.scheduler_cls is None
+        return drawn if faults or not copes else _with_cpu_tier(drawn)
     # A failed load that is tried again may wedge vLLM; our scheduler prevents that.
     may_fail = engine.scheduler_cls is None
     loads = Loads(
@@ -174,6 +181,22 @@ def _with_loads(engine: EngineSpec, loads: Loads) -> EngineSpec:
     return replace(
         engine, kv_connector="MultiConnector", extra_config={"connectors": children}
     )
+
+
+def _with_cpu_tier(drawn: RandomEngine) -> RandomEngine:
+    """For half of them, drawn apart: the others' seeds mean what they did before."""
+    rng = random.Random(repr(drawn))
+    if rng.random() < 0.5:
+        return drawn
+    engine = drawn.engine
+    blocks = rng.choice((2, 7, 40)) + 1.5
+    tier = {
+        "lower_tier": "cpu",
+        "cpu_gb": blocks * engine.block_tokens * BYTES_PER_TOKEN / 1e9,
+        "demote": rng.choice(("on-pressure", "on-expiry", "write-through")),
+    }
+    engine = replace(engine, extra_config={**engine.extra_config, **tier})
+    return replace(drawn, engine=engine, has_cpu_tier=True)
 
 
 def _with_drafts(engine: EngineSpec, drafts: int) -> EngineSpec:

@@ -8,6 +8,7 @@ its own on them.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -223,9 +224,11 @@ class ExpiredTurns:
         for request_id in turns:
             self.release(request_id)
         failed: Exception | None = None
-        for request_id in turns:
+        drops: list[Callable[[], None]] = [self._stores.drop_copies]
+        drops += [functools.partial(self._stores.drop, each) for each in turns]
+        for drop in drops:
             try:
-                self._stores.drop(request_id)
+                drop()
             except Exception as error:  # noqa: BLE001 - the others are dropped, too
                 failed = error
         if failed is not None:

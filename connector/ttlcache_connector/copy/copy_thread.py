@@ -1,4 +1,4 @@
-"""One thread that copies bytes beside the forward pass, and can be stopped.
+"""Threads that copy bytes beside the forward pass, and can be stopped.
 
 A copy that was cancelled never touches a KV block again once `retain` or `close`
 returned: the blocks may belong to another request by then.
@@ -42,6 +42,9 @@ class Move:
         self.cancelled = False
         self._copy_lock = copy_lock
 
+    def is_wanted(self) -> bool:
+        return not self.cancelled
+
     @contextmanager
     def copying(self) -> Iterator[None]:
         """The only place from which KV blocks may be read or written.
@@ -56,11 +59,10 @@ class Move:
 
 
 class CopyThread:
-    """Does moves one after another; loads before stores."""
+    """Does moves one after another."""
 
     def __init__(self, name: str) -> None:
-        self._loads: deque[Move] = deque()
-        self._stores: deque[Move] = deque()
+        self._queue: deque[Move] = deque()
         self._current: Move | None = None
         self._wake = threading.Condition()
         self._copy_lock = threading.Lock()
@@ -74,7 +76,6 @@ class CopyThread:
         run: Callable[[Move], bool],
         done: Callable[[bool], None],
         *,
-        is_load: bool,
         stays: bool = False,
     ) -> Move:
         """Queue a move; never blocks."""
@@ -83,7 +84,7 @@ class CopyThread:
             if self._closed:
                 move.cancelled = True
             else:
-                (self._loads if is_load else self._stores).append(move)
+                self._queue.append(move)
                 self._wake.notify()
         if move.cancelled:
             done(False)
@@ -94,13 +95,9 @@ class CopyThread:
         keep = {id(move) for move in wanted}
         with self._wake:
             if not self._closed:
-                queued = (*self._loads, *self._stores)
-                keep |= {id(move) for move in queued if move.stays}
-            dropped = [m for m in (*self._loads, *self._stores) if id(m) not in keep]
-            for queue in (self._loads, self._stores):
-                kept = [m for m in queue if id(m) in keep]
-                queue.clear()
-                queue.extend(kept)
+                keep |= {id(move) for move in self._queue if move.stays}
+            dropped = [move for move in self._queue if id(move) not in keep]
+            self._queue = deque(move for move in self._queue if id(move) in keep)
             current = self._current
             if current is not None and id(current) not in keep:
                 current.cancelled = True
@@ -123,11 +120,11 @@ class CopyThread:
     def _work(self) -> None:
         while True:
             with self._wake:
-                while not (self._loads or self._stores or self._closed):
+                while not (self._queue or self._closed):
                     self._wake.wait()
                 if self._closed:
                     return
-                move = (self._loads or self._stores).popleft()
+                move = self._queue.popleft()
                 self._current = move
             ok = self._run(move)
             with self._wake:
@@ -140,10 +137,27 @@ class CopyThread:
         except Cancelled:
             return False
         except Exception:
-            if not self._logged:
+            if not (self._logged or move.cancelled):
                 self._logged = True
                 log.warning(
                     "ttlcache: a copy to or from the lower tier failed (logged once)",
                     exc_info=True,
                 )
             return False
+
+
+class CopyThreads:
+    """One for loads, one for stores: a load never waits for a store."""
+
+    def __init__(self) -> None:
+        self.loads = CopyThread("ttlcache-loads")
+        self.stores = CopyThread("ttlcache-stores")
+
+    def retain(self, wanted: Collection[Move]) -> None:
+        """See `CopyThread.retain`."""
+        self.loads.retain(wanted)
+        self.stores.retain(wanted)
+
+    def close(self) -> None:
+        self.loads.close()
+        self.stores.close()

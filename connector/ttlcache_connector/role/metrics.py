@@ -54,7 +54,7 @@ _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
         *("tier_on_handshake", "tier_arrive", "tier_match", "tier_allocated"),
         *("tier_build_metadata", "tier_worker_output", "tier_take_events"),
         *("tier_finished", "tier_report_turn"),
-        *("tier_has_work", "tier_reset", "tier_shutdown"),
+        *("tier_has_work", "tier_abandon", "tier_fill", "tier_reset", "tier_shutdown"),
         *("worker_before_forward", "worker_load", "worker_save", "worker__poll"),
         *("worker_report", "worker_take_stats", "worker_shutdown"),
     ),

@@ -12,6 +12,7 @@ from ttlcache_connector.faults import guarded
 from ttlcache_connector.log import logger
 from ttlcache_connector.role.invariants import leaked_blocks, violations
 from ttlcache_connector.role.metrics import TTLConnectorStats
+from ttlcache_connector.tiers.base import Fill
 from ttlcache_lmcache import compat
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ class Reports:
 
     def _gauges(self) -> dict[str, float]:
         pressure, demoting = self._holder.pressure(), self._parts.demoting
+        lower = self._parts.lower
+        fill = lower.call(lower.tier.fill, Fill())
         return self._controller.gauges() | {
             "pinned_blocks": pressure.pinned_blocks,
             "free_blocks": pressure.free_blocks,
@@ -126,5 +129,7 @@ class Reports:
             "leaked_blocks": leaked_blocks(
                 self._parts.engine.scheduler, self._controller, self._holder
             ),
-            "tier_up": float(self._parts.lower.is_up()),
+            "tier_up": float(lower.is_up()),
+            "tier_used_bytes": fill.used_bytes,
+            "tier_budget_bytes": fill.budget_bytes,
         }

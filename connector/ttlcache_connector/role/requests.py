@@ -148,8 +148,6 @@ class RequestEvents:
         """A request ends, its blocks still referenced: pin them or not."""
         started_s = stopwatch_s()
         controller, holder = self._controller, self._holder
-        lower = self._lower
-        lower.call(lower.tier.stores.finished, None, request, block_ids)
         self._local_hits.pop(request.request_id, None)
         self._prefills.end(request.request_id)
         self._engine.forget(request.request_id)
@@ -157,7 +155,10 @@ class RequestEvents:
             controller.prefilled(request.request_id)
         record = controller.requests.get(request.request_id)
         completed = is_completed(request, self._reader)
-        candidate = holder.candidate(block_ids if completed else no_blocks(block_ids))
+        kept_ids = block_ids if completed else no_blocks(block_ids)
+        lower = self._lower
+        lower.call(lower.tier.stores.finished, None, request, kept_ids)
+        candidate = holder.candidate(kept_ids)
         finished = controller.finish(
             Finish(
                 request_id=request.request_id,

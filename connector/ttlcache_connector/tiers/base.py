@@ -94,6 +94,13 @@ class TierEvents:
     settled: list[str] = field(default_factory=list)
 
 
+class Fill(NamedTuple):
+    """How full a tier is, on all ranks; 0 of 0 where another process knows."""
+
+    used_bytes: int = 0
+    budget_bytes: int = 0
+
+
 class TurnEnd(NamedTuple):
     """What a tier that decides by itself may know of a turn that ended.
 
@@ -135,6 +142,12 @@ class TierStores:
 
         Its chunks that are not stored yet are dropped; chunks that other requests
         offered, too, stay queued.
+        """
+
+    def drop_copies(self) -> None:
+        """Copies under way are of no use any more.
+
+        Blocks that they only read are not held from now on, if the tier can help it.
         """
 
     def report_turn(self, turn: TurnEnd) -> None:
@@ -198,12 +211,18 @@ class SchedulerTier:
         """Orders of this step; called once a step, after all allocations."""
         return TierMetadata()
 
+    def abandon(self, request_ids: Collection[str]) -> None:
+        """A call raised before these requests' loads could be ordered."""
+
     def worker_output(self, output: KVConnectorOutput) -> None:
         """What the workers report of a step."""
 
     def take_events(self) -> TierEvents:
         """Asked before a step, after `build_metadata` and after `worker_output`."""
         return TierEvents()
+
+    def fill(self) -> Fill:
+        return Fill()
 
     def has_work(self) -> bool:
         """Whether steps are needed although no request is left."""
@@ -291,6 +310,10 @@ class LowerTier:
     def may_sleep(self, extra_config: Mapping[str, Any]) -> bool:
         """Whether vLLM's `--enable-sleep-mode` goes with these settings."""
         return True
+
+    def kv_cache_layout(self, device_type: str) -> str | None:
+        """vLLM's name of the layout that it copies best; None: any."""
+        return None
 
     def unsupported_reason(self, kv_cache_config: Any) -> str:
         """Why it cannot hold this model's KV, empty if it can."""

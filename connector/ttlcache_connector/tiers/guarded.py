@@ -110,6 +110,8 @@ class GuardedTier:
             self.faults.record("tier_build_metadata")
             metadata = TierMetadata()
             self._abandoned |= self._ordered
+        if self._abandoned:
+            self.call(self.tier.abandon, None, self._abandoned)
         metadata.abandoned, self._abandoned = self._abandoned, set()
         self._ordered = set()
         return metadata

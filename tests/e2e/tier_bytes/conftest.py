@@ -10,8 +10,9 @@ import pytest
 from bench.serve.tier_server import TierServer
 from bench.sim.harness import EngineSpec
 from tests.e2e.tier_bytes.worker import BLOCK, CHUNK_BYTES, WAIT_S, Worker
+from ttlcache.transfer import reference
 from ttlcache_connector.lmcache_server.launch import TierOptions
-from ttlcache_connector.tiers.lmcache import client, worker_transfer
+from ttlcache_connector.tiers.lmcache import client
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,8 @@ def two_block_tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierSe
 @pytest.fixture
 def make_worker(tiers: TierServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made: list[Worker] = []
-    # Several portions a request.
-    monkeypatch.setattr(worker_transfer, "MAX_PART_BYTES", 5 * CHUNK_BYTES)
+    # Several parts a request.
+    monkeypatch.setattr(reference, "PART_BYTES", 5 * CHUNK_BYTES)
     monkeypatch.setattr(client, "SOURCE_TIMEOUT_S", WAIT_S)
 
     def make(

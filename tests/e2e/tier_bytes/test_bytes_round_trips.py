@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -19,10 +16,7 @@ from tests.e2e.tier_bytes.worker import (
     hints,
     prompt,
 )
-from ttlcache.errors import TransferError
-from ttlcache_connector.copy import block_copier
 from ttlcache_connector.lmcache_server.launch import TierOptions
-from ttlcache_connector.tiers.lmcache import registration
 
 pytestmark = pytest.mark.e2e
 
@@ -91,33 +85,6 @@ def test_our_engine_moves_every_byte(make_worker):
     round_trip(engine, 150)
     moved = engine.moved
     assert moved["tier_mover_bytes:reference"] == 2 * 12 * CHUNK_BYTES
-    assert "tier_mover_bytes:lmcache" not in moved
-
-
-def test_lmcaches_mover_serves_what_ours_refuses(make_worker, monkeypatch, caplog):
-    """It stores another order of bytes, so neither side reads what ours wrote."""
-    ours = make_worker()
-    round_trip(ours, 151)
-
-    def refuse(*args: Any) -> None:
-        raise TransferError("a layout that nobody has seen")
-
-    monkeypatch.setattr(block_copier, "read_layout", refuse)
-    with heard(caplog):
-        theirs = make_worker()
-    assert "own mover, in this worker (a layout that nobody" in caplog.text
-    round_trip(theirs, 151)  # nothing was found of the same context
-    moved = theirs.moved
-    assert moved["tier_mover_bytes:lmcache"] == 2 * 12 * CHUNK_BYTES
-    assert "tier_mover_bytes:reference" not in moved
-
-
-@contextlib.contextmanager
-def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """vLLM's loggers do not hand on what they are told."""
-    registration.log.addHandler(caplog.handler)
-    yield
-    registration.log.removeHandler(caplog.handler)
 
 
 def test_a_server_without_shared_memory(tmp_path, make_worker):

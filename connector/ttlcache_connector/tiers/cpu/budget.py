@@ -1,11 +1,17 @@
-"""How many blocks `cpu_gb` is."""
+"""How many blocks `cpu_gb` is, and their memory."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import psutil
+import torch
+
 from ttlcache.config import TTLCacheConfig
-from ttlcache.errors import ConfigError
+from ttlcache.errors import ConfigError, TransferError
+
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def count_blocks(config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any) -> int:
@@ -55,3 +61,30 @@ def _group_bytes(group: Any) -> int:
     if specs:  # layers of one type, but different shapes
         return sum(int(each.page_size_bytes) for each in specs.values())
     return int(spec.page_size_bytes) * len(group.layer_names)
+
+
+def allocate(num_bytes: int) -> torch.Tensor:
+    """Host memory that is resident from now on: later it cannot run short.
+
+    Raises:
+        TransferError: there is not so much.
+    """
+    available = available_bytes()
+    if num_bytes > available:
+        raise TransferError(
+            f"{num_bytes / 1e9:.3g} GB of host memory wanted on this rank, "
+            f"{available / 1e9:.3g} GB available"
+        )
+    return torch.empty(num_bytes, dtype=torch.uint8).zero_()
+
+
+def available_bytes() -> int:
+    """What the machine has left, or this container, whose caches can be dropped."""
+    machine = int(psutil.virtual_memory().available)
+    try:
+        limit = int((CGROUP / "memory.max").read_text())
+        lines = (CGROUP / "memory.stat").read_text().splitlines()
+    except (OSError, ValueError):  # no control groups (v2), or no limit: "max"
+        return machine
+    used = {name: int(size) for name, size in map(str.split, lines)}
+    return min(machine, limit - used["anon"] - used["shmem"])

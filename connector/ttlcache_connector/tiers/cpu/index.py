@@ -9,6 +9,7 @@ references up. Its blocks can still be hit until others take them.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,36 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ttlcache_connector.engine import hooks
 
 if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+class HeldBlocks:
+    """References on a pool's blocks; each call costs O(its blocks)."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self.counts: Counter[int] = Counter()  # by block id
+
+    def hold(self, blocks: Sequence[KVCacheBlock]) -> None:
+        self._pool.touch(blocks)
+        self.adopt(blocks)
+
+    def adopt(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """References that exist are counted here from now on."""
+        self.counts.update(block.block_id for block in blocks)
+
+    def hand_over(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Somebody else gives these references back."""
+        for block in blocks:
+            self.counts[block.block_id] -= 1
+            if not self.counts[block.block_id]:
+                del self.counts[block.block_id]
+
+    def release(self, blocks: Sequence[KVCacheBlock]) -> None:
+        self.hand_over(blocks)
+        self._pool.free_blocks(reversed(blocks))
 
 
 class Found(NamedTuple):
@@ -47,6 +76,11 @@ class StoredTurn:
     deadline_s: float
     blocks: list[KVCacheBlock]
 
+    @property
+    def last(self) -> int:
+        """Of its blocks, by id."""
+        return int(self.blocks[-1].block_id)
+
 
 class HostIndex:
     """Blocks of host memory by content, and the turns that keep them."""
@@ -61,8 +95,12 @@ class HostIndex:
         """
         self._coordinator = hooks.coordinator_like(manager, vllm_config, num_blocks)
         self._pool = self._coordinator.block_pool
+        self._locks = HeldBlocks(self._pool)  # of copies and hits
         self._turns: dict[str, StoredTurn] = {}
-        self._of_program: dict[str, set[str]] = {}
+        # A heap, with entries of turns that are gone.
+        self._by_deadline: list[tuple[float, str]] = []
+        # Of a program: its turns by their last block.
+        self._of_program: dict[str, dict[int, str]] = {}
 
     def block_of(self, hashes: hooks.BlockHashes) -> KVCacheBlock | None:
         """The block that holds the same as one of GPU memory."""
@@ -96,30 +134,31 @@ class HostIndex:
 
     def lock(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Nothing takes these blocks until `unlock`."""
-        self._pool.touch(blocks)
+        self._locks.hold(blocks)
 
     def unlock(self, blocks: Sequence[KVCacheBlock]) -> None:
-        self._pool.free_blocks(reversed(blocks))
+        self._locks.release(blocks)
 
     # --- stored turns ----------------------------------------------------
 
     def count_obtainable(self) -> int:
         """Blocks that would be free without any stored turn."""
-        kept = Counter(b.block_id for t in self._turns.values() for b in t.blocks)
-        table = self._pool.blocks
-        alone = sum(table[i].ref_cnt == count for i, count in kept.items())
-        return int(self._pool.get_num_free_blocks() + alone)
+        return int(self._pool.num_gpu_blocks - 1 - len(self._locks.counts))
 
     def take_free(self, count: int) -> list[KVCacheBlock]:
         """Up to so many blocks to store into; the earliest deadline gives way first.
 
-        Each has one reference, which is the caller's.
+        Each has one reference, which is the caller's until `unlock` or `keep`.
         """
         while self._pool.get_num_free_blocks() < count and self._turns:
-            self.drop(min(self._turns, key=lambda i: self._turns[i].deadline_s))
-        return list(
-            self._pool.get_new_blocks(min(count, self._pool.get_num_free_blocks()))
-        )
+            deadline_s, request_id = heapq.heappop(self._by_deadline)
+            turn = self._turns.get(request_id)
+            if turn is not None and turn.deadline_s == deadline_s:
+                self.drop(request_id)
+        free = min(count, self._pool.get_num_free_blocks())
+        blocks = list(self._pool.get_new_blocks(free))
+        self._locks.adopt(blocks)
+        return blocks
 
     def set_content(
         self, block: KVCacheBlock, hashes: hooks.BlockHashes
@@ -140,15 +179,25 @@ class HostIndex:
     def keep(self, request_id: str, turn: StoredTurn) -> None:
         """A turn is stored; its references on its blocks are the index's now."""
         self.drop(request_id)
+        if not turn.blocks:
+            return
+        self._locks.hand_over(turn.blocks)
         self._turns[request_id] = turn
+        if len(self._by_deadline) > 2 * len(self._turns):
+            self._by_deadline = [(t.deadline_s, i) for i, t in self._turns.items()]
+            heapq.heapify(self._by_deadline)
+        else:
+            heapq.heappush(self._by_deadline, (turn.deadline_s, request_id))
         if turn.program is not None:
-            own = self._of_program.setdefault(turn.program, set())
+            own = self._of_program.setdefault(turn.program, {})
             # An earlier turn of which this one is a continuation keeps nothing alone.
-            ids = {block.block_id for block in turn.blocks}
-            for earlier in list(own):
-                if all(b.block_id in ids for b in self._turns[earlier].blocks):
-                    self.drop(earlier)
-            self._of_program.setdefault(turn.program, set()).add(request_id)
+            ids, last = {block.block_id for block in turn.blocks}, turn.last
+            for i in ids & own.keys():
+                if i == last or ids.issuperset(
+                    block.block_id for block in self._turns[own[i]].blocks
+                ):
+                    self.drop(own[i])
+            self._of_program.setdefault(turn.program, {})[last] = request_id
 
     def drop(self, request_id: str) -> None:
         """The turn gives its references up."""
@@ -157,14 +206,14 @@ class HostIndex:
             return
         if turn.program is not None:
             own = self._of_program[turn.program]
-            own.discard(request_id)
+            del own[turn.last]
             if not own:
                 del self._of_program[turn.program]
-        self.unlock(turn.blocks)
+        self._pool.free_blocks(reversed(turn.blocks))
 
     def drop_program(self, program: str) -> None:
         """Its turns are not continued."""
-        for request_id in list(self._of_program.get(program, ())):
+        for request_id in list(self._of_program.get(program, {}).values()):
             self.drop(request_id)
 
     def forget(self, blocks: Iterable[KVCacheBlock]) -> None:

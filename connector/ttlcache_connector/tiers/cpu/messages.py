@@ -17,34 +17,38 @@ class BlockCopy:
 
 @dataclass
 class CopyOrders:
-    """stores: by a number of their own; loads: by request id."""
+    """stores: by a number of their own; loads: by request id.
+
+    overdue: loads that do not end; their requests wait no longer.
+    """
 
     stores: dict[int, BlockCopy] = field(default_factory=dict)
     loads: dict[str, BlockCopy] = field(default_factory=dict)
+    overdue: set[str] = field(default_factory=set)
 
     def __bool__(self) -> bool:
-        return bool(self.stores or self.loads)
+        return bool(self.stores or self.loads or self.overdue)
 
 
 @dataclass
 class CopyReport(KVConnectorWorkerMetadata):
     """What ended in the workers.
 
-    stored: on how many ranks each store ended, well or not.
-    failed: stores that failed on one rank at least.
+    ended: on how many ranks each store or load ended, well or not.
+    failed: those that failed on one rank at least.
     load_s: seconds of each load, of the slowest rank.
     """
 
-    stored: dict[int, int] = field(default_factory=dict)
-    failed: set[int] = field(default_factory=set)
+    ended: dict[int | str, int] = field(default_factory=dict)
+    failed: set[int | str] = field(default_factory=set)
     load_s: dict[str, float] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> CopyReport:
         if not isinstance(other, CopyReport):
             return self
-        stored, load_s = dict(self.stored), dict(self.load_s)
-        for number, ranks in other.stored.items():
-            stored[number] = stored.get(number, 0) + ranks
+        ended, load_s = dict(self.ended), dict(self.load_s)
+        for key, ranks in other.ended.items():
+            ended[key] = ended.get(key, 0) + ranks
         for request_id, seconds in other.load_s.items():
             load_s[request_id] = max(seconds, load_s.get(request_id, 0.0))
-        return CopyReport(stored, self.failed | other.failed, load_s)
+        return CopyReport(ended, self.failed | other.failed, load_s)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.tiers.base import (
+    Fill,
     Loaded,
     Match,
     Reload,
@@ -16,9 +18,10 @@ from ttlcache_connector.tiers.base import (
     TierEvents,
     TierMetadata,
 )
-from ttlcache_connector.tiers.cpu.index import Found, HostIndex
+from ttlcache_connector.tiers.cpu.budget import block_bytes
+from ttlcache_connector.tiers.cpu.index import Found, HeldBlocks, HostIndex
 from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyOrders, CopyReport
-from ttlcache_connector.tiers.cpu.stores import CPUStores, HeldBlocks
+from ttlcache_connector.tiers.cpu.stores import Copies, CPUStores
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -56,11 +59,13 @@ class CPUSchedulerTier(SchedulerTier):
         """
         self._config, self._vllm_config = config, vllm_config
         self._num_blocks = num_blocks
+        self._block_bytes = block_bytes(kv_cache_config)
         self._has_groups = len(kv_cache_config.kv_cache_groups) > 1
         self._now_s = default_clock().now_s
         self._found: dict[str, Found] = {}
         self._orders: dict[str, BlockCopy] = {}
-        self._loads: dict[str, _Load] = {}
+        self._ranks = vllm_config.parallel_config.world_size
+        self._loads: Copies[str, _Load] = Copies(self._ranks)
         self._events = TierEvents()
 
     def bind(self, manager: KVCacheManager) -> None:
@@ -75,13 +80,14 @@ class CPUSchedulerTier(SchedulerTier):
             self._pool,
             self.index,
             self._held,
-            self._vllm_config.parallel_config.world_size,
+            self._ranks,
             has_groups=self._has_groups,
             is_write_through=self._config.demote == "write-through",
         )
 
     def is_up(self) -> bool:
-        return not self.is_off
+        is_stalled = self._loads.is_stalled or self.stores.copies.is_stalled
+        return not (self.is_off or is_stalled)
 
     def match(self, request: Request, hit_tokens: int, stored_tokens: float) -> Match:
         self._unlock(request.request_id)
@@ -90,7 +96,7 @@ class CPUSchedulerTier(SchedulerTier):
         # Copies are of whole blocks: they begin where one begins in every group.
         if hit_tokens % self.chunk_tokens or most_tokens <= 0 or not hashes:
             return Match(is_answered=True)
-        if request.skip_reading_prefix_cache:
+        if request.skip_reading_prefix_cache or not self.is_up():
             return Match(is_answered=True)
         found = self.index.find(hashes, hit_tokens, most_tokens)
         if found is None:
@@ -119,7 +125,7 @@ class CPUSchedulerTier(SchedulerTier):
         targets = [self._pool.blocks[i] for i in copy.gpu_blocks]
         self._held.hold(targets)
         load = _Load(loaded_tokens, self._now_s(), found.locked, targets)
-        self._loads[request_id] = load
+        self._loads.begin(request_id, load)
         self._orders[request_id] = copy
         del self._found[request_id]  # its locks are the load's now
 
@@ -129,32 +135,48 @@ class CPUSchedulerTier(SchedulerTier):
         if found is not None:
             self.index.unlock(found.locked)
 
+    def _unlock_all(self) -> None:
+        for request_id in list(self._found):
+            self._unlock(request_id)
+
     def build_metadata(self, output: SchedulerOutput) -> TierMetadata:
         loads, self._orders = self._orders, {}
-        for request_id in output.finished_req_ids:
-            self._unlock(request_id)
-        orders = CopyOrders(self.stores.order(), loads)
+        self._unlock_all()
+        overdue = set(self._loads) if self._loads.is_stalled else set()
+        orders = CopyOrders(self.stores.order(is_up=self.is_up()), loads, overdue)
         return TierMetadata(orders or None, is_past=True)
+
+    def abandon(self, request_ids: Collection[str]) -> None:
+        for request_id in request_ids:
+            self._orders.pop(request_id, None)
+            load = self._loads.pop(request_id, None)
+            if load is not None:
+                self._release(load)
+                self._events.loaded.append(Loaded(request_id, 0))
+
+    def _release(self, load: _Load) -> None:
+        self.index.unlock(load.sources)
+        self._held.release(load.targets)
 
     def worker_output(self, output: KVConnectorOutput) -> None:
         report = output.kv_connector_worker_meta
         if not isinstance(report, CopyReport):
             report = CopyReport()  # nothing ended, or another connector's
         for request_id in output.finished_recving or ():
-            load = self._loads.pop(request_id, None)
+            load = self._loads.get(request_id)
             if load is None:
                 continue
             # vLLM keeps a rank's word until the last rank is done.
             tokens = 0 if request_id in output.failed_recving else load.tokens
             if not tokens:
                 self.index.forget(load.sources)  # or it would fail again and again
-            self.index.unlock(load.sources)
-            self._held.release(load.targets)
             self._events.loaded.append(Loaded(request_id, tokens))
             if tokens:
                 waited_s = self._now_s() - load.ordered_s
                 seconds = report.load_s.get(request_id, waited_s)
                 self._events.reloads.append(Reload("cpu", tokens, seconds))
+        for _, load, _ in self._loads.take_ended(report):
+            self._release(load)
         self.stores.on_report(report)
 
     def take_events(self) -> TierEvents:
@@ -163,12 +185,17 @@ class CPUSchedulerTier(SchedulerTier):
         events.settled, self.stores.settled = self.stores.settled, []
         return events
 
+    def fill(self) -> Fill:
+        size = self._block_bytes * self._ranks  # of a block on all ranks
+        used, budget = self.index.used_blocks, self._num_blocks - 1
+        return Fill(used * size, budget * size)
+
     def has_work(self) -> bool:
-        return bool(self.stores) or bool(self._loads)
+        # What does not end must not keep an idle engine, or its end, waiting.
+        return self.is_up() and bool(self.stores or self._loads)
 
     def reset(self) -> bool:
-        for request_id in list(self._found):
-            self._unlock(request_id)
+        self._unlock_all()
         self.stores.reset()
         self.index.clear()
         self.generation += 1

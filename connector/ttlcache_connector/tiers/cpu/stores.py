@@ -1,21 +1,21 @@
 """Finished turns on their way to host memory.
 
 Blocks of a copy, on both sides, are referenced from its order until every rank has
-reported its end: nothing else can take them meanwhile.
+reported its end: nothing else can take them meanwhile. Of a store that is of no use any
+more only those it writes to are.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ttlcache.clock import default_clock
 from ttlcache_connector.engine import hooks
 from ttlcache_connector.tiers.base import TierStores, TurnEnd
-from ttlcache_connector.tiers.cpu.index import HostIndex, StoredTurn
+from ttlcache_connector.tiers.cpu.index import HeldBlocks, HostIndex, StoredTurn
 from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyReport
 
 if TYPE_CHECKING:
@@ -23,22 +23,51 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
+#: A direction of which no copy ends for so long is stalled.
+COPY_TIMEOUT_S = 10.0
 
-class HeldBlocks:
-    """Blocks of the GPU's pool that copies hold."""
+K = TypeVar("K", bound="int | str")
+C = TypeVar("C")
 
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
-        self.counts: Counter[int] = Counter()  # by block id
 
-    def hold(self, blocks: Sequence[KVCacheBlock]) -> None:
-        self._pool.touch(blocks)
-        self.counts.update(block.block_id for block in blocks)
+class Copies(dict[K, C]):
+    """Copies of one direction under way, by key; they end in their order.
 
-    def release(self, blocks: Sequence[KVCacheBlock]) -> None:
-        self.counts.subtract(block.block_id for block in blocks)
-        self.counts += Counter()  # without zeros
-        self._pool.free_blocks(reversed(blocks))
+    is_stalled: one has not ended in time; until all have, no other should begin.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        """
+        Args:
+            ranks: that report the end of each copy.
+        """
+        super().__init__()
+        self._ranks, self._now_s = ranks, default_clock().now_s
+        self._ended_on: Counter[K] = Counter()
+        self._failed: set[K] = set()
+        self._waits_since_s = 0.0
+        self.is_stalled = False
+
+    def begin(self, key: K, copy: C) -> None:
+        if not self:
+            self._waits_since_s = self._now_s()
+        self[key] = copy
+
+    def take_ended(self, report: CopyReport) -> list[tuple[K, C, bool]]:
+        """Key, copy and success of those that every rank has ended."""
+        ended = []
+        for key in [key for key in self if key in report.ended]:
+            self._waits_since_s = self._now_s()
+            self._ended_on[key] += report.ended[key]
+            if key in report.failed:
+                self._failed.add(key)
+            if self._ended_on[key] >= self._ranks:
+                ended.append((key, self.pop(key), key not in self._failed))
+                self._failed.discard(key)
+                del self._ended_on[key]
+        is_late = self._now_s() - self._waits_since_s > COPY_TIMEOUT_S
+        self.is_stalled = bool(self) and (self.is_stalled or is_late)
+        return ended
 
 
 @dataclass(slots=True)
@@ -66,9 +95,7 @@ class _Store:
     missing: list[tuple[KVCacheBlock, hooks.BlockHashes]]
     targets: list[KVCacheBlock]
     kept: list[KVCacheBlock]
-    ranks_left: int
     is_partial: bool
-    has_failed: bool = False
     is_dropped: bool = False
 
 
@@ -87,22 +114,22 @@ class CPUStores(TierStores):
     ) -> None:
         """
         Args:
-            ranks: that report the end of each copy.
+            ranks: as of `Copies`.
             has_groups: the model has several cache groups.
         """
-        self._pool, self._index, self._held, self._ranks = pool, index, held, ranks
+        self._pool, self._index, self._held = pool, index, held
         self._has_groups, self._is_write_through = has_groups, is_write_through
         self._now_s = default_clock().now_s
         self._numbers = itertools.count()
         self._turns: dict[str, _Turn] = {}
         self._due: dict[str, None] = {}  # in this order
-        self._stores: dict[int, _Store] = {}
+        self.copies: Copies[int, _Store] = Copies(ranks)
         self._orders: dict[int, BlockCopy] = {}
         self.settled: list[str] = []
         self.demotions: list[str] = []
 
     def __bool__(self) -> bool:
-        return bool(self._due or self._stores)
+        return bool(self._due or self.copies)
 
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         table = self._pool.blocks
@@ -123,7 +150,7 @@ class CPUStores(TierStores):
             self.drop(turn.request_id)
             if turn.program is not None:
                 self._index.drop_program(turn.program)
-                for store in self._stores.values():
+                for store in self.copies.values():
                     store.is_dropped |= store.turn.program == turn.program
             return
         pending = self._turns.get(turn.request_id)
@@ -147,18 +174,25 @@ class CPUStores(TierStores):
     def references(self) -> dict[int, int]:
         return self._held.counts
 
-    def order(self) -> dict[int, BlockCopy]:
-        """The copies that are due, by a number of their own."""
+    def order(self, *, is_up: bool) -> dict[int, BlockCopy]:
+        """The copies that are due, by a number of their own.
+
+        is_up: others may begin; without that what is due is dropped.
+        """
         while self._due:
             request_id = next(iter(self._due))
             del self._due[request_id]
             self.settled.append(request_id)
-            store = self._begin(request_id, self._turns.pop(request_id))
+            turn = self._turns.pop(request_id)
+            if not is_up:
+                self.demotions.append("dropped")
+                continue
+            store = self._begin(request_id, turn)
             if not store.missing:
-                self._end(store)
+                self._end(store, is_ok=True)
                 continue
             number = next(self._numbers)
-            self._stores[number] = store
+            self.copies.begin(number, store)
             self._orders[number] = BlockCopy(
                 [source.block_id for source, _ in store.missing],
                 [target.block_id for target in store.targets],
@@ -168,21 +202,22 @@ class CPUStores(TierStores):
 
     def on_report(self, report: CopyReport) -> None:
         """What ended on the ranks."""
-        for number, ranks in report.stored.items():
-            store = self._stores.get(number)
-            if store is None:
-                continue
-            store.ranks_left -= ranks
-            store.has_failed |= number in report.failed
-            if store.ranks_left <= 0:
-                self._end(self._stores.pop(number))
+        for _, store, is_ok in self.copies.take_ended(report):
+            self._end(store, is_ok=is_ok)
+        if self.copies.is_stalled:
+            self.drop_copies()
+
+    def drop_copies(self) -> None:
+        for store in self.copies.values():
+            store.is_dropped = True
+            self._held.release([source for source, _ in store.missing])
+            store.missing = []
 
     def reset(self) -> None:
         """What is in GPU memory, or on its way down, is worthless."""
         self._turns.clear()
         self._due.clear()
-        for store in self._stores.values():
-            store.is_dropped = True
+        self.drop_copies()
 
     def _begin(self, request_id: str, turn: _Turn) -> _Store:
         """Copy what is not there yet and still in GPU memory."""
@@ -204,13 +239,13 @@ class CPUStores(TierStores):
         partial = len(kept) + len(targets) < len(turn.sources)
         missing = missing[: len(targets)]
         self._held.hold([source for source, _ in missing])
-        return _Store(request_id, turn, missing, targets, kept, self._ranks, partial)
+        return _Store(request_id, turn, missing, targets, kept, partial)
 
-    def _end(self, store: _Store) -> None:
+    def _end(self, store: _Store, *, is_ok: bool) -> None:
         """Every rank has copied: the turn can be found from now on."""
         self._held.release([source for source, _ in store.missing])
-        if store.has_failed or store.is_dropped:
-            self.demotions.append("failed" if store.has_failed else "dropped")
+        if store.is_dropped or not is_ok:
+            self.demotions.append("dropped" if is_ok else "failed")
             self._index.unlock([*store.kept, *store.targets])
             return
         self.demotions.append("dropped" if store.is_partial else "stored")

@@ -16,6 +16,10 @@ class CPU(LowerTier):
     def check(self, *, allow_untested: bool) -> None:
         requirements.check_cpu_tier(allow_untested=allow_untested)
 
+    def kv_cache_layout(self, device_type: str) -> str | None:
+        """On a GPU all layers of a block in one piece: one copy a block."""
+        return "BLNHC" if device_type == "cuda" else None
+
     def scheduler_half(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
     ) -> SchedulerTier:

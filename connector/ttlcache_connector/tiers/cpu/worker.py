@@ -1,24 +1,22 @@
-"""In a worker: host memory, and the engines that copy blocks to it and back.
-
-One engine a direction: a load, for which a request waits, never queues behind a store.
-"""
+"""In a worker: host memory, and the engines that copy blocks to it and back."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
 import torch
 
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.transfer import Direction, TransferEngine, plan_copies
-from ttlcache.transfer.base import Ticket
-from ttlcache_connector.copy.block_copier import make_engine
+from ttlcache.transfer.base import Outcome, Ticket
 from ttlcache_connector.copy.kv_layouts import whole_blocks
+from ttlcache_connector.copy.lanes import make_lanes
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
-from ttlcache_connector.tiers.cpu.budget import block_bytes
+from ttlcache_connector.tiers.cpu.budget import allocate, block_bytes
 from ttlcache_connector.tiers.cpu.messages import BlockCopy, CopyOrders, CopyReport
 
 log = logger(__name__)
@@ -26,11 +24,9 @@ log = logger(__name__)
 #: Waited for loads at the end of the step in which they began: one that ends right
 #: after it costs its request another.
 MAX_WAIT_S = 0.002
-#: Waited for copies at the end of the process.
-CLOSE_TIMEOUT_S = 5.0
 
 
-class _Lane:
+class CopyLane:
     """Copies of one direction."""
 
     def __init__(
@@ -39,35 +35,41 @@ class _Lane:
         self._direction, self.engine, self._metrics = direction, engine, metrics
         self._under_way: dict[Ticket, Any] = {}
         self._refused: list[Any] = []
+        self._has_raised = False
         #: A copy began since `poll`.
         self.has_new = False
 
     def submit(
-        self, key: Any, copy: BlockCopy, layout: Any, host: torch.Tensor, after: int
+        self, key: Any, copy: BlockCopy, layout: Any, host: torch.Tensor, event: Any
     ) -> None:
         """
         Args:
             key: the store's number, or the load's request id.
             host: bytes, one row a block.
-            after: device event that the copy waits for, 0 for none.
+            event: CUDA event that the copy waits for, or None.
         """
-        rows = [host.data_ptr() + host.stride(0) * i for i in copy.cpu_blocks]
         try:
+            rows = host.data_ptr() + np.asarray(copy.cpu_blocks) * host.stride(0)
+            owners = (host, event)
             plan = plan_copies(
-                self._direction, layout, copy.gpu_blocks, rows, 1, owners=(host,)
+                self._direction, layout, copy.gpu_blocks, rows, 1, owners=owners
             )
+            after = 0 if event is None else event.cuda_event
             self._under_way[self.engine.submit(plan, after)] = key
             self.has_new = True
         except Exception:
             log.warning("ttlcache: a copy could not begin", exc_info=True)
             self._refused.append(key)
 
-    def poll(self) -> list[tuple[Any, float | None]]:
-        """Keys of copies that ended, with their seconds; None for one that failed."""
+    def poll(self, wait_s: float = 0.0) -> list[tuple[Any, float | None]]:
+        """Keys of copies that ended, with their seconds; None for one that failed.
+
+        wait_s: at most, for copies that began since the last call.
+        """
         ended: list[tuple[Any, float | None]]
         ended = [(key, None) for key in self._refused]
-        self._refused, self.has_new = [], False
-        for outcome in self.engine.poll():
+        self._refused, has_new, self.has_new = [], self.has_new, False
+        for outcome in self._outcomes(wait_s if has_new else 0.0):
             key = self._under_way.pop(outcome.ticket)
             if outcome.failure is not None:
                 log.warning(
@@ -85,6 +87,21 @@ class _Lane:
             ended.append((key, outcome.seconds if outcome.ok else None))
         return ended
 
+    def _outcomes(self, wait_s: float) -> list[Outcome]:
+        """None from an engine that raises: its copies may go on, as where one hangs."""
+        try:
+            if wait_s:
+                self.engine.flush(wait_s)
+            return self.engine.poll()
+        except Exception:
+            self._metrics.count("hook_errors", "worker__poll")
+            if not self._has_raised:
+                log.warning(
+                    "ttlcache: the %s engine raised", self.engine.name, exc_info=True
+                )
+            self._has_raised = True
+            return []
+
 
 class CPUWorkerTier(WorkerTier):
     """Host memory of one rank."""
@@ -101,33 +118,29 @@ class CPUWorkerTier(WorkerTier):
         self._loads_early = not zeroes
         self._begun: TierMetadata | None = None
         self._begun_loads: TierMetadata | None = None
+        self._loading: set[str] = set()  # requests that vLLM has not heard of since
+        self._overdue: set[str] = set()
         self._report = CopyReport()
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         try:
             self._layout = whole_blocks(kv_caches, self._config.num_blocks)
             self._device = next(iter(kv_caches.values())).device
-            engines = [make_engine(self._device) for _ in Direction]
             counted = block_bytes(self._config)
             if self._layout.block_bytes > counted:
                 raise TransferError(
                     f"blocks of {self._layout.block_bytes} bytes, {counted} expected"
                 )
             num_bytes = self._num_blocks * self._layout.block_bytes
-            memory = torch.empty(num_bytes, dtype=torch.uint8)
-            for engine in engines:
-                pinned = getattr(engine, "pinned", None)
-                if pinned is not None:
-                    is_first = engine is engines[0]
-                    (pinned.pin if is_first else pinned.adopt)(
-                        memory.data_ptr(), num_bytes
-                    )
+            memory = allocate(num_bytes)
+            self._lanes = make_lanes(self._device)
+            self._lanes.add_host(memory.data_ptr(), num_bytes, is_pinned=False)
         except (TransferError, RuntimeError) as error:
             raise ConfigError(f"lower_tier 'cpu': {error}") from error
         self._host = memory.view(self._num_blocks, -1)
         self._stores, self._loads = (
-            _Lane(direction, engine, self.metrics)
-            for direction, engine in zip(Direction, engines, strict=True)
+            CopyLane(direction, self._lanes.engine(direction), self.metrics)
+            for direction in Direction
         )
         log.info(
             "ttlcache: CPU tier of %d blocks of %d bytes (%.1f GB on this rank), moved "
@@ -135,7 +148,7 @@ class CPUWorkerTier(WorkerTier):
             self._num_blocks - 1,
             self._layout.block_bytes,
             num_bytes / 1e9,
-            engines[0].name,
+            self._lanes.name,
         )
 
     def before_forward(self, metadata: TierMetadata, *, is_alone: bool) -> None:
@@ -145,49 +158,49 @@ class CPUWorkerTier(WorkerTier):
             self._start(self._stores, metadata.inner.stores)
             if self._loads_early and is_alone:
                 self._begun_loads = metadata
-                self._start(self._loads, metadata.inner.loads)
+                self._start_loads(metadata.inner)
 
     def load(self, metadata: TierMetadata) -> None:
         if isinstance(metadata.inner, CopyOrders) and metadata is not self._begun_loads:
-            self._start(self._loads, metadata.inner.loads)
+            self._start_loads(metadata.inner)
 
     def save(self, metadata: TierMetadata) -> None:
         if isinstance(metadata.inner, CopyOrders) and metadata is not self._begun:
             self._start(self._stores, metadata.inner.stores)
 
-    def _start(self, lane: _Lane, copies: dict[Any, BlockCopy]) -> None:
+    def _start_loads(self, orders: CopyOrders) -> None:
+        self._loading |= orders.loads.keys()
+        self._overdue = orders.overdue
+        self._start(self._loads, orders.loads)
+
+    def _start(self, lane: CopyLane, copies: dict[Any, BlockCopy]) -> None:
         """After what this process has given the device to do."""
         if not copies:
             return
-        event, after = None, 0
+        event = None
         if self._device.type == "cuda":
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self._device))
-            after = event.cuda_event
         for key, copy in copies.items():
-            lane.submit(key, copy, self._layout, self._host, after)
+            lane.submit(key, copy, self._layout, self._host, event)
 
     def poll(self, finished_ids: Collection[str]) -> Transfers:
-        if self._loads.has_new:
-            self._loads.engine.flush(MAX_WAIT_S)
         transfers, report = Transfers(), self._report
-        for request_id, seconds in self._loads.poll():
-            transfers.received.add(request_id)
+        for key, seconds in [*self._loads.poll(MAX_WAIT_S), *self._stores.poll()]:
+            report.ended[key] = 1
             if seconds is None:
-                transfers.failed.add(request_id)
-            else:
-                report.load_s[request_id] = seconds
-        for number, seconds in self._stores.poll():
-            report.stored[number] = 1
-            if seconds is None:
-                report.failed.add(number)
+                report.failed.add(key)
+            elif key in self._loading:
+                report.load_s[key] = seconds
+        transfers.received = self._loading & (report.ended.keys() | self._overdue)
+        # Those that are overdue may still write: their blocks wait for `report.ended`.
+        transfers.failed = transfers.received - (report.ended.keys() - report.failed)
+        self._loading -= transfers.received
         return transfers
 
     def report(self) -> CopyReport | None:
         report, self._report = self._report, CopyReport()
-        return report if report.stored or report.load_s else None
+        return report if report.ended else None
 
     def shutdown(self) -> None:
-        for lane in (self._loads, self._stores):
-            lane.engine.flush(CLOSE_TIMEOUT_S)
-            lane.engine.close()
+        self._lanes.close()

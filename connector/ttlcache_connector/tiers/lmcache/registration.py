@@ -1,9 +1,8 @@
 """Makes vLLM's KV tensors known to an LMCache server, and says who moves their bytes.
 
-Three movers: our transfer path in this worker; LMCache's copy code in this worker, for
-tensors in CPU memory that ours refuses; LMCache's server, which maps the worker's
-memory. The first stores blocks in vLLM's order of bytes, under a name of its own
-where that is not LMCache's order.
+Two movers: our transfer path in this worker, and LMCache's server, which maps the
+worker's memory. The first stores blocks in vLLM's order of bytes, under a name of its
+own where that is not LMCache's order.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
 
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache_connector.copy.copy_thread import CopyThread
+from ttlcache_connector.copy.copy_thread import CopyThreads
 from ttlcache_connector.copy.kv_layouts import namespace
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.lmcache.client import PREFIX
-from ttlcache_connector.tiers.lmcache.copiers import Copier, LMCacheCopier, OwnCopier
+from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
 from ttlcache_connector.tiers.lmcache.worker_transfer import ThreadedTransfer
 from ttlcache_lmcache import internals
 
@@ -51,19 +50,19 @@ class Registration:
     def __init__(
         self,
         adapter: Any,
-        thread: CopyThread,
+        threads: CopyThreads,
         metrics: MetricsBuffer,
         vllm_config: Any,
         kv_cache_config: Any,
     ) -> None:
         self._adapter = adapter
-        self._thread = thread
+        self._threads = threads
         self._metrics = metrics
         self._config = kv_cache_config
         self._may_sleep = vllm_config.model_config.enable_sleep_mode
         self._plain_name = adapter.model_name
         adapter.model_name += own_name(vllm_config, kv_cache_config)
-        self._copier: Copier | None = None
+        self._copier: ChunkCopier | None = None
         self._is_decided = False
         self._register_at_server = internals.replace_registration(
             adapter, self._register
@@ -82,7 +81,7 @@ class Registration:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # LMCache's heartbeat thread is on GPU 0
         # Slots of an old server must not be filled and committed to a new one.
-        self._thread.retain(())
+        self._threads.retain(())
         old = self._adapter.transfer_ctx
         if isinstance(old, ThreadedTransfer):
             if self._copier is not None:
@@ -99,13 +98,13 @@ class Registration:
                 if not is_first:
                     raise
                 self._copier.close()
-                self._copier = self._instead(kv_caches, str(error))
-                if self._copier is not None:
-                    self._by_worker(kv_caches, self._copier)
-        if self._copier is None:
-            self._by_server(kv_caches)
+                self._copier = None
+                self._leave_to_server(str(error))
+            else:
+                return
+        self._by_server(kv_caches)
 
-    def _choose(self, kv_caches: dict[str, torch.Tensor]) -> Copier | None:
+    def _choose(self, kv_caches: dict[str, torch.Tensor]) -> ChunkCopier | None:
         """Our path if it serves; None: LMCache's server moves the bytes."""
         adapter = self._adapter
         if len(adapter.engine_group_infos) > 1:
@@ -115,7 +114,7 @@ class Registration:
         else:
             try:
                 hints = internals.layout_hints(adapter)
-                copier = OwnCopier(kv_caches, self._config, hints)
+                copier = ChunkCopier(kv_caches, self._config, hints)
             except TransferError as error:
                 reason = str(error)
             except Exception as error:
@@ -127,34 +126,25 @@ class Registration:
                     copier.name,
                 )
                 return copier
-        return self._instead(kv_caches, reason)
+        self._leave_to_server(reason)
+        return None
 
-    def _instead(
-        self, kv_caches: dict[str, torch.Tensor], reason: str
-    ) -> Copier | None:
+    def _leave_to_server(self, reason: str) -> None:
         adapter = self._adapter
         if adapter.model_name != self._plain_name:
             adapter.model_name = self.changed_name = self._plain_name
-        device = next(iter(kv_caches.values())).device.type
-        here = (
-            device == "cpu"
-            and len(adapter.engine_group_infos) <= 1
-            and not _is_by_server(internals.transfer_mode(adapter))
-        )
         log.info(
-            "ttlcache: KV moves to and from LMCache by LMCache's own mover, in %s (%s)",
-            "this worker" if here else "its server",
-            reason,
+            "ttlcache: KV moves to and from LMCache by LMCache's server (%s)", reason
         )
-        hints = internals.layout_hints(adapter)
-        return LMCacheCopier(kv_caches, hints) if here else None
 
-    def _by_worker(self, kv_caches: dict[str, torch.Tensor], copier: Copier) -> None:
+    def _by_worker(
+        self, kv_caches: dict[str, torch.Tensor], copier: ChunkCopier
+    ) -> None:
         adapter = self._adapter
         context = ThreadedTransfer(
             adapter.instance_id,
             adapter.req_client,
-            self._thread,
+            self._threads,
             self._metrics,
             internals.answer_timeout_s(adapter),
             copier,

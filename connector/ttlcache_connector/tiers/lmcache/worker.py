@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from ttlcache.clock import default_clock
 from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError
-from ttlcache_connector.copy.copy_thread import CopyThread
+from ttlcache_connector.copy.copy_thread import CopyThreads
 from ttlcache_connector.log import logger
 from ttlcache_connector.tiers.base import TierMetadata, Transfers, WorkerTier
 from ttlcache_connector.tiers.lmcache.client import connect
@@ -43,9 +43,9 @@ class LMCacheWorkerTier(WorkerTier):
         self._now_s = default_clock().now_s
         self._inner = connect(KVConnectorRole.WORKER, vllm_config, kv_cache_config)
         self._adapter = self._inner.worker_adapter
-        self._thread = CopyThread("ttlcache-move")
+        self._threads = CopyThreads()
         self._registration = Registration(
-            self._adapter, self._thread, self.metrics, vllm_config, kv_cache_config
+            self._adapter, self._threads, self.metrics, vllm_config, kv_cache_config
         )
         self._since_s: dict[str, float] = {}
         self._waited_s: dict[str, float] = {}
@@ -172,7 +172,7 @@ class LMCacheWorkerTier(WorkerTier):
         return WorkerReport.of(stores, load_s)
 
     def shutdown(self) -> None:
-        self._thread.close()
+        self._threads.close()
         self._inner.shutdown()
         self._registration.close()
 

@@ -1,9 +1,9 @@
-"""LMCache's worker-driven transfer, on a thread of ours."""
+"""LMCache's worker-driven transfer, on threads of ours."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -16,12 +16,8 @@ from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
 from ttlcache.clock import stopwatch_s
 from ttlcache.errors import TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache_connector.copy.copy_thread import CopyThread, Move
-from ttlcache_connector.tiers.lmcache.copiers import Copier
-
-#: Copied without a look at whether it is still wanted: the forward thread, which gives
-#: copies up, waits for no more than this.
-MAX_PART_BYTES = 64 << 20
+from ttlcache_connector.copy.copy_thread import CopyThreads, Move
+from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
 
 
 class ThreadedTransfer(EngineDrivenTransferContext):
@@ -31,13 +27,13 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         self,
         instance_id: int,
         req_client: Any,
-        thread: CopyThread,
+        threads: CopyThreads,
         metrics: MetricsBuffer,
         answer_timeout_s: float,
-        copier: Copier,
+        copier: ChunkCopier,
     ) -> None:
         super().__init__(instance_id, req_client)
-        self._thread = thread
+        self._threads = threads
         self._metrics = metrics
         self._answer_timeout_s = answer_timeout_s
         self._copier = copier
@@ -118,14 +114,14 @@ class ThreadedTransfer(EngineDrivenTransferContext):
             for future in self.moves.keys() - wanted.keys():
                 self._unread.pop(future, None)
             self.moves = wanted
-            self._thread.retain(wanted.values())
+            self._threads.retain(wanted.values())
 
     def give_up(self, load: MessagingFuture[bool]) -> None:
         """One load, of a server that answers: nothing stays locked for it."""
         release = self._unread.pop(load, None)
         self.retain([future for future in self.moves if future is not load])
         if release is not None:
-            self._thread.submit(release, lambda _: None, is_load=True, stays=True)
+            self._threads.loads.submit(release, lambda _: None, stays=True)
 
     def close(self) -> None:
         self._was_closed = True
@@ -140,9 +136,8 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         *,
         is_load: bool,
     ) -> Any:
-        self.moves[future] = self._thread.submit(
-            run, future.set_result, is_load=is_load
-        )
+        thread = self._threads.loads if is_load else self._threads.stores
+        self.moves[future] = thread.submit(run, future.set_result)
         return future
 
     def _store(
@@ -154,19 +149,14 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         # whatever they are, and no way back. Eviction takes them after that.
         slots = context.prepare_store(key, self._instance_id)
         self._wait_for(event)
-        chunks: list[torch.Tensor] = []
-        if slots is None:  # no shared memory
-            with move.copying():
-                chunks = self._copier.gather(blocks, per_chunk, None)
-        else:
+        chunks = None
+        if slots is not None:  # else there is no shared memory
             chunks, indices = slots
             if not indices:
                 return True  # all of it is stored already, or there is no room for it
             blocks = [b for i in indices for b in blocks[i * per_chunk :][:per_chunk]]
-            for first, part in _parts(chunks):
-                ids = blocks[first * per_chunk :][: len(part) * per_chunk]
-                with move.copying():
-                    self._copier.gather(ids, per_chunk, part)
+        with move.copying():
+            chunks = self._copier.gather(blocks, per_chunk, chunks, move.is_wanted)
         ok = bool(context.commit_store(key, self._instance_id, chunks))
         if ok:
             self._count("demoted", chunks)
@@ -203,11 +193,10 @@ class ThreadedTransfer(EngineDrivenTransferContext):
             prepared_s = stopwatch_s()
             self._wait_for(event)
             began_s += stopwatch_s() - prepared_s
-            for first, part in _parts(chunks):
-                ids = blocks[first * per_chunk :][: len(part) * per_chunk]
-                skip = max(0, skip_tokens - first * int(part[0].shape[-2]))
-                with move.copying():
-                    self._copier.scatter(ids, per_chunk, part, skip)
+            with move.copying():
+                self._copier.scatter(
+                    blocks, per_chunk, chunks, skip_tokens, move.is_wanted
+                )
         finally:
             context.commit_retrieve(key, self._instance_id)
         self._count("promoted", chunks)
@@ -233,12 +222,3 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         num_bytes = sum(chunk.numel() * chunk.element_size() for chunk in chunks)
         self._metrics.count("tier_bytes", direction, num_bytes)
         self._metrics.count("tier_mover_bytes", self._copier.name, num_bytes)
-
-
-def _parts(chunks: list[torch.Tensor]) -> Iterator[tuple[int, list[torch.Tensor]]]:
-    """Chunks in portions of a bounded size, each with the index of its first."""
-    if not chunks:
-        return
-    size = max(1, MAX_PART_BYTES // (chunks[0].numel() * chunks[0].element_size()))
-    for first in range(0, len(chunks), size):
-        yield first, chunks[first : first + size]

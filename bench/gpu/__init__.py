@@ -1,0 +1,1 @@
+"""`make gpu`: what only a GPU can answer, in stages that can be resumed."""

@@ -1,0 +1,176 @@
+"""What a GPU and a rehearsal on CPUs differ in: device, model, sizes. Nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench.compare.agents import CONNECTOR, AgentOptions
+from bench.compare.pin_vs_reload import PinVsReloadOptions
+from bench.micro.transfer_cli import TransferOptions
+from bench.serve.server import ServerOptions
+from bench.serve.tiny_model import DEFAULT_SHAPE, LLAMA_8B, ModelShape
+
+#: `kv_connector_extra_config` of each arm; None: vLLM without a connector.
+ARMS: Mapping[str, Mapping[str, Any] | None] = {
+    "vanilla": None,
+    "pins": {},
+    "pins+cpu": {"lower_tier": "cpu"},
+    "pins+lmcache": {"lower_tier": "lmcache"},
+}
+#: Speed instead of equal tokens; graphs of decodes, which nothing is compiled for.
+_FAST = (
+    *("--load-format", "dummy", "--no-enforce-eager"),
+    "--compilation-config",
+    '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}',
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAgents(AgentOptions):
+    """The demo's agents on a model of this shape."""
+
+    arms: tuple[str, ...] = tuple(ARMS)
+    """The others are compared with the first one."""
+    loads: tuple[float, ...] = (1.0,)
+    """Arrivals a second."""
+    shape: ModelShape = DEFAULT_SHAPE
+    extra_args: tuple[str, ...] = ()
+
+    def server(self, kv_transfer_config: Mapping[str, Any] | None) -> ServerOptions:
+        # No super(): a dataclass with slots is another class than the one written.
+        server = AgentOptions.server(self, kv_transfer_config)
+        return replace(server, extra_args=self.extra_args)
+
+    def transfer(self, arm: str) -> Mapping[str, Any] | None:
+        """The arm's `kv_transfer_config`."""
+        extra = ARMS[arm]
+        if extra is None:
+            return None
+        sized = {"cpu_gb": self.cpu_gb} if extra.get("lower_tier") == "cpu" else {}
+        return {**CONNECTOR, "kv_connector_extra_config": {**extra, **sized}}
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Streams that decode beside turns whose context comes back.
+
+    Of these contexts one fits into the pool beside the streams, and all do not.
+    """
+
+    streams: int
+    stream_turns: int
+    stream_output_tokens: int
+    contexts: int
+    context_tokens: int
+    turns: int
+    gap_s: float
+    """Between two turns of all contexts together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of every stage."""
+
+    on_device: bool
+    pinned_bytes: int
+    free_gpu_bytes: int
+    transfer: TransferOptions
+    tokens: ServedAgents
+    serve: ServedAgents
+    beside: Beside
+    step_prompts: tuple[int, ...]
+    step_batches: tuple[int, ...]
+    step_tokens: int
+    """Decode steps that are timed."""
+    pin_vs_reload: PinVsReloadOptions
+
+    def with_server_args(self, words: tuple[str, ...]) -> Sizes:
+        """Every vLLM server, and the engine of `steps`, gets these, too."""
+        return replace(
+            self,
+            tokens=replace(self.tokens, extra_args=(*self.tokens.extra_args, *words)),
+            serve=replace(self.serve, extra_args=(*self.serve.extra_args, *words)),
+            pin_vs_reload=replace(
+                self.pin_vs_reload,
+                extra_args=(*self.pin_vs_reload.extra_args, *words),
+            ),
+        )
+
+
+#: A head size that GPU and CPU backends have.
+_HEADS_OF_64 = ModelShape(heads=4, kv_heads=2)
+_FAST_8B = (
+    *(*_FAST, "--dtype", "bfloat16"),
+    *("--max-num-batched-tokens", "8192", "--max-num-seqs", "64"),
+)
+
+DEVICE = Sizes(
+    on_device=True,
+    pinned_bytes=1 << 30,
+    free_gpu_bytes=40 << 30,
+    transfer=TransferOptions(
+        layouts=("BLNHC", "LBNHC"), pages_kib=(16, 64), mib=256, device="cuda"
+    ),
+    tokens=ServedAgents(gap_cap_s=3.0, shape=_HEADS_OF_64),
+    serve=ServedAgents(
+        blocks=1024,  # 32,768 tokens, 4.3 GB: three agents
+        token_scale=0.15,
+        gap_cap_s=3.0,
+        cpu_gb=20.0,
+        loads=(0.5, 1.0, 2.0),
+        shape=LLAMA_8B,
+        extra_args=_FAST_8B,
+    ),
+    beside=Beside(8, 24, 64, 4, 8192, 8, 0.4),
+    step_prompts=(1024, 4096, 8192, 16384, 30000),
+    step_batches=(1, 4, 16, 64),
+    step_tokens=64,
+    pin_vs_reload=PinVsReloadOptions(
+        lengths=(2048, 8192, 16384),
+        repeats=2,
+        blocks=1024,
+        cpu_gb=16.0,
+        disk_gb=32.0,
+        shape=LLAMA_8B,
+        extra_args=_FAST_8B,
+    ),
+)
+
+_TINY = replace(_HEADS_OF_64, has_weights=False)
+_FEW = ServedAgents(
+    programs=4, rate=8.0, blocks=80, token_scale=0.02, gap_cap_s=0.2, cpu_gb=0.5
+)
+REHEARSAL = Sizes(
+    on_device=False,
+    pinned_bytes=1 << 20,
+    free_gpu_bytes=1 << 20,
+    transfer=TransferOptions(
+        layouts=("BLNHC", "LBNHC"),
+        pages_kib=(16,),
+        runs=(1,),
+        layers=4,
+        mib=1,
+        rounds=2,
+        device="stand-in",
+    ),
+    tokens=replace(_FEW, arms=("vanilla", "pins+lmcache"), shape=_HEADS_OF_64),
+    serve=replace(
+        _FEW,
+        programs=2,
+        blocks=64,
+        token_scale=0.008,
+        arms=("pins", "pins+cpu"),
+        loads=(4.0, 8.0, 16.0),
+        shape=_TINY,
+        extra_args=_FAST,
+    ),
+    beside=Beside(2, 12, 16, 3, 768, 3, 0.1),
+    step_prompts=(64, 256),
+    step_batches=(1, 2),
+    step_tokens=4,
+    pin_vs_reload=PinVsReloadOptions(
+        lengths=(1024, 2048), repeats=1, blocks=96, shape=_TINY, extra_args=_FAST
+    ),
+)

@@ -1,0 +1,161 @@
+"""The stages of `bench gpu`, in order."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from xml.etree import ElementTree
+
+from rich.console import Console
+
+from bench.compare.pin_vs_reload import pin_vs_reload
+from bench.gpu.device import preflight
+from bench.gpu.serve import serve, tokens
+from bench.gpu.stage import ROOT, Json, Stage, Verdict, read
+from bench.gpu.steps import steps
+from bench.micro.transfer_cli import transfer
+from bench.tables import Check, equal
+
+
+def contract(stage: Stage) -> Verdict:
+    """The tests of `tests/gpu`, in a process of their own."""
+    counts = stage.cell("tests", partial(_run_tests, stage))
+    faults = counts["failures"] + counts["errors"]
+    return Verdict(
+        [
+            equal("tests that failed", faults, 0),
+            equal("pytest's exit status", counts["status"], 0),
+            Check("tests that ran", counts["ran"] > 0, str(counts["ran"]), "> 0"),
+        ],
+        [equal("tests that were skipped", counts["skipped"], 0)],
+    )
+
+
+def _run_tests(stage: Stage) -> Json:
+    report = (stage.folder / "contract.xml").absolute()
+    words = ("-m", "pytest", "-q", "-m", "gpu", "tests/gpu", f"--junitxml={report}")
+    report.unlink(missing_ok=True)
+    done = subprocess.run((sys.executable, *words), cwd=ROOT, check=False)
+    suite = ElementTree.parse(report).getroot().find("testsuite")
+    if suite is None:
+        raise RuntimeError(f"{report} names no tests")
+    count = {key: int(suite.attrib[key]) for key in ("failures", "errors", "skipped")}
+    ran = int(suite.attrib["tests"]) - count["skipped"]
+    bad = [
+        f"{case.get('classname')}::{case.get('name')}: {fault.get('message')}"[:300]
+        for case in suite.iter("testcase")
+        for fault in (*case.iter("failure"), *case.iter("error"))
+    ]
+    return {**count, "ran": ran, "status": done.returncode, "failed": bad}
+
+
+def copies(stage: Stage) -> Verdict:
+    """`bench transfer`."""
+    folder = stage.folder / "transfer"
+
+    def measure() -> Json:
+        transfer(replace(stage.sizes.transfer, out=folder), Console())
+        return read(folder, "transfer")
+
+    found = stage.cell("transfer", measure)
+    wrong = [skipped for skipped in found["skipped"] if skipped["is_wrong"]]
+    ours = {row["arm"] for row in found["rows"]} & {"cupy"}
+    return Verdict(
+        [
+            equal("arms that moved wrong bytes", len(wrong), 0),
+            equal("engines of ours that ran", len(ours), 1),
+        ],
+        [Check(**bar) for bar in found["bars"]],
+    )
+
+
+def reloads(stage: Stage) -> Verdict:
+    """`bench pin-vs-reload`."""
+    folder = stage.folder / "pin-vs-reload"
+
+    def measure() -> Json:
+        model = stage.folder / f"model-{stage.name}"
+        options = replace(stage.sizes.pin_vs_reload, out=folder, model=model)
+        pin_vs_reload(options, Console())
+        return read(folder, "result")
+
+    found = stage.cell("pin-vs-reload", measure)["recoveries"]
+    slow = [row for row in found if row["cpu_s"] >= row["prefill_s"]]
+    return Verdict(bars=[equal("lengths reloaded later than prefilled", len(slow), 0)])
+
+
+def pictures(stage: Stage) -> Verdict:
+    """PNG of what the other stages found."""
+    from bench.report.figures.plots import draw  # only here matplotlib is needed
+
+    folder = stage.folder / "pictures"
+    pages = {
+        "serve": _jct_by_load,
+        "steps": _steps,
+        "transfer": _speeds,
+    }
+    drawn = []
+    for name, page in pages.items():
+        if rows := page(read(stage.folder, name).get("cells", {})):
+            draw(f"gpu-{name}", _sweep(name, rows, stage.machine), folder)
+            drawn.append(name)
+    waits = read(stage.folder, "pin-vs-reload").get("cells", {})
+    if waits:
+        draw("pin-vs-reload", waits["pin-vs-reload"], folder)
+        drawn.append("pin-vs-reload")
+    files = {path.name for path in folder.glob("*.png")}
+    return Verdict([equal("pictures drawn", len(files), len(drawn))])
+
+
+def _sweep(name: str, rows: list[Json], machine: Mapping[str, str]) -> Json:
+    """As `bench.report.figures` has them."""
+    (key,) = rows[0].keys() - {"x", "arm"}
+    tables = ((key, key, 3),)
+    title = f"{name} on {machine['gpu']}"
+    return {"rows": rows, "x": "", "title": title, "programs": "", "tables": tables}
+
+
+def _jct_by_load(cells: Mapping[str, Any]) -> list[Json]:
+    split = ((name.partition(", "), cell) for name, cell in cells.items())
+    return [
+        {"x": load, "arm": arm, "mean_jct_s": cell["mean_jct_s"]}
+        for (arm, _, load), cell in split
+        if load.endswith("/s")
+    ]
+
+
+def _steps(cells: Mapping[str, Any]) -> list[Json]:
+    return [
+        {"x": f"{cell['tokens']}", "arm": arm, "prefill_s": cell[key]}
+        for cell in cells.values()
+        if "cold_s" in cell
+        for arm, key in (("vLLM", "cold_s"), ("simulator", "model_cold_s"))
+    ]
+
+
+def _speeds(cells: Mapping[str, Any]) -> list[Json]:
+    return [
+        {
+            "x": f"{row['shape']['layout']}/{row['shape']['page_bytes'] >> 10}",
+            "arm": f"{row['arm']} {row['direction']}",
+            "gb_per_s": row["gb_per_s"],
+        }
+        for row in cells.get("transfer", {}).get("rows", ())
+        if row["arm"] in ("one copy", "cupy")
+    ]
+
+
+STAGES: Mapping[str, Callable[[Stage], Verdict]] = {
+    "preflight": preflight,
+    "contract": contract,
+    "transfer": copies,
+    "tokens": tokens,
+    "steps": steps,
+    "serve": serve,
+    "pin-vs-reload": reloads,
+    "pictures": pictures,
+}

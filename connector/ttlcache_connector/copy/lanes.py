@@ -1,0 +1,79 @@
+"""A transfer engine each way, for vLLM's tensors on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ttlcache.errors import TransferError
+from ttlcache.transfer import Direction, ReferenceEngine, TransferEngine
+from ttlcache_connector.log import logger
+
+if TYPE_CHECKING:
+    import torch
+
+    from ttlcache.transfer.host_memory import PinnedRanges
+
+log = logger(__name__)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A load never waits for a store.
+
+    pinned: the host memory that both may name; None: any.
+    """
+
+    stores: TransferEngine
+    loads: TransferEngine
+    pinned: PinnedRanges | None = None
+
+    @property
+    def name(self) -> str:
+        return self.stores.name
+
+    def engine(self, direction: Direction) -> TransferEngine:
+        return self.stores if direction is Direction.STORE else self.loads
+
+    def add_host(self, address: int, num_bytes: int, *, is_pinned: bool) -> None:
+        """Host memory that copies name from now on; pins it if need be.
+
+        Raises:
+            TransferError: the device refuses to pin it.
+        """
+        if self.pinned is not None:
+            (self.pinned.adopt if is_pinned else self.pinned.pin)(address, num_bytes)
+
+    def forget_host(self, address: int) -> None:
+        """No copy names it any more; it may be unmapped."""
+        if self.pinned is not None:
+            self.pinned.release(address)
+
+    def close(self) -> None:
+        """Copies under way finish, later ones fail."""
+        have_ended = [self.stores.close(), self.loads.close()]
+        if self.pinned is not None and all(have_ended):
+            self.pinned.close()
+
+
+def make_lanes(device: torch.device) -> Lanes:
+    """The engines for tensors on `device`, calibrated.
+
+    Raises:
+        TransferError: no engine of ours serves it.
+    """
+    if device.type == "cpu":
+        return Lanes(ReferenceEngine(), ReferenceEngine())
+    if device.type != "cuda":
+        raise TransferError(f"no transfer engine for {device.type} tensors")
+    from ttlcache.transfer.calibrate import calibrate
+    from ttlcache.transfer.cupy_engine import CupyEngine
+    from ttlcache.transfer.cupy_runtime import CupyRuntime
+    from ttlcache.transfer.host_memory import PinnedRanges
+
+    runtime = CupyRuntime(device.index or 0)
+    ranking, pinned = calibrate(runtime), PinnedRanges(runtime)
+    for method, why in ranking.faults.items():
+        log.warning("ttlcache: copies by %s fail on this device: %s", method, why)
+    stores, loads = (CupyEngine(runtime, pinned, ranking) for _ in Direction)
+    return Lanes(stores, loads, pinned)

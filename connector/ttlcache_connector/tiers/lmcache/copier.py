@@ -1,0 +1,121 @@
+"""Copies a request's bytes between vLLM's KV tensors and LMCache's chunks.
+
+Chunks are CPU tensors of one LMCache chunk each; `blocks` are `per_chunk` block ids for
+each chunk. What the blocks depend on has happened when the copier is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lmcache.v1.multiprocess.transfer_context.base import (
+    EngineDrivenContext,
+    compute_kv_layout,
+)
+from lmcache.v1.multiprocess.transfer_context.shm import EngineDrivenContextShm
+
+from ttlcache.errors import TransferError
+from ttlcache_connector.copy.block_copier import BlockCopier
+from ttlcache_connector.copy.kv_layouts import namespace, read_layout
+from ttlcache_connector.copy.lanes import make_lanes
+from ttlcache_lmcache import internals
+
+Chunks = list[torch.Tensor]
+
+
+class ChunkCopier:
+    """Called on the copy threads; raises for a copy that did not happen."""
+
+    def __init__(
+        self,
+        kv_caches: dict[str, torch.Tensor],
+        kv_cache_config: Any,
+        layout_hints: Any,
+    ) -> None:
+        """
+        Raises:
+            TransferError: our engines cannot serve these tensors; the text says why.
+        """
+        group = read_layout(kv_caches, kv_cache_config)
+        if not group.token_major and not namespace(kv_cache_config):
+            # LMCache would take our bytes for its own.
+            raise TransferError(
+                f"layout {group.layout.name}, but another order than LMCache's"
+            )
+        ours, theirs = group.layout.block_bytes, _block_bytes(kv_caches, layout_hints)
+        if ours != theirs:
+            raise TransferError(
+                f"blocks of {ours} bytes, for which LMCache has {theirs}"
+            )
+        self._device = next(iter(kv_caches.values())).device
+        self._lanes = make_lanes(self._device)
+        self.name = self._lanes.name
+        self._blocks = BlockCopier(group, self._lanes)
+        self._memory: int | None = None
+        self._shape, self._dtype = torch.Size(), torch.uint8
+
+    def attach(self, context: EngineDrivenContext) -> None:
+        """A server answered, this is its memory; again after every restart.
+
+        Raises:
+            TransferError: the device cannot reach it.
+        """
+        (self._shape,) = context.layout_desc.shapes
+        (self._dtype,) = context.layout_desc.dtypes
+        if isinstance(context, EngineDrivenContextShm):
+            address, num_bytes, is_pinned = internals.shared_memory(context)
+            self._lanes.add_host(address, num_bytes, is_pinned=is_pinned)
+            self._memory = address
+        elif self._device.type != "cpu":
+            raise TransferError(
+                "LMCache's server shares no memory with this worker: it needs "
+                "--shm-name, --no-l1-use-lazy, room in the same /dev/shm and the same "
+                "user; ttlcache serve-tiers sets the flags"
+            )
+
+    def detach(self) -> None:
+        """That memory goes away; `attach` follows, or the end."""
+        if self._memory is not None:
+            self._lanes.forget_host(self._memory)
+            self._memory = None
+
+    def gather(
+        self,
+        blocks: list[int],
+        per_chunk: int,
+        chunks: Chunks | None,
+        is_wanted: Callable[[], bool],
+    ) -> Chunks:
+        """KV blocks to chunks, to new ones where the server shares no memory."""
+        if chunks is None:
+            count = len(blocks) // per_chunk
+            chunks = [torch.empty(self._shape, dtype=self._dtype) for _ in range(count)]
+        self._blocks.gather(blocks, per_chunk, chunks, is_wanted)
+        return chunks
+
+    def scatter(
+        self,
+        blocks: list[int],
+        per_chunk: int,
+        chunks: Chunks,
+        skip_tokens: int,
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        """Chunks to KV blocks, without the first `skip_tokens` of them."""
+        self._blocks.scatter(blocks, per_chunk, chunks, skip_tokens, is_wanted)
+
+    def close(self) -> None:
+        """No copy follows."""
+        self._blocks.close()
+
+
+def _block_bytes(kv_caches: dict[str, torch.Tensor], layout_hints: Any) -> int:
+    """What LMCache reserves for a block of these tensors."""
+    block, layers, hidden, dtype, _, planes = compute_kv_layout(
+        kv_caches, layout_hints=layout_hints
+    )
+    item_bytes: int = getattr(torch, dtype).itemsize
+    num_bytes: int = block * layers * hidden * planes * item_bytes
+    return num_bytes
