@@ -55,11 +55,6 @@ def test_the_engines_gpu_tests_pass_and_miss_no_line(tmp_path):
         assert [line for line in missed if not line.startswith(FAILURES)] == []
 
 
-def test_the_other_gpu_tests_pass(tmp_path):
-    others = {*GPU.glob("test_*.py")} - {GPU / "test_cupy_engine.py"}
-    assert gpu_tests(tmp_path / "report.xml", *sorted(others)) >= 3
-
-
 def test_without_a_device_the_gpu_tests_end_with_a_status_of_their_own():
     done = python("-m", "pytest", "-q", "tests/gpu", path=PATH[1:])
     assert done.returncode == 3
