@@ -26,6 +26,7 @@ NIGHTLY = {
         "ttlcache/programs/divergence.py",
     ),
     "tests/e2e/test_clients.py": ("ttlcache/toolcalls/",),
+    "tests/e2e/test_cpu_tier_load.py": (f"{_CONNECTOR}/tiers/cpu/",),
     "tests/e2e/test_data_parallel.py": (
         f"{_CONNECTOR}/front/",
         f"{_CONNECTOR}/http/",
