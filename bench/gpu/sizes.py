@@ -140,7 +140,7 @@ DEVICE = Sizes(
 
 _TINY = replace(_HEADS_OF_64, has_weights=False)
 _FEW = ServedAgents(
-    programs=4, rate=8.0, blocks=80, token_scale=0.02, gap_cap_s=0.2, cpu_gb=0.5
+    programs=4, rate=8.0, blocks=96, token_scale=0.02, gap_cap_s=0.2, cpu_gb=0.5
 )
 REHEARSAL = Sizes(
     on_device=False,
@@ -159,14 +159,14 @@ REHEARSAL = Sizes(
     serve=replace(
         _FEW,
         programs=2,
-        blocks=64,
+        blocks=96,  # the warm-up of 3,000 tokens has to fit
         token_scale=0.008,
         arms=("pins", "pins+cpu"),
         loads=(4.0, 8.0, 16.0),
         shape=_TINY,
         extra_args=_FAST,
     ),
-    beside=Beside(2, 12, 16, 3, 768, 3, 0.1),
+    beside=Beside(2, 12, 16, 3, 1024, 3, 0.1),
     step_prompts=(64, 256),
     step_batches=(1, 2),
     step_tokens=4,

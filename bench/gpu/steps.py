@@ -45,10 +45,15 @@ def steps(stage: Stage) -> Verdict:
         stage.cell(f"prefill {length}", partial(prefill, length))
     for batch in sizes.step_batches:
         stage.cell(f"decode {batch}", partial(decode, batch))
-    cold = [
-        c for c in stage.cells.values() if "cold_s" in c and c["cold_cached_tokens"]
-    ]
-    return Verdict([equal("cold prefills that found a cache", len(cold), 0)])
+    found = stage.cells.values()
+    warm = sum(cell.get("cold_cached_tokens", 0) for cell in found)
+    missing = sum(c["batch"] - c["fewest_in_a_step"] for c in found if "batch" in c)
+    return Verdict(
+        [
+            equal("cached tokens of cold prefills", warm, 0),
+            equal("requests missing in decode steps", missing, 0),
+        ]
+    )
 
 
 class Driver:
