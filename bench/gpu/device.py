@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from bench.gpu.sizes import Sizes
 from bench.gpu.stage import Stage, Verdict
 from bench.tables import Check
 from ttlcache.errors import TransferError
@@ -25,6 +26,7 @@ def preflight(stage: Stage) -> Verdict:
         "CuPy": _cupy,
         "pinned memory": partial(_pinned, stage),
         "C compiler": _compiler,
+        "/dev/shm": partial(_shared_memory, stage.sizes),
     }
     of_device: dict[str, Callable[[], str]] = {
         "driver": partial(_driver, stage.machine),
@@ -138,6 +140,14 @@ def _pinned(stage: Stage) -> str:
         f"{num_bytes >> 20} MiB pinned (ulimit -l: {allowed}); store "
         f"{link['store']:.1f}, load {link['load']:.1f} GB/s"
     )
+
+
+def _shared_memory(sizes: Sizes) -> str:
+    wanted = max(sizes.serve.cpu_gb, sizes.pin_vs_reload.cpu_gb) * 1e9
+    free = shutil.disk_usage("/dev/shm").free
+    if free < wanted:
+        raise OSError(f"{free / 1e9:.1f} GB free, LMCache gets {wanted / 1e9:.1f} GB")
+    return f"{free / 1e9:.1f} GB free"
 
 
 def _compiler() -> str:

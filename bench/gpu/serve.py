@@ -20,6 +20,8 @@ from bench.tables import Check, at_most, equal
 
 #: Decode TPOT p99 beside copies, by the same without them.
 MAX_TPOT_RATIO = 1.03
+#: At a low load all arms are equal, up to this share.
+NOISE = 0.02
 #: Of a reload beside decode, of one pinned copy.
 MIN_LINK_SHARE = 0.85
 _BESIDE = "decode beside reloads"
@@ -75,7 +77,8 @@ def serve(stage: Stage) -> Verdict:
         for what, least in (("mean_jct_s", False), ("prompt_hit", True)):
             compare = _at_least if least else partial(at_most, unit="")
             name = f"{what} of pins+cpu at {load}, against {base}"
-            bars.append(compare(name, ours[what], plain[what]))
+            limit = plain[what] * (1 - NOISE if least else 1 + NOISE)
+            bars.append(compare(name, ours[what], limit))
     alone, copying = (best[f"{arm}, {_BESIDE}"] for arm in ("pins", "pins+cpu"))
     ratio = copying["tpot_p99_s"] / alone["tpot_p99_s"]
     bars.append(at_most("decode TPOT p99 beside copies", ratio, MAX_TPOT_RATIO, "x"))

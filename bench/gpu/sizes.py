@@ -41,7 +41,9 @@ class ServedAgents(AgentOptions):
     def server(self, kv_transfer_config: Mapping[str, Any] | None) -> ServerOptions:
         # No super(): a dataclass with slots is another class than the one written.
         server = AgentOptions.server(self, kv_transfer_config)
-        return replace(server, extra_args=self.extra_args)
+        # Triton's float32 is TF32 otherwise, whose tokens depend on the batch.
+        exact = {"TRITON_F32_DEFAULT": "ieee"}
+        return replace(server, extra_args=self.extra_args, extra_env=exact)
 
     def transfer(self, arm: str) -> Mapping[str, Any] | None:
         """The arm's `kv_transfer_config`."""

@@ -196,6 +196,25 @@ def test_a_load_is_reported_when_its_bytes_are_there(runtime, method):
             assert set(pool.read()[3 * 1040 : 4 * 1040].tolist()) == {value}
 
 
+def test_a_fault_is_reported_when_nothing_copies_any_more(runtime, monkeypatch):
+    with sides(runtime) as (engine, pool, host, _):
+        ctypes.memset(host.address, 7, ARENA_BYTES)
+        record, calls = runtime.record, []
+
+        def fail_for_the_part(event, stream):
+            calls.append(event)
+            if len(calls) == 2:
+                raise RuntimeError("no event")
+            record(event, stream)
+
+        monkeypatch.setattr(runtime, "record", fail_for_the_part)
+        case = example_case(pool.address, host.address, direction=Direction.LOAD)
+        engine.submit(case.plan())
+        assert engine.flush(WAIT_S)
+        assert engine.poll()[0].failure is Failure.BROKEN
+        assert set(pool.read()[3 * 1040 : 4 * 1040].tolist()) == {7}
+
+
 def test_unpinned_memory_is_refused_and_the_device_lives_on(runtime):
     engine = CupyEngine(runtime, PinnedRanges(runtime), method=Method.KERNEL_8)
     arena, device = Arena(), DeviceArena(runtime)

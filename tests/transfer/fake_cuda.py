@@ -95,6 +95,12 @@ class FakeCuda:
         with self._lock:
             del self._streams[stream]
 
+    def drain(self, stream: int) -> None:
+        self._called("drain")
+        while self._streams[stream]:
+            self.progress(1)
+            self._check_broken("drain")
+
     def create_event(self) -> int:
         self._called("create_event")
         handle = next(self._handles)

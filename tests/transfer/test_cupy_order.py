@@ -197,6 +197,7 @@ def test_if_no_event_can_be_recorded_the_engine_is_broken():
     device.engine.submit(device.plan(Direction.STORE, [2]))
     outcomes = device.finish()
     assert [outcome.failure for outcome in outcomes] == [Failure.BROKEN] * 2
+    assert not any(device.cuda._streams.values())  # nothing copies any more
 
 
 def test_an_error_of_the_device_ends_all_plans_and_later_ones_at_once():

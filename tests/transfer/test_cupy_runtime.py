@@ -55,6 +55,7 @@ def test_without_a_device_there_is_no_runtime():
         ("activate", ()),
         ("create_stream", ()),
         ("destroy_stream", (1 << 40,)),
+        ("drain", (1 << 40,)),
         ("create_event", ()),
         ("destroy_event", (1 << 40,)),
         ("record", (1 << 40, 1 << 41)),

@@ -187,6 +187,9 @@ class TransferEngine(ABC):
     def _land(self) -> None:  # noqa: B027 - only where `_is_copying` may be true
         """Wait for the oldest copies that go on."""
 
+    def _stop(self) -> None:  # noqa: B027 - only where `_is_copying` may be true
+        """After a fault: wait until nothing copies any more, or the device is lost."""
+
     def _release(self) -> None:  # noqa: B027 - most hold nothing
         """Give back what the engine holds, at the end of the thread."""
 
@@ -209,6 +212,7 @@ class TransferEngine(ABC):
                 else:
                     self._run(job)
         except Exception as error:  # noqa: BLE001 - every plan has an outcome
+            self._stop()
             self._break(str(error) or repr(error))
         self._release()
 
@@ -222,7 +226,7 @@ class TransferEngine(ABC):
             return True
 
     def _break(self, why: str) -> None:
-        """After an error of the device itself: nothing more will run."""
+        """After a fault that no plan alone has: nothing more will run."""
         with self._state:
             self._broken = why
             self._queue.clear()

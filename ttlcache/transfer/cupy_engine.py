@@ -168,8 +168,8 @@ class CupyEngine(TransferEngine):
                     self._issue(part, plan, method)
                 else:
                     job.fail(Failure.CANCELLED, "not wanted any more")
-            except CudaError as error:
-                job.fail(Failure.DEVICE_ERROR, str(error))
+            except Exception as error:  # noqa: BLE001 - every plan has an outcome
+                job.fail(Failure.DEVICE_ERROR, str(error) or repr(error))
             # Also after a fault: copies issued before it may still be under way, and
             # the plan's memory is theirs until this event is reached.
             self._runtime.record(part.done, self._stream)
@@ -191,8 +191,13 @@ class CupyEngine(TransferEngine):
             self._idle_events.append(part.begun)
             self._end(part.job, seconds)
 
+    def _stop(self) -> None:
+        with contextlib.suppress(CudaError):
+            self._runtime.drain(self._stream)
+
     def _release(self) -> None:
         with contextlib.suppress(CudaError):
+            self._runtime.activate()
             for event in self._idle_events:
                 self._runtime.destroy_event(event)
             self._runtime.destroy_stream(self._stream)

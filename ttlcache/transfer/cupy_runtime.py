@@ -65,8 +65,8 @@ class _RawStream:
 class CupyRuntime:
     """The CUDA calls that the engine needs, of one device; handles are raw integers.
 
-    Over CuPy's runtime module and, for batch copies, the driver. There is no stream or
-    device synchronise here: what this lacks, the step's path cannot do.
+    Over CuPy's runtime module and, for batch copies, the driver. `drain` and `wait`
+    sleep; the step's path calls neither.
     `tests/transfer/fake_cuda.py` checks the order in which the engine makes the calls.
 
     Args:
@@ -130,6 +130,10 @@ class CupyRuntime:
 
     def destroy_stream(self, stream: int) -> None:
         self._call("streamDestroy", stream)
+
+    def drain(self, stream: int) -> None:
+        """Sleep until all that was put on it is done. Not for the step's path."""
+        self._call("streamSynchronize", stream)
 
     def create_event(self) -> int:
         """One that keeps the time at which it was reached; `wait` sleeps for it."""

@@ -47,17 +47,22 @@ class PinnedRanges:
         self._sizes[address] = num_bytes
         self._index()
 
+    def forget(self, address: int) -> None:
+        """Plans that name a range are refused from now on."""
+        self._sizes.pop(address, None)
+        self._index()
+
     def release(self, address: int) -> None:
-        """Forget a range; unregister it if it was pinned here."""
-        if self._sizes.pop(address, None) is not None and address in self._ours:
+        """Forget a range and unregister it if it was pinned here: no copy names it."""
+        self.forget(address)
+        if address in self._ours:
             self._ours.discard(address)
             with contextlib.suppress(CudaError):  # the device has lost it already
                 self._runtime.activate()
                 self._runtime.unpin(address)
-        self._index()
 
     def close(self) -> None:
-        for address in list(self._sizes):
+        for address in {*self._sizes, *self._ours}:
             self.release(address)
 
     def first_outside(self, plan: CopyPlan) -> int | None:

@@ -47,16 +47,11 @@ class PlaneGroup:
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """All planes of one set of layers that share their block ids.
-
-    `fingerprint` names the order of bytes inside a stored block. Bytes written under
-    one fingerprint mean nothing under another.
-    """
+    """All planes of one set of layers that share their block ids."""
 
     name: str
     num_blocks: int
     groups: tuple[PlaneGroup, ...]
-    fingerprint: str = ""
 
     @property
     def block_bytes(self) -> int:
@@ -72,7 +67,6 @@ class BlockLayout:
         name: str,
         num_blocks: int,
         planes: Sequence[Plane],
-        fingerprint: str = "",
     ) -> BlockLayout:
         """Merge planes that adjoin, group those that are equally spaced.
 
@@ -90,7 +84,7 @@ class BlockLayout:
             if num_blocks > 1 and plane.block_stride < plane.piece_bytes:
                 raise TransferError(f"{name}: blocks overlap or run backwards: {plane}")
         _refuse_overlap(name, num_blocks, planes)
-        return cls(name, num_blocks, tuple(_group(_merge(planes))), fingerprint)
+        return cls(name, num_blocks, tuple(_group(_merge(planes))))
 
 
 def planes_of(

@@ -147,7 +147,6 @@ def _read_group(
         config.num_blocks,
         planes,
     )
-    layout = replace(layout, fingerprint=_fingerprint(views, layout))
     token_major = len(planes) == len(views) == sum(g.rows for g in layout.groups)
     token_major &= all(view.is_token_major for view in views)
     token_major &= len({view.shape for view in views}) == 1
@@ -234,18 +233,3 @@ def _is_block_outermost(views: Sequence[_View], planes: Sequence[Plane]) -> bool
         return False
     first = min(plane.base for plane in planes)
     return max(p.base + p.piece_bytes for p in planes) - first <= strides.pop()
-
-
-def _fingerprint(views: Sequence[_View], layout: BlockLayout) -> str:
-    """The order of bytes in a stored block: nothing of addresses or pool size."""
-    parts: list[Any] = [(group.rows, group.piece_bytes) for group in layout.groups]
-    places = _places(views)
-    for view, at in zip(views, places, strict=True):
-        parts.append((view.shape[1:], view.axes, view.item_bytes, at))
-    return hashlib.blake2b(repr(parts).encode(), digest_size=6).hexdigest()
-
-
-def _places(views: Sequence[_View]) -> list[tuple[int, ...]]:
-    """Where each view's planes come in a stored block."""
-    order = {plane.base: at for at, plane in enumerate(_in_order(views))}
-    return [tuple(order[plane.base] for plane in view.planes) for view in views]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction, ReferenceEngine, TransferEngine
+from ttlcache.transfer.base import CLOSE_TIMEOUT_S
 from ttlcache_connector.log import logger
 
 if TYPE_CHECKING:
@@ -45,8 +46,14 @@ class Lanes:
             (self.pinned.adopt if is_pinned else self.pinned.pin)(address, num_bytes)
 
     def forget_host(self, address: int) -> None:
-        """No copy names it any more; it may be unmapped."""
-        if self.pinned is not None:
+        """Copies that name it are refused; when those under way ended it is unpinned.
+
+        Where they do not end in time it stays pinned.
+        """
+        if self.pinned is None:
+            return
+        self.pinned.forget(address)
+        if all(lane.flush(CLOSE_TIMEOUT_S) for lane in (self.stores, self.loads)):
             self.pinned.release(address)
 
     def close(self) -> None:

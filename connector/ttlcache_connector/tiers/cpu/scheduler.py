@@ -143,8 +143,20 @@ class CPUSchedulerTier(SchedulerTier):
         loads, self._orders = self._orders, {}
         self._unlock_all()
         overdue = set(self._loads) if self._loads.is_stalled else set()
-        orders = CopyOrders(self.stores.order(is_up=self.is_up()), loads, overdue)
+        stores = self.stores.order(self._unwritten(output), is_up=self.is_up())
+        orders = CopyOrders(stores, loads, overdue)
         return TierMetadata(orders or None, is_past=True)
+
+    def _unwritten(self, output: SchedulerOutput) -> set[int]:
+        """Blocks that this step writes: they have their hashes before their content."""
+        found: set[int] = set()
+        for new in output.scheduled_new_reqs:
+            for size, ids in zip(self._sizes, new.block_ids, strict=True):
+                found.update(ids[new.num_computed_tokens // size :])
+        for ids_of_groups in output.scheduled_cached_reqs.new_block_ids:
+            for ids in ids_of_groups or ():
+                found.update(ids)
+        return found
 
     def abandon(self, request_ids: Collection[str]) -> None:
         for request_id in request_ids:

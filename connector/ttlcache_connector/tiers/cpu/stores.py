@@ -174,9 +174,10 @@ class CPUStores(TierStores):
     def references(self) -> dict[int, int]:
         return self._held.counts
 
-    def order(self, *, is_up: bool) -> dict[int, BlockCopy]:
+    def order(self, unwritten: set[int], *, is_up: bool) -> dict[int, BlockCopy]:
         """The copies that are due, by a number of their own.
 
+        unwritten: blocks whose content is not there yet.
         is_up: others may begin; without that what is due is dropped.
         """
         while self._due:
@@ -187,7 +188,7 @@ class CPUStores(TierStores):
             if not is_up:
                 self.demotions.append("dropped")
                 continue
-            store = self._begin(request_id, turn)
+            store = self._begin(request_id, turn, unwritten)
             if not store.missing:
                 self._end(store, is_ok=True)
                 continue
@@ -219,7 +220,7 @@ class CPUStores(TierStores):
         self._due.clear()
         self.drop_copies()
 
-    def _begin(self, request_id: str, turn: _Turn) -> _Store:
+    def _begin(self, request_id: str, turn: _Turn, unwritten: set[int]) -> _Store:
         """Copy what is not there yet and still in GPU memory."""
         kept: list[KVCacheBlock] = []
         missing: list[tuple[KVCacheBlock, hooks.BlockHashes]] = []
@@ -227,7 +228,7 @@ class CPUStores(TierStores):
             there = self._index.block_of(hashes)
             if there is not None:
                 kept.append(there)
-            elif source.block_hash == hashes[0][0]:
+            elif source.block_hash == hashes[0][0] and source.block_id not in unwritten:
                 missing.append((source, hashes))
             elif not self._has_groups:
                 break  # a hit ends here

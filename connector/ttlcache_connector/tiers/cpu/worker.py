@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,11 @@ class CopyLane:
             self.has_new = True
         except Exception:
             log.warning("ttlcache: a copy could not begin", exc_info=True)
-            self._refused.append(key)
+            self.refuse([key])
+
+    def refuse(self, keys: Iterable[Any]) -> None:
+        """`poll` reports them as failed."""
+        self._refused.extend(keys)
 
     def poll(self, wait_s: float = 0.0) -> list[tuple[Any, float | None]]:
         """Keys of copies that ended, with their seconds; None for one that failed.
@@ -179,8 +183,12 @@ class CPUWorkerTier(WorkerTier):
             return
         event = None
         if self._device.type == "cuda":
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(self._device))
+            try:
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(torch.cuda.current_stream(self._device))
+            except Exception:
+                lane.refuse(copies)
+                raise
         for key, copy in copies.items():
             lane.submit(key, copy, self._layout, self._host, event)
 

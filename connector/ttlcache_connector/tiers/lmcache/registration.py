@@ -7,6 +7,7 @@ own where that is not LMCache's order.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -169,7 +170,8 @@ class Registration:
         """The server knows this worker by now, but not by this mover."""
         left = context.unregister()
         if left is not None:
-            left.result(timeout=REGISTER_TIMEOUT_S)
+            with contextlib.suppress(TimeoutError):
+                left.result(timeout=REGISTER_TIMEOUT_S)
         context.close()
 
     def _by_server(self, kv_caches: dict[str, torch.Tensor]) -> None:
