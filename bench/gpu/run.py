@@ -7,7 +7,9 @@ import shlex
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -25,6 +27,9 @@ NO_DEVICE = 3
 STAND_IN = ROOT / "tests" / "stand_in"
 #: Cheap, and out of date whenever something changed: never resumed.
 _ALWAYS_RUN = ("preflight", "pictures")
+#: Of what the others found.
+_LAST = "pictures"
+_REHEARSED_AT_ONCE = 2
 #: For servers to stop after SIGTERM, before SIGKILL.
 _GRACE_S = 30.0
 #: With less, no stage begins.
@@ -84,12 +89,21 @@ def gpu(options: GpuOptions, console: Console) -> int:
         stage.write("done", STAGES[name](stage))
         return 0
     began_s = time.monotonic()
-    ends = [_run(name, options, header, began_s, console) for name in options.names]
+    run = partial(
+        _run, options=options, header=header, began_s=began_s, console=console
+    )
+    names = [name for name in options.names if name != _LAST]
+    if options.rehearse:  # a server takes one core for its start
+        with ThreadPoolExecutor(_REHEARSED_AT_ONCE) as pool:
+            ends = list(pool.map(run, names))
+    else:
+        ends = [run(name) for name in names]
+    ends += [run(_LAST)] if _LAST in options.names else []
     return 0 if all(ends) else 1
 
 
 def _run(
-    name: str, options: GpuOptions, header: Json, began_s: float, console: Console
+    name: str, *, options: GpuOptions, header: Json, began_s: float, console: Console
 ) -> bool:
     """Run a stage unless it is done; whether it ran and all that is judged holds."""
     found = read(options.out, name)
