@@ -36,6 +36,7 @@ def gpu(*words: str, out: Path) -> tuple[int, str]:
 def stages(monkeypatch):
     """Stages of this test's own, in this process; a name -> what it does."""
     own = {}
+    monkeypatch.setattr(run, "_REHEARSED_AT_ONCE", 1)  # they share this process
 
     def in_process(name, options, limit_s):
         (options.out / f"{name}.log").touch()
