@@ -59,10 +59,12 @@ class EngineArm(Arm):
 
     def __init__(self, name: str, lanes: Lanes) -> None:
         self.name, self._lanes = name, lanes
+        self._host = 0
 
     def prepare(self, memory: CellMemory) -> None:
-        host = memory.host
-        self._lanes.add_host(host.data_ptr(), host.numel(), is_pinned=True)
+        self._lanes.forget_host(self._host)  # the last cell's is freed by now
+        self._host = memory.host.data_ptr()
+        self._lanes.add_host(self._host, memory.host.numel(), is_pinned=True)
 
     def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
         self._submit(memory, direction, part)
