@@ -70,16 +70,16 @@ def serve(stage: Stage) -> Verdict:
         return found
 
     play_arms(stage, agents, workloads)
-    base, best = agents.arms[0], stage.cells
+    base, cells = agents.arms[0], stage.cells
     bars = []
     for load in loads:
-        plain, ours = best[f"{base}, {load}"], best[f"pins+cpu, {load}"]
+        plain, ours = cells[f"{base}, {load}"], cells[f"pins+cpu, {load}"]
         for what, least in (("mean_jct_s", False), ("prompt_hit", True)):
             compare = _at_least if least else partial(at_most, unit="")
             name = f"{what} of pins+cpu at {load}, against {base}"
             limit = plain[what] * (1 - NOISE if least else 1 + NOISE)
             bars.append(compare(name, ours[what], limit))
-    alone, copying = (best[f"{arm}, {_BESIDE}"] for arm in ("pins", "pins+cpu"))
+    alone, copying = (cells[f"{arm}, {_BESIDE}"] for arm in ("pins", "pins+cpu"))
     ratio = copying["tpot_p99_s"] / alone["tpot_p99_s"]
     bars.append(at_most("decode TPOT p99 beside copies", ratio, MAX_TPOT_RATIO, "x"))
     reloaded = copying["tier_bytes"].get("promoted", 0)

@@ -349,6 +349,44 @@ def test_a_copy_ends_with_its_last_rank():
     ]
 
 
+def test_what_a_step_computes_is_unwritten_until_then(make_worker):
+    """vLLM sets a block's hash as it allocates it: the bytes are another's still."""
+    engine = make_worker(policy_options={"ttl_s": 30.0})
+    tier, found = lower(engine).tier, []
+    build = tier.build_metadata
+
+    def note(output: Any) -> Any:
+        found.append(tier._unwritten(output))
+        return build(output)
+
+    tier.build_metadata = note
+    context = engine.turn("a-0", prompt(1, 200), hints=hints("a"))
+    turn = set(range(1, 64)) & found[0]
+    assert len(turn) == len(found[0]) == 13  # 200 tokens of 16 a block
+    (pending,) = tier.stores._turns
+    assert tier.stores.demote(pending)
+    assert tier.stores.order(turn, is_up=True) == {}
+    found.clear()
+    engine.turn("a-1", [*context, *prompt(2, 40)], hints=hints("a", last=True))
+    assert found[0]
+    assert not found[0] & turn - {max(turn)}  # the blocks that were hit are not
+
+
+def test_a_step_that_takes_long_is_no_stall(monkeypatch):
+    monkeypatch.setattr(stores, "COPY_TIMEOUT_S", 0.01)
+    copies: Any = stores.Copies(1)
+    copies.begin("a", 1)
+    time.sleep(0.02)
+    assert copies.take_ended(CopyReport()) == []  # of the step before the long one
+    assert not copies.is_stalled
+    assert copies.take_ended(CopyReport({"a": 1})) == [("a", 1, True)]
+    copies.begin("b", 1)
+    time.sleep(0.02)
+    copies.take_ended(CopyReport())
+    copies.take_ended(CopyReport())
+    assert copies.is_stalled
+
+
 @pytest.mark.parametrize("forgets", [False, True])
 def test_a_reset_does_not_wait_for_a_store(make_worker, forgets):
     engine = make_worker()

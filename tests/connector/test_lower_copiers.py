@@ -30,7 +30,7 @@ from tests.transfer.fake_cuda import FakeCuda
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
 from ttlcache.transfer import ReferenceEngine
-from ttlcache.transfer.base import always
+from ttlcache.transfer.base import always_wanted
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache.transfer.host_memory import PinnedRanges
 from ttlcache_connector.copy.copy_thread import CopyThreads
@@ -295,15 +295,15 @@ def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatc
     assert copier.name == "cupy"
     for times in (1, 2):
         copier.attach(context)
-        copier.gather(blocks, PER_CHUNK, chunks, always)
+        copier.gather(blocks, PER_CHUNK, chunks, always_wanted)
         pool.zero_()
-        copier.scatter(blocks, PER_CHUNK, chunks, 0, always)
+        copier.scatter(blocks, PER_CHUNK, chunks, 0, always_wanted)
         for cache in caches.values():
             assert cache[blocks].view(torch.int16).any()
         copier.detach()
         assert cuda.calls.count("pin") == cuda.calls.count("unpin") == times
         with pytest.raises(TransferError, match="never pinned"):
-            copier.gather(blocks, PER_CHUNK, chunks, always)
+            copier.gather(blocks, PER_CHUNK, chunks, always_wanted)
     cache = caches["l1"]
     after = cache[blocks].clone()
     pool.copy_(before)

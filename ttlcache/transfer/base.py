@@ -48,7 +48,8 @@ class Failure(enum.Enum):
 class Outcome:
     """How a plan ended. Nothing of its memory is touched after this was reported.
 
-    `seconds` is the time of the copies themselves, without the wait before them.
+    num_bytes: of the whole plan, also where it failed.
+    seconds: of the copies themselves, without the wait before them.
     """
 
     ticket: Ticket
@@ -62,7 +63,7 @@ class Outcome:
         return self.failure is None
 
 
-def always() -> bool:
+def always_wanted() -> bool:
     """A copy that is wanted to its end."""
     return True
 
@@ -109,7 +110,7 @@ class TransferEngine(ABC):
         self,
         plan: CopyPlan,
         after: int = 0,
-        is_wanted: Callable[[], bool] = always,
+        is_wanted: Callable[[], bool] = always_wanted,
     ) -> Ticket:
         """Queue a plan and return at once; never raises, every fault is an outcome.
 
@@ -148,7 +149,7 @@ class TransferEngine(ABC):
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that was submitted has ended, not longer than `timeout_s`.
 
-        Not for the step's path. Outcomes still come from `poll`.
+        On the step's path only with a short limit. Outcomes still come from `poll`.
         """
         with self._state:
             return self._state.wait_for(lambda: not self._open, timeout_s)

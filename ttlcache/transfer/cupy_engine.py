@@ -129,7 +129,7 @@ class CupyEngine(TransferEngine):
         self._pinned = pinned
         self._ranking = ranking
         self._method = method
-        self._flying: deque[_Part] = deque()
+        self._in_flight: deque[_Part] = deque()
         self._idle_events: list[int] = []
         self._staging = StagingPool(runtime)
         runtime.activate()
@@ -145,7 +145,7 @@ class CupyEngine(TransferEngine):
 
     @property
     def _is_copying(self) -> bool:
-        return bool(self._flying)
+        return bool(self._in_flight)
 
     def _run(self, job: Job) -> None:
         """Put all parts on the stream, or those before one that fails."""
@@ -155,7 +155,7 @@ class CupyEngine(TransferEngine):
         plan: CopyPlan | None = next(parts)
         is_first = True
         while plan is not None:
-            while len(self._flying) >= PARTS_IN_FLIGHT:
+            while len(self._in_flight) >= PARTS_IN_FLIGHT:
                 self._land()
             part = _Part(job, begun, self._event())
             try:
@@ -175,12 +175,12 @@ class CupyEngine(TransferEngine):
             self._runtime.record(part.done, self._stream)
             plan = next(parts, None) if job.failure is None else None
             part.is_last = plan is None
-            self._flying.append(part)
+            self._in_flight.append(part)
 
     def _land(self) -> None:
-        part = self._flying[0]
+        part = self._in_flight[0]
         self._runtime.wait(part.done)
-        self._flying.popleft()
+        self._in_flight.popleft()
         self._idle_events.append(part.done)
         if part.staging is not None:
             self._staging.give_back(part.staging)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction, plan_copies
-from ttlcache.transfer.base import always
+from ttlcache.transfer.base import always_wanted
 from ttlcache_connector.copy.kv_layouts import GroupLayout
 from ttlcache_connector.copy.lanes import Lanes
 from ttlcache_connector.log import logger
@@ -44,7 +44,7 @@ class BlockCopier:
         blocks: Sequence[int],
         blocks_in_chunk: int,
         chunks: Sequence[torch.Tensor],
-        is_wanted: Callable[[], bool] = always,
+        is_wanted: Callable[[], bool] = always_wanted,
     ) -> None:
         """Blocks to chunks; returns when the bytes are there.
 
@@ -64,7 +64,7 @@ class BlockCopier:
         blocks_in_chunk: int,
         chunks: Sequence[torch.Tensor],
         skip_tokens: int = 0,
-        is_wanted: Callable[[], bool] = always,
+        is_wanted: Callable[[], bool] = always_wanted,
     ) -> None:
         """Chunks to blocks, without the blocks that lie wholly in `skip_tokens`.
 

@@ -39,7 +39,7 @@ class HeldBlocks:
         self.counts.update(block.block_id for block in blocks)
 
     def hand_over(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Somebody else gives these references back."""
+        """These references are not counted here any more; they stay."""
         for block in blocks:
             self.counts[block.block_id] -= 1
             if not self.counts[block.block_id]:
@@ -77,8 +77,7 @@ class StoredTurn:
     blocks: list[KVCacheBlock]
 
     @property
-    def last(self) -> int:
-        """Of its blocks, by id."""
+    def last_block_id(self) -> int:
         return int(self.blocks[-1].block_id)
 
 
@@ -191,7 +190,7 @@ class HostIndex:
         if turn.program is not None:
             own = self._of_program.setdefault(turn.program, {})
             # An earlier turn of which this one is a continuation keeps nothing alone.
-            ids, last = {block.block_id for block in turn.blocks}, turn.last
+            ids, last = {block.block_id for block in turn.blocks}, turn.last_block_id
             for i in ids & own.keys():
                 if i == last or ids.issuperset(
                     block.block_id for block in self._turns[own[i]].blocks
@@ -206,7 +205,7 @@ class HostIndex:
             return
         if turn.program is not None:
             own = self._of_program[turn.program]
-            del own[turn.last]
+            del own[turn.last_block_id]
             if not own:
                 del self._of_program[turn.program]
         self._pool.free_blocks(reversed(turn.blocks))

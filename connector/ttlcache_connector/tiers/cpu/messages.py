@@ -19,7 +19,7 @@ class BlockCopy:
 class CopyOrders:
     """stores: by a number of their own; loads: by request id.
 
-    overdue: loads that do not end; their requests wait no longer.
+    overdue: all loads under way while loads are stalled; their requests wait no longer.
     """
 
     stores: dict[int, BlockCopy] = field(default_factory=dict)

@@ -143,7 +143,8 @@ class CPUSchedulerTier(SchedulerTier):
         loads, self._orders = self._orders, {}
         self._unlock_all()
         overdue = set(self._loads) if self._loads.is_stalled else set()
-        stores = self.stores.order(self._unwritten(output), is_up=self.is_up())
+        unwritten = self._unwritten(output) if self.stores else set()
+        stores = self.stores.order(unwritten, is_up=self.is_up())
         orders = CopyOrders(stores, loads, overdue)
         return TierMetadata(orders or None, is_past=True)
 

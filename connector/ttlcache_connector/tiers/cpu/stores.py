@@ -45,7 +45,7 @@ class Copies(dict[K, C]):
         self._ranks, self._now_s = ranks, default_clock().now_s
         self._ended_on: Counter[K] = Counter()
         self._failed: set[K] = set()
-        self._waits_since_s = 0.0
+        self._waits_since_s, self._late_reports = 0.0, 0
         self.is_stalled = False
 
     def begin(self, key: K, copy: C) -> None:
@@ -66,7 +66,9 @@ class Copies(dict[K, C]):
                 self._failed.discard(key)
                 del self._ended_on[key]
         is_late = self._now_s() - self._waits_since_s > COPY_TIMEOUT_S
-        self.is_stalled = bool(self) and (self.is_stalled or is_late)
+        # The first report after a long step may be of the step before it.
+        self._late_reports = self._late_reports + 1 if is_late else 0
+        self.is_stalled = bool(self) and (self.is_stalled or self._late_reports > 1)
         return ended
 
 
