@@ -11,7 +11,9 @@ from bench.compare.fleet.arms import FleetOptions
 from bench.compare.fleet.run import fleet
 from bench.compare.pin_vs_reload import PinVsReloadOptions, pin_vs_reload
 from bench.compare.prices import PricesOptions, prices
+from bench.compare.profile import ProfileOptions, profile
 from bench.compare.settings import SettingsOptions, settings
+from bench.compare.validate import ValidateOptions, validate
 from bench.gaps.report import GapOptions, gaps
 from bench.gpu.bundle import BundleOptions, gpu_bundle
 from bench.gpu.run import GpuOptions, gpu
@@ -51,6 +53,8 @@ app.command()(command(SettingsOptions)(settings))
 app.command()(command(FleetOptions)(fleet))
 app.command()(command(PinVsReloadOptions)(pin_vs_reload))
 app.command()(command(PricesOptions)(prices))
+app.command()(command(ProfileOptions)(profile))
+app.command()(command(ValidateOptions)(validate))
 app.command()(command(PluginBenchOptions)(lmcache_plugin))
 app.command()(command(StoreOptions)(lmcache_store))
 app.command()(command(UpstreamOptions)(lmcache_tests))

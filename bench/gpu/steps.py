@@ -14,7 +14,7 @@ from bench.serve import tiny_model
 from bench.serve.replay import FIRST_TOKEN_ID
 from bench.sim.hardware import HARDWARE
 from bench.sim.models import MODELS
-from bench.sim.steptime import StepTime
+from bench.sim.steptime import Roofline, StepTime
 from bench.tables import equal
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def steps(stage: Stage) -> Verdict:
     sizes = stage.sizes
     gpu = stage.machine["gpu"].lower()
     name = next((name for name in HARDWARE if name in gpu), "h100")
-    model = StepTime.of(HARDWARE[name], MODELS["llama-3.1-8b"])
+    model = Roofline.of(HARDWARE[name], MODELS["llama-3.1-8b"])
     driver = cache(partial(Driver, stage))  # an engine only where a cell is missing
 
     def prefill(tokens: int) -> Json:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 import httpx
+import psutil
 
 _LOG_TAIL_LINES = 40
 #: "ValueError: …" or "ttlcache.errors.ConfigError: …", with or without a prefix.
@@ -89,6 +90,17 @@ class ServerProcess:
         if self._process is None:
             raise RuntimeError(f"{self.name} is not running")
         return self._process.pid
+
+    def core_seconds(self) -> tuple[float, float]:
+        """Seconds that all its processes ran, and that they waited for a core."""
+        tree = [self.pid, *(c.pid for c in psutil.Process(self.pid).children(True))]
+        ran_ns = waited_ns = 0
+        for pid in tree:
+            for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    ran, waited, _ = map(int, thread.read_text().split())
+                    ran_ns, waited_ns = ran_ns + ran, waited_ns + waited
+        return ran_ns / 1e9, waited_ns / 1e9
 
     def __enter__(self) -> Self:
         self.start()

@@ -27,6 +27,10 @@ _ERROR_LINE = re.compile(
 #: vLLM's API server may notice that its engine left first when both are told to.
 _SHUTDOWN_RACE = "[async_llm.py:"
 
+#: Writes down every step, into the file that the environment variable names.
+STEP_LOG_SCHEDULER = "bench.serve.step_log.LoggedScheduler"
+STEP_LOG_VARIABLE = "TTLCACHE_BENCH_STEP_LOG"
+
 #: One sample of /metrics: ``(name, ((label, value), …))``, labels sorted.
 SampleKey = tuple[str, tuple[tuple[str, str], ...]]
 

@@ -32,14 +32,17 @@ from ttlcache_connector.connector import TTLConnector, find_connector
 _SCHEDULER = "ttlcache_connector.scheduler.TTLScheduler"
 
 
-def run_cell(cell: Cell) -> CellResult:
+def run_cell(cell: Cell, workload: Workload | None = None) -> CellResult:
     """Simulate and check.
+
+    Args:
+        workload: in place of what the cell names.
 
     Raises:
         SimulationError: stuck, or a conservation law is broken.
     """
     wall = Wall()
-    workload = build(cell.workload)
+    workload = workload or build(cell.workload)
     clock, recorder, store = VirtualClock(), Recorder(), _tier_store(cell)
     with no_gc(), use_clock(clock), link.use_tiers(store):
         scheduler, connector = new_engine(engine_spec(cell, workload))

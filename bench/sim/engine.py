@@ -79,7 +79,7 @@ class Simulation:
         self._arrivals: EventQueue[Agent] = EventQueue()
         self._feed = Feed(agents, workload.loop)
         for agent in self._feed.first:
-            self._arrivals.push(agent.program.arrival_s, agent)
+            self._expect(agent, agent.program.arrival_s)
         self._left = len(agents)
         self._live: dict[str, InFlight] = {}
         self._empty: tuple[Any, ...] | None = None
@@ -115,8 +115,7 @@ class Simulation:
 
     def _deliver(self, now_s: float) -> None:
         while (due := self._arrivals.pop_due(now_s)) is not None:
-            arrival_s, agent = due
-            agent.start_s = arrival_s
+            _, agent = due
             self._submit(self._gate.arrive(agent, now_s))
         self._submit(self._gate.tick(now_s))
 
@@ -238,13 +237,19 @@ class Simulation:
         self._submit(released)
 
     def _send(self, agent: Agent, time_s: float) -> None:
-        """The agent's next turn will come then."""
-        self._arrivals.push(time_s, agent)
+        """The agent's next turn is sent then."""
+        self._expect(agent, time_s)
+
+    def _expect(self, agent: Agent, time_s: float) -> None:
+        """A turn is sent then; it comes once the frontend has read it."""
+        agent.start_s = time_s
+        come_s = time_s + self._step_time.request_s(agent.prompt_tokens)
+        self._arrivals.push(come_s, agent)
 
     def _program_ended(self, agent: Agent, now_s: float) -> None:
         steps = self._feed.steps
         for following in self._feed.ended(agent):
-            self._arrivals.push(now_s, following)
+            self._expect(following, now_s)
         if self._feed.steps > steps:
             self._update_weights()
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bench.command import option
 from bench.sim.hardware import HARDWARE
 from bench.sim.load.workload import WorkloadSpec
 from bench.sim.models import MODELS
+from bench.sim.profile import load_profile
 from bench.sim.rivals.arms import Arm
-from bench.sim.steptime import StepTime
+from bench.sim.steptime import Roofline, StepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,7 @@ class EngineSetting:
     """The engine of a cell; blocks of `block_size` tokens.
 
     tell_last: whether clients say which turn is their last one.
+    profile: step times of a real server, in place of the hardware's roofline.
     decode_stride: most steps that one call of `schedule()` stands for; the results
         are the same whatever it is (`bench.sim.strides.stride`).
     """
@@ -30,11 +33,14 @@ class EngineSetting:
     max_num_batched_tokens: int = option(2048, "Most tokens of a step: the chunk size.")
     offload: str = option("none", "none, cpu:GB or cpu:GB+ssd:GB.")
     tell_last: bool = option(True, "Clients say which turn is their last one.")
+    profile: Path | None = option(None, "Measured step times (bench profile).")
     decode_stride: int = option(1024, "Most steps simulated in one; 1: none.", min=1)
 
     @property
     def step_time(self) -> StepTime:
-        return StepTime.of(HARDWARE[self.hardware], MODELS[self.model])
+        if self.profile is not None:
+            return load_profile(self.profile)
+        return Roofline.of(HARDWARE[self.hardware], MODELS[self.model])
 
     @property
     def pool_tokens(self) -> int:

@@ -11,7 +11,7 @@ from bench.sim.hardware import Hardware
 from bench.sim.load.gap_mix import BFCL_TOOLS, SWE_TOOLS, GapMix, Tool
 from bench.sim.load.programs import Moments
 from bench.sim.models import MODELS, Model
-from bench.sim.steptime import MBU, MFU, OVERHEAD_S, TP_EFFICIENCY, StepTime
+from bench.sim.steptime import MBU, MFU, OVERHEAD_S, TP_EFFICIENCY, Roofline
 from bench.sim.tiers.link import use_tiers
 from bench.sim.tiers.offload import Offload, parse_offload
 from bench.sim.tiers.policy import TierAware, TierAwareOptions
@@ -26,7 +26,7 @@ TOY = Model("toy", 1e9, layers=10, heads=8, kv_heads=2, head_dim=64, max_tokens=
 
 
 def test_a_decode_step_reads_weights_and_contexts():
-    step = StepTime.of(TOY_GPU, TOY)
+    step = Roofline.of(TOY_GPU, TOY)
     weights = 2e9
     kv = 2 * 2 * 64 * 2 * 10 * (1000 + 500)  # K and V, heads, dim, bytes, layers
     wanted = (weights + kv) / (1e11 * MBU) + OVERHEAD_S
@@ -34,7 +34,7 @@ def test_a_decode_step_reads_weights_and_contexts():
 
 
 def test_a_prefill_step_is_bound_by_flops():
-    step = StepTime.of(TOY_GPU, TOY)
+    step = Roofline.of(TOY_GPU, TOY)
     matrices = 2 * 1e9 * 512
     attention = 4 * 10 * 8 * 64 * 512 * (2048 - 256)
     wanted = (matrices + attention) / (1e12 * MFU) + OVERHEAD_S
@@ -42,15 +42,15 @@ def test_a_prefill_step_is_bound_by_flops():
 
 
 def test_chunks_of_a_prompt_attend_to_what_came_before():
-    step = StepTime.of(TOY_GPU, TOY)
+    step = Roofline.of(TOY_GPU, TOY)
     chunks = step.seconds([(512, 512)]) + step.seconds([(488, 1000)])
     assert step.prefill_s(1000, 512) == pytest.approx(chunks)
 
 
 def test_tensor_parallel_divides_everything_but_the_overhead():
     four = Model("toy4", 1e9, 10, 8, 2, 64, 8192, tp=4)
-    one_s = StepTime.of(TOY_GPU, TOY).seconds([(1, 100)]) - OVERHEAD_S
-    four_s = StepTime.of(TOY_GPU, four).seconds([(1, 100)]) - OVERHEAD_S
+    one_s = Roofline.of(TOY_GPU, TOY).seconds([(1, 100)]) - OVERHEAD_S
+    four_s = Roofline.of(TOY_GPU, four).seconds([(1, 100)]) - OVERHEAD_S
     assert four_s == pytest.approx(one_s / (4 * TP_EFFICIENCY))
 
 

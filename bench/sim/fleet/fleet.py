@@ -36,7 +36,7 @@ class Replica(Simulation):
 
     def send(self, agent: Agent, time_s: float) -> None:
         """A turn of `agent` comes at `time_s`, or now if that is past."""
-        self._arrivals.push(time_s, agent)
+        self._expect(agent, time_s)
 
     def next_s(self) -> float:
         """When it wants to go on; infinite where it has nothing to do."""

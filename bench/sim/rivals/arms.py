@@ -164,6 +164,13 @@ _ALL = (
         bounded=False,
     ),
     Arm(
+        "cachettl-strict",
+        "the same by the letter of Algorithm 1: pins fall only when nothing runs",
+        {"policy": "cachettl", "max_pinned_fraction": 1.0},
+        gate="algorithm_1",
+        bounded=False,
+    ),
+    Arm(
         "ski-rental",
         "hold for as long as losing it costs",
         {"policy": "ski-rental"},

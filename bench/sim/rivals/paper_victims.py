@@ -51,16 +51,23 @@ class PaperReclaimer(Reclaimer):
 
 def gate(cell: Cell, connector: TTLConnector | None) -> Gate:
     """Holds nobody; from now on pins of this engine give way like that."""
+    replace_reclaimer(connector, PaperReclaimer)
+    return Gate()
+
+
+def replace_reclaimer(
+    connector: TTLConnector | None, reclaimer: type[Reclaimer]
+) -> None:
+    """Which pins give way is for `reclaimer` to say from now on."""
     memory = controller_of(connector).memory
     ours = memory.reclaimer
-    memory.reclaimer = PaperReclaimer(
+    memory.reclaimer = reclaimer(
         ours.pins,
         ours.holder,
         ours.turns,
         ours.clock,
         ours.max_pinned_fraction,
     )
-    return Gate()
 
 
 def _latest_first(pin: Pin) -> tuple[int, ...]:

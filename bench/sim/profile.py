@@ -1,0 +1,177 @@
+"""Step times measured on a real server, as a file that the simulator reads.
+
+Least squares of relative errors over the steps of a log (`bench.serve.step_log`):
+
+    step = base + token_s * tokens + pair_s * pairs + kv_s * context
+
+(sums as in `bench.sim.steptime`), fitted to every other step and checked on the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.sim.steptime import StepTime, sums
+from ttlcache.estimators.regression import non_negative_solution
+
+#: Steps that follow each other sooner follow at once: what lies between them is the
+#: engine's own work, and belongs to the first.
+AT_ONCE_S = 0.02
+#: A residual beyond so many medians is clipped to that: the machine did something else.
+_CLIP = 6.0
+_FITS = 8
+_BOOTSTRAPS = 40
+_Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStep:
+    """One engine step: (new tokens, context after them) by request, seconds."""
+
+    scheduled: dict[str, tuple[int, int]]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile(StepTime):
+    """A server's step times.
+
+    step_base_s, token_s, pair_s, kv_s: see above. request_base_s, request_token_s:
+        seconds of a request outside the engine's steps, and more for each prompt token.
+    errors: standard errors of the four coefficients.
+    held_out_error: median relative error of the steps that were not fitted.
+    most: largest sums (tokens, pairs, context) seen; beyond them it extrapolates.
+    steps: how many were fitted. machine: where.
+    """
+
+    step_base_s: float
+    token_s: float
+    pair_s: float
+    kv_s: float
+    request_base_s: float = 0.0
+    request_token_s: float = 0.0
+    errors: tuple[float, ...] = ()
+    held_out_error: float = 0.0
+    most: tuple[float, ...] = ()
+    steps: int = 0
+    machine: str = ""
+
+    def of_sums(self, tokens: float, pairs: float, context: float) -> float:
+        return (
+            self.step_base_s
+            + self.token_s * tokens
+            + self.pair_s * pairs
+            + self.kv_s * context
+        )
+
+    def request_s(self, prompt_tokens: int) -> float:
+        return self.request_base_s + self.request_token_s * prompt_tokens
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+def load_profile(path: Path) -> Profile:
+    """
+    Raises:
+        ValueError: no such file, or no profile.
+    """
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+        return Profile(**values)
+    except (OSError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"profile {path}: {error}; python -m bench profile makes one"
+        ) from None
+
+
+def read_steps(path: Path) -> list[LoggedStep]:
+    """Steps of a log in order, each with what the engine did until the next one."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    steps = []
+    for (start_s, end_s, scheduled), after in zip(rows, [*rows[1:], None], strict=True):
+        until_s = end_s
+        if after is not None and after[0] - end_s < AT_ONCE_S:
+            until_s = after[0]
+        by_request = {name: (new, context) for name, new, context in scheduled}
+        steps.append(LoggedStep(by_request, until_s - start_s))
+    return steps
+
+
+def fit(steps: Sequence[LoggedStep], machine: str = "") -> Profile:
+    """
+    Raises:
+        ValueError: too few steps.
+    """
+    if len(steps) < 100:
+        raise ValueError(f"{len(steps)} steps are too few for a profile")
+    rows = np.array([(1.0, *sums(list(step.scheduled.values()))) for step in steps])
+    seconds = np.array([step.seconds for step in steps])
+    half = _fit(rows[::2], seconds[::2])
+    errors = np.abs(rows[1::2] @ half - seconds[1::2]) / seconds[1::2]
+    rng = np.random.default_rng(0)
+    drawn = []
+    for _ in range(_BOOTSTRAPS):
+        chosen = rng.integers(0, len(rows), len(rows))
+        drawn.append(_fit(rows[chosen], seconds[chosen]))
+    return Profile(
+        *map(float, _fit(rows, seconds)),
+        errors=tuple(map(float, np.std(drawn, axis=0))),
+        held_out_error=float(np.median(errors)),
+        most=tuple(map(float, rows.max(axis=0)[1:])),
+        steps=len(steps),
+        machine=machine,
+    )
+
+
+def outside_steps(
+    steps: Sequence[LoggedStep], turns: Sequence[tuple[int, float]]
+) -> tuple[float, float]:
+    """What a request takes outside the engine's steps: base, and per prompt token.
+
+    Args:
+        steps: of a server that served one request at a time.
+        turns: prompt tokens of these requests, in order, and seconds from sending one
+            to its last token.
+
+    Raises:
+        ValueError: the steps are of other requests.
+    """
+    in_steps_s: dict[str, float] = {}
+    for step in steps:
+        (name,) = step.scheduled
+        in_steps_s[name] = in_steps_s.get(name, 0.0) + step.seconds
+    if len(in_steps_s) != len(turns):
+        raise ValueError(f"steps of {len(in_steps_s)} requests, {len(turns)} turns")
+    rows = np.array([(1.0, float(tokens)) for tokens, _ in turns])
+    taken = zip(turns, in_steps_s.values(), strict=True)
+    left_s = np.array([seconds - own_s for (_, seconds), own_s in taken])
+    base_s, token_s = _fit(rows, np.maximum(left_s, 1e-4))
+    return float(base_s), float(token_s)
+
+
+def _fit(rows: _Array, seconds: _Array) -> _Array:
+    """Coefficients >= 0 of least relative error, outliers clipped.
+
+    Then scaled, so that all steps together take as long as they did, outliers clipped:
+    the simulator adds them up.
+    """
+    y = expected = seconds
+    for _ in range(_FITS):
+        scaled = rows / expected[:, None]
+        gram, pull = scaled.T @ scaled, scaled.T @ (y / expected)
+        found = np.array(non_negative_solution(gram.tolist(), pull.tolist()))
+        expected = rows @ found
+        off = seconds - expected
+        limit = _CLIP * np.median(np.abs(off) / expected) * expected
+        y = expected + np.clip(off, -limit, limit)
+    return found * (y.sum() / expected.sum())

@@ -1,0 +1,45 @@
+"""CacheTTL's Algorithm 1 and §5.2 by the letter: pins fall only when nothing runs.
+
+A request that does not fit ends the step's admissions (lines 20-21), whatever is
+pinned; the queue's order is the paper's, so nothing behind it passes. "When the
+scheduling logic fails to schedule a new request" pins of the latest program fall until
+the first request fits (§5.2, against deadlocks). A running request that lacks memory
+is vLLM's affair, which preempts. Arm `cachettl-paper` reads that sentence as any step
+that admits nobody.
+"""
+
+from __future__ import annotations
+
+from bench.sim.rivals.gates import Gate
+from bench.sim.rivals.paper_victims import PaperReclaimer, replace_reclaimer
+from bench.sim.settings import Cell
+from ttlcache.programs.model import Program
+from ttlcache.types import Rank, ReleaseMode, Urgency
+from ttlcache_connector.connector import TTLConnector
+
+
+class DeadlockReclaimer(PaperReclaimer):
+    """Ends whole pins, the latest program's first, in an engine that stands still."""
+
+    def reclaim(
+        self,
+        needed_blocks: int,
+        urgency: Urgency,
+        program: Program | None,
+        own_pin_id: int | None,
+        rank: Rank = (0, 0),
+        *,
+        patient: bool = True,
+        mode: ReleaseMode = ReleaseMode.FREE_NOW,
+    ) -> int:
+        if urgency is not Urgency.STALLED:
+            return 0
+        return super().reclaim(
+            needed_blocks, urgency, program, own_pin_id, rank, mode=mode
+        )
+
+
+def gate(cell: Cell, connector: TTLConnector | None) -> Gate:
+    """Holds nobody; pins of this engine fall like that."""
+    replace_reclaimer(connector, DeadlockReclaimer)
+    return Gate()

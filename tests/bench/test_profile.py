@@ -1,0 +1,88 @@
+"""Profiles of step times: fitted, written, read, simulated."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from bench.sim.profile import (
+    AT_ONCE_S,
+    LoggedStep,
+    Profile,
+    fit,
+    load_profile,
+    outside_steps,
+    read_steps,
+)
+from bench.sim.settings import EngineSetting
+
+TRUE = Profile(0.01, 2e-4, 3e-8, 1e-7)
+
+
+def steps_of(profile: Profile, noise: float, stalls: int = 0) -> list[LoggedStep]:
+    """Decodes of some contexts, with a chunk of a prompt in every third."""
+    rng = random.Random(0)
+    steps = []
+    for number in range(400):
+        batch = {str(n): (1, rng.randrange(100, 9000)) for n in range(rng.randrange(9))}
+        if number % 3 == 0 or not batch:
+            new = rng.randrange(16, 2048)
+            batch["prompt"] = (new, new + rng.randrange(4000))
+        seconds = profile.seconds(list(batch.values())) * rng.uniform(
+            1 - noise, 1 + noise
+        )
+        steps.append(LoggedStep(batch, seconds * (30.0 if number < stalls else 1.0)))
+    return steps
+
+
+def test_a_profile_is_found_again_in_steps_that_it_made() -> None:
+    found = fit(steps_of(TRUE, noise=0.0))
+    for name in ("step_base_s", "token_s", "pair_s", "kv_s"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=1e-3)
+    assert found.held_out_error < 1e-3
+
+
+def test_the_sum_of_all_steps_is_what_they_took_and_stalls_bend_nothing() -> None:
+    steps = steps_of(TRUE, noise=0.2)
+    found, stalled = fit(steps), fit(steps_of(TRUE, noise=0.2, stalls=4))
+    for each in (found, stalled):
+        told = sum(each.seconds(list(step.scheduled.values())) for step in steps)
+        assert told == pytest.approx(sum(step.seconds for step in steps), rel=0.03)
+        assert 0.02 < each.held_out_error < 0.3
+    assert all(error > 0.0 for error in found.errors[:2])
+
+
+def test_few_steps_make_no_profile() -> None:
+    with pytest.raises(ValueError, match="3 steps are too few"):
+        fit(steps_of(TRUE, noise=0.0)[:3])
+
+
+def test_a_step_lasts_until_the_next_one_that_follows_at_once(tmp_path) -> None:
+    path = tmp_path / "steps.jsonl"
+    soon, late = 2.0 + AT_ONCE_S / 2, 9.0
+    rows = [(1.0, 2.0, [["a", 5, 5]]), (soon, 3.0, [["a", 1, 6]]), (late, 9.5, [])]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = read_steps(path)
+    assert [step.seconds for step in steps] == pytest.approx([soon - 1, 3 - soon, 0.5])
+    assert steps[0].scheduled == {"a": (5, 5)}
+
+
+def test_what_requests_take_beside_their_steps() -> None:
+    steps = [LoggedStep({str(n // 2): (1, 9)}, 0.5) for n in range(40)]
+    turns = [(100 * n, 1.0 + 0.02 + 1e-5 * 100 * n) for n in range(20)]
+    base_s, token_s = outside_steps(steps, turns)
+    assert base_s == pytest.approx(0.02, rel=1e-3)
+    assert token_s == pytest.approx(1e-5, rel=1e-3)
+    with pytest.raises(ValueError, match="steps of 20 requests, 19 turns"):
+        outside_steps(steps, turns[1:])
+
+
+def test_a_file_gives_back_the_profile_and_the_simulator_takes_it(tmp_path) -> None:
+    path = tmp_path / "profile.json"
+    TRUE.write(path)
+    assert load_profile(path) == TRUE
+    assert EngineSetting(profile=path).step_time == TRUE
+    with pytest.raises(ValueError, match="bench profile makes one"):
+        load_profile(tmp_path / "other.json")
