@@ -7,7 +7,6 @@ with a scheduler that writes down each step (`bench.serve.step_log`).
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from bench.serve.arms import warm_up
 from bench.serve.replay import ReplayOptions, replay
 from bench.serve.server import STEP_LOG_SCHEDULER, STEP_LOG_VARIABLE, VLLMServer
 from bench.sim.load.programs import Program, Turn
-from bench.sim.profile import LoggedStep, Profile, fit, outside_steps, read_steps
+from bench.sim.profile import Profile, fit, outside_steps, read_steps
 from bench.tables import table
 
 #: Tools of the measured programs take no longer: their steps are what is wanted.
@@ -41,16 +40,15 @@ class ProfileOptions(AgentOptions):
 
 def profile(options: ProfileOptions, console: Console) -> None:
     """Measure a server's step times; `bench sim --profile` reads them."""
-    found = measure_profile(options, console)
+    found = measure_profile(options, tiny_model.build(options.model), console)
     path = options.out / "profile.json"
     found.write(path)
     print_profile(found, console)
     console.print(f"profile: {path}", soft_wrap=True)
 
 
-def measure_profile(options: AgentOptions, console: Console) -> Profile:
+def measure_profile(options: AgentOptions, model: Path, console: Console) -> Profile:
     """Of a plain vLLM server with these options."""
-    model = tiny_model.build(options.model)
     log = (options.out / "steps.jsonl").absolute()
     server = options.server(None)
     server = replace(
@@ -76,15 +74,10 @@ def measure_profile(options: AgentOptions, console: Console) -> Profile:
                 alone = [(t.prompt_tokens, t.departure_s - t.arrival_s) for t in turns]
     steps = read_steps(log)
     request_s = outside_steps(steps[bounds[0] : bounds[1]], alone)
-    return _profile(steps[bounds[0] :], request_s)
-
-
-def _profile(steps: Sequence[LoggedStep], request_s: tuple[float, float]) -> Profile:
-    base_s, token_s = request_s
     return replace(
-        fit(steps, machine=f"{platform.processor() or platform.machine()}"),
-        request_base_s=base_s,
-        request_token_s=token_s,
+        fit(steps[bounds[0] :], platform.machine()),
+        request_base_s=request_s[0],
+        request_token_s=request_s[1],
     )
 
 

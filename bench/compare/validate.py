@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -29,11 +29,6 @@ from bench.sim.profile import Profile, load_profile
 from bench.sim.rivals.arms import Arm, parse_arms
 from bench.sim.settings import Cell, EngineSetting
 from bench.tables import Check, checks_table, table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bench.sim.metrics import Summary
 
 TOLERANCE = 0.10
 MAX_WAIT_SHARE = 0.05
@@ -82,7 +77,7 @@ def validate(options: ValidateOptions, console: Console) -> int:
     found = _profile(options, console)
     arms = parse_arms(options.arms)
     cells = [(arm, rate) for rate in options.rates for arm in arms]
-    runs = _Runs(options.out / "runs.json", _header(options))
+    runs = Runs(options.out / "runs.json", _header(options))
     _measure(options, cells, runs, console)
     compared = [
         Compared(
@@ -92,7 +87,7 @@ def validate(options: ValidateOptions, console: Console) -> int:
         )
         for arm, rate in cells
     ]
-    checks = [*_checks(compared), *_orders(options, arms, compared), _step_check(found)]
+    checks = [*_checks(compared), *orders(options, arms, compared), _step_check(found)]
     write_json(
         options.out / "result.json",
         {
@@ -132,7 +127,7 @@ def _engine(options: ValidateOptions) -> EngineSetting:
     )
 
 
-class _Runs:
+class Runs:
     """Real runs so far, in a file."""
 
     def __init__(self, path: Path, header: Json) -> None:
@@ -174,7 +169,7 @@ def _profile(options: ValidateOptions, console: Console) -> Profile:
     path = _profile_path(options)
     if options.profile is None and not path.exists():
         own = replace(options, programs=8, seed=1000, out=options.out / "profile")
-        measure_profile(own, console).write(path)
+        measure_profile(own, tiny_model.build(options.model), console).write(path)
     found = load_profile(path)
     print_profile(found, console)
     return found
@@ -183,7 +178,7 @@ def _profile(options: ValidateOptions, console: Console) -> Profile:
 def _measure(
     options: ValidateOptions,
     cells: Sequence[tuple[Arm, float]],
-    runs: _Runs,
+    runs: Runs,
     console: Console,
 ) -> None:
     model = tiny_model.build(options.model)
@@ -207,13 +202,8 @@ def _measure(
         if played.result.failures:
             raise RuntimeError(f"{name}: {played.result.failures[0].reason}")
         share = waited_s / (ran_s + waited_s)
-        run = {**_plain(played.summary), "wait_share": share}
-        run["pins"] = dict(played.engine.pins)
-        runs.add(name, run)
-
-
-def _plain(summary: Summary) -> Json:
-    return asdict(summary)
+        pins = dict(played.engine.pins)
+        runs.add(name, {**asdict(played.summary), "pins": pins, "wait_share": share})
 
 
 def _transfer(options: ValidateOptions, arm: Arm) -> Json | None:
@@ -248,7 +238,7 @@ def _checks(compared: Sequence[Compared]) -> list[Check]:
     ]
 
 
-def _orders(
+def orders(
     options: ValidateOptions, arms: Sequence[Arm], compared: Sequence[Compared]
 ) -> list[Check]:
     """Whether arms stand in the same order at each load, by mean JCT."""

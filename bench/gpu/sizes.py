@@ -82,14 +82,10 @@ class Sizes:
     tokens: ServedAgents
     serve: ServedAgents
     beside: Beside
-    step_prompts: tuple[int, ...]
-    step_batches: tuple[int, ...]
-    step_tokens: int
-    """Decode steps that are timed."""
     pin_vs_reload: PinVsReloadOptions
 
     def with_server_args(self, words: tuple[str, ...]) -> Sizes:
-        """Every vLLM server, and the engine of `steps`, gets these, too."""
+        """Every vLLM server gets these, too."""
         return replace(
             self,
             tokens=replace(self.tokens, extra_args=(*self.tokens.extra_args, *words)),
@@ -126,9 +122,6 @@ DEVICE = Sizes(
         extra_args=_FAST_8B,
     ),
     beside=Beside(8, 24, 64, 4, 8192, 8, 0.4),
-    step_prompts=(1024, 4096, 8192, 16384, 30000),
-    step_batches=(1, 4, 16, 64),
-    step_tokens=64,
     pin_vs_reload=PinVsReloadOptions(
         lengths=(2048, 8192, 16384),
         repeats=2,
@@ -169,9 +162,6 @@ REHEARSAL = Sizes(
         extra_args=_FAST,
     ),
     beside=Beside(2, 12, 16, 3, 1024, 3, 0.1),
-    step_prompts=(64, 256),
-    step_batches=(1, 2),
-    step_tokens=4,
     pin_vs_reload=PinVsReloadOptions(
         lengths=(1024, 2048), repeats=1, blocks=96, shape=_TINY, extra_args=_FAST
     ),

@@ -132,8 +132,8 @@ def _steps(cells: Mapping[str, Any]) -> list[Json]:
     return [
         {"x": f"{cell['tokens']}", "arm": arm, "prefill_s": cell[key]}
         for cell in cells.values()
-        if "cold_s" in cell
-        for arm, key in (("vLLM", "cold_s"), ("simulator", "model_cold_s"))
+        if "profile_s" in cell
+        for arm, key in (("vLLM", "profile_s"), ("roofline", "roofline_s"))
     ]
 
 

@@ -10,7 +10,7 @@ Least squares of relative errors over the steps of a log (`bench.serve.step_log`
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,13 @@ class Profile(StepTime):
     def request_s(self, prompt_tokens: int) -> float:
         return self.request_base_s + self.request_token_s * prompt_tokens
 
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Profile:
+        """From what a file holds; TypeError: that is no profile."""
+        return cls(
+            **{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+        )
+
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
@@ -85,9 +92,7 @@ def load_profile(path: Path) -> Profile:
         ValueError: no such file, or no profile.
     """
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
-        return Profile(**values)
+        return Profile.of(json.loads(path.read_text()))
     except (OSError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"profile {path}: {error}; python -m bench profile makes one"

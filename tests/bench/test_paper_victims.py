@@ -1,4 +1,4 @@
-"""The paper's own rule for victims, on the core alone."""
+"""The paper's own rules for victims, on the core alone."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from bench.sim.rivals import paper_victims
+from bench.sim.rivals import algorithm_1, paper_victims
 from bench.sim.rivals.arms import ARMS
 from ttlcache.config import load_config
 from ttlcache.testing import FakeEngine
 from ttlcache.types import PinOutcome, Urgency
 
 
-def _engine(*, paper=True):
+def _engine(rule=paper_victims):
     config = {"policy": "fixed", "policy_options": {"ttl_s": 60.0}}
     engine = FakeEngine(
         config | {"max_pinned_fraction": 1.0}, pool_blocks=32, block_tokens=1
     )
-    if paper:
+    if rule is not None:
         role = SimpleNamespace(parts=SimpleNamespace(controller=engine.controller))
-        paper_victims.gate(None, SimpleNamespace(scheduler_role=role))
+        rule.gate(None, SimpleNamespace(scheduler_role=role))
     for first, label in enumerate("ABC"):
         start = 1000 * first
         engine.turn(f"{label}-1", list(range(start, start + 4)), [7], program=label)
@@ -44,7 +44,7 @@ def test_a_newcomer_ends_older_programs_pins_latest_first_and_whole():
 
 
 def test_ours_ends_none_for_it():
-    engine = _engine(paper=False)
+    engine = _engine(rule=None)
     engine.arrive("r", [1], program="R")
     assert engine.controller.memory.reclaim(1, Urgency.WAITING, "r") == 0
 
@@ -77,7 +77,18 @@ def test_a_running_request_takes_no_more_than_it_needs():
     assert _pinned(engine) == {"A": 4, "B": 4, "C": 3}
 
 
+@pytest.mark.parametrize("urgency", sorted(set(Urgency) - {Urgency.STALLED}, key=str))
+def test_by_the_letter_pins_fall_only_in_an_engine_that_stands_still(urgency):
+    engine = _engine(algorithm_1)
+    engine.arrive("r", [1], program="R")
+    assert engine.controller.memory.reclaim(99, urgency, "r") == 0
+    assert _pinned(engine) == {"A": 4, "B": 4, "C": 4}
+    assert engine.controller.memory.reclaim(5, Urgency.STALLED, "r") == 8
+    assert _pinned(engine) == {"A": 4}
+
+
+@pytest.mark.parametrize("arm", ["cachettl-paper", "cachettl-strict"])
 @pytest.mark.parametrize("name", ["max_queue_wait_s", "quantum_turns"])
-def test_the_arm_has_no_bounds_of_ours(name):
-    config = load_config(ARMS["cachettl-paper"].extra_config(1.0))
+def test_the_arms_have_no_bounds_of_ours(arm, name):
+    config = load_config(ARMS[arm].extra_config(1.0))
     assert getattr(config, name) == 1e9
