@@ -128,8 +128,12 @@ def fit(steps: Sequence[LoggedStep], machine: str = "") -> Profile:
     for _ in range(_BOOTSTRAPS):
         chosen = rng.integers(0, len(rows), len(rows))
         drawn.append(_fit(rows[chosen], seconds[chosen]))
+    base_s, token_s, pair_s, kv_s = map(float, _fit(rows, seconds))
     return Profile(
-        *map(float, _fit(rows, seconds)),
+        base_s,
+        token_s,
+        pair_s,
+        kv_s,
         errors=tuple(map(float, np.std(drawn, axis=0))),
         held_out_error=float(np.median(errors)),
         most=tuple(map(float, rows.max(axis=0)[1:])),
@@ -179,4 +183,5 @@ def _fit(rows: _Array, seconds: _Array) -> _Array:
         off = seconds - expected
         limit = _CLIP * np.median(np.abs(off) / expected) * expected
         y = expected + np.clip(off, -limit, limit)
-    return found * (y.sum() / expected.sum())
+    scaled_up: _Array = found * (y.sum() / expected.sum())
+    return scaled_up
