@@ -41,6 +41,7 @@ _MEASURES: Mapping[str, Callable[[ArmResult], float]] = {
     "tokens computed in them": lambda arm: arm.engine.step_tokens,
     "tokens claimed from pins": lambda arm: arm.engine.claimed_tokens,
     "tokens that the tier held": lambda arm: arm.engine.lower_tier_hits,
+    "server waited for a core, %": lambda arm: 100 * arm.wait_share,
 }
 
 #: Results by arm, of each round.
@@ -54,6 +55,7 @@ def arm_json(arm: ArmResult) -> dict[str, Any]:
         **asdict(arm.engine),
         "computed_prompt_tokens": computed_tokens(arm),
         "replay_s": arm.replay_s,
+        "wait_share": arm.wait_share,
         "failures": [asdict(failure) for failure in arm.failures],
         "log_errors": list(arm.log_errors),
         "log": str(arm.log_path),

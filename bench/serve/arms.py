@@ -76,6 +76,8 @@ class ArmResult:
     summary: Summary
     engine: EngineCounters
     replay_s: float
+    wait_share: float = 0.0
+    """As `Played.wait_share`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,9 @@ class Played:
     summary: Summary
     engine: EngineCounters
     replay_s: float
+    wait_share: float
+    """Of the seconds that the server's threads wanted a core, those that they waited
+    for one: others ran."""
 
 
 def run_arm(
@@ -117,6 +122,7 @@ def run_arm(
         summary=played.summary,
         engine=played.engine,
         replay_s=played.replay_s,
+        wait_share=played.wait_share,
     )
 
 
@@ -145,10 +151,19 @@ def play(
         ValueError: not one turn was completed.
     """
     before = server.metrics()
+    ran_s, waited_s = server.core_seconds()
     ready_s = time.monotonic()
     result = replay(server.base_url, programs, options, on_turn)
     replay_s = time.monotonic() - ready_s
-    return Played(result, _summarize(result), read_engine(server, before), replay_s)
+    after_s, waited_after_s = server.core_seconds()
+    waited_s = waited_after_s - waited_s
+    return Played(
+        result,
+        _summarize(result),
+        read_engine(server, before),
+        replay_s,
+        waited_s / (waited_s + after_s - ran_s),
+    )
 
 
 def above(server: ServerOptions, tiers: TierOptions) -> ServerOptions:
