@@ -27,6 +27,11 @@ _ERROR_LINE = re.compile(
 #: vLLM's API server may notice that its engine left first when both are told to.
 _SHUTDOWN_RACE = "[async_llm.py:"
 
+#: The model in the engine's own process, as on one GPU. On a CPU vLLM would start
+#: another one to set its threads, which `environment` does: 20 s more a start, and one
+#: more process that waits by spinning.
+_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+
 #: Writes down every step, into the file that the environment variable names.
 STEP_LOG_SCHEDULER = "bench.serve.step_log.LoggedScheduler"
 STEP_LOG_VARIABLE = "TTLCACHE_BENCH_STEP_LOG"
@@ -78,6 +83,7 @@ class ServerOptions:
             *("--max-num-batched-tokens", str(self.max_num_batched_tokens)),
             *("--enable-prompt-tokens-details", "--enable-per-request-metrics"),
             *("--disable-uvicorn-access-log", "--shutdown-timeout", "10"),
+            *("--distributed-executor-backend", _EXECUTOR),
         ]
         if self.kv_transfer_config is not None:
             args += ["--kv-transfer-config", json.dumps(dict(self.kv_transfer_config))]

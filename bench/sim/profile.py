@@ -77,9 +77,9 @@ class Profile(StepTime):
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Profile:
         """From what a file holds; TypeError: that is no profile."""
-        return cls(
-            **{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
-        )
+        values: dict[str, Any] = dict(found)
+        values.update({name: tuple(found.get(name, ())) for name in ("errors", "most")})
+        return cls(**values)
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
