@@ -18,7 +18,6 @@ from bench.gaps.report import GapOptions, gaps
 from bench.gpu.bundle import BundleOptions, gpu_bundle
 from bench.gpu.run import GpuOptions, gpu
 from bench.lmcache.plugin import PluginBenchOptions, lmcache_plugin
-from bench.lmcache.upstream_tests.run import UpstreamOptions, lmcache_tests
 from bench.micro.overhead_core import OverheadOptions, overhead
 from bench.micro.transfer_cli import TransferOptions, transfer
 from bench.report.figures.cli import FiguresOptions, figures
@@ -57,7 +56,6 @@ app.command()(command(ProfileOptions)(profile))
 app.command()(command(ValidateOptions)(validate))
 app.command()(command(PluginBenchOptions)(lmcache_plugin))
 app.command()(command(StoreOptions)(lmcache_store))
-app.command()(command(UpstreamOptions)(lmcache_tests))
 
 
 @app.callback()
