@@ -6,7 +6,6 @@ import typer
 
 from bench.command import command
 from bench.compare.demo import DemoOptions, demo
-from bench.compare.disk_tier_cli import DiskTierOptions, disk_tier
 from bench.compare.fleet.arms import FleetOptions
 from bench.compare.fleet.run import fleet
 from bench.compare.pin_vs_reload import PinVsReloadOptions, pin_vs_reload
@@ -47,7 +46,6 @@ app.command("gpu-bundle")(command(BundleOptions)(gpu_bundle))
 app.command()(command(AbuseOptions)(abuse))
 app.command()(command(FuzzOptions)(fuzz))
 app.command("surface")(command(SurfaceOptions)(read_surface))
-app.command()(command(DiskTierOptions)(disk_tier))
 app.command()(command(SettingsOptions)(settings))
 app.command()(command(FleetOptions)(fleet))
 app.command()(command(PinVsReloadOptions)(pin_vs_reload))
