@@ -16,10 +16,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.command import Folders, option, write_json
+from bench.command import Folders, command_line, option, versions, write_json
 from bench.compare.agents import CONNECTOR
 from bench.compare.pin_vs_reload_client import PIN_S, WAYS, Client
-from bench.compare.rounds import command_line, versions
 from bench.serve import tiny_model
 from bench.serve.server import ServerOptions, VLLMServer
 from bench.serve.tier_server import TierServer
