@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.gaps.traces import DECODE_S_PER_TOKEN, gap_key, read_gaps
-from bench.sim.traces import RecordedTurn, TraceError
+from bench.sim.load.traces import RecordedTurn, TraceError
 from tests.bench.samples import recorded, write_trace
 from ttlcache.types import FINAL_GAP, USER_GAP, GapKey
 
