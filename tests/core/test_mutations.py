@@ -105,24 +105,6 @@ MUTATIONS = [
         "paper.py::test_cachettl_cold_start",
     ),
     policy(
-        "continuum_v1.py",
-        "**2 / bound_s * scale",
-        "**2 / bound_s",
-        "paper.py::test_continuum_v1_per_tool_and_global",
-    ),
-    policy(
-        "continuum_public.py",
-        "if mean_s > self.options.threshold_s:",
-        "if mean_s >= self.options.threshold_s:",
-        "paper.py::test_continuum_public",
-    ),
-    policy(
-        "infercept.py",
-        "return 2.0 * swap_s",
-        "return swap_s",
-        "paper.py::test_infercept_by_hand",
-    ),
-    policy(
         "base.py",
         "left_s = ttl_s - max(turn.waited_s, 0.0)",
         "left_s = ttl_s",
@@ -153,12 +135,6 @@ MUTATIONS = [
         "values.searchsorted(bounds)",
         'values.searchsorted(bounds, side="right")',
         "test_estimators.py::test_kaplan_meier_by_hand",
-    ),
-    Mutation(
-        "estimators/survival.py",
-        "spread + 3.0 * bound * log_term / count",
-        "spread + bound * log_term / count",
-        "test_policies_paper.py::test_continuum_v1_with_plain_numbers",
     ),
     Mutation(
         "estimators/survival.py",

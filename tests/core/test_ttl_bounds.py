@@ -75,7 +75,6 @@ def retention_of(name: str, options: dict[str, object], cap_s: float) -> Retenti
         *((name, {}) for name in policies.SHIPPED),
         ("cachettl", {"k": 0}),
         ("test-adaptive-eager", {}),
-        ("continuum-v1", {"n_min": 1}),
     ],
 )
 @given(view=views(), turn=TURNS, waited_s=SECONDS, cap_s=st.floats(0.0, 1e4))
