@@ -8,7 +8,6 @@ import pytest
 
 from bench.sim.rivals.published import POLICIES, empirical_bernstein
 from tests.core.test_policies_paper import (
-    GIT,
     LS,
     decide,
     history_of,
@@ -58,12 +57,6 @@ def test_continuum_public(gaps_s: list[float], ttl_s: float, reason: str) -> Non
     history = history_of({LS: gaps_s, GapKey("bash", "cd"): [50.0]})
     decision = decide("continuum-public", turn_of(), view_of(history))
     assert (decision.ttl_s, decision.reason) == (ttl_s, reason)
-
-
-def test_continuum_public_names_a_tool_by_the_executable() -> None:
-    history = history_of({GIT: [1.0], GapKey("bash", "git", "clone"): [9.0]})
-    # Source: the first word. git: mean 5 s, although `git status` alone is fast.
-    assert decide("continuum-public", turn_of(GIT), view_of(history)).ttl_s == 0.0
 
 
 @pytest.mark.parametrize("key", [USER_GAP, FINAL_GAP])

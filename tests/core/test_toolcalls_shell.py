@@ -158,7 +158,6 @@ def words_of(key: GapKey) -> set[str]:
     """The words that are not the tool's."""
     if key.tool == PARALLEL_TOOL:
         return set(key.executable.split("+"))
-    assert not key.second
     return {key.executable} - {""}
 
 

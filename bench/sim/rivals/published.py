@@ -16,7 +16,6 @@ from ttlcache.types import (
     FINAL_TOOL,
     USER_TOOL,
     Decision,
-    GapKey,
     Pressure,
     TurnFacts,
 )
@@ -48,8 +47,7 @@ class ContinuumPublic(Policy):
     def decide(self, turn: TurnFacts, view: View) -> Decision:
         if turn.gap_key.tool in (USER_TOOL, FINAL_TOOL):
             return Decision(0.0, "no-tool")
-        key = GapKey(turn.gap_key.tool, turn.gap_key.executable)
-        gaps_s = view.gaps.durations(key)
+        gaps_s = view.gaps.durations(turn.gap_key)
         if len(gaps_s) == 0:
             return Decision(remaining(self.options.ttl_s, turn), "unknown-tool")
         mean_s = float(gaps_s.mean())
