@@ -72,12 +72,6 @@ def test_errors_name_key_value_and_expectation(
         assert word in str(caught.value)
 
 
-@pytest.fixture(autouse=True)
-def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers, no other test sees."""
-    monkeypatch.setattr(policies, "_TARGETS", dict(policies._TARGETS))
-
-
 def test_an_outside_policy_can_be_registered() -> None:
     policies.register("outside", f"{__name__}:Outside")
     policies.register("outside", f"{__name__}:Outside")  # twice is no error
