@@ -332,8 +332,8 @@ MUTATIONS = [
     ),
     Mutation(
         "types.py",
-        "keys.append(GapKey(self.tool, self.executable))",
-        "keys.append(self)",
+        "return (self, GapKey(self.tool)) if self.executable else (self,)",
+        "return (self,)",
         "test_gaps.py::test_a_gap_is_recorded_under_every_coarser_key",
     ),
     # costs
@@ -391,6 +391,19 @@ MUTATIONS = [
         "return (self.level(turn.work_left_s), turn.place_seq)",
         "return (turn.place_seq,)",
         "test_least_work.py::test_least_work_takes_the_pins_of_more_work",
+    ),
+    # shell commands
+    Mutation(
+        "toolcalls/shell.py",
+        'return OTHER if word.strip("/")',
+        'return name if word.strip("/")',
+        "test_toolcalls_shell.py::test_nothing_of_a_command_is_in_its_key",
+    ),
+    Mutation(
+        "toolcalls/shell.py",
+        "found[0] >= best[0]",
+        "found[0] > best[0]",
+        "test_toolcalls_shell.py::test_command_gives_this_key",
     ),
     # patience and whole victims
     Mutation(
