@@ -6,7 +6,6 @@ import typer
 
 from bench.command import command
 from bench.compare.demo import DemoOptions, demo
-from bench.compare.disk_tier_cli import DiskTierOptions, disk_tier
 from bench.compare.fleet.arms import FleetOptions
 from bench.compare.fleet.run import fleet
 from bench.compare.pin_vs_reload import PinVsReloadOptions, pin_vs_reload
@@ -18,7 +17,6 @@ from bench.gaps.report import GapOptions, gaps
 from bench.gpu.bundle import BundleOptions, gpu_bundle
 from bench.gpu.run import GpuOptions, gpu
 from bench.lmcache.plugin import PluginBenchOptions, lmcache_plugin
-from bench.lmcache.upstream_tests.run import UpstreamOptions, lmcache_tests
 from bench.micro.overhead_core import OverheadOptions, overhead
 from bench.micro.transfer_cli import TransferOptions, transfer
 from bench.report.figures.cli import FiguresOptions, figures
@@ -48,7 +46,6 @@ app.command("gpu-bundle")(command(BundleOptions)(gpu_bundle))
 app.command()(command(AbuseOptions)(abuse))
 app.command()(command(FuzzOptions)(fuzz))
 app.command("surface")(command(SurfaceOptions)(read_surface))
-app.command()(command(DiskTierOptions)(disk_tier))
 app.command()(command(SettingsOptions)(settings))
 app.command()(command(FleetOptions)(fleet))
 app.command()(command(PinVsReloadOptions)(pin_vs_reload))
@@ -57,7 +54,6 @@ app.command()(command(ProfileOptions)(profile))
 app.command()(command(ValidateOptions)(validate))
 app.command()(command(PluginBenchOptions)(lmcache_plugin))
 app.command()(command(StoreOptions)(lmcache_store))
-app.command()(command(UpstreamOptions)(lmcache_tests))
 
 
 @app.callback()

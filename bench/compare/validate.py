@@ -17,10 +17,10 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.command import option, write_json
+from bench.command import command_line, option, versions, write_json
 from bench.compare.agents import CONNECTOR, AgentOptions
 from bench.compare.profile import measure_profile, print_profile
-from bench.compare.rounds import command_line, in_turn, turns_shown, versions
+from bench.compare.rounds import in_turn, turns_shown
 from bench.serve import tiny_model
 from bench.serve.arms import Arm as ServedArm
 from bench.serve.arms import play, serving

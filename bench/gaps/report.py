@@ -16,7 +16,7 @@ from bench.gaps.costs import CostSetting
 from bench.gaps.replay import Arm, Outcome, replay_gaps
 from bench.gaps.scores import Score, best_constant_s, oracle, score
 from bench.gaps.traces import GapProgram, read_gaps
-from bench.sim.rivals import ablations
+from bench.sim.rivals import ablations, published
 from bench.tables import table
 from ttlcache.config import TTLCacheConfig
 
@@ -24,9 +24,7 @@ DEFAULT_ARMS = (
     Arm("cachettl", "cachettl"),
     Arm("adaptive", "adaptive"),
     Arm("ski-rental", "ski-rental"),
-    Arm("continuum-v1", "continuum-v1"),
-    Arm("continuum-public", "continuum-public"),
-    Arm("infercept", "infercept"),
+    *(Arm(policy.name, policy.name) for policy in published.POLICIES),
     Arm("none", "none"),
     Arm("adaptive: no history", "adaptive:no-history"),
 )

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.sim.load.programs import poisson_arrivals
-from bench.sim.traces import RecordedTurn, TraceError, read_programs
+from bench.sim.load.traces import RecordedTurn, TraceError, read_programs
 from ttlcache.toolcalls import key_for_tool
 from ttlcache.types import FINAL_GAP, USER_GAP, USER_TOOL, GapKey
 

@@ -7,13 +7,15 @@ import resource
 import shutil
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bench.gpu.sizes import Sizes
 from bench.gpu.stage import Stage, Verdict
 from bench.tables import Check
 from ttlcache.errors import TransferError
 from ttlcache.transfer.cupy_runtime import CupyRuntime
+
+if TYPE_CHECKING:
+    from bench.gpu.sizes import Sizes
 
 _REPEATS = 5
 _STREAM = 0  # the default one

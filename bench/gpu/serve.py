@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from bench.compare.measure import arm_of
 from bench.gpu.device import link_gb_per_s
-from bench.gpu.sizes import Beside, ServedAgents
 from bench.gpu.stage import Json, Stage, Verdict
 from bench.serve import tiny_model
 from bench.serve.arms import play, serving
@@ -17,6 +17,9 @@ from bench.serve.server import VLLMServer
 from bench.sim.load.programs import Program, Turn
 from bench.sim.metrics import TurnRecord, percentile
 from bench.tables import Check, at_most, equal
+
+if TYPE_CHECKING:
+    from bench.gpu.sizes import Beside, ServedAgents
 
 #: Decode TPOT p99 beside copies, by the same without them.
 MAX_TPOT_RATIO = 1.03

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bench.command import write_json
-from bench.compare.rounds import versions
-from bench.gpu.sizes import Sizes
+from bench.command import versions, write_json
 from bench.tables import Check
+
+if TYPE_CHECKING:
+    from bench.gpu.sizes import Sizes
 
 ROOT = Path(__file__).parents[2]
 Json = dict[str, Any]

@@ -21,8 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.command import TINY_MODEL, one_of, option, write_json
-from bench.compare.rounds import command_line
+from bench.command import TINY_MODEL, command_line, one_of, option, write_json
 from bench.serve import tiny_model
 from bench.serve.arms import Arm, run_arm
 from bench.serve.lmcache_server import LMCacheOptions, LMCacheServer

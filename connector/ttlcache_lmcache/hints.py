@@ -24,7 +24,7 @@ class Hint(BaseModel):
     request_id: the engine's id of it, as its LMCache connector passes it on.
     ttl_s: seconds to keep its KV, counted from the turn's end.
     is_last_step: no turn follows; its KV goes first.
-    tool: what runs until the next turn: the key of the gap history, in up to three
+    tool: what runs until the next turn: the key of the gap history, in one or two
         parts from coarse to fine.
     program: whose turn it is, by any name; for turns that look nothing up.
     is_over: the turn is over now, though its session may end later.
@@ -42,7 +42,7 @@ class Hint(BaseModel):
     @property
     def gap_key(self) -> GapKey | None:
         parts = (self.tool,) if isinstance(self.tool, str) else self.tool
-        return GapKey(*parts[:3]) if parts and parts[0] else None
+        return GapKey(*parts[:2]) if parts and parts[0] else None
 
 
 _HINTS = TypeAdapter(list[Hint])

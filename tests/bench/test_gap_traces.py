@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.gaps.traces import DECODE_S_PER_TOKEN, gap_key, read_gaps
-from bench.sim.traces import RecordedTurn, TraceError
+from bench.sim.load.traces import RecordedTurn, TraceError
 from tests.bench.samples import recorded, write_trace
 from ttlcache.types import FINAL_GAP, USER_GAP, GapKey
 
@@ -22,8 +22,8 @@ def key(*, is_last: bool = False, **fields: Any) -> GapKey:
 @pytest.mark.parametrize(
     ("turn", "expected"),
     [
-        ({"tool": "bash", "exe": "python3", "eff": "python3 <path>.py"}, "python *.py"),
-        ({"tool": "bash", "exe": "pip", "eff": "pip install"}, "pip install"),
+        ({"tool": "bash", "exe": "python3", "eff": "python3 <path>.py"}, "python"),
+        ({"tool": "bash", "exe": "pip", "eff": "pip install"}, "pip"),
         ({"tool": "bash", "exe": "cat", "eff": "cat <<"}, "cat"),
         ({"tool": "bash", "exe": "tmux", "eff": "tmux <arg>"}, "tmux"),
         ({"tool": "bash", "exe": "make"}, "make"),

@@ -23,7 +23,7 @@ FOUND = [
 def test_a_cheap_reload_shortens_the_policies_own_ttls():
     pressure = Pressure(pool_blocks=640, num_running=1, num_waiting=2)
     ttls = policy_ttls(FOUND, [0.5, 1.0, 2.0, 5.0] * 60, pressure)
-    assert set(ttls) == set(policies.SHIPPED)
+    assert set(ttls) > set(policies.SHIPPED)
     for without, with_cpu in ttls["ski-rental"]:
         assert with_cpu < without
     assert ttls["none"] == [(0.0, 0.0)] * 3
@@ -34,7 +34,7 @@ def test_without_a_tier_its_reloads_are_nobodys_business():
     gaps_s = [0.5, 1.0, 2.0, 5.0] * 60
     slow = [replace(r, cpu_s=0.9 * r.prefill_s) for r in FOUND]
     fast, slower = (policy_ttls(found, gaps_s, pressure) for found in (FOUND, slow))
-    for name in policies.SHIPPED:
+    for name in fast:
         assert [t for t, _ in fast[name]] == [t for t, _ in slower[name]], name
     assert fast["infercept"] != slower["infercept"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.sim.load.scaled import TraceScale, from_trace
-from bench.sim.traces import TraceError
+from bench.sim.load.traces import TraceError
 from tests.bench.samples import write_trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"

@@ -10,7 +10,7 @@ import json
 import httpx
 import pytest
 
-from tests.connector.conftest import HOLD_5S, free, pinned, totals
+from tests.connector.conftest import free, pinned, totals
 from ttlcache.cli.live import engines_of
 
 PROMPT = list(range(1, 150))  # 149 tokens; with 20 of output 168 have KV: 10 blocks
@@ -121,28 +121,6 @@ def test_rewritten_history_supersedes_the_tail_and_keeps_the_prefix(make_engine,
     assert program.reuse_share == pytest.approx(1 + 0.5 * (6 / 10 - 1))
 
 
-def test_a_program_that_drops_its_tail_is_pinned_only_where_it_reuses(make_engine):
-    engine = make_engine(num_blocks=80)
-    context = first_turn(engine)
-    for turn in range(2, 6):
-        context = engine.turn(
-            f"A-{turn}",
-            context[:100] + [turn] * 60,
-            max_tokens=20,
-            hints={"program_id": "A", "tool": "bash"},
-        )
-    assert 6 <= pinned(engine) < 11
-
-
-def test_completely_different_prompt_is_a_branch_and_leaves_the_pin(make_engine):
-    engine = make_engine(num_blocks=80)
-    context = first_turn(engine)
-    engine.turn("A-sub", range(6000, 6100), hints={"program_id": "A", "tool": "ls"})
-    assert totals(engine)["pins_started"] == 2
-    engine.turn("A-2", context + [7] * 30, hints={"program_id": "A"})
-    assert totals(engine)["pins:claimed"] == 1
-
-
 def test_prefix_inference_needs_no_id(make_engine, clock, async_scheduling):
     engine = make_engine(num_blocks=60, async_scheduling=async_scheduling)
     context = engine.turn("x1", PROMPT, max_tokens=20)
@@ -154,54 +132,6 @@ def test_prefix_inference_needs_no_id(make_engine, clock, async_scheduling):
     assert counted["turns_identified:prefix"] == 2
     assert counted["turns_identified:new"] == 2
     assert counted["pins:claimed"] == 2
-
-
-def test_ids_are_labels_inside_their_cache_salt(make_engine):
-    engine = make_engine(num_blocks=60)
-    hints = {"program_id": "A", "tool": "bash"}
-    context = engine.turn("x1", PROMPT, max_tokens=20, hints=hints, cache_salt="one")
-    engine.turn("y1", context + [7] * 30, hints=hints, cache_salt="two")
-    counted = totals(engine)
-    assert counted["programs_started"] == 2
-    assert "pins:claimed" not in counted
-    assert "pins:superseded" not in counted
-
-
-def test_pins_never_exceed_their_share_of_the_pool(make_engine):
-    engine = make_engine(
-        num_blocks=41, extra_config={**HOLD_5S, "max_pinned_fraction": 0.5}
-    )
-    for index, program in enumerate("ABCD"):
-        first_turn(engine, program, range(1000 * index + 1, 1000 * index + 150))
-        assert pinned(engine) <= 20
-    # Each turn offers 10 blocks: the first two fit, older programs keep theirs.
-    assert {p.program.program_id for p in engine.controller.pins} == {
-        "A",
-        "B",
-    }
-
-
-def test_an_older_program_takes_the_share_of_a_younger_one(make_engine):
-    engine = make_engine(
-        num_blocks=61, extra_config={**HOLD_5S, "max_pinned_fraction": 0.25}
-    )
-    engine.add("A-1", PROMPT, max_tokens=40, hints={"program_id": "A", "tool": "ls"})
-    engine.step()
-    first_turn(engine, "B", range(2000, 2100))
-    engine.run()
-    owners = {p.program.program_id for p in engine.controller.pins}
-    assert "A" in owners
-    assert pinned(engine) <= 15
-
-
-def test_client_ttl_is_a_wish_within_the_cap(make_engine, clock):
-    engine = make_engine(num_blocks=40, extra_config={**HOLD_5S, "max_ttl_s": 10.0})
-    first_turn(engine, ttl="1h")
-    (pin,) = engine.controller.pins
-    assert pin.deadline_s == clock.now_s() + 10.0
-    engine.controller.end("", "A")
-    first_turn(engine, "B", ttl=0)
-    assert pinned(engine) == 0
 
 
 def test_abort_of_a_waiting_turn_gives_the_pin_back_to_its_deadline(make_engine, clock):

@@ -16,7 +16,6 @@ from ttlcache.estimators.survival import (
     EMPTY_CURVE,
     Memoryfulness,
     SlidingMean,
-    empirical_bernstein,
     survival_of_sorted,
 )
 
@@ -91,12 +90,6 @@ def test_eta_window_forgets_whole_programs() -> None:
 def test_programs_without_a_turn_are_ignored() -> None:
     memory = memory_of([0, -3])
     assert (memory.avg_turns, memory.eta) == (0.0, 1.0)
-
-
-def test_empirical_bernstein_by_hand() -> None:
-    # delta = 3/e makes L = 1: 2 + sqrt(2*9/18) + 3*6/18 = 2 + 1 + 1.
-    bound = empirical_bernstein(2.0, 3.0, 18, bound=6.0, delta=3 / math.e)
-    assert bound == pytest.approx(4.0)
 
 
 def test_kaplan_meier_by_hand() -> None:

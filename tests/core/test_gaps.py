@@ -15,7 +15,6 @@ from tests.curves import kaplan_meier
 from ttlcache.estimators.gap_history import MAX_GAP_S, GapHistory
 from ttlcache.types import APPROVAL_GAP, FINAL_GAP, USER_GAP, GapKey
 
-GIT_STATUS = GapKey("bash", "git", "status")
 GIT = GapKey("bash", "git")
 BASH = GapKey("bash")
 
@@ -30,9 +29,9 @@ def durations(history: GapHistory, key: GapKey | None = None) -> list[float]:
 
 def test_a_gap_is_recorded_under_every_coarser_key() -> None:
     history = GapHistory()
-    history.start("turn 1", GIT_STATUS, now_s=10.0)
+    history.start("turn 1", GIT, now_s=10.0)
     assert history.finish("turn 1", now_s=12.5) == 2.5
-    for key in (GIT_STATUS, GIT, BASH, None):
+    for key in (GIT, BASH, None):
         assert durations(history, key) == [2.5]
         assert history.count(key) == 1
     assert history.count(GapKey("search")) == 0
@@ -89,14 +88,13 @@ def test_parallel_calls_are_tools() -> None:
 
 def test_back_off_finds_the_finest_key_with_enough_records() -> None:
     history = GapHistory()
-    for key, times in ((GIT_STATUS, 2), (GIT, 3), (BASH, 4)):
+    for key, times in ((GIT, 2), (BASH, 4)):
         for _ in range(times):
             history.observe(key, 1.0)
-    # status 2, git 2 + 3, bash 2 + 3 + 4
-    assert history.best_key(GIT_STATUS, 1) == GIT_STATUS
-    assert history.best_key(GIT_STATUS, 2) == GIT
-    assert history.best_key(GIT_STATUS, 5) == BASH
-    assert history.best_key(GIT_STATUS, 9) is None
+    # git 2, bash 2 + 4
+    assert history.best_key(GIT, 1) == GIT
+    assert history.best_key(GIT, 2) == BASH
+    assert history.best_key(GIT, 6) is None
     assert history.best_key(GapKey("search"), 0) is None
 
 
@@ -259,7 +257,7 @@ def test_memory_is_bounded_over_100k_distinct_keys() -> None:
 
     def feed(first: int, count: int) -> None:
         for number in range(first, first + count):
-            history.start(number, GapKey("bash", f"exe{number}", "run"), float(number))
+            history.start(number, GapKey("bash", f"exe{number}"), float(number))
             history.finish(number, number + 1.0)
 
     feed(0, 80_000)
@@ -293,6 +291,6 @@ def test_recording_is_cheap() -> None:
     history = GapHistory()
     before_s = time.process_time()  # a busy machine is no slow code
     for number in range(5_000):
-        history.start(number, GIT_STATUS, float(number))
+        history.start(number, GIT, float(number))
         history.finish(number, number + 0.5)
     assert (time.process_time() - before_s) / 5_000 < 200e-6  # about 10 µs when idle

@@ -105,24 +105,6 @@ MUTATIONS = [
         "paper.py::test_cachettl_cold_start",
     ),
     policy(
-        "continuum_v1.py",
-        "**2 / bound_s * scale",
-        "**2 / bound_s",
-        "paper.py::test_continuum_v1_per_tool_and_global",
-    ),
-    policy(
-        "continuum_public.py",
-        "if mean_s > self.options.threshold_s:",
-        "if mean_s >= self.options.threshold_s:",
-        "paper.py::test_continuum_public",
-    ),
-    policy(
-        "infercept.py",
-        "return 2.0 * swap_s",
-        "return swap_s",
-        "paper.py::test_infercept_by_hand",
-    ),
-    policy(
         "base.py",
         "left_s = ttl_s - max(turn.waited_s, 0.0)",
         "left_s = ttl_s",
@@ -153,12 +135,6 @@ MUTATIONS = [
         "values.searchsorted(bounds)",
         'values.searchsorted(bounds, side="right")',
         "test_estimators.py::test_kaplan_meier_by_hand",
-    ),
-    Mutation(
-        "estimators/survival.py",
-        "spread + 3.0 * bound * log_term / count",
-        "spread + bound * log_term / count",
-        "test_policies_paper.py::test_continuum_v1_with_plain_numbers",
     ),
     Mutation(
         "estimators/survival.py",
@@ -356,8 +332,8 @@ MUTATIONS = [
     ),
     Mutation(
         "types.py",
-        "keys.append(GapKey(self.tool, self.executable))",
-        "keys.append(self)",
+        "return (self, GapKey(self.tool)) if self.executable else (self,)",
+        "return (self,)",
         "test_gaps.py::test_a_gap_is_recorded_under_every_coarser_key",
     ),
     # costs
@@ -415,6 +391,19 @@ MUTATIONS = [
         "return (self.level(turn.work_left_s), turn.place_seq)",
         "return (turn.place_seq,)",
         "test_least_work.py::test_least_work_takes_the_pins_of_more_work",
+    ),
+    # shell commands
+    Mutation(
+        "toolcalls/shell.py",
+        'return OTHER if word.strip("/")',
+        'return name if word.strip("/")',
+        "test_toolcalls_shell.py::test_nothing_of_a_command_is_in_its_key",
+    ),
+    Mutation(
+        "toolcalls/shell.py",
+        "found[0] >= best[0]",
+        "found[0] > best[0]",
+        "test_toolcalls_shell.py::test_command_gives_this_key",
     ),
     # patience and whole victims
     Mutation(

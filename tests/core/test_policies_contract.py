@@ -16,7 +16,6 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     **{name: (name, {}) for name in policies.SHIPPED},
     "fixed-forever": ("fixed", {"ttl_s": math.inf}),
     "cachettl-k0": ("cachettl", {"k": 0}),
-    "infercept-async": ("infercept", {"swap_hidden": 1.0}),
     "adaptive-eager": ("test-adaptive-eager", {}),
 }
 

@@ -26,7 +26,7 @@ from ttlcache.types import (
 )
 
 LS = GapKey("bash", "ls")
-GIT = GapKey("bash", "git", "status")
+GIT = GapKey("bash", "git")
 
 
 def history_of(gaps: dict[GapKey, list[float]]) -> GapHistory:
@@ -93,85 +93,6 @@ def test_ski_rental_holds_as_long_as_recovery_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gaps_s", "ttl_s", "reason"),
-    [
-        ([], 2.0, "unknown-tool"),
-        ([1.0, 3.0], 2.0, "fast-tool"),  # mean 2.0 is not above 2.0
-        ([1.0, 3.1], 0.0, "slow-tool"),
-        ([0.1] * 9 + [30.0], 0.0, "slow-tool"),  # mean 3.09: one straggler
-    ],
-)
-def test_continuum_public(gaps_s: list[float], ttl_s: float, reason: str) -> None:
-    history = history_of({LS: gaps_s, GapKey("bash", "cd"): [50.0]})
-    decision = decide("continuum-public", turn_of(), view_of(history))
-    assert (decision.ttl_s, decision.reason) == (ttl_s, reason)
-
-
-def test_continuum_public_names_a_tool_by_the_executable() -> None:
-    history = history_of({GIT: [1.0], GapKey("bash", "git", "clone"): [9.0]})
-    # Source: the first word. git: mean 5 s, although `git status` alone is fast.
-    assert decide("continuum-public", turn_of(GIT), view_of(history)).ttl_s == 0.0
-
-
-@pytest.mark.parametrize("key", [USER_GAP, FINAL_GAP])
-def test_continuum_public_does_not_pin_without_a_tool(key: GapKey) -> None:
-    history = history_of({key: [0.1] * 10})
-    decision = decide("continuum-public", turn_of(key), view_of(history))
-    assert (decision.ttl_s, decision.reason) == (0.0, "no-tool")
-
-
-V1: dict[str, object] = {
-    "delta": 0.05,
-    "b_s": 6.0,
-    "n_min": 2,
-    "t_default_s": 2.0,
-    "alpha": 0.1,
-}
-
-
-def v1_bound(mean: float, var: float, n: int) -> float:
-    log_term = 4.0943446  # ln(3 / 0.05) = ln 60
-    return mean + math.sqrt(2 * var * log_term / n) + 3 * 6.0 * log_term / n
-
-
-def test_continuum_v1_starts_with_its_default() -> None:
-    # No records: B = T_default = 2, so 2^2 / 2 * (1 + 0.1 * 10) = 4.
-    decision = decide("continuum-v1", turn_of(), view_of(avg_turns=10.0), V1)
-    assert (decision.ttl_s, decision.reason) == (
-        pytest.approx(4.0),
-        "bernstein:default",
-    )
-    one = history_of({LS: [1.0]})
-    assert decide("continuum-v1", turn_of(), view_of(one), V1).ttl_s == 2.0
-
-
-def test_continuum_v1_per_tool_and_global() -> None:
-    # ls: 1, 3: mean 2, variance 2 (n - 1). All: 1, 3, 5: mean 3, variance 4.
-    history = history_of({LS: [1.0, 3.0], GapKey("search"): [5.0]})
-    view = view_of(history, avg_turns=10.0)
-    of_tool = decide("continuum-v1", turn_of(), view, V1)
-    assert of_tool.ttl_s == pytest.approx(4 / v1_bound(2, 2, 2) * 2)
-    assert of_tool.reason == "bernstein:tool"
-    of_all = decide("continuum-v1", turn_of(GapKey("search")), view, V1)
-    assert of_all.ttl_s == pytest.approx(4 / v1_bound(3, 4, 3) * 2)
-    assert of_all.reason == "bernstein:global"
-
-
-def test_continuum_v1_with_plain_numbers() -> None:
-    # 18 gaps of 2 s, sigma 0, b = 6, delta = 0.05: L = ln 60 = 4.0943
-    # B = 2 + 0 + 3 * 6 * 4.0943 / 18 = 6.0943; TTL = 4 / 6.0943 = 0.65635
-    view = view_of(history_of({LS: [2.0] * 18}))
-    decision = decide("continuum-v1", turn_of(), view, {"b_s": 6, "n_min": 1})
-    assert decision.ttl_s == pytest.approx(0.65635, abs=1e-5)
-
-
-def test_continuum_v1_of_a_single_record_has_no_deviation() -> None:
-    view = view_of(history_of({LS: [2.0]}))
-    decision = decide("continuum-v1", turn_of(), view, {**V1, "n_min": 1})
-    assert decision.ttl_s == pytest.approx(4 / v1_bound(2, 0, 1))
-
-
-@pytest.mark.parametrize(
     ("tokens", "wait_s", "eta", "ttl_s"),
     [
         # Gaps 1, 2, 4, 8. B = 5: 1.25-1, 2.5-2, 3.75-4, 5-8 -> best 0.5 at 2.
@@ -216,9 +137,9 @@ def test_cachettl_cold_start() -> None:
 
 
 def test_cachettl_backs_off_to_coarser_keys() -> None:
-    history = history_of({GIT: [1.0], GapKey("bash", "git", "clone"): [9.0, 9.0]})
+    history = history_of({GIT: [1.0], GapKey("bash", "make"): [9.0, 9.0]})
     decision = decide("cachettl", turn_of(GIT, 90_000), view_of(history), {"k": 1})
-    assert (decision.ttl_s, decision.inputs["records"]) == (9.0, 3.0)  # git
+    assert (decision.ttl_s, decision.inputs["records"]) == (9.0, 3.0)  # bash
 
 
 def test_cachettl_later_in_the_gap_keeps_its_plan() -> None:
@@ -288,42 +209,6 @@ def test_cachettl_equals_brute_force_on_any_floats() -> None:
         assert decision.ttl_s == brute_force(gaps_s, decision.inputs["benefit_s"])
 
 
-def test_infercept_by_hand() -> None:
-    # C = 4,000 tokens in 250 blocks, 16 a block. 1,000 - 250 pinned - 250 its own:
-    # 500 blocks, 8,000 tokens of others. Chunks of 2,000: n = 2, 2 s each.
-    # discard = 4 * 4000 / 2 + 2 * 2 * 8000 = 40,000 -> 10 s of preserving
-    pressure = Pressure(pool_blocks=1000, free_blocks=0, pinned_blocks=250)
-    turn, options = turn_of(tokens=4000), {"chunk_tokens": 2000}
-    costs = CostModel({"prefill": [1e-3, 0, 0]})
-    alone = View(GapHistory(), costs, pressure=pressure)
-    decision = decide("infercept", turn, alone, dict(options))
-    assert decision.ttl_s == pytest.approx(10.0)
-    assert decision.reason == "then:discard"
-    # A tier: 0.4 s each way. swap = 2 * 0.4 * 8000 = 6,400 -> 1.6 s
-    with_tier = view_of(pressure=pressure)
-    decision = decide("infercept", turn, with_tier, dict(options))
-    assert decision.ttl_s == pytest.approx(1.6)
-    assert decision.reason == "then:swap"
-    # Half of it hidden behind the batch.
-    hidden = {**options, "swap_hidden": 0.5}
-    assert decide("infercept", turn, with_tier, hidden).ttl_s == pytest.approx(0.8)
-    # T_int is the time already waited: 0.6 s of it leave 1 s. Its blocks are pinned.
-    later = turn_of(tokens=4000, waited_s=0.6)
-    with_tier = view_of(pressure=pressure._replace(pinned_blocks=500))
-    assert decide("infercept", later, with_tier, dict(options)).ttl_s == pytest.approx(
-        1
-    )
-
-
-def test_infercept_is_not_its_own_neighbour() -> None:
-    # Asked while its request still holds its 250 blocks: alone, C_other is 0.
-    alone = Pressure(pool_blocks=1000, free_blocks=750)
-    view = view_of(pressure=alone, tier="disk")
-    decision = decide("infercept", turn_of(tokens=4000), view)
-    assert decision.inputs["other_tokens"] == 0.0
-    assert decision.ttl_s == pytest.approx(2.0)  # 4 * 4000 / 2 / 4000
-
-
 def test_benefits_beyond_all_sense_are_bounded() -> None:
     history = history_of({LS: [1, 2, 4, 8]})
     view = view_of(history, wait_s=1e308, eta=-1.0)
@@ -331,15 +216,3 @@ def test_benefits_beyond_all_sense_are_bounded() -> None:
     view = view_of(history, wait_s=1e308)
     assert decide("cachettl", turn_of(), view, {"k": 3}).ttl_s == 8.0
     assert bounded(math.nan) == 0.0
-
-
-def test_infercept_with_nobody_else_running() -> None:
-    # discard = 4 * 4000 / 2 = 8,000 -> 2 s; a free swap leaves nothing to wait for.
-    assert decide("infercept", turn_of(tokens=4000), view_of()).ttl_s == 0.0
-    gone = view_of(tier="disk")  # the tier that holds it was never measured
-    decision = decide("infercept", turn_of(tokens=4000), gone)
-    assert (decision.ttl_s, decision.reason) == (pytest.approx(2.0), "then:discard")
-    assert decide("infercept", turn_of(tokens=0), view_of()).ttl_s == 0.0
-    # No blocks: how many tokens others hold is unknown, and counts as none.
-    unpaged = TurnFacts("p", 3, LS, 4000, 0)
-    assert decide("infercept", unpaged, gone).ttl_s == pytest.approx(2.0)

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ttlcache.analysis import perfetto
 from ttlcache.analysis.explain import by_tool, verdicts
 from ttlcache.analysis.reader import load
-from ttlcache.analysis.recording import RecordingError
+from ttlcache.analysis.recording import RecordingError, pinned_over_time
 from ttlcache.analysis.summary import Spread, summarize
 from ttlcache.cli import app
 from ttlcache.telemetry.events import Telemetry
@@ -107,7 +106,7 @@ def test_a_pin_that_still_lives_is_not_judged(folder):
     recording = load(folder)
     assert all(v.cost_s is None for v in verdicts(recording.find("a")))
     assert [group.turns for group in by_tool(recording.find("a"))] == [0]
-    levels = perfetto.pinned_over_time(recording)
+    levels = pinned_over_time(recording)
     assert levels[-1][1] > 0, "it is held to the end"
 
 
@@ -151,65 +150,13 @@ def test_what_is_no_recording_is_refused(tmp_path):
             load(place)
 
 
-def spans_of(folder: Path) -> list[dict]:
-    events = perfetto.export(load(folder))["traceEvents"]
-    return [event for event in events if event["ph"] == "X"]
-
-
-def test_the_trace_for_perfetto(folder):
-    trace = perfetto.export(load(folder))
-    events = trace["traceEvents"]
-    json.dumps(trace)
-    assert {event["ph"] for event in events} == {"M", "X", "C"}
-    spans = spans_of(folder)
-    assert all(span["dur"] >= 0 and span["ts"] >= 0 for span in spans)
-    assert {s["name"] for s in spans} >= {"turn", "tool: claimed", "tool: expired"}
-    counters = [e["args"]["blocks"] for e in events if e["ph"] == "C"]
-    assert counters[-1] == 0
-    assert max(counters) > 0
-
-
-def test_branches_of_a_program_get_tracks_of_their_own(tmp_path):
-    """Two turns of one program at once: on one track no viewer could draw them."""
-    recorder = Recorder(tmp_path, {}, run="1-1")
-    engine = FakeEngine(
-        {"policy": "fixed", "policy_options": {"ttl_s": 5.0}},
-        telemetry=Telemetry(recorder=recorder),
-    )
-    for name, first in (("r1", 0), ("r2", 100)):
-        engine.arrive(name, list(range(first, first + 20)), program="p")
-        assert engine.admit(name)
-        engine.step(seconds=1.0)
-    for name in ("r1", "r2"):
-        engine.decode(name, [50])
-        engine.finish(name)
-        engine.step(seconds=1.0)
-    engine.controller.telemetry.close()
-    tracks: dict[tuple[int, int], float] = {}
-    for span in sorted(spans_of(tmp_path), key=lambda s: s["ts"]):
-        track = (span["pid"], span["tid"])
-        assert span["ts"] >= tracks.get(track, 0.0) - 1.0, "spans overlap"
-        tracks[track] = span["ts"] + span["dur"]
-    assert sum(tid < 1000 for _, tid in tracks) == 2
-
-
-def test_what_had_not_ended_ends_with_the_recording(folder):
-    path = next(folder.glob("*.jsonl"))
-    lines = path.read_text().splitlines(keepends=True)
-    gone = ('"finish"', '"unpin"')
-    path.write_text("".join(x for x in lines if not any(g in x for g in gone)))
-    names = {span["name"] for span in spans_of(folder)}
-    assert {"turn, unfinished", "tool: still held"} <= names
-    assert "turn" not in names
-
-
 def test_a_pin_that_shrank_holds_less(folder):
     path = next(folder.glob("*.jsonl"))
     pin = next(x for x in map(json.loads, path.open()) if x.get("ev") == "pin")
     shrunk = {**pin, "ev": "shrink", "kv_blocks": 1, "kv_tokens": 4, "t": pin["t"] + 1}
     with path.open("a") as file:
         file.write(json.dumps(shrunk) + "\n")
-    levels = dict(perfetto.pinned_over_time(load(folder)))
+    levels = dict(pinned_over_time(load(folder)))
     start_s = WALL_S + pin["t"]
     assert levels[start_s] == pin["kv_blocks"] > 1
     assert levels[start_s + 1] == 1
@@ -240,8 +187,6 @@ def test_the_commands_on_a_recording(folder, tmp_path):
         "jct.png",
     }
     assert all(path.stat().st_size > 5000 for path in out.glob("*.png"))
-    run("export", folder, "--perfetto", tmp_path / "t")
-    assert json.loads((tmp_path / "t").read_text())["traceEvents"]
 
 
 @pytest.mark.parametrize(

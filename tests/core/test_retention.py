@@ -267,7 +267,7 @@ def priced_engine(**config):
 
 @pytest.mark.parametrize(
     "policy",
-    ["fixed", "ski-rental", "continuum-public", "continuum-v1", "cachettl"],
+    ["fixed", "ski-rental", "cachettl"],
 )
 def test_rules_that_plan_from_the_start_stand_by_their_plan(policy):
     engine = priced_engine(policy=policy, policy_options={})

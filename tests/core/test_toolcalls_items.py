@@ -28,7 +28,7 @@ ITEMS = [
     ),
     pytest.param(
         [{"function": {"name": "bash", "arguments": '{"command": "make all"}'}}],
-        key("bash", "make", "all"),
+        key("bash", "make"),
         id="tool-call",
     ),
     pytest.param(
@@ -99,11 +99,11 @@ def test_malformed_items_never_raise(items: list[dict[str, object]]) -> None:
             key("mcp__desktop__execute_command", "make"),
         ),
         ("bash", {"command": "cd /x && pytest"}, key("bash", "pytest")),
-        ("bash", '{"command": "git fetch"}', key("bash", "git", "fetch")),
-        ("bash", "git fetch", key("bash", "git", "fetch")),
+        ("bash", '{"command": "git fetch"}', key("bash", "git")),
+        ("bash", "git fetch", key("bash", "git")),
         ("bash", None, key("bash")),
         ("bash", {"restart": True}, key("bash")),
-        ("shell", {"cmd": ["cargo", "test"]}, key("shell", "cargo", "test")),
+        ("shell", {"cmd": ["cargo", "test"]}, key("shell", "cargo")),
         ("terminal", {"commands": ["cd x", "make", "ls"]}, key("terminal", "make")),
         ("Bash", {"command": 7}, key("Bash")),
         ("git_tool", {"command": "push"}, key("git_tool")),

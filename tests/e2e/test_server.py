@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import httpx
@@ -41,49 +40,6 @@ def test_claim(agent):
     assert agent.count("ttlcache_claimed_tokens_total") >= claimed + 192
     # Nobody wanted the memory: plain vLLM's prefix cache would have had it, too.
     assert agent.count("ttlcache_prefill_tokens_saved_total") == saved
-
-
-def test_expiry(agent):
-    # Nobody else's pins may expire meanwhile, and the wish starts after this.
-    agent.http.post("/reset_prefix_cache").raise_for_status()
-    before, asked_s = agent.pins("expired"), time.monotonic()
-    agent.ask(prompt(3, 200), hints={"program_id": "expiry", "ttl": "2s"})
-    assert agent.count("ttlcache_pins_started_total") > 0
-    assert agent.reaches(lambda: agent.pins("expired") == before + 1)
-    assert time.monotonic() - asked_s >= 2.0
-    agent.ask([9], max_tokens=1, hints={"program_id": "expiry", "is_last_step": True})
-
-
-def test_last_step_keeps_nothing(agent):
-    started = agent.count("ttlcache_pins_started_total")
-    agent.ask(prompt(4, 200), hints={"program_id": "last", "is_last_step": True})
-    assert agent.count("ttlcache_pins_started_total") == started
-
-
-def test_victims_give_way_to_a_request_that_needs_the_pool(agent):
-    before = agent.pins("victim")
-    for index in range(4):
-        agent.ask(
-            prompt(10 + index, 800),
-            hints={"program_id": f"victim-{index}", "ttl": "300s"},
-        )
-    big = agent.ask(prompt(20, 3400), hints={"is_last_step": True})
-    assert len(big["token_ids"]) == 8
-    assert agent.pins("victim") > before
-    for index in range(4):
-        hints = {"program_id": f"victim-{index}", "is_last_step": True}
-        agent.ask([9], max_tokens=1, hints=hints)
-
-
-def test_prefix_inference_without_any_id(agent):
-    claimed = agent.pins("claimed")
-    by_prefix = agent.count("ttlcache_turns_identified_total", "rule", "prefix")
-    first = agent.ask(prompt(30, 200))
-    second = agent.ask(first["context"] + prompt(31, 40))
-    assert second["cached_tokens"] == 207 // 32 * 32
-    assert agent.pins("claimed") == claimed + 1
-    after = agent.count("ttlcache_turns_identified_total", "rule", "prefix")
-    assert after == by_prefix + 1
 
 
 def test_session_header_identifies_the_program(agent):

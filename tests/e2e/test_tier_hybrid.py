@@ -1,7 +1,7 @@
-"""A model of full and sliding-window layers, asked to use a real LMCache server.
+"""A model of full and sliding-window layers above a real LMCache server.
 
-Nothing of it can be stored while vLLM keeps two KV cache groups: it runs without a
-tier and says so. With one group it is like every other model.
+With one KV cache group it is like every other model; with two it has no tier there
+(tests/connector/test_tier_support.py).
 """
 
 from __future__ import annotations
@@ -42,17 +42,6 @@ def cached_after_a_loss(agent: AboveTier) -> int:
     second = agent.second(first, 7, "hybrid")
     assert second["token_ids"] == fresh["token_ids"]
     return int(second["cached_tokens"])
-
-
-def test_a_hybrid_model_has_no_lower_tier_and_says_so(hybrid_model, tiers, tmp_path):
-    log = tmp_path / "vllm.log"
-    with serving(tiers, hybrid_model, log, 200) as agent:
-        told = log.read_text()
-        assert told.count("no lower tier for this model") == 1
-        assert "nothing of layers of the kind SlidingWindow" in told
-        assert agent.count("ttlcache_tier_up") == 0
-        assert cached_after_a_loss(agent) == 0
-        assert agent.count("ttlcache_tier_bytes_total") == 0
 
 
 def test_with_one_group_it_has_one(hybrid_model, tiers, tmp_path):

@@ -198,3 +198,23 @@ def held_in_vain(pin: PinLog, wanted: Sequence[Interval]) -> list[Interval]:
         if end_s > pin.start_s:
             found.append((max(start_s, pin.start_s), min(end_s, pin.end_s)))
     return found
+
+
+def pinned_over_time(recording: Recording) -> list[tuple[float, int]]:
+    """(time, blocks held by pins) at every change; shared blocks count per pin."""
+    changes: list[tuple[float, int]] = []
+    for _, turn in recording.turns():
+        pin = turn.pin
+        if pin is None:
+            continue
+        held = 0
+        for now_s, blocks in [(pin.start_s, pin.kv_blocks), *pin.sizes]:
+            changes.append((now_s, blocks - held))
+            held = blocks
+        if pin.end_s is not None:
+            changes.append((pin.end_s, -held))
+    level, levels = 0, []
+    for now_s, change in sorted(changes):
+        level += change
+        levels.append((now_s, level))
+    return levels

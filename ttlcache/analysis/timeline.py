@@ -16,8 +16,13 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from ttlcache.analysis.perfetto import pinned_over_time
-from ttlcache.analysis.recording import Interval, ProgramLog, Recording, held_in_vain
+from ttlcache.analysis.recording import (
+    Interval,
+    ProgramLog,
+    Recording,
+    held_in_vain,
+    pinned_over_time,
+)
 
 #: Kinds of bar, later ones over earlier ones; colours differ in lightness, too.
 COLOURS = {

@@ -11,7 +11,6 @@ import typer
 from ttlcache.cli.analyze import analyze
 from ttlcache.cli.config import config
 from ttlcache.cli.explain import explain
-from ttlcache.cli.export import export
 from ttlcache.cli.lazy import connector_command, doctor
 from ttlcache.cli.plot import plot
 from ttlcache.cli.top import top
@@ -27,7 +26,7 @@ def main() -> None:
 
 
 profile = connector_command("cli.profile", "profile")
-for command in (doctor, profile, top, explain, analyze, plot, export, config):
+for command in (doctor, profile, top, explain, analyze, plot, config):
     app.command()(command)
 app.command()(connector_command("cli.serve_tiers", "serve_tiers"))
 app.command()(connector_command("front.cli", "front"))

@@ -57,9 +57,9 @@ def read(place: Path) -> Recording:
     return recording
 
 
-def write_json(path: Path, value: dict[str, Any], *, indent: int | None = 1) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=indent) + "\n")
+    path.write_text(json.dumps(value, indent=1) + "\n")
 
 
 def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:

@@ -34,7 +34,7 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 class _Window(BaseModel):
     """`GapRecords` as it is written; completed: "1", or "0" for a gap cut off."""
 
-    key: tuple[str, str, str] | None
+    key: tuple[str, str] | None
     gaps_s: list[Annotated[float, Field(ge=0.0, le=MAX_GAP_S)]]
     completed: Annotated[str, Field(pattern="^[01]*$")]
 
@@ -47,8 +47,9 @@ class _Window(BaseModel):
 
 class _File(BaseModel):
     format: Literal["ttlcache-gaps"]
-    #: Keys of version 1 may hold words of the commands that models wrote.
-    version: Literal[2]
+    #: Keys of version 1 may hold words of the commands that models wrote, those of
+    #: version 2 have three parts.
+    version: Literal[3]
     windows: Annotated[list[_Window], Field(max_length=MAX_KEYS + 1)]
 
 
@@ -87,7 +88,7 @@ def write(
 def _pieces(
     windows: Iterable[GapRecords], pause: Callable[[], object]
 ) -> Iterator[str]:
-    yield '{"format":"ttlcache-gaps","version":2,"windows":['
+    yield '{"format":"ttlcache-gaps","version":3,"windows":['
     for index, records in enumerate(windows):
         yield "," if index else ""
         yield json.dumps(_encode(records), separators=(",", ":"))
@@ -115,7 +116,7 @@ def _replace(target: Path, pieces: Iterable[str]) -> None:
 def _encode(records: GapRecords) -> dict[str, object]:
     key = records.key
     return {
-        "key": None if key is None else [key.tool, key.executable, key.second],
+        "key": None if key is None else list(key),
         # Microseconds are finer than any gap is measured.
         "gaps_s": [round(gap_s, 6) for gap_s in records.gaps_s],
         "completed": "".join("1" if c else "0" for c in records.completed),

@@ -104,19 +104,6 @@ class Memoryfulness:
         return self._sums[0] / len(self._turns) if self._turns else 0.0
 
 
-def empirical_bernstein(
-    mean: float, std: float, count: int, bound: float, delta: float
-) -> float:
-    """Upper bound of a mean that holds with probability 1 - delta.
-
-    mean + sqrt(2 std^2 L / n) + 3 bound L / n with L = ln(3 / delta), for values
-    in [0, bound] (Maurer & Pontil 2009, as in Continuum v1 §4.2).
-    """
-    log_term = math.log(3.0 / delta)
-    spread = math.sqrt(2.0 * std * std * log_term / count)
-    return mean + spread + 3.0 * bound * log_term / count
-
-
 class SurvivalCurve(NamedTuple):
     """Right-continuous step function S(t) = P(T > t), with its running integral.
 

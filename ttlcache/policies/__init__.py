@@ -19,10 +19,7 @@ _TARGETS: dict[str, str] = {
     "none": "ttlcache.policies.none:NoRetention",
     "fixed": "ttlcache.policies.fixed:FixedTTL",
     "ski-rental": "ttlcache.policies.ski_rental:SkiRental",
-    "continuum-public": "ttlcache.policies.continuum_public:ContinuumPublic",
-    "continuum-v1": "ttlcache.policies.continuum_v1:ContinuumV1",
     "cachettl": "ttlcache.policies.cachettl:CacheTTL",
-    "infercept": "ttlcache.policies.infercept:InferCept",
     "adaptive": "ttlcache.policies.adaptive:Adaptive",
 }
 

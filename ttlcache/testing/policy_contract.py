@@ -31,7 +31,7 @@ from ttlcache.types import (
     TurnFacts,
 )
 
-SHELL_GAP = GapKey("bash", "git", "status")
+SHELL_GAP = GapKey("bash", "git")
 GAP_KEYS = (
     SHELL_GAP,
     GapKey("search"),

@@ -10,7 +10,7 @@ from ttlcache.toolcalls.base import Parser, combine
 from ttlcache.toolcalls.chain import SCAN_LIMIT, detect
 from ttlcache.toolcalls.formats.json_items import detect_items
 from ttlcache.toolcalls.keys import key_for_tool
-from ttlcache.toolcalls.shell.command import shell_key
+from ttlcache.toolcalls.shell import shell_key
 from ttlcache.toolcalls.tool_names import is_subagent
 
 __all__ = [

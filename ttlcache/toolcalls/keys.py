@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from ttlcache.toolcalls.lenient_json import read_json
-from ttlcache.toolcalls.shell.command import shell_key
+from ttlcache.toolcalls.shell import shell_key
 from ttlcache.toolcalls.tool_names import key_for_name, runs_shell
 from ttlcache.types import GapKey
 

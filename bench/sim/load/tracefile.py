@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from bench.sim.load.programs import Turn
-from bench.sim.traces import RecordedTurn, TraceError, read_programs
+from bench.sim.load.traces import RecordedTurn, TraceError, read_programs
 
 Body = tuple[Turn, ...]
 

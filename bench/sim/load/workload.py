@@ -86,7 +86,7 @@ def build(spec: WorkloadSpec) -> Workload:
 
     Raises:
         ValueError: unknown name or arrivals, or numbers out of range.
-        bench.sim.traces.TraceError: unreadable trace.
+        bench.sim.load.traces.TraceError: unreadable trace.
     """
     if spec.programs < 1 or spec.rate <= 0 or spec.turn_scale < 1:
         raise ValueError("programs, rate and turn scale must be positive")

@@ -22,6 +22,7 @@ from typing import Any
 
 from bench.sim.rivals import ablations
 from bench.sim.rivals.oracle import OraclePolicy
+from bench.sim.rivals.published import ContinuumPublic, ContinuumV1, InferCept
 from ttlcache import policies
 from ttlcache.config import admission_in_force, load_config, ordering_in_force
 from ttlcache.policies.cachettl import default_ttl_s
@@ -131,7 +132,7 @@ _ALL = (
         "least waste (arXiv 2402.01869), FCFS by first arrival as in its scheduler",
         # The simulated copies slow nobody down; CacheTTL (v4 §6) granted that, too.
         {
-            "policy": "infercept",
+            "policy": InferCept.name,
             "policy_options": {"swap_hidden": 1.0},
             "ordering": "program-fcfs",
         },
@@ -145,13 +146,13 @@ _ALL = (
     Arm(
         "continuum-public",
         "the authors' code: 2 s",
-        {"policy": "continuum-public"},
+        {"policy": ContinuumPublic.name},
         bounded=False,
     ),
     Arm(
         "continuum-v1",
         "arXiv v1: empirical Bernstein",
-        {"policy": "continuum-v1"},
+        {"policy": ContinuumV1.name},
         bounded=False,
     ),
     Arm("cachettl", "CacheTTL v4 complete", {"policy": "cachettl"}),

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.compare.rounds import versions
+from bench.command import versions
 from bench.sim.metrics import percentile
 from bench.stress.soak.options import SoakOptions
 from bench.stress.soak.requests import Tally

@@ -10,6 +10,7 @@ import vllm
 from packaging.version import Version
 
 from bench.sim.harness import EngineSpec
+from bench.sim.rivals import published
 from bench.stress.wedge import loading
 from bench.stress.wedge.loading import Loads
 from ttlcache import policies
@@ -32,9 +33,7 @@ POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("cachettl", {"k": 5}),
     ("adaptive-eager", {}),
     ("ski-rental", {}),
-    ("continuum-v1", {}),
-    ("continuum-public", {}),
-    ("infercept", {}),
+    *((rival.name, {}) for rival in published.POLICIES),
 )
 
 

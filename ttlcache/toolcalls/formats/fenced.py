@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ttlcache.toolcalls.shell.command import shell_key
+from ttlcache.toolcalls.shell import shell_key
 from ttlcache.types import GapKey
 
 SHELL_TOOL = "bash"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ttlcache.toolcalls.keys import script_of
 from ttlcache.toolcalls.lenient_json import read_objects
-from ttlcache.toolcalls.shell.command import shell_key
+from ttlcache.toolcalls.shell import shell_key
 from ttlcache.types import FINAL_GAP, GapKey
 
 TERMINAL_TOOL = "terminal"
