@@ -22,6 +22,14 @@ _BLOCK = ServerOptions(num_blocks=1).block_size
 _TURN_S = 3.0
 #: Tokens a second at which agentic-bench thinks that an unknown model was recorded.
 _RECORDED_TOKENS_PER_S = 140.0
+#: `vllm bench serve`; the CPU build's `vllm` asks for a package that has another name.
+_VLLM_BENCH = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ def _vllm_bench(load: Load) -> Sequence[str]:
     trace = load.folder / "trace.jsonl"
     trace.write_text("".join(json.dumps(request) + "\n" for request in requests))
     return (
-        *("bench", "serve", "--backend", "vllm", "--base-url", load.base_url),
+        *("-c", _VLLM_BENCH, "--backend", "vllm", "--base-url", load.base_url),
         *("--model", "tiny", "--tokenizer", str(load.model), "--disable-tqdm"),
         *("--dataset-name", "timed_trace", "--dataset-path", str(trace)),
         *("--timed-trace-chunk-hash-size", str(_BLOCK), "--disable-shuffle"),
@@ -206,7 +214,7 @@ HARNESSES = {
     ),
     "vllm-bench": Harness(
         _vllm_bench,
-        "vllm",
+        "python",
         "result.json",
         (
             *("completed", "failed", "duration", "mean_ttft_ms", "p99_ttft_ms"),
@@ -226,6 +234,8 @@ HARNESSES = {
             *_each("inter_token_latency", "avg", "p99"),
         ),
         package="agentx-harness==1.0.12",
+        # Told to be offline it takes a folder for a repository's name.
+        env={"HF_HUB_OFFLINE": ""},
     ),
     "agent-sim": Harness(
         _agent_sim,

@@ -81,7 +81,7 @@ def test_a_missing_python_or_package_is_one_sentence(tmp_path, monkeypatch):
     nothing = replace(ABENCH, package="ttlcache-has-no-such-package==1.0")
     with pytest.raises(RuntimeError, match=r"such-package==1.0 cannot be installed"):
         harness.install(nothing, tmp_path / "venv")
-    assert harness.install(VLLM, tmp_path).name == "vllm"
+    assert harness.install(VLLM, tmp_path).name == "python"
 
 
 def test_an_unknown_name_is_refused():
