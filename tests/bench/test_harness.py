@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,7 +73,7 @@ def test_prompts_of_traces_grow_by_whole_blocks(load):
     told = [json.loads(line) for line in (load.folder / "trace.jsonl").open()]
     assert [each["input_length"] for each in told] == [128, 192, 224]
     assert [each["timestamp"] for each in told] == [1.0, 4.5, 9.5]
-    for before, after in zip(told, told[1:], strict=False):
+    for before, after in pairwise(told):
         assert after["hash_ids"][: len(before["hash_ids"])] == before["hash_ids"]
     HARNESSES["agentx"].arguments(load)
     trace = json.loads((load.folder / "traces" / "a.json").read_text())
