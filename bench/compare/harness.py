@@ -64,6 +64,7 @@ class HarnessRun:
 def harness(options: HarnessOptions, console: Console) -> int:
     """A load generator that others wrote, against vLLM without and with ttlcache."""
     chosen = HARNESSES[options.name]
+    console.print(f"{options.name}: {chosen.package or 'comes with vLLM'}")
     program = install(chosen, options.out / "venvs" / options.name)
     options = replace(options, out=options.out / options.name)
     each = [
@@ -83,21 +84,29 @@ def harness(options: HarnessOptions, console: Console) -> int:
                 *(server.base_url, model, place, each[number]),
                 *(options.at_once or 1, options.seed + number),
             )
-            command = [str(program), *chosen.arguments(load)]
+            arguments = chosen.arguments(load)
             before = server.metrics()
-            status = _run(command, chosen, place, options.run_limit_s)
+            limit_s = options.run_limit_s
+            status = _run([str(program), *arguments], chosen.env, place, limit_s)
             engine = read_engine(server, before)
-        found = read_metrics(place / chosen.result, chosen.metrics)
-        errors = tuple(server.errors_in_log())
-        shown = [part.replace(f"{Path.cwd()}/", "") for part in command]
-        return HarnessRun(shown, status, found, engine, errors)
+        here = f"{Path.cwd()}/"
+        return HarnessRun(
+            [chosen.program, *(part.replace(here, "") for part in arguments)],
+            status,
+            read_metrics(place / chosen.result, chosen.metrics),
+            engine,
+            server.errors_in_log(),
+        )
 
     def results(done: list[dict[str, HarnessRun]]) -> tuple[dict[str, Any], list[str]]:
-        told = [{name: asdict(run) for name, run in each.items()} for each in done]
-        complete = [each for each in done if len(each) == len(_SETTINGS)]
-        shown = rows(complete) if complete else []
-        package = {"package": chosen.package or "of vLLM"}
-        return {**package, "rounds": told, "rows": shown}, problems(done)
+        runs = [(name, run) for each in done for name, run in each.items()]
+        problems = [f"{n}: {line}" for n, run in runs for line in run.log_errors[:3]]
+        told = {
+            "package": chosen.package or "vLLM's own",
+            "rows": rows([each for each in done if len(each) == len(_SETTINGS)]),
+            "rounds": [{n: asdict(run) for n, run in each.items()} for each in done],
+        }
+        return told, problems
 
     done, status = play_rounds(list(_SETTINGS), options, console, play, results)
     title = f"{options.name}: its own metrics, mean of {options.rounds}"
@@ -105,25 +114,16 @@ def harness(options: HarnessOptions, console: Console) -> int:
     return status
 
 
-def problems(done: Sequence[Mapping[str, HarnessRun]]) -> list[str]:
-    """Errors that servers logged."""
-    return [
-        f"round {number} of {name}: {line}"
-        for number, each in enumerate(done)
-        for name, run in each.items()
-        for line in run.log_errors[:3]
-    ]
-
-
 def rows(done: Sequence[Mapping[str, HarnessRun]]) -> list[list[str]]:
     """Each metric: its mean without and with ttlcache, and the ratio of the pairs."""
     found = []
-    for metric in done[0][BASE].metrics:
+    for metric in done[0][BASE].metrics if done else ():
         pairs = [[run[n].metrics[metric] for n in (BASE, OURS)] for run in done]
         means = [f"{statistics.fmean(each):,.4g}" for each in zip(*pairs, strict=True)]
         ratio = ""
         if all(value > 0 for pair in pairs for value in pair):
-            ratio = str(Ratio(tuple(ours / base for base, ours in pairs)))
+            of_pairs = Ratio(tuple(ours / base for base, ours in pairs))
+            ratio = f"{of_pairs.by_round[0]:.3f}" if len(done) < 2 else str(of_pairs)
         found.append([metric, *means, ratio])
     return found
 
@@ -177,24 +177,24 @@ def install(chosen: Harness, venv: Path) -> Path:
 
 def _python(least: tuple[int, int]) -> str:
     """An interpreter of that version or a newer one."""
-    test = f"import sys; sys.exit(sys.version_info < {least})"
+    test = ["-c", f"import sys; sys.exit(sys.version_info < {least})"]
     for name in (sys.executable, "python3.13", "python3.12"):
+        # A version manager's shim may have nothing behind it.
         path = shutil.which(name)
-        if (
-            path
-            and not subprocess.run([path, "-c", test], capture_output=True).returncode
-        ):
+        if path and subprocess.run([path, *test], capture_output=True).returncode == 0:
             return path
     raise RuntimeError(f"it needs Python {least[0]}.{least[1]} on the PATH")
 
 
-def _run(command: Sequence[str], chosen: Harness, place: Path, limit_s: float) -> int:
+def _run(
+    command: Sequence[str], extra_env: Mapping[str, str], place: Path, limit_s: float
+) -> int:
     """Exit status; what it printed is in client.log.
 
     Raises:
         RuntimeError: it took longer than `limit_s`.
     """
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", **chosen.env}
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", **extra_env}
     with (place / "client.log").open("wb") as log:
         process = subprocess.Popen(
             list(command),
