@@ -8,6 +8,7 @@ from bench.command import command
 from bench.compare.demo import DemoOptions, demo
 from bench.compare.fleet.arms import FleetOptions
 from bench.compare.fleet.run import fleet
+from bench.compare.harness import HarnessOptions, harness
 from bench.compare.pin_vs_reload import PinVsReloadOptions, pin_vs_reload
 from bench.compare.prices import PricesOptions, prices
 from bench.compare.profile import ProfileOptions, profile
@@ -52,6 +53,7 @@ app.command()(command(PinVsReloadOptions)(pin_vs_reload))
 app.command()(command(PricesOptions)(prices))
 app.command()(command(ProfileOptions)(profile))
 app.command()(command(ValidateOptions)(validate))
+app.command()(command(HarnessOptions)(harness))
 app.command()(command(PluginBenchOptions)(lmcache_plugin))
 app.command()(command(StoreOptions)(lmcache_store))
 

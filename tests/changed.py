@@ -33,6 +33,10 @@ NIGHTLY = {
     ),
     "tests/e2e/test_faults.py": (f"{_CONNECTOR}/faults.py", f"{_CONNECTOR}/role/"),
     "tests/e2e/test_fleet.py": (f"{_CONNECTOR}/front/", "bench/compare/fleet/"),
+    "tests/e2e/test_harness.py": (
+        "bench/compare/harness.py",
+        "bench/compare/harness_clients.py",
+    ),
     "tests/e2e/test_process.py": (
         f"{_CONNECTOR}/role/",
         "ttlcache/estimators/",

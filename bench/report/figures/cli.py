@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.command import one_of, option
+from bench.report.figures.harnesses import PREFIX
 from bench.report.figures.page import render
 from bench.report.figures.summary import render_summary, write_into
 from bench.report.figures.sweeps import SWEEPS, Sweep
@@ -67,6 +68,7 @@ def load_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
     """All committed results, in the order of the page."""
     names = ["grid", "grid-untold", *SWEEPS, "pin-vs-reload", "overhead"]
     paths = {name: folder / f"{name}.json" for name in names}
+    names += sorted(path.stem for path in folder.glob(f"{PREFIX}*.json"))
     found = {n: json.loads(p.read_text()) for n, p in paths.items() if p.exists()}
     for name in found.keys() & SWEEPS.keys():
         # As it reads today, not as it did when the numbers were measured.

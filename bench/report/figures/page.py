@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.report import grid_bars
 from bench.report.figures import fleets, tiers
+from bench.report.figures.harnesses import PREFIX, harnesses
 from bench.report.figures.text import table
 
 Json = Mapping[str, Any]
@@ -40,10 +41,11 @@ def render(results: Mapping[str, Json]) -> str:
         title = "The grid where no client says that a program is over"
         parts.append(_grid(results["grid-untold"], title))
     for name, result in results.items():
-        if name not in _OTHERS:
+        if name not in _OTHERS and not name.startswith(PREFIX):
             parts.append(_sweep(name, result))
     if "pin-vs-reload" in results:
         parts.append(tiers.pin_vs_reload(results["pin-vs-reload"]))
+    parts += harnesses(results)
     if "overhead" in results:
         parts.append(_overhead(results["overhead"]))
     return "\n".join(parts)

@@ -12,6 +12,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 from bench.report import grid_bars
+from bench.report.figures.harnesses import PREFIX
 from bench.report.figures.page import by_arm, programs_of, tables_of
 from bench.report.figures.tiers import WAYS
 
@@ -22,11 +23,11 @@ _BARS = ("ablation", "fleet-full", "rollout")
 
 
 def draw(name: str, result: Mapping[str, Any], folder: Path) -> None:
-    """`name`.png; "grid" gives regret.png, a grid no picture else."""
+    """`name`.png; "grid" gives regret.png, other grids and harnesses no picture."""
     folder.mkdir(parents=True, exist_ok=True)
     if name == "grid":
         _draw_regret(result, folder)
-    elif name.startswith("grid"):
+    elif name.startswith(("grid", PREFIX)):
         return
     elif name == "overhead":
         _draw_overhead(result, folder)

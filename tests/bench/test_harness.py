@@ -1,0 +1,107 @@
+"""Others' load generators: their results are read, their data is what they expect."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bench.compare import harness
+from bench.compare.harness import HarnessOptions, read_metrics, rows
+from bench.compare.harness_clients import HARNESSES, Load
+from bench.report.figures.harnesses import harnesses
+from bench.sim.load.programs import Program, Turn
+
+#: What each wrote, without most of what is not read; and one number of it.
+CAPTURED = json.loads((Path(__file__).parent / "harness_results.json").read_text())
+READ = {
+    "agentic-bench": ("metrics.t2plus_ttft.p99_ms", 50.04),
+    "vllm-bench": ("p99_e2el_ms", 220.07),
+    "agentx": ("request_latency.p99", 197.77),
+    "agent-sim": ("records.*.wall", (0.1698 + 0.14514) / 2),
+}
+PROGRAM = Program(
+    "a", 1.0, (Turn(100, 10, "ls", 0.5), Turn(40, 7, "cat", 2.0), Turn(9, 5, "", 0.0))
+)
+ABENCH, VLLM = HARNESSES["agentic-bench"], HARNESSES["vllm-bench"]
+
+
+@pytest.mark.parametrize("name", HARNESSES)
+def test_every_metric_is_read_from_what_it_wrote(name, tmp_path):
+    path, chosen = tmp_path / HARNESSES[name].result, HARNESSES[name]
+    path.write_text(json.dumps(CAPTURED[name]) + "\n")
+    found = read_metrics(path, chosen.metrics)
+    assert list(found) == list(chosen.metrics)
+    metric, value = READ[name]
+    assert found[metric] == pytest.approx(value)
+
+
+def test_what_was_not_written_is_said(tmp_path):
+    path = tmp_path / "result.json"
+    with pytest.raises(RuntimeError, match=r"wrote no result.json: see .*client.log"):
+        read_metrics(path, ("failed",))
+    path.write_text('{"records": [{"ttft": 1.0}, {"ttft": null}, {"ttft": 2.0}]}')
+    assert read_metrics(path, ("records.*.ttft",)) == {"records.*.ttft": 1.5}
+    with pytest.raises(RuntimeError, match=r"has no records.\*.wall"):
+        read_metrics(path, ("records.*.wall",))
+
+
+def test_rows_compare_the_runs_of_a_pair():
+    def run(seconds, failed=0.0):
+        return SimpleNamespace(metrics={"duration": seconds, "failed": failed})
+
+    done = [
+        {"vanilla": run(10.0), "ttlcache": run(5.0)},
+        {"vanilla": run(20.0), "ttlcache": run(10.0, failed=1.0)},
+    ]
+    assert rows(done) == [
+        ["duration", "15", "7.5", "0.500 ± 0.000"],
+        ["failed", "0", "0.5", ""],
+    ]
+
+
+def test_the_page_has_a_table_for_each_result():
+    assert harnesses({"grid": {}}) == []
+    row = ["p99_ttft_ms", "15", "7.5", "0.500 ± 0.000"]
+    result = {"package": "a==1", "command": "python -m bench harness a", "rows": [row]}
+    (text,) = harnesses({"harness-a": result, "harness-b": {**result, "package": "b"}})
+    assert "a==1: `python -m bench harness a`" in text
+    assert text.count("| `p99_ttft_ms` | 15 | 7.5 | 0.500 ± 0.000 |") == 2
+
+
+@pytest.fixture
+def load(tmp_path):
+    return Load("http://x", Path("model"), tmp_path, [PROGRAM], at_once=2, seed=0)
+
+
+def test_prompts_of_traces_grow_by_whole_blocks(load):
+    VLLM.arguments(load)
+    told = [json.loads(line) for line in (load.folder / "trace.jsonl").open()]
+    assert [each["input_length"] for each in told] == [128, 192, 224]
+    assert [each["timestamp"] for each in told] == [1.0, 4.5, 9.5]
+    for before, after in pairwise(told):
+        assert after["hash_ids"][: len(before["hash_ids"])] == before["hash_ids"]
+    HARNESSES["agentx"].arguments(load)
+    trace = json.loads((load.folder / "traces" / "a.json").read_text())
+    assert [each["in"] for each in trace["requests"]] == [128, 192, 224]
+    assert [each["t"] for each in trace["requests"]] == [0.0, 3.5, 8.5]
+
+
+def test_a_missing_python_or_package_is_one_sentence(tmp_path, monkeypatch):
+    with pytest.raises(RuntimeError, match=r"needs Python 9.0 on the PATH"):
+        harness.install(replace(ABENCH, python=(9, 0)), tmp_path / "venv")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    nothing = replace(ABENCH, package="ttlcache-has-no-such-package==1.0")
+    with pytest.raises(RuntimeError, match=r"such-package==1.0 cannot be installed"):
+        harness.install(nothing, tmp_path / "venv")
+    assert harness.install(VLLM, tmp_path).name == "python"
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ValueError, match="expected one of agentic-bench, vllm-bench"):
+        HarnessOptions(name="wrk")
