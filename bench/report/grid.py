@@ -18,7 +18,6 @@ from bench.report.grid_spec import (
     SMOKE,
     GridOptions,
     Point,
-    arms_of,
     capacity_runs,
     places,
     points,
@@ -26,6 +25,7 @@ from bench.report.grid_spec import (
 from bench.sim import run
 from bench.sim.load.workload import build
 from bench.sim.metrics import percentile
+from bench.sim.rivals.arms import parse_arms
 from bench.sim.settings import Cell, CellResult
 from bench.tables import table
 
@@ -82,7 +82,8 @@ def run_grid(options: GridOptions, console: Console) -> GridResult:
         cpu_s.extend(result.wall["cpu_s"] for result in results)
         return results
 
-    where, arms = places(options), arms_of(options)
+    where = places(options)
+    arms = {arm.name: arm for arm in parse_arms(options.arms)}
     loops = [capacity_runs(place) for place in where]
     loop_results = iter(measure(list(chain(*loops))))
     capacities = [

@@ -26,7 +26,7 @@ from pathlib import Path
 from bench.command import CellRuns, one_of, option
 from bench.sim.load.workload import WorkloadSpec, build
 from bench.sim.models import MODELS
-from bench.sim.rivals.arms import ARMS, Arm, parse_arms
+from bench.sim.rivals.arms import ARMS, Arm
 from bench.sim.settings import Cell, EngineSetting
 
 SYNTHETIC = ("swe", "bfcl", "openhands")
@@ -167,11 +167,6 @@ def points(
         for place, capacity in zip(where, capacities, strict=True)
         for load in options.loads
     ]
-
-
-def arms_of(options: GridOptions) -> dict[str, Arm]:
-    """By name, in the order of the tables."""
-    return {arm.name: arm for arm in parse_arms(options.arms)}
 
 
 def _place(options: GridOptions, workload: str, pool: str) -> Place:

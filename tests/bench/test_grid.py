@@ -16,6 +16,7 @@ from bench.cli import app
 from bench.ratios import Interval, geometric_mean, paired_bootstrap
 from bench.report import grid, grid_spec, grid_verdict
 from bench.report.grid_spec import GridOptions, capacity_runs, places, points
+from bench.sim.rivals.arms import ARMS
 from bench.sim.settings import CellResult
 from tests.bench.samples import grid_row
 
@@ -131,7 +132,7 @@ def test_loads_are_shares_of_the_capacity_and_seeds_follow_the_half():
     found = points(SYNTHETIC, where, [0.1, 0.02])
     assert [point.rate for point in found[:4]] == [0.06, 0.08, 0.095, 0.11]
     assert found[4].rate == 0.012
-    arm = grid_spec.arms_of(SYNTHETIC)["vllm"]
+    arm = ARMS["vllm"]
     assert found[0].run(arm, 1).workload.seed == 1
     odd = points(replace(SYNTHETIC, half="odd"), where, [0.1, 0.02])
     assert odd[0].run(arm, 1).workload.seed == 101
