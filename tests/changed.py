@@ -51,6 +51,11 @@ NIGHTLY = {
     "tests/e2e/test_survival.py": (f"{_CONNECTOR}/http/", *_LMCACHE),
     "tests/e2e/test_tier_hybrid.py": _LMCACHE[:1],
     "tests/e2e/test_tier_outage.py": (f"{_CONNECTOR}/blocks/", *_LMCACHE),
+    "tests/e2e/test_validate.py": (
+        "bench/compare/validate.py",
+        "bench/sim/profile.py",
+        "bench/sim/engine.py",
+    ),
     "tests/e2e/test_vllm_options.py": (
         f"{_CONNECTOR}/vllm_options.py",
         f"{_CONNECTOR}/plugin.py",

@@ -4,148 +4,192 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from bench.ratios import Ratio
-from bench.report import grid_bars
+from bench.ratios import paired_bootstrap
+from bench.report import grid_verdict
 from bench.report.grid_spec import (
+    MIN_SEEDS,
+    SMOKE,
     GridOptions,
     Point,
+    capacity_runs,
     places,
     points,
-    probes,
-    saturation,
 )
 from bench.sim import run
+from bench.sim.load.workload import build
+from bench.sim.metrics import percentile
+from bench.sim.rivals.arms import parse_arms
 from bench.sim.settings import Cell, CellResult
 from bench.tables import table
 
-#: What is kept of a cell, per seed.
-METRICS = (
-    "mean_jct_s",
-    "p90_jct_s",
-    "p95_jct_s",
-    "p99_jct_s",
-    "p99_turn_s",
-    "programs_per_s",
-    "prompt_hit",
-    "mean_wait_s",
-)
-_DIGITS = 7
-#: Of fewer seeds a standard error says nothing.
-MIN_SEEDS = 4
+_DIGITS = 6
+#: Options that change no number, or are told another way.
+_NOT_TOLD = ("traces", "processes", "use_cache", "out", "smoke", "tell_last")
+
+#: Of a cell of the grid, by arm: one result a seed.
+Runs = dict[str, list[CellResult]]
 
 
 @dataclass(frozen=True, slots=True)
 class GridResult:
-    """rows: one a cell. cpu_s: of all cells, cached ones included."""
+    """rows: one a cell. cpu_s: of all runs, cached ones included."""
 
     rows: list[dict[str, Any]]
-    bars: list[grid_bars.Bar]
     cpu_s: float
 
 
 def grid(options: GridOptions, console: Console) -> None:
-    """Every arm on every cell: workloads x loads x pools x seeds, and the verdict."""
+    """Every arm on every cell: workloads x pools x loads x seeds, and the verdict."""
+    if options.smoke:
+        options = replace(options, **smoke_of(options))
     result = run_grid(options, console)
     print_grid(result, console)
     if (out := options.out) is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(to_json(options, result) + "\n")
-        wall = json.dumps({"cpu_s": round(result.cpu_s)})
-        out.with_suffix(".wall.json").write_text(wall + "\n")
+
+
+def smoke_of(options: GridOptions) -> dict[str, Any]:
+    """What `--smoke` sets: what nobody gave."""
+    given = GridOptions()
+    return {k: v for k, v in SMOKE.items() if getattr(options, k) == getattr(given, k)}
 
 
 def run_grid(options: GridOptions, console: Console) -> GridResult:
-    """Measure the saturation of every place, then run every cell.
+    """Measure the capacity of every place, then run every cell, seed by seed.
 
-    Each cell is cached when it is done: a grid that was interrupted goes on where it
-    was.
+    A run is cached when it is done: a grid that was interrupted goes on where it was.
 
     Raises:
-        ValueError, RuntimeError: bad options; cells that failed, after all others.
+        ValueError, RuntimeError: bad options; runs that failed, after all others.
     """
-    where = places(options)
-    asked = [
-        (place, crowd, cell) for place in where for crowd, cell in probes(place).items()
-    ]
+    cpu_s: list[float] = []
 
     def measure(cells: Sequence[Cell]) -> list[CellResult]:
-        return run.run_cells(
+        results = run.run_cells(
             cells,
             processes=options.processes,
             cache=run.CACHE if options.use_cache else None,
             console=console,
         )
+        cpu_s.extend(result.wall["cpu_s"] for result in results)
+        return results
 
-    probed = measure([cell for _, _, cell in asked])
-    jct_s: dict[int, dict[int, float]] = defaultdict(dict)
-    for (place, crowd, _), result in zip(asked, probed, strict=True):
-        jct_s[id(place)][crowd] = result.metrics["mean_jct_s"]
-    found = points(options, where, [saturation(jct_s[id(place)]) for place in where])
-    cells = [cell for point in found for own in point.cells.values() for cell in own]
-    results = measure(cells)
-    rows = to_rows(found, dict(zip(map(id, cells), results, strict=True)))
-    cpu_s = sum(result.wall["cpu_s"] for result in [*probed, *results])
-    return GridResult(rows, grid_bars.bars(rows), cpu_s)
-
-
-def to_rows(
-    grid: Sequence[Point], results: Mapping[int, CellResult]
-) -> list[dict[str, Any]]:
-    """One row a cell of the grid: its setting, and per arm the metrics by seed."""
-    return [
-        {
-            "workload": point.workload,
-            "pool": point.pool,
-            "load": point.load,
-            "rate": point.rate,
-            "blocks": point.engine.blocks,
-            "offload": point.engine.offload,
-            "arms": {
-                arm: _metrics([results[id(cell)] for cell in own])
-                for arm, own in point.cells.items()
-            },
-        }
-        for point in grid
+    where = places(options)
+    arms = {arm.name: arm for arm in parse_arms(options.arms)}
+    loops = [capacity_runs(place) for place in where]
+    loop_results = iter(measure(list(chain(*loops))))
+    capacities = [
+        max(next(loop_results).steady["programs_per_s"] for _ in own) for own in loops
     ]
+    found = points(options, where, capacities)
+    runs: list[Runs] = [{arm: [] for arm in arms} for _ in found]
+    for number in range(max(options.seeds, MIN_SEEDS)):
+        todo = [
+            (own[name], point.run(arms[name], number))
+            for point, own in zip(found, runs, strict=True)
+            for name in (arms if number < MIN_SEEDS else unsettled(own))
+        ]
+        results = measure([cell for _, cell in todo])
+        for (of_arm, _), result in zip(todo, results, strict=True):
+            of_arm.append(result)
+    rows = [to_row(*pair) for pair in zip(found, runs, strict=True)]
+    return GridResult(rows, sum(cpu_s))
 
 
-def _metrics(results: Sequence[CellResult]) -> dict[str, list[float]]:
-    return {
-        key: [float(f"{result.metrics[key]:.{_DIGITS}g}") for result in results]
-        for key in METRICS
+def unsettled(runs: Runs) -> list[str]:
+    """Arms whose ratio to the base needs another seed, and what can be the base."""
+    base, ratios = over_base(runs)
+    most = max(map(len, runs.values()))
+    names = [
+        arm
+        for arm, ratio in ratios.items()
+        if len(runs[arm]) == most and not grid_verdict.is_settled(ratio)
+    ]
+    bases = {base, *(arm for arm in grid_verdict.READINGS if arm in runs)}
+    return [arm for arm in runs if arm in bases or arm in names] if names else []
+
+
+def over_base(runs: Runs) -> tuple[str, dict[str, Any]]:
+    """The base of a cell, and every arm's mean JCT over its, seed by seed."""
+
+    def jct_s(arm: str) -> list[Sequence[float]]:
+        return [result.steady["jct_s"] for result in runs[arm]]
+
+    readings = [arm for arm in grid_verdict.READINGS if arm in runs]
+    base = min(
+        readings or list(runs)[:1], key=lambda arm: statistics.fmean(chain(*jct_s(arm)))
+    )
+    # Of arms that were settled earlier there are fewer seeds.
+    return base, {
+        arm: paired_bootstrap(jct_s(arm), jct_s(base)[: len(own)])
+        for arm, own in runs.items()
     }
+
+
+def to_row(point: Point, runs: Runs) -> dict[str, Any]:
+    """A cell of the grid: its setting, and per arm what is kept of its runs."""
+    base, ratios = over_base(runs)
+    place = point.place
+    return {
+        "workload": place.workload,
+        "pool": place.pool,
+        "load": point.load,
+        "capacity": _short(point.capacity),
+        "rate": point.rate,
+        "blocks": place.engine.blocks,
+        "offload": place.engine.offload,
+        "caveat": build(place.spec).caveat,
+        "base": base,
+        "arms": {
+            arm: {
+                "seeds": len(own),
+                "over_base": [
+                    _short(getattr(ratios[arm], end))
+                    for end in ("ratio", "low", "high")
+                ],
+                **_kept([result.steady for result in own[:MIN_SEEDS]]),
+            }
+            for arm, own in runs.items()
+        },
+    }
+
+
+def _kept(seeds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of the seeds that all arms have."""
+    jct_s = list(chain(*(each["jct_s"] for each in seeds)))
+    kept = {"mean_jct_s": statistics.fmean(jct_s)}
+    kept |= {f"p{q}_jct_s": percentile(jct_s, q) for q in (50, 95, 99)}
+    for index, q in enumerate((50, 95, 99)):
+        kept[f"p{q}_ttft_s"] = statistics.fmean(each["ttft_s"][index] for each in seeds)
+    kept["worst_turn_s"] = max(each["worst_turn_s"] for each in seeds)
+    kept["held"] = statistics.fmean(chain(*(each["held"] for each in seeds)))
+    for key in ("prompt_hit", "programs_per_s"):
+        kept[key] = statistics.fmean(each[key] for each in seeds)
+    return {key: _short(value) for key, value in kept.items()}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
 
 
 def to_json(options: GridOptions, result: GridResult) -> str:
     """No times of this machine: same arguments and code, same bytes."""
     setting = {
         "half": options.half,
-        "seeds": options.seed_list(),
         "programs": options.programs,
-        "tell_last": options.tell_last,
         "vllm": run.vllm_version(),
         "command": command(options),
     }
-    bars = [
-        {
-            "name": bar.name,
-            "limit": bar.limit,
-            "reached": None if bar.verdict == "not measured" else round(bar.reached, 4),
-            "where": bar.where,
-            "verdict": bar.verdict,
-        }
-        for bar in result.bars
-    ]
     rows = ",\n".join(map(json.dumps, result.rows))
-    head = json.dumps({"setting": setting, "bars": bars}, indent=1, sort_keys=True)
+    head = json.dumps({"setting": setting}, indent=1, sort_keys=True)
     return head[:-2] + ',\n "rows": [\n' + rows + "\n]}"
 
 
@@ -153,95 +197,27 @@ def command(options: GridOptions) -> str:
     """What gives these numbers again, but for the folder of the traces."""
     given = GridOptions()
     words = ["python -m bench grid --traces DIR"]
-    for name in ("workloads", "pools", "loads"):
-        value = tuple(getattr(options, name))
-        if value != tuple(getattr(given, name)):
-            words.append(f"--{name} {','.join(value)}")
-    if options.arms != given.arms:
-        words.append(f"--arms '{options.arms}'")
-    words.append(f"--half {options.half}")
-    if options.seeds:
-        words.append(f"--seeds {','.join(map(str, options.seeds))}")
-    if options.programs != given.programs:
-        words.append(f"--programs {options.programs:g}")
-    if not options.tell_last:
-        words.append("--no-tell-last")
-    return " ".join(words)
+    if options.smoke:
+        given = replace(given, **smoke_of(given))
+        words.append("--smoke")
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if each.name in _NOT_TOLD or value == getattr(given, each.name):
+            continue
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        words.append(f"--{each.name} " + (f"'{text}'" if "{" in text else text))
+    return " ".join([*words, *([] if options.tell_last else ["--no-tell-last"])])
 
 
 def print_grid(result: GridResult, console: Console) -> None:
-    """A table of the cells, relative to plain vLLM, and one of the bars."""
-    wide = Console(width=max(console.width, 200), file=console.file)
-    wide.print(_cells_table(result.rows))
-    wide.print(bars_table(result.bars))
-    if _num_seeds(result.rows) >= MIN_SEEDS:
-        wide.print(seeds_table(result.rows))
-        wide.print(loads_table(result.rows))
-    wide.print(
-        f"CPU time of all cells: {result.cpu_s / 3600:.2f} h (bar: 6 h, 3 h on 2 cores)"
-    )
-
-
-def bars_table(bars: Sequence[grid_bars.Bar]) -> Table:
-    columns = ("bar", "limit", "reached", "where", "verdict")
-    rows = (
-        (bar.name, f"{bar.limit:g}", f"{bar.reached:.3f}", bar.where, bar.verdict)
-        for bar in bars
-    )
-    return table("bars", columns, rows, left=5, plain=True)
-
-
-def seeds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Of `adaptive` over each other arm: how much of it is chance."""
-    ours, found = grid_bars.OURS, []
-    for row in rows:
-        for arm in (arm for arm in row["arms"] if arm != ours):
-            ratio = grid_bars.ratio_of(row, arm)
-            first = Ratio(ratio.by_round[:2]).geometric_mean
-            p99 = grid_bars.ratio_of(row, arm, "p99_jct_s")
-            where = grid_bars.label(row)
-            found.append((where, arm, str(ratio), f"{first:.3f}", str(p99)))
-    title = f"{ours} / arm over {_num_seeds(rows)} seeds"
-    columns = ("cell", "arm", "mean JCT", "first two seeds", "p99")
-    return table(title, columns, found, left=5, plain=True)
-
-
-def loads_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The same by load: geometric mean of the cells, and the worst of them."""
-    ours = grid_bars.OURS
-    loads = list(dict.fromkeys(str(row["load"]) for row in rows))
-
-    def told(arm: str, key: str, load: str) -> str:
-        cells = [
-            grid_bars.ratio_of(row, arm, key).geometric_mean
-            for row in rows
-            if row["load"] == load
-        ]
-        return f"{statistics.geometric_mean(cells):.3f} ({max(cells):.3f})"
-
-    found = (
-        (arm, key, *(told(arm, key, load) for load in loads))
-        for arm in rows[0]["arms"]
-        if arm != ours
-        for key in ("mean_jct_s", "p99_jct_s")
-    )
-    title = f"{ours} / arm, geometric mean of the cells (worst cell)"
-    return table(title, ("arm", "metric", *loads), found, left=9, plain=True)
-
-
-def _num_seeds(rows: Sequence[Mapping[str, Any]]) -> int:
-    own = rows[0]["arms"].get(grid_bars.OURS)
-    return len(own["mean_jct_s"]) if own else 0
-
-
-def _cells_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    arms = list(rows[0]["arms"])
-    found = []
-    for row in rows:
-        means = [statistics.fmean(row["arms"][arm]["mean_jct_s"]) for arm in arms]
-        ratios = [f"{mean / means[0]:.3f}" for mean in means[1:]]
-        found.append(
-            [grid_bars.label(row), f"{row['rate']:g}", f"{means[0]:.0f}", *ratios]
-        )
-    columns = ("cell", "rate", f"{arms[0]} s", *arms[1:])
-    return table(f"mean JCT / {arms[0]}'s", columns, found, plain=True)
+    """The cells, the arms, the verdict, and what a reader has to know of the load."""
+    wide = Console(width=max(console.width, 220), file=console.file)
+    for title, (header, body) in (
+        ("mean JCT / base", grid_verdict.cells(result.rows)),
+        ("over the base, geometric mean of the cells", grid_verdict.arms(result.rows)),
+        ("verdict, 95 % intervals", grid_verdict.verdict(result.rows)),
+    ):
+        wide.print(table(title, header, body, plain=True))
+    for caveat in grid_verdict.caveats(result.rows):
+        wide.print(caveat)
+    wide.print(f"CPU time of all runs: {result.cpu_s / 3600:.2f} h")

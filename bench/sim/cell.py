@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,7 @@ from bench.sim.harness import EngineHarness, EngineSpec
 from bench.sim.load.agents import Agent, RequestFactory
 from bench.sim.load.reshape import mean_context
 from bench.sim.load.workload import Workload, build
+from bench.sim.metrics import Steady, steady
 from bench.sim.models import MODELS
 from bench.sim.recorder import Recorder
 from bench.sim.rivals.arms import own_file
@@ -66,7 +68,16 @@ def run_cell(cell: Cell, workload: Workload | None = None) -> CellResult:
     metrics["reload_s"] = store.reload_s if store is not None else 0.0
     metrics["reload_tokens"] = store.loaded_tokens if store is not None else 0
     metrics["connector"] = connector_counts(connector)
-    return CellResult(metrics, wall.seconds())
+    return CellResult(
+        metrics, wall.seconds(), asdict(steady_of(cell, workload, recorder))
+    )
+
+
+def steady_of(cell: Cell, workload: Workload, recorder: Recorder) -> Steady:
+    """Without warm-up and drain."""
+    ids = [program.program_id for program in workload.programs]
+    spec = cell.workload
+    return steady(recorder.turns, ids, spec.warm_up, spec.drain)
 
 
 class Wall:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 #: A returning turn kept its KV when at least this share of the context that its
 #: predecessor left was cached. Below 1 because only full blocks can be hit.
 KEPT_SHARE = 0.9
+#: A session is held (goodput) when nine of ten of its turns begin to answer in time.
+HELD_TTFT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,50 @@ def summarize(records: Sequence[TurnRecord]) -> Summary:
         prompt_tokens=sum(record.prompt_tokens for record in records),
         cached_tokens=sum(record.cached_tokens for record in records),
         output_tokens=output,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """Of the counted programs, those between warm-up and drain, by arrival."""
+
+    jct_s: tuple[float, ...]
+    held: tuple[bool, ...]
+    """The 90th percentile of the program's own TTFTs is within `HELD_TTFT_S`."""
+    ttft_s: tuple[float, float, float]
+    """50th, 95th and 99th percentile over the turns."""
+    worst_turn_s: float
+    prompt_hit: float
+    programs_per_s: float
+    """Completions a second, without the first and last ones of all programs."""
+
+
+def steady(
+    records: Sequence[TurnRecord], program_ids: Sequence[str], warm_up: int, drain: int
+) -> Steady:
+    """What the programs have that are neither among the first nor the last ones.
+
+    Args:
+        program_ids: by arrival.
+        warm_up, drain: programs that are not counted at either end.
+    """
+    last = len(program_ids) - drain
+    grouped = by_program(records)
+    counted = {name: grouped[name] for name in program_ids[warm_up:last]}
+    turns = [record for own in counted.values() for record in own]
+    ttfts = [record.ttft_s for record in turns]
+    ends = sorted(max(r.departure_s for r in own) for own in grouped.values())
+    began_s = ends[warm_up - 1] if warm_up else min(r.arrival_s for r in records)
+    return Steady(
+        tuple(map(jct_s(turns).__getitem__, counted)),
+        tuple(
+            percentile([r.ttft_s for r in own], 90) <= HELD_TTFT_S
+            for own in counted.values()
+        ),
+        (percentile(ttfts, 50), percentile(ttfts, 95), percentile(ttfts, 99)),
+        max(record.departure_s - record.arrival_s for record in turns),
+        prompt_hit(turns),
+        len(counted) / (ends[last - 1] - began_s),
     )
 
 

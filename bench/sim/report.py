@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from bench.sim.load.workload import build
 from bench.sim.settings import Cell, CellResult
 from bench.tables import table
 
@@ -47,7 +48,9 @@ def arms_table(cells: Sequence[Cell], results: Sequence[CellResult]) -> Table:
     by_arm: dict[str, list[CellResult]] = {}
     for cell, result in zip(cells, results, strict=True):
         by_arm.setdefault(cell.name, []).append(result)
+    caveat = build(cells[0].workload).caveat
     title = f"{cells[0].workload.name}, {len(results) // len(by_arm)} seed(s)"
+    title += f" ({caveat})" if caveat else ""
     columns, rows = _columns(results[0].metrics), []
     first_s = _mean(next(iter(by_arm.values())), "mean_jct_s")
     for arm, own in by_arm.items():

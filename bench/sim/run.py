@@ -175,7 +175,7 @@ def _load(cache: Path | None, cell: Cell) -> CellResult | None:
     if not path.exists():
         return None
     stored = json.loads(path.read_text())
-    return CellResult(stored["metrics"], stored["wall"])
+    return CellResult(**stored)
 
 
 def _save(cache: Path | None, cell: Cell, result: CellResult) -> None:

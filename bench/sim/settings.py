@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """metrics: deterministic. wall: seconds of this machine, never compared."""
+    """metrics: deterministic. wall: seconds of this machine, never compared.
+
+    steady: `bench.sim.metrics.Steady` as a dict, without warm-up and drain.
+    """
 
     metrics: dict[str, Any]
     wall: dict[str, float]
+    steady: dict[str, Any] = field(default_factory=dict)

@@ -40,3 +40,15 @@ def write_trace(path: Path, *programs: dict[str, Any] | str) -> Path:
             text = program if isinstance(program, str) else json.dumps(program)
             lines.write(text + "\n")
     return path
+
+
+def grid_row(load: float = 1.1, **over_base: float) -> dict[str, Any]:
+    """A cell of a grid whose every ratio is known exactly; its base takes 100 s."""
+    numbers = ("mean_jct_s", "p50_jct_s", "p95_jct_s", "p99_jct_s", "worst_turn_s")
+    arms = {
+        arm: dict.fromkeys((*numbers, "p95_ttft_s"), 100.0 * ratio)
+        | {"over_base": [ratio] * 3, "held": 0.5, "seeds": 2}
+        for arm, ratio in over_base.items()
+    }
+    named = {"workload": "w", "pool": "small", "load": load, "rate": 0.1}
+    return {**named, "caveat": "", "base": next(iter(arms)), "arms": arms}

@@ -16,6 +16,7 @@ from bench.report.figures.summary import BEGIN, END, render_summary, write_into
 from bench.report.figures.sweeps import SWEEPS, ablation_arms
 from bench.sim.rivals.ablations import ABLATIONS
 from bench.sim.rivals.arms import parse_arms
+from tests.bench.samples import grid_row
 
 COMMITTED = load_results()
 
@@ -98,26 +99,20 @@ def test_the_command_renders_page_and_pictures_and_refuses(tmp_path):
     assert result.exit_code == 1
 
 
-def a_grid() -> dict:
-    def row(load, **jct):
-        arms = {arm: {"mean_jct_s": [value, value]} for arm, value in jct.items()}
-        return {"workload": "swe", "pool": "small", "load": load, "arms": arms}
-
-    return {
-        "setting": {"command": "python -m bench grid"},
-        "rows": [
-            row("half", vllm=10.0, cachettl=10.0, adaptive=10.0, oracle=9.0),
-            row("two", vllm=100.0, cachettl=40.0, adaptive=20.0, oracle=10.0),
-            row("two", vllm=100.0, cachettl=10.0, adaptive=20.0, oracle=10.0),
-        ],
-    }
-
-
-def test_the_summary_is_of_the_grids_numbers():
-    text = render_summary({"grid": a_grid()})
-    assert "| `adaptive` | 1.00 | 0.20 | 0.34 |" in text
-    assert "| `cachettl` | 1.00 | 0.20 | 0.34 |" in text
-    assert "ahead by more than 1 % in 1 and behind by more than 1 % in 1" in text
+def test_pages_have_the_grids_numbers():
+    setting = {"half": "even", "programs": 150, "vllm": "1", "command": "bench grid"}
+    rows = [
+        grid_row(0.6, cachettl=1.0, vllm=1.0, adaptive=1.0, oracle=0.9),
+        grid_row(1.1, cachettl=1.0, vllm=4.0, adaptive=0.25, oracle=0.2),
+    ]
+    rows[0]["caveat"] = "9 of 10 programs are cut"
+    grid = {"setting": setting, "rows": rows}
+    text = render_summary({"grid": grid})
+    assert "| `adaptive` | 1.000 | 0.250 | 0.500 (0.500-0.500) |" in text
+    assert "| with headroom | 2 | 0.500 (0.500-0.500) | 0.500 | 1.000 w small" in text
+    page = render({"grid": grid})
+    assert "w: 9 of 10 programs are cut." in page
+    assert "| w small 1.1 | 0.1 | 100 cachettl | 1.00 | 4.00 | 0.25 | 0.20 |" in page
 
 
 def test_readme_has_the_results_of_the_loads():

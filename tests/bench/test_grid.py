@@ -1,91 +1,158 @@
-"""The grid: which cells, which verdict, the same bytes again."""
+"""The grid: which cells, how well they are known, which verdict, the same bytes."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
+from bench import ratios
 from bench.cli import app
-from bench.report import grid, grid_bars, grid_spec
-from bench.report.grid_spec import GridOptions, places, points, probes, saturation
+from bench.ratios import Interval, geometric_mean, paired_bootstrap
+from bench.report import grid, grid_spec, grid_verdict
+from bench.report.grid_spec import GridOptions, capacity_runs, places, points
+from bench.sim.rivals.arms import ARMS
+from bench.sim.settings import CellResult
+from tests.bench.samples import grid_row
 
 SYNTHETIC = GridOptions(workloads=("swe", "bfcl"), arms="vllm,cachettl")
 
 
-def _row(load: str = "one", **mean: float) -> dict:
-    arms = {
-        arm: {"mean_jct_s": [jct_s, jct_s], "p99_jct_s": [2 * jct_s, 2 * jct_s]}
-        for arm, jct_s in mean.items()
-    }
-    return {"workload": "w", "pool": "small", "load": load, "arms": arms}
-
-
-def _bars(rows: list[dict]) -> list[grid_bars.Bar]:
-    return grid_bars.bars(rows)
-
-
-def test_bars_by_hand():
+def test_the_verdict_by_hand():
     rows = [
-        _row("half", vllm=100.0, cachettl=100.0, adaptive=100.0, oracle=100.0),
-        _row("two", vllm=400.0, cachettl=200.0, adaptive=98.0, oracle=80.0),
+        grid_row(0.6, cachettl=1.0, vllm=1.0, adaptive=1.0, oracle=0.98),
+        grid_row(1.1, cachettl=1.0, vllm=4.0, adaptive=0.81, oracle=0.5),
+        grid_row(0.95, cachettl=1.2, vllm=1.0, adaptive=1.1, oracle=0.5),
     ]
-    geomean, worst, half, p99, regret = _bars(rows)
-    assert geomean.reached == pytest.approx(math.sqrt(0.49))
-    assert worst.reached == 1.0
-    assert half.reached == 1.0
-    assert half.where == "w small half"
-    assert p99.reached == 1.0
-    assert regret.reached == pytest.approx((18 / 80) / (120 / 80))
-    assert [bar.verdict for bar in _bars(rows)] == ["pass"] * 5
+    header, body = grid_verdict.verdict(rows)
+    found = {line[0]: dict(zip(header, line, strict=True)) for line in body}
+    assert {name: line["number"] for name, line in found.items()} == {
+        "with headroom": "2",
+        "without": "1",
+        "all": "3",
+    }
+    told = found["with headroom"]
+    mean = math.sqrt(0.81 * 1.1)
+    assert told["adaptive / base"].startswith(f"{mean:.3f} (")
+    # Against vLLM in the cell where it is the best rival.
+    assert told["worst cell"] == "1.100 w small 0.95"
+    assert (told["ahead"], told["behind"]) == ("1", "1")
+    assert (found["without"]["ahead"], found["without"]["behind"]) == ("0", "0")
+    # Without the reference nobody knows where there is headroom; without us, nothing.
+    less = [{**row, "arms": dict(row["arms"])} for row in rows]
+    for row in less:
+        del row["arms"]["oracle"]
+    assert [line[0] for line in grid_verdict.verdict(less)[1]] == ["all"]
+    assert grid_verdict.verdict([grid_row(vllm=1.0)])[1] == []
 
 
-def test_a_lost_cell_is_named_and_variants_are_no_rivals():
-    rows = [_row(vllm=100.0, cachettl=100.0, adaptive=50.0, oracle=1.0)]
-    rows[0]["arms"]['adaptive:{"x": 1}'] = {"mean_jct_s": [9.0], "p99_jct_s": [9.0]}
-    rows += [_row("two", vllm=100.0, cachettl=90.0, adaptive=99.0, oracle=1.0)]
-    worst = _bars(rows)[1]
-    assert worst.reached == pytest.approx(1.1)
-    assert (worst.where, worst.verdict) == ("w small two", "FAIL")
+def test_variants_of_our_own_are_no_rivals():
+    row = grid_row(cachettl=1.0, adaptive=0.9, oracle=0.88, **{"adaptive:x": 0.1})
+    assert grid_verdict.over_best(row) == pytest.approx(0.9)
+    assert not grid_verdict.has_headroom(row)
 
 
-def test_what_was_not_run_is_not_passed():
-    verdicts = {bar.verdict for bar in _bars([_row(vllm=1.0)])}
-    assert verdicts == {"not measured"}
+def test_what_is_not_known_within_two_percent_is_marked():
+    row = grid_row(cachettl=1.0, adaptive=0.9)
+    row["arms"]["adaptive"]["over_base"] = [0.9, 0.85, 0.95]
+    assert grid_verdict.cells([row])[1][0][-2:] == ["1.00", "0.90~"]
+    assert not grid_verdict.is_settled(Interval(0.9, 0.85, 0.95))
+    assert grid_verdict.is_settled(Interval(3.0, 2.0, 4.0))
+    assert grid_verdict.is_settled(Interval(0.9, 0.89, 0.91))
 
 
-def test_loads_are_multiples_of_the_saturation_and_seeds_follow_the_half():
+def test_an_interval_has_the_true_ratio_as_often_as_it_says():
+    rng, hits = random.Random(0), 0
+    for _ in range(200):
+        base = [[rng.lognormvariate(0, 1) for _ in range(150)] for _ in range(2)]
+        noise = [[rng.lognormvariate(-0.045, 0.3) for _ in own] for own in base]
+        ours = [
+            [0.8 * x * by for x, by in zip(*pair, strict=True)]
+            for pair in zip(base, noise, strict=True)
+        ]
+        found = paired_bootstrap(ours, base)
+        hits += found.low <= 0.8 <= found.high
+    assert 0.91 <= hits / 200 <= 0.99
+    # The same programs on both sides: what both share is no chance.
+    halved = [[x / 2 for x in own] for own in base]
+    exact = paired_bootstrap(halved, base)
+    assert (exact.low, exact.high) == pytest.approx((0.5, 0.5))
+    # Programs that waited together are one observation, not many.
+    waves = [10.0 if n // ratios.BLOCK_PROGRAMS % 2 else 1.0 for n in range(150)]
+    mixed = random.Random(1).sample(waves, len(waves))
+    ones = [[1.0] * 150]
+    wide, narrow = (paired_bootstrap([x], ones).half_width for x in (waves, mixed))
+    assert wide > 2 * narrow
+
+
+def test_intervals_of_cells_add_up_to_that_of_their_mean():
+    pair = [Interval(0.5, 0.5 / 1.1, 0.5 * 1.1), Interval(2.0, 2.0 / 1.1, 2.0 * 1.1)]
+    mean = geometric_mean(pair)
+    assert mean.ratio == pytest.approx(1.0)
+    assert mean.high == pytest.approx(1.1 ** (1 / math.sqrt(2)))
+    assert math.isnan(geometric_mean([]).ratio)
+
+
+def _runs(**jct_s: list[list[float]]) -> grid.Runs:
+    return {
+        arm.replace("_", "-"): [CellResult({}, {}, {"jct_s": own}) for own in seeds]
+        for arm, seeds in jct_s.items()
+    }
+
+
+def test_only_arms_that_are_not_known_well_get_another_seed():
+    rng = random.Random(0)
+    base = [[rng.lognormvariate(0, 1) for _ in range(150)] for _ in range(2)]
+    noisy = [[rng.lognormvariate(0, 1) for _ in range(150)] for _ in range(2)]
+    scaled = [[[x * by for x in own] for own in base] for by in (2.0, 1.5, 0.9)]
+    runs = _runs(
+        vllm=scaled[0], cachettl=scaled[1], cachettl_strict=base, adaptive=scaled[2]
+    )
+    name, found = grid.over_base(runs)
+    assert name == "cachettl-strict"
+    assert found["adaptive"].ratio == pytest.approx(0.9)
+    assert grid.unsettled(runs) == []
+    runs |= _runs(infercept=noisy)
+    readings = ["cachettl", "cachettl-strict"]
+    assert grid.unsettled(runs) == [*readings, "infercept"]
+    # An arm with fewer seeds is compared on those, and asked no more.
+    runs |= _runs(cachettl_strict=[*base, base[0]], infercept=[*noisy, noisy[0]])
+    runs |= _runs(cachettl=[*scaled[1], scaled[1][0]])
+    assert grid.over_base(runs)[1]["adaptive"] == found["adaptive"]
+    assert grid.unsettled(runs) == [*readings, "infercept"]
+
+
+def test_loads_are_shares_of_the_capacity_and_seeds_follow_the_half():
     where = places(replace(SYNTHETIC, pools=("small",)))
     found = points(SYNTHETIC, where, [0.1, 0.02])
-    assert [point.rate for point in found] == [0.05, 0.1, 0.2, 0.01, 0.02, 0.04]
-    seeds = [cell.workload.seed for cell in found[0].cells["vllm"]]
-    assert seeds == [0, 1]
-    assert replace(SYNTHETIC, half="odd").seed_list() == [100, 101]
+    assert [point.rate for point in found[:4]] == [0.06, 0.08, 0.095, 0.11]
+    assert found[4].rate == 0.012
+    arm = ARMS["vllm"]
+    assert found[0].run(arm, 1).workload.seed == 1
+    odd = points(replace(SYNTHETIC, half="odd"), where, [0.1, 0.02])
+    assert odd[0].run(arm, 1).workload.seed == 101
 
 
-def test_pools_are_counted_in_contexts():
-    small, large, offload = places(replace(SYNTHETIC, workloads=("swe",)))
+def test_pools_are_counted_in_contexts_and_programs_without_warm_up_and_drain():
+    pools = ("small", "large", "offload")
+    small, large, offload = places(
+        replace(SYNTHETIC, workloads=("swe",), pools=pools, programs=100)
+    )
     assert large.engine.blocks == pytest.approx(3 * small.engine.blocks, rel=0.01)
     assert offload.engine.blocks == small.engine.blocks
     assert offload.engine.offload.startswith("cpu:")
-    closed = probes(offload)
-    assert [cell.workload.arrivals for cell in closed.values()] == [
-        "closed:4",
-        "closed:6",
-        "closed:8",
-    ]
-    assert {cell.engine.offload for cell in closed.values()} == {"none"}
-
-
-def test_saturation_is_the_peak_and_not_what_is_left_under_thrashing():
-    # Little's law: 4 / 100 s, 6 / 120 s, 8 / 800 s.
-    assert saturation({4: 100.0, 6: 120.0, 8: 800.0}) == pytest.approx(0.05)
+    spec = small.spec
+    assert spec.programs - spec.warm_up - spec.drain == 100
+    loops = [cell.workload for cell in capacity_runs(offload)]
+    assert [spec.arrivals for spec in loops[::2]] == ["closed:16", "closed:48"]
+    assert {spec.programs - spec.warm_up - spec.drain for spec in loops} == {150}
+    # The last program has started before those begin that do not count.
+    assert [spec.drain for spec in loops[::2]] == [16, 48]
 
 
 def test_a_missing_trace_is_named():
@@ -94,33 +161,36 @@ def test_a_missing_trace_is_named():
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"workloads": ("x",)}, {"pools": ("x",)}, {"loads": ("x",)}, {"half": "x"}],
+    "change", [{"workloads": ("x",)}, {"pools": ("x",)}, {"half": "x"}, {"loads": ()}]
 )
 def test_nonsense_is_refused(change):
-    with pytest.raises(ValueError, match="expected one of"):
+    with pytest.raises(ValueError, match="expected"):
         places(replace(SYNTHETIC, **change))
 
 
 def test_a_grid_of_one_cell_twice(tmp_path, monkeypatch):
     pytest.importorskip("vllm")
     monkeypatch.chdir(tmp_path)
-    # One short closed loop shows a saturation, too.
-    monkeypatch.setattr(grid_spec, "CROWDS", (1.0,))
-    monkeypatch.setattr(grid_spec, "PROBE_PROGRAMS", 4)
-    arguments = ["grid", "--workloads", "swe", "--pools", "small", "--loads", "two"]
-    arguments += ["--arms", "vllm,cachettl", "--programs", "0.08", "--seeds", "3"]
+    # One short closed loop shows a capacity, too.
+    monkeypatch.setattr(grid_spec, "CROWDS", (1,))
+    monkeypatch.setattr(grid_spec, "CAPACITY_PROGRAMS", 3)
+    monkeypatch.setattr(grid_spec, "CAPACITY_ARMS", ("vllm",))
+    arguments = ["grid", "--workloads", "swe", "--pools", "small", "--loads", "2.0"]
+    arguments += ["--arms", "cachettl,adaptive", "--programs", "3", "--seeds", "2"]
     for name in ("a", "b"):
         out = ["--out", str(tmp_path / f"{name}.json"), "--processes", "1"]
         result = CliRunner().invoke(app, [*arguments, *out])
         assert result.exit_code == 0, result.output
-        assert "not measured" in result.output
+        assert "verdict" in result.output
     first = (tmp_path / "a.json").read_bytes()
     assert first == (tmp_path / "b.json").read_bytes()
     stored = json.loads(first)
-    assert list(stored["rows"][0]["arms"]) == ["vllm", "cachettl"]
-    assert "--programs 0.08" in stored["setting"]["command"]
-    assert len(list(Path("out/cache/sim").glob("*.json"))) == 3  # with the probes
+    arms = stored["rows"][0]["arms"]
+    assert list(arms) == ["cachettl", "adaptive"]
+    assert arms["cachettl"]["over_base"] == [1.0, 1.0, 1.0]
+    assert arms["adaptive"]["seeds"] == 2
+    assert "--programs 3" in stored["setting"]["command"]
+    assert len(list(Path("out/cache/sim").glob("*.json"))) == 5  # with the closed loop
 
 
 def test_the_command_line_refuses_nonsense():
@@ -130,37 +200,12 @@ def test_the_command_line_refuses_nonsense():
 
 
 def test_the_command_repeats_the_options():
-    text = grid.command(replace(SYNTHETIC, seeds=(7,), programs=0.5))
+    text = grid.command(replace(SYNTHETIC, seeds=7, programs=50, tell_last=False))
     assert "--workloads swe,bfcl" in text
-    assert "--arms 'vllm,cachettl' --half even --seeds 7 --programs 0.5" in text
-
-
-def test_many_seeds_tell_how_much_is_chance():
-    row = _row(adaptive=1.0, vllm=2.0)
-    row["arms"] = {
-        "vllm": {"mean_jct_s": [100.0] * 4, "p99_jct_s": [300.0] * 4},
-        "adaptive": {
-            "mean_jct_s": [25.0, 100.0, 200.0, 800.0],
-            "p99_jct_s": [75.0, 300.0, 150.0, 150.0],
-        },
-    }
-    ratio = grid_bars.ratio_of(row, "vllm")
-    assert ratio.geometric_mean == pytest.approx(math.sqrt(2.0))
-    # Logarithms of 1/4, 1, 2 and 8: deviation ln 2 * sqrt(13/3), over the root of 4.
-    error = math.log(2.0) * math.sqrt(13.0 / 3.0) / 2.0
-    assert ratio.standard_error == pytest.approx(error)
-    console = Console(width=200, file=io.StringIO())
-    console.print(grid.seeds_table([row]))
-    lines = console.file.getvalue().splitlines()
-    (told,) = (line.split() for line in lines if "vllm" in line)
-    # A share of the ratio, so times it; p99: 1/4, 1, 1/2 and 1/2.
-    told_error = f"{math.sqrt(2.0) * error:.3f}"
-    jct, p99 = ["1.414", "±", told_error], ["0.500", "±", "0.141"]
-    assert told == ["w", "small", "one", "vllm", *jct, "0.500", *p99]
-    twice = {**row, "arms": {**row["arms"], "vllm": row["arms"]["adaptive"]}}
-    console = Console(width=200, file=io.StringIO())
-    console.print(grid.loads_table([row, twice]))
-    lines = console.file.getvalue().splitlines()
-    (told,) = (line.split() for line in lines if "mean_jct_s" in line)
-    # Of the square root of 2 in one cell, and 1 in the other.
-    assert told == ["vllm", "mean_jct_s", f"{2.0**0.25:.3f}", "(1.414)"]
+    assert "--arms vllm,cachettl --programs 50 --seeds 7 --no-tell-last" in text
+    smoke = GridOptions(smoke=True, loads=(0.5,))
+    smoke = replace(smoke, **grid.smoke_of(smoke))
+    assert (smoke.workloads, smoke.loads) == (("swe", "bfcl"), (0.5,))
+    assert (
+        grid.command(smoke) == "python -m bench grid --traces DIR --smoke --loads 0.5"
+    )

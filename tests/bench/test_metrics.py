@@ -73,6 +73,27 @@ def test_summary_of_two_programs() -> None:
     assert summary.output_tokens == 16
 
 
+def test_only_what_lies_between_warm_up_and_drain_counts() -> None:
+    records = []
+    for index in range(6):
+        # The first token comes 0.25 s after the queue; sizes tell programs apart.
+        queue_s = 40.0 if index == 2 else 0.0
+        start_s, end_s = 10.0 * index, 10.0 * index + 50.0 + index
+        name = f"p{index}"
+        records += [turn(name, 0, start_s, end_s, cached=index, queue_s=queue_s)]
+    names = [f"p{index}" for index in range(6)]
+    found = metrics.steady(records, names, warm_up=2, drain=1)
+    assert found.jct_s == (52.0, 53.0, 54.0)
+    assert found.held == (False, True, True)
+    assert found.worst_turn_s == 54.0
+    assert found.ttft_s[0] == 0.25
+    assert found.prompt_hit == pytest.approx((2 + 3 + 4) / 300)
+    # From the second completion, at 61 s, to the fifth, at 94 s.
+    assert found.programs_per_s == pytest.approx(3 / 33.0)
+    whole = metrics.steady(records, names, 0, 0)
+    assert whole.programs_per_s == pytest.approx(6 / 105.0)
+
+
 def test_a_gap_is_kept_when_90_percent_of_the_context_before_it_was_cached() -> None:
     # "a" left 104 tokens: 96 cached is 92 %; "b" left 204: 160 is 78 %.
     assert metrics.kept_gaps(two_programs()) == {("a", 0): True, ("b", 0): False}

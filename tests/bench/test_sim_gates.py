@@ -9,6 +9,8 @@ pytest.importorskip("vllm")
 from bench.sim.load.agents import Agent
 from bench.sim.load.programs import Program, Turn
 from bench.sim.rivals.mori import MoriGate
+from bench.sim.rivals.oracle import OracleGate
+from bench.sim.rivals.session_lease import FORCE_S, LEASE_S, SessionLeaseGate
 from bench.sim.rivals.thunderagent import FORCE_RESUME_S, ThunderAgentGate
 
 
@@ -48,6 +50,30 @@ def test_thunderagent_pauses_acting_programs_first_and_shortest_first():
     assert gate.tick(5.0) == []
     assert gate.arrive(agents[2], 6.0) == []  # 400, the shortest acting one
     assert gate.arrive(agents[1], 6.0) == [agents[1]]
+
+
+def test_an_idle_session_keeps_its_room_for_the_lease_and_gives_it_on_demand():
+    gate = SessionLeaseGate(1_000)
+    idle, big, new, small = (
+        _agent(i, size) for i, size in enumerate((500, 450, 300, 40))
+    )
+    assert gate.arrive(idle, 0.0) == [idle]
+    assert gate.arrive(big, 0.0) == [big]
+    assert gate.arrive(new, 1.0) == []
+    assert gate.arrive(small, 1.0) == [small]  # the one before it does not fit
+    assert gate.finish(idle, 2.0) == []
+    _next(idle)
+    assert gate.next_s() == 2.0 + LEASE_S
+    assert gate.tick(31.9) == []
+    assert gate.tick(32.0) == [new]
+    # Its room is gone: it waits for the next lease to end, or half an hour.
+    assert gate.arrive(idle, 33.0) == []
+    assert gate.next_s() == 33.0 + FORCE_S
+    assert gate.finish(big, 34.0) == []
+    assert gate.next_s() == 34.0 + LEASE_S
+    assert gate.tick(64.0) == [idle]
+    # A turn of a session inside passes, whatever it weighs.
+    assert gate.arrive(_agent(2, 3_000), 65.0) != []
 
 
 def test_thunderagent_marks_a_reasoning_program_and_pauses_it_later():
@@ -108,3 +134,15 @@ def test_mori_promotes_the_cpu_tier_before_waiting_programs():
     assert gate.arrive(first, 11.0) == []
     other.turn = len(other.program.turns) - 1
     assert gate.finish(other, 12.0) == [first]
+
+
+def test_the_oracle_lets_in_what_fits_least_tokens_x_seconds_first():
+    gate = OracleGate(1_000, lambda agent: 1.0, token_s=0.001)
+    # 470, 330, 260 and 120 tokens at 0.7 of the way, for about as many seconds.
+    agents = [_agent(i, size) for i, size in enumerate((620, 420, 320, 120))]
+    assert gate.arrive(agents[0], 0.0) == [agents[0]]
+    assert gate.arrive(agents[1], 0.0) == [agents[1]]
+    assert gate.arrive(agents[2], 0.0) == []
+    assert gate.arrive(agents[3], 0.0) == [agents[3]]
+    # The second one's tool takes longer than to prefill it again: it holds nothing.
+    assert gate.finish(agents[1], 5.0) == [agents[2]]

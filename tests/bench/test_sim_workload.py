@@ -115,8 +115,24 @@ def test_unknown_gaps_become_the_median_and_the_tool_is_the_executable(trace):
     assert all(p.turns[-1].tool == "" for p in programs)
 
 
-def test_a_short_trace_is_used_again(trace):
-    assert len(build(WorkloadSpec(f"trace:{trace}", 11, 1.0, 0)).programs) == 11
+def test_a_short_trace_is_used_again_and_says_so(trace):
+    workload = build(WorkloadSpec(f"trace:{trace}", 10, 1.0, 0))
+    assert len(workload.programs) == 10
+    assert workload.caveat == "each program of the trace comes 2.5 times"
+    assert build(WorkloadSpec(f"trace:{trace}", 3, 1.0, 0)).caveat == ""
+
+
+def test_programs_that_are_longer_than_the_models_context_are_counted(trace):
+    # 100 to 103 tokens, their outputs, and a second turn of 7.
+    spec = WorkloadSpec(f"trace:{trace}", 4, 1.0, 0)
+    sizes = sorted(program.context_tokens for program in build(spec).programs)
+    cut = build(replace(spec, max_context=sizes[1]))
+    assert cut.num_cut == 2
+    assert cut.caveat == "2 of 4 programs are cut to the model's context"
+    whole = build(replace(SWE, max_context=10**6))
+    longer = [p for p in whole.programs if p.context_tokens > 0.95 * 75_000]
+    assert whole.num_cut == 0
+    assert build(replace(SWE, max_context=75_000)).num_cut == len(longer) > 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.report import grid_bars
+from bench.report import grid_verdict as verdict
 from bench.report.figures import fleets, tiers
 from bench.report.figures.harnesses import PREFIX, harnesses
 from bench.report.figures.text import table
@@ -125,98 +125,39 @@ def _sweep(name: str, result: Json) -> str:
 
 def _grid(result: Json, title: str) -> str:
     setting, rows = result["setting"], result["rows"]
+    seeds = sorted({arm["seeds"] for row in rows for arm in row["arms"].values()})
     lines = [
         f"## {title}",
         "",
-        f"Workloads x pools x loads, lines `{setting['half']}` of the traces, seeds "
-        f"{setting['seeds']}, {setting['programs']:g} times the programs of "
-        f"`bench/report/grid_spec.py`, vLLM {setting['vllm']}: `{setting['command']}`. "
-        "Loads are multiples of plain vLLM's saturation. Pool `offload` is the small "
-        "one above a CPU tier that is written through (`demote: write-through`; a "
-        "server's default is `on-pressure`). Rivals are our own versions; "
-        "how far to trust each is in [bench/README.md](../bench/README.md#how-far-to-"
-        "trust-the-rivals).",
+        f"Workloads x pools x loads, lines `{setting['half']}` of the traces, "
+        f"{setting['programs']} programs a seed between warm-up and drain, "
+        f"{seeds[0]} to {seeds[-1]} seeds, vLLM {setting['vllm']}: "
+        f"`{setting['command']}`. A load is a share of the capacity: programs that the "
+        "best arm completes a second when there are always more. A cell's base is the "
+        f"best of {', '.join(f'`{arm}`' for arm in verdict.READINGS)}. Intervals are "
+        "95 %, by paired bootstrap over blocks of programs; seeds are added to an arm "
+        f"until its interval is within 2 % or all above {verdict.FAR:g}. Pool "
+        "`offload` is the small one above a CPU tier that is written through (`demote: "
+        "write-through`; a server's default is `on-pressure`). Rivals are our own "
+        "versions; how far to trust each is in [bench/README.md](../bench/README.md"
+        "#how-far-to-trust-the-rivals).",
+        *(f"{caveat}." for caveat in verdict.caveats(rows)),
         "",
-        table(
-            ["bar", "limit", "reached", "where", "verdict"],
-            [
-                [
-                    bar["name"],
-                    f"{bar['limit']:g}",
-                    "" if bar["reached"] is None else f"{bar['reached']:.4f}",
-                    bar["where"],
-                    bar["verdict"],
-                ]
-                for bar in result["bars"]
-            ],
-        ),
+        table(*verdict.verdict(rows)),
         "",
-        "Mean JCT over plain vLLM's (first number: its seconds).",
+        "With headroom: `oracle` takes at most "
+        f"{verdict.HEADROOM:g} of the best other arm's mean JCT. Mean JCT over the "
+        "base's; ~: not known within 2 %.",
         "",
+        table(*verdict.cells(rows)),
+        "",
+        "Geometric means over the cells, over the base's; percentiles of JCT, the "
+        "worst turn and TTFT are of the first seeds, which all arms have. Held: "
+        "sessions of which nine of ten turns begin to answer within 30 s.",
+        "",
+        table(*verdict.arms(rows)),
     ]
-    arms = list(rows[0]["arms"])
-    body = []
-    for row in rows:
-        means = [statistics.fmean(row["arms"][arm]["mean_jct_s"]) for arm in arms]
-        ratios = [f"{mean / means[0]:.2f}" for mean in means[1:]]
-        body.append([grid_bars.label(row), f"{means[0]:.0f}", *ratios])
-    lines += [table(["cell", *arms], body), "", *_by_load(rows, arms)]
-    lines += _regrets(rows, arms)
     return "\n".join(lines) + "\n"
-
-
-def _by_load(rows: Sequence[Json], arms: Sequence[str]) -> list[str]:
-    """Each arm over cachettl by load, and over the best arm where it loses most."""
-    if grid_bars.BASE not in arms:
-        return []
-    loads = list(dict.fromkeys(row["load"] for row in rows))
-    rivals = [arm for arm in arms if arm != grid_bars.REFERENCE]
-
-    def over_base(arm: str, load: str | None = None) -> float:
-        return grid_bars.over(rows, arm, grid_bars.BASE, load)
-
-    def worst(arm: str) -> float:
-        return max(
-            grid_bars.mean_of(row, arm)
-            / min(grid_bars.mean_of(row, rival) for rival in rivals)
-            for row in rows
-        )
-
-    body = [
-        [
-            f"`{arm}`",
-            *(f"{over_base(arm, load):.3f}" for load in loads),
-            f"{over_base(arm):.3f}",
-            f"{worst(arm):.2f}",
-        ]
-        for arm in sorted(arms, key=over_base)
-    ]
-    header = ["arm", *loads, "all", "worst cell over the best arm"]
-    return [
-        f"Geometric means of mean JCT over `{grid_bars.BASE}`'s:",
-        "",
-        table(header, body),
-        "",
-    ]
-
-
-def _regrets(rows: Sequence[Json], arms: Sequence[str]) -> list[str]:
-    if grid_bars.REFERENCE not in arms:
-        return []
-    means = {
-        arm: statistics.fmean(grid_bars.regret(row, arm) for row in rows)
-        for arm in arms
-        if arm != grid_bars.REFERENCE
-    }
-    ordered = sorted(means.items(), key=lambda item: item[1])
-    body = [[f"`{arm}`", f"{value:+.3f}"] for arm, value in ordered]
-    return [
-        "Mean regret to `oracle` (JCT over its, less one); negative: it is beaten.",
-        "",
-        "![regret](bench/regret.png)",
-        "",
-        table(["arm", "mean regret"], body),
-    ]
 
 
 def _overhead(result: Json) -> str:

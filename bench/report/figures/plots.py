@@ -11,7 +11,6 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-from bench.report import grid_bars
 from bench.report.figures.harnesses import PREFIX
 from bench.report.figures.page import by_arm, programs_of, tables_of
 from bench.report.figures.tiers import WAYS
@@ -23,11 +22,9 @@ _BARS = ("ablation", "fleet-full", "rollout")
 
 
 def draw(name: str, result: Mapping[str, Any], folder: Path) -> None:
-    """`name`.png; "grid" gives regret.png, other grids and harnesses no picture."""
+    """`name`.png; grids and harnesses have tables alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    if name == "grid":
-        _draw_regret(result, folder)
-    elif name.startswith(("grid", PREFIX)):
+    if name.startswith(("grid", PREFIX)):
         return
     elif name == "overhead":
         _draw_overhead(result, folder)
@@ -64,16 +61,6 @@ def _bars(
         places = [xs.index(x) + index * width for x in own]
         axes.bar(places, list(own.values()), width, label=arm)
     axes.set_xticks([i + 0.4 for i in range(len(xs))], xs)
-
-
-def _draw_regret(result: Mapping[str, Any], folder: Path) -> None:
-    arms = [arm for arm in result["rows"][0]["arms"] if arm != grid_bars.REFERENCE]
-    figure, axes = plt.subplots(figsize=_SIZE)
-    data = [[grid_bars.regret(row, arm) for row in result["rows"]] for arm in arms]
-    axes.boxplot(data, orientation="horizontal")
-    axes.set_yticks(range(1, len(arms) + 1), arms)
-    axes.set_xlabel("regret to oracle, one point a cell")
-    _save(figure, folder / "regret.png")
 
 
 def _draw_overhead(result: Mapping[str, Any], folder: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.report import grid_bars
+from bench.report import grid_verdict
 from bench.report.figures import tiers
 from bench.report.figures.page import by_arm, losses
 from bench.report.figures.text import table
@@ -15,11 +15,9 @@ BEGIN = "<!-- results: written by `python -m bench figures` -->"
 END = "<!-- end of results -->"
 #: Arms that README shows; docs/bench.md has all.
 _SHOWN = (
-    *("oracle", grid_bars.OURS, "infercept", "cachettl"),
+    *("oracle", grid_verdict.OURS, "infercept", "cachettl"),
     *("continuum-public", "thunderagent", "program-fcfs"),
 )
-#: Within this share of the best other arm's JCT nobody is ahead.
-_TIE = 1.01
 
 Json = Mapping[str, Any]
 
@@ -56,7 +54,7 @@ def _loads(results: Mapping[str, Json]) -> str:
         if name not in results:
             continue
         means = by_arm(results[name], "mean_jct_s")
-        for x, plain_s in means[grid_bars.PLAIN].items():
+        for x, plain_s in means[grid_verdict.PLAIN].items():
             columns[f"{workload}, {x}/s"] = {
                 arm: own[x] / plain_s for arm, own in means.items()
             }
@@ -73,7 +71,7 @@ def _loads(results: Mapping[str, Json]) -> str:
     return (
         "Mean JCT over plain vLLM's, by programs a second:\n\n"
         + table(["arm", *columns], body)
-        + f"\n\n`{grid_bars.OURS}` is behind another of these arms by more than 1 %: "
+        + "\n\n`adaptive` is behind another of these arms by more than 1 %: "
         + f"{where}. "
         + notes[0]
     ).rstrip()
@@ -84,30 +82,18 @@ def _cell(share: float | None) -> str:
 
 
 def _grid(grid: Json) -> str:
-    """Geometric means of JCT over plain vLLM's, by arm and load; wins and losses."""
-    rows = grid["rows"]
-    loads = list(dict.fromkeys(row["load"] for row in rows))
-    arms = [arm for arm in rows[0]["arms"] if arm in _SHOWN]
-    by_arm = {
-        arm: [
-            grid_bars.over(rows, arm, grid_bars.PLAIN, load) for load in (*loads, None)
-        ]
-        for arm in arms
-    }
-    ordered = sorted(arms, key=lambda arm: by_arm[arm][-1])
-    body = [[f"`{arm}`", *(f"{x:.2f}" for x in by_arm[arm])] for arm in ordered]
-    header = ["mean JCT / plain vLLM's", *(f"{load} load" for load in loads), "all"]
-    better, worse = _against_the_best(rows)
+    """The verdict, and JCT over the base's by arm and load."""
+    header, body = grid_verdict.arms(grid["rows"])
+    upto = header.index("p50")
     return "\n".join(
         [
-            f"Geometric means over {len(rows)} cells (workload x pool x load; loads "
-            "are multiples of plain vLLM's saturation): "
-            f"`{grid['setting']['command']}`.",
+            f"{len(grid['rows'])} cells (workload x pool x share of the measured "
+            "capacity), mean JCT over that of the best of three readings of CacheTTL "
+            f"in each, 95 % intervals: `{grid['setting']['command']}`.",
             "",
-            table(header, body),
+            table(*grid_verdict.verdict(grid["rows"])),
             "",
-            f"Against the best other arm of each cell `{grid_bars.OURS}` is ahead by "
-            f"more than 1 % in {better} and behind by more than 1 % in {worse}.",
+            table(header[:upto], [row[:upto] for row in body]),
         ]
     )
 
@@ -123,13 +109,3 @@ def write_into(page: Path, text: str) -> None:
     if not (begin and end):
         raise ValueError(f"{page}: expected {BEGIN!r} and {END!r}")
     page.write_text(f"{before}{begin}\n{text}\n{end}{after}")
-
-
-def _against_the_best(rows: Sequence[Json]) -> tuple[int, int]:
-    ratios = [
-        grid_bars.mean_of(row, grid_bars.OURS) / grid_bars.best_rival(row)
-        for row in rows
-    ]
-    better = sum(ratio < 1 / _TIE for ratio in ratios)
-    worse = sum(ratio > _TIE for ratio in ratios)
-    return better, worse

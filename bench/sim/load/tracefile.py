@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,10 +16,8 @@ from bench.sim.load.traces import RecordedTurn, TraceError, read_programs
 Body = tuple[Turn, ...]
 
 
-def recorded_programs(path: Path, number: int, seed: int, half: str) -> list[Body]:
-    """Programs in an order drawn by `seed`; the whole file again when it is short.
-
-    An unknown tool time becomes the median of the file's known ones.
+def recorded_programs(path: Path, half: str) -> tuple[Body, ...]:
+    """The file's programs; an unknown tool time becomes the median of its known ones.
 
     Args:
         half: "", "odd" or "even": only those lines of the file, the first being odd.
@@ -28,6 +27,11 @@ def recorded_programs(path: Path, number: int, seed: int, half: str) -> list[Bod
         bodies = bodies[{"odd": 0, "even": 1}[half] :: 2]
     if not bodies:
         raise TraceError(f"{path}: no program")
+    return bodies
+
+
+def draw_programs(bodies: Sequence[Body], number: int, seed: int) -> list[Body]:
+    """In an order drawn by `seed`; all of them again when they are too few."""
     rng = random.Random(f"{seed}/trace")
     drawn: list[Body] = []
     while len(drawn) < number:

@@ -6,6 +6,7 @@ machine: only `random.Random` with textual seeds is used.
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ from bench.sim.load.feed import Loop, parse_loop
 from bench.sim.load.gap_mix import BFCL_TOOLS, SWE_TOOLS, GapMix, Tool
 from bench.sim.load.programs import Moments, Program, Turn
 from bench.sim.load.reshape import fit_context, stretch
-from bench.sim.load.tracefile import recorded_programs
+from bench.sim.load.tracefile import draw_programs, recorded_programs
 
 #: Generated tokens of a turn: weka_claude_code has mean 433, median 240,
 #: tb_mini_swe_agent mean 416, median 103; the paper's Table 2 has no such row.
 OUTPUT_TOKENS = Moments(250.0, 120.0)
 #: Weight of the first prompt against the others, in a Dirichlet split.
 _FIRST_WEIGHT = 3.0
+#: Share of the model's context that the longest drawn programs have.
+_LONGEST = 0.95
 _MIN_TOKENS = 16
 _MIN_TURNS = 2
 
@@ -61,6 +64,7 @@ class WorkloadSpec:
     turn_scale: factor on the number of turns at constant tokens.
     half: "", or "odd" / "even" lines of the trace file (the first line is odd).
     max_context: programs are cut before the turn that would exceed it.
+    warm_up, drain: of the programs, so many first and last ones are not counted.
     """
 
     name: str
@@ -71,14 +75,33 @@ class WorkloadSpec:
     turn_scale: int = 1
     half: str = ""
     max_context: int = 131_072
+    warm_up: int = 0
+    drain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Programs by arrival, or in the order in which a loop takes them."""
+    """Programs by arrival, or in the order in which a loop takes them.
+
+    num_cut: programs that the model's context cut short.
+    repeats: how often each program of a short trace comes, 1 at least.
+    """
 
     programs: tuple[Program, ...]
     loop: Loop | None = None
+    num_cut: int = 0
+    repeats: float = 1.0
+
+    @property
+    def caveat(self) -> str:
+        """What a reader has to know of the programs; empty where nothing is."""
+        told = []
+        if self.num_cut:
+            cut = f"{self.num_cut} of {len(self.programs)} programs"
+            told.append(f"{cut} are cut to the model's context")
+        if self.repeats > 1.0:
+            told.append(f"each program of the trace comes {self.repeats:.1f} times")
+        return "; ".join(told)
 
 
 def build(spec: WorkloadSpec) -> Workload:
@@ -90,28 +113,35 @@ def build(spec: WorkloadSpec) -> Workload:
     """
     if spec.programs < 1 or spec.rate <= 0 or spec.turn_scale < 1:
         raise ValueError("programs, rate and turn scale must be positive")
-    bodies = _bodies(spec)
+    bodies, repeats = _bodies(spec)
+    fitted = [fit_context(turns, spec.max_context) for turns in bodies]
     loop = parse_loop(spec.arrivals)
     times = [0.0] * len(bodies) if loop else _arrivals(spec, len(bodies))
     programs = tuple(
         Program(f"agent-{i:04d}", time_s, turns)
-        for i, (time_s, turns) in enumerate(zip(times, bodies, strict=True))
+        for i, (time_s, turns) in enumerate(zip(times, fitted, strict=True))
     )
-    return Workload(programs, loop)
+    if spec.name in SHAPES:  # drawn shorter, not cut
+        limit = 0.999 * _LONGEST * spec.max_context
+        num_cut = sum(program.context_tokens >= limit for program in programs)
+    else:
+        num_cut = sum(map(operator.ne, bodies, fitted))
+    return Workload(programs, loop, num_cut, repeats)
 
 
-def _bodies(spec: WorkloadSpec) -> list[tuple[Turn, ...]]:
+def _bodies(spec: WorkloadSpec) -> tuple[list[tuple[Turn, ...]], float]:
+    """Before they are cut to the model's context; how often each one comes."""
     kind, _, path = spec.name.partition(":")
     if kind == "trace" and path:
-        bodies = recorded_programs(Path(path), spec.programs, spec.seed, spec.half)
-        bodies = [stretch(turns, spec.turn_scale) for turns in bodies]
-    elif spec.name in SHAPES:
+        of_file = recorded_programs(Path(path), spec.half)
+        drawn = draw_programs(of_file, spec.programs, spec.seed)
+        repeats = max(1.0, spec.programs / len(of_file))
+        return [stretch(turns, spec.turn_scale) for turns in drawn], repeats
+    if spec.name in SHAPES:
         draw = _drawer(SHAPES[spec.name], spec)
-        bodies = [draw(index) for index in range(spec.programs)]
-    else:
-        known = ", ".join(SHAPES)
-        raise ValueError(f"workload {spec.name!r}: expected {known} or trace:PATH")
-    return [fit_context(turns, spec.max_context) for turns in bodies]
+        return [draw(index) for index in range(spec.programs)], 1.0
+    known = ", ".join(SHAPES)
+    raise ValueError(f"workload {spec.name!r}: expected {known} or trace:PATH")
 
 
 def _drawer(shape: Shape, spec: WorkloadSpec) -> Callable[[int], tuple[Turn, ...]]:
@@ -122,7 +152,7 @@ def _drawer(shape: Shape, spec: WorkloadSpec) -> Callable[[int], tuple[Turn, ...
         count = max(_MIN_TURNS, round(rng.gauss(shape.turns.mean, shape.turns.std)))
         # The longest contexts are cut like the paper's, by the model's window.
         total = rng.gauss(shape.tokens.mean, shape.tokens.std)
-        total = min(max(total, 0.1 * shape.tokens.mean), 0.95 * spec.max_context)
+        total = min(max(total, 0.1 * shape.tokens.mean), _LONGEST * spec.max_context)
         outputs = [_output(rng) for _ in range(count)]
         prompts = _split(max(total - sum(outputs), 0.2 * total), count, rng)
         turns = [

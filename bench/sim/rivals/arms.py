@@ -182,6 +182,12 @@ _ALL = (
         gate="thunderagent",
     ),
     Arm(
+        "session-lease",
+        "llm-d-router's draft plugin after ThunderAgent, over plain vLLM: sessions "
+        "hold room until they are idle for 30 s and another one needs it",
+        gate="session_lease",
+    ),
+    Arm(
         "mori",
         "arXiv 2606.00866: tiers by idleness, pins while a member of the GPU's",
         {
@@ -207,8 +213,8 @@ _ALL = (
     ),
     Arm(
         "oracle",
-        "a reference point, no bound: lets in what fits until its end, shortest "
-        "remaining work first; knows each gap and pins exactly as long",
+        "a reference point, no bound: lets in what fits until its end, least "
+        "tokens x seconds first; knows each gap and pins exactly as long",
         {
             "policy": OraclePolicy.name,
             "max_ttl_s": 1e6,

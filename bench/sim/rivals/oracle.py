@@ -1,10 +1,11 @@
 """A gate and an order that know every program's future. A reference point, no bound.
 
 A program is let in when what it will hold fits beside what those inside will hold,
-the one with the least work left first; once in it stays in. What a program holds is
-taken as the mean of its context now and at its end, or nothing while a tool runs that
-takes longer than a prefill of that context. So the engine hardly thrashes, and short
-programs go first (shortest remaining processing time), claims and pins included.
+the one with the least tokens x seconds left first; once in it stays in. What a program
+holds lies `FOOTPRINT_SHARE` of the way from its context now to that at its end, and is
+nothing while a tool runs that takes longer than a prefill of that context. Inside the
+least work left goes first (shortest remaining processing time), claims and pins
+included.
 """
 
 from __future__ import annotations
@@ -27,22 +28,26 @@ if TYPE_CHECKING:  # they import vLLM, or the arms, and the policy does not
     from ttlcache_connector.connector import TTLConnector
 
 
+#: By trial: 0.5 lets too many in, 1.0 too few.
+FOOTPRINT_SHARE = 0.7
+
+
 class OracleGate(Gate):
     """Holds new programs; turns of those that are in pass."""
 
     def __init__(
         self,
         capacity_tokens: int,
-        work: Callable[[Agent], float],
+        work_s: Callable[[Agent], float],
         token_s: float,
     ) -> None:
         """
         Args:
-            work: what a program still costs, any unit.
+            work_s: what a program still costs alone on the engine.
             token_s: seconds that the prefill of a token takes.
         """
         self._capacity = capacity_tokens
-        self._work = work
+        self._work_s = work_s
         self._token_s = token_s
         self._inside: dict[str, Agent] = {}
         self._away: set[str] = set()  # in a gap too long to hold their context
@@ -65,7 +70,7 @@ class OracleGate(Gate):
     def _let_in(self) -> list[Agent]:
         if not self._waiting:
             return []
-        self._waiting.sort(key=self._work)
+        self._waiting.sort(key=self._token_seconds)
         room = self._capacity - sum(
             _footprint(agent)
             for program_id, agent in self._inside.items()
@@ -81,10 +86,14 @@ class OracleGate(Gate):
             self._waiting.remove(agent)
         return entered
 
+    def _token_seconds(self, agent: Agent) -> float:
+        gaps_s = sum(turn.gap_s for turn in agent.program.turns[agent.turn :])
+        return (self._work_s(agent) + gaps_s) * _footprint(agent)
+
 
 def _footprint(agent: Agent) -> float:
     prompt, output = agent.remaining_tokens()
-    return agent.context_tokens + 0.5 * (prompt + output)
+    return agent.context_tokens + FOOTPRINT_SHARE * (prompt + output)
 
 
 class ShortestRemaining(Ordering):
