@@ -102,6 +102,11 @@ def harness(options: HarnessOptions, console: Console) -> int:
     def results(done: list[dict[str, HarnessRun]]) -> tuple[dict[str, Any], list[str]]:
         runs = [(name, run) for each in done for name, run in each.items()]
         problems = [f"{n}: {line}" for n, run in runs for line in run.log_errors[:3]]
+        problems += [
+            f"{n}: {run.engine.hook_errors:g} hook errors"
+            for n, run in runs
+            if run.engine.hook_errors
+        ]
         told = {
             "package": chosen.package or "vLLM's own",
             "rows": rows([each for each in done if len(each) == len(_SETTINGS)]),

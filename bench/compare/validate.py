@@ -9,6 +9,7 @@ them. A run counts only if its server hardly ever waited for a core.
 from __future__ import annotations
 
 import json
+import platform
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,11 +25,14 @@ from bench.compare.rounds import in_turn, turns_shown
 from bench.serve import tiny_model
 from bench.serve.arms import Arm as ServedArm
 from bench.serve.arms import play, serving
+from bench.sim.load.reshape import mean_context
 from bench.sim.load.workload import Workload, WorkloadSpec
-from bench.sim.profile import Profile, load_profile
+from bench.sim.profile import MAX_STEP_ERROR, Profile, load_profile
 from bench.sim.rivals.arms import Arm, parse_arms
+from bench.sim.run import source_hash
 from bench.sim.settings import Cell, EngineSetting
 from bench.tables import Check, checks_table, table
+from ttlcache.policies import SHIPPED
 
 TOLERANCE = 0.10
 MAX_WAIT_SHARE = 0.05
@@ -74,8 +78,10 @@ class Compared:
 
 def validate(options: ValidateOptions, console: Console) -> int:
     """Real servers against the simulator with their own step times."""
-    found = _profile(options, console)
     arms = parse_arms(options.arms)
+    for arm in arms:
+        _check_servable(arm)
+    found = _profile(options, console)
     cells = [(arm, rate) for rate in options.rates for arm in arms]
     runs = Runs(options.out / "runs.json", _header(options))
     _measure(options, cells, runs, console)
@@ -87,7 +93,11 @@ def validate(options: ValidateOptions, console: Console) -> int:
         )
         for arm, rate in cells
     ]
-    checks = [*_checks(compared), *orders(options, arms, compared), _step_check(found)]
+    checks = [
+        *_checks(compared, options.rounds),
+        *orders(options, arms, compared),
+        _step_check(found),
+    ]
     write_json(
         options.out / "result.json",
         {
@@ -103,6 +113,13 @@ def validate(options: ValidateOptions, console: Console) -> int:
     console.print(_table(compared))
     console.print(checks_table("predicted against measured", checks))
     return 0 if all(check.ok for check in checks) else 1
+
+
+def _check_servable(arm: Arm) -> None:
+    """A server knows ttlcache's own settings, and nothing that only the bench has."""
+    known = arm.extra is None or (arm.extra_config(1.0) or {}).get("policy") in SHIPPED
+    if not known or arm.gate or arm.tell_gap or arm.tell_work or arm.ablation:
+        raise ValueError(f"arm {arm.name!r}: only the simulator has it")
 
 
 def predict(options: ValidateOptions, arm: Arm, rate: float) -> Json:
@@ -128,12 +145,14 @@ def _engine(options: ValidateOptions) -> EngineSetting:
 
 
 class Runs:
-    """Real runs so far, in a file."""
+    """Real runs so far, in a file; one of other runs is moved aside."""
 
     def __init__(self, path: Path, header: Json) -> None:
         found: Json = json.loads(path.read_text()) if path.exists() else {}
         self._path, self._header = path, json.loads(json.dumps(header, default=str))
         same = found.get("header") == self._header
+        if found and not same:
+            path.replace(path.with_suffix(f".{int(path.stat().st_mtime)}.json"))
         self._runs: dict[str, list[Json]] = found["runs"] if same else {}
 
     def counted(self, name: str) -> list[Json]:
@@ -158,7 +177,12 @@ def _header(options: ValidateOptions) -> Json:
     """What runs must have in common to be of one cell."""
     left_out = ("rounds", "rates", "arms", "profile", "out", "model")
     own = {k: v for k, v in asdict(options).items() if k not in left_out}
-    return {"options": own, "versions": versions()}
+    machine = {
+        "cpu": platform.processor() or platform.machine(),
+        "node": platform.node(),
+    }
+    sources = source_hash()
+    return {"options": own, "versions": versions(), **machine, "sources": sources}
 
 
 def _profile_path(options: ValidateOptions) -> Path:
@@ -210,8 +234,7 @@ def _transfer(options: ValidateOptions, arm: Arm) -> Json | None:
 
 
 def _prefill_s(options: ValidateOptions) -> float:
-    engine, programs = _engine(options), options.workload()
-    mean = statistics.fmean(program.context_tokens for program in programs)
+    engine, mean = _engine(options), mean_context(options.workload())
     return engine.step_time.prefill_s(round(mean), engine.max_num_batched_tokens)
 
 
@@ -219,8 +242,16 @@ def _name(arm: Arm, rate: float) -> str:
     return f"{arm.name} at {rate:g}/s"
 
 
-def _checks(compared: Sequence[Compared]) -> list[Check]:
+def _checks(compared: Sequence[Compared], rounds: int) -> list[Check]:
     return [
+        Check(
+            f"{each.name}: runs that count",
+            len(each.measured) >= rounds,
+            f"{len(each.measured)}",
+            f"{rounds}",
+        )
+        for each in compared
+    ] + [
         Check(
             f"{each.name}: {what}",
             each.holds(what),
@@ -257,7 +288,8 @@ def _mean(each: Compared, what: str) -> float:
 
 def _step_check(found: Profile) -> Check:
     error = found.held_out_error
-    return Check("held-out step, median error", error <= 0.10, f"{error:.1%}", "10%")
+    is_small, limit = error <= MAX_STEP_ERROR, f"{MAX_STEP_ERROR:.0%}"
+    return Check("held-out step, median error", is_small, f"{error:.1%}", limit)
 
 
 def _table(compared: Sequence[Compared]) -> Any:

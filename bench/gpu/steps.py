@@ -13,12 +13,9 @@ from bench.gpu.stage import Json, Stage, Verdict
 from bench.serve import tiny_model
 from bench.sim.hardware import HARDWARE
 from bench.sim.models import MODELS
-from bench.sim.profile import Profile
+from bench.sim.profile import MAX_STEP_ERROR, Profile
 from bench.sim.steptime import Roofline
 from bench.tables import at_most
-
-#: Median relative error of steps that were not fitted.
-MAX_STEP_ERROR = 0.10
 
 
 def steps(stage: Stage) -> Verdict:

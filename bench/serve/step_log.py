@@ -35,7 +35,8 @@ class LoggedScheduler(_Default):  # type: ignore[misc]
         self._log: IO[str] = open(  # noqa: SIM115 - for the engine's lifetime
             os.environ[STEP_LOG_VARIABLE], "w", buffering=1 << 16
         )
-        self._open: dict[int, tuple[float, list[tuple[str, int, int]]]] = {}
+        # The output is kept, so that no other one gets its id.
+        self._open: dict[int, tuple[SchedulerOutput, float, list[Any]]] = {}
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         start_s = time.monotonic()
@@ -45,13 +46,13 @@ class LoggedScheduler(_Default):  # type: ignore[misc]
             for request_id, new in output.num_scheduled_tokens.items()
         ]
         if rows:
-            self._open[id(output)] = start_s, rows
+            self._open[id(output)] = output, start_s, rows
         return output
 
     def update_from_output(self, output: SchedulerOutput, *args: Any) -> Any:
         done = super().update_from_output(output, *args)
         if id(output) in self._open:
-            start_s, rows = self._open.pop(id(output))
+            _, start_s, rows = self._open.pop(id(output))
             json.dump((start_s, time.monotonic(), rows), self._log)
             self._log.write("\n")
         if not self.requests:

@@ -4,12 +4,14 @@ Least squares of relative errors over the steps of a log (`bench.serve.step_log`
 
     step = base + token_s * tokens + pair_s * pairs + kv_s * context
 
-(sums as in `bench.sim.steptime`), fitted to every other step and checked on the rest.
+(sums as in `bench.sim.steptime`), fitted to all steps, and for `held_out_error` to
+every other one.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,9 +23,8 @@ from numpy.typing import NDArray
 from bench.sim.steptime import StepTime, sums
 from ttlcache.estimators.regression import non_negative_solution
 
-#: Steps that follow each other sooner follow at once: what lies between them is the
-#: engine's own work, and belongs to the first.
-AT_ONCE_S = 0.02
+#: Bar on the median relative error of a step that was not fitted.
+MAX_STEP_ERROR = 0.10
 #: A residual beyond so many medians is clipped to that: the machine did something else.
 _CLIP = 6.0
 _FITS = 8
@@ -100,15 +101,21 @@ def load_profile(path: Path) -> Profile:
 
 
 def read_steps(path: Path) -> list[LoggedStep]:
-    """Steps of a log in order, each with what the engine did until the next one."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    steps = []
-    for (start_s, end_s, scheduled), after in zip(rows, [*rows[1:], None], strict=True):
-        until_s = end_s
-        if after is not None and after[0] - end_s < AT_ONCE_S:
-            until_s = after[0]
+    """Steps of a log in order, each from the end of the one before it.
+
+    What lies between two steps is the engine's own work where a request goes on in
+    both; else the engine may have been idle, and a step begins when it was scheduled.
+    With asynchronous scheduling that is before the step before has ended.
+    """
+    steps: list[LoggedStep] = []
+    last_s, last = -math.inf, set[str]()
+    for line in path.read_text().splitlines():
+        start_s, end_s, scheduled = json.loads(line)
         by_request = {name: (new, context) for name, new, context in scheduled}
-        steps.append(LoggedStep(by_request, until_s - start_s))
+        follows = start_s < last_s or not last.isdisjoint(by_request)
+        begin_s = last_s if follows else start_s
+        steps.append(LoggedStep(by_request, end_s - begin_s))
+        last_s, last = end_s, set(by_request)
     return steps
 
 

@@ -118,7 +118,7 @@ def cell_key(cell: Cell) -> str:
     """Hash of the arguments, the trace, our sources and vLLM's version."""
     identity = {
         "cell": _plain(cell),
-        "sources": _source_hash(),
+        "sources": source_hash(),
         "vllm": vllm_version(),
         "data": [_file_hash(path) for path in _data_files(cell)],
     }
@@ -130,7 +130,7 @@ def _plain(cell: Cell) -> dict[str, Any]:
     arm = cell.arm
     plain = {
         "arm": [arm.name, dict(arm.override)],
-        "engine": asdict(cell.engine),
+        "engine": {**asdict(cell.engine), "profile": str(cell.engine.profile or "")},
         "workload": asdict(cell.workload),
     }
     return plain | ({"fleet": asdict(cell.fleet)} if cell.fleet else {})
@@ -138,7 +138,7 @@ def _plain(cell: Cell) -> dict[str, Any]:
 
 def _data_files(cell: Cell) -> list[Path]:
     names = [cell.workload.name.partition("trace:")[2], cell.arm.file]
-    return [Path(name) for name in names if name]
+    return [Path(name) for name in (*names, cell.engine.profile) if name]
 
 
 @lru_cache(maxsize=16)
@@ -147,7 +147,7 @@ def _file_hash(path: Path) -> str:
 
 
 @lru_cache(maxsize=1)
-def _source_hash() -> str:
+def source_hash() -> str:
     """Of all that runs."""
     core = Path(ttlcache.__file__).parent
     # Found without importing it: that would import vLLM.

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from bench.sim.options import SimOptions, cells_of
 from bench.sim.profile import (
-    AT_ONCE_S,
     LoggedStep,
     Profile,
     fit,
@@ -16,6 +16,7 @@ from bench.sim.profile import (
     outside_steps,
     read_steps,
 )
+from bench.sim.run import _file_hash, cell_key
 from bench.sim.settings import EngineSetting
 
 TRUE = Profile(0.01, 2e-4, 3e-8, 1e-7)
@@ -59,13 +60,17 @@ def test_few_steps_make_no_profile() -> None:
         fit(steps_of(TRUE, noise=0.0)[:3])
 
 
-def test_a_step_lasts_until_the_next_one_that_follows_at_once(tmp_path) -> None:
+def test_a_step_lasts_from_the_end_of_the_one_before(tmp_path) -> None:
     path = tmp_path / "steps.jsonl"
-    soon, late = 2.0 + AT_ONCE_S / 2, 9.0
-    rows = [(1.0, 2.0, [["a", 5, 5]]), (soon, 3.0, [["a", 1, 6]]), (late, 9.5, [])]
+    rows = [
+        (1.0, 2.0, [["a", 5, 5]]),
+        (2.5, 3.0, [["a", 1, 6]]),  # what lay between was the engine's own work
+        (9.0, 9.5, [["b", 1, 9]]),  # the engine was idle before
+        (9.2, 9.9, [["c", 1, 9]]),  # scheduled while the last one ran
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     steps = read_steps(path)
-    assert [step.seconds for step in steps] == pytest.approx([soon - 1, 3 - soon, 0.5])
+    assert [step.seconds for step in steps] == pytest.approx([1.0, 1.0, 0.5, 0.4])
     assert steps[0].scheduled == {"a": (5, 5)}
 
 
@@ -83,6 +88,11 @@ def test_a_file_gives_back_the_profile_and_the_simulator_takes_it(tmp_path) -> N
     path = tmp_path / "profile.json"
     TRUE.write(path)
     assert load_profile(path) == TRUE
-    assert EngineSetting(profile=path).step_time == TRUE
+    cells = cells_of(SimOptions(engine=EngineSetting(profile=path)))
+    assert cells[0].engine.step_time == TRUE
+    keys = {cell_key(cells[0])}
+    Profile(1.0, 1.0, 0.0, 0.0).write(path)
+    _file_hash.cache_clear()
+    assert cell_key(cells[0]) not in keys  # another profile, other results
     with pytest.raises(ValueError, match="bench profile makes one"):
         load_profile(tmp_path / "other.json")
