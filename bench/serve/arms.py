@@ -89,8 +89,9 @@ class Played:
     engine: EngineCounters
     replay_s: float
     wait_share: float
-    """Of the seconds that the server's threads wanted a core, those that they waited
-    for one: others ran."""
+    """Of the seconds that the server's busiest thread, the engine's, wanted a core,
+    those that it waited for one: others ran. (Threads that wake for microseconds
+    always wait.)"""
 
 
 def run_arm(
@@ -151,18 +152,22 @@ def play(
         ValueError: not one turn was completed.
     """
     before = server.metrics()
-    ran_s, waited_s = server.core_seconds()
+    began = server.thread_seconds()
     ready_s = time.monotonic()
     result = replay(server.base_url, programs, options, on_turn)
     replay_s = time.monotonic() - ready_s
-    after_s, waited_after_s = server.core_seconds()
-    waited_s = waited_after_s - waited_s
+    used = {
+        name: (ran_s - began[name][0], waited_s - began[name][1])
+        for name, (ran_s, waited_s) in server.thread_seconds().items()
+        if name in began
+    }
+    ran_s, waited_s = max(used.values())
     return Played(
         result,
         _summarize(result),
         read_engine(server, before),
         replay_s,
-        waited_s / (waited_s + after_s - ran_s),
+        waited_s / (waited_s + ran_s),
     )
 
 

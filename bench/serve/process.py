@@ -91,16 +91,16 @@ class ServerProcess:
             raise RuntimeError(f"{self.name} is not running")
         return self._process.pid
 
-    def core_seconds(self) -> tuple[float, float]:
-        """Seconds that all its processes ran, and that they waited for a core."""
+    def thread_seconds(self) -> dict[str, tuple[float, float]]:
+        """By thread of all its processes: seconds it ran, and waited for a core."""
         tree = [self.pid, *(c.pid for c in psutil.Process(self.pid).children(True))]
-        ran_ns = waited_ns = 0
+        found = {}
         for pid in tree:
-            for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    ran, waited, _ = map(int, thread.read_text().split())
-                    ran_ns, waited_ns = ran_ns + ran, waited_ns + waited
-        return ran_ns / 1e9, waited_ns / 1e9
+                    ran_ns, waited_ns, _ = map(int, path.read_text().split())
+                    found[path.parent.name] = ran_ns / 1e9, waited_ns / 1e9
+        return found
 
     def __enter__(self) -> Self:
         self.start()
