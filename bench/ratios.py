@@ -12,6 +12,8 @@ import numpy as np
 
 #: Consecutive programs wait in the same queue: they are drawn together.
 BLOCK_PROGRAMS = 25
+#: Of fewer blocks than this nothing is said.
+MIN_BLOCKS = 6
 RESAMPLES = 2000
 _Z = NormalDist().inv_cdf(0.975)
 
@@ -41,7 +43,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A ratio and the ends of its 95 % interval."""
+    """A ratio and the ends of its 95 % interval; these are nan where it is unknown."""
 
     ratio: float
     low: float
@@ -62,7 +64,8 @@ def paired_bootstrap(
     """Sum of ours over that of base, the same programs on both sides.
 
     Drawn are blocks of `BLOCK_PROGRAMS` consecutive programs, of all seeds together.
-    The percentiles are as much wider as Student's t is for so few blocks.
+    The percentiles are as much wider as Student's t is for so few blocks. What another
+    seed's arrivals would change is in it as far as the given seeds differ.
 
     Args:
         ours, base: by seed, then by program.
@@ -74,23 +77,27 @@ def paired_bootstrap(
             for at in range(0, len(pair[0]), BLOCK_PROGRAMS)
         ]
     )
-    num = len(sums)
+    num, total = len(sums), sums.sum(axis=0)
+    if num < MIN_BLOCKS:
+        return Interval(float(total[0] / total[1]), math.nan, math.nan)
     chosen = np.random.default_rng(0).integers(num, size=(RESAMPLES, num))
     drawn = sums[chosen].sum(axis=1)
-    total = sums.sum(axis=0)
-    wide = math.sqrt(num / max(1, num - 1)) * _t(max(1, num - 1))
+    wide = math.sqrt(num / (num - 1)) * _t(num - 1)
     tail = NormalDist().cdf(-wide)
     low, high = np.quantile(drawn[:, 0] / drawn[:, 1], (tail, 1.0 - tail))
     return Interval(float(total[0] / total[1]), float(low), float(high))
 
 
 def geometric_mean(intervals: Sequence[Interval]) -> Interval:
-    """Of independent ratios; nan of none."""
+    """Of ratios that may hang together, as loads of one workload do; nan of none.
+
+    So their errors are added up, and do not cancel each other.
+    """
     if not intervals:
         return Interval(math.nan, math.nan, math.nan)
     mean = statistics.geometric_mean(each.ratio for each in intervals)
     widths = [math.log(each.high / each.low) / 2.0 for each in intervals]
-    factor = math.exp(math.hypot(*widths) / len(widths))
+    factor = math.exp(statistics.fmean(widths))
     return Interval(mean, mean / factor, mean * factor)
 
 

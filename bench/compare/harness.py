@@ -107,6 +107,11 @@ def harness(options: HarnessOptions, console: Console) -> int:
             for n, run in runs
             if run.engine.hook_errors
         ]
+        problems += [
+            f"{n}: {chosen.program} ended with exit status {run.exit_status}"
+            for n, run in runs
+            if run.exit_status not in chosen.good_statuses
+        ]
         told = {
             "package": chosen.package or "vLLM's own",
             "rows": rows([each for each in done if len(each) == len(_SETTINGS)]),

@@ -20,7 +20,7 @@ from bench.serve.arms import warm_up
 from bench.serve.replay import ReplayOptions, replay
 from bench.serve.server import STEP_LOG_SCHEDULER, STEP_LOG_VARIABLE, VLLMServer
 from bench.sim.load.programs import Program, Turn
-from bench.sim.profile import Profile, fit, outside_steps, read_steps
+from bench.sim.profile import Profile, fit, fit_request_time, read_steps
 from bench.tables import table
 
 #: Tools of the measured programs take no longer: their steps are what is wanted.
@@ -73,17 +73,25 @@ def measure_profile(options: AgentOptions, model: Path, console: Console) -> Pro
                 turns = sorted(done.records, key=lambda turn: turn.arrival_s)
                 alone = [(t.prompt_tokens, t.departure_s - t.arrival_s) for t in turns]
     steps = read_steps(log)
-    request_s = outside_steps(steps[bounds[0] : bounds[1]], alone)
+    request_s = fit_request_time(steps[bounds[0] : bounds[1]], alone)
     return replace(
-        fit(steps[bounds[0] :], platform.machine()),
+        fit(steps[bounds[0] :], cpu_name()),
         request_base_s=request_s[0],
         request_token_s=request_s[1],
     )
 
 
+def cpu_name() -> str:
+    """Of this machine, as its kernel tells it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2] for line in lines if line.startswith("model name")]
+    return names[0].strip() if names else platform.machine()
+
+
 def _phase(options: AgentOptions, crowd: int) -> tuple[Program, ...]:
     """Other programs for each, all there from the start."""
-    own = replace(options, seed=options.seed + crowd, at_once=crowd)
+    programs = max(options.programs, crowd)
+    own = replace(options, programs=programs, seed=options.seed + crowd, at_once=crowd)
     return tuple(
         replace(program, turns=tuple(map(_hurried, program.turns)))
         for program in own.workload()
@@ -104,8 +112,10 @@ def print_profile(found: Profile, console: Console) -> None:
     console.print(table("microseconds", ("", "fitted", "±"), rows))
     console.print(
         f"{found.steps:,} steps; median error of a held-out step "
-        f"{found.held_out_error:.1%}; a request takes {1e3 * found.request_base_s:.1f} "
-        f"ms and {1e6 * found.request_token_s:.1f} µs a prompt token outside of steps",
+        f"{found.held_out_error:.1%}, with a prompt in it "
+        f"{found.held_out_prefill_error:.1%}; a request takes "
+        f"{1e3 * found.request_base_s:.1f} ms and {1e6 * found.request_token_s:.1f} "
+        "µs a prompt token outside of steps",
         soft_wrap=True,
         highlight=False,
     )

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from bench.command import command_line, option, versions, write_json
 from bench.compare.agents import CONNECTOR, AgentOptions
-from bench.compare.profile import measure_profile, print_profile
+from bench.compare.profile import cpu_name, measure_profile, print_profile
 from bench.compare.rounds import in_turn, turns_shown
 from bench.serve import tiny_model
 from bench.serve.arms import Arm as ServedArm
@@ -38,6 +38,7 @@ TOLERANCE = 0.10
 MAX_WAIT_SHARE = 0.05
 #: What a prediction is judged by, and what is only shown beside it.
 JUDGED = ("mean_jct_s", "prompt_hit")
+_TABLE_WIDTH = 190
 SHOWN = (*JUDGED, "p50_jct_s", "p95_jct_s", "mean_ttft_s", "p99_turn_s")
 
 Json = dict[str, Any]
@@ -110,7 +111,9 @@ def validate(options: ValidateOptions, console: Console) -> int:
             "command": command_line(),
         },
     )
-    console.print(_table(compared))
+    # Redirected output is 80 columns wide to rich: numbers would be cut.
+    wide = Console(width=max(console.width, _TABLE_WIDTH), file=console.file)
+    wide.print(_table(compared))
     console.print(checks_table("predicted against measured", checks))
     return 0 if all(check.ok for check in checks) else 1
 
@@ -177,12 +180,12 @@ def _header(options: ValidateOptions) -> Json:
     """What runs must have in common to be of one cell."""
     left_out = ("rounds", "rates", "arms", "profile", "out", "model")
     own = {k: v for k, v in asdict(options).items() if k not in left_out}
-    machine = {
-        "cpu": platform.processor() or platform.machine(),
-        "node": platform.node(),
+    return {
+        "options": own,
+        "versions": versions(),
+        "machine": [cpu_name(), platform.node()],
+        "sources": source_hash(),
     }
-    sources = source_hash()
-    return {"options": own, "versions": versions(), **machine, "sources": sources}
 
 
 def _profile_path(options: ValidateOptions) -> Path:
@@ -195,6 +198,8 @@ def _profile(options: ValidateOptions, console: Console) -> Profile:
         own = replace(options, programs=8, seed=1000, out=options.out / "profile")
         measure_profile(own, tiny_model.build(options.model), console).write(path)
     found = load_profile(path)
+    if found.machine != cpu_name():
+        raise ValueError(f"profile {path} is of {found.machine}, not of {cpu_name()}")
     print_profile(found, console)
     return found
 
@@ -219,6 +224,8 @@ def _measure(
             serving(served, model, log) as server,
         ):
             played = play(server, programs, options.replay(), on_turn)
+        if errors := server.errors_in_log():
+            raise RuntimeError(f"{name}: {errors[0]}")
         if played.result.failures:
             raise RuntimeError(f"{name}: {played.result.failures[0].reason}")
         counted = {"pins": dict(played.engine.pins), "wait_share": played.wait_share}

@@ -22,13 +22,18 @@ def steps(stage: Stage) -> Verdict:
     """Seconds of a step, fitted on the demo's agents; prefills that follow from it."""
     agents = replace(stage.sizes.serve, out=stage.folder / "profile")
     model = tiny_model.build(stage.folder / f"model-{stage.name}", shape=agents.shape)
-    console = Console(file=sys.stderr)
+    console, gpu = Console(file=sys.stderr), stage.machine["gpu"]
     found = Profile.of(
-        stage.cell("profile", lambda: asdict(measure_profile(agents, model, console)))
+        stage.cell(
+            "profile",
+            lambda: asdict(
+                replace(measure_profile(agents, model, console), machine=gpu)
+            ),
+        )
     )
-    chunk = round(found.most[0])  # whatever the server's arguments say
+    chunk = round(found.largest_sums[0])  # whatever the server's arguments say
     for length in stage.sizes.pin_vs_reload.lengths:
-        cell = partial(_prefill, length, chunk, found, stage.machine["gpu"])
+        cell = partial(_prefill, length, chunk, found)
         stage.cell(f"prefill {length}", cell)
     error = found.held_out_error
     return Verdict(
@@ -36,11 +41,14 @@ def steps(stage: Stage) -> Verdict:
     )
 
 
-def _prefill(tokens: int, chunk: int, found: Profile, gpu: str) -> Json:
-    name = next((name for name in HARDWARE if name in gpu.lower()), "h100")
-    roofline = Roofline.of(HARDWARE[name], MODELS["llama-3.1-8b"])
+def _prefill(tokens: int, chunk: int, found: Profile) -> Json:
+    gpu = found.machine.lower()
+    names = (name for name in HARDWARE if name.partition("-")[0] in gpu)
+    hardware = next(names, "h100")
+    roofline = Roofline.of(HARDWARE[hardware], MODELS["llama-3.1-8b"])
     return {
         "tokens": tokens,
         "profile_s": found.prefill_s(tokens, chunk),
         "roofline_s": roofline.prefill_s(tokens, chunk),
+        "roofline": f"llama-3.1-8b on {hardware}",
     }

@@ -93,7 +93,7 @@ def run_grid(options: GridOptions, console: Console) -> GridResult:
     runs: list[Runs] = [{arm: [] for arm in arms} for _ in found]
     for number in range(max(options.seeds, MIN_SEEDS)):
         todo = [
-            (own[name], point.run(arms[name], number))
+            (own[name], point.run(arms[name], len(own[name])))
             for point, own in zip(found, runs, strict=True)
             for name in (arms if number < MIN_SEEDS else unsettled(own))
         ]
@@ -105,19 +105,19 @@ def run_grid(options: GridOptions, console: Console) -> GridResult:
 
 
 def unsettled(runs: Runs) -> list[str]:
-    """Arms whose ratio to the base needs another seed, and what can be the base."""
-    base, ratios = over_base(runs)
-    most = max(map(len, runs.values()))
-    names = [
-        arm
-        for arm, ratio in ratios.items()
-        if len(runs[arm]) == most and not grid_verdict.is_settled(ratio)
-    ]
+    """Arms whose ratio to the base needs another seed, and what can be the base.
+
+    An arm that was settled may need one later: another reading can be the base then.
+    """
+    base, ratios = base_and_ratios(runs)
+    names = {n for n, ratio in ratios.items() if not grid_verdict.is_settled(ratio)}
+    most = max((len(runs[name]) for name in names), default=0)
     bases = {base, *(arm for arm in grid_verdict.READINGS if arm in runs)}
-    return [arm for arm in runs if arm in bases or arm in names] if names else []
+    behind = {arm for arm in bases if names and len(runs[arm]) <= most}
+    return [arm for arm in runs if arm in names | behind]
 
 
-def over_base(runs: Runs) -> tuple[str, dict[str, Any]]:
+def base_and_ratios(runs: Runs) -> tuple[str, dict[str, Any]]:
     """The base of a cell, and every arm's mean JCT over its, seed by seed."""
 
     def jct_s(arm: str) -> list[Sequence[float]]:
@@ -136,7 +136,7 @@ def over_base(runs: Runs) -> tuple[str, dict[str, Any]]:
 
 def to_row(point: Point, runs: Runs) -> dict[str, Any]:
     """A cell of the grid: its setting, and per arm what is kept of its runs."""
-    base, ratios = over_base(runs)
+    base, ratios = base_and_ratios(runs)
     place = point.place
     return {
         "workload": place.workload,

@@ -243,8 +243,8 @@ class Simulation:
     def _expect(self, agent: Agent, time_s: float) -> None:
         """A turn is sent then; it comes once the frontend has read it."""
         agent.start_s = time_s
-        come_s = time_s + self._step_time.request_s(agent.prompt_tokens)
-        self._arrivals.push(come_s, agent)
+        agent.come_s = time_s + self._step_time.request_s(agent.prompt_tokens)
+        self._arrivals.push(agent.come_s, agent)
 
     def _program_ended(self, agent: Agent, now_s: float) -> None:
         steps = self._feed.steps

@@ -4,8 +4,8 @@ Least squares of relative errors over the steps of a log (`bench.serve.step_log`
 
     step = base + token_s * tokens + pair_s * pairs + kv_s * context
 
-(sums as in `bench.sim.steptime`), fitted to all steps, and for `held_out_error` to
-every other one.
+(sums as in `bench.sim.steptime`). Steps in a row are much alike: what is held out for
+`held_out_error`, and what is drawn for standard errors, are `_BLOCK` of them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MAX_STEP_ERROR = 0.10
 _CLIP = 6.0
 _FITS = 8
 _BOOTSTRAPS = 40
+_BLOCK = 50
 _Array = NDArray[np.float64]
 
 
@@ -47,9 +48,10 @@ class Profile(StepTime):
     step_base_s, token_s, pair_s, kv_s: see above. request_base_s, request_token_s:
         seconds of a request outside the engine's steps, and more for each prompt token.
     errors: standard errors of the four coefficients.
-    held_out_error: median relative error of the steps that were not fitted.
-    most: largest sums (tokens, pairs, context) seen; beyond them it extrapolates.
-    steps: how many were fitted. machine: where.
+    held_out_error: median relative error of steps that were not fitted;
+        held_out_prefill_error: of those among them that compute prompts.
+    largest_sums: (tokens, pairs, context) of any step; beyond them it extrapolates.
+    steps: how many were fitted. machine: name of its CPU or GPU.
     """
 
     step_base_s: float
@@ -60,7 +62,8 @@ class Profile(StepTime):
     request_token_s: float = 0.0
     errors: tuple[float, ...] = ()
     held_out_error: float = 0.0
-    most: tuple[float, ...] = ()
+    held_out_prefill_error: float = 0.0
+    largest_sums: tuple[float, ...] = ()
     steps: int = 0
     machine: str = ""
 
@@ -79,7 +82,8 @@ class Profile(StepTime):
     def of(cls, found: Mapping[str, Any]) -> Profile:
         """From what a file holds; TypeError: that is no profile."""
         values: dict[str, Any] = dict(found)
-        values.update({name: tuple(found.get(name, ())) for name in ("errors", "most")})
+        for name in ("errors", "largest_sums"):
+            values[name] = tuple(found.get(name, ()))
         return cls(**values)
 
     def write(self, path: Path) -> None:
@@ -128,12 +132,16 @@ def fit(steps: Sequence[LoggedStep], machine: str = "") -> Profile:
         raise ValueError(f"{len(steps)} steps are too few for a profile")
     rows = np.array([(1.0, *sums(list(step.scheduled.values()))) for step in steps])
     seconds = np.array([step.seconds for step in steps])
-    half = _fit(rows[::2], seconds[::2])
-    errors = np.abs(rows[1::2] @ half - seconds[1::2]) / seconds[1::2]
+    block = np.arange(len(rows)) // _BLOCK
+    fitted = block % 2 == 0
+    expected = rows[~fitted] @ _fit(rows[fitted], seconds[fitted])
+    errors = np.abs(expected - seconds[~fitted]) / seconds[~fitted]
+    has_prompt = [_has_prompt(step) for step in steps]
     rng = np.random.default_rng(0)
     drawn = []
     for _ in range(_BOOTSTRAPS):
-        chosen = rng.integers(0, len(rows), len(rows))
+        blocks = rng.integers(0, block[-1] + 1, block[-1] + 1)
+        chosen = np.concatenate([np.flatnonzero(block == each) for each in blocks])
         drawn.append(_fit(rows[chosen], seconds[chosen]))
     base_s, token_s, pair_s, kv_s = map(float, _fit(rows, seconds))
     return Profile(
@@ -143,13 +151,18 @@ def fit(steps: Sequence[LoggedStep], machine: str = "") -> Profile:
         kv_s,
         errors=tuple(map(float, np.std(drawn, axis=0))),
         held_out_error=float(np.median(errors)),
-        most=tuple(map(float, rows.max(axis=0)[1:])),
+        held_out_prefill_error=float(np.median(errors[np.array(has_prompt)[~fitted]])),
+        largest_sums=tuple(map(float, rows.max(axis=0)[1:])),
         steps=len(steps),
         machine=machine,
     )
 
 
-def outside_steps(
+def _has_prompt(step: LoggedStep) -> bool:
+    return any(new > 1 for new, _ in step.scheduled.values())
+
+
+def fit_request_time(
     steps: Sequence[LoggedStep], turns: Sequence[tuple[int, float]]
 ) -> tuple[float, float]:
     """What a request takes outside the engine's steps: base, and per prompt token.

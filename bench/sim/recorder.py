@@ -61,7 +61,7 @@ class Recorder:
                 arrival_s=agent.start_s,
                 first_token_s=first_token_s,
                 departure_s=departure_s,
-                queue_s=scheduled_s - agent.start_s,
+                queue_s=scheduled_s - agent.come_s,
                 prompt_tokens=request.num_prompt_tokens,
                 cached_tokens=cached_tokens,
                 output_token_ids=tuple(request.output_token_ids),

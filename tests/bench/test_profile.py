@@ -12,8 +12,8 @@ from bench.sim.profile import (
     LoggedStep,
     Profile,
     fit,
+    fit_request_time,
     load_profile,
-    outside_steps,
     read_steps,
 )
 from bench.sim.run import _file_hash, cell_key
@@ -77,11 +77,11 @@ def test_a_step_lasts_from_the_end_of_the_one_before(tmp_path) -> None:
 def test_what_requests_take_beside_their_steps() -> None:
     steps = [LoggedStep({str(n // 2): (1, 9)}, 0.5) for n in range(40)]
     turns = [(100 * n, 1.0 + 0.02 + 1e-5 * 100 * n) for n in range(20)]
-    base_s, token_s = outside_steps(steps, turns)
+    base_s, token_s = fit_request_time(steps, turns)
     assert base_s == pytest.approx(0.02, rel=1e-3)
     assert token_s == pytest.approx(1e-5, rel=1e-3)
     with pytest.raises(ValueError, match="steps of 20 requests, 19 turns"):
-        outside_steps(steps, turns[1:])
+        fit_request_time(steps, turns[1:])
 
 
 def test_a_file_gives_back_the_profile_and_the_simulator_takes_it(tmp_path) -> None:

@@ -27,7 +27,8 @@ _INDEX_BYTES = 4
 class Agent:
     """A program under way: the turn it is at, its context, its hashes.
 
-    context_tokens: before this turn's prompt. start_s: when this turn was sent.
+    context_tokens: before this turn's prompt. start_s: when this turn was sent;
+    come_s: when it came to the engine.
     service_s: how long the engine worked on the last finished turn, wait excluded.
     """
 
@@ -36,6 +37,7 @@ class Agent:
     turn: int = 0
     context_tokens: int = 0
     start_s: float = 0.0
+    come_s: float = 0.0
     service_s: float = 0.0
     hashes: list[BlockHash] = field(default_factory=list)
 

@@ -13,30 +13,14 @@ from __future__ import annotations
 from bench.sim.rivals.gates import Gate
 from bench.sim.rivals.paper_victims import PaperReclaimer, replace_reclaimer
 from bench.sim.settings import Cell
-from ttlcache.programs.model import Program
-from ttlcache.types import Rank, ReleaseMode, Urgency
+from ttlcache.types import Urgency
 from ttlcache_connector.connector import TTLConnector
 
 
 class DeadlockReclaimer(PaperReclaimer):
     """Ends whole pins, the latest program's first, in an engine that stands still."""
 
-    def reclaim(
-        self,
-        needed_blocks: int,
-        urgency: Urgency,
-        program: Program | None,
-        own_pin_id: int | None,
-        rank: Rank = (0, 0),
-        *,
-        patient: bool = True,
-        mode: ReleaseMode = ReleaseMode.FREE_NOW,
-    ) -> int:
-        if urgency is not Urgency.STALLED:
-            return 0
-        return super().reclaim(
-            needed_blocks, urgency, program, own_pin_id, rank, mode=mode
-        )
+    urgencies = frozenset({Urgency.STALLED})
 
 
 def gate(cell: Cell, connector: TTLConnector | None) -> Gate:

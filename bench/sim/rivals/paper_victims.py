@@ -11,6 +11,8 @@ request itself will claim is spared while anything runs.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from bench.sim.rivals.gates import Gate, controller_of
 from bench.sim.settings import Cell
 from ttlcache.programs.model import Pin, Program
@@ -20,7 +22,12 @@ from ttlcache_connector.connector import TTLConnector
 
 
 class PaperReclaimer(Reclaimer):
-    """Ends whole pins for whatever request lacks memory."""
+    """Ends whole pins for whatever request lacks memory.
+
+    urgencies: of requests that may end any; those that run take what they need.
+    """
+
+    urgencies: ClassVar[frozenset[Urgency]] = frozenset(Urgency)
 
     def reclaim(
         self,
@@ -33,6 +40,8 @@ class PaperReclaimer(Reclaimer):
         patient: bool = True,
         mode: ReleaseMode = ReleaseMode.FREE_NOW,
     ) -> int:
+        if urgency not in self.urgencies:
+            return 0
         if urgency is Urgency.RUNNING:
             return super().reclaim(
                 needed_blocks, urgency, program, own_pin_id, rank, mode=mode

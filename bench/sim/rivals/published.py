@@ -1,6 +1,7 @@
 """TTL rules of other papers, and of the authors' public code, as policies.
 
-Registered under their names: `--policy infercept`, `{"policy": "infercept"}` in an arm.
+Registered under their names where the bench runs: for simulated arms and
+`bench gaps --policy infercept`; a server knows none of them.
 """
 
 from __future__ import annotations
