@@ -40,19 +40,14 @@ class AgentOptions(Folders):
     """Sizes of the demo; the defaults take about eight minutes on two cores."""
 
     programs: int = option(12, "How many agents.", min=1)
-    rate: float = option(1.0, "Agent arrivals per second.")
     blocks: int = option(384, "KV pool, in blocks of 32 tokens.", min=16)
     token_scale: float = option(0.08, "Factor on the paper's token counts.")
     """Factor on the paper's token counts (70,126 a program)."""
     gap_cap_s: float = option(10.0, "Longest tool call, seconds.", "--gap-cap")
     seed: int = option(0, "Seed of the workload; each round has its own.")
     trace: Path | None = option(None, "Replay this trace (gzip JSON lines).")
-    policy: str | None = option(None, "Retention policy of the ttlcache arms.")
-    connector_config: Mapping[str, Any] = option(
-        {}, "JSON object: kv_connector_extra_config of the ttlcache arms."
-    )
-    rounds: int = 1
-    """How often each arm is played."""
+    rate: float = 1.0
+    """Agent arrivals per second."""
     at_once: int | None = None
     """Most agents in progress; all arrive at once then, whatever `rate` says."""
     hints: bool = True
@@ -65,12 +60,6 @@ class AgentOptions(Folders):
     def tiers(self) -> TierOptions:
         """The LMCache server of each arm above one."""
         return TierOptions(cpu_gb=self.cpu_gb, chunk_tokens=self.chunk_tokens)
-
-    @property
-    def connector(self) -> dict[str, Any]:
-        """``kv_connector_extra_config`` of the ttlcache arms."""
-        policy = {} if self.policy is None else {"policy": self.policy}
-        return {**self.connector_config, **policy}
 
     def server(self, kv_transfer_config: Mapping[str, Any] | None) -> ServerOptions:
         """The servers differ in the transfer config only."""
@@ -110,3 +99,22 @@ class AgentOptions(Folders):
                 "raise --blocks or lower --token-scale"
             )
         return programs
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonOptions(AgentOptions):
+    """And what the arms are that are sent them, one after the other."""
+
+    rate: float = option(1.0, "Agent arrivals per second.")
+    policy: str | None = option(None, "Retention policy of the ttlcache arms.")
+    connector_config: Mapping[str, Any] = option(
+        {}, "JSON object: kv_connector_extra_config of the ttlcache arms."
+    )
+    rounds: int = 1
+    """How often each arm is played."""
+
+    @property
+    def connector(self) -> dict[str, Any]:
+        """``kv_connector_extra_config`` of the ttlcache arms."""
+        policy = {} if self.policy is None else {"policy": self.policy}
+        return {**self.connector_config, **policy}

@@ -13,12 +13,12 @@ from typing import Any
 from rich.console import Console
 
 from bench.compare import report
-from bench.compare.agents import CONNECTOR, LMCACHE, AgentOptions
+from bench.compare.agents import CONNECTOR, LMCACHE, ComparisonOptions
 from bench.compare.measure import Settings, measure
 
 
 @dataclass(frozen=True, slots=True)
-class DemoOptions(AgentOptions):
+class DemoOptions(ComparisonOptions):
     """The agents as they are."""
 
     out: Path = Path("out/demo")

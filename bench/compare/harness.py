@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.command import argument, one_of, option
-from bench.compare.agents import CONNECTOR, AgentOptions
+from bench.compare.agents import CONNECTOR, ComparisonOptions
 from bench.compare.harness_clients import HARNESSES, Harness, Load
 from bench.compare.measure import arm_of
 from bench.compare.rounds import play_rounds
@@ -37,7 +37,7 @@ _SETTINGS = {BASE: None, OURS: CONNECTOR}
 
 
 @dataclass(frozen=True, slots=True)
-class HarnessOptions(AgentOptions):
+class HarnessOptions(ComparisonOptions):
     """The demo's agents, in the format of the load generator."""
 
     _: KW_ONLY

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.compare import report
-from bench.compare.agents import CONNECTOR, LMCACHE, AgentOptions
+from bench.compare.agents import CONNECTOR, LMCACHE, ComparisonOptions
 from bench.compare.report import Rounds
 from bench.compare.rounds import play_rounds, turns_shown
 from bench.serve import tiny_model
@@ -26,7 +26,7 @@ Settings = Mapping[str, Mapping[str, Any] | None]
 
 
 def measure(
-    options: AgentOptions, settings: Settings, console: Console
+    options: ComparisonOptions, settings: Settings, console: Console
 ) -> tuple[Rounds, int]:
     """All rounds; writes result.json, prints the table, the ratios, what is wrong.
 
@@ -61,7 +61,9 @@ def measure(
     return done, status
 
 
-def arm_of(name: str, transfer: Mapping[str, Any] | None, options: AgentOptions) -> Arm:
+def arm_of(
+    name: str, transfer: Mapping[str, Any] | None, options: ComparisonOptions
+) -> Arm:
     """An arm with the options of all, above an LMCache server if it needs one."""
     if transfer is None:
         return Arm(name, options.server(None))

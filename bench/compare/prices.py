@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from bench.command import option, write_json
-from bench.compare.agents import CONNECTOR, AgentOptions
+from bench.compare.agents import CONNECTOR, ComparisonOptions
 from bench.serve import tiny_model
 from bench.serve.arms import warm_up
 from bench.serve.replay import FIRST_TOKEN_ID, ReplayOptions, replay
@@ -30,7 +30,7 @@ MAX_ERROR = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class PricesOptions(AgentOptions):
+class PricesOptions(ComparisonOptions):
     """The demo's agents, and the prompts timed after them."""
 
     lengths: tuple[int, ...] = option(

@@ -113,7 +113,8 @@ def print_profile(found: Profile, console: Console) -> None:
     console.print(
         f"{found.steps:,} steps; median error of a held-out step "
         f"{found.held_out_error:.1%}, with a prompt in it "
-        f"{found.held_out_prefill_error:.1%}; a request takes "
+        f"{found.held_out_prefill_error:.1%}; decode steps that are alike differ by "
+        f"{found.like_step_error:.1%}; a request takes "
         f"{1e3 * found.request_base_s:.1f} ms and {1e6 * found.request_token_s:.1f} "
         "µs a prompt token outside of steps",
         soft_wrap=True,

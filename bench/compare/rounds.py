@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from bench.command import command_line, versions, write_json
-from bench.compare.agents import AgentOptions
+from bench.compare.agents import ComparisonOptions
 from bench.sim.load.programs import Program
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def in_turn(arms: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
 
 def play_rounds(
     names: Sequence[str],
-    options: AgentOptions,
+    options: ComparisonOptions,
     console: Console,
     play: Callable[[str, int], R],
     results: Callable[[list[dict[str, R]]], tuple[dict[str, Any], list[str]]],

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.command import json_object, option
-from bench.compare.agents import CONNECTOR, LMCACHE, AgentOptions
+from bench.compare.agents import CONNECTOR, LMCACHE, ComparisonOptions
 from bench.compare.measure import Settings, measure
 
 #: In place of a setting: vLLM without a connector, and with LMCache's.
@@ -18,7 +18,7 @@ VANILLA, PLAIN_LMCACHE = "vanilla", "lmcache"
 
 
 @dataclass(frozen=True, slots=True)
-class SettingsOptions(AgentOptions):
+class SettingsOptions(ComparisonOptions):
     """`with_`: the texts of the arms, see `parse`."""
 
     with_: list[str] = option(

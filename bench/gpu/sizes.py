@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.compare.agents import CONNECTOR, AgentOptions
+from bench.compare.agents import CONNECTOR, ComparisonOptions
 from bench.compare.pin_vs_reload import PinVsReloadOptions
 from bench.micro.transfer_cli import TransferOptions
 from bench.serve.server import ServerOptions
@@ -28,7 +28,7 @@ _FAST = (
 
 
 @dataclass(frozen=True, slots=True)
-class ServedAgents(AgentOptions):
+class ServedAgents(ComparisonOptions):
     """The demo's agents on a model of this shape."""
 
     arms: tuple[str, ...] = tuple(ARMS)
@@ -40,7 +40,7 @@ class ServedAgents(AgentOptions):
 
     def server(self, kv_transfer_config: Mapping[str, Any] | None) -> ServerOptions:
         # No super(): a dataclass with slots is another class than the one written.
-        server = AgentOptions.server(self, kv_transfer_config)
+        server = ComparisonOptions.server(self, kv_transfer_config)
         # Triton's float32 is TF32 otherwise, whose tokens depend on the batch.
         exact = {"TRITON_F32_DEFAULT": "ieee"}
         return replace(server, extra_args=self.extra_args, extra_env=exact)

@@ -13,7 +13,7 @@ from bench.gpu.stage import Json, Stage, Verdict
 from bench.serve import tiny_model
 from bench.sim.hardware import HARDWARE
 from bench.sim.models import MODELS
-from bench.sim.profile import MAX_STEP_ERROR, Profile
+from bench.sim.profile import Profile
 from bench.sim.steptime import Roofline
 from bench.tables import at_most
 
@@ -35,10 +35,8 @@ def steps(stage: Stage) -> Verdict:
     for length in stage.sizes.pin_vs_reload.lengths:
         cell = partial(_prefill, length, chunk, found)
         stage.cell(f"prefill {length}", cell)
-    error = found.held_out_error
-    return Verdict(
-        bars=[at_most("median error of a held-out step", error, MAX_STEP_ERROR, "")]
-    )
+    error, limit = found.held_out_error, found.max_held_out_error
+    return Verdict(bars=[at_most("median error of a held-out step", error, limit, "")])
 
 
 def _prefill(tokens: int, chunk: int, found: Profile) -> Json:

@@ -30,6 +30,8 @@ _CLIP = 6.0
 _FITS = 8
 _BOOTSTRAPS = 40
 _BLOCK = 50
+#: On each side of a step, so many are like it.
+_LIKE = 15
 _Array = NDArray[np.float64]
 
 
@@ -50,6 +52,8 @@ class Profile(StepTime):
     errors: standard errors of the four coefficients.
     held_out_error: median relative error of steps that were not fitted;
         held_out_prefill_error: of those among them that compute prompts.
+    like_step_error: median relative difference of a decode step from the median of
+        steps like it; no model of batch and context errs less.
     largest_sums: (tokens, pairs, context) of any step; beyond them it extrapolates.
     steps: how many were fitted. machine: name of its CPU or GPU.
     """
@@ -63,6 +67,7 @@ class Profile(StepTime):
     errors: tuple[float, ...] = ()
     held_out_error: float = 0.0
     held_out_prefill_error: float = 0.0
+    like_step_error: float = 0.0
     largest_sums: tuple[float, ...] = ()
     steps: int = 0
     machine: str = ""
@@ -77,6 +82,11 @@ class Profile(StepTime):
 
     def request_s(self, prompt_tokens: int) -> float:
         return self.request_base_s + self.request_token_s * prompt_tokens
+
+    @property
+    def max_held_out_error(self) -> float:
+        """What may be asked of it: `MAX_STEP_ERROR`, or a point over like steps."""
+        return max(MAX_STEP_ERROR, self.like_step_error + 0.01)
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Profile:
@@ -150,12 +160,34 @@ def fit(steps: Sequence[LoggedStep], machine: str = "") -> Profile:
         pair_s,
         kv_s,
         errors=tuple(map(float, np.std(drawn, axis=0))),
-        held_out_error=float(np.median(errors)),
-        held_out_prefill_error=float(np.median(errors[np.array(has_prompt)[~fitted]])),
+        held_out_error=_median(errors),
+        held_out_prefill_error=_median(errors[np.array(has_prompt)[~fitted]]),
+        like_step_error=_like_step_error(steps),
         largest_sums=tuple(map(float, rows.max(axis=0)[1:])),
         steps=len(steps),
         machine=machine,
     )
+
+
+def _like_step_error(steps: Sequence[LoggedStep]) -> float:
+    """Steps are alike that decode as many requests with about as much context."""
+    by_size: dict[int, list[tuple[int, float]]] = {}
+    for step in steps:
+        if not _has_prompt(step):
+            context = sum(tokens for _, tokens in step.scheduled.values())
+            by_size.setdefault(len(step.scheduled), []).append((context, step.seconds))
+    errors = []
+    for found in by_size.values():
+        seconds = [each for _, each in sorted(found)]
+        for at, own in enumerate(seconds):
+            others = seconds[max(0, at - _LIKE) : at] + seconds[at + 1 : at + 1 + _LIKE]
+            if len(others) >= _LIKE:
+                errors.append(abs(float(np.median(others)) - own) / own)
+    return _median(errors)
+
+
+def _median(values: _Array | Sequence[float]) -> float:
+    return float(np.median(values)) if len(values) else 0.0
 
 
 def _has_prompt(step: LoggedStep) -> bool:

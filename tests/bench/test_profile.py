@@ -9,6 +9,7 @@ import pytest
 
 from bench.sim.options import SimOptions, cells_of
 from bench.sim.profile import (
+    MAX_STEP_ERROR,
     LoggedStep,
     Profile,
     fit,
@@ -53,6 +54,18 @@ def test_the_sum_of_all_steps_is_what_they_took_and_stalls_bend_nothing() -> Non
         assert told == pytest.approx(sum(step.seconds for step in steps), rel=0.03)
         assert 0.02 < each.held_out_error < 0.3
     assert all(error > 0.0 for error in found.errors[:2])
+
+
+def test_no_model_errs_less_than_steps_that_are_alike() -> None:
+    rng = random.Random(1)
+    steps = [
+        LoggedStep({"a": (1, 100 + n)}, 0.01 * rng.uniform(0.6, 1.4))
+        for n in range(400)
+    ]
+    found = fit(steps)
+    assert 0.12 < found.like_step_error < 0.3
+    assert found.held_out_error <= found.max_held_out_error
+    assert fit(steps_of(TRUE, noise=0.0)).max_held_out_error == MAX_STEP_ERROR
 
 
 def test_few_steps_make_no_profile() -> None:

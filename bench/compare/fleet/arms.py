@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.command import one_of, option
-from bench.compare.agents import AgentOptions
+from bench.compare.agents import ComparisonOptions
 from bench.compare.fleet.cluster import Cluster, started
 from bench.compare.fleet.front import Front
 from bench.compare.fleet.router import Router
@@ -65,7 +65,7 @@ ARMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class FleetOptions(AgentOptions):
+class FleetOptions(ComparisonOptions):
     """Sizes of the demo; the defaults took 16 minutes of CPU time on a busy machine."""
 
     arms: tuple[str, ...] = option(
