@@ -162,6 +162,8 @@ def test_links_lead_somewhere(page):
 MAX_WORDS = {
     "README.md": 1300,
     "CHANGELOG.md": 500,
+    "CONTRIBUTING.md": 400,
+    "SECURITY.md": 350,
     "clients.md": 850,
     "configuration.md": 1200,
     "design.md": 1500,

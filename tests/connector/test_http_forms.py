@@ -262,7 +262,11 @@ def test_a_tenants_id_tells_no_two_conversations_apart():
         ({}, {"agent_hint": {"session_id": [1]}}, ("id_type",)),
         ({}, {"nvext": {"agent_context": {"session_final": "x"}}}, ("bool_type",)),
         ({}, {"nvext": {"agent_hints": {"priority": 1 << 31}}}, ("priority_range",)),
-        ({}, {"retention_directives": [{"priority": 1, "duration": -1}]}, ("duration",)),
+        (
+            {},
+            {"retention_directives": [{"priority": 1, "duration": -1}]},
+            ("duration",),
+        ),
         ({}, {"retention_directives": ["x"]}, ("number",)),
         ({}, {"kv_hints": {"actions": "x"}}, ()),
         ({}, {"vllm_xargs": {"agentic_context": "{"}}, ()),
