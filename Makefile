@@ -11,7 +11,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-fleet test test-fast test-e2e test-touched test-nightly test-speed test-matrix test-ahead surface gpu gpu-rehearsal wedge soak check clean
+.PHONY: help setup demo demo-fleet test test-fast test-e2e test-touched test-nightly test-speed test-matrix test-ahead surface gpu gpu-rehearsal wedge soak check dist clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -122,6 +122,11 @@ check: $(STAMP) ## ruff, mypy, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+dist: $(STAMP) ## Build sdist and wheel into dist/, with their checksums
+	rm -rf dist
+	$(BIN)/python -m hatchling build --directory dist
+	cd dist && sha256sum *.tar.gz *.whl | tee SHA256SUMS
 
 clean: ## Remove .venv and outputs
 	rm -rf $(VENV) .venv-matrix out build dist

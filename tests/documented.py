@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
 _BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 _INLINE = re.compile(r"`(?:python -m )?bench ([^`]+)`")
 LIVE = "http://localhost:8000"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from typer.testing import CliRunner
 
+from ttlcache.cli import app
 from ttlcache.transfer.cuda import source_path
 from ttlcache_lmcache import compat
 
@@ -19,13 +24,23 @@ ROOT = Path(__file__).parents[1]
 MINORS = [f"0.{minor}.0" for minor in range(200)]
 
 
+def build(target: str, source: Path, folder: Path) -> Path:
+    """The wheel or sdist made of a tree."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d"]
+    subprocess.run([*command, str(folder)], cwd=source, check=True)
+    (built,) = folder.glob({"wheel": "*.whl", "sdist": "*.tar.gz"}[target])
+    return built
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path) -> Path:
     """Where the wheel's files would be."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d"]
-    subprocess.run([*command, str(folder)], cwd=ROOT, check=True)
-    (wheel,) = folder.glob("*.whl")
+    folder = wheel.parent
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(folder / "site")
     return folder / "site"
@@ -38,6 +53,39 @@ def test_the_wheel_has_core_connector_command_and_plugin(site):
     (declared,) = site.glob("*.dist-info/entry_points.txt")
     assert "ttlcache = ttlcache.cli:app" in declared.read_text()
     assert "ttlcache = ttlcache_connector.plugin:register" in declared.read_text()
+
+
+def test_the_sdist_has_what_the_wheel_is_made_of_and_nothing_else(wheel, tmp_path):
+    sdist = build("sdist", ROOT, tmp_path)
+    with tarfile.open(sdist) as packed:
+        packed.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.glob("ttlcache-*/")
+    assert {path.name for path in source.iterdir()} == {
+        *("ttlcache", "connector", "csrc", "pyproject.toml", "PKG-INFO", ".gitignore"),
+        *("README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE"),
+    }
+    packages = {path.name for path in (source / "connector").iterdir()}
+    assert packages == {"ttlcache_connector", "ttlcache_lmcache"}
+    again = build("wheel", source, tmp_path / "again")
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_what_an_index_would_show(site):
+    (file,) = site.glob("*.dist-info/METADATA")
+    told = Parser().parsestr(file.read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert told["License-Expression"] == "Apache-2.0"
+    assert told["Author"]
+    assert told["Description-Content-Type"] == "text/markdown"
+    assert set(told.get_all("Classifier")) == set(project["classifiers"])
+    for package in ("ttlcache", "ttlcache_connector", "ttlcache_lmcache"):
+        assert (site / package / "py.typed").exists()
+
+
+def test_the_command_says_its_version():
+    result = CliRunner().invoke(app, ["--version"])
+    installed = importlib.metadata.version("ttlcache")
+    assert (result.exit_code, result.output) == (0, f"ttlcache {installed}\n")
 
 
 def test_an_installed_package_finds_the_kernels(site):

@@ -17,7 +17,8 @@ from bench.stress.fuzz.requests import COMPLETIONS, HEADERS, HINTS, FuzzRequest,
 from ttlcache.programs.hints import _PARSERS
 from ttlcache_connector.http import middleware
 from ttlcache_connector.http.asgi import GENERATING
-from ttlcache_connector.http.identity import _CONTINUUM, _WEAK, STRONG_HEADERS
+from ttlcache_connector.http.body import _TELLING
+from ttlcache_connector.http.forms import HEADER_NAMES
 from ttlcache_connector.http.middleware import ProgramIdMiddleware
 
 REQUESTS = [make(number) for number in range(1500)]
@@ -26,11 +27,11 @@ REQUESTS = [make(number) for number in range(1500)]
 def test_it_asks_for_everything_that_is_documented():
     assert {r.plain_path for r in REQUESTS} == {*GENERATING, None}
     names = {name.lower() for r in REQUESTS for name, _ in r.headers}
-    assert names >= {*STRONG_HEADERS, b"x-session-id", b"x-data-parallel-rank"}
+    assert names >= {*HEADER_NAMES, b"x-data-parallel-rank"}
     assert {name.lower() for name in HEADERS} <= names
     assert set(HINTS) >= set(_PARSERS)
     bodies = b"\n".join(r.body for r in REQUESTS)
-    fields = (*_WEAK, *_CONTINUUM, *HINTS, "cache_control", "metadata", "session_id")
+    fields = (*_TELLING, *HINTS, "agentic_context")
     for name in (*fields, *(f"ttlcache_{hint}" for hint in HINTS)):
         assert f'"{name}":'.encode() in bodies, name
     for odd in (b"[" * 10_000, b"x" * 1_000_000, rb"\ud800", b"NaN", b"18446744073709"):

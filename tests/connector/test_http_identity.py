@@ -9,17 +9,15 @@ import pytest
 
 from ttlcache.programs.client_values import MAX_INT
 from ttlcache.programs.hints import parse_hints
+from ttlcache_connector.http.body import opening, parse
 from ttlcache_connector.http.identity import (
-    RULES,
     Clues,
     from_body,
     from_headers,
-    label,
-    opening,
-    parse,
     split_path,
     with_hints,
 )
+from ttlcache_connector.http.naming import label
 
 CHAT = [
     {"role": "system", "content": "You are an agent."},
@@ -36,29 +34,13 @@ def conversation(sent: bytes) -> bytes | None:
     return None if parsed is None else opening(parsed)
 
 
-@pytest.mark.parametrize(
-    ("header", "rule"),
-    [
-        ("X-TTLCache-Program", "x-ttlcache-program"),
-        ("X-Claude-Code-Session-Id", "claude-code"),
-        ("x-session-affinity", "session-affinity"),
-        ("session-id", "codex"),
-        ("session_id", "codex"),
-        ("X-Session-ID", "x-session-id"),
-    ],
-)
-def test_headers(header, rule):
-    assert from_headers([(header.encode(), b" s-1 ")]) == (rule, "s-1")
-    assert rule in RULES
-
-
 def test_vllms_own_header_outranks_the_others():
     both = [(b"session-id", b"codex-1"), (b"x-session-id", b"own")]
-    assert from_headers(both) == ("x-session-id", "own")
+    assert from_headers(both) == Clues("x-session-id", "own")
 
 
 def test_empty_headers_name_nothing():
-    assert from_headers([(b"session-id", b"  "), (b"accept", b"*/*")]) is None
+    assert from_headers([(b"session-id", b"  "), (b"accept", b"*/*")]) == Clues()
 
 
 @pytest.mark.parametrize(

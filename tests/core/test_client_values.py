@@ -22,11 +22,12 @@ from ttlcache.programs.client_values import (
     client_seconds,
     client_tools,
     fitting,
+    header_flag,
     header_id,
 )
 
 SCALARS = (
-    *(client_id, header_id, client_flag, client_tools, client_seconds),
+    *(client_id, header_id, client_flag, header_flag, client_tools, client_seconds),
     *(client_priority, client_number, client_salt),
 )
 JUNK = (

@@ -221,3 +221,27 @@ def test_a_redirect_does_not_lead_behind_the_front(told, given):
         return httpx.Response(307, headers=headers, stream=httpx.ByteStream(b""))
 
     assert ask(front_before(answer), json={}).headers["location"] == given
+
+
+SESSION = {"X-Claude-Code-Session-Id": "s"}
+AGENT = SESSION | {"X-Claude-Code-Agent-Id": "a"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "key", "hints"),
+    [
+        (SESSION, "s", {"program_id": "s"}),
+        (AGENT, "s", {"program_id": "s:a", "parent_id": "s"}),
+        (
+            SESSION | {"X-Session-Final": "true"},
+            "s",
+            {"program_id": "s", "is_last_step": True},
+        ),
+    ],
+)
+def test_a_router_that_drops_headers_loses_nothing_that_they_say(headers, key, hints):
+    _, seen = seen_by_upstream("/v1/messages", json={"messages": []}, headers=headers)
+    (request,) = seen
+    assert request.headers["x-session-id"] == key, "an agent's is its session's"
+    sent = json.loads(request.content)
+    assert sent["kv_transfer_params"] == {"ttlcache": hints}

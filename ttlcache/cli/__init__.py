@@ -6,6 +6,9 @@ so that the others run on a laptop that only has a recording.
 
 from __future__ import annotations
 
+import importlib.metadata
+from typing import Annotated
+
 import typer
 
 from ttlcache.cli.analyze import analyze
@@ -20,8 +23,24 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ttlcache {importlib.metadata.version('ttlcache')}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version.",
+        ),
+    ] = False,
+) -> None:
     """Look into a vLLM server that runs with ttlcache, live or from its recording."""
 
 

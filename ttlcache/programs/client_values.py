@@ -41,6 +41,8 @@ UNFIT_REASONS = (
 
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h)?", re.ASCII)
 _UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_FLAGS = {"1": True, "true": True, "yes": True, "on": True}
+_FLAGS |= {"0": False, "false": False, "no": False, "off": False}
 
 
 class UnfitValueError(Exception):
@@ -86,6 +88,14 @@ def client_flag(value: object) -> bool:
     if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise UnfitValueError("bool_type")
+
+
+def header_flag(value: object) -> bool:
+    """A boolean as headers spell it."""
+    flag = _FLAGS.get(value.strip().lower()) if isinstance(value, str) else None
+    if flag is None:
+        raise UnfitValueError("bool_type")
+    return flag
 
 
 def client_tools(value: object) -> tuple[str, ...]:

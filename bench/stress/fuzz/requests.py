@@ -31,6 +31,7 @@ SCALAR_FIELDS = (
     *("session_id", "job_id", "is_last_step", "this_func_call", "last_func_call"),
     *("prompt_cache_key", "safety_identifier", "user", "metadata", "cache_salt"),
     *("priority", "request_id", "cache_control", "previous_response_id"),
+    *("agent_hint", "nvext", "retention_directives", "kv_hints"),
 )
 METADATA = ("session_id", "user_id", "ttlcache")
 HINTS = (
@@ -41,7 +42,11 @@ HINTS = (
 CARRIED = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs")
 HEADERS = (
     *(b"X-TTLCache-Program", b"X-Claude-Code-Session-Id", b"X-Session-Affinity"),
-    *(b"session-id", b"session_id", b"X-Session-ID", b"X-Request-Id"),
+    *(b"X-Claude-Code-Agent-Id", b"X-Claude-Code-Parent-Agent-Id", b"session_id"),
+    *(b"session-id", b"thread-id", b"X-Codex-Parent-Thread-Id", b"X-Session-ID"),
+    *(b"X-Parent-Session-ID", b"X-Session-Final", b"X-Dynamo-Session-ID"),
+    *(b"X-Dynamo-Parent-Session-ID", b"X-Dynamo-Session-Final", b"X-Request-Id"),
+    *(b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id"),
     *(b"X-data-parallel-rank", b"Authorization"),
 )
 HEADER_VALUES = (
@@ -74,6 +79,10 @@ SCALARS = (
     json.dumps(json.dumps({"device_id": "d", "session_id": "c"})),
     json.dumps("user_ab_account__session_57a121ec-f78c"),
     json.dumps('{"session_id":' + "[" * 3_000),
+    json.dumps({"session_id": "c", "parent_session_id": ["p"]}),
+    json.dumps({"agent_context": {"session_id": 1, "session_final": "x"}}),
+    '[{"start":0,"end":null,"priority":1,"duration":1e999}]',
+    '{"actions":[{"action_type":"kv.retain","payload":{"directives":[[]]}}]}',
 )
 #: Not JSON; what follows of the body may become part of it.
 BROKEN = ("", "{", "[", "\x00", '"', "nul", "1.2.3", "'x'")
@@ -163,9 +172,7 @@ def _carried(name: str, rng: random.Random) -> tuple[str, int]:
     if name == "vllm_xargs":
         flat = (
             *(f"ttlcache_{hint}" for hint in HINTS),
-            "session_id",
-            "job_id",
-            "top_a",
+            *("session_id", "job_id", "top_a", "agentic_context"),
         )
         return _object(rng, flat)
     names = (*HINTS, "do_remote_prefill", "remote_block_ids", "a")

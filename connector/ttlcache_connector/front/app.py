@@ -29,7 +29,9 @@ from ttlcache_connector.front.upload import (
 )
 from ttlcache_connector.front.urls import base_url
 from ttlcache_connector.http.asgi import GENERATING, Receive, Scope, Send, with_length
-from ttlcache_connector.http.identity import SESSION_HEADER, label, split_path
+from ttlcache_connector.http.forms import SESSION_HEADER
+from ttlcache_connector.http.identity import split_path
+from ttlcache_connector.http.naming import label
 
 log = logging.getLogger(__name__)
 
@@ -191,10 +193,10 @@ class Front:
         self._set_key(scope, key)
         # The replica takes the key for the program's id where the hints do not name
         # one, or it never sees it.
-        unsaid = path in HEADERLESS and not route.in_body
+        unsaid = path in HEADERLESS and (route.hints or not route.in_body)
         mistaken = key != route.program and route.rule != "hint"
         if body is not None and route.program and (mistaken or unsaid):
-            return named(body, route.program)
+            return named(body, route.program, route.hints)
         return None
 
     def _route_other(self, scope: Scope, url_session: str | None) -> None:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from ttlcache.programs.hints import ROUTE_PREFIX, parse_hints
 from ttlcache.types import NO_HINTS, Hints
 from ttlcache_connector.front.prompts import PromptMemory
+from ttlcache_connector.http.body import Body, opening, parse
+from ttlcache_connector.http.forms import FAIRNESS_RULE
 from ttlcache_connector.http.identity import (
-    Body,
     Clues,
     from_body,
     from_headers,
-    label,
-    opening,
-    parse,
     with_hints,
 )
+from ttlcache_connector.http.naming import label
 
 #: A shorter prompt is nobody's context, and the beginning of too many others.
 MIN_PROMPT_BYTES = 16
@@ -38,6 +38,7 @@ class Route:
         without one gets one.
     parent: the client's id of the program that started this one.
     in_body: the replica finds `program` in the body by itself.
+    hints: what the request's headers say beside it.
     """
 
     rule: str = "none"
@@ -45,6 +46,7 @@ class Route:
     program: str | None = None
     parent: str | None = None
     in_body: bool = True
+    hints: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find(
@@ -59,22 +61,23 @@ def find(
     """
     asked = None if body is None else parse(body)
     hints = NO_HINTS if asked is None else _hints(asked)
-    program, parent = label(hints.program_id), label(hints.parent_id)
-    header = from_headers(headers)
-    if header is None and url_session is not None:
-        header = ("url", url_session)
+    header = from_headers(headers, url_session)
+    program = label(hints.program_id)
+    parent = label(hints.parent_id) or header.parent
     if program is not None:
-        return Route("hint", program, program, parent)
-    if header is not None:
-        rule, session = header
-        return Route(rule, session, session, parent, in_body=False)
-    clues = Clues() if body is None else from_body(body)
+        return Route("hint", program, program, parent, hints=header.hints)
+    clues = header
+    if header.session is None and body is not None:
+        clues = from_body(body, header)
+        parent = parent or clues.parent
     if clues.session is not None:
-        return Route(clues.rule, clues.session, clues.session, parent)
+        in_body = header.session is None and clues.rule != FAIRNESS_RULE
+        session = clues.session
+        return Route(clues.rule, session, session, parent, in_body, header.hints)
     content = Route() if asked is None else _by_content(asked, prompts)
     if parent is not None:
         child = _child_of(parent, content.key)
-        return Route("parent", parent, child, parent, in_body=False)
+        return Route("parent", parent, child, parent, False, header.hints)
     return content
 
 
@@ -98,15 +101,16 @@ def _by_content(asked: Body, prompts: PromptMemory) -> Route:
     return Route()
 
 
-def named(body: bytes, program: str) -> bytes:
-    """The body with the program's id among its hints."""
+def named(body: bytes, program: str, told: Mapping[str, Any]) -> bytes:
+    """The body with the program's id, and what else is `told`, among its hints."""
     asked = parse(body)
     params = asked.kv_transfer_params if asked is not None else None
     params = dict(params) if isinstance(params, Mapping) else {}
     own = params.pop("ttlcache", None)
     if own is not None and not isinstance(own, Mapping):
         return body  # the replica rejects and counts it, as it came
-    hints = {"ttlcache": {"program_id": program, **(own or {})}}
+    found = {**told.get("ttlcache", {}), "program_id": program}
+    hints = {"ttlcache": {**found, **(own or {})}}
     changed = with_hints(body, Clues(hints=hints, params=params))
     return body if changed is None else changed
 

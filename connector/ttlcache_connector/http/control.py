@@ -27,7 +27,7 @@ from ttlcache.programs.client_values import (
 )
 from ttlcache_connector.engine import hooks
 from ttlcache_connector.http.asgi import read_body, send_json
-from ttlcache_connector.http.identity import label
+from ttlcache_connector.http.naming import label
 from ttlcache_connector.log import logger
 
 log = logger(__name__)

@@ -28,10 +28,8 @@ from ttlcache_connector.http.asgi import (
     with_length,
 )
 from ttlcache_connector.http.attribution import without_attribution
+from ttlcache_connector.http.forms import RULES, SESSION_HEADER
 from ttlcache_connector.http.identity import (
-    RULES,
-    SESSION_HEADER,
-    Clues,
     from_body,
     from_headers,
     split_path,
@@ -91,18 +89,17 @@ class ProgramIdMiddleware:
             stripped = None if body is None else without_attribution(body)
             if stripped is not None:
                 body = stripped
-            clues = Clues() if body is None else from_body(body)
-            by_header = from_headers(headers)
-            if by_header is None and url_session is not None:
-                by_header = ("url", url_session)
-            rule, session = by_header or (clues.rule, clues.session)
-            if rule != "x-session-id" and session is not None:
-                scope["headers"] = [*headers, (SESSION_HEADER, session.encode())]
+            clues = from_headers(headers, url_session)
+            if body is not None:
+                clues = from_body(body, clues)
+            if clues.rule != "x-session-id" and clues.session is not None:
+                session = clues.session.encode()
+                scope["headers"] = [*headers, (SESSION_HEADER, session)]
             changed = None if body is None else with_hints(body, clues) or stripped
             if changed is not None:
                 messages = [{"type": "http.request", "body": changed}]
                 scope["headers"] = with_length(scope["headers"], len(changed))
-            self._requests.labels(rule).inc()
+            self._requests.labels(clues.rule).inc()
             for reason in clues.dropped:
                 self._dropped.labels(reason).inc()
         except Exception:  # noqa: BLE001 - the serving path fails open

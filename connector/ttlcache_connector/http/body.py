@@ -1,0 +1,205 @@
+"""A request's body: the few members that are looked at, without building the others."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from ttlcache.programs.client_values import (
+    MAX_SECONDS,
+    UnfitValueError,
+    client_number,
+    client_seconds,
+)
+from ttlcache_connector.http.forms import (
+    CONTINUUM_FIELDS,
+    DIRECTIVES,
+    ENVELOPE,
+    RETAIN_ACTION,
+    WEAK_FIELDS,
+)
+
+#: What decoding may raise on a client's bytes.
+UNREADABLE = (msgspec.MsgspecError, RecursionError, ValueError, OverflowError)
+#: Messages among which the first user message is looked for.
+MAX_OPENING = 16
+#: Longer JSON text inside a member is not read.
+MAX_TEXT_CHARS = 16 * 1024
+#: Actions, and directives, of which the rest is not read.
+MAX_DIRECTIVES = 128
+#: Anthropic's default for a marker without a ttl.
+_DEFAULT_CACHE_TTL = "5m"
+_CACHE_CONTROL = re.compile(rb'"cache_control"\s*:\s*(\{[^{}]*\})')
+#: Blanks are counted: a long run must not be looked at from each of its blanks.
+_CACHE_CONTROL_FIELD = re.compile(
+    rb'(?:,\s{0,99})?"cache_control"\s*:\s*(?:\{[^{}]*\}|null)'
+)
+
+
+class Body(msgspec.Struct):
+    """The fields that we look at; msgspec skips all others without building them."""
+
+    metadata: Any = None
+    session_id: Any = None
+    prompt_cache_key: Any = None
+    safety_identifier: Any = None
+    user: Any = None
+    job_id: Any = None
+    is_last_step: Any = None
+    this_func_call: Any = None
+    agent_hint: Any = None
+    nvext: Any = None
+    retention_directives: Any = None
+    kv_hints: Any = None
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
+    previous_response_id: Any = None
+    system: msgspec.Raw = msgspec.Raw(b"")
+    instructions: msgspec.Raw = msgspec.Raw(b"")
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Role(msgspec.Struct):
+    role: Any = None
+
+
+_RAW = frozenset({"system", "instructions", "messages", "input", "prompt"})
+_SCALARS = tuple(name for name in Body.__struct_fields__ if name not in _RAW)
+_BODY = msgspec.json.Decoder(Body)
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+_ROLE = msgspec.json.Decoder(_Role)
+#: A body without any of these bytes has nothing for us and is not parsed.
+_TELLING = (
+    *("metadata", "session_id", "cache_control", "kv_transfer_params", "vllm_xargs"),
+    *("agent_hint", "nvext", DIRECTIVES, ENVELOPE, *WEAK_FIELDS, *CONTINUUM_FIELDS),
+)
+_MARKERS = re.compile(rb'"(?:%s)"\s*:' % "|".join(_TELLING).encode())
+
+
+def tells_something(body: bytes) -> bool:
+    """Whether any member may be there that is looked at."""
+    return _MARKERS.search(body) is not None
+
+
+def parse(body: bytes) -> Body | None:
+    """The fields that we look at, None where the body is no JSON object."""
+    try:
+        return _BODY.decode(body)
+    except UNREADABLE:
+        pass
+    # vLLM's parser takes more: NaN, lone surrogates, a byte order mark.
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    return Body(**{name: fields[name] for name in _SCALARS if name in fields})
+
+
+def member(value: object, *path: str) -> Any:
+    """What is at `path` below an object or JSON text of one, None where nothing is."""
+    for name in path:
+        if isinstance(value, str):
+            value = _decoded(value)
+        if not isinstance(value, dict):
+            return None
+        value = value.get(name)
+    return value
+
+
+def members(value: object, *path: str) -> dict[str, Any]:
+    """The object, or JSON text of one, at `path`; empty where none is."""
+    found = member(value, *path)
+    if isinstance(found, str):
+        found = _decoded(found)
+    return found if isinstance(found, dict) else {}
+
+
+def _decoded(text: str) -> Any:
+    if len(text) > MAX_TEXT_CHARS:
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except UNREADABLE:
+        return None
+
+
+def opening(body: Body) -> bytes | None:
+    """System prompt and everything up to the first user message.
+
+    It stays the same in all turns of a conversation: enough to send them all to one
+    place, too little to call two programs that share it one. None where the request
+    does not carry its history. Cache markers wander from turn to turn and are left out.
+    """
+    if body.previous_response_id is not None:
+        return None
+    turns = bytes(body.messages) or bytes(body.input)
+    try:
+        items = _ITEMS.decode(turns)
+        roles = [_ROLE.decode(item).role for item in items[:MAX_OPENING]]
+    except UNREADABLE:
+        return None
+    if "user" not in roles:
+        return None
+    first = items[: roles.index("user") + 1]
+    parts = [bytes(body.system), bytes(body.instructions), *map(bytes, first)]
+    return _CACHE_CONTROL_FIELD.sub(b"", b"\0".join(parts))
+
+
+def requested_ttl(raw: bytes, body: Body, dropped: list[str]) -> str | float | None:
+    """The longest TTL that a body asks for, as it was written."""
+    wishes: list[tuple[float, str | float]] = [*_cache_controls(raw)]
+    wishes += _retained(body, dropped)
+    longest = max(wishes, key=lambda wish: wish[0], default=None)
+    return None if longest is None else longest[1]
+
+
+def _cache_controls(raw: bytes) -> Iterator[tuple[float, str | float]]:
+    """Seconds, and as written: Anthropic's markers, wherever they stand."""
+    for match in _CACHE_CONTROL.finditer(raw):
+        try:
+            marker = msgspec.json.decode(match[1])
+            ttl = marker.get("ttl") or _DEFAULT_CACHE_TTL
+            seconds = client_seconds(ttl)
+        except (*UNREADABLE, UnfitValueError):
+            continue
+        if marker.get("type") == "ephemeral":
+            yield seconds, ttl
+
+
+def _retained(body: Body, dropped: list[str]) -> Iterator[tuple[float, float]]:
+    """Directives that cover the end of the context, and so all of it.
+
+    One without a duration lasts for ever.
+    """
+    for directive in islice(_directives(body), MAX_DIRECTIVES):
+        if member(directive, "end") is not None:
+            continue
+        try:
+            priority = client_number(member(directive, "priority"))
+            duration = member(directive, "duration")
+            ttl_s = MAX_SECONDS if duration is None else client_seconds(duration)
+        except UnfitValueError as unfit:
+            dropped.append(str(unfit))
+            continue
+        if priority > 0:
+            yield ttl_s, ttl_s
+
+
+def _directives(body: Body) -> Iterator[Any]:
+    yield from _items(getattr(body, DIRECTIVES))
+    for action in _items(member(getattr(body, ENVELOPE), "actions")):
+        if member(action, "action_type") == RETAIN_ACTION:
+            yield from _items(member(action, "payload", "directives"))
+
+
+def _items(value: object) -> Sequence[Any]:
+    return value[:MAX_DIRECTIVES] if isinstance(value, list) else ()

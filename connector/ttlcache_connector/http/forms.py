@@ -1,0 +1,130 @@
+"""How the world's clients name programs, parents, last turns and TTLs: tables.
+
+One row is one form that some client or router sends; `identity` reads them all in one
+way, docs/clients.md shows them, and tests/connector/test_http_forms.py has a request
+for each. Names of headers are in lower case, paths begin at the top of a body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: vLLM's own header.
+SESSION_HEADER = b"x-session-id"
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderForm:
+    """Headers of one kind of client.
+
+    rule: label in `ttlcache_http_requests_total`.
+    session: the program's id; where there is an `agent`, that of all its agents.
+    agent: one agent of the session: a program of its own.
+    parent: the program, or with `agent` the agent, that started this one.
+    """
+
+    rule: str
+    session: bytes
+    agent: bytes | None = None
+    parent: bytes | None = None
+
+
+#: The first one present wins.
+HEADER_FORMS = (
+    HeaderForm("x-session-id", SESSION_HEADER, parent=b"x-parent-session-id"),
+    HeaderForm("x-ttlcache-program", b"x-ttlcache-program"),
+    HeaderForm("dynamo", b"x-dynamo-session-id", parent=b"x-dynamo-parent-session-id"),
+    HeaderForm(
+        "claude-code",
+        b"x-claude-code-session-id",
+        agent=b"x-claude-code-agent-id",
+        parent=b"x-claude-code-parent-agent-id",
+    ),
+    HeaderForm(  # OpenCode
+        "session-affinity", b"x-session-affinity", parent=b"x-parent-session-id"
+    ),
+    HeaderForm(
+        "codex", b"session-id", agent=b"thread-id", parent=b"x-codex-parent-thread-id"
+    ),
+    HeaderForm("codex", b"session_id"),
+)
+#: Headers that say whether this turn is the program's last.
+FINAL_HEADERS = (b"x-session-final", b"x-dynamo-session-final")
+#: llm-d's, now and before: they name a tenant as often as a program, see `WEAK_FIELDS`.
+FAIRNESS_HEADERS = (
+    b"x-llm-d-inference-fairness-id",
+    b"x-gateway-inference-fairness-id",
+)
+FAIRNESS_RULE = "fairness-id"
+
+
+@dataclass(frozen=True, slots=True)
+class BodyForm:
+    """An object in the body that names a program.
+
+    path: where it is; JSON text on the way is read as JSON.
+    session, parent: its members with these ids; the first one present wins.
+    last: members, and the value with which they say that no turn follows.
+    """
+
+    rule: str
+    path: tuple[str, ...]
+    session: tuple[str, ...]
+    parent: tuple[str, ...]
+    last: tuple[tuple[str, bool], ...]
+
+
+#: The first one that names a program wins; parents and last turns count anyway.
+BODY_FORMS = (
+    BodyForm(  # AgentInfer
+        "agentic-context",
+        ("vllm_xargs", "agentic_context"),
+        session=("program_id", "session_id"),
+        parent=("parent_program_id", "parent_id"),
+        last=(("expected_resume", False),),
+    ),
+    BodyForm(  # vLLM's RFC 52113, AgentInfer
+        "agent-hint",
+        ("agent_hint",),
+        session=("session_id",),
+        parent=("parent_session_id",),
+        last=(("expected_resume", False),),
+    ),
+    BodyForm(  # Dynamo up to 1.3; its names changed twice
+        "agent-context",
+        ("nvext", "agent_context"),
+        session=("trajectory_id", "program_id", "session_id"),
+        parent=("parent_trajectory_id", "parent_program_id", "parent_session_id"),
+        last=(("session_final", True), ("trajectory_final", True)),
+    ),
+)
+#: Other members that are hints of ours under another name.
+BODY_HINTS = {("nvext", "agent_hints", "priority"): "priority_class"}
+#: vLLM's retention directives, as llm-d's router sends them (vLLM's RFC 37003).
+DIRECTIVES = "retention_directives"
+#: The same in an envelope of vLLM's: a list of actions, of which one type has them.
+ENVELOPE = "kv_hints"
+RETAIN_ACTION = "kv.retain"
+
+#: Ids that name a user or a kind of job rather than one program: they are joined
+#: with the conversation's opening, which tells one user's programs apart.
+WEAK_FIELDS = ("prompt_cache_key", "safety_identifier", "user")
+#: vllm-continuum's top-level fields; `parse_hints` knows them by these names.
+CONTINUUM_FIELDS = ("job_id", "is_last_step", "this_func_call")
+
+#: Every header that is read.
+HEADER_NAMES = frozenset(
+    name
+    for form in HEADER_FORMS
+    for name in (form.session, form.agent, form.parent)
+    if name is not None
+) | {*FINAL_HEADERS, *FAIRNESS_HEADERS}
+#: Every label of `ttlcache_http_requests_total`: metric labels come from here only.
+RULES = (
+    *dict.fromkeys(form.rule for form in HEADER_FORMS),
+    *("url", "body-session", "job-id"),
+    *(form.rule for form in BODY_FORMS),
+    "claude-code-body",
+    *(name.replace("_", "-") for name in WEAK_FIELDS),
+    *(FAIRNESS_RULE, "none"),
+)

@@ -1,0 +1,209 @@
+"""Which program headers or a body name, and which one started it: reads `forms`."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ttlcache.programs.client_values import (
+    UnfitValueError,
+    client_flag,
+    header_flag,
+    header_id,
+)
+from ttlcache.programs.hints import ROUTE_PREFIX, clean_hint
+from ttlcache_connector.http.body import UNREADABLE, Body, member, members, opening
+from ttlcache_connector.http.forms import (
+    BODY_FORMS,
+    BODY_HINTS,
+    FAIRNESS_RULE,
+    FINAL_HEADERS,
+    HEADER_FORMS,
+    WEAK_FIELDS,
+    HeaderForm,
+)
+
+_LEGACY_USER_ID = re.compile(r"_session_([0-9A-Za-z-]{8,64})$")
+
+
+@dataclass(slots=True)
+class Named:
+    """A program as it is named somewhere.
+
+    hints: ours, by their names, as far as they are told beside it.
+    """
+
+    rule: str = "none"
+    session: str | None = None
+    hints: dict[str, Any] = field(default_factory=dict)
+
+
+def label(value: object) -> str | None:
+    """An id as a bounded ASCII string, None where it is none."""
+    try:
+        return header_id(value)
+    except UnfitValueError:
+        return None
+
+
+def in_headers(found: Mapping[bytes, str], dropped: list[str]) -> Named:
+    """The program of the first form that is there.
+
+    Args:
+        found: headers by their names in lower case.
+    """
+    named = Named()
+    for form in HEADER_FORMS:
+        session, parent = _in_form(form, found)
+        if session is not None:
+            named = Named(form.rule, session)
+            if parent not in (None, session):
+                named.hints["parent_id"] = parent
+            break
+    for name in FINAL_HEADERS:
+        try:
+            if name in found and header_flag(found[name]):
+                named.hints["is_last_step"] = True
+        except UnfitValueError as unfit:
+            dropped.append(str(unfit))
+    return named
+
+
+def _in_form(
+    form: HeaderForm, found: Mapping[bytes, str]
+) -> tuple[str | None, str | None]:
+    """The program and its parent.
+
+    Ids of agents are unique within their session only; its first agent has its id.
+    """
+    session = label(found.get(form.session, ""))
+    if session is None or session.startswith(ROUTE_PREFIX):
+        return None, None
+    parent = None if form.parent is None else label(found.get(form.parent, ""))
+    if form.agent is None:
+        return session, parent
+    agent = label(found.get(form.agent, ""))
+    if agent is None or agent == session:
+        return session, None
+    return header_id(f"{session}:{agent}"), _agent_of(session, parent)
+
+
+def _agent_of(session: str, agent: str | None) -> str:
+    return session if agent in (None, session) else header_id(f"{session}:{agent}")
+
+
+def in_objects(body: Body, dropped: list[str]) -> Named:
+    """The program that the objects of other systems in a body name."""
+    named = Named()
+    for path, hint in BODY_HINTS.items():
+        value = member(getattr(body, path[0]), *path[1:])
+        try:
+            if value is not None:
+                named.hints[hint] = clean_hint(hint, value)
+        except UnfitValueError as unfit:
+            dropped.append(str(unfit))
+    for form in BODY_FORMS:
+        told = members(getattr(body, form.path[0]), *form.path[1:])
+        session = _first_id(told, form.session, dropped)
+        parent = _first_id(told, form.parent, dropped)
+        if named.session is None and session is not None:
+            named.rule, named.session = form.rule, session
+        if parent not in (None, session):
+            named.hints.setdefault("parent_id", parent)
+        if any(_flag(told.get(name), dropped) is last for name, last in form.last):
+            named.hints["is_last_step"] = True
+    return named
+
+
+def in_body(
+    body: Body,
+    job: str | None,
+    named: Named,
+    fairness: str | None,
+    dropped: list[str],
+) -> tuple[str, str | None]:
+    """Rule and id of the most specific one that a body names.
+
+    Args:
+        job: vllm-continuum's id.
+        named: by an object of another system.
+        fairness: an id in the headers that may be a tenant's.
+    """
+    metadata = body.metadata if isinstance(body.metadata, dict) else {}
+    own = _id(body.session_id, dropped)
+    if own is not None:
+        return "body-session", own
+    job_id = label(job)
+    if job_id is not None:
+        return "job-id", job_id
+    if named.session is not None:
+        return named.rule, named.session
+    claude = _claude_session(metadata.get("user_id"))
+    if claude is not None:
+        return "claude-code-body", claude
+    session = _id(metadata.get("session_id"), dropped)
+    if session is not None:
+        return "body-session", session
+    return _weak_session(body, metadata, fairness, dropped)
+
+
+def _id(value: object, dropped: list[str]) -> str | None:
+    if value is None:
+        return None
+    try:
+        return header_id(value)
+    except UnfitValueError as unfit:
+        dropped.append(str(unfit))
+        return None
+
+
+def _first_id(
+    told: Mapping[str, Any], names: Iterable[str], dropped: list[str]
+) -> str | None:
+    ids = (_id(told.get(name), dropped) for name in names)
+    return next((found for found in ids if found is not None), None)
+
+
+def _flag(value: object, dropped: list[str]) -> bool | None:
+    try:
+        return None if value is None else client_flag(value)
+    except UnfitValueError as unfit:
+        dropped.append(str(unfit))
+        return None
+
+
+def _weak_session(
+    body: Body, metadata: Mapping[str, Any], fairness: str | None, dropped: list[str]
+) -> tuple[str, str | None]:
+    found = [(name, _id(getattr(body, name), dropped)) for name in WEAK_FIELDS]
+    found.append(("user", _id(metadata.get("user_id"), dropped)))
+    found.append((FAIRNESS_RULE, fairness))
+    for name, value in found:
+        if value is None:
+            continue
+        conversation = opening(body)
+        if conversation is None:
+            break  # the prompt itself tells more than a user's name
+        rule = name.replace("_", "-")
+        digest = hashlib.sha256(conversation + value.encode()).hexdigest()[:32]
+        return rule, f"{rule}-{digest}"
+    return "none", None
+
+
+def _claude_session(user_id: object) -> str | None:
+    """The session inside Claude Code's `metadata.user_id`: JSON, or a suffix."""
+    if not isinstance(user_id, str) or len(user_id) > 4096:
+        return None
+    if user_id.startswith("{"):
+        try:
+            fields = msgspec.json.decode(user_id)
+        except UNREADABLE:
+            return None
+        return label(fields.get("session_id")) if isinstance(fields, dict) else None
+    match = _LEGACY_USER_ID.search(user_id)
+    return match[1] if match else None
