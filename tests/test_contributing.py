@@ -26,7 +26,8 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 _EXAMPLE = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?```python\n(.*?)```", re.M | re.S)
 EXAMPLES = dict(_EXAMPLE.findall(PAGE))
 #: Options that make a simulation one of seconds.
-SMALL = ["--programs", "2", "--rate", "0.5", "--blocks", "1500", "--no-cache"]
+SMALL = ["--programs", "2", "--rate", "0.5", "--blocks", "1500"]
+SMALL += ["--processes", "1", "--no-cache"]
 
 
 @pytest.fixture(autouse=True)
