@@ -17,17 +17,6 @@ def test_system_clock_and_stopwatch_do_not_go_backwards():
     assert stopwatch_s() <= stopwatch_s()
 
 
-def test_virtual_clock_moves_only_when_told():
-    clock = VirtualClock(start_s=10.0)
-    assert clock.now_s() == 10.0
-    clock.advance(2.5)
-    assert clock.now_s() == 12.5
-    clock.advance(-5.0)
-    assert clock.now_s() == 7.5
-    clock.set(1.0)
-    assert clock.now_s() == 1.0
-
-
 def test_use_clock_nests_and_restores():
     before = default_clock()
     assert isinstance(before, SystemClock)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from pydantic import ValidationError
 
 from ttlcache.config import (
     TTLCacheConfig,
@@ -11,12 +10,13 @@ from ttlcache.config import (
     load_config,
     ordering_in_force,
 )
-from ttlcache.errors import ConfigError, TTLCacheError
+from ttlcache.errors import ConfigError
+from ttlcache.scheduling.admission import AdmissionControl, GrowthReserve, create
 
 #: For every key: values of a wrong type, then values out of range.
 WRONG = {
     "policy": ([1, None, True, ["fixed"]], ["no-such-policy", ""]),
-    "policy_options": ([1, "ttl_s=2", None, [("ttl_s", 2)]], [{"no_such": 1}]),
+    "policy_options": ([1, "ttl_s=2", None, [("ttl_s", 2)]], []),
     "ordering": ([1, None, True], ["fifo", "", "TTL-AWARE", ":Class", "module:"]),
     "admission": ([1, None, True], ["all", "", "working-set"]),
     "max_pinned_fraction": (["0.5", None, True], [-0.1, 1.1, math.nan]),
@@ -42,7 +42,6 @@ CASES = [
 def test_defaults_need_no_configuration():
     assert load_config(None) == load_config({}) == TTLCacheConfig()
     assert TTLCacheConfig().policy == "adaptive"
-    assert ordering_in_force(TTLCacheConfig()) == "ttl-aware"
 
 
 def test_every_key_is_tested_and_described():
@@ -55,32 +54,46 @@ def test_every_key_is_tested_and_described():
 def test_a_wrong_value_names_key_and_value(key, value):
     with pytest.raises(ConfigError) as caught:
         load_config({key: value})
-    text = str(caught.value)
-    if key == "policy_options" and isinstance(value, dict):
-        assert "no_such" in text
-    else:
-        assert key in text
-        assert repr(value) in text
+    assert key in str(caught.value)
+    assert repr(value) in str(caught.value)
 
 
 def test_a_lower_tier_reads_its_own_keys():
     raw = {"lower_tier": "lmcache", "lmcache.mp.port": 5555}
     assert load_config(raw).lower_tier == "lmcache"
-    with pytest.raises(ConfigError, match=r"'lmcache\.mp\.port'.*no effect"):
-        load_config({"lmcache.mp.port": 5555})
 
 
-def test_the_message_says_what_was_expected():
-    with pytest.raises(ConfigError, match="greater than or equal to 0") as caught:
-        load_config({"max_ttl_s": -1})
-    assert "Upper bound of every TTL" in str(caught.value)
-
-
-def test_an_unknown_policy_and_an_unknown_option_stop_the_server():
-    with pytest.raises(ConfigError, match="did you mean 'fixed'"):
-        load_config({"policy": "fixd"})
-    with pytest.raises(ConfigError, match="ttl_s"):
-        load_config({"policy": "fixed", "policy_options": {"ttl": 2}})
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"max_ttl_s": -1}, ["greater than or equal to 0", "Upper bound of every TTL"]),
+        ({"ordering": "plas"}, ["'plas', expected: one of auto, ", "module:Class"]),
+        ({"policy": "fixd"}, ["did you mean 'fixed'"]),
+        ({"policy": "fixed", "policy_options": {"ttl": 2}}, ["'ttl'", "ttl_s"]),
+        ({"lmcache.mp.port": 5555}, ["'lmcache.mp.port'", "no effect"]),
+        # Typos are told the nearest key, and what is like none all of them.
+        ({"polcy": 1}, ["unknown key 'polcy'", "did you mean 'policy'?"]),
+        ({"max_ttl": 1}, ["unknown key 'max_ttl'", "did you mean 'max_ttl_s'?"]),
+        ({"statedir": 1}, ["unknown key 'statedir'", "did you mean 'state_dir'?"]),
+        ({"program_idel_s": 1}, ["did you mean 'program_idle_s'?"]),
+        ({"zzzzzz": 1}, ["valid keys: policy, policy_options"]),
+        ({"profile_path": 1}, ["valid keys: policy, policy_options"]),
+        ({"history_path": 1}, ["valid keys: policy, policy_options"]),
+        ({5: 1}, []),
+        # All mistakes at once.
+        ({"polcy": "fixed", "max_ttl_s": "5"}, ["polcy", "max_ttl_s"]),
+        # Admission needs an order in which newcomers come last.
+        *(
+            ({"admission": "room-to-grow", "ordering": order}, ["'admission'", order])
+            for order in ("request-fcfs", "least-work", "somebodys.module:Order")
+        ),
+    ],
+)
+def test_the_message_says_what_was_expected(raw, words):
+    with pytest.raises(ConfigError) as caught:
+        load_config(raw)
+    for word in words:
+        assert word in str(caught.value)
 
 
 def test_integers_are_fine_for_seconds_and_shares():
@@ -89,84 +102,30 @@ def test_integers_are_fine_for_seconds_and_shares():
     assert config.max_pinned_fraction == 1.0
 
 
-@pytest.mark.parametrize(
-    ("typo", "meant"),
-    [
-        ("polcy", "policy"),
-        ("max_ttl", "max_ttl_s"),
-        ("statedir", "state_dir"),
-        ("program_idel_s", "program_idle_s"),
-    ],
-)
-def test_a_misspelt_key_is_told_the_nearest(typo, meant):
-    with pytest.raises(ConfigError, match=f"unknown key '{typo}'") as caught:
-        load_config({typo: 1})
-    assert f"did you mean '{meant}'?" in str(caught.value)
-
-
-@pytest.mark.parametrize("key", ["zzzzzz", "profile_path", "history_path"])
-def test_a_key_like_no_other_is_told_all_of_them(key):
-    with pytest.raises(ConfigError, match="valid keys: policy, policy_options"):
-        load_config({key: 1})
-
-
-def test_all_mistakes_are_told_at_once():
-    with pytest.raises(ConfigError) as caught:
-        load_config({"polcy": "fixed", "max_ttl_s": "5"})
-    text = str(caught.value)
-    assert "polcy" in text
-    assert "max_ttl_s" in text
-
-
-def test_a_key_that_is_no_string_is_an_error_of_ours_too():
-    with pytest.raises(ConfigError):
-        load_config({5: 1})
-
-
-def test_config_errors_are_value_errors_of_our_tree():
-    with pytest.raises(ValueError):
-        load_config({"policy": 1})
-    assert issubclass(ConfigError, TTLCacheError)
-
-
 def test_outputs_are_read_unless_the_parser_is_none():
     assert TTLCacheConfig().reads_outputs
     assert load_config({"tool_call_parser": "hermes"}).reads_outputs
     assert not load_config({"tool_call_parser": "none"}).reads_outputs
 
 
-def test_a_config_is_frozen():
-    with pytest.raises(ValidationError):
-        TTLCacheConfig().policy = "none"
-
-
-def test_admission_needs_an_order_in_which_newcomers_come_last():
-    for ordering in ("request-fcfs", "least-work", "somebodys.module:Order"):
-        with pytest.raises(ConfigError, match=f"'admission'.*'{ordering}'"):
-            load_config({"admission": "room-to-grow", "ordering": ordering})
-    load_config({"admission": "room-to-grow", "ordering": "ttl-aware"})
-
-
-def test_an_unknown_ordering_is_told_what_there_is():
-    expected = r"'ordering' has value 'plas', expected: one of auto, .*module:Class"
-    with pytest.raises(ConfigError, match=expected):
-        load_config({"ordering": "plas"})
+TIER = {"lower_tier": "lmcache"}
 
 
 @pytest.mark.parametrize(
     ("settings", "ordering", "admission"),
     [
         ({}, "ttl-aware", "room-to-grow"),
-        ({"lower_tier": "lmcache"}, "weighted-arrival", "none"),
+        ({"ordering": "program-fcfs"}, "program-fcfs", "room-to-grow"),
+        ({"ordering": "least-work"}, "least-work", "none"),
+        ({"policy": "cachettl"}, "ttl-aware", "none"),
+        ({"admission": "none"}, "ttl-aware", "none"),
+        (TIER, "weighted-arrival", "none"),
         # The paper's order is the same above a tier.
-        ({"lower_tier": "lmcache", "policy": "cachettl"}, "ttl-aware", "none"),
+        (TIER | {"policy": "cachettl"}, "ttl-aware", "none"),
+        (TIER | {"ordering": "ttl-aware"}, "ttl-aware", "room-to-grow"),
+        (TIER | {"admission": "room-to-grow"}, "ttl-aware", "room-to-grow"),
         (
-            {"lower_tier": "lmcache", "ordering": "ttl-aware"},
-            "ttl-aware",
-            "room-to-grow",
-        ),
-        (
-            {"lower_tier": "lmcache", "admission": "room-to-grow"},
+            {"policy": "cachettl", "admission": "room-to-grow"},
             "ttl-aware",
             "room-to-grow",
         ),
@@ -176,3 +135,5 @@ def test_auto_depends_on_the_policy_and_the_lower_tier(settings, ordering, admis
     config = load_config(settings)
     assert ordering_in_force(config) == ordering
     assert admission_in_force(config) == admission
+    kind = GrowthReserve if admission == "room-to-grow" else AdmissionControl
+    assert type(create(config, block_tokens=4)) is kind

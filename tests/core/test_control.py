@@ -4,117 +4,114 @@ from __future__ import annotations
 
 import pytest
 
+from tests.core.stories import make_engine
 from ttlcache.control import obey, remaining_s
-from ttlcache.testing.fake_engine import FakeEngine
 
 
-def engine_with_pin(policy: str = "fixed", **options: object) -> FakeEngine:
-    config = {"policy": policy}
-    if policy == "fixed":
-        config["policy_options"] = {"ttl_s": 5.0}
-    engine = FakeEngine({**config, **options})
+def engine_with_pin(**config):
+    engine = make_engine(5.0, **config)
     # Prefill of a context like this takes 20 s: worth waiting for.
     engine.controller.costs.observe_prefill(40, 0, 20.0)
     engine.turn("r1", list(range(40)), [90], program="p", ttl=None)
     return engine
 
 
-def progress(engine: FakeEngine, **fields: object) -> dict:
-    order = {"do": "progress", "program_id": "p", **fields}
-    return obey(engine.controller, order, engine.clock.now_s())
+@pytest.fixture
+def engine():
+    return engine_with_pin()
 
 
-def ttl_left(engine: FakeEngine) -> float | None:
-    pins = list(engine.controller.pins)
-    return pins[0].deadline_s - engine.clock.now_s() if pins else None
+def tell(engine, do, **fields):
+    order = {"do": do, "program_id": "p", **fields}
+    answer = obey(engine.controller, order, engine.clock.now_s())
+    engine.check()
+    return answer
 
 
-def test_an_id_is_tried_as_it_was_sent_too():
-    engine = engine_with_pin()
-    order = {"do": "end", "program_id": "other", "as_sent": ["no", "p"]}
-    assert obey(engine.controller, order, 0.0) == {"known": True}
-    engine = engine_with_pin()
-    told = progress(engine, program_id="other", as_sent=["p"], eta_s=1.0)
+def ttl_left(engine):
+    return engine.deadlines()["p"] - engine.clock.now_s()
+
+
+def test_an_id_is_tried_as_it_was_sent_too(engine):
+    told = tell(engine, "progress", program_id="other", as_sent=["p"], eta_s=1.0)
     assert told["known"]
     assert len(told["pins"]) == 1
+    told = tell(engine, "end", program_id="other", as_sent=["no", "p"])
+    assert told == {"known": True}
 
 
-def test_the_end_releases_everything_at_once():
-    engine = engine_with_pin()
-    assert len(engine.controller.pins) == 1
-    end = {"do": "end", "program_id": "p"}
-    assert obey(engine.controller, end, 0.0) == {"known": True}
-    assert len(engine.controller.pins) == 0
-    assert obey(engine.controller, end, 0.0) == {"known": False}
-    engine.check()
+def test_the_end_releases_everything_at_once(engine):
+    assert len(engine.pins()) == 1
+    assert tell(engine, "end") == {"known": True}
+    assert engine.pins() == []
+    assert tell(engine, "end") == {"known": False}
 
 
-def test_another_tenants_program_is_unknown():
-    engine = engine_with_pin()
-    order = {"do": "end", "program_id": "p", "cache_salt": "other"}
-    assert obey(engine.controller, order, 0.0) == {"known": False}
-    assert len(engine.controller.pins) == 1
+def test_another_tenants_program_is_unknown(engine):
+    assert tell(engine, "end", cache_salt="other") == {"known": False}
+    assert len(engine.pins()) == 1
 
 
-def test_an_eta_that_is_worth_it_moves_the_deadline():
-    engine = engine_with_pin()
+def test_an_eta_that_is_worth_it_moves_the_deadline(engine):
     benefit_s = engine.controller.costs.recovery_s(40)
-    answer = progress(engine, eta_s=benefit_s / 2)
+    answer = tell(engine, "progress", eta_s=benefit_s / 2)
     assert answer["known"] is True
     assert ttl_left(engine) == pytest.approx(benefit_s / 2 + 1.0)
     assert answer["pins"][0]["ttl_left_s"] == pytest.approx(ttl_left(engine), abs=0.01)
 
 
-def test_an_eta_beyond_the_worth_releases_now():
-    engine = engine_with_pin()
-    progress(engine, eta_s=10 * engine.controller.costs.recovery_s(40))
-    assert ttl_left(engine) is None
-    assert engine.controller.telemetry.metrics.totals["pins", "expired"] == 1
-    engine.check()
+def test_an_eta_beyond_the_worth_releases_now(engine):
+    tell(engine, "progress", eta_s=10 * engine.controller.costs.recovery_s(40))
+    assert engine.pins() == []
+    assert engine.total("pins", "expired") == 1
 
 
-def test_done_of_total_is_extrapolated():
-    assert remaining_s({"eta_s": 3}, waited_s=9.0) == 3.0
-    assert remaining_s({"done": 2, "total": 8}, waited_s=4.0) == 12.0
-    assert remaining_s({"done": 2, "total": 8, "elapsed_s": 1.0}, waited_s=4.0) == 3.0
-    assert remaining_s({"done": 9, "total": 8}, waited_s=4.0) == 0.0
-    for nothing in ({}, {"done": 0, "total": 8}, {"done": 3}):
-        assert remaining_s(nothing, waited_s=4.0) is None
+@pytest.mark.parametrize(
+    ("told", "left_s"),
+    [
+        ({"eta_s": 3}, 3.0),
+        ({"done": 2, "total": 8}, 12.0),
+        ({"done": 2, "total": 8, "elapsed_s": 1.0}, 3.0),
+        ({"done": 9, "total": 8}, 0.0),
+        ({}, None),
+        ({"done": 0, "total": 8}, None),
+        ({"done": 3}, None),
+    ],
+)
+def test_done_of_total_is_extrapolated(told, left_s):
+    assert remaining_s(told, waited_s=4.0) == left_s
 
 
-def test_progress_that_says_nothing_changes_nothing():
-    engine = engine_with_pin()
+def test_progress_that_says_nothing_changes_nothing(engine):
     before = ttl_left(engine)
-    assert progress(engine, done=0, total=9)["pins"]
+    assert tell(engine, "progress", done=0, total=9)["pins"]
     assert ttl_left(engine) == before
 
 
 def test_max_ttl_bounds_the_whole_gap():
     engine = engine_with_pin(max_ttl_s=6.0)
     engine.step(seconds=4.0)
-    progress(engine, eta_s=5.0)
+    tell(engine, "progress", eta_s=5.0)
     assert ttl_left(engine) == pytest.approx(2.0)
 
 
 def test_a_policy_that_reads_etas_is_asked():
-    engine = engine_with_pin("adaptive")
-    progress(engine, eta_s=1.0)
+    engine = engine_with_pin(policy="adaptive")
+    tell(engine, "progress", eta_s=1.0)
     # An idle pool costs nothing: adaptive holds on, within max_ttl_s.
     assert ttl_left(engine) == pytest.approx(300.0)
 
 
-def test_a_pin_whose_next_turn_waits_is_left_alone():
-    engine = engine_with_pin()
+def test_a_pin_whose_next_turn_waits_is_left_alone(engine):
     engine.arrive("r2", [*range(40), 90, 1], program="p")
-    progress(engine, eta_s=1e6)
-    assert len(engine.controller.pins) == 1
+    tell(engine, "progress", eta_s=1e6)
+    assert len(engine.pins()) == 1
 
 
-def test_the_listing_shows_the_newest_first():
-    engine = engine_with_pin()
+def test_the_listing_shows_the_newest_first(engine):
     engine.step(seconds=1.0)
     engine.turn("q1", list(range(100, 120)), [91], program="q")
-    answer = obey(engine.controller, {"do": "programs"}, engine.clock.now_s())
+    answer = tell(engine, "programs")
     first, second = answer["programs"]
     assert (first["program"], second["program"]) == ("q", "p")
     assert second["ttl_left_s"] == pytest.approx(4.0)

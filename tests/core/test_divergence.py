@@ -15,16 +15,20 @@ from ttlcache.testing import FakeEngine
 SYSTEM = [*range(1000, 1040)]
 #: With its hashes kept while it waits, and without.
 KEPT, NOT_KEPT = {"policy": "fixed"}, {"policy": "none"}
-both = pytest.mark.parametrize("config", [KEPT, NOT_KEPT], ids=["pinned", "unpinned"])
 
 
 class Agent:
     """A client under one id, whose history grows by whole turns."""
 
     def __init__(self, config, **kwargs) -> None:
+        self.config = config
         self.engine = FakeEngine(config, pool_blocks=1000, **kwargs)
         self.context = [*SYSTEM, *range(1, 21)]
         self.number = 0
+
+    def output(self, tokens=8):
+        """Of the last turn."""
+        return [*range(self.number * 100, self.number * 100 + tokens)]
 
     def turn(self, prompt=None, *, output=8, program="job", **hints):
         """One request; the divergence that was found of it."""
@@ -33,57 +37,48 @@ class Agent:
         prompt = self.context if prompt is None else prompt
         record = self.engine.arrive(name, prompt, program=program, **hints)
         assert self.engine.admit(name)
-        self.engine.decode(
-            name, [*range(self.number * 100, self.number * 100 + output)]
-        )
+        self.engine.decode(name, self.output(output))
         self.engine.finish(name)
         self.engine.step(seconds=1.0)
         return record.divergence
 
-    def grow(self, output=8):
+    def grow(self):
         """The last turn's output and a tool's result are part of the history now."""
-        first = self.number * 100
-        self.context = [*self.context, *range(first, first + output), *range(50, 66)]
+        self.context = [*self.context, *self.output(), *range(50, 66)]
+
+    def turns_of_a_changing_head(self, number):
+        """Each with a line more than the one before; what was found of them."""
+        found = []
+        for each in range(number):
+            self.context[20:21] = [9000 + each] * (1 + each)
+            found.append(self.turn())
+            self.grow()
+        return found
 
     @property
     def counted(self):
         totals = self.engine.controller.telemetry.metrics.totals
-        return {
-            label: count
-            for (name, label), count in totals.items()
-            if name == "turns_diverged"
-        }
+        items = totals.items()
+        return {label: n for (name, label), n in items if name == "turns_diverged"}
 
 
-@both
-def test_a_growing_history_never_diverges(config):
-    agent = Agent(config)
-    for _ in range(6):
-        assert agent.turn() is None
-        agent.grow()
-    assert agent.counted == {}
+@pytest.fixture(params=[KEPT, NOT_KEPT], ids=["pinned", "unpinned"])
+def agent(request):
+    return Agent(request.param)
 
 
-@both
-def test_a_head_that_changes_each_turn_is_told_from_the_second_time_on(config):
-    agent = Agent(config)
-    found = []
-    for number in range(5):
-        agent.context[20:21] = [9000 + number] * (1 + number)  # a line more each turn
-        found.append(agent.turn())
-        agent.grow()
+def test_a_head_that_changes_each_turn_is_told_from_the_second_time_on(agent):
+    found = agent.turns_of_a_changing_head(5)
     assert found[0] is None
     assert [f.cause for f in found[1:]] == [Cause.HEAD] * 4
     assert [f.is_sure for f in found[1:]] == [False, True, True, True]
     # Exactly where hashes are kept, at the mark before it elsewhere.
-    assert all(f.at_tokens == 20 for f in found[1:]) or config is NOT_KEPT
+    assert all(f.at_tokens == 20 for f in found[1:]) or agent.config is NOT_KEPT
     assert all(0 <= f.at_tokens <= 20 < f.context_tokens for f in found[1:])
     assert agent.counted == {"head": 3}
 
 
-@both
-def test_a_head_that_differs_in_its_first_token_is_told_too(config):
-    agent = Agent(config)
+def test_a_head_that_differs_in_its_first_token_is_told_too(agent):
     for number in range(4):
         agent.turn([7000 + number, *agent.context])
         agent.grow()
@@ -102,9 +97,7 @@ def test_an_edited_middle_is_not_the_head(config, extra):
     assert agent.counted["middle"] >= 3
 
 
-@both
-def test_a_changed_output_is_told_at_once_and_is_no_early_one(config):
-    agent = Agent(config)
+def test_a_changed_output_is_told_at_once_and_is_no_early_one(agent):
     for _ in range(3):
         agent.turn(output=16)
         agent.context = [*agent.context, *range(8000, 8012)]  # without its reasoning
@@ -112,25 +105,21 @@ def test_a_changed_output_is_told_at_once_and_is_no_early_one(config):
     assert not agent.engine.controller.programs.get(("", "job")).strayed
 
 
-@both
-def test_compaction_is_a_shortened_history(config):
-    agent = Agent(config)
+def test_compaction_is_a_shortened_history(agent):
     for _ in range(5):
         agent.turn()
         agent.grow()
-    found = agent.turn([*SYSTEM, *range(700, 730)])
+    agent.context = [*SYSTEM, *range(700, 730)]
+    found = agent.turn()
     assert (found.cause, found.is_sure) == (Cause.SHORTENED, True)
     assert agent.counted == {"shortened": 1}
-    agent.context = [*SYSTEM, *range(700, 730)]
     agent.grow()
     assert agent.turn() is None
 
 
-@both
 @pytest.mark.parametrize("shared", [0, 8], ids=["nothing", "a line"])
-def test_side_requests_and_sub_agents_are_no_divergence(config, shared):
+def test_side_requests_and_sub_agents_are_no_divergence(agent, shared):
     """Under their parent's id: titles of a few tokens, and an agent that goes on."""
-    agent = Agent(config)
     for number in range(6):
         assert agent.turn() is None
         agent.grow()
@@ -140,44 +129,35 @@ def test_side_requests_and_sub_agents_are_no_divergence(config, shared):
     child = [*SYSTEM[:shared], *range(30_000, 30_050)]
     for number in range(4):
         assert agent.turn(child) is None
-        child += [*range(agent.number * 100, agent.number * 100 + 8), number]
+        child += [*agent.output(), number]
     assert agent.turn() is None
     assert agent.counted == {}
 
 
-@both
-def test_a_title_first_does_not_make_the_conversation_a_divergence(config):
-    agent = Agent(config)
+def test_a_title_first_does_not_make_the_conversation_a_divergence(agent):
     agent.turn([*range(40_000, 40_012)])
     for _ in range(4):
         agent.turn()
         agent.grow()
     assert agent.counted == {}
     # And its head is its own, not the title's.
-    for number in range(4):
-        agent.context[20:21] = [9000 + number] * (1 + number)
-        agent.turn()
-        agent.grow()
+    agent.turns_of_a_changing_head(4)
     assert agent.counted == {"head": 3}
 
 
-@both
-def test_a_large_sub_agent_is_no_divergence(config):
-    agent = Agent(config)
+def test_a_large_sub_agent_is_no_divergence(agent):
     for _ in range(3):
         agent.turn()
         agent.grow()
         child = [*range(60_000 + agent.number * 1000, 60_200 + agent.number * 1000)]
         for _ in range(2):
             agent.turn(child)
-            child = [*child, *range(agent.number * 100, agent.number * 100 + 8), 1]
+            child = [*child, *agent.output(), 1]
         # The parent's context is where it was.
     assert agent.counted == {}
 
 
-@both
-def test_a_retry_is_no_divergence(config):
-    agent = Agent(config)
+def test_a_retry_is_no_divergence(agent):
     agent.turn()
     assert agent.turn() is None
     assert agent.turn(agent.context[:-5]) is None
@@ -204,8 +184,7 @@ def test_programs_without_an_id_keep_nothing_for_it():
 
 def test_an_outline_is_small():
     agent = Agent(NOT_KEPT)
-    agent.context = [*range(1, 3000)]
-    agent.turn()
+    agent.turn([*range(1, 3000)])
     (program,) = agent.engine.controller.programs
     assert 8 < len(program.last_turn.outline) <= 8 + 9 * 4
 
@@ -213,10 +192,7 @@ def test_an_outline_is_small():
 def test_a_recording_and_a_live_listing_name_the_cause(tmp_path):
     telemetry = Telemetry(recorder=Recorder(tmp_path, {}, run="1-1"))
     agent = Agent(KEPT, telemetry=telemetry)
-    for number in range(4):
-        agent.context[20:21] = [9000 + number] * (1 + number)
-        agent.turn()
-        agent.grow()
+    agent.turns_of_a_changing_head(4)
     listing = obey(agent.engine.controller, {"do": "programs"}, 0.0)
     (line,) = divergence_lines(listing)
     assert line.startswith("2 turns")

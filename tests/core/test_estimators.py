@@ -12,25 +12,12 @@ from lifelines import KaplanMeierFitter
 from lifelines.utils import restricted_mean_survival_time
 
 from tests.curves import kaplan_meier
-from ttlcache.estimators.survival import (
-    EMPTY_CURVE,
-    Memoryfulness,
-    SlidingMean,
-    survival_of_sorted,
-)
+from ttlcache.clock import VirtualClock
+from ttlcache.estimators.lru_backlog import Backlog
+from ttlcache.estimators.survival import EMPTY_CURVE, Memoryfulness, SlidingMean
 
 
-def test_sliding_mean_is_zero_when_empty_and_forgets() -> None:
-    mean = SlidingMean(window=3)
-    assert (mean.value, mean.count) == (0.0, 0)
-    for value in (1.0, 2.0, 3.0):
-        mean.observe(value)
-    assert mean.value == 2.0
-    mean.observe(10.0)  # 2, 3, 10
-    assert (mean.value, mean.count) == (5.0, 3)
-
-
-def test_sliding_mean_does_not_drift() -> None:
+def test_sliding_mean_does_not_drift():
     mean = SlidingMean(window=10)
     mean.observe(1e16)  # swallows the small ones while it is in the sum
     for _ in range(25):
@@ -38,13 +25,13 @@ def test_sliding_mean_does_not_drift() -> None:
     assert mean.value == pytest.approx(0.1, abs=1e-12)
 
 
-def numpy_eta(lengths: list[int]) -> float:
+def numpy_eta(lengths):
     k = np.concatenate([np.arange(1, n + 1) for n in lengths])
     left = np.concatenate([n - np.arange(1, n + 1) for n in lengths])
     return float(-np.corrcoef(k, left)[0, 1])
 
 
-def memory_of(lengths: list[int], window: int = 1000) -> Memoryfulness:
+def memory_of(lengths, window=1000):
     memory = Memoryfulness(window)
     for turns in lengths:
         memory.add(turns)
@@ -53,7 +40,7 @@ def memory_of(lengths: list[int], window: int = 1000) -> Memoryfulness:
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=60))
 @settings(max_examples=300, deadline=None)
-def test_eta_equals_numpy(lengths: list[int]) -> None:
+def test_eta_equals_numpy(lengths):
     memory = memory_of(lengths)
     if max(lengths) == 1:
         assert memory.eta == 1.0  # every pair is (1, 0): no variance
@@ -61,47 +48,45 @@ def test_eta_equals_numpy(lengths: list[int]) -> None:
         assert memory.eta == pytest.approx(numpy_eta(lengths), abs=1e-9)
 
 
-def test_eta_by_hand() -> None:
-    # Lengths 1 and 2: pairs (1, 0), (1, 1), (2, 0).
-    # n=3, sum k=4, sum m=1, sum kk=6, sum mm=1, sum km=1
-    # cov = 3*1 - 4*1 = -1; var k = 18-16 = 2; var m = 3-1 = 2; corr = -1/2.
-    assert memory_of([1, 2]).eta == pytest.approx(0.5, abs=1e-15)
+@pytest.mark.parametrize(
+    ("lengths", "eta"),
+    [
+        # Lengths 1 and 2: pairs (1, 0), (1, 1), (2, 0).
+        # n=3, sum k=4, sum m=1, sum kk=6, sum mm=1, sum km=1
+        # cov = 3*1 - 4*1 = -1; var k = 18-16 = 2; var m = 3-1 = 2; corr = -1/2.
+        ([1, 2], 0.5),
+        ([7] * 20, 1.0),
+        ([1, 1, 1], 1.0),
+        # Undefined: no programs, or none that made a turn.
+        ([], 1.0),
+        ([0, -3], 1.0),
+    ],
+)
+def test_eta_by_hand(lengths, eta):
+    assert memory_of(lengths).eta == pytest.approx(eta, abs=1e-12)
 
 
-def test_eta_of_one_length_is_one_and_undefined_is_one() -> None:
-    assert Memoryfulness().eta == 1.0
-    assert memory_of([7] * 20).eta == pytest.approx(1.0, abs=1e-12)
-    assert memory_of([1, 1, 1]).eta == 1.0
-
-
-def test_eta_is_negative_for_long_tails() -> None:
+def test_eta_is_negative_for_long_tails():
     # Most programs stop at once, a few go on for ever: progress reveals more work.
-    lengths = [1] * 400 + [100, 100]
-    assert numpy_eta(lengths) < -0.1
-    assert memory_of(lengths).eta == pytest.approx(numpy_eta(lengths), abs=1e-9)
+    assert memory_of([1] * 400 + [100, 100]).eta < -0.1
 
 
-def test_eta_window_forgets_whole_programs() -> None:
-    memory = memory_of([50, 3, 9, 4], window=3)
+def test_eta_window_forgets_whole_programs():
+    memory = memory_of([50, 3, 9, 4, 0], window=3)
     assert memory.eta == pytest.approx(numpy_eta([3, 9, 4]), abs=1e-9)
     assert memory.avg_turns == pytest.approx(16 / 3)
+    assert memory_of([0, -3]).avg_turns == 0.0
 
 
-def test_programs_without_a_turn_are_ignored() -> None:
-    memory = memory_of([0, -3])
-    assert (memory.avg_turns, memory.eta) == (0.0, 1.0)
-
-
-def test_kaplan_meier_by_hand() -> None:
+def test_kaplan_meier_by_hand():
     # 5 gaps: 1, 2, 2 ended, one given up at 2, one at 3.
     # t=1: 5 at risk, S = 4/5. t=2: 4 at risk (the censored one too), 2 end: S = 2/5.
     curve = kaplan_meier([1, 2, 2, 2, 3], [True, True, True, False, False])
     assert curve.times.tolist() == [1.0, 2.0]
     assert curve.survival.tolist() == pytest.approx([0.8, 0.4])
     assert curve.held_s.tolist() == pytest.approx([1.0, 1.8])  # 1, then + 0.8 * 1
-    assert [curve.at(t) for t in (0.9, 1.0, 1.9, 99.0)] == pytest.approx(
-        [1.0, 0.8, 0.8, 0.4]
-    )
+    found = [curve.at(t) for t in (0.9, 1.0, 1.9, 99.0)]
+    assert found == pytest.approx([1.0, 0.8, 0.8, 0.4])
     # E[min(T, 1.5)] = 1 + 0.8 / 2; beyond the last event S stays 0.4.
     assert curve.restricted_mean(1.5) == pytest.approx(1.4)
     assert curve.restricted_mean(4.0) == pytest.approx(1.8 + 0.8)
@@ -109,7 +94,7 @@ def test_kaplan_meier_by_hand() -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_kaplan_meier_equals_lifelines(seed: int) -> None:
+def test_kaplan_meier_equals_lifelines(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 200))
     # Rounded, so that there are ties between and among events and censorings.
@@ -126,23 +111,13 @@ def test_kaplan_meier_equals_lifelines(seed: int) -> None:
     assert curve.restricted_mean(tau_s) == pytest.approx(rmst, abs=1e-9)
 
 
-def test_without_censoring_survival_is_the_share_that_lasts_longer() -> None:
-    values = np.sort(np.random.default_rng(1).exponential(1.0, 500))
-    curve = survival_of_sorted(values, np.empty(0))
-    for t in (0.1, 1.0, 5.0):
-        assert curve.at(t) == pytest.approx(np.mean(values > t))
-    assert curve.held_s[-1] == pytest.approx(values.mean())
-
-
-def test_conditional_curve_by_hand() -> None:
+def test_conditional_curve_by_hand():
     # Gaps 1, 2, 4, 8; after 2 s two are left: 2 s and 6 s more.
     curve = kaplan_meier([1, 2, 4, 8], [True] * 4).given_survival(2.0)
     assert curve.times.tolist() == [2.0, 6.0]
     assert curve.survival.tolist() == [0.5, 0.0]
     assert curve.held_s.tolist() == [2.0, 4.0]  # 2, then + 0.5 * 4
-
-
-def test_conditional_curve_at_its_ends() -> None:
+    # And at its ends.
     curve = kaplan_meier([1, 2], [True, True])
     assert curve.given_survival(0.0) is curve
     assert curve.given_survival(-1.0) is curve
@@ -151,3 +126,27 @@ def test_conditional_curve_at_its_ends() -> None:
     assert curve.restricted_mean(math.inf) == 1.5
     assert EMPTY_CURVE.at(5.0) == 1.0
     assert len(kaplan_meier([3.0], [False]).times) == 0
+
+
+@pytest.mark.parametrize(
+    ("saved_s", "idle_s", "left"),
+    [
+        (4.0, 1.0, 750),
+        (4.0, 5.0, 0),
+        (0.0, 0.0, 0),  # without a price nothing is left after a rest
+    ],
+)
+def test_idle_seconds_work_a_backlog_off_in_proportion(saved_s, idle_s, left):
+    clock = VirtualClock()
+    backlog = Backlog(clock)
+    backlog.on_busy()
+    backlog.on_saved(1000, saved_s)
+    clock.advance(10.0)
+    assert backlog.tokens == 1000, "the engine was busy"
+    backlog.on_idle()
+    clock.advance(idle_s)
+    for _ in range(2):  # with another request it is idle no more
+        backlog.on_busy()
+        clock.advance(5.0)
+    backlog.on_busy()
+    assert backlog.tokens == left

@@ -1,145 +1,178 @@
-"""One sentence for everything that can become of a turn and of its pin."""
+"""What `ttlcache explain` says of a turn and of its pin, and what it compares with."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ttlcache.analysis.explain import after_text, claim_text
+from ttlcache.analysis.hindsight import best_constant_s, constant_s, cost_s, oracle_s
 from ttlcache.analysis.recording import Decided, PinLog, ProgramLog, TurnLog
 
 
-def turn(**changes: object) -> TurnLog:
+def turn(**changes):
     """A second turn that came at 100 s and found nothing."""
-    values = {
-        "turn": 2,
-        "request": "r2",
-        "arrive_s": 100.0,
-        "follows": 1,
-        "wait_s": 0.5,
-        "relation": "continues",
-        "finish_s": 110.0,
-        "completed": True,
-    }
-    return TurnLog(**{**values, **changes})  # type: ignore[arg-type]
+    came = {"turn": 2, "request": "r2", "arrive_s": 100.0, "follows": 1}
+    went = {"wait_s": 0.5, "relation": "continues", "finish_s": 110.0}
+    return TurnLog(**{**came, **went, "completed": True, **changes})
 
 
-def decided(ttl_s: float = 5.0, kv_blocks: int = 10) -> Decided:
-    return Decided("bash", ttl_s, "ecdf:tool", {}, kv_blocks, 1.0)
+def decided(ttl_s=5.0, kv_blocks=10):
+    return {"decided": Decided("bash", ttl_s, "ecdf:tool", {}, kv_blocks, 1.0)}
 
 
-def pin(outcome: str | None = None, end_s: float | None = None) -> PinLog:
-    return PinLog(7, 90.0, 10, 5.0, outcome, end_s)
+def pinned(outcome=None, end_s=None, *changes):
+    log = PinLog(7, 90.0, 10, 5.0, outcome, end_s)
+    log.changes.extend(changes)
+    return {**decided(), "pin": log}
 
 
-def before(**changes: object) -> TurnLog:
-    return turn(turn=1, **{"decided": decided(), **changes})
+CLAIMED = {"claimed_pin": 7, "claimed_tokens": 160}
 
 
 @pytest.mark.parametrize(
-    ("now", "earlier", "first", "text"),
+    ("now", "before", "text"),
     [
         (
-            turn(claimed_pin=7, claimed_tokens=160, saved_tokens=96, saved_s=1.25),
-            before(),
-            False,
+            {**CLAIMED, "saved_tokens": 96, "saved_s": 1.25},
+            decided(),
             "claimed pin 7: 160 tokens, of which plain vLLM would have evicted 96, "
             "1.25 s of prefill saved",
         ),
         (
-            turn(claimed_pin=7, claimed_tokens=160),
-            before(),
-            False,
+            CLAIMED,
+            decided(),
             "claimed pin 7: 160 tokens, all of which plain vLLM would have kept",
         ),
-        (turn(wait_s=None), before(), False, "never got memory"),
-        (turn(follows=None), None, True, "first turn: nothing to claim"),
+        ({"wait_s": None}, decided(), "never got memory"),
         (
-            turn(follows=None, relation="branches"),
+            {"follows": None, "relation": "branches"},
             None,
-            False,
             "branches: extends no open turn of its program",
         ),
-        (turn(), None, False, "the turn before it is not in this recording"),
+        ({}, None, "the turn before it is not in this recording"),
         (
-            turn(),
-            before(rejected=("ttl", "tool_type")),
-            False,
+            {},
+            {**decided(), "rejected": ("ttl", "tool_type")},
             "no pin: hints rejected (ttl, tool_type)",
         ),
         (
-            turn(cached_tokens=32),
-            before(decided=None),
-            False,
+            {"cached_tokens": 32},
+            {},
             "no pin: the turn before was not decided on; 32 tokens were cached anyway",
         ),
+        ({}, decided(kv_blocks=0), "no pin: the context does not fill one KV block"),
+        ({}, decided(ttl_s=0.0), "no pin: ecdf:tool gave 0 s"),
+        ({}, decided(), "no pin: no room under max_pinned_fraction"),
+        ({}, pinned(), "pin 7 was still held by another request"),
+        ({}, pinned("expired", 95.0), "pin 7 expired 5 s before it came"),
         (
-            turn(),
-            before(decided=decided(kv_blocks=0)),
-            False,
-            "no pin: the context does not fill one KV block",
-        ),
-        (
-            turn(),
-            before(decided=decided(ttl_s=0.0)),
-            False,
-            "no pin: ecdf:tool gave 0 s",
-        ),
-        (turn(), before(), False, "no pin: no room under max_pinned_fraction"),
-        (
-            turn(),
-            before(pin=pin()),
-            False,
-            "pin 7 was still held by another request",
-        ),
-        (
-            turn(),
-            before(pin=pin("expired", 95.0)),
-            False,
-            "pin 7 expired 5 s before it came",
-        ),
-        (
-            turn(),
-            before(pin=pin("victim", 102.0)),
-            False,
+            {},
+            pinned("victim", 102.0),
             "pin 7 gave its memory to others (victim) 2 s after it came",
         ),
     ],
 )
-def test_why_a_turn_claimed_what_it_claimed(
-    now: TurnLog, earlier: TurnLog | None, first: bool, text: str
-) -> None:
-    assert claim_text(now, earlier, first=first) == text
+def test_why_a_turn_claimed_what_it_claimed(now, before, text):
+    earlier = None if before is None else turn(turn=1, **before)
+    assert claim_text(turn(**now), earlier, first=False) == text
 
 
-def changed(log: PinLog) -> PinLog:
-    log.changes.append((95.0, "re-decided: 3 s from then"))
-    return log
+def test_a_first_turn_has_nothing_to_claim():
+    text = claim_text(turn(follows=None), None, first=True)
+    assert text == "first turn: nothing to claim"
+
+
+CHANGE = (95.0, "re-decided: 3 s from then")
 
 
 @pytest.mark.parametrize(
     ("now", "how", "text"),
     [
-        (turn(finish_s=None), "", "did not finish"),
-        (turn(completed=False), "", "aborted or failed: not retained"),
-        (turn(), "last_step", "program over (last_step)"),
-        (turn(), "", "no decision"),
-        (turn(decided=decided()), "", "not kept"),
+        ({"finish_s": None}, "", "did not finish"),
+        ({"completed": False}, "", "aborted or failed: not retained"),
+        ({}, "last_step", "program over (last_step)"),
+        ({}, "", "no decision"),
+        (decided(), "", "not kept"),
         (
-            turn(decided=decided(), pin=changed(pin())),
+            pinned(None, None, CHANGE),
             "",
             "pin 7: still held; re-decided: 3 s from then",
         ),
         (
-            turn(decided=decided(), pin=changed(pin("claimed", 92.5))),
+            pinned("claimed", 92.5, CHANGE),
             "",
             "pin 7 was claimed after 2.5 s; re-decided: 3 s from then",
         ),
     ],
 )
-def test_what_became_of_a_turn(now: TurnLog, how: str, text: str) -> None:
-    assert after_text(now, ProgramLog("p", "run", [now], how=how)) == text
+def test_what_became_of_a_turn(now, how, text):
+    log = ProgramLog("p", "run", [turn(**now)], how=how)
+    assert after_text(log.turns[0], log) == text
 
 
-def test_an_undecided_turn_in_mid_program_is_not_its_end() -> None:
+def test_an_undecided_turn_in_mid_program_is_not_its_end():
     log = ProgramLog("p", "run", [turn(), turn(turn=3)], how="last_step")
     assert after_text(log.turns[0], log) == "no decision"
+
+
+# --- the references, against trying everything ----------------------------------
+
+INF = float("inf")
+SECONDS = st.sampled_from([0.0, 0.25, 1.0, 1.5, 2.0, 7.0, 40.0])
+
+
+def judged(gap_s, benefit_s=3.0, price=1.0, **more):
+    inputs = {"benefit_s": benefit_s, "price": price}
+    decided = Decided("bash", 5.0, "test", inputs, 4, benefit_s)
+    return TurnLog(1, "r", 0.0, decided=decided, next_gap_s=gap_s, **more)
+
+
+TURNS = st.lists(
+    st.builds(judged, st.none() | SECONDS, SECONDS, st.sampled_from([0.0, 0.5, 2.0])),
+    max_size=8,
+)
+
+
+@given(TURNS, st.sampled_from([0.0, 1.5, INF]))
+def test_no_constant_is_better_than_the_best_nor_the_oracle_worse(turns, max_ttl_s):
+    found = best_constant_s(turns, max_ttl_s)
+    assert 0.0 <= found <= max_ttl_s
+
+    def total_s(ttl_s):
+        return sum(constant_s(each, ttl_s) for each in turns)
+
+    for step in range(161):
+        ttl_s = step / 4
+        if ttl_s <= max_ttl_s:
+            assert total_s(found) <= total_s(ttl_s) + 1e-9
+    shorter = [t.next_gap_s for t in turns if (t.next_gap_s or 0.0) < found]
+    assert all(total_s(s or 0.0) > total_s(found) - 1e-9 for s in shorter)
+    for each in turns:
+        assert oracle_s(each, max_ttl_s) <= constant_s(each, found) + 1e-9
+
+
+def test_known_costs():
+    # Gaps of 1 s are worth 3 s, the one of 10 s is not.
+    turns = [judged(1.0), judged(1.0), judged(10.0), judged(None)]
+    assert best_constant_s(turns, INF) == 1.0
+    assert [constant_s(each, 1.0) for each in turns] == [1.0, 1.0, 4.0, 1.0]
+    assert [oracle_s(each, INF) for each in turns] == [1.0, 1.0, 3.0, 0.0]
+    assert best_constant_s(turns, 0.5) == 0.0
+    assert oracle_s(turns[0], 0.5) == 3.0
+    # Memory that nobody wants is held for ever.
+    assert best_constant_s([judged(10.0, price=0.0)], INF) == 10.0
+    assert best_constant_s([], INF) == 0.0
+
+
+def test_what_a_turn_did_cost():
+    pin = PinLog(1, 0.0, 4, 5.0, "claimed", end_s=2.0)
+    assert cost_s(judged(2.0, pin=pin, next_claimed=True)) == 2.0
+    assert cost_s(judged(2.0, pin=pin)) == 5.0
+    assert cost_s(judged(None, pin=pin)) == 2.0
+    assert cost_s(judged(2.0)) == 3.0
+    assert cost_s(judged(2.0, pin=PinLog(1, 0.0, 4, 5.0))) is None
+    assert cost_s(TurnLog(1, "r", 0.0)) is None
+    with pytest.raises(ValueError, match="nothing was decided"):
+        oracle_s(TurnLog(1, "r", 0.0, next_gap_s=1.0), INF)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 import tracemalloc
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,27 +17,29 @@ GIT = GapKey("bash", "git")
 BASH = GapKey("bash")
 
 
-def num_censored(history: GapHistory, key: GapKey | None) -> int:
+@pytest.fixture
+def history():
+    return GapHistory()
+
+
+def num_censored(history, key):
     return history.count(key, with_censored=True) - history.count(key)
 
 
-def durations(history: GapHistory, key: GapKey | None = None) -> list[float]:
+def durations(history, key=None):
     return history.durations(key).tolist()
 
 
-def test_a_gap_is_recorded_under_every_coarser_key() -> None:
-    history = GapHistory()
+def test_a_gap_is_recorded_under_every_coarser_key(history):
     history.start("turn 1", GIT, now_s=10.0)
     assert history.finish("turn 1", now_s=12.5) == 2.5
     for key in (GIT, BASH, None):
         assert durations(history, key) == [2.5]
         assert history.count(key) == 1
     assert history.count(GapKey("search")) == 0
-    assert history.count() == 1
 
 
-def test_unknown_tokens_record_nothing() -> None:
-    history = GapHistory()
+def test_unknown_tokens_record_nothing(history):
     assert history.finish("never opened", 1.0) is None
     history.abandon("never opened", 1.0)
     history.drop("never opened")
@@ -47,10 +47,15 @@ def test_unknown_tokens_record_nothing() -> None:
     history.start("a", BASH, 0.0)
     history.drop("a")
     assert history.finish("a", 1.0) is None
+    # Opening a token again replaces it.
+    history.start("b", GIT, 0.0)
+    history.start("b", GapKey("search"), 5.0)
+    assert len(history._open) == 1
+    assert history.finish("b", 6.0) == 1.0
+    assert history.count(GIT) == 0
 
 
-def test_a_clock_that_goes_back_gives_zero() -> None:
-    history = GapHistory()
+def test_a_clock_that_goes_back_gives_zero(history):
     history.start("a", BASH, 10.0)
     assert history.finish("a", 9.0) == 0.0
     history.start("b", BASH, 10.0)
@@ -59,35 +64,15 @@ def test_a_clock_that_goes_back_gives_zero() -> None:
     assert num_censored(history, BASH) == 1
 
 
-def test_opening_a_token_again_replaces_it() -> None:
-    history = GapHistory()
-    history.start("a", GIT, 0.0)
-    history.start("a", GapKey("search"), 5.0)
-    assert len(history._open) == 1
-    assert history.finish("a", 6.0) == 1.0
-    assert history.count(GIT) == 0
-
-
 @pytest.mark.parametrize("key", [USER_GAP, FINAL_GAP, APPROVAL_GAP])
-def test_human_gaps_stay_out_of_the_global_window(key: GapKey) -> None:
-    history = GapHistory()
+def test_human_gaps_stay_out_of_the_global_window(history, key):
     history.observe(key, 600.0)
     history.observe(key, 600.0, completed=False)
-    assert history.count() == 0
-    assert num_censored(history, None) == 0
+    assert history.count(with_censored=True) == 0
     assert durations(history, key) == [600.0]
 
 
-def test_parallel_calls_are_tools() -> None:
-    history = GapHistory()
-    both = GapKey.parallel((GIT, GapKey("search")))
-    history.observe(both, 3.0)
-    assert history.count() == 1
-    assert history.best_key(both, 0) == both
-
-
-def test_back_off_finds_the_finest_key_with_enough_records() -> None:
-    history = GapHistory()
+def test_back_off_finds_the_finest_key_with_enough_records(history):
     for key, times in ((GIT, 2), (BASH, 4)):
         for _ in range(times):
             history.observe(key, 1.0)
@@ -96,27 +81,17 @@ def test_back_off_finds_the_finest_key_with_enough_records() -> None:
     assert history.best_key(GIT, 2) == BASH
     assert history.best_key(GIT, 6) is None
     assert history.best_key(GapKey("search"), 0) is None
+    # Parallel calls are tools.
+    both = GapKey.parallel((GIT, GapKey("search")))
+    history.observe(both, 1.0, completed=False)
+    assert history.best_key(both, 0) is None
+    assert history.best_key(both, 0, with_censored=True) == both
+    history.observe(both, 3.0)
+    assert history.best_key(both, 0) == both
+    assert history.count() == 7
 
 
-def test_back_off_can_count_censored_gaps() -> None:
-    history = GapHistory()
-    history.observe(GIT, 1.0, completed=False)
-    assert history.best_key(GIT, 0) is None
-    assert history.best_key(GIT, 0, with_censored=True) == GIT
-
-
-def test_abandoned_gaps_count_in_survival_only() -> None:
-    history = GapHistory()
-    for token, key in (("a", GIT), ("b", GIT)):
-        history.start(token, key, 0.0)
-    history.finish("a", 1.0)
-    history.abandon("b", 5.0)
-    assert durations(history, GIT) == [1.0]
-    assert history.survival(GIT).at(1.0) == pytest.approx(0.5)
-
-
-def test_open_gaps_are_censored_at_their_age() -> None:
-    history = GapHistory()
+def test_open_gaps_are_censored_at_their_age(history):
     for _ in range(3):
         history.observe(GIT, 1.0)
     history.start("open", GIT, now_s=10.0)
@@ -127,9 +102,13 @@ def test_open_gaps_are_censored_at_their_age() -> None:
     assert history.survival(GIT, now_s=14.0).at(1.0) == pytest.approx(0.25)
     history.drop("open")
     assert history.survival(GIT, now_s=14.0).at(1.0) == 0.0
+    history.start("abandoned", GIT, now_s=10.0)
+    history.abandon("abandoned", 14.0)
+    assert history.survival(GIT).at(1.0) == pytest.approx(0.25)
+    assert durations(history, GIT) == [1.0] * 3
 
 
-def test_too_many_open_gaps_censor_the_oldest() -> None:
+def test_too_many_open_gaps_censor_the_oldest():
     history = GapHistory(max_open=2)
     for number in range(3):
         history.start(number, BASH, now_s=float(number))
@@ -139,7 +118,7 @@ def test_too_many_open_gaps_censor_the_oldest() -> None:
     assert history.finish(2, 9.0) == 7.0
 
 
-def test_the_horizon_censors_open_and_late_gaps() -> None:
+def test_the_horizon_censors_open_and_late_gaps():
     history = GapHistory(horizon_s=60.0)
     history.start("gone", BASH, 0.0)
     history.start("late", BASH, 5.0)
@@ -153,18 +132,17 @@ def test_the_horizon_censors_open_and_late_gaps() -> None:
     assert history.survival(BASH).at(59.0) == pytest.approx(2 / 3)
 
 
-def test_nonsense_is_not_recorded() -> None:
-    history = GapHistory()
+def test_nonsense_is_not_recorded(history):
     for gap_s in (math.nan, math.inf):
         history.observe(BASH, gap_s)
         history.observe(BASH, gap_s, completed=False)
-    assert history.count() == num_censored(history, None) == 0
+    assert history.count(with_censored=True) == 0
     history.observe(BASH, -1.0)
     history.observe(BASH, 1e300)
     assert durations(history) == [0.0, MAX_GAP_S]
 
 
-def test_snapshots_are_read_only_and_do_not_move() -> None:
+def test_snapshots_are_read_only_and_do_not_move():
     history = GapHistory(window=3)
     history.observe(BASH, 1.0)
     before = history.durations(BASH)
@@ -182,11 +160,9 @@ def test_snapshots_are_read_only_and_do_not_move() -> None:
     st.integers(1, 30),
 )
 @settings(max_examples=300, deadline=None)
-def test_windows_equal_the_last_records(
-    records: list[tuple[int, bool, bool]], window: int
-) -> None:
+def test_windows_equal_the_last_records(records, window):
     history = GapHistory(window=window, global_window=2 * window)
-    seen: list[tuple[int, bool]] = []
+    seen = []
     for gap_s, completed, look in records:
         history.observe(BASH, gap_s, completed=completed)
         seen.append((gap_s, completed))
@@ -203,8 +179,7 @@ def test_windows_equal_the_last_records(
                 assert curve.at(t) == pytest.approx(expected.at(t), abs=1e-12)
 
 
-def test_long_curves_lag_by_a_bounded_share() -> None:
-    history = GapHistory()
+def test_long_curves_lag_by_a_bounded_share(history):
     for _ in range(5000):
         history.observe(BASH, 1.0)
     history.survival(None)
@@ -216,22 +191,7 @@ def test_long_curves_lag_by_a_bounded_share() -> None:
     assert history.survival(None).at(0.5) == pytest.approx(1.0 - lag / (5000 + lag))
 
 
-def test_windows_follow_a_shift_of_the_distribution() -> None:
-    rng = np.random.default_rng(3)
-    history = GapHistory(window=200, global_window=500)
-    for gap_s in rng.exponential(1.0, 5000).tolist():
-        history.observe(GIT, gap_s)
-    assert np.median(history.durations(GIT)) == pytest.approx(math.log(2), rel=0.3)
-    for gap_s in rng.exponential(20.0, 500).tolist():
-        history.observe(GIT, gap_s)
-    for key in (GIT, None):
-        assert np.median(history.durations(key)) == pytest.approx(
-            20 * math.log(2), rel=0.3
-        )
-        assert history.survival(key).at(1.0) > 0.9
-
-
-def test_least_recently_written_keys_are_forgotten_first() -> None:
+def test_least_recently_written_keys_are_forgotten_first():
     history = GapHistory(max_keys=2)
     a, b, c = GapKey("a"), GapKey("b"), GapKey("c")
     for key in (a, b, a, c):
@@ -244,18 +204,10 @@ def test_least_recently_written_keys_are_forgotten_first() -> None:
     assert [history.count(key) for key in (a, b, c)] == [0, 1, 1]
 
 
-def test_a_gap_outlives_the_forgetting_of_its_key() -> None:
-    history = GapHistory(max_keys=1)
-    history.start("a", GapKey("a"), 0.0)
-    history.observe(GapKey("b"), 1.0)
-    assert history.finish("a", 2.0) == 2.0
-    assert history.count(GapKey("a")) == 1
-
-
-def test_memory_is_bounded_over_100k_distinct_keys() -> None:
+def test_memory_is_bounded_over_100k_distinct_keys():
     history = GapHistory(max_keys=256)
 
-    def feed(first: int, count: int) -> None:
+    def feed(first, count):
         for number in range(first, first + count):
             history.start(number, GapKey("bash", f"exe{number}"), float(number))
             history.finish(number, number + 1.0)
@@ -275,7 +227,7 @@ def test_memory_is_bounded_over_100k_distinct_keys() -> None:
     assert len(history._open) == 0
 
 
-def test_dropping_an_open_gap_of_a_forgotten_key() -> None:
+def test_an_open_gap_outlives_the_forgetting_of_its_key():
     history = GapHistory(max_keys=1)
     history.start("a", GapKey("a"), 0.0)
     history.observe(GapKey("b"), 1.0)  # forgets "a"
@@ -285,12 +237,7 @@ def test_dropping_an_open_gap_of_a_forgotten_key() -> None:
     history.drop("b")
     assert len(history._open) == 0
     assert history.survival(GapKey("a"), now_s=99.0).at(1.0) == 0.0
-
-
-def test_recording_is_cheap() -> None:
-    history = GapHistory()
-    before_s = time.process_time()  # a busy machine is no slow code
-    for number in range(5_000):
-        history.start(number, GIT, float(number))
-        history.finish(number, number + 0.5)
-    assert (time.process_time() - before_s) / 5_000 < 200e-6  # about 10 µs when idle
+    history.start("b", GapKey("b"), 0.0)
+    history.observe(GapKey("a"), 1.0)
+    assert history.finish("b", 2.0) == 2.0
+    assert history.count(GapKey("b")) == 1

@@ -20,31 +20,26 @@ def own(**hints):
     return {"ttlcache": hints}
 
 
-def test_no_parameters_no_hints():
+def test_no_parameters_or_those_of_others_are_no_hints():
     assert parse_hints(None) is NO_HINTS
     assert parse_hints(None, {}) is NO_HINTS
     assert parse_hints({}) == NO_HINTS
     assert parse_hints({"do_remote_prefill": True, "ttl": 5}, {"top_a": 1}) == NO_HINTS
-
-
-@pytest.mark.parametrize("junk", [[], 5, "ttlcache", [["ttlcache", {}]], 1.5, True])
-def test_parameters_of_others_are_none_of_our_business(junk):
-    assert parse_hints(junk) == NO_HINTS
+    for junk in ([], 5, "ttlcache", [["ttlcache", {}]], 1.5, True):
+        assert parse_hints(junk) == NO_HINTS
 
 
 def test_a_full_set_of_hints():
-    hints = parse_hints(
-        own(
-            program_id="job-7",
-            parent_id="job-1",
-            is_last_step=True,
-            tool=["bash", "search", ""],
-            tool_eta_s=2.5,
-            ttl="5m",
-            priority_class=-3,
-        )
+    told = own(
+        program_id="job-7",
+        parent_id="job-1",
+        is_last_step=True,
+        tool=["bash", "search", ""],
+        tool_eta_s=2.5,
+        ttl="5m",
+        priority_class=-3,
     )
-    assert hints == Hints(
+    assert parse_hints(told) == Hints(
         program_id="job-7",
         parent_id="job-1",
         is_last_step=True,
@@ -64,10 +59,8 @@ def test_flat_names_in_vllm_xargs():
         "not_ours": object(),
         5: "keys may be anything",
     }
-    hints = parse_hints(None, flat)
-    assert hints == Hints(
-        program_id="7", is_last_step=True, tools=("bash",), ttl_s=0.25
-    )
+    expected = Hints(program_id="7", is_last_step=True, tools=("bash",), ttl_s=0.25)
+    assert parse_hints(None, flat) == expected
 
 
 def test_vllm_continuum_names_work_in_either_place():
@@ -93,79 +86,58 @@ def test_the_dict_outranks_flat_names_and_none_means_not_said():
     assert parse_hints(own(program_id=None, ttl=None)) == NO_HINTS
 
 
-REJECTED = [
-    # the dict itself
-    ("not_a_dict", {"ttlcache": None}),
-    ("not_a_dict", {"ttlcache": "program_id=5"}),
-    ("not_a_dict", {"ttlcache": [{"program_id": "a"}]}),
-    # keys
-    ("unknown_key", own(programid="a")),
-    ("unknown_key", {"ttlcache": {5: "a"}}),
-    ("unknown_key", {"ttlcache": {None: "a"}}),
-    ("unknown_key", {"ttlcache": {("program_id",): "a"}}),
-    ("unknown_key", {"ttlcache": {HUGE: "a"}}),
-    ("unknown_key", own(ttlcache={"program_id": "a"})),
-    # ids
-    ("id_type", own(program_id=1.5)),
-    ("id_type", own(program_id=True)),
-    ("id_type", own(program_id={"a": [{"b": "c"}]})),
-    ("id_type", own(parent_id=["a"])),
-    ("id_type", own(program_id=b"a")),
-    ("id_type", {"job_id": []}),
-    ("id_empty", own(program_id="")),
-    ("id_empty", own(parent_id="")),
-    ("id_too_long", own(program_id="x" * 257)),
-    ("id_too_long", own(program_id=HUGE)),
-    ("id_range", own(program_id=10**100_000)),
-    ("id_range", own(program_id=MAX_INT + 1)),
-    ("id_range", own(parent_id=MIN_INT - 1)),
-    ("id_encoding", own(program_id="\ud800")),
-    ("id_encoding", own(parent_id="a\udcffb")),
-    # last step
-    ("bool_type", own(is_last_step="true")),
-    ("bool_type", own(is_last_step=2)),
-    ("bool_type", own(is_last_step=1.0)),
-    ("bool_type", own(is_last_step=[])),
-    # tools
-    ("tool_type", own(tool=5)),
-    ("tool_type", own(tool={"name": "bash"})),
-    ("tool_type", own(tool=["bash", None])),
-    ("tool_type", own(tool=[["bash"]])),
-    ("tool_too_long", own(tool=HUGE)),
-    ("tool_too_long", own(tool=["bash", "x" * 257])),
-    ("tool_encoding", own(tool=["bash", "\ud800"])),
-    ("too_many_tools", own(tool=["bash"] * (MAX_TOOLS + 1))),
-    # seconds
-    ("duration", own(ttl=-1)),
-    ("duration", own(ttl=math.nan)),
-    ("duration", own(ttl=math.inf)),
-    ("duration", own(ttl=10**400)),
-    ("duration", own(ttl="-5m")),
-    ("duration", own(ttl="five")),
-    ("duration", own(ttl="1e3")),
-    ("duration", own(ttl="5 minutes")),
-    ("duration", own(ttl="inf")),
-    ("duration", own(ttl="")),
-    *(("duration", own(ttl=value)) for value in ("5M", "s", "1e3s", "1..5s", b"5s")),
-    ("duration", own(ttl=HUGE)),
-    ("duration", own(ttl="1" * 31 + "s")),
-    ("duration", own(ttl=True)),
-    ("duration", own(ttl=[5])),
-    ("duration", own(ttl={"seconds": 5})),
-    ("duration", own(tool_eta_s=-0.1)),
-    ("duration", own(tool_eta_s=math.nan)),
-    ("duration", own(tool_eta_s="soon")),
-    # priority
-    ("priority_type", own(priority_class="high")),
-    ("priority_type", own(priority_class=1.0)),
-    ("priority_type", own(priority_class=False)),
-    ("priority_range", own(priority_class=1001)),
-    ("priority_range", own(priority_class=-(10**50))),
+#: Reason -> parameters.
+REJECTED = {
+    "not_a_dict": [
+        {"ttlcache": None},
+        {"ttlcache": "program_id=5"},
+        {"ttlcache": [{"program_id": "a"}]},
+    ],
+    "unknown_key": [
+        own(programid="a"),
+        {"ttlcache": {5: "a"}},
+        {"ttlcache": {None: "a"}},
+        {"ttlcache": {("program_id",): "a"}},
+        {"ttlcache": {HUGE: "a"}},
+        own(ttlcache={"program_id": "a"}),
+    ],
+    "id_type": [{"job_id": []}],
+}
+#: Reason, key -> values.
+REJECTED_VALUES = {
+    ("id_type", "program_id"): [1.5, True, {"a": [{"b": "c"}]}, b"a"],
+    ("id_type", "parent_id"): [["a"]],
+    ("id_empty", "program_id"): [""],
+    ("id_empty", "parent_id"): [""],
+    ("id_too_long", "program_id"): ["x" * 257, HUGE],
+    ("id_range", "program_id"): [10**100_000, MAX_INT + 1],
+    ("id_range", "parent_id"): [MIN_INT - 1],
+    ("id_encoding", "program_id"): ["\ud800"],
+    ("id_encoding", "parent_id"): ["a\udcffb"],
+    ("bool_type", "is_last_step"): ["true", 2, 1.0, []],
+    ("tool_type", "tool"): [5, {"name": "bash"}, ["bash", None], [["bash"]]],
+    ("tool_too_long", "tool"): [HUGE, ["bash", "x" * 257]],
+    ("tool_encoding", "tool"): [["bash", "\ud800"]],
+    ("too_many_tools", "tool"): [["bash"] * (MAX_TOOLS + 1)],
+    ("duration", "ttl"): [
+        *(-1, math.nan, math.inf, 10**400, True, [5], {"seconds": 5}, b"5s", HUGE),
+        *("-5m", "five", "1e3", "5 minutes", "inf", "", "5M", "s", "1e3s", "1..5s"),
+        "1" * 31 + "s",
+    ],
+    ("duration", "tool_eta_s"): [-0.1, math.nan, "soon"],
+    ("priority_type", "priority_class"): ["high", 1.0, False],
+    ("priority_range", "priority_class"): [1001, -(10**50)],
+}
+CASES = [(reason, params) for reason, each in REJECTED.items() for params in each]
+CASES += [
+    (reason, own(**{key: value}))
+    for (reason, key), values in REJECTED_VALUES.items()
+    for value in values
 ]
 
 
 @pytest.mark.parametrize(
-    ("reason", "params"), REJECTED, ids=lambda x: x if isinstance(x, str) else ""
+    ("reason", "params"), CASES, ids=lambda x: x if isinstance(x, str) else ""
 )
 def test_a_bad_hint_is_rejected_with_its_reason(reason, params):
     assert parse_hints(params) == Hints(rejected=(reason,))
@@ -178,15 +150,14 @@ def test_one_bad_hint_costs_all_of_them():
 
 
 def test_limits_themselves_are_allowed():
-    hints = parse_hints(
-        own(
-            program_id="x" * 256,
-            parent_id=MAX_INT,
-            tool=["t" * 256] * MAX_TOOLS,
-            priority_class=1000,
-            ttl=0,
-        )
+    told = own(
+        program_id="x" * 256,
+        parent_id=MAX_INT,
+        tool=["t" * 256] * MAX_TOOLS,
+        priority_class=1000,
+        ttl=0,
     )
+    hints = parse_hints(told)
     assert not hints.rejected
     assert hints.ttl_s == 0.0
     assert len(hints.tools) == MAX_TOOLS

@@ -2,20 +2,26 @@ from __future__ import annotations
 
 import pytest
 
+from tests.core.stories import make_engine
 from ttlcache import config
 from ttlcache.errors import ConfigError
-from ttlcache.scheduling.ordering import ORDERINGS, Ordering, QueuedTurn, create
-from ttlcache.testing import FakeEngine
+from ttlcache.scheduling.ordering import (
+    ORDERINGS,
+    LeastWork,
+    Ordering,
+    QueuedTurn,
+    create,
+)
 
 
-def queued(program, request, *, turn=0, pinned=False, preempted=False, user=0):
+def queued(program, request, *, pinned=False, preempted=False, user=0, **more):
     return QueuedTurn(
         user_priority=user,
         preempted=preempted,
         claimable=pinned,
         place_seq=program,
         request_seq=request,
-        turn_seq=turn,
+        **more,
     )
 
 
@@ -24,17 +30,18 @@ def served(name, turns):
     return [t.request_seq for t in sorted(turns, key=ORDERINGS[name]().key)]
 
 
-# Programs 1 and 2 came in that order, requests 1 to 5 in theirs.
-FIRST_OF_2 = queued(2, 1)
-FIRST_OF_1 = queued(1, 2)
-PINNED_OF_2 = queued(2, 3, pinned=True)
-PREEMPTED_OF_2 = queued(2, 4, preempted=True)
-URGENT_OF_2 = queued(2, 5, user=-1)
-ALL = [FIRST_OF_2, FIRST_OF_1, PINNED_OF_2, PREEMPTED_OF_2, URGENT_OF_2]
+#: Programs 1 and 2 came in that order, requests 1 to 5 in theirs.
+ALL = [
+    queued(2, 1),
+    queued(1, 2),
+    queued(2, 3, pinned=True),
+    queued(2, 4, preempted=True),
+    queued(2, 5, user=-1),
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "order"),
+    ("name", "expected"),
     [
         ("ttl-aware", [5, 4, 3, 2, 1]),
         ("weighted-arrival", [5, 4, 3, 2, 1]),
@@ -42,21 +49,46 @@ ALL = [FIRST_OF_2, FIRST_OF_1, PINNED_OF_2, PREEMPTED_OF_2, URGENT_OF_2]
         ("request-fcfs", [5, 4, 1, 2, 3]),
     ],
 )
-def test_order_of_service(name, order):
-    assert served(name, ALL) == order
-    assert served(name, reversed(ALL)) == order
+def test_order_of_service(name, expected):
+    assert served(name, ALL) == expected
+    assert served(name, reversed(ALL)) == expected
 
 
-@pytest.mark.parametrize("name", ORDERINGS)
-def test_two_requests_never_share_a_key(name):
-    ordering = ORDERINGS[name]()
-    assert len({ordering.key(turn) for turn in ALL}) == len(ALL)
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        # Less work first, and those of one level by arrival.
+        ([(1, 90.0), (2, 10.0), (3, 30.0)], [2, 3, 1]),
+        ([(2, 20.0), (1, 21.0)], [1, 2]),
+        ([(2, None), (1, None), (3, 0.1)], [1, 2, 3]),
+    ],
+)
+def test_less_work_first_and_equals_by_arrival(turns, expected):
+    made = [queued(number, number, work_left_s=work_s) for number, work_s in turns]
+    assert served("least-work", made) == expected
+
+
+def test_before_less_work_come_preempted_turns_and_pins_as_in_the_paper():
+    pinned = queued(1, 1, work_left_s=90.0, pinned=True)
+    preempted = queued(3, 3, work_left_s=500.0, preempted=True)
+    turns = [queued(2, 2, work_left_s=1.0), pinned, preempted]
+    assert served("least-work", turns) == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("work_left_s", "level"),
+    [(None, 0), (0.0, 1), (0.1, 1), (0.14, 1), (0.151, 2), (0.23, 3), (1e300, 64)],
+)
+def test_levels_of_work_grow_by_half(work_left_s, level):
+    assert LeastWork().level(work_left_s) == level
 
 
 def test_the_configuration_offers_exactly_the_orderings():
     assert set(config.ORDERINGS) == {"auto", *ORDERINGS}
     for name in ORDERINGS:
         assert type(create(name)) is ORDERINGS[name]
+        # Two requests never share a key.
+        assert len({create(name).key(turn) for turn in ALL}) == len(ALL)
 
 
 class LastComeFirst(Ordering):
@@ -71,11 +103,10 @@ class LastComeFirst(Ordering):
 def test_an_ordering_of_ones_own_is_named_by_module_and_class():
     name = f"{__name__}:LastComeFirst"
     assert isinstance(create(name), LastComeFirst)
-    engine = FakeEngine({"ordering": name, "admission": "none"})
+    engine = make_engine(ordering=name)
     for request_id in "ab":
         engine.arrive(request_id, [1, 2, 3], program=request_id)
-    order = sorted("ab", key=engine.controller.queue.priority)
-    assert order == ["b", "a"]
+    assert engine.order("a", "b") == ["b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -89,19 +120,14 @@ def test_an_ordering_of_ones_own_is_named_by_module_and_class():
 )
 def test_what_is_no_ordering_is_rejected_with_key_value_and_expectation(name, reason):
     with pytest.raises(ConfigError) as error:
-        FakeEngine({"ordering": name})
-    text = str(error.value)
-    assert "'ordering'" in text
-    assert repr(name) in text
-    assert "expected: a subclass of" in text
-    assert reason in text
+        make_engine(ordering=name)
+    for word in ("'ordering'", repr(name), "expected: a subclass of", reason):
+        assert word in str(error.value)
 
 
-def test_the_older_a_program_the_more_newcomers_its_turn_lets_pass():
-    def passed_by(program, turn):
-        """Newcomers between the two that are served before the program's turn."""
-        turns = [queued(program, 0, turn=turn)]
-        turns += [queued(n, n, turn=n) for n in range(program + 1, turn)]
-        return served("weighted-arrival", turns).index(0)
-
-    assert [passed_by(10, turn) for turn in (11, 14, 20, 30)] == [0, 2, 7, 14]
+@pytest.mark.parametrize(("turn", "passed"), [(11, 0), (14, 2), (20, 7), (30, 14)])
+def test_the_older_a_program_the_more_newcomers_its_turn_lets_pass(turn, passed):
+    """Of those that came between the program, 10, and its turn."""
+    turns = [queued(10, 0, turn_seq=turn)]
+    turns += [queued(n, n, turn_seq=n) for n in range(11, turn)]
+    assert served("weighted-arrival", turns).index(0) == passed

@@ -19,7 +19,6 @@ from ttlcache.types import (
     APPROVAL_GAP,
     FINAL_GAP,
     USER_GAP,
-    Decision,
     GapKey,
     Pressure,
     TurnFacts,
@@ -29,7 +28,7 @@ LS = GapKey("bash", "ls")
 GIT = GapKey("bash", "git")
 
 
-def history_of(gaps: dict[GapKey, list[float]]) -> GapHistory:
+def history_of(gaps):
     history = GapHistory()
     for key, gaps_s in gaps.items():
         for gap_s in gaps_s:
@@ -37,59 +36,43 @@ def history_of(gaps: dict[GapKey, list[float]]) -> GapHistory:
     return history
 
 
-def view_of(
-    history: GapHistory | None = None,
-    wait_s: float = 0.0,
-    eta: float = 1.0,
-    avg_turns: float = 0.0,
-    pressure: Pressure | None = None,
-    tier: str | None = None,
-) -> View:
+def view_of(history=None, wait_s=0.0, eta=1.0, avg_turns=0.0, pressure=None, tier=None):
     """One millisecond of prefill per token; a tier that gives back 10 a ms."""
     costs = CostModel({"prefill": [1e-3, 0, 0], "reload": {"cpu": [0, 1e-4]}})
     if wait_s:
         costs.observe_return_wait(wait_s)
-    return View(
-        history if history is not None else GapHistory(),
-        costs,
-        eta,
-        avg_turns,
-        pressure if pressure is not None else Pressure(),
-        tier=tier,
-    )
+    history = history if history is not None else GapHistory()
+    pressure = pressure if pressure is not None else Pressure()
+    return View(history, costs, eta, avg_turns, pressure, tier=tier)
 
 
-def turn_of(key: GapKey = LS, tokens: int = 5000, waited_s: float = 0.0) -> TurnFacts:
+def turn_of(key=LS, tokens=5000, waited_s=0.0):
     return TurnFacts("p", 3, key, tokens, tokens // 16, waited_s=waited_s)
 
 
-def decide(
-    name: str, turn: TurnFacts, view: View, options: dict[str, object] | None = None
-) -> Decision:
+def decide(name, turn, view, options=None):
     return policies.create(name, options or {}).decide(turn, view)
 
 
-def test_none_never_holds() -> None:
-    assert decide("none", turn_of(), view_of()).ttl_s == 0.0
-
-
-def test_fixed_holds_for_its_constant() -> None:
-    assert decide("fixed", turn_of(), view_of()).ttl_s == 2.0
-    assert decide("fixed", turn_of(), view_of(), {"ttl_s": 5}).ttl_s == 5.0
-    assert decide("fixed", turn_of(waited_s=1.5), view_of()).ttl_s == 0.5
-    assert decide("fixed", turn_of(waited_s=9.0), view_of()).ttl_s == 0.0
-    assert decide("fixed", turn_of(waited_s=-9.0), view_of()).ttl_s == 2.0
-    forever = {"ttl_s": math.inf}
-    assert decide("fixed", turn_of(waited_s=9.0), view_of(), forever).ttl_s == math.inf
-
-
-def test_ski_rental_holds_as_long_as_recovery_takes() -> None:
-    # 5,000 tokens: 5 s of prefill, or 0.5 s from the tier that has them.
-    assert decide("ski-rental", turn_of(), view_of()).ttl_s == pytest.approx(5.0)
-    in_tier = view_of(tier="cpu")
-    assert decide("ski-rental", turn_of(), in_tier).ttl_s == pytest.approx(0.5)
-    half_way = turn_of(waited_s=3.0)
-    assert decide("ski-rental", half_way, view_of()).ttl_s == pytest.approx(2.0)
+@pytest.mark.parametrize(
+    ("name", "options", "waited_s", "tier", "ttl_s"),
+    [
+        ("none", {}, 0.0, None, 0.0),
+        ("fixed", {}, 0.0, None, 2.0),
+        ("fixed", {"ttl_s": 5}, 0.0, None, 5.0),
+        ("fixed", {}, 1.5, None, 0.5),
+        ("fixed", {}, 9.0, None, 0.0),
+        ("fixed", {}, -9.0, None, 2.0),
+        ("fixed", {"ttl_s": math.inf}, 9.0, None, math.inf),
+        # 5,000 tokens: 5 s of prefill, or 0.5 s from the tier that has them.
+        ("ski-rental", {}, 0.0, None, 5.0),
+        ("ski-rental", {}, 0.0, "cpu", 0.5),
+        ("ski-rental", {}, 3.0, None, 2.0),
+    ],
+)
+def test_simple_rules_by_hand(name, options, waited_s, tier, ttl_s):
+    decision = decide(name, turn_of(waited_s=waited_s), view_of(tier=tier), options)
+    assert decision.ttl_s == pytest.approx(ttl_s)
 
 
 @pytest.mark.parametrize(
@@ -107,50 +90,58 @@ def test_ski_rental_holds_as_long_as_recovery_takes() -> None:
         (8_000, 0.0, 1.0, 2.0),
         # Anti-memoryful: B = 5 - 6 < 0.
         (5_000, 6.0, -1.0, 0.0),
+        # Beyond all sense: bounded.
+        (5_000, 1e308, -1.0, 0.0),
+        (5_000, 1e308, 1.0, 8.0),
     ],
 )
-def test_cachettl_by_hand(tokens: int, wait_s: float, eta: float, ttl_s: float) -> None:
+def test_cachettl_by_hand(tokens, wait_s, eta, ttl_s):
     view = view_of(history_of({LS: [1, 2, 4, 8]}), wait_s, eta)
     decision = decide("cachettl", turn_of(tokens=tokens), view, {"k": 3})
     assert (decision.ttl_s, decision.reason) == (ttl_s, "ecdf:tool")
+    assert bounded(math.nan) == 0.0
 
 
-def test_cachettl_cold_start() -> None:
+@pytest.mark.parametrize(
+    ("tokens", "wait_s", "eta", "k", "ttl_s", "reason"),
+    [
+        # |S| = 3 <= K: Exp(1) and eta = 1, so B = 4 + 5 = 9 and tau = ln 9.
+        (5_000, 4.0, -1.0, 3, math.log(9), "default"),
+        # B = 1: not above 1.
+        (1_000, 0.0, 1.0, 3, 0.0, "default"),
+        # |S| > K >= |S[f]|: all gaps 1, 1, 3 with B = 12: 8-1, 12-3 -> 3.
+        (12_000, 0.0, 1.0, 2, 3.0, "ecdf:global"),
+        # |S[f]| > K: 1, 1 -> 1.
+        (12_000, 0.0, 1.0, 1, 1.0, "ecdf:tool"),
+    ],
+)
+def test_cachettl_cold_start(tokens, wait_s, eta, k, ttl_s, reason):
     # 3 records in all, 2 of the tool.
-    history = history_of({LS: [1, 1], GapKey("search"): [3]})
-    # |S| = 3 <= K: Exp(1) and eta = 1, so B = 4 + 5 = 9 and tau = ln 9.
-    default = decide("cachettl", turn_of(), view_of(history, 4.0, eta=-1.0), {"k": 3})
-    assert default.ttl_s == pytest.approx(math.log(9))
-    assert default.reason == "default"
-    # B = 1: not above 1.
-    tiny = turn_of(tokens=1000)
-    assert decide("cachettl", tiny, view_of(history), {"k": 3}).ttl_s == 0.0
-    # |S| > K >= |S[f]|: all gaps 1, 1, 3 with B = 12: 8-1, 12-3 -> 3.
-    wide = decide("cachettl", turn_of(tokens=12_000), view_of(history), {"k": 2})
-    assert (wide.ttl_s, wide.reason) == (3.0, "ecdf:global")
-    # |S[f]| > K: 1, 1 -> 1.
-    own = decide("cachettl", turn_of(tokens=12_000), view_of(history), {"k": 1})
-    assert (own.ttl_s, own.reason) == (1.0, "ecdf:tool")
-    # K itself is not enough; the paper's K is 100.
+    view = view_of(history_of({LS: [1, 1], GapKey("search"): [3]}), wait_s, eta)
+    decision = decide("cachettl", turn_of(tokens=tokens), view, {"k": k})
+    assert (decision.ttl_s, decision.reason) == (pytest.approx(ttl_s), reason)
+
+
+def test_cachettl_is_cold_up_to_the_papers_k():
     exactly_k = view_of(history_of({LS: [1.0] * 100}))
     assert decide("cachettl", turn_of(), exactly_k).reason == "default"
 
 
-def test_cachettl_backs_off_to_coarser_keys() -> None:
+def test_cachettl_backs_off_to_coarser_keys():
     history = history_of({GIT: [1.0], GapKey("bash", "make"): [9.0, 9.0]})
     decision = decide("cachettl", turn_of(GIT, 90_000), view_of(history), {"k": 1})
     assert (decision.ttl_s, decision.inputs["records"]) == (9.0, 3.0)  # bash
 
 
-def test_cachettl_later_in_the_gap_keeps_its_plan() -> None:
+@pytest.mark.parametrize(("waited_s", "ttl_s"), [(0.0, 2.0), (0.5, 1.5), (2.5, 0.0)])
+def test_cachettl_later_in_the_gap_keeps_its_plan(waited_s, ttl_s):
     view = view_of(history_of({LS: [1, 2, 4, 8]}))
-    assert decide("cachettl", turn_of(), view, {"k": 3}).ttl_s == 2.0
-    assert decide("cachettl", turn_of(waited_s=0.5), view, {"k": 3}).ttl_s == 1.5
-    assert decide("cachettl", turn_of(waited_s=2.5), view, {"k": 3}).ttl_s == 0.0
+    turn = turn_of(waited_s=waited_s)
+    assert decide("cachettl", turn, view, {"k": 3}).ttl_s == ttl_s
 
 
 @pytest.mark.parametrize("key", [USER_GAP, FINAL_GAP, APPROVAL_GAP])
-def test_cachettl_counts_chats_that_never_return(key: GapKey) -> None:
+def test_cachettl_counts_chats_that_never_return(key):
     history = history_of({LS: [1.0] * 5, key: [2.0]})
     # Own history of 1 <= K: the cold start, here the tools' 1 s.
     cold = decide("cachettl", turn_of(key), view_of(history), {"k": 3})
@@ -167,11 +158,11 @@ def test_cachettl_counts_chats_that_never_return(key: GapKey) -> None:
     assert dear.ttl_s == 2.0
 
 
-def brute_force(gaps_s: list[float], benefit_s: float) -> float:
+def brute_force(gaps_s, benefit_s):
     """The paper's enumeration in exact arithmetic; the smallest TTL on ties."""
     benefit, n = Fraction(benefit_s), len(gaps_s)
 
-    def worth(tau: float) -> Fraction:
+    def worth(tau):
         share = Fraction(sum(g <= tau for g in gaps_s), n)
         return share * benefit - Fraction(tau)
 
@@ -184,9 +175,7 @@ def brute_force(gaps_s: list[float], benefit_s: float) -> float:
     st.sampled_from([-1.0, -0.25, 0.0, 0.5, 1.0]),
 )
 @settings(max_examples=1000, deadline=None)
-def test_cachettl_equals_brute_force(
-    eighths: list[int], wait_eighths: int, eta: float
-) -> None:
+def test_cachettl_equals_brute_force(eighths, wait_eighths, eta):
     gaps_s = [e / 8 for e in eighths]  # eighths are exact in binary
     view = view_of(history_of({LS: gaps_s}), wait_s=wait_eighths / 8, eta=eta)
     decision = decide("cachettl", turn_of(tokens=3000), view, {"k": 0})
@@ -195,24 +184,28 @@ def test_cachettl_equals_brute_force(
     assert decision.ttl_s == brute_force(gaps_s, benefit_s)
 
 
-def test_cachettl_equals_brute_force_on_any_floats() -> None:
+def test_cachettl_equals_brute_force_on_any_floats():
     rng = np.random.default_rng(11)
     for _ in range(200):
         gaps_s = rng.lognormal(0.0, 2.0, int(rng.integers(1, 80))).tolist()
-        tokens = int(rng.integers(1, 60_000))
-        decision = decide(
-            "cachettl",
-            turn_of(tokens=tokens),
-            view_of(history_of({LS: gaps_s})),
-            {"k": 0},
-        )
+        turn = turn_of(tokens=int(rng.integers(1, 60_000)))
+        decision = decide("cachettl", turn, view_of(history_of({LS: gaps_s})), {"k": 0})
         assert decision.ttl_s == brute_force(gaps_s, decision.inputs["benefit_s"])
 
 
-def test_benefits_beyond_all_sense_are_bounded() -> None:
-    history = history_of({LS: [1, 2, 4, 8]})
-    view = view_of(history, wait_s=1e308, eta=-1.0)
-    assert decide("cachettl", turn_of(), view, {"k": 3}).ttl_s == 0.0
-    view = view_of(history, wait_s=1e308)
-    assert decide("cachettl", turn_of(), view, {"k": 3}).ttl_s == 8.0
-    assert bounded(math.nan) == 0.0
+@pytest.mark.parametrize("name", ["cachettl", "adaptive"])
+def test_ttls_follow_a_shift_in_mid_stream(name):
+    # With an unknown pool a held second costs one; a prefill takes ten.
+    rng, history = np.random.default_rng(5), GapHistory(window=200)
+
+    def ttl_s_after(number, low_s, high_s):
+        for gap_s in rng.uniform(low_s, high_s, number).tolist():
+            history.observe(LS, gap_s)
+        return decide(name, turn_of(tokens=10_000), view_of(history)).ttl_s
+
+    before_s = ttl_s_after(1000, 0.5, 1.0)
+    assert 0.9 < before_s <= 1.0  # nearly all return, and that is worth it
+    assert ttl_s_after(100, 4.0, 5.0) > 4.0  # a half of them already pays
+    assert ttl_s_after(200, 60.0, 90.0) == 0.0  # no return is worth its wait
+    after_s = ttl_s_after(200, 0.5, 1.0)
+    assert after_s == pytest.approx(before_s, abs=0.05)

@@ -1,17 +1,115 @@
+"""Which program is a request, and which programs are remembered."""
+
 from __future__ import annotations
 
 import pytest
 
-from ttlcache.programs.continuation import shared_blocks
-from ttlcache.programs.model import Program, Turn
-from ttlcache.programs.table import (
-    MAX_KEY_CHARS,
-    TENANT_MEMORY_S,
-    ProgramTable,
-    client_key,
-)
+from ttlcache.programs import table as tables
+from ttlcache.programs.hints import ROUTE_PREFIX
+from ttlcache.programs.identity import Identifier
+from ttlcache.programs.prefix_index import PrefixIndex
+from ttlcache.programs.table import ProgramTable, client_key
 from ttlcache.testing import chain_hashes
-from ttlcache.types import GapKey
+from ttlcache.types import Arrival, Finish, Hints, IdentityRule
+
+BLOCK = 4
+PROMPT = [1, 2, 3, 4, 5]
+HINT, SESSION = IdentityRule.HINT, IdentityRule.SESSION
+PREFIX, NEW = IdentityRule.PREFIX, IdentityRule.NEW
+
+
+@pytest.fixture
+def identifier():
+    programs = ProgramTable(max_programs=100, idle_s=100.0)
+    return Identifier(programs, PrefixIndex(BLOCK))
+
+
+def identify(
+    identifier, tokens=PROMPT, now_s=0.0, program=None, session=None, tenant=""
+):
+    arrival = Arrival(
+        request_id="r",
+        num_tokens=len(tokens),
+        hashes=chain_hashes(tokens, BLOCK, tenant),
+        tokens=lambda start, stop: tokens[start:stop],
+        hints=Hints(program_id=program),
+        tenant=tenant,
+        session_id=session,
+    )
+    return identifier.identify(arrival, now_s)
+
+
+def remember(identifier, program, tenant=""):
+    """A finished turn of `PROMPT`."""
+    finish = Finish(
+        request_id="finished",
+        completed=True,
+        num_tokens=len(PROMPT) + 1,  # the last one's KV does not exist
+        prompt_tokens=len(PROMPT),
+        hashes=chain_hashes(PROMPT, BLOCK, tenant),
+        tokens=lambda start, stop: PROMPT[start:stop],
+    )
+    identifier.remember(program, finish)
+
+
+@pytest.mark.parametrize(
+    ("program", "session", "label", "rule"),
+    [
+        ("P", "S", "P", HINT),
+        (None, "S", "S", SESSION),
+        (None, "", "anonymous-1", NEW),
+        # A routing key names nobody.
+        (None, f"{ROUTE_PREFIX}0123", "anonymous-1", NEW),
+    ],
+)
+def test_a_hint_outranks_a_session(identifier, program, session, label, rule):
+    found, why = identify(identifier, program=program, session=session)
+    assert (found.program_id, why) == (label, rule)
+
+
+def test_the_same_id_is_the_same_program(identifier):
+    first, _ = identify(identifier, program="P")
+    assert identify(identifier, [9], 1.0, session="P") == (first, SESSION)
+    assert first.last_seen_s == 1.0
+
+
+@pytest.mark.parametrize("session", [None, f"{ROUTE_PREFIX}0123"])
+def test_a_growing_prompt_is_recognised_without_any_id(identifier, session):
+    program, _ = identify(identifier, session=session)
+    remember(identifier, program)
+    # Two agents with one opening are sent to one replica; they stay two programs.
+    other, rule = identify(identifier, [9, 9], session=session)
+    assert rule is NEW
+    assert other is not program
+    again = identify(identifier, [*PROMPT, 6], 1.0, session=session)
+    assert again == (program, PREFIX)
+    assert program.last_seen_s == 1.0
+
+
+def test_programs_with_an_id_are_not_guessed_by_prefix(identifier):
+    program, _ = identify(identifier, program="P")
+    remember(identifier, program)
+    assert identify(identifier, [*PROMPT, 6])[1] is NEW
+
+
+def test_tenants_do_not_see_each_other(identifier):
+    mine, _ = identify(identifier, program="P", tenant="red")
+    theirs, _ = identify(identifier, program="P", tenant="blue")
+    assert mine is not theirs
+    anonymous, _ = identify(identifier, tenant="red")
+    remember(identifier, anonymous, tenant="red")
+    assert identify(identifier, [*PROMPT, 6], tenant="blue")[1] is NEW
+
+
+def test_a_huge_session_id_is_not_kept(identifier):
+    huge = "s" * 1_000_000
+    program, _ = identify(identifier, session=huge, tenant=huge)
+    assert sum(map(len, program.key)) < 1000
+    again, _ = identify(identifier, session=huge, tenant=huge)
+    assert again is program
+
+
+# --- the table ------------------------------------------------------------------
 
 A, B, C = ("", "A"), ("", "B"), ("", "C")
 
@@ -37,24 +135,14 @@ def labels(table):
     return [program.program_id for program in table]
 
 
-def test_programs_are_numbered_by_first_arrival():
+def test_programs_are_numbered_by_first_arrival_inside_their_tenant():
     table = make_table(A, B)
     assert table.get_or_create(A, 3.0) is table.get(A)
     assert table.get(A).place.seq < table.get(B).place.seq
     assert table.get(A).last_seen_s == 3.0
-    assert len(table) == 2
-
-
-def test_an_id_is_a_label_inside_its_tenant():
-    table = make_table(("red", "A"), ("blue", "A"))
-    assert len(table) == 2
     assert table.get(("green", "A")) is None
-
-
-def test_activity_moves_a_program_to_the_young_end():
-    table = make_table(A, B, C)
-    table.touch(table.get(A), 4.0)
-    assert labels(table) == ["B", "C", "A"]
+    assert table.get_or_create(("red", "A"), 4.0) is not table.get(A)
+    assert len(table) == 3
 
 
 def test_a_removed_program_is_ended_and_succeeded_by_a_new_one():
@@ -72,19 +160,6 @@ def test_a_removed_program_is_ended_and_succeeded_by_a_new_one():
     assert new.last_seen_s == 2.0
 
 
-def test_silent_programs_are_forgotten_oldest_first():
-    table = make_table(A, B, C, idle_s=10.0)
-    assert forget(table, 11.0) == []
-    assert forget(table, 12.5) == ["A", "B"]
-    assert labels(table) == ["C"]
-
-
-def test_too_many_programs_are_forgotten_oldest_first():
-    table = make_table(A, B, C, max_programs=1)
-    assert forget(table, 3.0) == ["A", "B"]
-    assert forget(ProgramTable(1.0, 1), 0.0) == []
-
-
 def test_a_program_with_a_turn_in_flight_is_never_idle():
     table = make_table(A, B, idle_s=10.0)
     table.get(A).live_requests = 1
@@ -93,6 +168,7 @@ def test_a_program_with_a_turn_in_flight_is_never_idle():
     table.get(A).live_requests = 0
     assert forget(table, 59.0) == []  # its long turn counted as activity
     assert forget(table, 61.0) == ["A"]
+    assert forget(table, 99.0) == []
 
 
 def test_a_table_full_of_busy_programs_waits():
@@ -127,69 +203,20 @@ def test_client_keys_stay_apart_and_small():
     tenants = ["", "a", "\0", "\0a", "\0\0a", "x" * 300, "x" * 301, "\ud800" * 300]
     keys = {client_key(tenant, "p") for tenant in tenants}
     assert len(keys) == len(tenants)
-    assert all(len(tenant) <= MAX_KEY_CHARS for tenant, _ in keys)
-    assert client_key("", "x" * MAX_KEY_CHARS) == ("", "x" * MAX_KEY_CHARS)
-
-
-def make_turn(tokens, block_tokens=2):
-    hashes = chain_hashes(tokens, block_tokens)
-    return Turn(
-        token=1,
-        finish_s=0.0,
-        gap_key=GapKey("tool"),
-        context_tokens=len(tokens),
-        num_hashes=len(hashes),
-        last_hash=hashes[-1] if hashes else b"",
-    )
-
-
-@pytest.mark.parametrize(
-    ("prompt", "continues"),
-    [
-        ([1, 2, 3, 4, 5, 6], True),
-        ([1, 2, 3, 4], True),
-        ([1, 2, 3], False),
-        ([1, 2, 3, 9, 5, 6], False),
-        ([9, 2, 3, 4, 5, 6], False),
-    ],
-)
-def test_a_prompt_continues_a_turn_whose_blocks_it_extends(prompt, continues):
-    turn = make_turn([1, 2, 3, 4])
-    assert turn.continued_by(chain_hashes(prompt, 2), len(prompt)) is continues
-
-
-def test_a_turn_shorter_than_a_block_goes_by_length():
-    turn = make_turn([1])
-    assert turn.continued_by((), 1)
-    assert not turn.continued_by((), 0)
-
-
-def test_shared_blocks_agrees_with_counting():
-    mine = chain_hashes(range(100), 1)
-    for common in range(0, 101, 7):
-        theirs = chain_hashes([*range(common), *range(500, 520)], 1)
-        assert shared_blocks(mine, theirs) == common
-        assert shared_blocks(theirs, mine) == common
-    assert shared_blocks((), mine) == 0
-    assert shared_blocks(mine, mine) == 100
-
-
-def test_a_program_is_called_by_its_label():
-    assert Program(("salt", "label"), 1).program_id == "label"
+    assert all(len(tenant) <= tables.MAX_KEY_CHARS for tenant, _ in keys)
+    longest = "x" * tables.MAX_KEY_CHARS
+    assert client_key("", longest) == ("", longest)
 
 
 def test_tenants_are_counted_while_they_have_programs():
     table = make_table(("one", "A"), ("one", "B"), ("two", "A"))
     assert table.num_tenants(9.0) == 2
-    left_s = table.get(("two", "A")).last_seen_s
-    for key in (("one", "A"), ("two", "A"), ("two", "A")):
-        program = table.get(key)
-        if program is not None:
-            table.remove(program)
-            table.remove(program)
+    first, last = table.get(("one", "A")), table.get(("two", "A"))
+    for program in (first, last, last):
+        table.remove(program)
     # Its next program may come.
-    assert table.num_tenants(left_s + TENANT_MEMORY_S) == 2
-    assert table.num_tenants(left_s + TENANT_MEMORY_S + 1) == 1
+    assert table.num_tenants(last.last_seen_s + tables.TENANT_MEMORY_S) == 2
+    assert table.num_tenants(last.last_seen_s + tables.TENANT_MEMORY_S + 1) == 1
     table.create_anonymous("one", 9.0)
     assert table.num_tenants(9.0) == 1
 

@@ -7,16 +7,25 @@ turn 3 is its last. Program "b": its pin falls to memory pressure.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from ttlcache.analysis import timeline
 from ttlcache.analysis.explain import by_tool, verdicts
 from ttlcache.analysis.reader import load
-from ttlcache.analysis.recording import RecordingError, pinned_over_time
+from ttlcache.analysis.recording import (
+    PinLog,
+    ProgramLog,
+    Recording,
+    RecordingError,
+    TurnLog,
+    pinned_over_time,
+)
 from ttlcache.analysis.summary import Spread, summarize
 from ttlcache.cli import app
+from ttlcache.cli.top import _screen
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache.testing.fake_engine import FakeEngine
@@ -25,16 +34,16 @@ from ttlcache.types import Decision
 WALL_S = 1_000_000.0
 
 
+def recording_engine(place, **header):
+    telemetry = Telemetry(recorder=Recorder(place, header, run="7-1"))
+    config = {"policy": "fixed", "policy_options": {"ttl_s": 5.0}}
+    return FakeEngine(config, pool_blocks=16, telemetry=telemetry)
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     place = tmp_path / "recording"
-    head = {"wall_minus_clock_s": WALL_S, "pool_blocks": 16}
-    recorder = Recorder(place, head, run="7-1")
-    engine = FakeEngine(
-        {"policy": "fixed", "policy_options": {"ttl_s": 5.0}},
-        pool_blocks=16,
-        telemetry=Telemetry(recorder=recorder),
-    )
+    engine = recording_engine(place, wall_minus_clock_s=WALL_S, pool_blocks=16)
     first = engine.turn("a1", list(range(17)), [90, 91, 92, 93], program="a")
     engine.step(seconds=2.0)
     second = engine.turn("a2", [*first, 1, 2, 3], [94], program="a")
@@ -45,6 +54,11 @@ def folder(tmp_path: Path) -> Path:
     engine.turn("c1", list(range(300, 362)), [97], program="c", is_last_step=True)
     engine.controller.telemetry.close()
     return place
+
+
+@pytest.fixture
+def file(folder):
+    return next(folder.glob("*.jsonl"))
 
 
 def test_programs_turns_and_pins_come_back(folder):
@@ -64,15 +78,6 @@ def test_programs_turns_and_pins_come_back(folder):
     assert (two.pin.outcome, three.claimed_pin) == ("expired", None)
     assert log.jct_s == pytest.approx(11.0)
     assert recording.find("b").turns[0].pin.outcome == "victim"
-
-
-def test_every_return_claims_or_says_why_not(folder):
-    one, two, three = verdicts(load(folder).find("a"))
-    assert one.claim == "first turn: nothing to claim"
-    assert two.claim.startswith("claimed pin 1")
-    assert three.claim.startswith("pin 2 expired")
-    assert "claimed after 2 s" in one.after
-    assert three.after == "program over (last_step)"
 
 
 def test_cost_is_what_was_held_and_what_was_lost(folder):
@@ -98,11 +103,10 @@ def test_the_tables_sum_up_the_turns(folder):
     assert whole.oracle_s <= whole.constant_s <= whole.cost_s
 
 
-def test_a_pin_that_still_lives_is_not_judged(folder):
+def test_a_pin_that_still_lives_is_not_judged(folder, file):
     """As in the recording of a killed server."""
-    path = next(folder.glob("*.jsonl"))
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if '"unpin"' not in line))
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if '"unpin"' not in line))
     recording = load(folder)
     assert all(v.cost_s is None for v in verdicts(recording.find("a")))
     assert [group.turns for group in by_tool(recording.find("a"))] == [0]
@@ -129,18 +133,16 @@ def test_statistics_of_nothing_and_of_known_numbers():
     assert spread.p95 == pytest.approx(95.05)
 
 
-def test_a_recording_cut_off_in_mid_line_is_read_up_to_there(folder):
-    path = next(folder.glob("*.jsonl"))
-    content = path.read_bytes()
-    whole = content.count(b"\n")
+def test_a_recording_cut_off_in_mid_line_is_read_up_to_there(folder, file):
+    content = file.read_bytes()
+    assert content.count(b"\n") > 20
     for cut in range(len(content) - 300, len(content), 7):
-        path.write_bytes(content[:cut])
+        file.write_bytes(content[:cut])
         assert load(folder).programs
     odd = b'{"t": 1, "ev": "of another version"}\n[1]\n\xff\n'
     odd += b'{"t": 1, "ev": "arrive"}\n{"t": "x", "ev": "end"}\n{"ev": "unpin"}\n'
-    path.write_bytes(content + odd)
+    file.write_bytes(content + odd)
     assert len(list(load(folder).turns())) == 5
-    assert whole > 20
 
 
 def test_what_is_no_recording_is_refused(tmp_path):
@@ -150,22 +152,21 @@ def test_what_is_no_recording_is_refused(tmp_path):
             load(place)
 
 
-def test_a_pin_that_shrank_holds_less(folder):
-    path = next(folder.glob("*.jsonl"))
-    pin = next(x for x in map(json.loads, path.open()) if x.get("ev") == "pin")
+def test_a_pin_that_shrank_holds_less(folder, file):
+    pin = next(x for x in map(json.loads, file.open()) if x.get("ev") == "pin")
     shrunk = {**pin, "ev": "shrink", "kv_blocks": 1, "kv_tokens": 4, "t": pin["t"] + 1}
-    with path.open("a") as file:
-        file.write(json.dumps(shrunk) + "\n")
+    with file.open("a") as end:
+        end.write(json.dumps(shrunk) + "\n")
     levels = dict(pinned_over_time(load(folder)))
     start_s = WALL_S + pin["t"]
     assert levels[start_s] == pin["kv_blocks"] > 1
     assert levels[start_s + 1] == 1
 
 
-def run(*arguments: object) -> str:
+def run(*arguments, status=0):
     wide = {"COLUMNS": "160"}
     result = CliRunner(env=wide).invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == status, result.output
     return result.output
 
 
@@ -173,93 +174,58 @@ def test_the_commands_on_a_recording(folder, tmp_path):
     assert "job completion" in run("analyze", folder, "--json", tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text())["programs"] == 3
     text = run("explain", "a", "--from", folder)
-    for part in ("turn 3", "claimed pin 1", "regret against the oracle", "last_step"):
+    parts = ("turn 3", "first turn: nothing to claim", "claimed after 2 s")
+    parts += ("claimed pin 1", "pin 2 expired", "program over (last_step)")
+    parts += ("regret against the oracle", "regret against the best constant")
+    for part in parts:
         assert part in text
-    assert "regret against the best constant" in text
     plain = run("explain", "a", "--from", folder, "--json").splitlines()
     assert json.loads(plain[1])["claimed"] is True
-    out = tmp_path / "plots"
-    assert run("plot", folder, "--out", out)
-    assert {path.name for path in out.glob("*.png")} == {
-        "timeline.png",
-        "gaps.png",
-        "pinned.png",
-        "jct.png",
-    }
-    assert all(path.stat().st_size > 5000 for path in out.glob("*.png"))
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("analyze", "nowhere"),
-        ("explain", "nobody", "--from", "FOLDER"),
-    ],
-)
-def test_mistakes_end_with_a_sentence(arguments, folder):
-    arguments = [str(folder) if a == "FOLDER" else a for a in arguments]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 1
-    assert "error:" in result.output
-    assert "Traceback" not in result.output
+    assert run("plot", folder, "--out", tmp_path / "plots")
+    plots = list((tmp_path / "plots").glob("*.png"))
+    assert {plot.stem for plot in plots} == {"timeline", "gaps", "pinned", "jct"}
+    assert all(plot.stat().st_size > 5000 for plot in plots)
+    for mistake in (("analyze", "nowhere"), ("explain", "nobody", "--from", folder)):
+        output = run(*mistake, status=1)
+        assert "error:" in output
+        assert "Traceback" not in output
 
 
 #: Markup that closes nothing, a window's title, a colour, a line of its own.
 HOSTILE = "[/b]\x1b]0;owned\x07\x1b[31m\nerror"
 
 
-def rename_tool(place: Path, name: str, new_name: str) -> None:
-    """As an older version recorded it, which wrote any text as a tool's name."""
-    for path in place.iterdir():
-        tool, new_tool = (f'"tool":{json.dumps(n)}' for n in (name, new_name))
-        text = path.read_text()
-        assert tool in text
-        path.write_text(text.replace(tool, new_tool))
+def recording_of_hostile(place, name):
+    """A program and its tool have this name."""
+    engine = recording_engine(place)
+    context = engine.turn("r1", list(range(20)), [50], program=name, tool=name)
+    engine.step(seconds=1.0)
+    engine.turn("r2", [*context, 1], [51], program=name, is_last_step=True)
+    engine.controller.telemetry.close()
+    # As an older version recorded it, which wrote any text as a tool's name.
+    (path,) = place.iterdir()
+    tool, hostile = (f'"tool":{json.dumps(n)}' for n in ("unknown_tool", name))
+    assert tool in path.read_text()
+    path.write_text(path.read_text().replace(tool, hostile))
+    return place
 
 
 def test_ids_and_tools_of_clients_rule_no_terminal(tmp_path):
-    place = tmp_path / "recording"
-    engine = FakeEngine(
-        {"policy": "fixed"},
-        telemetry=Telemetry(recorder=Recorder(place, {}, run="1-1")),
-    )
-    context = engine.turn("r1", list(range(20)), [50], program=HOSTILE, tool=HOSTILE)
-    engine.step(seconds=1.0)
-    engine.turn("r2", [*context, 1], [51], program=HOSTILE, is_last_step=True)
-    engine.controller.telemetry.close()
-    rename_tool(place, "unknown_tool", HOSTILE)
+    place = recording_of_hostile(tmp_path / "recording", HOSTILE)
     for arguments in (("analyze", place), ("explain", HOSTILE, "--from", place)):
         shown = run(*arguments)
         assert "[/b]" in shown
         assert not {"\x1b", "\x07"} & set(shown)
-    nobody = CliRunner().invoke(app, ["explain", "nobody", "--from", str(place)])
-    assert nobody.exit_code == 1
-    assert "\x1b" not in nobody.output
+    assert "\x1b" not in run("explain", "nobody", "--from", place, status=1)
 
 
 def test_a_tool_s_name_is_no_formula(tmp_path):
-    pytest.importorskip("matplotlib", reason="an extra")
-    from ttlcache.analysis import timeline
-
-    name = "$PYTHON_{$ and \\$"
-    place = tmp_path / "recording"
-    engine = FakeEngine(
-        {"policy": "fixed"},
-        telemetry=Telemetry(recorder=Recorder(place, {}, run="1-1")),
-    )
-    context = engine.turn("r1", list(range(20)), [50], program=name, tool=name)
-    engine.step(seconds=1.0)
-    engine.turn("r2", [*context, 1], [51], program=name)
-    engine.controller.telemetry.close()
-    rename_tool(place, "unknown_tool", name)
-    assert len(timeline.draw_all(load(place), tmp_path / "plots")) == 4
+    place = recording_of_hostile(tmp_path / "recording", "$PYTHON_{$ and \\$")
+    run("plot", place, "--out", tmp_path / "plots")
+    assert len(list((tmp_path / "plots").glob("*.png"))) == 4
 
 
 def test_a_live_server_s_ids_and_tools_rule_no_terminal():
-    from rich.console import Console
-
-    from ttlcache.cli.top import _screen
-
     row = {"program": HOSTILE, "tool": HOSTILE, "turns": 1, "running": 0}
     row |= {"gap_s": None, "pins": 0, "pinned_blocks": 0, "ttl_left_s": None}
     console = Console(width=200)
@@ -270,8 +236,7 @@ def test_a_live_server_s_ids_and_tools_rule_no_terminal():
 
 
 def test_a_policy_of_somebody_else_may_give_anything_as_inputs(tmp_path):
-    recorder = Recorder(tmp_path, {}, run="1-1")
-    engine = FakeEngine({"policy": "fixed"}, telemetry=Telemetry(recorder=recorder))
+    engine = recording_engine(tmp_path)
     engine.controller.retention.policy.decide = lambda turn, view: Decision(
         1.0, "odd", {"text": "x" * 999, "inf": float("inf"), 7: None, "n": 1.5}
     )
@@ -281,8 +246,29 @@ def test_a_policy_of_somebody_else_may_give_anything_as_inputs(tmp_path):
     assert inputs == {"inf": float("inf"), "n": 1.5}
 
 
-def test_nothing_secret_is_recorded(folder):
-    text = next(folder.glob("*.jsonl")).read_text()
-    fields = set().union(*(json.loads(line) for line in text.splitlines()))
+def test_nothing_secret_is_recorded(file):
+    fields = set().union(*(json.loads(line) for line in file.open()))
     assert not {"tenant", "cache_salt", "text", "tokens_ids"} & fields
-    assert "tenant" not in text
+    assert "tenant" not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("next_gap_s", "kind"), [(25.0, "pinned in vain"), (None, "pinned, no next turn")]
+)
+def test_idle_memory_and_final_turns_have_colours_of_their_own(next_gap_s, kind):
+    """The pin lives from 10 to 30; a request lacked memory from 15 to 20."""
+    waits = TurnLog(2, "w", 12.0, wait_s=8.0, memory_wait_s=5.0)
+    held = TurnLog(1, "h", 8.0, wait_s=0.0, finish_s=10.0, next_gap_s=next_gap_s)
+    held.pin = PinLog(1, 10.0, 4, 20.0, "expired", 30.0)
+    log = ProgramLog("held", "run", [held])
+    recording = Recording([log, ProgramLog("waits", "run", [waits])], {"run": {}})
+    wanted = recording.wanted("run")
+    assert wanted == [(15.0, 20.0)]
+    bars = timeline.spans_of(log, wanted, origin_s=0.0)
+    assert bars[kind] == [(15.0, 5.0)]
+    assert bars["idle memory, pinned"] == [(10.0, 20.0)]
+    summary = summarize(recording)
+    assert (summary.wasted_block_s, summary.idle_block_s) == (20.0, 60.0)
+    # What is drawn over idle memory can be seen.
+    kinds = list(timeline.COLOURS)
+    assert kinds.index("idle memory, pinned") < kinds.index(kind)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -32,11 +32,11 @@ class Job:
     outputs: int
 
 
-def curve(costs: CostModel) -> list[float]:
+def curve(costs):
     return [costs.prefill_s(tokens) for tokens in LENGTHS]
 
 
-def make_controller(clock: VirtualClock, costs: CostModel) -> Controller:
+def make_controller(clock, costs):
     return Controller(load_config({}), clock, FakeHolder(8, 16), 16, costs=costs)
 
 
@@ -47,39 +47,48 @@ class Engine:
     overlaps: tokens are computed while weights are loaded: a few cost nothing.
     """
 
-    def __init__(
-        self, budget: int, seed: int = 0, *, ahead: bool = False, overlaps: bool = False
-    ) -> None:
+    def __init__(self, budget, seed=0, *, ahead=False, overlaps=False):
         self.clock = VirtualClock(1000.0)
         self.costs = CostModel(step_tokens=budget)
         self.controller = make_controller(self.clock, self.costs)
         self.budget, self.ahead, self.overlaps = budget, ahead, overlaps
         self.rng = random.Random(seed)
-        self.jobs: list[Job] = []
-        self.under_way: deque[tuple[Step, float]] = deque()
+        self.jobs, self.number = [], itertools.count()
+        self.under_way = deque()  # steps and their seconds
 
-    def clean_s(self, tokens: int) -> float:
+    def worst(self):
+        """Largest relative error of the curve that was learnt."""
+        curve_s = zip(curve(self.costs), map(self._clean_s, LENGTHS), strict=True)
+        return max(abs(learnt_s / clean_s - 1.0) for learnt_s, clean_s in curve_s)
+
+    def _clean_s(self, tokens):
         """A prompt alone."""
         full, rest = divmod(tokens, self.budget)
         steps_s = full * self._linear_s(self.budget) + self._linear_s(rest)
         return steps_s + PAIR_S * tokens**2
 
-    def _linear_s(self, tokens: int) -> float:
+    def _linear_s(self, tokens):
         if self.overlaps:
             return max(BASE_S, TOKEN_S * tokens)
         return BASE_S + TOKEN_S * tokens
 
-    def idle(self, seconds: float) -> None:
+    def arrive(self, shortest, longest, outputs, *, new=None):
+        """A prompt of a length between them; `new`: so many tokens are not cached."""
+        length = self.rng.randrange(shortest, longest)
+        cached = length - self.rng.randrange(*new) if new else 0
+        self.jobs.append(Job(f"r{next(self.number)}", length, cached, outputs))
+
+    def idle(self, seconds):
         while self.under_way:
             self._end_oldest()
         self.clock.advance(seconds)
 
-    def step(self) -> None:
+    def step(self):
         self.under_way.append(self._scheduled())
         if len(self.under_way) > self.ahead:
             self._end_oldest()
 
-    def _scheduled(self) -> tuple[Step, float]:
+    def _scheduled(self):
         now_s, left = self.clock.now_s(), self.budget
         seconds, decodes, prompts = 0.0, 0, []
         for job in self.jobs:
@@ -101,54 +110,39 @@ class Engine:
             seconds += 3.0  # somebody else had the machine
         return Step(now_s, decodes, decodes, prompts), seconds
 
-    def _end_oldest(self) -> None:
+    def _end_oldest(self):
         step, seconds = self.under_way.popleft()
         self.clock.advance(seconds)
         self.controller.on_step(step)
         self.jobs = [job for job in self.jobs if job.outputs > 0]
 
 
-def numbered(prefix: str) -> Iterator[str]:
-    number = 0
-    while True:
-        yield f"{prefix}{number}"
-        number += 1
+CLAIM = {"new": (40, 60)}
 
 
-def worst(costs: CostModel, engine: Engine) -> float:
-    """Largest relative error of the curve."""
-    return max(abs(costs.prefill_s(n) / engine.clean_s(n) - 1.0) for n in LENGTHS)
-
-
-def claims_beside_prefills(engine: Engine, steps: int) -> None:
+def claims_beside_prefills(engine, steps):
     """Claimed turns of 40 to 60 tokens beside others' chunks of thousands."""
-    names = numbered("r")
     for _ in range(steps):
         if sum(job.computed < job.prompt for job in engine.jobs) < 2:
-            length = engine.rng.randrange(2_000, 9_000)
-            engine.jobs.append(Job(next(names), length, 0, 20))
+            engine.arrive(2_000, 9_000, 20)
         for _ in range(2):
-            length = engine.rng.randrange(5_000, 6_500)
-            cached = length - engine.rng.randrange(40, 60)
-            engine.jobs.append(Job(next(names), length, cached, 2))
+            engine.arrive(5_000, 6_500, 2, **CLAIM)
         engine.step()
 
 
-def claims_alone(engine: Engine, steps: int) -> None:
+def claims_alone(engine, steps):
     """Claimed turns only, which share their steps with decodes and each other."""
-    names = numbered("c")
     for number in range(steps):
         if number % 3 == 0:
             for _ in range(engine.rng.randrange(1, 4)):
-                length = engine.rng.randrange(2_000, 9_000)
-                cached = length - engine.rng.randrange(40, 60)
-                engine.jobs.append(Job(next(names), length, cached, 12))
+                engine.arrive(2_000, 9_000, 12, **CLAIM)
         engine.step()
 
 
-def lone_prefills(engine: Engine, count: int) -> None:
-    for name, _ in zip(numbered("p"), range(count), strict=False):
-        engine.jobs = [Job(name, engine.rng.randrange(1_000, 9_000), 0, 5)]
+def lone_prefills(engine, count):
+    for _ in range(count):
+        engine.jobs.clear()
+        engine.arrive(1_000, 9_000, 5)
         while engine.jobs:
             engine.step()
         engine.idle(engine.rng.uniform(0.0, 30.0))
@@ -160,16 +154,16 @@ def lone_prefills(engine: Engine, count: int) -> None:
 def test_claims_beside_others_prefills_do_not_raise_the_price(budget, seed, ahead):
     engine = Engine(budget, seed, ahead=ahead, overlaps=bool(seed))
     claims_beside_prefills(engine, 400)
-    assert worst(engine.costs, engine) < 0.25
+    assert engine.worst() < 0.25
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_claims_alone_do_not_wear_the_price_away(overlaps):
     engine = Engine(4096, overlaps=overlaps)
     lone_prefills(engine, 12)
-    assert worst(engine.costs, engine) < 0.25
+    assert engine.worst() < 0.25
     claims_alone(engine, 3_000)
-    assert worst(engine.costs, engine) < 0.25
+    assert engine.worst() < 0.25
 
 
 def test_a_few_prefills_are_enough_after_claims_alone():
@@ -177,20 +171,15 @@ def test_a_few_prefills_are_enough_after_claims_alone():
     claims_alone(engine, 1_000)
     assert curve(engine.costs) == curve(CostModel())  # nothing to learn
     lone_prefills(engine, 12)
-    assert worst(engine.costs, engine) < 0.25
+    assert engine.worst() < 0.25
 
 
 def test_a_step_scheduled_early_begins_when_the_one_before_it_ends():
-    costs = CostModel()
-    seen = []
+    clock, costs, seen = VirtualClock(), CostModel(), []
     costs.observe_step = lambda step, seconds: seen.append(seconds) or 0.0
-    clock = VirtualClock()
     controller = make_controller(clock, costs)
-    for start_s, end_s in (
-        (10.0, 11.0),
-        (10.5, 14.0),  # scheduled while the first ran
-        (20.0, 21.0),  # after six idle seconds
-    ):
+    # The second was scheduled while the first ran, the third after six idle seconds.
+    for start_s, end_s in ((10.0, 11.0), (10.5, 14.0), (20.0, 21.0)):
         clock.set(end_s)
         controller.on_step(Step(start_s))
     assert seen == [1.0, 3.0, 1.0]
@@ -221,8 +210,7 @@ def test_what_a_step_took_for_prompts():
     assert costs.observe_step(alone, 0.2248) == pytest.approx(0.2248, rel=0.02)
     # Of what any step takes, a fourth of the tokens bears a fourth.
     beside = Step(0.0, 10, 10, [("r", 0, 400), ("s", 300, 412)])
-    seconds = 0.03 + 512e-4
-    found = costs.observe_step(beside, seconds)
+    found = costs.observe_step(beside, 0.03 + 512e-4)
     assert found == pytest.approx(0.005 + 512e-4, rel=0.05)
     assert costs.observe_step(beside, 0.01) == 0.0
 

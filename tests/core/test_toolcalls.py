@@ -14,23 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttlcache.toolcalls import SCAN_LIMIT, detect, shell_key
+from ttlcache.toolcalls import detect, shell_key
 from ttlcache.types import APPROVAL_GAP, FINAL_GAP, PARALLEL_TOOL, GapKey
 
 # DeepSeek's markers: full-width bars and U+2581.
 BEGIN = "<\uff5ctool\u2581call\u2581begin\uff5c>"
 SEP = "<\uff5ctool\u2581sep\uff5c>"
 
-Row = tuple[str, str, GapKey | None]
 
-
-def fence(body: str) -> str:
+def fence(body):
     return f"THOUGHT: let me look.\n\n```bash\n{body}\n```\n"
 
 
-def rows_of(path: Path) -> list[Row]:
+def rows_of(path):
     """The cases of one file."""
-    rows: list[Row] = []
+    rows = []
     for block in re.split(r"^=== ", path.read_text("utf-8"), flags=re.MULTILINE)[1:]:
         head, _, body = block.partition("\n")
         case, _, words = head.partition(" -> ")
@@ -42,7 +40,7 @@ def rows_of(path: Path) -> list[Row]:
 FILES = sorted((Path(__file__).parent / "toolcalls").glob("*.txt"))
 FORMATS = {path.stem: rows_of(path) for path in FILES}
 #: What no file shows: too long, or bytes that editors change.
-MADE: list[Row] = [
+MADE = [
     ("crlf", "```bash\r\ncd x\r\npytest\r\n```\r\n", GapKey("bash", "pytest")),
     ("depth-bomb", '{"a":' * 5000, None),
     (
@@ -74,18 +72,12 @@ SHORT_CALLS = [
 
 
 @pytest.mark.parametrize(("text", "expected"), ROWS)
-def test_output_text_gives_this_key(text: str, expected: GapKey | None) -> None:
+def test_output_text_gives_this_key(text, expected):
     assert detect(text) == expected
 
 
-def test_tables_are_large() -> None:
+def test_tables_are_large():
     assert len(ROWS) >= 130
-
-
-@given(st.text(max_size=2_000))
-def test_arbitrary_text_never_raises(text: str) -> None:
-    detect(text)
-    shell_key(text)
 
 
 FRAGMENTS = st.sampled_from(
@@ -102,8 +94,8 @@ FRAGMENTS = st.sampled_from(
 
 
 @settings(max_examples=300)
-@given(st.lists(FRAGMENTS, max_size=60).map("".join))
-def test_shuffled_fragments_give_clean_keys_or_none(text: str) -> None:
+@given(st.lists(FRAGMENTS | st.text(max_size=40), max_size=60).map("".join))
+def test_shuffled_fragments_give_clean_keys_or_none(text):
     for key in (detect(text), shell_key(text)):
         parts = () if key is None else key
         assert all(part.isprintable() and " " not in part for part in parts)
@@ -115,7 +107,7 @@ IMPLIED = {"", "bash", "shell", "terminal", "code_interpreter", "python"}
 
 
 @pytest.mark.parametrize("text", SHORT_CALLS)
-def test_truncation_never_invents_a_name(text: str) -> None:
+def test_truncation_never_invents_a_name(text):
     """Wherever a call is cut off, half a name is no name."""
     for end in range(len(text)):
         cut = detect(text[:end])
@@ -141,7 +133,7 @@ def test_truncation_never_invents_a_name(text: str) -> None:
         '"\\', "$'", "|", "&", "#", "0", "0<", "a.", "-m ", "~~~\n", "{ ", '{\n"',
     ],
 )  # fmt: skip
-def test_no_input_takes_long(unit: str) -> None:
+def test_no_input_takes_long(unit):
     text = unit * (100_000 // len(unit))
     openings = ("", "```bash\n", "<tool_call>", '{"name": "bash", "arguments": {"c": "')
     for opening in openings:
@@ -149,7 +141,3 @@ def test_no_input_takes_long(unit: str) -> None:
         detect(opening + text)
         shell_key(opening + text)
         assert time.process_time() - start < 2.0
-
-
-def test_scanned_length_is_bounded() -> None:
-    assert SCAN_LIMIT == 32 * 1024

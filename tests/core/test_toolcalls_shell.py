@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ttlcache.toolcalls import detect, key_for_tool, shell_key
@@ -111,60 +111,34 @@ ODD = [
 ]
 
 
-def rows() -> list[object]:
-    table = {"chain": CHAINS, "pipe": PIPES, "wrapped": WRAPPED, "word": WORDS}
-    table["odd"] = ODD
-    return [
-        pytest.param(*row, id=f"{group}-{row[0][:40]!r}")
-        for group, group_rows in table.items()
-        for row in group_rows
-    ]
-
-
-@pytest.mark.parametrize(("command", "program"), rows())
-def test_command_gives_this_key(command: str, program: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "program"), [*CHAINS, *PIPES, *WRAPPED, *WORDS, *ODD]
+)
+def test_command_gives_this_key(command, program):
     assert shell_key(command) == GapKey("bash", program)
 
 
-@pytest.mark.parametrize("marker", ["COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"])
-@pytest.mark.parametrize("form", ["echo {}", "cd x && echo '{}'", 'bash -c "echo {}"'])
-def test_final_marker_ends_the_program(form: str, marker: str) -> None:
-    assert shell_key(form.format(marker)) == FINAL_GAP
+MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
-def test_marker_in_a_file_is_no_end() -> None:
-    command = "grep -r COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT ."
-    assert shell_key(command) == GapKey("bash", "grep")
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        (f"echo {MARKER}", FINAL_GAP),
+        (f"cd x && echo '{MARKER}'", FINAL_GAP),
+        (f'bash -c "echo {MARKER}"', FINAL_GAP),
+        (f"grep -r {MARKER} .", GapKey("bash", "grep")),
+    ],
+)
+def test_a_final_marker_that_is_printed_ends_the_program(command, key):
+    assert shell_key(command) == key
 
 
-def test_tool_name_is_kept() -> None:
-    assert shell_key("make", "run_command") == GapKey("run_command", "make")
-
-
-SECRETS = [
-    *("sshpass -p hunter2 ssh root@db.acme.com", "hunter2", "./hunter2 --now"),
-    *("mysql -u root -phunter2 acme", "docker login -u acme -p hunter2 acme.io"),
-    *("curl -u acme:hunter2 https://acme.com", "TOKEN=hunter2 ./acme.hunter2 up"),
-    *("passwd acme hunter2", "git clone https://acme:hunter2@github.com/acme/hunter2"),
-    *("npm run hunter2", "make hunter2", "python -m hunter2", "python3 hunter2 acme"),
-    *("sudo hunter2", "bash -c 'hunter2 acme'", "npx @acme/hunter2@2 acme"),
-    *("kubectl create secret generic acme --from-literal=p=hunter2", "@hunter2"),
-    *("cat a.hunt2", "uv run hunter2", "conda run -n acme hunter2", "hunter2.sh"),
-    *("expect <<E\nhunter2\nE\nhunter2", "git hunter2", "python hunter2.acme"),
-]
-
-
-def words_of(key: GapKey) -> set[str]:
+def words_of(key):
     """The words that are not the tool's."""
     if key.tool == PARALLEL_TOOL:
         return set(key.executable.split("+"))
     return {key.executable} - {""}
-
-
-@pytest.mark.parametrize("command", SECRETS)
-def test_nothing_of_a_command_is_in_its_key(command: str) -> None:
-    key = str(shell_key(command))
-    assert not any(secret in key for secret in ("hunt", "acme"))
 
 
 SCRIPT_TOKENS = st.one_of(
@@ -183,7 +157,10 @@ SCRIPT_TOKENS = st.one_of(
 
 @settings(max_examples=500)
 @given(st.lists(SCRIPT_TOKENS, max_size=20), st.booleans())
-def test_every_word_of_a_key_is_of_the_tables(tokens: list[str], spaced: bool) -> None:
+@example(["sshpass -p hunter2 ssh root@db.acme.com"], False)
+@example(["git clone https://acme:hunter2@github.com/acme/hunter2"], False)
+@example(["bash -c 'hunter2 acme'; npx @acme/hunter2@2; python -m hunter2"], False)
+def test_every_word_of_a_key_is_of_the_tables(tokens, spaced):
     command = (" " if spaced else "").join(tokens)
     known = PROGRAMS | {OTHER}
     for key in (shell_key(command), key_for_tool("bash", {"command": command})):

@@ -31,14 +31,6 @@ class Nvrtc:
         self._lib = ctypes.CDLL(str(path))
         self._lib.nvrtcGetErrorString.restype = ctypes.c_char_p
 
-    def architectures(self) -> list[int]:
-        """Compute capabilities it compiles for, as 80, 90, …"""
-        count = ctypes.c_int()
-        self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
-        archs = (ctypes.c_int * count.value)()
-        self._call("nvrtcGetSupportedArchs", archs)
-        return list(archs)
-
     def compile(
         self, source: str, options: tuple[str, ...], output: str = "CUBIN"
     ) -> tuple[bytes, str]:
@@ -48,15 +40,8 @@ class Nvrtc:
             RuntimeError: the source does not compile; with the log.
         """
         program = ctypes.c_void_p()
-        self._call(
-            "nvrtcCreateProgram",
-            ctypes.byref(program),
-            source.encode(),
-            b"copy_runs.cu",
-            0,
-            None,
-            None,
-        )
+        words = (source.encode(), b"copy_runs.cu", 0, None, None)
+        self._call("nvrtcCreateProgram", ctypes.byref(program), *words)
         try:
             words = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
             status = self._lib.nvrtcCompileProgram(program, len(options), words)

@@ -10,7 +10,6 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -265,14 +264,7 @@ class DeviceCode:
         """Whether the source has such a kernel."""
         return hasattr(self._library, kernel)
 
-    def run(
-        self,
-        kernel: str,
-        ctas: int,
-        args: tuple[int, ...],
-        live: Iterable[tuple[int, int]],
-        first_cta: int = 0,
-    ) -> dict[int, int]:
+    def run(self, kernel, ctas, args, live, first_cta=0):
         """Run thread blocks `first_cta` … of a grid; bytes stored by item width.
 
         Args:

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from tests.csrc import ptx
+from tests.csrc.nvrtc import Nvrtc, library_path
 from tests.csrc.ptx import DeviceCode, DeviceFault, UnknownPtx, translate
-from ttlcache.transfer.cuda import KERNELS, TILE_BYTES, source_path
+from tests.faults import faults_of
+from ttlcache.transfer.cuda import KERNELS, NVRTC_OPTIONS, TILE_BYTES, source_path
 from ttlcache.transfer.plan import Direction
 
 pytestmark = pytest.mark.skipif(bool(ptx.missing()), reason=ptx.missing())
@@ -149,59 +151,49 @@ def check_far(code, kernel, spaces):
     launch(code, kernel, records, rows, tiles + 1, ctas, TILE_BYTES, ctas - 1)
 
 
-def test_items_of_every_width_and_tails(code, kernel, spaces):
-    check_near(code, kernel, spaces)
+@pytest.mark.parametrize("check", [check_near, check_far])
+def test_items_of_every_width_tails_and_offsets_beyond_32_bits(
+    check, code, kernel, spaces
+):
+    check(code, kernel, spaces)
 
 
-def test_offsets_beyond_32_bits(code, kernel, spaces):
-    check_far(code, kernel, spaces)
-
-
-FAULTS = {
-    "items wider than the alignment": ("low % 16 == 0", "low % 8 == 0"),
-    "pairs for odd addresses": ("low % 2 == 0", "low % 2 == 1"),
-    "alignment of one side only": ("low = dst | src", "low = dst"),
-    "items narrower than they could be": ("low % 8 == 0", "low % 32 == 0"),
-    "one item too many": ("body / 4, lane", "body / 4 + 1, lane"),
-    "a tile too many": (
-        "(run.width + tile_bytes - 1) / tile_bytes",
-        "run.width / tile_bytes + 1",
-    ),
-    "a tile too few": ("tile < num_tiles", "tile < num_tiles - 1"),
-    "a tail one short": ("bytes - body, lane", "bytes - body - 1, lane"),
-    "a tail from the start": ("src + body", "src"),
-    "a tile beyond its row": (
-        "? run.width - start : tile_bytes",
-        "? tile_bytes : tile_bytes",
-    ),
-    "a lane too few": ("thread % kLanes", "thread % 31"),
-    "lanes from 1": ("first = lane;", "first = lane + 1;"),
-    "lanes that do the same": ("first = lane;", "first = 0;"),
-    "rounds of one load": ("first += kLanes * depth", "first += kLanes"),
-    "no guard on the loads": ("if (at < count) held", "held"),
-    "no guard on the stores": ("if (at < count) __stcs", "__stcs"),
-    "every warp from its tile on": ("tile += num_warps", "tile += 1"),
-    "a warp too many": ("tile += num_warps", "tile += num_warps + 1"),
-    "swapped sides": (
-        "copy_tile<depth>(run.dst + row * run.dst_pitch + start,\n"
-        "                         run.src + row * run.src_pitch + start",
-        "copy_tile<depth>(run.src + row * run.src_pitch + start,\n"
-        "                         run.dst + row * run.dst_pitch + start",
-    ),
-    "the other side's pitch": ("row * run.src_pitch", "row * run.dst_pitch"),
-    "always the first row": ("i64 row = (tile - run.first_tile)", "i64 row = 0"),
-    "tiles counted from 0": ("(tile - run.first_tile) /", "tile /"),
-    "the run before": ("first_tile <= tile", "first_tile < tile"),
-    "the search does not end": ("(low + high + 1) / 2", "(low + high) / 2"),
-    "source offset of 32 bits": ("row * run.src_pitch", "(int)(row * run.src_pitch)"),
-    "target offset of 32 bits": (
-        "row * run.dst_pitch",
-        "(unsigned)(row * run.dst_pitch)",
-    ),
-    "place in the row of 32 bits": ("i64 start =", "unsigned start ="),
-    "thread number of 32 bits": ("static_cast<i64>(blockIdx.x) *", "blockIdx.x *"),
-    "tile number of 32 bits": ("i64 tile = thread", "unsigned tile = thread"),
-}
+FAULTS = faults_of("""
+items wider than the alignment: low % 16 == 0 -> low % 8 == 0
+pairs for odd addresses: low % 2 == 0 -> low % 2 == 1
+alignment of one side only: low = dst | src -> low = dst
+items narrower than they could be: low % 8 == 0 -> low % 32 == 0
+one item too many: body / 4, lane -> body / 4 + 1, lane
+a tile too many: (run.width + tile_bytes - 1) / tile_bytes -> run.width / tile_bytes + 1
+a tile too few: tile < num_tiles -> tile < num_tiles - 1
+a tail one short: bytes - body, lane -> bytes - body - 1, lane
+a tail from the start: src + body -> src
+a tile beyond its row: ? run.width - start : tile_bytes -> ? tile_bytes : tile_bytes
+a lane too few: thread % kLanes -> thread % 31
+lanes from 1: first = lane; -> first = lane + 1;
+lanes that do the same: first = lane; -> first = 0;
+rounds of one load: first += kLanes * depth -> first += kLanes
+no guard on the loads: if (at < count) held -> held
+no guard on the stores: if (at < count) __stcs -> __stcs
+every warp from its tile on: tile += num_warps -> tile += 1
+a warp too many: tile += num_warps -> tile += num_warps + 1
+the other side's pitch: row * run.src_pitch -> row * run.dst_pitch
+always the first row: i64 row = (tile - run.first_tile) -> i64 row = 0
+tiles counted from 0: (tile - run.first_tile) / -> tile /
+the run before: first_tile <= tile -> first_tile < tile
+the search does not end: (low + high + 1) / 2 -> (low + high) / 2
+source offset of 32 bits: row * run.src_pitch -> (int)(row * run.src_pitch)
+target offset of 32 bits: row * run.dst_pitch -> (unsigned)(row * run.dst_pitch)
+place in the row of 32 bits: i64 start = -> unsigned start =
+thread number of 32 bits: static_cast<i64>(blockIdx.x) * -> blockIdx.x *
+tile number of 32 bits: i64 tile = thread -> unsigned tile = thread
+""")
+FAULTS["swapped sides"] = (
+    "copy_tile<depth>(run.dst + row * run.dst_pitch + start,\n"
+    "                         run.src + row * run.src_pitch + start",
+    "copy_tile<depth>(run.src + row * run.src_pitch + start,\n"
+    "                         run.dst + row * run.dst_pitch + start",
+)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -236,3 +228,13 @@ def test_ptx_that_is_not_known_raises(line):
     translate(head + "ret;\n}\n")
     with pytest.raises(UnknownPtx):
         translate(head + line + "\nret;\n}\n")
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_every_kernel_compiles_for_the_gpus_that_we_name(arch):
+    options = (*NVRTC_OPTIONS, f"--gpu-architecture=sm_{arch}", "-Werror=all-warnings")
+    cubin, log = Nvrtc(library_path()).compile(source_path().read_text(), options)
+    assert log.strip("\0 \n") == ""
+    assert cubin[:4] == b"\x7fELF"
+    for name in KERNELS.values():
+        assert f".text.{name}".encode() in cubin

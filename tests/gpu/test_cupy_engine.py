@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.transfer.cases import ARENA_BYTES, example_case
-from tests.transfer.contract import Arena, TransferContract
+from tests.transfer.contract import Arena, Bench, TransferContract
 from ttlcache.transfer import Direction, Failure
 from ttlcache.transfer.calibrate import CANDIDATES, calibrate
 from ttlcache.transfer.cupy_engine import CupyEngine, Method
@@ -24,8 +24,8 @@ class DeviceArena(Arena):
     """Device memory, read and written with synchronous copies."""
 
     def __init__(self, runtime):
-        self.runtime, self.num_bytes = runtime, ARENA_BYTES
-        self.address = runtime.alloc_device(ARENA_BYTES)
+        super().__init__(runtime.alloc_device(ARENA_BYTES))
+        self.runtime = runtime
 
     def write(self, data):
         self.runtime._call("memcpy", self.address, data.ctypes.data, self.num_bytes, 1)
@@ -43,9 +43,6 @@ class DeviceArena(Arena):
 class PinnedArena(Arena):
     def __init__(self, pinned):
         super().__init__()
-        # Whole pages: what registering wants.
-        raw = np.zeros(ARENA_BYTES + 8192, np.uint8)
-        self._array, self.address = raw, -(-raw.ctypes.data // 4096) * 4096
         pinned.pin(self.address, ARENA_BYTES)
 
 
@@ -80,10 +77,10 @@ class Held:
 
 
 @contextlib.contextmanager
-def sides(runtime, method=None):
+def sides(runtime, method=None, ranking=None):
     """An engine, a device arena, a pinned one and a stream; the engine goes first."""
     pinned = PinnedRanges(runtime)
-    engine = CupyEngine(runtime, pinned, method=method)
+    engine = CupyEngine(runtime, pinned, ranking, method=method)
     device, stream = DeviceArena(runtime), Held(runtime)
     try:
         yield engine, device, PinnedArena(pinned), stream
@@ -95,47 +92,9 @@ def sides(runtime, method=None):
         device.free()
 
 
-class OnDevice(TransferContract):
-    method = None
-
-    @pytest.fixture(autouse=True)
-    def _device(self, runtime):
-        self.runtime, self.arenas = runtime, []
-        self.pinned = PinnedRanges(runtime)
-        yield
-        self.pinned.close()
-        for arena in self.arenas:
-            arena.free()
-
-    def make_engine(self):
-        return CupyEngine(self.runtime, self.pinned, method=self.method)
-
-    def make_arena(self, engine, device):
-        if not device:
-            return PinnedArena(self.pinned)
-        self.arenas.append(DeviceArena(self.runtime))
-        return self.arenas[-1]
-
-
-class TestCopy2d(OnDevice):
-    method = Method.COPY_2D
-
-
-class TestKernel8(OnDevice):
-    method = Method.KERNEL_8
-
-
-class TestKernel32(OnDevice):
-    method = Method.KERNEL_32
-
-
-class TestBatch(OnDevice):
-    method = Method.BATCH
-
-    @pytest.fixture(autouse=True)
-    def _has_batch(self, runtime):
-        if not runtime.has_batch_copy:
-            pytest.skip("not run: the driver has no cuMemcpyBatchAsync")
+def skip_without(runtime, method):
+    if method is Method.BATCH and not runtime.has_batch_copy:
+        pytest.skip("not run: the driver has no cuMemcpyBatchAsync")
 
 
 @pytest.fixture(scope="module")
@@ -143,13 +102,17 @@ def ranking(runtime):
     return calibrate(runtime)
 
 
-class TestChosen(OnDevice):
-    @pytest.fixture(autouse=True)
-    def _ranking(self, ranking):
-        self.ranking = ranking
+#: None: the one that calibration found best.
+METHODS = (Method.COPY_2D, Method.KERNEL_8, Method.KERNEL_32, Method.BATCH, None)
 
-    def make_engine(self):
-        return CupyEngine(self.runtime, self.pinned, self.ranking)
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+class TestOnDevice(TransferContract):
+    @pytest.fixture
+    def bench(self, runtime, ranking, method):
+        skip_without(runtime, method)
+        with sides(runtime, method, ranking) as (engine, device, pinned, _):
+            yield Bench(engine, device, pinned)
 
 
 def test_calibration_ranks_every_method(ranking):
@@ -161,8 +124,7 @@ def test_calibration_ranks_every_method(ranking):
 @pytest.mark.parametrize("method", [Method.COPY_2D, Method.KERNEL_8, Method.BATCH])
 def test_a_store_waits_for_the_work_before_its_event(runtime, method):
     """The stream is held before it writes the block: the store must not be early."""
-    if method is Method.BATCH and not runtime.has_batch_copy:
-        pytest.skip("not run: the driver has no cuMemcpyBatchAsync")
+    skip_without(runtime, method)
     with sides(runtime, method) as (engine, pool, host, stream):
         case = example_case(pool.address, host.address)
         for value in range(5):
@@ -172,6 +134,7 @@ def test_a_store_waits_for_the_work_before_its_event(runtime, method):
             event = stream.record()
             engine.submit(case.plan(), after=event)
             if value:
+                # The caller is back while the stream before it is still held.
                 threading.Event().wait(0.02)
                 assert engine.poll() == []
                 stream.let_go()
@@ -213,26 +176,3 @@ def test_a_fault_is_reported_when_nothing_copies_any_more(runtime, monkeypatch):
         assert engine.flush(WAIT_S)
         assert engine.poll()[0].failure is Failure.BROKEN
         assert set(pool.read()[3 * 1040 : 4 * 1040].tolist()) == {7}
-
-
-def test_unpinned_memory_is_refused_and_the_device_lives_on(runtime):
-    engine = CupyEngine(runtime, PinnedRanges(runtime), method=Method.KERNEL_8)
-    arena, device = Arena(), DeviceArena(runtime)
-    engine.submit(example_case(device.address, arena.address).plan())
-    assert engine.poll()[0].failure is Failure.NOT_PINNED
-    device.write(np.ones(ARENA_BYTES, np.uint8))
-    engine.close()
-    device.free()
-
-
-def test_submitting_does_not_wait_for_the_copy(runtime):
-    """The caller is back while the stream before it is still held."""
-    with sides(runtime) as (engine, pool, host, stream):
-        stream.hold()
-        event = stream.record()
-        engine.submit(example_case(pool.address, host.address).plan(), after=event)
-        assert engine.poll() == []
-        stream.let_go()
-        assert engine.flush(WAIT_S)
-        assert engine.poll()[0].ok
-        runtime.destroy_event(event)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +48,7 @@ class Case:
     @property
     def moved(self) -> list[tuple[int, int]]:
         """(position, block id) of each block that is copied."""
-        return [
-            (at, block) for at, block in enumerate(self.ids) if at >= self.skip_blocks
-        ]
+        return list(enumerate(self.ids))[self.skip_blocks :]
 
     @property
     def num_bytes(self) -> int:
@@ -88,11 +85,8 @@ class Case:
 
 
 def example_case(
-    paged_address: int,
-    host_address: int,
-    ids: Sequence[int] = (3, 4, 5, 9, 1),
-    direction: Direction = Direction.STORE,
-) -> Case:
+    paged_address, host_address, ids=(3, 4, 5, 9, 1), direction=Direction.STORE
+):
     """Three layers of 12 blocks of 1,040 bytes, in chunks of two blocks."""
     planes = tuple((layer * 16_384, 1_040, 1_040) for layer in range(3))
     offsets = tuple(place * 8_192 for place in range(-(-len(ids) // 2)))

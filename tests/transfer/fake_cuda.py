@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttlcache.transfer.cuda import KERNELS, RUN_BYTES, RUN_FIELDS, CudaError
-from ttlcache.transfer.plan import Addresses, Counts
 
 Ranges = list[tuple[int, int]]
 ALIGNMENT = 256
@@ -63,7 +62,7 @@ class FakeCuda:
     fail: dict[str, int] = field(default_factory=dict)
     run_kernel: Callable[[str, int, tuple[int, ...], Ranges], object] | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.calls: list[str] = []
         #: The engine's thread and the test share the device.
         self._lock = threading.RLock()
@@ -78,50 +77,50 @@ class FakeCuda:
 
     # Streams and events
 
-    def activate(self) -> None:
+    def activate(self):
         self._called("activate")
 
-    def create_stream(self) -> int:
+    def create_stream(self):
         self._called("create_stream")
         handle = next(self._handles)
         with self._lock:
             self._streams[handle] = deque()
         return handle
 
-    def destroy_stream(self, stream: int) -> None:
+    def destroy_stream(self, stream):
         self._called("destroy_stream")
         while self._streams[stream]:
             self.progress(1)
         with self._lock:
             del self._streams[stream]
 
-    def drain(self, stream: int) -> None:
+    def drain(self, stream):
         self._called("drain")
         while self._streams[stream]:
             self.progress(1)
             self._check_broken("drain")
 
-    def create_event(self) -> int:
+    def create_event(self):
         self._called("create_event")
         handle = next(self._handles)
         self._events[handle] = _Event()
         return handle
 
-    def destroy_event(self, event: int) -> None:
+    def destroy_event(self, event):
         self._called("destroy_event")
         del self._events[event]  # streams that wait for it hold the object itself
 
-    def record(self, event: int, stream: int) -> None:
+    def record(self, event, stream):
         self._called("record")
         held = self._events[event]
         held.recorded = number = held.recorded + 1
 
-        def reach() -> None:
+        def reach():
             held.reached, held.at_s = number, self.now_s
 
         self._streams[stream].append(_Op(reach))
 
-    def stream_wait(self, stream: int, event: int) -> None:
+    def stream_wait(self, stream, event):
         self._called("stream_wait")
         held = self._events[event]
         number = held.recorded
@@ -129,25 +128,25 @@ class FakeCuda:
             _Op(lambda: None, lambda: held.reached >= number),
         )
 
-    def wait(self, event: int) -> None:
+    def wait(self, event):
         self._called("wait")
         while not self.is_reached(event):
             self.progress(1 + self._random.randrange(3))
 
-    def is_reached(self, event: int) -> bool:
+    def is_reached(self, event):
         self._check_broken("wait")
         held = self._events[event]
         return held.reached == held.recorded
 
-    def elapsed_s(self, first: int, last: int) -> float:
+    def elapsed_s(self, first, last):
         self._called("elapsed_s")
         return self._events[last].at_s - self._events[first].at_s
 
-    def enqueue(self, stream: int, run: Callable[[], None]) -> None:
+    def enqueue(self, stream, run):
         """The test's own work (a forward pass) on a stream."""
         self._streams[stream].append(_Op(run))
 
-    def progress(self, steps: int) -> None:
+    def progress(self, steps):
         """Run up to so many operations, of streams chosen by chance."""
         for _ in range(steps):
             with self._lock:
@@ -158,16 +157,7 @@ class FakeCuda:
 
     # Copies and kernels
 
-    def copy_2d(
-        self,
-        dst: int,
-        dst_pitch: int,
-        src: int,
-        src_pitch: int,
-        width: int,
-        rows: int,
-        stream: int,
-    ) -> None:
+    def copy_2d(self, dst, dst_pitch, src, src_pitch, width, rows, stream):
         self._called("copy_2d")
         pitches = (dst_pitch, src_pitch)
         if rows > 1 and not width <= min(pitches) <= max(pitches):
@@ -175,21 +165,14 @@ class FakeCuda:
         if rows > 1 and max(pitches) > self.max_pitch_bytes:
             raise CudaError(f"copy_2d: pitch {max(pitches)} too large")
 
-        def run() -> None:
+        def run():
             self.now_s += CALL_S + width * rows / LINK_BYTES_PER_S
             for row in range(rows):
                 self._move(dst + row * dst_pitch, src + row * src_pitch, width)
 
         self._streams[stream].append(_Op(run))
 
-    def copy_batch(
-        self,
-        dst: Addresses,
-        src: Addresses,
-        size: Counts,
-        stable_source: bool,
-        stream: int,
-    ) -> None:
+    def copy_batch(self, dst, src, size, stable_source, stream):
         self._called("copy_batch")
         if not self.has_batch_copy:
             raise CudaError("copy_batch: the driver lacks it")
@@ -200,7 +183,7 @@ class FakeCuda:
         is_early = stable_source and self._random.random() < 0.5
         early = [self._read(src, size) if is_early else b"" for _, src, size in copies]
 
-        def run() -> None:
+        def run():
             total = sum(size for _, _, size in copies)
             self.now_s += CALL_S + len(copies) * PIECE_S + total / LINK_BYTES_PER_S
             for (dst, src, size), read in zip(copies, early, strict=True):
@@ -210,14 +193,12 @@ class FakeCuda:
 
         self._streams[stream].append(_Op(run))
 
-    def launch(
-        self, kernel: str, ctas: int, args: tuple[int, ...], stream: int
-    ) -> None:
+    def launch(self, kernel, ctas, args, stream):
         self._called("launch")
         if kernel not in KERNELS.values() or ctas < 1:
             raise CudaError(f"launch: {kernel} on {ctas} thread blocks")
 
-        def run() -> None:
+        def run():
             runs = self._runs(args)
             self.now_s += 2 * CALL_S
             for row in runs:
@@ -235,16 +216,16 @@ class FakeCuda:
 
         self._streams[stream].append(_Op(run))
 
-    def _runs(self, args: tuple[int, ...]) -> list[list[int]]:
+    def _runs(self, args):
         address, count = args[:2]
         raw = ctypes.string_at(address, count * RUN_BYTES)
         return np.frombuffer(raw, np.uint64).reshape(-1, len(RUN_FIELDS)).tolist()
 
-    def _read(self, src: int, size: int) -> bytes:
+    def _read(self, src, size):
         self._demand(src, size)
         return b"" if self.broken else ctypes.string_at(src, size)
 
-    def _move(self, dst: int, src: int, size: int) -> None:
+    def _move(self, dst, src, size):
         self._demand(dst, size)
         self._demand(src, size)
         if not self.broken:
@@ -252,64 +233,64 @@ class FakeCuda:
 
     # Memory
 
-    def alloc_device(self, num_bytes: int) -> int:
+    def alloc_device(self, num_bytes):
         self._called("alloc_device")
         return self._alloc(num_bytes, "device")
 
-    def alloc_host(self, num_bytes: int) -> int:
+    def alloc_host(self, num_bytes):
         self._called("alloc_host")
         return self._alloc(num_bytes, "pinned")
 
-    def alloc_pageable(self, num_bytes: int) -> int:
+    def alloc_pageable(self, num_bytes):
         """Ordinary host memory: kernels must not touch it."""
         return self._alloc(num_bytes, "pageable")
 
-    def take_over(self, address: int, num_bytes: int, kind: str) -> None:
+    def take_over(self, address, num_bytes, kind):
         """Memory that others allocated and keep: `device` or `pageable`."""
         self._memory[address] = (np.zeros(0, np.uint8), num_bytes, kind)
         bisect.insort(self._bases, address)
 
-    def free_device(self, address: int) -> None:
+    def free_device(self, address):
         self._free(address, "device")
 
-    def free_host(self, address: int) -> None:
+    def free_host(self, address):
         self._free(address, "pinned")
 
-    def pin(self, address: int, num_bytes: int) -> None:
+    def pin(self, address, num_bytes):
         self._called("pin")
         array, _, kind = self._memory[address]
         if kind != "pageable":
             raise CudaError(f"pin: {kind} memory")
         self._memory[address] = (array, num_bytes, "registered")
 
-    def unpin(self, address: int) -> None:
+    def unpin(self, address):
         self._called("unpin")
         array, size, _ = self._memory[address]
         self._memory[address] = (array, size, "pageable")
 
     @property
-    def live_allocations(self) -> int:
+    def live_allocations(self):
         return len(self._memory)
 
     @property
-    def kernel_memory(self) -> Ranges:
+    def kernel_memory(self):
         """Address and size of all that a kernel may touch."""
         held = self._memory.items()
         return [(at, size) for at, (_, size, kind) in held if kind != "pageable"]
 
-    def _alloc(self, num_bytes: int, kind: str) -> int:
+    def _alloc(self, num_bytes, kind):
         array = np.zeros(num_bytes + ALIGNMENT, np.uint8)
         address = -(-array.ctypes.data // ALIGNMENT) * ALIGNMENT
         self._memory[address] = (array, num_bytes, kind)
         bisect.insort(self._bases, address)
         return address
 
-    def _free(self, address: int, kind: str) -> None:
+    def _free(self, address, kind):
         if self._memory.pop(address)[2] != kind:
             raise CudaError("freed as another kind of memory")
         self._bases.remove(address)
 
-    def _demand(self, address: int, size: int, for_kernel: bool = False) -> None:
+    def _demand(self, address, size, for_kernel=False):
         place = bisect.bisect(self._bases, address) - 1
         base = self._bases[place] if place >= 0 else 0
         _, held, kind = self._memory.get(base, (None, 0, "no"))
@@ -319,7 +300,7 @@ class FakeCuda:
 
     # Faults
 
-    def _called(self, name: str) -> None:
+    def _called(self, name):
         self.calls.append(name)
         if name not in ("destroy_event", "destroy_stream"):
             self._check_broken(name)
@@ -329,6 +310,6 @@ class FakeCuda:
                 del self.fail[name]
                 raise CudaError(f"{name}: made to fail")
 
-    def _check_broken(self, name: str) -> None:
+    def _check_broken(self, name):
         if self.broken:
             raise CudaError(f"{name}: {self.broken}")

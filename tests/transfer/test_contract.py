@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import subprocess
 import sys
+import threading
 
+import numpy as np
 import pytest
 
 from tests.csrc import ptx
 from tests.transfer.cases import ARENA_BYTES
 from tests.transfer.contract import Arena, TransferContract
 from tests.transfer.fake_cuda import FakeCuda
-from ttlcache.transfer import ReferenceEngine
+from ttlcache.transfer import ReferenceEngine, base
+from ttlcache.transfer.base import Failure
 from ttlcache.transfer.cupy_engine import CupyEngine, Method
 from ttlcache.transfer.host_memory import PinnedRanges
 
@@ -20,48 +25,32 @@ class TestReference(TransferContract):
     def make_engine(self):
         return ReferenceEngine()
 
+    def test_a_slow_copy_ends_by_itself_and_close_drops_what_has_not_begun(
+        self, bench, monkeypatch
+    ):
+        began, goes_on, memmove = threading.Event(), threading.Event(), ctypes.memmove
 
-class FakeArena(Arena):
-    """Memory that the fake device knows."""
+        def slow(*piece):
+            began.set()
+            assert goes_on.wait(10.0)
+            memmove(*piece)
 
-    def __init__(self, address):
-        self.address, self.num_bytes = address, ARENA_BYTES
-
-
-class CupyOnFake(TransferContract):
-    """The CUDA engine on a device whose streams run in random order."""
-
-    method = None
-    seeds = itertools.count()
-
-    def make_runtime(self):
-        return FakeCuda(seed=next(self.seeds))
-
-    def make_engine(self):
-        self.runtime = self.make_runtime()
-        self.pinned = PinnedRanges(self.runtime)
-        return CupyEngine(self.runtime, self.pinned, method=self.method)
-
-    def make_arena(self, engine, device):
-        if device:
-            return FakeArena(self.runtime.alloc_device(ARENA_BYTES))
-        address = self.runtime.alloc_pageable(ARENA_BYTES)
-        self.pinned.pin(address, ARENA_BYTES)
-        return FakeArena(address)
-
-
-class TestCupyBatch(CupyOnFake):
-    method = Method.BATCH
-
-
-class TestCupyCopy2d(CupyOnFake):
-    method = Method.COPY_2D
-
-
-class TestCupyKernel(CupyOnFake):
-    """Run records packed by the engine, read back by the fake's plain copier."""
-
-    method = Method.KERNEL_8
+        engine, case = bench.engine, bench.case()
+        expected = case.expected(*bench.fill(1))[1]
+        monkeypatch.setattr(ctypes, "memmove", slow)
+        first, second = engine.submit(case.plan()), engine.submit(case.plan())
+        assert began.wait(10.0)
+        assert not engine.flush(0.01)
+        assert engine.poll() == []
+        monkeypatch.setattr(base, "CLOSE_TIMEOUT_S", 0.05)
+        assert not engine.close()  # its memory must stay
+        ended = engine.poll()
+        assert [(o.ticket, o.failure) for o in ended] == [(second, Failure.CLOSED)]
+        goes_on.set()
+        assert engine.flush(10.0)
+        assert engine.close()
+        np.testing.assert_array_equal(bench.host.read(), expected)
+        assert [(o.ticket, o.failure) for o in engine.poll()] == [(first, None)]
 
 
 @pytest.fixture(scope="module")
@@ -71,38 +60,48 @@ def device_code(tmp_path_factory):
     return ptx.DeviceCode(tmp_path_factory.mktemp("csrc"))
 
 
-class TestCupyDeviceCode(CupyOnFake):
-    """The same, carried out by the device code of the real kernels."""
+METHODS = {
+    "batch": Method.BATCH,
+    "2-D": Method.COPY_2D,
+    "single": Method.SINGLE,
+    # Run records packed by the engine, read back by the fake's plain copier …
+    "kernel": Method.KERNEL_8,
+    # … and by the device code of the real kernels.
+    "device code": Method.KERNEL_8,
+    # No calibration, a driver without batch copies, narrow pitches.
+    "unmeasured": None,
+}
 
-    method = Method.KERNEL_8
+
+@pytest.mark.parametrize("variant", METHODS)
+class TestCupyOnFake(TransferContract):
+    """The CUDA engine on a device whose streams run in random order."""
+
+    seeds = itertools.count()
 
     @pytest.fixture(autouse=True)
-    def _code(self, device_code):
-        self.code = device_code
+    def _device(self, variant, request):
+        self.method = METHODS[variant]
+        self.runtime = FakeCuda(seed=next(self.seeds))
+        if variant == "device code":
+            self.runtime.run_kernel = request.getfixturevalue("device_code").run
+        if variant == "unmeasured":
+            self.runtime.has_batch_copy, self.runtime.max_pitch_bytes = False, 4096
 
-    def make_runtime(self):
-        fake = super().make_runtime()
-        fake.run_kernel = self.code.run
-        return fake
+    def make_engine(self):
+        self.pinned = PinnedRanges(self.runtime)
+        return CupyEngine(self.runtime, self.pinned, method=self.method)
 
-
-class TestCupySingle(CupyOnFake):
-    method = Method.SINGLE
-
-
-class TestCupyUnmeasured(CupyOnFake):
-    """No calibration, a driver without batch copies, narrow pitches."""
-
-    def make_runtime(self):
-        fake = super().make_runtime()
-        fake.has_batch_copy, fake.max_pitch_bytes = False, 4096
-        return fake
+    def make_arena(self, engine, device):
+        if device:
+            return Arena(self.runtime.alloc_device(ARENA_BYTES))
+        address = self.runtime.alloc_pageable(ARENA_BYTES)
+        self.pinned.pin(address, ARENA_BYTES)
+        return Arena(address)
 
 
 def test_the_core_stays_without_cupy_and_torch():
     """Importing the engines imports neither; a process of its own tells."""
-    import subprocess
-
     code = (
         "import sys, ttlcache.transfer.cupy_engine, ttlcache.transfer.calibrate, "
         "ttlcache.transfer.cupy_runtime; "

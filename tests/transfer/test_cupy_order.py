@@ -17,6 +17,7 @@ from ttlcache.transfer.layout import Plane
 LAYERS, BLOCKS, PIECE, PER_CHUNK = 4, 16, 512, 4
 POOL = LAYERS * BLOCKS * PIECE
 CHUNK = LAYERS * PER_CHUNK * PIECE
+STORE, LOAD = Direction.STORE, Direction.LOAD
 METHODS = (Method.BATCH, Method.COPY_2D, Method.KERNEL_8)
 SEEDS = range(12)
 
@@ -24,7 +25,7 @@ SEEDS = range(12)
 class Device:
     """A pool, a host buffer, a forward stream and the engine under test."""
 
-    def __init__(self, seed, method, **fake):
+    def __init__(self, seed=0, method=Method.BATCH, **fake):
         self.cuda = FakeCuda(seed=seed, **fake)
         self.pinned = PinnedRanges(self.cuda)
         self.engine = CupyEngine(self.cuda, self.pinned, method=method)
@@ -32,15 +33,16 @@ class Device:
         self.host = self.cuda.alloc_host(4 * CHUNK)
         self.pinned.adopt(self.host, 4 * CHUNK)
         self.forward = self.cuda.create_stream()
-        planes = [
-            Plane(self.pool + layer * BLOCKS * PIECE, PIECE, PIECE)
-            for layer in range(LAYERS)
-        ]
+        layers = range(self.pool, self.pool + POOL, BLOCKS * PIECE)
+        planes = [Plane(layer, PIECE, PIECE) for layer in layers]
         self.layout = BlockLayout.from_planes("test", BLOCKS, planes)
 
-    def plan(self, direction, ids, chunk=0):
-        chunks = [self.host + chunk * CHUNK]
+    def plan(self, direction, ids, address=None):
+        chunks = [self.host if address is None else address]
         return plan_copies(direction, self.layout, ids, chunks, PER_CHUNK)
+
+    def submit(self, direction, ids, after=None):
+        self.engine.submit(self.plan(direction, ids), after=after)
 
     def fill(self, address, size, value):
         ctypes.memset(address, value, size)
@@ -53,15 +55,19 @@ class Device:
             found |= set(ctypes.string_at(at, PIECE))
         return found
 
-    def chunk(self, chunk=0):
-        return set(ctypes.string_at(self.host + chunk * CHUNK, CHUNK))
+    def chunk(self):
+        return set(ctypes.string_at(self.host, CHUNK))
 
-    def write_forward(self, value):
-        """A forward pass that writes the whole pool; its event."""
-        self.cuda.enqueue(self.forward, lambda: self.fill(self.pool, POOL, value))
+    def run_forward(self, work):
+        """A forward pass that does `work`; its event."""
+        self.cuda.enqueue(self.forward, work)
         event = self.cuda.create_event()
         self.cuda.record(event, self.forward)
         return event
+
+    def write_forward(self, value):
+        """A forward pass that writes the whole pool; its event."""
+        return self.run_forward(lambda: self.fill(self.pool, POOL, value))
 
     def finish(self):
         assert self.engine.flush(60)
@@ -75,8 +81,7 @@ def device(request):
 
 
 def test_a_store_waits_for_the_forward_pass_that_writes_its_blocks(device):
-    event = device.write_forward(7)
-    device.engine.submit(device.plan(Direction.STORE, [3, 4, 9, 1]), after=event)
+    device.submit(STORE, [3, 4, 9, 1], after=device.write_forward(7))
     (outcome,) = device.finish()
     assert outcome.ok
     assert device.chunk() == {7}
@@ -84,7 +89,7 @@ def test_a_store_waits_for_the_forward_pass_that_writes_its_blocks(device):
 
 def test_a_load_is_reported_when_its_bytes_are_there(device):
     device.fill(device.host, CHUNK, 9)
-    device.engine.submit(device.plan(Direction.LOAD, [3, 4, 9, 1]))
+    device.submit(LOAD, [3, 4, 9, 1])
     while not (outcomes := device.engine.poll()):
         pass
     assert outcomes[0].ok
@@ -95,9 +100,9 @@ def test_without_the_event_the_order_is_lost():
     """The fake is adversarial enough for the first test to mean something."""
     stale = 0
     for seed in range(40):
-        device = Device(seed, Method.BATCH)
+        device = Device(seed)
         device.write_forward(7)
-        device.engine.submit(device.plan(Direction.STORE, [3, 4, 9, 1]))
+        device.submit(STORE, [3, 4, 9, 1])
         device.finish()
         stale += device.chunk() != {7}
     assert stale > 0
@@ -106,50 +111,32 @@ def test_without_the_event_the_order_is_lost():
 def test_few_parts_are_on_the_stream_at_once(monkeypatch):
     """And never none while there are more: the next is issued before the wait."""
     monkeypatch.setattr(cupy_engine, "PART_BYTES", PIECE)
-    device = Device(0, Method.BATCH)
-    device.engine.submit(device.plan(Direction.STORE, [1, 3, 5, 7]))
+    device, most = Device(), cupy_engine.PARTS_IN_FLIGHT
+    device.submit(STORE, [1, 3, 5, 7])
     (outcome,) = device.finish()
     assert outcome.ok
     on_stream, seen = 0, []
     for call in device.cuda.calls:
         on_stream += (call == "copy_batch") - (call == "wait")
         seen.append(on_stream)
-    assert max(seen) == cupy_engine.PARTS_IN_FLIGHT
-    first, last = (
-        seen.index(cupy_engine.PARTS_IN_FLIGHT),
-        len(seen) - seen[::-1].index(3),
-    )
-    assert min(seen[first:last]) == cupy_engine.PARTS_IN_FLIGHT - 1
+    assert max(seen) == most
+    first, last = seen.index(most), len(seen) - seen[::-1].index(most)
+    assert min(seen[first:last]) == most - 1
 
 
-def test_a_source_called_stable_may_be_read_too_early():
-    """A load of bytes that work before it in its own stream has yet to write."""
-    found = set()
-    for seed in range(20):
-        device = Device(seed, Method.BATCH)
-        load, stream = device.plan(Direction.LOAD, [3]).pieces, device.forward
-        device.cuda.enqueue(stream, lambda d=device: d.fill(d.host, CHUNK, 9))
-        device.cuda.copy_batch(load.dst, load.src, load.size, True, stream)
-        device.cuda.progress(2)
-        found |= device.block(3)
-    assert found == {0, 9}
+def test_steady_state_allocates_nothing_and_close_gives_everything_back(device):
+    def allocated():
+        calls = device.cuda.calls
+        return device.cuda.live_allocations, calls.count("create_event")
 
-
-def test_steady_state_allocates_nothing(device):
-    plans = [device.plan(d, [1, 2, 5]) for d in Direction]
-    for plan in plans:
-        device.engine.submit(plan)
-        device.finish()
-    before = (device.cuda.live_allocations, device.cuda.calls.count("create_event"))
-    for plan in plans * 10:
-        device.engine.submit(plan)
-        device.finish()
-    after = (device.cuda.live_allocations, device.cuda.calls.count("create_event"))
-    assert after == before
-
-
-def test_close_gives_everything_back(device):
-    device.engine.submit(device.plan(Direction.STORE, [1, 2]))
+    seen = set()
+    for _ in range(11):
+        for direction in Direction:
+            device.submit(direction, [1, 2, 5])
+            device.finish()
+        seen.add(allocated())
+    assert len(seen) == 1
+    device.submit(STORE, [1, 2])
     device.engine.close()
     assert len(device.engine.poll()) == 1
     assert device.cuda.live_allocations == 2  # the test's own pool and buffer
@@ -158,10 +145,9 @@ def test_close_gives_everything_back(device):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("call", ["copy_batch", "copy_2d", "launch", "stream_wait"])
 def test_a_failed_call_is_a_failed_outcome_and_the_next_plan_works(method, call):
-    device = Device(1, method)
+    device = Device(1, method, fail={call: 1})
     event = device.write_forward(7)
-    device.cuda.fail[call] = 1
-    device.engine.submit(device.plan(Direction.STORE, [3, 4, 9, 1]), after=event)
+    device.submit(STORE, [3, 4, 9, 1], after=event)
     (outcome,) = device.finish()
     hit = call not in device.cuda.fail
     assert hit == (not outcome.ok)
@@ -169,7 +155,7 @@ def test_a_failed_call_is_a_failed_outcome_and_the_next_plan_works(method, call)
         assert outcome.failure is Failure.DEVICE_ERROR
         assert call in outcome.detail
     device.cuda.fail.clear()
-    device.engine.submit(device.plan(Direction.STORE, [3, 4, 9, 1]), after=event)
+    device.submit(STORE, [3, 4, 9, 1], after=event)
     (outcome,) = device.finish()
     assert outcome.ok
     assert device.chunk() == {7}
@@ -177,13 +163,9 @@ def test_a_failed_call_is_a_failed_outcome_and_the_next_plan_works(method, call)
 
 def test_a_failure_is_not_reported_before_its_copies_have_stopped():
     """The second 2-D copy is refused; the first one still uses the buffers."""
-    device = Device(0, Method.COPY_2D)
-    device.cuda.fail["copy_2d"] = 2
+    device = Device(method=Method.COPY_2D, fail={"copy_2d": 2})
     gate = []
-    event = device.cuda.create_event()
-    device.cuda.enqueue(device.forward, lambda: gate.append(1))
-    device.cuda.record(event, device.forward)
-    device.engine.submit(device.plan(Direction.LOAD, [1, 3]), after=event)
+    device.submit(LOAD, [1, 3], after=device.run_forward(lambda: gate.append(1)))
     while not (seen := device.engine.poll()):
         pass
     assert gate
@@ -191,40 +173,32 @@ def test_a_failure_is_not_reported_before_its_copies_have_stopped():
 
 
 def test_if_no_event_can_be_recorded_the_engine_is_broken():
-    device = Device(0, Method.BATCH)
-    device.cuda.fail["record"] = 2  # begun is recorded, done is not
-    device.engine.submit(device.plan(Direction.STORE, [1]))
-    device.engine.submit(device.plan(Direction.STORE, [2]))
+    device = Device(fail={"record": 2})  # begun is recorded, done is not
+    device.submit(STORE, [1])
+    device.submit(STORE, [2])
     outcomes = device.finish()
     assert [outcome.failure for outcome in outcomes] == [Failure.BROKEN] * 2
     assert not any(device.cuda._streams.values())  # nothing copies any more
 
 
 def test_an_error_of_the_device_ends_all_plans_and_later_ones_at_once():
-    device = Device(0, Method.BATCH)
-    gate = device.cuda.create_event()
-    device.cuda.enqueue(device.forward, lambda: break_device(device))
-    device.cuda.record(gate, device.forward)
+    device = Device()
+    gate = device.run_forward(lambda: setattr(device.cuda, "broken", "an address"))
     for direction in (*Direction, *Direction):
-        device.engine.submit(device.plan(direction, [1, 2]), after=gate)
+        device.submit(direction, [1, 2], after=gate)
     outcomes = device.finish()
-    assert len(outcomes) == 4
-    assert all(outcome.failure is Failure.BROKEN for outcome in outcomes)
-    device.engine.submit(device.plan(Direction.STORE, [1]))
+    assert [outcome.failure for outcome in outcomes] == [Failure.BROKEN] * 4
+    device.submit(STORE, [1])
     assert device.engine.poll()[0].failure is Failure.BROKEN
     device.engine.close()
 
 
-def break_device(device):
-    device.cuda.broken = "illegal address"
-
-
 def test_unpinned_host_memory_is_refused():
-    device = Device(0, Method.KERNEL_8)
+    device = Device(method=Method.KERNEL_8)
     pageable = device.cuda.alloc_pageable(CHUNK)
     plans = [
-        plan_copies(d, device.layout, [1], [place], PER_CHUNK)
-        for d in Direction
+        device.plan(direction, [1], place)
+        for direction in Direction
         # Outside, and reaching out of a pinned range at its end.
         for place in (pageable, device.host + 4 * CHUNK - PIECE)
     ]
@@ -245,51 +219,45 @@ def ranking():
     return calibrate(FakeCuda(seed=3))
 
 
-def test_what_the_device_cannot_do_is_not_chosen(ranking):
+@pytest.mark.parametrize("sees_host", [True, False])
+def test_what_the_device_cannot_do_is_not_chosen(ranking, sees_host):
     """Wide pitches, no batch copies, kernels that cannot see the host."""
-    lacks = {"max_pitch_bytes": PIECE, "has_batch_copy": False}
-    for more in ({}, {"kernels_reach_host": False}):
-        device = Device(0, None, **lacks, **more)
-        ranked = CupyEngine(device.cuda, device.pinned, ranking)
-        for engine in (device.engine, ranked):
-            engine.submit(device.plan(Direction.STORE, [1, 3]))
-            assert engine.flush(60)
-            assert engine.poll()[0].ok
-        assert device.cuda.calls.count("copy_batch") == 0
-        assert (device.cuda.calls.count("launch") == 0) == bool(more)
-        able = calibrate(FakeCuda(has_batch_copy=False, **more)).cost
-        kernels = {Method.KERNEL_8, Method.KERNEL_32}
-        found = set().union(*able.values())
-        assert found - {Method.COPY_2D} == (set() if more else kernels)
+    lacks = {"has_batch_copy": False, "kernels_reach_host": sees_host}
+    device = Device(method=None, max_pitch_bytes=PIECE, **lacks)
+    ranked = CupyEngine(device.cuda, device.pinned, ranking)
+    for engine in (device.engine, ranked):
+        engine.submit(device.plan(STORE, [1, 3]))
+        assert engine.flush(60)
+        assert engine.poll()[0].ok
+    assert device.cuda.calls.count("copy_batch") == 0
+    assert (device.cuda.calls.count("launch") > 0) == sees_host
+    found = set().union(*calibrate(FakeCuda(**lacks)).cost.values())
+    kernels = {Method.KERNEL_8, Method.KERNEL_32}
+    assert found - {Method.COPY_2D} == (kernels if sees_host else set())
 
 
 def test_calibration_ranks_what_this_device_can_do(ranking):
     assert {p.direction for p in ranking.cost} == set(Direction)
-    small = ranking.order(Direction.LOAD, True, 1_000)
+    small = ranking.order(LOAD, True, 1_000)
     assert set(small) == set(CANDIDATES)
     # One call a piece is the worst of all for small flat pieces.
     assert small[-1] is Method.COPY_2D
 
 
-def test_a_kernel_must_win_clearly():
-    probe = Probe(Direction.STORE, False, 128 << 10)
-    ranking = Ranking({probe: {Method.BATCH: 1.0, Method.KERNEL_8: 0.95}})
-    assert ranking.order(*probe_key(probe))[0] is Method.BATCH
-    ranking = Ranking({probe: {Method.BATCH: 1.0, Method.KERNEL_8: 0.5}})
-    assert ranking.order(*probe_key(probe))[0] is Method.KERNEL_8
-
-
-def probe_key(probe):
-    return probe.direction, probe.flat, probe.piece_bytes
+@pytest.mark.parametrize(
+    ("kernel_cost", "first"), [(0.95, Method.BATCH), (0.5, Method.KERNEL_8)]
+)
+def test_a_kernel_must_win_clearly(kernel_cost, first):
+    probe = STORE, False, 128 << 10
+    costs = {Method.BATCH: 1.0, Method.KERNEL_8: kernel_cost}
+    assert Ranking({Probe(*probe): costs}).order(*probe)[0] is first
 
 
 def test_a_method_that_fails_is_not_ranked_and_the_others_are():
-    fake = FakeCuda(fail={"launch": 1})
-    ranking = calibrate(fake)
+    ranking = calibrate(FakeCuda(fail={"launch": 1}))
     assert list(ranking.faults) == [Method.KERNEL_8.value]
-    assert set(ranking.order(Direction.LOAD, True, 1_000)) == {*CANDIDATES} - {
-        Method.KERNEL_8
-    }
+    others = {*CANDIDATES} - {Method.KERNEL_8}
+    assert set(ranking.order(LOAD, True, 1_000)) == others
 
 
 def test_without_memory_there_is_no_calibration_and_nothing_leaks():

@@ -17,26 +17,14 @@ PAGE, BLOCKS, LAYERS = 100, 10, 3
 def layered(pad=0):
     """Three layers of ten blocks at 1,000,000, one after the other."""
     stride = PAGE + pad
-    return BlockLayout.from_planes(
-        "layers",
-        BLOCKS,
-        [
-            Plane(1_000_000 + layer * BLOCKS * stride, stride, PAGE)
-            for layer in range(LAYERS)
-        ],
-    )
+    starts = range(1_000_000, 1_000_000 + LAYERS * BLOCKS * stride, BLOCKS * stride)
+    planes = [Plane(start, stride, PAGE) for start in starts]
+    return BlockLayout.from_planes("layers", BLOCKS, planes)
 
 
 def rows(plan):
-    columns = (
-        plan.src,
-        plan.dst,
-        plan.width,
-        plan.rows,
-        plan.src_pitch,
-        plan.dst_pitch,
-    )
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+    names = ("src", "dst", "width", "rows", "src_pitch", "dst_pitch")
+    return list(zip(*(getattr(plan, name).tolist() for name in names), strict=True))
 
 
 def test_a_run_is_one_copy_through_all_layers():
@@ -55,41 +43,26 @@ def test_runs_end_at_gaps_and_at_chunk_borders():
 
 
 def test_blocks_of_all_layers_together_merge_over_chunks():
-    together = BlockLayout.from_planes(
-        "together",
-        BLOCKS,
-        [Plane(1_000_000 + layer * PAGE, LAYERS * PAGE, PAGE) for layer in range(3)],
-    )
+    planes = [
+        Plane(1_000_000 + layer * PAGE, LAYERS * PAGE, PAGE) for layer in range(3)
+    ]
+    together = BlockLayout.from_planes("together", BLOCKS, planes)
     assert together.groups == (PlaneGroup(1_000_000, 1, 300, 300, 300),)
     # Two chunks that adjoin: one copy of four blocks.
     plan = plan_copies(STORE, together, [4, 5, 6, 7], [50_000, 50_600], 2)
     assert rows(plan) == [(1_001_200, 50_000, 1_200, 1, 1_200, 1_200)]
 
 
-def test_padded_pages_go_by_layers_or_by_blocks_whichever_is_less():
-    long = plan_copies(STORE, layered(pad=28), [0, 1, 2, 3, 4, 5], [50_000], 6)
-    assert long.num_copies == LAYERS
-    assert set(long.rows.tolist()) == {6}
-    short = plan_copies(STORE, layered(pad=28), [0, 2], [50_000], 6)
-    assert short.num_copies == 2
-    assert set(short.rows.tolist()) == {LAYERS}
-    assert long.num_bytes == 6 * LAYERS * PAGE
-
-
-def test_pieces_are_the_rows():
-    plan = plan_copies(STORE, layered(), [4, 9], [50_000], 2)
-    pieces = plan.pieces
-    assert pieces.src.tolist() == [
-        *(1_000_400, 1_001_400, 1_002_400),
-        *(1_000_900, 1_001_900, 1_002_900),
-    ]
-    assert pieces.dst.tolist() == [50_000, 50_200, 50_400, 50_100, 50_300, 50_500]
-    assert set(pieces.size.tolist()) == {PAGE}
-
-
-def test_skipped_blocks_are_left_alone():
-    plan = plan_copies(LOAD, layered(), [4, 5, 7], [50_000], 3, skip_blocks=1)
-    assert [row[1] for row in rows(plan)] == [1_000_500, 1_000_700]
+@pytest.mark.parametrize(
+    ("ids", "num_copies", "num_rows"), [(range(6), LAYERS, 6), ([0, 2], 2, LAYERS)]
+)
+def test_padded_pages_go_by_layers_or_by_blocks_whichever_is_less(
+    ids, num_copies, num_rows
+):
+    plan = plan_copies(STORE, layered(pad=28), ids, [50_000], 6)
+    assert plan.num_copies == num_copies
+    assert set(plan.rows.tolist()) == {num_rows}
+    assert plan.num_bytes == len(ids) * LAYERS * PAGE
 
 
 @pytest.mark.parametrize(
@@ -108,16 +81,10 @@ def test_what_would_corrupt_is_refused(direction, ids, chunks, reason):
         plan_copies(direction, layered(), ids, chunks, 2)
 
 
-def test_a_store_may_name_a_block_twice():
-    assert plan_copies(STORE, layered(), [1, 1], [50_000], 2).num_copies == 2
-
-
-@pytest.mark.parametrize("wrong", [{"blocks_per_chunk": 0}, {"skip_blocks": -1}])
-def test_counts_are_checked(wrong):
-    words = {"blocks_per_chunk": 2, "skip_blocks": 0} | wrong
-    per_chunk = words.pop("blocks_per_chunk")
+@pytest.mark.parametrize(("per_chunk", "skip_blocks"), [(0, 0), (2, -1)])
+def test_counts_are_checked(per_chunk, skip_blocks):
     with pytest.raises(TransferError):
-        plan_copies(STORE, layered(), [1], [5], per_chunk, **words)
+        plan_copies(STORE, layered(), [1], [5], per_chunk, skip_blocks=skip_blocks)
 
 
 @pytest.mark.parametrize(
@@ -138,9 +105,8 @@ def test_layouts_that_share_bytes_are_refused(planes, reason):
 
 
 def test_planes_with_unlike_strides_do_not_merge():
-    unlike = BlockLayout.from_planes(
-        "one", 1, [Plane(1_000, 10, 10), Plane(1_010, 20, 10)]
-    )
+    planes = [Plane(1_000, 10, 10), Plane(1_010, 20, 10)]
+    unlike = BlockLayout.from_planes("one", 1, planes)
     assert [g.rows for g in unlike.groups] == [1, 1]
 
 
@@ -151,10 +117,8 @@ def test_planes_of_a_strided_array():
     assert planes_of(1, turned.shape, turned.strides, 2) == [Plane(1, 240, 240)]
     part = data[:, 1:3, :, :4]
     found = planes_of(1, part.shape, part.strides, 2)
-    assert [p.base for p in found] == [
-        1 + 60 * i + 12 * j for i in range(2) for j in range(5)
-    ]
-    assert {(p.block_stride, p.piece_bytes) for p in found} == {(240, 8)}
+    bases = [1 + 60 * i + 12 * j for i in range(2) for j in range(5)]
+    assert found == [Plane(base, 240, 8) for base in bases]
     for wrong in (data[:, ::-1], np.broadcast_to(data[:, :1], data.shape)):
         with pytest.raises(TransferError, match="axes overlap"):
             planes_of(1, wrong.shape, wrong.strides, 2)
@@ -175,6 +139,15 @@ def test_addresses_beyond_the_sign_bit_and_offsets_beyond_32_bits():
     assert plan.pieces.dst.tolist() == [(1 << 63) + (1 << 50)]
 
 
+def each_byte(plan):
+    columns = (plan.pieces.dst, plan.pieces.src, plan.pieces.size)
+    return [
+        (dst + at, src + at)
+        for dst, src, size in zip(*(c.tolist() for c in columns), strict=True)
+        for at in range(size)
+    ]
+
+
 @pytest.mark.parametrize("max_bytes", [1, 60, 150, 300, 700, 10_000])
 def test_parts_copy_the_same_bytes(max_bytes):
     """Byte by byte: rows cut, copies of few rows, several copies in a part."""
@@ -187,12 +160,3 @@ def test_parts_copy_the_same_bytes(max_bytes):
 def test_an_empty_plan_is_one_part():
     (part,) = plan_copies(LOAD, layered(), [], [], 4).parts(100)
     assert part.num_copies == 0
-
-
-def each_byte(plan):
-    columns = (plan.pieces.dst, plan.pieces.src, plan.pieces.size)
-    return [
-        (dst + at, src + at)
-        for dst, src, size in zip(*(c.tolist() for c in columns), strict=True)
-        for at in range(size)
-    ]

@@ -14,15 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.core.controller.stories import (
-    PROMPT,
-    TTL_S,
-    make_engine,
-    outcomes,
-    pins,
-    total,
-)
-from ttlcache.testing import FakeEngine
+from tests.core.stories import PROMPT, TTL_S, make_engine
 from ttlcache.types import Urgency
 
 LABELS = st.sampled_from(["A", "B", "C", None])
@@ -42,50 +34,32 @@ HINTS = st.sampled_from(
     ]
 )
 JUMPS = st.sampled_from([0.0, 0.5, 3.0, TTL_S, 45.0, -0.5, -30.0])
+ENGINES = st.fixed_dictionaries(
+    {
+        "pool_blocks": st.integers(4, 60),
+        "block_tokens": st.sampled_from([1, 2, 4]),
+        "max_pinned_fraction": st.sampled_from([0.9, 0.3, 0.0, 1.0]),
+        "whole_pins": st.sampled_from([False, False, True]),
+    }
+)
+ORDERS = st.sampled_from(
+    [
+        ("ttl-aware", "none"),
+        ("program-fcfs", "none"),
+        ("request-fcfs", "none"),
+        ("ttl-aware", "room-to-grow"),
+        ("program-fcfs", "room-to-grow"),
+    ]
+)
 
 
 class AnyHistory(RuleBasedStateMachine):
     """Programs in any order of events; the engine's invariants hold after each."""
 
-    @initialize(
-        pool_blocks=st.integers(4, 60),
-        block_tokens=st.sampled_from([1, 2, 4]),
-        fraction=st.sampled_from([0.9, 0.3, 0.0, 1.0]),
-        max_programs=st.sampled_from([100, 2]),
-        order=st.sampled_from(
-            [
-                ("ttl-aware", "none"),
-                ("program-fcfs", "none"),
-                ("request-fcfs", "none"),
-                ("ttl-aware", "room-to-grow"),
-                ("program-fcfs", "room-to-grow"),
-            ]
-        ),
-        whole_pins=st.sampled_from([False, False, True]),
-    )
-    def start(
-        self,
-        pool_blocks,
-        block_tokens,
-        fraction,
-        max_programs,
-        order,
-        whole_pins,
-    ):
-        ordering, admission = order
-        self.engine = FakeEngine(
-            {
-                "policy": "fixed",
-                "policy_options": {"ttl_s": TTL_S},
-                "max_pinned_fraction": fraction,
-                "program_idle_s": 40.0,
-                "ordering": ordering,
-                "admission": admission,
-            },
-            pool_blocks=pool_blocks,
-            block_tokens=block_tokens,
-            whole_pins=whole_pins,
-        )
+    @initialize(made=ENGINES, order=ORDERS, max_programs=st.sampled_from([100, 2]))
+    def start(self, made, order, max_programs):
+        words = dict(zip(("ordering", "admission"), order, strict=True))
+        self.engine = make_engine(**made, **words, program_idle_s=40.0)
         self.engine.controller.programs.max_programs = max_programs
         self.contexts = {}
         self.made = 0
@@ -165,9 +139,7 @@ class AnyHistory(RuleBasedStateMachine):
     def step(self, seconds):
         self.engine.step(seconds)
         now_s = self.engine.clock.now_s()
-        assert all(
-            pin.is_awaited or pin.deadline_s > now_s for pin in pins(self.engine)
-        )
+        assert all(p.is_awaited or p.deadline_s > now_s for p in self.engine.pins())
 
     @rule(needed=st.integers(-1, 50), urgency=st.sampled_from(Urgency), data=st.data())
     def reclaim(self, needed, urgency, data):
@@ -176,7 +148,7 @@ class AnyHistory(RuleBasedStateMachine):
         freed = self.engine.controller.memory.reclaim(needed, urgency, request_id)
         assert self.engine.holder.free_blocks == before + freed
         if urgency is Urgency.STALLED and freed < needed:
-            assert not pins(self.engine)
+            assert not self.engine.pins()
 
     @precondition(lambda self: self.engine.requests)
     @rule(data=st.data(), blocks=st.integers(0, 50))
@@ -188,7 +160,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(label=LABELS)
     def end(self, label):
-        self.engine.controller.end("", label or "nobody")
+        self.engine.end(label or "nobody")
 
     @rule(tier=st.sampled_from([None, "cpu"]))
     def tier_comes_or_goes(self, tier):
@@ -212,7 +184,7 @@ class AnyHistory(RuleBasedStateMachine):
     @rule()
     def reset(self):
         self.engine.controller.memory.release_all()
-        assert not pins(self.engine)
+        assert not self.engine.pins()
 
     @invariant()
     def everything_adds_up(self):
@@ -222,8 +194,8 @@ class AnyHistory(RuleBasedStateMachine):
         self.engine.check()
         for request_id in controller.requests:
             controller.queue.priority(request_id)
-        ended = sum(outcomes(self.engine).values())
-        assert total(self.engine, "pins_started") == ended + len(controller.pins)
+        ended = sum(self.engine.outcomes().values())
+        assert self.engine.total("pins_started") == ended + len(controller.pins)
 
     def teardown(self):
         if not hasattr(self, "engine"):
@@ -257,6 +229,6 @@ TestAnyHistory.settings = settings(
 
 
 def test_the_deadline_of_a_pin_is_never_infinite():
-    engine = make_engine(policy_options={"ttl_s": math.inf}, max_ttl_s=5.0)
+    engine = make_engine(math.inf, max_ttl_s=5.0)
     engine.turn("r", PROMPT, program="A")
     assert engine.controller.pins.next_deadline_s() == 5.0

@@ -1,88 +1,72 @@
-"""Programs end, or fall silent."""
+"""Programs end or fall silent; requests leave without finishing."""
 
 from __future__ import annotations
 
-from tests.core.controller.stories import PROMPT, make_engine, outcomes, pins, total
+import pytest
+
+from tests.core.stories import PROMPT, TTL_S, make_engine
 from ttlcache.controller import ENDED_AT_ONCE, NOTHING_RETAINED
-from ttlcache.types import PinOutcome
+from ttlcache.programs.model import MAX_OPEN_TURNS
+from ttlcache.types import Arrival, Finish, Hints, PinOutcome
 
 
-def test_an_ended_program_releases_its_pins():
-    engine = make_engine()
+def test_an_ended_program_releases_its_pins(engine):
     engine.turn("r1", PROMPT, program="A")
-    assert engine.controller.end("", "A")
-    assert not engine.controller.end("", "A")
-    assert outcomes(engine) == {PinOutcome.ENDED: 1}
-    assert total(engine, "programs_ended", "told") == 1
+    assert engine.end("A")
+    assert not engine.end("A")
+    assert engine.outcomes() == {PinOutcome.ENDED: 1}
+    assert engine.total("programs_ended", "told") == 1
     assert engine.holder.free_blocks == 64
     assert len(engine.controller.gaps._open) == 0
     assert engine.controller.memoryfulness.avg_turns == 1.0
 
 
-def test_the_last_step_is_not_pinned():
-    engine = make_engine()
+def test_after_its_last_step_nothing_is_pinned_and_its_id_is_a_new_program(engine):
     context = engine.turn("r1", PROMPT, program="A")
-    engine.turn("r2", context, program="A", is_last_step=True)
-    assert pins(engine) == []
-    assert total(engine, "programs_ended", "last_step") == 1
+    context = engine.turn("r2", context, program="A", is_last_step=True)
+    assert engine.pins() == []
+    assert engine.total("programs_ended", "last_step") == 1
     assert engine.controller.memoryfulness.avg_turns == 2.0
-    engine.check()
+    engine.turn("r3", context, program="A")
+    assert engine.total("programs_started") == 2
+    assert len(engine.pins()) == 1
 
 
-def test_an_id_that_comes_back_after_its_end_is_a_new_program():
-    engine = make_engine()
-    context = engine.turn("r1", PROMPT, program="A", is_last_step=True)
-    engine.turn("r2", context, program="A")
-    assert total(engine, "programs_started") == 2
-    assert len(pins(engine)) == 1
-    engine.check()
-
-
-def test_a_program_that_ends_with_a_turn_in_flight():
-    engine = make_engine()
+def test_a_program_that_ends_with_a_turn_in_flight(engine):
     engine.arrive("r1", PROMPT, program="A")
     engine.admit("r1")
-    engine.controller.end("", "A")
+    engine.end("A")
     engine.decode("r1", [11, 12])
     assert engine.finish("r1") == NOTHING_RETAINED
     assert engine.controller.memoryfulness.avg_turns == 0.0  # it had finished no turn
-    assert total(engine, "programs_ended", "told") == 1
+    assert engine.total("programs_ended", "told") == 1
     assert engine.holder.free_blocks == 64
-    engine.check()
 
 
-def test_an_ended_programs_waiting_request_still_claims():
-    engine = make_engine()
+def test_an_ended_programs_waiting_request_still_claims(engine):
     context = engine.turn("r1", PROMPT, program="A")
     engine.arrive("r2", context, program="A")
-    engine.controller.end("", "A")
+    engine.end("A")
     assert engine.admit("r2")
-    assert outcomes(engine) == {PinOutcome.CLAIMED: 1}
+    assert engine.outcomes() == {PinOutcome.CLAIMED: 1}
     assert engine.finish("r2") == NOTHING_RETAINED
-    engine.check()
 
 
-def test_an_abort_after_the_end_releases_the_pin_it_held():
-    # Scenario:
-    #   1. r2 waits and holds the pin of r1; the program is told to have ended.
-    #   2. r2 is aborted. Nobody can claim that pin any more: it ends at once.
-    engine = make_engine()
-    context = engine.turn("r1", PROMPT, program="A")
-    engine.arrive("r2", context, program="A")
-    engine.controller.end("", "A")
-    engine.abort("r2")
-    assert outcomes(engine) == {PinOutcome.ENDED: 1}
-    assert engine.holder.free_blocks == 64
-    engine.check()
-
-
-def test_a_silent_program_is_forgotten_with_its_pins():
-    engine = make_engine(program_idle_s=5.0)
-    engine.turn("r1", PROMPT, program="A")
-    engine.step(seconds=6.0)
-    assert total(engine, "programs_ended", "idle") == 1
-    assert outcomes(engine) == {PinOutcome.ENDED: 1}
+def test_programs_end_idle_by_silence_and_forgotten_by_number():
+    engine = make_engine(1000.0, program_idle_s=60.0)
+    engine.controller.programs.max_programs = 2
+    for number in range(5):
+        engine.turn(f"r{number}", [100 + number] * 9, program=str(number))
+    engine.step(seconds=60.0)
+    assert [program.program_id for program in engine.controller.programs] == ["3", "4"]
+    assert engine.outcomes() == {PinOutcome.ENDED: 3}
+    assert engine.total("programs_ended", "forgotten") == 3
+    assert engine.total("programs_ended", "idle") == 0
+    engine.step(seconds=0.1)
     assert len(engine.controller.programs) == 0
+    assert engine.outcomes() == {PinOutcome.ENDED: 5}
+    assert engine.total("programs_ended", "forgotten") == 3
+    assert engine.total("programs_ended", "idle") == 2
 
 
 def test_a_step_ends_only_so_many_of_the_programs_that_fell_silent():
@@ -91,29 +75,111 @@ def test_a_step_ends_only_so_many_of_the_programs_that_fell_silent():
     for index in range(number):
         engine.turn(f"r{index}", [100 + index] * 9, program=str(index))
     engine.step(seconds=2000.0)
-    assert total(engine, "programs_ended", "idle") == ENDED_AT_ONCE
+    assert engine.total("programs_ended", "idle") == ENDED_AT_ONCE
     engine.step()
-    assert total(engine, "programs_ended", "idle") == number
-    engine.check()
+    assert engine.total("programs_ended", "idle") == number
 
 
-def test_the_oldest_programs_are_forgotten_when_there_are_too_many():
-    engine = make_engine()
-    engine.controller.programs.max_programs = 2
-    for number in range(5):
-        engine.turn(f"r{number}", [100 + number] * 9, program=str(number))
-    engine.step()
-    labels = [program.program_id for program in engine.controller.programs]
-    assert labels == ["3", "4"]
-    assert len(pins(engine)) == 2
-    engine.check()
-
-
-def test_a_waiting_program_is_not_forgotten():
+def test_neither_a_waiting_turn_s_pin_nor_its_program_ends():
     engine = make_engine(program_idle_s=5.0)
     context = engine.turn("r1", PROMPT, program="A")
     engine.arrive("r2", context, program="A")
-    engine.step(seconds=1000.0)
-    assert len(pins(engine)) == 1
+    engine.step(seconds=100 * TTL_S)
+    assert len(engine.pins()) == 1
     assert engine.admit("r2")
+    assert engine.outcomes() == {PinOutcome.CLAIMED: 1}
+
+
+# --- requests -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["waiting", "running", "decoded", "preempted"])
+def test_an_aborted_request_pins_nothing(engine, stage):
+    engine.arrive("r", PROMPT, program="A")
+    if stage != "waiting":
+        engine.admit("r")
+    if stage == "decoded":
+        engine.decode("r", [11, 12])
+    if stage == "preempted":
+        engine.preempt("r")
+    assert engine.abort("r").decision is None
+    assert engine.controller.requests == {}
+    assert engine.pins() == []
+    assert engine.holder.free_blocks == 64
+    assert engine.program("A").live_requests == 0
+
+
+def test_an_abort_while_waiting_gives_the_claim_back(engine):
+    # Scenario:
+    #   1. r2 waits and holds the pin of r1.
+    #   2. The client goes away; the deadline counts again.
+    #   3. A retry claims the same pin.
+    context = engine.turn("r1", PROMPT, [11, 12, 13], program="A")
+    engine.arrive("r2", context, program="A")
+    engine.abort("r2")
+    engine.step(seconds=TTL_S - 1)
+    engine.turn("r3", context, program="A")
+    assert engine.outcomes() == {PinOutcome.CLAIMED: 1}
+
+
+def test_aborts_do_not_pile_up_open_turns():
+    # Scenario: a crowd of requests holds every open turn, as many again finish,
+    # then the crowd goes away and gives all its turns back.
+    engine = make_engine(pool_blocks=512)
+    for n in range(MAX_OPEN_TURNS):
+        engine.turn(f"first-{n}", [100 + n] * 9, program="A")
+    for n in range(MAX_OPEN_TURNS):
+        engine.arrive(f"held-{n}", [*[100 + n] * 9, 1, 1, 1], program="A")
+    for n in range(MAX_OPEN_TURNS):
+        engine.turn(f"second-{n}", [200 + n] * 9, program="A")
+    assert len(engine.pins()) == 2 * MAX_OPEN_TURNS
+    for n in range(MAX_OPEN_TURNS):
+        engine.abort(f"held-{n}")
+    assert len(engine.pins()) == MAX_OPEN_TURNS
+    assert engine.outcomes() == {PinOutcome.SUPERSEDED: MAX_OPEN_TURNS}
+
+
+def test_the_same_request_id_twice_leaves_nothing_behind(engine):
+    # Scenario:
+    #   1. r2 waits and holds the pin of r1; its end is never told.
+    #   2. The engine uses the id again, for another program.
+    #   3. The pin expires as if r2 had gone, and no program looks busy for ever.
+    context = engine.turn("r1", PROMPT, program="A")
+    engine.arrive("r2", context, program="A")
+    engine.arrive("r2", [50, 51], program="B")
+    assert engine.program("A").live_requests == 0
+    engine.step(seconds=TTL_S)
+    assert engine.outcomes() == {PinOutcome.EXPIRED: 1}
+    engine.admit("r2")
+    engine.finish("r2")
+    assert engine.controller.requests == {}
+
+
+def finish_of(request_id, completed=True):
+    return Finish(request_id, completed, 5, 4, [], lambda start, stop: [])
+
+
+def test_an_arrival_that_fails_leaves_nothing_behind(engine):
+    engine.turn("r1", PROMPT, program="A")
+    broken = Arrival(
+        request_id="r2",
+        num_tokens=5,
+        hashes=None,  # so that comparing it with open turns raises
+        tokens=lambda start, stop: [],
+        hints=Hints(program_id="A"),
+    )
+    with pytest.raises(TypeError):
+        engine.controller.arrive(broken)
     engine.check()
+    assert engine.controller.requests == {}
+    assert engine.controller.finish(finish_of("r2")) == NOTHING_RETAINED
+    assert engine.program("A").live_requests == 0
+
+
+def test_events_of_unknown_requests_are_ignored():
+    controller = make_engine().controller
+    controller.on_allocated("unknown", 5)
+    for completed in (True, False):
+        finish = finish_of("unknown", completed)
+        assert controller.finish(finish) == NOTHING_RETAINED
+    assert not controller.end("", "unknown")

@@ -37,7 +37,7 @@ from ttlcache.transfer.cuda import THREADS_PER_CTA, CudaError  # noqa: E402
 
 INVALID_VALUE, NO_HANDLE, NOT_READY, ILLEGAL_ADDRESS = 1, 400, 600, 700
 REGISTERED, NOT_REGISTERED, NOT_FOUND = 712, 713, 500
-TO_DEVICE, TO_HOST, ON_DEVICE, BY_ADDRESS = 1, 2, 3, 4  # cudaMemcpyKind
+KINDS = TO_DEVICE, TO_HOST, ON_DEVICE, BY_ADDRESS = 1, 2, 3, 4  # cudaMemcpyKind
 LOOK_EVERY_S = 50e-6
 
 
@@ -118,14 +118,25 @@ def _refuse(is_wrong: bool, status: int = INVALID_VALUE) -> None:
         raise _Error(status)
 
 
+#: Functions of cupy.cuda.runtime; their names and parameters are checked there.
+_SHORT: dict[str, Callable[..., Any]] = {
+    "getDeviceCount": lambda: 1,
+    "streamQuery": lambda stream: 0 if _is_empty(stream) else NOT_READY,
+    "streamSynchronize": lambda stream: _until(lambda: _is_empty(stream)),
+    "streamWaitEvent": _device.stream_wait,
+    "eventDestroy": _device.destroy_event,
+    "eventRecord": _device.record,
+    "eventSynchronize": lambda event: _until(lambda: _is_reached(event)),
+    "eventElapsedTime": lambda start, end: _device.elapsed_s(start, end) * 1e3,
+    "malloc": _device.alloc_device,
+    "free": lambda ptr: ptr and _device.free_device(ptr),
+    "hostAlloc": lambda size, flags: _device.alloc_host(size),
+    "freeHost": lambda ptr: ptr and _device.free_host(ptr),
+}
+
+
 class _Runtime:
-    """cupy.cuda.runtime: the functions' names and parameters are checked there."""
-
-    def getDeviceCount() -> int:
-        return 1
-
-    def getDevice() -> int:
-        return 0
+    """The longer ones."""
 
     def setDevice(device: int) -> None:
         _refuse(device != 0, 101)
@@ -141,19 +152,7 @@ class _Runtime:
         for stream in list(_device._streams):
             _until(lambda stream=stream: _is_empty(stream))
 
-    def driverGetVersion() -> int:
-        return 13000
-
-    def runtimeGetVersion() -> int:
-        return int(_real.cuda.runtime.runtimeGetVersion())
-
-    def memGetInfo() -> tuple[int, int]:
-        return 64 << 30, 80 << 30
-
     def streamCreateWithFlags(flags: int) -> int:
-        return _Runtime.streamCreateWithPriority(flags, 0)
-
-    def streamCreateWithPriority(flags: int, priority: int) -> int:
         if flags != 1:
             raise NotImplementedError("a stream that waits for the null stream")
         return _device.create_stream()
@@ -162,53 +161,15 @@ class _Runtime:
         _until(lambda: _is_empty(stream))
         _on_device(_device.destroy_stream, stream)
 
-    def streamQuery(stream: int) -> int:
-        return 0 if _is_empty(stream) else NOT_READY
-
-    def streamSynchronize(stream: int) -> None:
-        _until(lambda: _is_empty(stream))
-
-    def streamWaitEvent(stream: int, event: int, flags: int = 0) -> None:
-        _device.stream_wait(stream, event)
-
-    def eventCreate() -> int:
-        return _device.create_event()
-
     def eventCreateWithFlags(flags: int) -> int:
         _refuse(flags & ~7 != 0)
         return _device.create_event()
-
-    def eventDestroy(event: int) -> None:
-        _device.destroy_event(event)
-
-    def eventRecord(event: int, stream: int) -> None:
-        _device.record(event, stream)
 
     def eventQuery(event: int) -> int:
         try:
             return 0 if _is_reached(event) else NOT_READY
         except CudaError:
             return ILLEGAL_ADDRESS
-
-    def eventSynchronize(event: int) -> None:
-        _until(lambda: _is_reached(event))
-
-    def eventElapsedTime(start: int, end: int) -> float:
-        return _device.elapsed_s(start, end) * 1e3
-
-    def malloc(size: int) -> int:
-        return _device.alloc_device(size)
-
-    def free(ptr: int) -> None:
-        if ptr:
-            _device.free_device(ptr)
-
-    def hostAlloc(size: int, flags: int) -> int:
-        return _device.alloc_host(size)
-
-    def freeHost(ptr: int) -> None:
-        if ptr:
-            _device.free_host(ptr)
 
     def hostRegister(ptr: int, size: int, flags: int) -> None:
         for at, (_, held, kind) in _device._memory.items():
@@ -224,31 +185,21 @@ class _Runtime:
         _device._free(ptr, "pageable")
 
     def memcpy(dst: int, src: int, size: int, kind: int) -> None:
-        _refuse(kind not in (TO_DEVICE, TO_HOST, ON_DEVICE, BY_ADDRESS))
-        for address, sides in (
-            (dst, (TO_DEVICE, ON_DEVICE)),
-            (src, (TO_HOST, ON_DEVICE)),
-        ):
-            if kind in sides:
-                _device._demand(address, size)
+        _refuse(kind not in KINDS)
+        if kind in (TO_DEVICE, ON_DEVICE):
+            _device._demand(dst, size)
+        if kind in (TO_HOST, ON_DEVICE):
+            _device._demand(src, size)
         _device._check_broken("memcpy")
         ctypes.memmove(dst, src, size)
 
     def memcpyAsync(dst: int, src: int, size: int, kind: int, stream: int) -> None:
-        _refuse(kind not in (TO_DEVICE, TO_HOST, ON_DEVICE, BY_ADDRESS))
+        _refuse(kind not in KINDS)
         _device.copy_2d(dst, size, src, size, size, 1, stream)
 
-    def memcpy2DAsync(
-        dst: int,
-        dpitch: int,
-        src: int,
-        spitch: int,
-        width: int,
-        height: int,
-        kind: int,
-        stream: int,
-    ) -> None:
-        _device.copy_2d(dst, dpitch, src, spitch, width, height, stream)
+    def memcpy2DAsync(*args: int) -> None:
+        *shape, _kind, stream = args
+        _device.copy_2d(*shape, stream)
 
     def memsetAsync(ptr: int, value: int, size: int, stream: int) -> None:
         def run() -> None:
@@ -274,28 +225,14 @@ def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Stream:
-    """cupy.cuda.Stream."""
+    """cupy.cuda.Stream, of somebody else's handle."""
 
-    def __init__(
-        self,
-        null: bool = False,
-        non_blocking: bool = False,
-        ptds: bool = False,
-        priority: int | None = None,
-    ) -> None:
-        _ask(_real.cuda.Stream, null, non_blocking, ptds, priority)
-        self.ptr = runtime.streamCreateWithPriority(int(non_blocking), priority or 0)
-        self._twin = _real.cuda.Stream.from_external(self)
+    def __init__(self, twin: Any) -> None:
+        self._twin, self.ptr = twin, twin.ptr
 
     @classmethod
     def from_external(cls, obj: object) -> Stream:
-        self = object.__new__(cls)
-        self._twin = _real.cuda.Stream.from_external(obj)
-        self.ptr = self._twin.ptr
-        return self
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.ptr
+        return cls(_real.cuda.Stream.from_external(obj))
 
     def __enter__(self) -> Stream:
         _thread.streams = [*_current(), self.ptr]
@@ -303,9 +240,6 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         _thread.streams = _current()[:-1]
-
-    def synchronize(self) -> None:
-        runtime.streamSynchronize(self.ptr)
 
     def launch_host_func(self, callback: Callable[[Any], object], arg: object) -> None:
         _ask(self._twin.launch_host_func, callback, arg)
@@ -380,10 +314,10 @@ def __getattr__(name: str) -> Any:
     return _pass_on(_real, name)
 
 
-_functions = vars(_Runtime).items()
+_functions = _SHORT | {n: call for n, call in vars(_Runtime).items() if n[0] != "_"}
 runtime = _Served(
     _real.cuda.runtime,
-    **{name: _checked(name, call) for name, call in _functions if name[0] != "_"},
+    **{name: _checked(name, call) for name, call in _functions.items()},
 )
 cuda = _Served(
     _real.cuda,

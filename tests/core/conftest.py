@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.core.stories import make_engine
+
+
+@pytest.fixture
+def engine():
+    return make_engine()
