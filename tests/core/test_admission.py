@@ -187,7 +187,7 @@ def test_rounding_does_not_add_up():
     [
         ({}, GrowthReserve),
         ({"ordering": "program-fcfs"}, GrowthReserve),
-        ({"ordering": "least-work"}, AdmissionControl),
+        ({"ordering": "expected-finish"}, GrowthReserve),
         ({"policy": "cachettl"}, AdmissionControl),
         ({"admission": "none"}, AdmissionControl),
         ({"policy": "cachettl", "admission": "room-to-grow"}, GrowthReserve),

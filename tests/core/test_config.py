@@ -141,7 +141,7 @@ def test_a_config_is_frozen():
 
 
 def test_admission_needs_an_order_in_which_newcomers_come_last():
-    for ordering in ("request-fcfs", "least-work", "somebodys.module:Order"):
+    for ordering in ("request-fcfs", "weighted-arrival", "somebodys.module:Order"):
         with pytest.raises(ConfigError, match=f"'admission'.*'{ordering}'"):
             load_config({"admission": "room-to-grow", "ordering": ordering})
     load_config({"admission": "room-to-grow", "ordering": "ttl-aware"})

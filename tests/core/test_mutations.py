@@ -388,9 +388,9 @@ MUTATIONS = [
     ),
     Mutation(
         "scheduling/ordering.py",
-        "return (self.level(turn.work_left_s), turn.place_seq)",
+        "return (turn.place_seq + turn.delay_places,)",
         "return (turn.place_seq,)",
-        "test_least_work.py::test_least_work_takes_the_pins_of_more_work",
+        "test_expected_finish.py::test_a_newcomer_takes_the_pin_of_more_work",
     ),
     # shell commands
     Mutation(

@@ -54,10 +54,10 @@ def test_turns_left_with_programs_under_way() -> None:
     # Ended after 1, 1, 1, 2, 2; two are under way after 1 and after 6 turns.
     # P(N > 1) = 1 - 3/7, P(N > 2) = 4/7 (1 - 2/3) = 4/21; those last 2 more.
     remaining = RemainingWork()
-    for turns in (1, 1, 1, 2, 2):
-        program(remaining, turns)
     program(remaining, 1, end=False)
     program(remaining, 6, end=False)
+    for turns in (1, 1, 1, 2, 2):
+        program(remaining, turns)
     beyond = 4 / 21 * 2
     assert remaining.turns_left(0) == pytest.approx(1 + 4 / 7 + beyond)
     assert remaining.turns_left(1) == pytest.approx((4 / 7 + beyond) / (4 / 7))
