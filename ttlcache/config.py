@@ -15,14 +15,13 @@ from ttlcache import policies
 from ttlcache.errors import ConfigError, explain
 
 #: Orderings in which programs that have started come before new ones.
-PROGRAM_ORDERINGS = ("ttl-aware", "program-fcfs")
+PROGRAM_ORDERINGS = ("ttl-aware", "program-fcfs", "expected-finish")
 #: What `ordering` may name besides "package.module:Class".
 ORDERINGS = (
     "auto",
     *PROGRAM_ORDERINGS,
     "weighted-arrival",
     "request-fcfs",
-    "least-work",
 )
 
 #: Keys of lower tiers, which are passed through to them unread.
@@ -45,9 +44,9 @@ class TTLCacheConfig(BaseModel):
     ordering: str = Field(
         default="auto",
         description="Order of the waiting queue: ttl-aware (the paper's, §4.3), "
-        "weighted-arrival, program-fcfs, request-fcfs, least-work, or a class of your "
-        "own as package.module:Class. auto: weighted-arrival with policy adaptive and "
-        "a lower tier, else ttl-aware.",
+        "expected-finish, weighted-arrival, program-fcfs, request-fcfs, or a class of "
+        "your own as package.module:Class. auto: weighted-arrival with policy adaptive "
+        "and a lower tier, else ttl-aware.",
     )
     admission: Literal["auto", "none", "room-to-grow"] = Field(
         default="auto",

@@ -85,7 +85,7 @@ def test_a_lower_tier_reads_its_own_keys():
         # Admission needs an order in which newcomers come last.
         *(
             ({"admission": "room-to-grow", "ordering": order}, ["'admission'", order])
-            for order in ("request-fcfs", "least-work", "somebodys.module:Order")
+            for order in ("request-fcfs", "weighted-arrival", "somebodys.module:Order")
         ),
     ],
 )
@@ -116,7 +116,7 @@ TIER = {"lower_tier": "lmcache"}
     [
         ({}, "ttl-aware", "room-to-grow"),
         ({"ordering": "program-fcfs"}, "program-fcfs", "room-to-grow"),
-        ({"ordering": "least-work"}, "least-work", "none"),
+        ({"ordering": "expected-finish"}, "expected-finish", "room-to-grow"),
         ({"policy": "cachettl"}, "ttl-aware", "none"),
         ({"admission": "none"}, "ttl-aware", "none"),
         (TIER, "weighted-arrival", "none"),

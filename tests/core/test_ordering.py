@@ -7,7 +7,6 @@ from ttlcache import config
 from ttlcache.errors import ConfigError
 from ttlcache.scheduling.ordering import (
     ORDERINGS,
-    LeastWork,
     Ordering,
     QueuedTurn,
     create,
@@ -47,6 +46,7 @@ ALL = [
         ("weighted-arrival", [5, 4, 3, 2, 1]),
         ("program-fcfs", [5, 4, 2, 1, 3]),
         ("request-fcfs", [5, 4, 1, 2, 3]),
+        ("expected-finish", [5, 4, 3, 2, 1]),
     ],
 )
 def test_order_of_service(name, expected):
@@ -55,32 +55,24 @@ def test_order_of_service(name, expected):
 
 
 @pytest.mark.parametrize(
-    ("turns", "expected"),
+    ("delays", "expected"),
     [
-        # Less work first, and those of one level by arrival.
-        ([(1, 90.0), (2, 10.0), (3, 30.0)], [2, 3, 1]),
-        ([(2, 20.0), (1, 21.0)], [1, 2]),
-        ([(2, None), (1, None), (3, 0.1)], [1, 2, 3]),
+        # Work left puts a program behind so many places.
+        ([(1, 9), (2, 1), (3, 3)], [2, 3, 1]),
+        ([(2, 7), (1, 7)], [1, 2]),
+        ([(4, 0), (1, 3)], [1, 4]),  # as far back: by arrival
     ],
 )
-def test_less_work_first_and_equals_by_arrival(turns, expected):
-    made = [queued(number, number, work_left_s=work_s) for number, work_s in turns]
-    assert served("least-work", made) == expected
+def test_expected_work_puts_a_place_back(delays, expected):
+    made = [queued(number, number, delay_places=places) for number, places in delays]
+    assert served("expected-finish", made) == expected
 
 
 def test_before_less_work_come_preempted_turns_and_pins_as_in_the_paper():
-    pinned = queued(1, 1, work_left_s=90.0, pinned=True)
-    preempted = queued(3, 3, work_left_s=500.0, preempted=True)
-    turns = [queued(2, 2, work_left_s=1.0), pinned, preempted]
-    assert served("least-work", turns) == [3, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("work_left_s", "level"),
-    [(None, 0), (0.0, 1), (0.1, 1), (0.14, 1), (0.151, 2), (0.23, 3), (1e300, 64)],
-)
-def test_levels_of_work_grow_by_half(work_left_s, level):
-    assert LeastWork().level(work_left_s) == level
+    pinned = queued(1, 1, delay_places=90, pinned=True)
+    preempted = queued(3, 3, delay_places=500, preempted=True)
+    turns = [queued(2, 2, delay_places=1), pinned, preempted]
+    assert served("expected-finish", turns) == [3, 1, 2]
 
 
 def test_the_configuration_offers_exactly_the_orderings():

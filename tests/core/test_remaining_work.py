@@ -8,16 +8,13 @@ import time
 import numpy as np
 import pytest
 
-from tests.core.stories import token_engine
 from ttlcache.programs.model import Work
-from ttlcache.scheduling.ordering import LeastWork
 from ttlcache.scheduling.remaining_work import (
     DEFAULT_DECODE_S,
     MAX_TURNS,
     RemainingWork,
     mean_residual,
 )
-from ttlcache.types import Urgency
 
 
 def after(*programs):
@@ -57,8 +54,9 @@ def test_turns_left_of_ended_programs():
 def test_turns_left_with_programs_under_way():
     # Ended after 1, 1, 1, 2, 2; two are under way after 1 and after 6 turns.
     # P(N > 1) = 1 - 3/7, P(N > 2) = 4/7 (1 - 2/3) = 4/21; those last 2 more.
-    remaining = after(1, 1, 1, 2, 2)
+    remaining = RemainingWork()
     run(remaining, 1, 6, end=False)
+    run(remaining, 1, 1, 1, 2, 2)
     beyond = 4 / 21 * 2
     assert remaining.turns_left(0) == pytest.approx(1 + 4 / 7 + beyond)
     assert remaining.turns_left(1) == pytest.approx((4 / 7 + beyond) / (4 / 7))
@@ -114,80 +112,3 @@ def test_absurdly_long_programs_cost_no_more_than_long_ones():
     started_s = time.process_time()
     assert remaining.turns_left(0) == MAX_TURNS
     assert time.process_time() - started_s < 1.0
-
-
-# --- programs of an engine that serves the least work first --------------------
-
-
-def make_engine():
-    limits = {"pool_blocks": 400, "max_ttl_s": 1000.0}
-    return token_engine(1000.0, **limits, ordering="least-work")
-
-
-def run_program(engine, program, turns, end=True):
-    """A whole program, each turn 3 new tokens and 4 of output; its context."""
-    context = []
-    for index in range(turns):
-        context += [1000 * ord(program[0]) + len(context) + i for i in range(3)]
-        request_id, last = f"{program}-{index}", end and index == turns - 1
-        engine.arrive(request_id, context, program=program, is_last_step=last)
-        assert engine.admit(request_id)
-        for token in range(4):
-            engine.clock.advance(0.02 if token else 0.0)
-            assert engine.decode(request_id, [7])
-        engine.finish(request_id)
-        context += [7] * 4
-    return context
-
-
-@pytest.fixture
-def taught_engine():
-    """Two programs in three end after one turn; who makes two makes eight."""
-    engine = make_engine()
-    for number in range(4):
-        run_program(engine, f"short{number}", 1)
-        if number % 2:
-            run_program(engine, f"long{number}", 8)
-    return engine
-
-
-def test_the_controller_learns_who_has_more_before_it(taught_engine):
-    old = run_program(taught_engine, "old", 2, end=False)
-    taught_engine.arrive("old-2", [*old, 1, 2], program="old")
-    taught_engine.arrive("new-0", [5, 6], program="new")
-    # 1 + 1/3 * 7 turns are before a newcomer, 6 before one that has made two.
-    queue = taught_engine.controller.queue
-    assert queue.work.turns_left(0) == pytest.approx(10 / 3, rel=0.3)
-    assert queue.work.turns_left(2) == pytest.approx(6.0)
-    assert queue.priority("new-0")[3:] < queue.priority("old-2")[3:]
-
-
-def test_a_sub_agent_stands_at_the_level_of_its_parents_work(taught_engine):
-    run_program(taught_engine, "parent", 2, end=False)
-    taught_engine.arrive("sub-0", [5, 6], program="sub", parent_id="parent")
-    queue = taught_engine.controller.queue
-    left_s = queue.work.left_s(taught_engine.program("parent").work)
-    assert queue.priority("sub-0")[3] == LeastWork().level(left_s)
-
-
-def test_least_work_takes_the_pins_of_more_work(taught_engine):
-    run_program(taught_engine, "old", 2, end=False)
-    taught_engine.arrive("new-0", [5, 6], program="new")
-    assert taught_engine.reclaim(1, Urgency.WAITING, "new-0") == 1
-    # The other way round the order is that of arrival: nobody younger, no pin.
-    fcfs = make_engine()
-    fcfs.turn("old", [1, 2, 3], program="old")
-    fcfs.arrive("new-0", [5, 6], program="new")
-    assert fcfs.reclaim(1, Urgency.WAITING, "new-0") == 0
-
-
-def test_a_long_program_keeps_its_pins_whatever_its_service():
-    engine = make_engine()
-    context = run_program(engine, "old", 2, end=False)
-    engine.arrive("old-2", [*context, 1], program="old")
-    assert engine.admit("old-2")
-    engine.clock.advance(1e5)
-    assert engine.decode("old-2", [7])
-    engine.finish("old-2")
-    assert not any(pin.quantum_used for pin in engine.controller.pins)
-    assert engine.total("quanta_used_up") == 0

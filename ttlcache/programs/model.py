@@ -62,11 +62,17 @@ class Work:
     """What one program's finished turns took.
 
     prompt_s: without the first prompt, which says nothing about later ones.
+    first_place: the newest place when its first turn came; places_passed: how many were
+        given from then to the end of its latest turn.
+    forecasts: work done, and work left as expected then, after turns 1, 2, 4, 8, …
     """
 
+    first_place: int = 0
+    places_passed: int = 0
     turns: int = 0
     prompt_s: float = 0.0
     output_s: float = 0.0
+    forecasts: list[tuple[float, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -197,7 +203,7 @@ class RequestRecord:
     place_seq: int = 0  # where its program stood when it was queued, or moved back
     turn_seq: int = 0  # place that a new context would have got instead
     claim_counts: bool = True  # not while its program's quantum is used up
-    work_left_s: float | None = None  # of its program, expected when it was queued
+    delay_places: int = 0  # by which its program's work left puts it back
     reusable_tokens: int = 0  # context of the turn it continues that it repeats
     pin_id: int | None = None  # the pin it will claim
     refused_s: float | None = None  # when memory was first refused to it

@@ -84,6 +84,7 @@ class PlaceNumbers:
     """Gives places numbers. Of one tenant alone: 1, 2, 3, …, the order of arrival."""
 
     def __init__(self) -> None:
+        self.newest = 0  # largest that was given
         self._started = 0  # largest number of a context of which a turn was admitted
         self._last: OrderedDict[str, int] = OrderedDict()
 
@@ -92,6 +93,7 @@ class PlaceNumbers:
         other tenants that stood at the head already."""
         number = max(self._started, self._last.get(tenant, 0)) + 1
         self._last[tenant] = number
+        self.newest = max(self.newest, number)
         self._last.move_to_end(tenant)
         if len(self._last) > MAX_TENANTS:
             self._last.popitem(last=False)

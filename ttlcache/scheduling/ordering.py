@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
@@ -22,7 +21,7 @@ class QueuedTurn(NamedTuple):
     place_seq: int  # place of its context in the queue
     request_seq: int  # arrival number of the request itself
     turn_seq: int = 0  # place that a new context would have got instead
-    work_left_s: float | None = None  # its program's, expected; None: unknown
+    delay_places: int = 0  # by which its program's expected work left puts it back
 
 
 class Ordering(ABC):
@@ -31,7 +30,7 @@ class Ordering(ABC):
     The configuration names it by `name`, or as "package.module:Class".
 
     places_end: whether a program that used up its quantum of service queues as if new.
-    uses_work: whether keys depend on `QueuedTurn.work_left_s`.
+    uses_work: whether keys depend on `QueuedTurn.delay_places`.
     uses_turns: whether keys depend on `turn_seq`, and so each turn takes a number.
     """
 
@@ -112,46 +111,28 @@ class RequestFCFS(Ordering):
         return (turn.user_priority, not turn.preempted, 0, 0, turn.request_seq)
 
 
-class LeastWork(Ordering):
-    """Preempted, then pinned, then least expected work left; ours.
+class ExpectedFinish(Ordering):
+    """Preempted, then pinned, then in the order in which programs would finish; ours.
 
-    Shortest remaining processing time minimises the mean completion time where sizes
-    are known; here they are expected (`remaining_work`). Expectations form levels, each
-    `GROWTH` times the one below, and programs of a level stand in their order of
-    arrival: small differences of an estimate mean nothing, and where all programs are
-    alike this is TTL-aware. Unknown work, before enough programs have ended, is the
-    first level, hence program arrival.
-
-    A place does not end with a quantum: where long programs stay long, a program that
-    has run for long moves back by its expected work. `max_queue_wait_s` bounds a wait.
+    Its place, put back by the places that are given while a mean program runs, times
+    its expected work left over that of a mean program (`RemainingWork.delay_places`).
+    Where programs are alike, or work cannot be foreseen, this is TTL-aware.
     """
 
-    name = "least-work"
-    places_end = False
+    name = "expected-finish"
     uses_work = True
-    SMALLEST_S = 0.1
-    GROWTH = 1.5
-    LEVELS = 64
 
     def key(self, turn: QueuedTurn) -> PriorityKey:
         return (
             turn.user_priority,
             not turn.preempted,
             not turn.claimable,
-            self.level(turn.work_left_s),
-            turn.place_seq,
+            turn.place_seq + turn.delay_places,
             turn.request_seq,
         )
 
     def rank(self, turn: QueuedTurn) -> Rank:
-        return (self.level(turn.work_left_s), turn.place_seq)
-
-    def level(self, work_left_s: float | None) -> int:
-        """Index of the range that holds the expected work left."""
-        if work_left_s is None:
-            return 0
-        ratio = max(work_left_s / self.SMALLEST_S, 1.0)
-        return min(1 + int(math.log(ratio, self.GROWTH)), self.LEVELS)
+        return (turn.place_seq + turn.delay_places,)
 
 
 _ALL: tuple[type[Ordering], ...] = (
@@ -159,7 +140,7 @@ _ALL: tuple[type[Ordering], ...] = (
     WeightedArrival,
     ProgramFCFS,
     RequestFCFS,
-    LeastWork,
+    ExpectedFinish,
 )
 ORDERINGS: dict[str, type[Ordering]] = {cls.name: cls for cls in _ALL}
 

@@ -102,9 +102,9 @@ class QueueOrder:
 
     def learn_work(self, program: Program, prompt_s: float, outputs: int) -> None:
         """What a turn took of the engine, without waits and repeated prefills."""
-        if program.work is None:
-            program.work = Work()
-        self.work.on_turn_finished(program.work, prompt_s, outputs)
+        work = self._work_of(program)
+        work.places_passed = self.programs.place_numbers.newest - work.first_place
+        self.work.on_turn_finished(work, prompt_s, outputs)
 
     def on_program_end(self, program: Program) -> None:
         """The service of its longest context teaches how long a quantum is."""
@@ -127,7 +127,12 @@ class QueueOrder:
         if self.ordering.uses_work:
             # A sub-agent is work of its parent, which waits for it.
             program = record.program.parent or record.program
-            record.work_left_s = self.work.left_s(program.work or Work())
+            record.delay_places = self.work.delay_places(self._work_of(program))
+
+    def _work_of(self, program: Program) -> Work:
+        if program.work is None:
+            program.work = Work(self.programs.place_numbers.newest)
+        return program.work
 
     def _claims(self, record: RequestRecord) -> bool:
         """Whether it stands among requests with a pin, before those without."""
@@ -146,5 +151,5 @@ class QueueOrder:
             record.place_seq,
             record.seq,  # request_seq
             record.turn_seq,
-            record.work_left_s,
+            record.delay_places,
         )

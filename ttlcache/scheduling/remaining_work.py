@@ -9,6 +9,16 @@ program's own turns, drawn towards the mean of all while it has made few.
 
 Work is seconds of engine time without waiting: new prompt tokens by the prefill curve,
 and output tokens by the mean seconds of one.
+
+In the queue work left counts as places (`delay_places`):
+
+    places = DELAY * trust * places given while a mean program ran
+             * min(work left / work of a mean program, MAX_PROGRAMS)
+
+By Little's law the third factor is about how many programs are under way: with few, all
+go in order of arrival; the more there are, the more the shorter ones go first. `trust`
+is the slope of the work that came over the work that was expected, of programs that
+ended: near 0 where work cannot be foreseen.
 """
 
 from __future__ import annotations
@@ -30,6 +40,13 @@ PRIOR_TURNS = 2.0
 #: Seconds per output token before any was seen: an 8B model on an A100, weights read
 #: once from 1.6 TB/s, and a few milliseconds around it.
 DEFAULT_DECODE_S = 0.02
+#: Of 1, 2 and 4 the one with the shortest turns at p99, at the same mean completion
+#: time: simulated with measured step times (docs/research/policy-log.md).
+DELAY = 4.0
+#: A program counts as so many mean ones at most.
+MAX_PROGRAMS = 8.0
+#: Forecasts after which `trust` is half of the slope.
+TRUST_PRIOR = 20
 #: Turns of all programs over which the work of a turn is averaged.
 MEAN_WINDOW = 1000
 
@@ -44,6 +61,9 @@ class RemainingWork:
         self._output_s = SlidingMean(MEAN_WINDOW)
         self._token_s = SlidingMean(MEAN_WINDOW)
         self._turns_left: FloatArray | None = None
+        self._program_s = SlidingMean(WINDOW)
+        self._places = SlidingMean(WINDOW)
+        self._forecasts = Slope(WINDOW)
 
     def on_decoded(self, token_s: float) -> None:
         """An output token after the first took so long, in whatever batch it was."""
@@ -62,6 +82,10 @@ class RemainingWork:
         self._output_s.observe(output_s)
         work.turns += 1
         self._count(work.turns, +1)
+        if not work.turns & (work.turns - 1):  # a power of two
+            left_s = self.left_s(work)
+            if left_s is not None:
+                work.forecasts.append((work.prompt_s + work.output_s, left_s))
 
     def on_program_end(self, work: Work) -> None:
         """The program is over."""
@@ -70,6 +94,27 @@ class RemainingWork:
         self._count(work.turns, -1)
         self._ended.append(min(work.turns, MAX_TURNS))
         self._turns_left = None
+        total_s = work.prompt_s + work.output_s
+        self._program_s.observe(total_s)
+        self._places.observe(work.places_passed)
+        for done_s, left_s in work.forecasts:
+            if done_s < total_s:  # a turn followed, as where the queue asks
+                self._forecasts.observe(left_s, total_s - done_s)
+
+    def delay_places(self, work: Work) -> int:
+        """By how many places its work left puts a program back; 0 while unknown."""
+        left_s = self.left_s(work)
+        mean_s = self._program_s.value
+        if left_s is None or not mean_s > 0.0:
+            return 0
+        programs = min(left_s / mean_s, MAX_PROGRAMS)
+        return round(DELAY * self.trust * self._places.value * programs)
+
+    @property
+    def trust(self) -> float:
+        """How far expected work is to be believed, 0 to 1."""
+        known = self._forecasts.count / (self._forecasts.count + TRUST_PRIOR)
+        return known * min(max(self._forecasts.value, 0.0), 1.0)
 
     def left_s(self, work: Work) -> float | None:
         """Expected work that the program has left, None while nothing is known."""
@@ -107,6 +152,32 @@ class RemainingWork:
         self._live[turns] += change
         if not self._live[turns]:
             del self._live[turns]
+
+
+class Slope:
+    """Of y over x by least squares, of the last so many; 0.0 where x does not vary."""
+
+    def __init__(self, window: int) -> None:
+        self._x, self._y = SlidingMean(window), SlidingMean(window)
+        self._xx, self._xy = SlidingMean(window), SlidingMean(window)
+
+    def observe(self, x: float, y: float) -> None:
+        self._x.observe(x)
+        self._y.observe(y)
+        self._xx.observe(x * x)
+        self._xy.observe(x * y)
+
+    @property
+    def count(self) -> int:
+        return self._x.count
+
+    @property
+    def value(self) -> float:
+        mean = self._x.value
+        variance = self._xx.value - mean * mean
+        if not variance > 1e-9 * self._xx.value:  # rounding
+            return 0.0
+        return (self._xy.value - mean * self._y.value) / variance
 
 
 def mean_residual(ended: FloatArray, live: FloatArray) -> FloatArray:

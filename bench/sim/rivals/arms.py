@@ -207,9 +207,9 @@ _ALL = (
         {"policy": "adaptive", "ordering": "auto", "admission": "auto"},
     ),
     Arm(
-        "adaptive-least-work",
-        "the same, least expected work first instead of order of arrival",
-        {"policy": "adaptive", "ordering": "least-work"},
+        "adaptive-expected-finish",
+        "the same, programs put back by the work that they are expected to have left",
+        {"policy": "adaptive", "ordering": "expected-finish"},
     ),
     Arm(
         "oracle",

@@ -97,7 +97,7 @@ def _footprint(agent: Agent) -> float:
 
 
 class ShortestRemaining(Ordering):
-    """As `least-work`, with the true work left: the bench tells it as user priority."""
+    """Least true work left, which the bench tells as user priority."""
 
     name = "srpt"
 

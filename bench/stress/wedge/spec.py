@@ -234,7 +234,7 @@ ORDERINGS = (
     "ttl-aware",
     "program-fcfs",
     "request-fcfs",
-    "least-work",
+    "expected-finish",
 )
 
 
