@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from tests.e2e.loads import completion
+
 REQUESTS = 500
 WORKERS = 8
 STYLES = ("hints", "ttl", "session", "nothing")
@@ -121,16 +123,7 @@ def play_job(agent: Any, job: Job, identify: bool) -> Iterator[dict[str, Any]]:
 def cut_off(
     agent: Any, prompt: list[int], request: Request, own: dict[str, Any]
 ) -> None:
-    body: dict[str, Any] = {
-        "model": "tiny",
-        "prompt": prompt,
-        "max_tokens": request.max_tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": True,
-    }
-    if "hints" in own:
-        body["kv_transfer_params"] = {"ttlcache": own["hints"]}
+    body = completion(prompt, own.get("hints"), request.max_tokens) | {"stream": True}
     with agent.http.stream(
         "POST", "/v1/completions", json=body, headers=own.get("headers")
     ) as response:

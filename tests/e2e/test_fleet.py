@@ -17,7 +17,7 @@ import pytest
 
 from bench.compare.fleet.cluster import started
 from bench.compare.fleet.router import Router
-from bench.serve.server import ServerOptions, VLLMServer, by_label, total
+from bench.serve.server import ServerOptions
 from tests.e2e.conftest import HANG_S, Agent
 from tests.e2e.loads import BLOCK, KEPT, completion, first_prompt, tool_result
 from ttlcache_connector.role.steps import CHECK_INVARIANTS
@@ -69,8 +69,8 @@ def ask(
     return replica, told["choices"][0]["token_ids"], cached
 
 
-def reloads(server: VLLMServer) -> float:
-    return by_label(server.metrics(), "ttlcache_reloads_total", "tier").get("cpu", 0.0)
+def reloads(replica: Agent) -> float:
+    return replica.count("ttlcache_reloads_total", "tier", "cpu")
 
 
 def test_a_killed_replica_takes_no_program_along(
@@ -97,7 +97,7 @@ def test_a_killed_replica_takes_no_program_along(
 
         victim = firsts[0][0]
         survivor = replicas[1 - victim]
-        came = reloads(survivor.server)
+        came = reloads(survivor)
         with httpx.stream(
             "POST",
             f"{router.base_url}/v1/completions",
@@ -122,6 +122,6 @@ def test_a_killed_replica_takes_no_program_along(
         assert [first[1] for first in firsts] == [e[0] for e in expected[:PROGRAMS]]
         assert seconds == [(1 - victim, e[1], KEPT) for e in expected[:PROGRAMS]]
         moved = sum(first[0] == victim for first in firsts)
-        assert survivor.reaches(lambda: reloads(survivor.server) == came + moved > came)
-        assert total(survivor.server.metrics(), "ttlcache_hook_errors_total") == 0
+        assert survivor.reaches(lambda: reloads(survivor) == came + moved > came)
+        assert survivor.count("ttlcache_hook_errors_total") == 0
         assert survivor.server.errors_in_log() == []

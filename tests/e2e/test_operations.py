@@ -6,10 +6,11 @@ import itertools
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
+from tests.commands import output_of
 from tests.documented import of_servers
-from tests.e2e.loads import answers_to_broken
+from tests.e2e.conftest import POOL_BLOCKS
+from tests.e2e.loads import answers_to_broken, completion
 from tests.e2e.test_server import prompt
 from tests.test_monitoring import EXPRESSIONS, LMCACHE, names_in
 from ttlcache.cli import app
@@ -24,18 +25,11 @@ def test_a_broken_request_gets_vllms_own_answer(agent, vanilla):
     assert agent.count("ttlcache_http_errors_total") == 0
 
 
-def run(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "160"})
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def test_top_shows_the_live_server(agent):
     agent.ask(prompt(300, 100), hints={"program_id": "seen-by-top", "tool": "bash"})
-    url = agent.server.base_url
-    shown = run("top", "--once", "--url", url)
+    shown = output_of(app, "top", "--once", "--url", agent.server.base_url)
     assert "seen-by-top" in shown
-    assert "of 139 blocks" in shown
+    assert f"of {POOL_BLOCKS - 1} blocks" in shown
     agent.ask([9], max_tokens=1, hints={"program_id": "seen-by-top", "ttl": 0})
 
 
@@ -49,7 +43,7 @@ def test_documented_commands_on_a_live_server(command, agent):
         assert done.status_code == 200, done.text
         return
     words = [word.replace("http://HOST", url) for word in words[1:]]
-    run(*words, *(["--once"] if words[0] == "top" else []))
+    output_of(app, *words, *(["--once"] if words[0] == "top" else []))
 
 
 def curl(words: list[str], agent) -> httpx.Response:
@@ -83,29 +77,23 @@ def test_progress_in_mid_gap_decides_again(agent):
     assert programs_of(agent)["slow tool"]["pins"] == 1
     path = "/ttlcache/programs/slow%20tool"
     # A day is not worth waiting for, whatever a prefill costs here.
-    told = agent.http.post(f"{path}/progress", json={"eta_s": 86_400.0})
-    assert told.json()["known"] is True
-    assert told.json()["pins"] == []
+    told = agent.post(f"{path}/progress", eta_s=86_400.0)
+    assert (told["known"], told["pins"]) == (True, [])
     assert programs_of(agent)["slow tool"]["pins"] == 0
-    assert agent.http.post(f"{path}/end").json()["known"] is True
+    assert agent.post(f"{path}/end")["known"] is True
     assert agent.http.post(f"{path}/end").status_code == 404
 
 
-def test_a_session_in_the_url_and_vllm_continuums_fields(agent):
-    body = {
-        "model": "tiny",
-        "prompt": prompt(320, 100),
-        "max_tokens": 4,
-        "ignore_eos": True,
-    }
-    done = agent.http.post("/sessions/by-url/v1/completions", json=body)
-    assert done.status_code == 200, done.text
+def test_a_session_in_url_or_header_and_vllm_continuums_fields(agent):
+    body = completion(prompt(320, 100), max_tokens=4)
+    agent.post("/sessions/by-url/v1/completions", **body)
+    agent.ask(prompt(321, 100), headers={"X-Session-ID": "by-header"})
     job = {"job_id": "by-job", "this_func_call": "pytest", "is_last_step": False}
-    agent.http.post("/v1/completions", json={**body, **job}).raise_for_status()
+    agent.post("/v1/completions", **body, **job)
     listed = programs_of(agent)
-    assert "by-url" in listed
+    assert {"by-url", "by-header"} <= listed.keys()
     assert listed["by-job"]["tool"] == "pytest"
-    last = {"job_id": "by-job", "is_last_step": True}
-    agent.http.post("/v1/completions", json={**body, **last}).raise_for_status()
+    agent.post("/v1/completions", **body, job_id="by-job", is_last_step=True)
     assert "by-job" not in programs_of(agent)
-    assert agent.http.post("/ttlcache/programs/by-url/end").status_code == 200
+    for name in ("by-url", "by-header"):
+        agent.post(f"/ttlcache/programs/{name}/end")
