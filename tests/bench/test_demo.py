@@ -7,11 +7,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from bench.cli import app
 from bench.compare import report
 from bench.compare.agents import CONNECTOR, LMCACHE
 from bench.compare.demo import DemoOptions
@@ -44,12 +41,12 @@ def arm(name: str, seen: TurnRecord, engine: EngineCounters = NO_PINS) -> ArmRes
     )
 
 
-def test_equal_arms_have_no_problems() -> None:
+def test_equal_arms_have_no_problems():
     arms = (arm("vanilla", record()), arm("ttlcache", record(logprob=-1.0005)))
     assert report.problems(arms) == []
 
 
-def test_every_reason_to_fail_is_named() -> None:
+def test_every_reason_to_fail_is_named():
     failed = replace(
         arm("vanilla", record()),
         failures=(Failure("agent", 3, "HTTP 500"),),
@@ -67,7 +64,7 @@ def test_every_reason_to_fail_is_named() -> None:
     ]
 
 
-def test_the_pairs_differ_in_the_connector_and_the_server_below() -> None:
+def test_the_pairs_differ_in_the_connector_and_the_server_below():
     options = DemoOptions(connector_config={"policy": "cachettl"}, out=Path("/there"))
     arms = [arm_of(name, of, options) for name, of in options.settings().items()]
     configs = [arm.server.kv_transfer_config for arm in arms]
@@ -86,7 +83,7 @@ def test_the_pairs_differ_in_the_connector_and_the_server_below() -> None:
     assert servers == [options.server(None)] * 4
 
 
-def test_an_arm_above_a_server_is_told_its_address() -> None:
+def test_an_arm_above_a_server_is_told_its_address():
     server = DemoOptions().server({**LMCACHE, "kv_connector_extra_config": {"a": 1}})
     transfer = above(server, TierOptions(port=4711)).kv_transfer_config
     assert transfer == {
@@ -99,7 +96,7 @@ def test_an_arm_above_a_server_is_told_its_address() -> None:
     }
 
 
-def test_agents_that_wait_for_a_place_arrive_together_in_another_order() -> None:
+def test_agents_that_wait_for_a_place_arrive_together_in_another_order():
     one, other = (DemoOptions(at_once=3, seed=seed) for seed in (0, 1))
     assert {program.arrival_s for program in one.workload()} == {0.0}
     names = [[p.program_id for p in options.workload()] for options in (one, other)]
@@ -108,7 +105,7 @@ def test_agents_that_wait_for_a_place_arrive_together_in_another_order() -> None
     assert one.replay().at_once == 3
 
 
-def test_an_arm_in_json_has_the_promised_keys() -> None:
+def test_an_arm_in_json_has_the_promised_keys():
     engine = replace(NO_PINS, pins={"claimed": 9, "expired": 1})
     found = report.arm_json(arm("ttlcache", record(), engine))
     assert json.loads(json.dumps(found)) == found
@@ -117,7 +114,7 @@ def test_an_arm_in_json_has_the_promised_keys() -> None:
     assert (found["prompt_hit"], found["mean_wait_s"]) == (0.4, 0.5)
 
 
-def test_the_table_shows_all_arms_and_what_only_some_have() -> None:
+def test_the_table_shows_all_arms_and_what_only_some_have():
     engine = replace(NO_PINS, pins={"claimed": 9, "reset": 2})
     below = replace(engine, tier_bytes={"demoted": 7_500_000})
     slow = replace(record(), departure_s=4.0)
@@ -139,7 +136,7 @@ def test_the_table_shows_all_arms_and_what_only_some_have() -> None:
     assert "vanilla" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_savings_are_told_beside_what_the_arms_measure() -> None:
+def test_savings_are_told_beside_what_the_arms_measure():
     plain = arm("vanilla", replace(record(), cached_tokens=10))
     ours = arm("ttlcache", record(), replace(NO_PINS, prefill_tokens_saved=27))
     saved = "ttlcache prefilled 30 tokens less than vanilla; it tells 27 saved (0.90x)"
@@ -147,7 +144,7 @@ def test_savings_are_told_beside_what_the_arms_measure() -> None:
     assert "x)" not in report.savings(ours, ours)
 
 
-def test_the_default_workload_fits_the_pool_one_by_one_but_not_together() -> None:
+def test_the_default_workload_fits_the_pool_one_by_one_but_not_together():
     options = DemoOptions()
     programs = options.workload()
     room = options.server(None).max_model_len
@@ -155,24 +152,3 @@ def test_the_default_workload_fits_the_pool_one_by_one_but_not_together() -> Non
     assert sum(program.context_tokens for program in programs) > 5 * room
 
 
-def test_a_program_larger_than_the_pool_is_refused() -> None:
-    with pytest.raises(ValueError, match="raise --blocks or lower --token-scale"):
-        DemoOptions(blocks=64).workload()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--connector-config", "{"], "is not JSON"),
-        (["--connector-config", "[1]"], "must be a JSON object"),
-        (["--trace", "no-such-file.gz"], "no such file"),
-        (["--rate", "0"], "must be positive"),
-        (["--blocks", "32"], "raise --blocks"),
-    ],
-)
-def test_bad_options_end_with_an_error_before_a_server_starts(
-    arguments: list[str], message: str
-) -> None:
-    result = CliRunner().invoke(app, ["demo", *arguments])
-    assert result.exit_code != 0
-    assert message in " ".join(result.output.split())

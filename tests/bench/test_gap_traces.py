@@ -29,13 +29,11 @@ def key(*, is_last: bool = False, **fields: Any) -> GapKey:
         ({"tool": "bash", "exe": "make"}, "make"),
     ],
 )
-def test_masked_commands_give_the_keys_of_real_ones(
-    turn: dict[str, Any], expected: str
-) -> None:
+def test_masked_commands_give_the_keys_of_real_ones(turn, expected):
     assert str(key(**turn)) == f"bash {expected}"
 
 
-def test_turns_without_a_tool_are_the_users() -> None:
+def test_turns_without_a_tool_are_the_users():
     for tool in ("__user__", "Bash+__user__", "__format_error__", None):
         assert key(tool=tool) == USER_GAP
     assert key(tool="open", eff="open <path>") == GapKey("open")
@@ -48,7 +46,7 @@ def test_turns_without_a_tool_are_the_users() -> None:
     assert key(**echo, is_last=True) == FINAL_GAP
 
 
-def test_what_a_trace_leaves_out_is_filled_in(tmp_path: Path) -> None:
+def test_what_a_trace_leaves_out_is_filled_in(tmp_path):
     path = write_trace(
         tmp_path / "t.gz",
         recorded(
@@ -68,7 +66,7 @@ def test_what_a_trace_leaves_out_is_filled_in(tmp_path: Path) -> None:
     assert [t.prompt_tokens for t in own.turns] == [90, 190, 290, 390, 490]
 
 
-def test_recorded_arrivals_order_the_programs(tmp_path: Path) -> None:
+def test_recorded_arrivals_order_the_programs(tmp_path):
     gap = ({"tool_s": 1.0}, {})
     path = write_trace(
         tmp_path / "t.gz",
@@ -87,7 +85,7 @@ def test_recorded_arrivals_order_the_programs(tmp_path: Path) -> None:
     assert one[1].arrival_s != two[1].arrival_s
 
 
-def test_useless_traces_are_named(tmp_path: Path) -> None:
+def test_useless_traces_are_named(tmp_path):
     path = write_trace(tmp_path / "t.gz", recorded({}, {}))
     with pytest.raises(TraceError, match="not one known gap"):
         read_gaps(path, 1.0, 0)

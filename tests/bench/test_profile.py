@@ -38,14 +38,14 @@ def steps_of(profile: Profile, noise: float, stalls: int = 0) -> list[LoggedStep
     return steps
 
 
-def test_a_profile_is_found_again_in_steps_that_it_made() -> None:
+def test_a_profile_is_found_again_in_steps_that_it_made():
     found = fit(steps_of(TRUE, noise=0.0))
     for name in ("step_base_s", "token_s", "pair_s", "kv_s"):
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=1e-3)
     assert found.held_out_error < 1e-3
 
 
-def test_the_sum_of_all_steps_is_what_they_took_and_stalls_bend_nothing() -> None:
+def test_the_sum_of_all_steps_is_what_they_took_and_stalls_bend_nothing():
     steps = steps_of(TRUE, noise=0.2)
     found, stalled = fit(steps), fit(steps_of(TRUE, noise=0.2, stalls=4))
     for each in (found, stalled):
@@ -55,12 +55,12 @@ def test_the_sum_of_all_steps_is_what_they_took_and_stalls_bend_nothing() -> Non
     assert all(error > 0.0 for error in found.errors[:2])
 
 
-def test_few_steps_make_no_profile() -> None:
+def test_few_steps_make_no_profile():
     with pytest.raises(ValueError, match="3 steps are too few"):
         fit(steps_of(TRUE, noise=0.0)[:3])
 
 
-def test_a_step_lasts_from_the_end_of_the_one_before(tmp_path) -> None:
+def test_a_step_lasts_from_the_end_of_the_one_before(tmp_path):
     path = tmp_path / "steps.jsonl"
     rows = [
         (1.0, 2.0, [["a", 5, 5]]),
@@ -74,7 +74,7 @@ def test_a_step_lasts_from_the_end_of_the_one_before(tmp_path) -> None:
     assert steps[0].scheduled == {"a": (5, 5)}
 
 
-def test_what_requests_take_beside_their_steps() -> None:
+def test_what_requests_take_beside_their_steps():
     steps = [LoggedStep({str(n // 2): (1, 9)}, 0.5) for n in range(40)]
     turns = [(100 * n, 1.0 + 0.02 + 1e-5 * 100 * n) for n in range(20)]
     base_s, token_s = fit_request_time(steps, turns)
@@ -84,7 +84,7 @@ def test_what_requests_take_beside_their_steps() -> None:
         fit_request_time(steps, turns[1:])
 
 
-def test_a_file_gives_back_the_profile_and_the_simulator_takes_it(tmp_path) -> None:
+def test_a_file_gives_back_the_profile_and_the_simulator_takes_it(tmp_path):
     path = tmp_path / "profile.json"
     TRUE.write(path)
     assert load_profile(path) == TRUE

@@ -6,9 +6,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
-from bench.cli import app
 from bench.compare import report, settings
 from bench.compare.agents import CONNECTOR, LMCACHE
 from bench.compare.rounds import in_turn
@@ -77,7 +75,3 @@ def test_other_settings_are_refused(texts, told):
         settings.parse(texts)
 
 
-def test_the_command_line_says_what_is_wrong():
-    result = CliRunner().invoke(app, ["settings", "--with", "{}"])
-    assert result.exit_code == 2
-    assert "at least twice" in result.output

@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 pytest.importorskip("vllm")
 
@@ -36,6 +35,7 @@ from bench.sim.load.workload import Workload, WorkloadSpec, build
 from bench.sim.options import SimOptions, cells_of
 from bench.sim.rivals.arms import parse_arms
 from bench.sim.settings import Cell, EngineSetting, FleetSetting
+from tests.commands import output_of
 
 ENGINE = EngineSetting(blocks=1_000, max_num_batched_tokens=1024)
 LOAD = WorkloadSpec(
@@ -155,8 +155,7 @@ def test_the_command_line_compares_routings(tmp_path):
     arguments = ["sim", "--replicas", "2", "--routing", "session,sticky"]
     arguments += ["--arms", "adaptive", "--programs", "4", "--rate", "1.0"]
     arguments += ["--blocks", "2000", "--no-cache", "--processes", "1"]
-    result = CliRunner().invoke(app, [*arguments, "--out", str(out)])
-    assert result.exit_code == 0, result.output
+    output_of(app, *arguments, "--out", out)
     rows = json.loads(out.read_text())["cells"]
     names = [row["arm"] for row in rows]
     assert names == ["adaptive @ session", "adaptive @ sticky"]

@@ -31,9 +31,7 @@ def compared(predicted_s: float, *measured_s: float, name: str = "vllm at 1/s"):
         (141.0, (60.0, 140.0), False),
     ],
 )
-def test_a_prediction_holds_near_the_mean_or_between_the_runs(
-    predicted_s, measured_s, holds
-):
+def test_a_prediction_holds_near_the_mean_or_between_the_runs(predicted_s, measured_s, holds):
     assert compared(predicted_s, *measured_s).holds("mean_jct_s") is holds
 
 
@@ -56,7 +54,7 @@ def test_arms_must_stand_in_the_same_order():
     assert (check.found, check.allowed) == ("adaptive < vllm", "vllm < adaptive")
 
 
-def test_virtual_time_serves_the_same_programs_with_the_measured_steps(tmp_path: Path):
+def test_virtual_time_serves_the_same_programs_with_the_measured_steps(tmp_path):
     def jct_s(factor: float) -> float:
         path = tmp_path / f"{factor}.json"
         Profile(0.01 * factor, 2e-4 * factor, 1e-8, 1e-8, 0.01).write(path)

@@ -100,7 +100,7 @@ def test_the_simulator_predicts_a_light_load(tmp_path):
 
 
 def test_the_documented_profile_is_what_the_connector_reads(tiny_model, tmp_path):
-    (command,) = (c for c in commands() if c.words[:2] == ["ttlcache", "profile"])
+    (command,) = commands("profile")
     words = [str(tiny_model) if w == "MODEL" else w for w in command.words[1:]]
     more = ["--budget", "20", "--max-tokens", "2000", "--engine", json.dumps(PROFILED)]
     done = subprocess.run(
@@ -118,8 +118,6 @@ def test_the_documented_profile_is_what_the_connector_reads(tiny_model, tmp_path
 
 
 @pytest.mark.speed
-def test_the_seconds_that_explain_tells_are_those_that_prefills_take(
-    tmp_path, tiny_model
-):
+def test_the_seconds_that_explain_tells_are_those_that_prefills_take(tmp_path, tiny_model):
     output_of(app, "prices", "--out", tmp_path, "--model", tiny_model)
     assert result_in(tmp_path)["claims"]

@@ -73,9 +73,7 @@ def reloads(replica: Agent) -> float:
     return replica.count("ttlcache_reloads_total", "tier", "cpu")
 
 
-def test_a_killed_replica_takes_no_program_along(
-    tiny_model: Path, tmp_path: Path, vanilla: dict[str, Any]
-) -> None:
+def test_a_killed_replica_takes_no_program_along(tiny_model, tmp_path, vanilla):
     """SIGKILL in the middle of a stream; nothing is prefilled that LMCache holds."""
     expected = vanilla["uncached"]
     with (

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.commands import output_of
-from tests.documented import of_servers
+from tests.documented import commands
 from tests.e2e.conftest import POOL_BLOCKS
 from tests.e2e.loads import answers_to_broken, completion
 from tests.e2e.test_server import prompt
@@ -33,7 +33,7 @@ def test_top_shows_the_live_server(agent):
     agent.ask([9], max_tokens=1, hints={"program_id": "seen-by-top", "ttl": 0})
 
 
-@pytest.mark.parametrize("command", of_servers(), ids=lambda c: c.text)
+@pytest.mark.parametrize("command", commands("server"), ids=lambda c: c.text)
 def test_documented_commands_on_a_live_server(command, agent):
     agent.ask(prompt(340, 40), max_tokens=1, hints={"program_id": "job-17"})
     url = agent.server.base_url

@@ -86,11 +86,11 @@ def unharmed(night: Night) -> Iterator[Night]:
     night.is_unharmed()
 
 
-def test_tenants_with_one_id_and_one_prompt_share_nothing(unharmed: Night) -> None:
+def test_tenants_with_one_id_and_one_prompt_share_nothing(unharmed):
     tenants_share_nothing(unharmed.agent, PROMPT)
 
 
-def test_ten_thousand_ids_take_little_memory_and_no_label(unharmed: Night) -> None:
+def test_ten_thousand_ids_take_little_memory_and_no_label(unharmed):
     agent = unharmed.agent
     statm = Path(f"/proc/{engine_pid(agent.server)}/statm")
 
@@ -120,7 +120,7 @@ def test_ten_thousand_ids_take_little_memory_and_no_label(unharmed: Night) -> No
     assert resident_bytes() - bytes_before < MAX_GROWTH_BYTES
 
 
-def test_half_sent_bodies_are_nobodys_requests(unharmed: Night) -> None:
+def test_half_sent_bodies_are_nobodys_requests(unharmed):
     agent = unharmed.agent
     address = ("127.0.0.1", agent.server.port)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -176,7 +176,7 @@ def leave_mid_turn(night: Night, name: str) -> None:
     assert agent.reaches(lambda: not agent.count("vllm:num_requests_running"))
 
 
-def test_aborts_leave_no_block_and_no_lock_of_a_reader(unharmed: Night) -> None:
+def test_aborts_leave_no_block_and_no_lock_of_a_reader(unharmed):
     agent, tiers = unharmed.agent, unharmed.tiers
     for attempt in range(3):
         outages = agent.count("ttlcache_tier_outages_total")
@@ -192,9 +192,7 @@ def test_aborts_leave_no_block_and_no_lock_of_a_reader(unharmed: Night) -> None:
     pytest.fail("an outage of the lower tier in each of three attempts")
 
 
-def test_files_that_vanish_under_a_server_cost_themselves_only(
-    unharmed: Night,
-) -> None:
+def test_files_that_vanish_under_a_server_cost_themselves_only(unharmed):
     agent, recording = unharmed.agent, unharmed.folder / "recording"
     (path,) = recording.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -211,7 +209,7 @@ def test_files_that_vanish_under_a_server_cost_themselves_only(
     agent.ask(PROMPT, hints={"program_id": "deleted"})
 
 
-def test_sigterm_under_load_answers_or_refuses_everybody(night: Night) -> None:
+def test_sigterm_under_load_answers_or_refuses_everybody(night):
     agent, answers = night.agent, []
 
     def talk(number: int) -> None:

@@ -195,9 +195,7 @@ def test_ways_to_say_that_all_kv_is_worthless(tiered, reset):
     assert tiered.pins("reset") > ended
 
 
-def test_after_a_weight_update_no_kv_of_the_old_weights_is_used(
-    tiered, tiny_model, tmp_path
-):
+def test_after_a_weight_update_no_kv_of_the_old_weights_is_used(tiered, tiny_model, tmp_path):
     """vLLM's RL flow: pause, other weights, resume."""
     below = tiered.first(5, "below")
     heard(tiered, "below")

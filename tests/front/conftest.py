@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import anyio
+import httpx
 import pytest
 
 from bench.compare.fleet.front import Front
 from bench.compare.fleet.router import Router
 from bench.serve.ports import free_ports
 from bench.serve.process import ServerProcess
+from ttlcache_connector.front import app
+from ttlcache_connector.front.replicas import PressureBound, Replicas
+from ttlcache_connector.front.upload import Limits
 
 #: Anything longer is a hang, on the slowest of machines.
 HANG_S = 120.0
+CHAT = "/v1/chat/completions"
 
 
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    async def within() -> None:
-        with anyio.fail_after(HANG_S):
-            await story()
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Of the tests that are coroutines."""
+    return "asyncio"
 
-    asyncio.run(within())
+
+def front_before(
+    transport: httpx.AsyncBaseTransport | None = None,
+    url: str = "http://up",
+    **limits: float,
+) -> app.Front:
+    """The application in this process; it knows no replica."""
+    client = httpx.AsyncClient(transport=transport)
+    replicas = Replicas((), PressureBound())
+    return app.Front(url, replicas, client=client, limits=Limits(**limits))
 
 
 class Upstream(ServerProcess):
@@ -74,13 +86,4 @@ def front(
     """Before the router, and it knows the replicas."""
     urls = [upstream.base_url for upstream in upstreams.values()]
     with Front(router.base_url, urls, folder / "front.log") as front:
-        yield front
-
-
-@pytest.fixture(scope="module")
-def direct(upstreams: dict[str, Upstream], folder: Path) -> Iterator[Front]:
-    """Before one upstream with four data-parallel ranks, and no router."""
-    with Front(
-        upstreams["left"].base_url, (), folder / "direct.log", ("--ranks", "4")
-    ) as front:
         yield front

@@ -21,9 +21,7 @@ pytestmark = pytest.mark.e2e
 PROGRAMS = 2 * MIN_LOST
 
 
-def test_returns_tell_what_the_tier_keeps(
-    make_worker: Any, two_block_tiers: TierServer
-) -> None:
+def test_returns_tell_what_the_tier_keeps(make_worker, two_block_tiers):
     """Chunks are of two blocks: a tail that fills none is not held against it."""
     engine: Worker = make_worker(num_blocks=200, tiers=two_block_tiers)
     controller = engine.connector.scheduler_role.parts.controller
@@ -55,9 +53,7 @@ CASES = ["malformed hints", "an adapter", "all to compute", "short", "reset"]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_the_tier_never_had_or_is_not_asked_for_tells_nothing(
-    make_worker: Any, two_block_tiers: TierServer, case: str
-) -> None:
+def test_what_the_tier_never_had_or_is_not_asked_for_tells_nothing(make_worker, two_block_tiers, case):
     engine: Worker = make_worker(num_blocks=200, tiers=two_block_tiers)
     controller = engine.connector.scheduler_role.parts.controller
     wishes = {"ttl": -1} if case == "malformed hints" else {}
