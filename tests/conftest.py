@@ -49,7 +49,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def our_loggers_speak() -> Iterator[None]:
+def our_loggers_speak():
     """Imports of other packages silence the root logger, or all but their own."""
     names = [
         name

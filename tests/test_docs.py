@@ -47,7 +47,7 @@ RUN = {
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> Path:
+def recording(tmp_path):
     """A recording of a program called job-17."""
     place = tmp_path / "recording"
     engine = FakeEngine(

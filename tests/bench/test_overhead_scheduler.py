@@ -23,7 +23,7 @@ RUNNING, WAITING = 6, 8
 
 
 @pytest.fixture(autouse=True)
-def _registered() -> None:
+def _registered():
     idle_connector.register()
     idle_connector.register()
 

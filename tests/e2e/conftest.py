@@ -183,14 +183,12 @@ def start_server(
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(tmp_path_factory):
     return build(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="session")
-def vanilla(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def vanilla(tiny_model, tmp_path_factory):
     """Recorded answers of vanilla vLLM: filled once, its server is gone then.
 
     They are the same every time, so a later run finds them in `out`.
@@ -230,9 +228,7 @@ def _what_vanilla_depends_on() -> str:
 
 
 @pytest.fixture(scope="session")
-def agent(
-    vanilla: dict[str, Any], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Agent]:
+def agent(vanilla, tiny_model, tmp_path_factory):
     """A server whose every turn is pinned for `TTL_S`; checked at the very end."""
     folder = tmp_path_factory.mktemp("ttl")
     recording = folder / "recording"

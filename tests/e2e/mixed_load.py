@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -139,10 +138,9 @@ def margins(top_logprobs: list[dict[str, float]]) -> list[float]:
     return [two[0] - two[1] for two in best]
 
 
-def play(agent: Any, identify: bool) -> dict[str, Any]:
+def play(agent: Any, identify: bool) -> list[list[dict[str, Any]]]:
     """All jobs on eight workers; answers by job."""
-    jobs = all_jobs()
-    started = time.monotonic()
     with ThreadPoolExecutor(WORKERS) as pool:
-        answers = list(pool.map(lambda job: list(play_job(agent, job, identify)), jobs))
-    return {"answers": answers, "seconds": time.monotonic() - started}
+        return list(
+            pool.map(lambda job: list(play_job(agent, job, identify)), all_jobs())
+        )

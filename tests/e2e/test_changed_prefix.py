@@ -52,9 +52,7 @@ def header(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def agent(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Agent]:
+def agent(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("changed")
     template = folder / "chat.jinja"
     template.write_text(TEMPLATE)

@@ -120,9 +120,7 @@ class Ranks:
 
 
 @pytest.fixture(scope="module")
-def ranks(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Ranks]:
+def ranks(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     with (
         start_server(

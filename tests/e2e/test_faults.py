@@ -36,7 +36,7 @@ MIN_THROUGHPUT = 0.9
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """Through which the connector in the server's processes is talked to."""
     folder = tmp_path / "faults"
     folder.mkdir()
@@ -72,7 +72,7 @@ def faulty(state_dir: Path) -> ServerOptions:
 
 
 @pytest.fixture
-def agent(tiny_model: Path, tmp_path: Path, folder: Path) -> Iterator[Agent]:
+def agent(tiny_model, tmp_path, folder):
     options = faulty(tmp_path)
     with VLLMServer(tiny_model, options, tmp_path / "server.log") as server:
         yield Agent(server)

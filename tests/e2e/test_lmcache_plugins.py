@@ -34,12 +34,12 @@ connect = partial(LMCacheEngine, chunk_tokens=CHUNK, hidden=128)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("lmcache")
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[LMCacheServer]:
+def server(folder):
     options = LMCacheOptions(
         l1_gb=1 / 64,
         chunk_tokens=CHUNK,
@@ -53,7 +53,7 @@ def server(folder: Path) -> Iterator[LMCacheServer]:
 
 
 @pytest.fixture
-def engine(server: LMCacheServer) -> Iterator[LMCacheEngine]:
+def engine(server):
     connected = connect(server.url)
     yield connected
     connected.close()

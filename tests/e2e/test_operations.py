@@ -7,6 +7,8 @@ import itertools
 import httpx
 import pytest
 
+from bench.stress.abuse.cli import MAX_HIT_LOSS
+from bench.stress.abuse.http import abuse
 from tests.commands import output_of
 from tests.documented import commands
 from tests.e2e.conftest import POOL_BLOCKS
@@ -97,3 +99,21 @@ def test_a_session_in_url_or_header_and_vllm_continuums_fields(agent):
     assert "by-job" not in programs_of(agent)
     for name in ("by-url", "by-header"):
         agent.post(f"/ttlcache/programs/{name}/end")
+
+
+@pytest.mark.parametrize(
+    "sessions", [150, pytest.param(1000, marks=pytest.mark.nightly)]
+)
+def test_greedy_sessions_cost_a_tenant_beside_them_little(agent, sessions):
+    """tests/connector/test_abuse.py has 10,000 on vLLM's scheduler without a server."""
+    agent.post("/reset_prefix_cache")
+    found = abuse(agent.server, sessions)
+    agent.post("/reset_prefix_cache")
+    assert found.refused == 0
+    assert found.after.programs > sessions / 5, "the sessions were not seen as programs"
+    assert found.after.metrics_lines == found.before.metrics_lines
+    assert found.after.metrics_bytes < found.before.metrics_bytes + 1000
+    assert found.after.hook_errors == found.before.hook_errors
+    assert found.after.retention_enabled == 1
+    assert found.hit_calm > 0.5
+    assert found.hit_flooded >= found.hit_calm - MAX_HIT_LOSS

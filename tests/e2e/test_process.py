@@ -43,7 +43,7 @@ DRAIN_S = int(HANG_S)
 
 
 @pytest.fixture(scope="module")
-def history_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def history_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("history") / "gaps.json"
     history = GapHistory()
     for gap_s in SEEDED_GAPS_S:

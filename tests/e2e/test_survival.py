@@ -63,9 +63,7 @@ class Night:
 
 
 @pytest.fixture(scope="module")
-def night(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Night]:
+def night(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("night")
     options = TierOptions(cpu_gb=0.25, chunk_tokens=BLOCK, hold_reads_s=HOLD_READS_S)
     with TierServer(options, folder / "lmcache.log") as tiers:
@@ -81,7 +79,7 @@ def night(
 
 
 @pytest.fixture
-def unharmed(night: Night) -> Iterator[Night]:
+def unharmed(night):
     yield night
     night.is_unharmed()
 

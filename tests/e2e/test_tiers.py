@@ -27,9 +27,7 @@ CHUNKS = KEPT // BLOCK
 
 
 @pytest.fixture(scope="module")
-def tiered(
-    vanilla: dict[str, Any], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[AboveTier]:
+def tiered(vanilla, tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiers")
     options = TierOptions(
         cpu_gb=0.25,

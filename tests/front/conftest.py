@@ -23,7 +23,7 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
+def anyio_backend():
     """Of the tests that are coroutines."""
     return "asyncio"
 
@@ -54,35 +54,31 @@ class Upstream(ServerProcess):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("front")
 
 
 @pytest.fixture(scope="module")
-def upstreams(folder: Path) -> Iterator[dict[str, Upstream]]:
+def upstreams(folder):
     with Upstream("left", folder) as left, Upstream("right", folder) as right:
         yield {"left": left, "right": right}
 
 
 @pytest.fixture(scope="module")
-def policy() -> str:
+def policy():
     """The router's; what docs/fleet.md sets up."""
     return "sticky_least_loaded"
 
 
 @pytest.fixture(scope="module")
-def router(
-    upstreams: dict[str, Upstream], folder: Path, policy: str
-) -> Iterator[Router]:
+def router(upstreams, folder, policy):
     urls = [upstream.base_url for upstream in upstreams.values()]
     with Router(urls, policy, folder / "router.log") as router:
         yield router
 
 
 @pytest.fixture(scope="module")
-def front(
-    router: Router, upstreams: dict[str, Upstream], folder: Path
-) -> Iterator[Front]:
+def front(router, upstreams, folder):
     """Before the router, and it knows the replicas."""
     urls = [upstream.base_url for upstream in upstreams.values()]
     with Front(router.base_url, urls, folder / "front.log") as front:

@@ -60,7 +60,7 @@ class Fleet:
 
 
 @pytest.fixture
-async def silent() -> AsyncIterator[Fleet]:
+async def silent():
     """It was read, and answers no further question yet."""
     fleet = Fleet()
     await fleet.replicas.read()
@@ -68,7 +68,7 @@ async def silent() -> AsyncIterator[Fleet]:
 
 
 @pytest.fixture
-def fleet(silent: Fleet) -> Fleet:
+def fleet(silent):
     silent.answers.set()
     return silent
 

@@ -24,7 +24,7 @@ TURNS = 8
 
 
 @pytest.fixture(scope="module", params=[HASH, STICKY])
-def policy(request: pytest.FixtureRequest) -> str:
+def policy(request):
     """Either one keeps programs at home; where one does not, tests say which."""
     return str(request.param)
 

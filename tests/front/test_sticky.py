@@ -50,12 +50,12 @@ def names(prefix: str, number: int = PROGRAMS) -> list[str]:
 
 
 @pytest.fixture
-def urls(upstreams: dict[str, Upstream]) -> dict[str, str]:
+def urls(upstreams):
     return {name: upstream.base_url for name, upstream in upstreams.items()}
 
 
 @pytest.fixture
-def client(urls: dict[str, str], tmp_path: Path) -> Iterator[Client]:
+def client(urls, tmp_path):
     """Before a router that knows of no program yet."""
     log = tmp_path / "router.log"
     with Router(list(urls.values()), "sticky_least_loaded", log) as router:

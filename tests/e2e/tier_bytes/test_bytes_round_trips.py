@@ -63,22 +63,6 @@ def test_a_server_without_shared_memory(tmp_path, make_worker):
         engine.close()
 
 
-def test_new_weights_make_what_lies_below_worthless(make_worker, tiers):
-    """vLLM's RL flow: after `reset_connector` nothing older is ever loaded."""
-    engine = make_worker()
-    context = goes_below(engine, "w", 40)
-    before = dict(engine.moved)
-    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
-    engine.kv.fill_(-1)
-    assert tiers.clear_cpu()  # what LMCache keeps on disk is still there
-    engine.turn("new", [*context, 5], hints=hints("w"))
-    assert engine.moved == before
-    # What the new weights made goes below and comes back.
-    engine.settle()
-    assert engine.moved["tier_bytes:demoted"] > before["tier_bytes:demoted"]
-    empty_gpu(engine)
-    engine.turn("again", [*context, 6], hints=hints("w", last=True))
-    assert promoted(engine) == TURN_BYTES
 
 
 def test_a_request_that_waits_across_a_reset_is_prefilled(make_worker, tiers):
