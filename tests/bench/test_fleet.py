@@ -41,15 +41,12 @@ def result(name: str = "session", **changes: object) -> FleetResult:
     return replace(made, **changes)
 
 
-def test_hits_are_shares_of_all_prompt_tokens():
+def test_hits_are_shares_of_prompt_tokens_and_a_turn_stayed_where_the_last_one_ran():
     found = result()
     assert found.gpu_hit == pytest.approx(0.4)
     assert found.reloaded == pytest.approx(0.1)
-
-
-def test_a_turn_stayed_where_the_one_before_it_ran():
-    assert result().stayed == pytest.approx(3 / 5)
-    assert result().turns_by_replica == {"replica-0": 5, "replica-1": 3}
+    assert found.stayed == pytest.approx(3 / 5)
+    assert found.turns_by_replica == {"replica-0": 5, "replica-1": 3}
 
 
 def test_what_a_death_cost():

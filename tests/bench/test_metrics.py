@@ -45,11 +45,11 @@ def two_programs() -> list[TurnRecord]:
     ]
 
 
-def test_jct_is_last_departure_minus_first_arrival():
-    assert metrics.jct_s(two_programs()) == {"a": 7.0, "b": 10.0}
 
 
 def test_summary_of_two_programs():
+    # From a program's first arrival to its last departure.
+    assert metrics.jct_s(two_programs()) == {"a": 7.0, "b": 10.0}
     summary = metrics.summarize(two_programs())
     assert summary.num_programs == 2
     assert summary.num_turns == 4
@@ -68,6 +68,8 @@ def test_summary_of_two_programs():
     assert summary.prompt_hit == pytest.approx(256 / 1000)
     assert summary.mean_wait_s == pytest.approx(1.5 / 4)
     assert summary.mean_ttft_s == pytest.approx((1.25 + 0.75 + 0.25 + 0.25) / 4)
+    # "a" left 104 tokens: 96 cached is 92 %; "b" left 204: 160 is 78 %; 90 % is kept.
+    assert metrics.kept_gaps(two_programs()) == {("a", 0): True, ("b", 0): False}
     assert summary.kept_gap_share == 0.5
     assert (summary.prompt_tokens, summary.cached_tokens) == (1000, 256)
     assert summary.output_tokens == 16
@@ -94,9 +96,6 @@ def test_only_what_lies_between_warm_up_and_drain_counts():
     assert whole.programs_per_s == pytest.approx(6 / 105.0)
 
 
-def test_a_gap_is_kept_when_90_percent_of_the_context_before_it_was_cached():
-    # "a" left 104 tokens: 96 cached is 92 %; "b" left 204: 160 is 78 %.
-    assert metrics.kept_gaps(two_programs()) == {("a", 0): True, ("b", 0): False}
 
 
 def test_time_to_a_share_counts_whole_programs():

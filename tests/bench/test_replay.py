@@ -45,6 +45,9 @@ def test_each_prompt_extends_the_last_by_its_real_output_and_new_tokens():
     assert second == [*first, 100, 101, 102, *new[1]]
     assert third == [*second, 100, 101, *new[2]]
     assert all(5 <= token < 2048 for token in first)
+    body = server.bodies[0]
+    assert (body["max_tokens"], body["min_tokens"]) == (3, 3)
+    assert (body["ignore_eos"], body["temperature"]) == (True, 0.0)
 
 
 def test_records_hold_what_the_server_said():
@@ -60,13 +63,6 @@ def test_records_hold_what_the_server_said():
     assert second.arrival_s - first.departure_s >= 0.05, "the tool's time is slept"
 
 
-def test_requests_ask_for_exactly_the_recorded_output():
-    server = FakeServer()
-    run(server)
-    body = server.bodies[0]
-    assert (body["max_tokens"], body["min_tokens"]) == (3, 3)
-    assert body["ignore_eos"] is True
-    assert body["temperature"] == 0.0
 
 
 def test_hints_name_program_tool_and_last_step():
@@ -102,18 +98,19 @@ def test_a_failed_request_ends_its_program_and_is_reported():
     assert len(server.bodies) == 2
 
 
-def test_missing_tokens_are_a_failure():
-    (failure,) = run(FakeServer(drop_tokens=1)).failures
-    assert "2 output tokens, expected 3" in failure.reason
 
 
 @pytest.mark.parametrize(
-    ("missing", "message"),
-    [("with_usage", "--enable-prompt-tokens-details"), ("with_done", "without [DONE]")],
+    ("attribute", "value", "message"),
+    [
+        ("drop_tokens", 1, "2 output tokens, expected 3"),
+        ("with_usage", False, "--enable-prompt-tokens-details"),
+        ("with_done", False, "without [DONE]"),
+    ],
 )
-def test_incomplete_streams_are_failures(missing, message):
+def test_incomplete_streams_are_failures(attribute, value, message):
     server = FakeServer()
-    setattr(server, missing, False)
+    setattr(server, attribute, value)
     (failure,) = run(server).failures
     assert message in failure.reason
 

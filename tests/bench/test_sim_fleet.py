@@ -162,19 +162,6 @@ def test_the_command_line_compares_routings(tmp_path):
     assert all(row["metrics"]["num_programs"] == 4 for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"routing": "luck"}, "routing 'luck'"),
-        ({"arms": "thunderagent"}, "not modelled for thunderagent"),
-        ({"engine": replace(ENGINE, offload="cpu:4")}, "not modelled with offload"),
-        ({"arrivals": "closed:2"}, "not modelled with"),
-    ],
-)
-def test_what_is_not_modelled_is_refused(options, match):
-    settings = {"replicas": 2, "arms": "adaptive", "engine": ENGINE} | options
-    with pytest.raises(ValueError, match=match):
-        cells_of(SimOptions(**settings))
 
 
 # --- loops -------------------------------------------------------------------

@@ -166,16 +166,20 @@ def start_server(
     *,
     kind: type[VLLMServer] = VLLMServer,
     connector: str = "TTLConnector",
+    module: str = "",
     **options: Any,
 ) -> VLLMServer:
-    """`extra` is kv_connector_extra_config; None starts vanilla vLLM."""
+    """`extra` is kv_connector_extra_config; None starts vanilla vLLM.
+
+    connector, module: another one than ours.
+    """
     transfer = None
     if extra is not None:
         transfer = {
             "kv_connector": connector,
             "kv_role": "kv_both",
             "kv_connector_extra_config": extra,
-        }
+        } | ({"kv_connector_module_path": module} if module else {})
     settings = {"num_blocks": POOL_BLOCKS, "max_model_len": 4096, "max_num_seqs": 8}
     settings |= options
     settings["extra_env"] = DEV_MODE | options.get("extra_env", {})

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from bench.serve.server import ServerOptions, VLLMServer, by_label
+from bench.serve.server import by_label
 from tests.connector.injection import FOLDER_VARIABLE, OBSERVE, POINTS
 from tests.e2e.conftest import POOL_BLOCKS, Agent, start_server
 from tests.e2e.loads import record
+from ttlcache_connector.role.steps import CHECK_INVARIANTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 log = logging.getLogger(__name__)
@@ -41,7 +42,6 @@ def folder(tmp_path, monkeypatch):
     folder = tmp_path / "faults"
     folder.mkdir()
     monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
-    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")  # /reset_prefix_cache
     # By their own names: some library installs a package "tests".
     modules = [str(TESTS / "e2e"), str(TESTS / "connector")]
     path = os.pathsep.join([*modules, os.environ.get("PYTHONPATH", "")])
@@ -49,32 +49,21 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
-def faulty(state_dir: Path) -> ServerOptions:
-    return ServerOptions(
-        num_blocks=POOL_BLOCKS,
-        max_model_len=4096,
-        max_num_seqs=8,
-        kv_transfer_config={
-            "kv_connector": "FaultyTTLConnector",
-            "kv_connector_module_path": "faulty_connector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {
-                "policy": "fixed",
-                "policy_options": {"ttl_s": 30.0},
-                "state_dir": str(state_dir),
-            },
-        },
-        extra_args=(
-            "--scheduler-cls",
-            "ttlcache_connector.scheduler.TTLScheduler",
-        ),
-    )
-
-
 @pytest.fixture
 def agent(tiny_model, tmp_path, folder):
-    options = faulty(tmp_path)
-    with VLLMServer(tiny_model, options, tmp_path / "server.log") as server:
+    with start_server(
+        tiny_model,
+        tmp_path / "server.log",
+        {
+            "policy": "fixed",
+            "policy_options": {"ttl_s": 30.0},
+            "state_dir": str(tmp_path),
+        },
+        connector="FaultyTTLConnector",
+        module="faulty_connector",
+        extra_args=("--scheduler-cls", "ttlcache_connector.scheduler.TTLScheduler"),
+        extra_env={CHECK_INVARIANTS: ""},  # what throws half way breaks them
+    ) as server:
         yield Agent(server)
         assert server.errors_in_log() == []
 
