@@ -76,8 +76,6 @@ def test_manifests_are_valid(file, document):
     kubernetes_validate.validate(document, "1.34", strict=True)
 
 
-
-
 def test_kustomization_names_files_that_exist():
     kustomization = manifest("kustomization.yaml", "Kustomization")
     named = set(kustomization["resources"]) | {"keda.yaml", "kustomization.yaml"}
@@ -253,8 +251,6 @@ def test_compose_s_prometheus_scrapes_ports_that_are_served():
     assert {target.split(":")[0] for target in targets} <= COMPOSE["services"].keys()
 
 
-
-
 def test_kubernetes_asks_lmcache_at_the_port_of_its_http_interface():
     pod = manifest("lmcache.yaml", "DaemonSet")["spec"]["template"]
     assert pod["metadata"]["annotations"]["prometheus.io/port"] == "8090"
@@ -281,8 +277,6 @@ def test_nobody_but_replicas_and_prometheus_reaches_lmcache():
     # Another host's would share no memory.
     service = manifest("lmcache.yaml", "Service")
     assert service["spec"]["internalTrafficPolicy"] == "Local"
-
-
 
 
 def test_keda_asks_for_metrics_that_exist():

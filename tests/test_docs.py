@@ -187,8 +187,6 @@ def test_research_is_dated(page):
     assert re.search(r"commit [0-9a-f]{7} \(\d{4}-\d\d-\d\d\)", " ".join(head.split()))
 
 
-
-
 def test_the_map_is_what_the_script_draws():
     script = runpy.run_path(str(ROOT / "docs" / "make_map.py"))
     drawn = script["draw"](script["boxes_and_imports"]())

@@ -98,5 +98,3 @@ def test_every_default_arm_exists_and_has_a_workload_that_fits():
     assert set(options.arms) <= set(ARMS)
     assert ARMS[options.arms[0]].policy is None, "what the others are compared with"
     assert len(options.workload()) == options.programs
-
-

@@ -102,7 +102,9 @@ def test_on_a_device_a_missed_bar_is_status_1(tmp_path, stages, monkeypatch):
     assert gpu("--again", out=tmp_path)[0] == 0
 
 
-def test_a_stage_ends_at_its_limit_and_none_begins_behind_that_of_all(tmp_path, monkeypatch):
+def test_a_stage_ends_at_its_limit_and_none_begins_behind_that_of_all(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(run, "_MIN_STAGE_S", 0.3)
     words = ("--rehearse", "--stage", "preflight", "--stage", "pictures")
     status, output = gpu(

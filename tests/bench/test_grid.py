@@ -163,10 +163,6 @@ def test_pools_are_counted_in_contexts_and_programs_without_warm_up_and_drain():
     assert [spec.drain for spec in loops[::2]] == [16, 48]
 
 
-
-
-
-
 def test_a_grid_of_one_cell_twice(tmp_path, monkeypatch):
     pytest.importorskip("vllm")
     monkeypatch.chdir(tmp_path)
@@ -191,8 +187,6 @@ def test_a_grid_of_one_cell_twice(tmp_path, monkeypatch):
     assert arms["adaptive"]["seeds"] == 2
     assert "--programs 3" in stored["setting"]["command"]
     assert len(list(Path("out/cache/sim").glob("*.json"))) == 5  # with the closed loop
-
-
 
 
 def test_the_command_repeats_the_options():

@@ -100,5 +100,3 @@ def test_a_missing_python_or_package_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match=r"such-package==1.0 cannot be installed"):
         harness.install(nothing, tmp_path / "venv")
     assert harness.install(VLLM, tmp_path).name == "python"
-
-

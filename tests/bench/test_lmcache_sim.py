@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 pytest.importorskip("lmcache")
@@ -48,8 +47,6 @@ def test_what_was_evicted_while_its_request_ran_is_not_written_again(arm):
     sim.l1.clear()
     sim.end("r2", [*tokens, *range(CHUNK)])
     assert sim.l1 == {sim.keys([*tokens, *range(CHUNK)])[3]}
-
-
 
 
 def test_what_the_engines_own_pool_had_is_not_lmcaches():

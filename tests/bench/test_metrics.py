@@ -45,8 +45,6 @@ def two_programs() -> list[TurnRecord]:
     ]
 
 
-
-
 def test_summary_of_two_programs():
     # From a program's first arrival to its last departure.
     assert metrics.jct_s(two_programs()) == {"a": 7.0, "b": 10.0}
@@ -94,8 +92,6 @@ def test_only_what_lies_between_warm_up_and_drain_counts():
     assert found.programs_per_s == pytest.approx(3 / 33.0)
     whole = metrics.steady(records, names, 0, 0)
     assert whole.programs_per_s == pytest.approx(6 / 105.0)
-
-
 
 
 def test_time_to_a_share_counts_whole_programs():

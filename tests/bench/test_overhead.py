@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -150,5 +149,3 @@ def test_the_command_measures_prints_and_writes(tmp_path, monkeypatch, is_whole)
     )
     passed = [bar["ok"] for bar in written["bars"]]
     assert result.exit_code == (0 if all(passed) else 1)
-
-

@@ -123,7 +123,9 @@ def compared(predicted_s: float, *measured_s: float, name: str = "vllm at 1/s"):
         (141.0, (60.0, 140.0), False),
     ],
 )
-def test_a_prediction_holds_near_the_mean_or_between_the_runs(predicted_s, measured_s, holds):
+def test_a_prediction_holds_near_the_mean_or_between_the_runs(
+    predicted_s, measured_s, holds
+):
     assert compared(predicted_s, *measured_s).holds("mean_jct_s") is holds
 
 

@@ -107,8 +107,6 @@ def test_continuum_v1_with_plain_numbers():
     assert decision.ttl_s == pytest.approx(4 / v1_bound(2, 0, 1))
 
 
-
-
 def test_empirical_bernstein_by_hand():
     # delta = 3/e makes L = 1: 2 + sqrt(2*9/18) + 3*6/18 = 2 + 1 + 1.
     bound = empirical_bernstein(2.0, 3.0, 18, bound=6.0, delta=3 / math.e)

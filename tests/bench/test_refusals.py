@@ -37,7 +37,7 @@ USAGE, FAILED = 2, 1
         ("sim --arms nobody", FAILED, "arm 'nobody': expected one of"),
         ("sim --arms cachettl:{", FAILED, "after the colon neither JSON"),
         ("sim --arms cachettl:3", FAILED, "only connector arms take a JSON object"),
-        ("sim --arms 'vllm:{\"policy\": \"none\"}'", FAILED, "only connector arms"),
+        ('sim --arms \'vllm:{"policy": "none"}\'', FAILED, "only connector arms"),
         ("sim --arms adaptive:no-such-idea", FAILED, "nor one of"),
         ("sim --arms cachettl:no-history", FAILED, "only policy adaptive has"),
         ("sim --arms vllm:no-history", FAILED, "only policy adaptive has"),

@@ -63,8 +63,6 @@ def test_records_hold_what_the_server_said():
     assert second.arrival_s - first.departure_s >= 0.05, "the tool's time is slept"
 
 
-
-
 def test_hints_name_program_tool_and_last_step():
     server = FakeServer()
     run(server)
@@ -96,8 +94,6 @@ def test_a_failed_request_ends_its_program_and_is_reported():
     assert "HTTP 500" in failure.reason
     assert "pool on fire" in failure.reason
     assert len(server.bodies) == 2
-
-
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ from bench.sim.load.agents import Agent
 from bench.sim.load.feed import Feed, Loop, parse_loop
 from bench.sim.load.programs import Program, Turn
 from bench.sim.load.workload import Workload, WorkloadSpec, build
-from bench.sim.options import SimOptions, cells_of
 from bench.sim.rivals.arms import parse_arms
 from bench.sim.settings import Cell, EngineSetting, FleetSetting
 from tests.commands import output_of
@@ -160,8 +159,6 @@ def test_the_command_line_compares_routings(tmp_path):
     names = [row["arm"] for row in rows]
     assert names == ["adaptive @ session", "adaptive @ sticky"]
     assert all(row["metrics"]["num_programs"] == 4 for row in rows)
-
-
 
 
 # --- loops -------------------------------------------------------------------

@@ -31,8 +31,6 @@ def test_arms_split_outside_braces():
     assert extra["max_ttl_s"] == 5.0
 
 
-
-
 def test_static_ttl_is_the_cold_start_of_the_mean_context():
     extra = ARMS["static-ttl"].extra_config(math.e)
     assert extra["policy_options"]["ttl_s"] == pytest.approx(1.0)
@@ -45,8 +43,6 @@ def test_our_arms_run_with_the_defaults(name):
     load_config(extra)
 
 
-
-
 def test_cells_are_arms_times_seeds():
     cells = cells_of(SimOptions(arms="vllm,cachettl", seeds=(0, 7)))
     assert [(c.arm.name, c.workload.seed) for c in cells] == [
@@ -55,8 +51,6 @@ def test_cells_are_arms_times_seeds():
         ("cachettl", 0),
         ("cachettl", 7),
     ]
-
-
 
 
 def test_the_key_depends_on_every_argument():
@@ -107,5 +101,3 @@ def test_processes_of_their_own_write_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     alone = written(tmp_path / "a.json", "--no-cache", "--processes", "1")
     assert alone == written(tmp_path / "b.json", "--no-cache", "--processes", "2")
-
-

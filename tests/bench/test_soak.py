@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tracemalloc
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest

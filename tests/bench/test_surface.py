@@ -47,7 +47,9 @@ def wheel(tmp_path):
     return path
 
 
-def test_python_is_the_wheels_and_kernels_are_the_cpu_builds(wheel, tmp_path, monkeypatch):
+def test_python_is_the_wheels_and_kernels_are_the_cpu_builds(
+    wheel, tmp_path, monkeypatch
+):
     cpu = tmp_path / "cpu" / "vllm"
     (cpu / "sub").mkdir(parents=True)
     (cpu / "__init__.py").write_text("__version__ = '0.98.0'\n")

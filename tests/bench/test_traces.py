@@ -78,7 +78,9 @@ def test_programs_are_cut_to_turns_and_context(replay):
     assert (a.turns[-1].tool, a.turns[-1].gap_s) == ("", 0.0)
 
 
-@pytest.mark.parametrize(("half", "names"), [("odd", "135"), ("even", "24"), ("", "12345")])
+@pytest.mark.parametrize(
+    ("half", "names"), [("odd", "135"), ("even", "24"), ("", "12345")]
+)
 def test_the_halves_of_a_trace_are_its_lines(replay, half, names):
     found = replay(*map(program, "12345"), half=half)
     assert "".join(each.program_id for each in found) == names

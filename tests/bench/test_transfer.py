@@ -109,8 +109,6 @@ def test_the_command_writes_its_rows(tmp_path):
     assert {"one copy", "reference"} <= arms
 
 
-
-
 @pytest.mark.speed
 def test_the_copy_loop_keeps_a_link_busy(tmp_path):
     output_of(app, *f"transfer --device link --rounds 5 --out {tmp_path}".split())

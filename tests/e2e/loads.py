@@ -9,7 +9,6 @@ from typing import Any
 import psutil
 
 
-
 def completion(
     prompt: list[int], hints: object = None, max_tokens: int = 8
 ) -> dict[str, Any]:

@@ -118,6 +118,8 @@ def test_the_documented_profile_is_what_the_connector_reads(tiny_model, tmp_path
 
 
 @pytest.mark.speed
-def test_the_seconds_that_explain_tells_are_those_that_prefills_take(tmp_path, tiny_model):
+def test_the_seconds_that_explain_tells_are_those_that_prefills_take(
+    tmp_path, tiny_model
+):
     output_of(app, "prices", "--out", tmp_path, "--model", tiny_model)
     assert result_in(tmp_path)["claims"]

@@ -7,8 +7,6 @@ where npm can install it, the CLI itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -160,10 +158,6 @@ def test_a_header_that_changes_each_time_does_no_harm_in_chats(agent):
                 {"role": "user", "content": "ok"},
             ]
         assert min(hits[1:]) >= 0.95, hits
-
-
-
-
 
 
 def test_the_real_cli(agent, tmp_path):

@@ -46,9 +46,7 @@ def test_a_sliding_window_beside_full_attention(tiny_model, tmp_path):
         some = range(20)
         with ThreadPoolExecutor(4) as pool:
             firsts = list(pool.map(lambda i: agent.first(i, "same"), some))
-            answers = list(
-                pool.map(lambda i: agent.second(firsts[i], i, "same"), some)
-            )
+            answers = list(pool.map(lambda i: agent.second(firsts[i], i, "same"), some))
             fresh = list(
                 pool.map(lambda i: agent.second(firsts[i], i, f"new-{i}"), some)
             )

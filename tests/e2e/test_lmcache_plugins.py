@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -161,7 +160,9 @@ def test_under_pressure_what_expired_goes_and_what_is_kept_stays(server, engine)
     assert total(samples, "lmcache_mp_ttlcache_programs") >= 9
 
 
-def test_sigkill_loses_nothing_and_a_file_that_was_cut_off_is_a_miss(server, engine, folder):
+def test_sigkill_loses_nothing_and_a_file_that_was_cut_off_is_a_miss(
+    server, engine, folder
+):
     whole, cut = context("whole", 4), context("to-be-cut", 2)
     engine.turn(whole, [])
     assert becomes(lambda: len(_files(folder)) == _adapter(server)["objects"])

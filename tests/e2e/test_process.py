@@ -155,7 +155,9 @@ def freeze_in_mid_turn(agent: Agent) -> Busy:
     pytest.fail("never were all turns under way")
 
 
-def test_a_killed_engine_ends_the_server_with_an_error(tiny_model, tmp_path, history_path):
+def test_a_killed_engine_ends_the_server_with_an_error(
+    tiny_model, tmp_path, history_path
+):
     log_path = tmp_path / "server.log"
     with start(tiny_model, log_path, history_path) as server:
         agent = Agent(server)
@@ -172,7 +174,9 @@ def test_a_killed_engine_ends_the_server_with_an_error(tiny_model, tmp_path, his
     assert kept.durations(SEEDED).tolist()[-3:] == pytest.approx(SEEDED_GAPS_S)
 
 
-def test_sigterm_drains_and_the_history_survives_the_restart(tiny_model, tmp_path, history_path):
+def test_sigterm_drains_and_the_history_survives_the_restart(
+    tiny_model, tmp_path, history_path
+):
     written = history_path.stat().st_mtime_ns
     # A server that was killed while it wrote leaves a file of its own behind.
     before = {path.name for path in history_path.parent.iterdir()}

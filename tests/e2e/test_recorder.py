@@ -133,7 +133,9 @@ def wait_for(agent: Agent, text: str) -> None:
     assert becomes(is_told, HANG_S), f"never: {text}"
 
 
-def test_a_full_disk_stops_the_recording_alone_and_until_there_is_room(tiny_model, tmp_path):
+def test_a_full_disk_stops_the_recording_alone_and_until_there_is_room(
+    tiny_model, tmp_path
+):
     with start(tiny_model, tmp_path) as server:
         agent = Agent(server)
         before = agent.ask([7] * 100, hints={"program_id": "before"})

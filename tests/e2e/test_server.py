@@ -43,8 +43,6 @@ def test_claim(agent):
     assert agent.count("ttlcache_prefill_tokens_saved_total") == saved
 
 
-
-
 def tenants_share_nothing(agent: Agent, tokens: list[int]) -> None:
     """One id and one prompt of whole blocks under three salts."""
     hints = {"program_id": "same", "ttl": "5m"}
@@ -98,5 +96,3 @@ def test_reading_the_tool_from_the_output_costs_little(agent):
     serving_s = agent.count("vllm:request_inference_time_seconds_sum")
     assert agent.count("ttlcache_decide_seconds_count") > 0
     assert deciding_s < 0.05 * serving_s
-
-

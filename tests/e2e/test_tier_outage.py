@@ -81,7 +81,9 @@ def hits_resume(agent: AboveTier, expected: list[int]) -> bool:
     return becomes(is_reloaded, 90.0)
 
 
-def test_a_hybrid_model_has_the_tier_where_it_has_one_kv_cache_group(tiny_model, tmp_path):
+def test_a_hybrid_model_has_the_tier_where_it_has_one_kv_cache_group(
+    tiny_model, tmp_path
+):
     """With two it has none: tests/connector/test_tier_support.py."""
     model = window_model(tmp_path / "model", tiny_model)
     options = TierOptions(cpu_gb=0.25, chunk_tokens=BLOCK)

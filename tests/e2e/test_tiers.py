@@ -5,7 +5,6 @@ Chunks are one block of 32 tokens, so that no tail is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -164,10 +163,6 @@ def test_a_claimed_turn_renews_its_programs_deadline(tiered):
     assert tiered.tiers.status()["ttlcache"]["programs"] == programs
 
 
-
-
-
-
 def is_computed_anew(tiered: AboveTier, first: dict[str, Any], name: str) -> list[int]:
     """The tokens of the next turn, for which nothing was found."""
     second = tiered.second(first, 5, name)
@@ -193,7 +188,9 @@ def test_ways_to_say_that_all_kv_is_worthless(tiered, reset):
     assert tiered.pins("reset") > ended
 
 
-def test_after_a_weight_update_no_kv_of_the_old_weights_is_used(tiered, tiny_model, tmp_path):
+def test_after_a_weight_update_no_kv_of_the_old_weights_is_used(
+    tiered, tiny_model, tmp_path
+):
     """vLLM's RL flow: pause, other weights, resume."""
     below = tiered.first(5, "below")
     heard(tiered, "below")

@@ -17,7 +17,6 @@ from ttlcache.analysis.reader import load
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 
-
 @pytest.mark.parametrize(
     ("extra", "options", "parts"),
     [
@@ -38,7 +37,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
         ),
     ],
 )
-def test_a_server_that_does_not_start_says_why(tiny_model, tmp_path, extra, options, parts):
+def test_a_server_that_does_not_start_says_why(
+    tiny_model, tmp_path, extra, options, parts
+):
     with (
         pytest.raises(ServerError) as caught,
         start_server(tiny_model, tmp_path / "log", extra, **options),

@@ -63,8 +63,6 @@ def test_the_page_sets_what_the_benches_set():
     assert " ".join(SETTINGS) in router
 
 
-
-
 def test_the_defaults_are_those_of_the_command():
     params = {p.name: p for p in typer.main.get_command(app).commands["front"].params}
     told = re.findall(r"`--([a-z-]+)`\s+\(([\d.]+)\)", PAGE)

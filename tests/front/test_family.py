@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.compare.fleet.front import Front
 from tests.front.conftest import CHAT, HANG_S
 from tests.waiting import becomes
 from ttlcache_connector.front.keys import Route

@@ -5,18 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
 from bench.compare.fleet.front import Front
-from tests.front.conftest import CHAT, HANG_S, Upstream
+from tests.front.conftest import CHAT, HANG_S
 from tests.front.upstream import OWN_HEADERS
 from tests.waiting import becomes
 from ttlcache_connector.front.keys import rank_of
-
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +79,6 @@ def test_a_request_passes_as_it_came(http):
     assert "x-session-id" not in answer["headers"]
     escaped = "/v1/models/org%2Fname%20x"
     assert http.get(escaped).json()["raw_path"] == escaped
-
-
 
 
 def test_no_header_is_made_up_or_comes_twice(direct):
@@ -194,8 +189,6 @@ def test_a_slow_reader_holds_the_upstream_back(direct, http, upstream):
         assert read == 300 * 2**20
         streamed = state(upstream)["streamed"] - before
         assert streamed - 300 < 100, "MiB that nobody has read"
-
-
 
 
 def test_an_answer_that_breaks_off_does_not_look_whole(http):

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -64,7 +64,7 @@ async def silent():
     """It was read, and answers no further question yet."""
     fleet = Fleet()
     await fleet.replicas.read()
-    yield fleet
+    return fleet
 
 
 @pytest.fixture

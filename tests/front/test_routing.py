@@ -215,12 +215,6 @@ def test_a_replica_that_comes_back_gets_its_programs_again(front, router, upstre
     assert land(front.base_url, kinds, turns=200) == before
 
 
-
-
-
-
-
-
 def _first_turn(base_url: str, session: str) -> str:
     answer = httpx.post(
         f"{base_url}{CHAT}",

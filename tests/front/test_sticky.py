@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 
 import httpx
 import pytest
 
 from bench.compare.fleet.router import STICKY_IDLE, Router
-from tests.front.conftest import HANG_S, Upstream
+from tests.front.conftest import HANG_S
 
 (EXPIRATION,) = STICKY_IDLE
 PROGRAMS = 20
@@ -68,9 +67,9 @@ def test_programs_are_spread_evenly_and_stay(client):
     assert client.turns(reversed(list(homes))) == homes
 
 
-
-
-def test_programs_of_a_dead_replica_move_once_and_nobody_sees_an_error(client, upstreams):
+def test_programs_of_a_dead_replica_move_once_and_nobody_sees_an_error(
+    client, upstreams
+):
     homes = client.turns(names("p"))
     dead = [program for program, home in homes.items() if home == "left"]
     upstreams["left"].stop()
@@ -78,11 +77,13 @@ def test_programs_of_a_dead_replica_move_once_and_nobody_sees_an_error(client, u
         assert set(client.turns(dead).values()) == {"right"}
     finally:
         upstreams["left"].__enter__()
-    # Its circuit is still open here; that moved programs stay after that, too, is below.
+    # Its circuit is still open here; that moved programs stay after that: see below.
     assert set(client.turns(homes).values()) == {"right"}
 
 
-def test_a_replica_that_comes_back_gets_every_new_program_until_it_has_as_many(client, urls):
+def test_a_replica_that_comes_back_gets_every_new_program_until_it_has_as_many(
+    client, urls
+):
     homes = client.turns(names("old"))
     client.router.remove(urls["left"])
     old = client.turns(homes)

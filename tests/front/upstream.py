@@ -68,8 +68,6 @@ async def flood(mebibytes: int) -> Any:
         STATE["streamed"] += 1
 
 
-
-
 async def anything(request: Request) -> Any:
     body = await request.body()
     try:

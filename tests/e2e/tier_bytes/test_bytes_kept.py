@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from vllm.lora.request import LoRARequest
 
-from bench.serve.tier_server import TierServer
 from tests.e2e.tier_bytes.worker import (
     Worker,
     hints,
@@ -53,7 +50,9 @@ CASES = ["malformed hints", "an adapter", "all to compute", "short", "reset"]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_the_tier_never_had_or_is_not_asked_for_tells_nothing(make_worker, two_block_tiers, case):
+def test_what_the_tier_never_had_or_is_not_asked_for_tells_nothing(
+    make_worker, two_block_tiers, case
+):
     engine: Worker = make_worker(num_blocks=200, tiers=two_block_tiers)
     controller = engine.connector.scheduler_role.parts.controller
     wishes = {"ttl": -1} if case == "malformed hints" else {}

@@ -63,8 +63,6 @@ def test_a_server_without_shared_memory(tmp_path, make_worker):
         engine.close()
 
 
-
-
 def test_a_request_that_waits_across_a_reset_is_prefilled(make_worker, tiers):
     """Its lookup was under way, or had found KV that is worthless by now."""
     engine = make_worker()
