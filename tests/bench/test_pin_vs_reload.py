@@ -6,12 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.compare.pin_vs_reload import (
-    Recovery,
-    policy_ttls,
-    seconds_table,
-    ttl_table,
-)
+from bench.compare.pin_vs_reload import Recovery, policy_ttls, seconds_table, ttl_table
 from bench.compare.pin_vs_reload_client import TRIES, Client
 from bench.compare.prices import Prices
 from ttlcache import policies

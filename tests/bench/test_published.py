@@ -7,13 +7,7 @@ import math
 import pytest
 
 from bench.sim.rivals.published import POLICIES, empirical_bernstein
-from tests.core.test_policies_paper import (
-    LS,
-    decide,
-    history_of,
-    turn_of,
-    view_of,
-)
+from tests.core.test_policies_paper import LS, decide, history_of, turn_of, view_of
 from ttlcache import policies
 from ttlcache.errors import ConfigError
 from ttlcache.estimators.costs import CostModel

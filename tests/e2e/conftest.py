@@ -20,13 +20,7 @@ from bench.serve import tiny_model as tiny_model_module
 from bench.serve.server import ServerOptions, VLLMServer, by_label, total
 from bench.serve.tiny_model import build
 from tests.e2e import loads, mixed_load
-from tests.e2e.loads import (
-    answers_to_broken,
-    completion,
-    record,
-    two_turns,
-    uncached,
-)
+from tests.e2e.loads import answers_to_broken, completion, record, two_turns, uncached
 from tests.e2e.mixed_load import play
 from tests.waiting import becomes
 from ttlcache.analysis.reader import load

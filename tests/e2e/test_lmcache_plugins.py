@@ -124,9 +124,7 @@ def test_hints_over_the_rpc_decide(server, engine):
 
 
 def test_a_malformed_hint_is_refused_and_nothing_else(engine):
-    from lmcache.v1.multiprocess.protocols.server_module import (
-        ServerModuleCallRequest,
-    )
+    from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
 
     request = ServerModuleCallRequest(
         method="ttlcache.set_ttl", payload=b'[{"request": "x"}]'

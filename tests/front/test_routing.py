@@ -86,11 +86,7 @@ WITH_ID: dict[str, Callable[[int, int], Request]] = {
             "kv_transfer_params": {"ttlcache": {"program_id": f"hint-{i}"}},
         },
     ),
-    "user": lambda i, t: (
-        CHAT,
-        {},
-        {"messages": chat(i, t), "user": "one-for-all"},
-    ),
+    "user": lambda i, t: (CHAT, {}, {"messages": chat(i, t), "user": "one-for-all"}),
     "request ids": lambda i, t: (
         CHAT,
         {"X-Session-ID": f"traced-{i}", "X-Request-ID": f"{i}-{t}"},

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 from vllm.lora.request import LoRARequest
 
-from tests.e2e.tier_bytes.worker import (
-    Worker,
-    hints,
-    prompt,
-    use_free_memory,
-)
+from tests.e2e.tier_bytes.worker import Worker, hints, prompt, use_free_memory
 from ttlcache.estimators.costs import MIN_LOST
 
 pytestmark = pytest.mark.e2e
