@@ -21,41 +21,33 @@ _LMCACHE = (
 #: Nightly tests -> the sources that only they see at work.
 NIGHTLY = {
     "tests/core/test_mutations.py": ("ttlcache/",),
+    "tests/e2e/test_benches.py": (
+        "bench/compare/harness.py",
+        "bench/compare/harness_clients.py",
+        "bench/compare/settings.py",
+        "bench/compare/validate.py",
+        "bench/sim/profile.py",
+        "bench/sim/engine.py",
+        f"{_CONNECTOR}/cli/profile.py",
+        f"{_CONNECTOR}/cli/sweep.py",
+    ),
     "tests/e2e/test_changed_prefix.py": (
         f"{_CONNECTOR}/http/",
         "ttlcache/programs/divergence.py",
     ),
     "tests/e2e/test_clients.py": ("ttlcache/toolcalls/",),
     "tests/e2e/test_cpu_tier_load.py": (f"{_CONNECTOR}/tiers/cpu/",),
-    "tests/e2e/test_data_parallel.py": (
-        f"{_CONNECTOR}/front/",
-        f"{_CONNECTOR}/http/",
-    ),
+    "tests/e2e/test_data_parallel.py": (f"{_CONNECTOR}/front/", f"{_CONNECTOR}/http/"),
     "tests/e2e/test_faults.py": (f"{_CONNECTOR}/faults.py", f"{_CONNECTOR}/role/"),
     "tests/e2e/test_fleet.py": (f"{_CONNECTOR}/front/", "bench/compare/fleet/"),
-    "tests/e2e/test_harness.py": (
-        "bench/compare/harness.py",
-        "bench/compare/harness_clients.py",
-    ),
     "tests/e2e/test_process.py": (
         f"{_CONNECTOR}/role/",
         "ttlcache/estimators/",
         "ttlcache/telemetry/",
     ),
-    "tests/e2e/test_profile.py": (
-        f"{_CONNECTOR}/cli/profile.py",
-        f"{_CONNECTOR}/cli/sweep.py",
-    ),
     "tests/e2e/test_recorder.py": ("ttlcache/telemetry/recorder.py",),
-    "tests/e2e/test_settings.py": ("bench/compare/settings.py",),
     "tests/e2e/test_survival.py": (f"{_CONNECTOR}/http/", *_LMCACHE),
-    "tests/e2e/test_tier_hybrid.py": _LMCACHE[:1],
     "tests/e2e/test_tier_outage.py": (f"{_CONNECTOR}/blocks/", *_LMCACHE),
-    "tests/e2e/test_validate.py": (
-        "bench/compare/validate.py",
-        "bench/sim/profile.py",
-        "bench/sim/engine.py",
-    ),
     "tests/e2e/test_vllm_options.py": (
         f"{_CONNECTOR}/vllm_options.py",
         f"{_CONNECTOR}/plugin.py",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -49,7 +48,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def our_loggers_speak() -> Iterator[None]:
+def our_loggers_speak():
     """Imports of other packages silence the root logger, or all but their own."""
     names = [
         name

@@ -20,7 +20,5 @@ def kaplan_meier(durations: npt.ArrayLike, observed: npt.ArrayLike) -> SurvivalC
         return curve
     last_of_tie = np.append(np.diff(curve.times) > 0, True)
     return SurvivalCurve(
-        curve.times[last_of_tie],
-        curve.survival[last_of_tie],
-        curve.held_s[last_of_tie],
+        curve.times[last_of_tie], curve.survival[last_of_tie], curve.held_s[last_of_tie]
     )

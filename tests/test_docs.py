@@ -8,34 +8,33 @@ import re
 import runpy
 import subprocess
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from bench.cli import app as bench_app
 from bench.sim.rivals.arms import parse_arms
-from tests.documented import (
-    PAGES,
-    ROOT,
-    commands,
-    of_benches,
-    of_doctors,
-    of_fleets,
-    of_recordings,
-    of_servers,
-)
+from tests.commands import output_of
+from tests.documented import PAGES, ROOT, commands, of_benches
 from ttlcache import policies
 from ttlcache.cli import app
 from ttlcache.cli.config import table
-from ttlcache.config import TTLCacheConfig, load_config
+from ttlcache.config import TTLCacheConfig
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache.testing.fake_engine import FakeEngine
 
-#: First word of a command -> where it is run.
-RUN_ELSEWHERE = {
+#: Kind of a command -> where it is run, or what checks it.
+RUN = {
+    "recording": "here",
+    "tiers": "here, without starting them",
+    "doctor": "here",
+    "python": "parsed here; tests/bench runs the benches, smaller",
+    "server": "tests/e2e/test_operations.py",
+    "fleet": "tests/front/test_documented.py",
+    "profile": "tests/e2e/test_benches.py",
     "make": "tests/test_readme.py",
     "vllm": "tests/test_readme.py checks the flag, tests/e2e serves with it",
     "pip": "tests/test_packaging.py builds what it would install",
@@ -43,15 +42,12 @@ RUN_ELSEWHERE = {
     "docker": "tests/test_deploy.py checks what it would build and start",
     "kubectl": "tests/test_deploy.py checks what it would apply",
     "export": "a client's own setting",
-    "python": "parsed here; tests/bench runs the benches, smaller",
     "PIP_EXTRA_INDEX_URL=ADDRESS_OF_THE_CPU_INDEX": "a pip setting before make demo",
 }
-TIERS = [c for c in commands() if c.words[:2] == ["ttlcache", "serve-tiers"]]
-PROFILE = [c for c in commands() if c.words[:2] == ["ttlcache", "profile"]]
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> Path:
+def recording(tmp_path):
     """A recording of a program called job-17."""
     place = tmp_path / "recording"
     engine = FakeEngine(
@@ -65,23 +61,20 @@ def recording(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("command", of_recordings(), ids=lambda c: c.text)
+@pytest.mark.parametrize("command", commands("recording"), ids=lambda c: c.text)
 def test_commands_on_a_recording(command, recording, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     replaced = {"/var/log/ttlcache": str(recording), "PROGRAM": "job-17"}
     words = [replaced.get(word, word) for word in command.words[1:]]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
+    output_of(app, *words)
 
 
-@pytest.mark.parametrize("command", TIERS, ids=lambda c: c.text)
+@pytest.mark.parametrize("command", commands("tiers"), ids=lambda c: c.text)
 def test_commands_that_start_tiers(command):
-    result = CliRunner().invoke(app, [*command.words[1:], "--print-only"])
-    assert result.exit_code == 0, result.output
-    assert "vllm serve" in result.output
+    assert "vllm serve" in output_of(app, *command.words[1:], "--print-only")
 
 
-@pytest.mark.parametrize("command", of_doctors(), ids=lambda c: c.text)
+@pytest.mark.parametrize("command", commands("doctor"), ids=lambda c: c.text)
 def test_commands_that_ask_the_doctor(command, tmp_path, monkeypatch):
     pytest.importorskip("lmcache", reason="LMCache is an extra")
     monkeypatch.chdir(tmp_path)
@@ -90,10 +83,9 @@ def test_commands_that_ask_the_doctor(command, tmp_path, monkeypatch):
     here = str(tmp_path / "kv")
     (tmp_path / "lmcache.yaml").write_text(example.replace("/nvme/kv", here))
     words = [word.replace("/nvme/kv", here) for word in command.words[1:]]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
+    printed = output_of(app, *words)
     for plugin in ("server module", "L2 adapter", "storage plugin"):
-        assert plugin in result.output
+        assert plugin in printed
     assert not (tmp_path / "kv").exists(), "the doctor made a folder"
 
 
@@ -111,17 +103,11 @@ def test_commands_of_benches_are_accepted(command, tmp_path):
 
 
 def test_no_command_is_left_out():
+    kinds = Counter(command.kind for command in commands())
+    assert kinds.keys() <= RUN.keys()
+    for kind, least in (("recording", 4), ("doctor", 4), ("server", 6), ("tiers", 1)):
+        assert kinds[kind] >= least, kind
     assert len(of_benches()) >= 25
-    live = [*of_servers(), *PROFILE]
-    # tests/front/test_documented.py runs those of fleets.
-    live += of_fleets()
-    run_here = {c.text for c in [*of_recordings(), *of_doctors(), *TIERS, *live]}
-    assert len(of_doctors()) >= 4
-    for command in commands():
-        elsewhere = command.words[0] in RUN_ELSEWHERE
-        assert elsewhere or command.text in run_here, command
-    assert len(of_recordings()) >= 4
-    assert len(of_servers()) >= 6
 
 
 @pytest.mark.parametrize("command", commands(), ids=lambda c: c.text)
@@ -203,13 +189,6 @@ def test_research_is_dated(page):
     assert re.search(r"commit [0-9a-f]{7} \(\d{4}-\d\d-\d\d\)", " ".join(head.split()))
 
 
-def test_design_names_files_that_exist():
-    text = (ROOT / "docs" / "design.md").read_text()
-    named = re.findall(r"`((?:ttlcache|connector|bench|docs)/[\w./]+)`", text)
-    assert len(named) > 30
-    assert [path for path in named if not (ROOT / path).exists()] == []
-
-
 def test_the_map_is_what_the_script_draws():
     script = runpy.run_path(str(ROOT / "docs" / "make_map.py"))
     drawn = script["draw"](script["boxes_and_imports"]())
@@ -221,8 +200,6 @@ def test_the_configuration_page_is_generated():
     assert table() in page, "run `ttlcache config --into docs/configuration.md`"
     for name in TTLCacheConfig.model_fields:
         assert f"| `{name}` |" in page
-    example = re.search(r"kv_connector_extra_config\":(\{.*?\})\}'", page)[1]
-    load_config(json.loads(example))
 
 
 def test_the_policies_page_names_every_option_and_its_default():

@@ -20,11 +20,11 @@ class FakeServer:
     drop_tokens: so many fewer than asked for.
     """
 
-    def __init__(self, fails: range = range(0), drop_tokens: int = 0) -> None:
+    def __init__(self, fails: range = range(0)) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.sessions: list[str | None] = []
         self.fails = fails
-        self.drop_tokens = drop_tokens
+        self.drop_tokens = 0
         self.with_usage = True
         self.with_done = True
         self.app = Starlette(

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.compare import harness
-from bench.compare.harness import HarnessOptions, read_metrics, rows
+from bench.compare.harness import read_metrics, rows
 from bench.compare.harness_clients import HARNESSES, Load
 from bench.report.figures.harnesses import harnesses
 from bench.sim.load.programs import Program, Turn
@@ -100,8 +100,3 @@ def test_a_missing_python_or_package_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match=r"such-package==1.0 cannot be installed"):
         harness.install(nothing, tmp_path / "venv")
     assert harness.install(VLLM, tmp_path).name == "python"
-
-
-def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="expected one of agentic-bench, vllm-bench"):
-        HarnessOptions(name="wrk")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("lmcache")
@@ -13,7 +9,6 @@ pytest.importorskip("lmcache")
 from bench.lmcache.plugin import PluginArmResult
 from bench.lmcache.sim import EnginePool, Simulation
 from bench.sim.load.programs import Program, Turn
-from bench.sim.load.scaled import TraceScale, from_trace
 
 CHUNK = 64
 ARMS = ("LRU", "ARC", "ttl")
@@ -31,7 +26,7 @@ def takes_turns(programs: int, turns: int, gap_s: float) -> tuple[Program, ...]:
     )
 
 
-def test_where_contexts_take_turns_ours_keeps_some_and_never_more_than_fits() -> None:
+def test_where_contexts_take_turns_ours_keeps_some_and_never_more_than_fits():
     programs = takes_turns(10, 8, 10.0)
     hit = {}
     for arm in ARMS:
@@ -42,7 +37,7 @@ def test_where_contexts_take_turns_ours_keeps_some_and_never_more_than_fits() ->
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_what_was_evicted_while_its_request_ran_is_not_written_again(arm: str) -> None:
+def test_what_was_evicted_while_its_request_ran_is_not_written_again(arm):
     """A store begins where the lookup's hit ended."""
     sim = Simulation(arm, 50, CHUNK)
     tokens = list(range(3 * CHUNK))
@@ -54,31 +49,14 @@ def test_what_was_evicted_while_its_request_ran_is_not_written_again(arm: str) -
     assert sim.l1 == {sim.keys([*tokens, *range(CHUNK)])[3]}
 
 
-def test_the_halves_of_a_trace_are_its_lines(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl.gz"
-    turn = {"new_prompt_tokens": 100, "output_tokens": 9, "tool": "t", "tool_s": 1.0}
-    with gzip.open(path, "wt") as lines:
-        for number in range(1, 6):
-            line = {"program_id": f"line-{number}", "turns": [turn, turn]}
-            lines.write(json.dumps(line) + "\n")
-
-    def ids(half: str) -> list[str]:
-        found = from_trace(path, 9, 1.0, 0, TraceScale(), half)
-        return [program.program_id for program in found]
-
-    assert ids("odd") == ["line-1", "line-3", "line-5"]
-    assert ids("even") == ["line-2", "line-4"]
-    assert len(ids("")) == 5
-
-
-def test_what_the_engines_own_pool_had_is_not_lmcaches() -> None:
+def test_what_the_engines_own_pool_had_is_not_lmcaches():
     arm = PluginArmResult("ttl", 1000, 700, 9, 1.0, {}, gpu_tokens=200)
     assert arm.prompt_hit == pytest.approx(0.7)
     assert arm.lmcache_hit == pytest.approx(500 / 800)
     assert PluginArmResult("ttl", 0, 0, 0, 1.0, {}).lmcache_hit == 0.0
 
 
-def test_an_engine_pool_serves_what_it_still_has_and_loses_tails_first() -> None:
+def test_an_engine_pool_serves_what_it_still_has_and_loses_tails_first():
     pool = EnginePool(6)
     keys = Simulation("LRU", 1, 1).keys(range(10))
     assert pool.begin(keys[:4]) == 0
@@ -88,7 +66,7 @@ def test_an_engine_pool_serves_what_it_still_has_and_loses_tails_first() -> None
     assert pool.begin(keys[:5]) == 3
 
 
-def test_what_the_pool_has_counts_once() -> None:
+def test_what_the_pool_has_counts_once():
     programs = takes_turns(1, 4, 1.0)
     alone = Simulation("LRU", 50, CHUNK).run(programs, 0, 1.0)
     both = Simulation("LRU", 50, CHUNK, pool_chunks=50).run(programs, 0, 1.0)

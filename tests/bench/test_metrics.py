@@ -45,11 +45,9 @@ def two_programs() -> list[TurnRecord]:
     ]
 
 
-def test_jct_is_last_departure_minus_first_arrival() -> None:
+def test_summary_of_two_programs():
+    # From a program's first arrival to its last departure.
     assert metrics.jct_s(two_programs()) == {"a": 7.0, "b": 10.0}
-
-
-def test_summary_of_two_programs() -> None:
     summary = metrics.summarize(two_programs())
     assert summary.num_programs == 2
     assert summary.num_turns == 4
@@ -68,12 +66,14 @@ def test_summary_of_two_programs() -> None:
     assert summary.prompt_hit == pytest.approx(256 / 1000)
     assert summary.mean_wait_s == pytest.approx(1.5 / 4)
     assert summary.mean_ttft_s == pytest.approx((1.25 + 0.75 + 0.25 + 0.25) / 4)
+    # "a" left 104 tokens: 96 cached is 92 %; "b" left 204: 160 is 78 %; 90 % is kept.
+    assert metrics.kept_gaps(two_programs()) == {("a", 0): True, ("b", 0): False}
     assert summary.kept_gap_share == 0.5
     assert (summary.prompt_tokens, summary.cached_tokens) == (1000, 256)
     assert summary.output_tokens == 16
 
 
-def test_only_what_lies_between_warm_up_and_drain_counts() -> None:
+def test_only_what_lies_between_warm_up_and_drain_counts():
     records = []
     for index in range(6):
         # The first token comes 0.25 s after the queue; sizes tell programs apart.
@@ -94,12 +94,7 @@ def test_only_what_lies_between_warm_up_and_drain_counts() -> None:
     assert whole.programs_per_s == pytest.approx(6 / 105.0)
 
 
-def test_a_gap_is_kept_when_90_percent_of_the_context_before_it_was_cached() -> None:
-    # "a" left 104 tokens: 96 cached is 92 %; "b" left 204: 160 is 78 %.
-    assert metrics.kept_gaps(two_programs()) == {("a", 0): True, ("b", 0): False}
-
-
-def test_time_to_a_share_counts_whole_programs() -> None:
+def test_time_to_a_share_counts_whole_programs():
     ends = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 50.0]
     records = [turn(f"p{n}", 0, 0.0, end) for n, end in enumerate(ends)]
     assert metrics.time_to_share_s(records, 0.9) == 9.0
@@ -110,16 +105,16 @@ def test_time_to_a_share_counts_whole_programs() -> None:
 @pytest.mark.parametrize(
     ("q", "expected"), [(0, 10.0), (25, 15.0), (50, 20.0), (75, 30.0), (100, 40.0)]
 )
-def test_percentile_interpolates(q: float, expected: float) -> None:
+def test_percentile_interpolates(q, expected):
     assert metrics.percentile([40.0, 10.0, 20.0], q) == expected
 
 
-def test_no_records_is_an_error() -> None:
+def test_no_records_is_an_error():
     with pytest.raises(ValueError, match="nothing to summarize"):
         metrics.summarize([])
 
 
-def test_equal_outputs_compare_equal_whatever_their_order() -> None:
+def test_equal_outputs_compare_equal_whatever_their_order():
     records = two_programs()
     result = metrics.compare_outputs(records, list(reversed(records)))
     assert result.tokens_identical
@@ -127,7 +122,7 @@ def test_equal_outputs_compare_equal_whatever_their_order() -> None:
     assert result.first_token_logprob_max_diff == 0.0
 
 
-def test_differing_and_missing_turns_are_named() -> None:
+def test_differing_and_missing_turns_are_named():
     left = [turn("a", 0, 0, 1, logprob=-1.0), turn("a", 1, 2, 3, logprob=-2.0)]
     right = [turn("a", 0, 0, 1, output=(1, 2, 3, 5), logprob=-1.5)]
     result = metrics.compare_outputs(left, right)

@@ -23,13 +23,13 @@ RUNNING, WAITING = 6, 8
 
 
 @pytest.fixture(autouse=True)
-def _registered() -> None:
+def _registered():
     idle_connector.register()
     idle_connector.register()
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_all_engines_serve_the_same(load: str) -> None:
+def test_all_engines_serve_the_same(load):
     engines = [_Engine(kind, load, RUNNING, WAITING) for kind in (PLAIN, IDLE, OURS)]
     plain, idle, ours = (engine.harness.scheduler for engine in engines)
     assert plain.connector is None
@@ -54,7 +54,7 @@ def result(ours_ms: float, more_ms: float) -> Paired:
     return Paired("seats", 10, 2.0, ours_ms, 2.0, ours_ms, more_ms, 2.01, 0.01, 0.02)
 
 
-def test_both_bars_count(capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_bars_count(capsys):
     console = Console(width=160)
     assert print_table([result(2.1, 0.09)], console)
     assert not print_table([result(2.1, 0.11)], console)
@@ -62,7 +62,7 @@ def test_both_bars_count(capsys: pytest.CaptureFixture[str]) -> None:
     assert "any connector" in capsys.readouterr().out
 
 
-def test_the_numbers_add_up() -> None:
+def test_the_numbers_add_up():
     paired = measure("seats", 20, RUNNING, WAITING)
     (row,) = to_json([paired])["rows"]
     assert row["steps"] == 20

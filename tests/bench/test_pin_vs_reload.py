@@ -1,16 +1,14 @@
+"""`bench pin-vs-reload` and `bench prices`: what is measured, against what is told."""
+
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
 
-from bench.compare.pin_vs_reload import (
-    Recovery,
-    policy_ttls,
-    seconds_table,
-    ttl_table,
-)
+from bench.compare.pin_vs_reload import Recovery, policy_ttls, seconds_table, ttl_table
 from bench.compare.pin_vs_reload_client import TRIES, Client
+from bench.compare.prices import Prices
 from ttlcache import policies
 from ttlcache.types import Pressure
 
@@ -18,22 +16,23 @@ FOUND = [
     Recovery(n, 4096 * n, 0.1, 0.1 + n * 1e-5, 0.1 + n * 3e-5, 0.1 + n * 1e-3)
     for n in (1024, 4096, 16384)
 ]
+GAPS_S = [0.5, 1.0, 2.0, 5.0] * 60
+PRESSURE = Pressure(pool_blocks=640, num_running=1, num_waiting=2)
 
 
 def test_a_cheap_reload_shortens_the_policies_own_ttls():
-    pressure = Pressure(pool_blocks=640, num_running=1, num_waiting=2)
-    ttls = policy_ttls(FOUND, [0.5, 1.0, 2.0, 5.0] * 60, pressure)
+    ttls = policy_ttls(FOUND, GAPS_S, PRESSURE)
     assert set(ttls) > set(policies.SHIPPED)
     for without, with_cpu in ttls["ski-rental"]:
         assert with_cpu < without
     assert ttls["none"] == [(0.0, 0.0)] * 3
+    assert seconds_table(FOUND).row_count == len(FOUND)
+    assert ttl_table(FOUND, ttls).row_count == len(ttls)
 
 
 def test_without_a_tier_its_reloads_are_nobodys_business():
-    pressure = Pressure(pool_blocks=640, num_running=1, num_waiting=2)
-    gaps_s = [0.5, 1.0, 2.0, 5.0] * 60
     slow = [replace(r, cpu_s=0.9 * r.prefill_s) for r in FOUND]
-    fast, slower = (policy_ttls(found, gaps_s, pressure) for found in (FOUND, slow))
+    fast, slower = (policy_ttls(found, GAPS_S, PRESSURE) for found in (FOUND, slow))
     for name in fast:
         assert [t for t, _ in fast[name]] == [t for t, _ in slower[name]], name
     assert fast["infercept"] != slower["infercept"]
@@ -77,7 +76,8 @@ def test_a_turn_served_from_elsewhere_is_not_counted():
         client.time_next_turn(96, "prefill")
 
 
-def test_the_tables_hold_every_length():
-    ttls = policy_ttls(FOUND, [1.0] * 200, Pressure(pool_blocks=640))
-    assert seconds_table(FOUND).row_count == len(FOUND)
-    assert ttl_table(FOUND, ttls).row_count == len(ttls)
+def test_prices_of_lengths_between_the_timed_ones_lie_between_their_seconds():
+    prices = Prices({1_000: 1.0, 3_000: 5.0}, [(500, 1.0), (2_000, 3.0)])
+    assert prices.should_be_s == [0.5, 3.0]
+    assert prices.ratios == [2.0, 1.0]
+    assert prices.ratio == pytest.approx(4.0 / 3.5)

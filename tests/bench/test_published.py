@@ -7,13 +7,7 @@ import math
 import pytest
 
 from bench.sim.rivals.published import POLICIES, empirical_bernstein
-from tests.core.test_policies_paper import (
-    LS,
-    decide,
-    history_of,
-    turn_of,
-    view_of,
-)
+from tests.core.test_policies_paper import LS, decide, history_of, turn_of, view_of
 from ttlcache import policies
 from ttlcache.errors import ConfigError
 from ttlcache.estimators.costs import CostModel
@@ -39,7 +33,7 @@ class TestEveryPolicy(PolicyContract):
     ("name", "options"),
     [("continuum-v1", {"delta": 0}), ("infercept", {"swap_hidden": 2})],
 )
-def test_options_have_bounds(name, options) -> None:
+def test_options_have_bounds(name, options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         policies.create(name, options)
 
@@ -53,26 +47,20 @@ def test_options_have_bounds(name, options) -> None:
         ([0.1] * 9 + [30.0], 0.0, "slow-tool"),  # mean 3.09: one straggler
     ],
 )
-def test_continuum_public(gaps_s: list[float], ttl_s: float, reason: str) -> None:
+def test_continuum_public(gaps_s, ttl_s, reason):
     history = history_of({LS: gaps_s, GapKey("bash", "cd"): [50.0]})
     decision = decide("continuum-public", turn_of(), view_of(history))
     assert (decision.ttl_s, decision.reason) == (ttl_s, reason)
 
 
 @pytest.mark.parametrize("key", [USER_GAP, FINAL_GAP])
-def test_continuum_public_does_not_pin_without_a_tool(key: GapKey) -> None:
+def test_continuum_public_does_not_pin_without_a_tool(key):
     history = history_of({key: [0.1] * 10})
     decision = decide("continuum-public", turn_of(key), view_of(history))
     assert (decision.ttl_s, decision.reason) == (0.0, "no-tool")
 
 
-V1: dict[str, object] = {
-    "delta": 0.05,
-    "b_s": 6.0,
-    "n_min": 2,
-    "t_default_s": 2.0,
-    "alpha": 0.1,
-}
+V1 = {"delta": 0.05, "b_s": 6.0, "n_min": 2, "t_default_s": 2.0, "alpha": 0.1}
 
 
 def v1_bound(mean: float, var: float, n: int) -> float:
@@ -80,18 +68,16 @@ def v1_bound(mean: float, var: float, n: int) -> float:
     return mean + math.sqrt(2 * var * log_term / n) + 3 * 6.0 * log_term / n
 
 
-def test_continuum_v1_starts_with_its_default() -> None:
+def test_continuum_v1_starts_with_its_default():
     # No records: B = T_default = 2, so 2^2 / 2 * (1 + 0.1 * 10) = 4.
     decision = decide("continuum-v1", turn_of(), view_of(avg_turns=10.0), V1)
-    assert (decision.ttl_s, decision.reason) == (
-        pytest.approx(4.0),
-        "bernstein:default",
-    )
+    assert decision.ttl_s == pytest.approx(4.0)
+    assert decision.reason == "bernstein:default"
     one = history_of({LS: [1.0]})
     assert decide("continuum-v1", turn_of(), view_of(one), V1).ttl_s == 2.0
 
 
-def test_continuum_v1_per_tool_and_global() -> None:
+def test_continuum_v1_per_tool_and_global():
     # ls: 1, 3: mean 2, variance 2 (n - 1). All: 1, 3, 5: mean 3, variance 4.
     history = history_of({LS: [1.0, 3.0], GapKey("search"): [5.0]})
     view = view_of(history, avg_turns=10.0)
@@ -103,27 +89,25 @@ def test_continuum_v1_per_tool_and_global() -> None:
     assert of_all.reason == "bernstein:global"
 
 
-def test_continuum_v1_with_plain_numbers() -> None:
+def test_continuum_v1_with_plain_numbers():
     # 18 gaps of 2 s, sigma 0, b = 6, delta = 0.05: L = ln 60 = 4.0943
     # B = 2 + 0 + 3 * 6 * 4.0943 / 18 = 6.0943; TTL = 4 / 6.0943 = 0.65635
     view = view_of(history_of({LS: [2.0] * 18}))
     decision = decide("continuum-v1", turn_of(), view, {"b_s": 6, "n_min": 1})
     assert decision.ttl_s == pytest.approx(0.65635, abs=1e-5)
-
-
-def test_continuum_v1_of_a_single_record_has_no_deviation() -> None:
+    # A single record has no deviation.
     view = view_of(history_of({LS: [2.0]}))
     decision = decide("continuum-v1", turn_of(), view, {**V1, "n_min": 1})
     assert decision.ttl_s == pytest.approx(4 / v1_bound(2, 0, 1))
 
 
-def test_empirical_bernstein_by_hand() -> None:
+def test_empirical_bernstein_by_hand():
     # delta = 3/e makes L = 1: 2 + sqrt(2*9/18) + 3*6/18 = 2 + 1 + 1.
     bound = empirical_bernstein(2.0, 3.0, 18, bound=6.0, delta=3 / math.e)
     assert bound == pytest.approx(4.0)
 
 
-def test_infercept_by_hand() -> None:
+def test_infercept_by_hand():
     # C = 4,000 tokens in 250 blocks, 16 a block. 1,000 - 250 pinned - 250 its own:
     # 500 blocks, 8,000 tokens of others. Chunks of 2,000: n = 2, 2 s each.
     # discard = 4 * 4000 / 2 + 2 * 2 * 8000 = 40,000 -> 10 s of preserving
@@ -150,7 +134,7 @@ def test_infercept_by_hand() -> None:
     )
 
 
-def test_infercept_is_not_its_own_neighbour() -> None:
+def test_infercept_is_not_its_own_neighbour():
     # Asked while its request still holds its 250 blocks: alone, C_other is 0.
     alone = Pressure(pool_blocks=1000, free_blocks=750)
     view = view_of(pressure=alone, tier="disk")
@@ -159,7 +143,7 @@ def test_infercept_is_not_its_own_neighbour() -> None:
     assert decision.ttl_s == pytest.approx(2.0)  # 4 * 4000 / 2 / 4000
 
 
-def test_infercept_with_nobody_else_running() -> None:
+def test_infercept_with_nobody_else_running():
     # discard = 4 * 4000 / 2 = 8,000 -> 2 s; a free swap leaves nothing to wait for.
     assert decide("infercept", turn_of(tokens=4000), view_of()).ttl_s == 0.0
     gone = view_of(tier="disk")  # the tier that holds it was never measured

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,9 @@ import pytest
 from bench.serve.ports import free_ports
 from bench.serve.process import ServerError
 from bench.serve.server import ServerOptions, VLLMServer, by_label, parse_metrics, total
+from tests.waiting import becomes
 
+HANG_S = 300.0
 METRICS = """\
 # HELP ttlcache_pins_total Pins by how they ended.
 # TYPE ttlcache_pins_total counter
@@ -46,7 +48,7 @@ http.server.HTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
 class ScriptServer(VLLMServer):
     """Runs a Python script where vLLM would run."""
 
-    def __init__(self, script: str, log_path: Path, timeout_s: float = 300.0) -> None:
+    def __init__(self, script: str, log_path: Path, timeout_s: float = HANG_S) -> None:
         options = ServerOptions(num_blocks=16)
         super().__init__(Path("model"), options, log_path, timeout_s)
         self.command = (sys.executable, "-c", script.replace("PORT", str(self.port)))
@@ -57,7 +59,26 @@ def is_running(pid: int) -> bool:
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-def test_metrics_are_summed_over_labels() -> None:
+def child_of(log: Path) -> int:
+    """What `HEALTHY` started."""
+    return int(log.read_text().split()[1])
+
+
+def test_two_processes_are_never_told_the_same_port():
+    ours = free_ports(200)
+    tell = "from bench.serve.ports import free_ports; print(*free_ports(200))"
+    done = subprocess.run(
+        [sys.executable, "-c", tell], capture_output=True, text=True, check=True
+    )
+    theirs = {int(port) for port in done.stdout.split()}
+    assert len(theirs) == len(set(ours)) == 200
+    assert not theirs & set(ours)
+    for _ in range(2):  # a server may have it, and have it again
+        with socket.create_server(("127.0.0.1", ours[0])):
+            socket.create_connection(("127.0.0.1", ours[0]), timeout=10.0).close()
+
+
+def test_metrics_are_summed_over_labels():
     samples = parse_metrics(METRICS)
     assert total(samples, "ttlcache_pins_total") == 10.0
     assert total(samples, "absent") == 0.0
@@ -67,7 +88,7 @@ def test_metrics_are_summed_over_labels() -> None:
     assert not any(name.endswith("_created") for name, _ in samples)
 
 
-def test_the_transfer_config_is_passed_and_decides_about_plugins() -> None:
+def test_the_transfer_config_is_passed_and_decides_about_plugins():
     vanilla = ServerOptions(num_blocks=64)
     assert "--kv-transfer-config" not in vanilla.arguments(Path("m"), 1)
     assert vanilla.environment()["VLLM_PLUGINS"] == ""
@@ -78,7 +99,7 @@ def test_the_transfer_config_is_passed_and_decides_about_plugins() -> None:
     assert ours.environment().get("VLLM_PLUGINS") == os.environ.get("VLLM_PLUGINS")
 
 
-def test_a_server_that_dies_at_start_is_reported_with_its_log(tmp_path: Path) -> None:
+def test_a_server_that_dies_at_start_is_reported_with_its_log(tmp_path):
     script = "print('loading'); raise ValueError('the pool is too small')"
     server = ScriptServer(script, tmp_path / "logs" / "server.log")
     with pytest.raises(ServerError) as caught, server:
@@ -89,7 +110,7 @@ def test_a_server_that_dies_at_start_is_reported_with_its_log(tmp_path: Path) ->
     assert str(tmp_path) in message
 
 
-def test_the_cause_is_shown_when_the_logs_tail_has_lost_it(tmp_path: Path) -> None:
+def test_the_cause_is_shown_when_the_logs_tail_has_lost_it(tmp_path):
     script = (
         "print('(EngineCore pid=1) ERROR 11-21 [c.py:1] ValueError: bad key polcy')\n"
         "for n in range(100): print('frame', n)\n"
@@ -100,7 +121,7 @@ def test_the_cause_is_shown_when_the_logs_tail_has_lost_it(tmp_path: Path) -> No
     assert "frame 3\n" not in str(caught.value)
 
 
-def test_a_server_that_never_answers_is_stopped(tmp_path: Path) -> None:
+def test_a_server_that_never_answers_is_stopped(tmp_path):
     script = "import os, time; print(os.getpid(), flush=True); time.sleep(900)"
     server = ScriptServer(script, tmp_path / "log", 0.6)
     with pytest.raises(ServerError, match=r"not ready after 0\.6 s"), server:
@@ -110,15 +131,11 @@ def test_a_server_that_never_answers_is_stopped(tmp_path: Path) -> None:
         assert not is_running(int(pid))
 
 
-def test_leaving_stops_the_server_and_its_children(tmp_path: Path) -> None:
-    server = ScriptServer(HEALTHY, tmp_path / "log")
-    with server:
-        child = int(server.log_path.read_text().split()[1])
+def test_leaving_stops_the_server_and_its_children(tmp_path):
+    with ScriptServer(HEALTHY, tmp_path / "log") as server:
+        child = child_of(server.log_path)
         assert is_running(child)
-    deadline = time.monotonic() + 300.0
-    while is_running(child) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_running(child)
+    assert becomes(lambda: not is_running(child), HANG_S)
 
 
 BENCH = """
@@ -144,26 +161,20 @@ else:
 
 @pytest.mark.parametrize("where", ["starting", "serving"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_bench_ends_its_servers(
-    tmp_path: Path, number: signal.Signals, where: str
-) -> None:
+def test_a_signal_to_the_bench_ends_its_servers(tmp_path, number, where):
     (port,), log = free_ports(1), tmp_path / "log"
     url = f"http://127.0.0.1:{port if where == 'serving' else 0}"
-    command = [
-        *(sys.executable, "-c", BENCH),
-        *(HEALTHY.replace("PORT", str(port)), url, str(log)),
-    ]
+    script = HEALTHY.replace("PORT", str(port))
     with subprocess.Popen(
-        command,
+        [sys.executable, "-c", BENCH, script, url, log],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as bench:
-        deadline = time.monotonic() + 300.0
-        while not (log.exists() and log.read_text().endswith("\n")):
-            assert bench.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        has_begun = becomes(
+            lambda: log.exists() and log.read_text().endswith("\n"), HANG_S
+        )
+        assert has_begun, bench.poll()
         if where == "serving":
             assert bench.stdout is not None
             assert bench.stdout.readline() == b"healthy\n"
@@ -173,13 +184,10 @@ def test_a_signal_to_the_bench_ends_its_servers(
             assert bench.wait(60.0) == 128 + number
         finally:
             bench.kill()  # or leaving would wait for it
-    child = int(log.read_text().split()[1])
-    while is_running(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert becomes(lambda: not is_running(child_of(log)), HANG_S)
 
 
-def test_error_lines_of_the_log_are_found(tmp_path: Path) -> None:
+def test_error_lines_of_the_log_are_found(tmp_path):
     errors = [
         "ERROR 11-21 05:39:43 [core.py:1] engine died",
         "(EngineCore pid=4465) ERROR 11-21 05:39:43 [__init__.py:72] no plugin",
@@ -196,9 +204,7 @@ def test_error_lines_of_the_log_are_found(tmp_path: Path) -> None:
     assert server.errors_in_log() == errors
 
 
-def test_only_the_engines_leaving_is_let_pass_and_only_at_shutdown(
-    tmp_path: Path,
-) -> None:
+def test_only_the_engines_leaving_is_let_pass_and_only_at_shutdown(tmp_path):
     left = "(APIServer pid=1) ERROR 11-21 [async_llm.py:906] EngineDeadError"
     script = (
         "import signal, time\n"

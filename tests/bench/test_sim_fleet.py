@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 pytest.importorskip("vllm")
 
@@ -33,9 +32,9 @@ from bench.sim.load.agents import Agent
 from bench.sim.load.feed import Feed, Loop, parse_loop
 from bench.sim.load.programs import Program, Turn
 from bench.sim.load.workload import Workload, WorkloadSpec, build
-from bench.sim.options import SimOptions, cells_of
 from bench.sim.rivals.arms import parse_arms
 from bench.sim.settings import Cell, EngineSetting, FleetSetting
+from tests.commands import output_of
 
 ENGINE = EngineSetting(blocks=1_000, max_num_batched_tokens=1024)
 LOAD = WorkloadSpec(
@@ -155,27 +154,11 @@ def test_the_command_line_compares_routings(tmp_path):
     arguments = ["sim", "--replicas", "2", "--routing", "session,sticky"]
     arguments += ["--arms", "adaptive", "--programs", "4", "--rate", "1.0"]
     arguments += ["--blocks", "2000", "--no-cache", "--processes", "1"]
-    result = CliRunner().invoke(app, [*arguments, "--out", str(out)])
-    assert result.exit_code == 0, result.output
+    output_of(app, *arguments, "--out", out)
     rows = json.loads(out.read_text())["cells"]
     names = [row["arm"] for row in rows]
     assert names == ["adaptive @ session", "adaptive @ sticky"]
     assert all(row["metrics"]["num_programs"] == 4 for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"routing": "luck"}, "routing 'luck'"),
-        ({"arms": "thunderagent"}, "not modelled for thunderagent"),
-        ({"engine": replace(ENGINE, offload="cpu:4")}, "not modelled with offload"),
-        ({"arrivals": "closed:2"}, "not modelled with"),
-    ],
-)
-def test_what_is_not_modelled_is_refused(options, match):
-    settings = {"replicas": 2, "arms": "adaptive", "engine": ENGINE} | options
-    with pytest.raises(ValueError, match=match):
-        cells_of(SimOptions(**settings))
 
 
 # --- loops -------------------------------------------------------------------

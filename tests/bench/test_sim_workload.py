@@ -1,4 +1,4 @@
-"""Workloads of the sim bench: deterministic, with the stated moments."""
+"""Workloads of the sim bench and of the servers: deterministic, with stated moments."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from dataclasses import replace
 import pytest
 
 from bench.sim.load.feed import Loop
-from bench.sim.load.programs import Program, Turn
+from bench.sim.load.gap_mix import GapMix
+from bench.sim.load.programs import Program, Turn, poisson_arrivals
 from bench.sim.load.reshape import fit_context, mean_context
+from bench.sim.load.scaled import OUTPUT_SHARE, SCALED_TOOLS, SWE_BENCH, synthetic
 from bench.sim.load.workload import SHAPES, WorkloadSpec, build
 from tests.bench.samples import recorded, write_trace
 
 SWE = WorkloadSpec("swe", programs=400, rate=0.1, seed=3)
-
-
-def _tokens(program: Program) -> int:
-    return program.context_tokens
 
 
 @pytest.mark.parametrize("name", ["swe", "openhands"])
@@ -26,7 +24,7 @@ def test_moments_of_a_shape(name):
     shape = SHAPES[name]
     programs = build(replace(SWE, name=name)).programs
     turns = [len(p.turns) for p in programs]
-    tokens = [_tokens(p) for p in programs]
+    tokens = [p.context_tokens for p in programs]
     assert statistics.fmean(turns) == pytest.approx(shape.turns.mean, rel=0.05)
     assert statistics.pstdev(turns) == pytest.approx(shape.turns.std, rel=0.2)
     assert statistics.fmean(tokens) == pytest.approx(shape.tokens.mean, rel=0.05)
@@ -35,13 +33,14 @@ def test_moments_of_a_shape(name):
 
 def test_bfcl_is_cut_by_the_context_window():
     programs = build(replace(SWE, name="bfcl")).programs
-    assert max(_tokens(p) for p in programs) <= 131_072
+    assert max(p.context_tokens for p in programs) <= 131_072
     assert statistics.fmean(len(p.turns) for p in programs) == pytest.approx(6.3, 0.1)
 
 
 def test_same_spec_same_programs_other_seed_others():
-    assert build(SWE) == build(SWE)
-    assert build(SWE) != build(replace(SWE, seed=4))
+    assert build(SWE) == build(SWE) != build(replace(SWE, seed=4))
+    ten = synthetic(10, 0.5, seed=1)
+    assert ten == synthetic(20, 0.5, seed=1)[:10] != synthetic(10, 0.5, seed=2)
 
 
 def test_poisson_has_the_rate():
@@ -55,8 +54,6 @@ def test_poisson_has_the_rate():
 
 def test_closed_loop_starts_with_n():
     assert build(replace(SWE, arrivals="closed:7")).loop == Loop(7)
-    with pytest.raises(ValueError, match="closed:N"):
-        build(replace(SWE, arrivals="closed:0"))
 
 
 def test_turn_scale_keeps_the_tokens():
@@ -64,7 +61,7 @@ def test_turn_scale_keeps_the_tokens():
     thrice = build(replace(SWE, programs=50, turn_scale=3)).programs
     for short, long in zip(once, thrice, strict=True):
         assert len(long.turns) == 3 * len(short.turns)
-        assert _tokens(long) == pytest.approx(_tokens(short), rel=0.01)
+        assert long.context_tokens == pytest.approx(short.context_tokens, rel=0.01)
     gaps = {turn.gap_s for turn in thrice[0].turns[:-1]}
     assert len(gaps) == len(thrice[0].turns) - 1  # drawn anew, not copied
 
@@ -83,8 +80,12 @@ def test_mean_context_is_over_turns():
     assert mean_context((Program("p", 0.0, turns),)) == (15 + 40) / 2
 
 
+# --- of a trace --------------------------------------------------------------
+
+
 @pytest.fixture
-def trace(tmp_path):
+def of_trace(tmp_path):
+    """The workload of a trace of four programs: so many of them, of one half."""
     shell = {"tool": "bash", "exe": "ls"}
     end = {"new_prompt_tokens": 7, "tool": None}
     rows = [
@@ -95,38 +96,37 @@ def trace(tmp_path):
         )
         for i, gap_s in enumerate([1.0, None, 3.0, 5.0])
     ]
-    return write_trace(tmp_path / "trace.jsonl.gz", *rows)
+    path = write_trace(tmp_path / "trace.jsonl.gz", *rows)
+    return lambda programs, **more: build(
+        WorkloadSpec(f"trace:{path}", programs, 1.0, 0, **more)
+    )
 
 
-def test_halves_of_a_trace_are_disjoint(trace):
-    def firsts(half: str) -> set[int]:
-        spec = WorkloadSpec(f"trace:{trace}", 2, 1.0, 0, half=half)
-        return {p.turns[0].new_prompt_tokens for p in build(spec).programs}
-
-    assert firsts("odd") == {100, 102}
-    assert firsts("even") == {101, 103}
+def test_halves_of_a_trace_are_disjoint(of_trace):
+    odd, even = (of_trace(2, half=half).programs for half in ("odd", "even"))
+    assert {p.turns[0].new_prompt_tokens for p in odd} == {100, 102}
+    assert {p.turns[0].new_prompt_tokens for p in even} == {101, 103}
 
 
-def test_unknown_gaps_become_the_median_and_the_tool_is_the_executable(trace):
-    programs = build(WorkloadSpec(f"trace:{trace}", 4, 1.0, 0)).programs
+def test_unknown_gaps_become_the_median_and_the_tool_is_the_executable(of_trace):
+    programs = of_trace(4).programs
     by_size = {p.turns[0].new_prompt_tokens: p.turns[0] for p in programs}
     assert by_size[101].gap_s == 3.0
     assert by_size[101].tool == "ls"
     assert all(p.turns[-1].tool == "" for p in programs)
 
 
-def test_a_short_trace_is_used_again_and_says_so(trace):
-    workload = build(WorkloadSpec(f"trace:{trace}", 10, 1.0, 0))
+def test_a_short_trace_is_used_again_and_says_so(of_trace):
+    workload = of_trace(10)
     assert len(workload.programs) == 10
     assert workload.caveat == "each program of the trace comes 2.5 times"
-    assert build(WorkloadSpec(f"trace:{trace}", 3, 1.0, 0)).caveat == ""
+    assert of_trace(3).caveat == ""
 
 
-def test_programs_that_are_longer_than_the_models_context_are_counted(trace):
+def test_programs_that_are_longer_than_the_models_context_are_counted(of_trace):
     # 100 to 103 tokens, their outputs, and a second turn of 7.
-    spec = WorkloadSpec(f"trace:{trace}", 4, 1.0, 0)
-    sizes = sorted(program.context_tokens for program in build(spec).programs)
-    cut = build(replace(spec, max_context=sizes[1]))
+    sizes = sorted(program.context_tokens for program in of_trace(4).programs)
+    cut = of_trace(4, max_context=sizes[1])
     assert cut.num_cut == 2
     assert cut.caveat == "2 of 4 programs are cut to the model's context"
     whole = build(replace(SWE, max_context=10**6))
@@ -140,6 +140,7 @@ def test_programs_that_are_longer_than_the_models_context_are_counted(trace):
     [
         {"name": "nonsense"},
         {"arrivals": "steady"},
+        {"arrivals": "closed:0"},
         {"rate": 0.0},
         {"programs": 0},
     ],
@@ -147,3 +148,57 @@ def test_programs_that_are_longer_than_the_models_context_are_counted(trace):
 def test_bad_specs_are_refused(change):
     with pytest.raises(ValueError):
         build(replace(SWE, **change))
+
+
+# --- scaled to the servers' model --------------------------------------------
+
+
+def test_scaled_programs_have_the_moments_of_the_table():
+    programs = synthetic(4000, rate=1.0, seed=3)
+    turns = [len(program.turns) for program in programs]
+    tokens = [program.context_tokens for program in programs]
+    assert statistics.fmean(turns) == pytest.approx(10.9, rel=0.02)
+    assert statistics.stdev(turns) == pytest.approx(2.1, rel=0.05)
+    assert statistics.fmean(tokens) == pytest.approx(70_126, rel=0.02)
+    assert statistics.stdev(tokens) == pytest.approx(19_732, rel=0.05)
+    outputs = sum(turn.output_tokens for p in programs for turn in p.turns)
+    assert outputs / sum(tokens) == pytest.approx(OUTPUT_SHARE, rel=0.03)
+    moments = GapMix.fit(SWE_BENCH.tool_s, SCALED_TOOLS).moments
+    assert moments.mean == pytest.approx(0.925)
+    assert moments.std == pytest.approx(3.550)
+
+
+def test_scaling_tokens_leaves_turns_tools_and_gaps():
+    full = synthetic(10, 0.5, seed=1)
+    small = synthetic(10, 0.5, seed=1, token_scale=0.05)
+    for whole, part in zip(full, small, strict=True):
+        assert [t.gap_s for t in whole.turns] == [t.gap_s for t in part.turns]
+        assert [t.tool for t in whole.turns] == [t.tool for t in part.turns]
+        scaled = whole.context_tokens * 0.05
+        assert part.context_tokens == pytest.approx(scaled, rel=0.1)
+
+
+def test_the_last_turn_has_no_tool_and_gaps_are_capped():
+    programs = synthetic(200, 0.5, seed=1, gap_cap_s=2.0)
+    assert all(p.turns[-1].tool == "" for p in programs)
+    assert all(p.turns[-1].gap_s == 0.0 for p in programs)
+    gaps = [turn.gap_s for p in programs for turn in p.turns]
+    assert max(gaps) == 2.0
+    assert all(turn.tool for p in programs for turn in p.turns[:-1])
+
+
+def test_arrivals_start_at_zero_with_the_wanted_rate():
+    times = poisson_arrivals(4001, rate=0.5, seed=7)
+    assert times[0] == 0.0
+    assert list(times) == sorted(times)
+    assert times[-1] / 4000 == pytest.approx(2.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"num_programs": 0}, {"rate": 0.0}, {"token_scale": -1.0}, {"gap_cap_s": 0.0}],
+    ids=str,
+)
+def test_sizes_must_be_positive(bad):
+    with pytest.raises(ValueError, match="must be positive"):
+        synthetic(**({"num_programs": 3, "rate": 1.0, "seed": 0} | bad))

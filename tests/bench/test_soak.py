@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tracemalloc
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,7 +72,7 @@ def failed(found: SoakResult) -> list[str]:
     return [c.name for c in report.checks(found, OPTIONS) if not c.ok]
 
 
-def test_agents_grow_their_prompts_by_real_answers() -> None:
+def test_agents_grow_their_prompts_by_real_answers():
     server = FakeServer()
     tally = play(server, 80, abort_share=0.0, junk_share=0.0)
     assert tally.failed == 0
@@ -92,7 +91,7 @@ def test_agents_grow_their_prompts_by_real_answers() -> None:
     assert any(server.sessions), "some are known by their session"
 
 
-def test_aborted_turns_are_counted_apart_and_sometimes_retried() -> None:
+def test_aborted_turns_are_counted_apart_and_sometimes_retried():
     server = FakeServer()
     tally = play(server, 60, abort_share=0.5)
     assert tally.failed == 0
@@ -101,14 +100,14 @@ def test_aborted_turns_are_counted_apart_and_sometimes_retried() -> None:
     assert tally.junk_hints > 0
 
 
-def test_a_refused_request_is_a_failure_with_its_text() -> None:
+def test_a_refused_request_is_a_failure_with_its_text():
     tally = play(FakeServer(fails=range(1000)), 1)
     assert "HTTP 500" in tally.reasons[0]
     assert "pool on fire" in tally.reasons[0]
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_every_style_says_what_its_name_promises(style: str) -> None:
+def test_every_style_says_what_its_name_promises(style):
     turn = Turn(5, 5, "pytest", 2.0)
     params, headers = identify(style, "me", turn, last=False)
     assert ("me" in json.dumps([params, headers])) == (style != "prefix")
@@ -119,7 +118,7 @@ def test_every_style_says_what_its_name_promises(style: str) -> None:
         assert "ttl" not in last["ttlcache"]
 
 
-def test_nothing_is_wrong_with_a_soak_that_held() -> None:
+def test_nothing_is_wrong_with_a_soak_that_held():
     assert failed(result()) == []
 
 
@@ -147,13 +146,13 @@ def sampled(**changes: Any) -> Watch:
         ({"tally": Tally(5, waits_s=[37.0], longest_service_s=4.0)}, "longest wait"),
     ],
 )
-def test_every_broken_promise_is_named(changes: dict[str, Any], broken: str) -> None:
+def test_every_broken_promise_is_named(changes, broken):
     (name,) = failed(result(**changes))
     assert broken in name
 
 
 @pytest.mark.nightly
-def test_the_probe_sees_our_objects_and_no_others(tmp_path: Path) -> None:
+def test_the_probe_sees_our_objects_and_no_others(tmp_path):
     from bench.stress.soak import probe
     from ttlcache.estimators.gap_history import GapHistory
     from ttlcache.types import GapKey
@@ -175,7 +174,7 @@ def test_the_probe_sees_our_objects_and_no_others(tmp_path: Path) -> None:
     assert read_probe(path) == [2.5]
 
 
-def test_growth_before_the_end_of_the_warm_up_does_not_count() -> None:
+def test_growth_before_the_end_of_the_warm_up_does_not_count():
     samples = result().watch.samples
     cold = [replace(s, engine_rss_mib=100.0, metrics_lines=1) for s in samples[:5]]
     assert failed(result(watch=Watch([*cold, *samples[5:]]))) == []
@@ -183,7 +182,7 @@ def test_growth_before_the_end_of_the_warm_up_does_not_count() -> None:
     assert math.isnan(growth_mib([]))
 
 
-def test_the_summary_and_the_file_hold_the_numbers() -> None:
+def test_the_summary_and_the_file_hold_the_numbers():
     found = result()
     checks = report.checks(found, OPTIONS)
     console = Console(file=io.StringIO(), width=160)
@@ -197,7 +196,7 @@ def test_the_summary_and_the_file_hold_the_numbers() -> None:
     assert len(written["samples"]) == 21
 
 
-def test_memory_and_children_of_a_process() -> None:
+def test_memory_and_children_of_a_process():
     code = "import sys; sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
         assert child.pid in descendants(os.getpid())
@@ -206,7 +205,7 @@ def test_memory_and_children_of_a_process() -> None:
     assert rss_mib(child.pid) == 0.0
 
 
-def test_the_synthetic_workload_fits_the_model() -> None:
+def test_the_synthetic_workload_fits_the_model():
     options = SoakOptions()
     longest = longest_context(options.workload())
     assert longest + 96 + 150 <= options.server().max_model_len

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from bench.serve import tiny_model
@@ -15,7 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
-def test_same_seed_same_files_and_an_intact_folder_is_reused(tmp_path: Path) -> None:
+def test_same_seed_same_files_and_an_intact_folder_is_reused(tmp_path):
     first = tiny_model.build(tmp_path / "a", seed=1, shape=SMALL)
     second = tiny_model.build(tmp_path / "b", seed=1, shape=SMALL)
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
@@ -25,7 +23,7 @@ def test_same_seed_same_files_and_an_intact_folder_is_reused(tmp_path: Path) -> 
     assert (first / "model.safetensors").stat().st_mtime_ns == written
 
 
-def test_another_seed_or_a_damaged_file_rebuilds(tmp_path: Path) -> None:
+def test_another_seed_or_a_damaged_file_rebuilds(tmp_path):
     path = tiny_model.build(tmp_path / "m", seed=1, shape=SMALL)
     weights = (path / "model.safetensors").read_bytes()
     tiny_model.build(path, seed=2, shape=SMALL)
@@ -35,7 +33,7 @@ def test_another_seed_or_a_damaged_file_rebuilds(tmp_path: Path) -> None:
     assert (path / "model.safetensors").read_bytes() == weights
 
 
-def test_the_tokenizer_reads_back_what_it_wrote(tmp_path: Path) -> None:
+def test_the_tokenizer_reads_back_what_it_wrote(tmp_path):
     from transformers import AutoTokenizer
 
     path = tiny_model.build(tmp_path / "m", shape=SMALL)
@@ -50,7 +48,7 @@ def test_the_tokenizer_reads_back_what_it_wrote(tmp_path: Path) -> None:
     assert prompt == "<|user|>\nhi<|end|>\n<|assistant|>\n"
 
 
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_somebody_else_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("keep me")
     with pytest.raises(FileExistsError, match="not made by"):
         tiny_model.build(tmp_path, shape=SMALL)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.micro.transfer_arm import EngineArm
@@ -16,6 +15,7 @@ from bench.micro.transfer_arms import OneCopy, make_arms
 from bench.micro.transfer_link import layout_of, transfer
 from bench.micro.transfer_memory import PARTS, CellMemory, CellShape, all_shapes
 from bench.micro.transfer_run import BOTH, bars, run, verify
+from tests.commands import output_of
 from ttlcache.transfer import Direction
 from ttlcache_connector.copy.lanes import make_lanes
 
@@ -102,30 +102,16 @@ def test_the_bar_is_about_the_worst_row():
 def test_the_command_writes_its_rows(tmp_path):
     words = "transfer --layouts LBNHC --pages-kib 4 --runs 2 --layers 2 --mib 1 "
     words += f"--rounds 1 --device cpu --out {tmp_path}"
-    done = CliRunner().invoke(app, words.split())
-    assert done.exit_code == 0, done.output
-    assert "not run: cupy: no CUDA device" in done.output
+    printed = output_of(app, *words.split())
+    assert "not run: cupy: no CUDA device" in printed
     found = json.loads((tmp_path / "transfer.json").read_text())
     arms = {row["arm"] for row in found["rows"]}
     assert {"one copy", "reference"} <= arms
 
 
-def test_wrong_options_are_named(tmp_path):
-    for words in (["--pages-kib", "x"], ["--layouts", "XYZ"], ["--device", "tpu"]):
-        done = CliRunner().invoke(app, ["transfer", *words, "--out", str(tmp_path)])
-        assert done.exit_code != 0
-        assert words[1] in done.output
-    if not torch.cuda.is_available():
-        done = CliRunner().invoke(app, ["transfer", "--device", "cuda"])
-        assert done.exit_code == 1
-        assert "not run: no CUDA device" in done.output
-
-
 @pytest.mark.speed
 def test_the_copy_loop_keeps_a_link_busy(tmp_path):
-    words = f"transfer --device link --rounds 5 --out {tmp_path}".split()
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    output_of(app, *f"transfer --device link --rounds 5 --out {tmp_path}".split())
 
 
 def test_the_link_takes_the_time_of_its_bytes():

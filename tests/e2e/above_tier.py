@@ -1,7 +1,6 @@
-"""vLLM above a real LMCache server, and what a client does to the pair.
+"""vLLM above a lower tier, and what a client does to the pair.
 
-Written through, so that a turn's KV is below as soon as it is computed; in
-tests/e2e/tier_bytes every way of copying is compared byte by byte.
+In tests/e2e/tier_bytes every way of copying is compared byte by byte.
 """
 
 from __future__ import annotations
@@ -13,17 +12,14 @@ from typing import Any
 
 from bench.serve.server import VLLMServer, by_label
 from bench.serve.tier_server import TierServer
-from tests.e2e.conftest import Agent, start_server
+from tests.e2e.conftest import HOLD, Agent, start_server
 from tests.e2e.loads import first_prompt, tool_result
-
-#: The longest there is (`max_ttl_s`): what is gone was told to go.
-TTL_S = 300.0
 
 
 class AboveTier(Agent):
     """Programs of two turns, each under its name's salt: they share nothing."""
 
-    def __init__(self, server: VLLMServer, tiers: TierServer) -> None:
+    def __init__(self, server: VLLMServer, tiers: TierServer | None) -> None:
         super().__init__(server)
         self.tiers = tiers
 
@@ -48,30 +44,33 @@ class AboveTier(Agent):
 
 @contextlib.contextmanager
 def serving(
-    tiers: TierServer, model: Path, log: Path, num_blocks: int, **more: Any
+    model: Path,
+    log: Path,
+    num_blocks: int,
+    extra: dict[str, Any],
+    *,
+    tiers: TierServer | None = None,
+    extra_args: tuple[str, ...] = (),
 ) -> Iterator[AboveTier]:
     """Checked at the end: no error, and no block is referenced by what has ended.
 
     Args:
-        more: of the connector's configuration; `extra_args` are vLLM's.
+        extra: of the connector's configuration.
+        tiers: below it; written through, so that a turn's KV is there as soon as it is
+            computed.
     """
-    extra_args = more.pop("extra_args", ())
-    extra = {
-        "policy": "fixed",
-        "policy_options": {"ttl_s": TTL_S},
-        "max_pinned_fraction": 1.0,
-        "demote": "write-through",
-        **tiers.options.connector_config(),
-        "lmcache.mp.mq_timeout": 60.0,  # a busy machine is no outage
-        **more,
-    }
+    if tiers is not None:
+        below = tiers.options.connector_config()
+        patience = {"lmcache.mp.mq_timeout": 60.0}  # a busy machine is no outage
+        extra = {"demote": "write-through", **below, **patience, **extra}
     with start_server(
-        model, log, extra, num_blocks=num_blocks, extra_args=extra_args
+        model,
+        log,
+        HOLD | extra,
+        num_blocks=num_blocks,
+        max_model_len=1024,
+        extra_args=extra_args,
     ) as server:
         agent = AboveTier(server, tiers)
         yield agent
-        agent.empty_gpu()
-        agent.settle()
-        assert agent.count("ttlcache_hook_errors_total") == 0
-        assert agent.count("ttlcache_free_blocks") == num_blocks - 1
-        assert server.errors_in_log() == []
+        agent.is_unharmed()

@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,8 +23,8 @@ import httpx
 import pytest
 
 PACKAGE = "@anthropic-ai/claude-code"
-#: Of the other tools only Bash is called, with commands that change nothing.
-MAIN_TOOL = "Bash"
+#: The only one that it has: all its tools are 25,000 tokens more.
+TOOL = "Bash"
 
 
 def install(folder: Path) -> Path:
@@ -44,17 +44,11 @@ def install(folder: Path) -> Path:
     return found[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One request of the main conversation, in vLLM's count of tokens."""
-
-    body: dict[str, Any]
-    prompt_tokens: int
-    cached_tokens: int
-
-    @property
-    def hit(self) -> float:
-        return self.cached_tokens / self.prompt_tokens
+def hit_of(usage: Mapping[str, Any]) -> float:
+    """Share of a prompt that was cached, of what `/v1/messages` answers."""
+    cached = usage["cache_read_input_tokens"]
+    created = usage.get("cache_creation_input_tokens", 0)
+    return float(cached / (cached + created + usage["input_tokens"]))
 
 
 @dataclass
@@ -63,8 +57,8 @@ class Bridge:
 
     server_url: str
     num_turns: int
-    turns: list[Turn] = field(default_factory=list)
-    aside: list[dict[str, Any]] = field(default_factory=list)
+    hits: list[float] = field(default_factory=list)
+    """Of the main conversation's turns."""
     errors: list[str] = field(default_factory=list)
 
     def forward(self, headers: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -80,63 +74,45 @@ class Bridge:
         )
         if answer.status_code != 200:
             self.errors.append(answer.text[:2000])
-            return {"input_tokens": 1, "output_tokens": 1}
+            return {"input_tokens": 1, "output_tokens": 1, "cache_read_input_tokens": 0}
         usage: dict[str, Any] = answer.json()["usage"]
         return usage
 
     def answer(self, headers: Any, body: dict[str, Any]) -> list[dict[str, Any]]:
         """The events of Anthropic's stream for one request."""
         usage = self.forward(headers, body)
-        cached = usage.get("cache_read_input_tokens", 0)
-        content: dict[str, Any] = {"type": "text", "text": "Done."}
-        if MAIN_TOOL in {tool["name"] for tool in body.get("tools", ())}:
-            created = usage.get("cache_creation_input_tokens", 0)
-            prompt = usage["input_tokens"] + created + cached
-            turn = Turn(body, prompt, cached)
-            self.turns.append(turn)
-            if len(self.turns) < self.num_turns:
-                number = len(self.turns)
-                content = {
-                    "type": "tool_use",
-                    "id": f"toolu_{number:04d}",
-                    "name": MAIN_TOOL,
-                    "input": {"command": f"echo step {number}"},
-                }
-        else:
-            self.aside.append(body)
-        return _events(body["model"], content, usage, len(self.turns))
-
-
-def _events(
-    model: str, content: dict[str, Any], usage: dict[str, Any], number: int
-) -> list[dict[str, Any]]:
-    message = {
-        "id": f"msg_{number}",  # the CLI joins answers of one id
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": usage,
-    }
-    calls = content["type"] == "tool_use"
-    if calls:
-        empty: dict[str, Any] = {**content, "input": {}}
-        text = json.dumps(content["input"])
-        delta = {"type": "input_json_delta", "partial_json": text}
-    else:
-        empty = {"type": "text", "text": ""}
-        delta = {"type": "text_delta", "text": content["text"]}
-    end = {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
-    return [
-        {"type": "message_start", "message": message},
-        {"type": "content_block_start", "index": 0, "content_block": empty},
-        {"type": "content_block_delta", "index": 0, "delta": delta},
-        {"type": "content_block_stop", "index": 0},
-        {"type": "message_delta", "delta": end, "usage": {"output_tokens": 8}},
-        {"type": "message_stop"},
-    ]
+        command = None
+        if TOOL in {tool["name"] for tool in body.get("tools", ())}:
+            self.hits.append(hit_of(usage))
+            if len(self.hits) < self.num_turns:
+                command = f"echo step {len(self.hits)}"
+        message = {
+            "id": f"msg_{len(self.hits)}",  # the CLI joins answers of one id
+            "type": "message",
+            "role": "assistant",
+            "model": body["model"],
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        block: dict[str, Any] = {"type": "text", "text": ""}
+        delta = {"type": "text_delta", "text": "Done."}
+        end = {"stop_reason": "end_turn", "stop_sequence": None}
+        if command is not None:
+            own = {"id": f"toolu_{len(self.hits):04d}", "name": TOOL}
+            block = {"type": "tool_use", **own, "input": {}}
+            text = json.dumps({"command": command})
+            delta = {"type": "input_json_delta", "partial_json": text}
+            end["stop_reason"] = "tool_use"
+        return [
+            {"type": "message_start", "message": message},
+            {"type": "content_block_start", "index": 0, "content_block": block},
+            {"type": "content_block_delta", "index": 0, "delta": delta},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": end, "usage": {"output_tokens": 8}},
+            {"type": "message_stop"},
+        ]
 
 
 def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
@@ -176,13 +152,12 @@ def converse(
     folder: Path,
     server_url: str,
     num_turns: int,
-    *,
-    arguments: Sequence[str] = (),
-    settings: Mapping[str, str] | None = None,
-) -> Bridge:
-    """One conversation of the CLI with the server; `settings` are its environment.
+    settings: Mapping[str, str],
+) -> list[float]:
+    """Shares of the prompts that were cached in one conversation of the CLI.
 
-    It sees an empty home, an empty folder and this machine's own address, no more.
+    It sees an empty home, an empty folder, this machine's own address and `settings` as
+    its environment, no more.
     """
     home, work = folder / "home", folder / "work"
     for path in (home, work):
@@ -203,11 +178,12 @@ def converse(
         "DISABLE_AUTOUPDATER": "1",
         "API_TIMEOUT_MS": "300000",
         "IS_SANDBOX": "1",
-        **(settings or {}),
+        **settings,
     }
+    tools = ("--allowedTools", TOOL, "--tools", TOOL)
     try:
         done = subprocess.run(
-            [program, "-p", "Count in steps.", "--allowedTools", MAIN_TOOL, *arguments],
+            [program, "-p", "Count in steps.", *tools],
             cwd=work,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -220,4 +196,6 @@ def converse(
         http.shutdown()
         http.server_close()
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    return bridge
+    assert bridge.errors == []
+    assert len(bridge.hits) == num_turns
+    return bridge.hits

@@ -7,8 +7,8 @@ import importlib.metadata
 import os
 import pickle
 import re
-import time
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,9 @@ from bench.serve import tiny_model as tiny_model_module
 from bench.serve.server import ServerOptions, VLLMServer, by_label, total
 from bench.serve.tiny_model import build
 from tests.e2e import loads, mixed_load
-from tests.e2e.loads import (
-    answers_to_broken,
-    completion,
-    record,
-    two_turns,
-    uncached,
-)
+from tests.e2e.loads import answers_to_broken, completion, record, two_turns, uncached
 from tests.e2e.mixed_load import play
+from tests.waiting import becomes
 from ttlcache.analysis.reader import load
 from ttlcache_connector.engine.requirements import vllm_version
 from ttlcache_connector.role.steps import CHECK_INVARIANTS
@@ -39,8 +34,7 @@ POOL_BLOCKS = 140
 TTL_S = 30.0
 #: Anything longer is a hang, on the slowest of machines.
 HANG_S = 300.0
-FOLDER = Path(__file__).parent
-ROOT = FOLDER.parents[1]
+ROOT = Path(__file__).parents[2]
 CPUINFO = Path("/proc/cpuinfo")
 #: A server with /reset_prefix_cache, /sleep and /collective_rpc.
 DEV_MODE = {
@@ -48,6 +42,12 @@ DEV_MODE = {
     CHECK_INVARIANTS: "1",
     # A client must not find its connection closed just as it asks again.
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
+}
+#: Every turn is pinned, for as long as there is (`max_ttl_s`).
+HOLD = {
+    "policy": "fixed",
+    "policy_options": {"ttl_s": 300.0},
+    "max_pinned_fraction": 1.0,
 }
 
 
@@ -81,9 +81,16 @@ class Agent:
         answer = response.json()
         choice = answer["choices"][0]
         usage = answer["usage"]
+        choice["request_id"] = answer["id"]
         choice["cached_tokens"] = usage["prompt_tokens_details"]["cached_tokens"]
         choice["context"] = [*prompt, *choice["token_ids"]]
         return choice
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        """The answer, which must be 200."""
+        answer = self.http.post(path, json=body or None)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json()) if answer.content else {}
 
     def count(self, name: str, label: str | None = None, value: str = "") -> float:
         """A metric's sum, or its value where `label` is `value`."""
@@ -95,28 +102,49 @@ class Agent:
     def pins(self, outcome: str) -> float:
         return self.count("ttlcache_pins_total", "outcome", outcome)
 
-    def reaches(self, condition: Callable[[], bool]) -> bool:
+    def reaches(self, condition: Callable[[], object]) -> bool:
         """Poll, and have the engine step meanwhile: an idle one tells nothing new."""
-        deadline = time.monotonic() + HANG_S
-        while time.monotonic() < deadline:
-            if condition():
-                return True
-            self.settle()
-            time.sleep(0.1)
-        return False
+        return becomes(lambda: condition() or self.settle(), HANG_S)
 
     def empty_gpu(self) -> None:
         """Forget the prefix cache; vLLM refuses while a copy still holds blocks."""
-
-        def is_reset() -> bool:
-            answer = self.http.post("/reset_prefix_cache").raise_for_status()
-            return bool(answer.json()["success"])
-
-        assert self.reaches(is_reset), "the prefix cache is never reset"
+        assert self.reaches(lambda: self.post("/reset_prefix_cache")["success"])
 
     def settle(self) -> None:
         """One turn of an ended program: the engine steps and reports."""
         self.ask([11, 12, 13], max_tokens=2, hints={"is_last_step": True})
+
+    def load_weights(self, model: Path) -> None:
+        """vLLM's RL flow: pause, other weights, resume."""
+        self.post("/pause")
+        load = {"weights_path": str(model)}
+        self.post("/collective_rpc", method="reload_weights", kwargs=load)
+        self.post("/resume")
+
+    def is_unharmed(self, *refusals: str) -> None:
+        """No error, and no block is referenced once all programs ended.
+
+        refusals: what log lines of malformed requests have, which vLLM refuses itself.
+        """
+        self.empty_gpu()
+        self.settle()
+        assert self.count("ttlcache_hook_errors_total") == 0
+        blocks = self.server.options.num_blocks
+        assert self.count("ttlcache_free_blocks") == blocks - 1
+        errors = self.server.errors_in_log()
+        assert [e for e in errors if not any(r in e for r in refusals)] == []
+
+
+class Serve(VLLMServer):
+    """`vllm serve`, which alone starts several API servers, or the Rust one."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.start_timeout_s = 1500.0  # six processes may import vLLM at once
+        _, _, _, name, model, *rest = self.command
+        assert name == "--model"
+        main = "vllm.entrypoints.cli.main"
+        self.command = (sys.executable, "-m", main, "serve", model, *rest)
 
 
 def engine_pid(server: VLLMServer) -> int:
@@ -125,34 +153,40 @@ def engine_pid(server: VLLMServer) -> int:
     return int(pid)
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("model") / "tiny")
-
-
 def start_server(
-    model: Path, log: Path, extra: dict[str, Any] | None, **options: Any
+    model: Path,
+    log: Path,
+    extra: dict[str, Any] | None,
+    *,
+    kind: type[VLLMServer] = VLLMServer,
+    connector: str = "TTLConnector",
+    module: str = "",
+    **options: Any,
 ) -> VLLMServer:
-    """`extra` is kv_connector_extra_config; None starts vanilla vLLM."""
+    """`extra` is kv_connector_extra_config; None starts vanilla vLLM.
+
+    connector, module: another one than ours.
+    """
     transfer = None
     if extra is not None:
         transfer = {
-            "kv_connector": "TTLConnector",
+            "kv_connector": connector,
             "kv_role": "kv_both",
             "kv_connector_extra_config": extra,
-        }
+        } | ({"kv_connector_module_path": module} if module else {})
     settings = {"num_blocks": POOL_BLOCKS, "max_model_len": 4096, "max_num_seqs": 8}
     settings |= options
     settings["extra_env"] = DEV_MODE | options.get("extra_env", {})
-    return VLLMServer(
-        model, ServerOptions(**settings, kv_transfer_config=transfer), log
-    )
+    return kind(model, ServerOptions(**settings, kv_transfer_config=transfer), log)
 
 
 @pytest.fixture(scope="session")
-def vanilla(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def tiny_model(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def vanilla(tiny_model, tmp_path_factory):
     """Recorded answers of vanilla vLLM: filled once, its server is gone then.
 
     They are the same every time, so a later run finds them in `out`.
@@ -192,34 +226,18 @@ def _what_vanilla_depends_on() -> str:
 
 
 @pytest.fixture(scope="session")
-def agent(
-    vanilla: dict[str, Any], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Agent]:
-    """A server whose every turn is pinned for `TTL_S`; checked at the very end.
-
-    After all programs ended no block may be referenced and no error be logged.
-    """
-    log = tmp_path_factory.mktemp("ttl") / "server.log"
-    extra = {
-        "policy": "fixed",
-        "policy_options": {"ttl_s": TTL_S},
-        "max_pinned_fraction": 1.0,
-        "record_path": str(log.parent / "recording"),
-    }
-    with start_server(tiny_model, log, extra) as server:
+def agent(vanilla, tiny_model, tmp_path_factory):
+    """A server whose every turn is pinned for `TTL_S`; checked at the very end."""
+    folder = tmp_path_factory.mktemp("ttl")
+    recording = folder / "recording"
+    extra = {"policy_options": {"ttl_s": TTL_S}, "record_path": str(recording)}
+    with start_server(tiny_model, folder / "server.log", HOLD | extra) as server:
         agent = Agent(server)
-        agent.recording = log.parent / "recording"
+        agent.recording = recording
         yield agent
-        agent.http.post("/reset_prefix_cache").raise_for_status()
-        agent.settle()
-        assert agent.count("ttlcache_free_blocks") == POOL_BLOCKS - 1
+        agent.is_unharmed("[validation.py:", "[exception.py:")
         assert agent.count("vllm:kv_cache_usage_perc") == 0
-        assert agent.count("ttlcache_hook_errors_total") == 0
-        # vLLM itself logs every malformed request that it refuses.
-        refusals = ("[validation.py:", "[exception.py:")
-        errors = server.errors_in_log()
-        assert [e for e in errors if not any(r in e for r in refusals)] == []
     # SIGTERM: the end of every pin was still written.
-    pins = [turn.pin for _, turn in load(agent.recording).turns() if turn.pin]
+    pins = [turn.pin for _, turn in load(recording).turns() if turn.pin]
     assert pins
     assert all(pin.outcome is not None for pin in pins)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from bench.stress.soak.watch import descendants
+import psutil
 
 
 def completion(
@@ -70,11 +68,9 @@ def record(agent: Any, hints: bool = False) -> dict[str, Any]:
 
 def cpu_s(pid: int) -> float:
     """CPU seconds so far of a process and all its descendants."""
-    ticks = 0
-    for each in (pid, *descendants(pid)):
-        stat = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(stat[11]) + int(stat[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    process = psutil.Process(pid)
+    family = (process, *process.children(recursive=True))
+    return sum(sum(each.cpu_times()[:2]) for each in family)
 
 
 # --- two turns each (tokens with no cache at all) ----------------------------

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+
+from tests.e2e.loads import completion
 
 REQUESTS = 500
 WORKERS = 8
@@ -121,16 +122,7 @@ def play_job(agent: Any, job: Job, identify: bool) -> Iterator[dict[str, Any]]:
 def cut_off(
     agent: Any, prompt: list[int], request: Request, own: dict[str, Any]
 ) -> None:
-    body: dict[str, Any] = {
-        "model": "tiny",
-        "prompt": prompt,
-        "max_tokens": request.max_tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": True,
-    }
-    if "hints" in own:
-        body["kv_transfer_params"] = {"ttlcache": own["hints"]}
+    body = completion(prompt, own.get("hints"), request.max_tokens) | {"stream": True}
     with agent.http.stream(
         "POST", "/v1/completions", json=body, headers=own.get("headers")
     ) as response:
@@ -146,10 +138,9 @@ def margins(top_logprobs: list[dict[str, float]]) -> list[float]:
     return [two[0] - two[1] for two in best]
 
 
-def play(agent: Any, identify: bool) -> dict[str, Any]:
+def play(agent: Any, identify: bool) -> list[list[dict[str, Any]]]:
     """All jobs on eight workers; answers by job."""
-    jobs = all_jobs()
-    started = time.monotonic()
     with ThreadPoolExecutor(WORKERS) as pool:
-        answers = list(pool.map(lambda job: list(play_job(agent, job, identify)), jobs))
-    return {"answers": answers, "seconds": time.monotonic() - started}
+        return list(
+            pool.map(lambda job: list(play_job(agent, job, identify)), all_jobs())
+        )

@@ -7,13 +7,11 @@ where npm can install it, the CLI itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from tests.e2e.claude_code import Bridge, converse, install
+from tests.commands import output_of
+from tests.e2e.claude_code import converse, hit_of, install
 from tests.e2e.conftest import Agent, start_server
 from ttlcache.analysis.reader import load
 from ttlcache.cli import app
@@ -52,9 +50,7 @@ def header(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def agent(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Agent]:
+def agent(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("changed")
     template = folder / "chat.jinja"
     template.write_text(TEMPLATE)
@@ -99,12 +95,8 @@ def messages_hits(agent: Agent, session: str, *, reminds: bool) -> list[float]:
             "messages": chat,
             "metadata": {"user_id": json.dumps({"session_id": session})},
         }
-        answer = agent.http.post("/v1/messages", json=body)
-        assert answer.status_code == 200, answer.text
-        usage = answer.json()["usage"]
-        cached = usage["cache_read_input_tokens"]
-        created = usage.get("cache_creation_input_tokens", 0)
-        hits.append(cached / (cached + created + usage["input_tokens"]))
+        answer = agent.post("/v1/messages", **body)
+        hits.append(hit_of(answer["usage"]))
         call = {"type": "tool_use", "id": f"t{number}", "name": "Bash", "input": {}}
         result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": "ok"}
         chat += [
@@ -134,18 +126,17 @@ def test_reminders_that_go_to_the_head_are_named_and_without_them_it_hits(agent)
 def test_explain_and_top_name_the_cause(agent):
     messages_hits(agent, "explained", reminds=True)
     agent.settle()
-    while (
-        not (log := load(agent.recording).find("explained")) or len(log.turns) < TURNS
-    ):
-        agent.settle()
-    command = ["explain", "explained", "--from", str(agent.recording)]
-    done = CliRunner().invoke(app, command, env={"COLUMNS": "400"})
-    assert done.exit_code == 0, done.output
-    assert done.output.count("prompt diverged at token ") == TURNS - 1
-    assert "the head of the prompt changes" in done.output
-    command = ["top", "--once", "--url", agent.server.base_url]
-    done = CliRunner().invoke(app, command, env={"COLUMNS": "400"})
-    assert "did not begin with their program's last context (head)" in done.output
+
+    def is_recorded() -> bool:
+        log = load(agent.recording).find("explained")
+        return log is not None and len(log.turns) == TURNS
+
+    assert agent.reaches(is_recorded)
+    printed = output_of(app, "explain", "explained", "--from", agent.recording)
+    assert printed.count("prompt diverged at token ") == TURNS - 1
+    assert "the head of the prompt changes" in printed
+    printed = output_of(app, "top", "--once", "--url", agent.server.base_url)
+    assert "did not begin with their program's last context (head)" in printed
 
 
 def test_a_header_that_changes_each_time_does_no_harm_in_chats(agent):
@@ -157,16 +148,9 @@ def test_a_header_that_changes_each_time_does_no_harm_in_chats(agent):
             system: object = [{"type": "text", "text": header(number)}, *text]
             if joined:
                 system = f"{header(number)}\n{SYSTEM * 3}"
-            answer = agent.http.post(
-                "/v1/chat/completions",
-                json={
-                    "model": "tiny",
-                    "max_tokens": 8,
-                    "messages": [{"role": "system", "content": system}, *chat],
-                },
-            )
-            assert answer.status_code == 200, answer.text
-            usage = answer.json()["usage"]
+            messages = [{"role": "system", "content": system}, *chat]
+            asked = {"model": "tiny", "max_tokens": 8, "messages": messages}
+            usage = agent.post("/v1/chat/completions", **asked)["usage"]
             cached = usage["prompt_tokens_details"]["cached_tokens"]
             hits.append(cached / usage["prompt_tokens"])
             chat += [
@@ -176,37 +160,21 @@ def test_a_header_that_changes_each_time_does_no_harm_in_chats(agent):
         assert min(hits[1:]) >= 0.95, hits
 
 
-@pytest.fixture(scope="module")
-def claude(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install(tmp_path_factory.mktemp("claude"))
+def test_the_real_cli(agent, tmp_path):
+    program = install(tmp_path / "claude")
 
+    def hits(name: str, settings: dict[str, str]) -> list[float]:
+        url = agent.server.base_url
+        found = converse(program, tmp_path / name, url, TURNS, settings)
+        agent.settle()
+        return found
 
-def real(agent: Agent, claude: Path, folder: Path, settings: dict[str, str]) -> Bridge:
-    arguments = ("--tools", "Bash")  # all its tools are 25,000 tokens more
-    bridge = converse(
-        claude,
-        folder,
-        agent.server.base_url,
-        TURNS,
-        arguments=arguments,
-        settings=settings,
-    )
-    assert bridge.errors == []
-    assert len(bridge.turns) == TURNS
-    agent.settle()
-    return bridge
-
-
-@pytest.mark.nightly
-def test_the_real_cli(agent, claude, tmp_path):
     counted = diverged(agent, "head")
-    bridge = real(agent, claude, tmp_path / "before", REMINDER)
-    before = [turn.hit for turn in bridge.turns]
+    before = hits("before", REMINDER)
     # The whole of what its first turns share is system text.
     assert max(before[1:]) < 0.8, before
     assert diverged(agent, "head") == counted + TURNS - 2
     assert any("CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off" in line for line in said(agent))
-    bridge = real(agent, claude, tmp_path / "after", REMEDY)
-    after = [turn.hit for turn in bridge.turns]
+    after = hits("after", REMEDY)
     assert min(after[1:]) >= 0.95, after
     assert diverged(agent, "head") == counted + TURNS - 2

@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import anthropic
@@ -31,14 +32,68 @@ TURNS = 10
 SYSTEM = "You are a careful agent. " * 12
 ACTION = r"run (ls|cat|pytest) [a-z]{3,8}"
 REGEX = {"structured_outputs": {"regex": ACTION}}
-#: Response ids of one conversation, in order.
-Conversation = Callable[[int], list[str]]
+Chat = list[dict[str, str]]
+#: One turn on a server's URL; the response's id and text.
+Say = Callable[[str, Chat], tuple[str, str]]
 
 
-def talk(conversation: Conversation) -> list[list[str]]:
-    """Several agents at once; the response ids of each."""
-    with ThreadPoolExecutor(AGENTS) as pool:
-        return list(pool.map(conversation, range(AGENTS)))
+@cache
+def openai_at(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+
+
+@cache
+def anthropic_at(url: str) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=url, api_key="none")
+
+
+def openai_chat(url: str, chat: Chat) -> tuple[str, str]:
+    answer = openai_at(url).chat.completions.create(
+        model="tiny",
+        messages=[{"role": "system", "content": SYSTEM}, *chat],
+        max_tokens=16,
+        extra_body=REGEX,
+    )
+    return answer.id, answer.choices[0].message.content
+
+
+def openai_responses(url: str, chat: Chat) -> tuple[str, str]:
+    answer = openai_at(url).responses.create(
+        model="tiny",
+        instructions=SYSTEM,
+        input=chat,
+        max_output_tokens=12,
+        prompt_cache_key="all-the-same",
+    )
+    return answer.id, answer.output_text
+
+
+def openai_completions(url: str, chat: Chat) -> tuple[str, str]:
+    said = (f" {t['content']}" if t["role"] == "user" else t["content"] for t in chat)
+    prompt = SYSTEM + "".join(said)
+    answer = openai_at(url).completions.create(
+        model="tiny", prompt=prompt, max_tokens=12, extra_body=REGEX
+    )
+    return answer.id, answer.choices[0].text
+
+
+def anthropic_messages(url: str, chat: Chat) -> tuple[str, str]:
+    answer = anthropic_at(url).messages.create(
+        model="tiny", max_tokens=12, system=SYSTEM, messages=chat
+    )
+    return answer.id, answer.content[0].text
+
+
+def conversation(url: str, say: Say, number: int, turns: int) -> list[str]:
+    """Response ids, in order."""
+    chat = [{"role": "user", "content": f"Repair {say.__name__} {number}."}]
+    ids = []
+    for _ in range(turns):
+        name, text = say(url, chat)
+        ids.append(name)
+        chat.append({"role": "assistant", "content": text})
+        chat.append({"role": "user", "content": "exit status 0"})
+    return ids
 
 
 def recorded(agent, ids: Iterable[str]) -> dict[str, tuple[ProgramLog, TurnLog]]:
@@ -81,35 +136,27 @@ def check(agent, conversations: list[list[str]], turns: int) -> None:
     assert claimed > 0.5 * (len(found) - AGENTS)
 
 
-def test_openai_chat(agent):
-    client = openai.OpenAI(base_url=f"{agent.server.base_url}/v1", api_key="none")
+@pytest.mark.parametrize(
+    ("say", "turns"),
+    [
+        (openai_chat, TURNS),
+        (openai_responses, 4),
+        (openai_completions, 4),
+        (anthropic_messages, TURNS),
+    ],
+)
+def test_each_of_five_conversations_at_once_is_a_program(agent, say, turns):
+    def talk(number: int) -> list[str]:
+        return conversation(agent.server.base_url, say, number, turns)
 
-    def conversation(number: int) -> list[str]:
-        chat = [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": f"Repair module {number}."},
-        ]
-        ids = []
-        for _ in range(TURNS):
-            answer = client.chat.completions.create(
-                model="tiny", messages=chat, max_tokens=16, extra_body=REGEX
-            )
-            ids.append(answer.id)
-            chat.append(
-                {"role": "assistant", "content": answer.choices[0].message.content}
-            )
-            chat.append({"role": "user", "content": "exit status 0"})
-        return ids
-
-    check(agent, talk(conversation), TURNS)
+    with ThreadPoolExecutor(AGENTS) as pool:
+        check(agent, list(pool.map(talk, range(AGENTS))), turns)
 
 
 def test_openai_streamed_chat_arrives_in_pieces(agent):
-    client = openai.OpenAI(base_url=f"{agent.server.base_url}/v1", api_key="none")
-    chat = [{"role": "user", "content": "Go on."}]
-    stream = client.chat.completions.create(
+    stream = openai_at(agent.server.base_url).chat.completions.create(
         model="tiny",
-        messages=chat,
+        messages=[{"role": "user", "content": "Go on."}],
         max_tokens=12,
         temperature=0,
         stream=True,
@@ -120,59 +167,7 @@ def test_openai_streamed_chat_arrives_in_pieces(agent):
     assert len(pieces) > 3
 
 
-def test_openai_responses_and_completions(agent):
-    client = openai.OpenAI(base_url=f"{agent.server.base_url}/v1", api_key="none")
-
-    def responses(number: int) -> list[str]:
-        turns = [{"role": "user", "content": f"Draw picture {number}."}]
-        ids = []
-        for _ in range(4):
-            answer = client.responses.create(
-                model="tiny",
-                instructions=SYSTEM,
-                input=turns,
-                max_output_tokens=12,
-                prompt_cache_key="all-the-same",
-            )
-            ids.append(answer.id)
-            turns.append({"role": "assistant", "content": answer.output_text})
-            turns.append({"role": "user", "content": "next"})
-        return ids
-
-    def completions(number: int) -> list[str]:
-        prompt, ids = f"{SYSTEM} Story {number}:", []
-        for _ in range(4):
-            answer = client.completions.create(
-                model="tiny", prompt=prompt, max_tokens=12, extra_body=REGEX
-            )
-            ids.append(answer.id)
-            prompt += answer.choices[0].text + " And then?"
-        return ids
-
-    check(agent, talk(responses), 4)
-    check(agent, talk(completions), 4)
-
-
-def test_anthropic_messages(agent):
-    client = anthropic.Anthropic(base_url=agent.server.base_url, api_key="none")
-
-    def conversation(number: int) -> list[str]:
-        chat = [{"role": "user", "content": f"Translate chapter {number}."}]
-        ids = []
-        for _ in range(TURNS):
-            answer = client.messages.create(
-                model="tiny", max_tokens=12, system=SYSTEM, messages=chat
-            )
-            ids.append(answer.id)
-            chat.append({"role": "assistant", "content": answer.content[0].text})
-            chat.append({"role": "user", "content": "next"})
-        return ids
-
-    check(agent, talk(conversation), TURNS)
-
-
 def test_claude_codes_requests_are_one_program_by_header_and_by_body(agent):
-    client = anthropic.Anthropic(base_url=agent.server.base_url, api_key="none")
     chat = [{"role": "user", "content": "hello"}]
     system = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]
     identity = {"device_id": "d", "account_uuid": "", "session_id": "cc-1"}
@@ -182,9 +177,11 @@ def test_claude_codes_requests_are_one_program_by_header_and_by_body(agent):
         {"metadata": {"user_id": "user_0a_account__session_cc-1-legacy"}},
     )
     ids = [
-        client.messages.create(
+        anthropic_at(agent.server.base_url)
+        .messages.create(
             model="tiny", max_tokens=4, system=system, messages=chat, **call
-        ).id
+        )
+        .id
         for call in calls
     ]
     found = recorded(agent, ids)
@@ -192,8 +189,7 @@ def test_claude_codes_requests_are_one_program_by_header_and_by_body(agent):
     # `cache_control` without a ttl asks for five minutes.
     assert [found[name][1].decided.ttl_s for name in ids] == [300.0] * 3
     for program in ("cc-1", "cc-1-legacy"):
-        end = agent.http.post(f"/ttlcache/programs/{program}/end")
-        assert end.json()["known"] is True
+        assert agent.post(f"/ttlcache/programs/{program}/end")["known"] is True
 
 
 MINI = Path(__file__).with_name("mini_agents.py")

@@ -16,7 +16,7 @@ import pytest
 
 from bench.serve.server import VLLMServer
 from bench.stress.soak.watch import descendants, rss_mib
-from tests.e2e.conftest import HANG_S, Agent, engine_pid, start_server
+from tests.e2e.conftest import HANG_S, HOLD, Agent, engine_pid, start_server
 from tests.e2e.models import window_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
@@ -25,12 +25,6 @@ log = logging.getLogger(__name__)
 PROGRAMS, TURNS = 50, 10
 FIRST_TOKENS, NEW_TOKENS = 100, 30
 POOL_BLOCKS = 140
-EXTRA = {
-    "policy": "fixed",
-    "policy_options": {"ttl_s": 300.0},
-    "max_pinned_fraction": 1.0,
-    "lower_tier": "cpu",
-}
 #: What a worker's memory may differ by from start to start.
 SLACK_MIB = 64
 
@@ -85,7 +79,7 @@ def test_500_turns_and_a_killed_engine(tiny_model, tmp_path, shape):
     with serve(model, tmp_path / "plain.log", None) as server:
         expected = play(Agent(server), range(TURNS + 1), contexts)
         plain_mib = resident_mib(server)
-    contexts, extra = {}, EXTRA | {"cpu_gb": cpu_gb}
+    contexts, extra = {}, HOLD | {"lower_tier": "cpu", "cpu_gb": cpu_gb}
     with serve(model, tmp_path / "killed.log", extra) as server:
         agent, fills = Agent(server), []
         tokens = play(agent, range(TURNS), contexts, fills)

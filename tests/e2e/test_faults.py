@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.serve.server import ServerOptions, VLLMServer, by_label
+from bench.serve.server import by_label
 from tests.connector.injection import FOLDER_VARIABLE, OBSERVE, POINTS
 from tests.e2e.conftest import POOL_BLOCKS, Agent, start_server
 from tests.e2e.loads import record
+from ttlcache_connector.role.steps import CHECK_INVARIANTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 log = logging.getLogger(__name__)
@@ -36,12 +36,11 @@ MIN_THROUGHPUT = 0.9
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """Through which the connector in the server's processes is talked to."""
     folder = tmp_path / "faults"
     folder.mkdir()
     monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
-    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")  # /reset_prefix_cache
     # By their own names: some library installs a package "tests".
     modules = [str(TESTS / "e2e"), str(TESTS / "connector")]
     path = os.pathsep.join([*modules, os.environ.get("PYTHONPATH", "")])
@@ -49,32 +48,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def faulty(state_dir: Path) -> ServerOptions:
-    return ServerOptions(
-        num_blocks=POOL_BLOCKS,
-        max_model_len=4096,
-        max_num_seqs=8,
-        kv_transfer_config={
-            "kv_connector": "FaultyTTLConnector",
-            "kv_connector_module_path": "faulty_connector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {
-                "policy": "fixed",
-                "policy_options": {"ttl_s": 30.0},
-                "state_dir": str(state_dir),
-            },
-        },
-        extra_args=(
-            "--scheduler-cls",
-            "ttlcache_connector.scheduler.TTLScheduler",
-        ),
-    )
-
-
 @pytest.fixture
-def agent(tiny_model: Path, tmp_path: Path, folder: Path) -> Iterator[Agent]:
-    options = faulty(tmp_path)
-    with VLLMServer(tiny_model, options, tmp_path / "server.log") as server:
+def agent(tiny_model, tmp_path, folder):
+    with start_server(
+        tiny_model,
+        tmp_path / "server.log",
+        {
+            "policy": "fixed",
+            "policy_options": {"ttl_s": 30.0},
+            "state_dir": str(tmp_path),
+        },
+        connector="FaultyTTLConnector",
+        module="faulty_connector",
+        extra_args=("--scheduler-cls", "ttlcache_connector.scheduler.TTLScheduler"),
+        extra_env={CHECK_INVARIANTS: ""},  # what throws half way breaks them
+    ) as server:
         yield Agent(server)
         assert server.errors_in_log() == []
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +16,7 @@ import pytest
 
 from bench.compare.fleet.cluster import started
 from bench.compare.fleet.router import Router
-from bench.serve.server import ServerOptions, VLLMServer, by_label, total
+from bench.serve.server import ServerOptions
 from tests.e2e.conftest import HANG_S, Agent
 from tests.e2e.loads import BLOCK, KEPT, completion, first_prompt, tool_result
 from ttlcache_connector.role.steps import CHECK_INVARIANTS
@@ -69,13 +68,11 @@ def ask(
     return replica, told["choices"][0]["token_ids"], cached
 
 
-def reloads(server: VLLMServer) -> float:
-    return by_label(server.metrics(), "ttlcache_reloads_total", "tier").get("cpu", 0.0)
+def reloads(replica: Agent) -> float:
+    return replica.count("ttlcache_reloads_total", "tier", "cpu")
 
 
-def test_a_killed_replica_takes_no_program_along(
-    tiny_model: Path, tmp_path: Path, vanilla: dict[str, Any]
-) -> None:
+def test_a_killed_replica_takes_no_program_along(tiny_model, tmp_path, vanilla):
     """SIGKILL in the middle of a stream; nothing is prefilled that LMCache holds."""
     expected = vanilla["uncached"]
     with (
@@ -97,7 +94,7 @@ def test_a_killed_replica_takes_no_program_along(
 
         victim = firsts[0][0]
         survivor = replicas[1 - victim]
-        came = reloads(survivor.server)
+        came = reloads(survivor)
         with httpx.stream(
             "POST",
             f"{router.base_url}/v1/completions",
@@ -122,6 +119,6 @@ def test_a_killed_replica_takes_no_program_along(
         assert [first[1] for first in firsts] == [e[0] for e in expected[:PROGRAMS]]
         assert seconds == [(1 - victim, e[1], KEPT) for e in expected[:PROGRAMS]]
         moved = sum(first[0] == victim for first in firsts)
-        assert survivor.reaches(lambda: reloads(survivor.server) == came + moved > came)
-        assert total(survivor.server.metrics(), "ttlcache_hook_errors_total") == 0
+        assert survivor.reaches(lambda: reloads(survivor) == came + moved > came)
+        assert survivor.count("ttlcache_hook_errors_total") == 0
         assert survivor.server.errors_in_log() == []

@@ -6,10 +6,13 @@ import itertools
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from tests.documented import of_servers
-from tests.e2e.loads import answers_to_broken
+from bench.stress.abuse.cli import MAX_HIT_LOSS
+from bench.stress.abuse.http import abuse
+from tests.commands import output_of
+from tests.documented import commands
+from tests.e2e.conftest import POOL_BLOCKS
+from tests.e2e.loads import answers_to_broken, completion
 from tests.e2e.test_server import prompt
 from tests.test_monitoring import EXPRESSIONS, LMCACHE, names_in
 from ttlcache.cli import app
@@ -24,22 +27,15 @@ def test_a_broken_request_gets_vllms_own_answer(agent, vanilla):
     assert agent.count("ttlcache_http_errors_total") == 0
 
 
-def run(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "160"})
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def test_top_shows_the_live_server(agent):
     agent.ask(prompt(300, 100), hints={"program_id": "seen-by-top", "tool": "bash"})
-    url = agent.server.base_url
-    shown = run("top", "--once", "--url", url)
+    shown = output_of(app, "top", "--once", "--url", agent.server.base_url)
     assert "seen-by-top" in shown
-    assert "of 139 blocks" in shown
+    assert f"of {POOL_BLOCKS - 1} blocks" in shown
     agent.ask([9], max_tokens=1, hints={"program_id": "seen-by-top", "ttl": 0})
 
 
-@pytest.mark.parametrize("command", of_servers(), ids=lambda c: c.text)
+@pytest.mark.parametrize("command", commands("server"), ids=lambda c: c.text)
 def test_documented_commands_on_a_live_server(command, agent):
     agent.ask(prompt(340, 40), max_tokens=1, hints={"program_id": "job-17"})
     url = agent.server.base_url
@@ -49,7 +45,7 @@ def test_documented_commands_on_a_live_server(command, agent):
         assert done.status_code == 200, done.text
         return
     words = [word.replace("http://HOST", url) for word in words[1:]]
-    run(*words, *(["--once"] if words[0] == "top" else []))
+    output_of(app, *words, *(["--once"] if words[0] == "top" else []))
 
 
 def curl(words: list[str], agent) -> httpx.Response:
@@ -83,29 +79,41 @@ def test_progress_in_mid_gap_decides_again(agent):
     assert programs_of(agent)["slow tool"]["pins"] == 1
     path = "/ttlcache/programs/slow%20tool"
     # A day is not worth waiting for, whatever a prefill costs here.
-    told = agent.http.post(f"{path}/progress", json={"eta_s": 86_400.0})
-    assert told.json()["known"] is True
-    assert told.json()["pins"] == []
+    told = agent.post(f"{path}/progress", eta_s=86_400.0)
+    assert (told["known"], told["pins"]) == (True, [])
     assert programs_of(agent)["slow tool"]["pins"] == 0
-    assert agent.http.post(f"{path}/end").json()["known"] is True
+    assert agent.post(f"{path}/end")["known"] is True
     assert agent.http.post(f"{path}/end").status_code == 404
 
 
-def test_a_session_in_the_url_and_vllm_continuums_fields(agent):
-    body = {
-        "model": "tiny",
-        "prompt": prompt(320, 100),
-        "max_tokens": 4,
-        "ignore_eos": True,
-    }
-    done = agent.http.post("/sessions/by-url/v1/completions", json=body)
-    assert done.status_code == 200, done.text
+def test_a_session_in_url_or_header_and_vllm_continuums_fields(agent):
+    body = completion(prompt(320, 100), max_tokens=4)
+    agent.post("/sessions/by-url/v1/completions", **body)
+    agent.ask(prompt(321, 100), headers={"X-Session-ID": "by-header"})
     job = {"job_id": "by-job", "this_func_call": "pytest", "is_last_step": False}
-    agent.http.post("/v1/completions", json={**body, **job}).raise_for_status()
+    agent.post("/v1/completions", **body, **job)
     listed = programs_of(agent)
-    assert "by-url" in listed
+    assert {"by-url", "by-header"} <= listed.keys()
     assert listed["by-job"]["tool"] == "pytest"
-    last = {"job_id": "by-job", "is_last_step": True}
-    agent.http.post("/v1/completions", json={**body, **last}).raise_for_status()
+    agent.post("/v1/completions", **body, job_id="by-job", is_last_step=True)
     assert "by-job" not in programs_of(agent)
-    assert agent.http.post("/ttlcache/programs/by-url/end").status_code == 200
+    for name in ("by-url", "by-header"):
+        agent.post(f"/ttlcache/programs/{name}/end")
+
+
+@pytest.mark.parametrize(
+    "sessions", [150, pytest.param(1000, marks=pytest.mark.nightly)]
+)
+def test_greedy_sessions_cost_a_tenant_beside_them_little(agent, sessions):
+    """tests/connector/test_abuse.py has 10,000 on vLLM's scheduler without a server."""
+    agent.post("/reset_prefix_cache")
+    found = abuse(agent.server, sessions)
+    agent.post("/reset_prefix_cache")
+    assert found.refused == 0
+    assert found.after.programs > sessions / 5, "the sessions were not seen as programs"
+    assert found.after.metrics_lines == found.before.metrics_lines
+    assert found.after.metrics_bytes < found.before.metrics_bytes + 1000
+    assert found.after.hook_errors == found.before.hook_errors
+    assert found.after.retention_enabled == 1
+    assert found.hit_calm > 0.5
+    assert found.hit_flooded >= found.hit_calm - MAX_HIT_LOSS

@@ -14,7 +14,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -22,6 +21,8 @@ import pytest
 
 from bench.serve.server import VLLMServer
 from tests.e2e.conftest import HANG_S, Agent, engine_pid, start_server
+from tests.e2e.loads import completion
+from tests.waiting import becomes
 from ttlcache.estimators import gap_store
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.types import GapKey
@@ -42,7 +43,7 @@ DRAIN_S = int(HANG_S)
 
 
 @pytest.fixture(scope="module")
-def history_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def history_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("history") / "gaps.json"
     history = GapHistory()
     for gap_s in SEEDED_GAPS_S:
@@ -61,43 +62,14 @@ def start(model: Path, log_path: Path, history_path: Path) -> VLLMServer:
     return start_server(model, log_path, extra, extra_args=drain)
 
 
-@dataclass
-class Scrapes:
-    """/metrics in a loop, and once more after the end."""
-
-    url: str
-    ends: list[str] = field(default_factory=list)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def run(self) -> None:
-        last = False
-        while not last:
-            last = self.stop.is_set()
-            try:
-                url = f"{self.url}/metrics"
-                end = str(httpx.get(url, timeout=HANG_S).status_code)
-            except httpx.TransportError as error:
-                end = type(error).__name__
-            self.ends.append(end)
-            self.stop.wait(0.05)
-
-
 class Turn(threading.Thread):
     """A streamed turn; `tokens` grows while it is answered."""
 
     def __init__(self, url: str, index: int) -> None:
         super().__init__(daemon=True)
         self.url = url
-        self.body = {
-            "model": "tiny",
-            "prompt": [5 + index] * 64,
-            "max_tokens": TURN_TOKENS,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-            "return_token_ids": True,
-            "kv_transfer_params": {"ttlcache": {"program_id": f"running-{index}"}},
-        }
+        hints = {"program_id": f"running-{index}"}
+        self.body = completion([5 + index] * 64, hints, TURN_TOKENS) | {"stream": True}
         self.tokens = 0
 
     def run(self) -> None:
@@ -127,25 +99,36 @@ def one_gap(agent: Agent, name: str) -> float:
     return time.monotonic() - began_s
 
 
-@dataclass
 class Busy:
-    """A live pin, turns under way, and somebody who scrapes."""
+    """Turns under way, and /metrics scraped in a loop and once after the end."""
 
-    turns: list[Turn]
-    scrapes: Scrapes
-    scraper: threading.Thread
+    def __init__(self, url: str, turns: list[Turn]) -> None:
+        self.url, self.turns = url, turns
+        self.scrapes: list[str] = []
+        self.stop = threading.Event()
+        self.scraper = threading.Thread(target=self.scrape, daemon=True)
+        self.scraper.start()
+
+    def scrape(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self.stop.is_set()
+            try:
+                answer = httpx.get(f"{self.url}/metrics", timeout=HANG_S)
+                self.scrapes.append(str(answer.status_code))
+            except httpx.TransportError as error:
+                self.scrapes.append(type(error).__name__)
+            self.stop.wait(0.05)
 
     def nothing_hangs(self) -> None:
         """Everybody was answered or told off; the scraper ends up without a server."""
-        for turn in self.turns:
-            turn.join(HANG_S)
-            assert not turn.is_alive()
-        self.scrapes.stop.set()
-        self.scraper.join(HANG_S)
-        assert not self.scraper.is_alive()
-        log.info("scrapes: %s", Counter(self.scrapes.ends))
-        assert self.scrapes.ends[-1] == "ConnectError"
-        assert not any("Timeout" in end for end in self.scrapes.ends)
+        self.stop.set()
+        for thread in (*self.turns, self.scraper):
+            thread.join(HANG_S)
+            assert not thread.is_alive()
+        log.info("scrapes: %s", Counter(self.scrapes))
+        assert self.scrapes[-1] == "ConnectError"
+        assert not any("Timeout" in end for end in self.scrapes)
 
 
 def freeze_in_mid_turn(agent: Agent) -> Busy:
@@ -161,22 +144,15 @@ def freeze_in_mid_turn(agent: Agent) -> Busy:
         turns = [Turn(url, index) for index in range(TURNS)]
         for turn in turns:
             turn.start()
-        deadline = time.monotonic() + HANG_S
-        while not all(turn.tokens for turn in turns):
-            assert time.monotonic() < deadline, "the turns did not start"
-            time.sleep(0.005)
+        begun = becomes(lambda t=turns: all(turn.tokens for turn in t), HANG_S)
+        assert begun, "the turns did not start"
         os.kill(engine, signal.SIGSTOP)
         if all(turn.tokens < TURN_TOKENS // 2 for turn in turns):
-            break
+            return Busy(url, turns)
         os.kill(engine, signal.SIGCONT)  # this process slept too long: once more
         for turn in turns:
             turn.join(HANG_S)
-    else:
-        pytest.fail("never were all turns under way")
-    scrapes = Scrapes(url)
-    scraper = threading.Thread(target=scrapes.run, daemon=True)
-    scraper.start()
-    return Busy(turns, scrapes, scraper)
+    pytest.fail("never were all turns under way")
 
 
 def test_a_killed_engine_ends_the_server_with_an_error(
@@ -204,9 +180,11 @@ def test_sigterm_drains_and_the_history_survives_the_restart(
     written = history_path.stat().st_mtime_ns
     # A server that was killed while it wrote leaves a file of its own behind.
     before = {path.name for path in history_path.parent.iterdir()}
-    with start(tiny_model, tmp_path / "server.log", history_path) as server:
+    log_path = tmp_path / "server.log"
+    with start(tiny_model, log_path, history_path) as server:
         agent = Agent(server)
-        assert "gap history" not in log_of(server), "the history was not usable"
+        told = log_path.read_text(errors="replace")
+        assert "gap history" not in told, "the history was not usable"
         both_s = one_gap(agent, "after")
         assert agent.pins("claimed") == 1
         process = server._process
@@ -227,7 +205,3 @@ def test_sigterm_drains_and_the_history_survives_the_restart(
     assert len(old) <= len(SEEDED_GAPS_S) + 1
     assert GAP_S <= new < both_s
     assert {path.name for path in history_path.parent.iterdir()} == before
-
-
-def log_of(server: VLLMServer) -> str:
-    return server.log_path.read_text(errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -10,14 +11,13 @@ import resource
 import signal
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from bench.serve.server import VLLMServer
+from tests.commands import output_of
 from tests.e2e.conftest import HANG_S, Agent, engine_pid, start_server
 from tests.waiting import becomes
 from ttlcache.analysis.reader import load
@@ -40,64 +40,34 @@ def start(model: Path, folder: Path) -> VLLMServer:
     return start_server(model, folder / "server.log", extra)
 
 
-@dataclass
-class Talker(threading.Thread):
-    """Turn after turn until the server is gone; when each answer came, by its id."""
-
-    url: str
-    number: int
-    answers: list[tuple[str, float]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__(daemon=True)
-
-    # A thread is hashed by identity; the dataclass would forbid it.
-    __hash__ = threading.Thread.__hash__
-
-    def run(self) -> None:
-        with contextlib.suppress(httpx.HTTPError):
-            while True:
-                self.program(len(self.answers))
-
-    def program(self, first: int) -> None:
-        """Eight turns of one program, the last one said to be it."""
-        hints = {"program_id": f"agent-{self.number}-{first}", "tool": "bash"}
-        prompt = [5 + self.number] * 100
-        for turn in range(8):
-            body = {
-                "model": "tiny",
-                "prompt": prompt,
-                "max_tokens": 4,
-                "ignore_eos": True,
-                "return_token_ids": True,
-                "kv_transfer_params": {"ttlcache": hints | {"is_last_step": turn == 7}},
-            }
-            url = f"{self.url}/v1/completions"
-            response = httpx.post(url, json=body, timeout=HANG_S).raise_for_status()
-            answer = response.json()
-            self.answers.append((answer["id"], time.monotonic()))
-            prompt = [*prompt, *answer["choices"][0]["token_ids"], 9]
-
-
-def run(*arguments: object) -> str:
-    wide = {"COLUMNS": "160"}
-    result = CliRunner(env=wide).invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == 0, result.output
-    return result.output
+def talk(agent: Agent, number: int, answers: list[tuple[str, float]]) -> None:
+    """Programs of eight turns until the server is gone; ids and times of answers."""
+    # An answer that is not 200 fails `ask`: the engine is gone, its server not yet.
+    with contextlib.suppress(httpx.HTTPError, AssertionError):
+        while True:
+            hints = {"program_id": f"agent-{number}-{len(answers)}", "tool": "bash"}
+            prompt = [5 + number] * 100
+            for turn in range(8):
+                hints["is_last_step"] = turn == 7
+                answer = agent.ask(prompt, max_tokens=4, hints=hints)
+                answers.append((answer["request_id"], time.monotonic()))
+                prompt = [*answer["context"], 9]
 
 
 def test_a_killed_engine_leaves_all_but_the_last_moment(tiny_model, tmp_path):
+    answered: list[list[tuple[str, float]]] = [[] for _ in range(AGENTS)]
     with start(tiny_model, tmp_path) as server:
         process = server._process
-        talkers = [Talker(server.base_url, number) for number in range(AGENTS)]
+        talkers = [
+            threading.Thread(target=talk, args=(Agent(server), number, answers))
+            for number, answers in enumerate(answered)
+        ]
         for talker in talkers:
             talker.start()
 
         def get_on() -> bool:
             latest_s = time.monotonic() - MAX_LOSS_S - 1
-            return all(
-                len(t.answers) > 8 and t.answers[8][1] < latest_s for t in talkers
-            )
+            return all(len(own) > 8 and own[8][1] < latest_s for own in answered)
 
         assert becomes(get_on, HANG_S), "the agents do not get on"
         os.kill(engine_pid(server), signal.SIGKILL)
@@ -112,7 +82,7 @@ def test_a_killed_engine_leaves_all_but_the_last_moment(tiny_model, tmp_path):
     finished = {
         turn.request for _, turn in load(folder).turns() if turn.finish_s is not None
     }
-    answers = [answer for talker in talkers for answer in talker.answers]
+    answers = [answer for own in answered for answer in own]
     lost = [
         killed_s - came_s
         for name, came_s in answers
@@ -140,24 +110,27 @@ def complete_lines(folder: Path) -> tuple[int, list[str]]:
 def commands_read(folder: Path, out: Path) -> None:
     """Every command, on the recording as the killed server left it."""
     programs = load(folder).programs
-    assert "job completion" in run("analyze", folder, "--json", out / "summary.json")
-    text = run("explain", programs[0].program, "--from", folder)
+    summary = out / "summary.json"
+    assert "job completion" in output_of(app, "analyze", folder, "--json", summary)
+    text = output_of(app, "explain", programs[0].program, "--from", folder)
     for part in ("turn 8", "claimed a pin", "regret against the best constant"):
         assert part in text
-    run("explain", programs[-1].program, "--from", folder)  # cut off by the kill
-    run("plot", folder, "--out", out / "plots")
+    cut_off = programs[-1].program  # by the kill
+    output_of(app, "explain", cut_off, "--from", folder)
+    output_of(app, "plot", folder, "--out", out / "plots")
     assert len(list((out / "plots").glob("*.png"))) == 4
 
 
 def wait_for(agent: Agent, text: str) -> None:
-    deadline = time.monotonic() + HANG_S
-    turn = 0
-    while text not in agent.server.log_path.read_text(errors="replace"):
-        assert time.monotonic() < deadline, f"never: {text}"
-        # The id goes into the recording, and so fills the disk soon.
-        program = f"{turn:04d}-" + "x" * 120
+    """Turns until the log has it; their ids, which are recorded, fill a disk soon."""
+    numbers = itertools.count()
+
+    def is_told() -> bool:
+        program = f"{next(numbers):04d}-" + "x" * 120
         agent.ask([8] * 40, max_tokens=1, hints={"program_id": program})
-        turn += 1
+        return text in agent.server.log_path.read_text(errors="replace")
+
+    assert becomes(is_told, HANG_S), f"never: {text}"
 
 
 def test_a_full_disk_stops_the_recording_alone_and_until_there_is_room(

@@ -8,23 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from bench.serve.tier_server import TierServer
-from tests.e2e.conftest import HANG_S, POOL_BLOCKS, Agent, engine_pid, start_server
+from tests.e2e.conftest import HANG_S, HOLD, Agent, engine_pid, start_server
+from tests.e2e.loads import BLOCK, completion
 from tests.e2e.test_server import tenants_share_nothing
 from tests.waiting import becomes
 from ttlcache.analysis.reader import load
@@ -32,7 +28,6 @@ from ttlcache_connector.lmcache_server.launch import TierOptions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
-BLOCK = 32
 PROMPT = [5 + i * 31 % 2000 for i in range(10 * BLOCK)]
 NUM_IDS = 10_000
 #: After so long LMCache itself unlocks what a lookup found.
@@ -46,6 +41,7 @@ class Night:
 
     def __init__(self, agent: Agent, tiers: TierServer, folder: Path) -> None:
         self.agent, self.tiers, self.folder = agent, tiers, folder
+        self.url = f"{agent.server.base_url}/v1/completions"
         last = {"is_last_step": True}
         self.tokens = agent.ask(PROMPT, cache_salt="first", hints=last)["token_ids"]
 
@@ -56,8 +52,9 @@ class Night:
         assert answer["token_ids"] == self.tokens
         assert answer["cached_tokens"] == 0
         self.agent.empty_gpu()
+        blocks = self.agent.server.options.num_blocks
         assert self.agent.reaches(
-            lambda: self.agent.count("ttlcache_free_blocks") == POOL_BLOCKS - 1
+            lambda: self.agent.count("ttlcache_free_blocks") == blocks - 1
         ), "blocks stay referenced"
         assert self.agent.count("ttlcache_leaked_blocks") == 0
         assert self.agent.count("ttlcache_hook_errors_total") == 0
@@ -65,16 +62,12 @@ class Night:
 
 
 @pytest.fixture(scope="module")
-def night(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Night]:
+def night(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("night")
     options = TierOptions(cpu_gb=0.25, chunk_tokens=BLOCK, hold_reads_s=HOLD_READS_S)
     with TierServer(options, folder / "lmcache.log") as tiers:
-        extra = {
-            "policy": "fixed",
+        extra = HOLD | {
             "policy_options": {"ttl_s": 30.0},
-            "max_pinned_fraction": 1.0,
             "demote": "on-expiry",
             "record_path": str(folder / "recording"),
             "state_dir": str(folder / "state"),
@@ -85,20 +78,16 @@ def night(
 
 
 @pytest.fixture
-def unharmed(night: Night) -> Iterator[Night]:
+def unharmed(night):
     yield night
     night.is_unharmed()
 
 
-def body(prompt: list[int], **rest: Any) -> dict[str, Any]:
-    return {"model": "tiny", "prompt": prompt, "ignore_eos": True} | rest
-
-
-def test_tenants_with_one_id_and_one_prompt_share_nothing(unharmed: Night) -> None:
+def test_tenants_with_one_id_and_one_prompt_share_nothing(unharmed):
     tenants_share_nothing(unharmed.agent, PROMPT)
 
 
-def test_ten_thousand_ids_take_little_memory_and_no_label(unharmed: Night) -> None:
+def test_ten_thousand_ids_take_little_memory_and_no_label(unharmed):
     agent = unharmed.agent
     statm = Path(f"/proc/{engine_pid(agent.server)}/statm")
 
@@ -107,17 +96,14 @@ def test_ten_thousand_ids_take_little_memory_and_no_label(unharmed: Night) -> No
 
     async def flood() -> None:
         limits = httpx.Limits(max_connections=32)
-        url = f"{agent.server.base_url}/v1/completions"
         async with httpx.AsyncClient(timeout=HANG_S, limits=limits) as client:
             room = asyncio.Semaphore(32)
 
             async def one(number: int) -> None:
                 own = {"program_id": f"id-{number}", "tool": f"tool_{number}"}
-                params = {"kv_transfer_params": {"ttlcache": own}}
                 async with room:
-                    answer = await client.post(
-                        url, json=body([5, 6, 7], max_tokens=1, **params)
-                    )
+                    asked = completion([5, 6, 7], own, 1)
+                    answer = await client.post(unharmed.url, json=asked)
                 assert answer.status_code == 200, answer.text
 
             await asyncio.gather(*(one(number) for number in range(NUM_IDS)))
@@ -131,7 +117,7 @@ def test_ten_thousand_ids_take_little_memory_and_no_label(unharmed: Night) -> No
     assert resident_bytes() - bytes_before < MAX_GROWTH_BYTES
 
 
-def test_half_sent_bodies_are_nobodys_requests(unharmed: Night) -> None:
+def test_half_sent_bodies_are_nobodys_requests(unharmed):
     agent = unharmed.agent
     address = ("127.0.0.1", agent.server.port)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -157,9 +143,9 @@ def test_half_sent_bodies_are_nobodys_requests(unharmed: Night) -> None:
     assert agent.count("vllm:num_requests_running") == 0
 
 
-def leave_mid_turn(agent: Agent, name: str) -> None:
+def leave_mid_turn(night: Night, name: str) -> None:
     """Clients leave while their context comes from the tier and while they decode."""
-    contexts = []
+    agent, contexts = night.agent, []
     for number in range(8):
         prompt = [5 + (number * 7919 + i * 13) % 2000 for i in range(12 * BLOCK)]
         hints = {"program_id": f"{name}-{number}", "tool": "bash", "ttl": "1ms"}
@@ -168,17 +154,10 @@ def leave_mid_turn(agent: Agent, name: str) -> None:
     assert agent.reaches(lambda: not any(map(agent.count, held)))
 
     def leave(context: list[int], after_s: float) -> None:
-        hints = {"program_id": f"again-{after_s}"}
+        asked = completion([*context, 9], {"program_id": f"again-{after_s}"}, 2000)
+        patience = httpx.Timeout(HANG_S, read=after_s)
         with contextlib.suppress(httpx.TimeoutException):
-            httpx.post(
-                f"{agent.server.base_url}/v1/completions",
-                json=body(
-                    [*context, 9],
-                    max_tokens=2000,
-                    kv_transfer_params={"ttlcache": hints},
-                ),
-                timeout=httpx.Timeout(HANG_S, read=after_s),
-            )
+            httpx.post(night.url, json=asked, timeout=patience)
 
     for attempt in range(5):
         agent.empty_gpu()
@@ -194,11 +173,11 @@ def leave_mid_turn(agent: Agent, name: str) -> None:
     assert agent.reaches(lambda: not agent.count("vllm:num_requests_running"))
 
 
-def test_aborts_leave_no_block_and_no_lock_of_a_reader(unharmed: Night) -> None:
+def test_aborts_leave_no_block_and_no_lock_of_a_reader(unharmed):
     agent, tiers = unharmed.agent, unharmed.tiers
     for attempt in range(3):
         outages = agent.count("ttlcache_tier_outages_total")
-        leave_mid_turn(agent, f"gone-{attempt}")
+        leave_mid_turn(unharmed, f"gone-{attempt}")
         agent.settle()
         if agent.count("ttlcache_tier_outages_total") == outages:
             # Sooner than locks time out by themselves.
@@ -210,24 +189,7 @@ def test_aborts_leave_no_block_and_no_lock_of_a_reader(unharmed: Night) -> None:
     pytest.fail("an outage of the lower tier in each of three attempts")
 
 
-def test_sleep_and_wake_with_live_pins(unharmed: Night) -> None:
-    """vLLM's CPU worker keeps its memory; scheduler and caches do as on a GPU."""
-    agent = unharmed.agent
-    first = agent.ask(PROMPT, hints={"program_id": "sleeper", "ttl": "5m"})
-    assert agent.count("ttlcache_pins_active") == 1
-    reset = agent.pins("reset")
-    agent.http.post("/sleep?level=1").raise_for_status()
-    assert agent.http.get("/is_sleeping").json() == {"is_sleeping": True}
-    agent.http.post("/wake_up").raise_for_status()
-    second = agent.ask([*first["context"], 9], hints={"program_id": "sleeper"})
-    fresh = agent.ask([*first["context"], 9], cache_salt="slept")
-    assert second["token_ids"] == fresh["token_ids"]
-    assert agent.pins("reset") == reset + 1
-
-
-def test_files_that_vanish_under_a_server_cost_themselves_only(
-    unharmed: Night,
-) -> None:
+def test_files_that_vanish_under_a_server_cost_themselves_only(unharmed):
     agent, recording = unharmed.agent, unharmed.folder / "recording"
     (path,) = recording.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -244,22 +206,17 @@ def test_files_that_vanish_under_a_server_cost_themselves_only(
     agent.ask(PROMPT, hints={"program_id": "deleted"})
 
 
-def test_sigterm_under_load_answers_or_refuses_everybody(night: Night) -> None:
+def test_sigterm_under_load_answers_or_refuses_everybody(night):
     agent, answers = night.agent, []
 
     def talk(number: int) -> None:
+        hints = {"program_id": f"talker-{number}", "tool": "bash"}
+        asked = completion([7 + number] * 200, hints, 16)
         with contextlib.suppress(httpx.HTTPError):
-            while True:
-                hints = {"program_id": f"talker-{number}", "tool": "bash"}
-                params = {"kv_transfer_params": {"ttlcache": hints}}
-                answer = httpx.post(
-                    f"{agent.server.base_url}/v1/completions",
-                    json=body([7 + number] * 200, max_tokens=16, **params),
-                    timeout=HANG_S,
-                )
-                answers.append(answer.status_code)
-                if answer.status_code != 200:
-                    return
+            status = 200
+            while status == 200:
+                status = httpx.post(night.url, json=asked, timeout=HANG_S).status_code
+                answers.append(status)
 
     talkers = [threading.Thread(target=talk, args=(n,)) for n in range(12)]
     for talker in talkers:
@@ -274,28 +231,3 @@ def test_sigterm_under_load_answers_or_refuses_everybody(night: Night) -> None:
     assert set(answers) <= {200, 500, 503}
     ours = [line for line in agent.server.errors_in_log() if "ttlcache" in line]
     assert ours == []
-
-
-def test_a_signal_to_the_demo_ends_its_servers(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    command = [
-        *(sys.executable, "-m", "bench", "demo", "--programs", "2"),
-        *("--out", str(tmp_path), "--model", str(tiny_model)),
-    ]
-    log = tmp_path / "server-vanilla.log"
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, start_new_session=True
-    ) as demo:
-        assert becomes(
-            lambda: (
-                (log.exists() and "EngineCore pid=" in log.read_text())
-                or demo.poll() is not None
-            ),
-            HANG_S,
-        )
-        demo.terminate()
-        assert demo.wait(HANG_S) == 128 + signal.SIGTERM
-    (pid,) = set(re.findall(r"EngineCore pid=(\d+)", log.read_text()))
-    gone = becomes(lambda: not Path(f"/proc/{pid}").exists(), HANG_S)
-    assert gone, "an engine outlives the demo"

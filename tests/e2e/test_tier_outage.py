@@ -1,4 +1,4 @@
-"""The LMCache server below a vLLM server stops answering, dies and comes back."""
+"""vLLM above a real LMCache server: outages of each kind, and a hybrid model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import pytest
 
 from bench.serve.tier_server import TierServer
 from tests.e2e.above_tier import AboveTier, serving
-from tests.e2e.loads import BLOCK, PROGRAMS
+from tests.e2e.loads import BLOCK, KEPT, PROGRAMS
+from tests.e2e.models import window_model
+from tests.waiting import becomes
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 NO_ANSWER = "the lower tier does not answer"
 #: LMCache's own default: an answer that takes longer is an outage.
-TIMEOUT_S = 2.0
+TIMEOUT = {"lmcache.mp.mq_timeout": 2.0}
 
 
 def test_a_server_that_stops_dies_and_comes_back(vanilla, tiny_model, tmp_path):
@@ -27,9 +29,7 @@ def test_a_server_that_stops_dies_and_comes_back(vanilla, tiny_model, tmp_path):
     log = tmp_path / "vllm.log"
     with (
         TierServer(options, tmp_path / "lmcache.log") as tiers,
-        serving(
-            tiers, tiny_model, log, 700, **{"lmcache.mp.mq_timeout": TIMEOUT_S}
-        ) as agent,
+        serving(tiny_model, log, 700, TIMEOUT, tiers=tiers) as agent,
     ):
         seconds: list[float] = []
 
@@ -68,16 +68,38 @@ def test_a_server_that_stops_dies_and_comes_back(vanilla, tiny_model, tmp_path):
 
 def hits_resume(agent: AboveTier, expected: list[int]) -> bool:
     """The server came back empty, and evicts once a second while it is full."""
-    deadline = time.monotonic() + 90.0
-    number = 0
-    while time.monotonic() < deadline:
+
+    def is_reloaded() -> bool:
         cpu, disk = agent.reloads()
-        number += 1
-        first = agent.first(3, f"back-{number}")
+        name = f"back-{time.monotonic()}"
+        first = agent.first(3, name)
         agent.empty_gpu()
-        second = agent.second(first, 3, f"back-{number}")
-        assert second["token_ids"] == expected
+        assert agent.second(first, 3, name)["token_ids"] == expected
         time.sleep(0.5)
-        if agent.reloads() == (cpu + 1, disk):
-            return True
-    return False
+        return agent.reloads() == (cpu + 1, disk)
+
+    return becomes(is_reloaded, 90.0)
+
+
+def test_a_hybrid_model_has_the_tier_where_it_has_one_kv_cache_group(
+    tiny_model, tmp_path
+):
+    """With two it has none: tests/connector/test_tier_support.py."""
+    model = window_model(tmp_path / "model", tiny_model)
+    options = TierOptions(cpu_gb=0.25, chunk_tokens=BLOCK)
+    log = tmp_path / "vllm.log"
+    flag = ("--disable-hybrid-kv-cache-manager",)
+    with (
+        TierServer(options, tmp_path / "lmcache.log") as tiers,
+        serving(model, log, 200, {}, tiers=tiers, extra_args=flag) as agent,
+    ):
+        assert "no lower tier" not in log.read_text()
+        first = agent.first(7, "hybrid")
+        fresh = agent.second(first, 7, "other")
+        assert fresh["cached_tokens"] == 0
+        agent.empty_gpu()
+        second = agent.second(first, 7, "hybrid")
+        assert second["token_ids"] == fresh["token_ids"]
+        assert second["cached_tokens"] == KEPT
+        moved = agent.count("ttlcache_tier_mover_bytes_total", "mover", "reference")
+        assert moved == agent.count("ttlcache_tier_bytes_total") > 0

@@ -5,7 +5,6 @@ Chunks are one block of 32 tokens, so that no tail is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,7 @@ CHUNKS = KEPT // BLOCK
 
 
 @pytest.fixture(scope="module")
-def tiered(
-    vanilla: dict[str, Any], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[AboveTier]:
+def tiered(vanilla, tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiers")
     options = TierOptions(
         cpu_gb=0.25,
@@ -39,7 +36,7 @@ def tiered(
         retention=True,
     )
     with TierServer(options, folder / "lmcache.log") as tiers:
-        with serving(tiers, tiny_model, folder / "vllm.log", 700) as agent:
+        with serving(tiny_model, folder / "vllm.log", 700, {}, tiers=tiers) as agent:
             yield agent
         assert tiers.status()["ttlcache"]["errors"] == {}
 
@@ -142,10 +139,7 @@ def test_the_server_below_is_told_clients_ttls_and_ends(tiered):
     assert done["is_finished"]
     assert not done["is_kept"]
 
-    answer = tiered.http.post(
-        "/ttlcache/programs/wish-2/end", json={"cache_salt": "wish"}
-    )
-    assert answer.status_code == 200, answer.text
+    tiered.post("/ttlcache/programs/wish-2/end", cache_salt="wish")
     assert tiered.reaches(lambda: heard(tiered, "wish")["is_finished"])
 
 
@@ -169,18 +163,6 @@ def test_a_claimed_turn_renews_its_programs_deadline(tiered):
     assert tiered.tiers.status()["ttlcache"]["programs"] == programs
 
 
-def post(agent: AboveTier, path: str, **body: Any) -> None:
-    answer = agent.http.post(path, json=body or None)
-    assert answer.status_code == 200, answer.text
-
-
-def goes_below(tiered: AboveTier, name: str) -> dict[str, Any]:
-    """A program's first turn, once the server has its KV."""
-    first = tiered.first(5, name)
-    heard(tiered, name)
-    return first
-
-
 def is_computed_anew(tiered: AboveTier, first: dict[str, Any], name: str) -> list[int]:
     """The tokens of the next turn, for which nothing was found."""
     second = tiered.second(first, 5, name)
@@ -193,13 +175,16 @@ def is_computed_anew(tiered: AboveTier, first: dict[str, Any], name: str) -> lis
 def test_ways_to_say_that_all_kv_is_worthless(tiered, reset):
     """The reset that trainers call themselves, and the one that sleep implies."""
     way, ended = reset.partition("?")[0], tiered.pins("reset")
-    first = goes_below(tiered, f"before-{way}")
-    post(tiered, f"/{reset}")
+    first = tiered.first(5, f"before-{way}")
+    heard(tiered, f"before-{way}")
+    tiered.post(f"/{reset}")
     if way == "sleep":
-        post(tiered, "/wake_up")
+        tiered.post("/wake_up")
     tiered.settle()
     assert tiered.count("ttlcache_pins_active") == 0
-    is_computed_anew(tiered, first, f"before-{way}")
+    names = (f"before-{way}", f"fresh-{way}")
+    again, fresh = (is_computed_anew(tiered, first, name) for name in names)
+    assert again == fresh
     assert tiered.pins("reset") > ended
 
 
@@ -207,7 +192,8 @@ def test_after_a_weight_update_no_kv_of_the_old_weights_is_used(
     tiered, tiny_model, tmp_path
 ):
     """vLLM's RL flow: pause, other weights, resume."""
-    below = goes_below(tiered, "below")
+    below = tiered.first(5, "below")
+    heard(tiered, "below")
     tiered.empty_gpu()
     assert tiered.tiers.clear_cpu()  # on disk
     pinned = tiered.first(5, "pinned")
@@ -217,10 +203,7 @@ def test_after_a_weight_update_no_kv_of_the_old_weights_is_used(
     new_weights = build(tmp_path / "new", seed=1)
     for update, weights in enumerate((new_weights, tiny_model)):
         before, reloads = tiered.first(5, "pinned"), tiered.reloads()
-        post(tiered, "/pause")
-        load = {"weights_path": str(weights)}
-        post(tiered, "/collective_rpc", method="reload_weights", kwargs=load)
-        post(tiered, "/resume")
+        tiered.load_weights(weights)
         turns = [is_computed_anew(tiered, before, n) for n in ("below", "pinned")]
         assert turns == [is_computed_anew(tiered, before, f"fresh-{update}")] * 2
         assert tiered.reloads() == reloads

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import vllm
 
 from bench.serve.process import ServerError
-from bench.serve.server import ServerOptions, VLLMServer
-from tests.e2e.conftest import HANG_S, Agent, start_server
-from tests.e2e.loads import PROMPT, RESULT, two_turns
+from tests.e2e.conftest import HANG_S, HOLD, Agent, Serve, start_server
+from tests.e2e.loads import PROMPT, RESULT, completion, two_turns
 from ttlcache.analysis.reader import load
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
-
-HOLD = {
-    "policy": "fixed",
-    "policy_options": {"ttl_s": 300.0},
-    "max_pinned_fraction": 1.0,
-}
 
 
 @pytest.mark.parametrize(
@@ -110,47 +101,20 @@ def test_a_model_for_embeddings_is_served_and_nothing_is_pinned(tiny_model, tmp_
 RUST = Path(vllm.__file__).with_name("vllm-rs")
 
 
-class Serve(VLLMServer):
-    """`vllm serve`, which alone starts several API servers, or the Rust one."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        _, _, _, name, model, *rest = self.command
-        assert name == "--model"
-        main = "vllm.entrypoints.cli.main"
-        self.command = (sys.executable, "-m", main, "serve", model, *rest)
-
-
 @pytest.mark.skipif(not RUST.exists(), reason="this build has no Rust API server")
 def test_what_the_rust_api_server_lacks_is_said_and_no_more(tiny_model, tmp_path):
-    folder = tmp_path / "recording"
-    transfer = {
-        "kv_connector": "TTLConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": HOLD | {"record_path": str(folder)},
-    }
-    options = ServerOptions(
-        num_blocks=140,
-        max_model_len=4096,
-        max_num_seqs=8,
-        kv_transfer_config=transfer,
-        extra_env={"VLLM_USE_RUST_FRONTEND": "1"},
-    )
-    log = tmp_path / "log"
-    with Serve(tiny_model, options, log) as server:
-        body = {"model": "tiny", "max_tokens": 8, "return_token_ids": True}
-        body |= {"ignore_eos": True}
+    folder, log = tmp_path / "recording", tmp_path / "log"
+    extra = HOLD | {"record_path": str(folder)}
+    env = {"VLLM_USE_RUST_FRONTEND": "1"}
+    with start_server(tiny_model, log, extra, kind=Serve, extra_env=env) as server:
 
-        def ask(prompt: list[int], **more: Any) -> list[int]:
+        def ask(prompt: list[int], hints: object = None) -> list[int]:
             url = f"{server.base_url}/v1/completions"
-            answer = httpx.post(
-                url, json=body | {"prompt": prompt} | more, timeout=HANG_S
-            )
+            answer = httpx.post(url, json=completion(prompt, hints), timeout=HANG_S)
             (choice,) = answer.raise_for_status().json()["choices"]
             return [*prompt, *choice["token_ids"]]
 
-        hints = {"ttlcache": {"program_id": "job-17", "tool": "bash"}}
-        ask(PROMPT, kv_transfer_params=hints)
+        ask(PROMPT, {"program_id": "job-17", "tool": "bash"})
         context = ask(RESULT * 5)
         ask([*context, *RESULT])
         page = httpx.get(f"{server.base_url}/metrics", timeout=HANG_S).text

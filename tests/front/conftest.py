@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-import anyio
+import httpx
 import pytest
 
 from bench.compare.fleet.front import Front
 from bench.compare.fleet.router import Router
 from bench.serve.ports import free_ports
 from bench.serve.process import ServerProcess
+from ttlcache_connector.front import app
+from ttlcache_connector.front.replicas import PressureBound, Replicas
+from ttlcache_connector.front.upload import Limits
 
 #: Anything longer is a hang, on the slowest of machines.
 HANG_S = 120.0
+CHAT = "/v1/chat/completions"
 
 
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    async def within() -> None:
-        with anyio.fail_after(HANG_S):
-            await story()
+@pytest.fixture(scope="session")
+def anyio_backend():
+    """Of the tests that are coroutines."""
+    return "asyncio"
 
-    asyncio.run(within())
+
+def front_before(
+    transport: httpx.AsyncBaseTransport | None = None,
+    url: str = "http://up",
+    **limits: float,
+) -> app.Front:
+    """The application in this process; it knows no replica."""
+    client = httpx.AsyncClient(transport=transport)
+    replicas = Replicas((), PressureBound())
+    return app.Front(url, replicas, client=client, limits=Limits(**limits))
 
 
 class Upstream(ServerProcess):
@@ -42,45 +53,32 @@ class Upstream(ServerProcess):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("front")
 
 
 @pytest.fixture(scope="module")
-def upstreams(folder: Path) -> Iterator[dict[str, Upstream]]:
+def upstreams(folder):
     with Upstream("left", folder) as left, Upstream("right", folder) as right:
         yield {"left": left, "right": right}
 
 
 @pytest.fixture(scope="module")
-def policy() -> str:
+def policy():
     """The router's; what docs/fleet.md sets up."""
     return "sticky_least_loaded"
 
 
 @pytest.fixture(scope="module")
-def router(
-    upstreams: dict[str, Upstream], folder: Path, policy: str
-) -> Iterator[Router]:
+def router(upstreams, folder, policy):
     urls = [upstream.base_url for upstream in upstreams.values()]
     with Router(urls, policy, folder / "router.log") as router:
         yield router
 
 
 @pytest.fixture(scope="module")
-def front(
-    router: Router, upstreams: dict[str, Upstream], folder: Path
-) -> Iterator[Front]:
+def front(router, upstreams, folder):
     """Before the router, and it knows the replicas."""
     urls = [upstream.base_url for upstream in upstreams.values()]
     with Front(router.base_url, urls, folder / "front.log") as front:
-        yield front
-
-
-@pytest.fixture(scope="module")
-def direct(upstreams: dict[str, Upstream], folder: Path) -> Iterator[Front]:
-    """Before one upstream with four data-parallel ranks, and no router."""
-    with Front(
-        upstreams["left"].base_url, (), folder / "direct.log", ("--ranks", "4")
-    ) as front:
         yield front

@@ -18,13 +18,14 @@ import pytest
 import uvicorn
 
 from bench.serve.ports import free_ports
-from tests.front.conftest import HANG_S
+from tests.front.conftest import CHAT, HANG_S
 from ttlcache_connector.front.app import Front
 from ttlcache_connector.front.forward import upstream_client
 from ttlcache_connector.front.replicas import PressureBound, Replicas
 from ttlcache_connector.front.upload import Limits
 
-CHAT = "/v1/chat/completions"
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(4 * HANG_S)]
+
 STREAMS, SLOW, GONE, EVENTS = 200, 50, 20, 20
 PIECE = b"x" * 20_000
 
@@ -111,22 +112,21 @@ async def load(front: Front, port: int) -> None:
 
 
 @pytest.mark.parametrize("held_bytes", [Limits().held_bytes, SLOW * len(PIECE) // 2])
-def test_nothing_is_left_of_a_load(upstreams, held_bytes):
-    async def story() -> None:
-        limits = Limits(held_bytes, body_timeout_s=2 * HANG_S)
-        url = upstreams["left"].base_url
-        client = upstream_client()
-        client.timeout = None  # however slow this machine is
-        replicas = Replicas((), PressureBound())
-        front = Front(url, replicas, client=client, limits=limits)
-        async with serving(front) as port:
-            before = asyncio.all_tasks()
-            await load(front, port)
-            await until(lambda: front.status()["under_way"] == 0)
-            await until(lambda: asyncio.all_tasks() <= before)
-            status = front.status()
-        assert status["held_bytes"] == 0
-        assert (status["faults"], status["upstream_errors"]) == (0, 0)
-        assert status["bodies_late"] == 0
-
-    asyncio.run(story())
+async def test_nothing_is_left_of_a_load(upstreams, held_bytes):
+    client = upstream_client()
+    client.timeout = None  # however slow this machine is
+    front = Front(
+        upstreams["left"].base_url,
+        Replicas((), PressureBound()),
+        client=client,
+        limits=Limits(held_bytes, body_timeout_s=2 * HANG_S),
+    )
+    async with serving(front) as port:
+        before = asyncio.all_tasks()
+        await load(front, port)
+        await until(lambda: front.status()["under_way"] == 0)
+        await until(lambda: asyncio.all_tasks() <= before)
+        status = front.status()
+    assert status["held_bytes"] == 0
+    assert (status["faults"], status["upstream_errors"]) == (0, 0)
+    assert status["bodies_late"] == 0

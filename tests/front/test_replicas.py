@@ -12,18 +12,27 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from tests.front.conftest import run
+from tests.commands import output_of
+from tests.front.conftest import HANG_S, front_before
 from ttlcache.cli import app
 from ttlcache.clock import VirtualClock
-from ttlcache.errors import ConfigError
 from ttlcache_connector.front import replicas as replicas_module
-from ttlcache_connector.front.app import Front
-from ttlcache_connector.front.replicas import PressureBound, Replicas
+from ttlcache_connector.front.replicas import PressureBound, Replicas, gauge
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(HANG_S)]
 
 URLS = ("http://busy", "http://idle")
 BOUND = PressureBound(every_s=2.0)
+WAITING = "vllm:num_requests_waiting"
+
+
+def asking(
+    answer: Callable[[httpx.Request], Any], urls: Any = URLS, **more: Any
+) -> Replicas:
+    """Replicas that `answer` stands in for."""
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    return Replicas(urls, more.pop("bound", BOUND), client=client, **more)
 
 
 class Fleet:
@@ -33,100 +42,74 @@ class Fleet:
         self.programs: object = {"engines": [{"programs": [{"program": "p"}]}]}
         self.asked = 0
         self.answers = anyio.Event()
-        self.answers.set()
+        self.clock = VirtualClock()
+        self.replicas = asking(self.handle, clock=self.clock)
 
     async def handle(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/metrics":
             waiting = 20 if request.url.host == "busy" else 0
-            return httpx.Response(200, text=f"vllm:num_requests_waiting {waiting}")
+            return httpx.Response(200, text=f"{WAITING} {waiting}")
         self.asked += 1
         await self.answers.wait()
         if self.programs is None:
             raise httpx.ConnectError("gone")
         return httpx.Response(200, text=json.dumps(self.programs))
 
-
-def over(fleet: Fleet, story: Callable[[Replicas, VirtualClock], Any]) -> None:
-    async def within() -> None:
-        clock = VirtualClock()
-        transport = httpx.MockTransport(fleet.handle)
-        async with httpx.AsyncClient(transport=transport) as client:
-            replicas = Replicas(URLS, BOUND, client=client, clock=clock)
-            await replicas.read()
-            await story(replicas, clock)
-
-    run(within)
+    async def is_over(self, program: str = "p") -> bool:
+        return await self.replicas.is_over(program)
 
 
-def test_an_answer_is_good_for_a_while():
+@pytest.fixture
+async def silent():
+    """It was read, and answers no further question yet."""
     fleet = Fleet()
-
-    async def story(replicas: Replicas, clock: VirtualClock) -> None:
-        for _ in range(50):
-            assert await replicas.is_over("p")
-            assert not await replicas.is_over("q")
-        assert fleet.asked == 1
-        clock.advance(BOUND.every_s)
-        fleet.programs = {"engines": []}
-        assert not await replicas.is_over("p")
-        assert fleet.asked == 2
-
-    over(fleet, story)
+    await fleet.replicas.read()
+    return fleet
 
 
-def test_so_is_none():
+@pytest.fixture
+def fleet(silent):
+    silent.answers.set()
+    return silent
+
+
+async def test_an_answer_is_good_for_a_while(fleet):
+    for _ in range(50):
+        assert await fleet.is_over("p")
+        assert not await fleet.is_over("q")
+    assert fleet.asked == 1
+    fleet.clock.advance(BOUND.every_s)
+    fleet.programs = {"engines": []}
+    assert not await fleet.is_over("p")
+    assert fleet.asked == 2
+
+
+async def test_so_is_none(fleet):
     """A replica too busy to answer is not asked by each of its programs' children."""
-    fleet = Fleet()
     fleet.programs = None
-
-    async def story(replicas: Replicas, clock: VirtualClock) -> None:
-        assert not any([await replicas.is_over("p") for _ in range(50)])
-        assert fleet.asked == 1
-
-    over(fleet, story)
+    assert not any([await fleet.is_over() for _ in range(50)])
+    assert fleet.asked == 1
 
 
-def test_one_question_at_a_time():
-    fleet = Fleet()
-    fleet.answers = anyio.Event()
-    found: list[bool] = []
-
-    async def story(replicas: Replicas, clock: VirtualClock) -> None:
-        async def child() -> None:
-            found.append(await replicas.is_over("p"))
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(50):
-                tasks.start_soon(child)
-            await anyio.wait_all_tasks_blocked()
-            assert fleet.asked == 1
-            fleet.answers.set()
-        assert (found, fleet.asked) == ([True] * 50, 1)
-
-    over(fleet, story)
+async def test_one_question_at_a_time(silent):
+    questions = [asyncio.create_task(silent.is_over()) for _ in range(50)]
+    await anyio.wait_all_tasks_blocked()
+    assert silent.asked == 1
+    silent.answers.set()
+    assert await asyncio.gather(*questions) == [True] * 50
+    assert silent.asked == 1
 
 
-def test_a_client_that_leaves_costs_the_others_nothing():
+async def test_a_client_that_leaves_costs_the_others_nothing(silent):
     """The one whose request asks goes; the next one in line asks again."""
-    fleet = Fleet()
-    fleet.answers = anyio.Event()
-    found: list[bool] = []
-
-    async def story(replicas: Replicas, clock: VirtualClock) -> None:
-        async def child() -> None:
-            found.append(await replicas.is_over("p"))
-
-        first = asyncio.create_task(child())
-        await anyio.wait_all_tasks_blocked()
-        second = asyncio.create_task(child())
-        await anyio.wait_all_tasks_blocked()
-        first.cancel()
-        await anyio.wait_all_tasks_blocked()
-        fleet.answers.set()
-        await second
-        assert (found, fleet.asked) == ([True], 2)
-
-    over(fleet, story)
+    first = asyncio.create_task(silent.is_over())
+    await anyio.wait_all_tasks_blocked()
+    second = asyncio.create_task(silent.is_over())
+    await anyio.wait_all_tasks_blocked()
+    first.cancel()
+    await anyio.wait_all_tasks_blocked()
+    silent.answers.set()
+    assert (await second, silent.asked) == (True, 2)
 
 
 @pytest.mark.parametrize(
@@ -140,58 +123,82 @@ def test_a_client_that_leaves_costs_the_others_nothing():
         {"engines": [{"programs": [{"program": ["p"]}]}]},
     ],
 )
-def test_an_answer_that_is_not_ours_names_nobody(programs):
-    fleet = Fleet()
+async def test_an_answer_that_is_not_ours_names_nobody(fleet, programs):
     fleet.programs = programs
+    assert not await fleet.is_over("p")
+    assert fleet.replicas.faults == 0
 
-    async def story(replicas: Replicas, clock: VirtualClock) -> None:
-        assert not await replicas.is_over("p")
-        assert replicas.faults == 0
 
-    over(fleet, story)
+def test_a_gauge_is_summed_over_its_labels():
+    text = (
+        "# HELP x_waiting of x\nx_waiting_total 9\n"
+        'x_waiting{engine="0"} 2.0\nx_waiting{engine="1"} 3.5\n'
+    )
+    assert gauge(text, "x_waiting") == 5.5
+    assert gauge(text, "y_waiting") is None
+
+
+@pytest.mark.parametrize(
+    ("busy", "idle", "expected"),
+    [
+        (20, 0, True),
+        (8, 0, False),  # the bound itself is allowed
+        (20, 20, False),  # no other one is better off
+        (0, 20, False),  # the parent is at the idle one
+        (20, None, False),  # the other one does not answer
+        (None, None, False),
+        ("404", "404", False),
+        ("500", "500", False),
+    ],
+)
+async def test_only_the_parents_replica_counts(busy, idle, expected):
+    def answer(request: httpx.Request) -> httpx.Response:
+        waiting = busy if request.url.host == "busy" else idle
+        if waiting is None:
+            raise httpx.ConnectError("nobody there")
+        if isinstance(waiting, str):
+            return httpx.Response(int(waiting), text="what?")
+        if request.url.path == "/metrics":
+            return httpx.Response(200, text=f"{WAITING} {waiting}")
+        programs = [{"program": "p"}] if request.url.host == "busy" else []
+        return httpx.Response(200, json={"engines": [{"programs": programs}]})
+
+    replicas = asking(answer)
+    await replicas.read()
+    assert await replicas.is_over("p") is expected
 
 
 @pytest.mark.parametrize("error", [httpx.InvalidURL("x"), RuntimeError("a bug")])
-def test_the_watch_goes_on_whatever_happens(error, caplog):
+async def test_the_watch_goes_on_whatever_happens(error, caplog):
     asked = {"busy": 0, "idle": 0}
 
     def handle(request: httpx.Request) -> httpx.Response:
         asked[request.url.host] += 1
         if request.url.host == "busy" and asked["busy"] <= 3:
             raise error
-        return httpx.Response(200, text="vllm:num_requests_waiting 1")
+        return httpx.Response(200, text=f"{WAITING} 1")
 
-    async def story() -> None:
-        client = httpx.AsyncClient(transport=httpx.MockTransport(handle))
-        replicas = Replicas(URLS, PressureBound(every_s=0.0), client=client)
-        async with replicas.watching():
-            while len(replicas.pressure) < 2:
-                await asyncio.sleep(0)
-            assert replicas.faults == 3
-
-    run(story)
+    replicas = asking(handle, bound=PressureBound(every_s=0.0))
+    async with replicas.watching():
+        while len(replicas.pressure) < 2:
+            await asyncio.sleep(0)
+        assert replicas.faults == 3
     assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
 
 
-def test_the_status_shows_no_password(caplog):
+async def test_the_status_shows_no_password(caplog):
     def handle(request: httpx.Request) -> httpx.Response:
         if request.url.host == "idle":
             raise RuntimeError("a bug")
         if request.url.host == "closed":
             return httpx.Response(401)
-        return httpx.Response(200, text="vllm:num_requests_waiting 1")
+        return httpx.Response(200, text=f"{WAITING} 1")
 
     caplog.set_level(logging.DEBUG, logger=replicas_module.__name__)
-
-    async def story() -> None:
-        client = httpx.AsyncClient(transport=httpx.MockTransport(handle))
-        names = ["busy:80/base/", "idle", "closed"]
-        urls = [f"http://me:secret@{name}" for name in names]
-        replicas = Replicas(urls, PressureBound(), client=client)
-        await replicas.read()
-        assert replicas.status() == {"http://busy/base": 1.0}
-
-    run(story)
+    names = ["busy:80/base/", "idle", "closed"]
+    replicas = asking(handle, [f"http://me:secret@{name}" for name in names])
+    await replicas.read()
+    assert replicas.status() == {"http://busy/base": 1.0}
     assert "http://idle" in caplog.text
     assert "http://closed/metrics: HTTPStatusError" in caplog.text
     own = [r for r in caplog.records if r.name == replicas_module.__name__]
@@ -199,6 +206,8 @@ def test_the_status_shows_no_password(caplog):
     formatter = logging.Formatter()
     assert not any("secret" in formatter.format(record) for record in own)
 
+
+# --- the command -------------------------------------------------------------
 
 WRONG = [
     "",
@@ -223,26 +232,9 @@ def test_urls_that_cannot_be_asked_are_refused_at_start(value, monkeypatch):
         "--upstream": ["--upstream", value],
         "--replica": ["--upstream", "http://x", "--replica", value],
     }.items():
-        done = CliRunner().invoke(app, ["front", *args], env={"COLUMNS": "300"})
-        assert done.exit_code == 2
+        printed = output_of(app, "front", *args, status=2)
         for part in (key, repr(value), "expected", "http://127.0.0.1:8000"):
-            assert part in done.output
-
-
-def test_idle_connections_stay_as_long_as_told(monkeypatch):
-    """A load balancer that keeps them longer sends a turn into a closed one."""
-    told: dict[str, Any] = {}
-    monkeypatch.setattr("uvicorn.run", lambda _, **options: told.update(options))
-    args = ["front", "--upstream", "http://x", "--keep-alive-s", "75"]
-    assert CliRunner().invoke(app, args).exit_code == 0
-    assert told["timeout_keep_alive"] == 75
-
-
-def test_without_its_extra_the_front_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    done = CliRunner().invoke(app, ["front", "--upstream", "http://x"])
-    assert done.exit_code == 1
-    assert "pip install 'ttlcache[fleet]'" in done.output
+            assert part in printed
 
 
 @pytest.mark.parametrize(
@@ -250,7 +242,19 @@ def test_without_its_extra_the_front_says_what_to_install(monkeypatch):
     ["http://x", "https://x/base/", "http://[::1]:80", "http://a_b:1", "HTTP://X"],
 )
 def test_others_are_taken(value):
-    try:
-        Front(value, Replicas([value], BOUND))
-    except ConfigError as error:
-        pytest.fail(str(error))
+    front_before(url=value)
+    Replicas([value], BOUND)
+
+
+def test_idle_connections_stay_as_long_as_told(monkeypatch):
+    """A load balancer that keeps them longer sends a turn into a closed one."""
+    told: dict[str, Any] = {}
+    monkeypatch.setattr("uvicorn.run", lambda _, **options: told.update(options))
+    output_of(app, "front", "--upstream", "http://x", "--keep-alive-s", "75")
+    assert told["timeout_keep_alive"] == 75
+
+
+def test_without_its_extra_the_front_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    printed = output_of(app, "front", "--upstream", "http://x", status=1)
+    assert "pip install 'ttlcache[fleet]'" in printed

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from bench.compare.fleet.router import Router
-from tests.front.conftest import HANG_S
+from tests.front.conftest import CHAT, HANG_S
 
 OTHER = {"left": {"right"}, "right": {"left"}}
 HASH, STICKY = "consistent_hash", "sticky_least_loaded"
@@ -25,7 +24,7 @@ TURNS = 8
 
 
 @pytest.fixture(scope="module", params=[HASH, STICKY])
-def policy(request: pytest.FixtureRequest) -> str:
+def policy(request):
     """Either one keeps programs at home; where one does not, tests say which."""
     return str(request.param)
 
@@ -60,7 +59,7 @@ def ids(seed: int, turn: int) -> list[int]:
 
 WITH_ID: dict[str, Callable[[int, int], Request]] = {
     "X-Session-ID": lambda i, t: (
-        "/v1/chat/completions",
+        CHAT,
         {"X-Session-ID": f"own-{i}"},
         {"messages": chat(i, t)},
     ),
@@ -87,19 +86,15 @@ WITH_ID: dict[str, Callable[[int, int], Request]] = {
             "kv_transfer_params": {"ttlcache": {"program_id": f"hint-{i}"}},
         },
     ),
-    "user": lambda i, t: (
-        "/v1/chat/completions",
-        {},
-        {"messages": chat(i, t), "user": "one-for-all"},
-    ),
+    "user": lambda i, t: (CHAT, {}, {"messages": chat(i, t), "user": "one-for-all"}),
     "request ids": lambda i, t: (
-        "/v1/chat/completions",
+        CHAT,
         {"X-Session-ID": f"traced-{i}", "X-Request-ID": f"{i}-{t}"},
         {"messages": chat(i, t)},
     ),
 }
 WITHOUT_ID: dict[str, Callable[[int, int], Request]] = {
-    "chat": lambda i, t: ("/v1/chat/completions", {}, {"messages": chat(i, t)}),
+    "chat": lambda i, t: (CHAT, {}, {"messages": chat(i, t)}),
     "Anthropic": lambda i, t: (
         "/v1/messages",
         {},
@@ -196,61 +191,29 @@ def test_the_replica_learns_whose_turn_it_is(front, kind):
 
 
 def test_the_end_of_a_program_is_told_to_its_replica(front):
-    for number in range(20):
-        session = {"X-Session-ID": f"ends-{number}"}
-        turn = httpx.post(
-            f"{front.base_url}/v1/chat/completions",
-            headers=session,
-            json={"model": "tiny", "messages": chat(number, 0)},
-            timeout=HANG_S,
-        )
-        end = httpx.post(
-            f"{front.base_url}/ttlcache/programs/ends-{number}/end", timeout=HANG_S
-        )
-        assert end.json()["name"] == turn.json()["name"]
-        assert end.json()["path"] == f"/ttlcache/programs/ends-{number}/end"
+    for name in (f"ends-{number}" for number in range(20)):
+        home = _first_turn(front.base_url, name)
+        path = f"/ttlcache/programs/{name}/end"
+        end = httpx.post(f"{front.base_url}{path}", timeout=HANG_S).json()
+        assert (end["name"], end["path"]) == (home, path)
 
 
 @pytest.mark.parametrize("policy", [HASH], indirect=True)
-def test_a_replica_that_comes_back_gets_its_programs_again(front, router):
+def test_a_replica_that_comes_back_gets_its_programs_again(front, router, upstreams):
     """Drained by the router's own call; its programs move, all others stay."""
     kinds = {"chat": WITHOUT_ID["chat"], "hint": WITH_ID["hint"]}
-    before, gone = land(front.base_url, kinds, turns=200), "left"
-    with drained(router, gone):
-        during = land(front.base_url, kinds, turns=200)
-    assert {name for own in during.values() for name in own} == OTHER[gone]
-    assert land(front.base_url, kinds, turns=200) == before
-
-
-@pytest.mark.parametrize("policy", [STICKY], indirect=True)
-def test_programs_of_a_sticky_router_move_once(front, router):
-    """They stay where they are when their replica is back; it takes the new ones."""
-    kinds = {"chat": WITHOUT_ID["chat"], "hint": WITH_ID["hint"]}
-    before, gone = land(front.base_url, kinds, turns=200), "left"
-    assert_both_are_used(before)
-    with drained(router, gone):
-        during = land(front.base_url, kinds, turns=200)
-    assert {name for own in during.values() for name in own} == OTHER[gone]
-    assert land(front.base_url, kinds, turns=200) == during
-    new = {_first_turn(front.base_url, f"new-{number}") for number in range(5)}
-    assert new == {gone}
-
-
-@contextmanager
-def drained(router: Router, name: str) -> Iterator[None]:
-    (url,) = [u for u in router.worker_urls if _name(u) == name]
+    before = land(front.base_url, kinds, turns=200)
+    url = upstreams["left"].base_url
     router.remove(url)
-    yield
+    during = land(front.base_url, kinds, turns=200)
     router.add(url)
-
-
-def _name(url: str) -> str:
-    return str(httpx.get(f"{url}/name", timeout=HANG_S).json()["name"])
+    assert {name for own in during.values() for name in own} == {"right"}
+    assert land(front.base_url, kinds, turns=200) == before
 
 
 def _first_turn(base_url: str, session: str) -> str:
     answer = httpx.post(
-        f"{base_url}/v1/chat/completions",
+        f"{base_url}{CHAT}",
         headers={"X-Session-ID": session},
         json={"model": "tiny", "messages": chat(0, 0)},
         timeout=HANG_S,

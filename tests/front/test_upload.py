@@ -14,25 +14,25 @@ import anyio
 import httpx
 import pytest
 
-from tests.front.conftest import run
+from tests.front.conftest import CHAT, HANG_S, front_before
 from ttlcache_connector.front.app import Front
-from ttlcache_connector.front.replicas import PressureBound, Replicas
 from ttlcache_connector.front.upload import Limits, Room, Upload
 from ttlcache_connector.http.asgi import MAX_BODY_BYTES
 
-CHAT = "/v1/chat/completions"
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(HANG_S)]
+
 MIB = 2**20
 Handler = Callable[[httpx.Request], Awaitable[httpx.Response]]
+CHUNKED = (b"transfer-encoding", b"chunked")
+#: What is looked into, and what is not.
+PATHS = pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
 
 
 class Transport(httpx.AsyncBaseTransport):
     """An upstream that reads a body as it likes."""
 
     def __init__(self, handle: Handler) -> None:
-        self._handle = handle
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return await self._handle(request)
+        self.handle_async_request = handle
 
 
 class Client:
@@ -61,25 +61,28 @@ class Client:
     async def send(self, message: dict[str, Any]) -> None:
         self.heard.append(message)
 
+    async def ask(self, front: Front) -> None:
+        await front(self.scope, self.receive, self.send)
+
     @property
     def status(self) -> int:
         return self.heard[0]["status"]
 
 
-def front_before(handle: Handler, **limits: float) -> Front:
-    client = httpx.AsyncClient(transport=Transport(handle))
-    replicas = Replicas((), PressureBound())
-    return Front("http://up", replicas, client=client, limits=Limits(**limits))
+async def served(client: Client, handle: Handler, **limits: float) -> dict[str, Any]:
+    """The front's status after a client's request, of which nothing may be left."""
+    front = front_before(Transport(handle), **limits)
+    await client.ask(front)
+    status = front.status()
+    assert (status["held_bytes"], status["under_way"]) == (0, 0)
+    return status
 
 
 def length(number: int) -> tuple[bytes, bytes]:
     return b"content-length", str(number).encode()
 
 
-CHUNKED = (b"transfer-encoding", b"chunked")
-
-
-def served(*pieces: bytes) -> httpx.Response:
+def answer(*pieces: bytes) -> httpx.Response:
     async def stream() -> AsyncIterator[bytes]:
         for piece in pieces:
             yield piece
@@ -88,7 +91,7 @@ def served(*pieces: bytes) -> httpx.Response:
 
 
 async def echo(request: httpx.Request) -> httpx.Response:
-    return served(*[piece async for piece in request.stream])
+    return answer(*[piece async for piece in request.stream])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ async def echo(request: httpx.Request) -> httpx.Response:
         (CHAT, length(MAX_BODY_BYTES + 1)),
     ],
 )
-def test_what_is_not_looked_into_goes_on_at_once(path, header):
+async def test_what_is_not_looked_into_goes_on_at_once(path, header):
     """The upstream has the first piece before the client has sent the second."""
     client = Client(header, path=path)
     second = b"second".ljust(MAX_BODY_BYTES)
@@ -109,28 +112,24 @@ def test_what_is_not_looked_into_goes_on_at_once(path, header):
         async for piece in request.stream:
             seen.append(piece)
             client.say(second, more=False)
-        return served()
+        return answer()
 
     client.say(b"first")
-    front = front_before(handle)
-    run(lambda: front(client.scope, client.receive, client.send))
+    await served(client, handle)
     assert seen == [b"first", second]
-    assert front.status()["held_bytes"] == 0
 
 
-def test_a_request_without_a_body_waits_for_none():
-    client = Client()
-
+async def test_a_request_without_a_body_waits_for_none():
     async def handle(request: httpx.Request) -> httpx.Response:
         assert "transfer-encoding" not in request.headers
-        return served(b"ok")
+        return answer(b"ok")
 
-    front = front_before(handle)
-    run(lambda: front(client.scope, client.receive, client.send))
+    client = Client()
+    await served(client, handle)
     assert client.status == 200
 
 
-def test_a_body_is_not_kept_while_its_answer_takes():
+async def test_a_body_is_not_kept_while_its_answer_takes():
     """An answer takes minutes, and there are hundreds of them at once."""
     size = 6 * MIB
     client = Client(length(size))
@@ -145,50 +144,41 @@ def test_a_body_is_not_kept_while_its_answer_takes():
 
         return httpx.Response(200, content=stream())
 
-    async def story() -> None:
-        for sent in range(65_536, size + 1, 65_536):
-            client.say(b" " * 65_536, more=sent < size)
-        await front(client.scope, client.receive, client.send)
-
-    front = front_before(handle)
     tracemalloc.start()
     try:
-        run(story)
+        for sent in range(65_536, size + 1, 65_536):
+            client.say(b" " * 65_536, more=sent < size)
+        await served(client, handle)
     finally:
         tracemalloc.stop()
     assert taken[0] == size
     assert taken[1] < MIB
 
 
-def test_what_is_awaited_at_once_has_a_bound():
+async def test_what_is_awaited_at_once_has_a_bound():
     """Beyond it bodies go on unread, at the upstream's pace; no request is lost."""
     size, number = 4 * MIB, 8
     piece = b'{"user": "u", "x": "' + b"x" * 65_516
     release = anyio.Event()
     sizes: list[int] = []
-    front: Front
 
     async def handle(request: httpx.Request) -> httpx.Response:
         await release.wait()
         sizes.append(sum([len(piece) async for piece in request.stream]))
-        return served()
+        return answer()
 
-    front = front_before(handle, held_bytes=10 * MIB)
+    front = front_before(Transport(handle), held_bytes=10 * MIB)
     clients = [Client(length(size)) for _ in range(number)]
-
-    async def story() -> None:
-        async with anyio.create_task_group() as tasks:
-            for client in clients:
-                for sent in range(0, size, len(piece)):
-                    rest = size - sent
-                    client.say(piece[:rest], more=rest > len(piece))
-                tasks.start_soon(front, client.scope, client.receive, client.send)
-            await anyio.wait_all_tasks_blocked()
-            held = front.status()["held_bytes"]
-            assert 10 * MIB - size <= held <= 10 * MIB + number * len(piece)
-            release.set()
-
-    run(story)
+    async with anyio.create_task_group() as tasks:
+        for client in clients:
+            for sent in range(0, size, len(piece)):
+                rest = size - sent
+                client.say(piece[:rest], more=rest > len(piece))
+            tasks.start_soon(client.ask, front)
+        await anyio.wait_all_tasks_blocked()
+        held = front.status()["held_bytes"]
+        assert 10 * MIB - size <= held <= 10 * MIB + number * len(piece)
+        release.set()
     assert sizes == [size] * number
     assert {client.status for client in clients} == {200}
     status = front.status()
@@ -196,67 +186,55 @@ def test_what_is_awaited_at_once_has_a_bound():
     assert (status["held_bytes"], status["under_way"]) == (0, 0)
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+@PATHS
 @pytest.mark.parametrize("beginning", [b"", b'{"model": '])
-def test_a_body_that_does_not_come_is_408(path, beginning):
+async def test_a_body_that_does_not_come_is_408(path, beginning):
     client = Client(length(100), path=path)
-
     if beginning:
         client.say(beginning)
-    front = front_before(echo, body_timeout_s=0.05)
-    run(lambda: front(client.scope, client.receive, client.send))
+    status = await served(client, echo, body_timeout_s=0.05)
     assert client.status == 408
     assert (b"connection", b"close") in client.heard[0]["headers"]
-    status = front.status()
     assert (status["bodies_late"], status["upstream_errors"]) == (1, 0)
-    assert (status["held_bytes"], status["under_way"]) == (0, 0)
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+@PATHS
 @pytest.mark.parametrize("beginning", [b"", b"half"])
-def test_a_body_that_ends_early_is_400(path, beginning):
+async def test_a_body_that_ends_early_is_400(path, beginning):
     """uvicorn ends it at once where a client asks for HTTP/2, as Java's does."""
     client = Client(length(100), path=path)
-
     client.say(beginning, more=False)
-    front = front_before(echo)
-    run(lambda: front(client.scope, client.receive, client.send))
+    status = await served(client, echo)
     assert client.status == 400
     assert b"HTTP/2" in client.heard[1]["body"]
-    status = front.status()
-    assert (status["held_bytes"], status["upstream_errors"]) == (0, 0)
+    assert status["upstream_errors"] == 0
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
-def test_a_length_beside_chunks_is_not_believed(path):
+@PATHS
+async def test_a_length_beside_chunks_is_not_believed(path):
     client = Client(length(100), CHUNKED, path=path)
     seen: list[tuple[bytes, str]] = []
 
     async def handle(request: httpx.Request) -> httpx.Response:
         told = request.headers.get("content-length", "")
         seen.append((b"".join([piece async for piece in request.stream]), told))
-        return served()
+        return answer()
 
     client.say(b"{}", more=False)
-    front = front_before(handle)
-    run(lambda: front(client.scope, client.receive, client.send))
+    await served(client, handle)
     assert seen == [(b"{}", "2" if path == CHAT else "")]
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
-def test_a_client_that_leaves_amid_its_body_leaves_nothing(path):
+@PATHS
+async def test_a_client_that_leaves_amid_its_body_leaves_nothing(path):
     client = Client(length(100), path=path)
-
     client.say(b"half")
     client.leave()
-    front = front_before(echo)
-    run(lambda: front(client.scope, client.receive, client.send))
+    await served(client, echo)
     assert client.heard == []
-    status = front.status()
-    assert (status["held_bytes"], status["under_way"]) == (0, 0)
 
 
-def test_a_client_that_leaves_an_early_answer_is_noticed():
+async def test_a_client_that_leaves_an_early_answer_is_noticed():
     """An upstream may answer before it has the whole body, and take no more of it."""
     client = Client(length(100), path="/v1/embeddings")
     ended = []
@@ -276,14 +254,12 @@ def test_a_client_that_leaves_an_early_answer_is_noticed():
         return httpx.Response(413, content=stream())
 
     client.say(b"a part")
-    front = front_before(handle)
-    run(lambda: front(client.scope, client.receive, client.send))
+    await served(client, handle)
     assert client.status == 413
     assert ended == [True]
-    assert front.status()["held_bytes"] == 0
 
 
-def test_a_body_is_sent_once():
+async def test_a_body_is_sent_once():
     """A second attempt fails, whoever makes it: it would send the rest as the whole."""
     client = Client(length(11), path="/v1/embeddings")
     sent: list[list[bytes]] = []
@@ -294,21 +270,17 @@ def test_a_body_is_sent_once():
             async for piece in request.stream:
                 sent[-1].append(piece)
                 break
-        return served()
+        return answer()
 
     client.say(b"first")
     client.say(b"second", more=False)
-    front = front_before(handle)
-    run(lambda: front(client.scope, client.receive, client.send))
+    await served(client, handle)
     assert sent == [[b"first"], []]
     assert client.status == 502
 
-    async def again() -> None:
-        client = Client(length(11))
-        client.say(b"first")
-        upload = Upload(client.scope, client.receive, Room(Limits()))
+    again = Client(length(11))
+    again.say(b"first")
+    upload = Upload(again.scope, again.receive, Room(Limits()))
+    await anext(upload.content())
+    with pytest.raises(httpx.StreamConsumed):
         await anext(upload.content())
-        with pytest.raises(httpx.StreamConsumed):
-            await anext(upload.content())
-
-    run(again)

@@ -25,7 +25,6 @@ STATE: dict[str, Any] = {
     "programs": [],
     "held": 0,
     "streamed": 0,
-    "received": 0,
 }
 #: Headers that a proxy could take for its own.
 OWN_HEADERS = [("server", "light"), ("date", "Thu, 01 Jan 1970 00:00:00 GMT")]
@@ -69,17 +68,8 @@ async def flood(mebibytes: int) -> Any:
         STATE["streamed"] += 1
 
 
-async def broken() -> Any:
-    yield b"not all of it"
-
-
 async def anything(request: Request) -> Any:
-    size = 0
-    body = b""
-    async for chunk in request.stream():
-        size += len(chunk)
-        STATE["received"] += len(chunk)
-        body += chunk[: max(0, 65536 - len(body))]
+    body = await request.body()
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):
@@ -95,19 +85,18 @@ async def anything(request: Request) -> Any:
     if asked.get("flood"):
         return StreamingResponse(flood(asked["flood"]))
     if asked.get("breaks"):
-        return StreamingResponse(broken(), headers={"content-length": "100"})
+        return PlainTextResponse("not all of it", headers={"content-length": "100"})
     if asked.get("events"):
-        return StreamingResponse(
-            stream(asked["events"]), media_type="text/event-stream"
-        )
+        events = stream(asked["events"])
+        return StreamingResponse(events, media_type="text/event-stream")
     answer = {
         "name": NAME,
         "path": request.url.path,
         "raw_path": request.scope["raw_path"].decode(),
         "query": request.url.query,
         "headers": dict(request.headers),
-        "size": size,
-        "body": body.decode(errors="replace"),
+        "size": len(body),
+        "body": body[:65536].decode(errors="replace"),
     }
     return JSONResponse(answer, status_code=asked.get("status", 200))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from ttlcache_connector.tiers.lmcache import client
 
 
 @pytest.fixture(scope="module")
-def tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierServer]:
+def tiers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bytes")
     options = TierOptions(
         cpu_gb=0.1, disk=folder / "disk", disk_gb=1.0, chunk_tokens=BLOCK
@@ -26,7 +25,7 @@ def tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierServer]:
 
 
 @pytest.fixture(scope="module")
-def two_block_tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierServer]:
+def two_block_tiers(tmp_path_factory):
     """One in which a pin may end within a chunk."""
     options = TierOptions(cpu_gb=0.1, chunk_tokens=2 * BLOCK)
     log = tmp_path_factory.mktemp("bytes2") / "lmcache.log"
@@ -35,7 +34,7 @@ def two_block_tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierSe
 
 
 @pytest.fixture
-def make_worker(tiers: TierServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def make_worker(tiers, monkeypatch):
     made: list[Worker] = []
     # Several parts a request.
     monkeypatch.setattr(reference, "PART_BYTES", 5 * CHUNK_BYTES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -13,7 +13,9 @@ from tests.e2e.tier_bytes.worker import (
     hints,
     play_random_agents,
     prompt,
+    step_until,
 )
+from tests.waiting import becomes
 from ttlcache_connector.blocks import expired
 
 pytestmark = pytest.mark.e2e
@@ -57,34 +59,28 @@ def test_a_server_that_dies_under_way(make_worker, tiers):
         engine.turn(f"first-{i}", prompt(500 + i, 100), hints=hints(f"d{i}"))
         for i in range(8)
     ]
-    time.sleep(0.25)
     engine.settle()
     empty_gpu(engine)
     for index, context in enumerate(contexts):
         engine.add(f"next-{index}", [*context, 9], hints=hints(f"d{index}", last=True))
     engine.step()
     tiers.kill()
-    began = time.monotonic()
-    while any(f"next-{i}" not in engine.finished for i in range(8)):
-        engine.step()
-        assert time.monotonic() - began < WAIT_S
+    step_until(engine, lambda: all(f"next-{i}" in engine.finished for i in range(8)))
     assert engine.pool.get_num_free_blocks() == 199
     tiers.options = replace(tiers.options)
     tiers.start()
-    deadline = time.monotonic() + WAIT_S
-    while not engine.connector.scheduler_role.parts.lower.is_up():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert becomes(engine.connector.scheduler_role.parts.lower.is_up, WAIT_S)
     promoted = engine.moved.get("tier_bytes:promoted", 0)
-    deadline = time.monotonic() + 3 * WAIT_S
-    number = 0
-    # The two roles notice each for itself that the server is back.
-    while engine.moved.get("tier_bytes:promoted", 0) == promoted:
-        assert time.monotonic() < deadline
-        number += 1
+    numbers = itertools.count()
+
+    def is_promoted() -> bool:
+        number = next(numbers)
         context = engine.turn(f"back-{number}", prompt(900, 100), hints=hints("back"))
-        time.sleep(0.25)
         engine.settle()
         empty_gpu(engine)
         last = hints("back", last=True)
         engine.turn(f"again-{number}", [*context, 9], hints=last)
+        return engine.moved.get("tier_bytes:promoted", 0) > promoted
+
+    # The two roles notice each for itself that the server is back.
+    assert becomes(is_promoted, 3 * WAIT_S)

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from vllm.lora.request import LoRARequest
 
-from bench.serve.tier_server import TierServer
-from tests.e2e.tier_bytes.worker import (
-    Worker,
-    hints,
-    prompt,
-    use_free_memory,
-)
+from tests.e2e.tier_bytes.worker import Worker, hints, prompt, use_free_memory
 from ttlcache.estimators.costs import MIN_LOST
 
 pytestmark = pytest.mark.e2e
@@ -21,9 +13,7 @@ pytestmark = pytest.mark.e2e
 PROGRAMS = 2 * MIN_LOST
 
 
-def test_returns_tell_what_the_tier_keeps(
-    make_worker: Any, two_block_tiers: TierServer
-) -> None:
+def test_returns_tell_what_the_tier_keeps(make_worker, two_block_tiers):
     """Chunks are of two blocks: a tail that fills none is not held against it."""
     engine: Worker = make_worker(num_blocks=200, tiers=two_block_tiers)
     controller = engine.connector.scheduler_role.parts.controller
@@ -56,8 +46,8 @@ CASES = ["malformed hints", "an adapter", "all to compute", "short", "reset"]
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_the_tier_never_had_or_is_not_asked_for_tells_nothing(
-    make_worker: Any, two_block_tiers: TierServer, case: str
-) -> None:
+    make_worker, two_block_tiers, case
+):
     engine: Worker = make_worker(num_blocks=200, tiers=two_block_tiers)
     controller = engine.connector.scheduler_role.parts.controller
     wishes = {"ttl": -1} if case == "malformed hints" else {}

@@ -187,10 +187,7 @@ def reclaim(engine: Worker, blocks: int) -> None:
 
 
 def play_random_agents(
-    engine: Worker,
-    mode: str,
-    is_enough: Callable[[int], bool],
-    first_seed: int = 0,
+    engine: Worker, mode: str, is_enough: Callable[[int], bool], first_seed: int = 0
 ) -> None:
     """Six agents whose turns expire, claim, give way, are preempted or aborted.
 

@@ -1,0 +1,219 @@
+"""`bench demo` and `bench settings` without a server: arms, verdict, tables."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from bench.compare import report, settings
+from bench.compare.agents import CONNECTOR, LMCACHE
+from bench.compare.demo import DemoOptions
+from bench.compare.measure import arm_of
+from bench.compare.rounds import in_turn
+from bench.serve.arms import ArmResult, EngineCounters, above
+from bench.serve.replay import Failure
+from bench.sim.load.scaled import longest_context
+from bench.sim.metrics import TurnRecord, summarize
+from tests.bench.samples import served
+from ttlcache_connector.lmcache_server.launch import TierOptions
+
+NO_PINS = EngineCounters(100, 40, 2.0, 4, 0, {}, 0, 0, 0)
+EXTRA = "kv_connector_extra_config"
+
+
+def record(logprob: float = -1.0, token: int = 7) -> TurnRecord:
+    return served(first_logprob=logprob, output_token_ids=(token,))
+
+
+def arm(name: str, seen: TurnRecord, engine: EngineCounters = NO_PINS) -> ArmResult:
+    return ArmResult(
+        name=name,
+        command=("python", "-m", "server"),
+        log_path=Path("server.log"),
+        records=(seen,),
+        failures=(),
+        log_errors=(),
+        summary=summarize([seen]),
+        engine=engine,
+        replay_s=2.0,
+    )
+
+
+# --- arms --------------------------------------------------------------------
+
+
+def test_the_pairs_differ_in_the_connector_and_the_server_below():
+    options = DemoOptions(connector_config={"policy": "cachettl"}, out=Path("/there"))
+    arms = [arm_of(name, of, options) for name, of in options.settings().items()]
+    recorded = {"policy": "cachettl", "record_path": "/there/recording"}
+    tiered = {"policy": "cachettl", "lower_tier": "cpu", "cpu_gb": 1.5}
+    assert [arm.server.kv_transfer_config for arm in arms] == [
+        None,
+        {**CONNECTOR, EXTRA: recorded},
+        {**LMCACHE, EXTRA: {}},
+        {**CONNECTOR, EXTRA: tiered},
+    ]
+    assert [arm.tiers for arm in arms] == [None, None, options.tiers, None]
+    servers = [replace(arm.server, kv_transfer_config=None) for arm in arms]
+    assert servers == [options.server(None)] * 4
+
+
+def test_an_arm_above_a_server_is_told_its_address():
+    server = DemoOptions().server({**LMCACHE, EXTRA: {"a": 1}})
+    transfer = above(server, TierOptions(port=4711)).kv_transfer_config
+    address = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 4711}
+    assert transfer == {**LMCACHE, EXTRA: {"a": 1, **address}}
+
+
+def test_arms_are_connectors_with_their_settings():
+    below = 'lmcache:{"lmcache.mp.save_decode_cache": true}'
+    chosen = settings.parse(["vanilla", '{"admission": "none"}', "lmcache", below])
+    assert chosen == {
+        "vanilla": None,
+        '{"admission": "none"}': {**CONNECTOR, EXTRA: {"admission": "none"}},
+        "lmcache": {**LMCACHE, EXTRA: {}},
+        below: {**LMCACHE, EXTRA: {"lmcache.mp.save_decode_cache": True}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (["{}"], "at least twice"),
+        (["{}", "{}"], "given twice"),
+        (["{}", "{"], "not JSON"),
+        (["{}", "[]"], "expected a JSON object"),
+        (["{}", "lmcache:[]"], "expected a JSON object"),
+    ],
+)
+def test_other_settings_are_refused(texts, told):
+    with pytest.raises(ValueError, match=told):
+        settings.parse(texts)
+
+
+# --- workload ----------------------------------------------------------------
+
+
+def test_agents_that_wait_for_a_place_arrive_together_in_another_order():
+    one, other = (DemoOptions(at_once=3, seed=seed) for seed in (0, 1))
+    assert {program.arrival_s for program in one.workload()} == {0.0}
+    names = [[p.program_id for p in options.workload()] for options in (one, other)]
+    assert names[0] != names[1]
+    assert sorted(names[0]) == sorted(names[1])
+    assert one.replay().at_once == 3
+
+
+def test_the_default_workload_fits_the_pool_one_by_one_but_not_together():
+    options = DemoOptions()
+    programs = options.workload()
+    room = options.server(None).max_model_len
+    assert longest_context(programs) <= room
+    assert sum(program.context_tokens for program in programs) > 5 * room
+
+
+def test_the_order_turns_around():
+    played = [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+    assert list(in_turn(["a", "b"], 3)) == played
+
+
+# --- verdict and tables ------------------------------------------------------
+
+
+def test_equal_arms_have_no_problems():
+    arms = (arm("vanilla", record()), arm("ttlcache", record(logprob=-1.0005)))
+    assert report.problems(arms) == []
+
+
+def test_every_reason_to_fail_is_named():
+    failed = replace(
+        arm("vanilla", record()),
+        failures=(Failure("agent", 3, "HTTP 500"),),
+        log_errors=("ERROR engine died",),
+    )
+    other = arm("ttlcache", record(logprob=-1.5, token=8))
+    arms = (failed, arm("lmcache", record()), other)
+    assert report.results([{each.name: each for each in arms}])[1] == [
+        "round 1: vanilla: 1 failed requests, e.g. agent turn 3: HTTP 500",
+        "round 1: vanilla: 1 errors in server.log, e.g. ERROR engine died",
+        "round 1: ttlcache: outputs differ from vanilla's in 1 turns, e.g. agent "
+        "turn 0",
+        "round 1: ttlcache: first-token logprobs differ by 0.5 from vanilla's, "
+        "allowed 0.001",
+    ]
+
+
+def test_an_arm_in_json_has_the_promised_keys():
+    engine = replace(NO_PINS, pins={"claimed": 9, "expired": 1})
+    found = report.arm_json(arm("ttlcache", record(), engine))
+    assert json.loads(json.dumps(found)) == found
+    assert found["pins"] == {"claimed": 9, "expired": 1}
+    assert found["mean_jct_s"] == found["p95_jct_s"] == 2.0
+    assert (found["prompt_hit"], found["mean_wait_s"]) == (0.4, 0.5)
+
+
+def test_the_table_shows_all_arms_and_what_only_some_have():
+    engine = replace(NO_PINS, pins={"claimed": 9, "reset": 2})
+    below = replace(engine, tier_bytes={"demoted": 7_500_000})
+    slow = replace(record(), departure_s=4.0)
+    rounds = [
+        {"vanilla": arm("vanilla", slow), "ours": arm("ours", record(), engine)},
+        {"vanilla": arm("vanilla", record()), "ours": arm("ours", slow, below)},
+    ]
+    grid = report.arms_table(rounds, ["vanilla", "ours"])
+    cells = (column.cells for column in grid.columns)
+    rows = {row[0]: row[1:] for row in zip(*cells, strict=True)}
+    assert [column.header for column in grid.columns] == ["", "vanilla", "ours"]
+    assert rows["mean JCT, s"] == ("3", "3")
+    assert rows["prompt tokens computed"] == ("60", "60")
+    assert rows["pins claimed"] == ("0", "9")
+    assert rows["pins reset"] == ("0", "2")
+    assert rows["MB demoted"] == ("0", "3.75")
+    Console(file=io.StringIO(), width=100).print(grid)
+
+
+def test_savings_are_told_beside_what_the_arms_measure():
+    plain = arm("vanilla", replace(record(), cached_tokens=10))
+    ours = arm("ttlcache", record(), replace(NO_PINS, prefill_tokens_saved=27))
+    saved = "ttlcache prefilled 30 tokens less than vanilla; it tells 27 saved (0.90x)"
+    assert report.savings(plain, ours) == saved
+    assert "x)" not in report.savings(ours, ours)
+
+
+def summary(jct_s, tokens_per_s=100.0):
+    numbers = {"mean_jct_s": jct_s, "p99_turn_s": 2 * jct_s}
+    told = SimpleNamespace(**numbers, output_tokens_per_s=tokens_per_s)
+    return SimpleNamespace(summary=told)
+
+
+def test_each_round_is_compared_with_its_own_base():
+    done = [
+        {"a": summary(10.0), "b": summary(5.0)},
+        {"a": summary(40.0), "b": summary(80.0)},
+    ]
+    ratio = report.ratio(done, "mean_jct_s", "b", "a")
+    assert ratio.by_round == (0.5, 2.0)
+    assert ratio.geometric_mean == pytest.approx(1.0)
+    # ln 2 and -ln 2: their standard deviation is sqrt(2) ln 2, of the mean ln 2.
+    assert ratio.standard_error == pytest.approx(math.log(2.0))
+
+
+def test_a_line_tells_the_ratios_of_every_round():
+    done = [
+        {"a": summary(10.0), "b": summary(9.0, tokens_per_s=80.0)},
+        {"a": summary(20.0), "b": summary(18.0, tokens_per_s=80.0)},
+    ]
+    assert report.lines(done, ["a", "b"]) == [
+        "b over a: mean JCT 0.900 ± 0.000 (0.90, 0.90), tokens a second 0.800 ± 0.000 "
+        "(0.80, 0.80), turn p99 0.900 ± 0.000 (0.90, 0.90)"
+    ]
+    # A single round has no error.
+    assert report.lines(done[:1], ["a", "b"]) == [
+        "b over a: mean JCT 0.90x, tokens a second 0.80x, turn p99 0.90x"
+    ]
