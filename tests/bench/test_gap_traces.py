@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.gaps.traces import DECODE_S_PER_TOKEN, gap_key, read_gaps
-from bench.sim.load.traces import RecordedTurn, TraceError
+from bench.gaps.traces import gap_key, read_gaps
+from bench.sim.load.traces import DECODE_S_PER_TOKEN, RecordedTurn, TraceError
 from tests.bench.samples import recorded, write_trace
 from ttlcache.types import FINAL_GAP, USER_GAP, GapKey
 

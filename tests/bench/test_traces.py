@@ -79,8 +79,8 @@ def test_programs_are_cut_to_turns_and_context(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{not json", r"t\.gz:2: : Invalid JSON"),
-        ("[1]", r"t\.gz:2: : .* got \[1\]"),
+        ("{not json", r"t\.gz:2: not JSON"),
+        ("[1]", r"t\.gz:2: expected a JSON object, got \[1\]"),
         ('{"turns": []}', r"t\.gz:2: program_id: Field required"),
         ('{"program_id": "x", "turns": []}', r"t\.gz:2: turns: .* at least 1 item"),
         ('{"program_id": "x", "turns": [3]}', r"turns\.0: .* got 3"),
@@ -105,11 +105,11 @@ def test_unusable_files_are_named(tmp_path: Path) -> None:
         from_trace(tmp_path / "none.gz", 1, 1.0, 0)
     plain = tmp_path / "plain.gz"
     plain.write_text("{}\n")
-    with pytest.raises(TraceError, match="not gzip JSON lines"):
+    with pytest.raises(TraceError, match="in no known format"):
         from_trace(plain, 1, 1.0, 0)
     cut = tmp_path / "cut.gz"
     cut.write_bytes(write_trace(tmp_path / "t.gz", program("a")).read_bytes()[:-12])
-    with pytest.raises(TraceError, match="not gzip JSON lines"):
+    with pytest.raises(TraceError, match="cannot be read"):
         from_trace(cut, 5, 1.0, 0)
     with pytest.raises(TraceError, match="no program with at least two turns"):
         from_trace(write_trace(tmp_path / "one.gz", program("a", 1)), 1, 1.0, 0)
