@@ -204,7 +204,7 @@ def broken(text: str, old: str, new: str) -> str:
         ),
         (
             broken(samples.swe_agent(), '"execution_time": 4.0', '"execution_time": "4"'),
-            r"log: trajectory\.0\.execution_time: .* got '4'",
+            r"log:1: trajectory\.0\.execution_time: .* got '4'",
         ),
         (
             broken(samples.openhands_early(), samples.at(2.0), "yesterday"),
@@ -212,7 +212,7 @@ def broken(text: str, old: str, new: str) -> str:
         ),
         (
             broken(samples.kv_cache_tester(), '"in": 1000, ', ""),
-            r"log: requests\.0: in: Field required",
+            r"log:1: requests\.0: in: Field required",
         ),
         (
             broken(samples.request_log(), '"start_time": 6.0', '"start_time": "noon"'),

@@ -32,6 +32,11 @@ CHARS_PER_TOKEN = 4
 _COMPACTED = 0.5
 #: Larger times are in milliseconds, microseconds or nanoseconds.
 _MAX_S = 1e11
+#: Values beside the text.
+_NO_TEXT = frozenset(
+    ("id", "type", "role", "signature", "encrypted_content", "cache_control")
+    + ("call_id", "tool_call_id", "tool_use_id", "kind")
+)
 _PROMPT_NAMES = AliasChoices("prompt_tokens", "input_tokens")
 _OUTPUT_NAMES = AliasChoices("completion_tokens", "output_tokens")
 
@@ -187,11 +192,11 @@ def _tool_names(tools: Sequence[GapKey] | None) -> tuple[str | None, str | None]
 
 
 def num_chars(value: Any) -> int:
-    """Characters of all text in a JSON value, keys left out."""
+    """Characters of all text in a JSON value that a model reads or writes."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
-        value = list(value.values())
+        value = [item for key, item in value.items() if key not in _NO_TEXT]
     return sum(map(num_chars, value)) if isinstance(value, list) else 0
 
 
