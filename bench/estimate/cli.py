@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from bench.command import write_json
 from bench.estimate.plan import EstimateOptions, Plan, plan_of, rates_of
-from bench.estimate.sessions import Sessions, read_sessions, write_trace
+from bench.estimate.sessions import Sessions, read_sessions, save_trace
 from bench.estimate.verdict import COLUMNS, Load, loads_of, rows, verdict
 from bench.ratios import BLOCK_PROGRAMS, MIN_BLOCKS
 from bench.sim import run
@@ -29,7 +29,7 @@ def estimate(options: EstimateOptions, console: Console) -> None:
     if sessions.mean_turns == 1.0:
         console.print("It will not help: every program of these logs has one turn.")
         return
-    plan = plan_of(options, sessions, write_trace(sessions.programs, _TRACES))
+    plan = plan_of(options, sessions, save_trace(sessions.programs, _TRACES))
     capacity = 0.0
     if not options.rate:
         found = _run(plan.capacity_cells(sessions.mean_context_tokens))
@@ -63,7 +63,9 @@ def _caveats(
     else:
         found.append(f"step times: a roofline of {options.gpu}, not measured")
     if capacity:
-        found.append(f"loads: 0.5, 0.8 and 1.1 of the capacity, {capacity:.3g} programs/s")
+        found.append(
+            f"loads: 0.5, 0.8 and 1.1 of the capacity, {capacity:.3g} programs/s"
+        )
     programs = plan.spec.programs
     if programs < len(sessions.programs):
         found.append(f"each run draws {programs} of them")

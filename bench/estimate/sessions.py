@@ -89,7 +89,7 @@ def read_sessions(paths: Sequence[Path], console: Console) -> Sessions:
     return Sessions(tuple(filled), tuple(_notes(reading)))
 
 
-def write_trace(programs: Iterable[RecordedProgram], folder: Path) -> Path:
+def save_trace(programs: Iterable[RecordedProgram], folder: Path) -> Path:
     """A trace file, whose name is that of its content."""
     lines = [program.model_dump_json(exclude_none=True) + "\n" for program in programs]
     content = "".join(lines).encode()

@@ -82,7 +82,11 @@ def codex(*, counted: bool = True) -> str:
 def atif() -> str:
     steps: list[dict[str, Any]] = [{"source": "user", "message": "Do it."}]
     for turn, (_, end_s) in enumerate(TIMES):
-        step: dict[str, Any] = {"source": "agent", "message": "", "timestamp": at(end_s)}
+        step: dict[str, Any] = {
+            "source": "agent",
+            "message": "",
+            "timestamp": at(end_s),
+        }
         if turn < len(CALLS):
             name, given = CALLS[turn]
             step["tool_calls"] = [{"function_name": name, "arguments": given}]
@@ -135,7 +139,11 @@ def openhands_events() -> list[dict[str, Any]]:
     ]
     found[0]["timestamp"] = at(0)
     found[1]["llm_message"] = {"role": "user", "content": [{"text": "Do it."}]}
-    actions = [("terminal", "pytest -q"), ("terminal", "pytest -q"), ("file_editor", "view")]
+    actions = [
+        ("terminal", "pytest -q"),
+        ("terminal", "pytest -q"),
+        ("file_editor", "view"),
+    ]
     for turn, (tool, command) in zip((0, 0, 1), actions, strict=True):
         event: dict[str, Any] = {"kind": "ActionEvent", "source": "agent"}
         event |= {"tool_name": tool, "action": {"command": command}}

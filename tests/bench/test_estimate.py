@@ -1,4 +1,4 @@
-"""`bench estimate`: defaults, notes, the verdict, and a run from a log to its picture."""
+"""`bench estimate`: defaults, notes, verdict; a run from a log to its picture."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.estimate import cli, plan
 from bench.estimate.plan import EstimateOptions, plan_of, rates_of
-from bench.estimate.sessions import MAX_GAP_S, Sessions, read_sessions, write_trace
+from bench.estimate.sessions import MAX_GAP_S, Sessions, read_sessions, save_trace
 from bench.estimate.verdict import Load, Outcome, rows, verdict
 from bench.ratios import Interval
 from bench.sim.load.tracefile import recorded_programs
 from bench.sim.load.traces import RecordedProgram
-from rich.console import Console
 from tests.bench import log_samples as samples
 from tests.bench.samples import recorded, write_trace
 
@@ -61,8 +61,8 @@ def test_what_was_guessed_is_told(tmp_path: Path) -> None:
 
 def test_the_trace_that_is_replayed_has_every_turn(tmp_path: Path) -> None:
     found = sessions(tmp_path, {"tool": "Read"}, {})
-    path = write_trace(found.programs, tmp_path / "traces")
-    assert path == write_trace(found.programs, tmp_path / "traces")
+    path = save_trace(found.programs, tmp_path / "traces")
+    assert path == save_trace(found.programs, tmp_path / "traces")
     (body,) = recorded_programs(path, "")
     assert [(t.new_prompt_tokens, t.tool, t.gap_s) for t in body] == [
         (90, "Read", 0.1),
@@ -151,7 +151,12 @@ def test_the_verdict(
 def test_an_unknown_interval_is_not_shown() -> None:
     sure = load(0.2, 0.7)
     unsure = replace(sure, ratio=Interval(0.7, math.nan, math.nan))
-    assert [row[3] for row in rows([sure, unsure])] == ["", "0.70 (0.68-0.72)", "", "0.70"]
+    assert [row[3] for row in rows([sure, unsure])] == [
+        "",
+        "0.70 (0.68-0.72)",
+        "",
+        "0.70",
+    ]
     assert unsure.pays
 
 
@@ -177,7 +182,9 @@ def test_programs_of_one_turn_need_no_simulation(tmp_path: Path) -> None:
     write_trace(tmp_path / "logs", recorded({}))
     result = estimated(tmp_path)
     assert result.exit_code == 0
-    assert "It will not help: every program of these logs has one turn." in result.output
+    assert (
+        "It will not help: every program of these logs has one turn." in result.output
+    )
 
 
 def test_from_a_log_to_a_picture(

@@ -76,7 +76,9 @@ def test_subagents_are_programs_of_their_own(tmp_path: Path) -> None:
     assert [row[3] for row in rows_of(own)] == [4.0, 0.5, None]
     assert [turn.tool for turn in own.turns] == ["tool"] * 3
     lines = samples.claude_code().splitlines()
-    side = [line.replace('"isSidechain": false', '"isSidechain": true') for line in lines]
+    side = [
+        line.replace('"isSidechain": false', '"isSidechain": true') for line in lines
+    ]
     # Lines of a side chain without an agent's id hang on its first line.
     side = [line.replace('"parentUuid": null', '"parentUuid": "u0"') for line in side]
     both = programs(tmp_path, "both.jsonl", "\n".join([*lines, *side]))
@@ -187,8 +189,10 @@ def broken(text: str, old: str, new: str) -> str:
     ("text", "message"),
     [
         (
-            broken(samples.claude_code(), '"output_tokens": 50', '"output_tokens": "x"'),
-            r"log:4: message\.usage\.output_tokens|completion_tokens: .* got 'x'",
+            broken(
+                samples.claude_code(), '"output_tokens": 50', '"output_tokens": "x"'
+            ),
+            r"log:4: message\.usage\.\w+: .* got 'x'",
         ),
         (
             broken(samples.codex(), '"input_tokens": 1100', '"input_tokens": -1'),
@@ -203,7 +207,9 @@ def broken(text: str, old: str, new: str) -> str:
             r"log: messages\.2\.extra\.timestamp: .* ISO 8601",
         ),
         (
-            broken(samples.swe_agent(), '"execution_time": 4.0', '"execution_time": "4"'),
+            broken(
+                samples.swe_agent(), '"execution_time": 4.0', '"execution_time": "4"'
+            ),
             r"log:1: trajectory\.0\.execution_time: .* got '4'",
         ),
         (
@@ -219,12 +225,16 @@ def broken(text: str, old: str, new: str) -> str:
             r"log:3: start_time: .*, got 'noon'",
         ),
         (
-            broken(samples.request_log(), '"messages": [{"role": "user", "content": "o', '"o": [{"role": "user", "content": "o'),
+            broken(
+                samples.request_log(),
+                '"messages": [{"role": "user", "content": "o',
+                '"o": [{"role": "user", "content": "o',
+            ),
             r"log:2: messages or input or prompt: expected",
         ),
         (samples.vllm_log(prompts=False), r"log:2: prompt: not in the log"),
         ("{", r"log:1: not JSON"),
-        (samples.claude_code() + "{\n\n", r"log:11: not JSON"),
+        (samples.claude_code() + "{\n\n", r"log:10: not JSON"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:

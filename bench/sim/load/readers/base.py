@@ -34,8 +34,18 @@ _COMPACTED = 0.5
 _MAX_S = 1e11
 #: Values beside the text.
 _NO_TEXT = frozenset(
-    ("id", "type", "role", "signature", "encrypted_content", "cache_control")
-    + ("call_id", "tool_call_id", "tool_use_id", "kind")
+    [
+        "id",
+        "type",
+        "role",
+        "kind",
+        "signature",
+        "encrypted_content",
+        "cache_control",
+        "call_id",
+        "tool_call_id",
+        "tool_use_id",
+    ]
 )
 _PROMPT_NAMES = AliasChoices("prompt_tokens", "input_tokens")
 _OUTPUT_NAMES = AliasChoices("completion_tokens", "output_tokens")
@@ -220,8 +230,8 @@ def tools_in(value: Any) -> list[GapKey]:
 class Usage(BaseModel):
     """Token counts of an answer, as OpenAI's and Anthropic's APIs name them."""
 
-    prompt_tokens: Tokens | None = Field(None, validation_alias=_PROMPT_NAMES)
-    output_tokens: Tokens | None = Field(None, validation_alias=_OUTPUT_NAMES)
+    prompt_tokens: Tokens | None = Field(default=None, validation_alias=_PROMPT_NAMES)
+    output_tokens: Tokens | None = Field(default=None, validation_alias=_OUTPUT_NAMES)
     #: Anthropic's input tokens are those that no cache had.
     cache_read_input_tokens: Tokens | None = None
     cache_creation_input_tokens: Tokens | None = None
@@ -289,7 +299,9 @@ def _joined(before: Call, more: Call, usage: Usage) -> Call:
         output = before.output_tokens + (0 if before.is_counted else output)
     return replace(
         more,
-        prompt_tokens=more.prompt_tokens if usage.whole_prompt else before.prompt_tokens,
+        prompt_tokens=more.prompt_tokens
+        if usage.whole_prompt
+        else before.prompt_tokens,
         output_tokens=output,
         start_s=before.start_s,
         tools=[*(before.tools or ()), *(more.tools or ())],

@@ -58,7 +58,9 @@ def _programs(record: base.Record, name: str) -> Iterator[RecordedProgram]:
         has_ended = each.stop == "end_turn" or following == ["text"]
         end_s = None if each.api_time is None else each.t + each.api_time
         tools = [] if has_ended else [_TOOL]
-        calls.append(base.Call(each.prompt_tokens, each.output_tokens, each.t, end_s, tools))
+        calls.append(
+            base.Call(each.prompt_tokens, each.output_tokens, each.t, end_s, tools)
+        )
     yield from base.programs_of(name, calls)
 
 

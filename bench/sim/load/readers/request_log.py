@@ -30,9 +30,13 @@ _CACHE_MARK = re.compile(r'"cache_control": (\{[^}]*\}|null)(, )?')
 
 
 class _Line(BaseModel):
-    start_s: base.Moment | None = Field(None, validation_alias=AliasChoices(*_STARTS))
-    end_s: base.Moment | None = Field(None, validation_alias=AliasChoices(*_ENDS))
-    session: str | None = Field(None, validation_alias=AliasChoices(*_SESSIONS))
+    start_s: base.Moment | None = Field(
+        default=None, validation_alias=AliasChoices(*_STARTS)
+    )
+    end_s: base.Moment | None = Field(
+        default=None, validation_alias=AliasChoices(*_ENDS)
+    )
+    session: str | None = Field(default=None, validation_alias=AliasChoices(*_SESSIONS))
 
 
 class _Answer(BaseModel):

@@ -47,7 +47,9 @@ def _read(log: base.Log) -> Iterator[RecordedProgram]:
                 end_s=_seconds(line),
             )
     if not requests:
-        number = next(n for n, line in enumerate(log.lines, 1) if _RECEIVED.search(line))
+        number = next(
+            n for n, line in enumerate(log.lines, 1) if _RECEIVED.search(line)
+        )
         raise TraceError(
             f"{log.path}:{number}: prompt: not in the log; vLLM writes it with "
             "--enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG"
