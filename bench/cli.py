@@ -14,6 +14,8 @@ from bench.compare.prices import PricesOptions, prices
 from bench.compare.profile import ProfileOptions, profile
 from bench.compare.settings import SettingsOptions, settings
 from bench.compare.validate import ValidateOptions, validate
+from bench.estimate.cli import estimate
+from bench.estimate.plan import EstimateOptions
 from bench.gaps.report import GapOptions, gaps
 from bench.gpu.bundle import BundleOptions, gpu_bundle
 from bench.gpu.run import GpuOptions, gpu
@@ -37,6 +39,7 @@ app.command()(command(DemoOptions)(demo))
 app.command()(command(GapOptions)(gaps))
 app.command()(command(OverheadOptions)(overhead))
 app.command()(command(WedgeOptions)(wedge))
+app.command()(command(EstimateOptions)(estimate))
 app.command()(command(SimOptions)(sim))
 app.command()(command(GridOptions)(grid))
 app.command()(command(FiguresOptions)(figures))

@@ -24,12 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.sim.load.programs import poisson_arrivals
-from bench.sim.load.traces import RecordedTurn, TraceError, read_programs
+from bench.sim.load.readers import read_programs
+from bench.sim.load.traces import DECODE_S_PER_TOKEN, RecordedTurn, TraceError
 from ttlcache.toolcalls import key_for_tool
 from ttlcache.types import FINAL_GAP, USER_GAP, USER_TOOL, GapKey
 
-#: Seconds a generated token where the trace has no latency: 50 tokens a second.
-DECODE_S_PER_TOKEN = 0.02
 _NO_CALL = frozenset({USER_TOOL, "__format_error__", ""})
 _MASKED_ARGUMENT = re.compile(r"<arg>")
 _MASK = re.compile(r"[<>]")

@@ -127,7 +127,7 @@ class RequestFactory:
             if self._tell_last:
                 hints["is_last_step"] = True
             return hints
-        hints["tool"] = agent.current.tool
+        hints["tool"] = agent.current.tool.split("+")
         if self._tell_gap:
             hints["tool_eta_s"] = agent.current.gap_s
         return hints

@@ -11,7 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from bench.sim.load.programs import Turn
-from bench.sim.load.traces import RecordedTurn, TraceError, read_programs
+from bench.sim.load.readers import read_programs
+from bench.sim.load.traces import RecordedTurn, TraceError
 
 Body = tuple[Turn, ...]
 

@@ -1,23 +1,24 @@
-"""Recorded agent programs: gzip JSON lines, each a `RecordedProgram`; other keys are
-ignored."""
+"""Recorded agent programs: what every reader of logs makes, and our own trace format.
+
+A trace is JSON lines, each a `RecordedProgram`; other keys are ignored.
+"""
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-Tokens = Annotated[int, Field(ge=0)]
+Tokens = Annotated[int, Field(ge=0, strict=True)]
 #: None where it is not known.
-Seconds = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)] | None
+
+#: Seconds a generated token where a log has no latency: 50 tokens a second.
+DECODE_S_PER_TOKEN = 0.02
 
 
 class TraceError(ValueError):
-    """A trace file that cannot be replayed; names file, line and field."""
+    """A log that cannot be replayed; names file, line and field."""
 
 
 class RecordedTurn(BaseModel):
@@ -27,9 +28,10 @@ class RecordedTurn(BaseModel):
     tool, tool_s: what ran in the gap, and how long. exe, eff: of a shell call, the
         executable and the whole command, paths and arguments masked.
     start_s: when the request was sent. llm_s: from there to the end of its output.
+    estimated: of "tokens" and "tool_s", what a reader did not find but guess.
     """
 
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     new_prompt_tokens: Tokens
     output_tokens: Tokens
@@ -39,48 +41,14 @@ class RecordedTurn(BaseModel):
     tool_s: Seconds = None
     llm_s: Seconds = None
     start_s: Seconds = None
+    estimated: tuple[str, ...] = ()
 
 
 class RecordedProgram(BaseModel):
     """An agent's whole job. arrival_s: when its first request was sent."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     program_id: str = Field(min_length=1)
     turns: list[RecordedTurn] = Field(min_length=1)
     arrival_s: Seconds = None
-
-
-def read_programs(path: Path) -> Iterator[RecordedProgram]:
-    """The programs of a trace, each with an id of its own.
-
-    Raises:
-        TraceError: unreadable file, or a line that is no such program.
-    """
-    seen: set[str] = set()
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    program = _parse(line, f"{path}:{number}")
-                    if program.program_id in seen:
-                        raise TraceError(
-                            f"{path}:{number}: program_id {program.program_id!r} "
-                            "occurs twice"
-                        )
-                    seen.add(program.program_id)
-                    yield program
-    except FileNotFoundError:
-        raise TraceError(f"{path}: no such file") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: not gzip JSON lines: {error}") from error
-
-
-def _parse(line: str, where: str) -> RecordedProgram:
-    try:
-        return RecordedProgram.model_validate_json(line)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        found = "" if first["type"] == "json_invalid" else f", got {first['input']!r}"
-        raise TraceError(f"{where}: {field}: {first['msg']}{found}") from None

@@ -1,0 +1,1 @@
+"""What ttlcache would change for the sessions of a log, in the simulator."""

@@ -1,0 +1,147 @@
+"""What is simulated: the engine, the loads, and vLLM with and without ttlcache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.command import argument, one_of, option
+from bench.estimate.sessions import Sessions
+from bench.sim.hardware import HARDWARE
+from bench.sim.load.workload import WorkloadSpec
+from bench.sim.models import BYTES_PER_NUMBER, MODELS
+from bench.sim.profile import load_profile
+from bench.sim.rivals.arms import ARMS
+from bench.sim.settings import Cell, EngineSetting
+
+#: Of the arms of the simulator; the second one has ttlcache's defaults.
+ARM_NAMES = ("vllm", "adaptive")
+SEEDS = (0, 1)
+_CAPACITY_SEED = 1000
+#: Loads: shares of the capacity, or of the rate that is given.
+LOADS = (0.5, 0.8, 1.1)
+_RATE_LOADS = (0.5, 1.0, 1.5)
+#: Of the programs of a run, so many first and last ones are not counted.
+_WARM_UP, _DRAIN = 0.2, 0.14
+#: Turns of a run: what two cores simulate of all runs in two minutes.
+MAX_TURNS = 1500
+_MIN_PROGRAMS = 12
+#: Programs that show the capacity, in final contexts of the pool.
+_CROWD = 4
+#: vLLM's block, in which `--blocks` counts, and a larger one, three times as cheap.
+VLLM_BLOCK_TOKENS, _BLOCK_TOKENS = 16, 64
+#: Of a GPU: GB, and vLLM's defaults for a step and for running requests.
+_GPUS = {
+    "a100-80": (80.0, 2048, 256),
+    "h100": (80.0, 8192, 1024),
+    "h200": (141.0, 8192, 1024),
+    "b200": (180.0, 16384, 1024),
+}
+#: Share of the memory that vLLM takes, and GB of it for activations and graphs.
+_UTILIZATION, _ACTIVATIONS_GB = 0.92, 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateOptions:
+    """Whose sessions, and the server that they would have."""
+
+    paths: list[Path] = argument("Logs: files, or folders of them.")
+    model: str = option("llama-3.1-8b", f"One of {', '.join(MODELS)}.")
+    gpu: str = option("a100-80", f"One of {', '.join(HARDWARE)}.")
+    profile: Path | None = option(None, "Measured step times (bench profile).")
+    blocks: int = option(0, "KV pool in vLLM's blocks; 0: what the GPU has.", min=0)
+    gpu_gb: float = option(0.0, "GB of a GPU; 0: as it is sold.", min=0)
+    rate: float = option(0.0, "Programs a second; 0: shares of the capacity.", min=0)
+    programs: int = option(120, "Most programs of a run.", min=_MIN_PROGRAMS)
+    out: Path = option(Path("out/estimate"), "Folder of the picture and the numbers.")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """engine, spec: of every run; the rate and the seed of `spec` are to be set."""
+
+    engine: EngineSetting
+    spec: WorkloadSpec
+
+    @property
+    def counted(self) -> int:
+        """Programs of a run that are counted."""
+        return self.spec.programs - self.spec.warm_up - self.spec.drain
+
+    def capacity_cells(self, mean_context_tokens: float) -> list[Cell]:
+        """A new program whenever one ends: what each arm completes a second."""
+        contexts = self.engine.pool_tokens / mean_context_tokens
+        crowd = max(1, min(round(_CROWD * contexts), self.spec.programs // 3))
+        spec = replace(
+            self.spec,
+            seed=_CAPACITY_SEED,
+            arrivals=f"closed:{crowd}",
+            warm_up=crowd,
+            drain=crowd,
+        )
+        return [Cell(ARMS[name], self.engine, spec) for name in ARM_NAMES]
+
+    def cells(self, rates: Sequence[float]) -> list[Cell]:
+        """Loads x arms x seeds."""
+        return [
+            Cell(ARMS[name], self.engine, replace(self.spec, rate=rate, seed=seed))
+            for rate in rates
+            for name in ARM_NAMES
+            for seed in SEEDS
+        ]
+
+
+def plan_of(options: EstimateOptions, sessions: Sessions, trace: Path) -> Plan:
+    """
+    Raises:
+        ValueError: an unknown name, or a model that the memory does not hold.
+    """
+    one_of("model", options.model, MODELS)
+    one_of("gpu", options.gpu, _GPUS)
+    _, step_tokens, max_num_seqs = _GPUS[options.gpu]
+    engine = EngineSetting(
+        hardware=options.gpu,
+        model=options.model,
+        blocks=_pool_tokens(options) // _BLOCK_TOKENS + 1,
+        block_size=_BLOCK_TOKENS,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=step_tokens,
+        tell_last=False,
+        profile=options.profile,
+    )
+    if options.profile is not None:
+        load_profile(options.profile)  # told before all else
+    affordable = max(_MIN_PROGRAMS, round(MAX_TURNS / sessions.mean_turns))
+    programs = min(options.programs, affordable)
+    warm_up, drain = (math.ceil(share * programs) for share in (_WARM_UP, _DRAIN))
+    spec = WorkloadSpec(
+        f"trace:{trace}",
+        programs,
+        rate=1.0,
+        seed=0,
+        max_context=engine.max_context,
+        warm_up=warm_up,
+        drain=drain,
+    )
+    return Plan(engine, spec)
+
+
+def rates_of(options: EstimateOptions, capacity: float) -> list[float]:
+    """Programs a second, of four digits: one that can be typed gives the same."""
+    loads, unit = (_RATE_LOADS, options.rate) if options.rate else (LOADS, capacity)
+    return [float(f"{load * unit:.4g}") for load in loads]
+
+
+def _pool_tokens(options: EstimateOptions) -> int:
+    if options.blocks:
+        return options.blocks * VLLM_BLOCK_TOKENS
+    model = MODELS[options.model]
+    gb = options.gpu_gb or _GPUS[options.gpu][0]
+    pool_bytes = (_UTILIZATION * gb - _ACTIVATIONS_GB) * 1e9 * model.tp
+    pool_bytes -= model.params * BYTES_PER_NUMBER
+    if pool_bytes <= 0:
+        gpus = "a GPU" if model.tp == 1 else f"{model.tp} GPUs"
+        raise ValueError(f"{model.name} does not fit into {gb:g} GB of {gpus}")
+    return int(pool_bytes / model.kv_bytes_per_token)

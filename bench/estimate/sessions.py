@@ -1,0 +1,140 @@
+"""Sessions of logs, made fit for a replay, and what had to be guessed for that."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from bench.sim.load.readers import Reading, read_paths
+from bench.sim.load.traces import RecordedProgram, RecordedTurn
+from ttlcache.toolcalls.classes import tool_class
+from ttlcache.types import GapKey
+
+#: Where a log has no times: seconds by class of tool, others `_OTHER_TOOL_S`.
+TOOL_S = {
+    "shell-look": 0.1,
+    "shell-run": 10.0,
+    "read": 0.1,
+    "edit": 0.2,
+    "run": 10.0,
+    "fetch": 2.0,
+    "subagent": 60.0,
+    "user": 60.0,
+    "approval": 60.0,
+}
+_OTHER_TOOL_S = 1.0
+#: A person who comes back later than this says nothing about a cache.
+MAX_GAP_S = 600.0
+_SHOWN_FILES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """programs: every gap is known. notes: what was guessed, left out or cut."""
+
+    programs: tuple[RecordedProgram, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def mean_turns(self) -> float:
+        return statistics.fmean(len(program.turns) for program in self.programs)
+
+    @property
+    def mean_context_tokens(self) -> float:
+        """Of the final contexts."""
+        return statistics.fmean(
+            sum(turn.new_prompt_tokens + turn.output_tokens for turn in program.turns)
+            for program in self.programs
+        )
+
+    @property
+    def median_gap_s(self) -> float:
+        """Between two turns; 0 where every program has one."""
+        gaps = [turn.tool_s or 0.0 for _, turn in _gaps(self.programs)]
+        return statistics.median(gaps or [0.0])
+
+    @property
+    def best_hit(self) -> float:
+        """Share of the prompt tokens that an endless prefix cache hits."""
+        hit = prompts = 0
+        for program in self.programs:
+            context = 0
+            for turn in program.turns:
+                hit += context
+                prompts += context + turn.new_prompt_tokens
+                context += turn.new_prompt_tokens + turn.output_tokens
+        return hit / prompts
+
+
+def read_sessions(paths: Sequence[Path], console: Console) -> Sessions:
+    """
+    Raises:
+        bench.sim.load.traces.TraceError: a file that cannot be read, or no program.
+    """
+
+    def tracked(logs: list[list[Path]]) -> Iterable[list[Path]]:
+        return track(logs, "reading", console=console, transient=True)
+
+    reading = read_paths(paths, tracked)
+    filled = [
+        program.model_copy(update={"turns": list(map(_filled, program.turns))})
+        for program in reading.programs
+    ]
+    return Sessions(tuple(filled), tuple(_notes(reading)))
+
+
+def save_trace(programs: Iterable[RecordedProgram], folder: Path) -> Path:
+    """A trace file, whose name is that of its content."""
+    lines = [program.model_dump_json(exclude_none=True) + "\n" for program in programs]
+    content = "".join(lines).encode()
+    path = folder / f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def _filled(turn: RecordedTurn) -> RecordedTurn:
+    gap_s = _default_s(turn) if turn.tool_s is None else turn.tool_s
+    return turn.model_copy(update={"tool_s": min(gap_s, MAX_GAP_S)})
+
+
+def _default_s(turn: RecordedTurn) -> float:
+    """Of parallel calls the slowest one's."""
+    keys = [GapKey(name, turn.exe or "") for name in (turn.tool or "").split("+")]
+    return max(TOOL_S.get(tool_class(key), _OTHER_TOOL_S) for key in keys)
+
+
+def _gaps(
+    programs: Iterable[RecordedProgram],
+) -> Iterable[tuple[RecordedProgram, RecordedTurn]]:
+    return ((program, turn) for program in programs for turn in program.turns[:-1])
+
+
+def _notes(reading: Reading) -> Iterable[str]:
+    found = ", ".join(f"{count} of {name}" for name, count in reading.formats.items())
+    yield f"{len(reading.programs)} programs in logs: {found}"
+    if reading.unknown:
+        names = ", ".join(str(path) for path in reading.unknown[:_SHOWN_FILES])
+        more = ", …" if len(reading.unknown) > _SHOWN_FILES else ""
+        count = len(reading.unknown)
+        yield f"{count} files in no known format are left out: {names}{more}"
+    turns = [turn for program in reading.programs for turn in program.turns]
+    gaps = [turn for _, turn in _gaps(reading.programs)]
+    uncounted = sum("tokens" in turn.estimated for turn in turns)
+    if uncounted:
+        yield f"tokens of {uncounted} of {len(turns)} turns: characters / 4"
+    unknown = sum(turn.tool_s is None for turn in gaps)
+    if unknown:
+        yield f"tool times of {unknown} of {len(gaps)} gaps: a default for each class"
+    guessed = sum("tool_s" in turn.estimated for turn in gaps)
+    if guessed:
+        yield f"tool times of {guessed} of {len(gaps)} gaps: less 20 ms a token decoded"
+    long = sum((turn.tool_s or 0.0) > MAX_GAP_S for turn in gaps)
+    if long:
+        yield f"{long} of {len(gaps)} gaps are cut to {MAX_GAP_S:.0f} s"

@@ -1,0 +1,132 @@
+"""From runs to what a person wants to know: does it pay, from which load, when not."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from bench.estimate.plan import ARM_NAMES, SEEDS
+from bench.estimate.sessions import Sessions
+from bench.ratios import Interval, paired_bootstrap
+from bench.sim.metrics import HELD_TTFT_S
+from bench.sim.settings import CellResult
+
+#: A job completion time that is less than this much shorter is the same.
+_WORTH = 0.05
+#: So near to the best hit rate there is nothing to gain.
+_NEAR = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One arm at one load; times in seconds, hit and held as shares.
+
+    held: programs nine of ten of whose turns begin to answer within `HELD_TTFT_S`.
+    """
+
+    mean_jct_s: float
+    p95_ttft_s: float
+    hit: float
+    held: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """rate: programs a second. ratio: job completion time with over without."""
+
+    rate: float
+    without: Outcome
+    with_ttlcache: Outcome
+    ratio: Interval
+
+    @property
+    def pays(self) -> bool:
+        high = self.ratio.high
+        is_sure = math.isnan(high) or high < 1.0
+        return is_sure and self.ratio.ratio <= 1.0 - _WORTH
+
+
+def loads_of(rates: Sequence[float], results: Sequence[CellResult]) -> list[Load]:
+    """results: as `Plan.cells` orders the cells."""
+    steady = iter([result.steady for result in results])
+    loads = []
+    for rate in rates:
+        base, ours = ([next(steady) for _ in SEEDS] for _ in ARM_NAMES)
+        jct_s = [[run["jct_s"] for run in runs] for runs in (ours, base)]
+        ratio = paired_bootstrap(*jct_s)
+        loads.append(Load(rate, _outcome(base), _outcome(ours), ratio))
+    return loads
+
+
+def _outcome(runs: Sequence[dict[str, Any]]) -> Outcome:
+    return Outcome(
+        statistics.fmean(chain(*(run["jct_s"] for run in runs))),
+        statistics.fmean(run["ttft_s"][1] for run in runs),
+        statistics.fmean(run["prompt_hit"] for run in runs),
+        statistics.fmean(chain(*(run["held"] for run in runs))),
+    )
+
+
+def verdict(loads: Sequence[Load], sessions: Sessions) -> list[str]:
+    """From which load it pays, and when it does not: a sentence each."""
+    paying = [load for load in loads if load.pays]
+    if not paying:
+        return [f"It pays at none of these loads: {_why_not(loads[-1], sessions)}."]
+    first = min(paying, key=lambda load: load.rate)
+    saved = 1.0 - first.ratio.ratio
+    told = f"It pays from {first.rate:.3g} programs/s on: {saved:.0%} less time a job."
+    below = [load for load in loads if load.rate < first.rate]
+    if not below:
+        return [told, f"It does not help far below {first.rate:.3g} programs/s."]
+    why = _why_not(below[-1], sessions)
+    return [told, f"It does not help at {below[-1].rate:.3g} programs/s: {why}."]
+
+
+def _why_not(load: Load, sessions: Sessions) -> str:
+    best, hit = sessions.best_hit, load.without.hit
+    if hit >= best - _NEAR:
+        return (
+            "the pool holds all contexts, vLLM alone hits "
+            f"{hit:.0%} of the prompt tokens and no cache more than {best:.0%}"
+        )
+    if load.ratio.ratio > 1.0 - _WORTH:
+        return (
+            f"tools take {sessions.median_gap_s:.3g} s in the median, for which the "
+            "memory is worth more to other programs"
+        )
+    return "the difference may be chance; more sessions would tell"
+
+
+def rows(loads: Sequence[Load]) -> list[list[str]]:
+    """For a table, two a load; columns: `COLUMNS`."""
+    found = []
+    for load in loads:
+        ratio = f"{load.ratio.ratio:.2f}"
+        if not math.isnan(load.ratio.low):
+            ratio += f" ({load.ratio.low:.2f}-{load.ratio.high:.2f})"
+        for name, outcome, told in (
+            ("vLLM", load.without, ""),
+            ("ttlcache", load.with_ttlcache, ratio),
+        ):
+            found.append(
+                [
+                    f"{load.rate:.3g}" if not told else "",
+                    name,
+                    f"{outcome.mean_jct_s:.1f}",
+                    told,
+                    f"{outcome.p95_ttft_s:.2f}",
+                    f"{outcome.hit:.0%}",
+                    f"{outcome.held:.0%}",
+                ]
+            )
+    return found
+
+
+COLUMNS = (
+    *("per s", "", "job s", "ratio (95 %)", "p95 TTFT s", "hit"),
+    f"TTFT ≤ {HELD_TTFT_S:.0f} s",
+)

@@ -1,0 +1,27 @@
+"""Our own traces: JSON lines, each a `RecordedProgram`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bench.sim.load.readers import base
+from bench.sim.load.traces import RecordedProgram, TraceError
+
+
+def _recognises(log: base.Log) -> bool:
+    return isinstance(log.first.get("turns"), list)
+
+
+def _read(log: base.Log) -> Iterator[RecordedProgram]:
+    seen: set[str] = set()
+    for record in log.records:
+        program = record.read(RecordedProgram)
+        if program.program_id in seen:
+            raise TraceError(
+                f"{record.where}: program_id {program.program_id!r} occurs twice"
+            )
+        seen.add(program.program_id)
+        yield program
+
+
+READER = base.Reader("trace", _recognises, _read)

@@ -1,0 +1,217 @@
+"""`bench estimate`: defaults, notes, verdict; a run from a log to its picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.estimate import cli, plan
+from bench.estimate.plan import EstimateOptions, plan_of, rates_of
+from bench.estimate.sessions import MAX_GAP_S, Sessions, read_sessions, save_trace
+from bench.estimate.verdict import Load, Outcome, rows, verdict
+from bench.ratios import Interval
+from bench.sim.load.tracefile import recorded_programs
+from bench.sim.load.traces import RecordedProgram
+from tests.bench import log_samples as samples
+from tests.bench.samples import recorded, write_trace
+
+QUIET = Console(quiet=True)
+
+
+def sessions(tmp_path: Path, *turns: dict[str, Any], **fields: Any) -> Sessions:
+    path = write_trace(tmp_path / "t.gz", recorded(*turns, **fields))
+    return read_sessions([path], QUIET)
+
+
+def test_unknown_tool_times_are_defaults_of_their_class(tmp_path: Path) -> None:
+    found = sessions(
+        tmp_path,
+        {"tool": "bash", "exe": "pytest"},
+        {"tool": "cat+pip"},
+        {"tool": "Read"},
+        {"tool": None},
+        {"tool": "__user__"},
+        {"tool": "search", "tool_s": 9999.0},
+        {},
+    )
+    gaps = [turn.tool_s for turn in found.programs[0].turns[:-1]]
+    assert gaps == [10.0, 1.0, 0.1, 1.0, 60.0, MAX_GAP_S]
+    assert "tool times of 5 of 6 gaps: a default for each class" in found.notes
+    assert "1 of 6 gaps are cut to 600 s" in found.notes
+
+
+def test_what_was_guessed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.traj").write_text(samples.swe_agent())
+    (tmp_path / "b.json").write_text(samples.atif())
+    (tmp_path / "c.txt").write_text("?")
+    notes = read_sessions([tmp_path], QUIET).notes
+    assert notes[0] == "2 programs in logs: 1 of SWE-agent, 1 of ATIF"
+    assert notes[1].startswith("1 files in no known format are left out: ")
+    assert "tokens of 3 of 6 turns: characters / 4" in notes
+    assert "tool times of 2 of 4 gaps: less 20 ms a token decoded" in notes
+
+
+def test_the_trace_that_is_replayed_has_every_turn(tmp_path: Path) -> None:
+    found = sessions(tmp_path, {"tool": "Read"}, {})
+    path = save_trace(found.programs, tmp_path / "traces")
+    assert path == save_trace(found.programs, tmp_path / "traces")
+    (body,) = recorded_programs(path, "")
+    assert [(t.new_prompt_tokens, t.tool, t.gap_s) for t in body] == [
+        (90, "Read", 0.1),
+        (90, "search", 1.0),
+    ]
+    # 100 + 90 of the second prompt, which has 190 tokens; the first one has 90.
+    assert found.best_hit == pytest.approx(100 / 280)
+
+
+def test_the_pool_is_what_the_weights_leave(tmp_path: Path) -> None:
+    found = sessions(tmp_path, {}, {})
+    options = EstimateOptions([tmp_path])
+    engine = plan_of(options, found, tmp_path).engine
+    pool_gb = 0.92 * 80 - 3 - 2 * 8.03
+    assert engine.pool_tokens == pytest.approx(pool_gb * 1e9 / 131_072, rel=0.001)
+    assert not engine.tell_last
+    blocks = plan_of(replace(options, blocks=8_000), found, tmp_path).engine
+    assert blocks.pool_tokens == 128_000
+    with pytest.raises(ValueError, match=r"qwen3-32b does not fit into 48 GB of a GPU"):
+        plan_of(replace(options, gpu_gb=48, model="qwen3-32b"), found, tmp_path)
+
+
+def test_long_programs_are_fewer(tmp_path: Path) -> None:
+    options = EstimateOptions([tmp_path])
+    few = plan_of(options, sessions(tmp_path, *[{}] * 50), tmp_path).spec
+    assert few.programs == plan.MAX_TURNS // 50
+    many = plan_of(options, sessions(tmp_path, {}, {}), tmp_path).spec
+    assert many.programs == options.programs
+
+
+def test_loads_are_shares_of_the_capacity_or_of_the_rate() -> None:
+    options = EstimateOptions([])
+    assert rates_of(options, 0.2) == [0.1, 0.16, 0.22]
+    assert rates_of(replace(options, rate=2.0), 0.0) == [1.0, 2.0, 3.0]
+
+
+def load(rate: float, ratio: float, hit: float = 0.5, wide: float = 0.02) -> Load:
+    base = Outcome(100.0, 9.0, hit, 0.5)
+    ours = Outcome(100.0 * ratio, 1.0, 0.9, 1.0)
+    return Load(rate, base, ours, Interval(ratio, ratio - wide, ratio + wide))
+
+
+@pytest.mark.parametrize(
+    ("loads", "told"),
+    [
+        (
+            [load(0.1, 1.0, hit=0.94), load(0.2, 0.7), load(0.3, 0.5)],
+            [
+                "It pays from 0.2 programs/s on: 30% less time a job.",
+                "It does not help at 0.1 programs/s: the pool holds all contexts, vLLM "
+                "alone hits 94% of the prompt tokens and no cache more than 95%.",
+            ],
+        ),
+        (
+            [load(0.1, 0.8)],
+            [
+                "It pays from 0.1 programs/s on: 20% less time a job.",
+                "It does not help far below 0.1 programs/s.",
+            ],
+        ),
+        (
+            [load(0.1, 1.0), load(0.2, 0.99)],
+            [
+                "It pays at none of these loads: tools take 30 s in the median, for "
+                "which the memory is worth more to other programs."
+            ],
+        ),
+        (
+            [load(0.2, 0.9, wide=0.2)],
+            [
+                "It pays at none of these loads: the difference may be chance; more "
+                "sessions would tell."
+            ],
+        ),
+    ],
+)
+def test_the_verdict(
+    loads: list[Load], told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Sessions((), ())
+    monkeypatch.setattr(Sessions, "best_hit", 0.95)
+    monkeypatch.setattr(Sessions, "median_gap_s", 30.0)
+    assert verdict(loads, found) == told
+
+
+def test_an_unknown_interval_is_not_shown() -> None:
+    sure = load(0.2, 0.7)
+    unsure = replace(sure, ratio=Interval(0.7, math.nan, math.nan))
+    assert [row[3] for row in rows([sure, unsure])] == [
+        "",
+        "0.70 (0.68-0.72)",
+        "",
+        "0.70",
+    ]
+    assert unsure.pays
+
+
+def estimated(tmp_path: Path, *arguments: str) -> Any:
+    return CliRunner().invoke(app, ["estimate", str(tmp_path / "logs"), *arguments])
+
+
+def test_errors_are_one_line(tmp_path: Path) -> None:
+    result = estimated(tmp_path)
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
+    assert "logs: no such file or folder" in result.output
+    (tmp_path / "logs").write_text(samples.atif().replace('"source"', '"sauce"'))
+    assert "steps.0.source: Field required" in estimated(tmp_path).output
+    (tmp_path / "logs").write_text(samples.atif())
+    result = estimated(tmp_path, "--gpu", "abacus")
+    assert "gpu 'abacus': expected one of a100-80, " in result.output
+    result = estimated(tmp_path, "--profile", "none.json")
+    assert "profile none.json: " in result.output
+    assert "Traceback" not in result.output
+
+
+def test_programs_of_one_turn_need_no_simulation(tmp_path: Path) -> None:
+    write_trace(tmp_path / "logs", recorded({}))
+    result = estimated(tmp_path)
+    assert result.exit_code == 0
+    assert (
+        "It will not help: every program of these logs has one turn." in result.output
+    )
+
+
+def test_from_a_log_to_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vllm")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "PROCESSES", 1)
+    programs = [
+        RecordedProgram.model_validate(
+            recorded(
+                *[{"new_prompt_tokens": 900, "output_tokens": 40, "tool_s": 2.0}] * 4,
+                program_id=str(number),
+            )
+        )
+        for number in range(12)
+    ]
+    write_trace(tmp_path / "logs", *(each.model_dump() for each in programs))
+    options = ("--programs", "12", "--blocks", "700", "--out", "o")
+    result = estimated(tmp_path, *options)
+    assert result.exit_code == 0, result.output
+    told = json.loads((tmp_path / "o" / "estimate.json").read_text())
+    assert len(told["loads"]) == 3
+    for each in told["loads"]:
+        assert 0.0 < each["without"]["mean_jct_s"] < 1e4
+        assert 0.0 <= each["with_ttlcache"]["hit"] <= 0.9
+    assert "step times: a roofline of a100-80, not measured" in told["told"]
+    assert "It pays" in result.output
+    assert "no interval: " in result.output
+    assert (tmp_path / "o" / "estimate.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,267 @@
+"""Every format of logs on a sample of it; what is missing, wrong or packed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.sim.load.readers import READERS, read_paths, read_programs
+from bench.sim.load.traces import RecordedProgram, TraceError
+from bench.sim.load.workload import WorkloadSpec, build
+from tests.bench import log_samples as samples
+from tests.bench.samples import recorded, write_trace
+from ttlcache.telemetry.events import Telemetry
+from ttlcache.telemetry.recorder import Recorder
+from ttlcache.testing.fake_engine import FakeEngine
+
+#: New prompt tokens, output tokens, tool or program of the shell, seconds.
+Row = tuple[int, int, str | None, float | None]
+COUNTED: list[Row] = [(1000, 50, "pytest", 4.0), (50, 60, "Read", 0.5)]
+LAST = (140, 70)
+
+
+def programs(tmp_path: Path, name: str, text: str) -> list[RecordedProgram]:
+    path = tmp_path / name
+    path.write_text(text)
+    return list(read_programs(path))
+
+
+def rows_of(program: RecordedProgram) -> list[Row]:
+    return [
+        (t.new_prompt_tokens, t.output_tokens, t.exe or t.tool, t.tool_s)
+        for t in program.turns
+    ]
+
+
+def with_tool(name: str, seconds: tuple[float, float] = (4.0, 0.5)) -> list[Row]:
+    (first, _), (second, _) = ((row[:3], row[3]) for row in COUNTED)
+    return [(*first, seconds[0]), (*second[:2], name, seconds[1])]
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "expected"),
+    [
+        ("Claude Code", samples.claude_code(), COUNTED),
+        ("Codex", samples.codex(), COUNTED),
+        # Answers' times: less 20 ms for each token of the next one.
+        ("ATIF", samples.atif(), with_tool("Read", (4.8, 0.6))),
+        ("mini-swe-agent", samples.mini_swe_agent(), with_tool("cat")),
+        ("OpenHands", samples.openhands_early(), with_tool("str_replace_editor")),
+        ("request log", samples.request_log(), COUNTED),
+        ("request log", samples.request_log(session="s"), COUNTED),
+    ],
+)
+def test_formats_with_counts(
+    tmp_path: Path, reader: str, text: str, expected: list[Row]
+) -> None:
+    found = programs(tmp_path, "log", text)[0]
+    rows = rows_of(found)
+    assert [row[:3] for row in rows[:2]] == [row[:3] for row in expected]
+    assert [row[3] for row in rows[:2]] == pytest.approx([row[3] for row in expected])
+    assert (rows[2][:2], rows[2][3], len(rows)) == (LAST, None, 3)
+    assert not any("tokens" in turn.estimated for turn in found.turns)
+    assert read_paths([tmp_path]).formats == {reader: 1}
+
+
+def test_subagents_are_programs_of_their_own(tmp_path: Path) -> None:
+    nested, own = programs(tmp_path, "k.json", samples.kv_cache_tester())
+    assert (nested.program_id, own.program_id) == ("k-1/b", "k-1")
+    assert [row[3] for row in rows_of(own)] == [4.0, 0.5, None]
+    assert [turn.tool for turn in own.turns] == ["tool"] * 3
+    lines = samples.claude_code().splitlines()
+    side = [
+        line.replace('"isSidechain": false', '"isSidechain": true') for line in lines
+    ]
+    # Lines of a side chain without an agent's id hang on its first line.
+    side = [line.replace('"parentUuid": null', '"parentUuid": "u0"') for line in side]
+    both = programs(tmp_path, "both.jsonl", "\n".join([*lines, *side]))
+    assert [program.program_id for program in both] == ["s-1", "s-1/u0"]
+    assert rows_of(both[0]) == rows_of(both[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "seconds"),
+    [
+        (samples.codex(counted=False), ["pytest", "Read"], [4.0, 0.5]),
+        (samples.mini_swe_agent(early=True), ["pytest", "cat"], [None, None]),
+        (samples.swe_agent(), ["pytest", "open"], [4.0, 0.5]),
+        (json.dumps(samples.openhands_events()), ["pytest", "file_editor"], [4.0, 0.5]),
+        # Whole seconds.
+        (samples.vllm_log(), ["pytest", "pytest"], [4.0, 0.0]),
+        # No answers: 250 tokens at 20 ms.
+        (samples.request_log(counted=False), [None, None], [1.0, 0.0]),
+    ],
+)
+def test_formats_without_counts(
+    tmp_path: Path, text: str, names: list[str | None], seconds: list[float | None]
+) -> None:
+    """Prompts have 4,000 characters, later ones some 400 more."""
+    if '"request"' in text:
+        text = text.replace('"end_time"', '"other_time"')
+    (found, *_) = programs(tmp_path, "log", text)
+    rows = rows_of(found)
+    assert all("tokens" in turn.estimated for turn in found.turns)
+    assert [row[2] for row in rows[:2]] == names
+    assert [row[3] for row in rows[:2]] == seconds
+    assert rows[0][0] == pytest.approx(1000, rel=0.05)
+
+
+def test_the_files_of_a_conversation_are_one_log(tmp_path: Path) -> None:
+    home = tmp_path / "conversation"
+    (home / "events").mkdir(parents=True)
+    for number, event in enumerate(samples.openhands_events()):
+        path = home / "events" / f"event-{number:05d}-ab12.json"
+        path.write_text(json.dumps(event))
+    (home / "base_state.json").write_text(json.dumps(samples.openhands_state()))
+    (found,) = read_programs(tmp_path)
+    assert found.program_id == "conversation"
+    assert rows_of(found)[:2] == with_tool("file_editor")
+    assert rows_of(found)[2][:2] == LAST
+
+
+def test_our_own_recording(tmp_path: Path) -> None:
+    telemetry = Telemetry(recorder=Recorder(tmp_path, {}, run="1-1"))
+    engine = FakeEngine({"policy": "fixed"}, telemetry=telemetry)
+    context = engine.turn("r1", list(range(20)), [50], program="job-17", tool="pytest")
+    engine.step(seconds=1.0)
+    engine.turn("r2", [*context, 1], [51], program="job-17", is_last_step=True)
+    telemetry.close()
+    (found,) = read_programs(tmp_path)
+    (first, second) = rows_of(found)
+    assert (found.program_id, first[0], first[2]) == ("job-17", 20, "pytest")
+    assert (first[3], second[0]) == (pytest.approx(1.0, abs=0.2), 1)
+
+
+def test_a_compacted_context_is_a_new_program(tmp_path: Path) -> None:
+    requests = [
+        {"t": 10.0 * n, "in": tokens, "out": 10}
+        for n, tokens in enumerate((1000, 990, 2000, 300, 400))
+    ]
+    text = json.dumps({"id": "k", "block_size": 64, "requests": requests})
+    first, second = programs(tmp_path, "k.json", text)
+    assert second.program_id == "k#2"
+    # 990 after a context of 1010: reasoning was dropped.
+    assert [t.new_prompt_tokens for t in first.turns] == [1000, 1, 979]
+    assert [t.new_prompt_tokens for t in second.turns] == [300, 90]
+
+
+def test_files_are_packed_or_not_and_found_in_folders(tmp_path: Path) -> None:
+    text = samples.claude_code()
+    (tmp_path / "a.jsonl").write_text(text)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "c.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "notes.txt").write_text("none of it")
+    reading = read_paths([tmp_path])
+    assert [p.program_id for p in reading.programs] == ["s-1", "s-1 (2)"]
+    assert reading.unknown == [tmp_path / "notes.txt"]
+    with pytest.raises(TraceError, match=r"notes\.txt: in no known format \(trace, "):
+        read_paths([tmp_path / "notes.txt"])
+    # The last line may be half written, others may not.
+    (tmp_path / "a.jsonl").write_text(text + '{"type": "us')
+    assert len(read_paths([tmp_path / "a.jsonl"]).programs) == 1
+
+
+def test_zstd_needs_its_library(tmp_path: Path) -> None:
+    path = tmp_path / "rollout.jsonl.zst"
+    if find_spec("zstandard") is None:
+        path.write_bytes(b"\x28\xb5\x2f\xfd\x00")
+        with pytest.raises(TraceError, match=r"zst: is zstd: pip install zstandard"):
+            read_programs(path)
+        return
+    zstandard = import_module("zstandard")
+    path.write_bytes(zstandard.compress(samples.codex().encode()))
+    assert len(list(read_programs(path))) == 1
+
+
+def broken(text: str, old: str, new: str) -> str:
+    assert old in text
+    return text.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            broken(
+                samples.claude_code(), '"output_tokens": 50', '"output_tokens": "x"'
+            ),
+            r"log:4: message\.usage\.\w+: .* got 'x'",
+        ),
+        (
+            broken(samples.codex(), '"input_tokens": 1100', '"input_tokens": -1'),
+            r"log:\d+: payload\.info\.last_token_usage\.\w+: .* got -1",
+        ),
+        (
+            broken(samples.atif(), '"source": "user",', ""),
+            r"log: steps\.0\.source: Field required",
+        ),
+        (
+            broken(samples.mini_swe_agent(), '"timestamp": 2.0', '"timestamp": {}'),
+            r"log: messages\.2\.extra\.timestamp: .* ISO 8601",
+        ),
+        (
+            broken(
+                samples.swe_agent(), '"execution_time": 4.0', '"execution_time": "4"'
+            ),
+            r"log:1: trajectory\.0\.execution_time: .* got '4'",
+        ),
+        (
+            broken(samples.openhands_early(), samples.at(2.0), "yesterday"),
+            r"log:1: timestamp: .*, got 'yesterday'",
+        ),
+        (
+            broken(samples.kv_cache_tester(), '"in": 1000, ', ""),
+            r"log:1: requests\.0: in: Field required",
+        ),
+        (
+            broken(samples.request_log(), '"start_time": 6.0', '"start_time": "noon"'),
+            r"log:3: start_time: .*, got 'noon'",
+        ),
+        (
+            broken(
+                samples.request_log(),
+                '"messages": [{"role": "user", "content": "o',
+                '"o": [{"role": "user", "content": "o',
+            ),
+            r"log:2: messages or input or prompt: expected",
+        ),
+        (samples.vllm_log(prompts=False), r"log:2: prompt: not in the log"),
+        ("{", r"log:1: not JSON"),
+        (samples.claude_code() + "{\n\n", r"log:10: not JSON"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        programs(tmp_path, "log", text)
+
+
+def test_every_reader_is_tried() -> None:
+    """One that is added comes into this file, too."""
+    assert len(READERS) == 11
+    assert len({reader.name for reader in READERS}) == len(READERS)
+
+
+@pytest.mark.parametrize(
+    "make", [samples.claude_code, samples.mini_swe_agent, samples.vllm_log]
+)
+def test_raw_logs_are_workloads(tmp_path: Path, make: Callable[[], str]) -> None:
+    path = tmp_path / "log"
+    path.write_text(make())
+    spec: dict[str, Any] = {"programs": 2, "rate": 1.0, "seed": 0}
+    workload = build(WorkloadSpec(f"trace:{path}", **spec))
+    assert [len(program.turns) for program in workload.programs] == [3, 3]
+    assert workload.programs[0].turns[0].tool == "pytest"
+
+
+def test_a_plain_trace_is_read_like_a_packed_one(tmp_path: Path) -> None:
+    packed = write_trace(tmp_path / "t.gz", recorded({}, {}))
+    plain = tmp_path / "t.jsonl"
+    plain.write_bytes(gzip.decompress(packed.read_bytes()))
+    assert list(read_programs(plain)) == list(read_programs(packed))
