@@ -1,7 +1,7 @@
 """A model of full and sliding-window layers above a real LMCache server.
 
 With one KV cache group it is like every other model; with two it has no tier there
-(tests/connector/test_tier_support.py).
+(tests/connector/test_lower_ranks.py).
 """
 
 from __future__ import annotations
