@@ -13,7 +13,7 @@ import pytest
 
 from tests.connector.conftest import ASKING, free, pinned, start, started
 from ttlcache.scheduling import admission
-from ttlcache.types import Admission, GapKey, Urgency
+from ttlcache.types import Admission, Urgency
 
 CONTROL = {
     "policy": "fixed",
@@ -37,8 +37,6 @@ def make_full(make_engine):
     def make(config=(), **spec):
         extra = {**CONTROL, **dict(config)}
         engine = make_engine(num_blocks=29, extra_config=extra, **spec)
-        for _ in range(60):
-            engine.controller.gaps.observe(GapKey("bash"), 1.0)
         for program in "VWXYZ":
             add(engine, program, 156, is_last_step=True)
             engine.run()
@@ -90,14 +88,6 @@ def test_it_starts_when(full_engine, clock, config, late_s):
     finish_all(engine, clock)
 
 
-def test_a_pin_without_worth_ends_when_a_newcomer_is_held_back(full_engine, clock):
-    engine = full_engine(policy="adaptive", policy_options={}, max_ttl_s=1e9)
-    clock.advance(10.0)  # nobody who was away for so long has come back
-    assert len(engine.controller.pins) == 1
-    assert started(engine) == ["E-1"]
-    assert len(engine.controller.pins) == 0
-
-
 def test_without_admission_control_it_does_not_wait(full_engine, clock):
     engine = full_engine(admission="none")
     assert started(engine) == ["E-1"]
@@ -113,15 +103,6 @@ def test_it_starts_when_nothing_runs(full_engine, clock):
     finish_all(engine, clock)
 
 
-def test_programs_under_way_are_never_held_back(full_engine, clock):
-    # Scenario: A comes back while E waits. It is served; E goes on waiting.
-    engine = full_engine()
-    add(engine, "A", 70, turn=2)
-    assert started(engine) == ["A-2"]
-    assert [r.request_id for r in engine.scheduler.waiting] == ["E-1"]
-    finish_all(engine, clock)
-
-
 def test_new_programs_start_in_order_when_a_program_ends(full_engine, clock):
     # F behind E is smaller, but does not pass it.
     engine = full_engine()
@@ -133,12 +114,10 @@ def test_new_programs_start_in_order_when_a_program_ends(full_engine, clock):
     assert "F-1" in engine.finished
 
 
-def test_a_sub_agent_is_not_held_back_and_an_aborted_wait_is_over(full_engine, clock):
+def test_an_aborted_wait_is_over(full_engine, clock):
     engine = full_engine()
     engine.abort("E-1")
     assert started(engine) == []
-    add(engine, "S", 60, parent_id="A")
-    assert started(engine) == ["S-1"]
     finish_all(engine, clock)
     assert "E-1" not in engine.finished
 

@@ -9,9 +9,9 @@ from tests.connector.conftest import (
     FOREVER,
     HOLD_ALL,
     VLLM_OWN,
+    begin,
     free,
     pinned,
-    begin,
     start,
     totals,
 )
@@ -151,9 +151,7 @@ def test_an_overdue_head_may_take_older_pins(make_engine, clock):
 @pytest.mark.parametrize(
     ("policy", "order"), [("fcfs", ["A-1", "B-1"]), ("priority", ["B-1", "A-1"])]
 )
-def test_user_priority_counts_if_the_operator_allows_it(
-    make_engine, policy, order
-):
+def test_user_priority_counts_if_the_operator_allows_it(make_engine, policy, order):
     engine = make_engine(num_blocks=200, max_num_seqs=1, policy=policy)
     begin(engine, "R", 40)
     for program, priority in (("A", 5), ("B", -5)):
@@ -186,15 +184,12 @@ SHARED = list(range(330))
 
 
 def runs_and_waits(engine, big_tokens=300):
-    """One request runs; the next one is large."""
     begin(engine, "run", 30, base=90, max_tokens=50)
     begin(engine, "big", big_tokens, base=9, max_tokens=4)
 
 
 @pytest.mark.parametrize(("ttl_s", "wish"), [(0.0, "300s"), (300.0, "200s")])
-def test_a_wish_makes_others_wait_if_the_policy_stands_by_it(
-    make_engine, ttl_s, wish
-):
+def test_a_wish_makes_others_wait_if_the_policy_stands_by_it(make_engine, ttl_s, wish):
     engine = make_engine(
         num_blocks=60, extra_config={**HOLD_ALL, "policy_options": {"ttl_s": ttl_s}}
     )
@@ -297,5 +292,3 @@ def test_a_request_of_higher_priority_takes_an_older_programs_pin(
     pins = engine.controller.pins
     left = sum(p.kv_blocks for p in pins if p.program.program_id == "old")
     assert (left == 40) is kept
-
-

@@ -50,7 +50,7 @@ def make_worker() -> Iterator[Any]:
 
 @pytest.fixture
 def below(make_worker) -> Any:
-    """An engine with an ended turn of "a" below and an empty GPU; that turn's tokens."""
+    """An engine with an ended turn of "a" below, an empty GPU; that turn's tokens."""
 
     def make(**options: Any) -> tuple[Worker, list[int]]:
         engine = make_worker(**options)
@@ -428,9 +428,7 @@ def test_the_budget_is_never_exceeded(make_worker):
         make_worker(cpu_blocks=0)
 
 
-def test_memory_is_resident_at_the_start_or_refused(
-    make_worker, monkeypatch, tmp_path
-):
+def test_memory_is_resident_at_the_start_or_refused(make_worker, monkeypatch, tmp_path):
     before = psutil.Process().memory_info().rss
     engine = make_worker(cpu_blocks=20_000)
     grown = psutil.Process().memory_info().rss - before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -278,9 +279,7 @@ def test_what_nobody_comes_back_to_is_not_copied(cached, at_once):
 @pytest.mark.parametrize(
     ("found", "held", "dropped"), [(14, (14, 6), []), (20, (0, 0), ["a"])]
 )
-def test_who_found_a_beginning_leaves_the_tail_its_copy(
-    cached, found, held, dropped
-):
+def test_who_found_a_beginning_leaves_the_tail_its_copy(cached, found, held, dropped):
     """Another branch of the same program."""
     pin = cached.pin()
     cached.shrink(pin, 6)
@@ -299,11 +298,10 @@ def test_a_broken_tier_loses_no_reference(rig, call, mode):
     if call == "has_unstored":
         rig.end(pin, PinOutcome.VICTIM, mode)
     setattr(rig.tier, call, fails)
+    settles = partial(rig.expired.on_settled, "a")
+    ends = partial(rig.end, pin, PinOutcome.VICTIM, mode)
     with pytest.raises(InjectedError):
-        if call == "has_unstored":
-            rig.expired.on_settled("a")
-        else:
-            rig.end(pin, PinOutcome.VICTIM, mode)
+        (settles if call == "has_unstored" else ends)()
     assert rig.free == BLOCKS - sum(rig.holder.references().values())
     rig.holder.drop_all()
     assert rig.free == BLOCKS
@@ -337,9 +335,7 @@ def test_a_second_piece_does_not_keep_the_first_waiting(rig):
         ([32], True),
     ],
 )
-def test_room_is_kept_for_what_running_requests_soon_need(
-    cached, ahead, is_copied
-):
+def test_room_is_kept_for_what_running_requests_soon_need(cached, ahead, is_copied):
     cached.expire(count=BLOCKS - 3)
     cached.expired.start_copies_ahead(lambda: ahead)
     assert cached.held == ((0, BLOCKS - 3) if is_copied else (BLOCKS - 3, 0))

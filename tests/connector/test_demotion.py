@@ -18,14 +18,11 @@ NEVER_PINNED = {"policy": "none", "policy_options": {}}
 
 @pytest.fixture
 def make(make_engine, tier):
-    """Engines above the tier."""
     return lambda **options: make_engine(extra_config=extra(**options))
 
 
 @pytest.mark.parametrize(("options", "expires"), [({}, True), (NEVER_PINNED, False)])
-def test_an_ended_turn_is_held_until_it_is_copied(
-    make, clock, tier, options, expires
-):
+def test_an_ended_turn_is_held_until_it_is_copied(make, clock, tier, options, expires):
     engine = make(**options)
     engine.turn("a", PROMPT, hints=HINTS)
     if expires:
@@ -151,9 +148,7 @@ def test_room_that_cannot_be_made_costs_no_request(make, monkeypatch):
     assert totals(engine)["hook_errors:start_copies_ahead"] > 0
 
 
-def test_a_copy_that_cannot_be_settled_keeps_no_other_waiting(
-    make, tier, monkeypatch
-):
+def test_a_copy_that_cannot_be_settled_keeps_no_other_waiting(make, tier, monkeypatch):
     engine = make(**NEVER_PINNED)
     engine.on_step = None  # a fault is what this is about
     for name, start in (("a", 0), ("b", 1000)):
@@ -188,9 +183,7 @@ def test_a_server_that_took_anothers_place_is_not_blamed(make, clock, tier, blam
 @pytest.mark.parametrize(
     ("asked", "heeded"), [(True, True), (False, True), (True, False)]
 )
-def test_an_answer_counts_if_it_was_asked_for_and_is_heeded(
-    make, tier, asked, heeded
-):
+def test_an_answer_counts_if_it_was_asked_for_and_is_heeded(make, tier, asked, heeded):
     engine = make()
     context = engine.turn("a", PROMPT, hints=HINTS)
     tier.asked = asked

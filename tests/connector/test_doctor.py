@@ -187,7 +187,6 @@ def lmcache_texts(given: object) -> dict[str, tuple[str, str]]:
 
 
 def is_bad(found: tuple[str, str], reason: str) -> bool:
-    """And says why."""
     return found[0] == BAD and reason in found[1]
 
 
@@ -267,5 +266,3 @@ def test_an_lmcache_that_was_not_tested_is_bad_unless_allowed(monkeypatch):
 def test_lmcaches_plugins_need_no_vllm(monkeypatch, given, state):
     monkeypatch.setitem(sys.modules, "vllm", None)
     assert states(lmcache=given)["vllm"] == state
-
-

@@ -12,7 +12,6 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 from tests.connector.conftest import demoting, fails, free, pinned, totals
 from tests.connector.fake_tier import copy, extra
 from tests.connector.test_stores import offer
-from ttlcache.types import GapKey
 from ttlcache_connector import faults
 from ttlcache_connector.blocks.expired import room_blocks
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
@@ -70,9 +69,7 @@ def test_a_turn_without_a_pin_stays_and_is_not_copied(expired, tier, options):
     assert engine.holder.pressure().free_blocks == 63
 
 
-def test_nothing_is_kept_for_a_tier_turned_off(
-    expired, clock, tier, monkeypatch
-):
+def test_nothing_is_kept_for_a_tier_turned_off(expired, clock, tier, monkeypatch):
     monkeypatch.setattr(faults, "MAX_FAULTS", 3)
     engine, _ = expired()
     tier.fails = {"match"}
@@ -160,9 +157,7 @@ def test_a_tier_that_went_down_gets_nothing(expired, tier, demote):
     ("pool", "step", "sizes", "expected"),
     [(24_000, 8192, [16], 512), (63, 8192, [16], 7), (1000, 100, [16, 32], 11)],
 )
-def test_room_is_what_a_step_takes_but_a_part_of_the_pool(
-    pool, step, sizes, expected
-):
+def test_room_is_what_a_step_takes_but_a_part_of_the_pool(pool, step, sizes, expected):
     assert room_blocks(pool, step, sizes) == expected
 
 

@@ -127,9 +127,7 @@ def test_everybody_is_overtaken_for_a_quantum_and_a_turn_at_most(crowd, adversar
 
 
 @pytest.mark.parametrize("adversary", ADVERSARIES)
-def test_without_the_quantum_an_adversary_starves_somebody(
-    crowd, adversary, ordering
-):
+def test_without_the_quantum_an_adversary_starves_somebody(crowd, adversary, ordering):
     waited_s = adversary(crowd(NEVER), horizon_s=2 * BOUND_S)
     if adversary is behind_pinned_juniors and ordering == "program-fcfs":
         assert waited_s <= TURN_S  # there a younger program never overtakes
@@ -159,44 +157,6 @@ def test_sub_agents_stand_in_the_order_of_arrival(crowd):
     before = len(crowd.engine.scheduler.requests)
     assert before > 2 * SLOTS
     assert crowd.newcomers_wait_s(horizon_s=1000.0) <= TURN_S * (1 + before / SLOTS)
-
-
-def test_a_program_keeps_its_place_until_its_quantum_is_used_up(make_engine, clock):
-    # Scenario, one slot, two turns of service to a quantum:
-    #   1. A runs two turns while B, who came later, waits.
-    #   2. A's quantum is used up: its third turn goes behind B, pin or not.
-    #   3. Once admitted it stands before those who came after its second turn.
-    engine = make_engine(
-        num_blocks=200,
-        max_num_seqs=1,
-        extra_config={**FOREVER, "ordering": "ttl-aware", "quantum_turns": 2},
-    )
-
-    def send(name: str) -> None:
-        tokens = [ord(name[0])] * 20
-        hints = {"program_id": name[0], "tool": "ls"}
-        engine.add(name, tokens, max_tokens=TURN_TOKENS, hints=hints)
-
-    def until(name: str) -> None:
-        while name not in engine.finished:
-            engine.step()
-            clock.advance(STEP_S)
-
-    send("A1")
-    engine.step()
-    send("B1")
-    until("A1")
-    send("A2")
-    until("A2")
-    assert "B1" not in engine.finished
-    send("A3")
-    send("C1")
-    until("A3")
-    assert "B1" in engine.finished
-    send("A4")
-    until("A4")
-    assert "C1" not in engine.finished
-    assert totals(engine)["quanta_used_up"] == 2
 
 
 # --- the last resort: max_queue_wait_s

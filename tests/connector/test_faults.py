@@ -35,7 +35,6 @@ from ttlcache_connector.role.upkeep import Upkeep
 
 
 def pin_for_each(engine):
-    """Three programs of nine blocks each."""
     for program in range(3):
         start = 1000 * program
         hints = {"program_id": str(program)}
@@ -266,9 +265,7 @@ def test_faults_of_any_hook_turn_retention_off(
     assert free(engine) == 29
 
 
-def test_a_role_that_breaks_serves_as_plain_vllm(
-    make_engine, monkeypatch, our_log
-):
+def test_a_role_that_breaks_serves_as_plain_vllm(make_engine, monkeypatch, our_log):
     monkeypatch.setattr(build, "groups_of", fails)
     engine = make_engine(num_blocks=40)
     engine.on_step = None
@@ -296,9 +293,7 @@ def test_the_worker_role_has_nothing_that_could_throw(make_engine):
     worker.shutdown()
 
 
-def test_enough_faults_turn_retention_off(
-    make_engine, clock, monkeypatch, our_log
-):
+def test_enough_faults_turn_retention_off(make_engine, clock, monkeypatch, our_log):
     monkeypatch.setattr(faults, "MAX_FAULTS", 3)
     engine = make_engine(num_blocks=40, extra_config=HOLD_5S)
     engine.on_step = None
@@ -307,6 +302,7 @@ def test_enough_faults_turn_retention_off(
         for _ in range(10):
             engine.step()
             clock.advance(400.0)
+    clock.advance(400.0)
     assert engine.controller.retention_enabled, "rare faults do not add up"
     engine.turn("A-1", range(100), hints={"program_id": "A"})
     assert free(engine) < 39
@@ -343,9 +339,7 @@ def test_a_policy_whose_answer_is_no_decision(make_engine, monkeypatch, answer):
     assert totals(engine)["hook_errors:policy"] == 1
 
 
-def test_a_slow_policy_is_not_asked_for_long(
-    make_engine, monkeypatch, our_log
-):
+def test_a_slow_policy_is_not_asked_for_long(make_engine, monkeypatch, our_log):
     stopwatch = itertools.count()  # every look at it is a second later
     monkeypatch.setattr(requests, "stopwatch_s", lambda: float(next(stopwatch)))
     engine = make_engine(num_blocks=60)

@@ -15,9 +15,9 @@ from tests.connector.conftest import (
     FOREVER,
     HOLD_ALL,
     VLLM_OWN,
+    begin,
     free,
     pinned,
-    begin,
     start,
     totals,
 )

@@ -31,8 +31,6 @@ WORKER = 7
 
 
 class Server:
-    """Memory, transfer and our module, without a socket."""
-
     def __init__(self) -> None:
         name = f"lmcache_l1_pool_test_{uuid.uuid4().hex[:8]}"
         memory = L1MemoryManagerConfig(1 << 20, use_lazy=False, shm_name=name)

@@ -233,9 +233,7 @@ class SlowEngine(ReferenceEngine):
         return self.waits[-1]
 
 
-def test_a_slow_copy_is_told_when_it_is_over(
-    server, caches, threaded, monkeypatch
-):
+def test_a_slow_copy_is_told_when_it_is_over(server, caches, threaded, monkeypatch):
     """Its blocks and chunks would be somebody else's while it still writes."""
     engine = SlowEngine()
     lanes = Lanes(engine, ReferenceEngine())
@@ -363,8 +361,6 @@ def register() -> Iterator[Any]:
 def two_groups() -> tuple[Any, Any]:
     groups = [*one_group(FULL), KVCacheGroupSpec(["w0"], FULL)]
     return registered(KVCacheLayout.LBHNC, groups)
-
-
 
 
 @pytest.mark.parametrize("adapter", [Adapter(groups=2), Adapter(mode="lmcache_driven")])

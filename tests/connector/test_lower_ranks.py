@@ -1,4 +1,4 @@
-"""The halves of LMCache's tier: what ranks say at start, and what its server is told."""
+"""The halves of LMCache's tier: what ranks say at start, what its server is told."""
 
 from __future__ import annotations
 
@@ -98,7 +98,6 @@ def test_ranks_that_disagree_get_no_tier(logged, names):
 
 
 def test_a_server_that_came_back_while_nobody_asked_is_noticed():
-    """It may be another one."""
     half, beats = halves(1), []
     heartbeat = SimpleNamespace(register_recover_callback=beats.append)
     half._adapter._heartbeats = {"server": heartbeat}

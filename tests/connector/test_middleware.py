@@ -24,7 +24,6 @@ from ttlcache_connector.http import middleware as module
 from ttlcache_connector.http.asgi import MAX_BODY_BYTES
 from ttlcache_connector.http.middleware import ProgramIdMiddleware
 
-
 CHAT = "/v1/chat/completions"
 END, PROGRESS = (f"/ttlcache/programs/p/{verb}" for verb in ("end", "progress"))
 DEEP = b"[" * 500 + b"]" * 500
@@ -59,8 +58,6 @@ def post(app: object, path: str, *, root_path: str = "", **request: object):
             return await http.post(path, **request)
 
     return asyncio.run(ask())
-
-
 
 
 @pytest.mark.parametrize(
@@ -204,18 +201,18 @@ def test_a_program_that_two_ranks_know_is_one_program():
     assert of_one == {"pins_active": 1}, "of the engine that knows it"
 
 
+NUMBERS = [b'"soon"', b"-1", b"NaN", b"%d" % (1 << 64), b"1" + b"0" * 4000]
+NUMBERS += [b"1" + b"0" * 9000, DEEP, b"[" * 20_000 + b"]" * 20_000]
+
+
 @pytest.mark.parametrize(
     ("path", "content"),
     [
         *((PROGRESS, content) for content in (b"{", b"[1]", b'{"colour": 1}')),
+        *((PROGRESS, b'{"eta_s": %s}' % number) for number in NUMBERS),
         (PROGRESS, b'"' + b"x" * 100_000 + b'"'),
         (PROGRESS, b'{"%s": 1}' % (b"x" * 60_000)),
         (PROGRESS, b'{"\\ud800": 1}'),
-        *(
-            (PROGRESS, b'{"eta_s": %s}' % value)
-            for value in (b'"soon"', b"-1", b"NaN", b"%d" % (1 << 64), DEEP)
-            + (b"1" + b"0" * 4000, b"1" + b"0" * 9000, b"[" * 20_000 + b"]" * 20_000)
-        ),
         (PROGRESS, b'{"cache_salt": %s}' % DEEP),
         (PROGRESS, b'{"cache_salt": "\\ud800"}'),
         (END, b'{"cache_salt": "%s"}' % (b"x" * 1025)),

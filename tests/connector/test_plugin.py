@@ -8,7 +8,6 @@ import pytest
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import EngineArgs
-
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from bench.sim.harness import EngineHarness, EngineSpec, build_vllm_config

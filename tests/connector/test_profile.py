@@ -103,9 +103,7 @@ def test_no_coefficient_is_negative():
     ("is_there", "said"),
     [(True, "error: vLLM did not start"), (False, "needs vLLM beside ttlcache")],
 )
-def test_without_a_vllm_it_ends_with_a_sentence(
-    tmp_path, monkeypatch, is_there, said
-):
+def test_without_a_vllm_it_ends_with_a_sentence(tmp_path, monkeypatch, is_there, said):
     if not is_there:
         monkeypatch.setitem(sys.modules, "vllm", None)
     out = tmp_path / "profile.json"
@@ -116,9 +114,7 @@ def test_without_a_vllm_it_ends_with_a_sentence(
     assert not out.exists()
 
 
-def test_a_file_that_cannot_be_written_is_said_before_measuring(
-    tmp_path, monkeypatch
-):
+def test_a_file_that_cannot_be_written_is_said_before_measuring(tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "_start", lambda *_: pytest.fail("vLLM was started"))
     (tmp_path / "file").touch()
     for out in (tmp_path, tmp_path / "file" / "profile.json"):

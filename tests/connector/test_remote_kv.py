@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from os.path import commonprefix
+import itertools
 from typing import Any
 
 import pytest
@@ -47,7 +47,6 @@ class LoadingConnector(TTLConnector):
 
 @pytest.fixture
 def make(make_engine):
-    """Engines whose pins outlast everything."""
     with contextlib.suppress(ValueError):  # the fixture ran before
         KVConnectorFactory.register_connector(NAME, __name__, "LoadingConnector")
 
@@ -178,6 +177,12 @@ def test_a_load_that_failed_is_in_nobodys_way(make):
 # --- `MultiConnector [TTLConnector, another one]`: pins above anybody's lower tier
 
 
+def common(a: list[int], b: list[int]) -> int:
+    """Tokens with which both begin."""
+    alike = (one == other for one, other in zip(a, b, strict=False))
+    return len(list(itertools.takewhile(bool, alike)))
+
+
 class SlowShelf(KVConnectorBase_V1, SupportsHMA):
     """Keeps every finished context; knows at the second question; loads in a step."""
 
@@ -193,7 +198,7 @@ class SlowShelf(KVConnectorBase_V1, SupportsHMA):
             self.asked.add(request.request_id)
             return None, False
         prompt = list(request.prompt_token_ids)
-        best = max((len(commonprefix([prompt, kept])) for kept in self.kept), default=0)
+        best = max((common(prompt, kept) for kept in self.kept), default=0)
         best = min(best, len(prompt) - 1) // 16 * 16
         more = max(0, best - num_computed_tokens)
         return more, more > 0
@@ -234,9 +239,7 @@ def engine(clock) -> MultiEngine:
     other = {"kv_connector": "SlowShelf", "kv_connector_module_path": __name__}
     children = [{**child, "kv_role": "kv_both"} for child in (ours, other)]
     engine = MultiEngine(
-        EngineSpec(
-            kv_connector="MultiConnector", extra_config={"connectors": children}
-        )
+        EngineSpec(kv_connector="MultiConnector", extra_config={"connectors": children})
     )
     engine.on_step = lambda: check(engine)
     return engine
@@ -266,5 +269,3 @@ def test_an_expired_pin_is_loaded_from_it_while_others_run(engine, clock):
     # Another program's pin, or none, but never a block too many or too few.
     engine.role.upkeep.release_all()
     assert free(engine) == 63
-
-

@@ -27,7 +27,6 @@ def first_turn(engine, program="A", prompt=PROMPT):
 
 
 def other_turn(engine, max_tokens=30):
-    """Another program's, of which one step has run."""
     hints = {"program_id": "B"}
     engine.add("B-1", range(5000, 5040), max_tokens=max_tokens, hints=hints)
     engine.step()
@@ -148,7 +147,7 @@ def test_reset_prefix_cache_succeeds_with_live_pins(make_engine):
     assert "B-1" in engine.finished
 
 
-# --- what a claim saves against plain vLLM: a turn of 10 blocks with a hash, one without
+# --- what a claim saves against plain vLLM: of a turn of 10 blocks with a hash
 
 
 def saved(engine):
@@ -229,8 +228,6 @@ def test_several_kv_cache_groups_keep_all_or_nothing(make_engine):
         next_turn(engine, context)
         claims.append(saved(engine))
     assert claims == [(160, 0), (160, 160)]
-
-
 
 
 # --- clients that change the head of their prompts

@@ -23,7 +23,6 @@ TYPES = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
 
 
 def build_metrics(make_engine, ranks: int):
-    """For as many engines, with vLLM's usual labels."""
     config = make_engine(num_blocks=40).config
     labels = {rank: ["m", str(rank)] for rank in range(ranks)}
     names = ["model_name", "engine"]

@@ -147,9 +147,7 @@ def test_the_memory_of_a_server_that_runs_is_left_alone(serve_tiers, never_runs)
     assert f"127.0.0.1:{port} is in use" in done.output
 
 
-def test_a_disk_in_use_is_said(
-    serve_tiers, never_runs, monkeypatch, tmp_path
-):
+def test_a_disk_in_use_is_said(serve_tiers, never_runs, monkeypatch, tmp_path):
     monkeypatch.setattr(serve_tiers_cli, "_is_taken", lambda host, port: False)
     used = disk_index.lock_folder(tmp_path)
     try:

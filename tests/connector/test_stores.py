@@ -1,4 +1,4 @@
-"""What LMCache is told to store: by our queue, and by clients, whose wishes it reads, too."""
+"""What LMCache is told to store: by our queue, and by wishes of clients."""
 
 from __future__ import annotations
 
@@ -181,15 +181,14 @@ def test_what_cannot_be_sent_is_not(value):
 
 def test_statistics_of_a_request_that_was_never_looked_at():
     """Aborted in the queue: LMCache would raise, and forget to end it."""
-    finished: list[str] = []
-
-    def on_finished(request_id: str) -> Any:
-        finished.append(request_id)
-        return SimpleNamespace(sessions_to_end=[])
+    nothing, finished = SimpleNamespace(sessions_to_end=[]), []
 
     inner = LMCacheMPConnector.__new__(LMCacheMPConnector)
     inner.lazy_offload = True
-    inner._lazy_offload_manager = SimpleNamespace(on_request_finished=on_finished)
+    inner._lazy_offload_manager = SimpleNamespace(
+        on_request_arrived=lambda _: nothing,
+        on_request_finished=lambda name: finished.append(name) or nothing,
+    )
     inner.request_trackers = {}
     inner.scheduler_adapter = SimpleNamespace(
         _pending_lookups=set(), cleanup_lookup_result=lambda _: None, end_session=None
@@ -211,5 +210,3 @@ def test_a_sane_wish_is_lmcaches():
         "lmcache.max_offload_tokens": 16,
     }
     assert stored_tokens(tracker) == 16
-
-

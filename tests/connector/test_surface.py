@@ -160,5 +160,3 @@ def test_untested_versions_are_refused_by_name(monkeypatch, version, good):
             requirements.check_vllm(allow_untested=False)
         for part in (version, ">=0.30,<0.34", "allow_untested_vllm"):
             assert part in str(caught.value)
-
-

@@ -1,4 +1,4 @@
-"""From output tokens to the tool that comes next, and turns that end on a stop string."""
+"""From output tokens to the tool that comes next; turns that end on a stop string."""
 
 from __future__ import annotations
 

@@ -43,8 +43,6 @@ def test_what_fits_stays(make_engine):
     assert pinned(engine) > 0
 
 
-
-
 def test_other_arguments_stay_and_retention_off_guards_as_well(make_engine):
     engine = make_engine()
     engine.connector.scheduler_role = None

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from vllm import PoolingParams
-from vllm.config import KVEventsConfig, KVTransferConfig, SchedulerConfig
+from vllm.config import KVEventsConfig, KVTransferConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
@@ -175,8 +175,6 @@ def test_our_own_class_named_by_hand_does_not_turn_it_off(named, platform_with_a
 
 
 # --- said at start ---------------------------------------------------------------
-
-
 
 
 @pytest.fixture
@@ -373,7 +371,6 @@ def image(number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("about", [adapter, image])
 def test_the_same_tokens_are_not_the_same_context(about, make_engine):
-    """Of another adapter, or behind another image."""
     engine = make_engine(num_blocks=60)
     # What a multimodal model would have brought with it.
     engine.scheduler.max_num_encoder_input_tokens = 64

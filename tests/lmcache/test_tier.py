@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,6 @@ from ttlcache_lmcache import hints
 from ttlcache_lmcache.config import ServerModuleConfig, TierConfig, load
 from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.retention.l1_tier import Tier
-from ttlcache_lmcache.retention.residency import space_of
 
 CHUNK = 10
 
@@ -200,29 +198,6 @@ def test_the_silent_are_forgotten():
     world.clock.advance(61.0)
     assert world.programs() == 0
     assert world.order()  # nobody's now, but still to be evicted
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_order_holds_every_object_of_l1_once(seed):
-    rng = random.Random(seed)
-    world = World(max_programs=8, program_idle_s=50.0)
-    contexts: list[str] = []
-    for step in range(200):
-        if contexts and rng.random() < 0.7:
-            context = rng.choice(contexts)[: rng.randrange(1, 12)]
-        else:
-            context = rng.choice("st")
-        context += rng.choice("abc") * rng.randrange(3)
-        contexts = [*contexts[-20:], context]
-        world.begin(f"r{step}", context)
-        if rng.random() < 0.9:
-            world.finish(f"r{step}", context + rng.choice(["", "x"]))
-        world.clock.advance(rng.random() * 5.0)
-        order = world.eviction_order()
-        assert len(order) == len(set(order))
-        assert set(order) == set(world.l1)
-        if order and rng.random() < 0.3:
-            world.delete(order[: len(order) // 3])
 
 
 @pytest.mark.parametrize(
