@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from bench.sim.harness import EngineHarness, EngineSpec
 from tests.connector.fake_tier import FakeTier
+from tests.connector.injection import InjectedError
 from ttlcache.clock import VirtualClock, use_clock
 from ttlcache_connector.role import build
 from ttlcache_connector.role.invariants import violations
@@ -21,6 +21,8 @@ HOLD_5S = {"policy": "fixed", "policy_options": {"ttl_s": 5.0}}
 FOREVER = {"policy": "fixed", "policy_options": {"ttl_s": 300.0}}
 #: And as many pins as there is memory.
 HOLD_ALL = {**FOREVER, "max_pinned_fraction": 1.0}
+VLLM_OWN = "vllm.v1.core.sched.scheduler.Scheduler"
+ASKING = "tests.connector.own_scheduler.OwnScheduler"
 
 
 @pytest.fixture
@@ -67,6 +69,46 @@ def check(engine: Engine) -> None:
     role = engine.role
     assert violations(engine.scheduler, role.parts.controller, role.parts.holder) == []
     assert role.parts.faults.total == 0
+    counted = totals(engine)
+    claimed = counted.get("claimed_tokens", 0)
+    assert 0 <= counted.get("prefill_tokens_saved", 0) <= claimed
+
+
+def fails(*_: Any, **__: Any) -> None:
+    """Stands in for what a test breaks."""
+    raise InjectedError
+
+
+def nested(depth: int) -> list[Any]:
+    """So many lists, one in the other."""
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+def start(engine, program, tokens, *, turn=1, max_tokens=10, base=None, **hints):
+    """A turn of a program whose tokens are its own, or those that begin at `base`."""
+    first = 1000 * (base if base is not None else ord(program))
+    return engine.add(
+        f"{program}-{turn}",
+        range(first, first + tokens),
+        max_tokens=max_tokens,
+        hints={"program_id": program, "tool": "bash", **hints},
+    )
+
+
+def begin(engine, *args, **kwargs):
+    """Such a turn, of which one step has run."""
+    request = start(engine, *args, **kwargs)
+    engine.step()
+    return request
+
+
+def started(engine: Engine, steps: int = 3) -> list[str]:
+    """A few steps; the requests that got memory in them."""
+    outputs = [engine.step() for _ in range(steps)]
+    return [new.req_id for output in outputs for new in output.scheduled_new_reqs]
 
 
 def totals(engine: Engine) -> dict[str, int]:
@@ -86,36 +128,6 @@ def demoting(engine: Engine) -> int:
 
 def free(engine: Engine) -> int:
     return engine.pool.get_num_free_blocks()
-
-
-def play_on_a_tiny_pool(
-    make_engine: Callable[..., Engine],
-    rng: random.Random,
-    num_programs: int,
-    clock: Any,
-    **spec: Any,
-) -> None:
-    """Programs of four turns, each with what its model said and a tool's result."""
-    engine = make_engine(
-        num_blocks=24, max_num_seqs=4, max_num_batched_tokens=64, **spec
-    )
-    contexts = {f"P{i}": [i] * rng.randrange(5, 60) for i in range(num_programs)}
-    for turn in range(4):
-        for program, context in contexts.items():
-            engine.add(
-                f"{program}-{turn}",
-                context + [rng.randrange(1000)] * rng.randrange(1, 20),
-                max_tokens=rng.randrange(1, 12),
-                hints={"program_id": program, "is_last_step": turn == 3},
-            )
-            for _ in range(rng.randrange(3)):
-                engine.step()
-        engine.run(max_steps=2000)
-        for program in contexts:
-            request = engine.finished[f"{program}-{turn}"]
-            contexts[program] = list(request.all_token_ids)
-        clock.advance(rng.uniform(-1, 20))
-    assert free(engine) == 23
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ class FakeTier(SchedulerTier, TierStores):
         self.found: Any = (0, False)
         self.asked = True  # whether it really looks
         self.fails: set[str] = set()
-        self.orders: list[TierMetadata] = []
         self.ends: list[TurnEnd] = []
         self.settled: set[str] = set()  # stored, or not wanted there
         self.events = TierEvents()
@@ -46,8 +45,7 @@ class FakeTier(SchedulerTier, TierStores):
 
     def build_metadata(self, output):
         self._maybe_fail("build_metadata")
-        self.orders.append(TierMetadata("orders"))
-        return self.orders[-1]
+        return TierMetadata("orders")
 
     def take_events(self):
         events, self.events = self.events, TierEvents()
@@ -104,9 +102,9 @@ def _id(request: Any) -> str:
 
 def extra(**options: Any) -> dict[str, Any]:
     """A connector that pins every turn for five seconds, above the tier."""
-    hold = {"policy": "fixed", "policy_options": {"ttl_s": 5.0}}
     return {
-        **hold,
+        "policy": "fixed",
+        "policy_options": {"ttl_s": 5.0},
         "max_pinned_fraction": 1.0,
         "lower_tier": "lmcache",
         "demote": "on-expiry",

@@ -12,69 +12,46 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+
+def _at(path: str, method: str, *labels: str) -> tuple[str, str, frozenset[str]]:
+    return path, method, frozenset(labels)
+
+
+_CONTROLLER, _HOLDER = "parts.controller", "parts.holder"
+_QUEUE, _MEMORY = f"{_CONTROLLER}.queue", f"{_CONTROLLER}.memory"
+_METRICS = f"{_CONTROLLER}.telemetry.metrics"
+_TURNS = ("arrive", "on_allocated", "finished", "before_step", "eviction")
 #: point -> (object below the scheduler role, method, labels it is counted under).
 POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
-    "arrive": ("parts.controller", "arrive", frozenset({"arrive"})),
-    "priority": ("parts.controller.queue", "priority", frozenset({"priority"})),
-    "requeue_if_moved": (
-        "parts.controller.queue",
-        "requeue_if_moved",
-        frozenset({"requeue_if_moved"}),
+    "arrive": _at(_CONTROLLER, "arrive", "arrive"),
+    "priority": _at(_QUEUE, "priority", "priority"),
+    "requeue_if_moved": _at(_QUEUE, "requeue_if_moved", "requeue_if_moved"),
+    "may_start": _at(_MEMORY, "may_start", "admission"),
+    "reclaim": _at(_MEMORY, "reclaim", "eviction"),
+    "note_local_hit": _at("requests._local_hits", "__setitem__", "note_local_hit"),
+    "on_allocated": _at(_CONTROLLER, "on_allocated", "on_allocated"),
+    "prefilled": _at(_CONTROLLER, "prefilled", "before_step", "finished"),
+    "finish": _at(_CONTROLLER, "finish", "finished"),
+    "candidate": _at(_HOLDER, "candidate", "finished"),
+    "hold": _at(_HOLDER, "hold", "finished"),
+    "tick": _at(_CONTROLLER, "tick", "before_step"),
+    "save_if_due": _at("parts.history", "save_if_due", "before_step"),
+    "steps": _at("steps._steps", "append", "step_scheduled"),
+    "on_step": _at(_CONTROLLER, "on_step", "step_done"),
+    "failed_loads": _at(
+        "parts.engine.scheduler._inflight_prefills", "__len__", "put_back_failed_loads"
     ),
-    "may_start": ("parts.controller.memory", "may_start", frozenset({"admission"})),
-    "reclaim": ("parts.controller.memory", "reclaim", frozenset({"eviction"})),
-    "note_local_hit": (
-        "requests._local_hits",
-        "__setitem__",
-        frozenset({"note_local_hit"}),
-    ),
-    "on_allocated": ("parts.controller", "on_allocated", frozenset({"on_allocated"})),
-    "prefilled": (
-        "parts.controller",
-        "prefilled",
-        frozenset({"before_step", "finished"}),
-    ),
-    "finish": ("parts.controller", "finish", frozenset({"finished"})),
-    "candidate": ("parts.holder", "candidate", frozenset({"finished"})),
-    "hold": ("parts.holder", "hold", frozenset({"finished"})),
-    "tick": ("parts.controller", "tick", frozenset({"before_step"})),
-    "save_if_due": ("parts.history", "save_if_due", frozenset({"before_step"})),
-    "steps": ("steps._steps", "append", frozenset({"step_scheduled"})),
-    "on_step": ("parts.controller", "on_step", frozenset({"step_done"})),
-    "failed_loads": (
-        "parts.engine.scheduler._inflight_prefills",
-        "__len__",
-        frozenset({"put_back_failed_loads"}),
-    ),
-    "drain": ("parts.controller.telemetry.metrics", "drain", frozenset({"take_stats"})),
-    "release_all": (
-        "parts.controller.memory",
-        "release_all",
-        frozenset({"release_pins"}),
-    ),
+    "drain": _at(_METRICS, "drain", "take_stats"),
+    "release_all": _at(_MEMORY, "release_all", "release_pins"),
     # Not hooks, but what they all lean on: blocks, the queue, the counters.
-    "release": (
-        "parts.holder",
-        "release",
-        frozenset(
-            {
-                *("arrive", "on_allocated", "finished", "before_step", "eviction"),
-                *("release_pins", "drop_orphans"),
-            }
-        ),
+    "release": _at(_HOLDER, "release", *_TURNS, "release_pins", "drop_orphans"),
+    "pressure": _at(
+        *(_HOLDER, "pressure"),
+        *("finished", "before_step", "admission", "eviction", "take_stats"),
     ),
-    "pressure": (
-        "parts.holder",
-        "pressure",
-        frozenset({"finished", "before_step", "admission", "eviction", "take_stats"}),
-    ),
-    "rekey": (
-        "parts.engine._queue",
-        "rekey",
-        frozenset({"arrive", "on_allocated", "finished", "before_step", "eviction"}),
-    ),
-    "is_aged": ("parts.engine._queue", "is_aged", frozenset({"urgency", "eviction"})),
-    "aged": ("parts.controller.telemetry.metrics", "count", frozenset({"note_aged"})),
+    "rekey": _at("parts.engine._queue", "rekey", *_TURNS),
+    "is_aged": _at("parts.engine._queue", "is_aged", "urgency", "eviction"),
+    "aged": _at(_METRICS, "count", "note_aged"),
 }
 
 

@@ -22,11 +22,16 @@ def thread() -> Iterator[CopyThread]:
 class Job:
     """A move that stops before its copy, or in it, until it is let go."""
 
-    def __init__(self, stop_in_copy: bool = False) -> None:
+    def __init__(
+        self, thread: CopyThread, *, goes: bool = False, stop_in_copy: bool = False
+    ) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
-        self.copied, self.results = threading.Event(), []
+        self.copied, self.ended = threading.Event(), threading.Event()
+        self.results: list[bool] = []
         self._in_copy = stop_in_copy
-        self.ended = threading.Event()
+        if goes:
+            self.go.set()
+        self.move = thread.submit(self.run, self.done)
 
     def run(self, move: Move) -> bool:
         if not self._in_copy:
@@ -41,43 +46,34 @@ class Job:
         self.results.append(ok)
         self.ended.set()
 
+    def ends(self) -> bool:
+        """How it ended."""
+        assert self.ended.wait(WAIT_S)
+        (ok,) = self.results
+        return ok
+
     def _stop(self) -> None:
         self.begun.set()
         assert self.go.wait(WAIT_S)
 
 
+def begun(thread: CopyThread, **options: bool) -> Job:
+    job = Job(thread, **options)
+    assert job.begun.wait(WAIT_S)
+    return job
+
+
 def test_a_load_does_not_wait_for_a_store():
     threads = CopyThreads()
-    store, load = Job(), Job()
-    threads.stores.submit(store.run, store.done)
-    assert store.begun.wait(WAIT_S)
-    load.go.set()
-    threads.loads.submit(load.run, load.done)
-    assert load.ended.wait(WAIT_S)
+    store = begun(threads.stores)
+    assert Job(threads.loads, goes=True).ends()
     store.go.set()
-    assert store.ended.wait(WAIT_S)
-    assert store.results == load.results == [True]
+    assert store.ends()
     threads.close()
 
 
-def test_a_cancelled_move_that_has_not_copied_never_does(thread):
-    waiting, queued = Job(), Job()
-    thread.submit(waiting.run, waiting.done)
-    assert waiting.begun.wait(WAIT_S)
-    thread.submit(queued.run, queued.done)
-    thread.retain(())
-    assert queued.results == [False]
-    waiting.go.set()
-    assert waiting.ended.wait(WAIT_S)
-    assert waiting.results == [False]
-    assert not waiting.copied.is_set()
-    assert not queued.copied.is_set()
-
-
 def test_retain_waits_for_the_copy_under_way(thread):
-    copying = Job(stop_in_copy=True)
-    thread.submit(copying.run, copying.done)
-    assert copying.begun.wait(WAIT_S)
+    copying = begun(thread, stop_in_copy=True)
     returned = threading.Event()
 
     def give_up() -> None:
@@ -94,16 +90,10 @@ def test_retain_waits_for_the_copy_under_way(thread):
 
 
 def test_wanted_moves_are_kept(thread):
-    blocker, wanted, unwanted = Job(), Job(), Job()
-    thread.submit(blocker.run, blocker.done)
-    assert blocker.begun.wait(WAIT_S)
-    wanted.go.set()
-    keep = [thread.submit(wanted.run, wanted.done)]
-    thread.submit(unwanted.run, unwanted.done)
-    thread.retain(keep)
+    blocker, wanted, unwanted = begun(thread), Job(thread, goes=True), Job(thread)
+    thread.retain([wanted.move])
     blocker.go.set()
-    assert wanted.ended.wait(WAIT_S)
-    assert wanted.results == [True]
+    assert wanted.ends()
     assert unwanted.results == [False]
 
 
@@ -111,17 +101,12 @@ def test_a_failing_move_is_a_miss_and_the_thread_goes_on(thread):
     def fail(move: Move) -> bool:
         raise TimeoutError("the server is gone")
 
-    bad, good = Job(), Job()
-    good.go.set()
-    thread.submit(fail, bad.done)
-    thread.submit(good.run, good.done)
-    assert good.ended.wait(WAIT_S)
-    assert bad.results == [False]
-    assert good.results == [True]
+    results: list[bool] = []
+    thread.submit(fail, results.append)
+    assert Job(thread, goes=True).ends()
+    assert results == [False]
 
 
 def test_after_close_everything_is_a_miss(thread):
     thread.close()
-    late = Job()
-    thread.submit(late.run, late.done)
-    assert late.results == [False]
+    assert Job(thread).results == [False]

@@ -13,6 +13,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 
 from bench.sim.harness import EngineSpec
+from tests.connector.fake_tier import extra
 from tests.e2e.tier_bytes.worker import (
     CHUNK_BYTES,
     Worker,
@@ -35,18 +36,11 @@ from ttlcache_connector.tiers.cpu.messages import CopyReport
 def make_worker() -> Iterator[Any]:
     made: list[Worker] = []
 
-    def make(num_blocks: int = 64, cpu_blocks: int = 100, **extra: Any) -> Worker:
-        config = {
-            "policy": "fixed",
-            "policy_options": {"ttl_s": 0.05},
-            "max_pinned_fraction": 1.0,
-            "lower_tier": "cpu",
-            "cpu_gb": (cpu_blocks + 1) * CHUNK_BYTES / 1e9,
-            "demote": "on-expiry",
-            **extra,
-        }
-        spec = EngineSpec(num_blocks=num_blocks, extra_config=config)
-        made.append(Worker(spec))
+    def make(num_blocks: int = 64, cpu_blocks: int = 100, **options: Any) -> Worker:
+        cpu_gb = (cpu_blocks + 1) * CHUNK_BYTES / 1e9
+        soon = {"policy_options": {"ttl_s": 0.05}, "lower_tier": "cpu"}
+        config = extra(**{**soon, "cpu_gb": cpu_gb, **options})
+        made.append(Worker(EngineSpec(num_blocks=num_blocks, extra_config=config)))
         return made[-1]
 
     yield make
@@ -54,39 +48,85 @@ def make_worker() -> Iterator[Any]:
         engine.close()
 
 
-def down(engine: Worker, name: str, seed: int, length: int = 200) -> list[int]:
+@pytest.fixture
+def below(make_worker) -> Any:
+    """An engine with an ended turn of "a" below, an empty GPU; that turn's tokens."""
+
+    def make(**options: Any) -> tuple[Worker, list[int]]:
+        engine = make_worker(**options)
+        context = down(engine, "a", 1)
+        empty_gpu(engine)
+        return engine, context
+
+    return make
+
+
+@pytest.fixture
+def impatient(monkeypatch) -> None:
+    monkeypatch.setattr(stores, "COPY_TIMEOUT_S", 0.3)
+
+
+def down(engine: Worker, name: str, seed: int) -> list[int]:
     """A turn that ends, expires and goes down; its context."""
-    context = engine.turn(f"{name}-0", prompt(seed, length), hints=hints(name))
+    context = engine.turn(f"{name}-0", prompt(seed, 200), hints=hints(name))
+    expire(engine)
+    return context
+
+
+def expire(engine: Worker) -> None:
     time.sleep(0.06)
     engine.settle()
-    return context
+
+
+def lane(engine: Worker, name: str) -> Any:
+    return getattr(engine.worker.worker_role._tier, f"_{name}")
+
+
+def lower(engine: Worker) -> Any:
+    return engine.connector.scheduler_role.parts.lower
+
+
+def free(engine: Worker) -> int:
+    return engine.pool.get_num_free_blocks()
 
 
 def promoted(engine: Worker) -> int:
     return engine.moved.get("tier_bytes:promoted", 0) // CHUNK_BYTES
 
 
-def test_a_turn_goes_down_and_comes_back(make_worker):
-    engine = make_worker()
-    context = down(engine, "a", 1)
+def returns(
+    engine: Worker,
+    name: str,
+    context: list[int],
+    *,
+    turn: int = 1,
+    last: bool = True,
+    **request_args: Any,
+) -> int:
+    """The next turn of a program; the blocks that came up for it."""
+    before = promoted(engine)
+    said = {"hints": hints(name, last=last), **request_args}
+    engine.turn(f"{name}-{turn}", [*context, 5], **said)
+    return promoted(engine) - before
+
+
+def test_a_turn_goes_down_and_comes_back_until_its_program_ends(below):
+    engine, context = below()
+    index, role = lower(engine).tier.index, engine.connector.scheduler_role
     assert engine.moved["tier_bytes:demoted"] == 12 * CHUNK_BYTES
-    empty_gpu(engine)
-    engine.turn("a-1", [*context, 5], hints=hints("a"))
-    assert promoted(engine) == 12
+    assert returns(engine, "a", context, last=False) == 12
     engine.settle()
-    role = engine.connector.scheduler_role
     assert role.parts.controller.telemetry.metrics.totals["reloads", "cpu"] == 1
     # Of the next turn only what is new goes down.
     assert engine.moved["tier_bytes:demoted"] == 13 * CHUNK_BYTES
-
-
-def test_half_a_hit_in_gpu_memory_half_below(make_worker):
-    engine = make_worker()
-    context = down(engine, "a", 2)
+    assert index.used_blocks == 13
+    # Half a hit in GPU memory, half below.
     empty_gpu(engine)
     engine.turn("b", context[:100], hints=hints("b", last=True))
-    engine.turn("a-1", [*context, 5], hints=hints("a", last=True))
-    assert promoted(engine) == 6 + 6
+    assert promoted(engine) == 12 + 6
+    assert returns(engine, "a", context, turn=2) == 6
+    engine.settle()
+    assert index.used_blocks == 0
 
 
 def test_the_turn_whose_time_was_over_first_leaves_first(make_worker):
@@ -94,52 +134,25 @@ def test_the_turn_whose_time_was_over_first_leaves_first(make_worker):
     contexts = {name: down(engine, name, seed) for seed, name in enumerate("abc")}
     empty_gpu(engine)
     for name, found in (("c", 12), ("b", 12), ("a", 0)):
-        before = promoted(engine)
-        engine.turn(
-            f"{name}-1",
-            [*contexts[name], 5],
-            hints=hints(name, last=True),
-            max_tokens=1,
-        )
-        assert promoted(engine) - before == found, name
+        assert returns(engine, name, contexts[name], max_tokens=1) == found, name
 
 
-def test_a_turn_larger_than_the_budget_keeps_its_beginning(make_worker):
-    engine = make_worker(cpu_blocks=5)
-    context = down(engine, "a", 3)
-    empty_gpu(engine)
-    engine.turn("a-1", [*context, 5], hints=hints("a", last=True))
-    assert promoted(engine) == 5
+def test_a_turn_larger_than_the_budget_keeps_its_beginning(below):
+    engine, context = below(cpu_blocks=5)
+    assert returns(engine, "a", context) == 5
 
 
-def test_a_program_that_ended_keeps_nothing(make_worker):
-    engine = make_worker()
-    context = down(engine, "a", 4)
-    tier = engine.connector.scheduler_role.parts.lower.tier
-    assert tier.index.used_blocks == 12
-    engine.turn("a-1", [*context, 5], hints=hints("a", last=True))
-    engine.settle()
-    assert tier.index.used_blocks == 0
-
-
-def test_new_weights_make_what_lies_below_worthless(make_worker):
-    engine = make_worker()
-    context = down(engine, "a", 5)
+def test_new_weights_make_what_lies_below_worthless(below):
+    engine, context = below()
     assert engine.scheduler.reset_prefix_cache(reset_connector=True)
-    engine.kv.fill_(-1)
-    engine.turn("a-1", [*context, 5], hints=hints("a"))
-    assert promoted(engine) == 0
-    time.sleep(0.06)
-    engine.settle()
+    assert returns(engine, "a", context, last=False) == 0
+    expire(engine)
     empty_gpu(engine)
-    engine.turn("a-2", [*context, 6], hints=hints("a", last=True))
-    assert promoted(engine) == 12
+    assert returns(engine, "a", context, turn=2) == 12
 
 
-def test_an_aborted_request_leaves_nothing_locked(make_worker):
-    engine = make_worker()
-    context = down(engine, "a", 6)
-    empty_gpu(engine)
+def test_an_aborted_request_leaves_nothing_locked(below):
+    engine, context = below()
     for step in range(3):
         engine.add(f"b-{step}", [*context, 5], hints=hints("b"))
         for _ in range(step):
@@ -147,24 +160,21 @@ def test_an_aborted_request_leaves_nothing_locked(make_worker):
         engine.abort(f"b-{step}")
     engine.run()
     engine.settle()
-    assert engine.pool.get_num_free_blocks() == 63
-    engine.connector.scheduler_role.parts.lower.tier.index.clear()
-    assert engine.connector.scheduler_role.parts.lower.tier.index.used_blocks == 0
+    assert free(engine) == 63
+    lower(engine).tier.index.clear()
+    assert lower(engine).tier.index.used_blocks == 0
 
 
 @pytest.mark.parametrize("fault", ["engine", "plan"])
-def test_a_copy_that_fails_is_a_prefill(make_worker, monkeypatch, fault):
-    engine = make_worker()
-    context = down(engine, "a", 7)
-    empty_gpu(engine)
+def test_a_copy_that_fails_is_a_prefill(below, monkeypatch, fault):
+    engine, context = below()
     if fault == "engine":
-        engine.worker.worker_role._tier._loads.engine.close()
+        lane(engine, "loads").engine.close()
     else:
         monkeypatch.setattr(worker, "plan_copies", refuse)
-    engine.turn("a-1", [*context, 5], hints=hints("a", last=True))
-    assert promoted(engine) == 0
+    assert returns(engine, "a", context) == 0
     engine.settle()
-    assert engine.pool.get_num_free_blocks() == 63
+    assert free(engine) == 63
 
 
 def refuse(*_: Any, **__: Any) -> None:
@@ -212,17 +222,8 @@ class BrokenEngine:
             raise RuntimeError(method)
 
 
-def lane(engine: Worker, name: str) -> Any:
-    return getattr(engine.worker.worker_role._tier, f"_{name}")
-
-
-def lower(engine: Worker) -> Any:
-    return engine.connector.scheduler_role.parts.lower
-
-
-def test_a_load_that_hangs_costs_its_request_a_prefill(make_worker, monkeypatch):
+def test_a_load_that_hangs_costs_its_request_a_prefill(make_worker, impatient):
     """The device may write to its blocks until it ends: nobody else gets them."""
-    monkeypatch.setattr(stores, "COPY_TIMEOUT_S", 0.3)
     engine = make_worker()
     context, other = down(engine, "a", 1), down(engine, "b", 2)
     empty_gpu(engine)
@@ -232,7 +233,7 @@ def test_a_load_that_hangs_costs_its_request_a_prefill(make_worker, monkeypatch)
     assert beside.num_output_tokens > 0
     engine.abort("c-0")
     assert not lower(engine).is_up()
-    assert engine.pool.get_num_free_blocks() == 63 - 12
+    assert free(engine) == 63 - 12
     use_free_memory(engine)
     # Nothing more is ordered of it, in either direction, and an idle engine may rest.
     engine.turn("b-1", [*other, 5], hints=hints("b"))
@@ -244,40 +245,33 @@ def test_a_load_that_hangs_costs_its_request_a_prefill(make_worker, monkeypatch)
     engine.kv.fill_(-1)
     broken.mend()
     step_until(engine, lambda: lower(engine).is_up())
-    assert engine.pool.get_num_free_blocks() == 63
+    assert free(engine) == 63
     empty_gpu(engine)
-    engine.turn("b-2", [*other, 5], hints=hints("b", last=True))
+    returns(engine, "b", other, turn=2)
     assert promoted(engine) == 12 + 12  # the one that nobody waited for
 
 
-def test_a_store_that_hangs_holds_no_gpu_memory(make_worker, monkeypatch):
-    monkeypatch.setattr(stores, "COPY_TIMEOUT_S", 0.3)
+def test_a_store_that_hangs_holds_no_gpu_memory(make_worker, impatient):
     engine = make_worker()
     broken = BrokenEngine(lane(engine, "stores"), hangs=True)
     context = engine.turn("a-0", prompt(1, 200), hints=hints("a"))
     time.sleep(0.06)
     step_until(engine, lambda: not lower(engine).is_up())
     engine.step()
-    assert engine.pool.get_num_free_blocks() == 63
+    assert free(engine) == 63
     assert lower(engine).tier.index.used_blocks == 12
     use_free_memory(engine)
     broken.mend()
     engine.turn("b-0", prompt(2, 200), hints=hints("b", last=True))
     step_until(engine, lambda: lower(engine).is_up())
     assert lower(engine).tier.index.used_blocks == 0
-    engine.turn("a-1", [*context, 5], hints=hints("a", last=True))
-    assert promoted(engine) == 0
+    assert returns(engine, "a", context) == 0
 
 
 @pytest.mark.parametrize("method", ["submit", "poll", "flush"])
 @pytest.mark.parametrize("direction", ["stores", "loads"])
-def test_an_engine_that_raises_costs_a_prefill(
-    make_worker, monkeypatch, direction, method
-):
-    monkeypatch.setattr(stores, "COPY_TIMEOUT_S", 0.3)
-    engine = make_worker()
-    context = down(engine, "a", 1)
-    empty_gpu(engine)
+def test_an_engine_that_raises_costs_a_prefill(below, impatient, direction, method):
+    engine, context = below()
     broken = BrokenEngine(lane(engine, direction), raises=method)
     engine.turn_beside("a-1", [*context, 5], hints=hints("a"))
     assert promoted(engine) == (12 if direction == "stores" or method == "flush" else 0)
@@ -287,19 +281,15 @@ def test_an_engine_that_raises_costs_a_prefill(
     broken.mend()
     step_until(engine, lambda: lower(engine).is_up())
     engine.settle()
-    assert engine.pool.get_num_free_blocks() == 63
+    assert free(engine) == 63
     context = down(engine, "b", 2)
     empty_gpu(engine)
-    before = promoted(engine)
-    engine.turn("b-1", [*context, 5], hints=hints("b", last=True))
-    assert promoted(engine) - before == 12
+    assert returns(engine, "b", context) == 12
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_load_that_could_not_be_ordered_is_tried_again(make_worker, is_late):
-    engine = make_worker()
-    context = down(engine, "a", 1)
-    empty_gpu(engine)
+def test_a_load_that_could_not_be_ordered_is_tried_again(below, is_late):
+    engine, context = below()
     tier, original = lower(engine).tier, lower(engine).tier.build_metadata
 
     def fail(output: Any) -> None:
@@ -309,11 +299,10 @@ def test_a_load_that_could_not_be_ordered_is_tried_again(make_worker, is_late):
         raise RuntimeError("once")
 
     tier.build_metadata, engine.on_step = fail, None
-    engine.turn("a-1", [*context, 5], hints=hints("a", last=True))
+    assert returns(engine, "a", context) == 12
     assert lower(engine).faults.total == 1
-    assert promoted(engine) == 12
-    assert engine.pool.get_num_free_blocks() == 63
-    assert lower(engine).tier.fill().used_bytes == 0
+    assert free(engine) == 63
+    assert tier.fill().used_bytes == 0
 
 
 class CountedTurn(StoredTurn):
@@ -343,10 +332,8 @@ def test_a_copy_ends_with_its_last_rank():
     copies.begin(7, 2)
     one = CopyReport({"a": 1, 7: 1}, {7})
     assert copies.take_ended(one) == []
-    assert copies.take_ended(one.aggregate(CopyReport({"b": 2}))) == [
-        ("a", 1, True),
-        (7, 2, False),
-    ]
+    both = one.aggregate(CopyReport({"b": 2}))
+    assert copies.take_ended(both) == [("a", 1, True), (7, 2, False)]
 
 
 def test_what_a_step_computes_is_unwritten_until_then(make_worker):
@@ -395,21 +382,18 @@ def test_a_reset_does_not_wait_for_a_store(make_worker, forgets):
     other = engine.turn("b-0", prompt(2, 200), hints=hints("b"))
     time.sleep(0.06)
     step_until(engine, lambda: bool(broken.waiting))
-    assert engine.pool.get_num_free_blocks() == 63 - 12
+    assert free(engine) == 63 - 12
     assert engine.scheduler.reset_prefix_cache(reset_connector=forgets)
     engine.kv.fill_(-1)  # other weights, or what other requests compute
     broken.mend()
     engine.settle()
-    for name, tokens in (("a", context), ("b", other)):
-        engine.turn(f"{name}-1", [*tokens, 5], hints=hints(name, last=True))
-    assert promoted(engine) == (0 if forgets else 12)
+    found = returns(engine, "a", context), returns(engine, "b", other)
+    assert found == (0 if forgets else 12, 0)
 
 
-def test_a_load_of_an_aborted_request_holds_its_blocks_to_its_end(make_worker):
+def test_a_load_of_an_aborted_request_holds_its_blocks_to_its_end(below):
     """vLLM itself resets nothing then: the device may still write to them."""
-    engine = make_worker()
-    context = down(engine, "a", 1)
-    empty_gpu(engine)
+    engine, context = below()
     broken = BrokenEngine(lane(engine, "loads"), hangs=True)
     engine.add("a-1", [*context, 5], hints=hints("a"))
     step_until(engine, lambda: bool(broken.waiting))
@@ -422,19 +406,14 @@ def test_a_load_of_an_aborted_request_holds_its_blocks_to_its_end(make_worker):
 
 def test_salts_and_adapters_are_told_apart(make_worker):
     engine = make_worker()
-    tokens = prompt(1, 200)
     adapter = LoRARequest("one", 1, "/none")
     for number, args in enumerate(({"cache_salt": "s"}, {"lora_request": adapter})):
-        names = hints(f"a{number}"), hints(f"b{number}", last=True)
-        context = engine.turn(f"a-{number}", tokens, hints=names[0], **args)
-        time.sleep(0.06)
-        engine.settle()
+        name = f"a{number}"
+        context = engine.turn(name, prompt(1, 200), hints=hints(name), **args)
+        expire(engine)
         empty_gpu(engine)
-        for own, found in (({}, 0), (args, 12)):
-            before = promoted(engine)
-            request_id = f"b-{number}-{found}"
-            engine.turn(request_id, [*context, 5], hints=names[1], **own)
-            assert promoted(engine) - before == found, args
+        assert returns(engine, f"b{number}", context) == 0, args
+        assert returns(engine, f"c{number}", context, **args) == 12, args
 
 
 def test_the_budget_is_never_exceeded(make_worker):
@@ -445,16 +424,11 @@ def test_the_budget_is_never_exceeded(make_worker):
         down(engine, f"p{seed}", seed)
         fill = lower(engine).tier.fill()
         assert 0 < fill.used_bytes <= fill.budget_bytes == 10 * CHUNK_BYTES
-
-
-def test_a_budget_of_no_block_is_refused(make_worker):
     with pytest.raises(ConfigError, match=r"cpu_gb.*expected: at least"):
         make_worker(cpu_blocks=0)
 
 
-def test_memory_is_resident_from_the_start_or_refused(
-    make_worker, monkeypatch, tmp_path
-):
+def test_memory_is_resident_at_the_start_or_refused(make_worker, monkeypatch, tmp_path):
     before = psutil.Process().memory_info().rss
     engine = make_worker(cpu_blocks=20_000)
     grown = psutil.Process().memory_info().rss - before
@@ -480,4 +454,4 @@ def test_random_agents_on_a_small_pool(make_worker, monkeypatch, mode):
     play_random_agents(
         engine, mode, is_enough=lambda number: number >= 60 and promoted(engine) > 50
     )
-    assert engine.pool.get_num_free_blocks() == 39
+    assert free(engine) == 39

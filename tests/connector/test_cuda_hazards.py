@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from tests.connector.test_kv_layouts import FULL, fill, one_group, registered
 from tests.connector.test_lower_copiers import (
-    BLOCKS,
     HINTS,
-    PER_CHUNK,
     Threaded,
     lanes_of,
     shared_memory_server,
@@ -56,12 +55,11 @@ class ThreadedCuda(FakeCuda):
 def made(monkeypatch):
     cuda = ThreadedCuda(seed=3)
     monkeypatch.setattr(copier_module, "make_lanes", lambda _: lanes_of(cuda))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: cuda.activate())
     caches, config = registered(KVCacheLayout.LBHNC, one_group(FULL))
     pool = fill(caches)
     with shared_memory_server() as server:
         cuda.take_over(pool.data_ptr(), pool.numel(), "device")
-        copier = ChunkCopier(caches, config, HINTS)
-        threaded = Threaded.__new__(Threaded)
         real = server.context
 
         def context():
@@ -71,52 +69,46 @@ def made(monkeypatch):
             return made_context
 
         server.context = context
-        threaded.__init__(server, copier)
-        yield cuda, caches, threaded, server, copier, pool
-        threaded.threads.close()
+        copier = ChunkCopier(caches, config, HINTS)
+        moves = Threaded(server, copier)
+        yield SimpleNamespace(
+            cuda=cuda, caches=caches, moves=moves, memory=server.memory, pool=pool
+        )
+        moves.threads.close()
 
 
-def test_the_mover_has_a_device_before_its_first_cuda_call(made, monkeypatch):
+def test_the_mover_has_a_device_before_its_first_cuda_call(made):
     """Else rank 1 … 7 open a context on GPU 0: half a gigabyte each."""
-    cuda, caches, moves, *_ = made
-    moves._device = torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: cuda.activate())
+    made.moves._device = torch.device("cuda", 0)
 
     class Event:  # torch's is no fake's; cudaEventSynchronize needs a current device
         def synchronize(self):
-            cuda.need_device("cudaEventSynchronize")
+            made.cuda.need_device("cudaEventSynchronize")
 
-    future = moves.submit_store("r", None, caches, [BLOCKS], Event(), PER_CHUNK)
-    assert moves.moved(future)
-    assert cuda.bare == []
+    assert made.moves.store(made.caches, Event())
+    assert made.cuda.bare == []
 
 
 def test_memory_is_unpinned_on_a_thread_that_has_a_device(made):
     """LMCache's heartbeat thread re-registers."""
-    cuda, _, _, _, copier, _ = made
-    thread = threading.Thread(target=copier.detach)
+    thread = threading.Thread(target=made.moves._copier.detach)
     thread.start()
     thread.join()
-    assert cuda.bare == []
+    assert made.cuda.bare == []
 
 
-@pytest.mark.parametrize("is_load", [False, True])
-def test_a_plan_that_never_began_is_not_a_success(made, is_load):
+@pytest.mark.parametrize("direction", ["store", "load"])
+def test_a_plan_that_never_began_is_not_a_success(made, direction):
     """`record(begun)` fails on a fresh event; `done` is recorded and reached."""
-    cuda, caches, moves, *_ = made
-    cuda.fail["record"] = 1
-    submit = moves.submit_retrieve if is_load else moves.submit_store
-    assert not moves.moved(submit("r", None, caches, [BLOCKS], None, PER_CHUNK))
+    made.cuda.fail["record"] = 1
+    assert not getattr(made.moves, direction)(made.caches)
 
 
-@pytest.mark.parametrize("is_load", [False, True])
-def test_on_a_device_nothing_is_copied_without_an_event(made, is_load, monkeypatch):
+@pytest.mark.parametrize("direction", ["store", "load"])
+def test_on_a_device_nothing_is_copied_without_an_event(made, direction):
     """The adapter gives none while its server is away, which ends at any moment."""
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    _, caches, moves, server, _, pool = made
-    moves._device = torch.device("cuda", 0)
-    before = pool.clone()
-    submit = moves.submit_retrieve if is_load else moves.submit_store
-    assert not moves.moved(submit("r", None, caches, [BLOCKS], None, PER_CHUNK))
-    assert torch.equal(pool, before)
-    assert not any(bytes(server.memory))
+    made.moves._device = torch.device("cuda", 0)
+    before = made.pool.clone()
+    assert not getattr(made.moves, direction)(made.caches)
+    assert torch.equal(made.pool, before)
+    assert not any(bytes(made.memory))

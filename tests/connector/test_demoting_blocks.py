@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
+from tests.connector.conftest import fails
 from tests.connector.fake_tier import FakeTier
+from tests.connector.injection import InjectedError
 from ttlcache.clock import VirtualClock
 from ttlcache.programs.model import Program, Turn
 from ttlcache.programs.places import Place
@@ -21,7 +24,6 @@ KEEP_CACHED = ReleaseMode.KEEP_CACHED
 COPY_FIRST = ReleaseMode.COPY_FIRST
 FREE_NOW = ReleaseMode.FREE_NOW
 BLOCKS = 40
-WAIT_S = COPY_WAIT_S
 
 
 class Pool:
@@ -79,7 +81,7 @@ class Rig:
     def blocks(self, start, count):
         return self.pool.blocks[start : start + count]
 
-    def pin(self, request_id, start, count):
+    def pin(self, request_id="a", start=1, count=20):
         program = Program(("", request_id), place=Place(start))
         turn = Turn(start, 0.0, GapKey("bash"), context_tokens=16 * count)
         pin = self.pins.add(
@@ -89,13 +91,21 @@ class Rig:
         self.holder.on_pinned(pin.pin_id, request_id, program)
         return pin
 
+    def shrink(self, pin, count, mode=COPY_FIRST):
+        return self.holder.shrink(pin.pin_id, count, mode)
+
     def end(self, pin, outcome=PinOutcome.EXPIRED, mode=KEEP_CACHED):
         return self.holder.release(pin.pin_id, outcome, mode)
 
-    def expire(self, request_id, start, count):
+    def expire(self, request_id="a", start=1, count=20):
         self.end(self.pin(request_id, start, count))
 
-    def copy(self, request_id):
+    def expire_several(self, number, count):
+        """Turns "r0", "r1", … of so many blocks each."""
+        for index in range(number):
+            self.expire(f"r{index}", 1 + count * index, count)
+
+    def copy(self, request_id="a"):
         """The copy begins, and the tier has references of its own."""
         self.tier.copy(request_id)
         for settled in self.tier.take_events().settled:
@@ -122,34 +132,33 @@ def cached():
 
 
 def test_a_claim_lets_go_of_the_tail_that_was_to_be_copied(rig):
-    pin = rig.pin("a", 1, 20)
-    rig.holder.shrink(pin.pin_id, 8, COPY_FIRST)
-    assert rig.expired.copying_blocks == 8
+    pin = rig.pin()
+    rig.shrink(pin, 8)
+    assert rig.held == (0, 8)
     rig.end(pin, PinOutcome.CLAIMED)
     assert rig.tier.of("drop") == ["a"]
-    assert rig.expired.copying_blocks == 0
+    assert rig.held == (0, 0)
     assert rig.free == BLOCKS
 
 
 def test_all_that_a_turn_gave_up_waits_for_its_copy(rig):
-    pin = rig.pin("a", 1, 20)
-    rig.holder.shrink(pin.pin_id, 8, COPY_FIRST)
-    rig.holder.shrink(pin.pin_id, 4, COPY_FIRST)
+    pin = rig.pin()
+    rig.shrink(pin, 8)
+    rig.shrink(pin, 4)
     rig.end(pin, PinOutcome.VICTIM, COPY_FIRST)
-    assert rig.expired.copying_blocks == 20
-    rig.copy("a")
+    assert rig.held == (0, 20)
+    rig.copy()
     assert rig.free == BLOCKS
 
 
 def test_who_runs_takes_what_waits_for_its_copy_oldest_first(rig):
-    for number in range(3):
-        rig.expire(f"r{number}", 1 + 10 * number, 10)
+    rig.expire_several(3, 10)
     assert rig.free == 10
     assert rig.expired.free(11, at_once=False) == 0, "a copy takes moments"
     assert rig.expired.free(11, at_once=True) == 20
     assert rig.dropped_copies == 2
     assert (rig.free, rig.expired.copying_blocks) == (30, 10)
-    rig.clock.advance(WAIT_S)
+    rig.clock.advance(COPY_WAIT_S)
     assert rig.expired.soon_free() == 0, "nobody waits for that copy any longer"
     assert rig.expired.free(1, at_once=False) == 10
 
@@ -158,10 +167,9 @@ def test_who_runs_takes_what_waits_for_its_copy_oldest_first(rig):
 def test_what_is_taken_at_once_may_still_be_copied(cached, urgent):
     """Until somebody overwrites it."""
     if urgent:
-        pin = cached.pin("a", 1, 20)
-        assert cached.end(pin, PinOutcome.VICTIM, FREE_NOW) == 20
+        assert cached.end(cached.pin(), PinOutcome.VICTIM, FREE_NOW) == 20
     else:
-        cached.expire("a", 1, 20)
+        cached.expire()
         assert cached.tier.of("demote") == []
         assert cached.expired.free(1, at_once=True) == 20
     assert cached.tier.of("demote") == ["a"]
@@ -169,12 +177,11 @@ def test_what_is_taken_at_once_may_still_be_copied(cached, urgent):
 
 
 def test_what_a_copy_reads_is_free_soon_unless_somebody_uses_it(rig):
-    rig.expire("a", 1, 20)
+    rig.expire()
     assert rig.expired.soon_free() == 20
-    below = rig.blocks(1, 20)
-    rig.pool.touch(below)  # by the tier
+    rig.pool.touch(rig.blocks(1, 20))  # by the tier
     rig.tier.references = lambda: dict.fromkeys(range(1, 21), 1)
-    rig.copy("a")
+    rig.copy()
     assert rig.free == BLOCKS - 20
     assert rig.expired.soon_free() == 20
     rig.pool.touch(rig.blocks(1, 4))  # by a request
@@ -182,17 +189,15 @@ def test_what_a_copy_reads_is_free_soon_unless_somebody_uses_it(rig):
 
 
 def test_what_runs_is_not_copied_to_make_room(cached):
-    cached.expire("in-use", 1, 10)
-    cached.expire("alone", 11, 10)
+    cached.expire_several(2, 10)
     cached.pool.touch(cached.blocks(1, 10))
     assert cached.expired.free(5, at_once=False) == 0
-    assert cached.tier.of("demote") == ["alone"]
+    assert cached.tier.of("demote") == ["r1"]
     assert cached.expired.cached.num_blocks == 10
 
 
 def test_room_is_made_once(cached):
-    for number in range(3):
-        cached.expire(f"r{number}", 1 + 12 * number, 12)
+    cached.expire_several(3, 12)
     for _ in range(3):
         # 4 are free, 5 are wanted.
         cached.expired.start_copies_ahead(lambda: [1, 30, 17])
@@ -207,49 +212,39 @@ def test_an_id_that_is_used_again_leaves_nothing_behind(cached):
     assert cached.holder.pressure().free_blocks == BLOCKS
 
 
-def test_a_tail_waits_for_the_copy_of_the_whole_turn(rig):
-    pin = rig.pin("a", 1, 20)
-    assert rig.holder.shrink(pin.pin_id, 8, COPY_FIRST) == (8, 12, 16 * 12)
-    assert rig.tier.due == ["a"]
-    assert rig.held == (0, 8)
-    rig.copy("a")
-    assert rig.free == BLOCKS - 12
-
-
-@pytest.mark.parametrize(("drop", "copied"), [(3, 0), (4, 4)])
-def test_a_short_tail_is_recomputed_rather_than_copied(rig, drop, copied):
-    pin = rig.pin("a", 1, 20)
-    assert rig.holder.shrink(pin.pin_id, drop, COPY_FIRST).freed_blocks == drop
+@pytest.mark.parametrize(
+    ("drop", "mode", "is_stored", "copied"),
+    [
+        (8, COPY_FIRST, False, 8),
+        (4, COPY_FIRST, False, 4),
+        (3, COPY_FIRST, False, 0),  # it is recomputed rather than copied
+        (8, KEEP_CACHED, False, 0),  # a rewritten history: nobody finds it again
+        (8, FREE_NOW, False, 0),  # memory that a running request needs
+        (15, COPY_FIRST, True, 0),
+    ],
+)
+def test_a_tail_waits_for_its_copy_or_is_let_go(rig, drop, mode, is_stored, copied):
+    pin, left = rig.pin(), 20 - drop
+    if is_stored:
+        rig.tier.settled.add("a")
+    assert rig.shrink(pin, drop, mode) == (drop, left, 16 * left)
     assert rig.held == (0, copied)
-
-
-@pytest.mark.parametrize("mode", [KEEP_CACHED, FREE_NOW])
-def test_a_tail_that_nobody_finds_again_or_waits_for_is_let_go(rig, mode):
-    """A rewritten history, or memory that a running request needs."""
-    pin = rig.pin("a", 1, 20)
-    assert rig.holder.shrink(pin.pin_id, 8, mode) == (8, 12, 16 * 12)
-    assert rig.tier.due == []
-    assert rig.free == BLOCKS - 12
-
-
-def test_a_pin_whose_turn_is_stored_gives_up_its_tail_at_once(rig):
-    rig.tier.settled.add("a")
-    pin = rig.pin("a", 1, 20)
-    assert rig.holder.shrink(pin.pin_id, 15, COPY_FIRST).freed_blocks == 15
-    assert (rig.tier.due, rig.free) == ([], BLOCKS - 5)
+    assert rig.tier.due == (["a"] if copied else [])
+    if copied:
+        rig.copy()
+    assert rig.free == BLOCKS - left
 
 
 def test_a_pin_that_cannot_be_shortened_is_copied_as_a_whole(rig):
-    pin = rig.pin("a", 1, 20)
-    assert rig.holder.shrink(pin.pin_id, 20, COPY_FIRST) is None
+    pin = rig.pin()
+    assert rig.shrink(pin, 20) is None
     assert rig.end(pin, PinOutcome.VICTIM, COPY_FIRST) == 20
     assert rig.held == (0, 20)
 
 
 def test_a_pin_that_only_gives_way_to_another_stays_cached(cached):
     """Under the cap: nobody needs its memory."""
-    pin = cached.pin("a", 1, 20)
-    assert cached.end(pin, PinOutcome.VICTIM) == 0
+    assert cached.end(cached.pin(), PinOutcome.VICTIM) == 0
     assert cached.held == (20, 0)
     assert cached.holder.pressure().free_blocks == BLOCKS
     assert cached.tier.due == []
@@ -257,84 +252,76 @@ def test_a_pin_that_only_gives_way_to_another_stays_cached(cached):
 
 def test_blocks_that_others_use_do_not_count_as_given(rig):
     """Three of its last blocks are somebody's running prompt."""
-    pin = rig.pin("a", 1, 20)
+    pin = rig.pin()
     rig.pool.touch(rig.blocks(18, 3))
     assert rig.end(pin, PinOutcome.VICTIM, COPY_FIRST) == 17
 
 
 def test_copies_under_way_are_dropped_after_what_is_cached(cached):
-    cached.expire("a", 1, 10)
-    cached.expire("b", 11, 10)
+    cached.expire_several(2, 10)
     assert cached.expired.free(1, at_once=False) == 0
     assert cached.held == (10, 10)
-    assert cached.expired.free(5, at_once=True) == 10
-    assert cached.dropped_copies == 0
-    assert cached.expired.free(1, at_once=True) == 10
-    assert cached.dropped_copies == 1
+    for needed, dropped in ((5, 0), (1, 1)):
+        assert cached.expired.free(needed, at_once=True) == 10
+        assert cached.dropped_copies == dropped
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_what_nobody_comes_back_to_is_not_copied(cached, at_once):
-    pin = cached.pin("ended", 1, 10)
+    pin = cached.pin()
     cached.end(pin)
     pin.program.ended = True
-    assert cached.expired.free(3, at_once=at_once) == 10
-    assert cached.tier.of("drop") == ["ended"]
+    assert cached.expired.free(3, at_once=at_once) == 20
+    assert cached.tier.of("drop") == ["a"]
     assert cached.tier.of("demote") == []
 
 
-@pytest.mark.parametrize("found", ["head", "all"])
-def test_who_found_a_beginning_only_leaves_the_tail_its_copy(cached, found):
+@pytest.mark.parametrize(
+    ("found", "held", "dropped"), [(14, (14, 6), []), (20, (0, 0), ["a"])]
+)
+def test_who_found_a_beginning_leaves_the_tail_its_copy(cached, found, held, dropped):
     """Another branch of the same program."""
-    pin = cached.pin("a", 1, 20)
-    cached.holder.shrink(pin.pin_id, 6, COPY_FIRST)
+    pin = cached.pin()
+    cached.shrink(pin, 6)
     cached.end(pin)
     assert cached.held == (14, 6)
-    cached.pool.touch(cached.blocks(1, 14 if found == "head" else 20))
+    cached.pool.touch(cached.blocks(1, found))
     cached.expired.on_program_resumed(pin.program)
-    assert cached.held == ((14, 6) if found == "head" else (0, 0))
-    assert cached.tier.of("drop") == ([] if found == "head" else ["a"])
+    assert cached.held == held
+    assert cached.tier.of("drop") == dropped
 
 
-@pytest.mark.parametrize("when", ["the copy is ordered", "it is asked what is owed"])
+@pytest.mark.parametrize("call", ["demote", "has_unstored"])
 @pytest.mark.parametrize("mode", [COPY_FIRST, FREE_NOW])
-def test_a_broken_tier_loses_no_reference(rig, when, mode):
-    pin = rig.pin("a", 1, 20)
-
-    def broken(*args, **kwargs):
-        raise RuntimeError("broken")
-
-    if when == "the copy is ordered":
-        rig.tier.demote = broken
-        with pytest.raises(RuntimeError):
-            rig.end(pin, PinOutcome.VICTIM, mode)
-    else:
+def test_a_broken_tier_loses_no_reference(rig, call, mode):
+    pin = rig.pin()
+    if call == "has_unstored":
         rig.end(pin, PinOutcome.VICTIM, mode)
-        rig.tier.has_unstored = broken
-        with pytest.raises(RuntimeError):
-            rig.expired.on_settled("a")
-    held = sum(rig.holder.references().values())
-    assert rig.free == BLOCKS - held
+    setattr(rig.tier, call, fails)
+    settles = partial(rig.expired.on_settled, "a")
+    ends = partial(rig.end, pin, PinOutcome.VICTIM, mode)
+    with pytest.raises(InjectedError):
+        (settles if call == "has_unstored" else ends)()
+    assert rig.free == BLOCKS - sum(rig.holder.references().values())
     rig.holder.drop_all()
     assert rig.free == BLOCKS
 
 
 def test_in_an_outage_nothing_stays_behind_a_cached_head(cached):
-    pin = cached.pin("a", 1, 20)
-    cached.holder.shrink(pin.pin_id, 6, COPY_FIRST)
+    pin = cached.pin()
+    cached.shrink(pin, 6)
     cached.end(pin)
     cached.tier.up = False
-    cached.copy("a")
+    cached.copy()
     assert cached.tier.of("drop") == ["a"]
     assert cached.free == BLOCKS
 
 
 def test_a_second_piece_does_not_keep_the_first_waiting(rig):
-    pin = rig.pin("a", 1, 20)
-    rig.holder.shrink(pin.pin_id, 4, COPY_FIRST)
-    rig.clock.advance(0.8 * WAIT_S)
-    rig.holder.shrink(pin.pin_id, 4, COPY_FIRST)
-    rig.clock.advance(0.3 * WAIT_S)
+    pin = rig.pin()
+    for passed in (0.8, 0.3):
+        rig.shrink(pin, 4)
+        rig.clock.advance(passed * COPY_WAIT_S)
     assert rig.expired.free(1, at_once=False) == 8
 
 
@@ -348,10 +335,8 @@ def test_a_second_piece_does_not_keep_the_first_waiting(rig):
         ([32], True),
     ],
 )
-def test_room_is_kept_for_what_running_requests_are_about_to_need(
-    cached, ahead, is_copied
-):
-    cached.expire("a", 1, BLOCKS - 3)
+def test_room_is_kept_for_what_running_requests_soon_need(cached, ahead, is_copied):
+    cached.expire(count=BLOCKS - 3)
     cached.expired.start_copies_ahead(lambda: ahead)
     assert cached.held == ((0, BLOCKS - 3) if is_copied else (BLOCKS - 3, 0))
 
@@ -360,8 +345,7 @@ def test_room_is_kept_for_what_running_requests_are_about_to_need(
 @pytest.mark.parametrize("whole", [True, False])
 def test_nothing_stays_after_a_reset(room_blocks, whole):
     rig = Rig(room_blocks)
-    for number in range(2):
-        rig.expire(f"r{number}", 1 + 10 * number, 10)
+    rig.expire_several(2, 10)
     (rig.holder if whole else rig.expired).drop_all()
     assert rig.tier.of("drop") == ["r0", "r1"]
     assert rig.free == BLOCKS

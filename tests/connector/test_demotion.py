@@ -6,32 +6,41 @@ import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
-from tests.connector.conftest import demoting, free, pinned, totals
+from tests.connector.conftest import demoting, fails, free, pinned, totals
 from tests.connector.fake_tier import extra, settle
 from ttlcache_connector.tiers.base import TurnEnd
 
 PROMPT = list(range(1, 101))
+LONG, OTHER = list(range(600)), list(range(5000, 5600))  # 37 of 63 blocks each
 HINTS = {"program_id": "p", "tool": "bash"}
+NEVER_PINNED = {"policy": "none", "policy_options": {}}
 
 
-def test_an_expired_pin_stays_until_its_copy_has_begun(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra())
+@pytest.fixture
+def make(make_engine, tier):
+    return lambda **options: make_engine(extra_config=extra(**options))
+
+
+@pytest.mark.parametrize(("options", "expires"), [({}, True), (NEVER_PINNED, False)])
+def test_an_ended_turn_is_held_until_it_is_copied(make, clock, tier, options, expires):
+    engine = make(**options)
     engine.turn("a", PROMPT, hints=HINTS)
-    held = pinned(engine)
-    assert held > 0
-    clock.advance(5.1)
-    engine.step()
-    assert totals(engine)["pins:expired"] == 1
+    if expires:
+        assert pinned(engine) == 6
+        assert tier.of("demote") == []
+        clock.advance(5.1)
+        engine.step()
+        assert totals(engine)["pins:expired"] == 1
     assert tier.of("demote") == ["a"]
     assert pinned(engine) == 0
-    assert demoting(engine) == held  # not a pin any more, but not free either
+    assert demoting(engine) == 6  # not a pin any more, but not free either
     settle(engine, tier, "a")
     assert demoting(engine) == 0
     assert free(engine) == 63
 
 
-def test_a_claimed_pin_and_an_ended_program_are_forgotten(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra())
+def test_a_claimed_pin_and_an_ended_program_are_forgotten(make, tier):
+    engine = make()
     context = engine.turn("a", PROMPT, hints=HINTS)
     engine.turn("b", [*context, 7, 8], hints=HINTS | {"is_last_step": True})
     assert tier.of("arrive-pinned") == ["b"]
@@ -46,85 +55,71 @@ def test_a_claimed_pin_and_an_ended_program_are_forgotten(make_engine, clock, ti
     assert ended.program is not None
 
 
-def test_a_turn_that_is_not_worth_a_pin_is_copied_at_once(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra(policy="none", policy_options={}))
-    engine.turn("a", PROMPT, hints=HINTS)
-    assert tier.of("demote") == ["a"]
-    assert demoting(engine) == len(PROMPT) // 16
-    settle(engine, tier, "a")
-    assert free(engine) == 63
-
-
-def test_the_tier_is_told_what_was_decided(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra())
+def test_the_tier_is_told_what_was_decided(make, tier):
+    engine = make()
     context = engine.turn("a", PROMPT, hints=HINTS)
     engine.turn("b", [*context, 7, 8], hints=HINTS | {"ttl": "9s"})
     engine.turn("other", range(200, 300), hints={"program_id": "q"}, cache_salt="t")
+    engine.add("aborted", PROMPT, max_tokens=50)
+    engine.step()
+    engine.abort("aborted")
+    engine.run()
+    assert tier.of("drop")[-1] == "aborted"
     policy, wish, other = tier.ends
     assert policy == TurnEnd("a", policy.program, 5.0, is_final=False, tool=("bash",))
     assert wish == TurnEnd("b", policy.program, 9.0, is_final=True, tool=("bash",))
     assert other.program != policy.program
-    assert "t" not in tier.ends[2].tool
-
-
-def test_nothing_is_told_or_copied_of_an_aborted_request(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra())
-    engine.add("a", PROMPT, max_tokens=50, hints=HINTS)
-    engine.step()
-    engine.abort("a")
-    engine.run()
-    assert tier.ends == []
-    assert tier.of("drop") == ["a"]
+    assert "t" not in other.tool
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_waiting_request_lets_the_copy_end_but_not_for_ever(
-    make_engine, clock, tier, ends
-):
-    engine = make_engine(extra_config=extra())
-    engine.turn("a", list(range(600)), hints=HINTS)  # 37 of 63 blocks
+def test_a_waiting_request_lets_the_copy_end_but_not_for_ever(make, clock, tier, ends):
+    engine = make()
+    engine.turn("a", LONG, hints=HINTS)
     clock.advance(5.1)
-    engine.add("b", list(range(5000, 5600)), hints={"program_id": "q"})
+    engine.add("b", OTHER, hints={"program_id": "q"})
     for _ in range(3):
         engine.step()
     assert "b" not in engine.finished
     assert demoting(engine) == 37
     settle(engine, tier, "a") if ends else clock.advance(0.3)
+    tier.events.demotions += ["stored", "failed", "stored"]
     engine.run()
     assert "b" in engine.finished
+    counted = totals(engine)
+    assert (counted["demotions:stored"], counted["demotions:failed"]) == (2, 1)
+    assert counted.get("demotions:dropped", 0) == (not ends)
 
 
-@pytest.mark.parametrize("demote", ["on-expiry", "on-pressure"])
-def test_a_running_request_takes_the_memory_at_once(make_engine, clock, tier, demote):
-    engine = make_engine(extra_config=extra(demote=demote))
-    engine.turn("a", list(range(320)), max_tokens=2, hints=HINTS)
+@pytest.mark.parametrize(("demote", "held"), [("on-expiry", 20), ("on-pressure", 0)])
+def test_a_running_request_takes_the_memory_at_once(make, clock, demote, held):
+    engine = make(demote=demote)
+    engine.turn("a", LONG[:320], max_tokens=2, hints=HINTS)
     clock.advance(5.1)
-    engine.add("b", list(range(5000, 5400)), max_tokens=500, hints={"program_id": "q"})
+    engine.add("b", OTHER[:400], max_tokens=500, hints={"program_id": "q"})
     engine.step()
     # And "b" grows to 57 of 63.
-    assert demoting(engine) == (20 if demote == "on-expiry" else 0)
+    assert demoting(engine) == held
     engine.run()
-    assert "b" in engine.finished
     assert engine.finished["b"].num_preemptions == 0
 
 
 @pytest.mark.parametrize(
     "call", ["match", "allocated", "build_metadata", "report_turn"]
 )
-def test_a_broken_tier_is_a_miss(make_engine, clock, tier, call, our_log):
-    engine = make_engine(extra_config=extra())
+def test_a_broken_tier_is_a_miss(make, tier, call, our_log):
+    engine = make()
     tier.fails = {call}
     for number in range(3):
         engine.turn(f"r{number}", PROMPT, hints=HINTS)
     assert len(engine.finished) == 3
-    counted = [c for name, c in totals(engine).items() if call in name]
-    assert counted
-    assert counted[0] >= 1
+    counted, *_ = [c for name, c in totals(engine).items() if call in name]
+    assert counted >= 1
     assert sum(call in line for line in our_log) == 1
 
 
-def test_a_promised_load_that_cannot_be_ordered_is_given_up(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra())
+def test_a_promised_load_that_cannot_be_ordered_is_given_up(make, tier):
+    engine = make()
     tier.found = (48, True)
     tier.fails = {"allocated"}
     request = engine.add("a", PROMPT, hints=HINTS)
@@ -133,10 +128,8 @@ def test_a_promised_load_that_cannot_be_ordered_is_given_up(make_engine, clock, 
     assert request.status.name == "WAITING_FOR_REMOTE_KVS"
 
 
-def test_one_line_when_the_tier_goes_and_one_when_it_comes_back(
-    make_engine, clock, tier, our_log
-):
-    engine = make_engine(extra_config=extra())
+def test_one_line_when_the_tier_goes_and_one_when_it_comes_back(make, tier, our_log):
+    engine = make()
     for up in (True, False, False, True, True):
         tier.up = up
         engine.turn(f"{len(engine.finished)}", PROMPT, hints={"program_id": "x"})
@@ -146,65 +139,36 @@ def test_one_line_when_the_tier_goes_and_one_when_it_comes_back(
     assert engine.controller.tier.source == "cpu"
 
 
-def test_room_that_cannot_be_made_costs_no_request(make_engine, tier, monkeypatch):
-    engine = make_engine(extra_config=extra(demote="on-pressure"))
+def test_room_that_cannot_be_made_costs_no_request(make, monkeypatch):
+    engine = make(demote="on-pressure")
     engine.on_step = None  # a fault is what this is about
-
-    def broken(*_, **__):
-        raise RuntimeError("start_copies_ahead")
-
     expired = engine.role.parts.demoting.expired
-    monkeypatch.setattr(expired, "start_copies_ahead", broken)
+    monkeypatch.setattr(expired, "start_copies_ahead", fails)
     assert len(engine.turn("a", PROMPT, hints=HINTS)) > len(PROMPT)
     assert totals(engine)["hook_errors:start_copies_ahead"] > 0
 
 
-def test_one_copy_that_cannot_be_settled_keeps_no_other_waiting(
-    make_engine, clock, tier, monkeypatch
-):
-    engine = make_engine(extra_config=extra(policy="none", policy_options={}))
+def test_a_copy_that_cannot_be_settled_keeps_no_other_waiting(make, tier, monkeypatch):
+    engine = make(**NEVER_PINNED)
     engine.on_step = None  # a fault is what this is about
     for name, start in (("a", 0), ("b", 1000)):
-        prompt = list(range(start, start + 100))
-        engine.turn(name, prompt, hints={"program_id": name})
+        engine.turn(name, range(start, start + 100), hints={"program_id": name})
     assert demoting(engine) == 12
-    role = engine.role
-    settled = role.parts.demoting.expired.on_settled
-
-    def fail_once(request_id):
-        if request_id == "a":
-            raise RuntimeError("broken")
-        return settled(request_id)
-
-    monkeypatch.setattr(role.parts.demoting.expired, "on_settled", fail_once)
+    expired = engine.role.parts.demoting.expired
+    settled = expired.on_settled
+    monkeypatch.setattr(
+        expired, "on_settled", lambda each: fails() if each == "a" else settled(each)
+    )
     tier.events.settled += ["a", "b"]
-    role.steps.tier_events()
+    engine.role.steps.tier_events()
     assert totals(engine)["hook_errors:tier_events"] == 1
     assert demoting(engine) == 6
 
 
-def test_how_demotions_ended_is_counted(make_engine, clock, tier):
-    engine = make_engine(extra_config=extra())
-    engine.turn("a", list(range(600)), hints=HINTS)
-    clock.advance(5.1)
-    engine.add("b", list(range(5000, 5600)), hints={"program_id": "q"})
-    engine.step()
-    clock.advance(0.3)
-    tier.events.demotions += ["stored", "failed", "stored"]
-    engine.run()
-    counted = totals(engine)
-    assert counted["demotions:stored"] == 2
-    assert counted["demotions:failed"] == counted["demotions:dropped"] == 1
-
-
 @pytest.mark.parametrize("blamed", [True, False])
-def test_a_server_that_took_anothers_place_is_not_blamed(
-    make_engine, clock, tier, blamed
-):
-    engine = make_engine(extra_config=extra())
-    costs = engine.controller.costs
-    lost = []
-    costs.observe_lost = lambda *told: lost.append(told)
+def test_a_server_that_took_anothers_place_is_not_blamed(make, clock, tier, blamed):
+    engine, lost = make(), []
+    engine.controller.costs.observe_lost = lambda *told: lost.append(told)
     context = engine.turn("a", PROMPT, hints=HINTS)
     clock.advance(5.1)
     engine.step()
@@ -219,14 +183,11 @@ def test_a_server_that_took_anothers_place_is_not_blamed(
 @pytest.mark.parametrize(
     ("asked", "heeded"), [(True, True), (False, True), (True, False)]
 )
-def test_an_answer_tells_something_where_one_was_asked_for_and_is_heeded(
-    make_engine, clock, tier, asked, heeded
-):
-    engine = make_engine(extra_config=extra())
+def test_an_answer_counts_if_it_was_asked_for_and_is_heeded(make, tier, asked, heeded):
+    engine = make()
     context = engine.turn("a", PROMPT, hints=HINTS)
     tier.asked = asked
     request = engine.add("b", [*context, 7, 8], hints=HINTS)
     request.skip_reading_prefix_cache = not heeded
     engine.step()
-    record = engine.controller.requests["b"]
-    assert record.asked_tier is (asked and heeded)
+    assert engine.controller.requests["b"].asked_tier is (asked and heeded)

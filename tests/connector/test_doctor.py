@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import importlib.metadata
 import json
 import socket
 import sys
-import threading
-from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from ttlcache.cli import app
 from ttlcache_connector.cli.doctor import findings
 from ttlcache_connector.engine import requirements
+from ttlcache_lmcache import compat as lmcache_compat
 from ttlcache_lmcache.findings import BAD, NOTE, OK
 from ttlcache_lmcache.store import disk_index
+
+
+def run(*command: str, **options: Any) -> Result:
+    return CliRunner().invoke(app, command, **options)
 
 
 def states(
@@ -37,19 +42,21 @@ def test_this_machine_is_fine():
 def test_every_documented_key_is_checked(tmp_path):
     profile = tmp_path / "profile.json"
     profile.write_text('{"prefill": [1e-4, 0, 0]}')
-    good = {"record_path": str(tmp_path), "state_dir": str(tmp_path)}
-    found = states(json.dumps(good))
+    found = with_folders(tmp_path)
     assert {found[what] for what in ("record_path", "state_dir", "profile")} == {OK}
     profile.write_text("{")
-    assert states(json.dumps(good))["profile"] == BAD
+    assert with_folders(tmp_path)["profile"] == BAD
 
 
-def test_folders_need_not_be_there_but_a_place_for_them(tmp_path):
+@pytest.mark.parametrize(("name", "state"), [("new", OK), ("file", BAD)])
+def test_folders_need_not_be_there_but_a_place_for_them(tmp_path, name, state):
     (tmp_path / "file").touch()
-    for name, state in (("new", OK), ("file", BAD)):
-        place = str(tmp_path / name / "one")
-        found = states(json.dumps({"record_path": place, "state_dir": place}))
-        assert (found["record_path"], found["state_dir"]) == (state, state)
+    found = with_folders(tmp_path / name / "one")
+    assert (found["record_path"], found["state_dir"]) == (state, state)
+
+
+def with_folders(place: Path) -> dict[str, str]:
+    return states(json.dumps({"record_path": str(place), "state_dir": str(place)}))
 
 
 @pytest.mark.parametrize(
@@ -78,101 +85,81 @@ def test_a_lower_tier_that_the_server_would_refuse_is_bad(monkeypatch):
     assert states(wanted)["lower tier"] == BAD
 
 
-def test_an_untested_vllm_is_bad_unless_allowed(monkeypatch):
+def test_an_untested_vllm_or_a_plugin_list_without_us_is_bad(monkeypatch):
     monkeypatch.setattr(requirements, "vllm_version", lambda: "0.99.0")
-    assert states()["vllm"] == BAD
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    found = states()
+    assert (found["vllm"], found["plugin"]) == (BAD, BAD)
     assert states('{"allow_untested_vllm": true}')["vllm"] == OK
 
 
-def test_a_plugin_list_without_us_is_bad(monkeypatch):
-    monkeypatch.setenv("VLLM_PLUGINS", "other")
-    assert states()["plugin"] == BAD
-
-
 def test_addresses_that_answer_and_that_do_not():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
+    with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert states(lmcache=address)["LMCache server"] == OK
-        assert states(lmcache=f"tcp://{address}")["LMCache server"] == OK
-    assert states(lmcache="127.0.0.1:1")["LMCache server"] == BAD
-    assert states(lmcache="nonsense")["LMCache server"] == BAD
+        for good in (address, f"tcp://{address}"):
+            assert states(lmcache=good)["LMCache server"] == OK
+    for bad in ("127.0.0.1:1", "nonsense"):
+        assert states(lmcache=bad)["LMCache server"] == BAD
     assert states(url="http://127.0.0.1:1")["server"] == BAD
 
 
 #: What other servers, and older ones, could answer at our path.
 FOREIGN = [
-    "<html>",
-    "",
-    "[]",
-    "5",
-    "null",
-    "[" * 100_000,
-    '{"error": "no"}',
-    '{"engines": 5}',
-    '{"engines": ["x"]}',
-    '{"engines": [{"gauges": 3}]}',
+    *("<html>", "", "[]", "5", "null", "[" * 100_000, '{"error": "no"}'),
+    *('{"engines": 5}', '{"engines": ["x"]}', '{"engines": [{"gauges": 3}]}'),
     '{"engines": [{"programs": [{"name": "x"}]}]}',
 ]
 
 
-@contextlib.contextmanager
-def answering(text: str) -> Iterator[str]:
-    """The URL of a server with our metrics that says `text` at our path."""
+URL = "http://server"
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            ours = self.path == "/metrics"
-            self.wfile.write(b"ttlcache_pool_blocks 5" if ours else text.encode())
 
-        def log_message(self, *_: object) -> None:
-            pass
+@pytest.fixture
+def answers(monkeypatch):
+    """A server with our metrics that says a text at our path."""
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    def says(text: str) -> None:
+        def handle(_: object, request: httpx.Request) -> httpx.Response:
+            ours = request.url.path == "/metrics"
+            return httpx.Response(200, text="ttlcache_pool_blocks 5" if ours else text)
+
+        monkeypatch.setattr(httpx.HTTPTransport, "handle_request", handle)
+
+    return says
 
 
 @pytest.mark.parametrize("text", FOREIGN, ids=lambda text: text[:40])
-def test_a_foreign_answer_is_said_to_be_one(text):
-    with answering(text) as url:
-        for command in (["doctor", "--url", url], ["top", "--once", "--url", url]):
-            done = CliRunner().invoke(app, command, env={"COLUMNS": "400"})
-            assert isinstance(done.exception, SystemExit), done.exception
-            assert done.exit_code == 1
-            assert "/ttlcache/programs is not ttlcache's" in done.output
+@pytest.mark.parametrize("command", [["doctor"], ["top", "--once"]])
+def test_a_foreign_answer_is_said_to_be_one(answers, text, command):
+    answers(text)
+    done = run(*command, "--url", URL, env={"COLUMNS": "400"})
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code == 1
+    assert "/ttlcache/programs is not ttlcache's" in done.output
 
 
-def test_our_own_answer_is_read():
+def test_our_own_answer_is_read(answers):
     row = {"program": "p", "turns": 1, "running": 0, "tool": "", "gap_s": None}
     row |= {"pins": 0, "pinned_blocks": 0, "ttl_left_s": None}
-    text = json.dumps({"engines": [{"programs": [row]}, {"gauges": {"x": 1}}]})
-    with answering(text) as url:
-        done = CliRunner().invoke(app, ["top", "--once", "--url", url])
-        assert done.exit_code == 0, done.output
-        assert [
-            f.text for f in findings("{}", url) if f.what == "server" and f.state == BAD
-        ] == ["retention has turned itself off: see its log"] * 2
+    engines = [{"programs": [row]}, {"gauges": {"x": 1}}]
+    answers(json.dumps({"engines": engines}))
+    done = run("top", "--once", "--url", URL)
+    assert done.exit_code == 0, done.output
+    found = findings("{}", URL)
+    bad = [f.text for f in found if (f.what, f.state) == ("server", BAD)]
+    assert bad == ["retention has turned itself off: see its log"] * 2
 
 
 @pytest.mark.parametrize("url", ["http://x:abc", "nonsense", "http://x\n"])
 def test_a_url_that_is_none_is_said_to_be_none(url):
     assert states(url=url)["server"] == BAD
-    done = CliRunner().invoke(app, ["top", "--once", "--url", url])
+    done = run("top", "--once", "--url", url)
     assert (done.exit_code, type(done.exception)) == (1, SystemExit)
 
 
 def test_the_exit_status_is_the_verdict():
-    assert CliRunner().invoke(app, ["doctor"]).exit_code == 0
-    failed = CliRunner().invoke(app, ["doctor", "--config", '{"polcy": 1}'])
+    assert run("doctor").exit_code == 0
+    failed = run("doctor", "--config", '{"polcy": 1}')
     assert failed.exit_code == 1
     assert "did you mean" in failed.output
 
@@ -194,9 +181,13 @@ extra_config:
 """
 
 
-def lmcache_texts(given: str) -> dict[str, tuple[str, str]]:
+def lmcache_texts(given: object) -> dict[str, tuple[str, str]]:
     pytest.importorskip("lmcache", reason="LMCache is an extra")
-    return {f.what: (f.state, f.text) for f in findings("{}", None, [given])}
+    return {f.what: (f.state, f.text) for f in findings("{}", None, [str(given)])}
+
+
+def is_bad(found: tuple[str, str], reason: str) -> bool:
+    return found[0] == BAD and reason in found[1]
 
 
 def test_lmcaches_plugins_load_here():
@@ -208,23 +199,21 @@ def test_lmcaches_plugins_load_here():
 
 
 def test_what_lmcache_is_given_is_checked_as_it_is(tmp_path):
-    good = lmcache_texts(MODULE % '{"max_ttl_s": 5.0}')
-    assert good["--server-module config"][0] == OK
-    state, text = lmcache_texts(MODULE % '{"max_ttl": 5.0}')["--server-module config"]
-    assert (state, "did you mean 'max_ttl_s'" in text) == (BAD, True)
+    where = "--server-module config"
+    assert lmcache_texts(MODULE % '{"max_ttl_s": 5.0}')[where][0] == OK
+    found = lmcache_texts(MODULE % '{"max_ttl": 5.0}')[where]
+    assert is_bad(found, "did you mean 'max_ttl_s'")
     for broken in ("{", "{}", '{"module_path": "ttlcache"}', MODULE % "3"):
         assert lmcache_texts(broken)["JSON"][0] == BAD, broken
 
-    folder = tmp_path / "kv"
-    good = lmcache_texts(ADAPTER % ("TTLL2Adapter", folder))
-    assert good["--l2-adapter adapter_params"][0] == OK
+    folder, where = tmp_path / "kv", "--l2-adapter adapter_params"
+    assert lmcache_texts(ADAPTER % ("TTLL2Adapter", folder))[where][0] == OK
     assert not folder.exists()
     assert lmcache_texts(ADAPTER % ("Other", folder))["JSON"][0] == BAD
     folder.write_text("a file")
     for place in (folder, folder / "below"):
-        found = lmcache_texts(ADAPTER % ("TTLL2Adapter", place))
-        state, text = found["--l2-adapter adapter_params"]
-        assert (state, "writable folder" in text) == (BAD, True)
+        found = lmcache_texts(ADAPTER % ("TTLL2Adapter", place))[where]
+        assert is_bad(found, "writable folder")
 
 
 def test_a_yaml_that_lmcache_would_go_on_without_is_bad(tmp_path, monkeypatch):
@@ -232,16 +221,15 @@ def test_a_yaml_that_lmcache_would_go_on_without_is_bad(tmp_path, monkeypatch):
     path = tmp_path / "lmcache.yaml"
     settings = {"name": "ours", "hash": "sha256_cbor", "path": tmp_path / "kv"}
     path.write_text(YAML.format(**settings))
-    assert lmcache_texts(str(path))["storage_plugins extra_config"][0] == OK
+    assert lmcache_texts(path)["storage_plugins extra_config"][0] == OK
     for wrong, reason in (
         ({"name": "other"}, "storage_plugins is ['other']"),
         ({"hash": "builtin"}, "sha256_cbor"),
     ):
         path.write_text(YAML.format(**(settings | wrong)))
-        state, text = lmcache_texts(str(path))[str(path)]
-        assert (state, reason in text) == (BAD, True)
+        assert is_bad(lmcache_texts(path)[str(path)], reason)
     path.write_text("- no\n- mapping\n")
-    assert lmcache_texts(str(path))[str(path)][0] == BAD
+    assert lmcache_texts(path)[str(path)][0] == BAD
     absent = str(tmp_path / "absent.yaml")
     assert lmcache_texts(absent)[absent][0] == BAD
 
@@ -253,34 +241,28 @@ def test_a_workers_folder_that_is_taken_is_seen(tmp_path, worker):
     path.write_text(YAML.format(name="ours", hash="sha256_cbor", path=kv))
     for folder in ("worker-0", worker):
         disk_index.unlock_folder(disk_index.lock_folder(kv / folder))
-    assert lmcache_texts(str(path))[where][0] == OK
+    assert lmcache_texts(path)[where][0] == OK
     engine = disk_index.lock_folder(kv / worker)
-    state, text = lmcache_texts(str(path))[where]
+    found = lmcache_texts(path)[where]
     disk_index.unlock_folder(engine)
-    assert state == BAD
-    assert f"{worker}'" in text
-    assert "no other process" in text
+    assert is_bad(found, f"{worker}'")
+    assert is_bad(found, "no other process")
 
 
 def test_an_lmcache_that_was_not_tested_is_bad_unless_allowed(monkeypatch):
-    from ttlcache_lmcache import compat as lmcache_compat
-
     monkeypatch.setattr(lmcache_compat, "lmcache_version", lambda: "0.9.0")
     assert lmcache_texts("plugins")["LMCache version"][0] == BAD
     allowed = lmcache_texts(MODULE % '{"allow_untested_lmcache": true}')
     assert allowed["LMCache version"] == (OK, "0.9.0, not tested, but allowed")
-
-
-def test_lmcaches_plugins_need_no_vllm(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    assert states()["vllm"] == BAD
-    assert states(lmcache="127.0.0.1:1")["vllm"] == BAD
-    assert states(lmcache="plugins")["vllm"] == NOTE
-
-
-def test_without_lmcache_an_address_is_still_reached(monkeypatch):
-    from ttlcache_lmcache import compat as lmcache_compat
-
+    # Without LMCache an address is still reached.
     monkeypatch.setattr(lmcache_compat, "lmcache_version", lambda: None)
     assert states(lmcache="127.0.0.1:1")["LMCache version"] == NOTE
     assert states(lmcache="plugins")["LMCache version"] == BAD
+
+
+@pytest.mark.parametrize(
+    ("given", "state"), [(None, BAD), ("127.0.0.1:1", BAD), ("plugins", NOTE)]
+)
+def test_lmcaches_plugins_need_no_vllm(monkeypatch, given, state):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert states(lmcache=given)["vllm"] == state

@@ -12,27 +12,25 @@ from ttlcache.cli import app
 from ttlcache_connector.cli.doctor_template import findings
 from ttlcache_lmcache.findings import BAD, NOTE, OK
 
-LOOP = (
-    "{% for m in messages %}GUARD<|{{ m.role }}|>\nTHINK{{ m.content }}<|end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
+ALL = "{% for m in messages %}"
 THINK = (
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
 )
-PLAIN = LOOP.replace("GUARD", "").replace("THINK", THINK)
+LOOP = (
+    f"{ALL}<|{{{{ m.role }}}}|>\n{THINK}{{{{ m.content }}}}<|end|>\n{{% endfor %}}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
 GUARD = (
     "{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
 )
-GATHERS = (
+SYSTEM_FIRST = (
     "{% for m in messages if m.role == 'system' %}{{ m.content }}\n{% endfor %}"
-    "{% for m in messages if m.role != 'system' %}"
-    + PLAIN.removeprefix("{% for m in messages %}")
 )
-LAST_ONLY = THINK.replace("%}", "and loop.last %}", 1)
-SUFFIX = PLAIN.replace(
-    "{{ m.content }}", "{% if loop.last %}[now]{% endif %}{{ m.content }}"
-)
+
+
+def with_loop_over(condition: str) -> str:
+    return LOOP.replace(ALL, ALL.replace(" %}", f" if {condition} %}}"))
 
 
 def said(tmp_path, template: str) -> list[tuple[str, str]]:
@@ -41,51 +39,52 @@ def said(tmp_path, template: str) -> list[tuple[str, str]]:
     return [(f.state, f.text) for f in findings(None, file)]
 
 
-def test_a_template_that_only_appends_is_fine(tmp_path):
-    ((state, text),) = said(tmp_path, PLAIN)
-    assert (state, "leaves everything before it" in text) == (OK, True)
-
-
 @pytest.mark.parametrize(
-    ("template", "words"),
+    ("template", "state", "words"),
     [
+        (LOOP, OK, "leaves everything before it"),
+        (LOOP.replace(ALL, ALL + GUARD), NOTE, "refuses system messages"),
         (
-            LOOP.replace("GUARD", GUARD).replace("THINK", THINK),
-            "refuses system messages",
+            LOOP.replace(ALL, ALL + GUARD),
+            NOTE,
+            "CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off",  # a client's setting
         ),
-        (GATHERS, "moves all system messages to the head"),
         (
-            PLAIN.replace(
-                "{% for m in messages %}",
-                "{% for m in messages if m.role != 'system' or m == messages[0] %}",
-            ),
+            SYSTEM_FIRST + with_loop_over("m.role != 'system'"),
+            NOTE,
+            "moves all system messages to the head",
+        ),
+        (
+            with_loop_over("m.role != 'system' or m == messages[0]"),
+            NOTE,
             "drops system messages behind",
         ),
-        (PLAIN.replace(THINK, LAST_ONLY), "drops reasoning of turns before"),
         (
-            PLAIN.replace(THINK, "").replace(
+            LOOP.replace(THINK, THINK.replace("%}", "and loop.last %}", 1)),
+            NOTE,
+            "drops reasoning of turns before",
+        ),
+        (
+            LOOP.replace(THINK, "").replace(
                 "m.content", "m.content.split('</think>')[-1]"
             ),
+            NOTE,
             "drops all reasoning",
         ),
-        (SUFFIX, "rewrites earlier messages"),
-        ("{{ raise_exception('no') }}", "refuses a plain conversation"),
+        (
+            LOOP.replace(
+                "{{ m.content }}", "{% if loop.last %}[now]{% endif %}{{ m.content }}"
+            ),
+            NOTE,
+            "rewrites earlier messages",
+        ),
+        ("{{ raise_exception('no') }}", NOTE, "refuses a plain conversation"),
     ],
 )
-def test_what_makes_earlier_turns_change_is_a_note(tmp_path, template, words):
+def test_what_makes_earlier_turns_change_is_a_note(tmp_path, template, state, words):
     found = said(tmp_path, template)
     assert any(words in text for _, text in found), found
-    assert {state for state, _ in found} == {NOTE}
-
-
-def test_system_text_in_front_names_the_clients_setting(tmp_path):
-    texts = [
-        text
-        for _, text in said(
-            tmp_path, LOOP.replace("GUARD", GUARD).replace("THINK", THINK)
-        )
-    ]
-    assert any("CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off" in text for text in texts)
+    assert {each for each, _ in found} == {state}
 
 
 def test_vllms_own_template_for_chats_is_rendered(tmp_path):

@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
-from tests.connector.conftest import demoting, free, pinned, totals
+from tests.connector.conftest import demoting, fails, free, pinned, totals
 from tests.connector.fake_tier import copy, extra
-from tests.connector.test_store_queue import offer
-from ttlcache.types import GapKey
+from tests.connector.test_stores import offer
 from ttlcache_connector import faults
 from ttlcache_connector.blocks.expired import room_blocks
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
@@ -21,10 +20,20 @@ from ttlcache_connector.tiers.lmcache.stores import LMCacheStores
 HINTS = {"program_id": "p", "tool": "bash"}
 LONG = list(range(600))  # 37 of 63 blocks
 OTHER = list(range(5000, 5600))
+NEVER_PINNED = {"policy": "none", "policy_options": {}}
 
 
-def on_pressure(**options):
-    return extra(**{"demote": "on-pressure", **options})
+@pytest.fixture
+def make(make_engine, tier):
+    """Engines above the tier, which copies when memory is short."""
+
+    def make(num_blocks=64, max_num_seqs=16, **options):
+        config = extra(**{"demote": "on-pressure", **options})
+        return make_engine(
+            num_blocks=num_blocks, max_num_seqs=max_num_seqs, extra_config=config
+        )
+
+    return make
 
 
 def expired_turns(engine):
@@ -35,18 +44,24 @@ def cached(engine):
     return expired_turns(engine).cached.num_blocks
 
 
-def expired(make_engine, clock, prompt=LONG, **options):
+@pytest.fixture
+def expired(make, clock):
     """An engine in which the turn "a" of program "p" is cached, and its tokens."""
-    engine = make_engine(extra_config=on_pressure(**options))
-    context = engine.turn("a", prompt, hints=HINTS)
-    clock.advance(5.1)
-    engine.step()
-    return engine, context
+
+    def make_expired(prompt=LONG, **options):
+        engine = make(**options)
+        context = engine.turn("a", prompt, hints=HINTS)
+        clock.advance(5.1)
+        engine.step()
+        return engine, context
+
+    return make_expired
 
 
-def test_an_expired_turn_stays_and_is_not_copied(make_engine, clock, tier):
-    engine, _ = expired(make_engine, clock)
-    assert totals(engine)["pins:expired"] == 1
+@pytest.mark.parametrize("options", [{}, NEVER_PINNED], ids=["expired", "no pin"])
+def test_a_turn_without_a_pin_stays_and_is_not_copied(expired, tier, options):
+    engine, _ = expired(**options)
+    assert totals(engine).get("pins:expired", 0) == (not options)
     assert pinned(engine) == 0
     assert cached(engine) == 37
     assert tier.of("demote") == []
@@ -54,11 +69,9 @@ def test_an_expired_turn_stays_and_is_not_copied(make_engine, clock, tier):
     assert engine.holder.pressure().free_blocks == 63
 
 
-def test_nothing_is_kept_for_a_tier_that_was_turned_off(
-    make_engine, clock, tier, monkeypatch
-):
+def test_nothing_is_kept_for_a_tier_turned_off(expired, clock, tier, monkeypatch):
     monkeypatch.setattr(faults, "MAX_FAULTS", 3)
-    engine, _ = expired(make_engine, clock)
+    engine, _ = expired()
     tier.fails = {"match"}
     for number in range(3):
         engine.turn(f"b-{number}", [9000 + number] * 20, hints={"is_last_step": True})
@@ -72,16 +85,8 @@ def test_nothing_is_kept_for_a_tier_that_was_turned_off(
     assert free(engine) == 63
 
 
-def test_a_turn_without_a_pin_stays_cached(make_engine, clock, tier):
-    engine = make_engine(extra_config=on_pressure(policy="none", policy_options={}))
-    engine.turn("a", LONG, hints=HINTS)
-    assert cached(engine) == 37
-    assert engine.holder.pressure().free_blocks == 63
-    assert tier.of("demote") == []
-
-
-def test_who_returns_finds_it_and_nothing_was_copied(make_engine, clock, tier):
-    engine, context = expired(make_engine, clock)
+def test_who_returns_finds_it_and_nothing_was_copied(expired, tier):
+    engine, context = expired()
     engine.add("b", [*context, 7, 8], hints=HINTS)
     assert engine.step().num_scheduled_tokens["b"] == len(context) + 2 - 592
     engine.run()
@@ -91,27 +96,15 @@ def test_who_returns_finds_it_and_nothing_was_copied(make_engine, clock, tier):
     assert pinned(engine) == 38
 
 
-def test_who_returns_with_another_context_leaves_it(make_engine, clock, tier):
-    engine, _ = expired(make_engine, clock, prompt=LONG[:320])
+def test_who_returns_with_another_context_leaves_it(expired, tier):
+    engine, _ = expired(LONG[:320])
     engine.turn("b", list(range(9000, 9100)), hints=HINTS)
     assert cached(engine) == 20
     assert tier.of("drop") == []
 
 
-def test_it_goes_down_when_a_waiting_request_needs_the_room(make_engine, clock, tier):
-    engine, _ = expired(make_engine, clock)
-    engine.add("b", OTHER, hints={"program_id": "q"})
-    engine.step()
-    assert tier.of("demote") == ["a"]
-    assert "b" not in engine.finished
-    assert demoting(engine) == 37
-    copy(engine, tier, "a")
-    engine.run()
-    assert "b" in engine.finished
-
-
-def test_room_for_the_next_step_is_made_ahead(make_engine, clock, tier):
-    engine, _ = expired(make_engine, clock)
+def test_room_for_the_next_step_is_made_ahead(expired, tier):
+    engine, _ = expired()
     engine.add("b", OTHER[:350], max_tokens=40, hints={"program_id": "q"})
     while free(engine) >= 2:  # what one answer may begin before a copy has ended
         assert tier.of("demote") == []
@@ -121,27 +114,19 @@ def test_room_for_the_next_step_is_made_ahead(make_engine, clock, tier):
     assert free(engine) > 0
 
 
-def test_a_program_that_waits_goes_last(make_engine, clock, tier):
-    engine = make_engine(extra_config=on_pressure(), max_num_seqs=1)
-    contexts = [
-        engine.turn(
-            f"r{n}", range(1000 * n, 1000 * n + 320), hints={"program_id": f"p{n}"}
-        )
-        for n in range(2)
-    ]
-    clock.advance(5.1)
+def test_a_program_that_waits_goes_last(make, clock, tier):
+    engine = make(max_num_seqs=1, **NEVER_PINNED)
+    context = engine.turn("r0", LONG[:320], hints={"program_id": "p0"})
+    engine.turn("r1", OTHER[:320], hints={"program_id": "p1"})
+    engine.add("run", range(9000, 9016), max_tokens=30, hints={"program_id": "q"})
     engine.step()
-    engine.add("run", OTHER[:16], max_tokens=30, hints={"program_id": "q"})
-    engine.step()
-    engine.add("back", [*contexts[0], 5], hints={"program_id": "p0"})
+    engine.add("back", [*context, 5], hints={"program_id": "p0"})
     expired_turns(engine).free(15, at_once=False)
     assert tier.of("demote") == ["r1"]
 
 
-def test_a_victim_is_copied_before_a_waiting_request_gets_its_memory(
-    make_engine, clock, tier
-):
-    engine = make_engine(extra_config=on_pressure())
+def test_a_victim_is_copied_before_a_waiting_request_gets_its_memory(make, tier):
+    engine = make()
     engine.turn("old", OTHER[:160], hints={"program_id": "q"})
     engine.turn("a", LONG, hints=HINTS)
     engine.add("run", range(7000, 7016), max_tokens=100, hints={"program_id": "r"})
@@ -157,9 +142,9 @@ def test_a_victim_is_copied_before_a_waiting_request_gets_its_memory(
 
 
 @pytest.mark.parametrize("demote", ["on-expiry", "on-pressure"])
-def test_a_tier_that_went_down_gets_nothing(make_engine, clock, tier, demote):
+def test_a_tier_that_went_down_gets_nothing(expired, tier, demote):
     tier.up = demote == "on-pressure"  # it goes down before or after the pin expires
-    engine, _ = expired(make_engine, clock, demote=demote)
+    engine, _ = expired(demote=demote)
     assert pinned(engine) == 0
     tier.up = False
     engine.add("b", OTHER, hints={"program_id": "q"})
@@ -168,33 +153,19 @@ def test_a_tier_that_went_down_gets_nothing(make_engine, clock, tier, demote):
     assert cached(engine) == demoting(engine) == 0
 
 
-@pytest.mark.parametrize("how", ["reset", "drop"])
-def test_nothing_stays_behind(make_engine, clock, tier, how):
-    engine, _ = expired(make_engine, clock)
-    if how == "reset":
-        assert engine.scheduler.reset_prefix_cache()
-    else:
-        engine.role.upkeep.drop_rest()
-    assert cached(engine) == 0
-    assert free(engine) == 63
-    assert engine.holder.references() == {}
-
-
 @pytest.mark.parametrize(
     ("pool", "step", "sizes", "expected"),
     [(24_000, 8192, [16], 512), (63, 8192, [16], 7), (1000, 100, [16, 32], 11)],
 )
-def test_room_is_what_a_step_may_take_but_a_part_of_the_pool(
-    pool, step, sizes, expected
-):
+def test_room_is_what_a_step_takes_but_a_part_of_the_pool(pool, step, sizes, expected):
     assert room_blocks(pool, step, sizes) == expected
 
 
 # --- what others share, and what fails ---------------------------------------------
 
 
-def in_steps(engine, request_id, tier):
-    """Steps until the request has its memory; copies end at once."""
+def steps_until_memory(engine, request_id, tier):
+    """Copies end at once."""
     for number in range(60):
         if engine.scheduler.requests[request_id].num_computed_tokens:
             return number
@@ -204,33 +175,31 @@ def in_steps(engine, request_id, tier):
     raise AssertionError("never")
 
 
-def no_pins(**options):
-    return on_pressure(policy="none", policy_options={}, **options)
+def behind_one_prompt(engine, programs, own_tokens):
+    """Turns of several programs: 20 blocks are the same, the others their own."""
+    for n in range(programs):
+        own = range(9000 + 100 * n, 9000 + 100 * n + own_tokens)
+        engine.turn(f"r{n}", [*LONG[:320], *own], hints={"program_id": f"p{n}"})
 
 
-def test_blocks_that_several_share_are_free_once(make_engine, clock, tier):
-    engine = make_engine(extra_config=no_pins())
-    for n in range(3):
-        tail = range(9000 + 100 * n, 9016 + 100 * n)
-        engine.turn(f"r{n}", [*LONG[:320], *tail], hints={"program_id": f"p{n}"})
-    holder = engine.holder
+def test_blocks_that_several_share_are_free_once(make):
+    engine = make(**NEVER_PINNED)
+    behind_one_prompt(engine, 3, own_tokens=16)
     assert cached(engine) == 3 * 21
     # Three tails; their common head is counted by none, for it stays with the others.
-    assert holder.pressure().free_blocks <= free(engine) + 20 + 3
+    assert engine.holder.pressure().free_blocks <= free(engine) + 20 + 3
 
 
-def test_room_among_turns_that_share_a_prefix_is_made_at_once(make_engine, clock, tier):
-    engine = make_engine(extra_config=no_pins())
-    for n in range(10):
-        tail = range(9000 + 100 * n, 9032 + 100 * n)
-        engine.turn(f"r{n}", [*LONG[:320], *tail], hints={"program_id": f"p{n}"})
+def test_room_among_turns_that_share_a_prefix_is_made_at_once(make, tier):
+    engine = make(**NEVER_PINNED)
+    behind_one_prompt(engine, 10, own_tokens=32)
     engine.add("b", OTHER[:592], hints={"program_id": "q"})
-    assert in_steps(engine, "b", tier) <= 3
+    assert steps_until_memory(engine, "b", tier) <= 3
 
 
-def test_equal_turns_do_not_pile_up(make_engine, clock, tier):
+def test_equal_turns_do_not_pile_up(make, tier):
     """A probe, or short questions below one system prompt."""
-    engine = make_engine(extra_config=no_pins())
+    engine = make(**NEVER_PINNED)
     for n in range(40):
         hints = {"program_id": f"p{n}"}
         engine.turn(f"r{n}", LONG[:330], hints=hints, max_tokens=1)
@@ -238,11 +207,8 @@ def test_equal_turns_do_not_pile_up(make_engine, clock, tier):
     assert cached(engine) == 20
 
 
-def test_who_finds_free_blocks_is_not_let_in_victim_by_victim(make_engine, clock, tier):
-    engine = make_engine(
-        num_blocks=401,
-        extra_config=on_pressure(policy_options={"ttl_s": 1000.0}, max_ttl_s=1000.0),
-    )
+def test_who_finds_free_blocks_is_not_let_in_victim_by_victim(make, tier):
+    engine = make(401, policy_options={"ttl_s": 1000.0}, max_ttl_s=1000.0)
     old = engine.turn("old", range(32), hints={"program_id": "oldest"}, max_tokens=1)
     prompt = [*old, *range(100, 3267)]
     context = engine.turn("first", prompt, hints={"program_id": "over"})
@@ -254,25 +220,16 @@ def test_who_finds_free_blocks_is_not_let_in_victim_by_victim(make_engine, clock
     engine.step()
     prompt = [*context, *range(500_000, 502_200)]
     engine.add("b", prompt, hints={"program_id": "oldest"})
-    assert in_steps(engine, "b", tier) <= 3
+    assert steps_until_memory(engine, "b", tier) <= 3
     assert len(tier.of("demote")) > 3
 
 
 @pytest.mark.parametrize("when", ["expiry", "room", "victim"])
-def test_a_tier_that_raises_keeps_no_memory(make_engine, clock, tier, when):
-    engine = make_engine(
-        extra_config=on_pressure(
-            demote="on-pressure" if when == "room" else "on-expiry"
-        )
-    )
-    engine.on_step = lambda: None  # the faults are counted
+def test_a_tier_that_raises_keeps_no_memory(make, clock, tier, when):
+    engine = make(demote="on-pressure" if when == "room" else "on-expiry")
+    engine.on_step = None  # the faults are counted
     engine.turn("a", LONG, hints=HINTS)
-    well = tier.demote
-
-    def demote(request_id):
-        raise RuntimeError("broken")
-
-    tier.demote = demote
+    well, tier.demote = tier.demote, fails
     if when != "victim":
         clock.advance(5.1)
         engine.step()
@@ -296,28 +253,21 @@ def half_with(queue, *, up=True, over=True):
     return half
 
 
-def test_a_turn_without_a_pin_is_dropped_while_the_tier_is_down(
-    make_engine, clock, tier
-):
+def test_a_turn_without_a_pin_is_dropped_while_the_tier_is_down(make, tier):
     queue = StoreQueue("on-pressure", 64)
     half = half_with(queue, up=False)
-    tier.has_unstored, tier.demote, tier.drop = (
-        half.has_unstored,
-        half.demote,
-        half.drop,
-    )
-    engine = make_engine(extra_config=no_pins())
+    for name in ("has_unstored", "demote", "drop"):
+        setattr(tier, name, getattr(half, name))
+    engine = make(**NEVER_PINNED)
     engine.add("a", LONG, hints=HINTS)
     offer(queue, "a")
     engine.run()
     assert not queue.has_pending_request("a")
 
 
-def test_a_request_that_is_unknown_to_us_leaves_nothing_to_copy(
-    make_engine, clock, tier
-):
-    engine = make_engine(extra_config=on_pressure())
-    engine.on_step = lambda: None
+def test_a_request_that_is_unknown_to_us_leaves_nothing_to_copy(make, tier):
+    engine = make()
+    engine.on_step = None
     engine.add("a", LONG, hints=HINTS)
     engine.step()
     engine.controller.requests.pop("a")
@@ -336,35 +286,16 @@ def test_nothing_of_a_running_request_is_owed():
     assert half_with(queue).demote("a")
 
 
-def test_what_is_not_worth_its_memory_any_more_goes_down(make_engine, clock, tier):
-    engine = make_engine(extra_config=on_pressure(policy="adaptive", policy_options={}))
-    gaps = engine.controller.gaps
-    for _ in range(60):
-        gaps.observe(GapKey("bash"), 1.0)
-    engine.turn("a", LONG, hints=HINTS)
-    clock.advance(5.0)  # nobody who was away for so long has come back
-    engine.add("r", list(range(9000, 9020)), max_tokens=60, hints={"program_id": "r"})
-    engine.step()
-    engine.add("b", OTHER, hints={"program_id": "b"})
-    engine.step()
-    assert totals(engine)["pins:expired"] == 1
-    assert "pins:victim" not in totals(engine)
-    assert tier.of("demote") == ["a"]
-
-
-def test_nothing_is_looked_for_behind_a_pinned_turn(make_engine, clock, tier):
+def test_nothing_is_looked_for_behind_a_pinned_turn(make, clock, tier):
     """Nobody can have stored what was never computed."""
-    engine = make_engine(extra_config=on_pressure())
-    engine.add("a", LONG, hints=HINTS)
-    engine.run()
+    engine = make()
+    context = engine.turn("a", LONG, hints=HINTS)
     assert tier.stored_tokens == math.inf, "the first turn of a program"
-    context = list(engine.finished["a"].all_token_ids)
-    engine.turn("b", [*context, 1, 2, 3], hints=HINTS)
+    later = engine.turn("b", [*context, 1, 2, 3], hints=HINTS)
     assert tier.stored_tokens == (len(context) - 1) // 16 * 16
     engine.turn("c", OTHER[:50], hints={"program_id": "q"})
     assert tier.stored_tokens == math.inf
     clock.advance(5.1)
     engine.step()  # the pin of "b" expires
-    context = list(engine.finished["b"].all_token_ids)
-    engine.turn("d", [*context, 1, 2, 3], hints=HINTS)
+    engine.turn("d", [*later, 1, 2, 3], hints=HINTS)
     assert tier.stored_tokens == math.inf, "of its tail some may be below"

@@ -23,6 +23,8 @@ TURN_S = (TURN_TOKENS + 2) * STEP_S
 QUANTUM = 3
 NEVER = 10**6
 CROWD = 6
+#: What docs/scheduling.md promises, with `SLOTS` turns at a time.
+BOUND_S = TURN_S + CROWD * (QUANTUM + 1) * TURN_S / SLOTS
 
 
 @dataclass
@@ -34,10 +36,12 @@ class Crowd:
     contexts: dict[str, list[int]] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=dict)
 
-    def start(self, count: int) -> None:
-        for index in range(count):
+    def start(self) -> None:
+        for index in range(CROWD):
             self.contexts[f"A{index}"] = [index + 1] * 20
             self.send(f"A{index}")
+        for _ in range(3 * TURN_TOKENS):
+            self.step()
 
     def send(self, name: str) -> None:
         self.turns[name] = self.turns.get(name, 0) + 1
@@ -58,6 +62,11 @@ class Crowd:
                 self.contexts[name] = list(request.all_token_ids)
                 self.send(name)
 
+    def newcomers_wait_s(self, horizon_s: float) -> float:
+        hints = {"program_id": "new"}
+        request = self.engine.add("new", range(500, 520), hints=hints)
+        return self.waited_s(request, horizon_s)
+
     def waited_s(self, request: Any, horizon_s: float) -> float:
         """Seconds until the victim got a slot, `inf` if not within the horizon."""
         began_s = self.clock.now_s()
@@ -76,37 +85,27 @@ def ordering(request):
 @pytest.fixture
 def crowd(make_engine, clock, async_scheduling, ordering):
     def make(quantum_turns: int) -> Crowd:
+        extra = {
+            **FOREVER,
+            "ordering": ordering,
+            "quantum_turns": quantum_turns,
+            "max_queue_wait_s": 1e6,
+        }
         engine = make_engine(
             num_blocks=400,
             max_num_seqs=SLOTS,
             async_scheduling=async_scheduling,
-            extra_config={
-                **FOREVER,
-                "ordering": ordering,
-                "quantum_turns": quantum_turns,
-                "max_queue_wait_s": 1e6,
-            },
+            extra_config=extra,
         )
         return Crowd(engine, clock)
 
     return make
 
 
-def bound_s(contexts: int) -> float:
-    """What docs/scheduling.md promises, with `SLOTS` turns at a time."""
-    return TURN_S + contexts * (QUANTUM + 1) * TURN_S / SLOTS
-
-
-def newcomer(crowd: Crowd) -> Any:
-    return crowd.engine.add("new", range(500, 520), hints={"program_id": "new"})
-
-
 def behind_endless_seniors(crowd: Crowd, horizon_s: float) -> float:
     """A newcomer against six older programs that always have a pin to claim."""
-    crowd.start(CROWD)
-    for _ in range(3 * TURN_TOKENS):
-        crowd.step()
-    return crowd.waited_s(newcomer(crowd), horizon_s)
+    crowd.start()
+    return crowd.newcomers_wait_s(horizon_s)
 
 
 def behind_pinned_juniors(crowd: Crowd, horizon_s: float) -> float:
@@ -114,19 +113,31 @@ def behind_pinned_juniors(crowd: Crowd, horizon_s: float) -> float:
     engine = crowd.engine
     context = engine.turn("old/1", range(500, 520), hints={"program_id": "old"})
     assert engine.controller.memory.reclaim(10_000, Urgency.RUNNING, "")
-    crowd.start(CROWD)
-    for _ in range(3 * TURN_TOKENS):
-        crowd.step()
+    crowd.start()
     back = engine.add("old/2", [*context, 1], hints={"program_id": "old"})
     return crowd.waited_s(back, horizon_s)
 
 
-def behind_endless_sub_agents(crowd: Crowd) -> tuple[float, int]:
-    """A parent spawns three times as many sub-agents as can ever be served.
+ADVERSARIES = [behind_endless_seniors, behind_pinned_juniors]
 
-    Returns:
-        How long a newcomer waits, and how many requests were there before it.
-    """
+
+@pytest.mark.parametrize("adversary", ADVERSARIES)
+def test_everybody_is_overtaken_for_a_quantum_and_a_turn_at_most(crowd, adversary):
+    assert adversary(crowd(QUANTUM), horizon_s=2 * BOUND_S) <= BOUND_S
+
+
+@pytest.mark.parametrize("adversary", ADVERSARIES)
+def test_without_the_quantum_an_adversary_starves_somebody(crowd, adversary, ordering):
+    waited_s = adversary(crowd(NEVER), horizon_s=2 * BOUND_S)
+    if adversary is behind_pinned_juniors and ordering == "program-fcfs":
+        assert waited_s <= TURN_S  # there a younger program never overtakes
+    else:
+        assert waited_s == float("inf")
+
+
+def test_sub_agents_stand_in_the_order_of_arrival(crowd):
+    """A parent spawns three times as many sub-agents as can ever be served."""
+    crowd = crowd(NEVER)
     crowd.engine.turn("parent/1", range(500, 520), hints={"program_id": "parent"})
     spawn_every = TURN_TOKENS // SLOTS // 3
     steps = 0
@@ -140,81 +151,105 @@ def behind_endless_sub_agents(crowd: Crowd) -> tuple[float, int]:
         steps += 1
         Crowd.step(crowd)
 
-    crowd.step = step  # type: ignore[method-assign]
+    crowd.step = step
     for _ in range(2 * TURN_TOKENS):
         crowd.step()
     before = len(crowd.engine.scheduler.requests)
-    return crowd.waited_s(newcomer(crowd), horizon_s=1000.0), before
-
-
-ADVERSARIES = {
-    "seniors": (behind_endless_seniors, bound_s(CROWD)),
-    "juniors": (behind_pinned_juniors, bound_s(CROWD)),
-}
-
-
-@pytest.mark.parametrize("adversary", ADVERSARIES)
-def test_everybody_is_overtaken_for_a_quantum_and_a_turn_at_most(crowd, adversary):
-    play, bound = ADVERSARIES[adversary]
-    assert play(crowd(QUANTUM), horizon_s=2 * bound) <= bound
-
-
-@pytest.mark.parametrize("adversary", ADVERSARIES)
-def test_without_the_quantum_each_adversary_starves_somebody(
-    crowd, adversary, ordering
-):
-    play, bound = ADVERSARIES[adversary]
-    waited = play(crowd(NEVER), horizon_s=2 * bound)
-    if adversary == "juniors" and ordering == "program-fcfs":
-        assert waited <= TURN_S  # there a younger program never overtakes
-    else:
-        assert waited == float("inf")
-
-
-def test_sub_agents_stand_in_the_order_of_arrival(crowd):
-    waited_s, before = behind_endless_sub_agents(crowd(NEVER))
     assert before > 2 * SLOTS
-    assert waited_s <= TURN_S * (1 + before / SLOTS)
+    assert crowd.newcomers_wait_s(horizon_s=1000.0) <= TURN_S * (1 + before / SLOTS)
 
 
-def test_a_program_keeps_its_place_until_its_quantum_is_used_up(make_engine, clock):
-    # Scenario, one slot, two turns of service to a quantum:
-    #   1. A runs two turns while B, who came later, waits.
-    #   2. A's quantum is used up: its third turn goes behind B, pin or not.
-    #   3. Once admitted it stands before those who came after its second turn.
-    engine = make_engine(
-        num_blocks=200,
-        max_num_seqs=1,
-        extra_config={
-            "ordering": "ttl-aware",
-            **FOREVER,
-            "quantum_turns": 2,
-        },
-    )
+# --- the last resort: max_queue_wait_s
 
-    def send(name: str) -> None:
-        tokens = [ord(name[0])] * 20
-        hints = {"program_id": name[0], "tool": "ls"}
-        engine.add(name, tokens, max_tokens=TURN_TOKENS, hints=hints)
+#: Overdue, it is next; a slot is free once a running turn has ended.
+SLACK_S = (TURN_TOKENS + 3) * STEP_S
+HORIZON_S = 60.0
 
-    def until(name: str) -> None:
+
+def flood_of_pinned(make_engine, clock, ordering: str, bound_s: float) -> float:
+    """Seconds until a newcomer is admitted while pinned short programs flood.
+
+    Two slots, six programs whose tools take no time: at every moment somebody with
+    a claimable pin waits. They are younger than nobody and always before the
+    newcomer in the paper's order.
+    """
+    extra = {**FOREVER, "ordering": ordering, "max_queue_wait_s": bound_s}
+    engine = make_engine(num_blocks=200, max_num_seqs=2, extra_config=extra)
+    return behind_endless_seniors(Crowd(engine, clock), HORIZON_S)
+
+
+def flood_of_short(make_engine, clock, ordering: str, bound_s: float) -> float:
+    """Seconds that a long program's next turn waits while short ones keep coming.
+
+    Under least-work: a program of six turns, more than anybody has made, expects as
+    many more; newcomers, one after the other, expect one.
+    """
+    extra = {"policy": "none", "ordering": ordering, "max_queue_wait_s": bound_s}
+    engine = make_engine(num_blocks=200, max_num_seqs=1, extra_config=extra)
+
+    def step() -> None:
+        engine.step()
+        clock.advance(STEP_S)
+
+    def run_turn(name: str, prompt: list[int], **hints: object) -> list[int]:
+        engine.add(name, prompt, max_tokens=TURN_TOKENS, hints=hints)
         while name not in engine.finished:
-            engine.step()
-            clock.advance(STEP_S)
+            step()
+        return list(engine.finished.pop(name).all_token_ids)
 
-    send("A1")
+    for index in range(5):
+        name = f"taught{index}"
+        run_turn(name, [index + 1] * 20, program_id=name, is_last_step=True)
+    context = [90] * 20
+    for turn in range(6):
+        context = run_turn(f"long/{turn}", context, program_id="long", tool="ls")
+    flood = 0
+    engine.add("long/next", context, max_tokens=1, hints={"program_id": "long"})
+    start_s = clock.now_s()
+    while clock.now_s() - start_s < HORIZON_S:
+        if "long/next" in engine.finished:
+            return clock.now_s() - start_s
+        while len(engine.scheduler.waiting) < 3:
+            flood += 1
+            hints = {"program_id": f"short{flood}", "is_last_step": True}
+            prompt = [100 + flood] * 20
+            engine.add(f"short{flood}", prompt, max_tokens=TURN_TOKENS, hints=hints)
+        step()
+    return float("inf")
+
+
+@pytest.mark.parametrize(
+    ("flood", "ordering", "bound_s"),
+    [
+        (flood_of_pinned, "ttl-aware", 5.0),
+        (flood_of_pinned, "ttl-aware", 20.0),
+        (flood_of_pinned, "program-fcfs", 10.0),
+        (flood_of_short, "least-work", 5.0),
+    ],
+)
+def test_the_bound_holds_against_a_flood(make_engine, clock, flood, ordering, bound_s):
+    waited_s = flood(make_engine, clock, ordering, bound_s)
+    assert bound_s <= waited_s <= bound_s + SLACK_S
+
+
+@pytest.mark.parametrize(
+    ("flood", "ordering"),
+    [(flood_of_pinned, "ttl-aware"), (flood_of_short, "least-work")],
+)
+def test_without_the_bound_the_flood_starves(make_engine, clock, flood, ordering):
+    assert flood(make_engine, clock, ordering, 1e6) == float("inf")
+
+
+def test_overdue_requests_are_served_in_the_order_they_came(make_engine, clock):
+    engine = make_engine(
+        num_blocks=200, max_num_seqs=1, extra_config={"max_queue_wait_s": 1.0}
+    )
+    engine.add("running", range(20), max_tokens=5, session_id="r")
     engine.step()
-    send("B1")
-    until("A1")
-    send("A2")
-    until("A2")
-    assert "B1" not in engine.finished
-    send("A3")
-    send("C1")
-    until("A3")
-    assert "B1" in engine.finished
-    assert "C1" not in engine.finished
-    send("A4")
-    until("A4")
-    assert "C1" not in engine.finished
-    assert totals(engine)["quanta_used_up"] == 2
+    for index in range(4):
+        engine.add(f"w{index}", range(20), max_tokens=1, session_id=f"s{index}")
+        clock.advance(0.1)
+    clock.advance(5.0)
+    engine.run()
+    assert list(engine.finished) == ["running", "w0", "w1", "w2", "w3"]
+    assert totals(engine)["aged_requests"] == 4

@@ -6,36 +6,39 @@ from dataclasses import replace
 
 from vllm.v1.structured_output import StructuredOutputManager
 
-from bench.sim.harness import (
-    EngineSpec,
-    build_kv_cache_config,
-    build_vllm_config,
-)
-from tests.connector.conftest import HOLD_5S, HOLD_ALL, free, pinned
+from bench.sim.harness import EngineSpec, build_kv_cache_config, build_vllm_config
+from tests.connector.conftest import HOLD_5S, HOLD_ALL, begin, free, pinned, start
 
 
-def pin_others(engine, count, tokens=60):
+def pin_others(engine, count):
     for index in range(count):
-        first = 1000 * (index + 1)
-        hints = {"program_id": f"other-{index}", "tool": "x"}
-        engine.turn(f"other-{index}", range(first, first + tokens), hints=hints)
+        start(engine, f"other{index}", 60, base=index + 1, max_tokens=4)
+        engine.run()
 
 
-def first_turn(engine, program, prompt=range(10)):
-    engine.turn(f"{program}-1", prompt, hints={"program_id": program, "tool": "x"})
+def test_a_hybrid_turn_is_pinned_whole_or_not_at_all(make_engine):
+    engine = make_engine(
+        num_blocks=80,
+        sliding_window=48,
+        extra_config={**HOLD_ALL, "max_pinned_fraction": 0.25},
+    )
+    start(engine, "A", 400)
+    engine.run()
+    assert pinned(engine) == 0
+    assert free(engine) == 79
 
 
 def test_a_state_computed_in_this_step_is_no_lack_of_memory(make_engine):
     engine = make_engine(num_blocks=200, mamba_mode="align", extra_config=HOLD_ALL)
-    first_turn(engine, "A")
+    start(engine, "A", 10)
+    engine.run()
     pin_others(engine, 8)
     pins = len(engine.controller.pins)
-    prompt = range(20_000, 20_130)
-    for child in ("child-1", "child-2"):
-        engine.add(child, prompt, hints={"program_id": child, "parent_id": "A"})
+    for child in ("child1", "child2"):
+        start(engine, child, 130, base=20, max_tokens=4, parent_id="A")
     engine.step()
     # vLLM lets the second one wait for the first one's state.
-    assert [r.request_id for r in engine.scheduler.waiting] == ["child-2"]
+    assert [r.request_id for r in engine.scheduler.waiting] == ["child2-1"]
     assert len(engine.controller.pins) == pins
     engine.run()
     assert len(engine.controller.pins) >= pins
@@ -48,7 +51,8 @@ def test_a_window_needs_no_more_than_it_spans(make_engine):
         max_num_batched_tokens=128,
         extra_config=HOLD_ALL,
     )
-    first_turn(engine, "A", range(30_000, 30_032))
+    start(engine, "A", 32, base=30)
+    engine.run()
     engine.controller.memory.release_all()
     pin_others(engine, 16)
     engine.add("run", range(30), max_tokens=60)
@@ -56,8 +60,7 @@ def test_a_window_needs_no_more_than_it_spans(make_engine):
     assert pinned(engine) == 80
     spare = free(engine)
     # 82 blocks of the full group, 12 of the window's: not 164.
-    engine.add("A-2", range(30_000, 31_300), hints={"program_id": "A"})
-    engine.step()
+    begin(engine, "A", 1300, base=30, turn=2)
     assert not engine.scheduler.waiting
     assert 80 - pinned(engine) <= 82 + 12 - spare + 10
 
@@ -74,8 +77,8 @@ def test_ranks_of_decode_context_parallelism_share_a_block(clock):
         hash_block_size=32,
         log_stats=False,
     )
-    ledger = scheduler.connector.scheduler_role.parts.holder
+    holder = scheduler.connector.scheduler_role.parts.holder
     blocks = scheduler.kv_cache_manager.block_pool.get_new_blocks(3)
     for block in blocks:
         block._block_hash = b"hashed"
-    assert ledger.candidate(([b.block_id for b in blocks],)).kv_tokens == 96
+    assert holder.candidate(([b.block_id for b in blocks],)).kv_tokens == 96

@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 
+from tests.connector.conftest import nested
 from ttlcache.programs.client_values import MAX_INT
 from ttlcache.programs.hints import parse_hints
 from ttlcache_connector.http.body import opening, parse
@@ -77,22 +78,22 @@ def test_bodies_that_name_a_program(fields, rule, session):
     ],
 )
 def test_a_users_name_is_joined_with_the_conversations_opening(fields, rule):
+    def session(*messages: dict) -> str | None:
+        return from_body(body(**fields, messages=messages)).session
+
     first = from_body(body(**fields))
     assert first.rule == rule
-    later = [*CHAT, {"role": "assistant", "content": "ls"}]
-    marked = [dict(m) for m in later]
-    marked[1]["cache_control"] = {"type": "ephemeral"}
-    other = [CHAT[0], {"role": "user", "content": "Another task."}]
-    assert from_body(body(**{**fields, "messages": later})).session == first.session
-    assert from_body(body(**{**fields, "messages": marked})).session == first.session
-    assert from_body(body(**{**fields, "messages": other})).session != first.session
+    system, user = CHAT
+    assert session(*CHAT, {"role": "assistant", "content": "ls"}) == first.session
+    for marker in ({"type": "ephemeral"}, None):
+        assert session(system, {**user, "cache_control": marker}) == first.session
+    assert session(system, {**user, "content": "Another task."}) != first.session
 
 
 def test_a_users_name_alone_tells_no_program():
     completion = json.dumps({"prompt": "x", "user": "k"}).encode()
-    assert from_body(completion).session is None
-    stored = {"previous_response_id": "r", "user": "k"}
-    assert from_body(body(**stored)).session is None
+    stored = body(previous_response_id="r", user="k")
+    assert from_body(completion).session is from_body(stored).session is None
 
 
 def test_text_inside_a_message_is_no_field():
@@ -118,22 +119,15 @@ def test_anthropic_cache_control_becomes_a_wish(markers, ttl):
 
 
 def test_vllm_continuums_fields_reach_the_engine_as_they_came():
-    sent = body(
-        job_id="j", is_last_step=True, this_func_call="pytest", last_func_call="ls"
-    )
-    clues = from_body(sent)
-    changed = with_hints(sent, clues)
-    got = json.loads(changed)
+    called = {"this_func_call": "pytest", "last_func_call": "ls"}
+    sent = body(job_id="j", is_last_step=True, **called)
+    changed = with_hints(sent, from_body(sent))
     assert changed.startswith(sent[:-1])
-    hints = parse_hints(got["kv_transfer_params"])
-    assert (hints.program_id, hints.is_last_step, hints.tools) == (
-        "j",
-        True,
-        ("pytest",),
-    )
-    assert {k: v for k, v in got.items() if k != "kv_transfer_params"} == json.loads(
-        sent
-    )
+    got = json.loads(changed)
+    hints = parse_hints(got.pop("kv_transfer_params"))
+    assert (hints.program_id, hints.is_last_step) == ("j", True)
+    assert hints.tools == ("pytest",)
+    assert got == json.loads(sent)
 
 
 def test_a_clients_own_hints_win_and_stay():
@@ -142,45 +136,6 @@ def test_a_clients_own_hints_win_and_stay():
     got = json.loads(with_hints(sent, from_body(sent)))["kv_transfer_params"]
     assert got == {"job_id": "j", **own}
     assert parse_hints(got).program_id == "mine"
-
-
-def test_nothing_to_add_leaves_the_body_alone():
-    plain = body(user="u")
-    assert with_hints(plain, from_body(plain)) is None
-
-
-def test_parameters_that_vllm_will_refuse_stay_as_they_are():
-    for wrong in ([], "x", 3):
-        sent = body(job_id="j", kv_transfer_params=wrong)
-        assert with_hints(sent, from_body(sent)) is None
-    sent = body(job_id="j", kv_transfer_params=None)
-    assert json.loads(with_hints(sent, from_body(sent)))["kv_transfer_params"]
-
-
-def test_hints_too_large_are_left_out():
-    sent = body(this_func_call="x" * 10_000)
-    assert with_hints(sent, from_body(sent)) is None
-
-
-@pytest.mark.parametrize(
-    "junk",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'"user": 1',
-        b'{"user": {"a": [',
-        b'{"user": "x", "messages": 7}',
-        b'{"metadata": 3, "user": "\xff"}',
-        b'{"metadata": {"user_id": "{"}}',
-        b'{"user_id": 1, "metadata": ' + b"[" * 100_000,
-        b'{"metadata": {"user_id": {"session_id": []}}, "job_id": [1]}',
-    ],
-)
-def test_junk_says_nothing(junk):
-    clues = from_body(junk)
-    assert clues.session is None
-    assert clues.rule == "none"
 
 
 def test_ids_are_bounded_and_fit_into_a_header():
@@ -204,22 +159,6 @@ def test_blanks_without_end_are_read_once():
     found = conversation(msgspec.json.encode(body))
     assert found is not None
     assert text.encode() in found
-
-
-def test_cache_markers_are_no_part_of_the_opening():
-    def body(marker: str) -> bytes:
-        return b'{"messages":[{"role":"user","content":"x"%s}]}' % marker.encode()
-
-    bare = conversation(body(""))
-    assert conversation(body(',\n    "cache_control": {"type":"ephemeral"}')) == bare
-    assert conversation(body(',"cache_control":null')) == bare
-
-
-def nested(depth: int) -> list:
-    value: list = []
-    for _ in range(depth):
-        value = [value]
-    return value
 
 
 @pytest.mark.parametrize(
@@ -287,45 +226,73 @@ def test_what_vllm_could_not_carry_to_its_engine_is_replaced(fields, expected, r
     assert json.loads(with_hints(sent, clues)) == json.loads(sent) | expected
 
 
-def test_what_vllm_refuses_itself_stays_for_it_to_refuse():
-    for fields in (
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": "u"},  # nothing to add
+        {"this_func_call": "x" * 10_000},
+        # What vLLM refuses itself stays for it to refuse.
+        *({"job_id": "j", "kv_transfer_params": wrong} for wrong in ([], "x", 3)),
         {"vllm_xargs": {"a": nested(500)}},
         {"vllm_xargs": {"a": 1 << 64}},
         {"vllm_xargs": {"a": {"\ud800": 1}}},
         {"kv_transfer_params": {"a": ["\ud800", 1 << 64]}},
         {"kv_transfer_params": {"a": [nested(500), -(1 << 63) - 1]}},
         {"kv_transfer_params": {"a": 1 << 64, "b": float("nan")}},
-    ):
-        sent = body(**fields)
-        assert with_hints(sent, from_body(sent)) is None
-    sent = body(kv_transfer_params={"a": float("nan"), "b": 1 << 70}, job_id="j")
-    changed = with_hints(sent, from_body(sent))
-    assert changed.endswith(
-        b'"kv_transfer_params":{"job_id":"j","a":NaN,"b":1180591620717411303424}}'
-    )
+    ],
+)
+def test_other_bodies_stay_as_they_are(fields):
+    sent = body(**fields)
+    assert with_hints(sent, from_body(sent)) is None
 
 
 @pytest.mark.parametrize(
-    "junk",
+    ("params", "after"),
     [
-        b'{"user": "u", "messages": [{"role": ' + b"[" * 900 + b"]" * 900 + b"}]}",
-        b'{"cache_control": {"ttl": ' + b"[" * 10_000 + b"}}",
-        b'{"cache_control": {"ttl": 1e999}}',
-        b'{"cache_control": {"type": "ephemeral", "ttl": 1' + b"0" * 300 + b"}}",
-        b'{"cache_control": {"ttl": "\xff"}}',
-        b'{"metadata": {"user_id": "{\\"session_id\\":' + b"[" * 3000 + b'"}}',
-        b'\xef\xbb\xbf{"job_id": "j"}',
-        '{"job_id": "j"}'.encode("utf-16"),
-        b'{"job_id": ' + b"9" * 5000 + b"}",
-        b'{"job_id": "\xed\xa0\x80"}',
-        b'{"user": "u", "input": "\xff"}',
+        (None, b'{"job_id":"j"}'),
+        (
+            {"a": float("nan"), "b": 1 << 70},
+            b'{"job_id":"j","a":NaN,"b":1180591620717411303424}',
+        ),
     ],
 )
-def test_nothing_raises_on_what_a_client_sends(junk):
-    clues = from_body(junk)
-    with_hints(junk, clues)
-    conversation(junk)
+def test_hints_are_added_to_what_the_client_gave(params, after):
+    sent = body(kv_transfer_params=params, job_id="j")
+    changed = with_hints(sent, from_body(sent))
+    assert changed.endswith(b'"kv_transfer_params":' + after + b"}")
+
+
+JUNK = [
+    *(b"", b"{", b"[]", b'"user": 1', b'{"user": {"a": ['),
+    b'{"user": "x", "messages": 7}',
+    b'{"metadata": 3, "user": "\xff"}',
+    b'{"metadata": {"user_id": "{"}}',
+    b'{"user_id": 1, "metadata": ' + b"[" * 100_000,
+    b'{"metadata": {"user_id": {"session_id": []}}, "job_id": [1]}',
+]
+ODD = [
+    b'{"user": "u", "messages": [{"role": ' + b"[" * 900 + b"]" * 900 + b"}]}",
+    b'{"cache_control": {"ttl": ' + b"[" * 10_000 + b"}}",
+    b'{"cache_control": {"ttl": 1e999}}',
+    b'{"cache_control": {"type": "ephemeral", "ttl": 1' + b"0" * 300 + b"}}",
+    b'{"cache_control": {"ttl": "\xff"}}',
+    b'{"metadata": {"user_id": "{\\"session_id\\":' + b"[" * 3000 + b'"}}',
+    b'\xef\xbb\xbf{"job_id": "j"}',
+    '{"job_id": "j"}'.encode("utf-16"),
+    b'{"job_id": ' + b"9" * 5000 + b"}",
+    b'{"job_id": "\xed\xa0\x80"}',
+    b'{"user": "u", "input": "\xff"}',
+]
+
+
+@pytest.mark.parametrize("sent", JUNK + ODD)
+def test_nothing_raises_on_what_a_client_sends(sent):
+    clues = from_body(sent)
+    with_hints(sent, clues)
+    conversation(sent)
     assert clues.session in (None, "j")
+    if sent in JUNK:
+        assert (clues.session, clues.rule) == (None, "none")
 
 
 def test_a_job_id_of_blanks_is_a_hint_and_no_session():

@@ -27,19 +27,12 @@ from ttlcache_connector.copy.lanes import make_lanes
 
 BLOCKS, LAYERS, PER_CHUNK = 11, 3, 4
 CPU = torch.device("cpu")
-FULL = FullAttentionSpec(
-    block_size=16, num_kv_heads=4, head_size=8, dtype=torch.bfloat16
-)
 MLA = MLAAttentionSpec(
     block_size=16, num_kv_heads=1, head_size=72, dtype=torch.bfloat16
 )
-WINDOW = SlidingWindowSpec(
-    block_size=16,
-    num_kv_heads=4,
-    head_size=8,
-    dtype=torch.bfloat16,
-    sliding_window=64,
-)
+_HEADS = {"num_kv_heads": 4, "head_size": 8, "dtype": torch.bfloat16}
+FULL = FullAttentionSpec(block_size=16, **_HEADS)
+WINDOW = SlidingWindowSpec(block_size=16, **_HEADS, sliding_window=64)
 LAYOUTS = list(KVCacheLayout)
 
 
@@ -92,7 +85,12 @@ def chunks_for(group, count):
 def check_round_trip(caches, config, group):
     """Store blocks, load them into others; nothing else changes."""
     raw, (old, new) = fill(caches), ([7, 2, 3, 4, 9], [1, 10, 5, 6, 8])
-    before, wanted = raw.clone(), blocks_of(caches, list(caches), config, old)
+    kept = [b for b in range(BLOCKS) if b not in new]
+
+    def bytes_of(ids):
+        return blocks_of(caches, list(caches), config, ids)
+
+    before, wanted, others = raw.clone(), bytes_of(old), bytes_of(kept)
     copier = BlockCopier(group, make_lanes(CPU))
     try:
         chunks = chunks_for(group, 2)
@@ -102,20 +100,9 @@ def check_round_trip(caches, config, group):
         copier.scatter(new, PER_CHUNK, chunks)
     finally:
         copier.close()
-    for was, now in zip(
-        wanted, blocks_of(caches, list(caches), config, new), strict=True
-    ):
-        assert torch.equal(was, now)
-    kept = [b for b in range(BLOCKS) if b not in new]
-    after = raw.clone()
-    raw.copy_(before)
-    expected = blocks_of(caches, list(caches), config, kept)
-    raw.copy_(after)
-    for was, now in zip(
-        expected, blocks_of(caches, list(caches), config, kept), strict=True
-    ):
-        assert torch.equal(was, now)
-    changed = int((after != before).sum())
+    pairs = zip(wanted + others, bytes_of(new) + bytes_of(kept), strict=True)
+    assert all(torch.equal(was, now) for was, now in pairs)
+    changed = int((raw != before).sum())
     assert changed <= len(new) * group.layout.block_bytes
 
 
@@ -129,15 +116,56 @@ def test_every_layout(layout, spec):
     check_round_trip(caches, config, group)
 
 
+def mixed_group(*names):
+    """Layers of two page sizes: of MLA, and of an index beside it."""
+    index = dataclasses.replace(MLA, head_size=24)
+    specs = {name: index if name.endswith("index") else MLA for name in names}
+    both = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=specs)
+    return [KVCacheGroupSpec(list(specs), both)]
+
+
+PADDED = dataclasses.replace(FULL, page_size_padded=FULL.page_size_bytes + 256)
+LARGE = dataclasses.replace(FULL, block_size=64)  # of four kernel blocks
+
+
+#: Groups, sizes of kernel blocks, bytes of a block, layouts.
+PARTS = {
+    "different pages": (
+        mixed_group("l0", "l0.index", "l1", "l1.index"),
+        None,
+        2 * MLA.page_size_bytes * (72 + 24) // 72,
+        ["LBNHC", "BLNHC", "BLHNC"],
+    ),
+    "kernel blocks": (
+        *(one_group(LARGE), [16], LAYERS * LARGE.page_size_bytes),
+        ["LBNHC", "LBHNC"],
+    ),
+    "padding": (
+        *(one_group(PADDED), None, LAYERS * FULL.real_page_size_bytes),
+        ["LBNHC", "LBHNC", "BLNHC"],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "layout"), [(part, each) for part in PARTS for each in PARTS[part][-1]]
+)
+def test_blocks_of_several_parts(part, layout):
+    groups, kernel_block_sizes, block_bytes, _ = PARTS[part]
+    caches, config = registered(KVCacheLayout[layout], groups, kernel_block_sizes)
+    group = read_layout(caches, config)
+    assert group.layout.num_blocks == BLOCKS
+    assert group.layout.block_bytes == block_bytes
+    check_round_trip(caches, config, group)
+
+
 @pytest.mark.parametrize(
     ("layout", "pieces"),
     [
         ("LBNHC", (LAYERS, 2048)),  # CUDA's default: a page a layer
         ("LBHNC", (LAYERS, 2048)),  # the CPU backend's
         ("LHBNC", (LAYERS * 4, 512)),  # heads outside blocks
-        ("BLHNC", (1, LAYERS * 2048)),  # a block is one piece
-        ("BLNHC", (1, LAYERS * 2048)),
-        ("BHLNC", (1, LAYERS * 2048)),
+        *((name, (1, LAYERS * 2048)) for name in ("BLHNC", "BLNHC", "BHLNC")),
     ],
 )
 def test_pieces_are_as_large_as_the_layout_allows(layout, pieces):
@@ -148,46 +176,11 @@ def test_pieces_are_as_large_as_the_layout_allows(layout, pieces):
 
 
 def test_several_groups_are_refused():
-    groups = [
-        KVCacheGroupSpec(["full0", "full1"], FULL),
-        KVCacheGroupSpec(["window0", "window1"], WINDOW),
-    ]
+    layers = {"full": FULL, "window": WINDOW}
+    groups = [KVCacheGroupSpec([f"{n}0", f"{n}1"], s) for n, s in layers.items()]
     caches, config = registered(KVCacheLayout.LBNHC, groups)
     with pytest.raises(TransferError, match="2 KV cache groups"):
         read_layout(caches, config)
-
-
-@pytest.mark.parametrize("layout", ["LBNHC", "BLNHC", "BLHNC"])
-def test_layers_of_different_pages_share_a_block(layout):
-    index = dataclasses.replace(MLA, head_size=24)
-    specs = {"l0": MLA, "l0.index": index, "l1": MLA, "l1.index": index}
-    both = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=specs)
-    groups = [KVCacheGroupSpec(list(specs), both)]
-    caches, config = registered(KVCacheLayout[layout], groups)
-    group = read_layout(caches, config)
-    assert group.layout.block_bytes == sum(s.page_size_bytes for s in specs.values())
-    assert not group.token_major
-    check_round_trip(caches, config, group)
-
-
-@pytest.mark.parametrize("layout", ["LBNHC", "LBHNC"])
-def test_kernel_blocks_are_parts_of_a_block(layout):
-    spec = dataclasses.replace(FULL, block_size=64)
-    caches, config = registered(KVCacheLayout[layout], one_group(spec), [16])
-    assert caches["l0"].shape[0] == 4 * BLOCKS
-    group = read_layout(caches, config)
-    assert group.layout.num_blocks == BLOCKS
-    assert group.layout.block_bytes == LAYERS * spec.page_size_bytes
-    check_round_trip(caches, config, group)
-
-
-@pytest.mark.parametrize("layout", ["LBNHC", "LBHNC", "BLNHC"])
-def test_padding_stays_where_it_is(layout):
-    spec = dataclasses.replace(FULL, page_size_padded=FULL.page_size_bytes + 256)
-    caches, config = registered(KVCacheLayout[layout], one_group(spec))
-    group = read_layout(caches, config)
-    assert group.layout.block_bytes == LAYERS * FULL.real_page_size_bytes
-    check_round_trip(caches, config, group)
 
 
 @pytest.mark.parametrize("layout", ["LBNHC", "LBHNC"])
@@ -228,37 +221,18 @@ def test_our_order_under_lmcaches_name_is_refused():
 
     Padding and kernel blocks change nothing in the order of a stored block.
     """
-    padded = dataclasses.replace(FULL, page_size_padded=FULL.page_size_bytes + 256)
-    caches, config = registered(KVCacheLayout.LBNHC, one_group(padded))
-    assert namespace(config) == ""
-    assert read_layout(caches, config).token_major
-    kernel = registered(
-        KVCacheLayout.LBNHC, one_group(dataclasses.replace(FULL, block_size=64)), [16]
-    )
+    padded = registered(KVCacheLayout.LBNHC, one_group(PADDED))
+    assert namespace(padded[1]) == ""
+    kernel = registered(KVCacheLayout.LBNHC, one_group(LARGE), [16])
+    assert read_layout(*padded).token_major
     assert read_layout(*kernel).token_major
-    index = dataclasses.replace(MLA, head_size=24)
-    specs = {"l0": MLA, "l0.index": index}
-    both = UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=specs)
-    mixed = registered(KVCacheLayout.LBNHC, [KVCacheGroupSpec(list(specs), both)])
+    mixed = registered(KVCacheLayout.LBNHC, mixed_group("l0", "l0.index"))
+    assert not read_layout(*mixed).token_major
     pytest.importorskip("lmcache")
     from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
 
     with pytest.raises(TransferError, match="another order"):
         ChunkCopier(*mixed, {})
-
-
-def test_null_windows_and_skipped_tokens():
-    caches, config = registered(KVCacheLayout.LBNHC, one_group(FULL))
-    group = read_layout(caches, config)
-    raw = fill(caches)
-    copier = BlockCopier(group, make_lanes(CPU))
-    chunks = chunks_for(group, 2)
-    copier.gather([1, 2, 3, 4, 5, 6, 7, 8], PER_CHUNK, chunks)
-    raw.zero_()
-    copier.scatter([1, 2, 3, 4, 5, 6, 7, 8], PER_CHUNK, chunks, skip_tokens=3 * 16)
-    copier.close()
-    held = blocks_of(caches, ["l1"], config, list(range(BLOCKS)))[0]
-    assert [b for b in range(BLOCKS) if held[b].any()] == [4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import queue
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,19 +62,11 @@ class Server:
         return EngineDrivenContextShm(metadata, self, WAIT_S, self.name, size)
 
     def slots(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "offset": i * CHUNK_BYTES,
-                "length": CHUNK_BYTES,
-                "shape": list(SHAPE),
-                "dtype": "bfloat16",
-            }
-            for i in range(CHUNKS)
-        ]
+        alike = {"length": CHUNK_BYTES, "shape": list(SHAPE), "dtype": "bfloat16"}
+        return [{"offset": i * CHUNK_BYTES, **alike} for i in range(CHUNKS)]
 
     def prepare_store(self, *_: object) -> Any:
-        indices = list(range(CHUNKS))
-        answer = {"slots": self.slots(), "chunk_indices": indices}
+        answer = {"slots": self.slots(), "chunk_indices": list(range(CHUNKS))}
         return _answered(SimpleNamespace(context=answer))
 
     def prepare_retrieve(self, *_: object) -> Any:
@@ -84,8 +76,7 @@ class Server:
     def commit_store(self, *_: object) -> Any:
         return _answered(True)
 
-    def commit_retrieve(self, *_: object) -> Any:
-        return _answered(True)
+    commit_retrieve = commit_store
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -129,8 +120,8 @@ def threaded(server: Server, tensors: tuple[Any, Any]) -> Iterator[Any]:
     """Makes transfers of these tensors; their threads end with the test."""
     made: list[Threaded] = []
 
-    def make(copier: Any = None, at: Any = server) -> Threaded:
-        made.append(Threaded(at, copier or ChunkCopier(*tensors, HINTS)))
+    def make(at: Any = server) -> Threaded:
+        made.append(Threaded(at, ChunkCopier(*tensors, HINTS)))
         return made[-1]
 
     yield make
@@ -149,26 +140,31 @@ class Threaded(ThreadedTransfer):
         if kv_caches is not None:
             self._device = next(iter(kv_caches.values())).device
 
+    def store(self, caches: Any, event: Any = None) -> bool:
+        args = ("r", None, caches, [BLOCKS], event, PER_CHUNK)
+        return self.moved(self.submit_store(*args))
+
+    def load(self, caches: Any, event: Any = None, skip_tokens: int = 0) -> bool:
+        args = ("r", None, caches, [BLOCKS], event, PER_CHUNK, skip_tokens)
+        return self.moved(self.submit_retrieve(*args))
+
     def moved(self, future: MessagingFuture[bool]) -> bool:
         return future.result(timeout=WAIT_S)
 
 
 def test_a_round_trip(server, caches, threaded):
     raw = fill(caches)
-    before, moves, blocks = raw.clone(), threaded(), [BLOCKS]
-    assert moves.moved(moves.submit_store("r", None, caches, blocks, None, PER_CHUNK))
+    before, moves = raw.clone(), threaded()
+    assert moves.store(caches)
     raw.zero_()
-    skip = 5 * 16  # two chunks and a block
-    assert moves.moved(
-        moves.submit_retrieve("r", None, caches, blocks, None, PER_CHUNK, skip)
-    )
-    after = raw.clone()
+    assert moves.load(caches, skip_tokens=5 * 16)  # two chunks and a block
+    after, skipped, loaded = raw.clone(), BLOCKS[:5], BLOCKS[5:]
     for name, cache in caches.items():
         raw.copy_(before)
-        wanted = cache[blocks[0][5:]].clone()
+        wanted = cache[loaded].clone()
         raw.copy_(after)
-        assert same_bits(cache[blocks[0][5:]], wanted), name
-        assert same_bits(cache[blocks[0][:5]], torch.zeros_like(cache[:5]))
+        assert same_bits(cache[loaded], wanted), name
+        assert same_bits(cache[skipped], torch.zeros_like(cache[:5]))
 
 
 class LockingServer(Server):
@@ -199,17 +195,16 @@ class LockingServer(Server):
 def test_a_load_that_is_given_up_leaves_no_lock(server, caches, threaded):
     """Before its turn or in it: its context would stay in memory for half an hour."""
     raw = fill(caches)
-    before, blocks = raw.clone(), [BLOCKS]
+    before = raw.clone()
     locking = LockingServer(server.name, server.memory)
-    moves = threaded(at=locking)
+    moves = threaded(locking)
     loads = {
-        key: moves.submit_retrieve(key, key, caches, blocks, None, PER_CHUNK)
+        key: moves.submit_retrieve(key, key, caches, [BLOCKS], None, PER_CHUNK)
         for key in locking.locks
     }
     assert locking.begun.wait(WAIT_S)
-    for key in ("second", "first"):
+    for key in ("second", "first", "third"):
         moves.give_up(loads[key])
-    moves.give_up(loads["third"])
     assert not any(moves.moved(loads[key]) for key in ("second", "third"))
     moves.retain(())  # as after every step
     locking.go.set()
@@ -238,16 +233,13 @@ class SlowEngine(ReferenceEngine):
         return self.waits[-1]
 
 
-def test_nobody_hears_of_a_slow_copy_before_it_is_over(
-    server, caches, threaded, monkeypatch
-):
+def test_a_slow_copy_is_told_when_it_is_over(server, caches, threaded, monkeypatch):
     """Its blocks and chunks would be somebody else's while it still writes."""
     engine = SlowEngine()
     lanes = Lanes(engine, ReferenceEngine())
     monkeypatch.setattr(copier_module, "make_lanes", lambda _: lanes)
     fill(caches)
-    moves = threaded()
-    assert moves.moved(moves.submit_store("r", None, caches, [BLOCKS], None, PER_CHUNK))
+    assert threaded().store(caches)
     assert engine.waits == [False, False, False, True]
     assert any(bytes(server.memory))
 
@@ -263,15 +255,11 @@ def test_the_mover_waits_for_the_forward_pass_before_it_locks(server, caches, th
             seen.append(any(thread._copy_lock.locked() for thread in threads))
             fill(caches)
 
-    blocks = [BLOCKS]
-    store = moves.submit_store("r", None, caches, blocks, Event(), PER_CHUNK)
-    assert moves.moved(store)
+    assert moves.store(caches, Event())
     stored = bytes(server.memory)
-    store = moves.submit_store("r", None, caches, blocks, None, PER_CHUNK)
-    assert moves.moved(store)
+    assert moves.store(caches)
     assert stored == bytes(server.memory)  # as the forward pass left them
-    load = moves.submit_retrieve("r", None, caches, blocks, Event(), PER_CHUNK)
-    assert moves.moved(load)
+    assert moves.load(caches, Event())
     assert seen == [False, False]
 
 
@@ -286,35 +274,31 @@ def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatc
     monkeypatch.setattr(copier_module, "make_lanes", lambda _: lanes_of(cuda))
     caches, config = tensors
     pool = fill(caches)
-    before = pool.clone()
+    before, cache = pool.clone(), caches["l1"]
     context = server.context()
     chunks = context._build_slot_tensors(server.slots())
     cuda.take_over(pool.data_ptr(), pool.numel(), "device")
     cuda.take_over(chunks[0].data_ptr(), len(server.memory), "pageable")
-    copier, blocks = ChunkCopier(caches, config, HINTS), BLOCKS
+    copier = ChunkCopier(caches, config, HINTS)
     assert copier.name == "cupy"
     for times in (1, 2):
         copier.attach(context)
-        copier.gather(blocks, PER_CHUNK, chunks, always_wanted)
+        copier.gather(BLOCKS, PER_CHUNK, chunks, always_wanted)
         pool.zero_()
-        copier.scatter(blocks, PER_CHUNK, chunks, 0, always_wanted)
-        for cache in caches.values():
-            assert cache[blocks].view(torch.int16).any()
+        copier.scatter(BLOCKS, PER_CHUNK, chunks, 0, always_wanted)
         copier.detach()
         assert cuda.calls.count("pin") == cuda.calls.count("unpin") == times
         with pytest.raises(TransferError, match="never pinned"):
-            copier.gather(blocks, PER_CHUNK, chunks, always_wanted)
-    cache = caches["l1"]
-    after = cache[blocks].clone()
+            copier.gather(BLOCKS, PER_CHUNK, chunks, always_wanted)
+    after = cache[BLOCKS].clone()
     pool.copy_(before)
-    assert same_bits(after, cache[blocks])
+    assert same_bits(after, cache[BLOCKS])
     assert not cuda.broken
     copier.close()
 
 
-def test_on_a_device_memory_must_be_shared(tensors, monkeypatch):
-    caches, config = tensors
-    copier = ChunkCopier(caches, config, HINTS)
+def test_on_a_device_memory_must_be_shared(tensors):
+    copier = ChunkCopier(*tensors, HINTS)
     layout = MemoryLayoutDesc(shapes=[SHAPE], dtypes=[torch.bfloat16])
     pickled = SimpleNamespace(layout_desc=layout)
     copier.attach(pickled)  # new chunks for every store
@@ -325,10 +309,9 @@ def test_on_a_device_memory_must_be_shared(tensors, monkeypatch):
 
 
 def test_a_block_that_lmcache_counts_otherwise_is_refused(tensors, monkeypatch):
-    caches, config = tensors
     monkeypatch.setattr(copier_module, "_block_bytes", lambda *_: 4096)
     with pytest.raises(TransferError, match="for which LMCache has 4096"):
-        ChunkCopier(caches, config, HINTS)
+        ChunkCopier(*tensors, HINTS)
 
 
 class Adapter(SimpleNamespace):
@@ -380,19 +363,6 @@ def two_groups() -> tuple[Any, Any]:
     return registered(KVCacheLayout.LBHNC, groups)
 
 
-@pytest.mark.parametrize("why", ["several groups", "asked for"])
-def test_what_lmcaches_server_moves(tensors, register, why):
-    caches, config = tensors if why == "asked for" else two_groups()
-    mode = "lmcache_driven" if why == "asked for" else None
-    adapter = Adapter(groups=1 if mode else 2, mode=mode)
-    made = register(adapter, config)
-    assert made.name_here == ""
-    adapter._send_register_kv_caches_request(caches)
-    assert adapter.registered_by_server == 1
-    assert (adapter.model_name, made.changed_name) == ("model", None)
-    assert adapter._mp_transfer_mode == "lmcache_driven"
-
-
 @pytest.mark.parametrize("adapter", [Adapter(groups=2), Adapter(mode="lmcache_driven")])
 def test_what_a_server_has_mapped_may_not_sleep(adapter, register):
     caches, config = two_groups()
@@ -402,11 +372,23 @@ def test_what_a_server_has_mapped_may_not_sleep(adapter, register):
     assert adapter.registered_by_server == 0
 
 
+@pytest.mark.parametrize("mode", [None, "lmcache_driven"])
+def test_what_lmcaches_server_moves(tensors, register, mode):
+    """Several groups, or because it is asked to."""
+    caches, config = tensors if mode else two_groups()
+    adapter = Adapter(groups=1 if mode else 2, mode=mode)
+    made = register(adapter, config)
+    assert made.name_here == ""
+    adapter._send_register_kv_caches_request(caches)
+    assert adapter.registered_by_server == 1
+    assert (adapter.model_name, made.changed_name) == ("model", None)
+    assert adapter._mp_transfer_mode == "lmcache_driven"
+
+
 def test_what_this_worker_moves_may_sleep(tensors, register, monkeypatch):
     caches, config = tensors
-    adapter = Adapter()
+    adapter, registered_here = Adapter(), []
     made = register(adapter, config, sleeps=True)
-    registered_here = []
     monkeypatch.setattr(made, "_by_worker", lambda *_: registered_here.append(1))
     adapter._send_register_kv_caches_request(caches)
     assert registered_here
@@ -426,9 +408,9 @@ def test_what_an_old_server_prepared_is_given_up(tensors, register):
     """A restart: no slot of the old server is filled and told to the new one."""
     caches, config = tensors
     adapter = Adapter(groups=2)
-    made = register(adapter, config)
+    stores = register(adapter, config).threads.stores
     begun, go = threading.Event(), threading.Event()
-    wrote: list[bool] = []
+    wrote, ended = [], queue.SimpleQueue()
 
     def store(move: Any) -> bool:
         begun.set()
@@ -437,17 +419,12 @@ def test_what_an_old_server_prepared_is_given_up(tensors, register):
             wrote.append(True)
         return True
 
-    ended: list[bool] = []
-    made.threads.stores.submit(store, ended.append)
-    made.threads.stores.submit(store, ended.append)
+    for _ in range(2):
+        stores.submit(store, ended.put)
     assert begun.wait(WAIT_S)
     adapter._send_register_kv_caches_request(caches)
     go.set()
-    deadline = time.monotonic() + WAIT_S
-    while len(ended) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert ended == [False, False]
+    assert [ended.get(timeout=WAIT_S) for _ in range(2)] == [False, False]
     assert wrote == []
 
 

@@ -12,15 +12,21 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse
 from starlette.routing import Route
+from vllm.v1.engine.core import EngineCore
 
-from tests.connector.conftest import pinned
+from tests.connector.conftest import fails, pinned
+from ttlcache_connector import connector as connector_module
 from ttlcache_connector.engine import hooks
 from ttlcache_connector.http import control
 from ttlcache_connector.http import middleware as module
 from ttlcache_connector.http.asgi import MAX_BODY_BYTES
 from ttlcache_connector.http.middleware import ProgramIdMiddleware
+
+CHAT = "/v1/chat/completions"
+END, PROGRESS = (f"/ttlcache/programs/p/{verb}" for verb in ("end", "progress"))
+DEEP = b"[" * 500 + b"]" * 500
 
 
 async def echo(request: Request) -> JSONResponse:
@@ -28,6 +34,7 @@ async def echo(request: Request) -> JSONResponse:
     return JSONResponse(
         {
             "path": request.url.path,
+            "raw_path": request.scope["raw_path"].decode(),
             "session": request.headers.get("x-session-id"),
             "length": request.headers.get("content-length"),
             "bytes": len(raw),
@@ -36,63 +43,35 @@ async def echo(request: Request) -> JSONResponse:
     )
 
 
-async def stream(request: Request) -> StreamingResponse:
-    await request.body()
-
-    async def parts():
-        for part in (b"data: 1\n\n", b"data: 2\n\n"):
-            yield part
-
-    return StreamingResponse(parts(), media_type="text/event-stream")
-
-
 def application(*, api_key: list[str] | None = None, engine: object = None) -> object:
-    app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", echo, methods=["POST"]),
-            Route("/v1/completions", stream, methods=["POST"]),
-        ]
-    )
+    app = Starlette(routes=[Route(CHAT, echo, methods=["POST"])])
     app.state.args = SimpleNamespace(api_key=api_key)
     app.state.engine_client = SimpleNamespace(engine_core=engine)
     app.add_middleware(ProgramIdMiddleware)
     return app
 
 
-async def call(app: object, method: str, path: str, **kwargs: object):
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
-        return await http.request(method, path, **kwargs)
+def post(app: object, path: str, *, root_path: str = "", **request: object):
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app, root_path=root_path)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+            return await http.post(path, **request)
+
+    return asyncio.run(ask())
 
 
-def post(app: object, path: str, **kwargs: object):
-    return asyncio.run(call(app, "POST", path, **kwargs))
-
-
-CHAT = "/v1/chat/completions"
-OWN = {"x-session-id": "own"}
-
-
-def nested_json(name: str, depth: int) -> bytes:
-    return b'{"%s": %s%s}' % (name.encode(), b"[" * depth, b"]" * depth)
-
-
-@pytest.mark.parametrize(("own", "session"), [({}, "c-1"), (OWN, "own")])
+@pytest.mark.parametrize(
+    ("own", "session"), [({}, "c-1"), ({"x-session-id": "own"}, "own")]
+)
 def test_an_agents_header_becomes_vllms_unless_that_is_there(own, session):
-    headers = {"session-id": "c-1", **own}
-    assert post(application(), CHAT, json={}, headers=headers).json()["session"] == (
-        session
-    )
-
-
-def test_the_url_names_a_session_and_is_rewritten():
-    answer = post(application(), f"/sessions/s-9{CHAT}", json={"a": 1}).json()
-    assert (answer["session"], answer["path"]) == ("s-9", CHAT)
+    answer = post(application(), CHAT, json={}, headers={"session-id": "c-1", **own})
+    assert answer.json()["session"] == session
 
 
 @pytest.mark.parametrize(
     ("part", "session"),
     [
+        ("s-9", "s-9"),
         ("a%2Fb", "a/b"),
         ("a%2541", "a%41"),
         ("..%2F..", "../.."),
@@ -110,31 +89,11 @@ def test_any_id_in_a_url_leads_to_the_same_answer(part, session):
     assert (answer["session"] is None) == (session is None)
 
 
-def test_a_url_below_the_servers_root():
-    seen = {}
-
-    async def app(scope, receive, send):
-        seen.update(scope)
-
-    path = f"/below/sessions/a b{CHAT}"
-    scope = {"type": "http", "method": "GET", "root_path": "/below", "path": path}
-    scope |= {"raw_path": quote(path).encode(), "headers": []}
-    asyncio.run(ProgramIdMiddleware(app)(scope, None, None))
-    assert (seen["path"], seen["raw_path"]) == (
-        f"/below{CHAT}",
-        f"/below{CHAT}".encode(),
-    )
-
-
 def test_below_a_root_path():
-    transport = httpx.ASGITransport(app=application(), root_path="/api")
-
-    async def ask() -> httpx.Response:
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
-            return await http.post(f"/api/sessions/s-9{CHAT}", json={})
-
-    answer = asyncio.run(ask()).json()
-    assert (answer["session"], answer["path"]) == ("s-9", f"/api{CHAT}")
+    path = f"/api/sessions/a b{CHAT}"
+    answer = post(application(), path, root_path="/api", json={}).json()
+    assert answer["session"] == "a b"
+    assert answer["path"] == answer["raw_path"] == f"/api{CHAT}"
 
 
 def test_added_hints_arrive_with_the_right_length():
@@ -163,21 +122,13 @@ def test_what_we_cannot_read_passes_untouched(content):
 
 
 def test_a_fault_of_ours_costs_the_identity_only(monkeypatch):
-    def broken(_: object) -> None:
-        raise RuntimeError("ours")
-
-    monkeypatch.setattr(module, "from_headers", broken)
+    monkeypatch.setattr(module, "from_headers", fails)
     *_, errors = module._counters()
     before = errors._value.get()
     answer = post(application(), CHAT, json={"x": 1}, headers={"session-id": "c"})
     assert answer.status_code == 200
     assert answer.json()["session"] is None
     assert errors._value.get() == before + 1
-
-
-def test_streams_pass_piece_by_piece():
-    answer = post(application(), "/v1/completions", json={"user": "u"})
-    assert answer.text == "data: 1\n\ndata: 2\n\n"
 
 
 def test_twice_is_once():
@@ -210,8 +161,7 @@ def test_end_and_progress_reach_every_engine():
     engine = two_engines()
     app = application(engine=engine)
     assert post(app, "/ttlcache/programs/a%2Fb/end").json()["known"] is True
-    done = post(app, "/ttlcache/programs/p/progress", json={"done": 3, "total": 9})
-    assert done.status_code == 200
+    assert post(app, PROGRESS, json={"done": 3, "total": 9}).status_code == 200
     assert engine.orders == [
         {"do": "end", "program_id": "a/b"},
         {"do": "progress", "program_id": "p", "done": 3, "total": 9},
@@ -238,44 +188,41 @@ def test_a_program_that_two_ranks_know_is_one_program():
     def stranger(_: dict) -> dict:
         return {"known": False, "gauges": {"pins_active": 9}}
 
-    app = application(engine=Engines(stranger, rank({"kept": True}), rank({"kept": 0})))
-    path, done = "/ttlcache/programs/p/progress", {"done": 3, "total": 9}
-    assert post(app, path, json=done).json() == {
+    def told(*ranks: Callable[[dict], dict]) -> dict:
+        app = application(engine=Engines(stranger, *ranks))
+        return post(app, PROGRESS, json={"done": 3, "total": 9}).json()
+
+    assert told(rank({"kept": True}), rank({"kept": 0})) == {
         "program_id": "p",
         "known": True,
         "pins": [{"kept": True}, {"kept": 0}],
     }
-    one = post(application(engine=Engines(stranger, rank())), path, json=done).json()
-    assert one["gauges"] == {"pins_active": 1}, "of the engine that knows it"
+    of_one = told(rank())["gauges"]
+    assert of_one == {"pins_active": 1}, "of the engine that knows it"
+
+
+NUMBERS = [b'"soon"', b"-1", b"NaN", b"%d" % (1 << 64), b"1" + b"0" * 4000]
+NUMBERS += [b"1" + b"0" * 9000, DEEP, b"[" * 20_000 + b"]" * 20_000]
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "status"),
+    ("path", "content"),
     [
-        ("/ttlcache/programs/p/progress", b"{", 400),
-        ("/ttlcache/programs/p/progress", b"[1]", 400),
-        ("/ttlcache/programs/p/progress", b'{"eta_s": "soon"}', 400),
-        ("/ttlcache/programs/p/progress", b'{"eta_s": -1}', 400),
-        ("/ttlcache/programs/p/progress", b'{"eta_s": NaN}', 400),
-        ("/ttlcache/programs/p/progress", b'{"eta_s": %d}' % (1 << 64), 400),
-        ("/ttlcache/programs/p/progress", b'{"eta_s": 1%s}' % (b"0" * 4000), 400),
-        ("/ttlcache/programs/p/progress", b'{"eta_s": 1%s}' % (b"0" * 9000), 400),
-        ("/ttlcache/programs/p/progress", nested_json("eta_s", 900), 400),
-        ("/ttlcache/programs/p/progress", nested_json("eta_s", 20_000), 400),
-        ("/ttlcache/programs/p/progress", nested_json("cache_salt", 500), 400),
-        ("/ttlcache/programs/p/progress", b'{"cache_salt": "\\ud800"}', 400),
-        ("/ttlcache/programs/p/progress", b'{"\\ud800": 1}', 400),
-        ("/ttlcache/programs/p/progress", b'{"%s": 1}' % (b"x" * 60_000), 400),
-        ("/ttlcache/programs/p/end", b'{"cache_salt": "%s"}' % (b"x" * 1025), 400),
-        ("/ttlcache/programs/p/progress", b'{"colour": 1}', 400),
-        ("/ttlcache/programs/p/progress", b'"' + b"x" * 100_000 + b'"', 400),
-        ("/ttlcache/programs/%20/end", b"", 400),
-        ("/ttlcache/nothing", b"", 404),
+        *((PROGRESS, content) for content in (b"{", b"[1]", b'{"colour": 1}')),
+        *((PROGRESS, b'{"eta_s": %s}' % number) for number in NUMBERS),
+        (PROGRESS, b'"' + b"x" * 100_000 + b'"'),
+        (PROGRESS, b'{"%s": 1}' % (b"x" * 60_000)),
+        (PROGRESS, b'{"\\ud800": 1}'),
+        (PROGRESS, b'{"cache_salt": %s}' % DEEP),
+        (PROGRESS, b'{"cache_salt": "\\ud800"}'),
+        (END, b'{"cache_salt": "%s"}' % (b"x" * 1025)),
+        ("/ttlcache/programs/%20/end", b""),
+        ("/ttlcache/nothing", b""),
     ],
 )
-def test_nonsense_is_refused_by_name(path, content, status):
+def test_nonsense_is_refused_by_name(path, content):
     answer = post(application(engine=two_engines()), path, content=content)
-    assert answer.status_code == status
+    assert answer.status_code == (404 if path.endswith("nothing") else 400)
     assert answer.json()["error"]
 
 
@@ -288,27 +235,24 @@ def test_a_body_that_is_cut_off_ends_no_program():
     async def send(message):
         sent.append(message)
 
-    path = "/ttlcache/programs/p/end"
     scope = {"app": application(engine=engine), "method": "POST", "headers": []}
-    asyncio.run(control.answer(path, scope, receive, send))
+    asyncio.run(control.answer(END, scope, receive, send))
     assert sent[0]["status"] == 400
     assert engine.orders == []
 
 
 def test_an_unknown_program_is_404_and_a_dead_engine_503():
-    path = "/ttlcache/programs/p/end"
-    assert post(application(engine=two_engines(known=False)), path).status_code == 404
-    assert post(application(engine=object()), path).status_code == 503
+    assert post(application(engine=two_engines(known=False)), END).status_code == 404
+    assert post(application(engine=object()), END).status_code == 503
 
 
 def test_the_servers_key_is_asked_for():
     app = application(api_key=["k1", "k2"], engine=two_engines())
-    path = "/ttlcache/programs/p/end"
-    assert post(app, path).status_code == 401
-    for given in ("Bearer k2", "bearer k1"):  # vLLM takes either
-        assert post(app, path, headers={"authorization": given}).status_code == 200
-    for given in ("Bearer k3", "Basic k1", "k1", "Bearer ", "Bearer k1 "):
-        assert post(app, path, headers={"authorization": given}).status_code == 401
+    assert post(app, END).status_code == 401
+    good = ("Bearer k2", "bearer k1")  # vLLM takes either
+    for given in (*good, "Bearer k3", "Basic k1", "k1", "Bearer ", "Bearer k1 "):
+        answer = post(app, END, headers={"authorization": given})
+        assert answer.status_code == (200 if given in good else 401), given
 
 
 @pytest.mark.parametrize(("key", "held"), [(b"", 0), (b"Bearer k1", 1)])
@@ -348,35 +292,30 @@ def test_a_vllm_that_answers_for_all_its_engines_at_once():
         async def call_utility_async(self, method: str, text: str) -> str:
             return json.dumps({"known": True, "order": json.loads(text)})
 
-    answer = post(application(engine=Older()), "/ttlcache/programs/p/end")
+    answer = post(application(engine=Older()), END)
     assert answer.json()["order"] == {"do": "end", "program_id": "p"}
 
 
-def test_the_engines_method_finds_our_connector(monkeypatch):
-    from vllm.v1.engine.core import EngineCore
-
-    from ttlcache_connector import connector as connector_module
-
-    class Ours:
-        def control(self, order: dict) -> dict:
-            return {"did": order["do"]}
-
-    monkeypatch.setattr(connector_module, "find_connector", lambda c: c)
+@pytest.mark.parametrize(("is_ours", "did"), [(True, {"did": "end"}), (False, {})])
+def test_the_engines_method_finds_our_connector(monkeypatch, is_ours, did):
+    ours = SimpleNamespace(control=lambda order: {"did": order["do"]})
+    found = ours if is_ours else None
+    monkeypatch.setattr(connector_module, "find_connector", lambda _: found)
     monkeypatch.setattr(EngineCore, "ttlcache_control", None, raising=False)
     hooks.expose_control(connector_module._control)
-    for found, expected in ((Ours(), {"did": "end"}), (None, {})):
-        core = SimpleNamespace(scheduler=SimpleNamespace(connector=found))
-        assert (
-            json.loads(EngineCore.ttlcache_control(core, '{"do": "end"}')) == expected
-        )
+    core = SimpleNamespace(scheduler=SimpleNamespace(connector=None))
+    assert json.loads(EngineCore.ttlcache_control(core, '{"do": "end"}')) == did
 
 
 def test_what_is_dropped_is_counted_by_reason():
     _, dropped, errors = module._counters()
     reasons = ("id_type", "id_range", "id_encoding", "nested_too_deep")
-    before = [dropped.labels(reason)._value.get() for reason in reasons]
-    faults, series = errors._value.get(), len(dropped._metrics)
-    deep = "[" * 500 + "]" * 500
+
+    def counts() -> list[int]:
+        return [dropped.labels(reason)._value.get() for reason in reasons]
+
+    before, faults, series = counts(), errors._value.get(), len(dropped._metrics)
+    deep = DEEP.decode()
     for value in (deep, str(1 << 64), r'"\ud800"'):
         sent = f'{{"messages":[],"job_id":{value}}}'
         answer = post(application(), CHAT, content=sent).json()
@@ -385,6 +324,5 @@ def test_what_is_dropped_is_counted_by_reason():
     answer = post(application(), CHAT, content=sent).json()
     assert answer["body"] == sent[:-1] + ',"kv_transfer_params":{}}'
     assert int(answer["length"]) == answer["bytes"]
-    after = [dropped.labels(reason)._value.get() for reason in reasons]
-    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 1, 1]
+    assert counts() == [count + 1 for count in before]
     assert (errors._value.get(), len(dropped._metrics)) == (faults, series)

@@ -22,18 +22,13 @@ CONTEXT = 40 * 16
 @pytest.fixture
 def make(make_engine, async_scheduling):
     def engine(**config: Any) -> Any:
+        extra = {"policy": "adaptive", "quantum_turns": NEVER, "max_queue_wait_s": 1e6}
         engine = make_engine(
             num_blocks=65,
             async_scheduling=async_scheduling,
-            extra_config={
-                "policy": "adaptive",
-                "quantum_turns": NEVER,
-                "max_queue_wait_s": 1e6,
-                **config,
-            },
+            extra_config={**extra, **config},
         )
-        costs = engine.controller.costs
-        costs.prefill_s = lambda tokens, cached=0: PATIENCE_S
+        engine.controller.costs.prefill_s = lambda tokens, cached=0: PATIENCE_S
         return engine
 
     return engine

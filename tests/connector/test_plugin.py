@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from bench.sim.harness import EngineHarness, EngineSpec, build_vllm_config
+from tests.connector.conftest import VLLM_OWN
+from tests.connector.test_vllm_options import TTL, multi
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_connector import plugin
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.engine import requirements
 
 
-def test_the_flag_alone_is_enough():
-    config = build_vllm_config(EngineSpec())
-    assert config.scheduler_config.scheduler_cls == plugin.SYNC_SCHEDULER
-    cls = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
-    assert cls is TTLConnector
+@pytest.mark.parametrize(
+    ("spec", "scheduler_cls", "connector_cls"),
+    [
+        (EngineSpec(), plugin.SYNC_SCHEDULER, TTLConnector),
+        (EngineSpec(scheduler_cls=VLLM_OWN), VLLM_OWN, TTLConnector),
+        (EngineSpec(connector=False), None, None),
+    ],
+    ids=["the flag alone is enough", "the user's scheduler stays", "without us"],
+)
+def test_what_is_put_into_vllms_configuration(spec, scheduler_cls, connector_cls):
+    config = build_vllm_config(spec)
+    assert config.scheduler_config.scheduler_cls == scheduler_cls
+    transfer = config.kv_transfer_config
+    named = transfer and KVConnectorFactory.get_connector_class(transfer)
+    assert named is connector_cls
 
 
 def test_registering_twice_changes_nothing():
@@ -26,18 +41,6 @@ def test_registering_twice_changes_nothing():
     plugin.register()
     plugin.register()
     assert EngineArgs.create_engine_config is before
-
-
-def test_servers_without_our_connector_are_left_alone():
-    config = build_vllm_config(EngineSpec(connector=False))
-    assert config.scheduler_config.scheduler_cls is None
-    assert config.kv_transfer_config is None
-
-
-def test_a_scheduler_that_the_user_named_stays():
-    name = "vllm.v1.core.sched.scheduler.Scheduler"
-    config = build_vllm_config(EngineSpec(scheduler_cls=name))
-    assert config.scheduler_config.scheduler_cls == name
 
 
 @pytest.mark.parametrize(
@@ -80,20 +83,51 @@ def test_our_scheduler_without_our_connector_says_what_to_do(clock):
 
 
 def test_inside_a_multi_connector_the_settings_are_checked_too():
-    transfer = KVTransferConfig(
-        kv_connector="MultiConnector",
-        kv_role="kv_both",
-        kv_connector_extra_config={
-            "connectors": [
-                {
-                    "kv_connector": "TTLConnector",
-                    "kv_role": "kv_both",
-                    "kv_connector_extra_config": {"polcy": "x"},
-                }
-            ]
-        },
-    )
     with pytest.raises(ConfigError, match="polcy"):
-        build_vllm_config(
-            EngineSpec(connector=False, engine_args={"kv_transfer_config": transfer})
-        )
+        build_vllm_config(multi(TTL | {"kv_connector_extra_config": {"polcy": "x"}}))
+
+
+# --- what vLLM asks of the connector's class: sleep (since 0.33), and the layout ------
+
+TIER = {"lower_tier": "lmcache"}
+MODE = "lmcache.mp.mp_transfer_mode"
+BY_SERVER = {MODE: "lmcache_driven"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "environment", "may"),
+    [
+        ({}, None, True),
+        (TIER, None, True),
+        (BY_SERVER, None, True),  # of nothing: there is no tier
+        (TIER | BY_SERVER, None, False),
+        (TIER | {MODE: "LMCACHE_DRIVEN"}, None, False),
+        (TIER | {"lmcache.mp.use_vmm_api": True}, None, False),
+        (TIER | {"lmcache.mp.use_vmm_api": False}, None, True),
+        (TIER, "lmcache_driven", False),
+        (TIER | {MODE: "auto"}, "lmcache_driven", True),
+        ({}, "lmcache_driven", True),
+    ],
+)
+def test_no_sleep_where_a_server_has_mapped_the_kv_cache(
+    monkeypatch, extra, environment, may
+):
+    if environment is not None:
+        monkeypatch.setenv("LMCACHE_MP_TRANSFER_MODE", environment)
+    config = KVTransferConfig(**TTL, kv_connector_extra_config=extra)
+    assert TTLConnector.supports_sleep_mode(config) is may
+
+
+@pytest.mark.parametrize(
+    ("tier", "device", "layout"),
+    [("cpu", "cuda", "BLNHC"), ("cpu", "cpu", None), ("none", "cuda", None)],
+)
+def test_the_cpu_tier_asks_for_blocks_in_one_piece(tier, device, layout):
+    transfer = SimpleNamespace(kv_connector_extra_config={"lower_tier": tier})
+    config = SimpleNamespace(
+        kv_transfer_config=transfer, device_config=SimpleNamespace(device_type=device)
+    )
+    asked = TTLConnector.get_required_kvcache_layout(config)
+    assert asked == layout
+    if asked is not None:
+        assert KVCacheLayout[asked].is_block_outermost

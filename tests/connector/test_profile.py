@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 
@@ -58,19 +57,6 @@ def test_a_known_curve_is_found_and_unseen_lengths_are_predicted():
     assert curve.skipped == []
 
 
-def test_what_agrees_is_not_repeated():
-    engine = Engine()
-    curve = engine.sweep(32_000, 90.0)
-    assert {point.times for point in curve.points} == {2}
-    assert len(engine.asked) == 1 + 2 * len(FITTED + UNSEEN)
-
-
-def test_what_does_not_agree_is_repeated_so_often_and_no_more():
-    engine = Engine(stall=lambda call: 10.0 * call)
-    curve = engine.sweep(2_000, 1e9)
-    assert {point.times for point in curve.points} == {MAX_REPEATS}
-
-
 def test_it_ends_within_its_budget_and_names_what_it_skipped():
     engine = Engine(scale=100.0)
     curve = engine.sweep(1_000_000, 60.0)
@@ -80,11 +66,21 @@ def test_it_ends_within_its_budget_and_names_what_it_skipped():
     assert min(curve.skipped) > max(engine.asked)
 
 
-def test_a_length_is_tried_if_it_fits_the_time_that_is_left():
+@pytest.mark.parametrize(("budget_s", "is_measured"), [(60.0, True), (12.0, False)])
+def test_a_length_is_tried_if_it_fits_the_time_that_is_left(budget_s, is_measured):
     # All five lengths twice take 53 s, the first three once 11 s.
-    for budget_s, is_measured in ((60.0, True), (12.0, False)):
-        curve = Engine(scale=100.0).sweep(4_000, budget_s)
-        assert (4_000 not in curve.skipped) == is_measured
+    curve = Engine(scale=100.0).sweep(4_000, budget_s)
+    assert (4_000 not in curve.skipped) == is_measured
+
+
+@pytest.mark.parametrize(
+    ("stall_s", "longest", "times"), [(0.0, 32_000, 2), (10.0, 2_000, MAX_REPEATS)]
+)
+def test_what_does_not_agree_is_repeated_so_often_and_no_more(stall_s, longest, times):
+    engine = Engine(stall=lambda call: stall_s * call)
+    curve = engine.sweep(longest, 1e9)
+    assert {point.times for point in curve.points} == {times}
+    assert len(engine.asked) == 1 + times * len(curve.points)
 
 
 def test_a_short_model_is_profiled_as_far_as_it_goes():
@@ -103,40 +99,23 @@ def test_no_coefficient_is_negative():
     assert CostModel({"prefill": list(coefficients)}).prefill_s(3000) > 0
 
 
-def test_the_file_is_what_the_connector_reads(tmp_path):
-    from ttlcache.config import load_config
-    from ttlcache_connector.role.state_files import load_costs
-
-    path = tmp_path / "profile.json"
-    path.write_text(json.dumps({"prefill": list(fit([(1000, 0.1), (2000, 0.2)]))}))
-    costs = load_costs(load_config({"state_dir": str(tmp_path)}))
-    assert costs.prefill_s(1500) == pytest.approx(0.15, rel=0.05)
-
-
-def test_a_vllm_that_does_not_start_ends_the_command_with_a_sentence(tmp_path):
+@pytest.mark.parametrize(
+    ("is_there", "said"),
+    [(True, "error: vLLM did not start"), (False, "needs vLLM beside ttlcache")],
+)
+def test_without_a_vllm_it_ends_with_a_sentence(tmp_path, monkeypatch, is_there, said):
+    if not is_there:
+        monkeypatch.setitem(sys.modules, "vllm", None)
     out = tmp_path / "profile.json"
     done = CliRunner().invoke(app, ["profile", str(tmp_path), "--out", str(out)])
     assert done.exit_code == 1
-    assert "error: vLLM did not start" in done.output
+    assert said in done.output
     assert "Traceback" not in done.output
     assert not out.exists()
 
 
-def test_without_vllm_it_says_that_it_needs_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    out = str(tmp_path / "profile.json")
-    done = CliRunner().invoke(app, ["profile", "MODEL", "--out", out])
-    assert done.exit_code == 1
-    assert "needs vLLM beside ttlcache" in done.output
-
-
-def test_a_file_that_cannot_be_written_is_said_before_the_measuring(
-    tmp_path, monkeypatch
-):
-    def start(*_: object) -> None:
-        pytest.fail("vLLM was started")
-
-    monkeypatch.setattr(profile, "_start", start)
+def test_a_file_that_cannot_be_written_is_said_before_measuring(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile, "_start", lambda *_: pytest.fail("vLLM was started"))
     (tmp_path / "file").touch()
     for out in (tmp_path, tmp_path / "file" / "profile.json"):
         done = CliRunner().invoke(app, ["profile", "MODEL", "--out", str(out)])

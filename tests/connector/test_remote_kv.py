@@ -1,16 +1,31 @@
-"""A request that waits for remote KV holds its blocks: the engine is not stalled."""
+"""Beside loads of remote KV: ours, or those of another one in `MultiConnector`."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    SupportsHMA,
+)
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from tests.connector.conftest import FOREVER, HOLD_ALL, check, free, pinned
+from bench.sim.harness import EngineSpec
+from tests.connector.conftest import (
+    HOLD_5S,
+    HOLD_ALL,
+    Engine,
+    check,
+    free,
+    pinned,
+    totals,
+)
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.plugin import SYNC_SCHEDULER
 
@@ -31,83 +46,21 @@ class LoadingConnector(TTLConnector):
 
 
 @pytest.fixture
-def engine(make_engine):
+def make(make_engine):
     with contextlib.suppress(ValueError):  # the fixture ran before
         KVConnectorFactory.register_connector(NAME, __name__, "LoadingConnector")
-    return make_engine(
-        num_blocks=40,
-        kv_connector=NAME,
-        scheduler_cls="ttlcache_connector.scheduler.TTLScheduler",
-        extra_config={**FOREVER, "max_queue_wait_s": 1e6},
-    )
 
+    def make(num_blocks=40):
+        engine = make_engine(
+            num_blocks=num_blocks,
+            kv_connector=NAME,
+            scheduler_cls=SYNC_SCHEDULER,
+            extra_config={**HOLD_ALL, "max_queue_wait_s": 1e6},
+        )
+        engine.scheduler.recompute_kv_load_failures = True
+        return engine
 
-def receive(engine, *request_ids):
-    """The loads arrive, as a worker reports it."""
-    output = engine.scheduler.schedule()
-    assert not output.total_num_scheduled_tokens
-    engine.scheduler.update_from_output(
-        output,
-        ModelRunnerOutput(
-            req_ids=[],
-            req_id_to_index={},
-            kv_connector_output=KVConnectorOutput(finished_recving=set(request_ids)),
-        ),
-    )
-
-
-def test_pins_outlast_a_load_and_a_stalled_engine_still_takes_them(engine):
-    # Scenario, 39 blocks:
-    #   1. A's turn is pinned: 12 blocks.
-    #   2. A request loads its KV: it holds its blocks, nothing runs.
-    #   3. One that came later does not fit beside them. A is older: it waits.
-    #   4. The load arrives and its request runs to its end.
-    #   5. Then nothing else is there to wait for: A's pin gives way.
-    engine.turn("A-1", range(200), hints={"program_id": "A", "tool": "x"})
-    assert pinned(engine) == 12
-    engine.add("load", range(1000, 1300), session_id="L")
-    engine.step()
-    assert engine.scheduler.requests["load"].status.name == "WAITING_FOR_REMOTE_KVS"
-    assert free(engine) < 39 - 12
-    engine.add("late", range(2000, 2480), session_id="N")  # 30 blocks and one more
-    for _ in range(3):
-        engine.step()
-        assert pinned(engine) == 12
-        assert not engine.scheduler.running
-    receive(engine, "load")
-    engine.run()
-    assert list(engine.finished) == ["A-1", "load", "late"]
-    check(engine)
-
-
-def test_loads_that_arrived_do_not_keep_each_other_waiting(make_engine, engine):
-    """Found by the bench's grid: nothing ran, two had their KV, pins held the rest."""
-    # Scenario, 38 blocks:
-    #   1. A runs; two requests load 12 blocks each.
-    #   2. A grows to the 14 blocks that are left, ends, and is pinned with all of them.
-    #   3. Both loads arrive. Each lacks a block; vLLM calls the second one loading
-    #      until the first one runs. A is older than both.
-    engine = make_engine(
-        num_blocks=39,
-        kv_connector=NAME,
-        scheduler_cls="ttlcache_connector.scheduler.TTLScheduler",
-        extra_config={**HOLD_ALL, "max_queue_wait_s": 1e6},
-    )
-    hints = {"program_id": "A", "tool": "x"}
-    engine.add("A-1", range(160), hints=hints, max_tokens=65)
-    engine.step()
-    for index in (1, 2):
-        start = 1000 * index
-        engine.add(f"load-{index}", range(start, start + 193), session_id=f"{index}")
-    engine.step()
-    while "A-1" not in engine.finished:
-        engine.step()
-    assert pinned(engine) == 14
-    assert free(engine) == 0
-    receive(engine, "load-1", "load-2")
-    engine.run()
-    assert {"load-1", "load-2"} <= engine.finished.keys()
-    check(engine)
+    return make
 
 
 def report(engine, **output):
@@ -117,8 +70,12 @@ def report(engine, **output):
     engine.worker_says = lambda: None
 
 
-def first_block(engine, request_id):
-    return engine.scheduler.kv_cache_manager.get_block_ids(request_id)[0][0]
+def load_two(engine):
+    """Twelve blocks each."""
+    for index in (1, 2):
+        prompt = range(1000 * index, 1000 * index + 193)
+        engine.add(f"load-{index}", prompt, session_id=f"{index}")
+    engine.step()
 
 
 def is_loading(engine, request_id):
@@ -126,10 +83,60 @@ def is_loading(engine, request_id):
     return request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
 
 
-def test_a_load_that_failed_is_not_in_its_own_way(make_engine, engine):
+def first_block(engine, request_id):
+    return engine.scheduler.kv_cache_manager.get_block_ids(request_id)[0][0]
+
+
+def test_pins_outlast_a_load_and_a_stalled_engine_still_takes_them(make):
+    # Scenario, 39 blocks:
+    #   1. A's turn is pinned: 12 blocks.
+    #   2. A request loads its KV: it holds its blocks, nothing runs.
+    #   3. One that came later does not fit beside them. A is older: it waits.
+    #   4. The load arrives and its request runs to its end.
+    #   5. Then nothing else is there to wait for: A's pin gives way.
+    engine = make()
+    engine.turn("A-1", range(200), hints={"program_id": "A", "tool": "x"})
+    assert pinned(engine) == 12
+    engine.add("load", range(1000, 1300), session_id="L")
+    engine.step()
+    assert is_loading(engine, "load")
+    assert free(engine) < 39 - 12
+    engine.add("late", range(2000, 2480), session_id="N")  # 30 blocks and one more
+    for _ in range(3):
+        engine.step()
+        assert pinned(engine) == 12
+        assert not engine.scheduler.running
+    report(engine, finished_recving={"load"})
+    engine.run()
+    assert list(engine.finished) == ["A-1", "load", "late"]
+    check(engine)
+
+
+def test_loads_that_arrived_do_not_keep_each_other_waiting(make):
+    """Found by the bench's grid: nothing ran, two had their KV, pins held the rest."""
+    # Scenario, 38 blocks:
+    #   1. A runs; two requests load 12 blocks each.
+    #   2. A grows to the 14 blocks that are left, ends, and is pinned with all of them.
+    #   3. Both loads arrive. Each lacks a block; vLLM calls the second one loading
+    #      until the first one runs. A is older than both.
+    engine = make(num_blocks=39)
+    hints = {"program_id": "A", "tool": "x"}
+    engine.add("A-1", range(160), hints=hints, max_tokens=65)
+    engine.step()
+    load_two(engine)
+    while "A-1" not in engine.finished:
+        engine.step()
+    assert pinned(engine) == 14
+    assert free(engine) == 0
+    report(engine, finished_recving={"load-1", "load-2"})
+    engine.run()
+    assert {"load-1", "load-2"} <= engine.finished.keys()
+    check(engine)
+
+
+def test_a_load_that_failed_is_not_in_its_own_way(make):
     """Found by `bench wedge`: vLLM reserved for it what it had given back."""
-    engine = make_engine(num_blocks=24, kv_connector=NAME, scheduler_cls=SYNC_SCHEDULER)
-    engine.scheduler.recompute_kv_load_failures = True
+    engine = make(num_blocks=24)
     engine.add("load", range(193))  # 13 of 23 blocks
     engine.step()
     bad = first_block(engine, "load")
@@ -144,15 +151,14 @@ def test_a_load_that_failed_is_not_in_its_own_way(make_engine, engine):
     check(engine)
 
 
-def test_a_load_that_failed_is_in_nobodys_way(engine):
+def test_a_load_that_failed_is_in_nobodys_way(make):
     # Scenario, 39 blocks:
     #   1. Two requests load 12 blocks each, a third one grows to the other 15.
     #   2. One load fails and does not fit any more; the other arrives.
-    engine.scheduler.recompute_kv_load_failures = True
+    engine = make()
     engine.add("runs", range(160), max_tokens=140)
     engine.step()
-    for index in (1, 2):
-        engine.add(f"load-{index}", range(1000 * index, 1000 * index + 193))
+    load_two(engine)
     while free(engine):
         engine.step()
     bad = first_block(engine, "load-1")
@@ -166,3 +172,100 @@ def test_a_load_that_failed_is_in_nobodys_way(engine):
     report(engine, finished_recving={"load-1"})
     engine.run()
     check(engine)
+
+
+# --- `MultiConnector [TTLConnector, another one]`: pins above anybody's lower tier
+
+
+def common(a: list[int], b: list[int]) -> int:
+    """Tokens with which both begin."""
+    alike = (one == other for one, other in zip(a, b, strict=False))
+    return len(list(itertools.takewhile(bool, alike)))
+
+
+class SlowShelf(KVConnectorBase_V1, SupportsHMA):
+    """Keeps every finished context; knows at the second question; loads in a step."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.kept: list[list[int]] = []
+        self.asked: set[str] = set()
+        self.loading: set[str] = set()
+        self.loaded_tokens = 0
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        if request.request_id not in self.asked:
+            self.asked.add(request.request_id)
+            return None, False
+        prompt = list(request.prompt_token_ids)
+        best = max((common(prompt, kept) for kept in self.kept), default=0)
+        best = min(best, len(prompt) - 1) // 16 * 16
+        more = max(0, best - num_computed_tokens)
+        return more, more > 0
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        if num_external_tokens:
+            self.loading.add(request.request_id)
+            self.loaded_tokens += num_external_tokens
+
+    def build_connector_meta(self, scheduler_output):
+        return KVConnectorMetadata()
+
+    def request_finished_all_groups(self, request, block_ids):
+        self.kept.append(list(request.all_token_ids)[:-1])
+        return False, None
+
+    def start_load_kv(self, *args, **kwargs): ...
+    def wait_for_layer_load(self, *args): ...
+    def save_kv_layer(self, *args, **kwargs): ...
+    def wait_for_save(self): ...
+
+
+class MultiEngine(Engine):
+    """Reports the loads of the last step as done."""
+
+    @property
+    def shelf(self) -> SlowShelf:
+        return self.scheduler.connector.sub_connectors[1]
+
+    def execute(self, output: Any) -> KVConnectorOutput:
+        done, self.shelf.loading = self.shelf.loading, set()
+        return KVConnectorOutput(finished_recving=done or None)
+
+
+@pytest.fixture
+def engine(clock) -> MultiEngine:
+    ours = {"kv_connector": "TTLConnector", "kv_connector_extra_config": HOLD_5S}
+    other = {"kv_connector": "SlowShelf", "kv_connector_module_path": __name__}
+    children = [{**child, "kv_role": "kv_both"} for child in (ours, other)]
+    engine = MultiEngine(
+        EngineSpec(kv_connector="MultiConnector", extra_config={"connectors": children})
+    )
+    engine.on_step = lambda: check(engine)
+    return engine
+
+
+PROMPT = list(range(1, 161))
+HINTS = {"program_id": "p", "tool": "bash"}
+
+
+def test_a_claimed_pin_is_not_loaded_from_the_other_connector(engine):
+    context = engine.turn("a", PROMPT, hints=HINTS)
+    engine.turn("b", [*context, 7], hints=HINTS | {"is_last_step": True})
+    assert totals(engine)["pins:claimed"] == 1
+    assert engine.shelf.loaded_tokens == 0
+    assert free(engine) == 63
+
+
+def test_an_expired_pin_is_loaded_from_it_while_others_run(engine, clock):
+    context = engine.turn("a", PROMPT, hints=HINTS)
+    clock.advance(5.1)
+    engine.step()
+    assert engine.scheduler.reset_prefix_cache()
+    engine.add("other", range(500, 700), max_tokens=20, hints={"program_id": "q"})
+    engine.turn("b", [*context, 7], hints=HINTS | {"is_last_step": True})
+    assert totals(engine)["pins:expired"] == 1
+    assert engine.shelf.loaded_tokens == 160
+    # Another program's pin, or none, but never a block too many or too few.
+    engine.role.upkeep.release_all()
+    assert free(engine) == 63

@@ -10,34 +10,44 @@ import json
 import httpx
 import pytest
 
-from tests.connector.conftest import free, pinned, totals
+from tests.connector.conftest import FOREVER, free, pinned, totals
 from ttlcache.cli.live import engines_of
+from ttlcache.programs.divergence import Cause
+from ttlcache_connector.role.metrics import _KNOWN_LABELS
 
 PROMPT = list(range(1, 150))  # 149 tokens; with 20 of output 168 have KV: 10 blocks
 
 
-def first_turn(engine, program="A", prompt=PROMPT, **hints):
-    return engine.turn(
-        f"{program}-1",
-        prompt,
-        max_tokens=20,
-        hints={"program_id": program, "tool": "bash", **hints},
+LAST = {"program_id": "A", "is_last_step": True}
+
+
+def first_turn(engine, program="A", prompt=PROMPT):
+    hints = {"program_id": program, "tool": "bash"}
+    return engine.turn(f"{program}-1", prompt, max_tokens=20, hints=hints)
+
+
+def other_turn(engine, max_tokens=30):
+    hints = {"program_id": "B"}
+    engine.add("B-1", range(5000, 5040), max_tokens=max_tokens, hints=hints)
+    engine.step()
+
+
+@pytest.mark.parametrize("window", [None, 48])
+def test_next_turn_claims_the_pin(make_engine, clock, async_scheduling, window):
+    engine = make_engine(
+        num_blocks=80, sliding_window=window, async_scheduling=async_scheduling
     )
-
-
-def test_next_turn_claims_the_pin(make_engine, clock, async_scheduling):
-    engine = make_engine(num_blocks=40, async_scheduling=async_scheduling)
     context = first_turn(engine)
-    assert pinned(engine) == 10
-    assert free(engine) == 29
+    held = pinned(engine)
+    assert held == 10 if window is None else 10 < held < 20  # and a window's worth
+    assert free(engine) == 79 - held
     clock.advance(1.0)
-    engine.turn(
-        "A-2", context + [7] * 30, hints={"program_id": "A", "is_last_step": True}
-    )
-    assert totals(engine)["pins:claimed"] == 1
-    assert totals(engine)["claimed_tokens"] == 160
+    engine.turn("A-2", context + [7] * 30, hints=LAST)
+    counted = totals(engine)
+    assert counted["pins:claimed"] == counted["programs_ended:last_step"] == 1
+    assert counted["claimed_tokens"] == 160
     assert pinned(engine) == 0
-    assert free(engine) == 39
+    assert free(engine) == 79
 
 
 def test_what_a_live_server_tells_is_what_top_and_doctor_expect(make_engine):
@@ -53,7 +63,7 @@ def test_what_a_live_server_tells_is_what_top_and_doctor_expect(make_engine):
 
 def test_pin_expires_at_its_deadline_and_not_before(make_engine, clock):
     engine = make_engine(num_blocks=40)
-    first_turn(engine)
+    context = first_turn(engine)
     clock.advance(4.9)
     engine.step()
     assert pinned(engine) == 10
@@ -62,31 +72,20 @@ def test_pin_expires_at_its_deadline_and_not_before(make_engine, clock):
     assert pinned(engine) == 0
     assert free(engine) == 39
     assert totals(engine)["pins:expired"] == 1
-
-
-def test_expired_kv_is_still_found_while_nobody_needs_the_memory(make_engine, clock):
-    engine = make_engine(num_blocks=40)
-    context = first_turn(engine)
-    clock.advance(6.0)
-    engine.step()
+    # It is still found while nobody needs the memory.
     engine.add("A-2", context + [7] * 30, hints={"program_id": "A"})
     assert engine.step().num_scheduled_tokens["A-2"] == len(context) + 30 - 160
-
-
-def test_last_step_is_not_pinned_and_ends_the_program(make_engine):
-    engine = make_engine(num_blocks=40)
-    first_turn(engine, is_last_step=True)
-    assert pinned(engine) == 0
-    assert free(engine) == 39
-    assert totals(engine)["programs_ended:last_step"] == 1
 
 
 def test_pin_is_not_expired_while_its_next_turn_waits(make_engine, clock):
     engine = make_engine(num_blocks=40, max_num_seqs=1)
     context = first_turn(engine)
-    engine.add("B-1", range(5000, 5040), max_tokens=30, hints={"program_id": "B"})
-    engine.step()
+    other_turn(engine, max_tokens=50)
     engine.add("A-2", context + [7] * 30, hints={"program_id": "A"})
+    engine.abort("A-2")  # the pin has its deadline again
+    engine.step()
+    assert pinned(engine) == 10
+    engine.add("A-2b", context + [7] * 30, hints={"program_id": "A"})
     clock.advance(60.0)
     engine.step()
     assert pinned(engine) == 10
@@ -94,7 +93,7 @@ def test_pin_is_not_expired_while_its_next_turn_waits(make_engine, clock):
     assert totals(engine)["pins:claimed"] == 1
 
 
-def test_two_programs_share_a_prefix_and_its_blocks_count_once(make_engine, clock):
+def test_two_programs_share_a_prefix_and_its_blocks_count_once(make_engine):
     engine = make_engine(num_blocks=60)
     shared = list(range(1, 129))  # 8 blocks
     a = first_turn(engine, "A", shared + [9001] * 32)
@@ -102,9 +101,9 @@ def test_two_programs_share_a_prefix_and_its_blocks_count_once(make_engine, cloc
     # 160 + 19 tokens have KV: 11 blocks each, 8 of them the same ones.
     assert pinned(engine) == 14
     assert free(engine) == 59 - 14
-    engine.turn("A-2", [*a, 1, 2, 3], hints={"program_id": "A", "is_last_step": True})
+    engine.turn("A-2", [*a, 1, 2, 3], hints=LAST)
     assert pinned(engine) == 11
-    engine.turn("B-2", [*b, 1, 2, 3], hints={"program_id": "B", "is_last_step": True})
+    engine.turn("B-2", [*b, 1, 2, 3], hints=LAST | {"program_id": "B"})
     assert free(engine) == 59
     assert totals(engine)["pins:claimed"] == 2
 
@@ -134,93 +133,131 @@ def test_prefix_inference_needs_no_id(make_engine, clock, async_scheduling):
     assert counted["pins:claimed"] == 2
 
 
-def test_abort_of_a_waiting_turn_gives_the_pin_back_to_its_deadline(make_engine, clock):
-    engine = make_engine(num_blocks=40, max_num_seqs=1)
-    context = first_turn(engine)
-    engine.add("B-1", range(5000, 5040), max_tokens=50, hints={"program_id": "B"})
-    engine.step()
-    engine.add("A-2", context + [7] * 30, hints={"program_id": "A"})
-    engine.abort("A-2")
-    engine.step()
-    assert pinned(engine) == 10
-    engine.add("A-2b", context + [7] * 30, hints={"program_id": "A"})
-    engine.run()
-    assert totals(engine)["pins:claimed"] == 1
-
-
-def test_abort_of_a_running_turn_pins_nothing(make_engine, async_scheduling):
-    engine = make_engine(num_blocks=40, async_scheduling=async_scheduling)
-    engine.add("A-1", PROMPT, max_tokens=50, hints={"program_id": "A"})
-    for _ in range(3):
-        engine.step()
-    engine.abort("A-1")
-    engine.run()
-    engine.step()
-    assert pinned(engine) == 0
-    assert free(engine) == 39
-
-
 def test_reset_prefix_cache_succeeds_with_live_pins(make_engine):
     engine = make_engine(num_blocks=40)
     first_turn(engine)
-    assert pinned(engine) == 10
     assert engine.scheduler.reset_prefix_cache() is True
     assert free(engine) == 39
     assert totals(engine)["pins:reset"] == 1
-
-
-def test_reset_of_running_requests_does_not_raise(make_engine):
-    engine = make_engine(num_blocks=60)
     first_turn(engine)
-    engine.add("B-1", range(5000, 5040), max_tokens=30, hints={"program_id": "B"})
-    engine.step()
-    assert engine.scheduler.reset_prefix_cache(
-        reset_running_requests=True, reset_connector=True
-    )
+    other_turn(engine)
+    running = {"reset_running_requests": True, "reset_connector": True}
+    assert engine.scheduler.reset_prefix_cache(**running)
     engine.run()
     assert "B-1" in engine.finished
 
 
-def test_hybrid_groups_pin_window_and_full_attention_together(
-    make_engine, async_scheduling
+# --- what a claim saves against plain vLLM: of a turn of 10 blocks with a hash
+
+
+def saved(engine):
+    counted = totals(engine)
+    return counted["claimed_tokens"], counted.get("prefill_tokens_saved", 0)
+
+
+def next_turn(engine, context, program="A"):
+    """Returns the tokens that it found in GPU memory."""
+    hints = {"program_id": program, "is_last_step": True}
+    engine.add(f"{program}-2", [*context, *[7] * 30], hints=hints)
+    (started,) = engine.step().scheduled_new_reqs
+    engine.run()
+    return started.num_computed_tokens
+
+
+def take(engine, name, blocks):
+    """A request that leaves so many blocks with a hash, and none without."""
+    prompt = [1000 + int(name) * 500 + i for i in range(16 * blocks - 1)]
+    hints = {"program_id": f"other-{name}", "is_last_step": True}
+    engine.turn(name, prompt, max_tokens=2, hints=hints)
+
+
+@pytest.mark.parametrize(
+    ("others", "lost_blocks"),
+    [
+        ([], 0),
+        ([20], 0),  # 19 blocks stood behind it in the queue, and 10 blocks before
+        ([15, 14], 0),  # all that stood before it, and no more
+        ([15, 15], 1),
+        ([15, 15, 4], 5),
+        ([15, 15, 15], 10),
+    ],
+)
+def test_a_turn_loses_its_tail_block_by_block(
+    make_engine, async_scheduling, others, lost_blocks
 ):
-    engine = make_engine(
-        num_blocks=80, sliding_window=48, async_scheduling=async_scheduling
-    )
-    context = first_turn(engine)
-    assert 10 < pinned(engine) < 20  # 10 full-attention blocks and a window's worth
-    engine.turn(
-        "A-2", context + [7] * 30, hints={"program_id": "A", "is_last_step": True}
-    )
-    assert totals(engine)["pins:claimed"] == 1
-    assert totals(engine)["claimed_tokens"] == 160
-    assert free(engine) == 79
+    """Plain vLLM takes the blocks that stood before it, then the turn's last one.
 
-
-def test_policy_none_behaves_like_vllm(make_engine):
-    engine = make_engine(num_blocks=40, extra_config={"policy": "none"})
-    first_turn(engine)
-    assert pinned(engine) == 0
-
-
-def test_same_tokens_with_and_without_the_connector(make_engine, async_scheduling):
-    def outputs(**spec):
-        engine = make_engine(num_blocks=24, async_scheduling=async_scheduling, **spec)
-        if not spec.get("connector", True):
+    The same requests without our connector: what hits there is not saved here.
+    """
+    hits = {}
+    for ours in (False, True):
+        engine = make_engine(
+            num_blocks=40,
+            connector=ours,
+            extra_config=FOREVER,
+            async_scheduling=async_scheduling,
+        )
+        if not ours:
             engine.on_step = None
-        contexts = {p: list(range(100 * p + 1, 100 * p + 90)) for p in range(1, 5)}
-        for turn in range(3):
-            for program, context in contexts.items():
-                engine.add(
-                    f"{program}-{turn}",
-                    [*context, turn, program],
-                    max_tokens=12,
-                    hints={"program_id": str(program), "tool": "bash"},
-                )
-            engine.run()
-            for program in contexts:
-                done = engine.finished[f"{program}-{turn}"]
-                contexts[program] = list(done.all_token_ids)
-        return contexts
+        context = first_turn(engine)
+        for number, blocks in enumerate(others):
+            take(engine, str(number), blocks)
+        hits[ours] = next_turn(engine, context)
+    assert saved(engine) == (160, 16 * lost_blocks)
+    assert saved(engine) == (hits[True], hits[True] - hits[False])
 
-    assert outputs() == outputs(connector=False, extra_config={})
+
+def test_what_others_use_as_well_is_not_saved(make_engine):
+    engine = make_engine(num_blocks=60, extra_config=FOREVER)
+    shared = list(range(1, 81))  # five blocks
+    context = first_turn(engine, "A", [*shared, *range(5000, 5069)])
+    first_turn(engine, "B", [*shared, *range(6000, 6069)])
+    for number in range(4):
+        take(engine, str(number), 25)
+    next_turn(engine, context)
+    assert saved(engine) == (160, 80)
+
+
+def test_several_kv_cache_groups_keep_all_or_nothing(make_engine):
+    claims = []
+    for others in (1, 6):
+        engine = make_engine(num_blocks=80, sliding_window=48, extra_config=FOREVER)
+        context = first_turn(engine)
+        for number in range(others):
+            take(engine, str(number), 15)
+        next_turn(engine, context)
+        claims.append(saved(engine))
+    assert claims == [(160, 0), (160, 160)]
+
+
+# --- clients that change the head of their prompts
+
+
+SYSTEM = [*range(1000, 1200)]
+
+
+def converse(engine, session_id: str, *, changes: bool) -> None:
+    """Five turns; `changes`: a token more in system text with each of them."""
+    history = [*range(300)]
+    for number in range(5):
+        more = [5] * number if changes else []
+        prompt = [*SYSTEM, *more, *range(2000, 2400), *history]
+        engine.turn(f"{session_id}-{number}", prompt, session_id=session_id)
+        history += range(500, 540)
+
+
+def test_the_cause_is_logged_once_with_its_remedy(make_engine, our_log):
+    engine = make_engine(num_blocks=1000)
+
+    def lines() -> list[str]:
+        return [line for line in our_log if "diverged" in line]
+
+    converse(engine, "good", changes=False)
+    assert lines() == []
+    for name in ("bad", "worse"):
+        converse(engine, name, changes=True)
+    (line,) = lines()
+    assert line.startswith("ttlcache: prompt diverged at token 192 of ")
+    assert "CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off" in line
+    assert totals(engine)["turns_diverged:head"] == 6
+    assert _KNOWN_LABELS["turns_diverged"] == tuple(Cause)

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 import ttlcache_connector
+from tests.connector.conftest import start
 from tests.connector.injection import Injector, paused
 from ttlcache.programs import hints
 from ttlcache.telemetry.metrics import COUNTERS, GAUGES
@@ -21,14 +22,18 @@ from ttlcache_connector.role.reports import EVENT_INTERVAL_S
 TYPES = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
 
 
+def build_metrics(make_engine, ranks: int):
+    config = make_engine(num_blocks=40).config
+    labels = {rank: ["m", str(rank)] for rank in range(ranks)}
+    names = ["model_name", "engine"]
+    return TTLConnector.build_prom_metrics(config, TYPES, names, labels)
+
+
 @pytest.fixture
 def prom(make_engine):
-    """vLLM's frontend: two engines, its usual labels."""
-    config = make_engine(num_blocks=40).config
+    """vLLM's frontend above two engines."""
     before = set(REGISTRY._collector_to_names)
-    yield TTLConnector.build_prom_metrics(
-        config, TYPES, ["model_name", "engine"], {0: ["m", "0"], 1: ["m", "1"]}
-    )
+    yield build_metrics(make_engine, 2)
     for collector in set(REGISTRY._collector_to_names) - before:
         REGISTRY.unregister(collector)
 
@@ -39,12 +44,7 @@ def sample(name: str, **labels: str) -> float | None:
 
 def test_loggers_that_vllm_makes_anew_get_metrics_too(prom, make_engine):
     """As at `/scale_elastic_ep`, which adds ranks: vLLM forgets its own before."""
-    again = TTLConnector.build_prom_metrics(
-        make_engine(num_blocks=40).config,
-        TYPES,
-        ["model_name", "engine"],
-        {rank: ["m", str(rank)] for rank in range(3)},
-    )
+    again = build_metrics(make_engine, 3)
     again.observe({"counters": [["pins_started", "", 2]]}, engine_idx=2)
     assert sample("ttlcache_pins_started_total", engine="2") == 2
     prom.observe({"counters": [["pins_started", "", 1]]})  # of the old loggers
@@ -69,29 +69,25 @@ def guarded_hooks() -> Iterator[str]:
                     yield prefix + node.name
 
 
-def test_every_hook_shows_zero_faults_before_its_first(prom):
+def test_every_series_shows_zero_before_its_first_event(prom):
     """`increase(…) > 0`, as the alert asks, never sees a series that begins with 1."""
     hooks = set(guarded_hooks())
     assert {"arrive", "tier_arrive", "tier_finished", "worker_load", "slow"} <= hooks
-    for hook in hooks:
-        value = sample("ttlcache_hook_errors_total", engine="0", hook=hook)
-        assert value == 0.0, hook
-
-
-def test_every_reason_shows_zero_rejected_hints_before_its_first(prom):
-    for reason in hints.REJECTIONS:
-        value = sample("ttlcache_hints_rejected_total", engine="0", reason=reason)
-        assert value == 0.0, reason
+    labelled = [("hook_errors", "hook", hook) for hook in hooks]
+    labelled += [("hints_rejected", "reason", reason) for reason in hints.REJECTIONS]
+    for name, label, value in labelled:
+        found = sample(f"ttlcache_{name}_total", engine="0", **{label: value})
+        assert found == 0.0, value
+    for name in (*GAUGES, *(n for n, (_, label) in COUNTERS.items() if not label)):
+        suffix = "" if name in GAUGES else "_total"
+        assert sample(f"ttlcache_{name}{suffix}", engine="0") is not None
 
 
 def test_events_travel_serialised_and_arrive_under_their_names(prom, make_engine):
-    engine = make_engine(num_blocks=40)
-    context = engine.turn("A-1", range(149), max_tokens=20, hints={"program_id": "A"})
-    engine.turn("A-2", [*context, 1], hints={"program_id": "A", "ttl": -1})
-    role = engine.role
-    role.parts.count("pins_started", "")  # whatever the engine drained already is gone
-    role.parts.controller.telemetry.metrics.count("pins", "claimed")
-    role.parts.controller.telemetry.metrics.observe("gap_seconds", 1.5)
+    role = make_engine(num_blocks=40).role
+    metrics = role.parts.controller.telemetry.metrics
+    metrics.count("pins", "claimed")
+    metrics.observe("gap_seconds", 1.5)
     stats = role.reports.take_stats()
     payload = msgspec.msgpack.decode(msgspec.msgpack.encode(stats.to_dict()))
     prom.observe(payload, engine_idx=1)
@@ -99,12 +95,6 @@ def test_events_travel_serialised_and_arrive_under_their_names(prom, make_engine
     assert sample("ttlcache_pins_total", engine="0", outcome="claimed") == 0
     assert sample("ttlcache_gap_seconds_sum", engine="1") == 1.5
     assert sample("ttlcache_pool_blocks", engine="1") == 39
-
-
-def test_every_metric_shows_from_the_start(prom):
-    for name in (*GAUGES, *(n for n, (_, label) in COUNTERS.items() if not label)):
-        suffix = "" if name in GAUGES else "_total"
-        assert sample(f"ttlcache_{name}{suffix}", engine="0") is not None
 
 
 def test_aggregating_adds_up(make_engine):
@@ -134,47 +124,41 @@ def test_a_fault_while_reporting_loses_no_count(make_engine):
     assert ["hook_errors", "take_stats", 1] in counters
 
 
-def test_nothing_is_sent_while_nothing_happens(make_engine, clock):
-    role = make_engine(num_blocks=40).connector.scheduler_role
-    assert role.reports.take_stats() is not None
-    assert role.reports.take_stats() is None
-    clock.advance(1.5)
-    assert role.reports.take_stats() is not None
-
-
 def test_events_wait_a_moment_while_requests_run_and_none_is_lost(make_engine, clock):
     engine = make_engine(num_blocks=40)
     role = engine.role
+    take, count = role.reports.take_stats, role.parts.count
+    assert take() is not None
+    assert take() is None  # nothing is sent while nothing happens
     engine.add("A-1", range(100), max_tokens=8, hints={"program_id": "A"})
     engine.step()
-    clock.advance(1.0)
-    assert role.reports.take_stats() is not None
-    role.parts.controller.telemetry.metrics.count("pins", "claimed")
+    clock.advance(1.5)
+    assert take() is not None
+    count("pins", "claimed")
     assert role.parts.engine.num_running() == 1
-    assert role.reports.take_stats() is None
+    assert take() is None
     clock.advance(2 * EVENT_INTERVAL_S)
-    assert role.reports.take_stats().data["counters"] == [["pins", "claimed", 1]]
-    role.parts.controller.telemetry.metrics.count("pins", "expired")
+    assert take().data["counters"] == [["pins", "claimed", 1]]
+    count("pins", "expired")
     engine.abort("A-1")
     assert role.parts.engine.num_running() == 0
-    assert ["pins", "expired", 1] in role.reports.take_stats().data["counters"]
+    assert ["pins", "expired", 1] in take().data["counters"]
 
 
 def test_what_routers_ask_for(make_engine, clock):
     """Two programs fit into 39 blocks of 16 tokens, the third one waits."""
     engine = make_engine(num_blocks=40)
-    role = engine.role
-    for number, name in enumerate("ABC"):
-        tokens = range(1000 * number, 1000 * number + 256)
-        engine.add(f"{name}-1", tokens, max_tokens=8, hints={"program_id": name})
-    # Of one program, two requests.
-    engine.add("C-2", range(9000, 9256), max_tokens=8, hints={"program_id": "C"})
+
+    def gauges() -> dict[str, float]:
+        clock.advance(1.5)
+        return engine.role.reports.take_stats().data["gauges"]
+
+    for program in "ABC":
+        start(engine, program, 256)
+    start(engine, "C", 256, base=9, turn=2)  # of one program, two requests
     engine.step()
-    clock.advance(1.5)
-    gauges = role.reports.take_stats().data["gauges"]
-    assert gauges["waiting_programs"] == 1
-    assert gauges["free_blocks"] < 256 / 16
+    waiting = gauges()
+    assert waiting["waiting_programs"] == 1
+    assert waiting["free_blocks"] < 256 / 16
     engine.run()
-    clock.advance(1.5)
-    gauges = role.reports.take_stats().data["gauges"]
-    assert gauges["waiting_programs"] == 0
+    assert gauges()["waiting_programs"] == 0

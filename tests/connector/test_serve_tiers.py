@@ -19,8 +19,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
-from vllm.config import KVTransferConfig
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
@@ -39,10 +39,8 @@ from lmcache.v1.multiprocess.config import (
 )
 from lmcache.v1.multiprocess.engine_context import MPCacheServerContext
 
-from bench.sim.harness import EngineSpec, build_vllm_config
 from ttlcache.config import load_config
 from ttlcache.errors import ConfigError, UnsupportedEngineError
-from ttlcache_connector import plugin
 from ttlcache_connector.cli import serve_tiers as serve_tiers_cli
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.lmcache_server.launch import TierOptions
@@ -53,13 +51,14 @@ from ttlcache_lmcache.store import disk_index
 
 @pytest.fixture
 def serve_tiers():
-    import typer
-
-    from ttlcache_connector.cli.serve_tiers import serve_tiers
-
     app = typer.Typer()
-    app.command()(serve_tiers)
+    app.command()(serve_tiers_cli.serve_tiers)
     return lambda *args: CliRunner().invoke(app, list(args))
+
+
+@pytest.fixture
+def never_runs(monkeypatch):
+    monkeypatch.setattr(serve_tiers_cli, "_run", lambda options: pytest.fail("ran"))
 
 
 @pytest.fixture
@@ -76,20 +75,21 @@ def printed(serve_tiers):
 
 
 def test_it_prints_a_flag_that_vllm_takes(printed, tmp_path):
-    transfer, command = printed("--port", "7001", "--disk", str(tmp_path))
+    transfer, command = printed(
+        *("--port", "7001", "--host", "0.0.0.0", "--disk", str(tmp_path)),
+        *("--", "--separate-object-groups"),
+    )
     assert transfer["kv_connector"] == "TTLConnector"
     extra = transfer["kv_connector_extra_config"]
     assert load_config(extra).lower_tier == "lmcache"
     assert extra["lmcache.mp.port"] == 7001
+    assert extra["lmcache.mp.host"] == "tcp://127.0.0.1"
     assert command[command.index("--port") + 1] == "7001"
     disk = json.loads(command[command.index("--l2-adapter") + 1])
     assert disk["class_name"] == "TTLL2Adapter"  # LMCache's own verify nothing
     assert disk["adapter_params"]["path"] == str(tmp_path)
-
-
-def test_more_arguments_reach_the_server(printed):
-    _, command = printed("--", "--separate-object-groups")
     assert command[-1] == "--separate-object-groups"
+    assert "--l2-adapter" not in TierOptions().command()
 
 
 def test_retention_loads_the_module_that_is_told_deadlines(printed):
@@ -110,21 +110,30 @@ def test_an_untested_pair_is_refused(serve_tiers, monkeypatch):
     assert "LMCache 0.9.9" in done.output
     assert "--allow-untested" in done.output
     assert serve_tiers("--print-only", "--allow-untested").exit_code == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(requirements, "vllm_version", lambda: "0.31.0")
+    with pytest.raises(UnsupportedEngineError, match=r"vLLM 0\.31\.0.*>=0\.32"):
+        requirements.check_lmcache_tier(allow_untested=False)
+    requirements.check_lmcache_tier(allow_untested=True)
 
 
-def test_without_vllm_it_says_what_to_install(serve_tiers, monkeypatch):
-    def missing() -> str:
-        raise ModuleNotFoundError("No module named 'vllm'")
+def missing(name: str = "vllm") -> str:
+    raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(requirements, "vllm_version", missing)
-    done = serve_tiers("--print-only")
+
+def test_what_is_not_there_is_named_with_what_to_install(serve_tiers, monkeypatch):
+    with monkeypatch.context() as without:
+        without.setattr(requirements, "vllm_version", missing)
+        done = serve_tiers("--print-only")
     assert done.exit_code == 1
     assert "ttlcache[vllm,lmcache]" in done.output
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(ConfigError, match="one pip command"):
+        requirements.check_lmcache_tier(allow_untested=False)
 
 
-def test_the_memory_of_a_server_that_runs_is_left_alone(serve_tiers, monkeypatch):
+def test_the_memory_of_a_server_that_runs_is_left_alone(serve_tiers, never_runs):
     """Scenario: the command is given twice; new workers still find the first one's."""
-    monkeypatch.setattr(serve_tiers_cli, "_run", lambda options: pytest.fail("ran"))
     with socket.create_server(("127.0.0.1", 0)) as running:
         port = running.getsockname()[1]
         segment = TierOptions(port=port).segment
@@ -138,10 +147,7 @@ def test_the_memory_of_a_server_that_runs_is_left_alone(serve_tiers, monkeypatch
     assert f"127.0.0.1:{port} is in use" in done.output
 
 
-def test_a_disk_that_another_server_uses_is_said_in_a_line(
-    serve_tiers, monkeypatch, tmp_path
-):
-    monkeypatch.setattr(serve_tiers_cli, "_run", lambda options: pytest.fail("ran"))
+def test_a_disk_in_use_is_said(serve_tiers, never_runs, monkeypatch, tmp_path):
     monkeypatch.setattr(serve_tiers_cli, "_is_taken", lambda host, port: False)
     used = disk_index.lock_folder(tmp_path)
     try:
@@ -211,11 +217,6 @@ def test_ctrl_c_reaches_the_server_once():
         assert parent.wait() == 0
 
 
-def test_no_disk_by_default():
-    assert "--l2-adapter" not in TierOptions().command()
-    assert TierOptions(port=7).segment == Path("/dev/shm/lmcache_l1_pool_ttlcache_7")
-
-
 def configured(options: TierOptions) -> tuple[Any, Any]:
     """What LMCache's own parsers make of the command line: storage and HTTP."""
     parser = argparse.ArgumentParser()
@@ -233,47 +234,25 @@ def test_workers_share_lmcaches_memory_where_it_could_be_pinned(monkeypatch):
     """LMCache grows pinned memory lazily by default, and then it shares none of it."""
     gpu_host = SimpleNamespace(is_pin_supported=True)
     monkeypatch.setattr(lmcache_config, "current_device_spec", gpu_host)
-    storage, _ = configured(TierOptions(port=7))
+    options = TierOptions(port=7)
+    storage, _ = configured(options)
     pool = MPCacheServerContext._compute_shm_pool_info(storage)
     assert pool["shm_name"] == "lmcache_l1_pool_ttlcache_7"
+    assert options.segment == Path("/dev/shm", pool["shm_name"])
     assert pool["pool_size"] == 20 * 2**30
 
 
-def test_lmcache_s_own_interface_is_for_this_host_unless_asked():
+@pytest.mark.parametrize(
+    ("options", "host", "port"),
+    [
+        (TierOptions(), "127.0.0.1", 8090),
+        (TierOptions(http_host="0.0.0.0", http_port=7), "0.0.0.0", 7),
+    ],
+)
+def test_lmcache_s_own_interface_is_for_this_host_unless_asked(options, host, port):
     """It empties the cache and shows the environment to whoever asks."""
-    _, http = configured(TierOptions())
-    assert (http.http_host, http.http_port) == ("127.0.0.1", 8090)
-    _, http = configured(TierOptions(http_host="0.0.0.0", http_port=7))
-    assert (http.http_host, http.http_port) == ("0.0.0.0", 7)
-
-
-def test_a_server_on_all_addresses_is_found_at_one(printed):
-    transfer, _ = printed("--host", "0.0.0.0")
-    extra = transfer["kv_connector_extra_config"]
-    assert extra["lmcache.mp.host"] == "tcp://127.0.0.1"
-
-
-def test_without_lmcache_the_server_says_what_to_install(monkeypatch):
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    with pytest.raises(ConfigError, match="one pip command"):
-        requirements.check_lmcache_tier(allow_untested=False)
-
-
-def test_an_untested_pair_may_be_tried(monkeypatch):
-    monkeypatch.setattr(requirements, "vllm_version", lambda: "0.31.0")
-    with pytest.raises(UnsupportedEngineError, match=r"vLLM 0\.31\.0.*>=0\.32"):
-        requirements.check_lmcache_tier(allow_untested=False)
-    requirements.check_lmcache_tier(allow_untested=True)
-
-
-def test_a_failed_load_is_recomputed_and_not_an_error():
-    config = build_vllm_config(EngineSpec(extra_config={"lower_tier": "lmcache"}))
-    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
-    config = build_vllm_config(EngineSpec())
-    assert config.kv_transfer_config.kv_load_failure_policy == "fail"
+    _, http = configured(options)
+    assert (http.http_host, http.http_port) == (host, port)
 
 
 def extra_of(**keys: object) -> dict[str, object]:
@@ -284,11 +263,13 @@ def extra_of(**keys: object) -> dict[str, object]:
 
 
 def test_lmcache_gets_its_own_keys_and_defaults_that_fit_agents():
-    extra = extra_of(**{"lmcache.mp.port": 7, "lmcache.mp.mq_timeout": 9.0})
-    assert extra["lmcache.mp.port"] == 7
-    assert extra["lmcache.mp.mq_timeout"] == 9.0
+    own = {"lmcache.mp.port": 7, "lmcache.mp.mq_timeout": 9.0}
+    extra = extra_of(**own)
+    assert own.items() <= extra.items()
     assert extra["lmcache.mp.save_decode_cache"] is True
     assert extra["lmcache.mp.lazy_offload"] is True
+    with pytest.raises(ConfigError, match=r"lazy_offload.*'demote' decides"):
+        extra_of(**{"lmcache.mp.lazy_offload": False})
 
 
 def test_a_key_that_lmcache_does_not_read_is_named(monkeypatch):
@@ -313,11 +294,6 @@ def test_every_key_that_lmcache_reads_is_known():
     assert {name for name in read if not name.startswith("lazy_offload_")} <= known
 
 
-def test_what_demote_decides_cannot_be_said_twice():
-    with pytest.raises(ConfigError, match=r"lazy_offload.*'demote' decides"):
-        extra_of(**{"lmcache.mp.lazy_offload": False})
-
-
 def test_no_server_is_an_error_that_says_what_to_start(monkeypatch):
     def refuse(*args: object) -> None:
         raise ConnectionError
@@ -326,15 +302,3 @@ def test_no_server_is_an_error_that_says_what_to_start(monkeypatch):
     transfer = SimpleNamespace(kv_connector_extra_config={"lmcache.mp.port": 7})
     with pytest.raises(ConfigError, match=r":7; start it first.*serve-tiers"):
         client.connect(None, SimpleNamespace(kv_transfer_config=transfer), None)
-
-
-def test_the_documented_multi_connector_is_one_that_vllm_builds():
-    text = (Path(__file__).parents[2] / "docs" / "tiers.md").read_text()
-    *_, found = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
-    example = json.loads(found)
-    transfer = KVTransferConfig(**example)
-    config = build_vllm_config(
-        EngineSpec(connector=False, engine_args={"kv_transfer_config": transfer})
-    )
-    assert config.scheduler_config.scheduler_cls == plugin.SYNC_SCHEDULER
-    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"

@@ -11,13 +11,11 @@ PROMPT = list(range(1, 1201))  # three steps of at most 512 tokens
 def run(make_engine, clock, async_scheduling):
     """Serves requests, each step's results a second after those before it."""
 
-    def run(*requests, **spec):
-        engine = make_engine(num_blocks=200, async_scheduling=async_scheduling, **spec)
-        controller, seen = engine.controller, []
-        observe = controller.costs.observe_step
-        controller.costs.observe_step = lambda step, seconds: (
-            seen.append((step, seconds)) or observe(step, seconds)
-        )
+    def run(*requests):
+        engine = make_engine(num_blocks=200, async_scheduling=async_scheduling)
+        costs, seen = engine.controller.costs, []
+        observe = costs.observe_step
+        costs.observe_step = lambda *told: seen.append(told) or observe(*told)
         engine.worker_says = lambda: clock.advance(1.0)
         for name, prompt, max_tokens in requests:
             engine.add(name, prompt, max_tokens=max_tokens)
@@ -27,28 +25,19 @@ def run(make_engine, clock, async_scheduling):
     return run
 
 
-def prompts(seen):
-    return [list(step.prompts) for step, _ in seen if step.prompts]
-
-
-def test_a_prompt_is_computed_in_parts(run):
+def test_a_prompt_is_computed_in_parts_and_steps_last_from_results_to_results(run):
     _, seen = run(("r", PROMPT, 4))
-    assert prompts(seen) == [[("r", 0, 512)], [("r", 512, 1024)], [("r", 1024, 1200)]]
-    decodes = [(s.decodes, s.decode_tokens) for s, _ in seen if s.decodes]
+    prompts = [list(step.prompts) for step, _ in seen if step.prompts]
+    assert prompts == [[("r", 0, 512)], [("r", 512, 1024)], [("r", 1024, 1200)]]
+    decodes = [(step.decodes, step.decode_tokens) for step, _ in seen if step.decodes]
     assert decodes == [(1, 1)] * 3
-
-
-def test_steps_last_from_results_to_results(run):
-    _, seen = run(("r", PROMPT, 4))
     # The results of a step that nothing was scheduled in are there with the last ones.
-    assert [seconds for step, seconds in seen if step.prompts or step.decodes] == [
-        1.0
-    ] * 6
+    lasted = [seconds for step, seconds in seen if step.prompts or step.decodes]
+    assert lasted == [1.0] * 6
 
 
-def test_a_claimed_turn_beside_another_s_chunk(run, clock):
+def test_a_claimed_turn_beside_another_s_chunk(run):
     engine, _ = run(("a", PROMPT[:170], 4))
-    engine.worker_says = lambda: clock.advance(1.0)
     seen = []
     engine.controller.on_step = seen.append
     engine.add("b", [*range(5_000, 6_000)], max_tokens=1)

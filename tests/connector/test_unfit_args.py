@@ -7,15 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.connector.conftest import pinned
+from tests.connector.conftest import nested, pinned, totals
 from ttlcache.programs.client_values import MAX_DEPTH, MAX_NESTED_SIZE
-
-
-def nested(depth: int) -> list:
-    value: list = []
-    for _ in range(depth - 1):
-        value = [value]
-    return value
 
 
 @pytest.mark.parametrize(
@@ -33,9 +26,7 @@ def test_a_step_with_it_can_be_pickled(make_engine, reason, value):
     assert request.kv_transfer_params is None
     output = engine.step()
     assert len(pickle.dumps(output.scheduled_new_reqs)) < 10_000
-    controller = engine.controller
-    assert controller.telemetry.metrics.totals["hints_rejected", reason] == 1
-    assert engine.role.parts.faults.total == 0
+    assert totals(engine)[f"hints_rejected:{reason}"] == 1
 
 
 def test_what_fits_stays(make_engine):
@@ -55,11 +46,9 @@ def test_what_fits_stays(make_engine):
 def test_other_arguments_stay_and_retention_off_guards_as_well(make_engine):
     engine = make_engine()
     engine.connector.scheduler_role = None
-    args = {"kv_transfer_params": {"x": nested(500)}, "top_a": 1}
-    params = SimpleNamespace(extra_args=args)
-    request = SimpleNamespace(
-        sampling_params=params, kv_transfer_params=args["kv_transfer_params"]
-    )
+    deep = {"x": nested(500)}
+    params = SimpleNamespace(extra_args={"kv_transfer_params": deep, "top_a": 1})
+    request = SimpleNamespace(sampling_params=params, kv_transfer_params=deep)
     engine.connector.on_new_request(request)
     assert params.extra_args == {"top_a": 1}
     assert request.kv_transfer_params is None

@@ -5,11 +5,9 @@ docs/vllm-options.md has a row for each, which tests/test_vllm_options_page.py r
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
+import re
 import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 import pytest
 from vllm import PoolingParams
-from vllm.config import KVEventsConfig, KVTransferConfig, SchedulerConfig
+from vllm.config import KVEventsConfig, KVTransferConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
@@ -28,7 +26,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.request import Request
 
 from bench.sim.harness import EngineSpec, build_vllm_config
-from tests.connector.conftest import HOLD_5S, pinned, totals
+from tests.connector.conftest import HOLD_5S, VLLM_OWN, pinned, totals
 from ttlcache.errors import ConfigError
 from ttlcache_connector import plugin, vllm_options
 from ttlcache_connector.engine import requirements
@@ -36,7 +34,7 @@ from ttlcache_connector.scheduler import TTLScheduler
 
 TTL = {"kv_connector": "TTLConnector", "kv_role": "kv_both"}
 OTHER = {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"}
-VLLM_OWN = "vllm.v1.core.sched.scheduler.Scheduler"
+
 TIER = {"lower_tier": "lmcache"}
 HINTS = {"program_id": "p", "tool": "bash"}
 PROMPT = list(range(1, 161))
@@ -44,11 +42,21 @@ EVENTS = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
 
 
 def multi(*children: dict[str, Any], role: str = "kv_both") -> EngineSpec:
+    extra = {"connectors": list(children)}
+    return transferring("MultiConnector", role, extra)
+
+
+def transferring(connector: str, role: str, extra: dict[str, Any]) -> EngineSpec:
     transfer = KVTransferConfig(
-        kv_connector="MultiConnector",
-        kv_role=role,
-        kv_connector_extra_config={"connectors": list(children)},
+        kv_connector=connector, kv_role=role, kv_connector_extra_config=extra
     )
+    return EngineSpec(connector=False, engine_args={"kv_transfer_config": transfer})
+
+
+def documented_multi_connector() -> EngineSpec:
+    text = (Path(__file__).parents[2] / "docs" / "tiers.md").read_text()
+    *_, example = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    transfer = KVTransferConfig(**json.loads(example))
     return EngineSpec(connector=False, engine_args={"kv_transfer_config": transfer})
 
 
@@ -57,22 +65,17 @@ def multi(*children: dict[str, Any], role: str = "kv_both") -> EngineSpec:
 
 @pytest.mark.parametrize("backend", ["native", "lmcache"])
 @pytest.mark.parametrize("size_gib", [0.0, 2.5])
-def test_vllms_offloading_does_not_replace_us_silently(backend, size_gib):
+@pytest.mark.parametrize("inside", [False, True])
+def test_vllms_offloading_does_not_replace_us_silently(backend, size_gib, inside):
+    spec = multi(TTL, OTHER) if inside else EngineSpec()
     flags = {"kv_offloading_size": size_gib, "kv_offloading_backend": backend}
     with pytest.raises(ConfigError) as caught:
-        build_vllm_config(EngineSpec(engine_args=flags))
+        build_vllm_config(replace(spec, engine_args={**spec.engine_args, **flags}))
     for part in ("--kv-offloading-size", "--kv-transfer-config", '"lower_tier"'):
         assert part in str(caught.value)
 
 
-def test_nor_inside_a_multi_connector():
-    spec = multi(TTL, OTHER)
-    flags = {**spec.engine_args, "kv_offloading_size": 1.0}
-    with pytest.raises(ConfigError, match="--kv-offloading-size"):
-        build_vllm_config(EngineSpec(connector=False, engine_args=flags))
-
-
-def test_without_us_it_is_vllms_business():
+def test_without_us_its_offloading_is_vllms_business():
     flags = {"kv_offloading_size": 1.0}
     config = build_vllm_config(EngineSpec(connector=False, engine_args=flags))
     assert config.kv_transfer_config.kv_connector == "OffloadingConnector"
@@ -83,19 +86,31 @@ def test_two_of_ours_are_refused():
         build_vllm_config(multi(TTL, TTL))
 
 
-def test_a_producer_with_a_lower_tier_is_refused(monkeypatch):
+@pytest.fixture
+def untested_lmcache(monkeypatch) -> None:
     monkeypatch.setattr(requirements, "check_lmcache_tier", lambda *_, **__: None)
+
+
+def test_a_producer_with_a_lower_tier_is_refused(untested_lmcache):
     child = TTL | {"kv_connector_extra_config": dict(TIER)}
     with pytest.raises(ConfigError, match="kv_role has value 'kv_producer'"):
         build_vllm_config(multi(child, OTHER, role="kv_producer"))
     build_vllm_config(multi(child, OTHER, role="kv_consumer"))
 
 
-def test_a_failed_load_is_computed_again(monkeypatch):
-    monkeypatch.setattr(requirements, "check_lmcache_tier", lambda *_, **__: None)
-    for extra, policy in (({}, "fail"), (TIER, "recompute")):
-        transfer = build_vllm_config(EngineSpec(extra_config=extra)).kv_transfer_config
-        assert transfer.kv_load_failure_policy == policy
+@pytest.mark.parametrize(
+    ("spec", "policy"),
+    [
+        (EngineSpec(), "fail"),
+        (EngineSpec(extra_config=TIER), "recompute"),
+        (documented_multi_connector(), "recompute"),
+    ],
+    ids=["no tier", "a tier", "docs/tiers.md"],
+)
+def test_a_failed_load_is_computed_again(untested_lmcache, spec, policy):
+    config = build_vllm_config(spec)
+    assert config.kv_transfer_config.kv_load_failure_policy == policy
+    assert config.scheduler_config.scheduler_cls == plugin.SYNC_SCHEDULER
 
 
 def test_priorities_of_clients_and_admission_are_refused():
@@ -127,14 +142,12 @@ def platform_with_async(monkeypatch) -> None:
     monkeypatch.setattr(current_platform, "check_and_update_config", leave_async)
 
 
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 ASYNC = {
     "default": ({}, True),
     "on": ({"async_scheduling": True}, True),
     "off": ({"async_scheduling": False}, False),
-    "ngram": (
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-        False,
-    ),
+    "ngram": ({"speculative_config": NGRAM}, False),
     "pipeline": ({"pipeline_parallel_size": 2}, False),
 }
 
@@ -143,10 +156,11 @@ ASYNC = {
 def test_async_scheduling_is_what_it_would_be_without_us(case, platform_with_async):
     arguments, expected = ASYNC[case]
     flags = {"async_scheduling": None, **arguments}
-    ours = build_vllm_config(EngineSpec(engine_args=flags)).scheduler_config
-    plain = build_vllm_config(
-        EngineSpec(connector=False, engine_args=flags)
-    ).scheduler_config
+    ours, plain = (
+        build_vllm_config(EngineSpec(connector=connector, engine_args=flags))
+        for connector in (True, False)
+    )
+    ours, plain = ours.scheduler_config, plain.scheduler_config
     assert ours.async_scheduling is plain.async_scheduling is expected
     assert issubclass(ours.get_scheduler_cls(), AsyncScheduler) is expected
     assert issubclass(ours.get_scheduler_cls(), plain.get_scheduler_cls())
@@ -160,23 +174,7 @@ def test_our_own_class_named_by_hand_does_not_turn_it_off(named, platform_with_a
         assert issubclass(config.get_scheduler_cls(), AsyncScheduler) is wanted
 
 
-def test_the_page_explains_vllms_warning_in_its_own_words():
-    tree = ast.parse(
-        textwrap.dedent(inspect.getsource(SchedulerConfig.get_scheduler_cls))
-    )
-    (warning,) = [
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and "custom scheduler" in str(node.value)
-    ]
-    page = Path(__file__).parents[2] / "docs" / "vllm-options.md"
-    assert warning % plugin.ASYNC_SCHEDULER in page.read_text()
-
-
 # --- said at start ---------------------------------------------------------------
-
-
-WITH_STATS = {"disable_log_stats": False}
 
 
 @pytest.fixture
@@ -187,7 +185,7 @@ def said(monkeypatch, our_log) -> Callable[..., list[str]]:
         monkeypatch.setattr(sys, "argv", list(argv or ("a_test.py",)))
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        arguments = WITH_STATS | dict(spec.engine_args)
+        arguments = {"disable_log_stats": False, **spec.engine_args}
         build_vllm_config(replace(spec, engine_args=arguments))
         lines, our_log[:] = our_log.copy(), []
         return lines
@@ -264,8 +262,7 @@ def test_a_class_derived_from_ours_lacks_nothing(said):
     ],
     ids=["lora", "prompt-embeds", "kv-events"],
 )
-def test_what_never_goes_to_the_lower_tier_is_said(flags, tier, said, monkeypatch):
-    monkeypatch.setattr(requirements, "check_lmcache_tier", lambda *_, **__: None)
+def test_what_never_goes_to_the_lower_tier_is_said(flags, tier, said, untested_lmcache):
     (sentence,) = said(EngineSpec(extra_config=TIER, engine_args=flags))
     assert tier in sentence
     assert said(EngineSpec(engine_args=flags)) == []
@@ -294,20 +291,12 @@ AUDIO = {
 }
 
 
-@pytest.fixture
-def multimodal_model(tmp_path: Path) -> str:
-    (tmp_path / "config.json").write_text(json.dumps(AUDIO))
-    return str(tmp_path)
-
-
 @pytest.mark.parametrize("asked", [False, True])
-def test_embeddings_of_clients_are_taken_only_if_asked_for(multimodal_model, asked):
-    flags = {"model": multimodal_model, "enable_mm_embeds": asked}
-    ours, plain = (
-        build_vllm_config(EngineSpec(connector=connector, engine_args=flags))
-        for connector in (True, False)
-    )
-    for config in (ours, plain):
+def test_embeddings_of_clients_are_taken_only_if_asked_for(tmp_path, asked):
+    (tmp_path / "config.json").write_text(json.dumps(AUDIO))
+    flags = {"model": str(tmp_path), "enable_mm_embeds": asked}
+    for connector in (True, False):
+        config = build_vllm_config(EngineSpec(connector=connector, engine_args=flags))
         mm_config = config.model_config.multimodal_config
         assert mm_config.enable_mm_embeds is asked
         assert mm_config.allow_missing_mm_embeddings is False
@@ -315,11 +304,9 @@ def test_embeddings_of_clients_are_taken_only_if_asked_for(multimodal_model, ask
 
 # --- works ---------------------------------------------------------------------------
 
+HASHES = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 WORKS: dict[str, dict[str, Any]] = {
-    **{
-        f"hash-{name}": {"prefix_caching_hash_algo": name}
-        for name in ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
-    },
+    **{f"hash-{name}": {"prefix_caching_hash_algo": name} for name in HASHES},
     "no-chunked-prefill": {"enable_chunked_prefill": False, "max_model_len": 512},
     "no-reserve-full-isl": {"scheduler_reserve_full_isl": False},
     "watermark": {"watermark": 0.1},
@@ -331,13 +318,7 @@ WORKS: dict[str, dict[str, Any]] = {
     "priority": {"scheduling_policy": "priority"},
     "kv-events": {"kv_events_config": EVENTS},
     **{
-        role: {
-            "kv_transfer_config": KVTransferConfig(
-                kv_connector="TTLConnector",
-                kv_role=role,
-                kv_connector_extra_config=dict(HOLD_5S),
-            )
-        }
+        role: transferring("TTLConnector", role, dict(HOLD_5S)).engine_args
         for role in ("kv_producer", "kv_consumer")
     },
 }
@@ -350,9 +331,8 @@ def test_turns_are_pinned_claimed_and_let_go(name, make_engine, clock):
     context = engine.turn("a", PROMPT, hints=HINTS)
     assert pinned(engine) == 10
     for other in range(4):  # 40 blocks: A's would have been the first to go
-        engine.add(
-            f"other-{other}", range(1000 * (other + 1), 1000 * (other + 1) + 150)
-        )
+        start = 1000 * (other + 1)
+        engine.add(f"other-{other}", range(start, start + 150))
     engine.run()
     engine.turn("b", [*context, 7], hints=HINTS | {"is_last_step": True})
     assert totals(engine)["pins:claimed"] == 1
@@ -379,42 +359,27 @@ def test_kv_events_tell_what_is_in_gpu_memory(make_engine):
     assert len(known) == len(cached) > 30
 
 
-def adapter(number: int) -> LoRARequest:
-    return LoRARequest(f"adapter-{number}", number, "/nowhere")
+def adapter(number: int) -> dict[str, Any]:
+    return {"lora_request": LoRARequest(f"adapter-{number}", number, "/nowhere")}
 
 
-def image(identifier: str) -> list[MultiModalFeatureSpec]:
+def image(number: int) -> dict[str, Any]:
     place = PlaceholderRange(offset=4, length=16)
-    return [
-        MultiModalFeatureSpec(
-            data=None,
-            modality="image",
-            identifier=identifier,
-            mm_position=place,
-        )
-    ]
+    name = f"image-{number}"
+    return {"mm_features": [MultiModalFeatureSpec(None, "image", name, place)]}
 
 
-@pytest.mark.parametrize("kind", ["adapter", "image"])
-def test_the_same_tokens_are_not_the_same_context(kind, make_engine):
-    """Of another adapter, or behind another image."""
-
-    def about(number: int) -> dict[str, Any]:
-        if kind == "adapter":
-            return {"lora_request": adapter(number)}
-        return {"mm_features": image(f"image-{number}")}
-
+@pytest.mark.parametrize("about", [adapter, image])
+def test_the_same_tokens_are_not_the_same_context(about, make_engine):
     engine = make_engine(num_blocks=60)
     # What a multimodal model would have brought with it.
     engine.scheduler.max_num_encoder_input_tokens = 64
     engine.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=64)
     context = engine.turn("a", PROMPT, **about(1))
-    engine.turn("b", [*context, 7], **about(2))
-    assert totals(engine).get("turns_identified:prefix", 0) == 0
-    assert totals(engine).get("pins:claimed", 0) == 0
-    engine.turn("c", [*context, 8], **about(1))
-    assert totals(engine)["turns_identified:prefix"] == 1
-    assert totals(engine)["pins:claimed"] == 1
+    for number, found in ((2, 0), (1, 1)):
+        engine.turn(f"b{number}", [*context, 6 + number], **about(number))
+        assert totals(engine).get("turns_identified:prefix", 0) == found
+        assert totals(engine).get("pins:claimed", 0) == found
 
 
 def test_nothing_is_pinned_for_pooling(make_engine):

@@ -1,88 +1,165 @@
-"""500 randomised schedules; `python -m bench wedge` plays as many as you like."""
+"""Any history of programs on vLLM's real scheduler: no wedge, no leak.
+
+`python -m bench wedge` plays as many randomised schedules as you like; hypothesis plays
+the same moves in any order, and shrinks what breaks. After each step all invariants
+hold; at the end every block comes back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from vllm.v1.request import RequestStatus
 
-import ttlcache.retention.reclaim
 from bench.stress.wedge import loading
+from bench.stress.wedge.alone import AloneSchedule
+from bench.stress.wedge.engine import ScheduleFailure
 from bench.stress.wedge.run import play, play_alone
+from bench.stress.wedge.schedule import Schedule
+from bench.stress.wedge.spec import random_engine
+from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.types import Urgency
-from ttlcache_connector.blocks import pinned as blocks
+from ttlcache_connector.blocks import pinned
 from ttlcache_connector.engine.request_view import is_loading
 from ttlcache_connector.role.engine_view import Prefills
 
 FIRST_SEED = 1_000_000
-
-
 #: Fifty schedules each; the first few for every commit.
 CHUNKS = [
     pytest.param(chunk, marks=pytest.mark.nightly if chunk >= 4 else ())
     for chunk in range(10)
 ]
-
-
-@pytest.mark.parametrize("chunk", CHUNKS)
-def test_no_wedge_no_leak_no_broken_invariant(chunk):
-    seeds = range(FIRST_SEED + 50 * chunk, FIRST_SEED + 50 * (chunk + 1))
-    failures = [o for o in map(play, seeds) if o.failure is not None]
-    assert not failures, "\n".join(f"seed {o.seed}: {o.failure}" for o in failures)
-
-
 #: Seeds in which loads wait for each other; rare since user priority goes first.
 LOADS_WAIT = (72, 327, 348)
 
 
 def failures(seeds: Iterable[int]) -> str:
-    found = [o.failure for o in map(play, seeds) if o.failure is not None]
-    return "\n".join(found)
+    outcomes = [outcome for outcome in map(play, seeds) if outcome.failure is not None]
+    return "\n".join(f"seed {each.seed}: {each.failure}" for each in outcomes)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_no_wedge_no_leak_no_broken_invariant(chunk):
+    first = FIRST_SEED + 50 * chunk
+    assert failures(range(first, first + 50)) == ""
+
+
+MOVES = (
+    *("new_program", "next_turn", "abort", "retry", "branch", "parallel_samples"),
+    *("jump", "end", "reset", "rewrite", "stream"),
+)
+
+
+class AnySchedule(RuleBasedStateMachine):
+    """Moves in any order, on any engine; every other one loads KV from elsewhere."""
+
+    loads_aborted = 0
+
+    @initialize(seed=st.integers(0, 10_000), loads=st.booleans())
+    def start(self, seed, loads):
+        self.schedule = Schedule(seed)
+        rng = self.schedule.rng
+        self.schedule.start(random_engine(rng, load_share=float(loads)))
+
+    @property
+    def engine(self):
+        return self.schedule.engine
+
+    def loading(self):
+        """Requests whose KV is on its way, or has arrived while they do not run."""
+        status = RequestStatus.WAITING_FOR_REMOTE_KVS
+        requests = self.engine.scheduler.requests
+        return sorted(rid for rid, r in requests.items() if r.status is status)
+
+    @rule(move=st.sampled_from(MOVES), steps=st.sampled_from([0, 1, 1, 2, 5]))
+    def do(self, move, steps):
+        getattr(self.schedule, move)()
+        self.schedule.steps(steps)
+
+    @precondition(lambda self: self.engine.elsewhere is not None)
+    @rule(pace=st.sampled_from([None, 0.0, 0.5, 1.0]), steps=st.sampled_from([0, 1, 2]))
+    def load_while_an_old_program_grows(self, pace, steps):
+        if pace is not None:
+            self.engine.elsewhere.pace = pace
+        self.schedule.pile_up()
+        self.schedule.steps(steps)
+
+    @precondition(lambda self: self.loading())
+    @rule(data=st.data(), steps=st.sampled_from([0, 1, 3]))
+    def abort_a_load(self, data, steps):
+        AnySchedule.loads_aborted += 1
+        self.engine.harness.abort(data.draw(st.sampled_from(self.loading())))
+        self.schedule.steps(steps)
+
+    def teardown(self):
+        if hasattr(self, "schedule"):
+            self.schedule.finish()
+
+
+ALL = settings(
+    max_examples=40,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_no_history_breaks_anything():
+    AnySchedule.loads_aborted = 0
+    run_state_machine_as_test(AnySchedule, settings=ALL)
+    assert AnySchedule.loads_aborted or not loading.VLLM_COPES
+
+
+def test_both_searches_find_a_leak(monkeypatch):
+    original = pinned.free_tail_first
+    monkeypatch.setattr(
+        pinned, "free_tail_first", lambda pool, blocks: original(pool, blocks[:-1])
+    )
+    assert "references, expected" in failures(range(10))
+    quick = settings(ALL, max_examples=5, phases=[Phase.generate])
+    with pytest.raises(ScheduleFailure, match=r"references|free"):
+        run_state_machine_as_test(AnySchedule, settings=quick)
 
 
 def test_the_search_finds_a_wedge(monkeypatch):
     """If pins did not give way when nothing runs, this suite would say so."""
-    original = ttlcache.retention.reclaim.Reclaimer.reclaim
+    original = Reclaimer.reclaim
 
     def stubborn(self, needed, urgency, *asker, **how):
         if urgency is Urgency.STALLED:
             return 0
         return original(self, needed, urgency, *asker, **how)
 
-    monkeypatch.setattr(ttlcache.retention.reclaim.Reclaimer, "reclaim", stubborn)
+    monkeypatch.setattr(Reclaimer, "reclaim", stubborn)
     assert "wedge" in failures(range(30))
 
 
 @pytest.mark.skipif(not loading.VLLM_COPES, reason="loads wedge this vLLM by itself")
 def test_the_search_finds_loads_that_wait_for_each_other(monkeypatch):
     """If those whose KV has arrived still counted as loading, it would say so."""
-
-    def any_load(self):
-        return any(map(is_loading, self))
-
-    monkeypatch.setattr(Prefills, "is_loading", any_load)
+    monkeypatch.setattr(Prefills, "is_loading", lambda self: any(map(is_loading, self)))
     assert "wedge" in failures(LOADS_WAIT)
-
-
-def test_the_search_finds_a_leak(monkeypatch):
-    original = blocks.free_tail_first
-    monkeypatch.setattr(
-        blocks, "free_tail_first", lambda pool, freed: original(pool, freed[:-1])
-    )
-    assert "references, expected" in failures(range(10))
 
 
 def test_what_is_left_out_is_played_without_us():
     """Whether vLLM copes is vLLM's; that nothing of ours is in there is not."""
-    from bench.stress.wedge.alone import AloneSchedule
-
     schedule = AloneSchedule(3)
     schedule.start(schedule.draw())
     scheduler = schedule.engine.scheduler
     assert type(scheduler).__module__.startswith("vllm.")
     assert type(scheduler.connector).__name__ == loading.BESIDE.removeprefix("Wedge")
-    assert scheduler.kv_cache_config.has_mamba_layers or (
-        len(scheduler.kv_cache_config.kv_cache_groups) > 1
-    )
+    config = scheduler.kv_cache_config
+    assert config.has_mamba_layers or len(config.kv_cache_groups) > 1
     outcomes = [play_alone(seed) for seed in range(12)]
     assert sum(outcome.steps for outcome in outcomes) > 100

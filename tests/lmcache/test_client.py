@@ -18,9 +18,7 @@ HINT = Hint(request_id="r", ttl_s=1.0)
 
 class Answer:
     def __init__(self) -> None:
-        self.is_there = False
-        self.success = True
-        self.error = "unknown method"
+        self.is_there, self.success, self.error = False, True, "unknown method"
 
     def query(self) -> bool:
         return self.is_there
@@ -35,6 +33,8 @@ class Server:
         self.answers: list[Answer] = []
         self.payloads: list[bytes] = []
         self.is_gone = False
+        self.clock = VirtualClock()
+        self.client = HintClient(self, self.clock.now_s)
 
     def server_module_call(self, request: Any) -> Answer:
         if self.is_gone:
@@ -44,46 +44,42 @@ class Server:
         self.answers.append(Answer())
         return self.answers[-1]
 
+    def fill(self) -> None:
+        """As many hints as may be under way, and no more."""
+        assert all(self.client.send([HINT]) for _ in range(MAX_IN_FLIGHT))
+        assert not self.client.send([HINT])
 
-def test_hints_arrive_as_they_were() -> None:
+
+def test_hints_arrive_as_they_were():
     server = Server()
-    client = HintClient(server)
-    assert client.send([HINT, Hint(request_id="s", is_last_step=True)])
+    assert server.client.send([HINT, Hint(request_id="s", is_last_step=True)])
     assert hints.decode(server.payloads[0])[0] == HINT
-    assert client.send([])
+    assert server.client.send([])
     assert len(server.payloads) == 1
 
 
-def test_a_silent_server_costs_hints_and_no_time() -> None:
+def test_a_silent_server_costs_hints_and_no_time():
     server = Server()
-    client = HintClient(server)
-    for _ in range(MAX_IN_FLIGHT):
-        assert client.send([HINT])
-    assert not client.send([HINT])
-    assert client.refusal is None
+    server.fill()
+    assert server.client.refusal is None
     for answer in server.answers:
         answer.is_there = True
     server.answers[3].success = False
-    assert client.send([HINT])
-    assert client.refusal == "unknown method"
+    assert server.client.send([HINT])
+    assert server.client.refusal == "unknown method"
 
 
-def test_answers_that_never_come_do_not_end_the_hints() -> None:
+def test_answers_that_never_come_do_not_end_the_hints():
     """A server that was restarted does not answer what the old one was told."""
-    server, clock = Server(), VirtualClock()
-    client = HintClient(server, clock.now_s)
-    for _ in range(MAX_IN_FLIGHT):
-        client.send([HINT])
-    clock.advance(ANSWER_TIMEOUT_S - 1.0)
-    assert not client.send([HINT])
-    clock.advance(1.0)
-    # All of them are given up: as many have room again.
-    assert all(client.send([HINT]) for _ in range(MAX_IN_FLIGHT))
-    assert not client.send([HINT])
+    server = Server()
+    server.fill()
+    server.clock.advance(ANSWER_TIMEOUT_S - 1.0)
+    assert not server.client.send([HINT])
+    server.clock.advance(1.0)
+    server.fill()  # all of them are given up: as many have room again
 
 
-def test_a_server_that_is_gone_raises_nothing() -> None:
+def test_a_server_that_is_gone_raises_nothing():
     server = Server()
     server.is_gone = True
-    client = HintClient(server)
-    assert not client.send([HINT])
+    assert not server.client.send([HINT])

@@ -26,10 +26,10 @@ LAYOUT = MemoryLayoutDesc([torch.Size([OBJECT_BYTES])], [torch.uint8])
 
 
 @pytest.mark.parametrize("has_l2", [True, False])
-def test_a_load_into_a_full_l1_finds_room(has_l2: bool) -> None:
+def test_a_load_into_a_full_l1_finds_room(has_l2):
     size = OBJECT_BYTES * OBJECTS
     l1 = L1Manager(L1ManagerConfig(L1MemoryManagerConfig(size, use_lazy=False)))
-    errors: list[str] = []
+    errors = []
 
     def used() -> float:
         held, total = l1.get_memory_usage()
@@ -38,15 +38,11 @@ def test_a_load_into_a_full_l1_finds_room(has_l2: bool) -> None:
     def delete(keys: list[Any]) -> int:
         return sum(each.name == "SUCCESS" for each in l1.delete(keys).values())
 
-    def on_error(hook: str, error: BaseException) -> None:
-        errors.append(f"{hook}: {error!r}")
+    def on_error(*error: Any) -> None:
+        errors.append(error)
 
-    tier = Tier(
-        load(ServerModuleConfig, {}, "test"),
-        VirtualClock(),
-        used,
-        l1.is_key_evictable,
-    )
+    config = load(ServerModuleConfig, {}, "test")
+    tier = Tier(config, VirtualClock(), used, l1.is_key_evictable)
     l1.register_listener(L1Events(tier, on_error))
     controller = SimpleNamespace(
         _eviction_policy=None, _listener=SimpleNamespace(_policy=None)
@@ -63,14 +59,11 @@ def test_a_load_into_a_full_l1_finds_room(has_l2: bool) -> None:
 
     def write(context: str, count: int) -> int:
         """How many objects found room, as a load from L2 asks for it."""
-        keys = [
-            ObjectKey(b"%s-%d" % (context.encode(), i), "m", 0) for i in range(count)
-        ]
-        hashes = [key.chunk_hash for key in keys]
+        hashes = [f"{context}-{number}".encode() for number in range(count)]
+        keys = [ObjectKey(each, "m", 0) for each in hashes]
         tier.lookup(context, "m", hashes, count)
-        temporary = [False] * count
         found = l1.reserve_write(
-            keys=keys, is_temporary=temporary, layout_desc=LAYOUT, tag="prefetch"
+            keys=keys, is_temporary=[False] * count, layout_desc=LAYOUT, tag="prefetch"
         )
         done = [key for key in keys if found[key][1] is not None]
         if done:

@@ -6,8 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -54,31 +53,20 @@ def until(found: Callable[[], Any]) -> Any:
 
 
 class Adapter:
-    """One thread for each kind of task, and a clock that stands still."""
+    """Tasks for it as LMCache submits them, and a clock that stands still.
 
-    def __init__(self, folder: Path, num_threads: int = 1) -> None:
+    The keys of a task count from `first`; it has as many as it has objects.
+    """
+
+    def __init__(self, folder, num_threads) -> None:
         self.clock = VirtualClock(1000.0)
-        params = {
-            "path": str(folder),
-            "disk_bytes": 1 << 20,
-            "num_threads": num_threads,
-        }
+        params = {"path": str(folder), "disk_bytes": 1 << 20}
+        params["num_threads"] = num_threads
         self.inner: Any = TTLL2Adapter(params, clock=self.clock)
         self._results: dict[int, Any] = {}
 
-    def store_all(self, objects: list[Object]) -> int:
-        keys = [key(number) for number in range(len(objects))]
-        return int(self.inner.submit_store_task(keys, objects))
-
-    def load_all(self, objects: list[Object]) -> list[bool]:
-        keys = [key(number) for number in range(len(objects))]
-        self.inner.submit_lookup_and_lock_task(keys, {})
-        task = self.inner.submit_load_task(keys, objects)
-        loaded = until(lambda: self.inner.query_load_result(task))
-        return [bool(loaded.test(number)) for number in range(len(keys))]
-
-    def store(self, number: int, each: Object) -> int:
-        return int(self.inner.submit_store_task([key(number)], [each]))
+    def store(self, *objects: Object, first: int = 0) -> int:
+        return int(self.inner.submit_store_task(keys(objects, first), list(objects)))
 
     def is_stored(self, task: int) -> bool:
         def found() -> Any:
@@ -87,47 +75,62 @@ class Adapter:
 
         return bool(until(found).is_successful())
 
-    def load(self, number: int, each: Object) -> int:
-        self.has(number)  # LMCache looks up, and so locks, what it loads
-        return int(self.inner.submit_load_task([key(number)], [each]))
+    def load(self, *objects: Object) -> int:
+        wanted = keys(objects)  # LMCache looks up, and so locks, what it loads
+        self.inner.submit_lookup_and_lock_task(wanted, {})
+        return int(self.inner.submit_load_task(wanted, list(objects)))
 
-    def is_loaded(self, task: int) -> bool:
-        return bool(until(lambda: self.inner.query_load_result(task)).test(0))
+    def loaded(self, task: int, count: int = 1) -> list[bool]:
+        result = until(lambda: self.inner.query_load_result(task))
+        return [bool(result.test(number)) for number in range(count)]
 
     def has(self, number: int) -> bool:
         task = self.inner.submit_lookup_and_lock_task([key(number)], {})
         return bool(self.inner.query_lookup_and_lock_result(task).test(0))
 
 
+def keys(objects, first: int = 0) -> list[ObjectKey]:
+    return [key(first + number) for number in range(len(objects))]
+
+
 @pytest.fixture
-def adapter(tmp_path: Path) -> Iterator[Adapter]:
-    made = Adapter(tmp_path)
-    yield made
-    made.inner.close()
+def make_adapter(tmp_path):
+    made = []
+
+    def make(num_threads: int) -> Adapter:
+        made.append(Adapter(tmp_path, num_threads))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.inner.close()
 
 
-def test_a_damaged_object_of_a_task_is_the_only_miss(tmp_path: Path) -> None:
-    adapter = Adapter(tmp_path, num_threads=4)
-    assert adapter.is_stored(adapter.store_all([Object(n) for n in range(9)]))
+@pytest.fixture
+def adapter(make_adapter):
+    """One thread for each kind of task."""
+    return make_adapter(1)
+
+
+def test_a_damaged_object_of_a_task_is_the_only_miss(make_adapter, tmp_path):
+    adapter = make_adapter(4)
+    assert adapter.is_stored(adapter.store(*map(Object, range(9))))
     damaged = object_file.path_of(tmp_path, encode_key(key(4)))
     raw = bytearray(damaged.read_bytes())
     raw[-SIZE // 2] ^= 1
     damaged.write_bytes(raw)
     targets = [Object(255) for _ in range(9)]
-    found = adapter.load_all(targets)
+    found = adapter.loaded(adapter.load(*targets), 9)
     assert found == [number != 4 for number in range(9)]
     for number, target in enumerate(targets):
         assert number == 4 or target.buffer == Object(number).buffer
     counts = adapter.inner.report_status()["counts"]
     assert (counts["disk_hits"], counts["corrupt"]) == (8, 1)
     assert not adapter.has(4)
-    adapter.inner.close()
 
 
-def test_a_task_that_the_disk_refuses_in_part_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adapter = Adapter(tmp_path, num_threads=4)
+def test_a_task_that_the_disk_refuses_in_part_failed(make_adapter, monkeypatch):
+    adapter = make_adapter(4)
     real, refused = os.writev, itertools.count()
 
     def sometimes(fd: int, buffers: Any) -> int:
@@ -136,51 +139,45 @@ def test_a_task_that_the_disk_refuses_in_part_failed(
         return real(fd, buffers)
 
     monkeypatch.setattr(os, "writev", sometimes)
-    assert not adapter.is_stored(adapter.store_all([Object(n) for n in range(9)]))
+    assert not adapter.is_stored(adapter.store(*map(Object, range(9))))
     assert sum(adapter.has(number) for number in range(9)) == 8
     assert adapter.inner.report_status()["counts"]["write_errors"] == 1
-    adapter.inner.close()
 
 
-def test_tasks_of_nothing_are_answered(adapter: Adapter) -> None:
-    assert adapter.is_stored(adapter.store_all([]))
-    assert adapter.load_all([]) == []
+def test_tasks_of_nothing_are_answered(adapter):
+    assert adapter.is_stored(adapter.store())
+    assert adapter.loaded(adapter.load(), 0) == []
 
 
-def test_a_load_does_not_wait_for_stores(adapter: Adapter) -> None:
-    assert adapter.is_stored(adapter.store(0, Object(7)))
+def test_a_load_does_not_wait_for_stores(adapter):
+    assert adapter.is_stored(adapter.store(Object(7)))
     disk_moves, target = threading.Event(), Object(0)
     try:
-        adapter.store(1, Object(1, disk_moves))
-        adapter.store(2, Object(2))
-        assert adapter.is_loaded(adapter.load(0, target))
+        adapter.store(Object(1, disk_moves), first=1)
+        adapter.store(Object(2), first=2)
+        assert adapter.loaded(adapter.load(target)) == [True]
     finally:
         disk_moves.set()
     assert target.buffer == Object(7).buffer
 
 
-def test_a_store_that_waited_too_long_reads_nothing(adapter: Adapter) -> None:
+def test_a_store_that_waited_too_long_reads_nothing(adapter):
     """LMCache's lock on the memory may have run out: another context's KV is there."""
     disk_moves, late = threading.Event(), Object(2)
-    first = adapter.store(1, Object(1, disk_moves))
-    second = adapter.store(2, late)
+    tasks = [adapter.store(Object(1, disk_moves)), adapter.store(late, first=1)]
     adapter.clock.advance(MAX_WAIT_S + 1.0)
-    in_time = adapter.store(3, Object(3))
+    tasks.append(adapter.store(Object(3), first=2))
     disk_moves.set()
-    assert adapter.is_stored(first)
-    assert not adapter.is_stored(second)
-    assert adapter.is_stored(in_time)
+    assert [adapter.is_stored(task) for task in tasks] == [True, False, True]
     assert not late.is_touched
-    assert [adapter.has(number) for number in (1, 2, 3)] == [True, False, True]
+    assert [adapter.has(number) for number in range(3)] == [True, False, True]
 
 
-def test_a_load_that_waited_too_long_writes_nothing(adapter: Adapter) -> None:
-    assert adapter.is_stored(adapter.store(0, Object(7)))
+def test_a_load_that_waited_too_long_writes_nothing(adapter):
+    assert adapter.is_stored(adapter.store(Object(7)))
     disk_moves, late = threading.Event(), Object(0)
-    first = adapter.load(0, Object(0, disk_moves))
-    second = adapter.load(0, late)
+    tasks = [adapter.load(Object(0, disk_moves)), adapter.load(late)]
     adapter.clock.advance(MAX_WAIT_S + 1.0)
     disk_moves.set()
-    assert adapter.is_loaded(first)
-    assert not adapter.is_loaded(second)
+    assert [adapter.loaded(task) for task in tasks] == [[True], [False]]
     assert not late.is_touched

@@ -16,7 +16,6 @@ from lmcache.v1.multiprocess.token_hasher import TokenHasher
 
 from tests.lmcache.test_tier import Key, World
 from ttlcache_lmcache.adapters.listeners import RequestEvents
-from ttlcache_lmcache.hints import Hint
 
 CHUNK = 4
 
@@ -29,7 +28,9 @@ class Server:
         self.errors: list[BaseException] = []
         self.sessions = SessionManager(TokenHasher(CHUNK), cleanup_interval=None)
         self.bus = EventBus(EventBusConfig(enabled=True))
-        events = RequestEvents(self.world.tier, self.salt_of, self._on_error)
+        events = RequestEvents(
+            self.world.tier, self.salt_of, lambda _, error: self.errors.append(error)
+        )
         events.subscribe(self.bus, self.sessions.destroy_listeners)
 
     def salt_of(self, request_id: str) -> str | None:
@@ -37,65 +38,68 @@ class Server:
         key = session.lookup_ipc_key if session is not None else None
         return None if key is None else key.cache_salt
 
-    def _on_error(self, _hook: str, error: BaseException) -> None:
-        self.errors.append(error)
-
     def tell(self, kind: EventType, request_id: str, **metadata: Any) -> None:
         event = Event(event_type=kind, session_id=request_id, metadata=metadata)
         for handler in self.bus._subscribers[kind]:
             handler(event)
 
+    def end(self, request_id: str) -> None:
+        self.tell(EventType.MP_REQUEST_END, request_id)
+
     def lookup(self, request_id: str) -> None:
-        hashes = [b"a", b"ab"]
-        self.tell(
-            EventType.MP_LOOKUP,
-            request_id,
-            model_name="m",
-            chunk_hashes=hashes,
-            seq_len=2 * CHUNK,
-        )
+        about = {"model_name": "m", "chunk_hashes": [b"a", b"ab"]}
+        self.tell(EventType.MP_LOOKUP, request_id, seq_len=2 * CHUNK, **about)
+
+    def begin(self, request_id: str) -> None:
+        """A session, and the lookup that it belongs to."""
+        session = self.sessions.get_or_create(request_id)
+        session.begin_lookup(key(request_id), (0,))
+        self.lookup(request_id)
 
     def spaces(self) -> list[str]:
         return [each.chain[0][0] for each in self.world.tier._book.programs()]
 
-
-def key(request_id: str, salt: str, worker: int | None = None) -> IPCCacheServerKey:
-    return IPCCacheServerKey(
-        "m", 1, worker, tuple(range(2 * CHUNK)), 0, 2 * CHUNK, request_id, salt
-    )
+    def running(self) -> Any:
+        return self.world.tier.status()["programs_running"]
 
 
-def test_a_lookups_salt_is_its_sessions() -> None:
-    server = Server()
-    server.sessions.get_or_create("r1").begin_lookup(key("r1", "x"), (0,))
-    server.lookup("r1")
+def key(request_id: str, worker: int | None = None) -> IPCCacheServerKey:
+    tokens = tuple(range(2 * CHUNK))
+    return IPCCacheServerKey("m", 1, worker, tokens, 0, 2 * CHUNK, request_id, "x")
+
+
+@pytest.fixture
+def server():
+    made = Server()
+    yield made
+    assert made.errors == []
+
+
+def test_a_lookups_salt_is_its_sessions(server):
+    server.begin("r1")
     assert server.spaces() == ["m@x"]
-    assert server.errors == []
 
 
-def test_a_lookup_that_is_ahead_of_its_session_waits_for_its_salt() -> None:
-    server = Server()
+def test_a_lookup_that_is_ahead_of_its_session_waits_for_its_salt(server):
     server.lookup("r1")
     assert server.spaces() == []
     server.tell(EventType.MP_LOOKUP_PREFETCH_END, "r1", cache_salt="x")
     assert server.spaces() == ["m@x"]
     # One that is over before anybody said its salt is not waited for.
     server.lookup("r2")
-    server.tell(EventType.MP_REQUEST_END, "r2")
+    server.end("r2")
     server.tell(EventType.MP_LOOKUP_PREFETCH_END, "r2", cache_salt="x")
     assert server.spaces() == ["m@x"]
-    assert server.errors == []
 
 
 @pytest.mark.parametrize("looked_up", [False, True])
-def test_a_session_that_only_stored_is_a_turn(looked_up: bool) -> None:
+def test_a_session_that_only_stored_is_a_turn(server, looked_up):
     """LMCache notes a store's key where a lookup's would be."""
-    server = Server()
     session = server.sessions.get_or_create("r1")
     session.set_tokens(list(range(2 * CHUNK)))
     if looked_up:
-        session.begin_lookup(key("r1", "x"), (0,))
-    session.lookup_ipc_key = key("r1", "x", worker=0).no_worker_id_version()
+        session.begin_lookup(key("r1"), (0,))
+    session.lookup_ipc_key = key("r1", worker=0).no_worker_id_version()
     hashes = [TokenHasher.hash_to_bytes(each) for each in session.get_hashes(0)]
     tier = server.world.tier
     objects = [Key(each, cache_salt="x") for each in hashes]
@@ -103,42 +107,33 @@ def test_a_session_that_only_stored_is_a_turn(looked_up: bool) -> None:
     tier.written(objects)
     server.sessions.remove("r1")
     assert server.spaces() == ([] if looked_up else ["m@x"])
-    assert server.errors == []
 
 
-def test_requests_of_an_engine_that_died_end_with_their_sessions() -> None:
+def test_requests_of_an_engine_that_died_end_with_their_sessions(server):
     """LMCache clears the sessions away, and its bus says nothing."""
-    server = Server()
-    for request in ("r1", "r2"):
-        server.sessions.get_or_create(request).begin_lookup(key(request, "x"), (0,))
-        server.lookup(request)
+    server.begin("r1")
+    server.begin("r2")
     server.sessions.remove("r1")
     server.world.clock.advance(6.0)
-    assert server.world.tier.status()["programs_running"] == 1
+    assert server.running() == 1
     # The engine of the other one lives: only its bus is late.
     server.sessions.remove("r2")
-    assert server.world.tier.status()["programs_running"] == 1
-    server.tell(EventType.MP_REQUEST_END, "r2")
-    assert server.world.tier.status()["programs_running"] == 0
-    assert server.errors == []
+    assert server.running() == 1
+    server.end("r2")
+    assert server.running() == 0
 
 
 @pytest.mark.parametrize("is_over", [None, False, True])
-def test_a_request_that_outlives_its_session_is_over_when_it_says_so(
-    is_over: bool | None,
-) -> None:
+def test_a_request_that_outlives_its_session_is_over_when_it_says_so(server, is_over):
     """LMCache clears sessions away after ten minutes; and maybe there is a hint."""
-    server = Server()
-    server.sessions.get_or_create("r1").begin_lookup(key("r1", "x"), (0,))
-    server.lookup("r1")
+    server.begin("r1")
     server.sessions.remove("r1")
     server.world.clock.advance(6.0)
-    server.world.tier.status()  # time passes when it is asked
+    server.running()  # time passes when it is asked
     server.world.clock.advance(100.0)
     if is_over is not None:
-        server.world.tier.hint(Hint(request_id="r1", ttl_s=30.0, is_over=is_over))
-    server.tell(EventType.MP_REQUEST_END, "r1")
+        server.world.hint("r1", ttl_s=30.0, is_over=is_over)
+    server.end("r1")
     (shown,) = server.world.tier.recent_turns()
     expected = 0.0 if is_over is None else 30.0
     assert shown["left_s"] == shown["ttl_s"] == expected
-    assert server.errors == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from typing import Any
@@ -9,85 +10,80 @@ from typing import Any
 import pytest
 
 from tests.curves import kaplan_meier
-from tests.lmcache.test_tier import Key
-from ttlcache.clock import VirtualClock
+from tests.lmcache.test_tier import Key, World, hashes_of
 from ttlcache_lmcache.adapters.store_gate import StoreGate
-from ttlcache_lmcache.config import ServerModuleConfig, load
-from ttlcache_lmcache.hints import Hint
-from ttlcache_lmcache.retention.l1_tier import Tier
 from ttlcache_lmcache.retention.return_estimator import ReturnCurve
 
 
-class L1:
-    """An L1 of `capacity` objects behind the gate; contexts are one chunk a letter."""
+class L1(World):
+    """Of `capacity` objects, behind the gate."""
 
-    def __init__(self, capacity: int, *, has_l2: bool = False, **config: Any) -> None:
-        self.clock = VirtualClock(1000.0)
+    def __init__(self, capacity: int, *, has_l2: bool = False) -> None:
+        super().__init__()
         self.capacity = capacity
-        self.keys: dict[Key, None] = {}
         self.locked: set[Key] = set()
         self.errors: list[str] = []
-        self.tier = Tier(
-            load(ServerModuleConfig, config, "test"),
-            self.clock,
-            lambda: len(self.keys) / capacity,
-            lambda key: key in self.keys and key not in self.locked,
-        )
         self.gate = StoreGate(
             self.tier,
             self.delete,
             lambda: has_l2,
             lambda hook, _error: self.errors.append(hook),
         )
-        self._numbers = iter(range(1_000_000))
+        self._numbers = itertools.count()
+
+    def used(self) -> int:
+        return len(self.l1)
+
+    def usage(self) -> float:
+        return self.used() / self.capacity
+
+    def is_evictable(self, key: Key) -> bool:
+        return key in self.l1 and key not in self.locked
 
     def store(self, keys: list[Key]) -> dict[Key, int]:
         return self.gate.store(keys, self.reserve)
 
     def reserve(self, keys: list[Key]) -> dict[Key, int]:
         """As LMCache: all new ones, or none where they do not fit."""
-        new = [key for key in keys if key not in self.keys]
-        if len(self.keys) + len(new) > self.capacity:
+        before = dict(self.l1)
+        new = [key for key in keys if key not in before]
+        self.l1.update(dict.fromkeys(new))
+        if self.used() > self.capacity:
+            self.l1 = before
             return {}
-        self.keys.update(dict.fromkeys(new))
         self.tier.reserved(new)
         self.tier.written(new)
         return dict.fromkeys(new, 1)
 
-    def delete(self, keys: list[Key]) -> int:
-        for key in keys:
-            del self.keys[key]
-        self.tier.deleted(keys)
-        return len(keys)
-
-    def chain(self, context: str) -> list[Key]:
-        return [Key(context[:end].encode()) for end in range(1, len(context) + 1)]
-
-    def begin(self, context: str) -> tuple[str, int]:
+    def look_up(self, context: str) -> tuple[str, int]:
         """A request; how many of its chunks L1 has."""
-        chain, request = self.chain(context), f"r{next(self._numbers)}"
-        hashes = [key.chunk_hash for key in chain]
-        hits = next((i for i, k in enumerate(chain) if k not in self.keys), len(chain))
-        self.tier.lookup(request, "m", hashes, len(context))
+        keys, request = self.keys(context), f"r{next(self._numbers)}"
+        hits = next((i for i, k in enumerate(keys) if k not in self.l1), len(keys))
+        self.begin(request, context)
         return request, hits
 
-    def turn(self, context: str, output: str = "", took_s: float = 0.1) -> int:
-        request, hits = self.begin(context)
+    def serve(
+        self, context: str, output: str = "", took_s: float = 0.1, **hint: Any
+    ) -> int:
+        """A turn; its hits."""
+        request, hits = self.look_up(context)
         self.clock.advance(took_s)
-        chain = self.chain(context + output)
-        self.store(chain[hits:])
-        self.tier.context(chain)
+        keys = self.keys(context + output)
+        self.store(keys[hits:])
+        self.tier.context(keys)
+        if hint:
+            self.hint(request, **hint)
         self.tier.ended(request)
         return hits
 
     def held(self) -> set[str]:
-        return {key.chunk_hash.decode() for key in self.keys}
+        return {key.chunk_hash.decode() for key in self.l1}
 
 
 # worth
 
 
-def test_the_worth_of_waiting_is_the_discounted_return() -> None:
+def test_the_worth_of_waiting_is_the_discounted_return():
     """Against the sum written out, on random gaps of which some never ended."""
     rng = random.Random(1)
     gaps = [rng.expovariate(0.5) for _ in range(200)]
@@ -105,14 +101,14 @@ def test_the_worth_of_waiting_is_the_discounted_return() -> None:
         assert drawn.after(waited_s) == pytest.approx(expected / curve.at(waited_s))
 
 
-def test_long_silence_is_worth_nothing_and_overflows_nothing() -> None:
+def test_long_silence_is_worth_nothing_and_overflows_nothing():
     drawn = ReturnCurve(kaplan_meier([1.0, 2.0, 3000.0], [True, True, True]), 0.01)
     assert drawn.after(0.0) < 1e-40
     assert drawn.after(2999.999) == pytest.approx(math.exp(-0.1))
     assert drawn.after(3000.0) == drawn.after(1e9) == 0.0
 
 
-def test_a_long_curve_is_thinned_and_still_right() -> None:
+def test_a_long_curve_is_thinned_and_still_right():
     gaps = [0.001 * i for i in range(1, 20_001)]
     drawn = ReturnCurve(kaplan_meier(gaps, [True] * len(gaps)), 10.0)
     # T uniform on (0, 20]: E[exp(-T / 10)] = (1 - exp(-2)) / 2.
@@ -122,147 +118,96 @@ def test_a_long_curve_is_thinned_and_still_right() -> None:
 # admission
 
 
-def test_l1_may_be_full_to_the_last_object() -> None:
-    l1 = L1(4)
-    l1.turn("ab")
-    l1.turn("xy")
-    assert l1.held() == {"a", "ab", "x", "xy"}
-
-
-def test_contexts_that_take_turns_do_not_push_each_other_out() -> None:
+def test_contexts_that_take_turns_do_not_push_each_other_out():
     l1 = L1(8)
-    contexts = {name: name + "." * 3 for name in "abcd"}  # 16 chunks, places for 8
     hits = [0, 0, 0]
     for round_ in range(30):
-        for name in contexts:
-            hits[round_ // 10] += l1.turn(contexts[name])
+        for name in "abcd":  # 16 chunks, places for 8
+            hits[round_ // 10] += l1.serve(name + "...")
             l1.clock.advance(1.0)
     # Last use would hit nothing at all: each is gone just before it is wanted.
     assert hits[2] >= 0.4 * 10 * 16
-    assert len(l1.keys) <= 8
+    assert len(l1.l1) <= 8
 
 
-def test_what_never_returns_gives_way_though_nobody_says_that_it_ended() -> None:
+def test_what_never_returns_gives_way_though_nobody_says_that_it_ended():
     l1 = L1(12)
     for program in range(30):
         context = chr(0x100 + program) + "..."
         for _ in range(6):
-            hits = l1.turn(context)
+            hits = l1.serve(context)
             l1.clock.advance(0.5)
         assert program < 3 or hits == 4, program
 
 
-def test_a_finished_program_gives_way_at_once() -> None:
+def test_a_finished_program_gives_way_at_once():
     l1 = L1(4)
-    l1.turn("ab")
-    request, _ = l1.begin("xy")
-    l1.store(l1.chain("xy"))
-    l1.tier.hint(Hint(request_id=request, is_last_step=True))
-    l1.tier.ended(request)
-    l1.turn("pq")
+    l1.serve("ab")
+    l1.serve("xy", is_last_step=True)
+    assert l1.held() == {"a", "ab", "x", "xy"}  # full to the last object
+    l1.serve("pq")
     assert l1.held() == {"a", "ab", "p", "pq"}
 
 
-def test_a_clients_ttl_outlasts_everybody() -> None:
+def test_a_clients_ttl_outlasts_everybody():
     l1 = L1(4)
-    request, _ = l1.begin("abcd")
-    l1.store(l1.chain("abcd"))
-    l1.tier.hint(Hint(request_id=request, ttl_s=50.0))
-    l1.tier.ended(request)
+    l1.serve("abcd", ttl_s=50.0)
     for _ in range(5):
-        assert l1.turn("xy") == 0
+        assert l1.serve("xy") == 0
         l1.clock.advance(1.0)
     assert l1.held() == {"a", "ab", "abc", "abcd"}
     l1.clock.advance(60.0)
-    l1.turn("xy")
+    l1.serve("xy")
     assert l1.held() == {"a", "ab", "x", "xy"}  # the tail went
 
 
-def test_what_is_locked_stays_and_the_store_takes_what_fits() -> None:
+def test_what_is_locked_stays_and_the_store_takes_what_fits():
     l1 = L1(4)
-    l1.turn("abcd")
-    l1.tier.hint(Hint(request_id="r0", is_last_step=True))
-    l1.locked = set(l1.chain("abc"))
-    l1.turn("xyz")
+    l1.serve("abcd", is_last_step=True)
+    l1.locked = set(l1.keys("abc"))
+    l1.serve("xyz")
     assert l1.held() == {"a", "ab", "abc", "x"}
 
 
-def test_after_a_refusal_nothing_behind_it_is_taken_in_this_turn() -> None:
+def test_after_a_refusal_nothing_behind_it_is_taken_in_this_turn():
     l1 = L1(4)
-    request, _ = l1.begin("abcd")
-    l1.store(l1.chain("abcd"))
-    l1.tier.hint(Hint(request_id=request, ttl_s=50.0))
+    l1.serve("abcd", ttl_s=50.0)
+    request, _ = l1.look_up("xyz")
+    assert l1.store(l1.keys("xy")) == {}
+    l1.delete(l1.keys("abcd")[3:])  # one place is free, and "xyz" alone is no use
+    assert list(l1.store(l1.keys("xyz")[1:])) == []
     l1.tier.ended(request)
-    request, _ = l1.begin("xyz")
-    assert l1.store(l1.chain("xy")) == {}
-    l1.delete(l1.chain("abcd")[3:])  # one place is free, and "xyz" alone is no use
-    assert list(l1.store(l1.chain("xyz")[1:])) == []
-    l1.tier.ended(request)
-    request, _ = l1.begin("xyz")
-    assert list(l1.store(l1.chain("xyz"))) == l1.chain("x")
+    l1.look_up("xyz")
+    assert list(l1.store(l1.keys("xyz"))) == l1.keys("x")
 
 
-def test_with_l2_nothing_is_refused() -> None:
-    l1 = L1(4, has_l2=True)
-    request, _ = l1.begin("abcd")
-    l1.store(l1.chain("abcd"))
-    l1.tier.hint(Hint(request_id=request, ttl_s=50.0))
-    l1.tier.ended(request)
-    l1.turn("xy")
-    assert l1.held() == {"a", "ab", "x", "xy"}
-
-
-def test_a_load_from_l2_finds_room_however_full_l1_is() -> None:
-    for has_l2 in (True, False):  # without L2 nothing is loaded
-        l1 = L1(4, has_l2=has_l2)
-        l1.turn("abcd")
-        l1.begin("xyz")
-        l1.gate.make_room(l1.chain("xyz"))
-        assert len(l1.reserve(l1.chain("xyz"))) == (3 if has_l2 else 0)
-        assert l1.errors == []
-
-
-def test_a_gate_that_fails_lets_the_store_through() -> None:
+def test_a_gate_that_fails_lets_the_store_through():
     l1 = L1(4)
-    l1.tier.admit = lambda *_: 1 / 0  # type: ignore[method-assign]
-    assert len(l1.store(l1.chain("ab"))) == 2
+    l1.tier.admit = lambda *_: 1 / 0
+    assert len(l1.store(l1.keys("ab"))) == 2
     assert l1.errors == ["admission"]
 
 
-def test_memory_in_pieces_costs_the_tail_only() -> None:
+def test_memory_in_pieces_costs_the_tail_only():
     """L1 says that there is room, but LMCache cannot allocate so much at once."""
     l1 = L1(100)
-    l1.turn("a")
+    l1.serve("a")
     real = l1.reserve
-    l1.reserve = lambda keys: {} if len(keys) > 2 else real(keys)  # type: ignore[method-assign]
-    assert list(l1.store(l1.chain("vwxyz"))) == l1.chain("vw")
+    l1.reserve = lambda keys: {} if len(keys) > 2 else real(keys)
+    assert list(l1.store(l1.keys("vwxyz"))) == l1.keys("vw")
     assert l1.held() == {"a", "v", "vw"}
 
 
 class TwoSizes(L1):
     """Objects of the model "big" take 40 times as much as those of "m"."""
 
-    def __init__(self, capacity: int, **config: Any) -> None:
-        super().__init__(capacity, **config)
-        self.tier._usage = lambda: self.used() / capacity
-
     def used(self) -> int:
-        return sum(40 if key.model_name == "big" else 1 for key in self.keys)
-
-    def reserve(self, keys: list[Key]) -> dict[Key, int]:
-        before = dict(self.keys)
-        self.keys.update(dict.fromkeys(keys))
-        fits, self.keys = self.used() <= self.capacity, before
-        real, self.capacity = self.capacity, len(before) + len(keys)
-        found = super().reserve(keys) if fits else {}
-        self.capacity = real
-        return found
+        return sum(40 if key.model_name == "big" else 1 for key in self.l1)
 
     def store_big(self, context: str) -> int:
-        chain = [Key(key.chunk_hash, "big") for key in self.chain(context)]
-        hashes = [key.chunk_hash for key in chain]
+        hashes = hashes_of(context)
         self.tier.lookup(context, "big", hashes, len(context))
-        stored = self.store(chain)
+        stored = self.store([Key(chunk, "big") for chunk in hashes])
         self.tier.context(list(stored))
         self.tier.ended(context)
         self.clock.advance(1.0)
@@ -270,12 +215,11 @@ class TwoSizes(L1):
 
 
 @pytest.mark.parametrize("has_l2", [False, True])
-def test_large_objects_find_room_behind_small_ones(has_l2: bool) -> None:
+def test_large_objects_find_room_behind_small_ones(has_l2):
     """A few small ones fewer leave room for none of the large ones."""
     l1 = TwoSizes(1000, has_l2=has_l2)
     for index in range(130):
-        l1.turn(chr(0x100 + index) * 8)
-        l1.tier.hint(Hint(request_id=f"r{index}", is_last_step=True))
+        l1.serve(chr(0x100 + index) * 8, is_last_step=True)
     assert l1.used() > 990
     stored = [l1.store_big(chr(0x400 + index) * 2) for index in range(5)]
     assert stored == [2] * 5
@@ -283,19 +227,16 @@ def test_large_objects_find_room_behind_small_ones(has_l2: bool) -> None:
     assert l1.errors == []
 
 
-def test_what_is_worth_more_does_not_leave_for_large_objects() -> None:
+def test_what_is_worth_more_does_not_leave_for_large_objects():
     l1 = TwoSizes(1000)
-    l1.turn("a" * 995)
-    l1.tier.hint(Hint(request_id="r0", ttl_s=50.0))
+    l1.serve("a" * 995, ttl_s=50.0)
     assert l1.store_big("xy") == 0
-    assert len(l1.keys) == 995
+    assert len(l1.l1) == 995
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("has_l2", [False, True])
-def test_the_budget_holds_and_no_prefix_is_missing_a_chunk(
-    seed: int, has_l2: bool
-) -> None:
+def test_the_budget_holds_and_no_prefix_is_missing_a_chunk(seed, has_l2):
     rng = random.Random(seed)
     l1 = L1(20, has_l2=has_l2)
     contexts = [rng.choice("st") + chr(0x100 + i) for i in range(8)]
@@ -304,12 +245,12 @@ def test_the_budget_holds_and_no_prefix_is_missing_a_chunk(
         if len(contexts[which]) > 10:
             contexts[which] = "s" + chr(0x200 + rng.randrange(1000))
         contexts[which] += rng.choice(["", "p", "pq"])
-        l1.turn(contexts[which], rng.choice(["", "o"]), rng.random())
+        l1.serve(contexts[which], rng.choice(["", "o"]), rng.random())
         l1.clock.advance(rng.expovariate(1.0))
-        assert len(l1.keys) <= 20
-        held = l1.held()
+        assert len(l1.l1) <= 20
         if has_l2:
             continue  # the store of an unknown may take what lies before it
+        held = l1.held()
         # An old answer that did not come back is nobody's, and goes a little later.
         orphans = [key for key in held if len(key) > 1 and key[:-1] not in held]
         assert not any(l1.tier._book.holders(("m", key.encode())) for key in orphans)

@@ -31,7 +31,6 @@ SERVICE_S = 1.0
 @dataclass(slots=True)
 class Agent:
     chain: list[Key]
-    turn: int = 0
     request: str = ""
 
 
@@ -48,13 +47,8 @@ class TierLoad:
         self.capacity = programs * 8
         self.l1: dict[Key, None] = {}
         self.has_l2 = has_l2
-        config = {"max_programs": 100_000}
-        self.tier = Tier(
-            load(ServerModuleConfig, config, "load"),
-            self.clock,
-            self.used,
-            lambda _key: True,
-        )
+        config = load(ServerModuleConfig, {"max_programs": 100_000}, "load")
+        self.tier = Tier(config, self.clock, self.used, lambda _key: True)
         self.cpu_s: dict[str, list[float]] = defaultdict(list)
         self.hits = self.wanted = 0
         self._numbers = 0
@@ -141,7 +135,6 @@ class TierLoad:
         self.timed("deleted", self.tier.deleted, keys)
 
     def end(self, agent: Agent) -> None:
-        agent.turn += 1
         output = len(agent.chain)
         self.grow(agent, self.rng.choice((1, 1, 2)))
         self.store(agent.chain[output:])

@@ -1,0 +1,248 @@
+"""A worker's loads: when they begin, how long a step waits, where they came from."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
+
+from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPWorkerMetadata
+from lmcache.v1.multiprocess.futures import MessagingFuture
+
+from tests.connector.conftest import fails
+from tests.connector.injection import InjectedError
+from ttlcache.clock import VirtualClock
+from ttlcache_connector import connector as connector_module
+from ttlcache_connector.connector import TTLConnector
+from ttlcache_connector.tiers.base import Reload, TierMetadata
+from ttlcache_connector.tiers.lmcache.client import SOURCE_TIMEOUT_S, LoadSources
+from ttlcache_connector.tiers.lmcache.reports import WorkerReport, load_times
+from ttlcache_connector.tiers.lmcache.worker import MAX_WAIT_S, LMCacheWorkerTier
+
+# --- when copies begin: before the step's forward pass, where that is right ----------
+
+
+class Half(LMCacheWorkerTier):
+    """Our order of calls around LMCache's, which are written down."""
+
+    def __init__(self, *, loads_early=True):
+        self.done = []
+        self._inner = SimpleNamespace(
+            handle_preemptions=lambda _: self.done.append("flush")
+        )
+        self._loads_early = loads_early
+        self._loaded = self._stored = None
+        self.on_load = lambda: None
+
+    def _load(self, metadata):
+        self.done.append("load")
+        self.on_load()
+
+    def _save(self, metadata):
+        self.done.append("save")
+
+
+def orders(*, is_past=True):
+    return TierMetadata(inner=object(), is_past=is_past)
+
+
+@pytest.mark.parametrize(
+    ("loads_early", "is_past", "is_alone", "order"),
+    [
+        (True, True, True, ["flush", "load", "save", "forward"]),
+        # What this step computes is stored after it.
+        (True, False, True, ["flush", "load", "forward", "save"]),
+        # Where new blocks are zeroed, loads come after that.
+        (False, True, True, ["flush", "save", "forward", "load"]),
+        # Beside another connector loads come after its flush.
+        (True, True, False, ["flush", "save", "forward", "load"]),
+    ],
+)
+def test_copies_begin_once_and_as_early_as_is_right(
+    loads_early, is_past, is_alone, order
+):
+    half = Half(loads_early=loads_early)
+    for _ in range(2):
+        half.done.clear()
+        metadata = orders(is_past=is_past)
+        half.before_forward(metadata, is_alone=is_alone)
+        half.done.append("forward")
+        half.load(metadata)
+        half.save(metadata)
+        assert half.done == order
+
+
+def test_a_load_that_fails_keeps_no_store():
+    half = Half()
+    half.on_load = fails
+    with pytest.raises(InjectedError):
+        half.before_forward(orders(), is_alone=True)
+    assert half.done == ["flush", "load", "save"]
+
+
+def test_a_vllm_that_does_not_announce_its_steps_loses_nothing():
+    half, metadata = Half(), orders()
+    half.load(metadata)
+    half.save(metadata)
+    assert half.done == ["load", "save"]
+
+
+@pytest.mark.parametrize("group", ["none", "ours", "another"])
+def test_the_connector_says_whether_it_is_alone(monkeypatch, group):
+    told = []
+    ours = TTLConnector.__new__(TTLConnector)
+    ours.worker_role = SimpleNamespace(
+        before_forward=lambda metadata, is_alone: told.append(is_alone)
+    )
+    found = {"none": None, "ours": ours, "another": object()}[group]
+    for name, answer in (("has", group != "none"), ("get", found)):
+        monkeypatch.setattr(
+            connector_module, f"{name}_kv_transfer_group", lambda answer=answer: answer
+        )
+    ours.handle_preemptions(TierMetadata())
+    assert told == [group != "another"]
+
+
+# --- loads that end right after they were asked for: a worker waits a little ---------
+
+
+class Load(MessagingFuture[bool]):
+    """Ends after some seconds of being waited for; the clock is virtual."""
+
+    def __init__(self, clock, needs_s):
+        super().__init__()
+        self._clock = clock
+        self._needs_s = needs_s
+
+    def wait(self, timeout=None):
+        took_s = min(timeout, self._needs_s)
+        self._clock.advance(took_s)
+        self._needs_s -= took_s
+        if self._needs_s <= 1e-12:
+            self.set_result(True)
+        return self.query()
+
+
+class Worker(LMCacheWorkerTier):
+    """What `poll` does around LMCache's adapter."""
+
+    def __init__(self, needs_s):
+        self.clock = VirtualClock()
+        self._now_s = self.clock.now_s
+        self.loads = {n: (Load(self.clock, s), []) for n, s in enumerate(needs_s)}
+        self._adapter = SimpleNamespace(
+            retrieve_futures=self.loads, store_futures={}, transfer_ctx=None
+        )
+        self._inner = SimpleNamespace(
+            get_transfer_results=self._results, get_block_ids_with_load_errors=set
+        )
+        self._since_s = dict.fromkeys(self.loads, 0.0)
+        self._waited_s = {}
+
+    def _results(self, finished_ids):
+        ended = {name for name, (future, _) in self.loads.items() if future.query()}
+        for name in ended:
+            del self.loads[name]
+        return SimpleNamespace(finished_recving=ended, failed_recving=set())
+
+
+@pytest.mark.parametrize(
+    ("needs", "steps", "waited", "ended"),
+    [
+        ([], 1, 0.0, set()),
+        ([1 / 2, 1 / 4], 1, 3 / 4, {0, 1}),  # about to end: it costs no further step
+        ([2 / 3] * 9, 1, 1.0, {0}),  # all loads of a step together
+        ([100.0], 5, 1.0, set()),  # a long one is not waited for in every step
+    ],
+)
+def test_a_step_waits_a_little_for_its_loads(needs, steps, waited, ended):
+    worker = Worker([need * MAX_WAIT_S for need in needs])
+    found = set().union(*(worker.poll(()).received for _ in range(steps)))
+    assert worker.clock.now_s() == pytest.approx(waited * MAX_WAIT_S)
+    assert found == ended
+    if not worker.loads:  # nothing is kept of loads that ended
+        assert worker._waited_s == worker._since_s == {}
+
+
+# --- from which tier a load came: asked until the server knows, and never guessed ----
+
+
+class Server:
+    """Answers each call with the next of `answers`; None is no answer yet."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.now_s = 0.0
+        self.calls = 0
+        adapter = SimpleNamespace(req_clients={0: self})
+        self.sources = LoadSources(adapter, lambda: self.now_s)
+
+    def server_module_call(self, request: Any) -> Any:
+        self.calls += 1
+        found = self.answers.pop(0) if self.answers else None
+        answer = SimpleNamespace(
+            success=found != "no module", payload=json.dumps(found).encode()
+        )
+        return SimpleNamespace(
+            query=lambda: found is not None, result=lambda timeout: answer
+        )
+
+
+@pytest.mark.parametrize(
+    ("found", "reload"),
+    [
+        ({"cpu": 3}, Reload("cpu", 64, 0.5)),
+        # The wait for a lookup belongs to what it read from disk.
+        ({"cpu": 1, "disk": 2}, Reload("disk", 64, 2.5)),
+    ],
+)
+def test_the_server_says_which(found, reload):
+    server = Server(found)
+    server.sources.ask("a", 64, 0.5, 2.0)
+    assert server.sources.take_known() == [reload]
+    assert server.sources.take_known() == []
+    assert not server.sources.is_waiting
+
+
+@pytest.mark.parametrize(
+    ("answers", "tier"),
+    [
+        (({}, {}, {"disk": 1}), "disk"),  # it is there: late, but known
+        ((), None),
+        (({}, {}), None),
+    ],
+)
+def test_a_server_that_does_not_know_yet_is_asked_again_for_a_while(answers, tier):
+    server = Server(*answers)
+    server.sources.ask("a", 64, 0.5)
+    assert server.sources.take_known() == []
+    assert server.sources.take_known() == []
+    assert server.sources.is_waiting
+    server.now_s = SOURCE_TIMEOUT_S + 1
+    assert server.sources.take_known() == [Reload(tier, 64, 0.5)]
+    assert not server.sources.is_waiting
+    if tier is not None:
+        assert server.calls == len(answers)
+
+
+def test_a_server_without_the_module_is_asked_once():
+    server = Server("no module")
+    for name in ("a", "b"):
+        server.sources.ask(name, 64, 0.5)
+        assert server.sources.take_known() == [Reload("cpu", 64, 0.5)]
+    assert server.calls == 1
+
+
+def test_the_slowest_rank_s_copy_counts():
+    stores = LMCacheMPWorkerMetadata({"x": 1}, {"x"})
+    first = WorkerReport.of(stores, {"a": 0.5, "b": 0.1})
+    both = first.aggregate(WorkerReport.of(None, {"a": 0.7}))
+    assert load_times(both) == {"a": 0.7, "b": 0.1}
+    assert both.completed_store_requests == {"x": 1}
+    assert both.failed_store_requests == {"x"}
+    assert load_times(first.aggregate(stores)) == {"a": 0.5, "b": 0.1}
+    assert load_times(stores) == {}

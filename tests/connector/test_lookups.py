@@ -1,0 +1,236 @@
+"""Lookups: how long a step waits for them, and how they get on without being asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
+
+from lmcache.integration.vllm.vllm_multi_process_adapter import (
+    LMCacheMPSchedulerAdapter,
+    _LookupAck,
+)
+from lmcache.v1.multiprocess.futures import MessagingFuture
+
+from ttlcache.clock import VirtualClock
+from ttlcache_connector.tiers.base import Match
+from ttlcache_connector.tiers.lmcache.lookups import (
+    LOOKS,
+    MAX_WAIT_S,
+    Lookups,
+    LookupWait,
+)
+
+URL, CHUNK = "tcp://server", 32
+
+# --- how long a step waits -----------------------------------------------------------
+
+
+class Waits:
+    """LMCache's adapter, whose answers come after a while of virtual time."""
+
+    def __init__(self):
+        self.clock = VirtualClock()
+        self.adapter = SimpleNamespace(_unacked_lookups={}, _lookup_status={})
+        self.lookup_wait = LookupWait(self.adapter, self.clock.now_s)
+
+    def answer(self, after_s):
+        due_s = self.clock.now_s() + after_s
+
+        def wait(timeout):
+            left_s = due_s - self.clock.now_s()
+            assert timeout >= 0.0
+            self.clock.advance(max(0.0, min(left_s, timeout)))
+            return left_s <= timeout
+
+        return SimpleNamespace(wait=wait)
+
+    def asks(self, request_id, *after_s):
+        futures = {i: self.answer(each) for i, each in enumerate(after_s)}
+        self.adapter._unacked_lookups[request_id] = SimpleNamespace(futures=futures)
+
+    def is_asked_for_the_result(self, request_id, after_s):
+        self.adapter._unacked_lookups.pop(request_id, None)
+        self.adapter._lookup_status[request_id] = {"url": (self.answer(after_s), 0.0)}
+
+    def waited_s(self, request_id):
+        """Whether the answer was heard, and after how many seconds."""
+        before_s = self.clock.now_s()
+        heard = self.lookup_wait.for_answer(request_id)
+        return heard, pytest.approx(self.clock.now_s() - before_s)
+
+
+@pytest.fixture
+def waits():
+    return Waits()
+
+
+def test_both_answers_are_waited_for_if_they_are_quick_and_of_every_server(waits):
+    waits.asks("r", 0.0002, 0.0005)
+    assert waits.waited_s("r") == (True, 0.0005)
+    waits.is_asked_for_the_result("r", 0.001)
+    assert waits.waited_s("r") == (True, 0.001)
+    waits.asks("s", 0.0002, 1.0)
+    assert not waits.lookup_wait.for_answer("s")
+    assert waits.waited_s("never asked") == (False, 0.0)
+
+
+def test_a_slow_answer_costs_its_request_one_wait_in_all(waits):
+    waits.asks("r", 1.0)
+    assert waits.waited_s("r") == (False, MAX_WAIT_S)
+    for _ in range(3):
+        waits.lookup_wait.next_step()
+        assert waits.waited_s("r") == (False, 0.0)
+    waits.lookup_wait.forget("r")
+    assert waits.waited_s("r") != (False, 0.0), "another request of that name"
+
+
+def test_many_requests_share_one_wait_in_a_step(waits):
+    for number in range(10):
+        waits.asks(f"r{number}", 1.0)
+        waits.waited_s(f"r{number}")
+    assert waits.clock.now_s() == pytest.approx(MAX_WAIT_S)
+    waits.lookup_wait.next_step()
+    assert waits.waited_s("r9") == (False, MAX_WAIT_S)
+
+
+def test_what_others_used_of_a_step_costs_a_request_nothing_later(waits):
+    waits.asks("others", 0.9 * MAX_WAIT_S)
+    assert waits.lookup_wait.for_answer("others")
+    waits.asks("r", 1.0)
+    assert waits.waited_s("r") == (False, 0.1 * MAX_WAIT_S)
+    waits.lookup_wait.next_step()
+    assert not waits.lookup_wait.for_answer("r")
+    assert waits.clock.now_s() > 1.5 * MAX_WAIT_S
+
+
+def test_one_that_waits_for_the_disk_is_not_asked_for_ever(waits):
+    """Each answer is that there is none yet, and comes at once."""
+    heard = 0
+    waits.is_asked_for_the_result("r", 0.0)
+    while waits.lookup_wait.for_answer("r"):
+        heard += 1
+        assert heard < 20
+    assert heard > 1
+
+
+# --- lookups get on while the requests that asked are not asked for themselves ------
+
+
+class Adapter(LMCacheMPSchedulerAdapter):
+    """LMCache's own, and in place of a server futures that a test answers."""
+
+    is_healthy = True
+
+    def __init__(self, clock):
+        self.acks, self.counts, self.looks = {}, {}, Counter()
+        self._clock = clock
+        self._server_urls = [URL]
+        self.req_clients = {URL: SimpleNamespace(query_prefetch_status=self._status)}
+        self.lmcache_tokens_per_chunk = CHUNK
+        self._mq_timeout, self._nonblocking_lookup_status = 1e9, True
+        self._pending_lookups, self._unacked_lookups = set(), {}
+        self._finished_lookup_results, self._per_server_hits = {}, {}
+        self._lookup_status, self._lookup_params = {}, {}
+
+    def begin(self, request_id):
+        if request_id not in self._pending_lookups:
+            self.acks[request_id] = MessagingFuture()
+            futures = {URL: self.acks[request_id]}
+            self._unacked_lookups[request_id] = _LookupAck(futures, 0.0)
+            self._pending_lookups.add(request_id)
+
+    def check_lookup_result(self, request_id):
+        self.looks[request_id] += 1
+        return super().check_lookup_result(request_id)
+
+    def _status(self, request_id):
+        return self.counts.setdefault(request_id, MessagingFuture())
+
+    def _create_key(self, *args):
+        raise AssertionError("no key is needed here")
+
+
+class Rig:
+    """Requests of 128 tokens of which GPU memory holds nothing."""
+
+    def __init__(self):
+        self.clock = VirtualClock()
+        self.adapter = Adapter(self.clock)
+        self.trackers = {}
+        inner = SimpleNamespace(
+            scheduler_adapter=self.adapter,
+            request_trackers=self.trackers,
+            on_new_request=lambda request: self.adapter.begin(request.request_id),
+            get_num_new_matched_tokens=self._look,
+        )
+        salts = SimpleNamespace(orphan_lookup=None, tracker_of=self._tracker)
+        self.lookups = Lookups(inner, salts, self.clock.now_s)
+        self.lookups._wait.for_answer = lambda request_id: False  # answers come later
+
+    def begin_early(self, *request_ids):
+        for request_id in request_ids:
+            self.lookups.begin_early(self.request(request_id))
+
+    def match(self, request_id):
+        return self.lookups.match(self.request(request_id), 0, 128)
+
+    def request(self, request_id):
+        return SimpleNamespace(request_id=request_id, num_tokens=128, block_hashes=[])
+
+    def answer(self, request_id, chunks):
+        """In a second each: that it was heard, and what was found."""
+        for future, value in ((self.adapter.acks, None), (self.adapter.counts, chunks)):
+            future[request_id].set_result(value)
+            self.step()
+
+    def step(self, seconds=1.0):
+        self.clock.advance(seconds)
+        self.lookups.next_step()
+
+    def _tracker(self, request):
+        new = SimpleNamespace(num_stored_tokens=0, num_lmcache_hit_tokens=0)
+        return self.trackers.setdefault(request.request_id, new)
+
+    def _look(self, request, hit_tokens):
+        self.adapter.begin(request.request_id)
+        found = self.adapter.check_lookup_result(request.request_id)
+        return (None, True) if found is None else (found - hit_tokens, True)
+
+
+@pytest.mark.parametrize(("is_early", "took_s"), [(False, 2.0), (True, 0.0)])
+def test_an_answer_is_there_when_the_request_is_asked_for_once_more(is_early, took_s):
+    """vLLM asks for it no more, or not yet: one before it finds no memory."""
+    rig = Rig()
+    if is_early:
+        rig.begin_early("r")
+    else:
+        assert rig.match("r") == Match(None)
+    rig.answer("r", chunks=3)
+    rig.step(100.0)
+    assert rig.match("r") == Match(3 * CHUNK, True, True)
+    assert rig.lookups.took_s("r") == pytest.approx(took_s)  # not the 100 s of waiting
+
+
+def test_a_step_looks_at_some_and_the_next_one_at_the_others():
+    rig = Rig()
+    names = [f"r{n}" for n in range(LOOKS + 4)]
+    rig.begin_early(*names)
+    rig.step()
+    assert sum(rig.adapter.looks.values()) == LOOKS
+    rig.step()
+    assert set(rig.adapter.looks) == set(names)
+
+
+def test_nothing_is_asked_of_lookups_that_are_over():
+    rig = Rig()
+    rig.begin_early("gone", "cleaned")
+    rig.lookups.end("gone")
+    rig.adapter.cleanup_lookup_result("cleaned")
+    rig.step()
+    rig.step()
+    assert rig.adapter.looks == {}
+    assert rig.lookups._open == rig.lookups._answered_s == {}
