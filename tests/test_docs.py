@@ -164,7 +164,7 @@ MAX_WORDS = {
     "tiers.md": 1050,
     # For reference: a table with a row an option, and what `bench figures` writes.
     "vllm-options.md": 1300,
-    "bench.md": 7000,
+    "benchmarks.md": 1500,
 }
 
 

@@ -2,7 +2,7 @@
 
 Each runs from its first line to its last against plain vLLM and against vLLM with
 TTLConnector and its defaults, in alternating order, on fresh servers. The numbers are
-the load generator's own; a pair of runs has the same data. docs/bench.md shows a
+the load generator's own; a pair of runs has the same data. docs/benchmarks.md shows a
 result.json that is committed as bench/results/harness-NAME.json.
 """
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -59,7 +60,8 @@ def arm_json(arm: ArmResult) -> dict[str, Any]:
         "failures": [asdict(failure) for failure in arm.failures],
         "log_errors": list(arm.log_errors),
         "log": str(arm.log_path),
-        "command": list(arm.command),
+        # Without the path of this machine's interpreter.
+        "command": [Path(arm.command[0]).name, *arm.command[1:]],
     }
 
 

@@ -114,9 +114,8 @@ def pictures(stage: Stage) -> Verdict:
 def _sweep(name: str, rows: list[Json], machine: Mapping[str, str]) -> Json:
     """As `bench.report.figures` has them."""
     (key,) = rows[0].keys() - {"x", "arm"}
-    tables = ((key, key, 3),)
     title = f"{name} on {machine['gpu']}"
-    return {"rows": rows, "x": "", "title": title, "programs": "", "tables": tables}
+    return {"rows": rows, "x": "", "title": title, "programs": "", "drawn": (key, key)}
 
 
 def _jct_by_load(cells: Mapping[str, Any]) -> list[Json]:

@@ -1,1 +1,1 @@
-"""Results become tables, figures and docs/bench.md."""
+"""Results become tables, figures and docs/benchmarks.md."""

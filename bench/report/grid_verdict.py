@@ -21,6 +21,8 @@ HALF_WIDTH = 0.02
 TIE = 1.01
 #: An arm whose whole interval is above this needs no better one.
 FAR = 1.10
+#: Cells shown at either end, where there are too many for a page.
+_EXTREMES = 5
 
 Row = Mapping[str, Any]
 #: Header and body.
@@ -40,15 +42,17 @@ def is_settled(ratio: Interval) -> bool:
     return ratio.half_width <= HALF_WIDTH or ratio.low > FAR
 
 
-def over_best(row: Row) -> float:
-    """Our mean JCT over that of the best other arm that knows no future.
-
-    Of the seeds that all arms have.
-    """
+def best_rival(row: Row) -> str:
+    """The best other arm that knows no future, of the seeds that all arms have."""
     arms = row["arms"]
-    rivals = [arm for arm in arms if _is_online(arm) and arm != OURS]
-    best_s = min(arms[arm]["mean_jct_s"] for arm in rivals)
-    return float(arms[OURS]["mean_jct_s"] / best_s)
+    rivals: list[str] = [arm for arm in arms if _is_online(arm) and arm != OURS]
+    return min(rivals, key=lambda arm: float(arms[arm]["mean_jct_s"]))
+
+
+def over_best(row: Row) -> float:
+    """Our mean JCT over that of the best rival."""
+    arms = row["arms"]
+    return float(arms[OURS]["mean_jct_s"] / arms[best_rival(row)]["mean_jct_s"])
 
 
 def has_headroom(row: Row) -> bool:
@@ -108,6 +112,29 @@ def cells(rows: Sequence[Row]) -> Cells:
             [label(row), per_s, f"{base['mean_jct_s']:.0f} {row['base']}", *ratios]
         )
     return ["cell", "programs/s", "base, s", *arms], body
+
+
+def cells_against_best(rows: Sequence[Row]) -> Cells:
+    """Ours against the base and the best rival; of many cells the five at each end."""
+    shown = list(rows)
+    if len(rows) > 2 * _EXTREMES:
+        order = sorted(rows, key=over_best)
+        shown = order[:_EXTREMES] + order[-_EXTREMES:]
+    body = [
+        [label(row), str(interval(row, OURS)), best_rival(row), f"{over_best(row):.3f}"]
+        for row in shown
+    ]
+    return ["cell", f"{OURS} / base", "best rival", f"{OURS} / it"], body
+
+
+def behind(rows: Sequence[Row]) -> list[str]:
+    """All cells in which another arm that knows no future is ahead by over 1 %."""
+    ratios = ((row, over_best(row)) for row in rows)
+    return [
+        f"{label(row)} (`{best_rival(row)}` by {100 * (ratio - 1):.1f} %)"
+        for row, ratio in ratios
+        if ratio > TIE
+    ]
 
 
 def arms(rows: Sequence[Row]) -> Cells:

@@ -1,17 +1,18 @@
-"""docs/bench.md is what the renderer gives; the figures are drawn from it."""
+"""docs/benchmarks.md is what the renderer gives; the figures are drawn from it."""
 
 from __future__ import annotations
 
-import statistics
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.report.figures import fleets
+from bench.report.figures import paper, servers
 from bench.report.figures.cli import ROOT, load_results
-from bench.report.figures.page import losses, render
+from bench.report.figures.page import losses_of, render
+from bench.report.figures.results import gains, losses, span
 from bench.report.figures.summary import BEGIN, END, render_summary, write_into
 from bench.report.figures.sweeps import SWEEPS, ablation_arms
 from bench.sim.rivals.ablations import ABLATIONS
@@ -19,61 +20,161 @@ from bench.sim.rivals.arms import parse_arms
 from tests.bench.samples import grid_row
 
 COMMITTED = load_results()
+PAGE = ROOT / "docs" / "benchmarks.md"
 
 
-def test_the_page_is_what_the_renderer_gives():
-    assert (ROOT / "docs" / "bench.md").read_text() == render(COMMITTED)
+def sweep(key: str = "mean_jct_s", **by_arm: list[float]) -> dict:
+    """Points 1, 2, … of each arm, as a measured sweep."""
+    rows = [
+        {"x": str(x), "arm": arm, key: value}
+        for arm, values in by_arm.items()
+        for x, value in enumerate(values, start=1)
+    ]
+    return {"rows": rows, "x": "point", "drawn": (key, key)}
 
 
-def test_every_number_has_its_command():
+def test_the_pages_are_what_the_renderer_gives():
+    assert PAGE.read_text() == render(COMMITTED)
+    assert render_summary(COMMITTED) in (ROOT / "README.md").read_text()
+    assert len(render_summary(COMMITTED).split()) <= 250
+    assert render_summary({}) == ""
+
+
+def test_every_number_has_its_command_and_every_picture_is_linked():
     page = render(COMMITTED)
-    for result in COMMITTED.values():
-        command = (
-            result["setting"]["command"] if "setting" in result else result["command"]
-        )
+    for name, result in COMMITTED.items():
+        if name in {*SWEEPS, "overhead"}:
+            assert f"](bench/{name}.png)" in page
+            continue
+        command = result.get("setting", result)["command"]
         assert f"`{command}`" in page
 
 
-def test_losses_are_told():
-    rows = [
-        {"x": "1", "arm": "vllm", "mean_jct_s": 100.0},
-        {"x": "1", "arm": "adaptive", "mean_jct_s": 110.0},
-        {"x": "1", "arm": "oracle", "mean_jct_s": 50.0},
-        {"x": "2", "arm": "vllm", "mean_jct_s": 100.0},
-        {"x": "2", "arm": "adaptive", "mean_jct_s": 100.5},
+def test_results_are_of_the_sweeps_as_they_are():
+    for name in COMMITTED.keys() & SWEEPS.keys():
+        if SWEEPS[name].points:
+            found = dict.fromkeys(row["x"] for row in COMMITTED[name]["rows"])
+            assert list(found) == list(SWEEPS[name].points), f"--measure {name}"
+
+
+def test_losses_of_a_sweep():
+    found = sweep(vllm=[100.0, 100.0], adaptive=[110.0, 100.5], oracle=[50.0, 90.0])
+    assert [str(loss) for loss in losses(found)] == ["1: `vllm` by 10.0 %"]
+    told = list(losses_of({"batch": found}))
+    assert told[0].endswith(": 1; the worst: batch at 1: `vllm` by 10.0 %")
+    assert told[1] == "Within 1 % of plain vLLM: batch at 2"
+
+
+def test_gains_count_upwards_whatever_the_metric():
+    times = sweep(vllm=[4.0, 9.0], adaptive=[2.0, 3.0])
+    assert gains(times, "adaptive") == {"1": 2.0, "2": 3.0}
+    assert span(gains(times, "adaptive").values()) == "2.00x to 3.00x"
+    rates = sweep("programs_per_s", vllm=[2.0], adaptive=[4.0])
+    assert gains(rates, "adaptive", key="programs_per_s") == {"1": 2.0}
+
+
+def row_of(name: str, results: dict) -> list[str]:
+    (line,) = (r for r in paper.section(results).splitlines() if f"{name}" in r)
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_figure_of_the_paper_is_held_against_ours():
+    point = [1550.0, 2000.0]
+    slow = sweep(vllm=point, cachettl=[400.0, 800.0], adaptive=[300.0, 310.0])
+    first, claim, ours, verdict = row_of("Fig. 14", {"turns": slow})
+    assert first == "[Fig. 14](bench/turns.png), §6.3"
+    assert claim.startswith("turns times 5")
+    assert ours == "JCT grows: `vllm` 1.29x, `cachettl` 2.00x, `adaptive` 1.03x"
+    assert verdict == "Differs: `cachettl` grows 2.00x."
+    alike = sweep(vllm=point, cachettl=[400.0, 410.0], adaptive=[300.0, 310.0])
+    assert row_of("Fig. 14", {"turns": alike})[3] == "Agrees: as there."
+    assert "not measured here | `--measure turns` was not run." in paper.section({})
+    assert "not measured here | no H100s, SGLang or Dynamo." in paper.section({})
+
+
+def test_rivals_that_are_ahead_are_named():
+    arms = {"vllm": [9.0, 9.0], "autellix": [8.0, 2.0], "infercept": [7.0, 7.0]}
+    result = sweep(**arms, cachettl=[3.0, 4.0], adaptive=[3.0, 3.0])
+    *_, ours, verdict = row_of("Fig. 15", {"ssd": result})
+    assert ours == "mean `cachettl` 2.25x to 3.00x, `adaptive` 3.00x"
+    assert verdict == "Differs: behind in 1 of 6, most 0.50x `autellix` at 2."
+
+
+def test_every_figure_that_the_paper_has_is_in_the_table():
+    table = paper.section(COMMITTED)
+    for number in (3, 4, *range(8, 17)):
+        assert re.search(rf"\| \[?Fig. {number}\b", table), number
+    for name in ("Table 4", "Table 5", "v1 Fig. 11", "Routing"):
+        assert name in table
+
+
+HARNESS = {
+    "package": "a[b]==1",
+    "command": "python -m bench harness a",
+    "options": {"rounds": 2},
+    "rows": [
+        ["metrics.mean_ms", "100", "50", "0.500 ± 0.010"],
+        ["metrics.p99_ms", "6.395e+04", "102,200", "1.598 ± 0.100"],
+        ["metrics.reuse", "0.5", "0.25", "0.500 ± 0.000"],
+        ["failed", "0", "3", ""],
+    ],
+}
+RUNS = [
+    {"mean_jct_s": 20.0, "prompt_hit": 0.5},
+    {"mean_jct_s": 22.0, "prompt_hit": 0.5},
+]
+VALIDATE = {
+    "command": "python -m bench validate",
+    "options": {"programs": 16, "rounds": 2},
+    "discarded": 1,
+    "checks": [{"ok": True}, {"ok": False, "name": "order", "found": "a < b"}],
+    "cells": [
+        {
+            "name": f"{arm} at 0.5/s",
+            "predicted": {"mean_jct_s": 18.9, "prompt_hit": 0.6},
+            "measured": runs,
+        }
+        for arm, runs in (("vllm", RUNS[:1]), ("cachettl", []), ("adaptive", RUNS[1:]))
+    ],
+}
+ARMS = {"vanilla": 400.0, "ttlcache": 100.0, "lmcache": 120.0, "ttlcache+cpu": 150.0}
+DEMO = {
+    "command": "python -m bench demo",
+    "options": {"programs": 12},
+    "rounds": [
+        {
+            arm: {"mean_jct_s": jct_s, "p99_turn_s": 9.0, "prompt_hit": 0.5}
+            for arm, jct_s in ARMS.items()
+        }
+    ],
+}
+
+
+def test_real_servers_come_first_and_their_losses_are_named():
+    results = {"validate": VALIDATE, "harness-a": HARNESS, "demo": DEMO}
+    page = render(results)
+    assert page.index("## Real servers") < page.index("## The paper's figures")
+    assert "| 0.5/s | 20.0 (-6%) |  | 22.0 (-14%) |" in page
+    failed = "1 of 2 checks fail (order a < b)"
+    assert f"largest error -14% in mean JCT, +20% in prompt hit; {failed}" in page
+    worse = "`p99_ms` 1.598 ± 0.100x, `reuse` 0.500 ± 0.000x, `failed` 0 to 3"
+    assert f"`mean_ms` 0.500 ± 0.010x; **worse: {worse}**." in page
+    assert "| `ttlcache` | 100 | 9 | 0.5 |" in page
+    assert servers.losses(results) == [
+        "validate: 1.10x `vllm` at 0.5/s",
+        f"a: {worse}",
+        "demo: mean JCT, s `ttlcache+cpu` 150, `lmcache` 120",
     ]
-    assert losses({"rows": rows}) == ["1: vllm by 10.0 %"]
+    text = render_summary(results)
+    assert text.startswith("## Results\n\nReal servers")
+    short = f"a, ttlcache over plain vLLM: `mean_ms` 0.500 ± 0.010x; worse: {worse}."
+    assert short in text
 
 
-def test_fleets_are_held_against_their_bars():
-    def row(x, arm, jct_s, per_s=1.0):
-        return {"x": x, "arm": arm, "mean_jct_s": jct_s, "programs_per_s": per_s}
-
-    rows = [
-        row("1", "adaptive", 9.0, 0.9),
-        row("1", "adaptive", 9.0, 1.1),
-        row("64", "adaptive @ session", 12.0, 62.0),
-        row("64", "adaptive @ sticky", 8.0),
-        row("64", "adaptive @ cache-aware", 10.0),
-    ]
-    (text,) = fleets.notes("fleet-full", {"rows": rows})
-    assert "one replica's: 0.969" in text
-    assert "`session` 1.20, `sticky` 0.80 (bar: 1)" in text
-    # What was not run is not told.
-    (text,) = fleets.notes("fleet-full", {"rows": rows[2:]})
-    assert "one replica" not in text
-
-
-def test_rollouts_are_held_against_their_bars():
-    turns = {"vllm": 10.0, "cachettl": 20.0, "thunderagent": 40.0, "adaptive": 30.0}
-    rows = [{"x": "64", "arm": a, "turns_per_min": n} for a, n in turns.items()]
-    (text,) = fleets.notes("rollout", {"rows": rows})
-    assert "3.00x `vllm`, 1.50x `cachettl`, 0.75x `thunderagent`" in text
-
-
-def test_every_sweep_has_cells_and_the_ablation_names_every_idea():
-    for sweep in SWEEPS.values():
-        assert sweep.cells()
+def test_every_sweep_has_numbers_and_the_ablation_names_every_idea():
+    for each in SWEEPS.values():
+        assert each.made or each.cells()
+        assert bool(each.roofline) == bool(each.points)
     names = [arm.name for arm in parse_arms(ablation_arms())]
     assert names[:5] == ["vllm", "program-fcfs", "static-ttl", "cachettl", "adaptive"]
     assert {f"adaptive:{name}" for name in ABLATIONS} < set(names)
@@ -87,8 +188,7 @@ def test_the_command_renders_page_and_pictures_and_refuses(tmp_path):
     to = ["--docs", str(tmp_path), "--readme", str(copy)]
     result = CliRunner().invoke(app, ["figures", *to])
     assert result.exit_code == 0, result.output
-    page = (tmp_path / "bench.md").read_text()
-    assert page == (Path(ROOT) / "docs" / "bench.md").read_text()
+    assert (tmp_path / "benchmarks.md").read_text() == PAGE.read_text()
     assert copy.read_text() == readme.read_text()
     drawn, committed = tmp_path / "bench", ROOT / "docs" / "bench"
     assert {path.name for path in drawn.iterdir()} == {
@@ -99,49 +199,39 @@ def test_the_command_renders_page_and_pictures_and_refuses(tmp_path):
     assert result.exit_code == 1
 
 
+def test_what_is_drawn_needs_no_simulator(tmp_path):
+    to = ["--docs", str(tmp_path), "--results", str(tmp_path / "results")]
+    copy = tmp_path / "README.md"
+    copy.write_text(f"{BEGIN}\n{END}\n")
+    command = ["figures", "--measure", "workload", *to, "--readme", str(copy)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    (row,) = (
+        r for r in (tmp_path / "benchmarks.md").read_text().split("\n") if "[Fig" in r
+    )
+    assert "Agrees: all fall." in row
+    assert (tmp_path / "bench" / "workload.png").stat().st_size
+
+
 def test_pages_have_the_grids_numbers():
     setting = {"half": "even", "programs": 150, "vllm": "1", "command": "bench grid"}
+    arms = {"vllm": 4.0, "infercept": 0.9, "oracle": 0.2}
     rows = [
-        grid_row(0.6, cachettl=1.0, vllm=1.0, adaptive=1.0, oracle=0.9),
-        grid_row(1.1, cachettl=1.0, vllm=4.0, adaptive=0.25, oracle=0.2),
+        grid_row(0.6, cachettl=1.0, vllm=1.0, infercept=1.0, adaptive=1.0, oracle=0.9),
+        grid_row(1.1, cachettl=1.0, adaptive=0.25, **arms),
     ]
     rows[0]["caveat"] = "9 of 10 programs are cut"
     grid = {"setting": setting, "rows": rows}
     text = render_summary({"grid": grid})
-    assert "| `adaptive` | 1.000 | 0.250 | 0.500 (0.500-0.500) |" in text
-    assert "| with headroom | 2 | 0.500 (0.500-0.500) | 0.500 | 1.000 w small" in text
+    assert "with headroom (2) 0.500 (0.500-0.500), over the best rival 0." in text
     page = render({"grid": grid})
     assert "w: 9 of 10 programs are cut." in page
-    assert "| w small 1.1 | 0.1 | 100 cachettl | 1.00 | 4.00 | 0.25 | 0.20 |" in page
-
-
-def test_readme_has_the_results_of_the_loads():
-    text = render_summary(COMMITTED)
-    assert "## Results" in text
-    assert "| `adaptive` | " in text
-    swe = [r for r in COMMITTED["load-swe"]["rows"] if r["x"] == "0.05"]
-    ours_s, plain_s = (
-        statistics.fmean(row["mean_jct_s"] for row in swe if row["arm"] == arm)
-        for arm in ("adaptive", "vllm")
-    )
-    assert f" {ours_s / plain_s:.2f} " in text
-    assert text in (Path(ROOT) / "README.md").read_text()
-    assert render_summary({}) == ""
-
-
-def test_figures_of_different_versions_may_have_different_arms():
-    def sweep(**jct):
-        rows = [{"x": "1", "arm": a, "mean_jct_s": v} for a, v in jct.items()]
-        return {"rows": rows}
-
-    text = render_summary(
-        {
-            "load-swe": sweep(vllm=2.0, adaptive=1.0, infercept=1.5),
-            "load-bfcl": sweep(vllm=2.0, adaptive=1.0, cachettl=1.2),
-        }
-    )
-    assert "| `infercept` | 0.75 |  |" in text
-    assert "| `cachettl` |  | 0.60 |" in text
+    assert "| w small 1.1 | 0.250 (0.250-0.250) | infercept | 0.278 |" in page
+    assert "ahead by more than 1 %: nowhere." in page
+    lost = grid_row(0.8, cachettl=1.0, infercept=0.8, adaptive=0.88, oracle=0.7)
+    page = render({"grid": {**grid, "rows": [lost] * 12}})
+    assert page.count("| w small 0.8 |") == 10
+    assert page.count("w small 0.8 (`infercept` by 10.0 %)") == 12
 
 
 def test_the_summary_goes_between_its_markers(tmp_path):

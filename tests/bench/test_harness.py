@@ -13,7 +13,6 @@ import pytest
 from bench.compare import harness
 from bench.compare.harness import read_metrics, rows
 from bench.compare.harness_clients import HARNESSES, Load
-from bench.report.figures.harnesses import harnesses
 from bench.sim.load.programs import Program, Turn
 
 #: What each wrote, without most of what is not read; and one number of it.
@@ -62,15 +61,6 @@ def test_rows_compare_the_runs_of_a_pair():
         ["duration", "15", "7.5", "0.500 ± 0.000"],
         ["failed", "0", "0.5", ""],
     ]
-
-
-def test_the_page_has_a_table_for_each_result():
-    assert harnesses({"grid": {}}) == []
-    row = ["p99_ttft_ms", "15", "7.5", "0.500 ± 0.000"]
-    result = {"package": "a==1", "command": "python -m bench harness a", "rows": [row]}
-    (text,) = harnesses({"harness-a": result, "harness-b": {**result, "package": "b"}})
-    assert "a==1: `python -m bench harness a`" in text
-    assert text.count("| `p99_ttft_ms` | 15 | 7.5 | 0.500 ± 0.000 |") == 2
 
 
 @pytest.fixture

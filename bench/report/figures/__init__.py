@@ -1,1 +1,1 @@
-"""Figures and docs/bench.md, rendered from the numbers in bench/results."""
+"""Figures and docs/benchmarks.md, rendered from the numbers in bench/results."""

@@ -10,18 +10,18 @@ from typing import Any
 from rich.console import Console
 
 from bench.command import one_of, option
-from bench.report.figures.harnesses import PREFIX
 from bench.report.figures.page import render
+from bench.report.figures.servers import PREFIX
 from bench.report.figures.summary import render_summary, write_into
 from bench.report.figures.sweeps import SWEEPS, Sweep
 from bench.sim import run
 
 ROOT = Path(__file__).resolve().parents[3]
-#: Everything that docs/bench.md shows, committed.
+#: Everything that docs/benchmarks.md shows, committed.
 RESULTS = ROOT / "bench" / "results"
 _KEPT = (
-    *("mean_jct_s", "p90_jct_s", "p95_jct_s", "p99_jct_s"),
-    *("programs_per_s", "prompt_hit"),
+    *("mean_jct_s", "p90_jct_s", "p95_jct_s", "p99_jct_s", "programs_per_s"),
+    *("prompt_hit", "mean_wait_s", "num_turns", "num_programs"),
 )
 _DIGITS = 6
 
@@ -32,7 +32,7 @@ class FiguresOptions:
 
     measure: str = option("", f"First run these again: all, or {','.join(SWEEPS)}.")
     results: Path = option(RESULTS, "Folder of the numbers.")
-    docs: Path = option(ROOT / "docs", "Where bench.md and bench/ go.")
+    docs: Path = option(ROOT / "docs", "Where benchmarks.md and bench/ go.")
     readme: Path = option(
         ROOT / "README.md", "Page whose results section is written anew."
     )
@@ -47,7 +47,7 @@ class FiguresOptions:
 
 
 def figures(options: FiguresOptions, console: Console) -> None:
-    """PNG, docs/bench.md, README's results: from the numbers in bench/results."""
+    """PNG, docs/benchmarks.md, README's results: from the numbers in bench/results."""
     for name in options.names():
         result = measure(SWEEPS[name], options.processes, console)
         console.print(f"wrote {save(name, result, options.results)}")
@@ -58,21 +58,24 @@ def figures(options: FiguresOptions, console: Console) -> None:
 
     for name, result in found.items():
         draw(name, result, options.docs / "bench")
-    (options.docs / "bench.md").write_text(render(found))
-    console.print(f"wrote {options.docs / 'bench.md'}")
+    page = options.docs / "benchmarks.md"
+    page.write_text(render(found))
+    console.print(f"wrote {page}")
     write_into(options.readme, render_summary(found))
     console.print(f"wrote the results into {options.readme}")
 
 
 def load_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
     """All committed results, in the order of the page."""
-    names = ["grid", "grid-untold", *SWEEPS, "pin-vs-reload", "overhead"]
+    names = ["validate", *sorted(path.stem for path in folder.glob(f"{PREFIX}*.json"))]
+    names += ["demo", "pin-vs-reload", "grid", "grid-untold", *SWEEPS, "overhead"]
     paths = {name: folder / f"{name}.json" for name in names}
-    names += sorted(path.stem for path in folder.glob(f"{PREFIX}*.json"))
     found = {n: json.loads(p.read_text()) for n, p in paths.items() if p.exists()}
     for name in found.keys() & SWEEPS.keys():
-        # As it reads today, not as it did when the numbers were measured.
-        found[name]["note"] = SWEEPS[name].note
+        # Words as they read today, not as they did when the numbers were measured.
+        sweep = SWEEPS[name]
+        words = {"title": sweep.title, "x": sweep.x, "drawn": sweep.drawn}
+        found[name] |= words | {"roofline": sweep.roofline}
     return found
 
 
@@ -82,12 +85,23 @@ def measure(sweep: Sweep, processes: int, console: Console) -> dict[str, Any]:
     Raises:
         RuntimeError: cells that failed.
     """
+    rows = sweep.made() if sweep.made else _simulate(sweep, processes, console)
+    return {
+        "name": sweep.name,
+        "programs": sweep.programs,
+        "vllm": run.vllm_version(),
+        "command": f"python -m bench figures --measure {sweep.name}",
+        "rows": rows,
+    }
+
+
+def _simulate(sweep: Sweep, processes: int, console: Console) -> list[dict[str, Any]]:
     cells = sweep.cells()
     results = run.run_cells(
         [cell for _, cell in cells], processes=processes, console=console
     )
-    kept = dict.fromkeys([*_KEPT, *(key for key, *_ in sweep.tables)])
-    rows = [
+    kept = dict.fromkeys([*_KEPT, sweep.drawn[0], *sweep.kept])
+    return [
         {
             "x": x,
             "arm": cell.name,
@@ -100,18 +114,6 @@ def measure(sweep: Sweep, processes: int, console: Console) -> dict[str, Any]:
         }
         for (x, cell), result in zip(cells, results, strict=True)
     ]
-    return {
-        "name": sweep.name,
-        "title": sweep.title,
-        "source": sweep.source,
-        "x": sweep.x,
-        "note": sweep.note,
-        "programs": sweep.programs,
-        "tables": sweep.tables,
-        "vllm": run.vllm_version(),
-        "command": f"python -m bench figures --measure {sweep.name}",
-        "rows": rows,
-    }
 
 
 def save(name: str, value: dict[str, Any], folder: Path) -> Path:

@@ -1,100 +1,58 @@
-"""The results in README.md: what the committed numbers say, in small tables."""
+"""The results in README.md: what the committed numbers say, real servers first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from bench.report import grid_verdict
-from bench.report.figures import tiers
-from bench.report.figures.page import by_arm, losses
-from bench.report.figures.text import table
+from bench.report.figures import servers
+from bench.report.figures.results import Json, Results
 
 BEGIN = "<!-- results: written by `python -m bench figures` -->"
 END = "<!-- end of results -->"
-#: Arms that README shows; docs/bench.md has all.
-_SHOWN = (
-    *("oracle", grid_verdict.OURS, "infercept", "cachettl"),
-    *("continuum-public", "thunderagent", "program-fcfs"),
-)
-
-Json = Mapping[str, Any]
 
 
-#: Sweeps over the load, and what their workloads are called here.
-_LOADS = {"load-swe": "SWE-bench-like", "load-bfcl": "BFCL-like"}
-
-
-def render_summary(results: Mapping[str, Json]) -> str:
+def render_summary(results: Results) -> str:
     """The whole section; empty where nothing of it was measured."""
-    parts = []
-    if any(name in results for name in _LOADS):
-        parts.append(_loads(results))
+    parts = [*_servers(results)]
     if "grid" in results:
         parts.append(_grid(results["grid"]))
-    if "pin-vs-reload" in results:
-        parts.append(tiers.summary(results["pin-vs-reload"]))
     if not parts:
         return ""
-    intro = (
-        "## Results\n\n"
-        "vLLM's own scheduler in virtual time, with a step-time model of Llama-3.1-8B "
-        "on an A100-80; no GPU was used. `oracle` knows the future. "
-        "[docs/bench.md](docs/bench.md) has the commands and every number."
+    more = (
+        "[Benchmarks](docs/benchmarks.md): every number with its command, the paper's "
+        "figures beside ours, and where ttlcache loses."
     )
-    return "\n\n".join([intro, *parts])
+    return "\n\n".join(["## Results", *parts, more])
 
 
-def _loads(results: Mapping[str, Json]) -> str:
-    columns: dict[str, dict[str, float]] = {}
-    behind: list[str] = []
-    notes: list[str] = []
-    for name, workload in _LOADS.items():
-        if name not in results:
-            continue
-        means = by_arm(results[name], "mean_jct_s")
-        for x, plain_s in means[grid_verdict.PLAIN].items():
-            columns[f"{workload}, {x}/s"] = {
-                arm: own[x] / plain_s for arm, own in means.items()
-            }
-        notes.append(results[name].get("note", ""))
-        behind += [f"{workload} at {text}" for text in losses(results[name])]
-    # Two figures of different versions may have different arms.
-    arms = dict.fromkeys(arm for own in columns.values() for arm in own)
-    body = [
-        [f"`{arm}`", *(_cell(own.get(arm)) for own in columns.values())]
-        for arm in arms
-        if arm in _SHOWN
-    ]
-    where = "; ".join(behind) or "nowhere"
-    return (
-        "Mean JCT over plain vLLM's, by programs a second:\n\n"
-        + table(["arm", *columns], body)
-        + "\n\n`adaptive` is behind another of these arms by more than 1 %: "
-        + f"{where}. "
-        + notes[0]
-    ).rstrip()
-
-
-def _cell(share: float | None) -> str:
-    return "" if share is None else f"{share:.2f}"
+def _servers(results: Results) -> list[str]:
+    parts = []
+    if "validate" in results:
+        parts.append(servers.validation(results["validate"]))
+    if "pin-vs-reload" in results:
+        parts.append(f"{servers.next_turn(results['pin-vs-reload'])}.")
+    for name, result in results.items():
+        if name.startswith(servers.PREFIX):
+            parts.append(f"{servers.harness_in_short(result)}.")
+    intro = "Real servers, on vLLM's CPU build with a tiny model, 2 cores:"
+    return [intro, *parts] if parts else []
 
 
 def _grid(grid: Json) -> str:
-    """The verdict, and JCT over the base's by arm and load."""
-    header, body = grid_verdict.arms(grid["rows"])
-    upto = header.index("p50")
-    return "\n".join(
-        [
-            f"{len(grid['rows'])} cells (workload x pool x share of the measured "
-            "capacity), mean JCT over that of the best of three readings of CacheTTL "
-            f"in each, 95 % intervals: `{grid['setting']['command']}`.",
-            "",
-            table(*grid_verdict.verdict(grid["rows"])),
-            "",
-            table(header[:upto], [row[:upto] for row in body]),
-        ]
+    """The verdict of all groups of cells, in sentences."""
+    header, groups = grid_verdict.verdict(grid["rows"])
+    names = ("number", "adaptive / base", "/ best rival", "behind")
+    told = [
+        f"{group[0]} ({cells}) {ratio}, over the best rival {best}, behind it in {lost}"
+        for group in groups
+        for cells, ratio, best, lost in [[group[header.index(name)] for name in names]]
+    ]
+    return (
+        "Simulated, with vLLM's own scheduler and a roofline of Llama-3.1-8B on an "
+        "A100-80 (no GPU was used): mean JCT of `adaptive` over that of the best of "
+        "three readings of CacheTTL, by cells of workload, pool and load, with 95 % "
+        f"intervals: {'; '.join(told)}. Headroom: an arm that knows the future wins."
     )
 
 

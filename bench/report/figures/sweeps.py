@@ -5,11 +5,11 @@ Adding one: one entry in `SWEEPS`. Everything synthetic, so that anybody can rer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bench.report.figures.page import JCT_TABLES
+from bench.report.figures import shapes
 from bench.sim.options import SimOptions, cells_of
 from bench.sim.rivals.ablations import ABLATIONS
 from bench.sim.settings import Cell, EngineSetting
@@ -19,6 +19,9 @@ MAIN_ARMS = (
     "adaptive,oracle"
 )
 FEW_ARMS = "vllm,cachettl,ski-rental,adaptive"
+#: Those of the paper's own figures, without a lower tier and with one.
+PAPER_ARMS = "vllm,autellix,cachettl,adaptive"
+TIER_ARMS = "vllm,autellix,infercept,cachettl,adaptive"
 PROGRAMS = 40
 #: 384,000 tokens in blocks of 64: what an A100-80 has left beside the 8B weights.
 ENGINE = EngineSetting(blocks=6_000, block_size=64)
@@ -35,21 +38,52 @@ ROLLOUT = replace(
 
 
 @dataclass(frozen=True, slots=True)
+class Platform:
+    """Of the paper's Fig. 8 and 10.
+
+    engine: pool of what 0.9 of the memory has left beside the weights, as on the A100.
+    speed: in A100s, by FLOP/s and size of the model. dram: as the paper's, all GPUs'.
+    """
+
+    name: str
+    engine: EngineSetting
+    speed: float
+    dram: str
+
+
+def _gpu(hardware: str, blocks: int, **change: Any) -> EngineSetting:
+    return replace(ENGINE, hardware=hardware, blocks=blocks, **change)
+
+
+B200 = _gpu("b200", 16_700)
+#: The paper's, but for its Gemma-3-12B: sliding windows are not modelled.
+PLATFORMS = (
+    Platform("8B A100", ENGINE, 1.0, "cpu:100"),
+    Platform("8B H100", _gpu("h100", 6_000), 3.2, "cpu:200"),
+    Platform("8B B200", B200, 7.2, "cpu:200"),
+    Platform("70B 4xB200", _gpu("b200", 23_000, model="llama-3.1-70b"), 2.8, "cpu:800"),
+)
+#: Programs of a cell on larger pools than the A100's.
+_MANY = 80
+
+
+@dataclass(frozen=True, slots=True)
 class Sweep:
     """One figure. points: options by x value, in order of x.
 
-    tables: metric, what the page calls it, digits; the first one is drawn.
-    programs: of a cell, in words where points differ.
+    drawn: metric on the y axis, and what it is called. kept: more metrics.
+    programs: of a cell, in words.
+    made: the rows, where nothing is simulated.
     """
 
     name: str
     title: str
-    source: str
     x: str
-    points: Mapping[str, SimOptions]
-    note: str = ""
-    tables: Sequence[tuple[str, str, int]] = JCT_TABLES
+    points: Mapping[str, SimOptions] = field(default_factory=dict)
+    drawn: tuple[str, str] = ("mean_jct_s", "mean JCT, s")
+    kept: Sequence[str] = ()
     programs: str = f"{PROGRAMS} programs a cell"
+    made: Callable[[], list[dict[str, Any]]] | None = None
 
     def cells(self) -> list[tuple[str, Cell]]:
         """All cells with their x."""
@@ -59,6 +93,12 @@ class Sweep:
             for cell in cells_of(options)
         ]
 
+    @property
+    def roofline(self) -> str:
+        """The hardware whose step times are computed from its peaks, not measured."""
+        engines = [options.engine for options in self.points.values()]
+        return ", ".join(dict.fromkeys(e.hardware for e in engines if not e.profile))
+
 
 def _engine(**change: Any) -> SimOptions:
     return replace(BASE, arms=FEW_ARMS, engine=replace(ENGINE, **change))
@@ -67,6 +107,37 @@ def _engine(**change: Any) -> SimOptions:
 def _loads(workload: str, rates: Sequence[float]) -> dict[str, SimOptions]:
     options = replace(BASE, workload=workload, arms=MAIN_ARMS)
     return {f"{rate:g}": replace(options, rate=rate) for rate in rates}
+
+
+def _platforms(
+    rates: Iterable[float], *, dram: bool = False, arms: str = PAPER_ARMS
+) -> dict[str, SimOptions]:
+    """rates: programs a second for each A100 that a platform is as fast as."""
+    return {
+        f"{platform.name} {workload} {rate * platform.speed:.2g}/s": replace(
+            BASE,
+            arms=arms,
+            workload=workload,
+            programs=_MANY,
+            rate=rate * platform.speed,
+            seeds=(0,),
+            engine=replace(platform.engine, offload=platform.dram if dram else "none"),
+        )
+        for platform in PLATFORMS
+        for workload in ("swe", "bfcl")
+        for rate in rates
+    }
+
+
+def _b200(rate: float, offload: str, programs: int = _MANY) -> SimOptions:
+    return replace(
+        BASE,
+        arms=TIER_ARMS,
+        programs=programs,
+        rate=rate,
+        seeds=(0,),
+        engine=replace(B200, offload=offload),
+    )
 
 
 def _full_fleet(programs: int, replicas: int, seeds: int = 1) -> SimOptions:
@@ -96,103 +167,133 @@ def ablation_arms() -> str:
 
 _ALL = (
     Sweep(
+        "workload",
+        "Tokens still to come",
+        "steps made",
+        drawn=("tokens_left", "tokens, mean"),
+        programs="2,000 drawn programs",
+        made=shapes.tokens_left,
+    ),
+    Sweep(
         "load-swe",
         "JCT against load, SWE-bench-like",
-        "paper, Fig. 8, 10 and 11",
         "programs/s",
         _loads("swe", (0.01, 0.02, 0.05)),
     ),
     Sweep(
         "load-bfcl",
         "JCT against load, BFCL-like",
-        "paper, Fig. 8, 10 and 11",
         "programs/s",
         _loads("bfcl", (0.01, 0.02, 0.05)),
     ),
     Sweep(
+        "platforms",
+        "Models and GPUs",
+        "platform, workload, programs/s",
+        _platforms((0.02, 0.05)),
+        programs=f"{_MANY} programs a cell",
+    ),
+    Sweep(
+        "openhands",
+        "JCT against load, OpenHands-like, H100",
+        "programs/s",
+        {
+            f"{rate:g}": replace(
+                BASE,
+                workload="openhands",
+                arms=PAPER_ARMS,
+                rate=rate,
+                seeds=(0,),
+                engine=_gpu("h100", 6_000),
+            )
+            for rate in (0.03, 0.06, 0.12)
+        },
+    ),
+    Sweep(
+        "platforms-dram",
+        "Models and GPUs above host memory",
+        "platform, workload, programs/s",
+        _platforms((0.05,), dram=True, arms=TIER_ARMS),
+        programs=f"{_MANY} programs a cell",
+    ),
+    Sweep(
+        "dram",
+        "Host memory by load, SWE-bench-like, B200",
+        "GB, programs/s",
+        {
+            f"{gb} GB {rate:g}/s": _b200(rate, f"cpu:{gb}")
+            for rate in (0.36, 0.72)
+            for gb in (100, 200, 400)
+        },
+        drawn=("p95_jct_s", "P95 JCT, s"),
+        programs=f"{_MANY} programs a cell",
+    ),
+    Sweep(
         "batch",
         "Batch size",
-        "paper, Fig. 13",
         "max_num_seqs",
         {str(n): _engine(max_num_seqs=n) for n in (4, 8, 16, 64, 256)},
     ),
     Sweep(
         "chunk",
         "Chunk size of prefill",
-        "paper, Fig. 13",
         "max_num_batched_tokens",
         {str(n): _engine(max_num_batched_tokens=n) for n in (512, 2048, 8192)},
     ),
     Sweep(
         "turns",
         "Turns times 1 to 5 at constant tokens",
-        "paper, Fig. 14",
         "turn scale",
         {str(n): replace(BASE, arms=FEW_ARMS, turn_scale=n) for n in (1, 2, 3, 5)},
     ),
     Sweep(
         "ssd",
-        "Lower tiers",
-        "paper, Fig. 15",
-        "offload",
+        "Disk below 200 GB of host memory, B200",
+        "GB of disk",
+        # So many at once that their contexts, 0.8 TB on average, outgrow 400 GB.
         {
-            name: _engine(offload=name)
-            for name in ("none", "cpu:20", "cpu:20+ssd:400", "cpu:20+ssd:800")
+            str(gb): _b200(1.0, f"cpu:200+ssd:{gb}", programs=2 * _MANY)
+            for gb in (400, 800)
         },
-        note="GB of one A100's host memory and of one NVMe drive, written through "
-        "(`demote: write-through`; a server's default is `on-pressure`).",
+        programs=f"{2 * _MANY} programs a cell",
     ),
     Sweep(
         "ablation",
         "From vLLM to adaptive, then one idea less at a time",
-        "paper, Fig. 16",
         "workload",
         {
             name: replace(BASE, workload=name, arms=ablation_arms())
             for name in ("swe", "bfcl")
         },
-        note="A row `adaptive:...` is adaptive with one idea less, by its name in "
-        "`bench/sim/rivals/ablations.py`, or with that setting. The numbers were "
-        "measured before the switches became subclasses, when the fallback and lone "
-        "reloads were still there, and not again since.",
     ),
     Sweep(
         "fleet-full",
         "64 replicas, 10,000 programs",
-        "paper, §6.2",
         "replicas x programs",
         {
             "1 x 156": _full_fleet(156, 1, seeds=4),
             f"{FULL_FLEET} x 1,000": _full_fleet(1_000, FULL_FLEET),
             f"{FULL_FLEET} x 10,000": _full_fleet(10_000, FULL_FLEET),
         },
-        note="0.83 programs a second for 64 replicas, arm `adaptive`; one replica has "
-        "1/64 of the rate and of the programs, mean of 4 seeds. `session` is "
-        "a hash of the id, as in vllm-router's `consistent_hash`; `sticky` starts a "
-        "program where the fewest are.",
-        tables=(
-            ("mean_jct_s", "mean JCT, s", 1),
-            ("p95_jct_s", "P95 JCT, s", 1),
-            ("programs_per_s", "programs/s", 4),
-            ("prompt_hit", "prompt hit", 3),
-            ("load_imbalance", "busiest replica / mean", 2),
-        ),
+        kept=("load_imbalance",),
         programs="156, 1,000 or 10,000 programs a cell",
     ),
     Sweep(
         "rollout",
         "Reinforcement-learning rollouts, OpenHands-like",
-        "paper, Table 5",
         "programs at once",
         {"64": ROLLOUT},
-        note="Batches of 64; the next one starts, with new weights and an empty cache, "
-        "when 90 % of this one have ended.",
-        tables=(
-            ("turns_per_min", "turns a minute", 1),
-            ("time_to_90pct_s", "time to 90 % of all programs, s", 0),
-            ("mean_jct_s", "mean JCT, s", 0),
-        ),
+        drawn=("turns_per_min", "turns a minute"),
+        kept=("time_to_90pct_s",),
         programs="256 programs",
+    ),
+    Sweep(
+        "tool-means",
+        "Mean of so many calls of a tool",
+        "calls",
+        drawn=("error_95", "95 % are within this share of the truth"),
+        programs="300 draws",
+        made=shapes.tool_means,
     ),
 )
 SWEEPS: dict[str, Sweep] = {sweep.name: sweep for sweep in _ALL}
