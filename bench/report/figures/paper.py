@@ -68,7 +68,8 @@ def _falls(figure: Json, results: Sequence[Json]) -> Found:
     parts = []
     for arm, own in lines.items():
         (first, *_, last) = own
-        ends = (f"{n:,.0f}" if n >= 100 else f"{n:.2f}" for n in (own[first], own[last]))
+        pair = (own[first], own[last])
+        ends = (f"{n:,.0f}" if n >= 100 else f"{n:.2f}" for n in pair)
         parts.append(f"`{arm}` {' to '.join(ends)}")
     ours = f"{', '.join(parts)} ({first} to {last} {result['x']})"
     return Found(ours, falls, "all fall" if falls else "not at every point")
