@@ -43,18 +43,21 @@ def section(results: Results) -> str:
 
 def _row(figure: Mapping[str, Any], results: Results) -> list[str]:
     name, claim, needs = figure["name"], figure["claim"], figure.get("results", [])
+    there = [need for need in needs if need in results]
     lacking = ",".join(need for need in needs if need not in results)
-    if lacking or not needs:
-        why = figure.get("missing", f"`--measure {lacking}` was not run")
+    lacks = f"`--measure {lacking}` was not run"
+    if not there:
+        why = figure.get("missing", lacks)
         return [f"{name}, {figure['section']}", claim, "not measured here", f"{why}."]
-    found = CHECKS[figure["check"]](figure, [results[need] for need in needs])
+    found = CHECKS[figure["check"]](figure, [results[need] for need in there])
     word = {True: "Agrees", False: "Differs", None: "No number"}[found.agrees]
     links = [
         f"[{text}](bench/{need}.png)"
-        for text, need in zip([name, *map(str, range(2, 9))], needs, strict=False)
+        for text, need in zip([name, *map(str, range(2, 9))], there, strict=False)
     ]
     linked = f"{' '.join(links)}, {figure['section']}"
-    return [linked, claim, found.ours, f"{word}: {found.because}."]
+    rest = f"; {lacks}" if lacking else ""
+    return [linked, claim, found.ours, f"{word}: {found.because}{rest}."]
 
 
 def _falls(figure: Json, results: Sequence[Json]) -> Found:
