@@ -51,7 +51,7 @@ USAGE, FAILED = 2, 1
         ("sim --replicas 2 --arms vllm --offload cpu:4", FAILED, "with offload"),
         ("sim --replicas 2 --arms vllm --arrivals closed:2", FAILED, "or loops"),
         ("transfer --pages-kib x", USAGE, "x"),
-        ("transfer --layouts XYZ", USAGE, "XYZ"),
+        ("transfer --layouts XYZ", FAILED, "layout 'XYZ': expected one of"),
         ("transfer --device tpu", USAGE, "tpu"),
         pytest.param(
             "transfer --device cuda",
