@@ -269,13 +269,11 @@ class WorkerTier:
         """
         return None
 
-    def before_forward(self, metadata: TierMetadata, *, is_alone: bool) -> None:
-        """A step begins; blocks may be overwritten from now on.
+    def before_step(self, metadata: TierMetadata) -> None:
+        """Blocks may be overwritten from now on; `load` and `save` follow, once each.
 
-        What is to be copied may begin here, or when `load` and `save` are called.
-
-        Args:
-            is_alone: no other connector moves this worker's blocks.
+        They come before the forward pass where that is right: what is copied beside it
+        is there one step earlier.
         """
 
     def load(self, metadata: TierMetadata) -> None:
