@@ -167,10 +167,6 @@ class SchedulerTier:
     counts it and goes on without the tier.
     """
 
-    #: Counts up when what was stored before need not be there any more: another server
-    #: answers, or everything was reset.
-    generation = 0
-
     #: It keeps KV in whole chunks of so many tokens.
     chunk_tokens = 1
 
