@@ -57,15 +57,13 @@ class Hammer:
     MEMORY = 20 * SIZE
     DISK = 60 * SIZE
 
-    def __init__(self, path: Path, write_through: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self.clock = VirtualClock()
         config = TierConfig(
             path=str(path),
             memory_bytes=self.MEMORY,
             disk_bytes=self.DISK,
-            memory_ttl_s=5.0,
             disk_ttl_s=50.0,
-            write_through=write_through,
         )
         self.store = TieredStore(config, self.clock)
         self._contents = {key: content(key) for key in map(_name, range(self.KEYS))}
@@ -188,16 +186,14 @@ class StoreOptions:
 def lmcache_store(options: StoreOptions, console: Console) -> int:
     """The LMCache plugins' store: mixed operations from threads, then SIGKILLs."""
     problems: list[str] = []
-    share = options.operations // 2
     with tempfile.TemporaryDirectory() as folder:
-        for write_through in (True, False) if share else ():
-            hammer = Hammer(Path(folder, f"through-{write_through}"), write_through)
-            hammer.run(options.threads, share)
+        if options.operations:
+            hammer = Hammer(Path(folder, "hammered"))
+            hammer.run(options.threads, options.operations)
             problems += hammer.problems
             console.print(
-                f"{share} operations from {options.threads} threads, "
-                f"write_through={write_through}: {hammer.hits} hits, "
-                f"{len(hammer.problems)} problems"
+                f"{options.operations} operations from {options.threads} threads: "
+                f"{hammer.hits} hits, {len(hammer.problems)} problems"
             )
         if options.kills:
             survival = survive_kills(Path(folder, "kills"), options.kills, options.seed)

@@ -95,7 +95,9 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
             hooks.expose_control(_control)
         else:
             worker_tier = factory.worker_tier(self.config, vllm_config, kv_cache_config)
-        self.worker_role = WorkerRole(worker_tier)
+        # A vLLM that does not tell may zero them.
+        zeroes = getattr(kv_cache_config, "needs_kv_cache_zeroing", True)
+        self.worker_role = WorkerRole(worker_tier, zeroes_blocks=zeroes)
 
     @property
     def requires_kv_delivery(self) -> bool:

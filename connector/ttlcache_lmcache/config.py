@@ -52,26 +52,13 @@ class TierConfig(PluginConfig):
     memory_bytes: int = Field(
         default=0, ge=0, description="Most bytes held in memory; 0: no memory tier."
     )
-    memory_ttl_s: float = Field(
-        default=60.0,
-        ge=0.0,
-        description="Seconds since the last use after which memory gives it to disk.",
-    )
     disk_ttl_s: float = Field(
         default=86_400.0,
         gt=0.0,
         description="Seconds since the last use after which it is removed for good.",
     )
-    write_through: bool = Field(
-        default=True,
-        description="Write to disk at once, so that a crash loses nothing that was "
-        "reported stored; false: only when memory gives it up.",
-    )
     num_threads: int = Field(
         default=4, ge=1, le=64, description="Threads that store, and as many that load."
-    )
-    sweep_interval_s: float = Field(
-        default=1.0, gt=0.0, le=3600.0, description="Seconds between two expiry looks."
     )
 
 

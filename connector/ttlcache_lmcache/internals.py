@@ -69,11 +69,6 @@ def set_answer_timeout(connector: Any, seconds: float) -> None:
             getattr(connector, name)._mq_timeout = seconds
 
 
-def heartbeats(adapter: Any) -> Iterable[Any]:
-    """One of each server, once the first lookup was made."""
-    return tuple((adapter._heartbeats or {}).values())
-
-
 def open_lookups(adapter: Any) -> Collection[str]:
     """Requests with a lookup, answered or not, that nobody has cleaned up."""
     lookups: Collection[str] = adapter._pending_lookups

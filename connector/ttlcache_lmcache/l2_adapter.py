@@ -57,7 +57,8 @@ class TTLL2Adapter(L2AdapterInterface):
     ) -> None:
         config = load(TierConfig, params, _WHERE)
         compat.check_lmcache(allow_untested=config.allow_untested_lmcache)
-        super().__init__(max_capacity_bytes=_capacity_bytes(config))
+        # Copies in memory of what is on disk count once.
+        super().__init__(max_capacity_bytes=config.disk_bytes or config.memory_bytes)
         self._logger = compat.logger(__name__)
         self._store_event = create_event_notifier()
         self._lookup_event = create_event_notifier()
@@ -84,7 +85,6 @@ class TTLL2Adapter(L2AdapterInterface):
         self._sweeper = Sweeper(
             "ttlcache-l2-sweep",
             self._store.sweep,
-            config.sweep_interval_s,
             lambda error: self._logger.error("ttlcache: sweep failed", exc_info=error),
         )
         otel.export_faults(config.path, self._faults)
@@ -210,7 +210,7 @@ class TTLL2Adapter(L2AdapterInterface):
         return {name: self._store.counts[name] for name in (*FAULTS, "late")}
 
     def close(self) -> None:
-        """Finish what was submitted and bring to disk what is in memory only."""
+        """Finish what was submitted."""
         self._sweeper.stop()
         self._stores.shutdown(wait=True)
         self._loads.shutdown(wait=True)
@@ -253,13 +253,6 @@ class TTLL2Adapter(L2AdapterInterface):
             finish(done)
         for _ in range(min(count, self._num_threads)):
             pool.submit(some)
-
-
-def _capacity_bytes(config: TierConfig) -> int:
-    """What the tier holds in all: copies in memory of what is on disk count once."""
-    if config.write_through and config.disk_bytes:
-        return config.disk_bytes
-    return config.disk_bytes + config.memory_bytes
 
 
 def _bitmap(found: Sequence[bool]) -> Bitmap:

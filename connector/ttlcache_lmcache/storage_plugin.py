@@ -98,7 +98,6 @@ class TTLStoragePlugin(StoragePluginInterface):
         self._sweeper = Sweeper(
             "ttlcache-storage-sweep",
             self._store.sweep,
-            settings.sweep_interval_s,
             lambda error: self._logger.error("ttlcache: sweep failed", exc_info=error),
         )
 

@@ -165,8 +165,7 @@ def test_a_copy_that_cannot_be_settled_keeps_no_other_waiting(make, tier, monkey
     assert demoting(engine) == 6
 
 
-@pytest.mark.parametrize("blamed", [True, False])
-def test_a_server_that_took_anothers_place_is_not_blamed(make, clock, tier, blamed):
+def test_a_server_that_lost_a_turn_is_blamed(make, clock, tier):
     engine, lost = make(), []
     engine.controller.costs.observe_lost = lambda *told: lost.append(told)
     context = engine.turn("a", PROMPT, hints=HINTS)
@@ -174,10 +173,8 @@ def test_a_server_that_took_anothers_place_is_not_blamed(make, clock, tier, blam
     engine.step()
     settle(engine, tier, "a")
     engine.turn("other", range(2000, 3000), hints={"program_id": "q"})  # all memory
-    if not blamed:
-        tier.generation += 1
     engine.turn("b", [*context, 7, 8], hints=HINTS)
-    assert lost == ([(len(context) - 1, False)] if blamed else [])
+    assert lost == [(len(context) - 1, False)]
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPWorkerMetadata
 from lmcache.v1.multiprocess.futures import MessagingFuture
 
 from tests.connector.conftest import fails
-from tests.connector.injection import InjectedError
 from ttlcache.clock import VirtualClock
 from ttlcache_connector import connector as connector_module
 from ttlcache_connector.connector import TTLConnector
-from ttlcache_connector.tiers.base import Reload, TierMetadata
+from ttlcache_connector.role.worker import WorkerRole
+from ttlcache_connector.tiers.base import Reload, TierMetadata, WorkerTier
 from ttlcache_connector.tiers.lmcache.client import SOURCE_TIMEOUT_S, LoadSources
 from ttlcache_connector.tiers.lmcache.reports import WorkerReport, load_times
 from ttlcache_connector.tiers.lmcache.worker import MAX_WAIT_S, LMCacheWorkerTier
@@ -26,23 +26,22 @@ from ttlcache_connector.tiers.lmcache.worker import MAX_WAIT_S, LMCacheWorkerTie
 # --- when copies begin: before the step's forward pass, where that is right ----------
 
 
-class Half(LMCacheWorkerTier):
-    """Our order of calls around LMCache's, which are written down."""
+class Half(WorkerTier):
+    """Writes down what it is called for."""
 
-    def __init__(self, *, loads_early=True):
+    def __init__(self):
+        super().__init__()
         self.done = []
-        self._inner = SimpleNamespace(
-            handle_preemptions=lambda _: self.done.append("flush")
-        )
-        self._loads_early = loads_early
-        self._loaded = self._stored = None
         self.on_load = lambda: None
 
-    def _load(self, metadata):
+    def before_step(self, metadata):
+        self.done.append("flush")
+
+    def load(self, metadata):
         self.done.append("load")
         self.on_load()
 
-    def _save(self, metadata):
+    def save(self, metadata):
         self.done.append("save")
 
 
@@ -65,29 +64,32 @@ def orders(*, is_past=True):
 def test_copies_begin_once_and_as_early_as_is_right(
     loads_early, is_past, is_alone, order
 ):
-    half = Half(loads_early=loads_early)
+    half = Half()
+    role = WorkerRole(half, zeroes_blocks=not loads_early)
     for _ in range(2):
         half.done.clear()
         metadata = orders(is_past=is_past)
-        half.before_forward(metadata, is_alone=is_alone)
+        role.before_forward(metadata, is_alone=is_alone)
         half.done.append("forward")
-        half.load(metadata)
-        half.save(metadata)
+        role.load(metadata)
+        role.save(metadata)
         assert half.done == order
 
 
 def test_a_load_that_fails_keeps_no_store():
     half = Half()
     half.on_load = fails
-    with pytest.raises(InjectedError):
-        half.before_forward(orders(), is_alone=True)
+    role = WorkerRole(half, zeroes_blocks=False)
+    role.before_forward(orders(), is_alone=True)
     assert half.done == ["flush", "load", "save"]
+    assert role.faults.total == 1
 
 
 def test_a_vllm_that_does_not_announce_its_steps_loses_nothing():
     half, metadata = Half(), orders()
-    half.load(metadata)
-    half.save(metadata)
+    role = WorkerRole(half, zeroes_blocks=False)
+    role.load(metadata)
+    role.save(metadata)
     assert half.done == ["load", "save"]
 
 

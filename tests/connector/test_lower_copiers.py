@@ -283,18 +283,18 @@ def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatc
     assert copier.name == "cupy"
     for times in (1, 2):
         copier.attach(context)
-        copier.gather(BLOCKS, PER_CHUNK, chunks, always_wanted)
+        copier.blocks.gather(BLOCKS, PER_CHUNK, chunks, always_wanted)
         pool.zero_()
-        copier.scatter(BLOCKS, PER_CHUNK, chunks, 0, always_wanted)
+        copier.blocks.scatter(BLOCKS, PER_CHUNK, chunks, 0, always_wanted)
         copier.detach()
         assert cuda.calls.count("pin") == cuda.calls.count("unpin") == times
         with pytest.raises(TransferError, match="never pinned"):
-            copier.gather(BLOCKS, PER_CHUNK, chunks, always_wanted)
+            copier.blocks.gather(BLOCKS, PER_CHUNK, chunks, always_wanted)
     after = cache[BLOCKS].clone()
     pool.copy_(before)
     assert same_bits(after, cache[BLOCKS])
     assert not cuda.broken
-    copier.close()
+    copier.blocks.close()
 
 
 def test_on_a_device_memory_must_be_shared(tensors):
@@ -305,7 +305,7 @@ def test_on_a_device_memory_must_be_shared(tensors):
     copier._device = torch.device("cuda", 0)
     with pytest.raises(TransferError, match="shares no memory"):
         copier.attach(pickled)
-    copier.close()
+    copier.blocks.close()
 
 
 def test_a_block_that_lmcache_counts_otherwise_is_refused(tensors, monkeypatch):

@@ -15,7 +15,7 @@ from ttlcache.errors import ConfigError
 from ttlcache_connector.tiers import factory
 from ttlcache_connector.tiers.base import TurnEnd
 from ttlcache_connector.tiers.lmcache import scheduler, worker
-from ttlcache_connector.tiers.lmcache.client import HintSender, Reconnects
+from ttlcache_connector.tiers.lmcache.client import HintSender
 from ttlcache_connector.tiers.lmcache.reports import StoreName
 from ttlcache_lmcache import hints
 
@@ -70,10 +70,7 @@ def test_why_a_registration_failed_is_logged_once(logged, raised, said):
 
 def halves(ranks: int) -> scheduler.LMCacheSchedulerTier:
     half = object.__new__(scheduler.LMCacheSchedulerTier)
-    half._adapter = SimpleNamespace(
-        model_name="model##ours", is_healthy=True, _heartbeats=None
-    )
-    half._reconnects = Reconnects(half._adapter)
+    half._adapter = SimpleNamespace(model_name="model##ours", is_healthy=True)
     half._hints = SimpleNamespace(reconnect=lambda: None)
     half._ranks, half._is_split, half._was_up = ranks, False, True
     return half
@@ -95,16 +92,6 @@ def test_ranks_that_disagree_get_no_tier(logged, names):
     assert not half.is_up()
     (message,) = logged.messages
     assert "the lower tier is not used" in message
-
-
-def test_a_server_that_came_back_while_nobody_asked_is_noticed():
-    half, beats = halves(1), []
-    heartbeat = SimpleNamespace(register_recover_callback=beats.append)
-    half._adapter._heartbeats = {"server": heartbeat}
-    assert (half.is_up(), half.generation) == (True, 0)
-    assert beats[-1](), "LMCache calls it healthy"
-    for _ in range(2):
-        assert (half.is_up(), half.generation) == (True, 1)
 
 
 class Server:

@@ -53,6 +53,8 @@ def test_what_fits_goes_on_as_it_is():
         "odd": [math.nan, 1 << 70, None, True, "é", {"a": ()}],
     }
     assert fitting(told) == (told, [])
+    assert values.header_flag(" True ") is True
+    assert values.holds_wide_int(told)
 
 
 @pytest.mark.parametrize(

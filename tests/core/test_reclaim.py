@@ -166,6 +166,7 @@ def test_room_in_the_cap_is_made_only_where_it_is_of_use(whole_pins):
     pin_blocks(engine, "A", 22)
     engine.arrive("b", list(range(50, 60)), program="B")
     engine.admit("b")
+    assert engine.decode("b", [])
     pin_blocks(engine, "C", 1)
     engine.decode("b", [7])
     engine.finish("b")

@@ -13,7 +13,7 @@ from bench.compare.fleet.router import Router
 from bench.serve.ports import free_ports
 from bench.serve.process import ServerProcess
 from ttlcache_connector.front import app
-from ttlcache_connector.front.replicas import PressureBound, Replicas
+from ttlcache_connector.front.replicas import Replicas
 from ttlcache_connector.front.upload import Limits
 
 #: Anything longer is a hang, on the slowest of machines.
@@ -34,7 +34,7 @@ def front_before(
 ) -> app.Front:
     """The application in this process; it knows no replica."""
     client = httpx.AsyncClient(transport=transport)
-    replicas = Replicas((), PressureBound())
+    replicas = Replicas(())
     return app.Front(url, replicas, client=client, limits=Limits(**limits))
 
 

@@ -12,60 +12,56 @@ from tests.waiting import becomes
 from ttlcache_connector.front.keys import Route
 from ttlcache_connector.front.routes import Family
 
-pytestmark = pytest.mark.anyio
-
 
 class Pressure:
     def __init__(self) -> None:
         self.over: set[str] = set()
         self.asked = 0
 
-    async def __call__(self, program: str) -> bool:
+    def __call__(self, program: str) -> bool:
         self.asked += 1
         return program in self.over
 
 
-async def key(
-    family: Family, name: str, parent: str | None, tenant: str = ""
-) -> str | None:
-    return await family.key(Route("hint", name, name, parent), tenant)
+def key(family: Family, name: str, parent: str | None, tenant: str = "") -> str | None:
+    return family.key(Route("hint", name, name, parent), tenant)
 
 
-async def test_a_childs_first_turn_decides_for_all_of_them():
+def test_a_childs_first_turn_decides_for_all_of_them():
     pressure = Pressure()
     family = Family(pressure)
-    assert await key(family, "a", "p") == "p"
-    assert await key(family, "grandchild", "a") == "p"
+    assert key(family, "a", "p") == "p"
+    assert key(family, "grandchild", "a") == "p"
     pressure.over.add("p")
-    assert await key(family, "b", "p") == "b"
-    assert await key(family, "a", "p") == "p", "its KV is there"
+    assert key(family, "b", "p") == "b"
+    assert key(family, "a", "p") == "p", "its KV is there"
     pressure.over.clear()
-    assert await key(family, "b", "p") == "b", "its KV is there"
-    assert await key(family, "b", None) == "b"
-    assert await key(family, "a", None) == "p", "a turn that does not tell its parent"
-    assert await key(family, "p", "p") == "p"
+    assert key(family, "b", "p") == "b", "its KV is there"
+    assert key(family, "b", None) == "b"
+    assert key(family, "a", None) == "p", "a turn that does not tell its parent"
+    assert key(family, "p", "p") == "p"
     assert pressure.asked == 3
     assert family.sent_away == 1
     assert family.of("a") == family.of("p") == "p"
 
 
 @pytest.mark.parametrize("parent", ["p", None])
-async def test_what_is_remembered_has_a_bound(parent):
+def test_what_is_remembered_has_a_bound(parent):
     family = Family(Pressure(), max_children=10)
     for number in range(100):
         name = f"c{number}"
-        assert await key(family, name, parent) == (parent or name)
-    assert await family.key(Route()) is None
+        assert key(family, name, parent) == (parent or name)
+    assert family.key(Route()) is None
     assert len(family) == 10
     assert family.of("c99") == (parent or "c99")
 
 
-async def test_nobody_sends_another_ones_program_away():
+def test_nobody_sends_another_ones_program_away():
     family = Family(Pressure())
-    assert await key(family, "victim", None) == "victim"
-    assert await key(family, "victim", "attacker") == "victim", "it was no child before"
-    assert await key(family, "later", "attacker", "A") == "attacker"
-    assert await key(family, "later", None, "B") == "later", "another tenant's"
+    assert key(family, "victim", None) == "victim"
+    assert key(family, "victim", "attacker") == "victim", "it was no child before"
+    assert key(family, "later", "attacker", "A") == "attacker"
+    assert key(family, "later", None, "B") == "later", "another tenant's"
     assert family.of("later", "B") == "later"
     assert family.of("later", "A") == "attacker"
 

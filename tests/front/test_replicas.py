@@ -9,30 +9,25 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 
 from tests.commands import output_of
 from tests.front.conftest import HANG_S, front_before
 from ttlcache.cli import app
-from ttlcache.clock import VirtualClock
 from ttlcache_connector.front import replicas as replicas_module
-from ttlcache_connector.front.replicas import PressureBound, Replicas, gauge
+from ttlcache_connector.front.replicas import Replicas, gauge
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(HANG_S)]
 
 URLS = ("http://busy", "http://idle")
-BOUND = PressureBound(every_s=2.0)
 WAITING = "vllm:num_requests_waiting"
 
 
-def asking(
-    answer: Callable[[httpx.Request], Any], urls: Any = URLS, **more: Any
-) -> Replicas:
+def asking(answer: Callable[[httpx.Request], Any], urls: Any = URLS) -> Replicas:
     """Replicas that `answer` stands in for."""
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    return Replicas(urls, more.pop("bound", BOUND), client=client, **more)
+    return Replicas(urls, client=client)
 
 
 class Fleet:
@@ -41,75 +36,36 @@ class Fleet:
     def __init__(self) -> None:
         self.programs: object = {"engines": [{"programs": [{"program": "p"}]}]}
         self.asked = 0
-        self.answers = anyio.Event()
-        self.clock = VirtualClock()
-        self.replicas = asking(self.handle, clock=self.clock)
+        self.replicas = asking(self.handle)
 
     async def handle(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/metrics":
             waiting = 20 if request.url.host == "busy" else 0
             return httpx.Response(200, text=f"{WAITING} {waiting}")
         self.asked += 1
-        await self.answers.wait()
         if self.programs is None:
             raise httpx.ConnectError("gone")
         return httpx.Response(200, text=json.dumps(self.programs))
 
     async def is_over(self, program: str = "p") -> bool:
-        return await self.replicas.is_over(program)
+        await self.replicas.read()
+        return self.replicas.is_over(program)
 
 
 @pytest.fixture
-async def silent():
-    """It was read, and answers no further question yet."""
-    fleet = Fleet()
-    await fleet.replicas.read()
-    return fleet
+def fleet():
+    return Fleet()
 
 
-@pytest.fixture
-def fleet(silent):
-    silent.answers.set()
-    return silent
-
-
-async def test_an_answer_is_good_for_a_while(fleet):
-    for _ in range(50):
-        assert await fleet.is_over("p")
-        assert not await fleet.is_over("q")
+async def test_an_answer_is_good_until_the_next_reading(fleet):
+    """A busy replica is not asked by each of its programs' children."""
+    assert await fleet.is_over("p")
+    assert not fleet.replicas.is_over("q")
     assert fleet.asked == 1
-    fleet.clock.advance(BOUND.every_s)
-    fleet.programs = {"engines": []}
-    assert not await fleet.is_over("p")
-    assert fleet.asked == 2
-
-
-async def test_so_is_none(fleet):
-    """A replica too busy to answer is not asked by each of its programs' children."""
-    fleet.programs = None
-    assert not any([await fleet.is_over() for _ in range(50)])
-    assert fleet.asked == 1
-
-
-async def test_one_question_at_a_time(silent):
-    questions = [asyncio.create_task(silent.is_over()) for _ in range(50)]
-    await anyio.wait_all_tasks_blocked()
-    assert silent.asked == 1
-    silent.answers.set()
-    assert await asyncio.gather(*questions) == [True] * 50
-    assert silent.asked == 1
-
-
-async def test_a_client_that_leaves_costs_the_others_nothing(silent):
-    """The one whose request asks goes; the next one in line asks again."""
-    first = asyncio.create_task(silent.is_over())
-    await anyio.wait_all_tasks_blocked()
-    second = asyncio.create_task(silent.is_over())
-    await anyio.wait_all_tasks_blocked()
-    first.cancel()
-    await anyio.wait_all_tasks_blocked()
-    silent.answers.set()
-    assert (await second, silent.asked) == (True, 2)
+    for none in ({"engines": []}, None):
+        fleet.programs = none
+        assert not await fleet.is_over("p")
+    assert fleet.asked == 3
 
 
 @pytest.mark.parametrize(
@@ -165,11 +121,12 @@ async def test_only_the_parents_replica_counts(busy, idle, expected):
 
     replicas = asking(answer)
     await replicas.read()
-    assert await replicas.is_over("p") is expected
+    assert replicas.is_over("p") is expected
 
 
 @pytest.mark.parametrize("error", [httpx.InvalidURL("x"), RuntimeError("a bug")])
-async def test_the_watch_goes_on_whatever_happens(error, caplog):
+async def test_the_watch_goes_on_whatever_happens(error, caplog, monkeypatch):
+    monkeypatch.setattr(replicas_module, "EVERY_S", 0.0)
     asked = {"busy": 0, "idle": 0}
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -178,7 +135,7 @@ async def test_the_watch_goes_on_whatever_happens(error, caplog):
             raise error
         return httpx.Response(200, text=f"{WAITING} 1")
 
-    replicas = asking(handle, bound=PressureBound(every_s=0.0))
+    replicas = asking(handle)
     async with replicas.watching():
         while len(replicas.pressure) < 2:
             await asyncio.sleep(0)
@@ -243,7 +200,7 @@ def test_urls_that_cannot_be_asked_are_refused_at_start(value, monkeypatch):
 )
 def test_others_are_taken(value):
     front_before(url=value)
-    Replicas([value], BOUND)
+    Replicas([value])
 
 
 def test_idle_connections_stay_as_long_as_told(monkeypatch):

@@ -73,26 +73,25 @@ def test_a_restart_keeps_what_was_used_in_memory(tmp_path, monkeypatch):
     assert make(tmp_path, clock, **settings).find(b"a") is not None
 
 
-def test_memory_goes_to_disk_when_idle_and_away_at_the_end(tmp_path):
-    clock = VirtualClock()
-    ttls = {"memory_ttl_s": 10.0, "disk_ttl_s": 100.0, "write_through": False}
-    store = make(tmp_path, clock, memory_bytes=10 * SIZE, **ttls)
-
-    def held_after(seconds: float) -> tuple[bool, bool]:
-        """Whether something is in memory, and on disk."""
-        clock.advance(seconds)
-        store.sweep()
-        return store.memory_bytes == SIZE, store.disk_bytes > SIZE
-
-    store.put(b"a", content(b"a"))
-    assert held_after(9.0) == (True, False)
-    assert held_after(1.0) == (False, True)
-    assert get(store, b"a") == content(b"a")  # comes up again, and lives on
-    assert store.memory_bytes == SIZE
-    assert held_after(99.0)[1]
-    assert held_after(1.0) == (False, False)
-    assert store.find(b"a") is None
-    assert (store.memory_bytes, store.disk_bytes) == (0, 0)
+@pytest.mark.parametrize("disk_bytes", [1 << 20, 0])
+def test_memory_holds_the_last_used_and_nothing_for_ever(tmp_path, disk_bytes):
+    clock, has_disk = VirtualClock(), disk_bytes > 0
+    limits = {"memory_bytes": SIZE, "disk_bytes": disk_bytes, "disk_ttl_s": 100.0}
+    store = make(tmp_path, clock, **limits)
+    for key in (b"a", b"b"):
+        assert store.put(key, content(key))
+        assert store.memory_bytes == SIZE
+    assert get(store, b"b") == content(b"b")
+    # Without a disk it is lost, with one it comes up again, and lives on.
+    clock.advance(99.0)
+    assert get(store, b"a") == (content(b"a") if has_disk else None)
+    clock.advance(1.0)
+    store.sweep()
+    left = {header.key for header in store.headers()}
+    assert left == ({b"a"} if has_disk else set())
+    clock.advance(99.0)
+    store.sweep()
+    assert (store.memory_bytes, store.disk_bytes, store.headers()) == (0, 0, [])
     assert not list(tmp_path.glob("??/*"))
 
 
@@ -226,31 +225,23 @@ def test_only_its_owner_reads_what_is_on_disk(tmp_path, umask, holds_more):
         os.umask(before)
 
 
-def test_what_is_promised_on_its_way_to_a_full_disk_stays(tmp_path, monkeypatch):
-    clock = VirtualClock()
-    settings = {"memory_ttl_s": 10.0, "write_through": False}
-    store = make(tmp_path, clock, memory_bytes=2 * SIZE, **settings)
-    store.put(b"a", content(b"a"))
-    clock.advance(20.0)
-    promised: list[bool] = []
-
-    def full(*_: object) -> None:
-        promised.extend(store.lock([b"a"]))
-        full_disk()
-
-    monkeypatch.setattr(object_file, "write", full)
-    store.sweep()
-    assert promised == [True]
+def test_what_a_full_disk_does_not_take_stays_in_memory(tmp_path, monkeypatch):
+    store = make(tmp_path, memory_bytes=SIZE)
+    with monkeypatch.context() as patched:
+        patched.setattr(object_file, "write", full_disk)
+        assert store.put(b"a", content(b"a"))
+    assert store.lock([b"a"]) == [True]
+    assert store.put(b"b", content(b"b"))  # not in its place: it is promised
     assert get(store, b"a") == content(b"a")
     store.unlock([b"a"])
-    assert store.delete([b"a"]) == [(b"a", SIZE)]
-    assert (store.memory_bytes, store.disk_bytes) == (0, 0)
+    assert get(store, b"b") == content(b"b")
+    assert store.find(b"a") is None
+    assert store.memory_bytes == SIZE
 
 
-@pytest.mark.parametrize("write_through", [True, False])
-def test_eight_threads(tmp_path, write_through):
+def test_eight_threads(tmp_path):
     """A short form; `bench lmcache-store` runs a million."""
-    hammer = Hammer(tmp_path, write_through)
+    hammer = Hammer(tmp_path)
     hammer.run(threads=8, operations=8_000)
     assert hammer.problems == []
     assert hammer.hits > 100

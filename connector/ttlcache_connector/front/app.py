@@ -168,7 +168,7 @@ class Front:
         changed = None
         try:
             if generates:
-                changed = await self._route_turn(scope, url_session, body)
+                changed = self._route_turn(scope, url_session, body)
             else:
                 self._route_other(scope, url_session)
         except Exception:  # without a key it still is a request
@@ -180,14 +180,14 @@ class Front:
             length = len(body if changed is None else changed)
             scope["headers"] = with_length(scope["headers"], length)
 
-    async def _route_turn(
+    def _route_turn(
         self, scope: Scope, url_session: str | None, body: bytes | None
     ) -> bytes | None:
         """The body with an id in it, None where it stays as it is."""
         path = scope["path"]
         route = find(scope["headers"], url_session, body, self._prompts)
         self.routed[route.rule] += 1
-        key = await self._family.key(route, _tenant(scope))
+        key = self._family.key(route, _tenant(scope))
         if key is None:
             return None
         self._set_key(scope, key)

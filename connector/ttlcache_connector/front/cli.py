@@ -9,12 +9,7 @@ import typer
 
 from ttlcache.cli.common import fail
 from ttlcache.errors import ConfigError
-from ttlcache_connector.front.replicas import PressureBound
-from ttlcache_connector.front.upload import Limits
-
-_BOUND = PressureBound()
-_LIMITS = Limits()
-_MIB = 2**20
+from ttlcache_connector.front.replicas import BOUND
 
 
 def front(
@@ -30,12 +25,9 @@ def front(
             "of a program whose replica is over the bound go by their own id."
         ),
     ] = None,
-    pressure_metric: Annotated[
-        str, typer.Option(help="The replicas' gauge that the bound is on.")
-    ] = _BOUND.metric,
     pressure_bound: Annotated[
-        float, typer.Option(help="A replica is over it while the gauge is greater.")
-    ] = _BOUND.bound,
+        float, typer.Option(help="A replica is over it while more requests wait.")
+    ] = BOUND,
     ranks: Annotated[
         int,
         typer.Option(
@@ -50,22 +42,6 @@ def front(
             "--every-path", help="Also the administration of what is behind the front."
         ),
     ] = False,
-    held_mib: Annotated[
-        int,
-        typer.Option(
-            help="MiB of bodies that are read at once to find their keys; beyond it "
-            "bodies go on unread.",
-            min=1,
-        ),
-    ] = _LIMITS.held_bytes // _MIB,
-    body_timeout_s: Annotated[
-        float,
-        typer.Option(
-            help="Seconds for a body that is read first to come, and for a piece of "
-            "one that is not: 408.",
-            min=0.001,
-        ),
-    ] = _LIMITS.body_timeout_s,
     limit_concurrency: Annotated[
         int,
         typer.Option(help="Connections and requests at once; more get 503.", min=1),
@@ -90,11 +66,10 @@ def front(
         from ttlcache_connector.front.replicas import Replicas
     except ImportError as error:
         fail(f"{error}; pip install 'ttlcache[fleet]'")
-    bound = PressureBound(pressure_metric, pressure_bound)
-    limits = Limits(held_mib * _MIB, body_timeout_s)
+    key = os.environ.get("VLLM_API_KEY")
     try:
-        replicas = Replicas(replica or (), bound, os.environ.get("VLLM_API_KEY"))
-        app = Front(upstream, replicas, ranks, limits=limits, every_path=every_path)
+        replicas = Replicas(replica or (), pressure_bound, key)
+        app = Front(upstream, replicas, ranks, every_path=every_path)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
     # Nothing ends a stream but its upstream and its client; log lines a request

@@ -9,33 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
 import anyio
 import httpx
 
-from ttlcache.clock import Clock, default_clock
 from ttlcache_connector.front.urls import base_url, without_user
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _TIMEOUT_S = 2.0
+#: Requests that wait, summed over a replica's engines, are its pressure.
+METRIC = "vllm:num_requests_waiting"
+#: A replica is over its bound while more of them wait.
+BOUND = 8.0
+#: Seconds between two readings.
+EVERY_S = 2.0
 #: Programs kept of one replica's answer; vLLM's own has 200 an engine.
 MAX_NAMES = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class PressureBound:
-    """A replica is over it while the gauge, summed over engines, is greater."""
-
-    metric: str = "vllm:num_requests_waiting"
-    bound: float = 8.0
-    every_s: float = 2.0
 
 
 class Replicas:
@@ -43,9 +37,8 @@ class Replicas:
 
     Args:
         urls: the replicas themselves, not the router. None: no pressure is known.
-        bound: which gauge, and what is too much.
+        bound: of waiting requests; more are too many.
         api_key: the replicas' key, which `/ttlcache/programs` asks for.
-        clock: tells how old an answer is; the machine's by default.
 
     Raises:
         ConfigError: a URL that nobody can be asked at.
@@ -54,10 +47,9 @@ class Replicas:
     def __init__(
         self,
         urls: Sequence[str],
-        bound: PressureBound,
+        bound: float = BOUND,
         api_key: str | None = None,
         client: httpx.AsyncClient | None = None,
-        clock: Clock | None = None,
     ) -> None:
         for url in urls:
             base_url("--replica", url)
@@ -66,10 +58,8 @@ class Replicas:
         self._headers = headers
         self._bound = bound
         self._urls = tuple(dict.fromkeys(url.strip().rstrip("/") for url in urls))
-        self._clock = clock or default_clock()
-        #: What each said of its programs, and when; asked by one request at a time.
-        self._told: dict[str, tuple[frozenset[str], float]] = {}
-        self._asking = {url: anyio.Lock() for url in self._urls}
+        #: Programs of the replicas that are over the bound.
+        self._held: frozenset[str] = frozenset()
         #: Last reading of each; replicas that do not answer are left out.
         self.pressure: dict[str, float] = {}
         self._shown = {url: without_user(url) for url in self._urls}
@@ -93,53 +83,37 @@ class Replicas:
                     with contextlib.suppress(asyncio.CancelledError):
                         await task
 
-    async def is_over(self, program: str) -> bool:
+    def is_over(self, program: str) -> bool:
         """Whether the replica that holds `program` is over the bound.
 
         False while no replica is, and where no other one is known to be better off.
         """
-        over = {
-            url for url, value in self.pressure.items() if value > self._bound.bound
-        }
-        # One that does not answer is no better off: a child sent away would leave its
-        # parent's prefix for a replica with as much to do.
-        if not over or len(over) == len(self.pressure):
-            return False
-        holds = await asyncio.gather(*(self._holds(url, program) for url in over))
-        return any(holds)
-
-    async def _holds(self, url: str, program: str) -> bool:
-        """Whether a replica has the program, as it said a moment ago.
-
-        It is asked when it is overloaded, and a rollout begins many sub-agents at once:
-        an answer is good for all of them, one of none, too.
-        """
-        # Whoever waits for it finds the answer there; if the one that asks is
-        # cancelled, because its client left, the next one does.
-        async with self._asking[url]:
-            names, asked_s = self._told.get(url, (frozenset(), -math.inf))
-            if not 0.0 <= self._clock.now_s() - asked_s < self._bound.every_s:
-                names = await self._programs(url)
-                self._told[url] = (names, self._clock.now_s())
-        return program in names
+        return program in self._held
 
     async def read(self) -> None:
-        """One reading of all gauges."""
+        """One reading: all gauges, and the programs of replicas over the bound."""
         values = await asyncio.gather(*(self._gauge(url) for url in self._urls))
-        self.pressure = {
+        pressure = {
             url: value
             for url, value in zip(self._urls, values, strict=True)
             if value is not None
         }
+        over = [url for url, value in pressure.items() if value > self._bound]
+        # One that does not answer is no better off: a child sent away would leave its
+        # parent's prefix for a replica with as much to do.
+        if len(over) == len(pressure):
+            over = []
+        held = await asyncio.gather(*(self._programs(url) for url in over))
+        self.pressure, self._held = pressure, frozenset().union(*held)
 
     async def _watch(self) -> None:
         while True:
             await self.read()
-            await asyncio.sleep(self._bound.every_s)
+            await asyncio.sleep(EVERY_S)
 
     async def _gauge(self, url: str) -> float | None:
         return await self._ask(
-            f"{url}/metrics", lambda answer: gauge(answer.text, self._bound.metric)
+            f"{url}/metrics", lambda answer: gauge(answer.text, METRIC)
         )
 
     async def _programs(self, url: str) -> frozenset[str]:

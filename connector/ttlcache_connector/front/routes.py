@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from ttlcache_connector.front.keys import Route
 
@@ -24,7 +24,7 @@ class Family:
 
     def __init__(
         self,
-        is_over: Callable[[str], Awaitable[bool]],
+        is_over: Callable[[str], bool],
         max_children: int = MAX_CHILDREN,
     ) -> None:
         self._is_over = is_over
@@ -40,7 +40,7 @@ class Family:
         """The key of a program that may be a sub-agent."""
         return self._keys.get((tenant, program), program)
 
-    async def key(self, route: Route, tenant: str = "") -> str | None:
+    def key(self, route: Route, tenant: str = "") -> str | None:
         """The key to route by. A sub-agent's first turn decides for all of them."""
         program, parent = route.program, route.parent
         if program is None or route.key is None:
@@ -52,11 +52,10 @@ class Family:
         key = route.key
         if parent is not None and parent != program:
             key = self.of(parent, tenant)
-            if await self._is_over(parent):
+            if self._is_over(parent):
                 key = program
                 self.sent_away += 1
-        # Another turn of the same program may have decided meanwhile.
-        key = self._keys.setdefault((tenant, program), key)
+        self._keys[tenant, program] = key
         while len(self._keys) > self._max_children:
             self._keys.popitem(last=False)
         return key

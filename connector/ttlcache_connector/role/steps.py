@@ -36,7 +36,6 @@ class StepEvents:
         self._lower, self._demoting = parts.lower, parts.demoting
         self.faults = parts.faults
         self._checks_invariants = bool(os.environ.get(CHECK_INVARIANTS))
-        self._lower_generation = 0  # as last passed on to the controller
         # Scheduled, results not there: two with async scheduling, a pipeline has more.
         self._steps: deque[tuple[SchedulerOutput, Step]] = deque(maxlen=64)
 
@@ -47,7 +46,7 @@ class StepEvents:
         self.put_back_failed_loads()
         self._holder.wanted_blocks = 0  # known anew when the head fails again
         if self._lower.is_set:
-            self._poll_tier()
+            self._controller.tier.on_source("cpu" if self._lower.is_up() else None)
             self.tier_events()
         if self._checks_invariants:
             self._reports.check_invariants()
@@ -135,12 +134,3 @@ class StepEvents:
             self._parts.count("demotions", outcome)
         if failed is not None:
             raise failed
-
-    def _poll_tier(self) -> None:
-        """Whether the lower tier is there, and still the same."""
-        controller = self._controller
-        controller.tier.on_source("cpu" if self._lower.is_up() else None)
-        generation = self._lower.tier.generation
-        if generation != self._lower_generation:
-            self._lower_generation = generation
-            controller.tier.on_new_generation()

@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 class WorkerRole:
     """Guards every call of a step; start-up may fail."""
 
-    def __init__(self, tier: WorkerTier) -> None:
+    def __init__(self, tier: WorkerTier, *, zeroes_blocks: bool) -> None:
+        """
+        Args:
+            zeroes_blocks: vLLM zeroes new blocks, after `before_forward`.
+        """
         self._tier = tier
+        self._zeroes_blocks = zeroes_blocks
+        # Of which step the copies have begun already, before its forward pass.
+        self._loaded: TierMetadata | None = None
+        self._saved: TierMetadata | None = None
         self.faults = Faults(self._count, lambda: None, default_clock().now_s)
         self._abandoned: set[str] = set()
         self._invalid_blocks: set[int] = set()
@@ -41,17 +49,38 @@ class WorkerRole:
 
     @guarded()
     def before_forward(self, metadata: Any, *, is_alone: bool) -> None:
-        if isinstance(metadata, TierMetadata):
-            self._tier.before_forward(metadata, is_alone=is_alone)
+        """Start what needs not wait for this step's forward pass.
+
+        vLLM asks for asynchronous loads after it. Its host side costs us nothing, and
+        what is copied beside this forward pass is there one step earlier.
+
+        Args:
+            is_alone: no other connector moves this worker's blocks. Another one may
+                still have to read what is overwritten: it is told after us.
+        """
+        if not isinstance(metadata, TierMetadata):
+            return
+        self._tier.before_step(metadata)
+        loads = is_alone and not self._zeroes_blocks
+        self._loaded = metadata if loads else None
+        self._saved = metadata if metadata.is_past else None
+        try:
+            if loads:
+                self._tier.load(metadata)
+        finally:
+            if metadata.is_past:
+                self._tier.save(metadata)
 
     @guarded()
     def load(self, metadata: Any) -> None:
         self._abandoned |= metadata.abandoned
-        self._tier.load(metadata)
+        if self._loaded is not metadata:
+            self._tier.load(metadata)
 
     @guarded()
     def save(self, metadata: Any) -> None:
-        self._tier.save(metadata)
+        if self._saved is not metadata:
+            self._tier.save(metadata)
 
     def poll(self, finished_ids: Collection[str]) -> Transfers:
         """What ended since the last call, abandoned loads included."""

@@ -167,10 +167,6 @@ class SchedulerTier:
     counts it and goes on without the tier.
     """
 
-    #: Counts up when what was stored before need not be there any more: another server
-    #: answers, or everything was reset.
-    generation = 0
-
     #: It keeps KV in whole chunks of so many tokens.
     chunk_tokens = 1
 
@@ -269,13 +265,11 @@ class WorkerTier:
         """
         return None
 
-    def before_forward(self, metadata: TierMetadata, *, is_alone: bool) -> None:
-        """A step begins; blocks may be overwritten from now on.
+    def before_step(self, metadata: TierMetadata) -> None:
+        """Blocks may be overwritten from now on; `load` and `save` follow, once each.
 
-        What is to be copied may begin here, or when `load` and `save` are called.
-
-        Args:
-            is_alone: no other connector moves this worker's blocks.
+        They come before the forward pass where that is right: what is copied beside it
+        is there one step earlier.
         """
 
     def load(self, metadata: TierMetadata) -> None:

@@ -44,19 +44,40 @@ class Entry:
         return not (self.locks or self.busy)
 
 
-class Index:
-    """Every object by key, and those of each place by last use. The caller locks.
+class Place:
+    """The objects in memory, or on disk, by last use.
 
-    Bytes are counted before they are taken: by whoever reserves them.
+    used_bytes: at most `max_bytes`; counted before they are taken, by whoever reserves
+        them.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used_bytes = 0
+        self.entries: OrderedDict[bytes, Entry] = OrderedDict()
+
+    def oldest(self) -> Entry | None:
+        """The longest unused one that may be moved."""
+        return next((each for each in self.entries.values() if each.is_movable), None)
+
+    def older(self, used_before_s: float) -> list[Entry]:
+        """Objects to give up for age."""
+        found = []
+        for entry in self.entries.values():
+            if entry.used_s > used_before_s:
+                break
+            if entry.is_movable:
+                found.append(entry)
+        return found
+
+
+class Index:
+    """Every object by key, and those of each place. The caller locks."""
+
+    def __init__(self, folder: Path, memory_bytes: int, disk_bytes: int) -> None:
         self._folder = folder
         self.entries: dict[bytes, Entry] = {}
-        self.memory: OrderedDict[bytes, Entry] = OrderedDict()
-        self.disk: OrderedDict[bytes, Entry] = OrderedDict()
-        self.memory_bytes = 0
-        self.disk_bytes = 0
+        self.memory, self.disk = Place(memory_bytes), Place(disk_bytes)
 
     def path(self, entry: Entry) -> Path:
         return object_file.path_of(self._folder, entry.header.key)
@@ -65,21 +86,21 @@ class Index:
         entry.used_s = now_s
         key = entry.header.key
         if entry.data is not None:
-            self.memory.move_to_end(key)
+            self.memory.entries.move_to_end(key)
         if entry.is_on_disk:
-            self.disk.move_to_end(key)
+            self.disk.entries.move_to_end(key)
 
     def forget_memory(self, entry: Entry) -> None:
         if entry.data is not None:
             entry.data = None
-            self.memory_bytes -= entry.header.size
-            self.memory.pop(entry.header.key, None)
+            self.memory.used_bytes -= entry.header.size
+            self.memory.entries.pop(entry.header.key, None)
 
     def forget_disk(self, entry: Entry) -> None:
         if entry.is_on_disk:
             entry.is_on_disk = False
-            self.disk_bytes -= entry.header.file_bytes
-            self.disk.pop(entry.header.key, None)
+            self.disk.used_bytes -= entry.header.file_bytes
+            self.disk.entries.pop(entry.header.key, None)
             # Under the lock: a new object of the same name is not written meanwhile.
             with contextlib.suppress(OSError):
                 self.path(entry).unlink()
@@ -92,9 +113,7 @@ class Index:
             del self.entries[entry.header.key]
         return entry
 
-    def restore(
-        self, found: Iterable[Found], now_s: float, ttl_s: float, disk_bytes: int
-    ) -> None:
+    def restore(self, found: Iterable[Found], now_s: float, ttl_s: float) -> None:
         """Take what an earlier process left, the longest unused first, as far as it
         lives and fits."""
         for each in found:
@@ -103,24 +122,7 @@ class Index:
                 continue
             entry = Entry(each.header, now_s - each.age_s, is_on_disk=True)
             self.entries[each.header.key] = entry
-            self.disk[each.header.key] = entry
-            self.disk_bytes += each.header.file_bytes
-        while self.disk_bytes > disk_bytes:
-            self.drop(next(iter(self.disk.values())))
-
-
-def older(place: OrderedDict[bytes, Entry], used_before_s: float) -> list[Entry]:
-    """Objects to give up for age. What a demotion put behind younger ones is found a
-    little later."""
-    found = []
-    for entry in place.values():
-        if entry.used_s > used_before_s:
-            break
-        if entry.is_movable:
-            found.append(entry)
-    return found
-
-
-def oldest(place: OrderedDict[bytes, Entry]) -> Entry | None:
-    """The longest unused one that may be moved."""
-    return next((entry for entry in place.values() if entry.is_movable), None)
+            self.disk.entries[each.header.key] = entry
+            self.disk.used_bytes += each.header.file_bytes
+        while self.disk.used_bytes > self.disk.max_bytes:
+            self.drop(next(iter(self.disk.entries.values())))

@@ -1,4 +1,4 @@
-"""Between memory and disk: copies, and room for them.
+"""To and from memory and disk: copies, and room for them.
 
 No byte is copied while the lock is held: an entry is busy meanwhile.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ttlcache_lmcache.config import TierConfig
 from ttlcache_lmcache.store import object_file
-from ttlcache_lmcache.store.index import Entry, Index, oldest
+from ttlcache_lmcache.store.index import Entry, Index, Place
 from ttlcache_lmcache.store.object_file import CorruptRecordError
 
 #: Seconds for which the time of a file's last use may be out of date.
@@ -55,93 +55,59 @@ class Moves:
     def admit_to_memory(self, entry: Entry, data: memoryview) -> bool:
         """Copy a busy entry to memory; False if there is no room for it."""
         size = entry.header.size
-        while True:
-            with self._lock:
-                if entry.is_dead or size > self._config.memory_bytes:
-                    return False
-                if entry.data is not None:
-                    return True
-                if self._index.memory_bytes + size <= self._config.memory_bytes:
-                    self._index.memory_bytes += size  # reserved before it is taken
-                    break
-            if not self.demote_one(float("inf")):
-                return False
+        if not self._reserve(self._index.memory, entry, size):
+            return False
         copy = bytes(data)
         with self._lock:
             if entry.data is not None or entry.is_dead:
                 # Another thread was here meanwhile.
-                self._index.memory_bytes -= size  # type: ignore[unreachable]
+                self._index.memory.used_bytes -= size
                 return entry.data is not None
             entry.data = copy
-            self._index.memory[entry.header.key] = entry
+            self._index.memory.entries[entry.header.key] = entry
         return True
-
-    def demote_one(self, used_before_s: float) -> bool:
-        """Free memory of the longest idle object; False if there is none to free.
-
-        Without room on disk it is lost: the youngest bytes win.
-        """
-        with self._lock:
-            entry = oldest(self._index.memory)
-            if entry is None or entry.used_s > used_before_s:
-                return False
-            if entry.is_on_disk or not self._config.disk_bytes:
-                if used_before_s < float("inf") and not entry.is_on_disk:
-                    return False  # nowhere to go, and nobody needs the room
-                self._index.forget_memory(entry)
-                gone = [] if entry.is_on_disk else [self._index.drop(entry)]
-                data = None
-            else:
-                gone, data = [], entry.data
-                entry.busy += 1
-        if data is not None:
-            self.write(entry, memoryview(data))
-            with self._lock:
-                if entry.is_on_disk or not entry.locks:  # or it was promised meanwhile
-                    self._index.forget_memory(entry)
-                self._counts["demoted"] += entry.is_on_disk
-                if entry.data is None and not (entry.is_on_disk or entry.is_dead):
-                    gone.append(self._index.drop(entry))
-            self.release(entry)
-        self.tell(gone)
-        return True
-
-    # disk
 
     def write(self, entry: Entry, data: memoryview) -> bool:
         """Write the file of a busy entry; False if there is no room for it."""
         need = entry.header.file_bytes
-        if not self._reserve_disk(entry, need):
+        if not self._reserve(self._index.disk, entry, need):
             return False
         try:
             object_file.write(self._index.path(entry), entry.header, data)
         except OSError as error:
             with self._lock:
-                self._index.disk_bytes -= need
+                self._index.disk.used_bytes -= need
             self.on_fault("write_errors", error)
             return False
         with self._lock:
             entry.is_on_disk = True
             entry.stamped_s = entry.used_s
-            self._index.disk[entry.header.key] = entry
+            self._index.disk.entries[entry.header.key] = entry
         return True
 
-    def _reserve_disk(self, entry: Entry, need: int) -> bool:
-        gone: list[Entry] = []
+    def _reserve(self, place: Place, entry: Entry, need: int) -> bool:
+        """Take bytes of a place for a busy entry, for which the longest unused leave.
+
+        The youngest bytes win: what is nowhere else is lost.
+        """
+        index, gone = self._index, list[Entry]()
         with self._lock:
-            if entry.is_dead or need > self._config.disk_bytes:
+            if entry.is_dead or need > place.max_bytes:
                 return False
-            while self._index.disk_bytes + need > self._config.disk_bytes:
-                victim = oldest(self._index.disk)
+            while place.used_bytes + need > place.max_bytes:
+                victim = place.oldest()
                 if victim is None:
                     break
-                self._counts["disk_evicted"] += 1
-                self._index.forget_disk(victim)
-                if victim.data is None:
-                    gone.append(self._index.drop(victim))
-            has_room = self._index.disk_bytes + need <= self._config.disk_bytes
+                if place is index.disk:
+                    self._counts["disk_evicted"] += 1
+                    index.forget_disk(victim)
+                else:
+                    index.forget_memory(victim)
+                if not victim.is_there:
+                    gone.append(index.drop(victim))
+            has_room = place.used_bytes + need <= place.max_bytes
             if has_room:
-                self._index.disk_bytes += need
+                place.used_bytes += need
         self.tell(gone)
         return has_room
 
@@ -162,7 +128,7 @@ class Moves:
             return False
         self._counts["disk_hits"] += 1
         self.stamp(entry)
-        if self._config.memory_bytes:
+        if entry.data is None and self._config.memory_bytes:
             self.admit_to_memory(entry, buffer)
         return True
 

@@ -1,11 +1,9 @@
-"""Objects in memory and on disk, each within a byte budget and a time-to-live.
+"""Objects in memory and on disk, each within a byte budget, both for a time-to-live.
 
-    put ─ memory ─ idle for `memory_ttl_s`, or room wanted → disk
-        ─ disk   ─ idle for `disk_ttl_s`, or room wanted   → gone
-
-With `write_through` the file is written at once and leaving memory costs nothing.
-An object that is locked, or being copied, stays where it is. No lmcache here; all
-methods are thread-safe, and no byte is copied while the lock is held.
+A file is written at once, so that a crash loses nothing that was reported stored, and
+leaving memory costs nothing. An object that is locked, or being copied, stays where it
+is. No lmcache here; all methods are thread-safe, and no byte is copied while the lock
+is held.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from pathlib import Path
 from ttlcache.clock import Clock
 from ttlcache_lmcache.config import TierConfig
 from ttlcache_lmcache.store import disk_index, object_file
-from ttlcache_lmcache.store.index import Entry, Index, older
+from ttlcache_lmcache.store.index import Entry, Index
 from ttlcache_lmcache.store.moves import Moves, OnRemoved
 from ttlcache_lmcache.store.object_file import Header
 
@@ -50,25 +48,23 @@ class TieredStore:
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         folder = Path(config.path)
-        self._index = Index(folder)
+        self._index = Index(folder, config.memory_bytes, config.disk_bytes)
         self._moves = Moves(
             config, self._index, self._lock, self.counts, on_removed, logger
         )
         self._folder_lock = disk_index.lock_folder(folder)
         if config.disk_bytes:
             found = disk_index.scan(folder, self._moves.on_fault)
-            self._index.restore(
-                found, clock.now_s(), config.disk_ttl_s, config.disk_bytes
-            )
+            self._index.restore(found, clock.now_s(), config.disk_ttl_s)
             self.counts["restored"] = len(self._index.entries)
 
     @property
     def memory_bytes(self) -> int:
-        return self._index.memory_bytes
+        return self._index.memory.used_bytes
 
     @property
     def disk_bytes(self) -> int:
-        return self._index.disk_bytes
+        return self._index.disk.used_bytes
 
     # what callers ask
 
@@ -94,9 +90,8 @@ class TieredStore:
             self._index.entries[key] = entry
         self._moves.tell(gone)
         try:
-            in_memory = self._moves.admit_to_memory(entry, view)
-            if self._config.write_through or not in_memory:
-                self._moves.write(entry, view)
+            self._moves.admit_to_memory(entry, view)
+            self._moves.write(entry, view)
         finally:
             kept = self._moves.release(entry)
         self.counts["stored" if kept else "not_stored"] += 1
@@ -171,33 +166,28 @@ class TieredStore:
             return [e.header for e in self._index.entries.values() if e.is_there]
 
     def sweep(self) -> None:
-        """Let time pass: memory to disk, disk to nothing."""
-        now_s = self._clock.now_s()
+        """Let time pass: what was not used for long goes."""
+        used_before_s = self._clock.now_s() - self._config.disk_ttl_s
         gone: list[Entry] = []
         with self._lock:
-            for tier in (self._index.memory, self._index.disk):
-                for entry in older(tier, now_s - self._config.disk_ttl_s):
+            for place in (self._index.memory, self._index.disk):
+                for entry in place.older(used_before_s):
                     gone.append(self._index.drop(entry))
                     self.counts["expired"] += 1
         self._moves.tell(gone)
-        while self._moves.demote_one(now_s - self._config.memory_ttl_s):
-            pass
 
     def close(self) -> None:
-        """Bring to disk what is in memory only, as far as it fits."""
-        if self._config.disk_bytes:
-            while self._moves.demote_one(float("inf")):
-                pass
+        """Another process may use the folder."""
         disk_index.unlock_folder(self._folder_lock)
 
     def status(self) -> dict[str, object]:
         with self._lock:
             return {
                 "objects": len(self._index.entries),
-                "memory_objects": len(self._index.memory),
-                "disk_objects": len(self._index.disk),
-                "memory_bytes": self._index.memory_bytes,
-                "disk_bytes": self._index.disk_bytes,
+                "memory_objects": len(self._index.memory.entries),
+                "disk_objects": len(self._index.disk.entries),
+                "memory_bytes": self.memory_bytes,
+                "disk_bytes": self.disk_bytes,
                 "locked": sum(1 for e in self._index.entries.values() if e.locks),
                 "counts": dict(self.counts),
             }

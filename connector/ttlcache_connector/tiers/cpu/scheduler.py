@@ -211,5 +211,4 @@ class CPUSchedulerTier(SchedulerTier):
         self._unlock_all()
         self.stores.reset()
         self.index.clear()
-        self.generation += 1
         return True

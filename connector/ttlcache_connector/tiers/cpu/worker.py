@@ -117,11 +117,6 @@ class CPUWorkerTier(WorkerTier):
         """
         super().__init__()
         self._config, self._num_blocks = kv_cache_config, num_blocks
-        # Where vLLM zeroes new blocks, it does so after `before_forward`.
-        zeroes = getattr(kv_cache_config, "needs_kv_cache_zeroing", True)
-        self._loads_early = not zeroes
-        self._begun: TierMetadata | None = None
-        self._begun_loads: TierMetadata | None = None
         self._loading: set[str] = set()  # requests that vLLM has not heard of since
         self._overdue: set[str] = set()
         self._report = CopyReport()
@@ -155,27 +150,16 @@ class CPUWorkerTier(WorkerTier):
             self._lanes.name,
         )
 
-    def before_forward(self, metadata: TierMetadata, *, is_alone: bool) -> None:
-        """Turns that are stored were computed in earlier steps."""
-        if isinstance(metadata.inner, CopyOrders):
-            self._begun = metadata
-            self._start(self._stores, metadata.inner.stores)
-            if self._loads_early and is_alone:
-                self._begun_loads = metadata
-                self._start_loads(metadata.inner)
-
     def load(self, metadata: TierMetadata) -> None:
-        if isinstance(metadata.inner, CopyOrders) and metadata is not self._begun_loads:
-            self._start_loads(metadata.inner)
+        if isinstance(metadata.inner, CopyOrders):
+            self._loading |= metadata.inner.loads.keys()
+            self._overdue = metadata.inner.overdue
+            self._start(self._loads, metadata.inner.loads)
 
     def save(self, metadata: TierMetadata) -> None:
-        if isinstance(metadata.inner, CopyOrders) and metadata is not self._begun:
+        """Turns that are stored were computed in earlier steps."""
+        if isinstance(metadata.inner, CopyOrders):
             self._start(self._stores, metadata.inner.stores)
-
-    def _start_loads(self, orders: CopyOrders) -> None:
-        self._loading |= orders.loads.keys()
-        self._overdue = orders.overdue
-        self._start(self._loads, orders.loads)
 
     def _start(self, lane: CopyLane, copies: dict[Any, BlockCopy]) -> None:
         """After what this process has given the device to do."""

@@ -1,7 +1,7 @@
 """The connection to LMCache's servers: how it is configured, and what is asked there.
 
-LMCache's own connector with the settings that agents need; its heartbeats, calls of
-its servers' modules, and the parameters that clients send to it.
+LMCache's own connector with the settings that agents need, calls of its servers'
+modules, and the parameters that clients send to it.
 """
 
 from __future__ import annotations
@@ -110,33 +110,6 @@ def connect(role: KVConnectorRole, vllm_config: Any, kv_cache_config: Any) -> An
         ) from None
     internals.set_answer_timeout(connector, answer_timeout_s)
     return connector
-
-
-class Reconnects:
-    """Servers that went away and came back between two checks.
-
-    Seen by LMCache's heartbeats, which begin with the first lookup.
-    """
-
-    def __init__(self, adapter: Any) -> None:
-        """
-        Args:
-            adapter: LMCache's, of the scheduler.
-        """
-        self._adapter = adapter
-        self._any = False
-
-    def take_any(self) -> bool:
-        """Whether any server recovered since the last call."""
-        for heartbeat in internals.heartbeats(self._adapter):
-            heartbeat.register_recover_callback(self._on_recovered)
-        found, self._any = self._any, False
-        return found
-
-    def _on_recovered(self) -> bool:
-        """On the heartbeat's thread, before LMCache calls the server healthy."""
-        self._any = True
-        return True
 
 
 @dataclass(slots=True)

@@ -1,12 +1,7 @@
-"""Copies a request's bytes between vLLM's KV tensors and LMCache's chunks.
-
-Chunks are CPU tensors of one LMCache chunk each; `blocks` are `per_chunk` block ids for
-each chunk. What the blocks depend on has happened when the copier is called.
-"""
+"""Our engines between vLLM's KV tensors and the memory of an LMCache server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,11 +17,13 @@ from ttlcache_connector.copy.kv_layouts import namespace, read_layout
 from ttlcache_connector.copy.lanes import make_lanes
 from ttlcache_lmcache import internals
 
-Chunks = list[torch.Tensor]
-
 
 class ChunkCopier:
-    """Called on the copy threads; raises for a copy that did not happen."""
+    """Copies between KV blocks and chunks: CPU tensors of one LMCache chunk each.
+
+    Attributes:
+        blocks: copies, once what these depend on has happened.
+    """
 
     def __init__(
         self,
@@ -52,7 +49,7 @@ class ChunkCopier:
         self._device = next(iter(kv_caches.values())).device
         self._lanes = make_lanes(self._device)
         self.name = self._lanes.name
-        self._blocks = BlockCopier(group, self._lanes)
+        self.blocks = BlockCopier(group, self._lanes)
         self._memory: int | None = None
         self._shape, self._dtype = torch.Size(), torch.uint8
 
@@ -81,34 +78,9 @@ class ChunkCopier:
             self._lanes.forget_host(self._memory)
             self._memory = None
 
-    def gather(
-        self,
-        blocks: list[int],
-        per_chunk: int,
-        chunks: Chunks | None,
-        is_wanted: Callable[[], bool],
-    ) -> Chunks:
-        """KV blocks to chunks, to new ones where the server shares no memory."""
-        if chunks is None:
-            count = len(blocks) // per_chunk
-            chunks = [torch.empty(self._shape, dtype=self._dtype) for _ in range(count)]
-        self._blocks.gather(blocks, per_chunk, chunks, is_wanted)
-        return chunks
-
-    def scatter(
-        self,
-        blocks: list[int],
-        per_chunk: int,
-        chunks: Chunks,
-        skip_tokens: int,
-        is_wanted: Callable[[], bool],
-    ) -> None:
-        """Chunks to KV blocks, without the first `skip_tokens` of them."""
-        self._blocks.scatter(blocks, per_chunk, chunks, skip_tokens, is_wanted)
-
-    def close(self) -> None:
-        """No copy follows."""
-        self._blocks.close()
+    def new_chunks(self, count: int) -> list[torch.Tensor]:
+        """For a server that shares no memory."""
+        return [torch.empty(self._shape, dtype=self._dtype) for _ in range(count)]
 
 
 def _block_bytes(kv_caches: dict[str, torch.Tensor], layout_hints: Any) -> int:

@@ -29,7 +29,6 @@ from ttlcache_connector.tiers.base import (
 from ttlcache_connector.tiers.lmcache.client import (
     HintSender,
     LoadSources,
-    Reconnects,
     connect,
 )
 from ttlcache_connector.tiers.lmcache.lookups import Lookups
@@ -99,7 +98,6 @@ class LMCacheSchedulerTier(SchedulerTier):
             self.is_up,
         )
         self._was_up = True
-        self._reconnects = Reconnects(self._adapter)
         self._is_split = False
 
     def bind(self, manager: KVCacheManager) -> None:
@@ -128,11 +126,9 @@ class LMCacheSchedulerTier(SchedulerTier):
     def is_up(self) -> bool:
         is_refused = self._is_split or self.is_off
         up = bool(self._adapter.is_healthy) and not is_refused
-        came_back = up and (not self._was_up or self._reconnects.take_any())
-        self._was_up = up
-        if came_back:
-            self.generation += 1
+        if up and not self._was_up:
             self._hints.reconnect()
+        self._was_up = up
         return up
 
     def arrive(self, request: Request, *, has_pin: bool) -> None:
@@ -224,7 +220,6 @@ class LMCacheSchedulerTier(SchedulerTier):
     def reset(self) -> bool:
         self._lookups.reset()
         self._salts.start_generation()
-        self.generation += 1
         return True
 
     def shutdown(self) -> None:

@@ -50,12 +50,6 @@ class LMCacheWorkerTier(WorkerTier):
         self._since_s: dict[str, float] = {}
         self._waited_s: dict[str, float] = {}
         self._load_s: dict[str, float] = {}  # of loads that are not reported yet
-        # Of which step the copies have begun already, before its forward pass.
-        self._loaded: TierMetadata | None = None
-        self._stored: TierMetadata | None = None
-        # Where vLLM zeroes new blocks, it does so after `before_forward`.
-        zeroes = getattr(kv_cache_config, "needs_kv_cache_zeroing", True)
-        self._loads_early = not zeroes
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         try:
@@ -80,34 +74,11 @@ class LMCacheWorkerTier(WorkerTier):
         name = self._registration.changed_name
         return None if name is None else StoreName(name)
 
-    def before_forward(self, metadata: TierMetadata, *, is_alone: bool) -> None:
-        """Start what needs not wait for this step's forward pass.
-
-        vLLM asks for asynchronous loads after it. Its host side costs us nothing, and
-        what is copied beside this forward pass is there one step earlier.
-        """
+    def before_step(self, metadata: TierMetadata) -> None:
         if metadata.inner is not None:
             self._inner.handle_preemptions(metadata.inner)
-        # Another connector may still have to read what is overwritten: it is told
-        # after us, and vLLM's order is right for both.
-        self._loaded = metadata if self._loads_early and is_alone else None
-        self._stored = metadata if metadata.is_past else None
-        try:
-            if self._loaded is not None:
-                self._load(metadata)
-        finally:
-            if self._stored is not None:
-                self._save(metadata)
 
     def load(self, metadata: TierMetadata) -> None:
-        if self._loaded is not metadata:
-            self._load(metadata)
-
-    def save(self, metadata: TierMetadata) -> None:
-        if self._stored is not metadata:
-            self._save(metadata)
-
-    def _load(self, metadata: TierMetadata) -> None:
         loads = _of(metadata, "RETRIEVE")
         now_s = self._now_s()
         self._since_s.update((m.request_id, now_s) for m in loads)
@@ -125,7 +96,7 @@ class LMCacheWorkerTier(WorkerTier):
                     )
             raise
 
-    def _save(self, metadata: TierMetadata) -> None:
+    def save(self, metadata: TierMetadata) -> None:
         stores = _of(metadata, "STORE")
         if not stores:
             return

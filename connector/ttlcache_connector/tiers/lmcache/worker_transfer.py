@@ -149,14 +149,15 @@ class ThreadedTransfer(EngineDrivenTransferContext):
         # whatever they are, and no way back. Eviction takes them after that.
         slots = context.prepare_store(key, self._instance_id)
         self._wait_for(event)
-        chunks = None
-        if slots is not None:  # else there is no shared memory
+        if slots is None:
+            chunks = self._copier.new_chunks(len(blocks) // per_chunk)
+        else:
             chunks, indices = slots
             if not indices:
                 return True  # all of it is stored already, or there is no room for it
             blocks = [b for i in indices for b in blocks[i * per_chunk :][:per_chunk]]
         with move.copying():
-            chunks = self._copier.gather(blocks, per_chunk, chunks, move.is_wanted)
+            self._copier.blocks.gather(blocks, per_chunk, chunks, move.is_wanted)
         ok = bool(context.commit_store(key, self._instance_id, chunks))
         if ok:
             self._count("demoted", chunks)
@@ -194,7 +195,7 @@ class ThreadedTransfer(EngineDrivenTransferContext):
             self._wait_for(event)
             began_s += stopwatch_s() - prepared_s
             with move.copying():
-                self._copier.scatter(
+                self._copier.blocks.scatter(
                     blocks, per_chunk, chunks, skip_tokens, move.is_wanted
                 )
         finally:
