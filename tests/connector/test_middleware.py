@@ -17,6 +17,7 @@ from starlette.routing import Route
 from vllm.v1.engine.core import EngineCore
 
 from tests.connector.conftest import fails, pinned
+from ttlcache.programs.table import bounded
 from ttlcache_connector import connector as connector_module
 from ttlcache_connector.engine import hooks
 from ttlcache_connector.http import control
@@ -26,6 +27,7 @@ from ttlcache_connector.http.middleware import ProgramIdMiddleware
 
 CHAT = "/v1/chat/completions"
 OWN = {"x-session-id": "own"}
+HUGE = "x" * 1_000_000
 END, PROGRESS = (f"/ttlcache/programs/p/{verb}" for verb in ("end", "progress"))
 DEEP = b"[" * 500 + b"]" * 500
 
@@ -153,6 +155,7 @@ def hints_of(program_id: str) -> dict:
         (CHAT, hints_of("hinted"), OWN, "hinted"),
         (CHAT, {"vllm_xargs": {"ttlcache_program_id": "x"}}, OWN, "x"),
         (CHAT, {"session_id": "body"}, OWN, "body"),
+        (CHAT, {"session_id": HUGE}, {}, bounded(HUGE)),
         # Known to the engine alone, or nobody's.
         (CHAT, {}, {}, None),
         (CHAT, {}, {"x-session-id": "ttlcache-route-1"}, None),

@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote
 from prometheus_client import Counter
 
 from ttlcache.programs.hints import ROUTE_PREFIX
+from ttlcache.programs.table import bounded
 from ttlcache.telemetry.metrics import HTTP_COUNTERS
 from ttlcache_connector.http import control, dp_rank
 from ttlcache_connector.http.asgi import (
@@ -110,7 +111,7 @@ class ProgramIdMiddleware:
                 self._dropped.labels(reason).inc()
             told = clues.named or clues.session
             if told and not told.startswith(ROUTE_PREFIX):
-                program = quote(told, safe="").encode()
+                program = quote(bounded(told), safe="").encode()
         except Exception:  # noqa: BLE001 - the serving path fails open
             self._fault()
         return replay(messages, receive), program
