@@ -24,6 +24,12 @@ DASHBOARD_EXPRESSIONS = [
 ]
 _ALERT = re.compile(r"expr: (?:>-\n)?(.*?)\n        (?:for|labels):", re.DOTALL)
 EXPRESSIONS = [*DASHBOARD_EXPRESSIONS, *_ALERT.findall(ALERTS)]
+#: (metric, the whole expression) of alerts on what grows.
+INCREASES = [
+    (name, " ".join(expression.split()))
+    for expression in _ALERT.findall(ALERTS)
+    for name in re.findall(r"increase\((ttlcache_\w+)", expression)
+]
 #: vLLM's own metrics that we rely on; tests/e2e sees them on a real server.
 VLLM = {
     "vllm:num_requests_running",

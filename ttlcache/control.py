@@ -68,7 +68,8 @@ def _progress(
 
 def _listing(controller: Controller, now_s: float) -> dict[str, Any]:
     """The most recently active programs, newest first, and totals."""
-    programs = list(islice(reversed(controller.programs), MAX_LISTED))
+    seen = (each for each in reversed(controller.programs) if not each.is_empty)
+    programs = list(islice(seen, MAX_LISTED))
     totals = controller.telemetry.metrics.totals
     return {
         "programs": [_row(controller, program, now_s) for program in programs],

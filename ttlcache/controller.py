@@ -29,7 +29,7 @@ from ttlcache.programs.identity import Identifier
 from ttlcache.programs.model import Program, RequestRecord
 from ttlcache.programs.places import Quantum
 from ttlcache.programs.prefix_index import PrefixIndex
-from ttlcache.programs.table import ProgramTable, client_key
+from ttlcache.programs.table import ProgramTable
 from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
@@ -70,6 +70,7 @@ class Controller:
         memoryfulness: Memoryfulness | None = None,
         on_rekey: Callable[[str], None] | None = None,
         telemetry: Telemetry | None = None,
+        engine_id: int = 0,
     ) -> None:
         """
         Args:
@@ -77,6 +78,7 @@ class Controller:
             memoryfulness: what programs' lengths say of turns left (paper §4.1).
             on_rekey: told the id of a waiting request whose priority changed.
             telemetry: told every event.
+            engine_id: see `ProgramTable`.
         """
         self.config, self.block_tokens = config, block_tokens
         self._clock = clock
@@ -84,7 +86,7 @@ class Controller:
         self.costs = costs or CostModel()
         self.memoryfulness = memoryfulness or Memoryfulness()
         self.telemetry = telemetry or Telemetry()
-        self.programs = ProgramTable(config.program_idle_s)
+        self.programs = ProgramTable(config.program_idle_s, engine_id=engine_id)
         self.requests: dict[str, RequestRecord] = {}
         self.pins = PinTable()
         self.tier = TierRecord(self.requests, self.costs, self.telemetry)
@@ -247,6 +249,8 @@ class Controller:
                 self.admission.on_turn_finished(program, context_blocks)
         if not finish.completed:
             self.admission.on_no_pin(program)
+            if isinstance(program.key, int) and program.is_empty:
+                self._end(program, "forgotten")  # no retry would be recognised
             return NOTHING_RETAINED
         program.turns_finished += 1
         self._learn_outputs(record, finish, now_s)
@@ -264,7 +268,7 @@ class Controller:
         self, tenant: str, program_id: str, remaining: Remaining
     ) -> list[dict[str, Any]] | None:
         """A tool reports in mid-gap: decide again. None if the program is unknown."""
-        program = self.programs.get(client_key(tenant, program_id))
+        program = self.programs.find(tenant, program_id)
         if program is None:
             return None
         now_s = self._clock.now_s()
@@ -283,7 +287,7 @@ class Controller:
 
     def end(self, tenant: str, program_id: str) -> bool:
         """A program is over: release all its pins. False if it is unknown."""
-        program = self.programs.get(client_key(tenant, program_id))
+        program = self.programs.find(tenant, program_id)
         if program is None:
             return False
         self._end(program, "told")

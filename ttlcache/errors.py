@@ -9,6 +9,7 @@ TTLCacheError
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,18 +41,25 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
     return "; ".join(_explain_one(model, dict(item)) for item in error.errors())
 
 
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Which of `names` was probably meant; None where none is near."""
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.65)
+    return near[0] if near else None
+
+
 def _explain_one(model: type[BaseModel], item: dict[str, Any]) -> str:
     key, names = str(item["loc"][0]) if item["loc"] else "?", list(model.model_fields)
     value = item.get("input")
     if item["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, names, n=1, cutoff=0.65)
-        help_text = (
-            f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(names)}"
-        )
+        near = nearest(key, names)
+        valid = f"valid keys: {', '.join(names)}"
+        help_text = valid if near is None else f"did you mean {near!r}?"
         return f"unknown key {key!r} (value {value!r}); {help_text}"
     field = model.model_fields.get(key)
     meaning = f" ({field.description})" if field is not None else ""
     if item["type"] == "missing":
         return f"key {key!r} is missing{meaning}"
-    expected = str(item["msg"]).removeprefix("Value error, ")
+    expected = str(item["msg"])
+    for prefix in ("Value error, ", "Input should be "):
+        expected = expected.removeprefix(prefix)
     return f"key {key!r} has value {value!r}, expected: {expected}{meaning}"

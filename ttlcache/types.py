@@ -65,10 +65,14 @@ UNKNOWN_GAP = GapKey("unknown")
 
 
 class PinOutcome(StrEnum):
-    """How a pin ended. Every pin ends exactly once, with exactly one of these."""
+    """How a pin ended. Every pin ends exactly once, with exactly one of these.
+
+    Past its deadline: EXPIRED or NO_RETURN is known when the next turn comes, or none.
+    """
 
     CLAIMED = "claimed"  # the next turn arrived and took over the blocks
-    EXPIRED = "expired"  # the deadline passed with nobody waiting for it
+    EXPIRED = "expired"  # the deadline passed before the next turn came
+    NO_RETURN = "no_return"  # the deadline passed, and no next turn ever came
     VICTIM = "victim"  # released under memory pressure
     SUPERSEDED = "superseded"  # the program went on without it, or has too many
     ENDED = "ended"  # the program ended
@@ -147,7 +151,11 @@ TokenSlice = Callable[[int, int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """Validated hints of one request. `rejected` holds reasons of bad ones."""
+    """Validated hints of one request.
+
+    rejected: reasons of bad values; then no hint is used, and nothing is retained.
+    unknown_keys: names of no hint, cut to a bounded length; they are left out.
+    """
 
     program_id: str | None = None
     parent_id: str | None = None
@@ -157,6 +165,7 @@ class Hints:
     ttl_s: float | None = None
     priority_class: int | None = None
     rejected: tuple[str, ...] = ()
+    unknown_keys: tuple[str, ...] = ()
 
 
 NO_HINTS = Hints()

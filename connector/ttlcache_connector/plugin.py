@@ -40,39 +40,83 @@ def _wrap_engine_config(engine_args: Any) -> None:
 
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if ours := list(_our_extra_configs(self.kv_transfer_config)):
-            from ttlcache_connector import vllm_options
-
-            vllm_options.check_arguments(self, len(ours))
-        vllm_config = original(self, *args, **kwargs)
-        configure(vllm_config, self)
+        try:
+            check(self)
+            vllm_config = original(self, *args, **kwargs)
+            configure(vllm_config, self)
+        except Exception as error:
+            _show_in_one_sentence(error)
+            raise
         return vllm_config
 
     setattr(create_engine_config, _MARK, True)
     engine_args.create_engine_config = create_engine_config
 
 
+def check(engine_args: Any) -> None:
+    """Refuse wrong settings before vLLM looks at the model, which takes many seconds.
+
+    Raises:
+        ConfigError: a key, a file it names, or an option of vLLM beside it.
+        UnsupportedEngineError: vLLM outside the tested range.
+    """
+    ours = list(_our_extra_configs(engine_args.kv_transfer_config))
+    if not ours:
+        return
+    from ttlcache.config import load_config, ordering_in_force
+    from ttlcache.scheduling import ordering
+    from ttlcache_connector import vllm_options
+    from ttlcache_connector.engine import requirements
+    from ttlcache_connector.role import state_files
+    from ttlcache_connector.tiers import factory
+
+    vllm_options.check_arguments(engine_args, len(ours))
+    for extra in ours:
+        config = load_config(extra)
+        requirements.check_vllm(allow_untested=config.allow_untested_vllm)
+        factory.check(config)
+        ordering.create(ordering_in_force(config))
+        state_files.check(config)
+
+
+def _show_in_one_sentence(error: Exception) -> None:
+    """If an error of ours ends this process, its text is shown and no traceback.
+
+    Whoever calls vLLM as a library catches it like any other.
+    """
+    from ttlcache.errors import TTLCacheError
+
+    shown = sys.excepthook
+    if not isinstance(error, TTLCacheError) or hasattr(shown, _MARK):
+        return
+
+    def show(kind: Any, raised: BaseException, trace: Any) -> None:
+        if isinstance(raised, TTLCacheError):
+            sys.stderr.write(f"ttlcache: {raised}\n")
+        else:
+            shown(kind, raised, trace)
+
+    setattr(show, _MARK, True)
+    sys.excepthook = show
+
+
 def configure(vllm_config: Any, engine_args: Any) -> None:
-    """Check our settings early and name our scheduler, if our connector is used.
+    """Check our settings beside vLLM's and name our scheduler, if ours is used.
 
     engine_args: what `vllm_config` was made from.
 
     Raises:
         ConfigError: before any process or weight is loaded.
-        UnsupportedEngineError: vLLM outside the tested range.
     """
     for extra in _our_extra_configs(vllm_config.kv_transfer_config):
         _name_tool_parser(extra, sys.argv)
         from ttlcache.config import load_config
         from ttlcache_connector import vllm_options
-        from ttlcache_connector.engine import hooks, requirements
-        from ttlcache_connector.tiers import factory
+        from ttlcache_connector.engine import hooks
 
         config = load_config(extra)
-        requirements.check_vllm(allow_untested=config.allow_untested_vllm)
         vllm_options.check(vllm_config, config)
         hooks.install_middleware(MIDDLEWARE)
-        factory.check(config)
         if config.lower_tier != "none":
             # vLLM's default fails the request when a load fails.
             vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"

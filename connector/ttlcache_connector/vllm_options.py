@@ -100,6 +100,13 @@ def missing(
     """A sentence for each option under which a part of ttlcache does not work."""
     yield from _missing_of_scheduler(vllm_config.scheduler_config)
     yield from _missing_of_vllm(vllm_config)
+    transfer = vllm_config.kv_transfer_config
+    if transfer.kv_connector == "TTLConnector" and transfer.kv_role != "kv_both":
+        yield (
+            f"kv_role {transfer.kv_role!r} does what 'kv_both' does: TTLConnector "
+            "hands no KV to other engines; Nixl or Mooncake beside it in a "
+            "MultiConnector do"
+        )
     if vllm_config.model_config.runner_type == "pooling":
         yield "this model generates nothing: no request has a next turn, none is pinned"
     if engine_args.disable_log_stats:

@@ -117,6 +117,14 @@ def totals(engine: Engine) -> dict[str, int]:
     return {f"{n}:{label}" if label else n: c for (n, label), c in counter.items()}
 
 
+def expired_pins(engine: Engine) -> int:
+    """Counted ones, and those whose programs may still come back."""
+    programs = engine.controller.programs
+    turns = [turn for program in programs for turn in program.open_turns]
+    counted = totals(engine).get("pins:expired", 0)
+    return counted + sum(turn.has_expired_pin for turn in turns)
+
+
 def pinned(engine: Engine) -> int:
     return engine.holder.pressure().pinned_blocks
 

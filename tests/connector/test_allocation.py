@@ -10,6 +10,7 @@ from tests.connector.conftest import (
     HOLD_ALL,
     VLLM_OWN,
     begin,
+    expired_pins,
     free,
     pinned,
     start,
@@ -175,7 +176,7 @@ def test_a_silent_program_does_not_keep_later_ones_waiting(make_engine, clock):
     late = begin(engine, "L", 300, max_tokens=4)
     assert not runner.is_finished()
     assert late in engine.scheduler.running
-    assert totals(engine)["pins:expired"] == 1
+    assert expired_pins(engine) == 1
 
 
 # --- what a pin is worth to others: regressions from the first outside review -------

@@ -6,7 +6,14 @@ import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
-from tests.connector.conftest import demoting, fails, free, pinned, totals
+from tests.connector.conftest import (
+    demoting,
+    expired_pins,
+    fails,
+    free,
+    pinned,
+    totals,
+)
 from tests.connector.fake_tier import extra, settle
 from ttlcache_connector.tiers.base import TurnEnd
 
@@ -30,7 +37,7 @@ def test_an_ended_turn_is_held_until_it_is_copied(make, clock, tier, options, ex
         assert tier.of("demote") == []
         clock.advance(5.1)
         engine.step()
-        assert totals(engine)["pins:expired"] == 1
+        assert expired_pins(engine) == 1
     assert tier.of("demote") == ["a"]
     assert pinned(engine) == 0
     assert demoting(engine) == 6  # not a pin any more, but not free either

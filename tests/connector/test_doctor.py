@@ -15,6 +15,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from ttlcache.cli import app
+from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.cli.doctor import findings
 from ttlcache_connector.engine import requirements
 from ttlcache_lmcache import compat as lmcache_compat
@@ -150,11 +151,44 @@ def test_our_own_answer_is_read(answers):
     assert bad == ["retention has turned itself off: see its log"] * 2
 
 
-@pytest.mark.parametrize("url", ["http://x:abc", "nonsense", "http://x\n"])
-def test_a_url_that_is_none_is_said_to_be_none(url):
+def test_a_servers_own_settings_are_shown_and_not_those_of_this_command(answers):
+    settings = TTLCacheConfig(
+        policy="fixed", policy_options={"ttl_s": 2.0}, record_path="/there"
+    ).model_dump()
+    settings |= {"ordering": "ttl-aware", "admission": "none"}
+    settings |= {"ttlcache": "9.9", "vllm": "0.99", "a key": "of a later version"}
+    gauges = {"retention_enabled": 1.0, "tier_up": 0.0}
+    for tier, state in (("none", None), ("cpu", BAD)):
+        engine = {"settings": settings | {"lower_tier": tier}, "gauges": gauges}
+        answers(json.dumps({"engines": [engine]}))
+        found = {f.what: f for f in findings(None, URL)}
+        assert not {"policy", "record_path", "state_dir"} & found.keys()
+        policy = found["server's policy"].text
+        assert policy == "fixed {'ttl_s': 2.0}, ordering ttl-aware, admission none"
+        assert found["server's ttlcache"].text == "9.9 on vLLM 0.99"
+        changed = ['record_path: "/there"']
+        if tier != "none":
+            changed.append(f'lower_tier: "{tier}"')
+        assert set(found["server's settings"].text.split(", ")) == set(changed)
+        assert "server's record_path" not in found
+        down = found.get("server's tier")
+        assert (down and down.state) == state
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://127.0.0.1:1", "no server answers"),
+        *((url, "no address") for url in ("nonsense", "http://x:abc", "http://x\n")),
+    ],
+)
+def test_why_a_server_is_not_reached_is_said_in_plain_words(url, why):
     assert states(url=url)["server"] == BAD
     done = run("top", "--once", "--url", url)
     assert (done.exit_code, type(done.exception)) == (1, SystemExit)
+    told = " ".join(done.output.split())
+    assert why in told
+    assert not any(word in told for word in ("Errno", "protocol", "Invalid"))
 
 
 def test_the_exit_status_is_the_verdict():

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
-from tests.connector.conftest import demoting, fails, free, pinned, totals
+from tests.connector.conftest import demoting, expired_pins, fails, free, pinned
 from tests.connector.fake_tier import copy, extra
 from tests.connector.test_stores import offer
 from ttlcache_connector import faults
@@ -61,7 +61,7 @@ def expired(make, clock):
 @pytest.mark.parametrize("options", [{}, NEVER_PINNED], ids=["expired", "no pin"])
 def test_a_turn_without_a_pin_stays_and_is_not_copied(expired, tier, options):
     engine, _ = expired(**options)
-    assert totals(engine).get("pins:expired", 0) == (not options)
+    assert expired_pins(engine) == (not options)
     assert pinned(engine) == 0
     assert cached(engine) == 37
     assert tier.of("demote") == []

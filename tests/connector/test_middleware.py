@@ -17,6 +17,7 @@ from starlette.routing import Route
 from vllm.v1.engine.core import EngineCore
 
 from tests.connector.conftest import fails, pinned
+from ttlcache.programs.table import bounded
 from ttlcache_connector import connector as connector_module
 from ttlcache_connector.engine import hooks
 from ttlcache_connector.http import control
@@ -25,6 +26,8 @@ from ttlcache_connector.http.asgi import MAX_BODY_BYTES
 from ttlcache_connector.http.middleware import ProgramIdMiddleware
 
 CHAT = "/v1/chat/completions"
+OWN = {"x-session-id": "own"}
+HUGE = "x" * 1_000_000
 END, PROGRESS = (f"/ttlcache/programs/p/{verb}" for verb in ("end", "progress"))
 DEEP = b"[" * 500 + b"]" * 500
 
@@ -60,9 +63,7 @@ def post(app: object, path: str, *, root_path: str = "", **request: object):
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize(
-    ("own", "session"), [({}, "c-1"), ({"x-session-id": "own"}, "own")]
-)
+@pytest.mark.parametrize(("own", "session"), [({}, "c-1"), (OWN, "own")])
 def test_an_agents_header_becomes_vllms_unless_that_is_there(own, session):
     answer = post(application(), CHAT, json={}, headers={"session-id": "c-1", **own})
     assert answer.json()["session"] == session
@@ -139,6 +140,42 @@ def test_twice_is_once():
     assert answer["body"].count("kv_transfer_params") == 1
 
 
+def hints_of(program_id: str) -> dict:
+    return {"kv_transfer_params": {"ttlcache": {"program_id": program_id}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "program"),
+    [
+        (CHAT, {}, {"session-id": "c-1"}, "c-1"),
+        (CHAT, {}, OWN, "own"),
+        (f"/sessions/a%2Fb{CHAT}", {}, {}, "a%2Fb"),
+        (CHAT, {"job_id": 7}, {}, "7"),
+        # What the engine goes by, whatever headers say.
+        (CHAT, hints_of("hinted"), OWN, "hinted"),
+        (CHAT, {"vllm_xargs": {"ttlcache_program_id": "x"}}, OWN, "x"),
+        (CHAT, {"session_id": "body"}, OWN, "body"),
+        (CHAT, {"session_id": HUGE}, {}, bounded(HUGE)),
+        # Known to the engine alone, or nobody's.
+        (CHAT, {}, {}, None),
+        (CHAT, {}, {"x-session-id": "ttlcache-route-1"}, None),
+    ],
+)
+def test_the_answer_names_its_program(path, body, headers, program):
+    answer = post(application(), path, json=body, headers=headers)
+    assert answer.headers.get("x-ttlcache-program") == program
+
+
+def test_a_refused_request_names_no_program():
+    async def refuse(scope, receive, send):
+        await send({"type": "http.response.start", "status": 400, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    app = application()
+    app.router = refuse
+    assert "x-ttlcache-program" not in post(app, CHAT, json={}, headers=OWN).headers
+
+
 class Engines:
     """Data-parallel engines: what each answers to an order, and what they heard."""
 
@@ -174,7 +211,9 @@ def test_an_id_from_the_body_is_known_by_its_url(make_engine, program_id):
     engine.turn("r", range(64), hints={"program_id": program_id})
     assert pinned(engine) > 0
     app = application(engine=Engines(engine.connector.control))
-    url = f"/ttlcache/programs/{quote(program_id, safe='')}"
+    told = post(app, CHAT, json=hints_of(program_id)).headers["x-ttlcache-program"]
+    assert told == quote(program_id, safe="")
+    url = f"/ttlcache/programs/{told}"
     assert post(app, f"{url}/progress", json={"eta_s": 1.0}).status_code == 200
     assert post(app, f"{url}/end").status_code == 200
     assert pinned(engine) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -61,6 +62,39 @@ def test_wrong_settings_stop_the_server_and_say_why(extra, expected):
         build_vllm_config(EngineSpec(extra_config=extra))
     for part in expected:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"polcy": "x"},
+        {"ordering": "no_such_module:Class"},
+        {"record_path": "FILE"},
+        {"state_dir": "FILE"},
+        {"state_dir": "BROKEN"},
+    ],
+)
+def test_wrong_settings_are_named_before_vllm_looks_at_the_model(extra, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "profile.json").write_text("{")
+    places = {"FILE": str(tmp_path / "file"), "BROKEN": str(tmp_path)}
+    extra = {key: places.get(value, value) for key, value in extra.items()}
+    model = {"model": str(tmp_path / "no such model")}
+    with pytest.raises(ConfigError, match=next(iter(extra))):
+        build_vllm_config(EngineSpec(extra_config=extra, engine_args=model))
+
+
+def test_an_error_of_ours_that_ends_the_process_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    for _ in range(2):
+        with pytest.raises(ConfigError) as caught:
+            build_vllm_config(EngineSpec(extra_config={"polcy": "x"}))
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ttlcache: ")
+    assert "did you mean 'policy'" in line
+    sys.excepthook(ValueError, ValueError("another's"), None)
+    assert "ValueError: another's" in capsys.readouterr().err
 
 
 def test_prefix_caching_off_is_refused():

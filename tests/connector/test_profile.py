@@ -99,9 +99,13 @@ def test_no_coefficient_is_negative():
     assert CostModel({"prefill": list(coefficients)}).prefill_s(3000) > 0
 
 
+#: Even on a CPU this decides how much memory vLLM reserves: most of it.
+LESS = """--engine '{"gpu_memory_utilization": 0.4}'"""
+
+
 @pytest.mark.parametrize(
     ("is_there", "said"),
-    [(True, "error: vLLM did not start"), (False, "needs vLLM beside ttlcache")],
+    [(True, ["error: vLLM did not start", LESS]), (False, ["needs vLLM beside"])],
 )
 def test_without_a_vllm_it_ends_with_a_sentence(tmp_path, monkeypatch, is_there, said):
     if not is_there:
@@ -109,7 +113,8 @@ def test_without_a_vllm_it_ends_with_a_sentence(tmp_path, monkeypatch, is_there,
     out = tmp_path / "profile.json"
     done = CliRunner().invoke(app, ["profile", str(tmp_path), "--out", str(out)])
     assert done.exit_code == 1
-    assert said in done.output
+    for part in said:
+        assert part in done.output
     assert isinstance(done.exception, SystemExit)  # no traceback
     assert not out.exists()
 

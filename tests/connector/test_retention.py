@@ -9,8 +9,9 @@ import json
 
 import httpx
 import pytest
+import vllm
 
-from tests.connector.conftest import FOREVER, free, pinned, totals
+from tests.connector.conftest import FOREVER, expired_pins, free, pinned, totals
 from ttlcache.cli.live import engines_of
 from ttlcache.programs.divergence import Cause
 from ttlcache_connector.role.metrics import _KNOWN_LABELS
@@ -59,6 +60,12 @@ def test_what_a_live_server_tells_is_what_top_and_doctor_expect(make_engine):
     (read,) = engines_of(httpx.Response(200, text=text, request=request))
     assert read["programs"][0]["pinned_blocks"] == 10
     assert read["gauges"]["pool_blocks"] == 39
+    settings = read["settings"]
+    assert settings["policy_options"] == {"ttl_s": 5.0}
+    # What "auto" stands for here, and no lower tier.
+    assert settings["ordering"] == "ttl-aware"
+    assert (settings["admission"], settings["lower_tier"]) == ("none", "none")
+    assert settings["vllm"] == vllm.__version__
 
 
 def test_pin_expires_at_its_deadline_and_not_before(make_engine, clock):
@@ -71,7 +78,7 @@ def test_pin_expires_at_its_deadline_and_not_before(make_engine, clock):
     engine.step()
     assert pinned(engine) == 0
     assert free(engine) == 39
-    assert totals(engine)["pins:expired"] == 1
+    assert expired_pins(engine) == 1
     # It is still found while nobody needs the memory.
     engine.add("A-2", context + [7] * 30, hints={"program_id": "A"})
     assert engine.step().num_scheduled_tokens["A-2"] == len(context) + 30 - 160

@@ -1,4 +1,4 @@
-"""What a client nested too deep never reaches vLLM's workers, whatever way it came."""
+"""What is wrong in a client's parameters, whatever way they came to the engine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from tests.connector.conftest import nested, pinned, totals
 from ttlcache.programs.client_values import MAX_DEPTH, MAX_NESTED_SIZE
+from ttlcache.programs.hints import MAX_KEY_CHARS
+from ttlcache_connector.role.requests import MAX_LOGGED_KEYS
 
 
 @pytest.mark.parametrize(
@@ -52,3 +54,24 @@ def test_other_arguments_stay_and_retention_off_guards_as_well(make_engine):
     engine.connector.on_new_request(request)
     assert params.extra_args == {"top_a": 1}
     assert request.kv_transfer_params is None
+
+
+def test_a_misspelt_hint_is_named_once_and_costs_no_retention(make_engine, our_log):
+    engine = make_engine()
+    for number, key in enumerate(("programid", "programid", "\x1b[31m" + "x" * 999)):
+        hints = {"tool": "bash", key: "p"}
+        engine.turn(f"r{number}", [number] * 64, hints=hints)
+    assert totals(engine)["hints_rejected:unknown_key"] == 3
+    assert pinned(engine) > 0
+    told = [line for line in our_log if "does not exist" in line]
+    assert len(told) == 2
+    assert "the hint 'programid'" in told[0]
+    assert "did you mean 'program_id'?" in told[0]
+    assert "valid: program_id, " in told[1]
+    assert "\x1b" not in told[1]
+    assert "x" * MAX_KEY_CHARS not in told[1]
+    for number in range(20):
+        made_up = {f"{number} made up {index}": 1 for index in range(8)}
+        engine.turn(f"s{number}", [9] * 64, hints=made_up)
+    told = [line for line in our_log if "does not exist" in line]
+    assert len(told) == MAX_LOGGED_KEYS

@@ -221,6 +221,15 @@ def test_what_does_not_work_is_said(said, arguments, argv, environ, expected):
     assert expected in sentence
 
 
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
+def test_a_role_that_we_do_not_play_is_said(said, role):
+    alone = KVTransferConfig(kv_connector="TTLConnector", kv_role=role)
+    arguments = {"kv_transfer_config": alone}
+    (sentence,) = said(EngineSpec(connector=False, engine_args=arguments))
+    assert f"{role!r} does what 'kv_both' does" in sentence
+    assert said(multi(TTL, OTHER, role=role)) == []
+
+
 def test_a_synchronous_class_of_the_users_is_said(said, platform_with_async):
     flags = {"scheduler_cls": VLLM_OWN, "async_scheduling": True}
     first, second = said(EngineSpec(engine_args=flags))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
 from ttlcache.programs.model import Program
 from ttlcache.programs.places import Place
 from ttlcache.testing import FakeEngine
+from ttlcache.types import PinOutcome
 
 TTL_S = 10.0
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # two full blocks of four, and a half
@@ -32,10 +35,18 @@ class Story(FakeEngine):
     def observed(self, name):
         return self.controller.telemetry.metrics.observations.get(name, [])
 
-    def outcomes(self):
-        """How many pins ended how."""
+    def counted_outcomes(self):
+        """What metrics tell of ended pins."""
         totals = self.controller.telemetry.metrics.totals
         return {label: n for (name, label), n in totals.items() if name == "pins"}
+
+    def outcomes(self):
+        """How many pins ended how, with those that are not counted yet."""
+        ended = Counter(self.counted_outcomes())
+        for program in self.controller.programs:
+            expired = [turn.has_expired_pin for turn in program.open_turns]
+            ended[PinOutcome.EXPIRED] += sum(expired)
+        return +ended
 
     def pins(self):
         return list(self.controller.pins)

@@ -63,7 +63,7 @@ def test_an_eta_that_is_worth_it_moves_the_deadline(engine):
 def test_an_eta_beyond_the_worth_releases_now(engine):
     tell(engine, "progress", eta_s=10 * engine.controller.costs.recovery_s(40))
     assert engine.pins() == []
-    assert engine.total("pins", "expired") == 1
+    assert engine.outcomes() == {"expired": 1}
 
 
 @pytest.mark.parametrize(
@@ -117,3 +117,16 @@ def test_the_listing_shows_the_newest_first(engine):
     assert second["ttl_left_s"] == pytest.approx(4.0)
     assert second["tool"] == "tool"
     assert answer["totals"]["pins_started"] == 2
+
+
+def test_a_program_without_an_id_is_told_of_under_the_one_that_is_shown(engine):
+    tell(engine, "end")
+    engine.turn("r2", list(range(50, 90)), [90])
+    (row,) = tell(engine, "programs")["programs"]
+    told = {"program_id": row["program"]}
+    assert len(tell(engine, "progress", **told, eta_s=1.0)["pins"]) == 1
+    for wrong in ({"cache_salt": "other"}, {"program_id": "anonymous-0-2"}):
+        assert tell(engine, "end", **{**told, **wrong}) == {"known": False}
+    assert len(engine.pins()) == 1
+    assert tell(engine, "end", **told) == {"known": True}
+    assert engine.pins() == []

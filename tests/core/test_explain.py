@@ -105,6 +105,16 @@ CHANGE = (95.0, "re-decided: 3 s from then")
             "",
             "pin 7 was claimed after 2.5 s; re-decided: 3 s from then",
         ),
+        (
+            {**pinned("expired", 95.0), "next_gap_s": 9.0},
+            "",
+            "pin 7 expired after 5 s",
+        ),
+        (
+            pinned("expired", 95.0),
+            "idle",
+            "pin 7 expired after 5 s; no next turn came",
+        ),
     ],
 )
 def test_what_became_of_a_turn(now, how, text):

@@ -10,7 +10,7 @@ from ttlcache.programs.client_values import (
     MAX_TOOLS,
     MIN_INT,
 )
-from ttlcache.programs.hints import parse_hints
+from ttlcache.programs.hints import MAX_KEY_CHARS, MAX_UNKNOWN_KEYS, parse_hints
 from ttlcache.types import NO_HINTS, Hints
 
 HUGE = "x" * 10_000_000
@@ -93,14 +93,6 @@ REJECTED = {
         {"ttlcache": "program_id=5"},
         {"ttlcache": [{"program_id": "a"}]},
     ],
-    "unknown_key": [
-        own(programid="a"),
-        {"ttlcache": {5: "a"}},
-        {"ttlcache": {None: "a"}},
-        {"ttlcache": {("program_id",): "a"}},
-        {"ttlcache": {HUGE: "a"}},
-        own(ttlcache={"program_id": "a"}),
-    ],
     "id_type": [{"job_id": []}],
 }
 #: Reason, key -> values.
@@ -143,10 +135,28 @@ def test_a_bad_hint_is_rejected_with_its_reason(reason, params):
     assert parse_hints(params) == Hints(rejected=(reason,))
 
 
-def test_one_bad_hint_costs_all_of_them():
+def test_one_bad_value_costs_all_hints():
     assert parse_hints(own(program_id="good", ttl=-1)) == Hints(rejected=("duration",))
-    flat = {"ttlcache_program_id": "good", "ttlcache_nonsense": 1}
-    assert parse_hints(None, flat) == Hints(rejected=("unknown_key",))
+
+
+@pytest.mark.parametrize(
+    ("key", "kept"),
+    [
+        ("programid", "programid"),
+        (5, "int"),
+        (None, "NoneType"),
+        (("program_id",), "tuple"),
+        (HUGE, "x" * MAX_KEY_CHARS),
+        ("ttlcache", "ttlcache"),
+    ],
+)
+def test_an_unknown_key_costs_nothing_else(key, kept):
+    expected = Hints(program_id="good", unknown_keys=(kept,))
+    assert parse_hints({"ttlcache": {"program_id": "good", key: {}}}) == expected
+    flat = {"ttlcache_program_id": "good", f"ttlcache_{kept}": 1}
+    assert parse_hints(None, flat) == expected
+    many = {f"key{number}": 1 for number in range(100_000)}
+    assert len(parse_hints(own(**many)).unknown_keys) == MAX_UNKNOWN_KEYS
 
 
 def test_limits_themselves_are_allowed():

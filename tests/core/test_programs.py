@@ -57,9 +57,9 @@ def remember(identifier, program, tenant=""):
     [
         ("P", "S", "P", HINT),
         (None, "S", "S", SESSION),
-        (None, "", "anonymous-1", NEW),
+        (None, "", "anonymous-0-1", NEW),
         # A routing key names nobody.
-        (None, f"{ROUTE_PREFIX}0123", "anonymous-1", NEW),
+        (None, f"{ROUTE_PREFIX}0123", "anonymous-0-1", NEW),
     ],
 )
 def test_a_hint_outranks_a_session(identifier, program, session, label, rule):
@@ -192,11 +192,21 @@ def test_a_clock_that_goes_back_ends_nothing():
 def test_no_client_key_is_that_of_an_anonymous_program(tenant):
     table = ProgramTable(max_programs=10, idle_s=1.0)
     program = table.create_anonymous(tenant, 2.0)
-    assert (program.program_id, program.tenant) == ("anonymous-1", tenant)
+    assert (program.program_id, program.tenant) == ("anonymous-0-1", tenant)
     assert program.last_seen_s == 2.0
     for label in (program.program_id, "1"):
         assert table.get_or_create(client_key(tenant, label), 3.0) is not program
     assert table.get(program.key) is program
+
+
+def test_two_engines_show_no_program_under_one_id():
+    shown = []
+    for engine_id in (0, 7, 0xABCDEF):
+        table = ProgramTable(60.0, engine_id=engine_id)
+        program = table.create_anonymous("", 0.0)
+        assert table.find("", program.program_id) is program
+        shown.append(program.program_id)
+    assert shown == ["anonymous-0-1", "anonymous-7-1", "anonymous-abcdef-1"]
 
 
 def test_client_keys_stay_apart_and_small():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from matplotlib import pyplot as plt
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -29,7 +30,7 @@ from ttlcache.cli.top import _screen
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache.testing.fake_engine import FakeEngine
-from ttlcache.types import Decision
+from ttlcache.types import Decision, PinOutcome
 
 WALL_S = 1_000_000.0
 
@@ -191,6 +192,41 @@ def test_the_commands_on_a_recording(folder, tmp_path):
         assert "Traceback" not in output
 
 
+def test_a_recording_reads_well_on_80_columns(folder):
+    for path in folder.iterdir():  # a tool and a reason of the longest kind
+        path.write_text(path.read_text().replace('"tool":"tool"', '"tool":"bash npx"'))
+    narrow = CliRunner(env={"COLUMNS": "80"})
+    for command in (["analyze"], ["explain", "a", "--from"]):
+        done = narrow.invoke(app, [*command, str(folder)])
+        assert done.exit_code == 0, done.output
+        lines = done.output.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert "…" not in done.output
+
+
+def test_the_live_programs_read_well_on_80_columns():
+    ids = ["anonymous-3f9a12-128", "anonymous-3f9a12-129"]
+    ids += [f"57a121ec-f78c-4ad2-8a31-{'0' * 11}{end}" for end in "12"]
+    numbers = {"turns": 128, "running": 16, "gap_s": 1234.5, "pins": 16}
+    numbers |= {"pinned_blocks": 123456, "ttl_left_s": 299.9, "tool": "bash pytest"}
+    gauges = {"programs_active": 4, "pool_blocks": 200_000}
+    totals = {f"pins:{name}": 12345 for name in PinOutcome}
+    engine = {"programs": [{"program": each, **numbers} for each in ids]}
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(_screen([engine | {"gauges": gauges, "totals": totals}], rows=9))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    first = [line for line in lines if line.startswith(("anonymous-", "57a121ec-"))]
+    assert len(first) == len(ids)
+    for row in first:
+        for part in ("bash pytest", "128", "1234 s", "123456", "300 s"):
+            assert part in row
+    shown = "".join(line.split()[0] for line in lines)
+    for program in ids:  # whole, over two lines if need be
+        assert program in shown
+
+
 #: Markup that closes nothing, a window's title, a colour, a line of its own.
 HOSTILE = "[/b]\x1b]0;owned\x07\x1b[31m\nerror"
 
@@ -269,6 +305,24 @@ def test_idle_memory_and_final_turns_have_colours_of_their_own(next_gap_s, kind)
     assert bars["idle memory, pinned"] == [(10.0, 20.0)]
     summary = summarize(recording)
     assert (summary.wasted_block_s, summary.idle_block_s) == (20.0, 60.0)
+    outcome = "no_return" if next_gap_s is None else "expired"
+    assert summary.outcomes == {outcome: 1}
     # What is drawn over idle memory can be seen.
     kinds = list(timeline.COLOURS)
     assert kinds.index("idle memory, pinned") < kinds.index(kind)
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "label"), [((1.5, 2.5, 6.0), "2 s"), ((0.02, 3.0, 400.0), "0.1 s")]
+)
+def test_times_are_labelled_as_people_write_them(gaps_s, label):
+    turns = [TurnLog(n, "r", 0.0, next_gap_s=gap_s) for n, gap_s in enumerate(gaps_s)]
+    recording = Recording([ProgramLog("p", "run", turns)], {"run": {}})
+    figure, axis = plt.subplots()
+    timeline.gap_curves(recording, axis)
+    figure.canvas.draw()
+    labels = [text.get_text() for text in axis.get_xticklabels(which="both")]
+    plt.close(figure)
+    assert label in labels
+    shown = [text for text in labels if text]
+    assert all(text.endswith(" s") and "^" not in text for text in shown)

@@ -61,7 +61,7 @@ def test_a_silent_program_does_not_keep_later_ones_waiting():
     engine.step(5.0)  # nobody who was away for so long has come back
     assert admitted(engine, "L", 15)
     assert engine.pinned() == {}
-    assert engine.total("pins", PinOutcome.EXPIRED) == 1
+    assert engine.outcomes() == {PinOutcome.EXPIRED: 1}
 
 
 def test_what_is_worth_its_memory_stays_for_as_long_as_that():

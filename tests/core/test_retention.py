@@ -52,7 +52,7 @@ def ttl_of(engine):
 
 
 def expired(engine):
-    return engine.total("pins", PinOutcome.EXPIRED)
+    return engine.outcomes()[PinOutcome.EXPIRED]
 
 
 def faults(engine):

@@ -40,14 +40,18 @@ pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 def test_a_server_that_does_not_start_says_why(
     tiny_model, tmp_path, extra, options, parts
 ):
+    log = tmp_path / "log"
     with (
         pytest.raises(ServerError) as caught,
-        start_server(tiny_model, tmp_path / "log", extra, **options),
+        start_server(tiny_model, log, extra, **options),
     ):
         pass
     assert "exit status 1" in str(caught.value)
     for part in parts:
         assert part in str(caught.value)
+    # Without our plugin it is vLLM that refuses, in its own way.
+    is_ours = "extra_env" not in options
+    assert ("Traceback" in log.read_text()) != is_ours
 
 
 def test_options_that_change_what_we_build_on(tiny_model, tmp_path, vanilla):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ttlcache.analysis.hindsight import best_constant_s, constant_s, cost_s, oracle_s
 from ttlcache.analysis.recording import ProgramLog, TurnLog
+from ttlcache.types import PinOutcome
 
 #: How a pin ended -> as a sentence goes on that begins with it.
 _ENDS = {
@@ -177,4 +178,5 @@ def after_text(turn: TurnLog, log: ProgramLog) -> str:
     if pin.outcome is None:
         return f"pin {pin.pin}: still held{changes}"
     ended = _ENDS.get(pin.outcome, pin.outcome)
-    return f"pin {pin.pin} {ended} after {pin.lived_s:.3g} s{changes}"
+    last = "; no next turn came" if turn.pin_outcome == PinOutcome.NO_RETURN else ""
+    return f"pin {pin.pin} {ended} after {pin.lived_s:.3g} s{changes}{last}"

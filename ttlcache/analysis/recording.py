@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ttlcache.programs.divergence import Divergence
+from ttlcache.types import PinOutcome
 
 #: (start, end) in seconds.
 Interval = tuple[float, float]
@@ -105,6 +106,14 @@ class TurnLog:
     pin: PinLog | None = None
     next_gap_s: float | None = None
     next_claimed: bool = False
+
+    @property
+    def pin_outcome(self) -> str | None:
+        """How its pin ended, as far as the recording goes; None while it lives."""
+        outcome = None if self.pin is None else self.pin.outcome
+        if outcome == PinOutcome.EXPIRED.value and self.next_gap_s is None:
+            return PinOutcome.NO_RETURN.value
+        return outcome
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ttlcache.analysis.recording import PinLog, Recording, held_in_vain
+from ttlcache.analysis.recording import Recording, held_in_vain
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def summarize(recording: Recording) -> Summary:
         idle_block_s=unclaimed_block_s - wasted_block_s,
         wait=Spread.of([turn.wait_s for turn in turns if turn.wait_s is not None]),
         pin=Spread.of([pin.lived_s for pin in ended]),
-        outcomes=dict(Counter(_outcome(pin) for pin in pins)),
+        outcomes=dict(Counter(t.pin_outcome or "still held" for t in turns if t.pin)),
         preemptions=sum(turn.preemptions for turn in turns),
         rules=dict(Counter(turn.rule for turn in turns if turn.rule)),
         gaps={
@@ -120,9 +120,3 @@ def _unclaimed(recording: Recording) -> tuple[float, float]:
             in_vain = held_in_vain(pin, wanted.get(log.run, []))
             wasted += pin.kv_blocks * sum(end - start for start, end in in_vain)
     return wasted, held
-
-
-def _outcome(pin: PinLog) -> str:
-    if pin.outcome is not None:
-        return pin.outcome
-    return "still held" if pin.end_s is None else "released"

@@ -14,7 +14,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import LogFormatter
 
 from ttlcache.analysis.recording import (
     Interval,
@@ -148,9 +148,10 @@ def gap_curves(recording: Recording, axis: Axes) -> None:
         # A label that starts with "_", as ours for reserved tools, is left out.
         _curve(axis, values, f"{_literal(tool.strip('_'))} ({len(values)})")
     axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_major_formatter(_Seconds())
+    axis.xaxis.set_minor_formatter(_Seconds())
     axis.grid(which="major", color="#eeeeee")
-    axis.set_xlabel("seconds between a turn's end and the next turn")
+    axis.set_xlabel("time between a turn's end and the next turn")
     axis.set_ylabel("share of the gaps")
     axis.set_title("Gaps by tool (cumulative)", loc="left")
     if gaps:
@@ -158,6 +159,13 @@ def gap_curves(recording: Recording, axis: Axes) -> None:
         axis.figure.legend(
             loc="outside right upper", frameon=False, title="tool (gaps)"
         )
+
+
+class _Seconds(LogFormatter):
+    """Labels the ticks that matplotlib would, but as `2 s`."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g} s" if super().__call__(x, pos) else ""
 
 
 def pinned_memory(recording: Recording, axis: Axes) -> None:

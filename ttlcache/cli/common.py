@@ -50,8 +50,10 @@ def read(place: Path) -> Recording:
     """The recording, or the end of the command."""
     try:
         recording = load(place)
-    except (RecordingError, OSError) as error:
+    except RecordingError as error:
         fail(error)
+    except OSError as error:
+        fail(f"{place} cannot be read: {error.strerror or error}")
     if not recording.programs:
         fail(f"{place}: the recording holds no program yet")
     return recording
@@ -72,9 +74,9 @@ def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def numbers(title: str | None, columns: Iterable[str]) -> Table:
-    """An empty table: a name, cut where it is long, and columns of numbers."""
-    grid = Table(title=title, title_justify="left", box=None)
-    grid.add_column("", overflow="ellipsis", no_wrap=True, max_width=24)
+    """An empty table: a name, folded where it is long, and columns of numbers."""
+    grid = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    grid.add_column("", overflow="fold", max_width=24)
     for name in columns:
         grid.add_column(name, justify="right", no_wrap=True)
     return grid

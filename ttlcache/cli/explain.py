@@ -62,30 +62,32 @@ def _print_turn(verdict: Verdict, console: Console) -> None:
         f"waited {seconds(turn.wait_s)}",
         highlight=False,
     )
-    console.print(f"  begin   {plain(verdict.claim)}", highlight=False)
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("  begin", plain(verdict.claim))
     if turn.divergence is not None:
-        text = plain(str(turn.divergence))
-        console.print(f"  prefix  {text}", highlight=False, soft_wrap=True)
+        grid.add_row("  prefix", plain(str(turn.divergence)))
     if decided is not None:
         inputs = " ".join(f"{k}={v:.4g}" for k, v in decided.inputs.items())
         known = f"{decided.records} gap{'' if decided.records == 1 else 's'} known"
-        console.print(
-            f"  tool    {plain(decided.tool)} ({known})\n"
-            f"  TTL     {seconds(decided.ttl_s)}: {plain(decided.reason)} "
-            f"({plain(inputs)})\n"
-            f"  pool    {decided.free_blocks:,} of {decided.pool_blocks:,} blocks "
-            f"free, {decided.pinned_blocks:,} pinned; {decided.running} running, "
+        grid.add_row("  tool", f"{plain(decided.tool)} ({known})")
+        ttl = f"{seconds(decided.ttl_s)}: {plain(decided.reason)} ({plain(inputs)})"
+        grid.add_row("  TTL", ttl)
+        grid.add_row(
+            "  pool",
+            f"{decided.free_blocks:,} of {decided.pool_blocks:,} blocks free, "
+            f"{decided.pinned_blocks:,} pinned; {decided.running} running, "
             f"{decided.waiting} waiting",
-            highlight=False,
-            soft_wrap=True,
         )
-    console.print(f"  end     {plain(verdict.after)}", highlight=False)
+    grid.add_row("  end", plain(verdict.after))
     if verdict.cost_s is not None:
-        console.print(
-            f"  cost    {seconds(verdict.cost_s)}; oracle {seconds(verdict.oracle_s)}, "
+        grid.add_row(
+            "  cost",
+            f"{seconds(verdict.cost_s)}; oracle {seconds(verdict.oracle_s)}, "
             f"best constant {seconds(verdict.constant_s)}",
-            highlight=False,
         )
+    console.print(grid)
 
 
 def _sums(
@@ -118,8 +120,8 @@ def _sums(
 
 def _groups(groups: list[Group]) -> Table:
     title = "cost by tool, beside what hindsight would have paid"
-    columns = ("turns", "came back", "claimed", "cost", "oracle", "best constant")
-    grid = numbers(title, (*columns, "its TTL"))
+    columns = ("turns", "came\nback", "claimed", "cost", "oracle", "best\nconstant")
+    grid = numbers(title, (*columns, "its\nTTL"))
     for group in groups:
         sums = (group.cost_s, group.oracle_s, group.constant_s, group.constant_ttl_s)
         counts = (group.turns, group.returned, group.claimed)

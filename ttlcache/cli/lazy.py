@@ -13,10 +13,12 @@ from ttlcache.cli.common import ApiKey, fail
 
 def doctor(
     config: Annotated[
-        str, typer.Option(help="JSON: the kv_connector_extra_config to be used.")
-    ] = "{}",
+        str | None,
+        typer.Option(help="JSON: the kv_connector_extra_config to be used."),
+    ] = None,
     url: Annotated[
-        str | None, typer.Option(help="Also ask this running vLLM server.")
+        str | None,
+        typer.Option(help="Also ask this running vLLM server, and show its settings."),
     ] = None,
     lmcache: Annotated[
         list[str] | None,

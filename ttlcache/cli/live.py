@@ -1,4 +1,4 @@
-"""What a live server answers at `/ttlcache/programs`, checked before it is used."""
+"""What a live server answers, checked before it is used, and why it does not."""
 
 from __future__ import annotations
 
@@ -23,10 +23,20 @@ class _Engine(BaseModel):
     programs: list[_Row] = []
     gauges: dict[str, float] = {}
     totals: dict[str, float] = {}
+    settings: dict[str, Any] = {}
 
 
 class _Answer(BaseModel):
     engines: list[_Engine]
+
+
+def reason(error: Exception) -> str:
+    """Why a server was not reached, in our own words; httpx raised `error`."""
+    if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
+        return "this is no address; expected: http://HOST:PORT"
+    if isinstance(error, httpx.ConnectError):
+        return "no server answers at this address; is vLLM up, and on this port?"
+    return "no answer in time, or the connection broke; see the server's log"
 
 
 def engines_of(answer: httpx.Response) -> list[dict[str, Any]]:
@@ -39,8 +49,10 @@ def engines_of(answer: httpx.Response) -> list[dict[str, Any]]:
         _Answer.model_validate_json(answer.content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "it"
-        text = f"{answer.url} is not ttlcache's: {place}: {first['msg']}"
-        raise ValueError(f"{text}; it begins {answer.text[:60]!r}") from None
+        place = ".".join(map(str, first["loc"])) or "the whole answer"
+        raise ValueError(
+            f"{answer.url} is not ttlcache's: {place} is not what it should be; it "
+            f"begins {answer.text[:60]!r}"
+        ) from None
     engines: list[dict[str, Any]] = answer.json()["engines"]
     return engines

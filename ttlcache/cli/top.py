@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ttlcache.cli.common import DEFAULT_URL, ApiKey, ServerUrl, fail, plain, seconds
-from ttlcache.cli.live import engines_of
+from ttlcache.cli.live import engines_of, reason
 from ttlcache.programs.divergence import REMEDIES, Cause
 
 
@@ -31,7 +31,7 @@ def top(
     try:
         client = httpx.Client(base_url=url, headers=headers, timeout=15.0)
     except httpx.InvalidURL as error:
-        fail(f"{url}: {error}")
+        fail(f"{url}: {reason(error)}")
     with client as http:
         screen = _screen(_ask(http), rows)
         if once:
@@ -50,11 +50,13 @@ def _ask(http: httpx.Client) -> list[dict[str, Any]]:
     try:
         answer = http.get("/ttlcache/programs")
     except httpx.HTTPError as error:
-        return fail(f"{http.base_url}: {error}")
+        return fail(f"{http.base_url}: {reason(error)}")
     if answer.status_code == 404:
         return fail(f"{http.base_url} does not run ttlcache (no /ttlcache/programs)")
+    if answer.status_code == 401:
+        return fail(f"{http.base_url} asks for its key: --api-key, or VLLM_API_KEY")
     if answer.status_code != 200:
-        return fail(f"{http.base_url}: {answer.status_code} {answer.text[:200]}")
+        return fail(f"{http.base_url}: status {answer.status_code} {answer.text[:200]}")
     try:
         return engines_of(answer)
     except ValueError as error:
@@ -73,7 +75,7 @@ def _screen(engines: list[dict[str, Any]], rows: int) -> Group:
 
 
 def summary_line(engine: dict[str, Any]) -> str:
-    """Pool, pins and outcomes of one engine in a line."""
+    """Pool, pins and outcomes of one engine, a line each."""
     gauges, totals = engine.get("gauges", {}), engine.get("totals", {})
     pool = gauges.get("pool_blocks", 0) or 1
     ended = {
@@ -81,17 +83,19 @@ def summary_line(engine: dict[str, Any]) -> str:
         for name, count in totals.items()
         if name.startswith("pins:")
     }
-    claimed, all_pins = ended.get("claimed", 0), sum(ended.values())
-    rate = f"{claimed / all_pins:.0%}" if all_pins else "-"
+    claimed = ended.get("claimed", 0)
+    went_on = sum(n for k, n in ended.items() if k not in ("ended", "no_return"))
+    rate = f"{claimed / went_on:.0%}" if went_on else "-"
     off = "" if gauges.get("retention_enabled", 1) else " RETENTION IS OFF"
     return (
         f"{gauges.get('programs_active', 0):.0f} programs, "
         f"{gauges.get('pins_active', 0):.0f} pins on "
         f"{gauges.get('pinned_blocks', 0) / pool:.0%} of {pool:.0f} blocks, "
-        f"{gauges.get('free_blocks', 0) / pool:.0%} free; pins claimed {rate} of "
-        f"{all_pins} ({', '.join(f'{k} {v}' for k, v in sorted(ended.items()))}); "
-        f"{totals.get('claimed_tokens', 0):,} tokens served from pins, of which plain "
-        f"vLLM would have evicted {totals.get('prefill_tokens_saved', 0):,}{off}"
+        f"{gauges.get('free_blocks', 0) / pool:.0%} free{off}\n"
+        f"  pins claimed: {rate}, last turns left out "
+        f"({', '.join(f'{k} {v}' for k, v in sorted(ended.items())) or 'none ended'})\n"
+        f"  tokens served from pins: {totals.get('claimed_tokens', 0):,}; plain vLLM "
+        f"would have evicted {totals.get('prefill_tokens_saved', 0):,}"
     )
 
 
@@ -108,16 +112,18 @@ def divergence_lines(engine: dict[str, Any]) -> list[str]:
 
 
 def _table(programs: list[dict[str, Any]]) -> Table:
-    grid = Table()
-    grid.add_column("program", overflow="ellipsis", max_width=44)
-    for name in ("turns", "running", "tool", "gap", "pins", "blocks", "TTL left"):
-        grid.add_column(name, justify="left" if name == "tool" else "right")
+    """Fits 80 columns: long ids go over two lines, nothing but a tool's name is cut."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    grid.add_column("program", overflow="fold")
+    grid.add_column("tool", no_wrap=True, overflow="ellipsis", max_width=14)
+    for name in ("turns", "running", "gap", "pins", "blocks", "TTL left"):
+        grid.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for row in programs:
         grid.add_row(
             plain(row["program"]),
+            plain(row["tool"]),
             str(row["turns"]),
             str(row["running"] or ""),
-            plain(row["tool"]),
             seconds(row["gap_s"]),
             str(row["pins"] or ""),
             str(row["pinned_blocks"] or ""),

@@ -1,16 +1,15 @@
 """Client hints: what a request says about itself, validated, never trusted.
 
-A hint is a wish. A malformed one costs the request its retention and is counted
-by reason; it never fails the request.
+A hint is a wish and never fails its request. A malformed value costs the request its
+retention, a key that no hint has costs nothing; both are counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ttlcache.programs.client_values import (
-    UNFIT_REASONS,
     UnfitValueError,
     client_flag,
     client_id,
@@ -23,8 +22,8 @@ from ttlcache.types import NO_HINTS, Hints
 #: Session ids that begin so tell a router where to go, and not whose a request is.
 ROUTE_PREFIX = "ttlcache-route-"
 
-#: Every reason under which hints are rejected.
-REJECTIONS = ("unknown_key", "not_a_dict", *UNFIT_REASONS)
+#: Unknown keys of one request that are kept, and characters of each.
+MAX_UNKNOWN_KEYS, MAX_KEY_CHARS = 8, 40
 
 #: vllm-continuum's names for the same things.
 _ALIASES = {"job_id": "program_id", "this_func_call": "tool"}
@@ -44,15 +43,24 @@ def parse_hints(
         extra_args: vLLM's `vllm_xargs`, with keys `ttlcache_program_id` etc.
 
     Returns:
-        Hints; `rejected` is non-empty when anything was malformed, and then no
+        Hints; `rejected` is non-empty when any value was malformed, and then no
         hint of this request is used.
     """
     if kv_transfer_params is None and not extra_args:
         return NO_HINTS
+    raw: dict[str, Any] = {}
+    unknown: list[str] = []
     try:
-        raw = _collect(kv_transfer_params, extra_args or {})
+        for key, value in _collect(kv_transfer_params, extra_args or {}):
+            text = key if isinstance(key, str) else type(key).__name__
+            name = _ALIASES.get(text, text)
+            if name in _PARSERS:
+                if value is not None:
+                    raw[name] = value
+            elif name not in _IGNORED and len(unknown) < MAX_UNKNOWN_KEYS:
+                unknown.append(name[:MAX_KEY_CHARS])
         fields: dict[str, Any] = {_FIELD[k]: _PARSERS[k](v) for k, v in raw.items()}
-        return Hints(**fields)
+        return Hints(**fields, unknown_keys=tuple(unknown))
     except UnfitValueError as unfit:
         return Hints(rejected=(str(unfit),))
 
@@ -67,36 +75,20 @@ def clean_hint(key: str, value: object) -> object:
     return list(clean) if isinstance(clean, tuple) else clean
 
 
-def _collect(params: object, extra: Mapping[str, Any]) -> dict[str, Any]:
-    raw: dict[str, Any] = {}
+def _collect(params: object, extra: Mapping[str, Any]) -> Iterator[tuple[object, Any]]:
+    """Keys and values that are meant for us; the last one of a hint wins."""
     for key, value in extra.items():
         if isinstance(key, str) and key.startswith(_FLAT_PREFIX):
-            _put(raw, key.removeprefix(_FLAT_PREFIX), value)
+            yield key.removeprefix(_FLAT_PREFIX), value
         elif key in _CONTINUUM_KEYS:
-            _put(raw, key, value)
+            yield key, value
     if isinstance(params, Mapping):
         for key in _CONTINUUM_KEYS & params.keys():
-            _put(raw, key, params[key])
+            yield key, params[key]
         if "ttlcache" in params:
-            _collect_own(raw, params["ttlcache"])
-    return raw
-
-
-def _collect_own(raw: dict[str, Any], own: object) -> None:
-    if not isinstance(own, Mapping):
-        raise UnfitValueError("not_a_dict")
-    for key, value in own.items():
-        _put(raw, key, value)
-
-
-def _put(raw: dict[str, Any], key: object, value: Any) -> None:
-    name = _ALIASES.get(key, key) if isinstance(key, str) else key
-    if name in _IGNORED:
-        return
-    if not isinstance(name, str) or name not in _PARSERS:
-        raise UnfitValueError("unknown_key")
-    if value is not None:
-        raw[name] = value
+            if not isinstance(params["ttlcache"], Mapping):
+                raise UnfitValueError("not_a_dict")
+            yield from params["ttlcache"].items()
 
 
 _PARSERS: dict[str, Callable[[object], Any]] = {
@@ -110,3 +102,5 @@ _PARSERS: dict[str, Callable[[object], Any]] = {
 }
 _FIELD = {name: name for name in _PARSERS} | {"tool": "tools", "ttl": "ttl_s"}
 _CONTINUUM_KEYS = frozenset({"job_id", "is_last_step", "this_func_call"}) | _IGNORED
+#: What a client may write.
+HINT_KEYS = (*_PARSERS, *_ALIASES)

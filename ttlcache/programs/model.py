@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
 #: parallel branches beyond it lose the oldest.
 MAX_OPEN_TURNS = 16
 #: (tenant, program id): an id is a label inside its tenant, never across. Of a program
-#: without an id, a number: no client can send that.
+#: without an id, a number, counted from a multiple of `ENGINE_KEYS`: no request of a
+#: client can name that.
 ProgramKey = tuple[str, str] | int
+ENGINE_KEYS = 1 << 32
+#: How such a program is shown: its engine and its number.
+ANONYMOUS_ID = re.compile(r"anonymous-([0-9a-f]{1,8})-([0-9]{1,9})")
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +38,7 @@ class Turn:
     tier_generation: in which its KV was left to the lower tier, None if it never was.
     place: the place in the queue of requests that continue it.
     outline: of the context, see `ttlcache.programs.divergence`; empty for most turns.
+    has_expired_pin: its pin expired, and no next turn has come so far.
     """
 
     token: int
@@ -47,6 +53,7 @@ class Turn:
     tier_generation: int | None = None
     place: Place | None = None
     outline: bytes = b""
+    has_expired_pin: bool = False
 
     def continued_by(self, hashes: Sequence[bytes], num_tokens: int) -> bool:
         """Whether a prompt extends this turn's whole context."""
@@ -106,7 +113,14 @@ class Program:
 
     @property
     def program_id(self) -> str:
-        return f"anonymous-{self.key}" if isinstance(self.key, int) else self.key[1]
+        if isinstance(self.key, int):
+            return "anonymous-{:x}-{}".format(*divmod(self.key, ENGINE_KEYS))
+        return self.key[1]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none of its requests has finished, and none is under way."""
+        return not self.turns_finished and not self.live_requests
 
     def adopt(self, parent: Program) -> None:
         """Become a sub-agent of `parent`, which is maybe one itself."""
@@ -232,7 +246,7 @@ class RequestRecord:
 
 
 def wait_kind(record: RequestRecord, cached_tokens: int, *, is_claim: bool) -> str:
-    """One of `metrics.WAIT_KINDS`."""
+    """`new` in its context, or a return: `claimed`, `cached` without a pin, `lost`."""
     if is_claim:
         return "claimed"
     if not record.reusable_tokens:

@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
-from ttlcache.programs.model import Program, ProgramKey
+from ttlcache.programs.model import ANONYMOUS_ID, ENGINE_KEYS, Program, ProgramKey
 from ttlcache.programs.places import Place, PlaceNumbers
 
 #: Longest client string kept as it is; of a longer one only a digest is.
@@ -41,13 +41,18 @@ _MAX_LEFT = 1024
 
 
 class ProgramTable:
-    """All live programs, least recently active first. O(1) per operation."""
+    """All live programs, least recently active first. O(1) per operation.
 
-    def __init__(self, idle_s: float, max_programs: int = MAX_PROGRAMS) -> None:
+    engine_id: tells engines at one address apart, in ids of programs without one.
+    """
+
+    def __init__(
+        self, idle_s: float, max_programs: int = MAX_PROGRAMS, engine_id: int = 0
+    ) -> None:
         self.max_programs = max_programs
         self._idle_s = idle_s
         self._programs: OrderedDict[ProgramKey, Program] = OrderedDict()
-        self._anonymous = 0
+        self._anonymous = engine_id * ENGINE_KEYS
         self.place_numbers = PlaceNumbers()
         self._tenants: Counter[str] = Counter()
         # Without a live program: when they were last seen, oldest end first.
@@ -71,6 +76,19 @@ class ProgramTable:
 
     def get(self, key: ProgramKey) -> Program | None:
         return self._programs.get(key)
+
+    def find(self, tenant: str, program_id: str) -> Program | None:
+        """A program by the id that its client chose, or by the one that we show.
+
+        For orders only: no request joins another client's program by a number.
+        """
+        program = self._programs.get(client_key(tenant, program_id))
+        shown = ANONYMOUS_ID.fullmatch(program_id)
+        if program is None and shown is not None:
+            key = int(shown[1], 16) * ENGINE_KEYS + int(shown[2])
+            program = self._programs.get(key)
+        is_theirs = program is not None and program.tenant == bounded(tenant)
+        return program if is_theirs else None
 
     def new_place(self, tenant: str) -> Place:
         """Of a context that begins now."""

@@ -116,6 +116,9 @@ class OpenTurns:
         gap_s = self.gaps.finish(turn.token, now_s)
         if gap_s is not None:
             self.telemetry.gap(turn.gap_key, gap_s)
+        if turn.has_expired_pin:
+            turn.has_expired_pin = False
+            self.telemetry.count_outcome(turn.gap_key, PinOutcome.EXPIRED)
         pin = self.pins.get(turn.pin_id)
         reusable = turn.context_tokens
         if continuation.relation is Relation.SUPERSEDES:
@@ -153,6 +156,8 @@ class OpenTurns:
     def close(self, turn: Turn, outcome: PinOutcome) -> None:
         """Nobody will continue this turn."""
         self.gaps.abandon(turn.token, self.clock.now_s())
+        if turn.has_expired_pin:
+            self.telemetry.count_outcome(turn.gap_key, PinOutcome.NO_RETURN)
         pin = self.pins.get(turn.pin_id)
         if pin is not None:
             self.end_pin(pin, outcome)
@@ -189,9 +194,14 @@ class OpenTurns:
         now_s = self.clock.now_s()
         self.telemetry.unpin(now_s, pin, outcome)
         self.pins.remove(pin)
-        program = pin.program
-        if pin.continued and pin.turn in program.open_turns:
-            program.open_turns.remove(pin.turn)
+        program, turn = pin.program, pin.turn
+        if pin.continued and turn in program.open_turns:
+            program.open_turns.remove(turn)
+        # Of an open turn it is not known yet whether a longer TTL would have helped.
+        if outcome is PinOutcome.EXPIRED and turn in program.open_turns:
+            turn.has_expired_pin = True
+        else:
+            self.telemetry.count_outcome(turn.gap_key, outcome)
         if pin.stalled_s > 0.0:
             self.on_stall(pin)
         if outcome is not PinOutcome.CLAIMED:

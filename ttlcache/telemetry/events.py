@@ -67,6 +67,8 @@ class Telemetry:
         self.metrics.count("turns_identified", rule.value)
         for reason in arrival.hints.rejected:
             self.metrics.count("hints_rejected", reason)
+        if arrival.hints.unknown_keys:
+            self.metrics.count("hints_rejected", "unknown_key")
         turn, diverged = continuation.turn, record.divergence
         if diverged is not None and diverged.is_sure:
             self.metrics.count("turns_diverged", diverged.cause.value)
@@ -188,11 +190,8 @@ class Telemetry:
         self._put(now_s, "shrink", **_pin_of(pin), **_size_of(pin))
 
     def unpin(self, now_s: float, pin: Pin, outcome: PinOutcome) -> None:
-        """A pin ended."""
+        """A pin ended; `count_outcome` counts it, maybe later."""
         lived_s = max(0.0, now_s - pin.created_s)
-        kind = tool_class(pin.turn.gap_key)
-        self.metrics.count("pins", outcome.value)
-        self.metrics.count("pins_by_tool", f"{kind}/{outcome.value}")
         self.metrics.observe("pinned_seconds", lived_s)
         self._put(
             now_s,
@@ -202,6 +201,11 @@ class Telemetry:
             lived_s=lived_s,
             kv_blocks=pin.kv_blocks,
         )
+
+    def count_outcome(self, gap_key: GapKey, outcome: PinOutcome) -> None:
+        """It is known how the pin of a turn with that gap ended."""
+        self.metrics.count("pins", outcome.value)
+        self.metrics.count("pins_by_tool", f"{tool_class(gap_key)}/{outcome.value}")
 
     def end(self, now_s: float, program: Program, how: str) -> None:
         """A program is over."""

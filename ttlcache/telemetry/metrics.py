@@ -106,9 +106,6 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 #: Label of those histograms that have one.
 HISTOGRAM_LABELS = {"tool_gap_seconds": "tool_class", "wait_seconds": "turn"}
-#: Values of wait_seconds' label: a program's first turn or branch, a return that
-#: found its pin, one that found its KV in the cache anyway, one that lost it.
-WAIT_KINDS = ("new", "claimed", "cached", "lost")
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ PROMPT_TOKENS = 40
 VICTIM_TURNS = 5
 VICTIM_TURN = Turn(new_prompt_tokens=96, output_tokens=4, tool="bash", gap_s=0.0)
 VICTIM = "good"
-#: Sessions before the first look: every metric has its labels then.
+#: Sessions before the first look: metrics have most of their labels then.
 WARM_UP = 64
 
 

@@ -10,7 +10,7 @@ from bench.sim.load.programs import Turn
 
 #: How a program says who it is; "prefix" says nothing.
 STYLES = ("hints", "wishes", "continuum", "session", "prefix")
-#: Values of `kv_transfer_params.ttlcache` that must cost retention and nothing else.
+#: Values of `kv_transfer_params.ttlcache` that may cost retention, and nothing else.
 JUNK: tuple[object, ...] = (
     {"ttl": -5},
     {"tool_eta_s": "soon"},

@@ -18,6 +18,9 @@ from bench.serve.server import parse_metrics, total
 
 #: Environment variable with the file that `bench.stress.soak.probe` writes.
 PROBE_VARIABLE = "TTLCACHE_SOAK_PROBE"
+#: Lines of /metrics that labels may add after the warm-up: outcomes that are rare, and
+#: never what a client made up.
+MAX_NEW_LINES = 100
 #: This many failed scrapes in a row: the server is gone.
 MAX_FAILED_SCRAPES = 3
 _SAMPLE_S = 5.0

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ttlcache.cli.live import engines_of
+from ttlcache.cli.live import engines_of, reason
 from ttlcache.config import (
     TTLCacheConfig,
     admission_in_force,
@@ -37,7 +37,7 @@ _STYLE = {OK: "green", NOTE: "yellow", BAD: "bold red"}
 
 
 def run(
-    config: str,
+    config: str | None,
     url: str | None,
     lmcache: Sequence[str],
     api_key: str | None,
@@ -58,19 +58,24 @@ def run(
 
 
 def findings(
-    config: str,
+    config: str | None,
     url: str | None = None,
     lmcache: Sequence[str] = (),
     api_key: str | None = None,
     model: str | None = None,
     chat_template: Path | None = None,
 ) -> Iterator[Finding]:
-    """Everything that is worth knowing, one after the other."""
+    """Everything that is worth knowing, one after the other.
+
+    Args:
+        config: settings to be judged; None: the defaults, or the server's own at `url`.
+    """
     yield Finding(OK, "python", f"{platform.python_version()}, {platform.machine()}")
     yield Finding(OK, "ttlcache", compat.ttlcache_version())
     settings = None
     try:
-        settings = load_config(_object(config))
+        if config is not None or url is None:
+            settings = load_config(_object(config or "{}"))
     except (ConfigError, ValueError) as error:
         yield Finding(BAD, "configuration", str(error))
     has_vllm = _has_vllm()
@@ -150,13 +155,9 @@ def _middleware() -> Finding:
 
 
 def _settings(settings: TTLCacheConfig) -> Iterator[Finding]:
-    yield Finding(
-        OK,
-        "policy",
-        f"{settings.policy} {settings.policy_options or ''}, ordering "
-        f"{ordering_in_force(settings)}, admission "
-        f"{admission_in_force(settings)}".replace(" ,", ","),
-    )
+    auto = {"ordering": ordering_in_force(settings)}
+    auto["admission"] = admission_in_force(settings)
+    yield Finding(OK, "policy", _policy(settings.model_dump() | auto))
     for name, without in (
         ("record_path", "nothing to explain"),
         ("state_dir", "a cold start"),
@@ -167,6 +168,12 @@ def _settings(settings: TTLCacheConfig) -> Iterator[Finding]:
         else:
             yield _writable(name, Path(value))
     yield _guess("profile", lambda: _profile(settings))
+
+
+def _policy(settings: Mapping[str, Any]) -> str:
+    options = f" {settings['policy_options']}" if settings["policy_options"] else ""
+    by = f"ordering {settings['ordering']}, admission {settings['admission']}"
+    return f"{settings['policy']}{options}, {by}"
 
 
 def _profile(settings: TTLCacheConfig) -> Finding:
@@ -234,7 +241,7 @@ def _server(url: str, api_key: str | None) -> Iterator[Finding]:
             metrics = http.get("/metrics").text
             live = http.get("/ttlcache/programs")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        yield Finding(BAD, "server", f"{url}: {error}")
+        yield Finding(BAD, "server", f"{url}: {reason(error)}")
         return
     if "ttlcache_pool_blocks" not in metrics:
         yield Finding(BAD, "server", f"{url} runs without TTLConnector")
@@ -249,12 +256,34 @@ def _server(url: str, api_key: str | None) -> Iterator[Finding]:
     except ValueError as error:
         yield Finding(BAD, "server", str(error))
         return
+    if engines and engines[0].get("settings"):  # all engines of a server have the same
+        yield from _server_settings(engines[0]["settings"])
     for engine in engines:
-        on = engine.get("gauges", {}).get("retention_enabled", 0.0)
+        gauges = engine.get("gauges", {})
+        on = gauges.get("retention_enabled", 0.0)
         text = (
             "retention is on" if on else "retention has turned itself off: see its log"
         )
         yield Finding(OK if on else BAD, "server", text)
+        if engine.get("settings", {}).get("lower_tier", "none") != "none":
+            up = gauges.get("tier_up", 0.0)
+            text = "answers" if up else "does not answer: what pins lose is prefilled"
+            yield Finding(OK if up else BAD, "server's tier", text)
+
+
+def _server_settings(settings: Mapping[str, Any]) -> Iterator[Finding]:
+    """As the server has them; it may be of another version."""
+    known = TTLCacheConfig().model_dump()
+    versions = f"{settings.get('ttlcache')} on vLLM {settings.get('vllm')}"
+    yield Finding(OK, "server's ttlcache", versions)
+    yield Finding(OK, "server's policy", _policy({**known, **settings}))
+    shown = ("policy", "policy_options", "ordering", "admission")
+    others = {n: v for n, v in settings.items() if n in known and n not in shown}
+    changed = [f"{n}: {json.dumps(v)}" for n, v in others.items() if v != known[n]]
+    text = ", ".join(changed) or "the defaults"
+    yield Finding(OK, "server's settings", text)
+    if settings.get("record_path") is None:
+        yield Finding(NOTE, "server's record_path", "not set: nothing to explain")
 
 
 def _guess(what: str, look: Callable[[], Finding]) -> Finding:

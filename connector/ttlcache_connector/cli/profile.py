@@ -64,7 +64,11 @@ def profile(
     except Exception as error:  # noqa: BLE001 - vLLM raises anything
         if getattr(error, "name", None) == "vllm":
             fail(f"{error}: this command needs vLLM beside ttlcache")
-        fail(f"vLLM did not start: {error} --engine passes it other arguments.")
+        fail(
+            f"vLLM did not start: {error}\nIts log above has the reason. --engine "
+            "passes it other arguments; where memory is short, on a CPU too: "
+            """--engine '{"gpu_memory_utilization": 0.4}'"""
+        )
     longest = min(max_tokens, llm.llm_engine.model_config.max_model_len - 1)
     start_s = stopwatch_s() - began_s
     left_s = max(budget_s - start_s, min(budget_s, MIN_MEASURING_S))

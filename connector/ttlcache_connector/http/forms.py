@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 #: vLLM's own header.
 SESSION_HEADER = b"x-session-id"
+#: In a request a program's id, in its answer the id that was found.
+PROGRAM_HEADER = b"x-ttlcache-program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class HeaderForm:
 #: The first one present wins.
 HEADER_FORMS = (
     HeaderForm("x-session-id", SESSION_HEADER, parent=b"x-parent-session-id"),
-    HeaderForm("x-ttlcache-program", b"x-ttlcache-program"),
+    HeaderForm("x-ttlcache-program", PROGRAM_HEADER),
     HeaderForm("dynamo", b"x-dynamo-session-id", parent=b"x-dynamo-parent-session-id"),
     HeaderForm(
         "claude-code",

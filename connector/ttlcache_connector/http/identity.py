@@ -21,7 +21,7 @@ from ttlcache.programs.client_values import (
     holds_wide_int,
     is_encodable,
 )
-from ttlcache.programs.hints import clean_hint
+from ttlcache.programs.hints import clean_hint, parse_hints
 from ttlcache_connector.http.body import Body, parse, requested_ttl, tells_something
 from ttlcache_connector.http.forms import CONTINUUM_FIELDS, FAIRNESS_HEADERS
 from ttlcache_connector.http.naming import in_body, in_headers, in_objects, label
@@ -42,6 +42,7 @@ class Clues:
     replaced: members of the body that must not go on as they are.
     dropped: for each value that is not used, why.
     fairness: an id in the headers that may name more than one program.
+    named: the id in the body's hints or `session_id`, which outranks any header.
     """
 
     rule: str = "none"
@@ -51,6 +52,7 @@ class Clues:
     replaced: Mapping[str, Any] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     fairness: str | None = None
+    named: str | None = None
 
     @property
     def parent(self) -> str | None:
@@ -129,7 +131,8 @@ def from_body(body: bytes, before: Clues = NO_CLUES) -> Clues:
     if before.session is not None:
         rule, session = before.rule, before.session
     params = replaced.get("kv_transfer_params", params)
-    return Clues(rule, session, hints, params, replaced, tuple(dropped))
+    by_body = _named(parsed, merge_hints(hints, params or {}))
+    return Clues(rule, session, hints, params, replaced, tuple(dropped), named=by_body)
 
 
 def with_hints(body: bytes, clues: Clues) -> bytes | None:
@@ -182,6 +185,14 @@ def _replaced(body: Body, dropped: list[str]) -> dict[str, Any]:
     if _is_odd(body.session_id):
         replaced["session_id"] = None  # `in_body` counts it
     return replaced
+
+
+def _named(body: Body, params: Mapping[str, Any]) -> str | None:
+    """The id by which the engine goes whatever headers say."""
+    extra = body.vllm_xargs if isinstance(body.vllm_xargs, dict) else None
+    own = body.session_id
+    fits = isinstance(own, str) and is_encodable(own)
+    return parse_hints(params, extra).program_id or (own if fits else None)
 
 
 def _is_odd(value: object) -> bool:

@@ -1,9 +1,10 @@
 """ASGI middleware: agents' own headers and bodies become vLLM's session id.
 
 The plugin adds it to the API server by itself when TTLConnector is used; for other
-set-ups it can be named with vLLM's `--middleware`. Twice does no harm. Responses are
-not touched. Whatever goes wrong in here costs the request its identity, never its
-answer.
+set-ups it can be named with vLLM's `--middleware`. Twice does no harm. Answers get the
+header `X-TTLCache-Program` with the id that was found, quoted as in a URL; a program
+found by its prompt has none here, as the engine alone knows it. Whatever goes wrong in
+here costs the request its identity, never its answer.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from urllib.parse import quote, unquote
 
 from prometheus_client import Counter
 
-from ttlcache.programs.client_values import UNFIT_REASONS
+from ttlcache.programs.hints import ROUTE_PREFIX
+from ttlcache.programs.table import bounded
 from ttlcache.telemetry.metrics import HTTP_COUNTERS
 from ttlcache_connector.http import control, dp_rank
 from ttlcache_connector.http.asgi import (
     GENERATING,
     App,
+    Message,
     Receive,
     Scope,
     Send,
@@ -28,7 +31,7 @@ from ttlcache_connector.http.asgi import (
     with_length,
 )
 from ttlcache_connector.http.attribution import without_attribution
-from ttlcache_connector.http.forms import RULES, SESSION_HEADER
+from ttlcache_connector.http.forms import PROGRAM_HEADER, RULES, SESSION_HEADER
 from ttlcache_connector.http.identity import (
     from_body,
     from_headers,
@@ -70,7 +73,9 @@ class ProgramIdMiddleware:
             if refusal := self._heed_rank(scope, path):
                 await send_json(send, 400, refusal)
                 return
-            receive = await self._identify(scope, receive, session)
+            receive, program = await self._identify(scope, receive, session)
+            if program is not None:
+                send = _with_header(send, program)
         await self.app(scope, receive, send)
 
     def _heed_rank(self, scope: Scope, path: str) -> dict[str, object] | None:
@@ -82,8 +87,10 @@ class ProgramIdMiddleware:
 
     async def _identify(
         self, scope: Scope, receive: Receive, url_session: str | None
-    ) -> Receive:
+    ) -> tuple[Receive, bytes | None]:
+        """The body for vLLM, and the program's id for the answer's header."""
         messages, body = await read_body(receive)
+        program = None
         try:
             headers = scope["headers"]
             stripped = None if body is None else without_attribution(body)
@@ -102,9 +109,12 @@ class ProgramIdMiddleware:
             self._requests.labels(clues.rule).inc()
             for reason in clues.dropped:
                 self._dropped.labels(reason).inc()
+            told = clues.named or clues.session
+            if told and not told.startswith(ROUTE_PREFIX):
+                program = quote(bounded(told), safe="").encode()
         except Exception:  # noqa: BLE001 - the serving path fails open
             self._fault()
-        return replay(messages, receive)
+        return replay(messages, receive), program
 
     def _fault(self) -> None:
         self._errors.inc()
@@ -122,6 +132,18 @@ def _path(scope: Scope) -> str:
     path: str = scope["path"]
     root = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+def _with_header(send: Send, program: bytes) -> Send:
+    """Tells the client its program's id, unless the request failed."""
+
+    async def named(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] < 400:
+            headers = [*message.get("headers", ()), (PROGRAM_HEADER, program)]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return named
 
 
 def _resolve(scope: Scope, path: str) -> tuple[str | None, str]:
@@ -145,6 +167,4 @@ def _counters() -> tuple[Counter, Counter, Counter]:
     )
     for rule in RULES:
         requests.labels(rule)
-    for reason in UNFIT_REASONS:
-        dropped.labels(reason)
     return requests, dropped, errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,7 @@ class SchedulerRoleBuilder:
             telemetry=open_telemetry(
                 self._config, self._clock, self._metrics, self._about(pool)
             ),
+            engine_id=secrets.randbits(24),
         )
         faults = Faults(
             partial(self._metrics.count, "hook_errors"),

@@ -11,16 +11,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from ttlcache.programs.divergence import Cause
-from ttlcache.programs.hints import REJECTIONS
 from ttlcache.telemetry.metrics import (
     COUNTERS,
     GAUGES,
     HISTOGRAM_LABELS,
     HISTOGRAMS,
     MAX_OBSERVATIONS,
-    WAIT_KINDS,
 )
-from ttlcache.toolcalls.classes import TOOL_CLASSES
 from ttlcache.types import IdentityRule, PinOutcome
 from ttlcache_connector.engine import hooks
 from ttlcache_connector.log import logger
@@ -28,42 +25,13 @@ from ttlcache_connector.log import logger
 log = logger(__name__)
 
 _PREFIX = "ttlcache_"
-#: Label values known in advance: they show as 0 before they first happen. Prometheus's
-#: `increase`, and so our alerts, sees no step to 1 in a series that begins with it.
+#: Label values that show as 0 before they first happen: few, and what users look for.
+#: All others would be hundreds of lines.
 _KNOWN_LABELS: dict[str, tuple[str, ...]] = {
     "pins": tuple(PinOutcome),
-    "pins_by_tool": tuple(
-        f"{tool}/{outcome}" for tool in TOOL_CLASSES for outcome in PinOutcome
-    ),
-    "tool_gap_seconds": TOOL_CLASSES,
-    "wait_seconds": WAIT_KINDS,
     "turns_identified": tuple(IdentityRule),
     "turns_diverged": tuple(Cause),
     "programs_ended": ("last_step", "idle", "forgotten", "told"),
-    "hook_errors": (
-        *("arrive", "priority", "admission", "urgency"),
-        *("note_local_hit", "on_allocated", "note_aged", "finished", "before_step"),
-        *("step_scheduled", "step_done"),
-        *("eviction", "missing_blocks", "release_pins", "drop_rest", "foreign_step"),
-        *("take_stats", "policy", "slow", "invariants", "shutdown"),
-        *("control", "load_started", "worker_output", "requeue_if_moved"),
-        *("put_back_failed_loads", "stored_tokens", "start_copies_ahead"),
-        *("release_if_off", "drop_orphans"),
-        # Of the lower tier, in the scheduler's process and in the workers'.
-        *("is_up", "tier_looked_up", "tier_events"),
-        *("tier_on_handshake", "tier_arrive", "tier_match", "tier_allocated"),
-        *("tier_build_metadata", "tier_worker_output", "tier_take_events"),
-        *("tier_finished", "tier_report_turn"),
-        *("tier_has_work", "tier_abandon", "tier_fill", "tier_reset", "tier_shutdown"),
-        *("worker_before_forward", "worker_load", "worker_save", "worker__poll"),
-        *("worker_report", "worker_take_stats", "worker_shutdown"),
-    ),
-    "reloads": ("cpu", "disk", "unknown"),
-    "reloaded_tokens": ("cpu", "disk", "unknown"),
-    "tier_bytes": ("demoted", "promoted"),
-    "tier_mover_bytes": ("reference", "cupy", "lmcache"),
-    "demotions": ("stored", "failed", "dropped"),
-    "hints_rejected": REJECTIONS,
 }
 
 
@@ -184,9 +152,6 @@ class TTLPromMetrics(KVConnectorPromMetrics):
             if label is None:
                 self._counters[name].labels(*engine)
             for value in _KNOWN_LABELS.get(name, ()):
-                self._counters[name].labels(*engine, *str(value).split("/"))
-        for name in HISTOGRAM_LABELS:
-            for value in _KNOWN_LABELS[name]:
-                self._histograms[name].labels(*engine, value)
+                self._counters[name].labels(*engine, str(value))
         for gauge in self._gauges.values():
             gauge.labels(*engine)

@@ -45,7 +45,7 @@ class Reports:
         """The one line that says what runs."""
         self._started = True
         config, pool_blocks = self._parts.config, usable_blocks(self._holder.pool)
-        by_program = self._parts.engine.by_program
+        settings = self._settings()
         log.info(
             "ttlcache %s on vLLM %s: policy=%s%s ordering=%s admission=%s "
             "max_pinned_fraction=%g (%s of %s blocks) max_ttl_s=%g scheduler=%s "
@@ -54,8 +54,8 @@ class Reports:
             requirements.vllm_version(),
             config.policy,
             config.policy_options or "",
-            ordering_in_force(config),
-            admission_in_force(config) if by_program else "none",
+            settings["ordering"],
+            settings["admission"],
             config.max_pinned_fraction,
             int(config.max_pinned_fraction * pool_blocks),
             pool_blocks,
@@ -86,6 +86,8 @@ class Reports:
         self._controller.tick()
         now_s = self._parts.clock.now_s()
         answer: dict[str, Any] = control.obey(self._controller, order, now_s)
+        if order.get("do") == "programs":
+            answer["settings"] = self._settings()
         return answer | {"gauges": self._gauges()}
 
     @guarded()
@@ -115,6 +117,18 @@ class Reports:
         if broken:
             self._parts.count("hook_errors", "invariants")
             log.error("ttlcache: broken invariants: %s", "; ".join(broken[:5]))
+
+    def _settings(self) -> dict[str, Any]:
+        """The configuration with what is in force where it says "auto"; versions."""
+        config, by_program = self._parts.config, self._parts.engine.by_program
+        in_force = {
+            "ordering": ordering_in_force(config),
+            "admission": admission_in_force(config) if by_program else "none",
+            "lower_tier": config.lower_tier if self._parts.lower.is_set else "none",
+            "ttlcache": compat.ttlcache_version(),
+            "vllm": requirements.vllm_version(),
+        }
+        return config.model_dump() | in_force
 
     def _gauges(self) -> dict[str, float]:
         pressure, demoting = self._holder.pressure(), self._parts.demoting

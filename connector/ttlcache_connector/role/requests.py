@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ttlcache.clock import stopwatch_s
-from ttlcache.programs.hints import parse_hints
-from ttlcache.types import Arrival, Finish, Finished
+from ttlcache.errors import nearest
+from ttlcache.programs.hints import HINT_KEYS, parse_hints
+from ttlcache.types import Arrival, Finish, Finished, Hints
 from ttlcache_connector.engine.request_view import (
     drop_unfit_args,
     is_completed,
@@ -36,6 +37,8 @@ log = logger(__name__)
 #: turn retention off. A policy may be third-party code, and the engine waits for it.
 SLOW_FINISH_S = 0.5
 MAX_SLOW_IN_A_ROW = 3
+#: Unknown keys of hints that are logged by name: clients may make up any number.
+MAX_LOGGED_KEYS = 20
 
 
 class RequestEvents:
@@ -50,6 +53,7 @@ class RequestEvents:
         self._local_hits: dict[str, int] = {}
         self._slow_in_a_row = 0
         self._logged_causes: set[Cause] = set()
+        self._logged_keys: set[str] = set()
 
     @guarded()
     def arrive(self, request: Request) -> None:
@@ -63,6 +67,7 @@ class RequestEvents:
         hints = parse_hints(
             request.kv_transfer_params, params.extra_args if params else None
         )
+        self._log_unknown_keys(hints)
         record = self._controller.arrive(
             Arrival(
                 request_id=request.request_id,
@@ -204,6 +209,22 @@ class RequestEvents:
             demoting.on_unpinned(request_id, record.program, blocks)
         else:
             self._lower.tier.stores.drop(request_id)
+
+    def _log_unknown_keys(self, hints: Hints) -> None:
+        """Each name once: it is mostly a misspelt one."""
+        for key in hints.unknown_keys:
+            if key in self._logged_keys or len(self._logged_keys) >= MAX_LOGGED_KEYS:
+                continue
+            self._logged_keys.add(key)
+            near = nearest(key, HINT_KEYS)
+            meant = f"valid: {', '.join(HINT_KEYS)}"
+            log.warning(
+                "ttlcache: a client sends the hint %r, which does not exist; %s "
+                "(logged once; it is left out, and counted by "
+                'ttlcache_hints_rejected_total{reason="unknown_key"})',
+                key,
+                meant if near is None else f"did you mean {near!r}?",
+            )
 
     def _log_divergence(self, record: RequestRecord) -> None:
         """Each cause once by which contexts are computed again."""

@@ -36,6 +36,26 @@ CLOSE_TIMEOUT_S = 5.0
 _PAUSE_S = 0.001
 
 
+def check(config: TTLCacheConfig) -> None:
+    """What an engine would refuse after its model is loaded.
+
+    Raises:
+        ConfigError: `state_dir`, the profile in it or `record_path` cannot be used.
+    """
+    load_costs(config)
+    _history_path(config)
+    if config.record_path is None:
+        return
+    folder = Path(config.record_path)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_writable = os.access(folder, os.W_OK)
+    except OSError as error:
+        raise _no_record_path(config, error) from None
+    if not is_writable:
+        raise _no_record_path(config, "not writable")
+
+
 def load_costs(config: TTLCacheConfig, step_tokens: int = STEP_TOKENS) -> CostModel:
     """Costs seeded from the profile in `state_dir`, or vLLM-agnostic defaults.
 
@@ -90,11 +110,15 @@ def open_telemetry(
             Path(config.record_path), header, run=f"{int(date_s)}-{os.getpid()}"
         )
     except OSError as error:
-        raise ConfigError(
-            f"key 'record_path' has value {config.record_path!r}, expected: a folder "
-            f"that can be written ({error})"
-        ) from None
+        raise _no_record_path(config, error) from None
     return Telemetry(metrics, recorder)
+
+
+def _no_record_path(config: TTLCacheConfig, why: object) -> ConfigError:
+    return ConfigError(
+        f"key 'record_path' has value {config.record_path!r}, expected: a folder that "
+        f"can be written ({why})"
+    )
 
 
 def _history_path(config: TTLCacheConfig) -> Path | None:

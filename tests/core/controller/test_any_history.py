@@ -207,7 +207,7 @@ class AnyHistory(RuleBasedStateMachine):
         for program in list(controller.programs):
             if not isinstance(program.key, int):
                 controller.end(*program.key)
-        # Anonymous programs have no id that a client could name: they go idle.
+        # Nobody ends those without an id: they go idle.
         engine.step(seconds=1000.0)
         engine.step(seconds=1000.0)
         engine.check()

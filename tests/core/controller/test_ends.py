@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.stories import PROMPT, TTL_S, make_engine
+from ttlcache.control import obey
 from ttlcache.controller import ENDED_AT_ONCE, NOTHING_RETAINED
 from ttlcache.programs.model import MAX_OPEN_TURNS
 from ttlcache.types import Arrival, Finish, Hints, PinOutcome
@@ -50,6 +51,45 @@ def test_an_ended_programs_waiting_request_still_claims(engine):
     assert engine.admit("r2")
     assert engine.outcomes() == {PinOutcome.CLAIMED: 1}
     assert engine.finish("r2") == NOTHING_RETAINED
+
+
+@pytest.mark.parametrize("how", ["told", "idle"])
+def test_the_pin_of_a_last_turn_did_not_expire_too_early(how):
+    # Scenario:
+    #   1. The pin of turn 1 expires, and turn 2 comes: the TTL was too short.
+    #   2. The pin of turn 2 expires, too. Nobody knows yet what that means.
+    #   3. The program ends: no TTL would have been of use.
+    engine = make_engine(program_idle_s=5 * TTL_S)
+    context = engine.turn("r1", PROMPT, program="A")
+    engine.step(seconds=TTL_S)
+    assert engine.counted_outcomes() == {}
+    engine.turn("r2", context, program="A")
+    engine.step(seconds=TTL_S)
+    assert engine.counted_outcomes() == {PinOutcome.EXPIRED: 1}
+    if how == "told":
+        engine.end("A")
+    engine.step(seconds=6 * TTL_S)
+    assert engine.total("programs_ended", how) == 1
+    counted = {PinOutcome.EXPIRED: 1, PinOutcome.NO_RETURN: 1}
+    assert engine.counted_outcomes() == counted
+    assert engine.total("pins_by_tool", "other/no_return") == 1
+
+
+def test_a_failed_request_leaves_no_program_behind(engine):
+    # Scenario: two requests fail before their first token. One named its program:
+    # a retry takes its place in the queue, but there is nothing to show of it.
+    engine.arrive("r1", PROMPT)
+    engine.arrive("r2", PROMPT, program="A")
+    for request_id in ("r1", "r2"):
+        engine.abort(request_id)
+    assert [p.program_id for p in engine.controller.programs] == ["A"]
+    assert engine.total("programs_ended", "forgotten") == 1
+    assert obey(engine.controller, {"do": "programs"}, 0.0)["programs"] == []
+    named = engine.program("A")
+    engine.turn("r3", PROMPT, program="A")
+    assert engine.program("A") is named
+    (row,) = obey(engine.controller, {"do": "programs"}, 0.0)["programs"]
+    assert (row["program"], row["turns"]) == ("A", 1)
 
 
 def test_programs_end_idle_by_silence_and_forgotten_by_number():
