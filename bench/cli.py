@@ -25,7 +25,8 @@ from bench.micro.transfer_cli import TransferOptions, transfer
 from bench.report.figures.cli import FiguresOptions, figures
 from bench.report.grid import grid
 from bench.report.grid_spec import GridOptions
-from bench.sim.options import SimOptions, sim
+from bench.sim.cli import sim
+from bench.sim.options import SimOptions
 from bench.stress.abuse.cli import AbuseOptions, abuse
 from bench.stress.fuzz.cli import FuzzOptions, fuzz
 from bench.stress.lmcache_store import StoreOptions, lmcache_store

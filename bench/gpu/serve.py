@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bench.compare.measure import arm_of
+from bench.compare.agents import arm_of
 from bench.gpu.device import link_gb_per_s
 from bench.gpu.stage import Json, Stage, Verdict
 from bench.serve import tiny_model

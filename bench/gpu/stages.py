@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 from xml.etree import ElementTree
@@ -13,12 +13,17 @@ from xml.etree import ElementTree
 from rich.console import Console
 
 from bench.compare.pin_vs_reload import pin_vs_reload
+from bench.compare.profile import measure_profile
 from bench.gpu.device import preflight
 from bench.gpu.serve import serve, tokens
 from bench.gpu.stage import ROOT, Json, Stage, Verdict, read
-from bench.gpu.steps import steps
 from bench.micro.transfer_cli import transfer
-from bench.tables import Check, equal
+from bench.serve import tiny_model
+from bench.sim.hardware import HARDWARE
+from bench.sim.models import MODELS
+from bench.sim.profile import Profile
+from bench.sim.steptime import Roofline
+from bench.tables import Check, at_most, equal
 
 
 def contract(stage: Stage) -> Verdict:
@@ -71,6 +76,40 @@ def copies(stage: Stage) -> Verdict:
         ],
         [Check(**bar) for bar in found["bars"]],
     )
+
+
+def steps(stage: Stage) -> Verdict:
+    """Seconds of a step, fitted on the demo's agents; prefills that follow from it."""
+    agents = replace(stage.sizes.serve, out=stage.folder / "profile")
+    model = tiny_model.build(stage.folder / f"model-{stage.name}", shape=agents.shape)
+    console, gpu = Console(file=sys.stderr), stage.machine["gpu"]
+    found = Profile.of(
+        stage.cell(
+            "profile",
+            lambda: asdict(
+                replace(measure_profile(agents, model, console), machine=gpu)
+            ),
+        )
+    )
+    chunk = round(found.largest_sums[0])  # whatever the server's arguments say
+    for length in stage.sizes.pin_vs_reload.lengths:
+        cell = partial(_prefill, length, chunk, found)
+        stage.cell(f"prefill {length}", cell)
+    error, limit = found.held_out_error, found.max_held_out_error
+    return Verdict(bars=[at_most("median error of a held-out step", error, limit, "")])
+
+
+def _prefill(tokens: int, chunk: int, found: Profile) -> Json:
+    gpu = found.machine.lower()
+    names = (name for name in HARDWARE if name.partition("-")[0] in gpu)
+    hardware = next(names, "h100")
+    roofline = Roofline.of(HARDWARE[hardware], MODELS["llama-3.1-8b"])
+    return {
+        "tokens": tokens,
+        "profile_s": found.prefill_s(tokens, chunk),
+        "roofline_s": roofline.prefill_s(tokens, chunk),
+        "roofline": f"llama-3.1-8b on {hardware}",
+    }
 
 
 def reloads(stage: Stage) -> Verdict:
