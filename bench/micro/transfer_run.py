@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from bench.micro.overhead_driver import machine
-from bench.micro.transfer_arm import Arm, EngineArm, Unsupported
-from bench.micro.transfer_arms import make_arms
+from bench.micro.transfer_arms import Arm, EngineArm, make_arms
 from bench.micro.transfer_memory import PARTS, CellMemory, CellShape
 from bench.tables import Check
+from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction
 from ttlcache.transfer.cupy_runtime import CupyRuntime
 
@@ -80,13 +80,12 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """An arm that did not serve a cell, or moved wrong bytes."""
+class Wrong:
+    """An arm that failed in a cell, or moved wrong bytes."""
 
     shape: CellShape
     arm: str
     reason: str
-    is_wrong: bool = False
 
 
 @dataclass(slots=True)
@@ -95,17 +94,13 @@ class TransferResult:
 
     device: str
     rows: list[Row] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
+    wrong: list[Wrong] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
     """Arms that this machine cannot run, and why."""
 
     @property
     def is_cpu(self) -> bool:
         return self.device == "cpu"
-
-    @property
-    def num_wrong(self) -> int:
-        return sum(skipped.is_wrong for skipped in self.skipped)
 
 
 def run(
@@ -131,7 +126,7 @@ def run(
             progress(f"{shape.layout} {shape.page_bytes} B x {shape.run_blocks}")
             memory = CellMemory(shape, device)
             with _known_to_stand_in(memory) if on_stand_in else nullcontext():
-                able = [arm for arm in arms if _serves(arm, memory, result)]
+                able = [arm for arm in arms if _is_right(arm, memory, result)]
                 result.rows += _measure(able, memory, rounds)
             del memory
     finally:
@@ -152,21 +147,16 @@ def _known_to_stand_in(memory: CellMemory) -> Iterator[None]:
         runtime.unpin(side.data_ptr())
 
 
-def _serves(arm: Arm, memory: CellMemory, result: TransferResult) -> bool:
+def _is_right(arm: Arm, memory: CellMemory, result: TransferResult) -> bool:
     """Whether the arm moves every byte of this cell there and back."""
     try:
         arm.prepare(memory)
-        wrong = verify(arm, memory)
-    except Unsupported as error:
-        result.skipped.append(Skipped(memory.shape, arm.name, str(error)))
-        return False
-    except Exception as error:  # noqa: BLE001 - others' movers, on any machine
-        text, is_wrong = f"{type(error).__name__}: {error}", isinstance(arm, EngineArm)
-        result.skipped.append(Skipped(memory.shape, arm.name, text, is_wrong))
-        return False
-    if wrong:
-        result.skipped.append(Skipped(memory.shape, arm.name, wrong, is_wrong=True))
-    return not wrong
+        reason = verify(arm, memory)
+    except TransferError as error:
+        reason = str(error)
+    if reason:
+        result.wrong.append(Wrong(memory.shape, arm.name, reason))
+    return not reason
 
 
 def verify(arm: Arm, memory: CellMemory) -> str:
