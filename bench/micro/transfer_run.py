@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -37,25 +37,15 @@ class Bar:
     arm: str
     piece_bytes: int
     """At least."""
-    share: str
     limit: float
     ways: tuple[str, ...] = _ONE_WAY
 
 
-CPU_BARS = (
-    Bar(
-        "reference by one memcpy at 128 KiB pages, CPU seconds",
-        *("reference", 128 << 10, "of_peak_cpu", 0.8),
-    ),
-)
-CUDA_BARS = (
-    Bar(
-        "cupy by one pinned copy, pieces of 64 KiB or more",
-        *("cupy", 64 << 10, "of_peak", 0.92),
-    ),
+BARS = (
+    Bar("cupy by one pinned copy, pieces of 64 KiB or more", "cupy", 64 << 10, 0.92),
     Bar(
         "cupy both ways at once, by one after the other",
-        *("cupy", 64 << 10, "of_peak", 1.6, (BOTH,)),
+        *("cupy", 64 << 10, 1.6, (BOTH,)),
     ),
 )
 
@@ -65,9 +55,8 @@ class Row:
     """One arm in one cell in one direction; medians over the rounds.
 
     `of_peak` is the median over rounds of the peak's time by this arm's in the same
-    round: other load on the machine meets both. `of_peak_cpu` is the same of the
-    process's CPU seconds (CPU device only). In rows of `BOTH` the peak is the arm's
-    own store and load, one after the other.
+    round: other load on the machine meets both. In rows of `BOTH` the peak is the
+    arm's own store and load, one after the other.
     """
 
     shape: CellShape
@@ -75,7 +64,6 @@ class Row:
     arm: str
     gb_per_s: float
     of_peak: float
-    of_peak_cpu: float
     rounds: int
 
 
@@ -97,10 +85,6 @@ class TransferResult:
     wrong: list[Wrong] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
     """Arms that this machine cannot run, and why."""
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.device == "cpu"
 
 
 def run(
@@ -200,14 +184,11 @@ def _verify_straight(arm: Arm, memory: CellMemory) -> str:
 def _measure(arms: list[Arm], memory: CellMemory, rounds: int) -> list[Row]:
     """Rounds over all arms, in turning order, both directions, and both at once."""
     wall: dict[tuple[str, str], list[float]] = {}
-    cpu: dict[tuple[str, str], list[float]] = {}
 
     def timed(arm: Arm, way: str, move: Callable[[], None]) -> None:
-        before = time.perf_counter(), time.process_time()
+        began_s = time.perf_counter()
         move()
-        after = time.perf_counter(), time.process_time()
-        wall.setdefault((arm.name, way), []).append(after[0] - before[0])
-        cpu.setdefault((arm.name, way), []).append(after[1] - before[1])
+        wall.setdefault((arm.name, way), []).append(time.perf_counter() - began_s)
 
     for number in range(rounds):
         turn, part = number % len(arms), number % PARTS
@@ -223,17 +204,14 @@ def _measure(arms: list[Arm], memory: CellMemory, rounds: int) -> list[Row]:
     peak = arms[0].name
 
     def row(arm: str, way: str) -> Row:
-        own, seconds = (arm, way), wall[arm, way]
-        moved = memory.shape.num_bytes * (2 if way == BOTH else 1)
-
-        def share(of: Mapping[tuple[str, str], list[float]]) -> float:
-            if way != BOTH:
-                return _ratio(of[peak, way], of[own])
-            apart = zip(*(of[arm, one] for one in _ONE_WAY), strict=True)
-            return _ratio(list(map(sum, apart)), of[own])
-
+        seconds, moved = wall[arm, way], memory.shape.num_bytes
+        if way == BOTH:
+            apart = zip(*(wall[arm, one] for one in _ONE_WAY), strict=True)
+            share, moved = _ratio(list(map(sum, apart)), seconds), 2 * moved
+        else:
+            share = _ratio(wall[peak, way], seconds)
         speed = moved / statistics.median(seconds) / 1e9
-        return Row(memory.shape, way, arm, speed, share(wall), share(cpu), len(seconds))
+        return Row(memory.shape, way, arm, speed, share, len(seconds))
 
     return [row(arm, way) for arm, way in wall]
 
@@ -245,7 +223,7 @@ def _ratio(peak: list[float], own: list[float]) -> float:
 def bars(result: TransferResult) -> list[Check]:
     """What this run can judge: the worst row of each bar, its share of the peak."""
     found = []
-    for bar in CPU_BARS if result.is_cpu else CUDA_BARS:
+    for bar in BARS:
         rows = [
             row
             for row in result.rows
@@ -257,8 +235,8 @@ def bars(result: TransferResult) -> list[Check]:
         ]
         if not rows:
             continue
-        worst = min(rows, key=attrgetter(bar.share))
-        value, shape = getattr(worst, bar.share), worst.shape
+        worst = min(rows, key=attrgetter("of_peak"))
+        value, shape = worst.of_peak, worst.shape
         where = f"{shape.layout} x {shape.run_blocks}, {worst.direction}"
         text = f"{bar.name} ({where})"
         found.append(Check(text, value >= bar.limit, f"{value:.2f}", f">= {bar.limit}"))
