@@ -74,31 +74,27 @@ class CellRuns:
     out: Path | None = option(None, "Results, as JSON.")
 
 
-def command(
-    options: type[T],
-) -> Callable[[Callable[[T, Console], int | None]], Callable[..., None]]:
+def command(run: Callable[[Any, Console], int | None]) -> Callable[..., None]:
     """The typer command of `run(options, console)`, which returns the exit status.
 
     What the options refuse ends as a usage error, what `run` raises on purpose as one
     line and exit status 1.
     """
+    options = get_type_hints(run)["options"]
     asked = list(_parameters(options))
 
-    def of(run: Callable[[T, Console], int | None]) -> Callable[..., None]:
-        def main(**given: Any) -> None:
-            console = Console()
-            try:
-                chosen = _build(options, given)
-            except ValueError as error:
-                raise typer.BadParameter(str(error)) from None
-            raise typer.Exit(_status(run, chosen, console))
+    def main(**given: Any) -> None:
+        console = Console()
+        try:
+            chosen = _build(options, given)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        raise typer.Exit(_status(run, chosen, console))
 
-        main.__name__, main.__doc__ = run.__name__, run.__doc__
-        main.__annotations__ = {p.name: p.annotation for p in asked}
-        main.__signature__ = inspect.Signature(asked)  # type: ignore[attr-defined]
-        return main
-
-    return of
+    main.__name__, main.__doc__ = run.__name__, run.__doc__
+    main.__annotations__ = {p.name: p.annotation for p in asked}
+    main.__signature__ = inspect.Signature(asked)  # type: ignore[attr-defined]
+    return main
 
 
 def one_of(what: str, value: str, known: Iterable[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import runpy
 import subprocess
@@ -17,7 +16,9 @@ from click.testing import CliRunner
 from typer.testing import CliRunner as TyperRunner
 
 from bench.cli import app as bench_app
-from bench.sim.load.tracefile import recorded_programs
+from bench.sim.load import readers
+from bench.sim.load.traces import TraceError
+from bench.sim.load.workload import recorded_programs
 from tests.documented import ROOT, commands
 from ttlcache.toolcalls import chain, detect
 from ttlcache.types import GapKey
@@ -78,17 +79,20 @@ def test_the_format_is_read_beside_ours(monkeypatch):
     assert detect("No call >>> here().") is None
 
 
-def test_the_reader_makes_a_trace_that_runs(monkeypatch):
+def test_the_reader_is_one_of_ours(monkeypatch):
     text = EXAMPLES["A trace reader"]
     (line,) = re.findall(r'# (\{"job".*\})$', text, re.MULTILINE)
-    Path("reader.py").write_text(text)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(line + "\n"))
-    runpy.run_path("reader.py")
-    ((first, second),) = recorded_programs(Path("mine.jsonl.gz"), "")
+    Path("mine.py").write_text(text)
+    Path("mine.jsonl").write_text(line + "\n")
+    with pytest.raises(TraceError, match="in no known format"):
+        recorded_programs(Path("mine.jsonl"), "")
+    own = runpy.run_path("mine.py")["READER"]
+    monkeypatch.setattr(readers, "READERS", (*readers.READERS, own))
+    ((first, second),) = recorded_programs(Path("mine.jsonl"), "")
     assert (first.new_prompt_tokens, first.output_tokens) == (900, 40)
     assert (first.gap_s, second.new_prompt_tokens) == (1.5, 80)
     pytest.importorskip("vllm")
-    simulate("trace:mine.jsonl.gz")
+    simulate("trace:mine.jsonl")
 
 
 def test_the_rival_runs():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.command import Folders, option
+from bench.serve.arms import Arm
 from bench.serve.replay import ReplayOptions
 from bench.serve.server import ServerOptions
 from bench.sim.load.programs import Program
@@ -118,3 +119,20 @@ class ComparisonOptions(AgentOptions):
         """``kv_connector_extra_config`` of the ttlcache arms."""
         policy = {} if self.policy is None else {"policy": self.policy}
         return {**self.connector_config, **policy}
+
+
+def arm_of(
+    name: str, transfer: Mapping[str, Any] | None, options: ComparisonOptions
+) -> Arm:
+    """An arm with the options of all, above an LMCache server if it needs one."""
+    if transfer is None:
+        return Arm(name, options.server(None))
+    extra = transfer.get("kv_connector_extra_config", {})
+    if transfer["kv_connector"] == CONNECTOR["kv_connector"]:
+        extra = {**options.connector, **extra}
+    is_above = (
+        transfer["kv_connector"] == LMCACHE["kv_connector"]
+        or extra.get("lower_tier") == "lmcache"
+    )
+    server = options.server({**transfer, "kv_connector_extra_config": extra})
+    return Arm(name, server, options.tiers if is_above else None)

@@ -23,9 +23,8 @@ from typing import Any
 from rich.console import Console
 
 from bench.command import argument, one_of, option
-from bench.compare.agents import CONNECTOR, ComparisonOptions
+from bench.compare.agents import CONNECTOR, ComparisonOptions, arm_of
 from bench.compare.harness_clients import HARNESSES, Harness, Load
-from bench.compare.measure import arm_of
 from bench.compare.rounds import play_rounds
 from bench.ratios import Ratio
 from bench.serve import tiny_model

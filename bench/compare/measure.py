@@ -15,11 +15,11 @@ from typing import Any
 from rich.console import Console
 
 from bench.compare import report
-from bench.compare.agents import CONNECTOR, LMCACHE, ComparisonOptions
+from bench.compare.agents import ComparisonOptions, arm_of
 from bench.compare.report import Rounds
 from bench.compare.rounds import play_rounds, turns_shown
 from bench.serve import tiny_model
-from bench.serve.arms import Arm, ArmResult, run_arm
+from bench.serve.arms import ArmResult, run_arm
 
 #: `kv_transfer_config` by an arm's name, the first one the base; None: no connector.
 Settings = Mapping[str, Mapping[str, Any] | None]
@@ -59,20 +59,3 @@ def measure(
     for line in report.lines(done, names):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     return done, status
-
-
-def arm_of(
-    name: str, transfer: Mapping[str, Any] | None, options: ComparisonOptions
-) -> Arm:
-    """An arm with the options of all, above an LMCache server if it needs one."""
-    if transfer is None:
-        return Arm(name, options.server(None))
-    extra = transfer.get("kv_connector_extra_config", {})
-    if transfer["kv_connector"] == CONNECTOR["kv_connector"]:
-        extra = {**options.connector, **extra}
-    is_above = (
-        transfer["kv_connector"] == LMCACHE["kv_connector"]
-        or extra.get("lower_tier") == "lmcache"
-    )
-    server = options.server({**transfer, "kv_connector_extra_config": extra})
-    return Arm(name, server, options.tiers if is_above else None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -22,14 +22,7 @@ from bench.compare.pin_vs_reload_client import PIN_S, WAYS, Client
 from bench.serve import tiny_model
 from bench.serve.server import ServerOptions, VLLMServer
 from bench.serve.tier_server import TierServer
-from bench.sim.load.scaled import synthetic
-from bench.sim.rivals import published
 from bench.tables import table
-from ttlcache import policies
-from ttlcache.estimators.costs import CostModel
-from ttlcache.estimators.gap_history import GapHistory
-from ttlcache.policies.base import View
-from ttlcache.types import GapKey, Pressure, TurnFacts
 from ttlcache_connector.lmcache_server.launch import TierOptions
 
 
@@ -108,18 +101,9 @@ def pin_vs_reload(options: PinVsReloadOptions, console: Console) -> None:
             ):
                 found.append(recovery)
                 console.print(f"{recovery.context_tokens:,} tokens done")
-    agents = synthetic(8, 1.0, 0, 0.08, 5.0)
-    gaps_s = [turn.gap_s for program in agents for turn in program.turns[:-1]]
-    ttls = policy_ttls(
-        found,
-        gaps_s,
-        Pressure(options.blocks - 1, free_blocks=0, num_running=1, num_waiting=2),
-    )
     console.print(seconds_table(found))
-    console.print(ttl_table(found, ttls))
     result = {
         "recoveries": [asdict(recovery) for recovery in found],
-        "policy_ttls_s": ttls,
         "versions": versions(),
         "machine": f"{os.cpu_count()} cores",
         "command": command_line(),
@@ -143,43 +127,6 @@ def measure(
         yield Recovery(tokens, tokens * bytes_per_token, claimed, cpu, disk, prefill)
 
 
-def policy_ttls(
-    recoveries: Sequence[Recovery], gaps_s: Sequence[float], pressure: Pressure
-) -> dict[str, list[tuple[float, ...]]]:
-    """Each policy's TTL at each length: without a lower tier, and with CPU memory.
-
-    As a server has it by default (`demote: on-pressure`): the turn is not below yet.
-    """
-    # Some policies look for the tiers of the cost model: where none is, none is known.
-    costs: dict[str | None, CostModel] = {None: CostModel(), "cpu": CostModel()}
-    for tier, model in costs.items():
-        for _ in range(50):
-            for r in recoveries:
-                model.observe_prefill(r.context_tokens, 0, max(r.prefill_s, 1e-6))
-                if tier is not None:
-                    model.observe_reload(tier, r.context_tokens, max(r.cpu_s, 1e-6))
-    key = GapKey("bash")
-    history = GapHistory()
-    for gap_s in gaps_s:
-        history.observe(key, gap_s)
-    views = [
-        View(history, model, pressure=pressure, tier=tier, tier_has_copy=False)
-        for tier, model in costs.items()
-    ]
-    turns = [
-        TurnFacts("p", 3, key, r.context_tokens, r.context_tokens // 32)
-        for r in recoveries
-    ]
-    found = {}
-    rivals = (policy.name for policy in published.POLICIES)
-    for name in (*policies.SHIPPED, *rivals):
-        policy = policies.create(name, {"ttl_s": 2.0} if name == "fixed" else {})
-        found[name] = [
-            tuple(policy.decide(turn, view).ttl_s for view in views) for turn in turns
-        ]
-    return found
-
-
 def seconds_table(recoveries: Sequence[Recovery]) -> Table:
     """Seconds by context length."""
     names = ["context", "MB", "claimed", "CPU", "disk", "prefill"]
@@ -189,15 +136,3 @@ def seconds_table(recoveries: Sequence[Recovery]) -> Table:
         cells = [f"{s:.3f}" for s in seconds]
         rows.append([f"{r.context_tokens:,}", f"{r.kv_bytes / 1e6:.1f}", *cells])
     return table("the next turn, seconds", names, rows, left=0)
-
-
-def ttl_table(
-    recoveries: Sequence[Recovery], ttls: Mapping[str, list[tuple[float, ...]]]
-) -> Table:
-    """What the policies would do: TTL without and with a CPU tier below."""
-    lengths = (f"{r.context_tokens:,}" for r in recoveries)
-    rows = (
-        (name, *(f"{a:.2f} / {b:.2f}" for a, b in pairs))
-        for name, pairs in ttls.items()
-    )
-    return table("TTL, seconds: no tier / CPU tier", ("policy", *lengths), rows)

@@ -226,8 +226,8 @@ def _measure(
             played = play(server, programs, options.replay(), on_turn)
         if errors := server.errors_in_log():
             raise RuntimeError(f"{name}: {errors[0]}")
-        if played.result.failures:
-            raise RuntimeError(f"{name}: {played.result.failures[0].reason}")
+        if played.failures:
+            raise RuntimeError(f"{name}: {played.failures[0].reason}")
         counted = {"pins": dict(played.engine.pins), "wait_share": played.wait_share}
         runs.add(name, {**asdict(played.summary), **counted})
 

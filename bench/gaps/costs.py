@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.command import option
 from ttlcache.estimators.costs import CostModel
 from ttlcache.types import Pressure
 
@@ -32,18 +31,18 @@ LLAMA_8B_A100 = (_FLOP_PER_TOKEN / _FLOP_PER_S, _FLOP_PER_PAIR / _FLOP_PER_S, 0.
 
 @dataclass(frozen=True, slots=True)
 class CostSetting:
-    """The prices at which decisions are asked for and scored."""
+    """The prices at which decisions are asked for and scored.
 
-    prefill: tuple[float, float, float] = option(
-        LLAMA_8B_A100, "Recovery: s a token, s a token^2, s. See bench.gaps.costs."
-    )
-    queueing_delay_s: float = option(
-        5.0, "T, queueing seconds of an evicted return.", min=0.0
-    )
-    price: float = option(1.0, "Seconds of others' delay a second of holding.", min=0.0)
-    running_tokens: int = option(
-        100_000, "Tokens of running requests (InferCept's C_other).", min=0
-    )
+    prefill: of a recovery, s a token, s a token^2, s.
+    queueing_delay_s: T, of an evicted return.
+    price: seconds of others' delay a second of holding.
+    running_tokens: of running requests (InferCept's C_other).
+    """
+
+    prefill: tuple[float, float, float] = LLAMA_8B_A100
+    queueing_delay_s: float = 5.0
+    price: float = 1.0
+    running_tokens: int = 100_000
 
     def model(self) -> StatedCosts:
         return StatedCosts(self)

@@ -68,18 +68,10 @@ class Outcome:
 
 
 def replay_gaps(
-    programs: Sequence[GapProgram],
-    setting: CostSetting,
-    arm: Arm,
-    *,
-    tell_last: bool = False,
+    programs: Sequence[GapProgram], setting: CostSetting, arm: Arm
 ) -> list[Outcome]:
-    """The outcome of every decided turn, in the order in which they finished.
-
-    Args:
-        tell_last: programs announce their last turn; it is then not decided.
-    """
-    return _Replay(programs, setting, arm, tell_last).run()
+    """The outcome of every decided turn, in the order in which they finished."""
+    return _Replay(programs, setting, arm).run()
 
 
 class _NullHolder:
@@ -118,14 +110,9 @@ class _NullHolder:
 
 class _Replay:
     def __init__(
-        self,
-        programs: Sequence[GapProgram],
-        setting: CostSetting,
-        arm: Arm,
-        tell_last: bool,
+        self, programs: Sequence[GapProgram], setting: CostSetting, arm: Arm
     ) -> None:
         self._programs = programs
-        self._tell_last = tell_last
         self._clock = VirtualClock()
         self._holder = _NullHolder(self._clock, setting.pressure(BLOCK_TOKENS))
         self._costs = setting.model()
@@ -175,17 +162,13 @@ class _Replay:
         program = self._programs[number]
         turn = program.turns[index]
         request_id = f"{number}/{index}"
-        is_last = index + 1 == len(program.turns)
         record = self._controller.arrive(
             Arrival(
                 request_id=request_id,
                 num_tokens=turn.prompt_tokens,
                 hashes=(),
                 tokens=lambda start, stop: (),
-                hints=Hints(
-                    program_id=program.program_id,
-                    is_last_step=self._tell_last and is_last,
-                ),
+                hints=Hints(program_id=program.program_id),
             )
         )
         outcome = self._pending.pop(number, None)

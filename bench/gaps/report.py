@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from bench.command import argument, json_object, option, write_json
 from bench.gaps.costs import CostSetting
 from bench.gaps.replay import Arm, Outcome, replay_gaps
 from bench.gaps.scores import Score, best_constant_s, oracle, score
-from bench.gaps.traces import GapProgram, read_gaps
+from bench.gaps.traces import RATE, GapProgram, read_gaps
 from bench.sim.rivals import ablations, published
 from bench.tables import table
 from ttlcache.config import TTLCacheConfig
@@ -40,20 +40,13 @@ _HEADINGS = (
 
 @dataclass(frozen=True, slots=True)
 class GapOptions:
-    """Everything that the numbers depend on beside the trace, and what is shown.
-
-    rate, seed: Poisson arrivals of programs where the trace has none.
-    """
+    """Whose gaps, and which policies."""
 
     traces: list[Path] = argument("Traces, gzip JSON lines.")
     json_path: Path | None = option(None, "Write all numbers to this file.", "--json")
     policy: list[str] | None = option(
         None, 'Only these, as NAME or NAME:{"option": value}.'
     )
-    setting: CostSetting = field(default_factory=CostSetting)
-    rate: float = option(0.1, "Programs a second where none recorded.")
-    seed: int = option(0, "Seed of those arrivals.")
-    tell_last: bool = option(False, "Programs announce their last turn.", "--tell-last")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,37 +83,37 @@ def _plain(value: Any) -> str:
 def gaps(options: GapOptions, console: Console) -> None:
     """TTLs of every policy on recorded gaps, against hindsight; past only."""
     arms = tuple(map(parse_arm, options.policy or ())) or DEFAULT_ARMS
-    results = [run_trace(path, arms, options) for path in options.traces]
-    print_setting(options, console)
+    setting = CostSetting()
+    results = [run_trace(path, arms, setting) for path in options.traces]
+    print_setting(setting, console)
     for result in results:
         console.print(trace_table(result))
     if options.json_path is not None:
-        write_json(options.json_path, to_json(results, options))
+        write_json(options.json_path, to_json(results, setting))
 
 
-def run_trace(path: Path, arms: Sequence[Arm], options: GapOptions) -> TraceResult:
+def run_trace(path: Path, arms: Sequence[Arm], setting: CostSetting) -> TraceResult:
     """Replay one trace under every arm and both references.
 
     Raises:
         TraceError: the trace cannot be read.
         ConfigError: an arm's policy or options are unknown.
     """
-    programs = read_gaps(path, options.rate, options.seed)
-    return compare(path.name.removesuffix(".jsonl.gz"), programs, arms, options)
+    name = path.name.removesuffix(".jsonl.gz")
+    return compare(name, read_gaps(path), arms, setting)
 
 
 def compare(
     trace: str,
     programs: Sequence[GapProgram],
     arms: Sequence[Arm],
-    options: GapOptions,
+    setting: CostSetting,
 ) -> TraceResult:
     """`run_trace` on programs at hand."""
-    setting, price = options.setting, options.setting.price
-    max_ttl_s = TTLCacheConfig().max_ttl_s
+    price, max_ttl_s = setting.price, TTLCacheConfig().max_ttl_s
 
     def run(arm: Arm) -> list[Outcome]:
-        return replay_gaps(programs, setting, arm, tell_last=options.tell_last)
+        return replay_gaps(programs, setting, arm)
 
     facts = run(Arm("none", "none"))  # the gaps alone, no matter which arms were asked
     ttl_s = best_constant_s(facts, price, max_ttl_s)
@@ -162,29 +155,22 @@ def _cells(own: Score, best: Score, ideal: Score) -> tuple[str, ...]:
     )
 
 
-def print_setting(options: GapOptions, console: Console) -> None:
+def print_setting(setting: CostSetting, console: Console) -> None:
     """One line with everything that the numbers depend on."""
-    setting = options.setting
     a, b, c = setting.prefill
-    ends = "announced" if options.tell_last else "not announced"
     console.print(
         f"recovery P(n) = {a:.3g} n + {b:.3g} n^2 + {c:.3g} s, "
         f"T = {setting.queueing_delay_s:g} s, price {setting.price:g}, "
-        f"{setting.running_tokens:,} tokens running; ends {ends}; arrivals as "
-        f"recorded, else {options.rate:g}/s Poisson with seed {options.seed}",
+        f"{setting.running_tokens:,} tokens running; arrivals as recorded, else "
+        f"{RATE:g}/s Poisson",
         highlight=False,
     )
 
 
-def to_json(results: Sequence[TraceResult], options: GapOptions) -> dict[str, Any]:
+def to_json(results: Sequence[TraceResult], setting: CostSetting) -> dict[str, Any]:
     """Everything printed."""
     return {
-        "options": {
-            "setting": asdict(options.setting),
-            "rate": options.rate,
-            "seed": options.seed,
-            "tell_last": options.tell_last,
-        },
+        "setting": asdict(setting),
         "traces": {result.trace: _trace_json(result) for result in results},
     }
 

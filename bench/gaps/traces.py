@@ -32,6 +32,8 @@ from ttlcache.types import FINAL_GAP, USER_GAP, USER_TOOL, GapKey
 _NO_CALL = frozenset({USER_TOOL, "__format_error__", ""})
 _MASKED_ARGUMENT = re.compile(r"<arg>")
 _MASK = re.compile(r"[<>]")
+#: Program arrivals a second where a trace has no times of them.
+RATE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +59,16 @@ class GapProgram:
     turns: tuple[GapTurn, ...]
 
 
-def read_gaps(path: Path, rate: float, seed: int) -> tuple[GapProgram, ...]:
+def read_gaps(path: Path) -> tuple[GapProgram, ...]:
     """The programs of a trace at full scale, in arrival order.
-
-    Args:
-        path: gzip JSON lines.
-        rate: program arrivals per second where the trace has no arrival times.
-        seed: of those arrivals.
 
     Raises:
         TraceError: unreadable file, bad line, or not one known gap.
     """
-    if rate <= 0:
-        raise ValueError(f"rate must be positive, got {rate:g}")
     recorded = list(read_programs(path))
     arrivals = [program.arrival_s for program in recorded]
     if None in arrivals:
-        arrivals = list(poisson_arrivals(len(recorded), rate, seed))
+        arrivals = list(poisson_arrivals(len(recorded), RATE, seed=0))
     programs = [
         GapProgram(program.program_id, arrival_s, _turns(program.turns))
         for program, arrival_s in zip(recorded, arrivals, strict=True)

@@ -29,6 +29,10 @@ from bench.gpu.stage import ROOT
 
 _HERE = Path(__file__).parent
 _PYTHON = "3.12"
+#: Of GPUs, sm_90: H100, H200.
+_ARCH = 90
+#: Downloaded wheels are kept here.
+_WHEELS = Path("out/wheels/gpu")
 _GLIBC = (39, 38, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
 #: Other GPUs' and models' kernels, other front ends, what nobody reads there.
 _LEFT_OUT = (
@@ -56,8 +60,6 @@ class BundleOptions:
     """Where the bundle goes, and how large it may be."""
 
     out: Path = option(REQUIRED, "Folder of the bundle.")
-    wheels: Path = option(Path("out/wheels/gpu"), "Downloaded wheels are kept here.")
-    arch: int = option(90, "GPU architecture, 90 for sm_90 (H100, H200).")
     max_mib: float = option(60.0, "A larger bundle is an error.")
 
 
@@ -67,8 +69,8 @@ def gpu_bundle(options: BundleOptions, console: Console) -> int:
     options.out.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        for wheel in (*_download(options.wheels, console), _own_wheel(root)):
-            _unpack(wheel, root / "site", options.arch)
+        for wheel in (*_download(_WHEELS, console), _own_wheel(root)):
+            _unpack(wheel, root / "site")
             console.print(f"unpacked {wheel.name}", soft_wrap=True)
         for name in _CHECKOUT:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
@@ -125,7 +127,7 @@ def _own_wheel(folder: Path) -> Path:
     return found
 
 
-def _unpack(wheel: Path, site: Path, arch: int) -> None:
+def _unpack(wheel: Path, site: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             is_data, part = ".data/" in name, name.split("/", 2)
@@ -138,7 +140,7 @@ def _unpack(wheel: Path, site: Path, arch: int) -> None:
                 continue
             content = archive.read(name)
             if place.endswith(".so") and place.startswith(("vllm/", "lmcache/")):
-                content = cut(content, arch)
+                content = cut(content, _ARCH)
             (site / place).parent.mkdir(parents=True, exist_ok=True)
             (site / place).write_bytes(content)
 

@@ -1,17 +1,55 @@
-"""The movers that the transfer bench compares."""
+"""What the transfer bench times: our engines, each of their methods, and the peak."""
 
 from __future__ import annotations
 
 import ctypes
-import os
+from abc import ABC, abstractmethod
 
 import torch
 
-from bench.micro.transfer_arm import Absent, Arm, EngineArm, Unsupported, try_arm
-from bench.micro.transfer_cuda import LMCacheDirectArm, SwapBlocksArm, engine_arms
 from bench.micro.transfer_memory import BLOCKS_PER_CHUNK, CellMemory
-from ttlcache.transfer import Direction
-from ttlcache_connector.copy.lanes import make_lanes
+from ttlcache.errors import TransferError
+from ttlcache.transfer import Direction, plan_copies
+from ttlcache.transfer.calibrate import CANDIDATES
+from ttlcache.transfer.cupy_engine import CupyEngine
+from ttlcache.transfer.cupy_runtime import CupyRuntime
+from ttlcache.transfer.host_memory import PinnedRanges
+from ttlcache.transfer.plan import CopyPlan
+from ttlcache_connector.copy.lanes import Lanes, make_lanes
+
+WAIT_S = 300.0
+
+#: Arms that a machine cannot run, and why.
+Absent = dict[str, str]
+
+
+class Arm(ABC):
+    """Moves a part's blocks; returns when the bytes are there."""
+
+    name: str
+    moves_blocks = True
+    """False: as many bytes, but not the blocks (the peak)."""
+
+    def prepare(self, memory: CellMemory) -> None:  # noqa: B027 - most need nothing
+        """Once a cell, untimed."""
+
+    @abstractmethod
+    def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
+        """Timed, planning included."""
+
+    def close(self) -> None:  # noqa: B027
+        """Give back what the arm holds."""
+
+
+def plan_of(memory: CellMemory, direction: Direction, part: int) -> CopyPlan:
+    """The plan that our engines get."""
+    return plan_copies(
+        direction,
+        memory.group.layout,
+        memory.parts[part],
+        [chunk.data_ptr() for chunk in memory.chunks(part)],
+        BLOCKS_PER_CHUNK,
+    )
 
 
 class OneCopy(Arm):
@@ -31,50 +69,43 @@ class OneCopy(Arm):
             ctypes.memmove(target.data_ptr(), source.data_ptr(), target.numel())
 
 
-class LMCacheArm(Arm):
-    """The mover of LMCache's worker-driven transfer, chunk for chunk.
+class EngineArm(Arm):
+    """Our engines, as the lower tiers have them."""
 
-    On the CPU with one torch thread: its many small copies gain nothing from a second
-    one, and on a busy machine lose a hundredfold waiting for it.
-    """
-
-    name = "LMCache mover"
-
-    def __init__(self) -> None:
-        os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")  # it logs every call
-        from lmcache.v1.multiprocess.transfer_context import base
-
-        self._base = base
-        self._hints: dict[str, str] = {}
+    def __init__(self, name: str, lanes: Lanes) -> None:
+        self.name, self._lanes = name, lanes
+        self._host = 0
 
     def prepare(self, memory: CellMemory) -> None:
-        layout = memory.shape.layout
-        if layout not in ("LBNHC", "LBHNC"):
-            raise Unsupported(f"LMCache has no format for {layout}")
-        self._hints = {"kv_layout": "NHD" if layout == "LBNHC" else "HND"}
+        self._lanes.forget_host(self._host)  # the last cell's is freed by now
+        self._host = memory.host.data_ptr()
+        self._lanes.add_host(self._host, memory.host.numel(), is_pinned=True)
 
     def move(self, memory: CellMemory, direction: Direction, part: int) -> None:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            self._move(memory, direction, part)
-        finally:
-            torch.set_num_threads(threads)
-        if memory.device.type == "cuda":
-            torch.cuda.synchronize()
+        self._submit(memory, direction, part)
+        self._end(direction)
 
-    def _move(self, memory: CellMemory, direction: Direction, part: int) -> None:
-        ids, chunks = memory.parts[part].tolist(), memory.chunks(part)
-        hints = {"layout_hints": self._hints}
-        caches = memory.kv_caches
-        if direction is Direction.STORE:
-            self._base.gather_paged_kv_to_cpu(
-                caches, ids, BLOCKS_PER_CHUNK, out=chunks, **hints
-            )
-        else:
-            self._base.scatter_cpu_to_paged_kv(
-                caches, ids, chunks, BLOCKS_PER_CHUNK, **hints
-            )
+    def move_both(self, memory: CellMemory, store_part: int, load_part: int) -> None:
+        """A store and a load at once. Timed, planning included."""
+        self._submit(memory, Direction.STORE, store_part)
+        self._submit(memory, Direction.LOAD, load_part)
+        for direction in Direction:
+            self._end(direction)
+
+    def _submit(self, memory: CellMemory, direction: Direction, part: int) -> None:
+        plan = plan_of(memory, direction, part)
+        self._lanes.engine(direction).submit(plan)
+
+    def _end(self, direction: Direction) -> None:
+        engine = self._lanes.engine(direction)
+        if not engine.flush(WAIT_S):
+            raise TransferError(f"{self.name}: not done within {WAIT_S} s")
+        for outcome in engine.poll():
+            if not outcome.ok:
+                raise TransferError(f"{self.name}: {outcome.detail}")
+
+    def close(self) -> None:
+        self._lanes.close()
 
 
 def make_arms(
@@ -87,14 +118,22 @@ def make_arms(
     arms: list[Arm] = [OneCopy()]
     absent: Absent = {}
     if device.type == "cuda" or on_stand_in:
-        engine_arms(device, arms, absent)
+        _engine_arms(device, arms, absent)
     else:
         arms.append(EngineArm("reference", make_lanes(device)))
         absent["cupy"] = "no CUDA device"
-    for direct in (SwapBlocksArm, LMCacheDirectArm):
-        if device.type == "cuda":
-            try_arm(direct.name, direct, arms, absent)
-        else:
-            absent[direct.name] = "no CUDA device"
-    try_arm(LMCacheArm.name, LMCacheArm, arms, absent)
     return arms, absent
+
+
+def _engine_arms(device: torch.device, arms: list[Arm], absent: Absent) -> None:
+    """Our engines as they choose, and each of their methods."""
+    arms.append(EngineArm("cupy", make_lanes(torch.device("cuda", device.index or 0))))
+    runtime = CupyRuntime(device.index or 0)
+    for method in CANDIDATES:
+        if method.runs_on(runtime):
+            pinned = PinnedRanges(runtime)
+            one, other = (CupyEngine(runtime, pinned, None, method) for _ in Direction)
+            lanes = Lanes(one, other, pinned)
+            arms.append(EngineArm(f"cupy {method.value}", lanes))
+        else:
+            absent[f"cupy {method.value}"] = "the device lacks it"

@@ -1,4 +1,4 @@
-"""`python -m bench transfer`: GB/s of our engines, vLLM's and LMCache's movers."""
+"""`python -m bench transfer`: GB/s of our engines, by one copy of as many bytes."""
 
 from __future__ import annotations
 
@@ -84,17 +84,15 @@ def transfer(options: TransferOptions, console: Console) -> int:
     path = options.out / "transfer.json"
     write_json(path, to_json(result))
     console.print(f"[dim]{path}[/]")
-    missed = result.num_wrong or not all(bar.ok for bar in judged)
+    missed = result.wrong or not all(bar.ok for bar in judged)
     return 1 if missed else 0
 
 
 def _print(result: TransferResult, judged: Sequence[Check], console: Console) -> None:
     console.print(_table(result))
-    refused = {(s.arm, s.shape.layout, s.reason): s for s in result.skipped}
-    for skipped in refused.values():
-        word = "[red]WRONG[/]" if skipped.is_wrong else "not run"
-        where = f"{skipped.arm}, {skipped.shape.layout}"
-        console.print(f"{word}: {where}: {skipped.reason}", soft_wrap=True)
+    for wrong in result.wrong:
+        where = f"{wrong.arm}, {wrong.shape.layout}"
+        console.print(f"[red]WRONG[/]: {where}: {wrong.reason}", soft_wrap=True)
     for name, reason in result.not_run.items():
         console.print(f"not run: {name}: {reason}")
     if judged:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from bench.micro.overhead_driver import machine
-from bench.micro.transfer_arm import Arm, EngineArm, Unsupported
-from bench.micro.transfer_arms import make_arms
+from bench.micro.transfer_arms import Arm, EngineArm, make_arms
 from bench.micro.transfer_memory import PARTS, CellMemory, CellShape
 from bench.tables import Check
+from ttlcache.errors import TransferError
 from ttlcache.transfer import Direction
 from ttlcache.transfer.cupy_runtime import CupyRuntime
 
@@ -37,25 +37,15 @@ class Bar:
     arm: str
     piece_bytes: int
     """At least."""
-    share: str
     limit: float
     ways: tuple[str, ...] = _ONE_WAY
 
 
-CPU_BARS = (
-    Bar(
-        "reference by one memcpy at 128 KiB pages, CPU seconds",
-        *("reference", 128 << 10, "of_peak_cpu", 0.8),
-    ),
-)
-CUDA_BARS = (
-    Bar(
-        "cupy by one pinned copy, pieces of 64 KiB or more",
-        *("cupy", 64 << 10, "of_peak", 0.92),
-    ),
+BARS = (
+    Bar("cupy by one pinned copy, pieces of 64 KiB or more", "cupy", 64 << 10, 0.92),
     Bar(
         "cupy both ways at once, by one after the other",
-        *("cupy", 64 << 10, "of_peak", 1.6, (BOTH,)),
+        *("cupy", 64 << 10, 1.6, (BOTH,)),
     ),
 )
 
@@ -65,9 +55,8 @@ class Row:
     """One arm in one cell in one direction; medians over the rounds.
 
     `of_peak` is the median over rounds of the peak's time by this arm's in the same
-    round: other load on the machine meets both. `of_peak_cpu` is the same of the
-    process's CPU seconds (CPU device only). In rows of `BOTH` the peak is the arm's
-    own store and load, one after the other.
+    round: other load on the machine meets both. In rows of `BOTH` the peak is the
+    arm's own store and load, one after the other.
     """
 
     shape: CellShape
@@ -75,18 +64,16 @@ class Row:
     arm: str
     gb_per_s: float
     of_peak: float
-    of_peak_cpu: float
     rounds: int
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """An arm that did not serve a cell, or moved wrong bytes."""
+class Wrong:
+    """An arm that failed in a cell, or moved wrong bytes."""
 
     shape: CellShape
     arm: str
     reason: str
-    is_wrong: bool = False
 
 
 @dataclass(slots=True)
@@ -95,17 +82,9 @@ class TransferResult:
 
     device: str
     rows: list[Row] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
+    wrong: list[Wrong] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
     """Arms that this machine cannot run, and why."""
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.device == "cpu"
-
-    @property
-    def num_wrong(self) -> int:
-        return sum(skipped.is_wrong for skipped in self.skipped)
 
 
 def run(
@@ -131,7 +110,7 @@ def run(
             progress(f"{shape.layout} {shape.page_bytes} B x {shape.run_blocks}")
             memory = CellMemory(shape, device)
             with _known_to_stand_in(memory) if on_stand_in else nullcontext():
-                able = [arm for arm in arms if _serves(arm, memory, result)]
+                able = [arm for arm in arms if _is_right(arm, memory, result)]
                 result.rows += _measure(able, memory, rounds)
             del memory
     finally:
@@ -152,21 +131,16 @@ def _known_to_stand_in(memory: CellMemory) -> Iterator[None]:
         runtime.unpin(side.data_ptr())
 
 
-def _serves(arm: Arm, memory: CellMemory, result: TransferResult) -> bool:
+def _is_right(arm: Arm, memory: CellMemory, result: TransferResult) -> bool:
     """Whether the arm moves every byte of this cell there and back."""
     try:
         arm.prepare(memory)
-        wrong = verify(arm, memory)
-    except Unsupported as error:
-        result.skipped.append(Skipped(memory.shape, arm.name, str(error)))
-        return False
-    except Exception as error:  # noqa: BLE001 - others' movers, on any machine
-        text, is_wrong = f"{type(error).__name__}: {error}", isinstance(arm, EngineArm)
-        result.skipped.append(Skipped(memory.shape, arm.name, text, is_wrong))
-        return False
-    if wrong:
-        result.skipped.append(Skipped(memory.shape, arm.name, wrong, is_wrong=True))
-    return not wrong
+        reason = verify(arm, memory)
+    except TransferError as error:
+        reason = str(error)
+    if reason:
+        result.wrong.append(Wrong(memory.shape, arm.name, reason))
+    return not reason
 
 
 def verify(arm: Arm, memory: CellMemory) -> str:
@@ -210,14 +184,11 @@ def _verify_straight(arm: Arm, memory: CellMemory) -> str:
 def _measure(arms: list[Arm], memory: CellMemory, rounds: int) -> list[Row]:
     """Rounds over all arms, in turning order, both directions, and both at once."""
     wall: dict[tuple[str, str], list[float]] = {}
-    cpu: dict[tuple[str, str], list[float]] = {}
 
     def timed(arm: Arm, way: str, move: Callable[[], None]) -> None:
-        before = time.perf_counter(), time.process_time()
+        began_s = time.perf_counter()
         move()
-        after = time.perf_counter(), time.process_time()
-        wall.setdefault((arm.name, way), []).append(after[0] - before[0])
-        cpu.setdefault((arm.name, way), []).append(after[1] - before[1])
+        wall.setdefault((arm.name, way), []).append(time.perf_counter() - began_s)
 
     for number in range(rounds):
         turn, part = number % len(arms), number % PARTS
@@ -233,17 +204,14 @@ def _measure(arms: list[Arm], memory: CellMemory, rounds: int) -> list[Row]:
     peak = arms[0].name
 
     def row(arm: str, way: str) -> Row:
-        own, seconds = (arm, way), wall[arm, way]
-        moved = memory.shape.num_bytes * (2 if way == BOTH else 1)
-
-        def share(of: Mapping[tuple[str, str], list[float]]) -> float:
-            if way != BOTH:
-                return _ratio(of[peak, way], of[own])
-            apart = zip(*(of[arm, one] for one in _ONE_WAY), strict=True)
-            return _ratio(list(map(sum, apart)), of[own])
-
+        seconds, moved = wall[arm, way], memory.shape.num_bytes
+        if way == BOTH:
+            apart = zip(*(wall[arm, one] for one in _ONE_WAY), strict=True)
+            share, moved = _ratio(list(map(sum, apart)), seconds), 2 * moved
+        else:
+            share = _ratio(wall[peak, way], seconds)
         speed = moved / statistics.median(seconds) / 1e9
-        return Row(memory.shape, way, arm, speed, share(wall), share(cpu), len(seconds))
+        return Row(memory.shape, way, arm, speed, share, len(seconds))
 
     return [row(arm, way) for arm, way in wall]
 
@@ -255,7 +223,7 @@ def _ratio(peak: list[float], own: list[float]) -> float:
 def bars(result: TransferResult) -> list[Check]:
     """What this run can judge: the worst row of each bar, its share of the peak."""
     found = []
-    for bar in CPU_BARS if result.is_cpu else CUDA_BARS:
+    for bar in BARS:
         rows = [
             row
             for row in result.rows
@@ -267,8 +235,8 @@ def bars(result: TransferResult) -> list[Check]:
         ]
         if not rows:
             continue
-        worst = min(rows, key=attrgetter(bar.share))
-        value, shape = getattr(worst, bar.share), worst.shape
+        worst = min(rows, key=attrgetter("of_peak"))
+        value, shape = worst.of_peak, worst.shape
         where = f"{shape.layout} x {shape.run_blocks}, {worst.direction}"
         text = f"{bar.name} ({where})"
         found.append(Check(text, value >= bar.limit, f"{value:.2f}", f">= {bar.limit}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from bench.serve.replay import Failure, ReplayOptions, ReplayResult, replay
@@ -63,35 +63,29 @@ class EngineCounters:
     """Tokens computed in them, prompt and output."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArmResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A workload that one server served."""
+
+    records: tuple[TurnRecord, ...]
+    failures: tuple[Failure, ...]
+    summary: Summary
+    engine: EngineCounters
+    replay_s: float
+    wait_share: float = 0.0
+    """Of the seconds that the server's busiest thread, the engine's, wanted a core,
+    those that it waited for one: others ran. (Threads that wake for microseconds
+    always wait.)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmResult(Played):
     """Everything measured in one arm."""
 
     name: str
     command: tuple[str, ...]
     log_path: Path
-    records: tuple[TurnRecord, ...]
-    failures: tuple[Failure, ...]
     log_errors: tuple[str, ...]
-    summary: Summary
-    engine: EngineCounters
-    replay_s: float
-    wait_share: float = 0.0
-    """As `Played.wait_share`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """A workload that one server served."""
-
-    result: ReplayResult
-    summary: Summary
-    engine: EngineCounters
-    replay_s: float
-    wait_share: float
-    """Of the seconds that the server's busiest thread, the engine's, wanted a core,
-    those that it waited for one: others ran. (Threads that wake for microseconds
-    always wait.)"""
 
 
 def run_arm(
@@ -114,16 +108,11 @@ def run_arm(
     with serving(arm, model, log_path) as server:
         played = play(server, programs, options, on_turn)
     return ArmResult(
+        **{each.name: getattr(played, each.name) for each in fields(played)},
         name=arm.name,
         command=tuple(server.command),
         log_path=log_path,
-        records=played.result.records,
-        failures=played.result.failures,
         log_errors=tuple(server.errors_in_log()),
-        summary=played.summary,
-        engine=played.engine,
-        replay_s=played.replay_s,
-        wait_share=played.wait_share,
     )
 
 
@@ -163,11 +152,12 @@ def play(
     }
     ran_s, waited_s = max(used.values())
     return Played(
-        result,
-        _summarize(result),
-        read_engine(server, before),
-        replay_s,
-        waited_s / (waited_s + ran_s),
+        records=result.records,
+        failures=result.failures,
+        summary=_summarize(result),
+        engine=read_engine(server, before),
+        replay_s=replay_s,
+        wait_share=waited_s / (waited_s + ran_s),
     )
 
 

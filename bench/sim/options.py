@@ -1,14 +1,11 @@
-"""`python -m bench sim`: its options, and what they mean."""
+"""The options of `python -m bench sim`, and what they mean."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Console
-
 from bench.command import CellRuns, one_of, option
-from bench.sim import report, run
 from bench.sim.fleet.routing import ROUTERS
 from bench.sim.hardware import HARDWARE
 from bench.sim.load.feed import parse_loop
@@ -99,20 +96,3 @@ def _workload(options: SimOptions, seed: int) -> WorkloadSpec:
         half=options.half,
         max_context=options.engine.max_context,
     )
-
-
-def sim(options: SimOptions, console: Console) -> None:
-    """vLLM's own scheduler in virtual time: every rival as an arm. No GPU, no model."""
-    cells = cells_of(options)
-    results = run.run_cells(
-        cells,
-        processes=options.processes,
-        cache=run.CACHE if options.use_cache else None,
-        console=console,
-    )
-    # Redirected output is 80 columns wide to rich: numbers would be cut.
-    wide = Console(width=max(console.width, report.MIN_WIDTH), file=console.file)
-    wide.print(report.arms_table(cells, results))
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(run.to_json(cells, results) + "\n")

@@ -13,9 +13,8 @@ import pytest
 from rich.console import Console
 
 from bench.compare import report, settings
-from bench.compare.agents import CONNECTOR, LMCACHE
+from bench.compare.agents import CONNECTOR, LMCACHE, arm_of
 from bench.compare.demo import DemoOptions
-from bench.compare.measure import arm_of
 from bench.compare.rounds import in_turn
 from bench.serve.arms import ArmResult, EngineCounters, above
 from bench.serve.replay import Failure

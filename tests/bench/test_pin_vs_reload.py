@@ -1,41 +1,11 @@
-"""`bench pin-vs-reload` and `bench prices`: what is measured, against what is told."""
+"""`bench pin-vs-reload` and `bench prices`: which turns count, and at what price."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from bench.compare.pin_vs_reload import Recovery, policy_ttls, seconds_table, ttl_table
 from bench.compare.pin_vs_reload_client import TRIES, Client
 from bench.compare.prices import Prices
-from ttlcache import policies
-from ttlcache.types import Pressure
-
-FOUND = [
-    Recovery(n, 4096 * n, 0.1, 0.1 + n * 1e-5, 0.1 + n * 3e-5, 0.1 + n * 1e-3)
-    for n in (1024, 4096, 16384)
-]
-GAPS_S = [0.5, 1.0, 2.0, 5.0] * 60
-PRESSURE = Pressure(pool_blocks=640, num_running=1, num_waiting=2)
-
-
-def test_a_cheap_reload_shortens_the_policies_own_ttls():
-    ttls = policy_ttls(FOUND, GAPS_S, PRESSURE)
-    assert set(ttls) > set(policies.SHIPPED)
-    for without, with_cpu in ttls["ski-rental"]:
-        assert with_cpu < without
-    assert ttls["none"] == [(0.0, 0.0)] * 3
-    assert seconds_table(FOUND).row_count == len(FOUND)
-    assert ttl_table(FOUND, ttls).row_count == len(ttls)
-
-
-def test_without_a_tier_its_reloads_are_nobodys_business():
-    slow = [replace(r, cpu_s=0.9 * r.prefill_s) for r in FOUND]
-    fast, slower = (policy_ttls(found, GAPS_S, PRESSURE) for found in (FOUND, slow))
-    for name in fast:
-        assert [t for t, _ in fast[name]] == [t for t, _ in slower[name]], name
-    assert fast["infercept"] != slower["infercept"]
 
 
 class Asked(Client):

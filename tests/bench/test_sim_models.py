@@ -8,8 +8,9 @@ import statistics
 import pytest
 
 from bench.sim.hardware import Hardware
-from bench.sim.load.gap_mix import BFCL_TOOLS, SWE_TOOLS, GapMix, Tool
+from bench.sim.load.gap_mix import GapMix, Tool
 from bench.sim.load.programs import Moments
+from bench.sim.load.shapes import BFCL_TOOLS, SWE_TOOLS
 from bench.sim.models import MODELS, Model
 from bench.sim.steptime import MBU, MFU, OVERHEAD_S, TP_EFFICIENCY, Roofline
 from bench.sim.tiers.link import use_tiers

@@ -13,7 +13,8 @@ from bench.sim.load.gap_mix import GapMix
 from bench.sim.load.programs import Program, Turn, poisson_arrivals
 from bench.sim.load.reshape import fit_context, mean_context
 from bench.sim.load.scaled import OUTPUT_SHARE, SCALED_TOOLS, SWE_BENCH, synthetic
-from bench.sim.load.workload import SHAPES, WorkloadSpec, build
+from bench.sim.load.shapes import SHAPES
+from bench.sim.load.workload import WorkloadSpec, build
 from tests.bench.samples import recorded, write_trace
 
 SWE = WorkloadSpec("swe", programs=400, rate=0.1, seed=3)

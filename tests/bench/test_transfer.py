@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from bench.cli import app
-from bench.micro.transfer_arm import EngineArm
-from bench.micro.transfer_arms import OneCopy, make_arms
+from bench.micro.transfer_arms import EngineArm, OneCopy, make_arms
 from bench.micro.transfer_link import layout_of, transfer
 from bench.micro.transfer_memory import PARTS, CellMemory, CellShape, all_shapes
 from bench.micro.transfer_run import BOTH, bars, run, verify
@@ -54,7 +53,7 @@ def test_wrong_bytes_are_found(how):
     arm.how = "not at all"
     assert verify(arm, memory) == ""
     result = run([SHAPE], 1, CPU, arms=[OneCopy(), Broken(how)])
-    assert result.num_wrong == 1
+    assert [wrong.arm for wrong in result.wrong] == ["broken"]
     assert {row.arm for row in result.rows} == {"one copy"}
 
 
@@ -69,18 +68,17 @@ def test_runs_are_as_long_as_asked_and_parts_disjoint(layout):
     assert joined == pytest.approx(2 / 3, abs=0.02)
 
 
-def test_every_arm_of_this_machine_is_right_or_says_why():
+def test_every_arm_of_this_machine_is_right():
     arms, absent = make_arms(CPU)
     shapes = all_shapes(("LBNHC", "LBHNC", "BLNHC"), (4096,), (1,), 4, 1 << 19)
     result = run(shapes, 2, CPU, arms=arms)
-    assert result.num_wrong == 0, result.skipped
-    assert {row.arm for row in result.rows} >= {"one copy", "reference"}
+    assert result.wrong == []
+    assert {row.arm for row in result.rows} == {"one copy", "reference"}
     both = [row.arm for row in result.rows if row.direction == BOTH]
     assert set(both) == {"reference"}
     assert {row.direction for row in result.rows} == {"store", "load", BOTH}
     assert all(row.gb_per_s > 0 and row.of_peak > 0 for row in result.rows)
     assert "CUDA" in absent["cupy"]
-    assert "CUDA" in absent["vLLM swap_blocks_batch"]
 
 
 def test_the_bar_is_about_the_worst_row():
@@ -88,15 +86,15 @@ def test_the_bar_is_about_the_worst_row():
     result = run(
         [shape], 2, CPU, arms=[OneCopy(), EngineArm("reference", make_lanes(CPU))]
     )
+    assert bars(result) == []  # of the CPU nothing is promised
     rows = [row for row in result.rows if row.direction != BOTH]
-    *others, last = [replace(row, of_peak_cpu=0.9) for row in rows]
-    worst = replace(last, of_peak_cpu=0.79)
+    *others, last = [replace(row, arm="cupy", of_peak=0.95) for row in rows]
+    worst = replace(last, of_peak=0.91)
     (bar,) = bars(replace(result, rows=[*others, last]))
     assert bar.ok
     (bar,) = bars(replace(result, rows=[*others, worst]))
-    assert (bar.ok, bar.found, bar.allowed) == (False, "0.79", ">= 0.8")
+    assert (bar.ok, bar.found, bar.allowed) == (False, "0.91", ">= 0.92")
     assert worst.direction in bar.name
-    assert bars(replace(result, rows=[])) == []
 
 
 def test_the_command_writes_its_rows(tmp_path):

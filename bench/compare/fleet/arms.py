@@ -53,7 +53,6 @@ _ROUTINGS = (
     FleetArm(SESSION, "consistent_hash", session=True),
     FleetArm("sticky", "sticky_least_loaded", session=True),
     FleetArm("front", "consistent_hash", front=True),
-    FleetArm("sticky-front", "sticky_least_loaded", front=True),
 )
 ARMS = {
     **{arm.name: arm for arm in _ROUTINGS},

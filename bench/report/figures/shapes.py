@@ -8,7 +8,8 @@ from itertools import accumulate
 from typing import Any
 
 from bench.sim.load.gap_mix import GapMix
-from bench.sim.load.workload import SHAPES, WorkloadSpec, build
+from bench.sim.load.shapes import SHAPES
+from bench.sim.load.workload import WorkloadSpec, build
 from bench.sim.metrics import percentile
 
 Row = dict[str, Any]

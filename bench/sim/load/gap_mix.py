@@ -43,23 +43,6 @@ class Tool:
     two_parts: bool = False
 
 
-#: bash agent: `cd` hides what runs behind it and is the most frequent first word.
-SWE_TOOLS = (
-    Tool("cd", 0.40, 1.0, tail_share=0.941, two_parts=True),
-    Tool("cat", 0.16, 0.15),
-    Tool("grep", 0.12, 0.3),
-    Tool("sed", 0.12, 0.15),
-    Tool("ls", 0.06, 0.1),
-    Tool("python", 0.09, 2.0),
-    Tool("pytest", 0.05, 4.0),
-)
-#: web search agent.
-BFCL_TOOLS = (
-    Tool("search_web", 0.70, 1.0),
-    Tool("fetch_url", 0.30, 0.75, tail_share=0.525),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A log-normal component: chance within its tool, mean seconds, sigma."""

@@ -1,4 +1,4 @@
-"""Programs made longer, shorter, or measured."""
+"""Programs from records, made longer or shorter, or measured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bench.sim.load.programs import Program, Turn
+from bench.sim.load.traces import RecordedTurn
 
 
 def stretch(
@@ -64,3 +65,12 @@ def _contexts(program: Program) -> list[int]:
         total += turn.new_prompt_tokens + turn.output_tokens
         contexts.append(total)
     return contexts
+
+
+def turn_of(recorded: RecordedTurn) -> Turn:
+    """A recorded turn as it stands; an unknown gap is NaN."""
+    tool = recorded.tool or ""
+    # For shell agents the executable predicts the gap, "bash" does not.
+    name = recorded.exe if tool == "bash" else tool
+    gap_s = math.nan if recorded.tool_s is None else recorded.tool_s
+    return Turn(recorded.new_prompt_tokens, recorded.output_tokens, name or tool, gap_s)

@@ -16,10 +16,9 @@ from pathlib import Path
 from bench.sim.load.gap_mix import GapMix, Tool
 from bench.sim.load.programs import Moments, Program, Turn, poisson_arrivals
 from bench.sim.load.readers import read_programs
-from bench.sim.load.reshape import end
-from bench.sim.load.tracefile import turn_of
+from bench.sim.load.reshape import end, turn_of
+from bench.sim.load.shapes import SHAPES
 from bench.sim.load.traces import TraceError
-from bench.sim.load.workload import SHAPES
 
 _FIRST_PROMPT_SHARE = 0.12
 _TURN_SIZE_SIGMA = 0.7

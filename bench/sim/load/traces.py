@@ -1,13 +1,23 @@
-"""Recorded agent programs: what every reader of logs makes, and our own trace format.
+"""Recorded agent programs, and the logs that readers make them of.
 
 A trace is JSON lines, each a `RecordedProgram`; other keys are ignored.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 Tokens = Annotated[int, Field(ge=0, strict=True)]
 #: None where it is not known.
@@ -15,6 +25,10 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)] | None
 
 #: Seconds a generated token where a log has no latency: 50 tokens a second.
 DECODE_S_PER_TOKEN = 0.02
+#: Larger times are in milliseconds, microseconds or nanoseconds.
+_MAX_S = 1e11
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class TraceError(ValueError):
@@ -52,3 +66,67 @@ class RecordedProgram(BaseModel):
     program_id: str = Field(min_length=1)
     turns: list[RecordedTurn] = Field(min_length=1)
     arrival_s: Seconds = None
+
+
+def _to_seconds(value: Any) -> float:
+    if isinstance(value, str):
+        return datetime.fromisoformat(value).timestamp()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("expected a time: ISO 8601, or seconds since 1970")
+    while value > _MAX_S:
+        value /= 1000
+    return float(value)
+
+
+#: Seconds since 1970, from ISO 8601 or a number of seconds or of a smaller unit.
+Moment = Annotated[float, BeforeValidator(_to_seconds)]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One JSON object of a log. where: its file and line, for errors."""
+
+    where: str
+    data: dict[str, Any]
+
+    def read(self, model: type[_Model]) -> _Model:
+        """The fields that `model` has; others are ignored.
+
+        Raises:
+            TraceError: naming file, line and field.
+        """
+        try:
+            return model.model_validate(self.data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            is_missing = first["type"] == "missing"
+            found = "" if is_missing else f", got {repr(first['input'])[:80]}"
+            raise TraceError(f"{self.where}: {field}: {first['msg']}{found}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One file, or the event files of one conversation.
+
+    records: of JSON. lines: of any other text. problem: why what begins like JSON is
+    none.
+    """
+
+    path: Path
+    records: Sequence[Record] = ()
+    lines: Sequence[str] = ()
+    problem: str = ""
+
+    @property
+    def first(self) -> Mapping[str, Any]:
+        return self.records[0].data if self.records else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One format. recognises: by what the log holds, whatever its name is."""
+
+    name: str
+    recognises: Callable[[Log], bool]
+    read: Callable[[Log], Iterable[RecordedProgram]]

@@ -6,17 +6,22 @@ machine: only `random.Random` with textual seeds is used.
 
 from __future__ import annotations
 
+import math
 import operator
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from bench.sim.load.feed import Loop, parse_loop
-from bench.sim.load.gap_mix import BFCL_TOOLS, SWE_TOOLS, GapMix, Tool
+from bench.sim.load.gap_mix import GapMix
 from bench.sim.load.programs import Moments, Program, Turn
-from bench.sim.load.reshape import fit_context, stretch
-from bench.sim.load.tracefile import draw_programs, recorded_programs
+from bench.sim.load.readers import read_programs
+from bench.sim.load.reshape import fit_context, stretch, turn_of
+from bench.sim.load.shapes import SHAPES, Shape
+from bench.sim.load.traces import TraceError
 
 #: Generated tokens of a turn: weka_claude_code has mean 433, median 240,
 #: tb_mini_swe_agent mean 416, median 103; the paper's Table 2 has no such row.
@@ -28,31 +33,7 @@ _LONGEST = 0.95
 _MIN_TOKENS = 16
 _MIN_TURNS = 2
 
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A synthetic workload by its moments; tokens are the final context."""
-
-    turns: Moments
-    tool_s: Moments
-    tokens: Moments
-    tools: tuple[Tool, ...]
-
-
-SHAPES = {
-    # Paper, Table 2.
-    "swe": Shape(
-        Moments(10.9, 2.1), Moments(0.925, 3.550), Moments(70_126, 19_732), SWE_TOOLS
-    ),
-    "bfcl": Shape(
-        Moments(6.3, 2.3), Moments(1.923, 2.133), Moments(93_256, 68_687), BFCL_TOOLS
-    ),
-    # Ours, no row in the paper: its longest programs have 50.6 turns; the spread is
-    # that of openhands_example (35 / 11), gaps and tokens are SWE-bench's.
-    "openhands": Shape(
-        Moments(50.6, 16.0), Moments(0.925, 3.550), Moments(70_126, 19_732), SWE_TOOLS
-    ),
-}
+Body = tuple[Turn, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +110,7 @@ def build(spec: WorkloadSpec) -> Workload:
     return Workload(programs, loop, num_cut, repeats)
 
 
-def _bodies(spec: WorkloadSpec) -> tuple[list[tuple[Turn, ...]], float]:
+def _bodies(spec: WorkloadSpec) -> tuple[list[Body], float]:
     """Before they are cut to the model's context; how often each one comes."""
     kind, _, path = spec.name.partition(":")
     if kind == "trace" and path:
@@ -144,10 +125,55 @@ def _bodies(spec: WorkloadSpec) -> tuple[list[tuple[Turn, ...]], float]:
     raise ValueError(f"workload {spec.name!r}: expected {known} or trace:PATH")
 
 
-def _drawer(shape: Shape, spec: WorkloadSpec) -> Callable[[int], tuple[Turn, ...]]:
+def recorded_programs(path: Path, half: str) -> tuple[Body, ...]:
+    """The file's programs; an unknown tool time becomes the median of its known ones.
+
+    Args:
+        half: "", "odd" or "even": only those lines of the file, the first being odd.
+    """
+    bodies = _read_bodies(path)
+    if half:
+        bodies = bodies[{"odd": 0, "even": 1}[half] :: 2]
+    if not bodies:
+        raise TraceError(f"{path}: no program")
+    return bodies
+
+
+def draw_programs(bodies: Sequence[Body], number: int, seed: int) -> list[Body]:
+    """In an order drawn by `seed`; all of them again when they are too few."""
+    rng = random.Random(f"{seed}/trace")
+    drawn: list[Body] = []
+    while len(drawn) < number:
+        drawn += rng.sample(bodies, len(bodies))
+    return drawn[:number]
+
+
+@lru_cache(maxsize=4)
+def _read_bodies(path: Path) -> tuple[Body, ...]:
+    bodies = [tuple(map(turn_of, each.turns)) for each in read_programs(path)]
+    gaps = [turn.gap_s for body in bodies for turn in body[:-1]]
+    known = [gap_s for gap_s in gaps if not math.isnan(gap_s)]
+    if not known:
+        raise TraceError(f"{path}: no tool time is known")
+    typical_s = statistics.median(known)
+    return tuple(
+        tuple(
+            replace(
+                turn,
+                new_prompt_tokens=max(1, turn.new_prompt_tokens),
+                output_tokens=max(1, turn.output_tokens),
+                gap_s=typical_s if math.isnan(turn.gap_s) else turn.gap_s,
+            )
+            for turn in body
+        )
+        for body in bodies
+    )
+
+
+def _drawer(shape: Shape, spec: WorkloadSpec) -> Callable[[int], Body]:
     gaps = GapMix.fit(shape.tool_s, shape.tools)
 
-    def draw(index: int) -> tuple[Turn, ...]:
+    def draw(index: int) -> Body:
         rng = random.Random(f"{spec.seed}/{spec.name}/{index}")
         count = max(_MIN_TURNS, round(rng.gauss(shape.turns.mean, shape.turns.std)))
         # The longest contexts are cut like the paper's, by the model's window.

@@ -24,9 +24,8 @@ from bench.sim.load.readers import (
     trace,
     vllm_log,
 )
-from bench.sim.load.readers.base import Log, Reader
 from bench.sim.load.readers.files import logs_in, read_log
-from bench.sim.load.traces import RecordedProgram, TraceError
+from bench.sim.load.traces import Log, Reader, RecordedProgram, TraceError
 
 READERS: tuple[Reader, ...] = (
     trace.READER,

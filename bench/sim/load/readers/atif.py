@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bench.sim.load.readers import base
-from bench.sim.load.traces import RecordedProgram
+from bench.sim.load.traces import Log, Moment, Reader, RecordedProgram
 from ttlcache.toolcalls import key_for_tool
 
 
@@ -23,7 +23,7 @@ class _Tool(BaseModel):
 
 class _Step(BaseModel):
     source: str
-    timestamp: base.Moment | None = None
+    timestamp: Moment | None = None
     message: Any = None
     reasoning_content: str | None = None
     tool_calls: list[_Tool] | None = None
@@ -36,11 +36,11 @@ class _Trajectory(BaseModel):
     steps: list[_Step]
 
 
-def _recognises(log: base.Log) -> bool:
+def _recognises(log: Log) -> bool:
     return str(log.first.get("schema_version", "")).startswith("ATIF")
 
 
-def _read(log: base.Log) -> Iterator[RecordedProgram]:
+def _read(log: Log) -> Iterator[RecordedProgram]:
     for record in log.records:
         trajectory = record.read(_Trajectory)
         name = trajectory.session_id or log.path.stem
@@ -67,4 +67,4 @@ def _calls(steps: list[_Step]) -> list[base.Call]:
     return transcript.calls
 
 
-READER = base.Reader("ATIF", _recognises, _read)
+READER = Reader("ATIF", _recognises, _read)

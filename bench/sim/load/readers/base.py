@@ -1,37 +1,28 @@
-"""What every reader of logs is made of: records, calls of a model, programs."""
+"""What readers make programs of: calls of a model, transcripts, single requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    ValidationError,
-)
+from pydantic import AliasChoices, BaseModel, Field
 
 from bench.sim.load.traces import (
     DECODE_S_PER_TOKEN,
     RecordedProgram,
     RecordedTurn,
     Tokens,
-    TraceError,
 )
 from ttlcache.toolcalls import key_for_tool
 from ttlcache.types import USER_TOOL, GapKey
 
 #: What stands for a tokenizer where a log has no token counts.
 CHARS_PER_TOKEN = 4
+#: Of an answer that is not in the log: the mean of our workloads.
+_OUTPUT_TOKENS = 250
 #: A prompt below this share of the context before it is a new program: compacted.
 _COMPACTED = 0.5
-#: Larger times are in milliseconds, microseconds or nanoseconds.
-_MAX_S = 1e11
 #: Values beside the text.
 _NO_TEXT = frozenset(
     [
@@ -49,72 +40,6 @@ _NO_TEXT = frozenset(
 )
 _PROMPT_NAMES = AliasChoices("prompt_tokens", "input_tokens")
 _OUTPUT_NAMES = AliasChoices("completion_tokens", "output_tokens")
-
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
-def _to_seconds(value: Any) -> float:
-    if isinstance(value, str):
-        return datetime.fromisoformat(value).timestamp()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("expected a time: ISO 8601, or seconds since 1970")
-    while value > _MAX_S:
-        value /= 1000
-    return float(value)
-
-
-#: Seconds since 1970, from ISO 8601 or a number of seconds or of a smaller unit.
-Moment = Annotated[float, BeforeValidator(_to_seconds)]
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One JSON object of a log. where: its file and line, for errors."""
-
-    where: str
-    data: dict[str, Any]
-
-    def read(self, model: type[_Model]) -> _Model:
-        """The fields that `model` has; others are ignored.
-
-        Raises:
-            TraceError: naming file, line and field.
-        """
-        try:
-            return model.model_validate(self.data)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            is_missing = first["type"] == "missing"
-            found = "" if is_missing else f", got {repr(first['input'])[:80]}"
-            raise TraceError(f"{self.where}: {field}: {first['msg']}{found}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """One file, or the event files of one conversation.
-
-    records: of JSON. lines: of any other text. problem: why what begins like JSON is
-    none.
-    """
-
-    path: Path
-    records: Sequence[Record] = ()
-    lines: Sequence[str] = ()
-    problem: str = ""
-
-    @property
-    def first(self) -> Mapping[str, Any]:
-        return self.records[0].data if self.records else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """One format. recognises: by what the log holds, whatever its name is."""
-
-    name: str
-    recognises: Callable[[Log], bool]
-    read: Callable[[Log], Iterable[RecordedProgram]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,3 +232,64 @@ def _joined(before: Call, more: Call, usage: Usage) -> Call:
         tools=[*(before.tools or ()), *(more.tools or ())],
         is_counted=before.is_counted or more.is_counted,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """prompt: its text. answer: anything with its text, None where it is not logged.
+
+    session: an id that the client sent, "" for none. Others: as in `Call`.
+    """
+
+    prompt: str
+    usage: Usage = field(default_factory=Usage)
+    answer: Any = None
+    tools: Sequence[GapKey] | None = None
+    start_s: float | None = None
+    end_s: float | None = None
+    session: str = ""
+
+    @property
+    def call(self) -> Call:
+        usage = self.usage
+        output = usage.output_tokens
+        if output is None and self.answer:
+            output = num_tokens(num_chars(self.answer))
+        return Call(
+            usage.whole_prompt or num_tokens(len(self.prompt)),
+            _OUTPUT_TOKENS if output is None else output,
+            self.start_s,
+            self.end_s,
+            self.tools,
+            is_counted=usage.is_whole,
+        )
+
+
+@dataclass(slots=True)
+class _Conversation:
+    name: str
+    prompt: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+
+def conversations(requests: Sequence[Request], name: str) -> Iterator[RecordedProgram]:
+    """Programs of requests, sorted by time where all have one.
+
+    A prefix cache sees the same: what does not extend an earlier prompt is new.
+    """
+    if all(request.start_s is not None for request in requests):
+        requests = sorted(requests, key=lambda request: request.start_s or 0.0)
+    found: list[_Conversation] = []
+    by_session: dict[str, list[_Conversation]] = {}
+    for request in requests:
+        own = by_session.setdefault(request.session, [])
+        known = [each for each in own if request.prompt.startswith(each.prompt)]
+        longest = max(known, key=lambda each: len(each.prompt), default=None)
+        if longest is None:
+            longest = _Conversation(request.session or f"{name}-{len(found)}")
+            found.append(longest)
+            own.append(longest)
+        longest.prompt = request.prompt
+        longest.calls.append(request.call)
+    for each in found:
+        yield from programs_of(each.name, each.calls)

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bench.sim.load.readers import base
-from bench.sim.load.traces import RecordedProgram
+from bench.sim.load.traces import Log, Moment, Reader, RecordedProgram
 
 
 class _Message(BaseModel):
@@ -25,7 +25,7 @@ class _Message(BaseModel):
 
 class _Line(BaseModel):
     type: str
-    timestamp: base.Moment
+    timestamp: Moment
     message: _Message
     uuid: str = ""
     parentUuid: str | None = None
@@ -34,14 +34,14 @@ class _Line(BaseModel):
     agentId: str | None = None
 
 
-def _recognises(log: base.Log) -> bool:
+def _recognises(log: Log) -> bool:
     return any(
         "sessionId" in record.data and isinstance(record.data.get("message"), dict)
         for record in log.records[:200]
     )
 
 
-def _read(log: base.Log) -> Iterator[RecordedProgram]:
+def _read(log: Log) -> Iterator[RecordedProgram]:
     transcripts: dict[str, base.Transcript] = {}
     roots: dict[str, str] = {}  # of lines, for side chains without an agent's id
     for record in log.records:
@@ -72,4 +72,4 @@ def _add(line: _Line, transcript: base.Transcript) -> None:
         )
 
 
-READER = base.Reader("Claude Code", _recognises, _read)
+READER = Reader("Claude Code", _recognises, _read)

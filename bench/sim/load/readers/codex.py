@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bench.sim.load.readers import base
-from bench.sim.load.traces import RecordedProgram
+from bench.sim.load.traces import Log, Moment, Reader, RecordedProgram
 
 _ANSWERS = ("reasoning", "function_call", "custom_tool_call", "local_shell_call")
 _TEXT = ("content", "summary", "arguments", "input", "output", "action")
@@ -30,17 +30,17 @@ class _Payload(BaseModel):
 
 
 class _Line(BaseModel):
-    timestamp: base.Moment
+    timestamp: Moment
     type: str
     payload: _Payload
 
 
-def _recognises(log: base.Log) -> bool:
+def _recognises(log: Log) -> bool:
     kinds = {record.data.get("type") for record in log.records[:20]}
     return not kinds.isdisjoint(("session_meta", "response_item"))
 
 
-def _read(log: base.Log) -> Iterator[RecordedProgram]:
+def _read(log: Log) -> Iterator[RecordedProgram]:
     meta = log.first.get("payload")
     name = meta.get("id") if isinstance(meta, dict) else None
     items = [
@@ -76,4 +76,4 @@ def _calls(items: list[tuple[_Line, dict[str, Any]]]) -> list[base.Call]:
     return [call for call in transcript.calls if call.is_counted or not has_usage]
 
 
-READER = base.Reader("Codex", _recognises, _read)
+READER = Reader("Codex", _recognises, _read)

@@ -11,8 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench.sim.load.readers.base import Log, Record
-from bench.sim.load.traces import TraceError
+from bench.sim.load.traces import Log, Record, TraceError
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 #: Our recordings go on in another file; OpenHands writes one an event.

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from bench.sim.load.readers import base
-from bench.sim.load.traces import RecordedProgram, Seconds, Tokens
+from bench.sim.load.traces import Log, Reader, Record, RecordedProgram, Seconds, Tokens
 from ttlcache.types import GapKey
 
 #: Of every call: the files do not say which one it was.
@@ -33,21 +33,21 @@ class _Trace(BaseModel):
     requests: list[dict[str, Any]]
 
 
-def _recognises(log: base.Log) -> bool:
+def _recognises(log: Log) -> bool:
     return {"block_size", "requests"} <= log.first.keys()
 
 
-def _read(log: base.Log) -> Iterator[RecordedProgram]:
+def _read(log: Log) -> Iterator[RecordedProgram]:
     for record in log.records:
         yield from _programs(record, log.path.stem)
 
 
-def _programs(record: base.Record, name: str) -> Iterator[RecordedProgram]:
+def _programs(record: Record, name: str) -> Iterator[RecordedProgram]:
     trace = record.read(_Trace)
     name = trace.id or name
     requests: list[_Request] = []
     for number, data in enumerate(trace.requests):
-        inner = base.Record(f"{record.where}: requests.{number}", data)
+        inner = Record(f"{record.where}: requests.{number}", data)
         if data.get("type") == "subagent":
             yield from _programs(inner, f"{name}/{data.get('agent_id', number)}")
         else:
@@ -64,4 +64,4 @@ def _programs(record: base.Record, name: str) -> Iterator[RecordedProgram]:
     yield from base.programs_of(name, calls)
 
 
-READER = base.Reader("kv-cache-tester", _recognises, _read)
+READER = Reader("kv-cache-tester", _recognises, _read)

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bench.sim.load.readers import base
-from bench.sim.load.traces import RecordedProgram
+from bench.sim.load.traces import Log, Moment, Reader, RecordedProgram
 from ttlcache.toolcalls import detect, key_for_tool
 from ttlcache.types import GapKey
 
@@ -26,7 +26,7 @@ class _Response(BaseModel):
 
 
 class _Extra(BaseModel):
-    timestamp: base.Moment | None = None
+    timestamp: Moment | None = None
     actions: list[_Action] = []
     response: _Response | Any = None
 
@@ -49,11 +49,11 @@ class _Trajectory(BaseModel):
     messages: list[_Message]
 
 
-def _recognises(log: base.Log) -> bool:
+def _recognises(log: Log) -> bool:
     return str(log.first.get("trajectory_format", "")).startswith("mini-swe-agent")
 
 
-def _read(log: base.Log) -> Iterator[RecordedProgram]:
+def _read(log: Log) -> Iterator[RecordedProgram]:
     for record in log.records:
         trajectory, transcript = record.read(_Trajectory), base.Transcript()
         for message in trajectory.messages:
@@ -70,4 +70,4 @@ def _read(log: base.Log) -> Iterator[RecordedProgram]:
         yield from base.programs_of(name, transcript.calls)
 
 
-READER = base.Reader("mini-swe-agent", _recognises, _read)
+READER = Reader("mini-swe-agent", _recognises, _read)

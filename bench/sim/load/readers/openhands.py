@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bench.sim.load.readers import base
-from bench.sim.load.traces import RecordedProgram
+from bench.sim.load.traces import Log, Moment, Reader, Record, RecordedProgram
 from ttlcache.toolcalls import key_for_tool
 from ttlcache.types import GapKey
 
@@ -25,7 +25,7 @@ _TEXT = ("args", "content", "thought", "tool_call", "tools", "system_prompt")
 
 
 class _Event(BaseModel):
-    timestamp: base.Moment | None = None
+    timestamp: Moment | None = None
     source: str | None = None
     kind: str | None = None
     action: Any = None
@@ -58,20 +58,20 @@ def _is_event(data: Mapping[str, Any]) -> bool:
     return "source" in data and (is_new or "action" in data or "observation" in data)
 
 
-def _recognises(log: base.Log) -> bool:
+def _recognises(log: Log) -> bool:
     return any(_is_event(event.data) for event in _events(log.records[:20]))
 
 
-def _events(records: Sequence[base.Record]) -> Iterator[base.Record]:
+def _events(records: Sequence[Record]) -> Iterator[Record]:
     """With those of a `history` in place of the line that has it."""
     for record in records:
         inner = record.data.get("history")
         for item in inner if isinstance(inner, list) else [record.data]:
             if isinstance(item, dict) and _is_event(item):
-                yield base.Record(record.where, item)
+                yield Record(record.where, item)
 
 
-def _read(log: base.Log) -> Iterator[RecordedProgram]:
+def _read(log: Log) -> Iterator[RecordedProgram]:
     whole = [record for record in log.records if "history" in record.data]
     for record in whole:
         name = str(record.data.get("instance_id", log.path.stem))
@@ -80,7 +80,7 @@ def _read(log: base.Log) -> Iterator[RecordedProgram]:
         yield from base.programs_of(log.path.stem, _calls(log.records))
 
 
-def _calls(records: Sequence[base.Record]) -> list[base.Call]:
+def _calls(records: Sequence[Record]) -> list[base.Call]:
     usages = {
         found["response_id"]: found
         for record in records
@@ -101,7 +101,7 @@ def _calls(records: Sequence[base.Record]) -> list[base.Call]:
             texts,
             tools=event.tools,
             name=name,
-            usage=base.Record(record.where, usage).read(base.Usage),
+            usage=Record(record.where, usage).read(base.Usage),
             at_s=event.timestamp,
         )
     return transcript.calls
@@ -117,4 +117,4 @@ def _usages(value: Any) -> Iterator[dict[str, Any]]:
         yield from _usages(item)
 
 
-READER = base.Reader("OpenHands", _recognises, _read)
+READER = Reader("OpenHands", _recognises, _read)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pydantic import BaseModel
 
 from bench.sim.load.readers import base
-from bench.sim.load.traces import RecordedProgram, Tokens
+from bench.sim.load.traces import Log, Reader, RecordedProgram, Tokens
 from ttlcache.telemetry.recorder import FORMAT
 from ttlcache.types import GapKey
 
@@ -36,11 +36,11 @@ class _Decide(_Event):
     tool: str
 
 
-def _recognises(log: base.Log) -> bool:
+def _recognises(log: Log) -> bool:
     return log.first.get("format") == FORMAT
 
 
-def _read(log: base.Log) -> Iterator[RecordedProgram]:
+def _read(log: Log) -> Iterator[RecordedProgram]:
     calls: dict[int, base.Call] = {}
     chains: list[tuple[str, list[int]]] = []
     chain_of: dict[int, list[int]] = {}  # its last turn -> the chain
@@ -68,4 +68,4 @@ def _read(log: base.Log) -> Iterator[RecordedProgram]:
         yield from base.programs_of(program, [calls[turn] for turn in chain])
 
 
-READER = base.Reader("ttlcache's recording", _recognises, _read)
+READER = Reader("ttlcache's recording", _recognises, _read)

@@ -14,8 +14,15 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, Field
 
 from bench.sim.load.readers import base
-from bench.sim.load.readers.conversations import Request, conversations
-from bench.sim.load.traces import RecordedProgram, TraceError
+from bench.sim.load.readers.base import Request, conversations
+from bench.sim.load.traces import (
+    Log,
+    Moment,
+    Reader,
+    Record,
+    RecordedProgram,
+    TraceError,
+)
 from ttlcache.toolcalls import detect
 from ttlcache.types import GapKey
 
@@ -30,12 +37,10 @@ _CACHE_MARK = re.compile(r'"cache_control": (\{[^}]*\}|null)(, )?')
 
 
 class _Line(BaseModel):
-    start_s: base.Moment | None = Field(
+    start_s: Moment | None = Field(
         default=None, validation_alias=AliasChoices(*_STARTS)
     )
-    end_s: base.Moment | None = Field(
-        default=None, validation_alias=AliasChoices(*_ENDS)
-    )
+    end_s: Moment | None = Field(default=None, validation_alias=AliasChoices(*_ENDS))
     session: str | None = Field(default=None, validation_alias=AliasChoices(*_SESSIONS))
 
 
@@ -48,23 +53,23 @@ def _body(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return next(inner, data)
 
 
-def _recognises(log: base.Log) -> bool:
+def _recognises(log: Log) -> bool:
     body = _body(log.first)
     return any(isinstance(body.get(name), list | str) for name in _PROMPTS)
 
 
-def _read(log: base.Log) -> Iterator[RecordedProgram]:
+def _read(log: Log) -> Iterator[RecordedProgram]:
     yield from conversations(list(map(_request, log.records)), log.path.stem)
 
 
-def _request(record: base.Record) -> Request:
+def _request(record: Record) -> Request:
     line, body = record.read(_Line), _body(record.data)
     answer = record.data.get("response")
     answer = answer if isinstance(answer, dict) else record.data
     text = answer.get("choices") or answer.get("output") or answer.get("content")
     return Request(
         _prompt(record, body),
-        base.Record(record.where, answer).read(_Answer).usage,
+        Record(record.where, answer).read(_Answer).usage,
         text,
         _tools(text) if text else None,
         line.start_s,
@@ -80,7 +85,7 @@ def _tools(text: Any) -> Sequence[GapKey]:
     return [found] if found else []
 
 
-def _prompt(record: base.Record, body: Mapping[str, Any]) -> str:
+def _prompt(record: Record, body: Mapping[str, Any]) -> str:
     """The prompt's text, what stays the same between turns first."""
     told = next((body[name] for name in _PROMPTS if body.get(name)), None)
     if not isinstance(told, list | str):
@@ -97,4 +102,4 @@ def _text(part: Any) -> str:
     return _CACHE_MARK.sub("", json.dumps(part, sort_keys=True))
 
 
-READER = base.Reader("request log", _recognises, _read)
+READER = Reader("request log", _recognises, _read)

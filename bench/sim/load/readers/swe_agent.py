@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bench.sim.load.readers import base
-from bench.sim.load.traces import RecordedProgram, Seconds
+from bench.sim.load.traces import Log, Reader, RecordedProgram, Seconds
 from ttlcache.toolcalls import key_for_tool
 from ttlcache.toolcalls.shell import OTHER
 from ttlcache.types import GapKey
@@ -32,11 +32,11 @@ class _Trajectory(BaseModel):
     history: list[_Message] = []
 
 
-def _recognises(log: base.Log) -> bool:
+def _recognises(log: Log) -> bool:
     return isinstance(log.first.get("trajectory"), list) and "info" in log.first
 
 
-def _read(log: base.Log) -> Iterator[RecordedProgram]:
+def _read(log: Log) -> Iterator[RecordedProgram]:
     for record in log.records:
         found, transcript = record.read(_Trajectory), base.Transcript()
         for message in found.history:
@@ -61,4 +61,4 @@ def _tools(action: str) -> list[GapKey]:
     return [key_for_tool(action.split()[0]) if key.executable == OTHER else key]
 
 
-READER = base.Reader("SWE-agent", _recognises, _read)
+READER = Reader("SWE-agent", _recognises, _read)

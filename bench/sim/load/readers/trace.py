@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.sim.load.readers import base
-from bench.sim.load.traces import RecordedProgram, TraceError
+from bench.sim.load.traces import Log, Reader, RecordedProgram, TraceError
 
 
-def _recognises(log: base.Log) -> bool:
+def _recognises(log: Log) -> bool:
     return isinstance(log.first.get("turns"), list)
 
 
-def _read(log: base.Log) -> Iterator[RecordedProgram]:
+def _read(log: Log) -> Iterator[RecordedProgram]:
     seen: set[str] = set()
     for record in log.records:
         program = record.read(RecordedProgram)
@@ -24,4 +23,4 @@ def _read(log: base.Log) -> Iterator[RecordedProgram]:
         yield program
 
 
-READER = base.Reader("trace", _recognises, _read)
+READER = Reader("trace", _recognises, _read)

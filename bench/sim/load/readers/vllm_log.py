@@ -13,8 +13,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from bench.sim.load.readers import base
-from bench.sim.load.readers.conversations import Request, conversations
-from bench.sim.load.traces import RecordedProgram, TraceError
+from bench.sim.load.readers.base import Request, conversations
+from bench.sim.load.traces import Log, Reader, RecordedProgram, TraceError
 from ttlcache.toolcalls import detect
 
 _QUOTED = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
@@ -25,11 +25,11 @@ _TOKEN_IDS = re.compile(r"prompt_token_ids: \[([\d, ]+)\]")
 _ANSWER = re.compile(rf"Generated response (\S+?)(?: \([\w ]+\))?: output: {_QUOTED}")
 
 
-def _recognises(log: base.Log) -> bool:
+def _recognises(log: Log) -> bool:
     return any(map(_RECEIVED.search, log.lines))
 
 
-def _read(log: base.Log) -> Iterator[RecordedProgram]:
+def _read(log: Log) -> Iterator[RecordedProgram]:
     requests: dict[str, Request] = {}
     for line in log.lines:
         if found := _PROMPT.search(line):
@@ -65,4 +65,4 @@ def _seconds(line: str) -> float | None:
     return datetime.strptime(f"2024-{found[1]}", "%Y-%m-%d %H:%M:%S").timestamp()
 
 
-READER = base.Reader("vLLM's log", _recognises, _read)
+READER = Reader("vLLM's log", _recognises, _read)

@@ -1,13 +1,16 @@
-"""A table of cells for the terminal."""
+"""`python -m bench sim`, and its table of cells for the terminal."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
 
+from rich.console import Console
 from rich.table import Table
 
+from bench.sim import run
 from bench.sim.load.workload import build
+from bench.sim.options import SimOptions, cells_of
 from bench.sim.settings import Cell, CellResult
 from bench.tables import table
 
@@ -33,6 +36,23 @@ _ROLLOUT_COLUMNS = (
     ("turns/min", "turns_per_min", 1),
     ("batches/min", "rollout_steps_per_min", 3),
 )
+
+
+def sim(options: SimOptions, console: Console) -> None:
+    """vLLM's own scheduler in virtual time: every rival as an arm. No GPU, no model."""
+    cells = cells_of(options)
+    results = run.run_cells(
+        cells,
+        processes=options.processes,
+        cache=run.CACHE if options.use_cache else None,
+        console=console,
+    )
+    # Redirected output is 80 columns wide to rich: numbers would be cut.
+    wide = Console(width=max(console.width, MIN_WIDTH), file=console.file)
+    wide.print(arms_table(cells, results))
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(run.to_json(cells, results) + "\n")
 
 
 def _columns(metrics: Mapping[str, object]) -> tuple[tuple[str, str, int], ...]:
