@@ -9,7 +9,8 @@ from functools import lru_cache
 import pytest
 
 from bench.stress.abuse.cli import MAX_JCT_RATIO
-from bench.stress.abuse.flood import Waits, run_arm
+from bench.stress.abuse.flood import run_arm
+from bench.stress.abuse.play import Waits
 from tests.connector.conftest import FOREVER, free, pinned, totals
 from ttlcache.programs.client_values import UNFIT_REASONS
 from ttlcache.programs.divergence import Cause

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from bench.command import Folders, option, write_json
+from bench.command import Folders, one_of, option, write_json
 from bench.serve import tiny_model
 from bench.serve.server import ServerOptions, VLLMServer
 from bench.stress.abuse.http import AbuseResult
 from bench.stress.soak.watch import MAX_NEW_LINES
-from bench.tables import Check, checks_table, equal
+from bench.tables import Check, checks_table, equal, table
 
-#: The other tenant's mean JCT under a flood over that without it.
-MAX_JCT_RATIO = 1.2
+#: Agents beside abusive clients, over the same agents and clients on plain vLLM; also
+#: the other tenant's mean JCT under a flood over that without it.
+MAX_JCT_RATIO, MAX_P99_RATIO, MAX_WAIT_RATIO = 1.2, 1.5, 2.0
 #: Of API server and engine core; 16 MiB of it are vLLM's own.
 MAX_GROWTH_MIB = 64.0
 #: What the other tenant's hit share may lose over HTTP.
@@ -26,8 +29,13 @@ MAX_HIT_LOSS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class AbuseOptions(Folders):
-    """How many sessions, under which policy."""
+    """Which clients, under which policies."""
 
+    patterns: str = option("", "Of clients, by name, separated by ;. Default: all.")
+    policies: tuple[str, ...] = option(
+        ("adaptive", "cachettl"),
+        "Retention policies that the patterns are played with.",
+    )
     sessions: int = option(10_000, "Sessions of the abusing client.", min=200)
     policy: str = option("cachettl", "Retention policy under the flood.")
     http: bool = option(True, "Also against a real server.", "--http/--no-http")
@@ -35,22 +43,71 @@ class AbuseOptions(Folders):
 
 
 def abuse(options: AbuseOptions, console: Console) -> int:
-    """One client that wants thousands of sessions kept for ever, and another tenant.
+    """What agents notice of clients that harm others, against plain vLLM.
 
-    In virtual time, then over HTTP. Exit status 1: the other one waits too long, memory
-    or /metrics grow."""
+    First every pattern of clients in virtual time; then one client that wants thousands
+    of sessions kept for ever. Exit status 1: agents wait too long, memory or /metrics
+    grow."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     logging.getLogger("vllm").setLevel(logging.ERROR)
     sessions, policy, out = options.sessions, options.policy, options.out
     out.mkdir(parents=True, exist_ok=True)
-    rows, results = _flood_rows(sessions, policy)
+    names = [name for name in options.patterns.split(";") if name]
+    rows, found = _pattern_rows(names, options.policies, console)
+    more, results = _flood_rows(sessions, policy)
+    results["patterns"] = found
+    rows += more
     if options.http:
+        real, results["servers"] = _real_rows(options.policies, out, options.model)
         noticed = _over_http(sessions, policy, out, options.model)
-        rows += _http_rows(noticed)
+        rows += [*real, *_http_rows(noticed)]
         results["http"] = asdict(noticed)
     console.print(checks_table(f"{sessions:,} sessions, policy {policy}", rows))
     write_json(out / "abuse.json", results)
     return 0 if all(row.ok for row in rows) else 1
+
+
+def _pattern_rows(
+    names: Sequence[str], policies: Sequence[str], console: Console
+) -> tuple[list[Check], list[dict[str, object]]]:
+    """Prints a line a pattern and number of tenants; one verdict a policy."""
+    # vLLM is slow to import: only where it runs.
+    from bench.stress.abuse.patterns import patterns
+    from bench.stress.abuse.play import Load, compare
+
+    load = Load()
+    known = patterns(load.seats)
+    for name in names:
+        one_of("pattern", name, known)
+    found, rows = [], []
+    for name in names or known:
+        for tenants in (1, 2):
+            each = compare(known[name], load, tenants=tenants, policies=policies)
+            found.append({"pattern": name, "tenants": tenants} | each.to_json())
+            rows.append([name, str(tenants), *each.cells()])
+    columns = ("clients", "tenants", "vLLM: JCT, longest wait", *policies)
+    view = table("agents beside clients, over plain vLLM", columns, rows)
+    view.caption = "mean JCT, p99 JCT, longest wait of a turn"
+    console.print(view)
+    return [_pattern_verdict(policy, found) for policy in policies], found
+
+
+def _pattern_verdict(policy: str, found: Sequence[dict[str, Any]]) -> Check:
+    limits = (MAX_JCT_RATIO, MAX_P99_RATIO, MAX_WAIT_RATIO)
+    broken = [
+        f"{each['pattern']} ({each['tenants']})"
+        for each in found
+        if any(a > b for a, b in zip(each[policy]["ratios"], limits, strict=True))
+        or each[policy]["hook_errors"]
+    ]
+    worst = [max(each[policy]["ratios"][i] for each in found) for i in range(3)]
+    return Check(
+        f"agents beside clients, {policy}: mean JCT, p99, longest wait over vLLM's",
+        not broken,
+        ", ".join(f"{ratio:.2f}" for ratio in worst)
+        + (f"; broken: {', '.join(broken)}" if broken else ""),
+        ", ".join(f"{limit:g}" for limit in limits),
+    )
 
 
 def _flood_rows(sessions: int, policy: str) -> tuple[list[Check], dict[str, object]]:
@@ -77,6 +134,39 @@ def _flood_rows(sessions: int, policy: str) -> tuple[list[Check], dict[str, obje
     return rows, {
         arm: {name: getattr(each, name) for name in kept} for arm, each in found.items()
     }
+
+
+def _real_rows(
+    policies: Sequence[str], out: Path, model: Path
+) -> tuple[list[Check], dict[str, object]]:
+    """Clients with constant ids, three times as many as seats, on real servers."""
+    from bench.stress.abuse.patterns import Pattern, constant_ids
+    from bench.stress.abuse.play import Comparison
+    from bench.stress.abuse.servers import play_on
+
+    built, seats = tiny_model.build(model), 16
+    clients = Pattern(constant_ids, 3 * seats)
+    waits = {}
+    for policy in ("", *policies):
+        options = replace(server_options(policy), num_blocks=160, max_num_seqs=seats)
+        if not policy:
+            options = replace(options, kv_transfer_config=None)
+        log_path = out / f"constant-ids-{policy or 'vllm'}.log"
+        with VLLMServer(built, options, log_path) as server:
+            waits[policy] = play_on(server, clients)
+    found = Comparison(waits.pop(""), waits)
+    rows = [
+        Check(
+            f"the same on real servers, {3 * seats} constant ids, {policy}",
+            ratios[0] <= MAX_JCT_RATIO and ratios[2] <= MAX_WAIT_RATIO,
+            ", ".join(f"{ratio:.2f}" for ratio in ratios)
+            + f" ({found.cells()[0]} on vLLM)",
+            f"{MAX_JCT_RATIO:g}, -, {MAX_WAIT_RATIO:g}",
+        )
+        for policy in policies
+        for ratios in [found.ratios(policy)]
+    ]
+    return rows, found.to_json()
 
 
 def server_options(policy: str) -> ServerOptions:
