@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 from xml.etree import ElementTree
 
 from rich.console import Console
@@ -125,6 +126,66 @@ def reloads(stage: Stage) -> Verdict:
     return Verdict(bars=[equal("lengths reloaded later than prefilled", len(slow), 0)])
 
 
+def pictures(stage: Stage) -> Verdict:
+    """PNG of what the other stages found."""
+    from bench.report.figures.plots import draw  # only here matplotlib is needed
+
+    folder = stage.folder / "pictures"
+    pages = {
+        "serve": _jct_by_load,
+        "steps": _steps,
+        "transfer": _speeds,
+    }
+    drawn = []
+    for name, page in pages.items():
+        if rows := page(read(stage.folder, name).get("cells", {})):
+            draw(f"gpu-{name}", _sweep(name, rows, stage.machine), folder)
+            drawn.append(name)
+    waits = read(stage.folder, "pin-vs-reload").get("cells", {})
+    if waits:
+        draw("pin-vs-reload", waits["pin-vs-reload"], folder)
+        drawn.append("pin-vs-reload")
+    files = {path.name for path in folder.glob("*.png")}
+    return Verdict([equal("pictures drawn", len(files), len(drawn))])
+
+
+def _sweep(name: str, rows: list[Json], machine: Mapping[str, str]) -> Json:
+    """As `bench.report.figures` has them."""
+    (key,) = rows[0].keys() - {"x", "arm"}
+    title = f"{name} on {machine['gpu']}"
+    return {"rows": rows, "x": "", "title": title, "programs": "", "drawn": (key, key)}
+
+
+def _jct_by_load(cells: Mapping[str, Any]) -> list[Json]:
+    split = ((name.partition(", "), cell) for name, cell in cells.items())
+    return [
+        {"x": load, "arm": arm, "mean_jct_s": cell["mean_jct_s"]}
+        for (arm, _, load), cell in split
+        if load.endswith("/s")
+    ]
+
+
+def _steps(cells: Mapping[str, Any]) -> list[Json]:
+    return [
+        {"x": f"{cell['tokens']}", "arm": arm, "prefill_s": cell[key]}
+        for cell in cells.values()
+        if "profile_s" in cell
+        for arm, key in (("vLLM", "profile_s"), ("roofline", "roofline_s"))
+    ]
+
+
+def _speeds(cells: Mapping[str, Any]) -> list[Json]:
+    return [
+        {
+            "x": f"{row['shape']['layout']}/{row['shape']['page_bytes'] >> 10}",
+            "arm": f"{row['arm']} {row['direction']}",
+            "gb_per_s": row["gb_per_s"],
+        }
+        for row in cells.get("transfer", {}).get("rows", ())
+        if row["arm"] in ("one copy", "cupy")
+    ]
+
+
 STAGES: Mapping[str, Callable[[Stage], Verdict]] = {
     "preflight": preflight,
     "contract": contract,
@@ -133,4 +194,5 @@ STAGES: Mapping[str, Callable[[Stage], Verdict]] = {
     "steps": steps,
     "serve": serve,
     "pin-vs-reload": reloads,
+    "pictures": pictures,
 }

@@ -106,14 +106,13 @@ def test_a_stage_ends_at_its_limit_and_none_begins_behind_that_of_all(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(run, "_MIN_STAGE_S", 0.3)
-    monkeypatch.setattr(run, "_REHEARSED_AT_ONCE", 1)
-    words = ("--rehearse", "--stage", "preflight", "--stage", "contract")
+    words = ("--rehearse", "--stage", "preflight", "--stage", "pictures")
     status, output = gpu(
         *words, "--stage-limit-s", "0.5", "--limit-s", "0.7", out=tmp_path
     )
     assert status == 1
     assert "preflight: stopped after 0 s" in output
-    assert "contract: not run: no time is left" in output
+    assert "pictures: not run: no time is left" in output
 
 
 @pytest.mark.parametrize(
