@@ -1,8 +1,10 @@
 """Memory pressure: which pins give way, and for whom.
 
 Decode of a running request outranks every pin. A waiting request may take pins
-of programs younger than its own, so that pins never turn program order around, and
-pins beyond the TTL that their policy gave. Where several tenants hold pins, a tenant
+that stand behind it in the order of the queue, so that pins never turn it around, and
+pins beyond the TTL that their policy gave. That their own turn waits, too, does not
+save them: requests that each hold memory and wait for the rest of it would run one at
+a time. Where several tenants hold pins, a tenant
 over its equal part of the cap may take from itself only, and gives way to running
 requests first: a flood of pins hurts the one who sends it. When nothing runs,
 everything goes until the head of the queue fits: no pin may ever wedge the engine
@@ -182,7 +184,9 @@ class Reclaimer:
             return 0
 
         def eligible(pin: Pin) -> bool:
-            if pin.pin_id == own_pin_id or (pin.is_awaited and not pin.quantum_used):
+            # Claims stand before what has nothing to claim, whatever its rank.
+            first = pin.is_awaited and not pin.quantum_used and own_pin_id is None
+            if first or pin.pin_id == own_pin_id:
                 return False
             return self._outranks(program, rank, pin, cap, now_s)
 
@@ -210,8 +214,15 @@ class Reclaimer:
     def _outranks(
         self, program: Program, rank: Rank, pin: Pin, cap_blocks: int, now_s: float
     ) -> bool:
-        """Whether what `program` wants is worth more than `pin`."""
-        weaker = pin.rank > rank or now_s >= pin.policy_deadline_s
+        """Whether what `program` wants is worth more than `pin`.
+
+        A pin whose turn waits has not lapsed. Of equal rank it gives way: its turn
+        stands behind the head of the queue, which alone asks.
+        """
+        if pin.is_awaited:
+            weaker = pin.rank >= rank
+        else:
+            weaker = pin.rank > rank or now_s >= pin.policy_deadline_s
         mine, theirs = program.tenant, pin.program.tenant
         if mine == theirs:
             return weaker
