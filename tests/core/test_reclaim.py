@@ -93,6 +93,15 @@ def test_a_waiting_request_leaves_pins_alone_that_are_about_to_pay_off(engine):
     assert engine.reclaim(1, RUNNING, "a") == 1
 
 
+def test_a_claim_takes_from_pins_whose_turns_stand_behind_it(engine):
+    older, younger = pin_blocks(engine, "A", 4), pin_blocks(engine, "B", 4)
+    engine.arrive("b", [*younger, 1], program="B")
+    engine.arrive("a", [*older, 1], program="A")
+    assert engine.reclaim(1, WAITING, "b") == 0
+    assert engine.reclaim(1, WAITING, "a") == 1
+    assert engine.pinned() == {"A": 4, "B": 3}
+
+
 def test_the_own_pin_goes_only_when_the_engine_is_stalled(engine):
     context = pin_blocks(engine, "A", 4)
     pin_blocks(engine, "B", 4)
