@@ -385,9 +385,10 @@ class Controller:
             self.queue.work.on_decoded(decode_s)
         if self.queue.ordering.uses_work and not record.program.ended:
             self.queue.learn_work(
-                record.program,
+                record,
                 self.costs.prefill_s(finish.prompt_tokens, record.reusable_tokens),
                 outputs,
+                now_s,
             )
 
     def _retain(self, record: RequestRecord, finish: Finish, now_s: float) -> Finished:

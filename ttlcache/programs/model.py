@@ -69,13 +69,12 @@ class Work:
     """What one program's finished turns took.
 
     prompt_s: without the first prompt, which says nothing about later ones.
-    first_place: the newest place when its first turn came; places_passed: how many were
-        given from then to the end of its latest turn.
+    first_s, last_s: when its first turn came, and when its latest one ended.
     forecasts: work done, and work left as expected then, after turns 1, 2, 4, 8, …
     """
 
-    first_place: int = 0
-    places_passed: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
     turns: int = 0
     prompt_s: float = 0.0
     output_s: float = 0.0

@@ -82,6 +82,9 @@ class QueueOrder:
         elif program.turns_finished or program.live_requests:
             program.place = self.programs.new_place(program.tenant)
         record.place = program.place
+        if self.ordering.uses_work:
+            newest = self.programs.place_numbers.newest
+            self.work.on_arrival(record.queued_s, newest)
         self._read_place(record)
 
     def on_admission(self, record: RequestRecord) -> None:
@@ -100,10 +103,12 @@ class QueueOrder:
         if pin.turn.place is not None:
             self._charge(pin.turn.place, pin.program.tenant, pin.stalled_s)
 
-    def learn_work(self, program: Program, prompt_s: float, outputs: int) -> None:
+    def learn_work(
+        self, record: RequestRecord, prompt_s: float, outputs: int, now_s: float
+    ) -> None:
         """What a turn took of the engine, without waits and repeated prefills."""
-        work = self._work_of(program)
-        work.places_passed = self.programs.place_numbers.newest - work.first_place
+        work = self._work_of(record.program, record)
+        work.last_s = now_s
         self.work.on_turn_finished(work, prompt_s, outputs)
 
     def on_program_end(self, program: Program) -> None:
@@ -127,11 +132,12 @@ class QueueOrder:
         if self.ordering.uses_work:
             # A sub-agent is work of its parent, which waits for it.
             program = record.program.parent or record.program
-            record.delay_places = self.work.delay_places(self._work_of(program))
+            work = self._work_of(program, record)
+            record.delay_places = self.work.delay_places(work)
 
-    def _work_of(self, program: Program) -> Work:
+    def _work_of(self, program: Program, record: RequestRecord) -> Work:
         if program.work is None:
-            program.work = Work(self.programs.place_numbers.newest)
+            program.work = Work(record.queued_s)
         return program.work
 
     def _claims(self, record: RequestRecord) -> bool:

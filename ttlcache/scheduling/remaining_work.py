@@ -12,11 +12,13 @@ and output tokens by the mean seconds of one.
 
 In the queue work left counts as places (`delay_places`):
 
-    places = DELAY * trust * places given while a mean program ran
+    places = DELAY * trust * places given lately, in the time that a mean program runs
              * min(work left / work of a mean program, MAX_PROGRAMS)
 
 By Little's law the third factor is about how many programs are under way: with few, all
-go in order of arrival; the more there are, the more the shorter ones go first. `trust`
+go in order of arrival; the more there are, the more the shorter ones go first. Where no
+new ones come it falls to 0: a request that is put back by places that nobody takes would
+wait for ever. `trust`
 is the slope of the work that came over the work that was expected, of programs that
 ended: near 0 where work cannot be foreseen.
 """
@@ -62,8 +64,18 @@ class RemainingWork:
         self._token_s = SlidingMean(MEAN_WINDOW)
         self._turns_left: FloatArray | None = None
         self._program_s = SlidingMean(WINDOW)
-        self._places = SlidingMean(WINDOW)
+        self._run_s = SlidingMean(WINDOW)
+        self._places = 0.0
+        self._newest_place, self._arrived_s = 0, -math.inf
         self._forecasts = Slope(WINDOW)
+
+    def on_arrival(self, now_s: float, newest_place: int) -> None:
+        """A request came: this is the newest place that was given until now."""
+        given = newest_place - self._newest_place
+        run_s, passed_s = self._run_s.value, now_s - self._arrived_s
+        kept = math.exp(-passed_s / run_s) if run_s > 0.0 else 0.0
+        self._places = kept * self._places + given
+        self._newest_place, self._arrived_s = newest_place, now_s
 
     def on_decoded(self, token_s: float) -> None:
         """An output token after the first took so long, in whatever batch it was."""
@@ -96,7 +108,7 @@ class RemainingWork:
         self._turns_left = None
         total_s = work.prompt_s + work.output_s
         self._program_s.observe(total_s)
-        self._places.observe(work.places_passed)
+        self._run_s.observe(work.last_s - work.first_s)
         for done_s, left_s in work.forecasts:
             if done_s < total_s:  # a turn followed, as where the queue asks
                 self._forecasts.observe(left_s, total_s - done_s)
@@ -108,7 +120,7 @@ class RemainingWork:
         if left_s is None or not mean_s > 0.0:
             return 0
         programs = min(left_s / mean_s, MAX_PROGRAMS)
-        return round(DELAY * self.trust * self._places.value * programs)
+        return round(DELAY * self.trust * self._places * programs)
 
     @property
     def trust(self) -> float:
