@@ -15,7 +15,7 @@ from ttlcache import policies
 from ttlcache.errors import ConfigError, explain
 
 #: Orderings in which programs that have started come before new ones.
-PROGRAM_ORDERINGS = ("ttl-aware", "program-fcfs", "expected-finish")
+PROGRAM_ORDERINGS = ("expected-finish", "ttl-aware", "program-fcfs")
 #: What `ordering` may name besides "package.module:Class".
 ORDERINGS = (
     "auto",
@@ -43,17 +43,17 @@ class TTLCacheConfig(BaseModel):
     )
     ordering: str = Field(
         default="auto",
-        description="Order of the waiting queue: ttl-aware (the paper's, §4.3), "
-        "expected-finish, weighted-arrival, program-fcfs, request-fcfs, or a class of "
-        "your own as package.module:Class. auto: weighted-arrival with policy adaptive "
-        "and a lower tier, else ttl-aware.",
+        description="Order of the waiting queue: expected-finish, ttl-aware (the paper's, "
+        "§4.3), weighted-arrival, program-fcfs, request-fcfs, or a class of your own "
+        "as package.module:Class. auto: expected-finish with policy adaptive, "
+        "weighted-arrival if there is a lower tier too; else ttl-aware.",
     )
     admission: Literal["auto", "none", "room-to-grow"] = Field(
         default="auto",
         description="Which programs may start: all (none), or new ones wait where "
         "those under way will fill the pool as they grow (room-to-grow). auto: "
-        "room-to-grow with policy adaptive and ordering ttl-aware or program-fcfs, "
-        "else none.",
+        "room-to-grow with policy adaptive and ordering expected-finish, ttl-aware "
+        "or program-fcfs, else none.",
     )
     max_pinned_fraction: float = Field(
         default=0.9,
@@ -145,8 +145,9 @@ def ordering_in_force(config: TTLCacheConfig) -> str:
     if config.ordering != "auto":
         return config.ordering
     above_tier = config.policy == "adaptive" and config.lower_tier != "none"
-    by_turn = above_tier and config.admission != "room-to-grow"
-    return "weighted-arrival" if by_turn else "ttl-aware"
+    if above_tier and config.admission != "room-to-grow":
+        return "weighted-arrival"
+    return "expected-finish" if config.policy == "adaptive" else "ttl-aware"
 
 
 def admission_in_force(config: TTLCacheConfig) -> str:

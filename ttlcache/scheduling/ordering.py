@@ -112,11 +112,12 @@ class RequestFCFS(Ordering):
 
 
 class ExpectedFinish(Ordering):
-    """Preempted, then pinned, then in the order in which programs would finish; ours.
+    """TTL-aware, but new programs pass those expected to finish later than they; ours.
 
-    Its place, put back by the places that are given while a mean program runs, times
-    its expected work left over that of a mean program (`RemainingWork.delay_places`).
-    Where programs are alike, or work cannot be foreseen, this is TTL-aware.
+    Place, put back by the places that are given while a mean program runs, times the
+    work left beyond a new program's over a mean program's work
+    (`RemainingWork.delay_places`). Where programs are alike, or work cannot be
+    foreseen, this is TTL-aware.
     """
 
     name = "expected-finish"

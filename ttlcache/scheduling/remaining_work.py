@@ -13,12 +13,13 @@ and output tokens by the mean seconds of one.
 In the queue work left counts as places (`delay_places`):
 
     places = DELAY * trust * places given lately, in the time that a mean program runs
-             * min(work left / work of a mean program, MAX_PROGRAMS)
+             * min(work left beyond a new program's / work of a mean one, MAX_PROGRAMS)
 
-By Little's law the third factor is about how many programs are under way: with few, all
-go in order of arrival; the more there are, the more the shorter ones go first. Where no
-new ones come it falls to 0: a request that is put back by places that nobody takes would
-wait for ever. `trust`
+Only a program that has more left than a new one is put back: where all are alike the
+order is that of arrival, where long ones stay long new ones pass them. By Little's law
+the third factor is about how many programs are under way; where no new ones come it
+falls to 0, as a request that is put back by places that nobody takes would wait for
+ever. `trust`
 is the slope of the work that came over the work that was expected, of programs that
 ended: near 0 where work cannot be foreseen.
 """
@@ -45,8 +46,10 @@ DEFAULT_DECODE_S = 0.02
 #: Of 1, 2 and 4 the one with the shortest turns at p99, at the same mean completion
 #: time: simulated with measured step times (docs/research/policy-log.md).
 DELAY = 4.0
-#: A program counts as so many mean ones at most.
-MAX_PROGRAMS = 8.0
+#: Work left beyond a new program's counts as so many mean programs at most.
+MAX_PROGRAMS = 2.0
+#: Of a program of which nothing has run yet.
+_NEW = Work()
 #: Forecasts after which `trust` is half of the slope.
 TRUST_PRIOR = 20
 #: Turns of all programs over which the work of a turn is averaged.
@@ -115,11 +118,11 @@ class RemainingWork:
 
     def delay_places(self, work: Work) -> int:
         """By how many places its work left puts a program back; 0 while unknown."""
-        left_s = self.left_s(work)
+        left_s, new_s = self.left_s(work), self.left_s(_NEW)
         mean_s = self._program_s.value
-        if left_s is None or not mean_s > 0.0:
+        if left_s is None or new_s is None or not mean_s > 0.0:
             return 0
-        programs = min(left_s / mean_s, MAX_PROGRAMS)
+        programs = min(max(left_s - new_s, 0.0) / mean_s, MAX_PROGRAMS)
         return round(DELAY * self.trust * self._places * programs)
 
     @property

@@ -207,9 +207,9 @@ _ALL = (
         {"policy": "adaptive", "ordering": "auto", "admission": "auto"},
     ),
     Arm(
-        "adaptive-expected-finish",
-        "the same, programs put back by the work that they are expected to have left",
-        {"policy": "adaptive", "ordering": "expected-finish"},
+        "adaptive-ttl-aware",
+        "the same in the paper's order: nothing is foreseen of the work that is left",
+        {"policy": "adaptive", "ordering": "ttl-aware", "admission": "auto"},
     ),
     Arm(
         "oracle",
