@@ -177,4 +177,4 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 app = typer.Typer(add_completion=False)
-app.command()(command(GpuOptions)(gpu))
+app.command()(command(gpu))
