@@ -43,9 +43,9 @@ class TTLCacheConfig(BaseModel):
     )
     ordering: str = Field(
         default="auto",
-        description="Order of the waiting queue: expected-finish, ttl-aware (the paper's, "
-        "§4.3), weighted-arrival, program-fcfs, request-fcfs, or a class of your own "
-        "as package.module:Class. auto: expected-finish with policy adaptive, "
+        description="Order of the waiting queue: expected-finish, ttl-aware (the "
+        "paper's, §4.3), weighted-arrival, program-fcfs, request-fcfs, or a class of "
+        "your own as package.module:Class. auto: expected-finish with policy adaptive, "
         "weighted-arrival if there is a lower tier too; else ttl-aware.",
     )
     admission: Literal["auto", "none", "room-to-grow"] = Field(

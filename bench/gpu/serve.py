@@ -138,11 +138,11 @@ def _played(server: VLLMServer, agents: ServedAgents, workload: Workload) -> Jso
     return {
         **asdict(played.summary),
         **asdict(played.engine),
-        "tpot_p99_s": _tpot_p99_s(played.result.records),
+        "tpot_p99_s": _tpot_p99_s(played.records),
         "replay_s": played.replay_s,
-        "failures": [asdict(failure) for failure in played.result.failures],
+        "failures": [asdict(failure) for failure in played.failures],
         "log_errors": server.errors_in_log(),
-    } | read(played.result.records)
+    } | read(played.records)
 
 
 def _outputs(records: Sequence[TurnRecord]) -> Json:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
 
-from bench.stress.abuse.cli import MAX_JCT_RATIO
+from bench.stress.abuse.cli import MAX_JCT_RATIO, MAX_P99_RATIO
 from bench.stress.abuse.flood import run_arm
-from bench.stress.abuse.play import Waits
+from bench.stress.abuse.patterns import patterns
+from bench.stress.abuse.play import Load, Waits, compare
 from tests.connector.conftest import FOREVER, free, pinned, totals
 from ttlcache.programs.client_values import UNFIT_REASONS
 from ttlcache.programs.divergence import Cause
@@ -48,6 +50,16 @@ def test_it_would_without_the_bound_on_wishes():
     unbounded = played("flood", client_ttl_share=1.0)
     assert unbounded.hit_share < 0.5 * played("flood").hit_share
     assert unbounded.mean_jct_s > 1.1 * played("polite").mean_jct_s
+
+
+def test_contexts_that_grow_without_end_hardly_slow_agents_down():
+    load = Load(agents=12, give_up_s=200.0)
+    pattern = replace(patterns(load.seats)["endless contexts"], clients=48)
+    found = compare(pattern, load, tenants=1, policies=["adaptive"])
+    mean, p99, _ = found.ratios("adaptive")
+    assert found.by_policy["adaptive"].hook_errors == 0
+    assert mean <= MAX_JCT_RATIO
+    assert p99 <= MAX_P99_RATIO
 
 
 def test_playing_again_gives_the_same_and_an_unknown_arm_is_refused():

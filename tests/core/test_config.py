@@ -114,16 +114,16 @@ TIER = {"lower_tier": "lmcache"}
 @pytest.mark.parametrize(
     ("settings", "ordering", "admission"),
     [
-        ({}, "ttl-aware", "room-to-grow"),
+        ({}, "expected-finish", "room-to-grow"),
         ({"ordering": "program-fcfs"}, "program-fcfs", "room-to-grow"),
-        ({"ordering": "expected-finish"}, "expected-finish", "room-to-grow"),
+        ({"ordering": "ttl-aware"}, "ttl-aware", "room-to-grow"),
         ({"policy": "cachettl"}, "ttl-aware", "none"),
-        ({"admission": "none"}, "ttl-aware", "none"),
+        ({"admission": "none"}, "expected-finish", "none"),
         (TIER, "weighted-arrival", "none"),
         # The paper's order is the same above a tier.
         (TIER | {"policy": "cachettl"}, "ttl-aware", "none"),
         (TIER | {"ordering": "ttl-aware"}, "ttl-aware", "room-to-grow"),
-        (TIER | {"admission": "room-to-grow"}, "ttl-aware", "room-to-grow"),
+        (TIER | {"admission": "room-to-grow"}, "expected-finish", "room-to-grow"),
         (
             {"policy": "cachettl", "admission": "room-to-grow"},
             "ttl-aware",

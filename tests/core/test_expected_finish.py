@@ -82,6 +82,18 @@ def test_where_programs_are_alike_the_order_is_that_of_arrival():
     engine.arrive("new-0", [5, 6], program="2new")
     first = min("old-2", "new-0", key=engine.controller.queue.priority)
     assert first == "old-2"
+    assert delay(engine, "old-2") == delay(engine, "new-0") == 0
+
+
+def test_where_no_new_programs_come_none_is_put_back():
+    engine = taught_engine()
+    old = run(engine, "1old", 2, end=False)
+    engine.arrive("old-2", [*old, 1, 2], program="1old")
+    assert delay(engine, "old-2") > 0
+    engine.abort("old-2")
+    engine.clock.advance(300.0)
+    engine.arrive("old-3", [*old, 1, 2], program="1old")
+    assert delay(engine, "old-3") == 0
 
 
 def test_a_program_is_put_back_by_so_many_places_at_most():

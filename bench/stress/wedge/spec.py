@@ -14,6 +14,7 @@ from bench.sim.rivals import published
 from bench.stress.wedge import loading
 from bench.stress.wedge.loading import Loads
 from ttlcache import policies
+from ttlcache.config import PROGRAM_ORDERINGS
 from ttlcache.policies.adaptive import Adaptive
 from ttlcache_connector.plugin import ASYNC_SCHEDULER, SYNC_SCHEDULER
 
@@ -228,13 +229,13 @@ def plain_scheduler(asynchronous: bool) -> str:
     return "vllm.v1.core.sched.scheduler.Scheduler"
 
 
-#: Twice the paper's: it takes admission control as well.
+#: The default twice.
 ORDERINGS = (
-    "ttl-aware",
+    "expected-finish",
+    "expected-finish",
     "ttl-aware",
     "program-fcfs",
     "request-fcfs",
-    "expected-finish",
 )
 
 
@@ -244,7 +245,7 @@ ADMISSIONS = ("none", "room-to-grow")
 def _extra_config(rng: random.Random, queue_policy: str) -> dict[str, Any]:
     policy, options = rng.choice(POLICIES)
     ordering = rng.choice(ORDERINGS)
-    by_program = queue_policy == "fcfs" and ordering in ("ttl-aware", "program-fcfs")
+    by_program = queue_policy == "fcfs" and ordering in PROGRAM_ORDERINGS
     return {
         "policy": policy,
         "policy_options": options,
