@@ -74,7 +74,11 @@ def test_wrong_settings_stop_the_server_and_say_why(extra, expected):
         {"state_dir": "BROKEN"},
     ],
 )
-def test_wrong_settings_are_named_before_vllm_looks_at_the_model(extra, tmp_path):
+def test_wrong_settings_are_named_before_vllm_looks_at_the_model(
+    extra, tmp_path, monkeypatch
+):
+    # Offline vLLM asks for the model where its arguments are made, before any plugin.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     (tmp_path / "file").touch()
     (tmp_path / "profile.json").write_text("{")
     places = {"FILE": str(tmp_path / "file"), "BROKEN": str(tmp_path)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ttlcache.programs.model import Work
-from ttlcache.scheduling.remaining_work import DELAY, MAX_PROGRAMS
+from ttlcache.scheduling.remaining_work import DELAY, MAX_EXCESS_PROGRAMS
 from ttlcache.testing import FakeEngine
 from ttlcache.types import Urgency
 
@@ -100,7 +100,7 @@ def test_a_program_is_put_back_by_so_many_places_at_most():
     work = taught_engine().controller.queue.work
     endless = Work(turns=4000, prompt_s=1e9, output_s=1e9)
     places = 8  # short programs that come while a long one runs
-    assert 0 < work.delay_places(endless) <= DELAY * places * MAX_PROGRAMS
+    assert 0 < work.delay_places(endless) <= DELAY * places * MAX_EXCESS_PROGRAMS
 
 
 def test_a_sub_agent_stands_where_its_parents_work_puts_it():

@@ -38,8 +38,8 @@ class AboveTier(Agent):
         """So many from CPU memory, so many from disk; they are told a little later."""
         self.settle()
         found = by_label(self.server.metrics(), "ttlcache_reloads_total", "tier")
-        assert not found["unknown"]
-        return round(found["cpu"]), round(found["disk"])
+        assert not found.get("unknown")
+        return round(found.get("cpu", 0)), round(found.get("disk", 0))
 
 
 @contextlib.contextmanager

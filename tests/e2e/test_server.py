@@ -19,7 +19,7 @@ def prompt(seed: int, length: int) -> list[int]:
 
 def test_one_line_at_start_says_what_runs(agent):
     log = agent.server.log_path.read_text()
-    lines = [line for line in log.splitlines() if "ordering=expected-finish" in line]
+    lines = [line for line in log.splitlines() if "ordering=ttl-aware" in line]
     assert len(lines) == 1
     for part in ("policy=fixed", "max_pinned_fraction=1", "scheduler=", "vLLM 0."):
         assert part in lines[0]

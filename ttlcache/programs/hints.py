@@ -62,7 +62,7 @@ def parse_hints(
         fields: dict[str, Any] = {_FIELD[k]: _PARSERS[k](v) for k, v in raw.items()}
         return Hints(**fields, unknown_keys=tuple(unknown))
     except UnfitValueError as unfit:
-        return Hints(rejected=(str(unfit),))
+        return Hints(rejected=(str(unfit),), unknown_keys=tuple(unknown))
 
 
 def clean_hint(key: str, value: object) -> object:

@@ -179,12 +179,15 @@ class Reclaimer:
             return 0
         cap, now_s = self._cap(), self.clock.now_s()
         # Time alone ends policy TTLs, so this is remembered for a second.
-        asked = (rank, own_pin_id, needed, self.pins.version, int(now_s))
+        asked = (
+            *(program.tenant, rank, own_pin_id),
+            *(needed, self.pins.version, int(now_s)),
+        )
         if asked == self._vain:
             return 0
 
         def eligible(pin: Pin) -> bool:
-            # Claims stand before what has nothing to claim, whatever its rank.
+            # Claims stand before new turns, whatever their rank.
             first = pin.is_awaited and not pin.quantum_used and own_pin_id is None
             if first or pin.pin_id == own_pin_id:
                 return False

@@ -13,7 +13,7 @@ and output tokens by the mean seconds of one.
 In the queue work left counts as places (`delay_places`):
 
     places = DELAY * trust * places given lately, in the time that a mean program runs
-             * min(work left beyond a new program's / work of a mean one, MAX_PROGRAMS)
+             * min(work left beyond a new program's / work of a mean one, MAX_EXCESS_PROGRAMS)
 
 Only a program that has more left than a new one is put back: where all are alike the
 order is that of arrival, where long ones stay long new ones pass them. By Little's law
@@ -43,11 +43,12 @@ PRIOR_TURNS = 2.0
 #: Seconds per output token before any was seen: an 8B model on an A100, weights read
 #: once from 1.6 TB/s, and a few milliseconds around it.
 DEFAULT_DECODE_S = 0.02
+#: Places, per place given lately and mean program of work left beyond a new one's.
 #: Of 1, 2 and 4 the one with the shortest turns at p99, at the same mean completion
 #: time: simulated with measured step times (docs/research/policy-log.md).
 DELAY = 4.0
 #: Work left beyond a new program's counts as so many mean programs at most.
-MAX_PROGRAMS = 2.0
+MAX_EXCESS_PROGRAMS = 2.0
 #: Of a program of which nothing has run yet.
 _NEW = Work()
 #: Forecasts after which `trust` is half of the slope.
@@ -73,9 +74,13 @@ class RemainingWork:
         self._forecasts = Slope(WINDOW)
 
     def on_arrival(self, now_s: float, newest_place: int) -> None:
-        """A request came: this is the newest place that was given until now."""
+        """A request came: this is the newest place that was given until now.
+
+        Between arrivals `delay_places` is as of the last one.
+        """
         given = newest_place - self._newest_place
-        run_s, passed_s = self._run_s.value, now_s - self._arrived_s
+        run_s = self._run_s.value
+        passed_s = max(0.0, now_s - self._arrived_s)  # a clock may go back
         kept = math.exp(-passed_s / run_s) if run_s > 0.0 else 0.0
         self._places = kept * self._places + given
         self._newest_place, self._arrived_s = newest_place, now_s
@@ -122,7 +127,7 @@ class RemainingWork:
         mean_s = self._program_s.value
         if left_s is None or new_s is None or not mean_s > 0.0:
             return 0
-        programs = min(max(left_s - new_s, 0.0) / mean_s, MAX_PROGRAMS)
+        programs = min(max(left_s - new_s, 0.0) / mean_s, MAX_EXCESS_PROGRAMS)
         return round(DELAY * self.trust * self._places * programs)
 
     @property

@@ -199,7 +199,7 @@ class HintSender:
 
     Over the clients that LMCache's connector has open. Sending hands over to their own
     thread: it never waits. A server without the module says so once, and is sent
-    nothing more until it was down.
+    nothing more until it was seen to be down.
     """
 
     def __init__(self, adapter: Any, now_s: Callable[[], float]) -> None:
