@@ -13,7 +13,8 @@ and output tokens by the mean seconds of one.
 In the queue work left counts as places (`delay_places`):
 
     places = DELAY * trust * places given lately, in the time that a mean program runs
-             * min(work left beyond a new program's / work of a mean one, MAX_EXCESS_PROGRAMS)
+             * min(work left beyond a new program's / work of a mean one,
+                   MAX_EXCESS_PROGRAMS)
 
 Only a program that has more left than a new one is put back: where all are alike the
 order is that of arrival, where long ones stay long new ones pass them. By Little's law
