@@ -156,6 +156,8 @@ def hints_of(program_id: str) -> dict:
         (CHAT, {"vllm_xargs": {"ttlcache_program_id": "x"}}, OWN, "x"),
         (CHAT, {"session_id": "body"}, OWN, "body"),
         (CHAT, {"session_id": HUGE}, {}, bounded(HUGE)),
+        # What an answer told may be sent back.
+        (CHAT, {}, {"x-ttlcache-program": "s%3Aa"}, "s%3Aa"),
         # Known to the engine alone, or nobody's.
         (CHAT, {}, {}, None),
         (CHAT, {}, {"x-session-id": "ttlcache-route-1"}, None),

@@ -2,13 +2,12 @@
 
 Decode of a running request outranks every pin. A waiting request may take pins
 that stand behind it in the order of the queue, so that pins never turn it around, and
-pins beyond the TTL that their policy gave. That their own turn waits, too, does not
-save them: requests that each hold memory and wait for the rest of it would run one at
-a time. Where several tenants hold pins, a tenant
-over its equal part of the cap may take from itself only, and gives way to running
-requests first: a flood of pins hurts the one who sends it. When nothing runs,
-everything goes until the head of the queue fits: no pin may ever wedge the engine
-(paper §5.2, latest program first).
+pins beyond the TTL that their policy gave. A pin whose own turn waits gives way to
+requests that have a pin, too: if each held its memory and waited for the rest, they
+would run one at a time. Where several tenants hold pins, a tenant over its equal part
+of the cap may take from itself only, and gives way to running requests first: a flood
+of pins hurts the one who sends it. When nothing runs, everything goes until the head
+of the queue fits: no pin may ever wedge the engine (paper §5.2, latest program first).
 A policy may ask a stalled engine to wait (`Decision.stall_wait_s`): an instant without
 work, while tools of a second run, is no reason to lose contexts that take many seconds
 to rebuild.
@@ -187,9 +186,9 @@ class Reclaimer:
             return 0
 
         def eligible(pin: Pin) -> bool:
-            # Claims stand before new turns, whatever their rank.
-            first = pin.is_awaited and not pin.quantum_used and own_pin_id is None
-            if first or pin.pin_id == own_pin_id:
+            # A claim stands before new turns, whatever its rank.
+            is_claim = pin.is_awaited and not pin.quantum_used
+            if pin.pin_id == own_pin_id or (is_claim and own_pin_id is None):
                 return False
             return self._outranks(program, rank, pin, cap, now_s)
 

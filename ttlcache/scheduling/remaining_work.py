@@ -20,9 +20,8 @@ Only a program that has more left than a new one is put back: where all are alik
 order is that of arrival, where long ones stay long new ones pass them. By Little's law
 the third factor is about how many programs are under way; where no new ones come it
 falls to 0, as a request that is put back by places that nobody takes would wait for
-ever. `trust`
-is the slope of the work that came over the work that was expected, of programs that
-ended: near 0 where work cannot be foreseen.
+ever. `trust` is the slope of the work that came over the work that was expected, of
+programs that ended: near 0 where work cannot be foreseen.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ DEFAULT_DECODE_S = 0.02
 DELAY = 4.0
 #: Work left beyond a new program's counts as so many mean programs at most.
 MAX_EXCESS_PROGRAMS = 2.0
-#: Of a program of which nothing has run yet.
+#: A program of which nothing has run yet.
 _NEW = Work()
 #: Forecasts after which `trust` is half of the slope.
 TRUST_PRIOR = 20

@@ -35,7 +35,7 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
     ),
     "programs_started": ("Programs seen for the first time.", None),
     "programs_ended": ("Programs that ended: last_step, told, idle, forgotten.", "how"),
-    "hints_rejected": ("Requests with malformed hints, by reason.", "reason"),
+    "hints_rejected": ("Requests with hints that were left out, by reason.", "reason"),
     "hook_errors": ("Exceptions caught in our hooks, by hook.", "hook"),
     "evicted_returns": ("Turns that came back and found their KV gone.", None),
     "reloads": ("Prompts of which a part came back from a lower tier.", "tier"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 #: vLLM's own header.
 SESSION_HEADER = b"x-session-id"
-#: In a request a program's id, in its answer the id that was found.
+#: In a request a program's id, in its answer the id that was found; quoted as in URLs.
 PROGRAM_HEADER = b"x-ttlcache-program"
 
 

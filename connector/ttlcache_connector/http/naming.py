@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -24,6 +25,7 @@ from ttlcache_connector.http.forms import (
     FAIRNESS_RULE,
     FINAL_HEADERS,
     HEADER_FORMS,
+    PROGRAM_HEADER,
     WEAK_FIELDS,
     HeaderForm,
 )
@@ -81,7 +83,9 @@ def _in_form(
 
     Ids of agents are unique within their session only; its first agent has its id.
     """
-    session = label(found.get(form.session, ""))
+    told = found.get(form.session, "")
+    # A client may send back what an answer told it.
+    session = label(unquote(told) if form.session == PROGRAM_HEADER else told)
     if session is None or session.startswith(ROUTE_PREFIX):
         return None, None
     parent = None if form.parent is None else label(found.get(form.parent, ""))

@@ -119,7 +119,10 @@ class Reports:
             log.error("ttlcache: broken invariants: %s", "; ".join(broken[:5]))
 
     def _settings(self) -> dict[str, Any]:
-        """The configuration with what is in force where it says "auto"; versions."""
+        """The configuration with what is in force where it says "auto"; versions.
+
+        Any client may ask: of paths it is told only that they are set.
+        """
         config, by_program = self._parts.config, self._parts.engine.by_program
         in_force = {
             "ordering": ordering_in_force(config),
@@ -128,7 +131,12 @@ class Reports:
             "ttlcache": compat.ttlcache_version(),
             "vllm": requirements.vllm_version(),
         }
-        return config.model_dump() | in_force
+        places = {
+            name: "set"
+            for name in ("state_dir", "record_path")
+            if getattr(config, name) is not None
+        }
+        return config.model_dump() | places | in_force
 
     def _gauges(self) -> dict[str, float]:
         pressure, demoting = self._holder.pressure(), self._parts.demoting
