@@ -163,7 +163,7 @@ class Controller:
         if len(self.programs) > known:
             self.telemetry.metrics.count("programs_started")
             self.retention.make_room_for_others()
-        continuation = relate(program, arrival.hashes, arrival.num_tokens)
+        continuation = relate(program, arrival, self.block_tokens)
         record = self._new_record(arrival, program, now_s)
         if rule in (Rule.HINT, Rule.SESSION):
             record.head_tokens, record.divergence = compare(

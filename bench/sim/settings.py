@@ -20,6 +20,7 @@ class EngineSetting:
     """The engine of a cell; blocks of `block_size` tokens.
 
     tell_last: whether clients say which turn is their last one.
+    repeat_output: whether prompts hold earlier outputs, or other text in their place.
     profile: step times of a real server, in place of the hardware's roofline.
     decode_stride: most steps that one call of `schedule()` stands for; the results
         are the same whatever it is (`bench.sim.strides.stride`).
@@ -33,6 +34,7 @@ class EngineSetting:
     max_num_batched_tokens: int = option(2048, "Most tokens of a step: the chunk size.")
     offload: str = option("none", "none, cpu:GB or cpu:GB+ssd:GB.")
     tell_last: bool = option(True, "Clients say which turn is their last one.")
+    repeat_output: bool = option(True, "Prompts hold what the model put out before.")
     profile: Path | None = option(None, "Measured step times (bench profile).")
     decode_stride: int = option(1024, "Most steps simulated in one; 1: none.", min=1)
 

@@ -4,15 +4,15 @@ import pytest
 
 from tests.core.stories import make_program
 from ttlcache.programs.continuation import Relation, relate, shared_blocks
-from ttlcache.programs.model import Turn
+from ttlcache.programs.model import PROMPT_SLACK_TOKENS, PromptEnd, Turn
 from ttlcache.testing import chain_hashes
-from ttlcache.types import GapKey
+from ttlcache.types import Arrival, GapKey, Hints
 
 BLOCK = 2
-CONTINUES, SUPERSEDES, BRANCHES = Relation
+CONTINUES, DROPS_OUTPUT, SUPERSEDES, BRANCHES = Relation
 
 
-def make_turn(tokens, *, token=1, tool="search", pinned=True):
+def make_turn(tokens, *, token=1, tool="search", pinned=True, prompt_tokens=0):
     hashes = chain_hashes(tokens, BLOCK)
     return Turn(
         token=token,
@@ -21,12 +21,19 @@ def make_turn(tokens, *, token=1, tool="search", pinned=True):
         context_tokens=len(tokens),
         num_hashes=len(hashes),
         last_hash=hashes[-1] if hashes else b"",
+        prompt_end=PromptEnd.of(hashes, slice_of(tokens), prompt_tokens, BLOCK),
         hashes=hashes if pinned else (),
     )
 
 
+def slice_of(tokens):
+    return lambda start, stop: tokens[start:stop]
+
+
 def relation_of(program, prompt):
-    return relate(program, chain_hashes(prompt, BLOCK), len(prompt))
+    hashes = chain_hashes(prompt, BLOCK)
+    arrival = Arrival("r", len(prompt), hashes, slice_of(prompt), Hints())
+    return relate(program, arrival, BLOCK)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +108,39 @@ def test_shared_blocks_agrees_with_counting():
         assert shared_blocks(theirs, mine) == common
     assert shared_blocks((), mine) == 0
     assert shared_blocks(mine, mine) == 100
+
+
+# --- clients that drop what a turn put out ------------------------------------
+
+#: A stable part of three tokens, and the generation prompt behind it.
+PROMPT = [1, 2, 3, *[7] * PROMPT_SLACK_TOKENS]
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize(
+    ("prompt", "relation"),
+    [
+        ([*PROMPT, 90, 91], DROPS_OUTPUT),
+        ([*PROMPT[:3], *[90] * 9], DROPS_OUTPUT),  # without the generation prompt
+        (PROMPT, SUPERSEDES),  # a retry
+        ([*PROMPT[:2], *[90] * 10], SUPERSEDES),  # another question, the same system
+        ([*PROMPT, 5, 6, 90, 91], CONTINUES),
+    ],
+)
+def test_a_prompt_that_extends_the_last_prompt(prompt, relation, pinned):
+    turn = make_turn([*PROMPT, 5, 6], prompt_tokens=len(PROMPT), pinned=pinned)
+    found = relation_of(make_program(1, turn), prompt)
+    assert (found.relation, found.turn) == (relation, turn)
+    if relation is DROPS_OUTPUT:
+        assert 1 <= found.shared_blocks <= len(PROMPT) // BLOCK
+
+
+def test_a_sub_agent_may_begin_with_its_parents_prompt():
+    turn = make_turn([*PROMPT, 5, 6], tool="Task", prompt_tokens=len(PROMPT))
+    assert relation_of(make_program(1, turn), [*PROMPT, 90, 91]).relation is BRANCHES
+
+
+def test_a_prompt_below_a_block_is_extended_by_none():
+    assert PromptEnd.of([], slice_of([1]), 1, BLOCK) is None
+    turn = make_turn([1, 2, 3, 4, 5, 6], prompt_tokens=3)
+    assert relation_of(make_program(1, turn), [1, 2, 9, 9]).relation is SUPERSEDES

@@ -139,6 +139,26 @@ def test_a_retry_of_a_rewritten_prompt_shortens_the_pin_no_further(engine):
         engine.abort(request_id)
 
 
+def test_a_client_that_drops_outputs_keeps_its_place_and_pins_prompts_only(engine):
+    # Scenario: a chat template that leaves out reasoning. Each prompt extends the last
+    # one, and none what came of it.
+    prompt, outputs = list(range(40)), list(range(100, 140))
+    engine.turn("a1", prompt, outputs, program="A")
+    engine.turn("b1", [60] * 40, outputs, program="B")
+    assert engine.pinned()["A"] == 19
+    prompt += list(range(200, 220))
+    record = engine.arrive("a2", prompt, program="A")
+    assert record.reusable_tokens == 40
+    assert engine.pinned()["A"] == 10  # of 40 tokens: what was put out goes at once
+    engine.arrive("b2", [61] * 40, program="B")  # another task under the same id
+    assert engine.order("a2", "b2") == ["a2", "b2"]
+    assert engine.admit("a2")
+    engine.decode("a2", outputs)
+    engine.finish("a2")
+    assert engine.pinned()["A"] == 13  # of 60 tokens without the last eight
+    assert engine.program("A").reuse_share == 1.0
+
+
 def test_shares_are_learnt_half_of_the_way_each_time(engine):
     # 2 of 5 blocks shared: 1 + (0.4 - 1) / 2 = 0.7; then a plain continuation.
     engine.turn("r1", PROMPT, [*range(11, 24)], program="A")

@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 from ttlcache.programs.model import Program, Turn
 from ttlcache.toolcalls.tool_names import is_subagent
+from ttlcache.types import Arrival
 
 
 class Relation(Enum):
     """Kinds of arrivals."""
 
     CONTINUES = "continues"  # its prompt extends an open turn
+    DROPS_OUTPUT = "drops output"  # it extends the turn's prompt, not what came of it
     SUPERSEDES = "supersedes"  # it rewrote history: only a prefix of the turn lives on
     BRANCHES = "branches"  # a sub-agent, a parallel branch, a retry, a first turn
 
@@ -33,23 +35,39 @@ class Continuation(NamedTuple):
 _BRANCH = Continuation(Relation.BRANCHES)
 
 
-def relate(program: Program, hashes: Sequence[bytes], num_tokens: int) -> Continuation:
+def relate(program: Program, arrival: Arrival, block_tokens: int) -> Continuation:
     """Match a prompt against the open turns of its program.
 
     Args:
         program: with `live_requests` not yet counting this request.
-        hashes: of the prompt's full blocks.
-        num_tokens: length of the prompt.
+        block_tokens: tokens per prefix-cache hash.
     """
-    extended = [
-        turn for turn in program.open_turns if turn.continued_by(hashes, num_tokens)
-    ]
-    if not extended:
-        return _superseded(program, hashes)
-    turn = extended[0]
-    if len(extended) > 1:
+    hashes, turns = arrival.hashes, program.open_turns
+    extended = [t for t in turns if t.continued_by(hashes, arrival.num_tokens)]
+    if extended:
         turn = max(extended, key=lambda t: (t.num_hashes, t.token))
-    return Continuation(Relation.CONTINUES, turn, turn.num_hashes)
+        return Continuation(Relation.CONTINUES, turn, turn.num_hashes)
+    return _without_output(program, arrival, block_tokens) or _superseded(
+        program, hashes
+    )
+
+
+def _without_output(
+    program: Program, arrival: Arrival, block_tokens: int
+) -> Continuation | None:
+    """A client, or its chat template, sends less than the model put out: no reasoning.
+
+    The child of a sub-agent call may begin with the prompt of its parent.
+    """
+    for turn in reversed(program.open_turns):
+        end = turn.prompt_end
+        if end is None or is_subagent(turn.gap_key):
+            continue
+        if end.is_extended_by(arrival, block_tokens):
+            shared = shared_blocks(turn.hashes, arrival.hashes, turn.num_hashes)
+            shared = max(shared, end.num_hashes)
+            return Continuation(Relation.DROPS_OUTPUT, turn, shared)
+    return None
 
 
 def _superseded(program: Program, hashes: Sequence[bytes]) -> Continuation:

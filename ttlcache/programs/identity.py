@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ttlcache.programs.hints import ROUTE_PREFIX
-from ttlcache.programs.model import Program
+from ttlcache.programs.model import PROMPT_SLACK_TOKENS, Program
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.table import ProgramTable, bounded, client_key
 from ttlcache.types import Arrival, Finish, IdentityRule
@@ -37,7 +37,8 @@ class Identifier:
         number = program.key
         if not isinstance(number, int):
             return
-        for num_tokens in (finish.prompt_tokens, finish.num_tokens - 1):
+        prompt_tokens = finish.prompt_tokens - PROMPT_SLACK_TOKENS
+        for num_tokens in (prompt_tokens, finish.num_tokens - 1):
             self._prefixes.remember(number, finish.hashes, num_tokens, finish.tokens)
 
     def _find_or_create(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ttlcache.programs.places import Place
-from ttlcache.types import GapKey, Hints, Rank, TurnFacts
+from ttlcache.types import Arrival, GapKey, Hints, Rank, TokenSlice, TurnFacts
 
 if TYPE_CHECKING:
     from ttlcache.programs.divergence import Divergence
@@ -26,12 +26,62 @@ ENGINE_KEYS = 1 << 32
 ANONYMOUS_ID = re.compile(r"anonymous-([0-9a-f]{1,8})-([0-9]{1,9})")
 
 
+#: The last tokens of a prompt, which its continuation may not repeat: the template's
+#: generation prompt (`<think>`), and tokens that merge with what follows.
+PROMPT_SLACK_TOKENS = 8
+
+
+class PromptEnd(NamedTuple):
+    """The end of a prompt less `PROMPT_SLACK_TOKENS`.
+
+    num_hashes, last_hash: of its last full block.
+    tail: the tokens behind it.
+    num_tokens: of the whole prompt.
+    """
+
+    num_hashes: int
+    last_hash: bytes
+    tail: tuple[int, ...]
+    num_tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        hashes: Sequence[bytes],
+        tokens: TokenSlice,
+        num_tokens: int,
+        block_tokens: int,
+    ) -> PromptEnd | None:
+        """Of the prompt that is the first `num_tokens` of `tokens`.
+
+        hashes: at least those of its full blocks.
+        """
+        end = num_tokens - PROMPT_SLACK_TOKENS
+        num_hashes = min(end // block_tokens, len(hashes))
+        if num_hashes <= 0:
+            return None
+        tail = tuple(tokens(num_hashes * block_tokens, end))
+        return cls(num_hashes, hashes[num_hashes - 1], tail, num_tokens)
+
+    def is_extended_by(self, arrival: Arrival, block_tokens: int) -> bool:
+        """Whether a longer prompt begins with this one."""
+        if arrival.num_tokens <= self.num_tokens:
+            return False
+        if len(arrival.hashes) < self.num_hashes:
+            return False
+        if arrival.hashes[self.num_hashes - 1] != self.last_hash:
+            return False
+        start = self.num_hashes * block_tokens
+        return tuple(arrival.tokens(start, start + len(self.tail))) == self.tail
+
+
 @dataclass(slots=True, eq=False)
 class Turn:
     """A finished turn whose continuation has not arrived yet.
 
     num_hashes, last_hash: the prefix-cache hash of its last full block; hashes
         are chained, so equal hashes at one index mean equal tokens up to there.
+    prompt_end: where its prompt ended; None of one below a block.
     hashes: the engine's own list with all of them, and maybe later ones; kept only
         while the turn is pinned.
     facts: what it was asked then, kept only while the turn is pinned.
@@ -47,6 +97,7 @@ class Turn:
     context_tokens: int
     num_hashes: int = 0
     last_hash: bytes = b""
+    prompt_end: PromptEnd | None = None
     hashes: Sequence[bytes] = ()
     pin_id: int | None = None
     facts: TurnFacts | None = None
@@ -92,6 +143,8 @@ class Program:
     tenant: isolation domain, also of programs without an id; its pins share the
         cap with other tenants' pins.
     live_requests: those that wait or run.
+    reuse_share: of its contexts, what its next turns found again.
+    drops_outputs: whether its latest turn repeated the last prompt, not the output.
     place: of the context that its latest request continued or began.
     """
 
@@ -107,6 +160,7 @@ class Program:
     ended: bool = False
     last_seen_s: float = 0.0
     reuse_share: float = 1.0
+    drops_outputs: bool = False
     open_turns: list[Turn] = field(default_factory=list)
     work: Work | None = None
 

@@ -57,7 +57,7 @@ class PrefixIndex:
         hashes: at least the full blocks of those tokens.
         """
         num_blocks = num_tokens // self._block_tokens
-        if num_blocks == 0 or num_blocks > len(hashes):
+        if not 0 < num_blocks <= len(hashes):
             return
         key = hashes[num_blocks - 1]
         digest = _digest(tuple(tokens(num_blocks * self._block_tokens, num_tokens)))

@@ -21,6 +21,7 @@ from ttlcache.programs.model import (
     Claim,
     Pin,
     Program,
+    PromptEnd,
     RequestRecord,
     Turn,
 )
@@ -120,16 +121,17 @@ class OpenTurns:
             turn.has_expired_pin = False
             self.telemetry.count_outcome(turn.gap_key, PinOutcome.EXPIRED)
         pin = self.pins.get(turn.pin_id)
+        relation, shared = continuation.relation, continuation.shared_blocks
         reusable = turn.context_tokens
-        if continuation.relation is Relation.SUPERSEDES:
-            shared = continuation.shared_blocks
+        if relation is not Relation.CONTINUES:
             # What was rewritten cannot be hit: losing it is not the engine's fault.
             reusable = 0 if shared is None else shared * self.block_tokens
             pin = self._release_rewritten(pin, reusable)
-            if shared is not None:
-                self._learn_share(program, shared / turn.num_hashes)
-        else:
+        program.drops_outputs = relation is Relation.DROPS_OUTPUT
+        if relation is not Relation.SUPERSEDES:
             self._learn_share(program, 1.0)
+        elif shared is not None:
+            self._learn_share(program, shared / turn.num_hashes)
         if pin is None:
             if turn in program.open_turns:
                 program.open_turns.remove(turn)
@@ -264,6 +266,9 @@ def _finished_turn(
         context_tokens,
         num_hashes,
         finish.hashes[num_hashes - 1] if num_hashes else b"",
+        prompt_end=PromptEnd.of(
+            finish.hashes, finish.tokens, finish.prompt_tokens, block_tokens
+        ),
         place=record.place,
         outline=outline(record.head_tokens, finish, num_hashes, block_tokens),
     )

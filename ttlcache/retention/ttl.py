@@ -282,7 +282,7 @@ class Retention:
             The pin, or None when nothing of it fits.
         """
         kv_blocks = finish.kv_blocks
-        keep = reusable_blocks(program, kv_blocks)
+        keep = reusable_blocks(program, turn, kv_blocks)
         missing = self._missing(finish, keep)
         if missing > 0:
             self.reclaimer.unpin_for(program, rank, missing, some_help=finish.divisible)
@@ -334,11 +334,14 @@ class Retention:
         return self.reclaimer.turns.end_pin(pin, PinOutcome.EXPIRED)
 
 
-def reusable_blocks(program: Program, kv_blocks: int) -> int:
+def reusable_blocks(program: Program, turn: Turn, kv_blocks: int) -> int:
     """Of a turn's blocks, how many its program's next turn is likely to find again."""
-    if program.reuse_share >= PARTIAL_REUSE_BELOW:
-        return kv_blocks
-    return math.ceil(program.reuse_share * kv_blocks)
+    share = program.reuse_share
+    if share < PARTIAL_REUSE_BELOW:
+        return math.ceil(share * kv_blocks)
+    if program.drops_outputs and turn.prompt_end is not None:
+        return math.ceil(kv_blocks * turn.prompt_end.num_hashes / turn.num_hashes)
+    return kv_blocks
 
 
 def _by_eta(facts: TurnFacts, view: View) -> Decision:

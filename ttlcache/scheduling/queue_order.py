@@ -76,7 +76,7 @@ class QueueOrder:
         stands where a newcomer stands, whatever id or parent it names.
         """
         program, turn = record.program, continuation.turn
-        continues = continuation.relation is Relation.CONTINUES
+        continues = continuation.relation in (Relation.CONTINUES, Relation.DROPS_OUTPUT)
         if continues and turn is not None and turn.num_hashes:
             program.place = turn.place or program.place
         elif program.turns_finished or program.live_requests:

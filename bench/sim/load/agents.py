@@ -20,7 +20,7 @@ from bench.sim.load.programs import Program, Turn
 
 #: A block hash is its program's token and its index in the context.
 OWNER_BYTES = 12
-_INDEX_BYTES = 4
+_INDEX_BYTES, _INDEX_BITS = 4, 20
 
 
 @dataclass(slots=True)
@@ -88,11 +88,14 @@ class RequestFactory:
         *,
         tell_last: bool = True,
         tell_gap: bool = False,
+        repeat_output: bool = True,
         priority: Callable[[Agent], int] | None = None,
     ) -> None:
         """
         Args:
             tell_last: the client says which turn is the last one.
+            repeat_output: a prompt holds what the model put out before; else another
+                text of that length, as where reasoning is dropped, or a log replayed.
             tell_gap: it also says how long the coming gap will be (oracle only).
             priority: vLLM's request priority, smaller first (oracle only).
         """
@@ -100,10 +103,15 @@ class RequestFactory:
         self._block_tokens = block_tokens
         self._tell_last = tell_last
         self._tell_gap = tell_gap
+        self._repeat_output = repeat_output
 
     def build(self, agent: Agent, arrival_s: float) -> Request:
         """The request, its `arrival_time` in virtual seconds."""
         output = agent.current.output_tokens
+        if agent.turn and not self._repeat_output:
+            put_out = agent.program.turns[agent.turn - 1].output_tokens
+            repeated = agent.context_tokens - put_out
+            del agent.hashes[repeated // self._block_tokens :]
         params = SamplingParams(
             max_tokens=output,
             min_tokens=output,
@@ -136,7 +144,8 @@ class RequestFactory:
         start = len(request.block_hashes)
         stop = request.num_tokens // self._block_tokens
         for index in range(len(agent.hashes), stop):
+            text = 0 if self._repeat_output else agent.turn << _INDEX_BITS
             block_hash = agent.token.to_bytes(OWNER_BYTES, "big")
-            block_hash += index.to_bytes(_INDEX_BYTES, "big")
+            block_hash += (text + index).to_bytes(_INDEX_BYTES, "big")
             agent.hashes.append(BlockHash(block_hash))
         return agent.hashes[start:stop]
