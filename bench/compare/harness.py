@@ -1,7 +1,7 @@
 """`python -m bench harness NAME`: others' load generators, as they are published.
 
-Each runs from its first line to its last against plain vLLM and against vLLM with
-TTLConnector and its defaults, in alternating order, on fresh servers. The numbers are
+Each runs from its first line to its last against vLLM, plain or with LMCache, and
+against vLLM with TTLConnector, in alternating order, on fresh servers. The numbers are
 the load generator's own; a pair of runs has the same data. docs/benchmarks.md shows a
 result.json that is committed as bench/results/harness-NAME.json.
 """
@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.command import argument, one_of, option
-from bench.compare.agents import CONNECTOR, ComparisonOptions, arm_of
+from bench.compare.agents import CONNECTOR, LMCACHE, ComparisonOptions, arm_of
 from bench.compare.harness_clients import HARNESSES, Harness, Load
 from bench.compare.rounds import play_rounds
 from bench.ratios import Ratio
@@ -31,8 +31,9 @@ from bench.serve import tiny_model
 from bench.serve.arms import EngineCounters, read_engine, serving
 from bench.tables import table
 
-BASE, OURS = "vanilla", "ttlcache"
-_SETTINGS = {BASE: None, OURS: CONNECTOR}
+BASE, OURS = "base", "ttlcache"
+#: What it may be compared with.
+BASES = {"vanilla": None, "lmcache": LMCACHE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,14 @@ class HarnessOptions(ComparisonOptions):
     _: KW_ONLY
     name: str = argument(f"One of {', '.join(HARNESSES)}.")
     rounds: int = option(3, "Pairs of runs, each with other data.", min=1)
+    against: str = option("vanilla", "vanilla or lmcache: its own connector.")
     at_once: int | None = option(8, "Agents at a time, where it asks for that.", min=1)
     run_limit_s: float = option(1200.0, "A run that takes longer failed.")
     out: Path = Path("out/harness")
 
     def __post_init__(self) -> None:
         one_of("load generator", self.name, HARNESSES)
+        one_of("--against", self.against, BASES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class HarnessRun:
 
 def harness(options: HarnessOptions, console: Console) -> int:
     """A load generator that others wrote, against vLLM without and with ttlcache."""
+    settings = {BASE: BASES[options.against], OURS: CONNECTOR}
     chosen = HARNESSES[options.name]
     console.print(f"{options.name}: {chosen.package or 'comes with vLLM'}")
     program = install(chosen, options.out / "venvs" / options.name)
@@ -78,7 +82,7 @@ def harness(options: HarnessOptions, console: Console) -> int:
         place = (options.out / f"round-{number}" / name).absolute()
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        arm = arm_of(name, _SETTINGS[name], options)
+        arm = arm_of(name, settings[name], options)
         with serving(arm, model, place / "server.log") as server:
             load = Load(
                 *(server.base_url, model, place, each[number]),
@@ -113,14 +117,14 @@ def harness(options: HarnessOptions, console: Console) -> int:
         ]
         told = {
             "package": chosen.package or "vLLM's own",
-            "rows": rows([each for each in done if len(each) == len(_SETTINGS)]),
+            "rows": rows([each for each in done if len(each) == len(settings)]),
             "rounds": [{n: asdict(run) for n, run in each.items()} for each in done],
         }
         return told, problems
 
-    done, status = play_rounds(list(_SETTINGS), options, console, play, results)
+    done, status = play_rounds(list(settings), options, console, play, results)
     title = f"{options.name}: its own metrics, mean of {options.rounds}"
-    console.print(table(title, ("", BASE, OURS, "ratio"), rows(done)))
+    console.print(table(title, ("", options.against, OURS, "ratio"), rows(done)))
     return status
 
 

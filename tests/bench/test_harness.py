@@ -54,8 +54,8 @@ def test_rows_compare_the_runs_of_a_pair():
         return SimpleNamespace(metrics={"duration": seconds, "failed": failed})
 
     done = [
-        {"vanilla": run(10.0), "ttlcache": run(5.0)},
-        {"vanilla": run(20.0), "ttlcache": run(10.0, failed=1.0)},
+        {"base": run(10.0), "ttlcache": run(5.0)},
+        {"base": run(20.0), "ttlcache": run(10.0, failed=1.0)},
     ]
     assert rows(done) == [
         ["duration", "15", "7.5", "0.500 ± 0.000"],

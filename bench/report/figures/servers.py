@@ -157,7 +157,7 @@ def _harness(result: Json) -> str:
     return (
         f"{result['package']}, unmodified and without hints, "
         f"{rounds} pair{'s' * (rounds > 1)} of runs: `{result['command']}`. ttlcache "
-        f"over plain vLLM: {good}; **worse: {worse or 'none'}**."
+        f"over {_base(result)}: {good}; **worse: {worse or 'none'}**."
     )
 
 
@@ -168,9 +168,16 @@ def harness_in_short(result: Json) -> str:
     worse = [c.text for c in compared if c.is_worse]
     name = str(result["package"]).partition("[")[0].partition("==")[0]
     return (
-        f"{name}, ttlcache over plain vLLM: {', '.join(better) or 'nothing better'}; "
+        f"{name}, ttlcache over {_base(result)}: "
+        f"{', '.join(better) or 'nothing better'}; "
         f"worse: {', '.join(worse) or 'nothing'}"
     )
+
+
+def _base(result: Json) -> str:
+    if result["options"].get("against") == "lmcache":
+        return "vLLM with LMCache's connector"
+    return "plain vLLM"
 
 
 def _by_metric(result: Json) -> Iterator[Compared]:
