@@ -16,12 +16,12 @@ from click.testing import CliRunner
 from typer.testing import CliRunner as TyperRunner
 
 from bench.cli import app as bench_app
-from bench.sim.load import readers
-from bench.sim.load.traces import TraceError
-from bench.sim.load.workload import recorded_programs
 from tests.documented import ROOT, commands
 from ttlcache.toolcalls import chain, detect
 from ttlcache.types import GapKey
+from ttlcache_sim.load import readers
+from ttlcache_sim.load.traces import TraceError
+from ttlcache_sim.load.workload import recorded_programs
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 _EXAMPLE = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?```python\n(.*?)```", re.M | re.S)

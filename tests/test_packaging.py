@@ -21,6 +21,7 @@ from ttlcache.transfer.cuda import source_path
 from ttlcache_lmcache import compat
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = {"ttlcache_connector", "ttlcache_lmcache", "ttlcache_sim"}
 MINORS = [f"0.{minor}.0" for minor in range(200)]
 
 
@@ -65,7 +66,7 @@ def test_the_sdist_has_what_the_wheel_is_made_of_and_nothing_else(wheel, tmp_pat
         *("README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE"),
     }
     packages = {path.name for path in (source / "connector").iterdir()}
-    assert packages == {"ttlcache_connector", "ttlcache_lmcache"}
+    assert packages == PACKAGES
     again = build("wheel", source, tmp_path / "again")
     assert again.read_bytes() == wheel.read_bytes()
 
@@ -78,7 +79,7 @@ def test_what_an_index_would_show(site):
     assert told["Author"]
     assert told["Description-Content-Type"] == "text/markdown"
     assert set(told.get_all("Classifier")) == set(project["classifiers"])
-    for package in ("ttlcache", "ttlcache_connector", "ttlcache_lmcache"):
+    for package in ("ttlcache", *PACKAGES):
         assert (site / package / "py.typed").exists()
 
 

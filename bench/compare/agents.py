@@ -15,9 +15,7 @@ from typing import Any
 from bench.command import Folders, option
 from bench.serve.arms import Arm
 from bench.serve.replay import ReplayOptions
-from bench.serve.server import ServerOptions
-from bench.sim.load.programs import Program
-from bench.sim.load.scaled import (
+from bench.serve.scaled import (
     SWE_BENCH,
     TraceScale,
     from_trace,
@@ -25,7 +23,9 @@ from bench.sim.load.scaled import (
     shuffled,
     synthetic,
 )
+from bench.serve.server import ServerOptions
 from ttlcache_connector.lmcache_server.launch import TierOptions
+from ttlcache_sim.load.programs import Program
 
 #: The flag that turns ttlcache on, as the README gives it.
 CONNECTOR: Mapping[str, Any] = {"kv_connector": "TTLConnector", "kv_role": "kv_both"}

@@ -14,7 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from bench.serve.server import ServerOptions
-from bench.sim.load.programs import Program, Turn
+from ttlcache_sim.load.programs import Program, Turn
 
 #: Tokens that a hash of a trace stands for.
 _BLOCK = ServerOptions(num_blocks=1).block_size

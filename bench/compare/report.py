@@ -15,8 +15,8 @@ from rich.table import Table
 from bench.ratios import Ratio
 from bench.serve.arms import ArmResult
 from bench.serve.replay import Failure
-from bench.sim.metrics import OutputComparison, compare_outputs
 from bench.tables import table
+from ttlcache_sim.metrics import OutputComparison, compare_outputs
 
 #: Bar on the first output token's log-probability between the arms.
 MAX_LOGPROB_DIFF = 1e-3

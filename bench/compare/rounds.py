@@ -20,7 +20,7 @@ from rich.progress import (
 
 from bench.command import command_line, versions, write_json
 from bench.compare.agents import ComparisonOptions
-from bench.sim.load.programs import Program
+from ttlcache_sim.load.programs import Program
 
 T = TypeVar("T")
 R = TypeVar("R")

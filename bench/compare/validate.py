@@ -25,14 +25,14 @@ from bench.compare.rounds import in_turn, turns_shown
 from bench.serve import tiny_model
 from bench.serve.arms import Arm as ServedArm
 from bench.serve.arms import play, serving
-from bench.sim.load.reshape import mean_context
-from bench.sim.load.workload import Workload, WorkloadSpec
-from bench.sim.profile import Profile, load_profile
 from bench.sim.rivals.arms import Arm, parse_arms
 from bench.sim.run import source_hash
 from bench.sim.settings import Cell, EngineSetting
 from bench.tables import Check, checks_table, table
 from ttlcache.policies import SHIPPED
+from ttlcache_sim.load.reshape import mean_context
+from ttlcache_sim.load.workload import Workload, WorkloadSpec
+from ttlcache_sim.steps.profile import Profile, load_profile
 
 TOLERANCE = 0.10
 MAX_WAIT_SHARE = 0.05

@@ -15,9 +15,9 @@ from bench.estimate.sessions import Sessions, read_sessions, save_trace
 from bench.estimate.verdict import COLUMNS, Load, loads_of, rows, verdict
 from bench.ratios import BLOCK_PROGRAMS, MIN_BLOCKS
 from bench.sim import run
-from bench.sim.load.workload import build
 from bench.sim.settings import Cell, CellResult
 from bench.tables import table
+from ttlcache_sim.load.workload import build
 
 PROCESSES = 2
 _TRACES = run.CACHE.parent / "estimate"

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import ScalarFormatter
 
 from bench.estimate.verdict import Load, Outcome
-from bench.sim.metrics import HELD_TTFT_S
+from ttlcache_sim.metrics import HELD_TTFT_S
 
 _ARMS: tuple[tuple[str, str, Callable[[Load], Outcome]], ...] = (
     ("vLLM", "#c8332b", lambda load: load.without),

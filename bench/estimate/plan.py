@@ -9,12 +9,12 @@ from pathlib import Path
 
 from bench.command import argument, one_of, option
 from bench.estimate.sessions import Sessions
-from bench.sim.hardware import HARDWARE
-from bench.sim.load.workload import WorkloadSpec
-from bench.sim.models import BYTES_PER_NUMBER, MODELS
-from bench.sim.profile import load_profile
 from bench.sim.rivals.arms import ARMS
 from bench.sim.settings import Cell, EngineSetting
+from ttlcache_sim.load.workload import WorkloadSpec
+from ttlcache_sim.steps.hardware import HARDWARE
+from ttlcache_sim.steps.models import BYTES_PER_NUMBER, MODELS
+from ttlcache_sim.steps.profile import load_profile
 
 #: Of the arms of the simulator; the second one has ttlcache's defaults.
 ARM_NAMES = ("vllm", "adaptive")

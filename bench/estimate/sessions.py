@@ -11,10 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from bench.sim.load.readers import Reading, read_paths
-from bench.sim.load.traces import RecordedProgram, RecordedTurn
 from ttlcache.toolcalls.classes import tool_class
 from ttlcache.types import GapKey
+from ttlcache_sim.load.readers import Reading, read_paths
+from ttlcache_sim.load.traces import RecordedProgram, RecordedTurn
 
 #: Where a log has no times: seconds by class of tool, others `_OTHER_TOOL_S`.
 TOOL_S = {
@@ -75,7 +75,7 @@ class Sessions:
 def read_sessions(paths: Sequence[Path], console: Console) -> Sessions:
     """
     Raises:
-        bench.sim.load.traces.TraceError: a file that cannot be read, or no program.
+        ttlcache_sim.load.traces.TraceError: a file that cannot be read, or no program.
     """
 
     def tracked(logs: list[list[Path]]) -> Iterable[list[Path]]:

@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.sim.load.programs import poisson_arrivals
-from bench.sim.load.readers import read_programs
-from bench.sim.load.traces import DECODE_S_PER_TOKEN, RecordedTurn, TraceError
 from ttlcache.toolcalls import key_for_tool
 from ttlcache.types import FINAL_GAP, USER_GAP, USER_TOOL, GapKey
+from ttlcache_sim.load.programs import poisson_arrivals
+from ttlcache_sim.load.readers import read_programs
+from ttlcache_sim.load.traces import DECODE_S_PER_TOKEN, RecordedTurn, TraceError
 
 _NO_CALL = frozenset({USER_TOOL, "__format_error__", ""})
 _MASKED_ARGUMENT = re.compile(r"<arg>")

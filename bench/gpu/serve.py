@@ -14,9 +14,9 @@ from bench.gpu.stage import Json, Stage, Verdict
 from bench.serve import tiny_model
 from bench.serve.arms import play, serving
 from bench.serve.server import VLLMServer
-from bench.sim.load.programs import Program, Turn
-from bench.sim.metrics import TurnRecord, percentile
 from bench.tables import Check, at_most, equal
+from ttlcache_sim.load.programs import Program, Turn
+from ttlcache_sim.metrics import TurnRecord, percentile
 
 if TYPE_CHECKING:
     from bench.gpu.sizes import Beside, ServedAgents

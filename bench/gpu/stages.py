@@ -19,11 +19,11 @@ from bench.gpu.serve import serve, tokens
 from bench.gpu.stage import ROOT, Json, Stage, Verdict, read
 from bench.micro.transfer_cli import transfer
 from bench.serve import tiny_model
-from bench.sim.hardware import HARDWARE
-from bench.sim.models import MODELS
-from bench.sim.profile import Profile
-from bench.sim.steptime import Roofline
 from bench.tables import Check, at_most, equal
+from ttlcache_sim.steps.hardware import HARDWARE
+from ttlcache_sim.steps.models import MODELS
+from ttlcache_sim.steps.profile import Profile
+from ttlcache_sim.steps.steptime import Roofline
 
 
 def contract(stage: Stage) -> Verdict:

@@ -15,7 +15,7 @@ from lmcache.v1.distributed.api import ObjectKey
 
 from bench.lmcache.sim import SimResult, Simulation
 from bench.serve.replay import ReplayOptions, new_token_ids
-from bench.sim.load.programs import Program
+from ttlcache_sim.load.programs import Program
 
 
 class Oracle(Simulation):

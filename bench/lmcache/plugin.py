@@ -26,9 +26,9 @@ from bench.serve import tiny_model
 from bench.serve.arms import Arm, run_arm
 from bench.serve.lmcache_server import LMCacheOptions, LMCacheServer
 from bench.serve.replay import ReplayOptions, new_token_ids
+from bench.serve.scaled import SWE_BENCH, TraceScale, from_trace, synthetic
 from bench.serve.server import ServerOptions
-from bench.sim.load.programs import Program, Turn
-from bench.sim.load.scaled import SWE_BENCH, TraceScale, from_trace, synthetic
+from ttlcache_sim.load.programs import Program, Turn
 
 #: Floats a token, layer and half of the toy's KV: 4 KiB a token.
 _TOY_HIDDEN = 256

@@ -24,10 +24,10 @@ from lmcache.v1.distributed.config import EvictionConfig
 from lmcache.v1.distributed.eviction_policy import CreateEvictionPolicy
 
 from bench.serve.replay import ReplayOptions, new_token_ids
-from bench.sim.load.programs import Program
 from ttlcache.clock import VirtualClock
 from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.retention.l1_tier import Tier
+from ttlcache_sim.load.programs import Program
 
 _WATERMARK, _RATIO = 0.8, 0.2  # LMCache's defaults
 

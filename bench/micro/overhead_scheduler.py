@@ -33,9 +33,9 @@ from typing import Any
 from rich.console import Console
 from vllm.utils.gc_utils import freeze_gc_heap
 
-from bench.sim import idle_connector
-from bench.sim.harness import EngineHarness, EngineSpec
 from bench.tables import table
+from ttlcache_sim import idle_connector
+from ttlcache_sim.harness import EngineHarness, EngineSpec
 
 RUNNING, WAITING = 256, 1000
 EACH = 3

@@ -23,11 +23,11 @@ from bench.report.grid_spec import (
     points,
 )
 from bench.sim import run
-from bench.sim.load.workload import build
-from bench.sim.metrics import percentile
 from bench.sim.rivals.arms import parse_arms
 from bench.sim.settings import Cell, CellResult
 from bench.tables import table
+from ttlcache_sim.load.workload import build
+from ttlcache_sim.metrics import percentile
 
 _DIGITS = 6
 #: Options that change no number, or are told another way.

@@ -24,10 +24,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.command import CellRuns, one_of, option
-from bench.sim.load.workload import WorkloadSpec, build
-from bench.sim.models import MODELS
 from bench.sim.rivals.arms import ARMS, Arm
 from bench.sim.settings import Cell, EngineSetting
+from ttlcache_sim.load.workload import WorkloadSpec, build
+from ttlcache_sim.steps.models import MODELS
 
 SYNTHETIC = ("swe", "bfcl", "openhands")
 TRACES = ("tb_mini_swe_agent", "weka_claude_code", "sweagent_java")

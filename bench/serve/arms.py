@@ -12,9 +12,9 @@ from bench.serve.replay import Failure, ReplayOptions, ReplayResult, replay
 from bench.serve.server import SampleKey, ServerOptions, VLLMServer, by_label, total
 from bench.serve.tier_server import TierServer
 from bench.serve.tiny_model import DEFAULT_SHAPE
-from bench.sim.load.programs import Program
-from bench.sim.metrics import Summary, TurnRecord, summarize
 from ttlcache_connector.lmcache_server.launch import TierOptions
+from ttlcache_sim.load.programs import Program
+from ttlcache_sim.metrics import Summary, TurnRecord, summarize
 
 #: The first requests of a server compile kernels; these lengths warm them up.
 _WARM_UP_PROMPT_TOKENS = (64, 3000)

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 
 from bench.serve.tiny_model import DEFAULT_SHAPE
-from bench.sim.load.programs import Program, Turn
-from bench.sim.metrics import TurnRecord
+from ttlcache_sim.load.programs import Program, Turn
+from ttlcache_sim.metrics import TurnRecord
 
 #: Token ids below this are the tokenizer's special tokens.
 FIRST_TOKEN_ID = 5

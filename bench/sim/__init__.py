@@ -1,1 +1,1 @@
-"""The neutral bench: vLLM's own scheduler and our connector in virtual time."""
+"""Rivals, sweeps and fleets on the simulator (`ttlcache_sim`)."""

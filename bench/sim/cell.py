@@ -10,26 +10,26 @@ from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
-from bench.sim.checks import check
-from bench.sim.engine import Simulation
-from bench.sim.hardware import HARDWARE
-from bench.sim.harness import EngineHarness, EngineSpec
-from bench.sim.load.agents import Agent, RequestFactory
-from bench.sim.load.reshape import mean_context
-from bench.sim.load.workload import Workload, build
-from bench.sim.metrics import Steady, steady
-from bench.sim.models import MODELS
-from bench.sim.recorder import Recorder
 from bench.sim.rivals.arms import own_file
-from bench.sim.rivals.gates import Gate, controller_of
 from bench.sim.settings import Cell, CellResult
-from bench.sim.tiers import link
-from bench.sim.tiers.lookups import remember_lookups
-from bench.sim.tiers.offload import parse_offload
-from bench.sim.tiers.policy import tiered
-from bench.sim.tiers.store import TierStore
 from ttlcache.clock import VirtualClock, stopwatch_s, use_clock
 from ttlcache_connector.connector import TTLConnector, find_connector
+from ttlcache_sim.checks import check
+from ttlcache_sim.engine import Simulation
+from ttlcache_sim.gates import Gate, controller_of
+from ttlcache_sim.harness import EngineHarness, EngineSpec
+from ttlcache_sim.load.agents import Agent, RequestFactory
+from ttlcache_sim.load.reshape import mean_context
+from ttlcache_sim.load.workload import Workload, build
+from ttlcache_sim.metrics import Steady, steady
+from ttlcache_sim.recorder import Recorder
+from ttlcache_sim.steps.hardware import HARDWARE
+from ttlcache_sim.steps.models import MODELS
+from ttlcache_sim.tiers import link
+from ttlcache_sim.tiers.lookups import remember_lookups
+from ttlcache_sim.tiers.offload import parse_offload
+from ttlcache_sim.tiers.policy import tiered
+from ttlcache_sim.tiers.store import TierStore
 
 _SCHEDULER = "ttlcache_connector.scheduler.TTLScheduler"
 

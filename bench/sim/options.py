@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from bench.command import CellRuns, one_of, option
 from bench.sim.fleet.routing import ROUTERS
-from bench.sim.hardware import HARDWARE
-from bench.sim.load.feed import parse_loop
-from bench.sim.load.workload import WorkloadSpec
-from bench.sim.models import MODELS
 from bench.sim.rivals.arms import Arm, parse_arms
 from bench.sim.settings import Cell, EngineSetting, FleetSetting
-from bench.sim.tiers.offload import parse_offload
+from ttlcache_sim.load.feed import parse_loop
+from ttlcache_sim.load.workload import WorkloadSpec
+from ttlcache_sim.steps.hardware import HARDWARE
+from ttlcache_sim.steps.models import MODELS
+from ttlcache_sim.tiers.offload import parse_offload
 
 DEFAULT_ARMS = "vllm,program-fcfs,static-ttl,cachettl,adaptive"
 

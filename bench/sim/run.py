@@ -150,9 +150,10 @@ def _file_hash(path: Path) -> str:
 def source_hash() -> str:
     """Of all that runs."""
     core = Path(ttlcache.__file__).parent
-    # Found without importing it: that would import vLLM.
-    adapter = core.parent / "connector" / "ttlcache_connector"
-    folders = (core, adapter, Path(__file__).parent)
+    # Found without importing them: that would import vLLM.
+    names = ("ttlcache_connector", "ttlcache_sim")
+    beside = [core.parent / "connector" / name for name in names]
+    folders = (core, *beside, Path(__file__).parent)
     digest = hashlib.sha256()
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(f"{path.name}\0".encode() + path.read_bytes())

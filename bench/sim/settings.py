@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.command import option
-from bench.sim.hardware import HARDWARE
-from bench.sim.load.workload import WorkloadSpec
-from bench.sim.models import MODELS
-from bench.sim.profile import load_profile
 from bench.sim.rivals.arms import Arm
-from bench.sim.steptime import Roofline, StepTime
+from ttlcache_sim.load.workload import WorkloadSpec
+from ttlcache_sim.steps.hardware import HARDWARE
+from ttlcache_sim.steps.models import MODELS
+from ttlcache_sim.steps.profile import load_profile
+from ttlcache_sim.steps.steptime import Roofline, StepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class EngineSetting:
     repeat_output: whether prompts hold earlier outputs, or other text in their place.
     profile: step times of a real server, in place of the hardware's roofline.
     decode_stride: most steps that one call of `schedule()` stands for; the results
-        are the same whatever it is (`bench.sim.strides.stride`).
+        are the same whatever it is (`ttlcache_sim.strides.stride`).
     """
 
     hardware: str = option("a100-80", "a100-80, h100, h200 or b200.")
@@ -84,7 +84,7 @@ class Cell:
 class CellResult:
     """metrics: deterministic. wall: seconds of this machine, never compared.
 
-    steady: `bench.sim.metrics.Steady` as a dict, without warm-up and drain.
+    steady: `ttlcache_sim.metrics.Steady` as a dict, without warm-up and drain.
     """
 
     metrics: dict[str, Any]

@@ -1,1 +1,1 @@
-"""The vLLM side of ttlcache: the only Python that sees vllm and torch."""
+"""The vLLM side of ttlcache: on a server the only Python that sees vllm and torch."""

@@ -1,4 +1,4 @@
-"""Small logs in the shape of every format that `bench.sim.load.readers` knows.
+"""Small logs in the shape of every format that `ttlcache_sim.load.readers` knows.
 
 Each is one agent with three turns: prompts of 1000, 1100 and 1300 tokens where the
 format counts them, outputs of 50, 60 and 70; `pytest` runs for 4 s, then a file is read

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.sim.metrics import TurnRecord
+from ttlcache_sim.metrics import TurnRecord
 
 
 def served(

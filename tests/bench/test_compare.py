@@ -18,10 +18,10 @@ from bench.compare.demo import DemoOptions
 from bench.compare.rounds import in_turn
 from bench.serve.arms import ArmResult, EngineCounters, above
 from bench.serve.replay import Failure
-from bench.sim.load.scaled import longest_context
-from bench.sim.metrics import TurnRecord, summarize
+from bench.serve.scaled import longest_context
 from tests.bench.samples import served
 from ttlcache_connector.lmcache_server.launch import TierOptions
+from ttlcache_sim.metrics import TurnRecord, summarize
 
 NO_PINS = EngineCounters(100, 40, 2.0, 4, 0, {}, 0, 0, 0)
 EXTRA = "kv_connector_extra_config"

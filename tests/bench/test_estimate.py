@@ -18,10 +18,10 @@ from bench.estimate.plan import EstimateOptions, plan_of, rates_of
 from bench.estimate.sessions import MAX_GAP_S, Sessions, read_sessions, save_trace
 from bench.estimate.verdict import Load, Outcome, rows, verdict
 from bench.ratios import Interval
-from bench.sim.load.traces import RecordedProgram
-from bench.sim.load.workload import recorded_programs
 from tests.bench import log_samples as samples
 from tests.bench.samples import recorded, write_trace
+from ttlcache_sim.load.traces import RecordedProgram
+from ttlcache_sim.load.workload import recorded_programs
 
 QUIET = Console(quiet=True)
 

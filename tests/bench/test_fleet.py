@@ -13,8 +13,8 @@ from bench.compare.fleet import report
 from bench.compare.fleet.arms import ARMS, Death, FleetOptions, FleetResult
 from bench.serve.arms import EngineCounters
 from bench.serve.replay import Failure
-from bench.sim.metrics import TurnRecord, compare_outputs, summarize
 from tests.bench.samples import served
+from ttlcache_sim.metrics import TurnRecord, compare_outputs, summarize
 
 ENGINE = EngineCounters(
     1000, 400, 2.0, 4, 0, {}, 0, 0, 0, {}, {"cpu": 96}, lower_tier_hits=100

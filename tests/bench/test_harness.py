@@ -13,7 +13,7 @@ import pytest
 from bench.compare import harness
 from bench.compare.harness import read_metrics, rows
 from bench.compare.harness_clients import HARNESSES, Load
-from bench.sim.load.programs import Program, Turn
+from ttlcache_sim.load.programs import Program, Turn
 
 #: What each wrote, without most of what is not read; and one number of it.
 CAPTURED = json.loads((Path(__file__).parent / "harness_results.json").read_text())

@@ -8,7 +8,7 @@ pytest.importorskip("lmcache")
 
 from bench.lmcache.plugin import PluginArmResult
 from bench.lmcache.sim import EnginePool, Simulation
-from bench.sim.load.programs import Program, Turn
+from ttlcache_sim.load.programs import Program, Turn
 
 CHUNK = 64
 ARMS = ("LRU", "ARC", "ttl")

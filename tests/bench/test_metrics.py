@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from bench.sim import metrics
-from bench.sim.metrics import TurnRecord
 from tests.bench.samples import served
+from ttlcache_sim import metrics
+from ttlcache_sim.metrics import TurnRecord
 
 
 def turn(

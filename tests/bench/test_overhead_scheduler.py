@@ -16,8 +16,8 @@ from bench.micro.overhead_scheduler import (
     print_table,
     to_json,
 )
-from bench.sim import idle_connector
-from bench.sim.idle_connector import IdleConnector
+from ttlcache_sim import idle_connector
+from ttlcache_sim.idle_connector import IdleConnector
 
 RUNNING, WAITING = 6, 8
 

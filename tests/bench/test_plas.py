@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from bench.sim.harness import EngineHarness, EngineSpec
 from bench.sim.rivals.arms import ARMS
 from bench.sim.rivals.plas import Attained, PlasGate, level_of
 from ttlcache.clock import VirtualClock, use_clock
+from ttlcache_sim.harness import EngineHarness, EngineSpec
 
 
 @pytest.mark.parametrize(

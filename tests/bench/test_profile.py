@@ -13,7 +13,10 @@ pytest.importorskip("vllm")
 from bench.compare import validate
 from bench.compare.validate import Compared, Runs, ValidateOptions
 from bench.sim.options import SimOptions, cells_of
-from bench.sim.profile import (
+from bench.sim.rivals.arms import parse_arms
+from bench.sim.run import _file_hash, cell_key
+from bench.sim.settings import EngineSetting
+from ttlcache_sim.steps.profile import (
     MAX_STEP_ERROR,
     LoggedStep,
     Profile,
@@ -22,9 +25,6 @@ from bench.sim.profile import (
     load_profile,
     read_steps,
 )
-from bench.sim.rivals.arms import parse_arms
-from bench.sim.run import _file_hash, cell_key
-from bench.sim.settings import EngineSetting
 
 TRUE = Profile(0.01, 2e-4, 3e-8, 1e-7)
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from bench.sim.load.readers import READERS, read_paths, read_programs
-from bench.sim.load.traces import RecordedProgram, TraceError
-from bench.sim.load.workload import WorkloadSpec, build
 from tests.bench import log_samples as samples
 from tests.bench.samples import recorded, write_trace
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache.testing.fake_engine import FakeEngine
+from ttlcache_sim.load.readers import READERS, read_paths, read_programs
+from ttlcache_sim.load.traces import RecordedProgram, TraceError
+from ttlcache_sim.load.workload import WorkloadSpec, build
 
 #: New prompt tokens, output tokens, tool or program of the shell, seconds.
 Row = tuple[int, int, str | None, float | None]

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from bench.serve.replay import ReplayOptions, ReplayResult, new_token_ids, replay_with
-from bench.sim.load.programs import Program, Turn
-from bench.sim.metrics import TurnRecord, by_program
 from tests.bench.fake_server import FakeServer
+from ttlcache_sim.load.programs import Program, Turn
+from ttlcache_sim.metrics import TurnRecord, by_program
 
 AGENT = Program(
     "agent", 0.0, (Turn(6, 3, "pytest", 0.05), Turn(4, 2, "ls", 0.0), Turn(3, 2, "", 0))

@@ -12,12 +12,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from bench.sim import cell as cell_module
 from bench.sim.cell import run_cell
-from bench.sim.checks import SimulationError
-from bench.sim.load.workload import WorkloadSpec
 from bench.sim.rivals.arms import ARMS, parse_arms
-from bench.sim.rivals.gates import Gate
 from bench.sim.settings import Cell, EngineSetting
-from bench.sim.strides import stride as stride_module
+from ttlcache_sim.checks import SimulationError
+from ttlcache_sim.gates import Gate
+from ttlcache_sim.load.workload import WorkloadSpec
+from ttlcache_sim.strides import stride as stride_module
 
 ENGINE = EngineSetting(blocks=2_000, max_num_batched_tokens=1024)
 LOAD = WorkloadSpec(
@@ -92,7 +92,7 @@ def test_a_stride_that_vllm_schedules_otherwise_is_an_error(monkeypatch):
 
 ARM_FILE = """
 from bench.sim.rivals.arms import Arm
-from bench.sim.rivals.gates import Gate
+from ttlcache_sim.gates import Gate
 
 class Slow(Gate):
     def arrive(self, agent, now_s):

@@ -15,8 +15,6 @@ pytest.importorskip("vllm")
 from bench.cli import app
 from bench.sim import cell as cell_module
 from bench.sim.cell import run_cell
-from bench.sim.checks import SimulationError
-from bench.sim.engine import Simulation
 from bench.sim.fleet import cell as fleet_cell_module
 from bench.sim.fleet.cell import run_fleet
 from bench.sim.fleet.fleet import Replica
@@ -28,13 +26,15 @@ from bench.sim.fleet.routing import (
     Session,
     Sticky,
 )
-from bench.sim.load.agents import Agent
-from bench.sim.load.feed import Feed, Loop, parse_loop
-from bench.sim.load.programs import Program, Turn
-from bench.sim.load.workload import Workload, WorkloadSpec, build
 from bench.sim.rivals.arms import parse_arms
 from bench.sim.settings import Cell, EngineSetting, FleetSetting
 from tests.commands import output_of
+from ttlcache_sim.checks import SimulationError
+from ttlcache_sim.engine import Simulation
+from ttlcache_sim.load.agents import Agent
+from ttlcache_sim.load.feed import Feed, Loop, parse_loop
+from ttlcache_sim.load.programs import Program, Turn
+from ttlcache_sim.load.workload import Workload, WorkloadSpec, build
 
 ENGINE = EngineSetting(blocks=1_000, max_num_batched_tokens=1024)
 LOAD = WorkloadSpec(

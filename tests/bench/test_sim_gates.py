@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from bench.sim.load.agents import Agent
-from bench.sim.load.programs import Program, Turn
 from bench.sim.rivals.mori import MoriGate
 from bench.sim.rivals.oracle import OracleGate
 from bench.sim.rivals.session_lease import FORCE_S, LEASE_S, SessionLeaseGate
 from bench.sim.rivals.thunderagent import FORCE_RESUME_S, ThunderAgentGate
+from ttlcache_sim.load.agents import Agent
+from ttlcache_sim.load.programs import Program, Turn
 
 
 def _agent(index: int, tokens: int, turns: int = 3) -> Agent:

@@ -7,20 +7,26 @@ import statistics
 
 import pytest
 
-from bench.sim.hardware import Hardware
-from bench.sim.load.gap_mix import GapMix, Tool
-from bench.sim.load.programs import Moments
-from bench.sim.load.shapes import BFCL_TOOLS, SWE_TOOLS
-from bench.sim.models import MODELS, Model
-from bench.sim.steptime import MBU, MFU, OVERHEAD_S, TP_EFFICIENCY, Roofline
-from bench.sim.tiers.link import use_tiers
-from bench.sim.tiers.offload import Offload, parse_offload
-from bench.sim.tiers.policy import TierAware, TierAwareOptions
-from bench.sim.tiers.store import LINK_EFFICIENCY, LINK_LATENCY_S, Link, Tier, TierStore
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.policies.base import View
 from ttlcache.types import GapKey, TurnFacts
+from ttlcache_sim.load.gap_mix import GapMix, Tool
+from ttlcache_sim.load.programs import Moments
+from ttlcache_sim.load.shapes import BFCL_TOOLS, SWE_TOOLS
+from ttlcache_sim.steps.hardware import Hardware
+from ttlcache_sim.steps.models import MODELS, Model
+from ttlcache_sim.steps.steptime import MBU, MFU, OVERHEAD_S, TP_EFFICIENCY, Roofline
+from ttlcache_sim.tiers.link import use_tiers
+from ttlcache_sim.tiers.offload import Offload, parse_offload
+from ttlcache_sim.tiers.policy import TierAware, TierAwareOptions
+from ttlcache_sim.tiers.store import (
+    LINK_EFFICIENCY,
+    LINK_LATENCY_S,
+    Link,
+    Tier,
+    TierStore,
+)
 
 TOY_GPU = Hardware("toy", flops=1e12, hbm=1e11, link=1e9, ssd_read=2e8, ssd_write=1e8)
 TOY = Model("toy", 1e9, layers=10, heads=8, kv_heads=2, head_dim=64, max_tokens=8192)

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from bench.sim.load.feed import Loop
-from bench.sim.load.gap_mix import GapMix
-from bench.sim.load.programs import Program, Turn, poisson_arrivals
-from bench.sim.load.reshape import fit_context, mean_context
-from bench.sim.load.scaled import OUTPUT_SHARE, SCALED_TOOLS, SWE_BENCH, synthetic
-from bench.sim.load.shapes import SHAPES
-from bench.sim.load.workload import WorkloadSpec, build
+from bench.serve.scaled import OUTPUT_SHARE, SCALED_TOOLS, SWE_BENCH, synthetic
 from tests.bench.samples import recorded, write_trace
+from ttlcache_sim.load.feed import Loop
+from ttlcache_sim.load.gap_mix import GapMix
+from ttlcache_sim.load.programs import Program, Turn, poisson_arrivals
+from ttlcache_sim.load.reshape import fit_context, mean_context
+from ttlcache_sim.load.shapes import SHAPES
+from ttlcache_sim.load.workload import WorkloadSpec, build
 
 SWE = WorkloadSpec("swe", programs=400, rate=0.1, seed=3)
 

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench.sim.load.programs import Program, Turn
-from bench.sim.load.scaled import longest_context
+from bench.serve.scaled import longest_context
 from bench.stress.soak import report
 from bench.stress.soak.agents import AgentOptions, Fleet
 from bench.stress.soak.options import SoakOptions
@@ -33,6 +32,7 @@ from bench.stress.soak.watch import (
 )
 from bench.tables import checks_table
 from tests.bench.fake_server import FakeServer
+from ttlcache_sim.load.programs import Program, Turn
 
 PROGRAM = Program("p", 0.0, (Turn(6, 3, "pytest", 0.0), Turn(4, 2, "", 0.0)))
 OPTIONS = SoakOptions(agents=4)

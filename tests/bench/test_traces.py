@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from bench.gaps.traces import DECODE_S_PER_TOKEN, gap_key, read_gaps
-from bench.sim.load.programs import Program
-from bench.sim.load.scaled import TraceScale, from_trace
-from bench.sim.load.traces import RecordedTurn, TraceError
+from bench.serve.scaled import TraceScale, from_trace
 from tests.bench.samples import recorded, write_trace
 from ttlcache.types import FINAL_GAP, USER_GAP, GapKey
+from ttlcache_sim.load.programs import Program
+from ttlcache_sim.load.traces import RecordedTurn, TraceError
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 

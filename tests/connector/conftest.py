@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from bench.sim.harness import EngineHarness, EngineSpec
 from tests.connector.fake_tier import FakeTier
 from tests.connector.injection import InjectedError
 from ttlcache.clock import VirtualClock, use_clock
 from ttlcache_connector.role import build
 from ttlcache_connector.role.invariants import violations
+from ttlcache_sim.harness import EngineHarness, EngineSpec
 
 OUR_LOGGERS = ("vllm.ttlcache_connector", "ttlcache")
 HOLD_5S = {"policy": "fixed", "policy_options": {"ttl_s": 5.0}}

@@ -12,7 +12,6 @@ import psutil
 import pytest
 from vllm.lora.request import LoRARequest
 
-from bench.sim.harness import EngineSpec
 from tests.connector.fake_tier import extra
 from tests.e2e.tier_bytes.worker import (
     CHUNK_BYTES,
@@ -30,6 +29,7 @@ from ttlcache_connector.blocks import expired
 from ttlcache_connector.tiers.cpu import budget, stores, worker
 from ttlcache_connector.tiers.cpu.index import StoredTurn
 from ttlcache_connector.tiers.cpu.messages import CopyReport
+from ttlcache_sim.harness import EngineSpec
 
 
 @pytest.fixture

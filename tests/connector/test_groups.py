@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from vllm.v1.structured_output import StructuredOutputManager
 
-from bench.sim.harness import EngineSpec, build_kv_cache_config, build_vllm_config
 from tests.connector.conftest import HOLD_5S, HOLD_ALL, begin, free, pinned, start
+from ttlcache_sim.harness import EngineSpec, build_kv_cache_config, build_vllm_config
 
 
 def pin_others(engine, count):

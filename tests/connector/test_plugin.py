@@ -11,13 +11,13 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from bench.sim.harness import EngineHarness, EngineSpec, build_vllm_config
 from tests.connector.conftest import VLLM_OWN
 from tests.connector.test_vllm_options import TTL, multi
 from ttlcache.errors import ConfigError, UnsupportedEngineError
 from ttlcache_connector import plugin
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.engine import requirements
+from ttlcache_sim.harness import EngineHarness, EngineSpec, build_vllm_config
 
 
 @pytest.mark.parametrize(

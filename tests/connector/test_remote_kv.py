@@ -16,7 +16,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from bench.sim.harness import EngineSpec
 from tests.connector.conftest import (
     HOLD_5S,
     HOLD_ALL,
@@ -28,6 +27,7 @@ from tests.connector.conftest import (
 )
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.plugin import SYNC_SCHEDULER
+from ttlcache_sim.harness import EngineSpec
 
 NAME = "TestLoadingConnector"
 

@@ -12,12 +12,12 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from bench.serve.tiny_model import build
-from bench.sim import harness
 from tests.connector.conftest import pinned, totals
 from tests.waiting import becomes
 from ttlcache.types import GapKey
 from ttlcache_connector.engine.tool_reader import OutputReader, VLLMParser
 from ttlcache_connector.plugin import _name_tool_parser
+from ttlcache_sim import harness
 
 PATIENCE_S = 300.0
 

@@ -25,12 +25,12 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.request import Request
 
-from bench.sim.harness import EngineSpec, build_vllm_config
 from tests.connector.conftest import HOLD_5S, VLLM_OWN, pinned, totals
 from ttlcache.errors import ConfigError
 from ttlcache_connector import plugin, vllm_options
 from ttlcache_connector.engine import requirements
 from ttlcache_connector.scheduler import TTLScheduler
+from ttlcache_sim.harness import EngineSpec, build_vllm_config
 
 TTL = {"kv_connector": "TTLConnector", "kv_role": "kv_both"}
 OTHER = {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"}

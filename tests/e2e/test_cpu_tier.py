@@ -72,7 +72,7 @@ def test_resets_and_new_weights_beside_another_connector(tiny_model, tmp_path):
     extra = HOLD | CPU | {"policy_options": {"ttl_s": 0.05}, "demote": "on-expiry"}
     ours = {"kv_connector": "TTLConnector", "kv_connector_extra_config": extra}
     other = {"kv_connector": "IdleConnector"}
-    other["kv_connector_module_path"] = "bench.sim.idle_connector"
+    other["kv_connector_module_path"] = "ttlcache_sim.idle_connector"
     children = [child | {"kv_role": "kv_both"} for child in (ours, other)]
     with start_server(
         tiny_model,

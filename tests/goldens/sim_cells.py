@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.sim.cell import run_cell
-from bench.sim.load.workload import WorkloadSpec
 from bench.sim.rivals.arms import ARMS
 from bench.sim.settings import Cell, CellResult, EngineSetting
+from ttlcache_sim.load.workload import WorkloadSpec
 
 PATH = Path(__file__).parent / "sim.json"
 

@@ -16,8 +16,8 @@ from bench.compare.fleet.front import Front
 from bench.compare.fleet.router import Router
 from bench.serve.arms import EngineCounters, read_engine, warm_up
 from bench.serve.replay import Failure, ReplayOptions, replay
-from bench.sim.load.programs import Program
-from bench.sim.metrics import Summary, TurnRecord, by_program, summarize
+from ttlcache_sim.load.programs import Program
+from ttlcache_sim.metrics import Summary, TurnRecord, by_program, summarize
 
 #: As many as the OpenAI client makes after a few more failures than usual: a replica
 #: that is killed is answered for within seconds.

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from bench.compare.fleet.arms import ROUND_ROBIN, WITH_TIER, FleetResult
 from bench.compare.report import problems_of
-from bench.sim.metrics import OutputComparison, by_program, compare_outputs
 from bench.tables import table
+from ttlcache_sim.metrics import OutputComparison, by_program, compare_outputs
 
 _COLUMNS = (
     "routing",

@@ -7,10 +7,10 @@ import statistics
 from itertools import accumulate
 from typing import Any
 
-from bench.sim.load.gap_mix import GapMix
-from bench.sim.load.shapes import SHAPES
-from bench.sim.load.workload import WorkloadSpec, build
-from bench.sim.metrics import percentile
+from ttlcache_sim.load.gap_mix import GapMix
+from ttlcache_sim.load.shapes import SHAPES
+from ttlcache_sim.load.workload import WorkloadSpec, build
+from ttlcache_sim.metrics import percentile
 
 Row = dict[str, Any]
 #: Steps that enough of the programs make.

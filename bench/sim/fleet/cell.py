@@ -14,15 +14,15 @@ from bench.sim.cell import (
     no_gc,
     request_factory,
 )
-from bench.sim.checks import check_engine, check_turns, raise_broken
 from bench.sim.fleet.fleet import Fleet, Replica, load_imbalance
 from bench.sim.fleet.routing import ROUTERS, Seen
-from bench.sim.load.workload import Workload, build
-from bench.sim.recorder import Recorder, merged
-from bench.sim.rivals.gates import Gate
 from bench.sim.settings import Cell, CellResult
 from ttlcache.clock import VirtualClock, use_clock
 from ttlcache_connector.connector import TTLConnector
+from ttlcache_sim.checks import check_engine, check_turns, raise_broken
+from ttlcache_sim.gates import Gate
+from ttlcache_sim.load.workload import Workload, build
+from ttlcache_sim.recorder import Recorder, merged
 
 
 def run_fleet(cell: Cell) -> CellResult:

@@ -14,12 +14,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.sim.checks import SimulationError
-from bench.sim.engine import Simulation
-from bench.sim.events import EventQueue
 from bench.sim.fleet.routing import Router, Seen
-from bench.sim.load.agents import Agent
-from bench.sim.load.workload import Workload
+from ttlcache_sim.checks import SimulationError
+from ttlcache_sim.engine import Simulation
+from ttlcache_sim.events import EventQueue
+from ttlcache_sim.load.agents import Agent
+from ttlcache_sim.load.workload import Workload
 
 #: Of replicas with a router that looks at all of them: how far one may be ahead.
 MAX_LEAD_S = 0.25

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from bench.sim.load.agents import Agent
+    from ttlcache_sim.load.agents import Agent
 
 CACHE_THRESHOLD = 0.3
 BALANCE_ABS_THRESHOLD = 64

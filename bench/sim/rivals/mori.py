@@ -29,13 +29,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bench.sim.load.agents import Agent
-from bench.sim.rivals.gates import Gate, controller_of
 from bench.sim.settings import Cell
-from bench.sim.tiers.link import current_store
 from ttlcache.clock import default_clock
 from ttlcache.retention.pins import PinTable
 from ttlcache_connector.connector import TTLConnector
+from ttlcache_sim.gates import Gate, controller_of
+from ttlcache_sim.load.agents import Agent
+from ttlcache_sim.tiers.link import current_store
 
 TICK_S = 5.0
 CYCLES = 5

@@ -14,18 +14,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bench.sim.rivals.ablations import cost_if_tier_keeps_all
-from bench.sim.rivals.gates import Gate
 from ttlcache.estimators.costs import RebuildCost
 from ttlcache.policies.adaptive import Adaptive, Terms
 from ttlcache.policies.base import View
 from ttlcache.policies.cachettl import bounded
 from ttlcache.scheduling.ordering import Ordering, PriorityKey, QueuedTurn
 from ttlcache.types import Rank, TurnFacts
+from ttlcache_sim.gates import Gate
 
 if TYPE_CHECKING:  # they import vLLM, or the arms, and the policy does not
-    from bench.sim.load.agents import Agent
     from bench.sim.settings import Cell
     from ttlcache_connector.connector import TTLConnector
+    from ttlcache_sim.load.agents import Agent
 
 
 #: By trial: 0.5 lets too many in, 1.0 too few.

@@ -17,8 +17,8 @@ import psutil
 
 from bench.serve.replay import ReplayOptions, replay
 from bench.serve.server import VLLMServer, parse_metrics, total
-from bench.sim.load.programs import Program, Turn
 from bench.stress.soak.watch import descendants, rss_mib
+from ttlcache_sim.load.programs import Program, Turn
 
 WORKERS = 16
 #: Every so many sessions one has an id of a megabyte.

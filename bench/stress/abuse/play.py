@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.sim.harness import EngineHarness, EngineSpec
 from bench.stress.abuse.patterns import VOCAB, Asked, Pattern
 from ttlcache.clock import VirtualClock, use_clock
 from ttlcache_connector.role.parts import SchedulerRole
+from ttlcache_sim.harness import EngineHarness, EngineSpec
 
 MAX_STEPS = 5_000_000
 

@@ -15,10 +15,10 @@ from bench.serve.replay import (
 )
 from bench.serve.server import VLLMServer
 from bench.serve.tiny_model import DEFAULT_SHAPE
-from bench.sim.load.programs import Program, Turn
-from bench.sim.metrics import jct_s
 from bench.stress.abuse.patterns import Asked, Pattern, Sent
 from bench.stress.abuse.play import Waits
+from ttlcache_sim.load.programs import Program, Turn
+from ttlcache_sim.metrics import jct_s
 
 #: A head start of the clients: the server is full when the first agent comes.
 WARM_UP_S = 5.0

@@ -21,8 +21,8 @@ from bench.serve.replay import (
     streamed,
     streaming,
 )
-from bench.sim.load.programs import Program, Turn
 from bench.stress.soak.requests import JUNK, STYLES, Tally, identify
+from ttlcache_sim.load.programs import Program, Turn
 
 #: Tokens of the system prompt that half of the programs share with others.
 SHARED_TOKENS = 96

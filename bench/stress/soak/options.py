@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.command import Folders, option
+from bench.serve.scaled import SWE_BENCH, synthetic
 from bench.serve.server import ServerOptions
-from bench.sim.load.programs import Program
-from bench.sim.load.scaled import SWE_BENCH, synthetic
 from bench.stress.soak.agents import ABORT_EXTRA_TOKENS, SHARED_TOKENS
 from bench.stress.soak.watch import PROBE_VARIABLE
 from ttlcache_connector.plugin import SYNC_SCHEDULER
 from ttlcache_connector.role.steps import CHECK_INVARIANTS
+from ttlcache_sim.load.programs import Program
 
 _PROGRAMS = 240
 _MEAN_CONTEXT_TOKENS = 1_200

@@ -10,11 +10,11 @@ from typing import Any
 from rich.table import Table
 
 from bench.command import versions
-from bench.sim.metrics import percentile
 from bench.stress.soak.options import SoakOptions
 from bench.stress.soak.requests import Tally
 from bench.stress.soak.watch import MAX_NEW_LINES, Watch, growth_mib
 from bench.tables import Check, equal, table
+from ttlcache_sim.metrics import percentile
 
 #: What a process may grow by after the warm-up, and what ttlcache's own objects in the
 #: engine core may hold at any time.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.serve.replay import Answer
-from bench.sim.load.programs import Turn
+from ttlcache_sim.load.programs import Turn
 
 #: How a program says who it is; "prefix" says nothing.
 STYLES = ("hints", "wishes", "continuum", "session", "prefix")

@@ -19,7 +19,6 @@ from bench.command import write_json
 from bench.serve import tiny_model
 from bench.serve.replay import connect
 from bench.serve.server import VLLMServer, by_label, total
-from bench.sim.load.programs import Program
 from bench.stress.soak import report
 from bench.stress.soak.agents import AgentOptions, Fleet
 from bench.stress.soak.options import MAX_TTL_S, SoakOptions
@@ -27,6 +26,7 @@ from bench.stress.soak.report import Ending, SoakResult
 from bench.stress.soak.requests import Tally
 from bench.stress.soak.watch import Sample, Watch, read_probe, watch
 from bench.tables import checks_table
+from ttlcache_sim.load.programs import Program
 
 #: How long the end may take beyond the longest TTL, and a reset: the engine must go
 #: idle.

@@ -11,17 +11,17 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-from bench.sim.harness import (
-    EngineHarness,
-    EngineSpec,
-    build_vllm_config,
-    next_tokens,
-)
 from bench.stress.wedge.loading import Elsewhere, HostCopies, fill
 from bench.stress.wedge.spec import RandomEngine
 from ttlcache.clock import VirtualClock
 from ttlcache_connector.role.invariants import violations
 from ttlcache_connector.tiers.base import TierMetadata
+from ttlcache_sim.harness import (
+    EngineHarness,
+    EngineSpec,
+    build_vllm_config,
+    next_tokens,
+)
 
 #: Steps in a row in which nothing ran although something waited: a wedge.
 WEDGE_STEPS = 3

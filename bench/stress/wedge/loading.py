@@ -20,10 +20,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from bench.sim.idle_connector import IdleConnector, register_connectors
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.tiers.base import TierMetadata
 from ttlcache_connector.tiers.cpu.messages import CopyOrders, CopyReport
+from ttlcache_sim.idle_connector import IdleConnector, register_connectors
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks

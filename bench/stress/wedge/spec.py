@@ -9,7 +9,6 @@ from typing import Any
 import vllm
 from packaging.version import Version
 
-from bench.sim.harness import EngineSpec
 from bench.sim.rivals import published
 from bench.stress.wedge import loading
 from bench.stress.wedge.loading import Loads
@@ -17,6 +16,7 @@ from ttlcache import policies
 from ttlcache.config import PROGRAM_ORDERINGS
 from ttlcache.policies.adaptive import Adaptive
 from ttlcache_connector.plugin import ASYNC_SCHEDULER, SYNC_SCHEDULER
+from ttlcache_sim.harness import EngineSpec
 
 
 class EagerAdaptive(Adaptive):

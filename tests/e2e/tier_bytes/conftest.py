@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from bench.serve.tier_server import TierServer
-from bench.sim.harness import EngineSpec
 from tests.e2e.tier_bytes.worker import BLOCK, CHUNK_BYTES, WAIT_S, Worker
 from ttlcache.transfer import reference
 from ttlcache_connector.lmcache_server.launch import TierOptions
 from ttlcache_connector.tiers.lmcache import client
+from ttlcache_sim.harness import EngineSpec
 
 
 @pytest.fixture(scope="module")

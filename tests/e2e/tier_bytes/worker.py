@@ -17,10 +17,10 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 
-from bench.sim.harness import EngineHarness, EngineSpec, build_kv_cache_config
 from ttlcache.types import ReleaseMode, Urgency
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.role.invariants import violations
+from ttlcache_sim.harness import EngineHarness, EngineSpec, build_kv_cache_config
 
 BLOCK = 16
 HEADS, CONTENT = 2, 64

@@ -1,0 +1,68 @@
+"""vLLM's own log of requests: `--enable-log-requests`, with its prompts.
+
+Versions without prompts in these lines have them at VLLM_LOGGING_LEVEL=DEBUG. Answers
+are in the log with `--enable-log-outputs`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+
+from ttlcache.toolcalls import detect
+from ttlcache_sim.load.readers import base
+from ttlcache_sim.load.readers.base import Request, conversations
+from ttlcache_sim.load.traces import Log, Reader, RecordedProgram, TraceError
+
+_QUOTED = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_TIME = re.compile(r"\b(\d\d-\d\d \d\d:\d\d:\d\d)\b")
+_RECEIVED = re.compile(r"Received request \S+?:")
+_PROMPT = re.compile(rf"(?:Received r|R)equest (\S+?)(?: details)?: prompt: {_QUOTED}")
+_TOKEN_IDS = re.compile(r"prompt_token_ids: \[([\d, ]+)\]")
+_ANSWER = re.compile(rf"Generated response (\S+?)(?: \([\w ]+\))?: output: {_QUOTED}")
+
+
+def _recognises(log: Log) -> bool:
+    return any(map(_RECEIVED.search, log.lines))
+
+
+def _read(log: Log) -> Iterator[RecordedProgram]:
+    requests: dict[str, Request] = {}
+    for line in log.lines:
+        if found := _PROMPT.search(line):
+            ids = _TOKEN_IDS.search(line, found.end())
+            usage = base.Usage(prompt_tokens=len(ids[1].split(",")) if ids else None)
+            prompt = str(ast.literal_eval(found[2]))
+            requests[found[1]] = Request(prompt, usage, start_s=_seconds(line))
+        elif (found := _ANSWER.search(line)) and found[1] in requests:
+            answer = str(ast.literal_eval(found[2]))
+            tool = detect(answer)
+            requests[found[1]] = replace(
+                requests[found[1]],
+                answer=answer,
+                tools=[tool] if tool else [],
+                end_s=_seconds(line),
+            )
+    if not requests:
+        number = next(
+            n for n, line in enumerate(log.lines, 1) if _RECEIVED.search(line)
+        )
+        raise TraceError(
+            f"{log.path}:{number}: prompt: not in the log; vLLM writes it with "
+            "--enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG"
+        )
+    yield from conversations(list(requests.values()), log.path.stem)
+
+
+def _seconds(line: str) -> float | None:
+    """The lines have no year; all that counts is what lies between them."""
+    found = _TIME.search(line)
+    if found is None:
+        return None
+    return datetime.strptime(f"2024-{found[1]}", "%Y-%m-%d %H:%M:%S").timestamp()
+
+
+READER = Reader("vLLM's log", _recognises, _read)

@@ -1,0 +1,1 @@
+"""How long an engine step takes: GPUs, models, a roofline, measured profiles."""
