@@ -26,6 +26,7 @@ NIGHTLY = {
         "bench/compare/harness_clients.py",
         "bench/compare/settings.py",
         "bench/compare/validate.py",
+        "bench/compare/step_fit.py",
         "connector/ttlcache_sim/steps/profile.py",
         "connector/ttlcache_sim/engine.py",
         f"{_CONNECTOR}/cli/profile.py",

@@ -15,13 +15,14 @@ from rich.console import Console
 from bench.command import option
 from bench.compare.agents import AgentOptions
 from bench.compare.rounds import turns_shown
+from bench.compare.step_fit import fit, fit_request_time, read_steps
 from bench.serve import tiny_model
 from bench.serve.arms import warm_up
 from bench.serve.replay import ReplayOptions, replay
 from bench.serve.server import STEP_LOG_SCHEDULER, STEP_LOG_VARIABLE, VLLMServer
 from bench.tables import table
 from ttlcache_sim.load.programs import Program, Turn
-from ttlcache_sim.steps.profile import Profile, fit, fit_request_time, read_steps
+from ttlcache_sim.steps.profile import Profile
 
 #: Tools of the measured programs take no longer: their steps are what is wanted.
 _GAP_S = 0.1

@@ -127,7 +127,7 @@ def _check_servable(arm: Arm) -> None:
 
 def predict(options: ValidateOptions, arm: Arm, rate: float) -> Json:
     """The metrics of a cell in virtual time."""
-    from bench.sim.cell import run_cell  # imports vLLM
+    from ttlcache_sim.cell import run_cell  # imports vLLM
 
     programs = replace(options, rate=rate).workload()
     spec = WorkloadSpec("as given", len(programs), rate, options.seed)

@@ -15,9 +15,10 @@ from bench.estimate.sessions import Sessions, read_sessions, save_trace
 from bench.estimate.verdict import COLUMNS, Load, loads_of, rows, verdict
 from bench.ratios import BLOCK_PROGRAMS, MIN_BLOCKS
 from bench.sim import run
-from bench.sim.settings import Cell, CellResult
+from bench.sim.settings import Cell
 from bench.tables import table
 from ttlcache_sim.load.workload import build
+from ttlcache_sim.settings import CellResult
 
 PROCESSES = 2
 _TRACES = run.CACHE.parent / "estimate"

@@ -12,8 +12,8 @@ from typing import Any
 from bench.estimate.plan import ARM_NAMES, SEEDS
 from bench.estimate.sessions import Sessions
 from bench.ratios import Interval, paired_bootstrap
-from bench.sim.settings import CellResult
 from ttlcache_sim.metrics import HELD_TTFT_S
+from ttlcache_sim.settings import CellResult
 
 #: A job completion time that is less than this much shorter is the same.
 _WORTH = 0.05

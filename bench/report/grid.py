@@ -24,10 +24,11 @@ from bench.report.grid_spec import (
 )
 from bench.sim import run
 from bench.sim.rivals.arms import parse_arms
-from bench.sim.settings import Cell, CellResult
+from bench.sim.settings import Cell
 from bench.tables import table
 from ttlcache_sim.load.workload import build
 from ttlcache_sim.metrics import percentile
+from ttlcache_sim.settings import CellResult
 
 _DIGITS = 6
 #: Options that change no number, or are told another way.

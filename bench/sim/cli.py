@@ -10,9 +10,10 @@ from rich.table import Table
 
 from bench.sim import run
 from bench.sim.options import SimOptions, cells_of
-from bench.sim.settings import Cell, CellResult
+from bench.sim.settings import Cell
 from bench.tables import table
 from ttlcache_sim.load.workload import build
+from ttlcache_sim.settings import CellResult
 
 #: Columns of a terminal that shows all numbers in full.
 MIN_WIDTH = 180

@@ -1,4 +1,4 @@
-"""Cells in parallel processes, cached by content, to deterministic JSON."""
+"""Cells of rivals and fleets, cached by content, to deterministic JSON."""
 
 from __future__ import annotations
 
@@ -6,27 +6,19 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import logging
-import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 import ttlcache
-from bench.sim.settings import Cell, CellResult
+from bench.sim.settings import Cell
+from ttlcache_sim import pool
+from ttlcache_sim.settings import CellResult
 
 CACHE = Path("out/cache/sim")
 
@@ -43,72 +35,24 @@ def run_cells(
     Raises:
         RuntimeError: naming every cell that failed.
     """
-    results: dict[int, CellResult] = {}
-    failures: list[str] = []
-    todo = []
-    for index, cell in enumerate(cells):
-        known = _load(cache, cell)
-        if known is not None:
-            results[index] = known
-        else:
-            todo.append(index)
-    with _progress(console) as progress:
-        task = progress.add_task("cells", total=len(cells), completed=len(results))
-        for index, result in _run_all([(i, cells[i]) for i in todo], processes):
-            try:
-                results[index] = result()
-            except Exception as error:  # noqa: BLE001 - the other cells go on
-                failures.append(f"{label(cells[index])}: {error!r}")
-            else:
-                _save(cache, cells[index], results[index])
-            progress.update(task, advance=1, description=label(cells[index]))
-    if failures:
-        raise RuntimeError(f"{len(failures)} cells failed: " + "; ".join(failures))
-    return [results[index] for index in range(len(cells))]
-
-
-def label(cell: Cell) -> str:
-    return f"{cell.workload.name} {cell.name} seed {cell.workload.seed}"
-
-
-def _run_all(
-    todo: list[tuple[int, Cell]], processes: int
-) -> Iterator[tuple[int, Callable[[], CellResult]]]:
-    """What gives the result of each cell, or raises, as soon as it is done.
-
-    One at a time they run in this process.
-    """
-    workers = min(processes, len(todo))
-    if workers <= 1:
-        # Not by the environment, which servers that are started later would inherit,
-        # nor by a logger's level: vLLM sets that of its own while a cell is built.
-        logging.disable(logging.WARNING)
-        try:
-            yield from ((index, partial(_run, cell)) for index, cell in todo)
-        finally:
-            logging.disable(logging.NOTSET)
-        return
-    # Fresh interpreters: torch and vLLM do not survive a fork well.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_start_worker) as pool:
-        futures = {pool.submit(_run, cell): index for index, cell in todo}
-        for future in as_completed(futures):
-            yield futures[future], future.result
-
-
-def _start_worker() -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    found = ((index, _load(cache, cell)) for index, cell in enumerate(cells))
+    return pool.run_cells(
+        cells,
+        _run,
+        processes=processes,
+        console=console,
+        known={index: result for index, result in found if result is not None},
+        keep=partial(_save, cache),
+    )
 
 
 def _run(cell: Cell) -> CellResult:
-    # Here, not above: only what runs cells pays for importing vLLM.
-    with open(os.devnull, "w") as sink, contextlib.redirect_stderr(sink):
-        from bench.sim.cell import run_cell
+    if cell.fleet is None:
+        return pool.simulate(cell)
+    with pool.quiet_imports():
         from bench.sim.fleet.cell import run_fleet
 
-    return run_fleet(cell) if cell.fleet else run_cell(cell)
+    return run_fleet(cell)
 
 
 # --- cache -------------------------------------------------------------------
@@ -203,14 +147,3 @@ def to_json(cells: Sequence[Cell], results: Sequence[CellResult]) -> str:
     if "fleet" in first:
         del first["fleet"]["routing"]
     return json.dumps({"setting": first, "cells": rows}, indent=1, sort_keys=True)
-
-
-def _progress(console: Console | None) -> Progress:
-    return Progress(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=console or Console(stderr=True),
-        transient=True,
-    )

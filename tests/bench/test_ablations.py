@@ -7,7 +7,6 @@ import math
 
 import pytest
 
-from bench.sim.cell import engine_spec
 from bench.sim.rivals.ablations import ABLATIONS
 from bench.sim.rivals.arms import parse_arms
 from bench.sim.rivals.oracle import OraclePolicy
@@ -18,6 +17,7 @@ from ttlcache.config import admission_in_force, load_config, ordering_in_force
 from ttlcache.estimators.costs import MIN_LOST, CostModel
 from ttlcache.policies.adaptive import Adaptive
 from ttlcache.types import Pressure
+from ttlcache_sim.cell import engine_spec
 from ttlcache_sim.load.workload import WorkloadSpec, build
 
 FULL = Pressure(100, num_waiting=1, num_running=9)

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="cells run on vLLM's own scheduler")
 
-from bench.sim.cell import run_cell
+from ttlcache_sim.cell import run_cell
 
 _SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "goldens" / "sim_cells.py"))
 CELLS = dict(_SCRIPT["cells"]())

@@ -16,9 +16,9 @@ from bench.ratios import Interval, geometric_mean, paired_bootstrap
 from bench.report import grid, grid_spec, grid_verdict
 from bench.report.grid_spec import GridOptions, capacity_runs, places, points
 from bench.sim.rivals.arms import ARMS
-from bench.sim.settings import CellResult
 from tests.bench.samples import grid_row
 from tests.commands import output_of
+from ttlcache_sim.settings import CellResult
 
 SYNTHETIC = GridOptions(workloads=("swe", "bfcl"), arms="vllm,cachettl")
 

@@ -11,20 +11,13 @@ from rich.console import Console
 pytest.importorskip("vllm")
 
 from bench.compare import validate
+from bench.compare.step_fit import LoggedStep, fit, fit_request_time, read_steps
 from bench.compare.validate import Compared, Runs, ValidateOptions
 from bench.sim.options import SimOptions, cells_of
 from bench.sim.rivals.arms import parse_arms
 from bench.sim.run import _file_hash, cell_key
 from bench.sim.settings import EngineSetting
-from ttlcache_sim.steps.profile import (
-    MAX_STEP_ERROR,
-    LoggedStep,
-    Profile,
-    fit,
-    fit_request_time,
-    load_profile,
-    read_steps,
-)
+from ttlcache_sim.steps.profile import MAX_STEP_ERROR, Profile, load_profile
 
 TRUE = Profile(0.01, 2e-4, 3e-8, 1e-7)
 

@@ -10,10 +10,10 @@ pytest.importorskip("vllm")
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from bench.sim import cell as cell_module
-from bench.sim.cell import run_cell
-from bench.sim.rivals.arms import ARMS, parse_arms
+from bench.sim.rivals.arms import ARMS, Arm, parse_arms
 from bench.sim.settings import Cell, EngineSetting
+from ttlcache_sim import cell as cell_module
+from ttlcache_sim.cell import run_cell
 from ttlcache_sim.checks import SimulationError
 from ttlcache_sim.gates import Gate
 from ttlcache_sim.load.workload import WorkloadSpec
@@ -204,6 +204,6 @@ def test_a_wedge_is_an_error_not_a_hang(monkeypatch):
         def arrive(self, agent, now_s):
             return []
 
-    monkeypatch.setattr(cell_module, "_gate", lambda cell, connector: Shut())
+    monkeypatch.setattr(Arm, "new_gate", lambda arm, cell, connector: Shut())
     with pytest.raises(SimulationError, match="no event is due"):
         _run("vllm")

@@ -13,8 +13,6 @@ import pytest
 pytest.importorskip("vllm")
 
 from bench.cli import app
-from bench.sim import cell as cell_module
-from bench.sim.cell import run_cell
 from bench.sim.fleet import cell as fleet_cell_module
 from bench.sim.fleet.cell import run_fleet
 from bench.sim.fleet.fleet import Replica
@@ -29,6 +27,8 @@ from bench.sim.fleet.routing import (
 from bench.sim.rivals.arms import parse_arms
 from bench.sim.settings import Cell, EngineSetting, FleetSetting
 from tests.commands import output_of
+from ttlcache_sim import cell as cell_module
+from ttlcache_sim.cell import run_cell
 from ttlcache_sim.checks import SimulationError
 from ttlcache_sim.engine import Simulation
 from ttlcache_sim.load.agents import Agent

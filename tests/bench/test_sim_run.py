@@ -12,9 +12,10 @@ from bench.cli import app
 from bench.sim import run
 from bench.sim.options import SimOptions, cells_of
 from bench.sim.rivals.arms import ARMS, parse_arms
-from bench.sim.settings import CellResult, EngineSetting
+from bench.sim.settings import EngineSetting
 from tests.commands import output_of
 from ttlcache.config import load_config
+from ttlcache_sim.settings import CellResult
 
 SMALL = SimOptions(programs=10, engine=EngineSetting(blocks=8_000))
 

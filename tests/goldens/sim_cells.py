@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.sim.cell import run_cell
 from bench.sim.rivals.arms import ARMS
-from bench.sim.settings import Cell, CellResult, EngineSetting
+from bench.sim.settings import Cell, EngineSetting
+from ttlcache_sim.cell import run_cell
 from ttlcache_sim.load.workload import WorkloadSpec
+from ttlcache_sim.settings import CellResult
 
 PATH = Path(__file__).parent / "sim.json"
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from bench.sim.cell import (
+from bench.sim.fleet.fleet import Fleet, Replica, load_imbalance
+from bench.sim.fleet.routing import ROUTERS, Seen
+from bench.sim.settings import Cell
+from ttlcache.clock import VirtualClock, use_clock
+from ttlcache_connector.connector import TTLConnector
+from ttlcache_sim.cell import (
     Wall,
     block_bytes,
     connector_counts,
@@ -14,15 +19,11 @@ from bench.sim.cell import (
     no_gc,
     request_factory,
 )
-from bench.sim.fleet.fleet import Fleet, Replica, load_imbalance
-from bench.sim.fleet.routing import ROUTERS, Seen
-from bench.sim.settings import Cell, CellResult
-from ttlcache.clock import VirtualClock, use_clock
-from ttlcache_connector.connector import TTLConnector
 from ttlcache_sim.checks import check_engine, check_turns, raise_broken
 from ttlcache_sim.gates import Gate
 from ttlcache_sim.load.workload import Workload, build
 from ttlcache_sim.recorder import Recorder, merged
+from ttlcache_sim.settings import CellResult
 
 
 def run_fleet(cell: Cell) -> CellResult:

@@ -11,10 +11,10 @@ that admits nobody.
 from __future__ import annotations
 
 from bench.sim.rivals.paper_victims import PaperReclaimer, replace_reclaimer
-from bench.sim.settings import Cell
 from ttlcache.types import Urgency
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_sim.gates import Gate
+from ttlcache_sim.settings import Cell
 
 
 class DeadlockReclaimer(PaperReclaimer):

@@ -15,22 +15,26 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.sim.rivals import ablations
 from bench.sim.rivals.oracle import OraclePolicy
 from bench.sim.rivals.published import ContinuumPublic, ContinuumV1, InferCept
 from ttlcache import policies
-from ttlcache.config import admission_in_force, load_config, ordering_in_force
 from ttlcache.policies.cachettl import default_ttl_s
+from ttlcache_sim.arms import Arm as BaseArm
+from ttlcache_sim.arms import Extra, spelled_out
+from ttlcache_sim.gates import Gate
+
+if TYPE_CHECKING:  # it imports vLLM, and listing the arms must not
+    from ttlcache_connector.connector import TTLConnector
+    from ttlcache_sim.settings import Cell
 
 policies.register(OraclePolicy.name, f"{OraclePolicy.__module__}:OraclePolicy")
 
-
-Extra = Mapping[str, Any]
 
 #: Without our bounds on waiting: for rivals with none, or with one of their own in
 #: their order or gate. What stands for the paper (`cachettl` and its steps) keeps
@@ -42,40 +46,29 @@ _UNBOUNDED: Extra = {"max_queue_wait_s": 1e9, "quantum_turns": 10**9}
 _PAPER_ORDER: Extra = {"ordering": "ttl-aware", "admission": "none"}
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """How an arm differs from plain vLLM.
+@dataclass(frozen=True)
+class Arm(BaseArm):
+    """An arm with what only rivals have.
 
-    extra: connector settings, or what makes them (`extra_config`); None: no connector.
     gate: module of `bench.sim.rivals` whose `gate(cell, connector)` makes it, "" for
         none; in an arm's own file the name of its function there. It may change the
         engine, or the order of its queue, instead of holding requests.
     file: where the arm comes from, if it has a file of its own.
-    tell_work: requests say how much work their program has left, as vLLM's priority.
-    tell_gap: clients announce the exact length of each gap.
     bounded: with our bounds on waiting, at their defaults.
     override: connector settings beside `extra`, from the command line.
     ablation: an idea that the policy `adaptive` goes without, "" for none.
     """
 
-    name: str
-    source: str
-    extra: Extra | Callable[[float], Extra] | None = None
     gate: str = ""
-    tell_work: bool = False
-    tell_gap: bool = False
     bounded: bool = True
     override: Extra = field(default_factory=dict)
     ablation: str = ""
     file: str = ""
 
     def extra_config(self, mean_prefill_s: float) -> dict[str, Any] | None:
-        """Connector settings; seconds to prefill the workload's mean context, alone,
-        are all that an arm may know beforehand, like the paper's offline profile.
-        """
-        if self.extra is None:
+        extra = super().extra_config(mean_prefill_s)
+        if extra is None:
             return None
-        extra = self.extra(mean_prefill_s) if callable(self.extra) else self.extra
         bounds = {} if self.bounded else _UNBOUNDED
         options = {
             **extra.get("policy_options", {}),
@@ -87,24 +80,21 @@ class Arm:
     def engine_config(
         self, mean_prefill_s: float, *, above_tier: bool
     ) -> dict[str, Any] | None:
-        """The same, with the ablation, and above a simulated tier as above LMCache.
-
-        What "auto" stands for depends on the policy's name and on the tier, and
-        neither an ablation's name nor the simulated tier is known to it.
-        """
+        """The same, with the ablation."""
         extra = self.extra_config(mean_prefill_s)
-        if extra is None or not (self.ablation or above_tier):
-            return extra
-        config = load_config(extra)
-        if above_tier:
-            config = config.model_copy(update={"lower_tier": "lmcache"})
-        policy = f"adaptive:{self.ablation}" if self.ablation else config.policy
-        return {
-            **extra,
-            "policy": policy,
-            "ordering": ordering_in_force(config),
-            "admission": admission_in_force(config),
-        }
+        if extra is None or not self.ablation:
+            return super().engine_config(mean_prefill_s, above_tier=above_tier)
+        policy = f"adaptive:{self.ablation}"
+        return spelled_out(extra, above_tier=above_tier, policy=policy)
+
+    def new_gate(self, cell: Cell, connector: TTLConnector | None) -> Gate:
+        if not self.gate:
+            return Gate()
+        if self.file:
+            of_file: Gate = own_file(self.file)[self.gate](cell, connector)
+            return of_file
+        module = import_module(f"bench.sim.rivals.{self.gate}")
+        return module.gate(cell, connector)  # type: ignore[no-any-return]
 
 
 def _static_ttl(mean_prefill_s: float) -> Extra:

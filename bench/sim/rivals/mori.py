@@ -29,12 +29,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bench.sim.settings import Cell
 from ttlcache.clock import default_clock
 from ttlcache.retention.pins import PinTable
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_sim.gates import Gate, controller_of
 from ttlcache_sim.load.agents import Agent
+from ttlcache_sim.settings import Cell
 from ttlcache_sim.tiers.link import current_store
 
 TICK_S = 5.0

@@ -23,9 +23,9 @@ from ttlcache.types import Rank, TurnFacts
 from ttlcache_sim.gates import Gate
 
 if TYPE_CHECKING:  # they import vLLM, or the arms, and the policy does not
-    from bench.sim.settings import Cell
     from ttlcache_connector.connector import TTLConnector
     from ttlcache_sim.load.agents import Agent
+    from ttlcache_sim.settings import Cell
 
 
 #: By trial: 0.5 lets too many in, 1.0 too few.

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bench.sim.settings import Cell
 from ttlcache.programs.model import Pin, Program
 from ttlcache.retention.reclaim import Reclaimer
 from ttlcache.types import PinOutcome, Rank, ReleaseMode, Urgency
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_sim.gates import Gate, controller_of
+from ttlcache_sim.settings import Cell
 
 
 class PaperReclaimer(Reclaimer):

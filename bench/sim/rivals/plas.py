@@ -19,13 +19,13 @@ from typing import Any, cast
 
 from vllm.v1.request import Request, RequestStatus
 
-from bench.sim.settings import Cell
 from ttlcache.clock import default_clock
 from ttlcache.programs.model import RequestRecord
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.queue import ProgramQueue
 from ttlcache_sim.gates import Gate
 from ttlcache_sim.load.agents import Agent
+from ttlcache_sim.settings import Cell
 
 QUANTUM_S = 1.0
 GROWTH = 2.0

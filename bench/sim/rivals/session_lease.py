@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.sim.settings import Cell
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_sim.gates import Gate
 from ttlcache_sim.load.agents import Agent
+from ttlcache_sim.settings import Cell
 
 LEASE_S = 30.0
 FORCE_S = 1800.0

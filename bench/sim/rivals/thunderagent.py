@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.sim.settings import Cell
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_sim.gates import Gate
 from ttlcache_sim.load.agents import Agent
+from ttlcache_sim.settings import Cell
 
 TICK_S = 5.0
 BUFFER_TOKENS = 100

@@ -7,24 +7,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib import import_module
 from typing import Any
 
-from bench.sim.rivals.arms import own_file
 from bench.sim.settings import Cell, CellResult
 from ttlcache.clock import VirtualClock, stopwatch_s, use_clock
 from ttlcache_connector.connector import TTLConnector, find_connector
 from ttlcache_sim.checks import check
 from ttlcache_sim.engine import Simulation
-from ttlcache_sim.gates import Gate, controller_of
+from ttlcache_sim.gates import controller_of
 from ttlcache_sim.harness import EngineHarness, EngineSpec
 from ttlcache_sim.load.agents import Agent, RequestFactory
 from ttlcache_sim.load.reshape import mean_context
 from ttlcache_sim.load.workload import Workload, build
 from ttlcache_sim.metrics import Steady, steady
 from ttlcache_sim.recorder import Recorder
-from ttlcache_sim.steps.hardware import HARDWARE
-from ttlcache_sim.steps.models import MODELS
+from ttlcache_sim.settings import Cell, CellResult
 from ttlcache_sim.tiers import link
 from ttlcache_sim.tiers.lookups import remember_lookups
 from ttlcache_sim.tiers.offload import parse_offload
@@ -57,7 +54,7 @@ def run_cell(cell: Cell, workload: Workload | None = None) -> CellResult:
             request_factory(cell),
             cell.engine.step_time,
             recorder,
-            gate=_gate(cell, connector),
+            gate=cell.arm.new_gate(cell, connector),
             connector=connector,
             tiers=getattr(scheduler.connector, "tiers", None),
             longest_stride=cell.engine.decode_stride,
@@ -167,16 +164,6 @@ def request_factory(cell: Cell) -> RequestFactory:
         tell_gap=cell.arm.tell_gap,
         priority=work_ms if cell.arm.tell_work else None,
     )
-
-
-def _gate(cell: Cell, connector: TTLConnector | None) -> Gate:
-    arm = cell.arm
-    if not arm.gate:
-        return Gate()
-    if arm.file:
-        return own_file(arm.file)[arm.gate](cell, connector)  # type: ignore[no-any-return]
-    module = import_module(f"bench.sim.rivals.{arm.gate}")
-    return module.gate(cell, connector)  # type: ignore[no-any-return]
 
 
 def connector_counts(connector: TTLConnector | None) -> dict[str, Any]:
