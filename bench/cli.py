@@ -13,7 +13,6 @@ from bench.compare.prices import prices
 from bench.compare.profile import profile
 from bench.compare.settings import settings
 from bench.compare.validate import validate
-from bench.estimate.cli import estimate
 from bench.gaps.report import gaps
 from bench.gpu.bundle import gpu_bundle
 from bench.gpu.run import gpu
@@ -36,7 +35,6 @@ _COMMANDS = (
     gaps,
     overhead,
     wedge,
-    estimate,
     sim,
     grid,
     figures,

@@ -14,6 +14,7 @@ _BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 _INLINE = re.compile(r"`(?:python -m )?bench ([^`]+)`")
 _OF_TTLCACHE = {
     "doctor": "doctor",
+    "estimate": "estimate",
     "front": "fleet",
     "profile": "profile",
     "serve-tiers": "tiers",

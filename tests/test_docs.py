@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 
 from bench.cli import app as bench_app
 from bench.sim.rivals.arms import parse_arms
+from tests.bench.samples import recorded, write_trace
 from tests.commands import output_of
 from tests.documented import PAGES, ROOT, commands, of_benches
 from ttlcache import policies
@@ -25,12 +27,15 @@ from ttlcache.config import TTLCacheConfig
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
 from ttlcache.testing.fake_engine import FakeEngine
+from ttlcache_sim.estimate.plan import EstimateOptions, plan_of
+from ttlcache_sim.estimate.sessions import read_sessions
 
 #: Kind of a command -> where it is run, or what checks it.
 RUN = {
     "recording": "here",
     "tiers": "here, without starting them",
     "doctor": "here",
+    "estimate": "parsed here; tests/bench/test_estimate.py runs it, smaller",
     "python": "parsed here; tests/bench runs the benches, smaller",
     "server": "tests/e2e/test_operations.py",
     "fleet": "tests/front/test_documented.py",
@@ -89,6 +94,17 @@ def test_commands_that_ask_the_doctor(command, tmp_path, monkeypatch):
     assert not (tmp_path / "kv").exists(), "the doctor made a folder"
 
 
+@pytest.mark.parametrize("command", commands("estimate"), ids=lambda c: c.text)
+def test_commands_that_estimate_are_accepted(command, tmp_path):
+    """Their names are known, and the model fits."""
+    name, *words = command.words[1:]
+    estimate = typer.main.get_command(app).commands[name]
+    given = estimate.make_context(name, words).params
+    options = EstimateOptions(**{**given, "paths": tuple(given["paths"])})
+    log = write_trace(tmp_path / "log", recorded({}, {}))
+    plan_of(options, read_sessions([log], Console(quiet=True)), log)
+
+
 @pytest.mark.parametrize("command", of_benches(), ids=lambda c: c.text)
 def test_commands_of_benches_are_accepted(command, tmp_path):
     """They take minutes to hours: names, options, values and arms are checked."""
@@ -96,9 +112,7 @@ def test_commands_of_benches_are_accepted(command, tmp_path):
     bench = typer.main.get_command(bench_app).commands[name]
     if not words:
         return  # names the command, which exists
-    words = [
-        str(tmp_path) if word in ("DIR", "TRACE…", "LOGS…") else word for word in words
-    ]
+    words = [str(tmp_path) if word in ("DIR", "TRACE…") else word for word in words]
     context = bench.make_context(name, words)
     if name == "sim" and "my_arm.py" not in command.text:
         assert parse_arms(context.params["arms"])

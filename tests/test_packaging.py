@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from typer.testing import CliRunner
 
+from tests.bench.samples import recorded, write_trace
 from ttlcache.cli import app
 from ttlcache.transfer.cuda import source_path
 from ttlcache_lmcache import compat
@@ -54,6 +55,37 @@ def test_the_wheel_has_core_connector_command_and_plugin(site):
     (declared,) = site.glob("*.dist-info/entry_points.txt")
     assert "ttlcache = ttlcache.cli:app" in declared.read_text()
     assert "ttlcache = ttlcache_connector.plugin:register" in declared.read_text()
+
+
+#: The installed simulator, all of it, where there is no `bench`.
+_ESTIMATE = """
+import importlib, pkgutil, sys
+sys.modules['bench'] = None
+import ttlcache_sim
+for module in pkgutil.walk_packages(ttlcache_sim.__path__, 'ttlcache_sim.'):
+    print(importlib.import_module(module.name).__file__)
+from tests.bench.samples import recorded, write_trace
+from ttlcache.cli import app
+app(['estimate', 'log.jsonl'])
+"""
+
+
+def test_the_wheel_estimates_without_the_benches(site, tmp_path):
+    pytest.importorskip("vllm")
+    write_trace(tmp_path / "log.jsonl", recorded({}))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _ESTIMATE],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(site)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    *files, told = done.stdout.splitlines()
+    assert len(files) > 30
+    assert all(Path(file).is_relative_to(site) for file in files)
+    assert told == "It will not help: every program of these logs has one turn."
 
 
 def test_the_sdist_has_what_the_wheel_is_made_of_and_nothing_else(wheel, tmp_path):

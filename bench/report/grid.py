@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.ratios import paired_bootstrap
 from bench.report import grid_verdict
 from bench.report.grid_spec import (
     MIN_SEEDS,
@@ -26,6 +25,7 @@ from bench.sim import run
 from bench.sim.rivals.arms import parse_arms
 from bench.sim.settings import Cell
 from bench.tables import table
+from ttlcache_sim.bootstrap import paired_bootstrap
 from ttlcache_sim.load.workload import build
 from ttlcache_sim.metrics import percentile
 from ttlcache_sim.settings import CellResult

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.ratios import Interval, geometric_mean
+from bench.ratios import geometric_mean
+from ttlcache_sim.bootstrap import Interval
 
 #: Not a rival: it knows the future.
 REFERENCE = "oracle"

@@ -36,14 +36,10 @@ def run_cells(
         RuntimeError: naming every cell that failed.
     """
     found = ((index, _load(cache, cell)) for index, cell in enumerate(cells))
-    return pool.run_cells(
-        cells,
-        _run,
-        processes=processes,
-        console=console,
-        known={index: result for index, result in found if result is not None},
-        keep=partial(_save, cache),
-    )
+    known = {index: result for index, result in found if result is not None}
+    with pool.workers(min(processes, len(cells) - len(known))) as on:
+        keep = partial(_save, cache)
+        return pool.run_cells(cells, on, _run, console=console, known=known, keep=keep)
 
 
 def _run(cell: Cell) -> CellResult:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from bench.sim.settings import Cell, CellResult
 from ttlcache.clock import VirtualClock, stopwatch_s, use_clock
 from ttlcache_connector.connector import TTLConnector, find_connector
 from ttlcache_sim.checks import check
@@ -22,6 +21,8 @@ from ttlcache_sim.load.workload import Workload, build
 from ttlcache_sim.metrics import Steady, steady
 from ttlcache_sim.recorder import Recorder
 from ttlcache_sim.settings import Cell, CellResult
+from ttlcache_sim.steps.hardware import HARDWARE
+from ttlcache_sim.steps.models import MODELS
 from ttlcache_sim.tiers import link
 from ttlcache_sim.tiers.lookups import remember_lookups
 from ttlcache_sim.tiers.offload import parse_offload

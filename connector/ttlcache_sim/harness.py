@@ -6,8 +6,10 @@ everything that schedules or holds blocks is vLLM's and ours, unchanged.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +59,7 @@ _MODEL = {
 @lru_cache(maxsize=1)
 def _model_folder() -> str:
     folder = Path(tempfile.mkdtemp(prefix="ttlcache-harness-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "config.json").write_text(json.dumps(_MODEL))
     return str(folder)
 

@@ -7,8 +7,9 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -43,11 +44,23 @@ def quiet_imports() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def workers(number: int) -> Iterator[Executor | None]:
+    """Processes that `run_cells` runs cells on; None for fewer than two of them."""
+    if number < 2:
+        yield None
+        return
+    # Fresh interpreters: torch and vLLM do not survive a fork well.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(number, context, initializer=_start_worker) as pool:
+        yield pool
+
+
 def run_cells(
     cells: Sequence[_Cell],
+    on: Executor | None,
     run: Callable[[_Cell], CellResult] = simulate,
     *,
-    processes: int = 2,
     console: Console | None = None,
     known: Mapping[int, CellResult] = _NONE,
     keep: Callable[[_Cell, CellResult], None] = lambda cell, result: None,
@@ -55,6 +68,7 @@ def run_cells(
     """Results in the order of `cells`; a failing cell raises after the others.
 
     Args:
+        on: of `workers`; None: one cell after the other, in this process.
         run: can be pickled.
         known: results that need no run, by index.
         keep: called in this process with each new result, as soon as it is there.
@@ -67,7 +81,7 @@ def run_cells(
     todo = [(index, cell) for index, cell in enumerate(cells) if index not in known]
     with _progress(console) as progress:
         task = progress.add_task("cells", total=len(cells), completed=len(results))
-        for index, result in _run_all(todo, run, processes):
+        for index, result in _run_all(todo, on, run):
             cell = cells[index]
             try:
                 results[index] = result()
@@ -82,20 +96,18 @@ def run_cells(
 
 
 def label(cell: Cell) -> str:
-    return f"{cell.workload.name} {cell.name} seed {cell.workload.seed}"
+    """For people; of a trace the name of its file."""
+    name = Path(cell.workload.name).name
+    return f"{name} {cell.name} seed {cell.workload.seed}"
 
 
 def _run_all(
     todo: Sequence[tuple[int, _Cell]],
+    on: Executor | None,
     run: Callable[[_Cell], CellResult],
-    processes: int,
 ) -> Iterator[tuple[int, Callable[[], CellResult]]]:
-    """What gives the result of each cell, or raises, as soon as it is done.
-
-    One at a time they run in this process.
-    """
-    workers = min(processes, len(todo))
-    if workers <= 1:
+    """What gives the result of each cell, or raises, as soon as it is done."""
+    if on is None:
         # Not by the environment, which servers that are started later would inherit,
         # nor by a logger's level: vLLM sets that of its own while a cell is built.
         logging.disable(logging.WARNING)
@@ -104,12 +116,9 @@ def _run_all(
         finally:
             logging.disable(logging.NOTSET)
         return
-    # Fresh interpreters: torch and vLLM do not survive a fork well.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_start_worker) as pool:
-        futures = {pool.submit(run, cell): index for index, cell in todo}
-        for future in as_completed(futures):
-            yield futures[future], future.result
+    futures = {on.submit(run, cell): index for index, cell in todo}
+    for future in as_completed(futures):
+        yield futures[future], future.result
 
 
 def _start_worker() -> None:

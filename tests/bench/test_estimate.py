@@ -1,9 +1,9 @@
-"""`bench estimate`: defaults, notes, verdict; a run from a log to its picture."""
+"""`ttlcache estimate`: defaults, notes, verdict; a run from a log to its picture."""
 
 from __future__ import annotations
 
 import json
-import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,22 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bench.cli import app
-from bench.estimate import cli, plan
-from bench.estimate.plan import EstimateOptions, plan_of, rates_of
-from bench.estimate.sessions import MAX_GAP_S, Sessions, read_sessions, save_trace
-from bench.estimate.verdict import Load, Outcome, rows, verdict
-from bench.ratios import Interval
 from tests.bench import log_samples as samples
 from tests.bench.samples import recorded, write_trace
+from ttlcache.cli import app
+from ttlcache_sim.bootstrap import Interval
+from ttlcache_sim.estimate import plan, report
+from ttlcache_sim.estimate.plan import SEEDS, EstimateOptions, plan_of, rates_of
+from ttlcache_sim.estimate.sessions import (
+    MAX_GAP_S,
+    Sessions,
+    read_sessions,
+    save_trace,
+)
+from ttlcache_sim.estimate.verdict import Load, Outcome, loads_of, rows, verdict
 from ttlcache_sim.load.traces import RecordedProgram
 from ttlcache_sim.load.workload import recorded_programs
+from ttlcache_sim.settings import CellResult
 
 QUIET = Console(quiet=True)
 
@@ -61,8 +67,7 @@ def test_what_was_guessed_is_told(tmp_path: Path) -> None:
 
 def test_the_trace_that_is_replayed_has_every_turn(tmp_path: Path) -> None:
     found = sessions(tmp_path, {"tool": "Read"}, {})
-    path = save_trace(found.programs, tmp_path / "traces")
-    assert path == save_trace(found.programs, tmp_path / "traces")
+    path = save_trace(found.programs, tmp_path)
     (body,) = recorded_programs(path, "")
     assert [(t.new_prompt_tokens, t.tool, t.gap_s) for t in body] == [
         (90, "Read", 0.1),
@@ -74,7 +79,7 @@ def test_the_trace_that_is_replayed_has_every_turn(tmp_path: Path) -> None:
 
 def test_the_pool_is_what_the_weights_leave(tmp_path: Path) -> None:
     found = sessions(tmp_path, {}, {})
-    options = EstimateOptions([tmp_path])
+    options = EstimateOptions((tmp_path,))
     engine = plan_of(options, found, tmp_path).engine
     pool_gb = 0.92 * 80 - 3 - 2 * 8.03
     assert engine.pool_tokens == pytest.approx(pool_gb * 1e9 / 131_072, rel=0.001)
@@ -86,7 +91,7 @@ def test_the_pool_is_what_the_weights_leave(tmp_path: Path) -> None:
 
 
 def test_long_programs_are_fewer(tmp_path: Path) -> None:
-    options = EstimateOptions([tmp_path])
+    options = EstimateOptions((tmp_path,))
     few = plan_of(options, sessions(tmp_path, *[{}] * 50), tmp_path).spec
     assert few.programs == plan.MAX_TURNS // 50
     many = plan_of(options, sessions(tmp_path, {}, {}), tmp_path).spec
@@ -94,7 +99,7 @@ def test_long_programs_are_fewer(tmp_path: Path) -> None:
 
 
 def test_loads_are_shares_of_the_capacity_or_of_the_rate() -> None:
-    options = EstimateOptions([])
+    options = EstimateOptions(())
     assert rates_of(options, 0.2) == [0.1, 0.16, 0.22]
     assert rates_of(replace(options, rate=2.0), 0.0) == [1.0, 2.0, 3.0]
 
@@ -148,16 +153,25 @@ def test_the_verdict(
     assert verdict(loads, found) == told
 
 
-def test_an_unknown_interval_is_not_shown() -> None:
-    sure = load(0.2, 0.7)
-    unsure = replace(sure, ratio=Interval(0.7, math.nan, math.nan))
-    assert [row[3] for row in rows([sure, unsure])] == [
-        "",
-        "0.70 (0.68-0.72)",
-        "",
-        "0.70",
-    ]
-    assert unsure.pays
+def test_the_interval_is_beside_the_ratio() -> None:
+    assert [row[3] for row in rows([load(0.2, 0.7)])] == ["", "0.70 (0.68-0.72)"]
+
+
+@pytest.mark.parametrize("counted", [7, 27, 79])
+def test_an_interval_of_few_programs_holds_as_often_as_it_says(counted: int) -> None:
+    rng = random.Random(0)
+
+    def run(jct_s: list[float]) -> CellResult:
+        others = {"ttft_s": (1.0, 2.0, 3.0), "prompt_hit": 0.5, "held": [True]}
+        return CellResult({}, {}, {"jct_s": jct_s, **others})
+
+    def trial() -> bool:
+        base = [[rng.lognormvariate(0, 1) for _ in range(counted)] for _ in SEEDS]
+        ours = [[0.8 * s * rng.lognormvariate(-0.045, 0.3) for s in b] for b in base]
+        (found,) = loads_of([0.1], list(map(run, [*base, *ours])))
+        return found.ratio.low <= 0.8 <= found.ratio.high
+
+    assert 0.91 <= sum(trial() for _ in range(200)) / 200 <= 0.99
 
 
 def estimated(tmp_path: Path, *arguments: str) -> Any:
@@ -192,7 +206,7 @@ def test_from_a_log_to_a_picture(
 ) -> None:
     pytest.importorskip("vllm")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "PROCESSES", 1)
+    monkeypatch.setattr(report, "PROCESSES", 1)
     programs = [
         RecordedProgram.model_validate(
             recorded(
@@ -213,5 +227,4 @@ def test_from_a_log_to_a_picture(
         assert 0.0 <= each["with_ttlcache"]["hit"] <= 0.9
     assert "step times: a roofline of a100-80, not measured" in told["told"]
     assert "It pays" in result.output
-    assert "no interval: " in result.output
     assert (tmp_path / "o" / "estimate.png").read_bytes().startswith(b"\x89PNG")

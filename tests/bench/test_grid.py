@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import ratios
 from bench.cli import app
-from bench.ratios import Interval, geometric_mean, paired_bootstrap
+from bench.ratios import geometric_mean
 from bench.report import grid, grid_spec, grid_verdict
 from bench.report.grid_spec import GridOptions, capacity_runs, places, points
 from bench.sim.rivals.arms import ARMS
 from tests.bench.samples import grid_row
 from tests.commands import output_of
+from ttlcache_sim.bootstrap import BLOCK_PROGRAMS, Interval, paired_bootstrap
 from ttlcache_sim.settings import CellResult
 
 SYNTHETIC = GridOptions(workloads=("swe", "bfcl"), arms="vllm,cachettl")
@@ -83,7 +83,7 @@ def test_an_interval_has_the_true_ratio_as_often_as_it_says():
     exact = paired_bootstrap(halved, base)
     assert (exact.low, exact.high) == pytest.approx((0.5, 0.5))
     # Programs that waited together are one observation, not many.
-    waves = [10.0 if n // ratios.BLOCK_PROGRAMS % 2 else 1.0 for n in range(150)]
+    waves = [10.0 if n // BLOCK_PROGRAMS % 2 else 1.0 for n in range(150)]
     mixed = random.Random(1).sample(waves, len(waves))
     ones = [[1.0] * 150]
     wide, narrow = (paired_bootstrap([x], ones).half_width for x in (waves, mixed))
@@ -91,7 +91,7 @@ def test_an_interval_has_the_true_ratio_as_often_as_it_says():
 
 
 def test_of_few_programs_nothing_is_known():
-    few = [[1.0] * (5 * ratios.BLOCK_PROGRAMS)]
+    few = [[1.0] * (5 * BLOCK_PROGRAMS)]
     found = paired_bootstrap(few, few)
     assert found.ratio == 1.0
     assert math.isnan(found.low)

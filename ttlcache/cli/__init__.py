@@ -1,7 +1,7 @@
 """`ttlcache …`: one module a command.
 
-Commands that need vLLM live in `ttlcache_connector.cli` and are loaded when called,
-so that the others run on a laptop that only has a recording.
+Commands that need vLLM live in `ttlcache_connector` and `ttlcache_sim` and load it when
+called, so that the others run on a laptop that only has a recording.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import typer
 from ttlcache.cli.analyze import analyze
 from ttlcache.cli.config import config
 from ttlcache.cli.explain import explain
-from ttlcache.cli.lazy import connector_command, doctor
+from ttlcache.cli.lazy import command_of, doctor
 from ttlcache.cli.plot import plot
 from ttlcache.cli.top import top
 
@@ -44,8 +44,9 @@ def main(
     """Look into a vLLM server that runs with ttlcache, live or from its recording."""
 
 
-profile = connector_command("cli.profile", "profile")
-for command in (doctor, profile, top, explain, analyze, plot, config):
+profile = command_of("ttlcache_connector.cli.profile", "profile")
+estimate = command_of("ttlcache_sim.estimate.cli", "estimate")
+for command in (doctor, estimate, profile, top, explain, analyze, plot, config):
     app.command()(command)
-app.command()(connector_command("cli.serve_tiers", "serve_tiers"))
-app.command()(connector_command("front.cli", "front"))
+app.command()(command_of("ttlcache_connector.cli.serve_tiers", "serve_tiers"))
+app.command()(command_of("ttlcache_connector.front.cli", "front"))

@@ -45,6 +45,6 @@ def doctor(
     command.run(config, url, lmcache or (), api_key, model, chat_template)
 
 
-def connector_command(module: str, name: str) -> Any:
-    """A command of the connector that can show its options without vLLM."""
-    return getattr(importlib.import_module(f"ttlcache_connector.{module}"), name)
+def command_of(module: str, name: str) -> Any:
+    """A command of another package that can show its options without vLLM."""
+    return getattr(importlib.import_module(module), name)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.command import argument, one_of, option
-from bench.estimate.sessions import Sessions
-from bench.sim.rivals.arms import ARMS
-from bench.sim.settings import Cell, EngineSetting
+from ttlcache_sim.arms import Arm
+from ttlcache_sim.estimate.sessions import Sessions
 from ttlcache_sim.load.workload import WorkloadSpec
-from ttlcache_sim.steps.hardware import HARDWARE
+from ttlcache_sim.settings import Cell, EngineSetting
 from ttlcache_sim.steps.models import BYTES_PER_NUMBER, MODELS
 from ttlcache_sim.steps.profile import load_profile
 
-#: Of the arms of the simulator; the second one has ttlcache's defaults.
-ARM_NAMES = ("vllm", "adaptive")
+ARMS = (Arm("vLLM", "alone"), Arm("ttlcache", "its defaults", {}))
 SEEDS = (0, 1)
 _CAPACITY_SEED = 1000
 #: Loads: shares of the capacity, or of the rate that is given.
@@ -27,7 +24,7 @@ _RATE_LOADS = (0.5, 1.0, 1.5)
 _WARM_UP, _DRAIN = 0.2, 0.14
 #: Turns of a run: what two cores simulate of all runs in two minutes.
 MAX_TURNS = 1500
-_MIN_PROGRAMS = 12
+MIN_PROGRAMS = 12
 #: Programs that show the capacity, in final contexts of the pool.
 _CROWD = 4
 #: vLLM's block, in which `--blocks` counts, and a larger one, three times as cheap.
@@ -45,17 +42,25 @@ _UTILIZATION, _ACTIVATIONS_GB = 0.92, 3.0
 
 @dataclass(frozen=True, slots=True)
 class EstimateOptions:
-    """Whose sessions, and the server that they would have."""
+    """Whose sessions, and the server that they would have.
 
-    paths: list[Path] = argument("Logs: files, or folders of them.")
-    model: str = option("llama-3.1-8b", f"One of {', '.join(MODELS)}.")
-    gpu: str = option("a100-80", f"One of {', '.join(HARDWARE)}.")
-    profile: Path | None = option(None, "Measured step times (bench profile).")
-    blocks: int = option(0, "KV pool in vLLM's blocks; 0: what the GPU has.", min=0)
-    gpu_gb: float = option(0.0, "GB of a GPU; 0: as it is sold.", min=0)
-    rate: float = option(0.0, "Programs a second; 0: shares of the capacity.", min=0)
-    programs: int = option(120, "Most programs of a run.", min=_MIN_PROGRAMS)
-    out: Path = option(Path("out/estimate"), "Folder of the picture and the numbers.")
+    paths: logs, or folders of them. model, gpu: of `MODELS` and `HARDWARE`.
+    profile: measured step times; None: the GPU's roofline.
+    blocks: KV pool in vLLM's blocks; 0: what the GPU has.
+    gpu_gb: memory of a GPU; 0: as it is sold.
+    rate: programs a second; 0: shares of the capacity.
+    programs: most programs of a run. out: folder of the picture and the numbers.
+    """
+
+    paths: tuple[Path, ...]
+    model: str = "llama-3.1-8b"
+    gpu: str = "a100-80"
+    profile: Path | None = None
+    blocks: int = 0
+    gpu_gb: float = 0.0
+    rate: float = 0.0
+    programs: int = 120
+    out: Path = Path("out/estimate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +86,14 @@ class Plan:
             warm_up=crowd,
             drain=crowd,
         )
-        return [Cell(ARMS[name], self.engine, spec) for name in ARM_NAMES]
+        return [Cell(arm, self.engine, spec) for arm in ARMS]
 
     def cells(self, rates: Sequence[float]) -> list[Cell]:
         """Loads x arms x seeds."""
         return [
-            Cell(ARMS[name], self.engine, replace(self.spec, rate=rate, seed=seed))
+            Cell(arm, self.engine, replace(self.spec, rate=rate, seed=seed))
             for rate in rates
-            for name in ARM_NAMES
+            for arm in ARMS
             for seed in SEEDS
         ]
 
@@ -98,8 +103,8 @@ def plan_of(options: EstimateOptions, sessions: Sessions, trace: Path) -> Plan:
     Raises:
         ValueError: an unknown name, or a model that the memory does not hold.
     """
-    one_of("model", options.model, MODELS)
-    one_of("gpu", options.gpu, _GPUS)
+    _check("model", options.model, MODELS)
+    _check("gpu", options.gpu, _GPUS)
     _, step_tokens, max_num_seqs = _GPUS[options.gpu]
     engine = EngineSetting(
         hardware=options.gpu,
@@ -113,7 +118,7 @@ def plan_of(options: EstimateOptions, sessions: Sessions, trace: Path) -> Plan:
     )
     if options.profile is not None:
         load_profile(options.profile)  # told before all else
-    affordable = max(_MIN_PROGRAMS, round(MAX_TURNS / sessions.mean_turns))
+    affordable = max(MIN_PROGRAMS, round(MAX_TURNS / sessions.mean_turns))
     programs = min(options.programs, affordable)
     warm_up, drain = (math.ceil(share * programs) for share in (_WARM_UP, _DRAIN))
     spec = WorkloadSpec(
@@ -145,3 +150,8 @@ def _pool_tokens(options: EstimateOptions) -> int:
         gpus = "a GPU" if model.tp == 1 else f"{model.tp} GPUs"
         raise ValueError(f"{model.name} does not fit into {gb:g} GB of {gpus}")
     return int(pool_bytes / model.kv_bytes_per_token)
+
+
+def _check(what: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{what} {value!r}: expected one of {', '.join(known)}")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from bench.estimate.plan import ARM_NAMES, SEEDS
-from bench.estimate.sessions import Sessions
-from bench.ratios import Interval, paired_bootstrap
+from ttlcache_sim.bootstrap import (
+    BLOCK_PROGRAMS,
+    MIN_BLOCKS,
+    Interval,
+    paired_bootstrap,
+)
+from ttlcache_sim.estimate.plan import ARMS, SEEDS
+from ttlcache_sim.estimate.sessions import Sessions
 from ttlcache_sim.metrics import HELD_TTFT_S
 from ttlcache_sim.settings import CellResult
 
@@ -45,9 +49,7 @@ class Load:
 
     @property
     def pays(self) -> bool:
-        high = self.ratio.high
-        is_sure = math.isnan(high) or high < 1.0
-        return is_sure and self.ratio.ratio <= 1.0 - _WORTH
+        return self.ratio.high < 1.0 and self.ratio.ratio <= 1.0 - _WORTH
 
 
 def loads_of(rates: Sequence[float], results: Sequence[CellResult]) -> list[Load]:
@@ -55,11 +57,16 @@ def loads_of(rates: Sequence[float], results: Sequence[CellResult]) -> list[Load
     steady = iter([result.steady for result in results])
     loads = []
     for rate in rates:
-        base, ours = ([next(steady) for _ in SEEDS] for _ in ARM_NAMES)
-        jct_s = [[run["jct_s"] for run in runs] for runs in (ours, base)]
-        ratio = paired_bootstrap(*jct_s)
+        base, ours = ([next(steady) for _ in SEEDS] for _ in ARMS)
+        ours_s, base_s = ([run["jct_s"] for run in runs] for runs in (ours, base))
+        ratio = paired_bootstrap(ours_s, base_s, _block_programs(len(base_s[0])))
         loads.append(Load(rate, _outcome(base), _outcome(ours), ratio))
     return loads
+
+
+def _block_programs(counted: int) -> int:
+    """So many consecutive programs that there are enough blocks of them."""
+    return max(1, min(BLOCK_PROGRAMS, counted * len(SEEDS) // MIN_BLOCKS))
 
 
 def _outcome(runs: Sequence[dict[str, Any]]) -> Outcome:
@@ -105,9 +112,8 @@ def rows(loads: Sequence[Load]) -> list[list[str]]:
     """For a table, two a load; columns: `COLUMNS`."""
     found = []
     for load in loads:
-        ratio = f"{load.ratio.ratio:.2f}"
-        if not math.isnan(load.ratio.low):
-            ratio += f" ({load.ratio.low:.2f}-{load.ratio.high:.2f})"
+        low, high = load.ratio.low, load.ratio.high
+        ratio = f"{load.ratio.ratio:.2f} ({low:.2f}-{high:.2f})"
         for name, outcome, told in (
             ("vLLM", load.without, ""),
             ("ttlcache", load.with_ttlcache, ratio),

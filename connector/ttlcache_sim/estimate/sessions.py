@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -90,12 +89,10 @@ def read_sessions(paths: Sequence[Path], console: Console) -> Sessions:
 
 
 def save_trace(programs: Iterable[RecordedProgram], folder: Path) -> Path:
-    """A trace file, whose name is that of its content."""
+    """A trace file of them."""
     lines = [program.model_dump_json(exclude_none=True) + "\n" for program in programs]
-    content = "".join(lines).encode()
-    path = folder / f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    path = folder / "sessions.jsonl"
+    path.write_text("".join(lines))
     return path
 
 

@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import ScalarFormatter
 
-from bench.estimate.verdict import Load, Outcome
+from ttlcache_sim.estimate.verdict import Load, Outcome
 from ttlcache_sim.metrics import HELD_TTFT_S
 
 _ARMS: tuple[tuple[str, str, Callable[[Load], Outcome]], ...] = (

@@ -1,0 +1,103 @@
+"""From logs to a table, a verdict, a picture and a file of numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ttlcache_sim import pool
+from ttlcache_sim.estimate.plan import EstimateOptions, Plan, plan_of, rates_of
+from ttlcache_sim.estimate.sessions import Sessions, read_sessions, save_trace
+from ttlcache_sim.estimate.verdict import COLUMNS, Load, loads_of, rows, verdict
+from ttlcache_sim.load.workload import build
+
+PROCESSES = 2
+
+
+def report(options: EstimateOptions, console: Console) -> None:
+    """Simulate what the logs hold, and tell what was found.
+
+    Raises:
+        ValueError: options or logs that cannot be used.
+        RuntimeError: there is no vLLM, or a run failed.
+    """
+    sessions = read_sessions(options.paths, Console(stderr=True))
+    if sessions.mean_turns == 1.0:
+        console.print("It will not help: every program of these logs has one turn.")
+        return
+    with (
+        TemporaryDirectory(prefix="ttlcache-estimate-") as folder,
+        pool.workers(PROCESSES) as on,
+    ):
+        trace = save_trace(sessions.programs, Path(folder))
+        plan = plan_of(options, sessions, trace)
+        options.out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
+        if find_spec("vllm") is None:
+            raise RuntimeError("this command needs vLLM beside ttlcache")
+        capacity = 0.0
+        if not options.rate:
+            crowds = plan.capacity_cells(sessions.mean_context_tokens)
+            found = pool.run_cells(crowds, on)
+            capacity = max(result.steady["programs_per_s"] for result in found)
+        rates = rates_of(options, capacity)
+        loads = loads_of(rates, pool.run_cells(plan.cells(rates), on))
+        caveats = _caveats(options, plan, sessions, capacity)
+    console.print(_table(_title(options, plan), loads))
+    told = [*verdict(loads, sessions), *caveats, _draw(options, loads)]
+    for line in told:
+        console.print(escape(line), highlight=False)
+    numbers = {"loads": [asdict(load) for load in loads], "told": told}
+    (options.out / "estimate.json").write_text(json.dumps(numbers, indent=1) + "\n")
+
+
+def _title(options: EstimateOptions, plan: Plan) -> str:
+    tokens = plan.engine.pool_tokens
+    return f"{options.model} on {options.gpu}, KV pool of {tokens:,} tokens"
+
+
+def _table(title: str, loads: Sequence[Load]) -> Table:
+    """Two rows a load; text in the first two columns, numbers in the others."""
+    grid = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for index, name in enumerate(COLUMNS):
+        grid.add_column(name, justify="left" if index < 2 else "right")
+    for row in rows(loads):
+        grid.add_row(*row)
+    return grid
+
+
+def _caveats(
+    options: EstimateOptions, plan: Plan, sessions: Sessions, capacity: float
+) -> Sequence[str]:
+    found = [*sessions.notes]
+    if options.profile:
+        found.append(f"step times: measured, {options.profile}")
+    else:
+        found.append(f"step times: a roofline of {options.gpu}, not measured")
+    if capacity:
+        found.append(
+            f"loads: 0.5, 0.8 and 1.1 of the capacity, {capacity:.3g} programs/s"
+        )
+    programs = plan.spec.programs
+    if programs < len(sessions.programs):
+        found.append(f"each run draws {programs} of them")
+    found += filter(None, [build(plan.spec).caveat])
+    return found
+
+
+def _draw(options: EstimateOptions, loads: Sequence[Load]) -> str:
+    if find_spec("matplotlib") is None:
+        return "no picture without matplotlib: pip install 'ttlcache[plot]'"
+    from ttlcache_sim.estimate.picture import draw
+
+    path = options.out / "estimate.png"
+    draw(loads, path)
+    return f"picture: {path}"
