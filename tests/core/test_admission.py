@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from tests.core.stories import make_engine, make_program
@@ -132,25 +130,6 @@ def test_what_a_forgotten_program_had_counts_too():
     assert control.reserved_pool_blocks == 80 / BLOCK_TOKENS - 5
 
 
-def test_rounding_does_not_add_up():
-    control = room_to_grow(share=0.3, finals=(17, 23, 29, 31, 37))
-    rng = random.Random(0)
-    programs = [make_program(number) for number in range(20)]
-    for _ in range(5000):
-        program = rng.choice(programs)
-        match rng.randrange(3):
-            case 0:
-                control.on_turn_running(program, rng.uniform(0, 40))
-            case 1:
-                control.on_turn_finished(program, rng.uniform(0, 40))
-            case _:
-                control.on_no_pin(program)
-        assert control.reserved_pool_blocks >= -1e-6
-    for program in programs:
-        control.on_no_pin(program)
-    assert control.reserved_pool_blocks == 0.0
-
-
 # --- programs of a fake engine: 32 blocks of 4 tokens -----------------------------
 
 
@@ -230,32 +209,6 @@ def test_a_program_that_ends_under_way_leaves_nothing_behind(engine, leave):
     for request_id in ("A", "A2"):
         getattr(engine, leave)(request_id)
     assert reserved(engine) == 0.0
-
-
-def test_a_newcomer_waits_until_the_pin_is_gone(engine):
-    # C wants 2, and 8 are to come for it as for A: 18, and 16 are free.
-    newcomer(engine)
-    assert not may_start(engine, "C")
-    engine.finish("A")
-    assert len(engine.pins()) == 1
-    assert not may_start(engine, "C")
-    engine.step(seconds=61.0)
-    assert engine.pins() == []
-    assert may_start(engine, "C")
-
-
-@pytest.mark.parametrize("leave", ["abort", "end", "disable"])
-def test_a_newcomer_starts_when_the_other_is_gone(engine, leave):
-    newcomer(engine)
-    assert not may_start(engine, "C")
-    if leave == "abort":
-        engine.abort("A")
-    elif leave == "end":
-        engine.end("A")
-        engine.finish("A")
-    else:
-        engine.controller.disable()
-    assert may_start(engine, "C")
 
 
 def test_what_only_a_wish_keeps_gives_way_to_who_is_held_back():

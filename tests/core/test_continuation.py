@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.stories import make_program
-from ttlcache.programs.continuation import Relation, relate, shared_blocks
+from ttlcache.programs.continuation import Relation, relate
 from ttlcache.programs.model import PROMPT_SLACK_TOKENS, PromptEnd, Turn
 from ttlcache.testing import chain_hashes
 from ttlcache.types import Arrival, GapKey, Hints
@@ -62,10 +62,6 @@ def test_a_prompt_after_one_pinned_turn(turn, prompt, relation, shared):
     assert found.turn is (None if relation is BRANCHES else program.open_turns[0])
 
 
-def test_a_first_turn_branches():
-    assert relation_of(make_program(), [1, 2, 3]).relation is BRANCHES
-
-
 def test_the_longest_turn_wins_then_the_latest():
     short, long = make_turn([1, 2], token=2), make_turn([1, 2, 3, 4], token=1)
     assert relation_of(make_program(1, long, short), [1, 2, 3, 4, 5]).turn is long
@@ -100,14 +96,6 @@ def test_a_rewrite_beside_other_open_turns_leaves_the_unpinned_one_open():
     assert relation_of(make_program(1, *turns), [9, 9]).relation is BRANCHES
 
 
-def test_shared_blocks_agrees_with_counting():
-    mine = chain_hashes(range(100), 1)
-    for common in range(0, 101, 7):
-        theirs = chain_hashes([*range(common), *range(500, 520)], 1)
-        assert shared_blocks(mine, theirs) == common
-        assert shared_blocks(theirs, mine) == common
-    assert shared_blocks((), mine) == 0
-    assert shared_blocks(mine, mine) == 100
 
 
 # --- clients that drop what a turn put out ------------------------------------

@@ -54,15 +54,6 @@ def arrive_branches(engine, program, context, number):
 # --- numbers ---------------------------------------------------------------------
 
 
-def test_of_one_tenant_places_are_the_order_of_arrival():
-    numbers = PlaceNumbers()
-    given = []
-    for _ in range(4):
-        given.append(numbers.next("a"))
-        numbers.on_admission(given[0])
-    assert given == [1, 2, 3, 4]
-
-
 def test_a_tenant_that_begins_many_contexts_stands_behind_the_first_ones_of_others():
     numbers = PlaceNumbers()
     flood = [numbers.next("a") for _ in range(64)]
@@ -87,21 +78,6 @@ def test_tenants_without_number_leave_memory_bounded():
 
 
 # --- the quantum -----------------------------------------------------------------
-
-
-def test_a_quantum_is_used_up_once_and_begins_anew_with_an_admission():
-    mine = Place(1)
-    mine.on_admission()
-    assert [mine.charge(6.0, 10.0) for _ in range(2)] == [False, True]
-    mine.move_back(5)
-    assert not mine.charge(60.0, 10.0)  # ran on, has lost its place already
-    assert (mine.seq, mine.is_used_up) == (5, True)
-    mine.on_admission()
-    assert not mine.is_used_up
-    assert not mine.charge(9.0, 10.0)
-    mine.on_admission()  # only what was used up begins anew
-    assert mine.charge(1.0, 10.0)
-    assert (mine.turns, mine.served_s) == (3, 82.0)
 
 
 @pytest.mark.parametrize(

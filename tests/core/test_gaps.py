@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -142,19 +141,6 @@ def test_nonsense_is_not_recorded(history):
     assert durations(history) == [0.0, MAX_GAP_S]
 
 
-def test_snapshots_are_read_only_and_do_not_move():
-    history = GapHistory(window=3)
-    history.observe(BASH, 1.0)
-    before = history.durations(BASH)
-    assert history.durations(BASH) is before
-    with pytest.raises(ValueError, match="read-only"):
-        before[0] = 9.0
-    for gap_s in (3.0, 2.0, 5.0):
-        history.observe(BASH, gap_s)
-    assert before.tolist() == [1.0]
-    assert durations(history, BASH) == [2.0, 3.0, 5.0]
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), max_size=120),
     st.integers(1, 30),
@@ -202,29 +188,6 @@ def test_least_recently_written_keys_are_forgotten_first():
     history.durations(a)
     history.observe(b, 1.0)
     assert [history.count(key) for key in (a, b, c)] == [0, 1, 1]
-
-
-def test_memory_is_bounded_over_100k_distinct_keys():
-    history = GapHistory(max_keys=256)
-
-    def feed(first, count):
-        for number in range(first, first + count):
-            history.start(number, GapKey("bash", f"exe{number}"), float(number))
-            history.finish(number, number + 1.0)
-
-    feed(0, 80_000)
-    tracemalloc.start()  # late, because it slows everything down tenfold
-    try:
-        feed(80_000, 10_000)  # every cache and window is now a traced one
-        before, _ = tracemalloc.get_traced_memory()
-        feed(90_000, 10_000)
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    # A window each would be above 10 MB; a table may be resized once.
-    assert after - before < 1_000_000
-    assert len(list(history.export())) == 256 + 1
-    assert len(history._open) == 0
 
 
 def test_an_open_gap_outlives_the_forgetting_of_its_key():

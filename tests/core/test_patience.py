@@ -1,4 +1,4 @@
-"""What a policy asks of the reclaimer: patience in a stall, how a pin is torn."""
+"""What a policy asks of the reclaimer, and of pins made while memory was free."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import math
 import pytest
 
 from tests.core.stories import token_engine
+from ttlcache import policies
+from ttlcache.policies.adaptive import Adaptive
 from ttlcache.retention.ttl import MAX_STALL_WAIT_S
-from ttlcache.types import Urgency
+from ttlcache.types import GapKey, PinOutcome, Urgency
 
 STALLED, WAITING, RUNNING = Urgency.STALLED, Urgency.WAITING, Urgency.RUNNING
 #: The next turn of program A.
@@ -136,3 +138,98 @@ def test_adaptive_asks_for_both_within_the_cap():
     engine.turn("b", [11, 12, 13, 14], [7, 8], program="B")
     slow = max(engine.pins(), key=lambda p: p.pin_id)
     assert slow.stall_until_s - slow.created_s == MAX_STALL_WAIT_S
+
+
+# --- pins made while memory was free, once a request waits for memory
+
+
+START_S, MAX_TTL_S = 1000.0, 300.0
+
+
+class FirstDecisionStands(Adaptive):
+    """Never asked again because a request waits."""
+
+    def decide(self, turn, view):
+        return super().decide(turn, view)._replace(provisional=False)
+
+
+policies.register("test-first-decision", f"{__name__}:FirstDecisionStands")
+
+
+def make_engine(gap_s=1.0, policy="adaptive", **pinned_turn):
+    """20 blocks of one token; everybody was back after `gap_s`.
+
+    A's pin of ten blocks was made five seconds ago, when memory was free; another
+    request runs, so that the engine does not stand still.
+    """
+    engine = token_engine(policy=policy, pool_blocks=20, max_ttl_s=MAX_TTL_S)
+    engine.clock.set(START_S)
+    for _ in range(60):
+        engine.controller.gaps.observe(GapKey("tool"), gap_s)
+    if gap_s == 10.0:  # worth waiting for
+        engine.controller.costs.observe_prefill(10, 0, 60.0)
+    engine.turn("A-0", prompt("A", 10), program="A", **pinned_turn)
+    engine.arrive("runs", prompt("R", 2), program="R")
+    assert engine.admit("runs")
+    return engine
+
+
+def prompt(label, tokens):
+    return [1000 * ord(label) + i for i in range(tokens)]
+
+
+def admitted(engine, label, tokens):
+    """Whether a newcomer gets its memory."""
+    if label not in engine.requests:
+        engine.arrive(label, prompt(label, tokens), program=label)
+    return engine.admit(label, WAITING)
+
+
+def test_a_silent_program_does_not_keep_later_ones_waiting():
+    engine = make_engine()
+    assert engine.deadlines() == {"A": START_S + MAX_TTL_S}
+    engine.step(5.0)  # nobody who was away for so long has come back
+    assert admitted(engine, "L", 15)
+    assert engine.pinned() == {}
+    assert engine.outcomes() == {PinOutcome.EXPIRED: 1}
+
+
+def test_what_is_worth_its_memory_stays_for_as_long_as_that():
+    engine = make_engine(gap_s=10.0)
+    engine.step(5.0)
+    assert not admitted(engine, "L", 15)
+    assert engine.deadlines() == {"A": pytest.approx(START_S + 10.0)}
+    assert not engine.controller.pins._provisional
+    engine.step(5.1)
+    assert admitted(engine, "L", 15)
+
+
+def test_a_decision_that_is_not_provisional_stands():
+    engine = make_engine(policy="test-first-decision")
+    engine.step(5.0)
+    assert not admitted(engine, "L", 15)
+    assert engine.deadlines() == {"A": START_S + MAX_TTL_S}
+
+
+def test_a_clients_wish_stays_but_gives_way_to_who_waits():
+    engine = make_engine(ttl=100.0)
+    engine.step(5.0)
+    assert admitted(engine, "S", 6)  # there was room
+    assert engine.deadlines() == {"A": START_S + 100.0}
+    assert admitted(engine, "L", 5)
+
+
+def test_a_clients_wish_is_firm_for_as_long_as_the_policy_would_hold():
+    engine = make_engine(gap_s=10.0, ttl=100.0)
+    engine.step(5.0)
+    assert not admitted(engine, "L", 15)
+    engine.step(5.1)
+    assert admitted(engine, "L", 15)
+
+
+def test_who_waits_for_its_pin_is_not_asked_about():
+    engine = make_engine()
+    engine.step(5.0)
+    engine.arrive("A-1", [*prompt("A", 10), 1, 1, 9], program="A")
+    assert not admitted(engine, "L", 15)
+    assert [pin.is_awaited for pin in engine.pins()] == [True]

@@ -20,26 +20,6 @@ def add(pins, program, blocks=2, ttl_s=10.0, now_s=0.0):
     )
 
 
-def test_a_pin_lives_from_add_to_remove():
-    pins = PinTable()
-    assert pins.get(None) is None
-    pin = add(pins, make_program(1), blocks=3, ttl_s=2.0, now_s=5.0)
-    assert (pin.created_s, pin.deadline_s, pins.kv_blocks) == (5.0, 7.0, 3)
-    assert pins.get(pin.pin_id) is pin
-    assert pin.turn.pin_id == pin.pin_id
-    assert list(pins) == [pin]
-
-    pins.remove(pin)
-    assert len(pins) == 0
-    assert pins.kv_blocks == 0
-    assert pins.get(pin.pin_id) is None
-    assert pin.turn.pin_id is None
-    assert pin.turn.hashes == ()  # kept for pinned turns only
-    assert pins.next_deadline_s() is None
-    assert list(pins.victims()) == []
-    assert add(pins, make_program(1)).pin_id != pin.pin_id
-
-
 def test_pins_expire_at_their_deadline_oldest_first():
     pins, program = PinTable(), make_program(1)
     late, soon, same = (add(pins, program, ttl_s=t) for t in (9.0, 3.0, 3.0))
@@ -48,18 +28,6 @@ def test_pins_expire_at_their_deadline_oldest_first():
     assert pins.expired(2.9) == []
     assert pins.expired(3.0) == [soon, same]
     assert pins.expired(1e300) == [soon, same, late]
-
-
-def test_an_awaited_pin_does_not_expire_until_nobody_waits():
-    pins = PinTable()
-    pin = add(pins, make_program(1), ttl_s=3.0)
-    pins.add_waiter(pin, "r")
-    pins.set_deadline(pin, 4.0)
-    pins.remove_waiter(pin, "another")
-    assert pins.expired(99.0) == []
-    pins.remove_waiter(pin, "r")
-    assert pins.expired(3.9) == []
-    assert pins.expired(4.0) == [pin]
 
 
 def test_victims_are_the_latest_programs_first_and_awaited_pins_last():
@@ -84,23 +52,6 @@ def test_a_lower_class_goes_before_a_higher_one():
     pins.remove_waiter(low, "r")
     pins.remove(low)
     assert list(pins.victims()) == [normal, high]
-
-
-def test_victims_may_be_removed_or_shrunk_while_they_are_named():
-    pins = PinTable()
-    for seq in range(1, 6):
-        add(pins, make_program(seq))
-    seen = []
-    for pin in pins.victims():
-        seen.append(pin.pin_id)
-        if pin.pin_id % 2:
-            pins.remove(pin)
-        else:
-            pins.shrink(pin, kv_blocks=1, kv_tokens=4)
-            assert (pin.kv_blocks, pin.kv_tokens) == (1, 4)
-    assert seen == [5, 4, 3, 2, 1]
-    assert [pin.pin_id for pin in pins.victims()] == [4, 2]
-    assert pins.kv_blocks == 2
 
 
 def test_a_share_is_an_equal_part_for_who_has_nothing_yet_too():

@@ -133,22 +133,6 @@ def test_neither_a_waiting_turn_s_pin_nor_its_program_ends():
 # --- requests -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", ["waiting", "running", "decoded", "preempted"])
-def test_an_aborted_request_pins_nothing(engine, stage):
-    engine.arrive("r", PROMPT, program="A")
-    if stage != "waiting":
-        engine.admit("r")
-    if stage == "decoded":
-        engine.decode("r", [11, 12])
-    if stage == "preempted":
-        engine.preempt("r")
-    assert engine.abort("r").decision is None
-    assert engine.controller.requests == {}
-    assert engine.pins() == []
-    assert engine.holder.free_blocks == 64
-    assert engine.program("A").live_requests == 0
-
-
 def test_an_abort_while_waiting_gives_the_claim_back(engine):
     # Scenario:
     #   1. r2 waits and holds the pin of r1.
@@ -177,22 +161,6 @@ def test_aborts_do_not_pile_up_open_turns():
         engine.abort(f"held-{n}")
     assert len(engine.pins()) == MAX_OPEN_TURNS
     assert engine.outcomes() == {PinOutcome.SUPERSEDED: MAX_OPEN_TURNS}
-
-
-def test_the_same_request_id_twice_leaves_nothing_behind(engine):
-    # Scenario:
-    #   1. r2 waits and holds the pin of r1; its end is never told.
-    #   2. The engine uses the id again, for another program.
-    #   3. The pin expires as if r2 had gone, and no program looks busy for ever.
-    context = engine.turn("r1", PROMPT, program="A")
-    engine.arrive("r2", context, program="A")
-    engine.arrive("r2", [50, 51], program="B")
-    assert engine.program("A").live_requests == 0
-    engine.step(seconds=TTL_S)
-    assert engine.outcomes() == {PinOutcome.EXPIRED: 1}
-    engine.admit("r2")
-    engine.finish("r2")
-    assert engine.controller.requests == {}
 
 
 def finish_of(request_id, completed=True):

@@ -69,27 +69,6 @@ def test_programs_remember_their_class(engine):
     assert engine.program("A").priority_class == 0
 
 
-def test_a_change_of_class_between_turns_harms_no_pin(engine):
-    for label in "ABCDE":
-        engine.turn(f"{label}1", [ord(label)] * 9, program=label)
-    for label in "CBD":
-        engine.arrive(f"{label}2", [ord(label)] * 12, program=label, priority_class=9)
-        engine.admit(f"{label}2")
-        engine.finish(f"{label}2")
-    engine.step(seconds=TTL_S)
-    assert engine.pins() == []
-    assert engine.holder.free_blocks == 64
-
-
-def test_an_anonymous_program_is_recognised_turn_after_turn(engine):
-    context = engine.turn("r1", PROMPT)
-    for number in range(2, 6):
-        context = engine.turn(f"r{number}", [*context, 50 + number])
-    assert engine.total("turns_identified", IdentityRule.NEW) == 1
-    assert engine.total("turns_identified", IdentityRule.PREFIX) == 4
-    assert engine.outcomes() == {PinOutcome.CLAIMED: 4}
-
-
 def test_switched_off_nothing_is_retained_and_requests_go_on(engine):
     context = engine.turn("r1", PROMPT, program="A")
     engine.controller.disable()
