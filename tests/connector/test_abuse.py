@@ -13,7 +13,7 @@ from bench.stress.abuse.cli import MAX_JCT_RATIO, MAX_P99_RATIO
 from bench.stress.abuse.flood import run_arm
 from bench.stress.abuse.patterns import patterns
 from bench.stress.abuse.play import Load, Waits, compare
-from tests.connector.conftest import FOREVER, free, pinned, totals
+from tests.connector.conftest import free
 from ttlcache.programs.client_values import UNFIT_REASONS
 from ttlcache.programs.divergence import Cause
 from ttlcache.retention import ttl
@@ -125,46 +125,3 @@ def test_ten_thousand_sessions_of_one_client_leave_memory_bounded(make_engine, c
     assert role.parts.faults.total == 0
     engine.scheduler.reset_prefix_cache()
     assert free(engine) == 199
-
-
-# --- one tenant floods the pins; the others keep their equal part
-
-
-FLOOD = {**FOREVER, "max_ttl_s": 1e6}
-
-
-def flood(engine, sessions: int, first: int = 0) -> None:
-    """Sessions that each want to keep 6 blocks for ever."""
-    for index in range(first, first + sessions):
-        engine.turn(
-            f"evil-{index}",
-            range(10 * index, 10 * index + 99),
-            hints={"program_id": f"evil-{index}", "ttl": 1e9, "tool": "sleep"},
-            cache_salt="evil",
-        )
-        engine.finished.clear()  # the harness's own memory, not the engine's
-
-
-def agent(engine, turns: int) -> int:
-    """An agent of another tenant; returns the prompt tokens it had to compute."""
-    context, computed = list(range(50_000, 50_060)), 0
-    for turn in range(turns):
-        hints = {"program_id": "agent", "tool": "ls"}
-        request = engine.add(f"good-{turn}", context, hints=hints, cache_salt="good")
-        computed += engine.step().num_scheduled_tokens[request.request_id]
-        engine.run()
-        context = [*request.all_token_ids, *range(7, 27)]
-        flood(engine, 2, first=1000 + 10 * turn)
-    return computed
-
-
-def test_a_flood_does_not_cost_another_tenant_its_kv(make_engine):
-    calm = make_engine(num_blocks=100, extra_config=FLOOD)
-    quiet = agent(calm, 6)
-    stormy = make_engine(num_blocks=100, extra_config=FLOOD)
-    flood(stormy, 100)
-    assert pinned(stormy) <= 0.9 * 99
-    under_flood = agent(stormy, 6)
-    # The same tokens are computed: every turn found all full blocks of its context.
-    assert under_flood == quiet
-    assert totals(stormy)["pins:claimed"] == 5

@@ -10,13 +10,12 @@ from tests.connector.conftest import (
     HOLD_ALL,
     VLLM_OWN,
     begin,
-    expired_pins,
     free,
     pinned,
     start,
     totals,
 )
-from ttlcache.types import GapKey, Urgency
+from ttlcache.types import Urgency
 
 SCHEDULERS = {
     "ours": {},
@@ -123,19 +122,6 @@ def test_ttl_aware_order_preempted_pinned_then_program_arrival(make_engine, sche
     assert totals(engine)["pins:claimed"] == 1
 
 
-def test_program_fcfs_ignores_pins(make_engine):
-    engine = make_engine(
-        num_blocks=200,
-        max_num_seqs=1,
-        extra_config={**FOREVER, "ordering": "program-fcfs"},
-    )
-    first_turns(engine, "AB", 40)
-    begin(engine, "R", 40)
-    for program in "BA":
-        comes_back(engine, program)
-    assert admission_order(engine) == ["A-2", "B-2"]
-
-
 def test_an_overdue_head_may_take_older_pins(make_engine, clock):
     engine = make_engine(
         num_blocks=31, extra_config={**HOLD_ALL, "max_queue_wait_s": 30.0}
@@ -161,45 +147,9 @@ def test_user_priority_counts_if_the_operator_allows_it(make_engine, policy, ord
     assert admission_order(engine) == order
 
 
-def test_a_silent_program_does_not_keep_later_ones_waiting(make_engine, clock):
-    engine = make_engine(
-        num_blocks=31, extra_config={"policy": "adaptive", "max_pinned_fraction": 1.0}
-    )
-    controller = engine.controller
-    for _ in range(60):
-        controller.gaps.observe(GapKey("bash"), 1.0)
-    first_turns(engine, "A", 250)
-    (pin,) = controller.pins
-    assert pin.deadline_s == clock.now_s() + controller.config.max_ttl_s
-    clock.advance(5.0)  # nobody who was away for so long has come back
-    runner = begin(engine, "R", 20, max_tokens=60)
-    late = begin(engine, "L", 300, max_tokens=4)
-    assert not runner.is_finished()
-    assert late in engine.scheduler.running
-    assert expired_pins(engine) == 1
-
-
 # --- what a pin is worth to others: regressions from the first outside review -------
 
 SHARED = list(range(330))
-
-
-def runs_and_waits(engine, big_tokens=300):
-    begin(engine, "run", 30, base=90, max_tokens=50)
-    begin(engine, "big", big_tokens, base=9, max_tokens=4)
-
-
-@pytest.mark.parametrize(("ttl_s", "wish"), [(0.0, "300s"), (300.0, "200s")])
-def test_a_wish_makes_others_wait_if_the_policy_stands_by_it(make_engine, ttl_s, wish):
-    engine = make_engine(
-        num_blocks=60, extra_config={**HOLD_ALL, "policy_options": {"ttl_s": ttl_s}}
-    )
-    for index in range(8):
-        start(engine, f"wish{index}", 99, base=index, ttl=wish, max_tokens=4)
-        engine.run()
-    assert pinned(engine) > 40
-    runs_and_waits(engine)
-    assert waiting(engine) == (["big-1"] if ttl_s else [])
 
 
 def test_an_overdue_request_takes_nothing_if_it_would_not_fit(make_engine, clock):

@@ -89,14 +89,6 @@ def test_retain_waits_for_the_copy_under_way(thread):
     other.join()
 
 
-def test_wanted_moves_are_kept(thread):
-    blocker, wanted, unwanted = begun(thread), Job(thread, goes=True), Job(thread)
-    thread.retain([wanted.move])
-    blocker.go.set()
-    assert wanted.ends()
-    assert unwanted.results == [False]
-
-
 def test_a_failing_move_is_a_miss_and_the_thread_goes_on(thread):
     def fail(move: Move) -> bool:
         raise TimeoutError("the server is gone")

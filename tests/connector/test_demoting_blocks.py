@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from tests.connector.conftest import fails
 from tests.connector.fake_tier import FakeTier
-from tests.connector.injection import InjectedError
 from ttlcache.clock import VirtualClock
 from ttlcache.programs.model import Program, Turn
 from ttlcache.programs.places import Place
@@ -73,10 +70,6 @@ class Rig:
 
     def count(self, name, label):
         self.counted[name, label] += 1
-
-    @property
-    def dropped_copies(self):
-        return self.counted["demotions", "dropped"]
 
     def blocks(self, start, count):
         return self.pool.blocks[start : start + count]
@@ -156,11 +149,19 @@ def test_who_runs_takes_what_waits_for_its_copy_oldest_first(rig):
     assert rig.free == 10
     assert rig.expired.free(11, at_once=False) == 0, "a copy takes moments"
     assert rig.expired.free(11, at_once=True) == 20
-    assert rig.dropped_copies == 2
+    assert rig.counted["demotions", "dropped"] == 2
     assert (rig.free, rig.expired.copying_blocks) == (30, 10)
     rig.clock.advance(COPY_WAIT_S)
     assert rig.expired.soon_free() == 0, "nobody waits for that copy any longer"
     assert rig.expired.free(1, at_once=False) == 10
+
+
+def test_room_is_made_once(cached):
+    cached.expire_several(3, 12)
+    for _ in range(3):
+        # 4 are free, 5 are wanted.
+        cached.expired.start_copies_ahead(lambda: [1, 30, 17])
+    assert cached.tier.of("demote") == ["r0"]
 
 
 @pytest.mark.parametrize("urgent", [True, False])
@@ -186,22 +187,6 @@ def test_what_a_copy_reads_is_free_soon_unless_somebody_uses_it(rig):
     assert rig.expired.soon_free() == 20
     rig.pool.touch(rig.blocks(1, 4))  # by a request
     assert rig.expired.soon_free() == 16
-
-
-def test_what_runs_is_not_copied_to_make_room(cached):
-    cached.expire_several(2, 10)
-    cached.pool.touch(cached.blocks(1, 10))
-    assert cached.expired.free(5, at_once=False) == 0
-    assert cached.tier.of("demote") == ["r1"]
-    assert cached.expired.cached.num_blocks == 10
-
-
-def test_room_is_made_once(cached):
-    cached.expire_several(3, 12)
-    for _ in range(3):
-        # 4 are free, 5 are wanted.
-        cached.expired.start_copies_ahead(lambda: [1, 30, 17])
-    assert cached.tier.of("demote") == ["r0"]
 
 
 def test_an_id_that_is_used_again_leaves_nothing_behind(cached):
@@ -257,25 +242,6 @@ def test_blocks_that_others_use_do_not_count_as_given(rig):
     assert rig.end(pin, PinOutcome.VICTIM, COPY_FIRST) == 17
 
 
-def test_copies_under_way_are_dropped_after_what_is_cached(cached):
-    cached.expire_several(2, 10)
-    assert cached.expired.free(1, at_once=False) == 0
-    assert cached.held == (10, 10)
-    for needed, dropped in ((5, 0), (1, 1)):
-        assert cached.expired.free(needed, at_once=True) == 10
-        assert cached.dropped_copies == dropped
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_what_nobody_comes_back_to_is_not_copied(cached, at_once):
-    pin = cached.pin()
-    cached.end(pin)
-    pin.program.ended = True
-    assert cached.expired.free(3, at_once=at_once) == 20
-    assert cached.tier.of("drop") == ["a"]
-    assert cached.tier.of("demote") == []
-
-
 @pytest.mark.parametrize(
     ("found", "held", "dropped"), [(14, (14, 6), []), (20, (0, 0), ["a"])]
 )
@@ -291,22 +257,6 @@ def test_who_found_a_beginning_leaves_the_tail_its_copy(cached, found, held, dro
     assert cached.tier.of("drop") == dropped
 
 
-@pytest.mark.parametrize("call", ["demote", "has_unstored"])
-@pytest.mark.parametrize("mode", [COPY_FIRST, FREE_NOW])
-def test_a_broken_tier_loses_no_reference(rig, call, mode):
-    pin = rig.pin()
-    if call == "has_unstored":
-        rig.end(pin, PinOutcome.VICTIM, mode)
-    setattr(rig.tier, call, fails)
-    settles = partial(rig.expired.on_settled, "a")
-    ends = partial(rig.end, pin, PinOutcome.VICTIM, mode)
-    with pytest.raises(InjectedError):
-        (settles if call == "has_unstored" else ends)()
-    assert rig.free == BLOCKS - sum(rig.holder.references().values())
-    rig.holder.drop_all()
-    assert rig.free == BLOCKS
-
-
 def test_in_an_outage_nothing_stays_behind_a_cached_head(cached):
     pin = cached.pin()
     cached.shrink(pin, 6)
@@ -315,30 +265,6 @@ def test_in_an_outage_nothing_stays_behind_a_cached_head(cached):
     cached.copy()
     assert cached.tier.of("drop") == ["a"]
     assert cached.free == BLOCKS
-
-
-def test_a_second_piece_does_not_keep_the_first_waiting(rig):
-    pin = rig.pin()
-    for passed in (0.8, 0.3):
-        rig.shrink(pin, 4)
-        rig.clock.advance(passed * COPY_WAIT_S)
-    assert rig.expired.free(1, at_once=False) == 8
-
-
-@pytest.mark.parametrize(
-    ("ahead", "is_copied"),
-    [
-        ([], False),
-        ([1], False),
-        ([1, 1], True),  # each may begin two blocks, and 3 are free
-        ([15], False),
-        ([32], True),
-    ],
-)
-def test_room_is_kept_for_what_running_requests_soon_need(cached, ahead, is_copied):
-    cached.expire(count=BLOCKS - 3)
-    cached.expired.start_copies_ahead(lambda: ahead)
-    assert cached.held == ((0, BLOCKS - 3) if is_copied else (BLOCKS - 3, 0))
 
 
 @pytest.mark.parametrize("room_blocks", [0, 5])

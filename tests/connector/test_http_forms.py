@@ -1,14 +1,18 @@
-"""One request for each form in which clients and routers name programs."""
+"""Each form in which clients and routers name programs, as requests.txt has them.
+
+Under `=== rule -> program hints` come its headers and its body.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.connector.test_http_identity import body
-from ttlcache.programs.client_values import MAX_SECONDS
 from ttlcache.programs.hints import parse_hints
 from ttlcache.types import Hints
 from ttlcache_connector.http.forms import (
@@ -23,182 +27,22 @@ from ttlcache_connector.http.forms import (
 from ttlcache_connector.http.identity import from_body, from_headers, with_hints
 
 CLAUDE = {"X-Claude-Code-Session-Id": "s", "X-Claude-Code-Agent-Id": "a"}
-CODEX = {"session-id": "s", "thread-id": "t"}
-CHILD = Hints(parent_id="p")
-LAST = Hints(is_last_step=True)
-#: Headers, members of the body, and the rule, the program and the hints in them.
-FORMS: list[tuple[dict[str, str], dict[str, Any], str, str | None, Hints]] = [
-    ({"X-Session-ID": " s "}, {}, "x-session-id", "s", Hints()),
-    (  # OpenCode
-        {"X-Session-ID": "s", "X-Session-Affinity": "s", "X-Parent-Session-ID": "p"},
-        {},
-        "x-session-id",
-        "s",
-        CHILD,
-    ),
-    ({"X-TTLCache-Program": "s"}, {}, "x-ttlcache-program", "s", Hints()),
-    ({"X-Dynamo-Session-ID": "s"}, {}, "dynamo", "s", Hints()),
-    (
-        {"X-Dynamo-Session-ID": "s", "X-Dynamo-Parent-Session-ID": "p"},
-        {},
-        "dynamo",
-        "s",
-        CHILD,
-    ),
-    (
-        {"X-Dynamo-Session-ID": "s", "X-Dynamo-Session-Final": "true"},
-        {},
-        "dynamo",
-        "s",
-        LAST,
-    ),
-    ({"X-Claude-Code-Session-Id": "s"}, {}, "claude-code", "s", Hints()),
-    (CLAUDE, {}, "claude-code", "s:a", Hints(parent_id="s")),
-    (
-        CLAUDE | {"X-Claude-Code-Parent-Agent-Id": "p"},
-        {},
-        "claude-code",
-        "s:a",
-        Hints(parent_id="s:p"),
-    ),
-    ({"x-session-affinity": "s"}, {}, "session-affinity", "s", Hints()),
-    ({"session-id": "s"}, {}, "codex", "s", Hints()),
-    ({"session_id": "s"}, {}, "codex", "s", Hints()),
-    (CODEX | {"thread-id": "s"}, {}, "codex", "s", Hints()),
-    (
-        CODEX | {"X-Codex-Parent-Thread-Id": "s"},
-        {},
-        "codex",
-        "s:t",
-        Hints(parent_id="s"),
-    ),
-    ({"session-id": "s", "X-Session-Final": "1"}, {}, "codex", "s", LAST),
-    ({"X-Session-Final": "yes"}, {"session_id": "s"}, "body-session", "s", LAST),
-    ({"x-llm-d-inference-fairness-id": "t"}, {}, "fairness-id", None, Hints()),
-    ({"x-gateway-inference-fairness-id": "t"}, {}, "fairness-id", None, Hints()),
-    (
-        {},
-        {
-            "vllm_xargs": {
-                "agentic_context": '{"program_id":"s","parent_program_id":"p"}'
-            }
-        },
-        "agentic-context",
-        "s",
-        CHILD,
-    ),
-    (
-        {},
-        {
-            "vllm_xargs": {
-                "agentic_context": '{"session_id":7,"parent_id":"p",'
-                '"expected_resume":false}'
-            }
-        },
-        "agentic-context",
-        "7",
-        Hints(parent_id="p", is_last_step=True),
-    ),
-    (
-        {},
-        {
-            "agent_hint": {
-                "session_id": "s",
-                "parent_session_id": "p",
-                "cache_control": {"type": "ephemeral", "ttl": 20},
-            }
-        },
-        "agent-hint",
-        "s",
-        Hints(parent_id="p", ttl_s=20.0),
-    ),
-    (
-        {},
-        {"agent_hint": {"session_id": "s", "expected_resume": False}},
-        "agent-hint",
-        "s",
-        LAST,
-    ),
-    (
-        {},
-        {"nvext": {"agent_context": {"session_id": "s", "parent_session_id": "p"}}},
-        "agent-context",
-        "s",
-        CHILD,
-    ),
-    (
-        {},
-        {"nvext": {"agent_context": {"session_id": "s", "session_final": True}}},
-        "agent-context",
-        "s",
-        LAST,
-    ),
-    (  # Dynamo 1.2
-        {},
-        {
-            "nvext": {
-                "agent_context": {
-                    "session_id": "of-all",
-                    "trajectory_id": "s",
-                    "parent_trajectory_id": "p",
-                    "trajectory_final": True,
-                }
-            }
-        },
-        "agent-context",
-        "s",
-        Hints(parent_id="p", is_last_step=True),
-    ),
-    (  # Dynamo 1.1
-        {},
-        {"nvext": {"agent_context": {"program_id": "s", "parent_program_id": "p"}}},
-        "agent-context",
-        "s",
-        CHILD,
-    ),
-    (
-        {},
-        {"nvext": {"agent_hints": {"priority": 5, "osl": 100}}},
-        "none",
-        None,
-        Hints(priority_class=5),
-    ),
-    (  # llm-d's router
-        {},
-        {
-            "retention_directives": [
-                {"start": 0, "end": None, "priority": 70, "duration": 12.5},
-                {"start": 0, "end": 512, "priority": 90, "duration": 900},
-                {"start": 0, "end": None, "priority": 0, "duration": 800},
-            ],
-            "retention_scope": "of-a-parent",
-        },
-        "none",
-        None,
-        Hints(ttl_s=12.5),
-    ),
-    (
-        {},
-        {
-            "kv_hints": {
-                "protocol_version": "0.1",
-                "message_id": "m",
-                "actions": [
-                    {"action_type": "kv.fetch", "payload": {"block_hashes": [1]}},
-                    {
-                        "action_id": "a",
-                        "action_type": "kv.retain",
-                        "action_version": "1.0",
-                        "payload": {"directives": [{"priority": 1}]},
-                    },
-                ],
-            }
-        },
-        "none",
-        None,
-        Hints(ttl_s=MAX_SECONDS),
-    ),
-]
+Form = tuple[dict[str, str], dict[str, Any], str, str | None, Hints]
+
+
+def form(block: str) -> Form:
+    """Headers, members of the body; the rule, the program and the hints in them."""
+    head, *lines = block.partition("\n\n")[0].splitlines()
+    rule, _, session, hints = head.split(" ", 3)
+    start = next((n for n, line in enumerate(lines) if line[0] == "{"), len(lines))
+    headers = dict(line.split(": ", 1) for line in lines[:start])
+    fields = json.loads("\n".join(lines[start:]) or "{}")
+    program = None if session == "none" else session
+    return headers, fields, rule, program, Hints(**json.loads(hints))
+
+
+TEXT = Path(__file__).with_name("requests.txt").read_text()
+FORMS = [*map(form, re.split(r"^=== ", TEXT, flags=re.MULTILINE)[1:])]
 
 
 def found(headers: dict[str, str], fields: dict[str, Any]) -> tuple[Any, Hints]:

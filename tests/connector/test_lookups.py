@@ -97,16 +97,6 @@ def test_many_requests_share_one_wait_in_a_step(waits):
     assert waits.waited_s("r9") == (False, MAX_WAIT_S)
 
 
-def test_what_others_used_of_a_step_costs_a_request_nothing_later(waits):
-    waits.asks("others", 0.9 * MAX_WAIT_S)
-    assert waits.lookup_wait.for_answer("others")
-    waits.asks("r", 1.0)
-    assert waits.waited_s("r") == (False, 0.1 * MAX_WAIT_S)
-    waits.lookup_wait.next_step()
-    assert not waits.lookup_wait.for_answer("r")
-    assert waits.clock.now_s() > 1.5 * MAX_WAIT_S
-
-
 def test_one_that_waits_for_the_disk_is_not_asked_for_ever(waits):
     """Each answer is that there is none yet, and comes at once."""
     heard = 0

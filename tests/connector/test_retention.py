@@ -84,22 +84,6 @@ def test_pin_expires_at_its_deadline_and_not_before(make_engine, clock):
     assert engine.step().num_scheduled_tokens["A-2"] == len(context) + 30 - 160
 
 
-def test_pin_is_not_expired_while_its_next_turn_waits(make_engine, clock):
-    engine = make_engine(num_blocks=40, max_num_seqs=1)
-    context = first_turn(engine)
-    other_turn(engine, max_tokens=50)
-    engine.add("A-2", context + [7] * 30, hints={"program_id": "A"})
-    engine.abort("A-2")  # the pin has its deadline again
-    engine.step()
-    assert pinned(engine) == 10
-    engine.add("A-2b", context + [7] * 30, hints={"program_id": "A"})
-    clock.advance(60.0)
-    engine.step()
-    assert pinned(engine) == 10
-    engine.run()
-    assert totals(engine)["pins:claimed"] == 1
-
-
 def test_two_programs_share_a_prefix_and_its_blocks_count_once(make_engine):
     engine = make_engine(num_blocks=60)
     shared = list(range(1, 129))  # 8 blocks
@@ -113,18 +97,6 @@ def test_two_programs_share_a_prefix_and_its_blocks_count_once(make_engine):
     engine.turn("B-2", [*b, 1, 2, 3], hints=LAST | {"program_id": "B"})
     assert free(engine) == 59
     assert totals(engine)["pins:claimed"] == 2
-
-
-def test_rewritten_history_supersedes_the_tail_and_keeps_the_prefix(make_engine, clock):
-    engine = make_engine(num_blocks=40)
-    context = first_turn(engine)
-    engine.add("A-2", context[:100] + [8] * 60, hints={"program_id": "A"})
-    # 100 common tokens are 6 full blocks.
-    assert pinned(engine) == 6
-    engine.run()
-    assert totals(engine)["pins:claimed"] == 1
-    program = engine.controller.programs.get(("", "A"))
-    assert program.reuse_share == pytest.approx(1 + 0.5 * (6 / 10 - 1))
 
 
 def test_prefix_inference_needs_no_id(make_engine, clock, async_scheduling):

@@ -60,19 +60,3 @@ def test_what_is_preempted_is_computed_again_as_a_prompt(make_engine, clock):
     assert again, "nothing was preempted"
     assert all(after - before > 1 for _, before, after in again)
     assert all(step.decodes <= 2 for step in seen)
-
-
-def test_a_step_that_was_not_noted_leaves_the_others_in_place(make_engine, clock):
-    engine = make_engine(num_blocks=200, async_scheduling=True)
-    role = engine.role
-    engine.worker_says = lambda: clock.advance(1.0)
-    seen = []
-    role.parts.controller.on_step = seen.append
-    engine.add("r", PROMPT, max_tokens=3)
-    engine.step()
-    role.steps._steps.clear()  # the first one
-    engine.run()
-    parts = [list(step.prompts) for step in seen]
-    assert parts[0] == [("r", 512, 1024)]
-    assert len(seen) > 3
-    assert not role.steps._steps

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm import PoolingParams
 from vllm.config import KVEventsConfig, KVTransferConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.lora.request import LoRARequest
@@ -23,7 +22,6 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.platforms import current_platform
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.request import Request
 
 from tests.connector.conftest import HOLD_5S, VLLM_OWN, pinned, totals
 from ttlcache.errors import ConfigError
@@ -389,19 +387,3 @@ def test_the_same_tokens_are_not_the_same_context(about, make_engine):
         engine.turn(f"b{number}", [*context, 6 + number], **about(number))
         assert totals(engine).get("turns_identified:prefix", 0) == found
         assert totals(engine).get("pins:claimed", 0) == found
-
-
-def test_nothing_is_pinned_for_pooling(make_engine):
-    engine = make_engine(num_blocks=60)
-    request = Request(
-        request_id="embed",
-        prompt_token_ids=PROMPT,
-        sampling_params=None,
-        pooling_params=PoolingParams(task="embed"),
-        block_hasher=engine._hasher,
-    )
-    engine.scheduler.add_request(request)
-    engine.scheduler.schedule()
-    request.status = type(request.status).FINISHED_STOPPED
-    engine.connector.request_finished_all_groups(request, ([*range(1, 11)],))
-    assert pinned(engine) == 0
