@@ -46,7 +46,6 @@ NIGHTLY = {
         "ttlcache/estimators/",
         "ttlcache/telemetry/",
     ),
-    "tests/e2e/test_recorder.py": ("ttlcache/telemetry/recorder.py",),
     "tests/e2e/test_survival.py": (f"{_CONNECTOR}/http/", *_LMCACHE),
     "tests/e2e/test_tier_outage.py": (f"{_CONNECTOR}/blocks/", *_LMCACHE),
     "tests/e2e/test_vllm_options.py": (

@@ -10,11 +10,8 @@ import json
 
 import pytest
 
-from tests.commands import output_of
 from tests.e2e.claude_code import converse, hit_of, install
 from tests.e2e.conftest import Agent, start_server
-from ttlcache.analysis.reader import load
-from ttlcache.cli import app
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
@@ -57,7 +54,7 @@ def agent(tiny_model, tmp_path_factory):
     with start_server(
         tiny_model,
         folder / "server.log",
-        {"record_path": str(folder / "recording")},
+        {},
         num_blocks=2000,
         max_model_len=32768,
         extra_args=(
@@ -66,7 +63,6 @@ def agent(tiny_model, tmp_path_factory):
         ),
     ) as server:
         agent = Agent(server)
-        agent.recording = folder / "recording"
         yield agent
         assert agent.count("ttlcache_hook_errors_total") == 0
         assert agent.count("ttlcache_http_errors_total") == 0
@@ -121,22 +117,6 @@ def test_reminders_that_go_to_the_head_are_named_and_without_them_it_hits(agent)
     agent.settle()
     assert diverged(agent, "head") == TURNS - 2
     assert len(said(agent)) == 1
-
-
-def test_explain_and_top_name_the_cause(agent):
-    messages_hits(agent, "explained", reminds=True)
-    agent.settle()
-
-    def is_recorded() -> bool:
-        log = load(agent.recording).find("explained")
-        return log is not None and len(log.turns) == TURNS
-
-    assert agent.reaches(is_recorded)
-    printed = output_of(app, "explain", "explained", "--from", agent.recording)
-    assert printed.count("prompt diverged at token ") == TURNS - 1
-    assert "the head of the prompt changes" in printed
-    printed = output_of(app, "top", "--once", "--url", agent.server.base_url)
-    assert "did not begin with their program's last context (head)" in printed
 
 
 def test_a_header_that_changes_each_time_does_no_harm_in_chats(agent):

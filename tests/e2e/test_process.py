@@ -20,9 +20,11 @@ import httpx
 import pytest
 
 from bench.serve.server import VLLMServer
+from tests.commands import output_of
 from tests.e2e.conftest import HANG_S, Agent, engine_pid, start_server
 from tests.e2e.loads import completion
 from tests.waiting import becomes
+from ttlcache.cli import app
 from ttlcache.estimators import gap_store
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.types import GapKey
@@ -57,6 +59,7 @@ def start(model: Path, log_path: Path, history_path: Path) -> VLLMServer:
         "policy": "fixed",
         "policy_options": {"ttl_s": 60.0},
         "state_dir": str(history_path.parent),
+        "record_path": str(log_path.parent / "recording"),
     }
     drain = ("--shutdown-timeout", str(DRAIN_S))
     return start_server(model, log_path, extra, extra_args=drain)
@@ -172,6 +175,9 @@ def test_a_killed_engine_ends_the_server_with_an_error(
     # Nothing half-written: the file is a whole one.
     kept = gap_store.load(history_path)
     assert kept.durations(SEEDED).tolist()[-3:] == pytest.approx(SEEDED_GAPS_S)
+    # Nor is anything lost of the recording but its last moment.
+    told = output_of(app, "explain", "before", "--from", tmp_path / "recording")
+    assert "turn 1" in told
 
 
 def test_sigterm_drains_and_the_history_survives_the_restart(
