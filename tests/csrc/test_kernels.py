@@ -16,7 +16,7 @@ import pytest
 
 from tests.csrc import ptx
 from tests.csrc.nvrtc import Nvrtc, library_path
-from tests.csrc.ptx import DeviceCode, DeviceFault, UnknownPtx, translate
+from tests.csrc.ptx import DeviceCode, DeviceFault
 from tests.faults import faults_of
 from ttlcache.transfer.cuda import KERNELS, NVRTC_OPTIONS, TILE_BYTES, source_path
 from ttlcache.transfer.plan import Direction
@@ -207,27 +207,6 @@ def test_a_planted_fault_is_found(fault, tmp_path, spaces):
     checks = (check_near, check_far)
     with pytest.raises((AssertionError, DeviceFault)):
         all(check(code, KERNELS[Direction.STORE], spaces) is None for check in checks)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "bar.sync 0;",
-        "shfl.sync.down.b32 %r1, %r2, 1, 31, -1;",
-        "add.f32 %f1, %f2, %f3;",
-        "add.sat.s32 %r1, %r2, %r3;",
-        "ld.shared.u32 %r1, [%rd1];",
-        "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%rd1];",
-        "st.global.u32 [symbol], %r1;",
-        "mov.u64 %rd1, symbol;",
-        "call.uni f;",
-    ],
-)
-def test_ptx_that_is_not_known_raises(line):
-    head = ".visible .entry k(\n.param .u64 k_param_0\n)\n{\n.reg .b64 %rd<3>;\n"
-    translate(head + "ret;\n}\n")
-    with pytest.raises(UnknownPtx):
-        translate(head + line + "\nret;\n}\n")
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])

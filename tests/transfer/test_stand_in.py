@@ -58,41 +58,6 @@ def test_without_a_device_the_gpu_tests_end_with_a_status_of_their_own():
     assert "tests/gpu did not run: no CUDA device" in done.stdout + done.stderr
 
 
-CALLS = """
-import cupy, numpy as np
-rt = cupy.cuda.runtime
-event = rt.eventCreateWithFlags(0)
-for text in {texts}:
-    try:
-        print(text, "->", eval(text))
-    except Exception as error:
-        print(text, "->", type(error).__name__)
-"""
-REFUSED = {
-    "rt.memcpyBatch": "AttributeError",
-    "rt.memcpy(1, 2, 3)": "TypeError",
-    "rt.memcpy(np.uint64(1), 2, 3, 4)": "TypeError",
-    "rt.memcpy(1, 2, -3, 4)": "OverflowError",
-    "rt.streamWaitEvent(stream=0, event=event, flag=0)": "TypeError",
-    "rt.eventRecord(0, event)": "CUDARuntimeError",
-    "rt.hostUnregister(4096)": "CUDARuntimeError",
-    "rt.setDevice(1)": "CUDARuntimeError",
-    "rt.memGetInfo()": "NotImplementedError",
-    "cupy.cuda.ExternalStream(5, 0)": "DeprecationWarning",
-    "cupy.cuda.Stream.from_external(5)": "TypeError",
-    "cupy.RawModule(code='', options=['-G'])": "TypeError",
-    "cupy.RawModule(code='int broken(').get_function('k')": "CompileException",
-    "cupy.zeros(4)": "NotImplementedError",
-}
-
-
-def test_what_cupy_would_refuse_is_refused():
-    done = python("-c", CALLS.format(texts=list(REFUSED)))
-    assert done.returncode == 0, done.stderr
-    found = dict(line.rsplit(" -> ", 1) for line in done.stdout.splitlines())
-    assert found == REFUSED
-
-
 #: Planted in the runtime's source.
 FAULTS = faults_of("""
 a wrong name: "eventRecord" -> "recordEvent"
