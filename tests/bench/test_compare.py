@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from bench.compare import report, settings
 from bench.compare.agents import CONNECTOR, LMCACHE, arm_of
 from bench.compare.demo import DemoOptions
-from bench.compare.rounds import in_turn
 from bench.serve.arms import ArmResult, EngineCounters, above
 from bench.serve.replay import Failure
 from bench.serve.scaled import longest_context
@@ -117,11 +113,6 @@ def test_the_default_workload_fits_the_pool_one_by_one_but_not_together():
     assert sum(program.context_tokens for program in programs) > 5 * room
 
 
-def test_the_order_turns_around():
-    played = [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
-    assert list(in_turn(["a", "b"], 3)) == played
-
-
 # --- verdict and tables ------------------------------------------------------
 
 
@@ -146,35 +137,6 @@ def test_every_reason_to_fail_is_named():
         "round 1: ttlcache: first-token logprobs differ by 0.5 from vanilla's, "
         "allowed 0.001",
     ]
-
-
-def test_an_arm_in_json_has_the_promised_keys():
-    engine = replace(NO_PINS, pins={"claimed": 9, "expired": 1})
-    found = report.arm_json(arm("ttlcache", record(), engine))
-    assert json.loads(json.dumps(found)) == found
-    assert found["pins"] == {"claimed": 9, "expired": 1}
-    assert found["mean_jct_s"] == found["p95_jct_s"] == 2.0
-    assert (found["prompt_hit"], found["mean_wait_s"]) == (0.4, 0.5)
-
-
-def test_the_table_shows_all_arms_and_what_only_some_have():
-    engine = replace(NO_PINS, pins={"claimed": 9, "reset": 2})
-    below = replace(engine, tier_bytes={"demoted": 7_500_000})
-    slow = replace(record(), departure_s=4.0)
-    rounds = [
-        {"vanilla": arm("vanilla", slow), "ours": arm("ours", record(), engine)},
-        {"vanilla": arm("vanilla", record()), "ours": arm("ours", slow, below)},
-    ]
-    grid = report.arms_table(rounds, ["vanilla", "ours"])
-    cells = (column.cells for column in grid.columns)
-    rows = {row[0]: row[1:] for row in zip(*cells, strict=True)}
-    assert [column.header for column in grid.columns] == ["", "vanilla", "ours"]
-    assert rows["mean JCT, s"] == ("3", "3")
-    assert rows["prompt tokens computed"] == ("60", "60")
-    assert rows["pins claimed"] == ("0", "9")
-    assert rows["pins reset"] == ("0", "2")
-    assert rows["MB demoted"] == ("0", "3.75")
-    Console(file=io.StringIO(), width=100).print(grid)
 
 
 def test_savings_are_told_beside_what_the_arms_measure():

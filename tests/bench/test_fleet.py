@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import json
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from bench.compare.fleet import report
 from bench.compare.fleet.arms import ARMS, Death, FleetOptions, FleetResult
@@ -77,20 +74,6 @@ def test_what_ends_the_demo_with_a_problem(changes, said):
     seen = result(**changes)
     found = report.problems(seen, compare_outputs(RECORDS, seen.records))
     assert [said in text for text in found] == ([] if said is None else [True])
-
-
-def test_the_table():
-    low = replace(ENGINE, prefix_cache_hits=200)
-    arms = [result("round-robin", engines=(low, low)), result()]
-    console = Console(file=io.StringIO(), width=140)
-    console.print(report.arms_table(arms))
-    printed = console.file.getvalue()
-    (session,) = [line for line in printed.splitlines() if "session" in line]
-    for cell in ("40.0%", "2.00", "10.0%", "60%", "5 + 3"):
-        assert cell in session
-    told, found = report.results([{arm.name: arm for arm in arms}])
-    assert json.loads(json.dumps(told))["arms"]["session"]["gpu_hit"] == 0.4
-    assert found == []
 
 
 def test_every_default_arm_exists_and_has_a_workload_that_fits():

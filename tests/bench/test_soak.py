@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import math
-import os
-import subprocess
-import sys
 import tracemalloc
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from bench.serve.scaled import longest_context
 from bench.stress.soak import report
@@ -25,12 +20,9 @@ from bench.stress.soak.requests import JUNK, STYLES, Tally, identify
 from bench.stress.soak.watch import (
     Sample,
     Watch,
-    descendants,
     growth_mib,
     read_probe,
-    rss_mib,
 )
-from bench.tables import checks_table
 from tests.bench.fake_server import FakeServer
 from ttlcache_sim.load.programs import Program, Turn
 
@@ -180,29 +172,6 @@ def test_growth_before_the_end_of_the_warm_up_does_not_count():
     assert failed(result(watch=Watch([*cold, *samples[5:]]))) == []
     assert growth_mib([1.0, 9.0, 1.0, 5.0, 3.0, 99.0, 3.0]) == 2.0
     assert math.isnan(growth_mib([]))
-
-
-def test_the_summary_and_the_file_hold_the_numbers():
-    found = result()
-    checks = report.checks(found, OPTIONS)
-    console = Console(file=io.StringIO(), width=160)
-    console.print(report.load_table(found), checks_table("promises", checks))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    for word in ("longest wait", "30.0 s", "claimed 9", "engine core", "319"):
-        assert word in text
-    written = json.loads(json.dumps(report.to_json(found, checks, {})))
-    assert written["ok"] is True
-    assert written["wait_s"]["p100"] == 30.0
-    assert len(written["samples"]) == 21
-
-
-def test_memory_and_children_of_a_process():
-    code = "import sys; sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
-        assert child.pid in descendants(os.getpid())
-        child.communicate(b"")
-    assert rss_mib(os.getpid()) > 1.0
-    assert rss_mib(child.pid) == 0.0
 
 
 def test_the_synthetic_workload_fits_the_model():

@@ -33,21 +33,6 @@ def test_another_seed_or_a_damaged_file_rebuilds(tmp_path):
     assert (path / "model.safetensors").read_bytes() == weights
 
 
-def test_the_tokenizer_reads_back_what_it_wrote(tmp_path):
-    from transformers import AutoTokenizer
-
-    path = tiny_model.build(tmp_path / "m", shape=SMALL)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    text = "run:\n```bash\ncd src && python -m pytest -q\n```\n"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert len(tokenizer) == SMALL.vocab
-    messages = [{"role": "user", "content": "hi"}]
-    prompt = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True
-    )
-    assert prompt == "<|user|>\nhi<|end|>\n<|assistant|>\n"
-
-
 def test_a_folder_of_somebody_else_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("keep me")
     with pytest.raises(FileExistsError, match="not made by"):
