@@ -13,7 +13,6 @@ from bench.compare.prices import prices
 from bench.compare.profile import profile
 from bench.compare.settings import settings
 from bench.compare.validate import validate
-from bench.gaps.report import gaps
 from bench.gpu.bundle import gpu_bundle
 from bench.gpu.run import gpu
 from bench.lmcache.plugin import lmcache_plugin
@@ -32,7 +31,6 @@ from bench.surface.extract import read_surface
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 _COMMANDS = (
     demo,
-    gaps,
     overhead,
     wedge,
     sim,

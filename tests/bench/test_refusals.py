@@ -25,7 +25,6 @@ USAGE, FAILED = 2, 1
         ("fleet --arms session,nobody", USAGE, "nobody"),
         ("fleet --arms ,", USAGE, "arms"),
         ("fleet --connector-config []", USAGE, "must be a JSON object"),
-        ("gaps no-such-file.gz", FAILED, "no such file"),
         ("grid --half x", FAILED, "half 'x': expected one of"),
         ("grid --pools x", FAILED, "pool 'x': expected one of"),
         ("grid --workloads x", FAILED, "workload 'x': expected one of"),

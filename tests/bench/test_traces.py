@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.gaps.traces import DECODE_S_PER_TOKEN, gap_key, read_gaps
 from bench.serve.scaled import TraceScale, from_trace
 from tests.bench.samples import recorded, write_trace
-from ttlcache.types import FINAL_GAP, USER_GAP, GapKey
 from ttlcache_sim.load.programs import Program
-from ttlcache_sim.load.traces import RecordedTurn, TraceError
+from ttlcache_sim.load.traces import TraceError
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -131,76 +128,3 @@ def test_recorded_traces_can_be_replayed(name):
     programs = from_trace(SHARED / f"{name}.jsonl.gz", 12, 0.5, 0, scale)
     assert len(programs) == 12
     assert all(0 < p.context_tokens <= 12_000 for p in programs)
-
-
-# --- as `bench gaps` reads them ----------------------------------------------
-
-
-def key(*, is_last: bool = False, **fields: Any) -> GapKey:
-    turn = RecordedTurn(new_prompt_tokens=1, output_tokens=1, **fields)
-    return gap_key(turn, is_last)
-
-
-@pytest.mark.parametrize(
-    ("exe", "eff", "expected"),
-    [
-        ("python3", "python3 <path>.py", "python"),
-        ("pip", "pip install", "pip"),
-        ("cat", "cat <<", "cat"),
-        ("tmux", "tmux <arg>", "tmux"),
-        ("make", None, "make"),
-    ],
-)
-def test_masked_commands_give_the_keys_of_real_ones(exe, eff, expected):
-    assert str(key(tool="bash", exe=exe, eff=eff)) == f"bash {expected}"
-
-
-def test_turns_without_a_tool_are_the_users():
-    for tool in ("__user__", "Bash+__user__", "__format_error__", None):
-        assert key(tool=tool) == USER_GAP
-    assert key(tool="open", eff="open <path>") == GapKey("open")
-    assert key(tool="submit") == FINAL_GAP
-    both = GapKey.parallel((GapKey("read"), GapKey("search")))
-    assert key(tool="read+search") == both
-    echo = {"tool": "bash", "exe": "echo", "eff": "echo <arg>"}
-    assert key(**echo) == GapKey("bash", "echo")
-    assert key(**echo, is_last=True) == FINAL_GAP
-
-
-def test_what_a_trace_leaves_out_is_filled_in(tmp_path):
-    path = write_trace(
-        tmp_path / "t.gz",
-        recorded(
-            {"tool_s": 0.5, "llm_s": 2.0, "start_s": 0.0},
-            {"tool_s": None, "llm_s": 3.0, "start_s": 2.5},  # 7.5 - 2.5 - 3
-            {"tool_s": 1.0, "llm_s": None, "start_s": 7.5},  # 10 - 7.5 - 1
-            {"tool_s": None, "llm_s": None, "start_s": 10.0},
-            {"tool_s": 9.0},
-        ),
-    )
-    (own,) = read_gaps(path)
-    assert [t.gap_s for t in own.turns][:3] == [0.5, 2.0, 1.0]
-    assert math.isnan(own.turns[3].gap_s)
-    assert own.turns[4].gap_s == math.inf  # nobody came back
-    assert [t.llm_s for t in own.turns[:3]] == [2.0, 3.0, 1.5]
-    assert own.turns[3].llm_s == pytest.approx(10 * DECODE_S_PER_TOKEN)
-    assert [t.prompt_tokens for t in own.turns] == [90, 190, 290, 390, 490]
-
-
-def test_recorded_arrivals_order_the_programs(tmp_path):
-    def program(name: str, arrival_s: float | None) -> dict[str, Any]:
-        return recorded({"tool_s": 1.0}, {}, program_id=name, arrival_s=arrival_s)
-
-    path = write_trace(tmp_path / "t.gz", program("late", 50.0), program("early", 5.0))
-    assert [p.program_id for p in read_gaps(path)] == ["early", "late"]
-    path = write_trace(tmp_path / "u.gz", program("a", 50.0), program("b", None))
-    drawn = read_gaps(path)
-    assert drawn == read_gaps(path)
-    assert (drawn[0].arrival_s, drawn[0].program_id) == (0.0, "a")
-    assert drawn[1].arrival_s > 0.0
-
-
-def test_traces_without_a_gap_are_named(tmp_path):
-    path = write_trace(tmp_path / "t.gz", recorded({}, {}))
-    with pytest.raises(TraceError, match="not one known gap"):
-        read_gaps(path)

@@ -13,7 +13,7 @@ from ttlcache.config import TTLCacheConfig
 
 #: When somebody would want another value than the default.
 CHANGE_WHEN = {
-    "policy": "the results on your own trace say so (`python -m bench gaps`)",
+    "policy": "the results on your own trace say so (`python -m bench sim`)",
     "ordering": "single requests matter more than whole programs: `request-fcfs`",
     "admission": "a new program's first answer matters most: `none`",
     "max_pinned_fraction": "chats without tools share the server and wait too long",

@@ -1,7 +1,7 @@
 """TTL rules of other papers, and of the authors' public code, as policies.
 
-Registered under their names where the bench runs: for simulated arms and
-`bench gaps --policy infercept`; a server knows none of them.
+Registered under their names where the bench runs, as arms of simulations; a server
+knows none of them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""Policies against recorded gaps: what each TTL costs, without an engine."""
