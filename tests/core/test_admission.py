@@ -211,6 +211,20 @@ def test_a_program_that_ends_under_way_leaves_nothing_behind(engine, leave):
     assert reserved(engine) == 0.0
 
 
+@pytest.mark.parametrize("leave", ["abort", "end", "disable"])
+def test_a_newcomer_starts_when_the_other_is_gone(engine, leave):
+    newcomer(engine)
+    assert not may_start(engine, "C")
+    if leave == "abort":
+        engine.abort("A")
+    elif leave == "end":
+        engine.end("A")
+        engine.finish("A")
+    else:
+        engine.controller.disable()
+    assert may_start(engine, "C")
+
+
 def test_what_only_a_wish_keeps_gives_way_to_who_is_held_back():
     # The policy gives A nothing, its client a minute: 4 blocks, and 6 to come.
     engine = build(policy="none")

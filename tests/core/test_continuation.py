@@ -96,8 +96,6 @@ def test_a_rewrite_beside_other_open_turns_leaves_the_unpinned_one_open():
     assert relation_of(make_program(1, *turns), [9, 9]).relation is BRANCHES
 
 
-
-
 # --- clients that drop what a turn put out ------------------------------------
 
 #: A stable part of three tokens, and the generation prompt behind it.

@@ -97,6 +97,7 @@ def test_open_gaps_are_censored_at_their_age(history):
     assert history.survival(GIT).at(1.0) == 0.0
     # Half a second old: it says nothing yet about gaps of 1 s.
     assert history.survival(GIT, now_s=10.5).at(1.0) == 0.0
+    assert history.survival(GIT, now_s=9.0).at(1.0) == 0.0  # the clock went back
     # Four seconds old: one of four lasted longer than 1 s.
     assert history.survival(GIT, now_s=14.0).at(1.0) == pytest.approx(0.25)
     history.drop("open")

@@ -28,6 +28,21 @@ def test_pins_expire_at_their_deadline_oldest_first():
     assert pins.expired(2.9) == []
     assert pins.expired(3.0) == [soon, same]
     assert pins.expired(1e300) == [soon, same, late]
+    for pin in (soon, same):
+        pins.remove(pin)
+    assert pins.next_deadline_s() == 9.0
+
+
+def test_an_awaited_pin_does_not_expire_until_nobody_waits():
+    pins = PinTable()
+    pin = add(pins, make_program(1), ttl_s=3.0)
+    pins.add_waiter(pin, "r")
+    pins.set_deadline(pin, 4.0)
+    pins.remove_waiter(pin, "another")
+    assert pins.expired(99.0) == []
+    pins.remove_waiter(pin, "r")
+    assert pins.expired(3.9) == []
+    assert pins.expired(4.0) == [pin]
 
 
 def test_victims_are_the_latest_programs_first_and_awaited_pins_last():

@@ -24,7 +24,7 @@ from ttlcache.analysis.recording import (
     TurnLog,
     pinned_over_time,
 )
-from ttlcache.analysis.summary import summarize
+from ttlcache.analysis.summary import Spread, summarize
 from ttlcache.cli import app
 from ttlcache.cli.top import _screen
 from ttlcache.telemetry.events import Telemetry
@@ -125,6 +125,13 @@ def test_the_summary_counts_everything_once(folder):
     assert summary.cached_tokens > 0
     assert (summary.claimed_tokens, summary.saved_tokens) == (20, 0)
     assert summary.gaps["tool"].count == 2
+
+
+def test_statistics_of_nothing_and_of_known_numbers():
+    assert Spread.of([]) == Spread()
+    spread = Spread.of([float(n) for n in range(1, 101)])
+    assert (spread.mean, spread.p50, spread.min, spread.max) == (50.5, 50.5, 1, 100)
+    assert spread.p95 == pytest.approx(95.05)
 
 
 def test_a_recording_cut_off_in_mid_line_is_read_up_to_there(folder, file):

@@ -210,6 +210,17 @@ def test_renewing_never_shortens_and_is_capped(
     assert engine.deadlines() == {"P": deadline_s}
 
 
+def test_a_parent_whose_pin_is_gone_or_that_ended_is_left_in_peace():
+    engine = with_prefill_cost(make_engine())
+    engine.turn("p1", PROMPT, program="P", tool="Task")
+    for child in ("C", "D"):
+        engine.turn(f"{child}1", [80] * 9, program=child, parent_id="P")
+    engine.controller.memory.release_all()
+    for label in "CPD":
+        engine.end(label)
+    assert engine.pins() == []
+
+
 def test_the_parent_of_a_nested_sub_agent_is_the_one_renewed():
     engine = with_prefill_cost(make_engine())
     engine.turn("p1", PROMPT, program="P", tool="Task")
