@@ -126,6 +126,11 @@ class TTLCacheConfig(BaseModel):
     )
 
     @property
+    def observes(self) -> bool:
+        """Whether pins are kept in tables alone, and nothing else is changed."""
+        return self.policy == "observe"
+
+    @property
     def reads_outputs(self) -> bool:
         """Whether the next tool is read from a turn's output."""
         return self.tool_call_parser != "none"
@@ -144,6 +149,8 @@ def ordering_in_force(config: TTLCacheConfig) -> str:
     """The ordering that is named, or the one that "auto" stands for."""
     if config.ordering != "auto":
         return config.ordering
+    if config.observes:
+        return "request-fcfs"
     above_tier = config.policy == "adaptive" and config.lower_tier != "none"
     if above_tier and config.admission != "room-to-grow":
         return "weighted-arrival"
@@ -187,6 +194,7 @@ def load_config(raw: Mapping[str, Any] | None) -> TTLCacheConfig:
             )
     policies.create(config.policy, config.policy_options)
     ordering = ordering_in_force(config)
+    _check_observes(config)
     if config.admission == "room-to-grow" and ordering not in PROGRAM_ORDERINGS:
         # Otherwise a held-back newcomer could stand before programs under way.
         raise ConfigError(
@@ -195,6 +203,21 @@ def load_config(raw: Mapping[str, Any] | None) -> TTLCacheConfig:
             f"{ordering!r}, or ordering one of {PROGRAM_ORDERINGS}"
         )
     return config
+
+
+def _check_observes(config: TTLCacheConfig) -> None:
+    """What would change anything beside policy "observe" is refused."""
+    for key, harmless in (
+        ("ordering", ("auto", "request-fcfs")),
+        ("admission", ("auto", "none")),
+        ("lower_tier", ("none",)),
+    ):
+        value = getattr(config, key)
+        if config.observes and value not in harmless:
+            raise ConfigError(
+                f"kv_connector_extra_config: key {key!r} has value {value!r}, "
+                f"expected: {harmless[0]!r} with policy 'observe'"
+            )
 
 
 def _is_foreign(key: object) -> bool:

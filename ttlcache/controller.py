@@ -26,13 +26,14 @@ from ttlcache.estimators.survival import Memoryfulness
 from ttlcache.programs.continuation import relate
 from ttlcache.programs.divergence import compare
 from ttlcache.programs.identity import Identifier
-from ttlcache.programs.model import Program, RequestRecord
+from ttlcache.programs.model import Claim, Pin, Program, RequestRecord
 from ttlcache.programs.places import Quantum
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.table import ProgramTable
 from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
+from ttlcache.retention.shadow import ShadowHolder, ShadowReclaimer
 from ttlcache.retention.tier_record import TierRecord
 from ttlcache.retention.ttl import Remaining, Retention
 from ttlcache.scheduling import admission, ordering
@@ -89,10 +90,14 @@ class Controller:
         self.programs = ProgramTable(config.program_idle_s, engine_id=engine_id)
         self.requests: dict[str, RequestRecord] = {}
         self.pins = PinTable()
+        if config.observes:
+            holder = ShadowHolder(holder, self.pins)
         self.tier = TierRecord(self.requests, self.costs, self.telemetry)
         self.queue = QueueOrder(
             self.requests,
-            ordering.create(ordering_in_force(config)),
+            ordering.Observed()
+            if config.observes
+            else ordering.create(ordering_in_force(config)),
             Quantum(config.quantum_turns),
             self.programs,
             self.pins,
@@ -115,13 +120,13 @@ class Controller:
             on_stall=self.queue.on_stall,
             on_unclaimed=self.admission.on_no_pin,
         )
-        reclaimer = Reclaimer(
-            self.pins,
-            holder,
-            self._turns,
-            clock,
-            config.max_pinned_fraction,
-        )
+        share = config.max_pinned_fraction
+        reclaimer = Reclaimer(self.pins, holder, self._turns, clock, share)
+        self._shadow: ShadowReclaimer | None = None
+        if isinstance(holder, ShadowHolder):
+            reclaimer = self._shadow = ShadowReclaimer(
+                self.pins, holder, self._turns, clock, share
+            )
         self.retention = Retention(
             config,
             policies.create(config.policy, config.policy_options),
@@ -198,15 +203,18 @@ class Controller:
             self.queue.on_admission(record)
             context_blocks = record.num_tokens / self.block_tokens
             self.admission.on_turn_running(record.program, context_blocks)
-        pin = self.pins.get(record.pin_id)
+        pin, own_pin_id = self.pins.get(record.pin_id), record.pin_id
         record.pin_id = None
-        claim = None if pin is None else self._turns.claim(pin, cached_tokens)
+        claim = None if pin is None else self._claim(pin, record, cached_tokens)
         self.telemetry.admit(now_s, record, cached_tokens, claim, not first)
         record.refused_s = None
         if pin is not None:
             self._turns.end_pin(pin, PinOutcome.CLAIMED)
         elif first and record.lost_its_kv(cached_tokens):
             self.costs.observe_return_wait(now_s - record.queued_s)
+        if self._shadow is not None:
+            rank, redecide = self.queue.rank(record), self.memory.redecide_provisional
+            self._shadow.on_allocated(record, rank, own_pin_id, redecide)
 
     def on_step(self, step: Step) -> None:
         """A step is computed: learn what prompt tokens cost.
@@ -257,11 +265,15 @@ class Controller:
         if record.hints.is_last_step or program.ended:
             self._end(program, "last_step")
             return NOTHING_RETAINED
+        if self._shadow is not None:
+            finish = self._shadow.holder.unpinned(finish)
         finished = self._retain(record, finish, now_s)
         if finished.order is None:
             self.admission.on_no_pin(program)
         else:  # making room for it may have ended the program's other pins
             self.admission.on_turn_finished(program, context_blocks)
+        if self._shadow is not None:
+            finished = self._shadow.holder.hold(finish, finished)
         return finished
 
     def progress(
@@ -348,6 +360,13 @@ class Controller:
         self.requests[arrival.request_id] = record
         return record
 
+    def _claim(self, pin: Pin, record: RequestRecord, cached_tokens: int) -> Claim:
+        """The request takes its pin over; one that is none would have held more."""
+        if self._shadow is None:
+            return self._turns.claim(pin, cached_tokens)
+        found = self._shadow.holder.would_find(pin, record, cached_tokens)
+        return self._turns.claim(pin, found)._replace(is_real=False)
+
     # --- of an end --------------------------------------------------------
 
     def _forget(self, request_id: str) -> None:
@@ -361,6 +380,8 @@ class Controller:
         """The request is gone; somebody else may continue a turn it did not claim."""
         program = record.program
         program.live_requests -= 1
+        if self._shadow is not None:
+            self._shadow.holder.leave(record)
         if not self.requests:
             self._backlog.on_idle()
         pin = self.pins.get(record.pin_id)

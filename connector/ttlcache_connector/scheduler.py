@@ -6,6 +6,7 @@ step, time it, and let the connector's guard handle failed allocations.
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -31,14 +32,15 @@ class ProgramScheduling:
                 """"kv_role":"kv_both"}'"""
             )
         self._ttl: TTLConnector = connector
+        config = connector.config
         self.waiting = ProgramQueue(
             connector,
             now_s=default_clock().now_s,
-            max_wait_s=connector.config.max_queue_wait_s,
+            max_wait_s=math.inf if config.observes else config.max_queue_wait_s,
         )
         # vLLM defers frees so that a connector's load cannot overwrite blocks
         # that an in-flight step still writes. Pins alone load nothing.
-        loads = connector.config.lower_tier != "none"
+        loads = config.lower_tier != "none"
         if self.connector is connector and not loads:  # type: ignore[attr-defined]
             self.defer_block_free = False
         connector.attach_scheduler(cast(Scheduler, self), self.waiting)

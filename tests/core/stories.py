@@ -101,7 +101,7 @@ def make_program(number=1, *open_turns, **more):
     return program
 
 
-def with_prefill_cost(engine, token_s=1.0):
+def with_prefill_cost(engine, token_s=1.0, **more):
     """The engine, with a controller to which a token's prefill takes `token_s`."""
     engine.controller = Controller(
         engine.controller.config,
@@ -109,5 +109,6 @@ def with_prefill_cost(engine, token_s=1.0):
         engine.holder,
         engine.block_tokens,
         costs=CostModel({"prefill": [token_s, 0, 0]}),
+        **more,
     )
     return engine

@@ -9,7 +9,7 @@ from ttlcache.errors import ConfigError
 from ttlcache.policies.base import Policy
 from ttlcache.types import Decision
 
-NAMES = ("none", "fixed", "ski-rental", "cachettl", "adaptive")
+NAMES = ("none", "fixed", "ski-rental", "cachettl", "adaptive", "observe")
 
 
 class Outside(Policy):

@@ -172,7 +172,7 @@ def run(*arguments, status=0):
 
 
 def test_the_commands_on_a_recording(folder, tmp_path):
-    assert "job completion" in run("analyze", folder, "--json", tmp_path / "a.json")
+    assert "job completion" in run("report", folder, "--json", tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text())["programs"] == 3
     text = run("explain", "a", "--from", folder)
     parts = ("turn 3", "first turn: nothing to claim", "claimed after 2 s")
@@ -186,7 +186,7 @@ def test_the_commands_on_a_recording(folder, tmp_path):
     plots = list((tmp_path / "plots").glob("*.png"))
     assert {plot.stem for plot in plots} == {"timeline", "gaps", "pinned", "jct"}
     assert all(plot.stat().st_size > 5000 for plot in plots)
-    for mistake in (("analyze", "nowhere"), ("explain", "nobody", "--from", folder)):
+    for mistake in (("report", "nowhere"), ("explain", "nobody", "--from", folder)):
         output = run(*mistake, status=1)
         assert "error:" in output
         assert "Traceback" not in output
@@ -196,7 +196,7 @@ def test_a_recording_reads_well_on_80_columns(folder):
     for path in folder.iterdir():  # a tool and a reason of the longest kind
         path.write_text(path.read_text().replace('"tool":"tool"', '"tool":"bash npx"'))
     narrow = CliRunner(env={"COLUMNS": "80"})
-    for command in (["analyze"], ["explain", "a", "--from"]):
+    for command in (["report"], ["explain", "a", "--from"]):
         done = narrow.invoke(app, [*command, str(folder)])
         assert done.exit_code == 0, done.output
         lines = done.output.splitlines()
@@ -248,7 +248,7 @@ def recording_of_hostile(place, name):
 
 def test_ids_and_tools_of_clients_rule_no_terminal(tmp_path):
     place = recording_of_hostile(tmp_path / "recording", HOSTILE)
-    for arguments in (("analyze", place), ("explain", HOSTILE, "--from", place)):
+    for arguments in (("report", place), ("explain", HOSTILE, "--from", place)):
         shown = run(*arguments)
         assert "[/b]" in shown
         assert not {"\x1b", "\x07"} & set(shown)

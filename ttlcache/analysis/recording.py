@@ -80,6 +80,7 @@ class TurnLog:
     saved_tokens, saved_s: of those, what plain vLLM's prefix cache would have evicted,
         and the prefill that this spared.
     memory_wait_s: for so long before it got its memory that was refused to it.
+    held_back: by admission, so that running programs may grow.
     """
 
     turn: int
@@ -99,6 +100,7 @@ class TurnLog:
     saved_tokens: int = 0
     saved_s: float = 0.0
     memory_wait_s: float = 0.0
+    held_back: bool = False
     preemptions: int = 0
     finish_s: float | None = None
     completed: bool = False
@@ -149,6 +151,12 @@ class Recording:
 
     programs: list[ProgramLog]
     runs: dict[str, dict[str, Any]]
+
+    @property
+    def observed_runs(self) -> set[str]:
+        """Runs under policy `observe`: their pins are would-be pins."""
+        heads = self.runs.items()
+        return {run for run, head in heads if head.get("policy") == "observe"}
 
     def find(self, program: str) -> ProgramLog | None:
         """The program of that id; of several runs the last one's."""

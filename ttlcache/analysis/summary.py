@@ -41,8 +41,10 @@ class Summary:
     jct: job completion time of programs with a finished turn, last departure minus
         first arrival. makespan_s: from the first arrival to the last departure.
     cache_hit_ratio: cached prompt tokens / prompt tokens.
-    claimed_tokens: served from claimed pins. saved_tokens, saved_s: of those, what
-        plain vLLM's prefix cache would have evicted, and the prefill that this spared.
+    claims: of pins. claimed_tokens: served from them. saved_tokens, saved_s: of those,
+        what plain vLLM's prefix cache would have evicted, and the prefill that this
+        spared. savable_tokens, savable_s: the same under policy `observe`, where
+        pins would have saved it.
     wasted_block_s: blocks times seconds of pins that nobody claimed, while a request
         lacked memory. idle_block_s: while none did.
     gaps: seconds between turns, by tool where the recording knows it.
@@ -55,9 +57,12 @@ class Summary:
     cache_hit_ratio: float
     prompt_tokens: int
     cached_tokens: int
+    claims: int
     claimed_tokens: int
     saved_tokens: int
     saved_s: float
+    savable_tokens: int
+    savable_s: float
     wasted_block_s: float
     idle_block_s: float
     wait: Spread
@@ -71,6 +76,9 @@ class Summary:
 def summarize(recording: Recording) -> Summary:
     """Every number of `Summary`, each program and turn counted once."""
     turns = [turn for _, turn in recording.turns()]
+    observed = recording.observed_runs
+    real = [turn for log, turn in recording.turns() if log.run not in observed]
+    would_be = [turn for log, turn in recording.turns() if log.run in observed]
     pins = [turn.pin for turn in turns if turn.pin is not None]
     ended = [pin for pin in pins if pin.end_s is not None]
     prompt = sum(turn.prompt_tokens for turn in turns if turn.wait_s is not None)
@@ -92,9 +100,12 @@ def summarize(recording: Recording) -> Summary:
         cache_hit_ratio=cached / prompt if prompt else 0.0,
         prompt_tokens=prompt,
         cached_tokens=cached,
-        claimed_tokens=sum(turn.claimed_tokens for turn in turns),
-        saved_tokens=sum(turn.saved_tokens for turn in turns),
-        saved_s=sum(turn.saved_s for turn in turns),
+        claims=sum(turn.claimed_pin is not None for turn in turns),
+        claimed_tokens=sum(turn.claimed_tokens for turn in real),
+        saved_tokens=sum(turn.saved_tokens for turn in real),
+        saved_s=sum(turn.saved_s for turn in real),
+        savable_tokens=sum(turn.saved_tokens for turn in would_be),
+        savable_s=sum(turn.saved_s for turn in would_be),
         wasted_block_s=wasted_block_s,
         idle_block_s=unclaimed_block_s - wasted_block_s,
         wait=Spread.of([turn.wait_s for turn in turns if turn.wait_s is not None]),

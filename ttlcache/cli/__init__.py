@@ -11,11 +11,11 @@ from typing import Annotated
 
 import typer
 
-from ttlcache.cli.analyze import analyze
 from ttlcache.cli.config import config
 from ttlcache.cli.explain import explain
 from ttlcache.cli.lazy import command_of, doctor
 from ttlcache.cli.plot import plot
+from ttlcache.cli.report import report
 from ttlcache.cli.top import top
 
 app = typer.Typer(
@@ -46,7 +46,7 @@ def main(
 
 profile = command_of("ttlcache_connector.cli.profile", "profile")
 estimate = command_of("ttlcache_sim.estimate.cli", "estimate")
-for command in (doctor, estimate, profile, top, explain, analyze, plot, config):
+for command in (doctor, estimate, profile, top, report, explain, plot, config):
     app.command()(command)
 app.command()(command_of("ttlcache_connector.cli.serve_tiers", "serve_tiers"))
 app.command()(command_of("ttlcache_connector.front.cli", "front"))

@@ -32,10 +32,14 @@ ApiKey = Annotated[
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
+def printable(text: object) -> str:
+    """What clients named, without control characters."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
 def plain(text: object) -> str:
-    """What clients named, for a terminal: neither markup nor control characters."""
-    shown = (c if c.isprintable() else repr(c)[1:-1] for c in str(text))
-    return escape("".join(shown))
+    """The same for a terminal, without markup."""
+    return escape(printable(text))
 
 
 def fail(text: object) -> NoReturn:
@@ -73,10 +77,12 @@ def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:
     return grid
 
 
-def numbers(title: str | None, columns: Iterable[str]) -> Table:
+def numbers(
+    title: str | None, columns: Iterable[str], *, widest_name: int = 24
+) -> Table:
     """An empty table: a name, folded where it is long, and columns of numbers."""
     grid = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    grid.add_column("", overflow="fold", max_width=24)
+    grid.add_column("", overflow="fold", max_width=widest_name)
     for name in columns:
         grid.add_column(name, justify="right", no_wrap=True)
     return grid

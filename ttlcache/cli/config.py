@@ -22,7 +22,7 @@ CHANGE_WHEN = {
     "program_idle_s": "agents pause for longer, e.g. for people",
     "tool_call_parser": "`none`: clients send `tool`, or outputs must not be read",
     "state_dir": "the first minutes after a start matter: `ttlcache profile`",
-    "record_path": "you want `ttlcache explain`, `analyze` or `plot`",
+    "record_path": "you want `ttlcache report`, `explain` or `plot`",
     "allow_untested_vllm": "you accept that nobody has tried this version",
 }
 _TABLE = re.compile(r"^\| key \|.*\n(?:\|.*\n)*", re.MULTILINE)

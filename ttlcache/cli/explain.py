@@ -34,6 +34,8 @@ def explain(
         for verdict in found:
             console.print_json(json.dumps(_plain(verdict)), indent=None)
         return
+    if log.run in recording.observed_runs:
+        console.print("policy observe: all pins and savings are would-be ones")
     for verdict in found:
         _print_turn(verdict, console)
     groups = by_tool(log, max_ttl_s)

@@ -87,6 +87,17 @@ def summary_line(engine: dict[str, Any]) -> str:
     went_on = sum(n for k, n in ended.items() if k not in ("ended", "no_return"))
     rate = f"{claimed / went_on:.0%}" if went_on else "-"
     off = "" if gauges.get("retention_enabled", 1) else " RETENTION IS OFF"
+    saved = (
+        f"  tokens served from pins: {totals.get('claimed_tokens', 0):,}; plain vLLM "
+        f"would have evicted {totals.get('prefill_tokens_saved', 0):,}"
+    )
+    if engine.get("settings", {}).get("policy") == "observe":
+        prefill_s = totals.get("prefill_seconds_savable", 0.0)
+        saved = (
+            "  policy observe, would-be pins; real ones would have saved "
+            f"{totals.get('prefill_tokens_savable', 0):,} tokens of prefill, "
+            f"{seconds(prefill_s)}"
+        )
     return (
         f"{gauges.get('programs_active', 0):.0f} programs, "
         f"{gauges.get('pins_active', 0):.0f} pins on "
@@ -94,8 +105,7 @@ def summary_line(engine: dict[str, Any]) -> str:
         f"{gauges.get('free_blocks', 0) / pool:.0%} free{off}\n"
         f"  pins claimed: {rate}, last turns left out "
         f"({', '.join(f'{k} {v}' for k, v in sorted(ended.items())) or 'none ended'})\n"
-        f"  tokens served from pins: {totals.get('claimed_tokens', 0):,}; plain vLLM "
-        f"would have evicted {totals.get('prefill_tokens_saved', 0):,}"
+        f"{saved}"
     )
 
 

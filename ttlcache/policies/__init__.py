@@ -21,6 +21,7 @@ _TARGETS: dict[str, str] = {
     "ski-rental": "ttlcache.policies.ski_rental:SkiRental",
     "cachettl": "ttlcache.policies.cachettl:CacheTTL",
     "adaptive": "ttlcache.policies.adaptive:Adaptive",
+    "observe": "ttlcache.policies.observe:Observe",
 }
 
 

@@ -245,12 +245,14 @@ class Claim(NamedTuple):
     tokens: of its prompt, served from the pin.
     saved_tokens, saved_s: of those, what plain vLLM's prefix cache would have evicted,
         and the seconds of prefill that it would cost.
+    is_real: not so under policy `observe`.
     """
 
     pin_id: int
     tokens: int
     saved_tokens: int
     saved_s: float
+    is_real: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -274,6 +276,7 @@ class RequestRecord:
     reusable_tokens: int = 0  # context of the turn it continues that it repeats
     pin_id: int | None = None  # the pin it will claim
     refused_s: float | None = None  # when memory was first refused to it
+    held_back: bool = False  # by admission, for the growth of others
     admitted_s: float | None = None
     tier_generation: int | None = None  # in which the turn it continues was left there
     asked_tier: bool = False  # for what GPU memory has not

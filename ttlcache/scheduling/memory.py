@@ -72,6 +72,7 @@ class KVMemory:
         record = self.requests.get(request_id)
         if record is None:
             return 0
+        record.held_back = True
         freed = self.redecide_provisional()
         missing = self._missing_blocks(record, needed_pool_blocks)
         return freed + self.reclaimer.take_for_newcomer(record.program, missing)

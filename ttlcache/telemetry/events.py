@@ -106,12 +106,16 @@ class Telemetry:
         again: bool,
     ) -> None:
         """It got its blocks; again: after a preemption."""
+        is_claim = claim is not None and claim.is_real
         if claim is not None:
-            self.metrics.count("claimed_tokens", by=claim.tokens)
-            self.metrics.count("prefill_tokens_saved", by=claim.saved_tokens)
+            end = "saved" if claim.is_real else "savable"
+            self.metrics.count(f"prefill_tokens_{end}", by=claim.saved_tokens)
+            self.metrics.count(f"prefill_seconds_{end}", by=claim.saved_s)
+            if is_claim:
+                self.metrics.count("claimed_tokens", by=claim.tokens)
         wait_s = now_s - record.queued_s
         if not again:
-            kind = wait_kind(record, cached_tokens, is_claim=claim is not None)
+            kind = wait_kind(record, cached_tokens, is_claim=is_claim)
             self.metrics.observe("wait_seconds", wait_s, kind)
             if kind == "lost":
                 self.metrics.count("evicted_returns")
@@ -126,6 +130,7 @@ class Telemetry:
             saved_tokens=0 if claim is None else claim.saved_tokens,
             saved_s=0.0 if claim is None else claim.saved_s,
             memory_wait_s=record.memory_wait_s(now_s),
+            held_back=record.held_back,
             again=again,
         )
 

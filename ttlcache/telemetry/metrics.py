@@ -7,7 +7,7 @@ has two labels its values are written "first/second".
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,12 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
         "Of those, the ones that plain vLLM's prefix cache would have evicted.",
         None,
     ),
+    "prefill_seconds_saved": ("Seconds that their prefill would have taken.", None),
+    "prefill_tokens_savable": (
+        "Under policy observe: prompt tokens that pins would have saved.",
+        None,
+    ),
+    "prefill_seconds_savable": ("Seconds that their prefill took.", None),
     "turns_identified": ("Requests by the rule that found their program.", "rule"),
     "turns_diverged": (
         "Turns whose prompt did not begin with their program's last context, by where "
@@ -112,12 +118,14 @@ HISTOGRAM_LABELS = {"tool_gap_seconds": "tool_class", "wait_seconds": "turn"}
 class MetricsBuffer:
     """What happened since the last drain, and in all (`totals`)."""
 
-    totals: Counter[tuple[str, str]] = field(default_factory=Counter)
+    totals: defaultdict[tuple[str, str], float] = field(
+        default_factory=lambda: defaultdict(int)
+    )
     observations: dict[str, list[float]] = field(default_factory=dict)
-    _drained: dict[tuple[str, str], int] = field(default_factory=dict)
+    _drained: dict[tuple[str, str], float] = field(default_factory=dict)
     _has_counted: bool = False
 
-    def count(self, name: str, label: str = "", by: int = 1) -> None:
+    def count(self, name: str, label: str = "", by: float = 1) -> None:
         self.totals[name, label] += by
         self._has_counted = True
 

@@ -44,7 +44,7 @@ class TTLConnectorStats(KVConnectorStats):
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         # vLLM adds up every step's for its log line: one entry per label is enough.
         mine, theirs = self.data, other.data
-        sums: dict[tuple[str, str], int] = {}
+        sums: dict[tuple[str, str], float] = {}
         for name, label, by in (*mine.get("counters", ()), *theirs.get("counters", ())):
             sums[name, label] = sums.get((name, label), 0) + by
         mine["counters"] = [[name, label, by] for (name, label), by in sums.items()]
