@@ -33,7 +33,7 @@ from ttlcache.programs.table import ProgramTable
 from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pins import PinTable
 from ttlcache.retention.reclaim import Reclaimer
-from ttlcache.retention.shadow import ShadowHolder, ShadowReclaimer
+from ttlcache.retention.shadow import ShadowHolder
 from ttlcache.retention.tier_record import TierRecord
 from ttlcache.retention.ttl import Remaining, Retention
 from ttlcache.scheduling import admission, ordering
@@ -90,14 +90,12 @@ class Controller:
         self.programs = ProgramTable(config.program_idle_s, engine_id=engine_id)
         self.requests: dict[str, RequestRecord] = {}
         self.pins = PinTable()
-        if config.observes:
-            holder = ShadowHolder(holder, self.pins)
+        self._shadow = ShadowHolder(holder, self.pins) if config.observes else None
+        holder = self._shadow or holder
         self.tier = TierRecord(self.requests, self.costs, self.telemetry)
         self.queue = QueueOrder(
             self.requests,
-            ordering.Observed()
-            if config.observes
-            else ordering.create(ordering_in_force(config)),
+            ordering.create(ordering_in_force(config)),
             Quantum(config.quantum_turns),
             self.programs,
             self.pins,
@@ -120,13 +118,13 @@ class Controller:
             on_stall=self.queue.on_stall,
             on_unclaimed=self.admission.on_no_pin,
         )
-        share = config.max_pinned_fraction
-        reclaimer = Reclaimer(self.pins, holder, self._turns, clock, share)
-        self._shadow: ShadowReclaimer | None = None
-        if isinstance(holder, ShadowHolder):
-            reclaimer = self._shadow = ShadowReclaimer(
-                self.pins, holder, self._turns, clock, share
-            )
+        reclaimer = Reclaimer(
+            self.pins,
+            holder,
+            self._turns,
+            clock,
+            config.max_pinned_fraction,
+        )
         self.retention = Retention(
             config,
             policies.create(config.policy, config.policy_options),
@@ -203,7 +201,7 @@ class Controller:
             self.queue.on_admission(record)
             context_blocks = record.num_tokens / self.block_tokens
             self.admission.on_turn_running(record.program, context_blocks)
-        pin, own_pin_id = self.pins.get(record.pin_id), record.pin_id
+        pin = self.pins.get(record.pin_id)
         record.pin_id = None
         claim = None if pin is None else self._claim(pin, record, cached_tokens)
         self.telemetry.admit(now_s, record, cached_tokens, claim, not first)
@@ -212,9 +210,8 @@ class Controller:
             self._turns.end_pin(pin, PinOutcome.CLAIMED)
         elif first and record.lost_its_kv(cached_tokens):
             self.costs.observe_return_wait(now_s - record.queued_s)
-        if self._shadow is not None:
-            rank, redecide = self.queue.rank(record), self.memory.redecide_provisional
-            self._shadow.on_allocated(record, rank, own_pin_id, redecide)
+        if self._shadow is not None and self._shadow.lacks_memory():
+            self.memory.redecide_provisional()
 
     def on_step(self, step: Step) -> None:
         """A step is computed: learn what prompt tokens cost.
@@ -265,16 +262,12 @@ class Controller:
         if record.hints.is_last_step or program.ended:
             self._end(program, "last_step")
             return NOTHING_RETAINED
-        if self._shadow is not None:
-            finish = self._shadow.holder.unpinned(finish)
         finished = self._retain(record, finish, now_s)
         if finished.order is None:
             self.admission.on_no_pin(program)
         else:  # making room for it may have ended the program's other pins
             self.admission.on_turn_finished(program, context_blocks)
-        if self._shadow is not None:
-            finished = self._shadow.holder.hold(finish, finished)
-        return finished
+        return finished if self._shadow is None else Finished(finished.decision)
 
     def progress(
         self, tenant: str, program_id: str, remaining: Remaining
@@ -361,10 +354,10 @@ class Controller:
         return record
 
     def _claim(self, pin: Pin, record: RequestRecord, cached_tokens: int) -> Claim:
-        """The request takes its pin over; one that is none would have held more."""
+        """The request takes its pin over."""
         if self._shadow is None:
             return self._turns.claim(pin, cached_tokens)
-        found = self._shadow.holder.would_find(pin, record, cached_tokens)
+        found = self._shadow.would_find(pin, record, cached_tokens)
         return self._turns.claim(pin, found)._replace(is_real=False)
 
     # --- of an end --------------------------------------------------------
@@ -380,8 +373,6 @@ class Controller:
         """The request is gone; somebody else may continue a turn it did not claim."""
         program = record.program
         program.live_requests -= 1
-        if self._shadow is not None:
-            self._shadow.holder.leave(record)
         if not self.requests:
             self._backlog.on_idle()
         pin = self.pins.get(record.pin_id)

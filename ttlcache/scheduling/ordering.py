@@ -136,10 +136,6 @@ class ExpectedFinish(Ordering):
         return (turn.place_seq + turn.delay_places,)
 
 
-class Observed(RequestFCFS, ExpectedFinish):
-    """Serves in vLLM's own order; would-be pins are ranked by `ExpectedFinish`."""
-
-
 _ALL: tuple[type[Ordering], ...] = (
     TTLAware,
     WeightedArrival,
