@@ -69,31 +69,24 @@ def test_pins_made_while_memory_was_free_are_decided_anew_when_it_is_not(engine)
     assert engine.outcomes()[PinOutcome.EXPIRED] == 1
 
 
-def test_a_request_that_outranks_a_pin_takes_its_memory(engine):
-    older = engine.turn("b1", [70, 71, 72, 73, 74], [75], program="b")
+def test_would_be_pins_that_do_not_fit_keep_a_request_waiting(engine):
     engine.turn("a1", CONTEXT_A, [90, 91, 92, 93], program="a")
-    engine.turn("b2", older + list(range(100, 150)), program="b", is_last_step=True)
-    assert "a" not in engine.pinned()
-
-
-def test_a_request_behind_a_pin_counts_as_waiting_while_it_runs(engine):
-    engine.turn("a1", CONTEXT_A, [90, 91, 92, 93], program="a")
+    pressure = engine.controller.retention.holder.pressure
+    assert (pressure().free_blocks, pressure().num_waiting) == (11, 0)
     engine.arrive("c1", list(range(300, 360)), program="c")
     assert engine.admit("c1"), "in the engine it runs"
-    pressure = engine.controller.retention.holder.pressure()
-    assert (pressure.num_running, pressure.num_waiting) == (0, 1)
-    assert pressure.pinned_blocks == 5
+    assert (pressure().free_blocks, pressure().num_waiting) == (0, 1)
+    assert pressure().wanted_blocks == 4
     engine.finish("c1")
-    assert engine.controller.retention.holder.pressure().num_waiting == 0
 
 
-def test_pins_share_what_their_contexts_have_in_common(engine):
+def test_memory_takes_no_would_be_pin(engine):
+    """Nor would it in the order of `adaptive`, where the other program waits."""
     engine.turn("a1", CONTEXT_A, [90, 91, 92, 93], program="a")
-    engine.turn("b1", [*CONTEXT_A[:16], 50, 51], [52, 53, 54, 55], program="b")
-    assert sum(engine.pinned().values()) == 10
-    pressure = engine.controller.retention.holder.pressure()
-    assert pressure.pinned_blocks == 6, "four blocks are the same"
-    assert pressure.free_blocks == 10
+    engine.arrive("c1", list(range(300, 360)), program="c")
+    assert engine.admit("c1")
+    assert not engine.decode("c1", list(range(5))), "the pool is full"
+    assert engine.pinned() == {"a": 5}
 
 
 def test_requests_keep_the_order_of_their_arrival(engine):

@@ -131,7 +131,7 @@ ttlcache_turns_diverged_total{cause="output",engine="0"} 9.0
 
 
 def test_a_server_is_told_from_its_metrics():
-    savings, tools, broken, pins = of_metrics(METRICS)
+    savings, tools, broken, pins = (t for t in of_metrics(METRICS) if t.rows)
     assert savings.rows == [
         ("prompt tokens served from pins", "4,000", "4", "measured"),
         ("saved: plain vLLM would have evicted", "3,000", "4", "estimated"),

@@ -34,7 +34,6 @@ body {{ font: 15px/1.4 sans-serif; max-width: 70em; margin: 2em auto; padding: 0
 table {{ border-collapse: collapse; margin: 0 0 .5em }}
 td, th {{ padding: .15em 1em .15em 0; text-align: right; vertical-align: top }}
 td:first-child {{ text-align: left; overflow-wrap: anywhere }}
-tr.estimated td:last-child {{ font-style: italic }}
 img {{ max-width: 100% }}
 </style></head><body><h1>ttlcache report</h1><p>{source}</p>
 {body}
@@ -69,6 +68,7 @@ def report(
         tables = of_recording(recording, summary)
     else:
         tables = of_metrics(_metrics(str(url)))
+    tables = [table for table in tables if table.rows]
     console = Console()
     for table in tables:
         _print(table, console)
@@ -78,7 +78,9 @@ def report(
         write_json(json_path, asdict(summary))
     if html_path is not None:
         figures = [] if recording is None else _figures(recording)
-        html_path.write_text(_page(printable(url or place), tables, figures), "utf-8")
+        source = html.escape(printable(url or place))
+        body = "\n".join([*map(_html_table, tables), *figures])
+        html_path.write_text(_PAGE.format(source=source, body=body), "utf-8")
         console.print(str(html_path), soft_wrap=True, highlight=False)
 
 
@@ -107,16 +109,10 @@ def _print(table: Table, console: Console) -> None:
 # --- the HTML page ---------------------------------------------------------------
 
 
-def _page(source: str, tables: Sequence[Table], figures: Sequence[str]) -> str:
-    body = "\n".join([*map(_html_table, tables), *figures])
-    return _PAGE.format(source=html.escape(source), body=body)
-
-
 def _html_table(table: Table) -> str:
-    heads = ("", *table.columns, "samples", "how")
-    lines = [f"<h2>{html.escape(table.title)}</h2>", "<table>", f"<tr>{_cells('th', heads)}</tr>"]
-    for row in table.rows:
-        lines.append(f'<tr class="{row[-1]}">{_cells("td", row)}</tr>')
+    heads = _cells("th", ("", *table.columns, "samples", "how"))
+    lines = [f"<h2>{html.escape(table.title)}</h2>\n<table>\n<tr>{heads}</tr>"]
+    lines += [f"<tr>{_cells('td', row)}</tr>" for row in table.rows]
     notes = (f"<p>{html.escape(note)}</p>" for note in table.notes)
     return "\n".join([*lines, "</table>", *notes])
 

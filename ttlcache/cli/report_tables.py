@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ttlcache.analysis.recording import Recording, TurnLog
@@ -35,7 +35,7 @@ class Table(NamedTuple):
 
 
 def of_recording(recording: Recording, summary: Summary) -> list[Table]:
-    """All tables that have a row."""
+    """Some may have no row."""
     s = summary
     times = {"job completion": s.jct, "wait of a turn": s.wait, "life of a pin": s.pin}
     sums = {
@@ -45,12 +45,11 @@ def of_recording(recording: Recording, summary: Summary) -> list[Table]:
         "block-seconds of pins, memory idle": round(s.idle_block_s),
         "preemptions": s.preemptions,
     }
-    tables = [
+    return [
         _savings(
             s.claims,
-            s.claimed_tokens,
-            (s.saved_tokens, s.saved_s),
-            (s.savable_tokens, s.savable_s),
+            (s.claimed_tokens, s.saved_tokens, s.savable_tokens),
+            (s.saved_s, s.savable_s),
         ),
         Table(
             f"{s.programs:,} programs in {seconds(s.makespan_s)}",
@@ -64,51 +63,43 @@ def of_recording(recording: Recording, summary: Summary) -> list[Table]:
         _counts("how programs of turns were found", s.rules),
         Table("in all", ("",), [_row(n, s.turns, f"{v:,}") for n, v in sums.items()]),
     ]
-    return [table for table in tables if table.rows]
 
 
 def of_metrics(text: str) -> list[Table]:
-    """As far as the metrics of a server have it; `text` as Prometheus reads it."""
+    """The same, as far as Prometheus's `text` of a server has it."""
     pins = _values(text, "pins_total", "outcome")
     causes = _values(text, "turns_diverged_total", "cause")
-    early = {cause: causes[cause] for cause in _EARLY if causes[cause]}
-    tables = [
+    early = {str(cause): causes[cause] for cause in _EARLY if causes[cause]}
+    tokens = ("claimed_tokens", "prefill_tokens_saved", "prefill_tokens_savable")
+    spans = ("prefill_seconds_saved", "prefill_seconds_savable")
+    return [
         _savings(
             pins["claimed"],
-            _total(text, "claimed_tokens"),
-            (_total(text, "prefill_tokens_saved"), _total(text, "prefill_seconds_saved")),
-            (
-                _total(text, "prefill_tokens_savable"),
-                _total(text, "prefill_seconds_savable"),
-            ),
+            [_total(text, name) for name in tokens],
+            [_total(text, name) for name in spans],
         ),
         _means(text, "who waited: mean by kind of turn", "wait_seconds", "turn"),
         _means(text, "slow tools: mean by class", "tool_gap_seconds", "tool_class"),
         _counts("broken prefixes", early, _remedies(early)),
         _counts("how pins ended", pins),
     ]
-    return [table for table in tables if table.rows]
 
 
 # --- tables of both ----------------------------------------------------------
 
 
-def _savings(
-    claims: float,
-    claimed_tokens: float,
-    saved: tuple[float, float],
-    savable: tuple[float, float],
-) -> Table:
-    """saved, savable: tokens and seconds, the latter under policy `observe`."""
+def _savings(claims: float, tokens: Sequence[float], spans: Sequence[float]) -> Table:
+    """tokens: claimed, saved, savable. spans: seconds saved, savable."""
+    claimed, saved, savable = tokens
     found = (
-        ("prompt tokens served from pins", f"{claimed_tokens:,.0f}", MEASURED),
-        ("saved: plain vLLM would have evicted", f"{saved[0]:,.0f}", ESTIMATED),
-        ("prefill saved", seconds(saved[1]), ESTIMATED),
-        ("tokens that pins would have saved", f"{savable[0]:,.0f}", ESTIMATED),
-        ("prefill that pins would have saved", seconds(savable[1]), ESTIMATED),
+        ("prompt tokens served from pins", f"{claimed:,.0f}", MEASURED),
+        ("saved: plain vLLM would have evicted", f"{saved:,.0f}", ESTIMATED),
+        ("prefill saved", seconds(spans[0]), ESTIMATED),
+        ("tokens that pins would have saved", f"{savable:,.0f}", ESTIMATED),
+        ("prefill that pins would have saved", seconds(spans[1]), ESTIMATED),
     )
-    would_be = found[3:] if any(savable) else ()
-    shown = (*(found[:3] if claimed_tokens or not would_be else ()), *would_be)
+    would_be = found[3:] if savable else ()
+    shown = (*(found[:3] if claimed or not would_be else ()), *would_be)
     rows = [_row(name, claims, value, how=how) for name, value, how in shown]
     return Table("what pins saved", ("",), rows)
 
@@ -123,8 +114,8 @@ def _row(name: str, samples: float, *cells: str, how: str = MEASURED) -> Row:
     return (name, *cells, f"{samples:,.0f}", how)
 
 
-def _remedies(causes: Sequence[Cause] | Mapping[Cause, float]) -> Row:
-    return tuple(f"{cause}: {REMEDIES[cause]}" for cause in causes)
+def _remedies(causes: Iterable[str]) -> Row:
+    return tuple(f"{cause}: {REMEDIES[Cause(cause)]}" for cause in causes)
 
 
 # --- of a recording ----------------------------------------------------------

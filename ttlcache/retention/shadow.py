@@ -9,6 +9,7 @@ their pins then.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from ttlcache.programs.model import Pin, RequestRecord
@@ -58,13 +59,14 @@ class ShadowHolder:
         return 0
 
     def pressure(self) -> Pressure:
-        """With real pins; where they would not fit, a request would wait for them."""
+        """With real pins; for each that does not fit, a request would wait."""
         real = self._engine.pressure()
         lacking = self._pins.kv_blocks - real.free_blocks
         if lacking <= 0:
             return real._replace(free_blocks=-lacking)
+        too_many = math.ceil(lacking * len(self._pins) / self._pins.kv_blocks)
         return real._replace(
             free_blocks=0,
-            num_waiting=max(1, real.num_waiting),
+            num_waiting=real.num_waiting + too_many,
             wanted_blocks=max(lacking, real.wanted_blocks),
         )
