@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bench.sim.cell import run_cell
-from bench.sim.load.workload import WorkloadSpec
 from bench.sim.rivals.arms import parse_arms
-from bench.sim.settings import Cell, EngineSetting
+from bench.sim.settings import EngineSetting
+from ttlcache_sim.cell import run_cell
+from ttlcache_sim.load.workload import WorkloadSpec
+from ttlcache_sim.settings import Cell
 
 ARMS = 'vllm,adaptive,adaptive:{"policy":"observe"}'
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from bench.sim.harness import EngineHarness, EngineSpec
 from tests.connector.conftest import totals
+from ttlcache_sim.harness import EngineHarness, EngineSpec
 
 SIZES = {"num_blocks": 40, "max_num_seqs": 4, "max_num_batched_tokens": 128}
 
