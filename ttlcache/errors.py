@@ -52,7 +52,7 @@ def _explain_one(model: type[BaseModel], item: dict[str, Any]) -> str:
     value = item.get("input")
     if item["type"] == "extra_forbidden":
         near = nearest(key, names)
-        valid = f"valid keys: {', '.join(names)}"
+        valid = f"valid keys: {', '.join(names) or 'none'}"
         help_text = valid if near is None else f"did you mean {near!r}?"
         return f"unknown key {key!r} (value {value!r}); {help_text}"
     field = model.model_fields.get(key)

@@ -14,10 +14,9 @@ from bench.stress.abuse.flood import run_arm
 from bench.stress.abuse.patterns import patterns
 from bench.stress.abuse.play import Load, Waits, compare
 from tests.connector.conftest import free
-from ttlcache.programs.client_values import UNFIT_REASONS
+from tests.labels import TOOL_CLASSES, UNFIT_REASONS
 from ttlcache.programs.divergence import Cause
 from ttlcache.retention import ttl
-from ttlcache.toolcalls.classes import TOOL_CLASSES
 from ttlcache.types import IdentityRule, PinOutcome
 
 SESSIONS = 800

@@ -14,8 +14,8 @@ from tests.connector.fake_tier import copy, extra
 from tests.connector.test_stores import offer
 from ttlcache_connector import faults
 from ttlcache_connector.blocks.expired import room_blocks
+from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
-from ttlcache_connector.tiers.lmcache.stores import LMCacheStores
 
 HINTS = {"program_id": "p", "tool": "bash"}
 LONG = list(range(600))  # 37 of 63 blocks
@@ -246,10 +246,10 @@ def test_a_tier_that_raises_keeps_no_memory(make, clock, tier, when):
 
 def half_with(queue, *, up=True, over=True):
     """LMCache's stores around a real queue."""
-    half = object.__new__(LMCacheStores)
+    half = object.__new__(LMCacheSchedulerTier)
     half._queue = queue
     half._deferred = SimpleNamespace(is_finished=lambda _: over)
-    half._is_up = lambda: up
+    half.is_up = lambda: up
     return half
 
 

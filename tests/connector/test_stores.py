@@ -23,8 +23,8 @@ from lmcache.v1.multiprocess.custom_types import IPCCacheServerKey
 from tests.connector.conftest import nested
 from ttlcache_connector.tiers.lmcache.orphaned_lookups import OrphanedLookups
 from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
+from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
-from ttlcache_connector.tiers.lmcache.stores import LMCacheStores
 
 CHUNK = 64
 
@@ -193,7 +193,7 @@ def test_statistics_of_a_request_that_was_never_looked_at():
     inner.scheduler_adapter = SimpleNamespace(
         _pending_lookups=set(), cleanup_lookup_result=lambda _: None, end_session=None
     )
-    half = LMCacheStores.__new__(LMCacheStores)
+    half = LMCacheSchedulerTier.__new__(LMCacheSchedulerTier)
     half._inner = inner
     half._lookups = SimpleNamespace(end=lambda request_id: None)
     half._salts = SaltGenerations(inner, OrphanedLookups(inner.scheduler_adapter))

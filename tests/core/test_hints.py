@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tests.labels import UNFIT_REASONS
 from ttlcache.programs import client_values as values
 from ttlcache.programs.client_values import (
     MAX_INT,
@@ -238,7 +239,7 @@ def test_whatever_comes_is_bounded_or_refused_for_a_known_reason(read):
             else:
                 assert abs(part) <= values.MAX_SECONDS
     assert refused
-    assert refused <= set(values.UNFIT_REASONS)
+    assert refused <= set(UNFIT_REASONS)
 
 
 def test_what_fits_goes_on_as_it_is():

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.labels import TOOL_CLASSES
 from ttlcache.toolcalls import detect_items, is_subagent, key_for_tool
-from ttlcache.toolcalls.classes import TOOL_CLASSES, tool_class
+from ttlcache.toolcalls.classes import tool_class
 from ttlcache.types import (
     APPROVAL_GAP,
     FINAL_GAP,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -198,6 +199,15 @@ class Recording:
         for program in self.programs:
             for turn in program.turns:
                 yield program, turn
+
+    def gaps_by_tool(self) -> dict[str, list[float]]:
+        """Seconds between turns after each tool, the most frequent tool first."""
+        gaps: dict[str, list[float]] = defaultdict(list)
+        for _, turn in self.turns():
+            if turn.next_gap_s is not None:
+                tool = "(not known)" if turn.decided is None else turn.decided.tool
+                gaps[tool].append(turn.next_gap_s)
+        return dict(sorted(gaps.items(), key=lambda item: -len(item[1])))
 
 
 def held_in_vain(pin: PinLog, wanted: Sequence[Interval]) -> list[Interval]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -86,11 +86,6 @@ def summarize(recording: Recording) -> Summary:
     arrivals = [log.arrive_s for log in recording.programs]
     departures = [e for log in recording.programs if (e := log.depart_s) is not None]
     wasted_block_s, unclaimed_block_s = _unclaimed(recording)
-    gaps: dict[str, list[float]] = defaultdict(list)
-    for turn in turns:
-        if turn.next_gap_s is not None:
-            tool = turn.decided.tool if turn.decided is not None else "(not known)"
-            gaps[tool].append(turn.next_gap_s)
     jcts = [s for log in recording.programs if (s := log.jct_s) is not None]
     return Summary(
         programs=len(recording.programs),
@@ -113,10 +108,7 @@ def summarize(recording: Recording) -> Summary:
         outcomes=dict(Counter(t.pin_outcome or "still held" for t in turns if t.pin)),
         preemptions=sum(turn.preemptions for turn in turns),
         rules=dict(Counter(turn.rule for turn in turns if turn.rule)),
-        gaps={
-            tool: Spread.of(values)
-            for tool, values in sorted(gaps.items(), key=lambda kv: -len(kv[1]))
-        },
+        gaps={tool: Spread.of(s) for tool, s in recording.gaps_by_tool().items()},
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import matplotlib as mpl
@@ -139,12 +139,9 @@ def _literal(name: str) -> str:
 
 def gap_curves(recording: Recording, axis: Axes) -> None:
     """Distribution of the gaps after each of the most frequent tools."""
-    gaps: dict[str, list[float]] = defaultdict(list)
-    for _, turn in recording.turns():
-        if turn.next_gap_s is not None:
-            tool = turn.decided.tool if turn.decided is not None else "(not known)"
-            gaps[tool].append(max(turn.next_gap_s, 1e-3))
-    for tool, values in sorted(gaps.items(), key=lambda kv: -len(kv[1]))[:_MAX_TOOLS]:
+    gaps = recording.gaps_by_tool()
+    for tool, gaps_s in islice(gaps.items(), _MAX_TOOLS):
+        values = [max(gap_s, 1e-3) for gap_s in gaps_s]
         # A label that starts with "_", as ours for reserved tools, is left out.
         _curve(axis, values, f"{_literal(tool.strip('_'))} ({len(values)})")
     axis.set_xscale("log")

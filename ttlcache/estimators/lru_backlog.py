@@ -12,21 +12,17 @@ from ttlcache.clock import Clock
 
 
 class Backlog:
-    """Prefill that plain vLLM would still have before it."""
+    """Prefill that plain vLLM would still have before it, as `tokens`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._tokens = 0.0
+        self.tokens = 0.0
         self._seconds = 0.0
         self._idle_from_s: float | None = clock.now_s()
 
-    @property
-    def tokens(self) -> float:
-        return self._tokens
-
     def on_saved(self, tokens: int, seconds: float) -> None:
         """A pin spared so much prefill."""
-        self._tokens += tokens
+        self.tokens += tokens
         self._seconds += max(0.0, seconds)
 
     def on_busy(self) -> None:
@@ -37,7 +33,7 @@ class Backlog:
         idle_s = max(0.0, self._clock.now_s() - self._idle_from_s)
         self._idle_from_s = None
         left = 1.0 - min(1.0, idle_s / self._seconds) if self._seconds else 0.0
-        self._tokens *= left
+        self.tokens *= left
         self._seconds *= left
 
     def on_idle(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from pydantic import ValidationError
 
 from ttlcache.class_path import load_class
-from ttlcache.errors import ConfigError
+from ttlcache.errors import ConfigError, explain, nearest
 from ttlcache.policies.base import Policy, PolicyOptions, View
 
 __all__ = ["Policy", "PolicyOptions", "View", "create", "names", "register"]
@@ -59,32 +58,15 @@ def create(name: str, options: Mapping[str, object] | None = None) -> Policy:
     try:
         return policy_class.from_options(options or {})
     except ValidationError as error:
-        raise ConfigError(_explain(policy_class, name, error)) from None
+        problems = explain(policy_class.Options, error)
+        raise ConfigError(f"options of policy {name!r}: {problems}") from None
 
 
 def _load(name: str) -> type[Policy]:
     target = _TARGETS.get(name)
     if target is None:
-        raise ConfigError(_unknown("policy", name, names()))
+        near = nearest(name, names())
+        meant = "" if near is None else f"did you mean {near!r}? "
+        known = ", ".join(names())
+        raise ConfigError(f"unknown policy: {name!r}; {meant}expected one of: {known}")
     return load_class(target, Policy, f"policy {name!r}")
-
-
-def _explain(policy: type[Policy], name: str, error: ValidationError) -> str:
-    problems = []
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            known = tuple(policy.Options.model_fields)
-            problems.append(_unknown(f"option of policy {name!r}", key, known))
-        else:
-            expected = item["msg"][:1].lower() + item["msg"][1:]
-            problems.append(
-                f"option {key!r} of policy {name!r} = {item['input']!r}: {expected}"
-            )
-    return "; ".join(problems)
-
-
-def _unknown(what: str, value: object, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.0)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown {what}: {value!r}; {hint}expected one of: {', '.join(known)}"

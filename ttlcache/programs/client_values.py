@@ -30,15 +30,6 @@ MAX_DEPTH = 32
 #: Characters, and values of any kind, of all that together.
 MAX_NESTED_SIZE = 1 << 20
 
-#: Every reason there is: metric labels come from here only.
-UNFIT_REASONS = (
-    *("id_type", "id_empty", "id_too_long", "id_range", "id_encoding"),
-    *("bool_type", "duration", "priority_type", "priority_range"),
-    *("tool_type", "tool_too_long", "tool_encoding", "too_many_tools"),
-    *("number", "salt_type", "salt_too_long", "salt_encoding"),
-    *("nested_too_deep", "nested_too_large", "nested_encoding"),
-)
-
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h)?", re.ASCII)
 _UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True}
@@ -46,7 +37,7 @@ _FLAGS |= {"0": False, "false": False, "no": False, "off": False}
 
 
 class UnfitValueError(Exception):
-    """A client's value that is not used; its text is one of `UNFIT_REASONS`."""
+    """A client's value that is not used; its text is a label of `hints_rejected`."""
 
 
 def client_id(value: object) -> str:

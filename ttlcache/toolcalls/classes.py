@@ -32,21 +32,11 @@ _NAMES = (
     ("read", ("read", "view", "open", "cat", "list", "glob", "grep", "find", "ls")),
     ("run", ("run", "exec", "test", "python", "notebook", "code", "repl")),
 )
-#: All values of `tool_class`.
-TOOL_CLASSES = (
-    *_RESERVED.values(),
-    "subagent",
-    "shell-look",
-    "shell-run",
-    "shell",
-    *(name for name, _ in _NAMES),
-    "other",
-)
 
 
 @lru_cache(maxsize=4096)
 def tool_class(key: GapKey) -> str:
-    """The class of a gap, one of `TOOL_CLASSES`."""
+    """The class of a gap: a metric label, whatever a model wrote."""
     if key.tool in _RESERVED:
         return _RESERVED[key.tool]
     if is_subagent(key):

@@ -1,4 +1,4 @@
-"""Beside the scheduler: lookups, loads and demotions."""
+"""Beside the scheduler: lookups, loads, demotions and deferred stores."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from ttlcache_connector.tiers.base import (
     SchedulerTier,
     TierEvents,
     TierMetadata,
+    TierStores,
+    TurnEnd,
 )
 from ttlcache_connector.tiers.lmcache.client import (
     HintSender,
@@ -37,7 +39,6 @@ from ttlcache_connector.tiers.lmcache.registration import own_name
 from ttlcache_connector.tiers.lmcache.reports import StoreName, load_times
 from ttlcache_connector.tiers.lmcache.salts import SaltGenerations
 from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
-from ttlcache_connector.tiers.lmcache.stores import LMCacheStores
 from ttlcache_lmcache.internals import DeferredStores
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ class _Load:
     blocks: frozenset[int]
 
 
-class LMCacheSchedulerTier(SchedulerTier):
-    """Lookups, loads and demotions."""
+class LMCacheSchedulerTier(SchedulerTier, TierStores):
+    """Lookups and loads; and stores: LMCache defers them, and asks our queue."""
 
     def __init__(
         self, config: TTLCacheConfig, vllm_config: Any, kv_cache_config: Any
@@ -88,15 +89,7 @@ class LMCacheSchedulerTier(SchedulerTier):
         self._events = TierEvents()
         self._load_sources = LoadSources(self._adapter, self._now_s)
         self._hints = HintSender(self._adapter, self._now_s)
-        self.stores = LMCacheStores(
-            self._inner,
-            self._queue,
-            self._deferred,
-            self._lookups,
-            self._salts,
-            self._hints,
-            self.is_up,
-        )
+        self.stores = self
         self._was_up = True
         self._is_split = False
 
@@ -224,6 +217,32 @@ class LMCacheSchedulerTier(SchedulerTier):
 
     def shutdown(self) -> None:
         self._inner.shutdown()
+
+    # --- finished requests (`TierStores`) ----------------------------------
+
+    def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
+        self._lookups.end(request.request_id)
+        # It may leave without blocks.
+        self._salts.orphan_lookup(request.request_id)
+        # LMCache reads the tracker where a client asks for its statistics.
+        self._salts.tracker_of(request)
+        self._inner.request_finished_all_groups(request, block_ids)
+
+    def has_unstored(self, request_id: str) -> bool:
+        waits = self._queue.has_pending_request(request_id)
+        return waits and self._deferred.is_finished(request_id) and self.is_up()
+
+    def demote(self, request_id: str) -> bool:
+        return self.has_unstored(request_id) and self._queue.make_due(request_id)
+
+    def drop(self, request_id: str) -> None:
+        self._queue.drop(request_id)
+
+    def report_turn(self, turn: TurnEnd) -> None:
+        self._hints.report_turn(turn)
+
+    def references(self) -> dict[int, int]:
+        return self._deferred.references()
 
     @staticmethod
     def _is_foreign(request: Request) -> bool:
