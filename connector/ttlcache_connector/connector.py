@@ -21,9 +21,9 @@ from ttlcache.types import Admission, Urgency
 from ttlcache_connector.engine import hooks, requirements
 from ttlcache_connector.engine.request_view import drop_unfit_args
 from ttlcache_connector.log import logger
+from ttlcache_connector.role.answers import by_arrival
 from ttlcache_connector.role.build import SchedulerRoleBuilder
 from ttlcache_connector.role.metrics import TTLConnectorStats, TTLPromMetrics
-from ttlcache_connector.role.order import by_arrival
 from ttlcache_connector.role.worker import WorkerRole
 from ttlcache_connector.tiers import factory
 from ttlcache_connector.tiers.base import LowerTier, TierMetadata, WorkerTier
@@ -208,7 +208,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         """
         if self.scheduler_role is None:
             return by_arrival(request, self._builder.engine.user_priority(request))
-        return self.scheduler_role.order.priority(request)
+        return self.scheduler_role.answers.priority(request)
 
     @_of_scheduler(plain=Admission.ADMIT)
     def admission(self, request: Request, needed_blocks: int) -> Admission:
@@ -221,7 +221,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
         Args:
             needed_blocks: KV blocks for all its tokens, beside those found cached.
         """
-        return self._bound.memory.admission(request, needed_blocks)
+        return self._bound.answers.admission(request, needed_blocks)
 
     @_of_scheduler(plain=0)
     def eviction(self, needed_blocks: int, request: Request, urgency: Urgency) -> int:
@@ -238,7 +238,7 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
             Blocks that became free, fewer or more than asked for. 0: do not try again
             in this step; nothing more may be taken, or copies under way will give it.
         """
-        return self._bound.memory.eviction(needed_blocks, request, urgency)
+        return self._bound.answers.eviction(needed_blocks, request, urgency)
 
     # --- scheduler role: what our scheduler tells ----------------------------
 
@@ -258,11 +258,11 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     @_of_scheduler(plain=False)
     def requeue_if_moved(self, request: Request) -> bool:
         """Whether the place of a waiting request is out of date."""
-        return self._bound.order.requeue_if_moved(request)
+        return self._bound.answers.requeue_if_moved(request)
 
     @_of_scheduler()
     def on_aged(self) -> None:
-        self._bound.order.note_aged()
+        self._bound.answers.note_aged()
 
     # --- scheduler role: clients of the API server ----------------------------
 

@@ -25,8 +25,7 @@ from ttlcache.types import Decision
 from ttlcache_connector import faults
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.role import build, requests, steps
-from ttlcache_connector.role.memory import MemoryAnswers
-from ttlcache_connector.role.order import OrderAnswers
+from ttlcache_connector.role.answers import SchedulerAnswers
 from ttlcache_connector.role.reports import Reports
 from ttlcache_connector.role.requests import MAX_SLOW_IN_A_ROW, RequestEvents
 from ttlcache_connector.role.steps import CHECK_INVARIANTS, StepEvents
@@ -110,7 +109,7 @@ def test_every_hook_may_throw(
 
 def test_the_table_names_every_hook():
     """Whoever adds a guarded hook adds its injection, or says why not here."""
-    parts = (RequestEvents, StepEvents, OrderAnswers, MemoryAnswers, Upkeep, Reports)
+    parts = (RequestEvents, StepEvents, SchedulerAnswers, Upkeep, Reports)
     guarded = {
         name
         for part in parts

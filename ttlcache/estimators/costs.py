@@ -130,6 +130,11 @@ class CostModel:
             fit = self._reloads[tier] = _reload_fit((0.0, seconds / tokens))
         fit.observe((1.0, float(tokens)), seconds)
 
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Lower tiers with a known reload curve."""
+        return tuple(self._reloads)
+
     def recovery_s(self, context_tokens: float, tier: str | None = None) -> float:
         """PrefillReload: the cheaper way back, where `tier` holds the KV or nobody."""
         prefill_s = self.prefill_s(context_tokens)

@@ -34,9 +34,7 @@ def check_vllm(*, allow_untested: bool) -> str:
     """
     version = vllm_version()
     if not compat.is_in(version, TESTED_VLLM):
-        compat.refuse_untested(
-            f"vLLM {version}", TESTED_VLLM, _OVERRIDE, allow=allow_untested, log=log
-        )
+        _refuse(f"vLLM {version}", TESTED_VLLM, allow=allow_untested)
     return version
 
 
@@ -48,13 +46,8 @@ def check_cpu_tier(*, allow_untested: bool) -> None:
     """
     vllm = vllm_version()
     if not compat.is_in(vllm, TIERS_NEED_VLLM):
-        compat.refuse_untested(
-            f"lower_tier 'cpu' with vLLM {vllm}",
-            f"vLLM {TIERS_NEED_VLLM}",
-            _OVERRIDE,
-            allow=allow_untested,
-            log=log,
-        )
+        found = f"lower_tier 'cpu' with vLLM {vllm}"
+        _refuse(found, f"vLLM {TIERS_NEED_VLLM}", allow=allow_untested)
 
 
 def check_lmcache_tier(*, allow_untested: bool) -> None:
@@ -72,15 +65,13 @@ def check_lmcache_tier(*, allow_untested: bool) -> None:
         )
     vllm = vllm_version()
     is_new_enough = compat.is_in(vllm, TIERS_NEED_VLLM)
-    if is_new_enough and compat.is_in(lmcache, compat.TESTED_LMCACHE):
-        return
-    compat.refuse_untested(
-        f"LMCache {lmcache} with vLLM {vllm}",
-        f"LMCache {compat.TESTED_LMCACHE} with vLLM {TIERS_NEED_VLLM}",
-        _OVERRIDE,
-        allow=allow_untested,
-        log=log,
-    )
+    if not (is_new_enough and compat.is_in(lmcache, compat.TESTED_LMCACHE)):
+        tested = f"LMCache {compat.TESTED_LMCACHE} with vLLM {TIERS_NEED_VLLM}"
+        _refuse(f"LMCache {lmcache} with vLLM {vllm}", tested, allow=allow_untested)
+
+
+def _refuse(found: str, tested: str, *, allow: bool) -> None:
+    compat.refuse_untested(found, tested, _OVERRIDE, allow=allow, log=log)
 
 
 def check_engine(vllm_config: Any) -> None:

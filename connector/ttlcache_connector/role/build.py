@@ -21,9 +21,8 @@ from ttlcache_connector.role.allocation import (
     MemoryCallbacks,
     groups_of,
 )
+from ttlcache_connector.role.answers import SchedulerAnswers
 from ttlcache_connector.role.engine_view import EngineView, Prefills
-from ttlcache_connector.role.memory import MemoryAnswers
-from ttlcache_connector.role.order import OrderAnswers
 from ttlcache_connector.role.parts import Parts, SchedulerRole
 from ttlcache_connector.role.reports import Reports
 from ttlcache_connector.role.requests import RequestEvents
@@ -88,8 +87,7 @@ class SchedulerRoleBuilder:
             parts,
             RequestEvents(parts, self._reader),
             StepEvents(parts, upkeep, reports),
-            OrderAnswers(parts),
-            MemoryAnswers(parts, upkeep),
+            SchedulerAnswers(parts, upkeep),
             upkeep,
             reports,
         )

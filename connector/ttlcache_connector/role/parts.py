@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from ttlcache_connector.blocks.demoting import DemotingBlocks
     from ttlcache_connector.blocks.pinned import PinnedBlocks
     from ttlcache_connector.faults import Faults
+    from ttlcache_connector.role.answers import SchedulerAnswers
     from ttlcache_connector.role.engine_view import EngineView, Prefills
-    from ttlcache_connector.role.memory import MemoryAnswers
-    from ttlcache_connector.role.order import OrderAnswers
     from ttlcache_connector.role.reports import Reports
     from ttlcache_connector.role.requests import RequestEvents
     from ttlcache_connector.role.state_files import HistoryFile
@@ -59,7 +58,6 @@ class SchedulerRole:
     parts: Parts
     requests: RequestEvents
     steps: StepEvents
-    order: OrderAnswers
-    memory: MemoryAnswers
+    answers: SchedulerAnswers
     upkeep: Upkeep
     reports: Reports

@@ -1,8 +1,10 @@
-"""Who may take memory, and whose pins give it."""
+"""What a scheduler asks: the order of its queue, and who may take memory from whom."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from vllm.v1.request import RequestStatus
 
 from ttlcache.types import Admission, ReleaseMode, Urgency
 from ttlcache_connector.faults import guarded
@@ -15,14 +17,41 @@ if TYPE_CHECKING:
     from ttlcache_connector.role.upkeep import Upkeep
 
 
-class MemoryAnswers:
-    """Fail open: what is broken admits, and wedges no engine."""
+class SchedulerAnswers:
+    """Fail open: what is broken goes by arrival, admits, and wedges no engine."""
 
     def __init__(self, parts: Parts, upkeep: Upkeep) -> None:
+        self._parts, self._upkeep = parts, upkeep
         self._controller, self._holder = parts.controller, parts.holder
         self._demoting, self._engine = parts.demoting, parts.engine
-        self._upkeep = upkeep
         self.faults = parts.faults
+
+    # --- order -----------------------------------------------------------
+
+    def priority(self, request: Request) -> tuple[int, ...]:
+        """See `TTLConnector.priority`."""
+        preempted = request.status is RequestStatus.PREEMPTED
+        try:
+            return self._controller.queue.priority(
+                request.request_id, preempted=preempted
+            )
+        except KeyError:
+            pass  # its arrival failed and was counted: last, in order of time
+        except Exception:  # noqa: BLE001 - the serving path fails open
+            self.faults.record("priority")
+        return by_arrival(request, self._engine.user_priority(request))
+
+    @guarded(fallback=False)
+    def requeue_if_moved(self, request: Request) -> bool:
+        """Whether the head of the queue must be sorted in anew."""
+        return self._controller.queue.requeue_if_moved(request.request_id)
+
+    @guarded()
+    def note_aged(self) -> None:
+        """A request reached the bound on waiting."""
+        self._parts.count("aged_requests")
+
+    # --- memory ----------------------------------------------------------
 
     @guarded(fallback=Admission.ADMIT)
     def admission(self, request: Request, needed_blocks: int) -> Admission:
@@ -93,3 +122,9 @@ class MemoryAnswers:
             # Nothing runs, nothing frees: what a fault left behind goes, too.
             return self._upkeep.drop_orphans()
         return freed
+
+
+def by_arrival(request: Request, user_priority: int = 0) -> tuple[int, ...]:
+    """The key of a request without a program: behind all others, by age."""
+    is_new = request.status is not RequestStatus.PREEMPTED
+    return (user_priority, is_new, 1, int(request.arrival_time * 1e6), 0)
