@@ -33,7 +33,7 @@ _FLAT_PREFIX = "ttlcache_"
 
 
 def parse_hints(
-    kv_transfer_params: object, extra_args: Mapping[str, Any] | None = None
+    kv_transfer_params: object, extra_args: object = None
 ) -> Hints:
     """Hints of one request, the first rule of `programs.identity`.
 
@@ -51,7 +51,7 @@ def parse_hints(
     raw: dict[str, Any] = {}
     unknown: list[str] = []
     try:
-        for key, value in _collect(kv_transfer_params, extra_args or {}):
+        for key, value in _collect(kv_transfer_params, extra_args):
             text = key if isinstance(key, str) else type(key).__name__
             name = _ALIASES.get(text, text)
             if name in _PARSERS:
@@ -75,9 +75,9 @@ def clean_hint(key: str, value: object) -> object:
     return list(clean) if isinstance(clean, tuple) else clean
 
 
-def _collect(params: object, extra: Mapping[str, Any]) -> Iterator[tuple[object, Any]]:
+def _collect(params: object, extra: object) -> Iterator[tuple[object, Any]]:
     """Keys and values that are meant for us; the last one of a hint wins."""
-    for key, value in extra.items():
+    for key, value in extra.items() if isinstance(extra, Mapping) else ():
         if isinstance(key, str) and key.startswith(_FLAT_PREFIX):
             yield key.removeprefix(_FLAT_PREFIX), value
         elif key in _CONTINUUM_KEYS:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ttlcache.programs.hints import ROUTE_PREFIX, parse_hints
-from ttlcache.types import NO_HINTS, Hints
+from ttlcache.types import NO_HINTS
 from ttlcache_connector.front.prompts import PromptMemory
 from ttlcache_connector.http.body import Body, opening, parse
 from ttlcache_connector.http.forms import FAIRNESS_RULE
@@ -60,7 +60,9 @@ def find(
     As in the replica, a program id in the hints outranks headers, and those the body.
     """
     asked = None if body is None else parse(body)
-    hints = NO_HINTS if asked is None else _hints(asked)
+    hints = NO_HINTS
+    if asked is not None:
+        hints = parse_hints(asked.kv_transfer_params, asked.vllm_xargs)
     header = from_headers(headers, url_session)
     program = label(hints.program_id)
     parent = label(hints.parent_id) or header.parent
@@ -119,8 +121,3 @@ def rank_of(key: str, ranks: int) -> int:
     """A data-parallel rank, the same for a key at any time and place."""
     digest = hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest) % ranks
-
-
-def _hints(asked: Body) -> Hints:
-    extra = asked.vllm_xargs if isinstance(asked.vllm_xargs, Mapping) else None
-    return parse_hints(asked.kv_transfer_params, extra)

@@ -12,19 +12,21 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from ttlcache.programs.client_values import (
-    UnfitValueError,
-    fitting,
-    holds_wide_int,
-    is_encodable,
-)
+from ttlcache.programs.client_values import fitting, holds_wide_int, is_encodable
 from ttlcache.programs.hints import clean_hint, parse_hints
 from ttlcache_connector.http.body import Body, parse, requested_ttl, tells_something
 from ttlcache_connector.http.forms import CONTINUUM_FIELDS, FAIRNESS_HEADERS
-from ttlcache_connector.http.naming import in_body, in_headers, in_objects, label
+from ttlcache_connector.http.naming import (
+    checked,
+    in_body,
+    in_headers,
+    in_objects,
+    label,
+)
 
 _SESSION_PATH = re.compile(r"/sessions/([^/]+)(/.+)", re.DOTALL)
 #: Hints larger than this in JSON are no hints.
@@ -107,12 +109,9 @@ def from_body(body: bytes, before: Clues = NO_CLUES) -> Clues:
     dropped = list(before.dropped)
     hints: dict[str, Any] = {}
     for name in CONTINUUM_FIELDS:
-        value = getattr(parsed, name)
-        try:
-            if value is not None:
-                hints[name] = clean_hint(name, value)
-        except UnfitValueError as unfit:
-            dropped.append(str(unfit))
+        value = checked(partial(clean_hint, name), getattr(parsed, name), dropped)
+        if value is not None:
+            hints[name] = value
     named = in_objects(parsed, dropped)
     ttl = requested_ttl(body, parsed, dropped)
     own = {**named.hints, **before.hints.get("ttlcache", {})}
@@ -189,10 +188,9 @@ def _replaced(body: Body, dropped: list[str]) -> dict[str, Any]:
 
 def _named(body: Body, params: Mapping[str, Any]) -> str | None:
     """The id by which the engine goes whatever headers say."""
-    extra = body.vllm_xargs if isinstance(body.vllm_xargs, dict) else None
     own = body.session_id
     fits = isinstance(own, str) and is_encodable(own)
-    return parse_hints(params, extra).program_id or (own if fits else None)
+    return parse_hints(params, body.vllm_xargs).program_id or (own if fits else None)
 
 
 def _is_odd(value: object) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -30,6 +31,8 @@ from ttlcache_connector.http.forms import (
     HeaderForm,
 )
 
+Value = TypeVar("Value")
+
 _LEGACY_USER_ID = re.compile(r"_session_([0-9A-Za-z-]{8,64})$")
 
 
@@ -45,12 +48,25 @@ class Named:
     hints: dict[str, Any] = field(default_factory=dict)
 
 
+def checked(
+    clean: Callable[[Any], Value], value: object, dropped: list[str]
+) -> Value | None:
+    """The value as `clean` has it; None where there is none, or one that does not fit.
+
+    dropped: gets the reason of the latter.
+    """
+    if value is None:
+        return None
+    try:
+        return clean(value)
+    except UnfitValueError as unfit:
+        dropped.append(str(unfit))
+        return None
+
+
 def label(value: object) -> str | None:
     """An id as a bounded ASCII string, None where it is none."""
-    try:
-        return header_id(value)
-    except UnfitValueError:
-        return None
+    return checked(header_id, value, [])
 
 
 def in_headers(found: Mapping[bytes, str], dropped: list[str]) -> Named:
@@ -68,11 +84,8 @@ def in_headers(found: Mapping[bytes, str], dropped: list[str]) -> Named:
                 named.hints["parent_id"] = parent
             break
     for name in FINAL_HEADERS:
-        try:
-            if name in found and header_flag(found[name]):
-                named.hints["is_last_step"] = True
-        except UnfitValueError as unfit:
-            dropped.append(str(unfit))
+        if checked(header_flag, found.get(name), dropped):
+            named.hints["is_last_step"] = True
     return named
 
 
@@ -105,12 +118,10 @@ def in_objects(body: Body, dropped: list[str]) -> Named:
     """The program that the objects of other systems in a body name."""
     named = Named()
     for path, hint in BODY_HINTS.items():
-        value = member(getattr(body, path[0]), *path[1:])
-        try:
-            if value is not None:
-                named.hints[hint] = clean_hint(hint, value)
-        except UnfitValueError as unfit:
-            dropped.append(str(unfit))
+        told = member(getattr(body, path[0]), *path[1:])
+        value = checked(partial(clean_hint, hint), told, dropped)
+        if value is not None:
+            named.hints[hint] = value
     for form in BODY_FORMS:
         told = members(getattr(body, form.path[0]), *form.path[1:])
         session = _first_id(told, form.session, dropped)
@@ -119,8 +130,9 @@ def in_objects(body: Body, dropped: list[str]) -> Named:
             named.rule, named.session = form.rule, session
         if parent not in (None, session):
             named.hints.setdefault("parent_id", parent)
-        if any(_flag(told.get(name), dropped) is last for name, last in form.last):
-            named.hints["is_last_step"] = True
+        for name, last in form.last:
+            if checked(client_flag, told.get(name), dropped) is last:
+                named.hints["is_last_step"] = True
     return named
 
 
@@ -139,7 +151,7 @@ def in_body(
         fairness: an id in the headers that may be a tenant's.
     """
     metadata = body.metadata if isinstance(body.metadata, dict) else {}
-    own = _id(body.session_id, dropped)
+    own = checked(header_id, body.session_id, dropped)
     if own is not None:
         return "body-session", own
     job_id = label(job)
@@ -150,42 +162,27 @@ def in_body(
     claude = _claude_session(metadata.get("user_id"))
     if claude is not None:
         return "claude-code-body", claude
-    session = _id(metadata.get("session_id"), dropped)
+    session = checked(header_id, metadata.get("session_id"), dropped)
     if session is not None:
         return "body-session", session
     return _weak_session(body, metadata, fairness, dropped)
 
 
-def _id(value: object, dropped: list[str]) -> str | None:
-    if value is None:
-        return None
-    try:
-        return header_id(value)
-    except UnfitValueError as unfit:
-        dropped.append(str(unfit))
-        return None
-
 
 def _first_id(
     told: Mapping[str, Any], names: Iterable[str], dropped: list[str]
 ) -> str | None:
-    ids = (_id(told.get(name), dropped) for name in names)
+    ids = (checked(header_id, told.get(name), dropped) for name in names)
     return next((found for found in ids if found is not None), None)
-
-
-def _flag(value: object, dropped: list[str]) -> bool | None:
-    try:
-        return None if value is None else client_flag(value)
-    except UnfitValueError as unfit:
-        dropped.append(str(unfit))
-        return None
 
 
 def _weak_session(
     body: Body, metadata: Mapping[str, Any], fairness: str | None, dropped: list[str]
 ) -> tuple[str, str | None]:
-    found = [(name, _id(getattr(body, name), dropped)) for name in WEAK_FIELDS]
-    found.append(("user", _id(metadata.get("user_id"), dropped)))
+    found = [
+        (name, checked(header_id, getattr(body, name), dropped)) for name in WEAK_FIELDS
+    ]
+    found.append(("user", checked(header_id, metadata.get("user_id"), dropped)))
     found.append((FAIRNESS_RULE, fairness))
     for name, value in found:
         if value is None:
