@@ -91,6 +91,8 @@ def _show_in_one_sentence(error: Exception) -> None:
         return
 
     def show(kind: Any, raised: BaseException, trace: Any) -> None:
+        if sys.excepthook is show:  # once
+            sys.excepthook = shown
         if isinstance(raised, TTLCacheError):
             sys.stderr.write(f"ttlcache: {raised}\n")
         else:

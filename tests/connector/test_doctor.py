@@ -6,6 +6,8 @@ import importlib.metadata
 import json
 import socket
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,21 @@ def test_why_a_server_is_not_reached_is_said_in_plain_words(url, why):
     told = " ".join(done.output.split())
     assert why in told
     assert not any(word in told for word in ("Errno", "protocol", "Invalid"))
+
+
+def test_a_server_without_tls_is_no_silent_one():
+    class Plain(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Nothing of it belongs into a test's output."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Plain) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        done = run("top", "--once", "--url", f"https://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
+    assert done.exit_code == 1
+    assert "something answers, but not by TLS" in " ".join(done.output.split())
 
 
 def test_the_exit_status_is_the_verdict():

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import httpx
 import pytest
@@ -166,6 +166,22 @@ def hints_of(program_id: str) -> dict:
 def test_the_answer_names_its_program(path, body, headers, program):
     answer = post(application(), path, json=body, headers=headers)
     assert answer.headers.get("x-ttlcache-program") == program
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-session-id": "s" * 300},  # longer than an id may be
+        {"x-session-id": "gr\xf6\xdfe".encode("latin-1")},
+        {"session-id": "c" * 300},
+        {"x-session-id": "ttlcache-route-1", "session-id": "c-1"},
+        {"x-session-id": " ", "session-id": "c-1"},
+    ],
+)
+def test_the_engine_knows_a_program_by_what_the_answer_says(headers):
+    answer = post(application(), CHAT, json={}, headers=headers)
+    told = unquote(answer.headers["x-ttlcache-program"])
+    assert answer.json()["session"] == told
 
 
 def test_a_refused_request_names_no_program():

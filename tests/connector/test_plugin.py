@@ -97,6 +97,7 @@ def test_an_error_of_ours_that_ends_the_process_is_one_sentence(monkeypatch, cap
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ttlcache: ")
     assert "did you mean 'policy'" in line
+    assert sys.excepthook is sys.__excepthook__
     sys.excepthook(ValueError, ValueError("another's"), None)
     assert "ValueError: another's" in capsys.readouterr().err
 

@@ -35,6 +35,8 @@ def reason(error: Exception) -> str:
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
         return "this is no address; expected: http://HOST:PORT"
     if isinstance(error, httpx.ConnectError):
+        if "[SSL" in str(error):  # httpx has no error of its own for it
+            return f"something answers, but not by TLS that is trusted here: {error}"
         return "no server answers at this address; is vLLM up, and on this port?"
     return "no answer in time, or the connection broke; see the server's log"
 

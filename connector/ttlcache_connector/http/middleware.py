@@ -99,9 +99,11 @@ class ProgramIdMiddleware:
             clues = from_headers(headers, url_session)
             if body is not None:
                 clues = from_body(body, clues)
-            if clues.rule != "x-session-id" and clues.session is not None:
-                session = clues.session.encode()
-                scope["headers"] = [*headers, (SESSION_HEADER, session)]
+            if clues.session is not None:
+                # In one spelling, and once: the engine takes the first it finds.
+                others = [h for h in headers if h[0].lower() != SESSION_HEADER]
+                session = (SESSION_HEADER, clues.session.encode())
+                scope["headers"] = [*others, session]
             changed = None if body is None else with_hints(body, clues) or stripped
             if changed is not None:
                 messages = [{"type": "http.request", "body": changed}]

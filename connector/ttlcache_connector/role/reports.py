@@ -38,6 +38,11 @@ class Reports:
         self._controller, self._holder = parts.controller, parts.holder
         self._scheduler_config, self._num_groups = scheduler_config, num_groups
         self.faults = parts.faults
+        # Read from files: not at every question of a client.
+        self._versions = {
+            "ttlcache": compat.ttlcache_version(),
+            "vllm": requirements.vllm_version(),
+        }
         self._gauges_sent_s = float("-inf")
         self._started = False
 
@@ -50,8 +55,8 @@ class Reports:
             "ttlcache %s on vLLM %s: policy=%s%s ordering=%s admission=%s "
             "max_pinned_fraction=%g (%s of %s blocks) max_ttl_s=%g scheduler=%s "
             "kv_groups=%d async_scheduling=%s lower_tier=%s",
-            compat.ttlcache_version(),
-            requirements.vllm_version(),
+            settings["ttlcache"],
+            settings["vllm"],
             config.policy,
             config.policy_options or "",
             settings["ordering"],
@@ -128,15 +133,13 @@ class Reports:
             "ordering": ordering_in_force(config),
             "admission": admission_in_force(config) if by_program else "none",
             "lower_tier": config.lower_tier if self._parts.lower.is_set else "none",
-            "ttlcache": compat.ttlcache_version(),
-            "vllm": requirements.vllm_version(),
         }
         places = {
             name: "set"
             for name in ("state_dir", "record_path")
             if getattr(config, name) is not None
         }
-        return config.model_dump() | places | in_force
+        return config.model_dump() | places | in_force | self._versions
 
     def _gauges(self) -> dict[str, float]:
         pressure, demoting = self._holder.pressure(), self._parts.demoting
