@@ -15,7 +15,7 @@ from ttlcache.errors import ConfigError
 from ttlcache_connector.tiers import factory
 from ttlcache_connector.tiers.base import TurnEnd
 from ttlcache_connector.tiers.lmcache import scheduler, worker
-from ttlcache_connector.tiers.lmcache.client import HintSender
+from ttlcache_connector.tiers.lmcache.client import RETRY_HINTS_S, HintSender
 from ttlcache_connector.tiers.lmcache.reports import StoreName
 from ttlcache_lmcache import hints
 
@@ -154,3 +154,20 @@ def test_a_server_without_the_module_is_told_once_until_it_was_down():
     hints_out.reconnect()
     hints_out.report_turn(TurnEnd("r", ttl_s=3.0))
     assert server.calls == calls + 1
+
+
+def test_a_server_that_refused_is_told_again_after_a_while():
+    """It may be another one: nobody saw it go while the engine was idle."""
+    server, now_s = Server(success=False), [0.0]
+    hints_out = HintSender(SimpleNamespace(req_clients={0: server}), lambda: now_s[0])
+    for _ in range(5):
+        hints_out.report_turn(TurnEnd("r", ttl_s=3.0))
+    calls = server.calls
+    server._answer.success = True
+    now_s[0] = RETRY_HINTS_S - 1.0
+    hints_out.report_turn(TurnEnd("r", ttl_s=3.0))
+    assert server.calls == calls
+    now_s[0] = RETRY_HINTS_S
+    for _ in range(5):
+        hints_out.report_turn(TurnEnd("r", ttl_s=3.0))
+    assert server.calls == calls + 5

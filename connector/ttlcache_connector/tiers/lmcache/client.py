@@ -57,6 +57,9 @@ READ = frozenset(
 #: How long the answer to where a load came from is waited for. A load whose source
 #: stays unknown is counted, and teaches nothing about what either tier costs.
 SOURCE_TIMEOUT_S = 10.0
+#: A server that refused hints is told again after so long: it may have been started
+#: anew, with the module, while no step ran that would have seen it gone.
+RETRY_HINTS_S = 60.0
 #: Of the parameters that a client sends to LMCache: how many, and of what length.
 MAX_CLIENT_PARAMS = 16
 MAX_CHARS = 256
@@ -198,14 +201,15 @@ class HintSender:
     """Sends turns, their tools and clients' TTLs to every server's retention module.
 
     Over the clients that LMCache's connector has open. Sending hands over to their own
-    thread: it never waits. A server without the module says so once, and is sent
-    nothing more until it was seen to be down.
+    thread: it never waits. A server without the module says so in the log once, and is
+    sent nothing more until it was seen to be down, or for `RETRY_HINTS_S`.
     """
 
     def __init__(self, adapter: Any, now_s: Callable[[], float]) -> None:
         self._adapter = adapter
         self._now_s = now_s
         self._clients: list[HintClient] = []
+        self._retry_s = math.inf
         self._logged = False
         self.reconnect()
 
@@ -213,8 +217,11 @@ class HintSender:
         """The servers may be others than before."""
         clients = self._adapter.req_clients.values()
         self._clients = [HintClient(client, self._now_s) for client in clients]
+        self._retry_s = math.inf
 
     def report_turn(self, turn: TurnEnd) -> None:
+        if self._now_s() >= self._retry_s:
+            self.reconnect()
         if not self._clients:
             return
         try:
@@ -227,6 +234,7 @@ class HintSender:
             client.send(hints)
             if client.refusal is not None:
                 self._clients.remove(client)
+                self._retry_s = min(self._retry_s, self._now_s() + RETRY_HINTS_S)
                 self._log(client.refusal)
 
     def _log(self, reason: str) -> None:
