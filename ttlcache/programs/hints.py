@@ -32,9 +32,7 @@ _IGNORED = frozenset({"last_func_call"})
 _FLAT_PREFIX = "ttlcache_"
 
 
-def parse_hints(
-    kv_transfer_params: object, extra_args: object = None
-) -> Hints:
+def parse_hints(kv_transfer_params: object, extra_args: object = None) -> Hints:
     """Hints of one request, the first rule of `programs.identity`.
 
     Args:

@@ -168,7 +168,6 @@ def in_body(
     return _weak_session(body, metadata, fairness, dropped)
 
 
-
 def _first_id(
     told: Mapping[str, Any], names: Iterable[str], dropped: list[str]
 ) -> str | None:
