@@ -56,6 +56,7 @@ class Controller:
     queue: in which order waiting requests are served.
     memory: which of them may start, and which pins give way for them.
     tier: what is known of the lower tier.
+    memoryfulness: what programs' lengths say of turns left (paper §4.1).
     requests: those between arrival and finish.
     """
 
@@ -68,7 +69,6 @@ class Controller:
         *,
         gaps: GapHistory | None = None,
         costs: CostModel | None = None,
-        memoryfulness: Memoryfulness | None = None,
         on_rekey: Callable[[str], None] | None = None,
         telemetry: Telemetry | None = None,
         engine_id: int = 0,
@@ -76,7 +76,6 @@ class Controller:
         """
         Args:
             block_tokens: tokens per prefix-cache hash.
-            memoryfulness: what programs' lengths say of turns left (paper §4.1).
             on_rekey: told the id of a waiting request whose priority changed.
             telemetry: told every event.
             engine_id: see `ProgramTable`.
@@ -85,7 +84,7 @@ class Controller:
         self._clock = clock
         self.gaps = gaps or GapHistory()
         self.costs = costs or CostModel()
-        self.memoryfulness = memoryfulness or Memoryfulness()
+        self.memoryfulness = Memoryfulness()
         self.telemetry = telemetry or Telemetry()
         self.programs = ProgramTable(config.program_idle_s, engine_id=engine_id)
         self.requests: dict[str, RequestRecord] = {}
