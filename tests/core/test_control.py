@@ -11,7 +11,7 @@ from ttlcache.control import obey, remaining_s
 def engine_with_pin(**config):
     engine = make_engine(5.0, **config)
     # Prefill of a context like this takes 20 s: worth waiting for.
-    engine.controller.costs.observe_prefill(40, 0, 20.0)
+    engine.controller.costs._steps.prefill = (0.5, 0.0, 0.0)
     engine.turn("r1", list(range(40)), [90], program="p", ttl=None)
     return engine
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttlcache.errors import ConfigError
-from ttlcache.estimators.costs import KEPT_WINDOW, MIN_LOST, CostModel
+from ttlcache.estimators.costs import KEPT_WINDOW, MIN_LOST, STEP_TOKENS, CostModel
+from ttlcache.estimators.step_fit import Step
 from ttlcache.types import Pressure
 
 PROFILE = {"prefill": [1e-4, 1e-9, 0.01], "reload": {"cpu": [0.002, 1e-6]}}
@@ -49,6 +50,14 @@ def true_prefill_s(prompt, cached=0):
     return 0.02 * steps + 3e-5 * (prompt - cached) + 4e-10 * pairs
 
 
+def observe_prompt(costs, prompt, cached, seconds_of):
+    """A prompt, `cached` tokens of it there, is computed alone, step by step."""
+    for start in range(cached, prompt, STEP_TOKENS):
+        stop = min(start + STEP_TOKENS, prompt)
+        step = Step(0.0, prompts=[("r", start, stop)])
+        costs.observe_step(step, seconds_of(stop, start))
+
+
 def test_prefill_is_learned_from_a_wrong_seed():
     rng = np.random.default_rng(0)
     costs = CostModel({"prefill": [1e-3, 1e-8, 0.0]})
@@ -56,7 +65,11 @@ def test_prefill_is_learned_from_a_wrong_seed():
         cached = int(rng.integers(0, 50_000))
         prompt = cached + int(rng.integers(200, 20_000))
         noise = 1.0 + 0.05 * rng.standard_normal()
-        costs.observe_prefill(prompt, cached, true_prefill_s(prompt, cached) * noise)
+
+        def seconds_of(stop, start, noise=noise):
+            return true_prefill_s(stop, start) * noise
+
+        observe_prompt(costs, prompt, cached, seconds_of)
     for prompt, cached in ((2_000, 0), (20_000, 0), (60_000, 50_000), (60_000, 0)):
         # The curve does not know how full the last step is.
         expected_s = true_prefill_s(prompt, cached)
@@ -66,7 +79,7 @@ def test_prefill_is_learned_from_a_wrong_seed():
 def test_lengths_never_seen_follow_the_seed_s_shape():
     costs = CostModel({"prefill": [1e-4, 0.0, 0.0]})
     for _ in range(200):
-        costs.observe_prefill(2_000, 0, 0.02)  # ten times faster than the seed
+        observe_prompt(costs, 2_000, 0, lambda *_: 0.02)  # ten times as fast
     assert costs.prefill_s(2_000) == pytest.approx(0.02, rel=0.02)
     assert costs.prefill_s(64_000) == pytest.approx(0.64, rel=0.1)
 
@@ -79,7 +92,12 @@ def test_stalls_do_not_bend_the_curve_but_a_lasting_change_gets_through():
         for each in range(number):
             prompt = int(rng.integers(500, 30_000))
             late_s = stall_s if each % 20 == 5 else 0.0
-            costs.observe_prefill(prompt, 0, factor * true_prefill_s(prompt) + late_s)
+
+            def seconds_of(stop, start, late_s=late_s):
+                true_s = factor * true_prefill_s(stop, start)
+                return true_s if start else true_s + late_s
+
+            observe_prompt(costs, prompt, 0, seconds_of)
 
     # One in twenty is 30 s late; unclipped, 10,000 tokens would read 1.9 s.
     observe(500, 1.0, stall_s=30.0)
@@ -100,7 +118,7 @@ def test_stalls_do_not_bend_the_curve_but_a_lasting_change_gets_through():
 def test_nonsense_measurements_are_ignored(prompt, cached, reloaded, seconds):
     costs = CostModel(PROFILE)
     before = curves(costs)
-    costs.observe_prefill(prompt, cached, seconds)
+    costs.observe_step(Step(0.0, prompts=[("r", cached, prompt)]), seconds)
     for tier in ("cpu", "disk"):
         costs.observe_reload(tier, reloaded, seconds)
     assert curves(costs) == before
@@ -116,7 +134,8 @@ def test_nonsense_measurements_are_ignored(prompt, cached, reloaded, seconds):
 def test_curves_stay_non_negative_and_rise(rows):
     costs = CostModel()
     for new, cached, seconds in rows:
-        costs.observe_prefill(cached + new, cached, seconds)
+        step = Step(0.0, prompts=[("r", cached, cached + new)])
+        costs.observe_step(step, seconds)
         costs.observe_reload("cpu", new, seconds)
     for curve in curves(costs):
         assert 0.0 <= curve[0] <= curve[-1]

@@ -133,8 +133,8 @@ def test_adaptive_asks_for_both_within_the_cap():
     recovery_s = engine.controller.costs.recovery_s(len(context) - 1)
     assert stall_wait_s == pytest.approx(recovery_s)
     assert found.min_blocks == math.ceil(0.8 * found.kv_blocks)
-    for _ in range(200):  # a dreadfully slow engine
-        engine.controller.costs.observe_prefill(4, 0, 1e4)
+    # A dreadfully slow engine.
+    engine.controller.costs._steps.prefill = (2_500.0, 0.0, 0.0)
     engine.turn("b", [11, 12, 13, 14], [7, 8], program="B")
     slow = max(engine.pins(), key=lambda p: p.pin_id)
     assert slow.stall_until_s - slow.created_s == MAX_STALL_WAIT_S
@@ -167,7 +167,7 @@ def make_engine(gap_s=1.0, policy="adaptive", **pinned_turn):
     for _ in range(60):
         engine.controller.gaps.observe(GapKey("tool"), gap_s)
     if gap_s == 10.0:  # worth waiting for
-        engine.controller.costs.observe_prefill(10, 0, 60.0)
+        engine.controller.costs._steps.prefill = (6.0, 0.0, 0.0)
     engine.turn("A-0", prompt("A", 10), program="A", **pinned_turn)
     engine.arrive("runs", prompt("R", 2), program="R")
     assert engine.admit("runs")

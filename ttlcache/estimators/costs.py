@@ -96,16 +96,6 @@ class CostModel:
         seconds = a * (n - known) + b * (n * n - known * known) + c
         return seconds if seconds > 0.0 else 0.0
 
-    def observe_prefill(
-        self, prompt_tokens: int, cached_tokens: int, seconds: float
-    ) -> None:
-        """A prompt, `cached_tokens` of it there, took `seconds` on an idle engine."""
-        if _is_measurement(seconds) and 0 <= cached_tokens < prompt_tokens:
-            n, known = prompt_tokens, cached_tokens
-            self._steps.observe_prefill(
-                n - known, float(n * n - known * known), seconds
-            )
-
     def observe_step(self, step: Step, seconds: float) -> float:
         """An engine step took `seconds`.
 

@@ -104,15 +104,10 @@ class StepFit:
         prompts_s -= base_s * max(0.0, steps - tokens / self._step_tokens)
         if tokens >= RIDGE_TOKENS and self._is_sampled():
             row = (float(tokens), step.pairs, steps, float(decode_tokens))
-            self.observe_row(row, seconds, (tokens / (tokens + RIDGE_TOKENS)) ** 2)
+            self._learn(row, seconds, (tokens / (tokens + RIDGE_TOKENS)) ** 2)
         return max(0.0, prompts_s)
 
-    def observe_prefill(self, tokens: int, pairs: float, seconds: float) -> None:
-        """A prompt, or its end, was computed alone."""
-        steps = float(-(-tokens // self._step_tokens))
-        self.observe_row((float(tokens), pairs, steps, 0.0), seconds, 1.0)
-
-    def observe_row(self, x: Row, seconds: float, weight: float) -> None:
+    def _learn(self, x: Row, seconds: float, weight: float) -> None:
         expected_s = sum(a * b for a, b in zip(self._theta, x, strict=True))
         scale = max(seconds, expected_s)
         keep = 1.0 - (1.0 - self._FORGET) * weight
