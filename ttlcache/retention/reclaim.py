@@ -186,7 +186,8 @@ class Reclaimer:
             return 0
 
         def eligible(pin: Pin) -> bool:
-            # A claim stands before new turns, whatever its rank.
+            # A claim stands before new turns, whatever its rank; and a preempted turn,
+            # which has claimed, waits for what runs rather than make it prefill anew.
             is_claim = pin.is_awaited and not pin.quantum_used
             if pin.pin_id == own_pin_id or (is_claim and own_pin_id is None):
                 return False
