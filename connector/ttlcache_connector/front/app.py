@@ -14,8 +14,12 @@ from urllib.parse import quote, unquote
 
 import httpx
 
-from ttlcache_connector.front.answers import answer
-from ttlcache_connector.front.forward import Upstream, end_to_end, refuse_body
+from ttlcache_connector.front.forward import (
+    Upstream,
+    base_url,
+    end_to_end,
+    refuse_body,
+)
 from ttlcache_connector.front.keys import HEADERLESS, find, named, rank_of
 from ttlcache_connector.front.prompts import PromptMemory
 from ttlcache_connector.front.replicas import Replicas
@@ -27,8 +31,14 @@ from ttlcache_connector.front.upload import (
     Room,
     Upload,
 )
-from ttlcache_connector.front.urls import base_url
-from ttlcache_connector.http.asgi import GENERATING, Receive, Scope, Send, with_length
+from ttlcache_connector.http.asgi import (
+    GENERATING,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    with_length,
+)
 from ttlcache_connector.http.forms import SESSION_HEADER
 from ttlcache_connector.http.identity import split_path
 from ttlcache_connector.http.naming import label

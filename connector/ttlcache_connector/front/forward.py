@@ -7,9 +7,9 @@ import logging
 import anyio
 import httpx
 
-from ttlcache_connector.front.answers import refuse
+from ttlcache.errors import ConfigError
 from ttlcache_connector.front.upload import BodyError, ClientGoneError, Upload
-from ttlcache_connector.http.asgi import Scope, Send
+from ttlcache_connector.http.asgi import Scope, Send, refuse
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ _CONNECT_TIMEOUT_S = 30.0
 _WRITE_TIMEOUT_S = 120.0
 #: Shorter than the 5 s after which vLLM closes an idle connection.
 _KEEPALIVE_S = 2.0
+_EXPECTED = "an address such as http://127.0.0.1:8000"
 
 
 class Upstream:
@@ -185,3 +186,29 @@ def end_to_end(headers: Headers) -> Headers:
 async def refuse_body(send: Send, error: BodyError) -> None:
     """To a client whose body did not come."""
     await refuse(send, error.status, error.kind, str(error), last=True)
+
+
+def base_url(key: str, value: str) -> httpx.URL:
+    """`value` as a URL that requests can go to.
+
+    Raises:
+        ConfigError: none can; it names the key, the value and what was expected.
+    """
+    try:
+        url = httpx.URL(value.strip().rstrip("/"))
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{key}: {value!r}: {error}; expected {_EXPECTED}") from None
+    for wrong, why in (
+        (url.scheme not in ("http", "https"), "it does not begin with http://"),
+        (not url.host or "%" in url.host, "it names no host"),
+        (url.port is not None and not 0 < url.port < 2**16, "no such port"),
+        (bool(url.query or url.fragment), "it has a query"),
+    ):
+        if wrong:
+            raise ConfigError(f"{key}: {value!r}: {why}; expected {_EXPECTED}")
+    return url
+
+
+def without_user(value: str) -> str:
+    """The URL without user and password, to be shown."""
+    return str(httpx.URL(value).copy_with(userinfo=b""))

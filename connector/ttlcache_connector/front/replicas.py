@@ -17,7 +17,7 @@ from typing import TypeVar
 import anyio
 import httpx
 
-from ttlcache_connector.front.urls import base_url, without_user
+from ttlcache_connector.front.forward import base_url, without_user
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

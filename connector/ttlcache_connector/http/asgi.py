@@ -1,10 +1,13 @@
-"""ASGI messages of a request: read up to a bound, and given on as they came."""
+"""ASGI messages: requests read up to a bound and given on as they came; answers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from email.utils import formatdate
 from typing import Any
+
+from ttlcache.clock import wall_s
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -66,3 +69,20 @@ async def send_json(
     headers = with_length(headers, len(body))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def answer(
+    send: Send, status: int, content: object, *, last: bool = False
+) -> None:
+    """JSON with a date. `last`: the connection ends, for its request was not read."""
+    date = (b"date", formatdate(wall_s(), usegmt=True).encode())
+    close = [(b"connection", b"close")] if last else []
+    await send_json(send, status, content, [date, *close])
+
+
+async def refuse(
+    send: Send, status: int, kind: str, text: str, *, last: bool = False
+) -> None:
+    """An error in the form that OpenAI's clients read."""
+    error = {"message": text, "type": kind, "code": status}
+    await answer(send, status, {"error": error}, last=last)
