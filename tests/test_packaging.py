@@ -61,11 +61,10 @@ def test_the_wheel_has_core_connector_command_and_plugin(site):
 _ESTIMATE = """
 import importlib, pkgutil, sys
 sys.modules['bench'] = None
+from ttlcache.cli import app
 import ttlcache_sim
 for module in pkgutil.walk_packages(ttlcache_sim.__path__, 'ttlcache_sim.'):
     print(importlib.import_module(module.name).__file__)
-from tests.bench.samples import recorded, write_trace
-from ttlcache.cli import app
 app(['estimate', 'log.jsonl'])
 """
 
