@@ -29,6 +29,7 @@ from ttlcache.programs.identity import Identifier
 from ttlcache.programs.model import Claim, Pin, Program, RequestRecord
 from ttlcache.programs.places import Quantum
 from ttlcache.programs.prefix_index import PrefixIndex
+from ttlcache.programs.prompt_end import GenerationPrompt
 from ttlcache.programs.table import ProgramTable
 from ttlcache.retention.open_turns import OpenTurns
 from ttlcache.retention.pins import PinTable
@@ -151,6 +152,7 @@ class Controller:
             self.tier,
         )
         self._identifier = Identifier(self.programs, PrefixIndex(block_tokens))
+        self._generation_prompt = GenerationPrompt()
         self._last_seq = 0
         self._step_ended_s = -math.inf
 
@@ -161,12 +163,14 @@ class Controller:
         now_s = self._clock.now_s()
         self._forget(arrival.request_id)
         known = len(self.programs)
-        program, rule = self._identifier.identify(arrival, now_s)
+        stable_tokens = arrival.num_tokens - self._generation_prompt.observe(arrival)
+        program, rule = self._identifier.identify(arrival, stable_tokens, now_s)
         if len(self.programs) > known:
             self.telemetry.metrics.count("programs_started")
             self.retention.make_room_for_others()
         continuation = relate(program, arrival, self.block_tokens)
         record = self._new_record(arrival, program, now_s)
+        record.stable_tokens = stable_tokens
         if rule in (Rule.HINT, Rule.SESSION):
             record.head_tokens, record.divergence = compare(
                 program, arrival, continuation, self.block_tokens
@@ -209,6 +213,7 @@ class Controller:
             self._turns.end_pin(pin, PinOutcome.CLAIMED)
         elif first and record.lost_its_kv(cached_tokens):
             self.costs.observe_return_wait(now_s - record.queued_s)
+        # With real pins a request would wait for memory now.
         if self._shadow is not None and self._shadow.lacks_memory():
             self.memory.redecide_provisional()
 
@@ -404,7 +409,7 @@ class Controller:
 
     def _retain(self, record: RequestRecord, finish: Finish, now_s: float) -> Finished:
         turn = self._turns.open(record, finish, now_s)
-        self._identifier.remember(record.program, finish)
+        self._identifier.remember(record, finish)
         context_blocks = finish.num_tokens / self.block_tokens
         self.admission.on_footprint(context_blocks, finish.footprint_blocks)
         if not self.retention.is_enabled or record.hints.rejected:

@@ -1,6 +1,6 @@
 """vLLM's real scheduler and KV cache manager with our connector, no model.
 
-For tests and the virtual-time bench: tokens are made up deterministically,
+For tests and simulations in virtual time: tokens are made up deterministically,
 everything that schedules or holds blocks is vLLM's and ours, unchanged.
 """
 

@@ -1,4 +1,4 @@
-"""The definition of every number that the benches report.
+"""The definition of every number that simulations report.
 
 Pure functions over :class:`TurnRecord`; all times are seconds since the replay's
 start unless a name says otherwise.

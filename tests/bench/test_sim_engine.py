@@ -44,6 +44,13 @@ def test_tiers_spare_prefill():
     assert tiered["prompt_hit"] > without["prompt_hit"]
 
 
+def test_prompts_without_outputs_hit_less_and_are_claimed_all_the_same():
+    whole, cut = (_run("adaptive", replace(ENGINE, repeat_output=r)) for r in (1, 0))
+    assert 0.0 < cut["prompt_hit"] < whole["prompt_hit"]
+    claimed = [each["connector"]["pins.claimed"] for each in (cut, whole)]
+    assert claimed[0] > 0.9 * claimed[1]
+
+
 PRESSED = replace(ENGINE, blocks=1_000)
 CROWD = replace(LOAD, programs=8, rate=2.0)
 

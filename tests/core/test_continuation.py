@@ -4,11 +4,13 @@ import pytest
 
 from tests.core.stories import make_program
 from ttlcache.programs.continuation import Relation, relate
-from ttlcache.programs.model import PROMPT_SLACK_TOKENS, PromptEnd, Turn
+from ttlcache.programs.model import Turn
+from ttlcache.programs.prompt_end import GenerationPrompt, PromptEnd
 from ttlcache.testing import chain_hashes
 from ttlcache.types import Arrival, GapKey, Hints
 
 BLOCK = 2
+TEMPLATE = 3  # tokens with which a prompt ends
 CONTINUES, DROPS_OUTPUT, SUPERSEDES, BRANCHES = Relation
 
 
@@ -21,7 +23,9 @@ def make_turn(tokens, *, token=1, tool="search", pinned=True, prompt_tokens=0):
         context_tokens=len(tokens),
         num_hashes=len(hashes),
         last_hash=hashes[-1] if hashes else b"",
-        prompt_end=PromptEnd.of(hashes, slice_of(tokens), prompt_tokens, BLOCK),
+        prompt_end=PromptEnd.of(
+            hashes, slice_of(tokens), prompt_tokens - TEMPLATE, prompt_tokens, BLOCK
+        ),
         hashes=hashes if pinned else (),
     )
 
@@ -98,8 +102,7 @@ def test_a_rewrite_beside_other_open_turns_leaves_the_unpinned_one_open():
 
 # --- clients that drop what a turn put out ------------------------------------
 
-#: A stable part of three tokens, and the generation prompt behind it.
-PROMPT = [1, 2, 3, *[7] * PROMPT_SLACK_TOKENS]
+PROMPT = [1, 2, 3, *[7] * TEMPLATE]
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -107,8 +110,9 @@ PROMPT = [1, 2, 3, *[7] * PROMPT_SLACK_TOKENS]
     ("prompt", "relation"),
     [
         ([*PROMPT, 90, 91], DROPS_OUTPUT),
-        ([*PROMPT[:3], *[90] * 9], DROPS_OUTPUT),  # without the generation prompt
+        ([*PROMPT[:4], *[90] * 9], DROPS_OUTPUT),  # without the template's `<think>`
         (PROMPT, SUPERSEDES),  # a retry
+        ([*PROMPT[:3], 7, 7], SUPERSEDES),
         ([*PROMPT[:2], *[90] * 10], SUPERSEDES),  # another question, the same system
         ([*PROMPT, 5, 6, 90, 91], CONTINUES),
     ],
@@ -126,7 +130,38 @@ def test_a_sub_agent_may_begin_with_its_parents_prompt():
     assert relation_of(make_program(1, turn), [*PROMPT, 90, 91]).relation is BRANCHES
 
 
+def test_the_longest_prompt_wins_and_none_beside_another_request():
+    def turn(tokens, number):
+        return make_turn([*tokens, 5, 6], token=number, prompt_tokens=len(tokens))
+
+    long, short = turn([1, 2, 3, 4, 5, 6, 7, 7, 7], 1), turn(PROMPT, 2)
+    program = make_program(1, long, short)
+    prompt = [1, 2, 3, 4, 5, 6, *[90] * 9]
+    assert relation_of(program, prompt).turn is long
+    program.live_requests = 1
+    assert relation_of(program, prompt).relation is BRANCHES
+
+
 def test_a_prompt_below_a_block_is_extended_by_none():
-    assert PromptEnd.of([], slice_of([1]), 1, BLOCK) is None
+    assert PromptEnd.of([], slice_of([1]), 1, 1, BLOCK) is None
     turn = make_turn([1, 2, 3, 4, 5, 6], prompt_tokens=3)
     assert relation_of(make_program(1, turn), [1, 2, 9, 9]).relation is SUPERSEDES
+
+
+def seen(*prompts):
+    """How many of the last one's tokens are the template's."""
+    generation_prompt = GenerationPrompt()
+    for prompt in prompts:
+        arrival = Arrival("r", len(prompt), [], slice_of(prompt), Hints())
+        found = generation_prompt.observe(arrival)
+    return found
+
+
+def test_the_template_is_what_prompts_end_with():
+    assert seen([1, 2, 3, 7, 8]) == 0  # one prompt alone says nothing
+    assert seen([1, 2, 3, 7, 8], [1, 2, 4, 7, 8]) == 2
+    assert seen([5, 7, 8], [1, 2, 4, 7, 8], [7, 8]) == 2
+    assert seen([1, 2, 3, 7, 8], [4, 8], [5, 7, 8]) == 1
+    assert seen([1, 2], [3, 4]) == 0
+    assert seen(list(range(50)), list(range(50))) == 8
+    assert seen([9], *([1, 2, 3, 7, 8], [4, 7, 8]) * 4) == 2  # the last eight count

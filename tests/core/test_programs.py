@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from ttlcache.programs import table as tables
@@ -36,7 +38,7 @@ def identify(
         tenant=tenant,
         session_id=session,
     )
-    return identifier.identify(arrival, now_s)
+    return identifier.identify(arrival, len(tokens), now_s)
 
 
 def remember(identifier, program, tenant=""):
@@ -49,7 +51,8 @@ def remember(identifier, program, tenant=""):
         hashes=chain_hashes(PROMPT, BLOCK, tenant),
         tokens=lambda start, stop: PROMPT[start:stop],
     )
-    identifier.remember(program, finish)
+    record = SimpleNamespace(program=program, stable_tokens=len(PROMPT))
+    identifier.remember(record, finish)
 
 
 @pytest.mark.parametrize(

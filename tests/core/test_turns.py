@@ -159,6 +159,28 @@ def test_a_client_that_drops_outputs_keeps_its_place_and_pins_prompts_only(engin
     assert engine.program("A").reuse_share == 1.0
 
 
+#: What a template puts before an answer; prompts repeat all but the last token of it.
+TEMPLATE = [70, 71, 72]
+
+
+def test_a_prompt_without_the_reasoning_before_it_is_recognised_without_an_id(engine):
+    engine.turn("warm-up", [*range(50, 60), *TEMPLATE])
+    question = [*range(10), *TEMPLATE]
+    engine.turn("a1", question, [100, 101, 102, 103])
+    engine.step(seconds=1.0)
+    for number, prompt in enumerate(
+        [
+            question,  # the same again
+            [*range(8), 30, 31, *TEMPLATE],  # another question
+            [*range(8), 8, *TEMPLATE, 90, 91, 92, *TEMPLATE],  # a shorter one, went on
+        ]
+    ):
+        assert engine.arrive(f"other{number}", prompt).reusable_tokens == 0
+        engine.abort(f"other{number}")
+    record = engine.arrive("a2", [*question[:-1], *range(40, 45), *TEMPLATE])
+    assert (record.reusable_tokens, record.program.turns_finished) == (8, 1)
+
+
 def test_shares_are_learnt_half_of_the_way_each_time(engine):
     # 2 of 5 blocks shared: 1 + (0.4 - 1) / 2 = 0.7; then a plain continuation.
     engine.turn("r1", PROMPT, [*range(11, 24)], program="A")

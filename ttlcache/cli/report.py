@@ -61,6 +61,8 @@ def report(
     """
     if (place is None) == (url is None):
         fail("expected one of: the folder of a recording, --url of a server")
+    if json_path is not None and place is None:
+        fail("--json: only of a recording")
     recording, summary = None, None
     if place is not None:
         recording = read(place)
@@ -73,8 +75,7 @@ def report(
     for table in tables:
         _print(table, console)
     if json_path is not None:
-        if summary is None:
-            fail("--json: only of a recording")
+        assert summary is not None
         write_json(json_path, asdict(summary))
     if html_path is not None:
         figures = [] if recording is None else _figures(recording)

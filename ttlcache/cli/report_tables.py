@@ -45,12 +45,16 @@ def of_recording(recording: Recording, summary: Summary) -> list[Table]:
         "block-seconds of pins, memory idle": round(s.idle_block_s),
         "preemptions": s.preemptions,
     }
+    savings = _savings(
+        s.claims,
+        (s.claimed_tokens, s.saved_tokens, s.savable_tokens),
+        (s.saved_s, s.savable_s),
+    )
+    if recording.observed_runs:
+        note = "policy observe: pins below are would-be ones"
+        savings = savings._replace(notes=(*savings.notes, note))
     return [
-        _savings(
-            s.claims,
-            (s.claimed_tokens, s.saved_tokens, s.savable_tokens),
-            (s.saved_s, s.savable_s),
-        ),
+        savings,
         Table(
             f"{s.programs:,} programs in {seconds(s.makespan_s)}",
             _SPREAD,

@@ -57,17 +57,23 @@ def _without_output(
 ) -> Continuation | None:
     """A client, or its chat template, sends less than the model put out: no reasoning.
 
-    The child of a sub-agent call may begin with the prompt of its parent.
+    As with rewritten histories, beside another request of the program it may be a
+    parallel branch, and after a sub-agent call the child.
     """
-    for turn in reversed(program.open_turns):
-        end = turn.prompt_end
-        if end is None or is_subagent(turn.gap_key):
-            continue
-        if end.is_extended_by(arrival, block_tokens):
-            shared = shared_blocks(turn.hashes, arrival.hashes, turn.num_hashes)
-            shared = max(shared, end.num_hashes)
-            return Continuation(Relation.DROPS_OUTPUT, turn, shared)
-    return None
+    if program.live_requests:
+        return None
+    found = [
+        (turn.prompt_end.num_hashes, turn.token, turn)
+        for turn in program.open_turns
+        if turn.prompt_end is not None
+        and not is_subagent(turn.gap_key)
+        and turn.prompt_end.is_extended_by(arrival, block_tokens)
+    ]
+    if not found:
+        return None
+    num_hashes, _, turn = max(found)
+    shared = shared_blocks(turn.hashes, arrival.hashes, turn.num_hashes)
+    return Continuation(Relation.DROPS_OUTPUT, turn, max(shared, num_hashes))
 
 
 def _superseded(program: Program, hashes: Sequence[bytes]) -> Continuation:

@@ -124,10 +124,12 @@ def compare(
         return Comparison(num_tokens)
     head_tokens, _ = _LENGTHS.unpack_from(last.outline)
     shared = _shared_with(last, hashes, block_tokens)
-    continues = continuation.relation is Relation.CONTINUES
+    relation = continuation.relation
+    # A sub-agent's next turn extends a turn that is not the conversation's.
+    is_aside = relation is Relation.DROPS_OUTPUT and continuation.turn is not last
+    continues = relation is Relation.CONTINUES or is_aside
     if shared == last.num_hashes or continues:
         program.strayed = False
-        # A sub-agent's next turn extends a turn that is not the conversation's.
         return Comparison(head_tokens) if shared == last.num_hashes else _ASIDE
     if program.live_requests:
         return _ASIDE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ttlcache.programs.hints import ROUTE_PREFIX
-from ttlcache.programs.model import PROMPT_SLACK_TOKENS, Program
+from ttlcache.programs.model import Program, RequestRecord
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.table import ProgramTable, bounded, client_key
 from ttlcache.types import Arrival, Finish, IdentityRule
@@ -16,12 +16,17 @@ class Identifier:
         self._programs = programs
         self._prefixes = prefixes
 
-    def identify(self, arrival: Arrival, now_s: float) -> tuple[Program, IdentityRule]:
+    def identify(
+        self, arrival: Arrival, stable_tokens: int, now_s: float
+    ) -> tuple[Program, IdentityRule]:
         """The program of a request, created when it is new.
 
         It becomes a sub-agent of the program that its hint names as parent.
+
+        Args:
+            stable_tokens: of its prompt, without the template's last ones.
         """
-        program, rule = self._find_or_create(arrival, now_s)
+        program, rule = self._find_or_create(arrival, stable_tokens, now_s)
         parent_id = arrival.hints.parent_id
         if parent_id is not None and program.parent is None:
             parent = self._programs.get(client_key(arrival.tenant, parent_id))
@@ -29,26 +34,27 @@ class Identifier:
                 program.adopt(parent)
         return program, rule
 
-    def remember(self, program: Program, finish: Finish) -> None:
+    def remember(self, record: RequestRecord, finish: Finish) -> None:
         """Make a finished turn of a program without an id recognisable.
 
         By its prompt as well: some clients drop what a turn put out.
         """
-        number = program.key
+        number = record.program.key
         if not isinstance(number, int):
             return
-        prompt_tokens = finish.prompt_tokens - PROMPT_SLACK_TOKENS
-        for num_tokens in (prompt_tokens, finish.num_tokens - 1):
+        for num_tokens in (record.stable_tokens, finish.num_tokens - 1):
             self._prefixes.remember(number, finish.hashes, num_tokens, finish.tokens)
 
     def _find_or_create(
-        self, arrival: Arrival, now_s: float
+        self, arrival: Arrival, stable_tokens: int, now_s: float
     ) -> tuple[Program, IdentityRule]:
         rule, label = self._explicit(arrival)
         if label is not None:
             key = client_key(arrival.tenant, label)
             return self._programs.get_or_create(key, now_s), rule
-        program = self._by_prefix(arrival)
+        program = self._prefixes.find(
+            arrival.hashes, stable_tokens, arrival.tokens, self._programs.get
+        )
         if program is not None:
             self._programs.touch(program, now_s)
             return program, IdentityRule.PREFIX
@@ -63,8 +69,3 @@ class Identifier:
         if session is not None and session.startswith(ROUTE_PREFIX):
             session = None
         return IdentityRule.SESSION, session
-
-    def _by_prefix(self, arrival: Arrival) -> Program | None:
-        return self._prefixes.find(
-            arrival.hashes, arrival.num_tokens, arrival.tokens, self._programs.get
-        )

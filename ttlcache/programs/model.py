@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ttlcache.programs.places import Place
-from ttlcache.types import Arrival, GapKey, Hints, Rank, TokenSlice, TurnFacts
+from ttlcache.programs.prompt_end import PromptEnd
+from ttlcache.types import GapKey, Hints, Rank, TurnFacts
 
 if TYPE_CHECKING:
     from ttlcache.programs.divergence import Divergence
@@ -24,55 +25,6 @@ ProgramKey = tuple[str, str] | int
 ENGINE_KEYS = 1 << 32
 #: How such a program is shown: its engine and its number.
 ANONYMOUS_ID = re.compile(r"anonymous-([0-9a-f]{1,8})-([0-9]{1,9})")
-
-
-#: The last tokens of a prompt, which its continuation may not repeat: the template's
-#: generation prompt (`<think>`), and tokens that merge with what follows.
-PROMPT_SLACK_TOKENS = 8
-
-
-class PromptEnd(NamedTuple):
-    """The end of a prompt less `PROMPT_SLACK_TOKENS`.
-
-    num_hashes, last_hash: of its last full block.
-    tail: the tokens behind it.
-    num_tokens: of the whole prompt.
-    """
-
-    num_hashes: int
-    last_hash: bytes
-    tail: tuple[int, ...]
-    num_tokens: int
-
-    @classmethod
-    def of(
-        cls,
-        hashes: Sequence[bytes],
-        tokens: TokenSlice,
-        num_tokens: int,
-        block_tokens: int,
-    ) -> PromptEnd | None:
-        """Of the prompt that is the first `num_tokens` of `tokens`.
-
-        hashes: at least those of its full blocks.
-        """
-        end = num_tokens - PROMPT_SLACK_TOKENS
-        num_hashes = min(end // block_tokens, len(hashes))
-        if num_hashes <= 0:
-            return None
-        tail = tuple(tokens(num_hashes * block_tokens, end))
-        return cls(num_hashes, hashes[num_hashes - 1], tail, num_tokens)
-
-    def is_extended_by(self, arrival: Arrival, block_tokens: int) -> bool:
-        """Whether a longer prompt begins with this one."""
-        if arrival.num_tokens <= self.num_tokens:
-            return False
-        if len(arrival.hashes) < self.num_hashes:
-            return False
-        if arrival.hashes[self.num_hashes - 1] != self.last_hash:
-            return False
-        start = self.num_hashes * block_tokens
-        return tuple(arrival.tokens(start, start + len(self.tail))) == self.tail
 
 
 @dataclass(slots=True, eq=False)
@@ -267,6 +219,7 @@ class RequestRecord:
     user_priority: int
     place: Place  # the place of the context that it continues, or a new one
     num_tokens: int = 0  # of its prompt
+    stable_tokens: int = 0  # of these, without the template's last ones
     head_tokens: int = 0  # of its program's main conversation's first prompt, 0 aside
     divergence: Divergence | None = None  # from its program's last context
     place_seq: int = 0  # where its program stood when it was queued, or moved back

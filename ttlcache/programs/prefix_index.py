@@ -3,7 +3,8 @@
 A turn is remembered under the hash of its last full block, together with a
 digest of the tokens behind it. A prompt continues the turn when it holds that
 block at that place, the same tokens behind it, and more: two programs that
-merely share a system prompt differ there.
+merely share a system prompt differ there. Its prompt is remembered as well, without the
+template's last tokens (`prompt_end`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ttlcache.programs.model import Program
+from ttlcache.programs.prompt_end import tail_digest
 from ttlcache.types import TokenSlice
 
 #: The live program of a number, None for one that ended.
@@ -19,7 +21,6 @@ ProgramOf = Callable[[int], Program | None]
 
 _NUMBER_BITS = 64
 _NUMBER_MASK = (1 << _NUMBER_BITS) - 1
-_DIGEST_MASK = (1 << 48) - 1
 
 
 class PrefixIndex:
@@ -60,7 +61,7 @@ class PrefixIndex:
         if not 0 < num_blocks <= len(hashes):
             return
         key = hashes[num_blocks - 1]
-        digest = _digest(tuple(tokens(num_blocks * self._block_tokens, num_tokens)))
+        digest = tail_digest(tokens(num_blocks * self._block_tokens, num_tokens))
         place = self._places.get(key)
         if place is None:
             self._places[key] = digest << _NUMBER_BITS | number
@@ -116,7 +117,7 @@ class PrefixIndex:
             return None  # a continuation has more than the context
         tail = tuple(tokens(start, stop))
         while True:
-            number = place.get(_digest(tail))
+            number = place.get(tail_digest(tail))
             if number is not None:
                 program = program_of(number)
                 if program is not None:
@@ -154,7 +155,3 @@ class PrefixIndex:
                 self._order.appendleft(key)
             else:
                 del self._places[key]
-
-
-def _digest(tail: tuple[int, ...]) -> int:
-    return hash(tail) & _DIGEST_MASK if tail else 0

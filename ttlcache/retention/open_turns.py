@@ -21,10 +21,10 @@ from ttlcache.programs.model import (
     Claim,
     Pin,
     Program,
-    PromptEnd,
     RequestRecord,
     Turn,
 )
+from ttlcache.programs.prompt_end import PromptEnd
 from ttlcache.retention.pins import PinTable
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.toolcalls.base import combine
@@ -267,7 +267,11 @@ def _finished_turn(
         num_hashes,
         finish.hashes[num_hashes - 1] if num_hashes else b"",
         prompt_end=PromptEnd.of(
-            finish.hashes, finish.tokens, finish.prompt_tokens, block_tokens
+            finish.hashes,
+            finish.tokens,
+            record.stable_tokens,
+            finish.prompt_tokens,
+            block_tokens,
         ),
         place=record.place,
         outline=outline(record.head_tokens, finish, num_hashes, block_tokens),

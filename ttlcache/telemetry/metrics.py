@@ -27,12 +27,15 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
         "Of those, the ones that plain vLLM's prefix cache would have evicted.",
         None,
     ),
-    "prefill_seconds_saved": ("Seconds that their prefill would have taken.", None),
+    "prefill_seconds_saved": ("Seconds of prefill that pins saved, estimated.", None),
     "prefill_tokens_savable": (
         "Under policy observe: prompt tokens that pins would have saved.",
         None,
     ),
-    "prefill_seconds_savable": ("Seconds that their prefill took.", None),
+    "prefill_seconds_savable": (
+        "Under policy observe: seconds of prefill that pins would have saved.",
+        None,
+    ),
     "turns_identified": ("Requests by the rule that found their program.", "rule"),
     "turns_diverged": (
         "Turns whose prompt did not begin with their program's last context, by where "

@@ -1,7 +1,7 @@
 """Connectors with simulated tiers: vLLM's own hooks of an asynchronous load.
 
 `get_num_new_matched_tokens` answers (tokens, True); vLLM allocates the blocks and
-parks the request; `update_state_after_alloc` books the link; the bench reports the
+parks the request; `update_state_after_alloc` books the link; the simulator reports the
 arrival through `KVConnectorOutput.finished_recving`, like a worker.
 """
 
@@ -66,7 +66,7 @@ class TierClient:
         tokens -= tokens % self._block_tokens
         self.store.write(program_of(request), tokens, self._clock.now_s())
 
-    # --- for the bench's loop ------------------------------------------------
+    # --- for the simulator's loop -------------------------------------------------
 
     def next_s(self) -> float | None:
         return self._arrivals.next_s()
@@ -79,12 +79,12 @@ class TierClient:
 
 
 def program_of(request: Any) -> str:
-    """Id of the program of a bench request, "program/turn"."""
+    """Id of the program of a simulated request, "program/turn"."""
     return str(request.request_id).rpartition("/")[0]
 
 
 class _Tiered:
-    """Hooks of both; `tiers` is shared with the bench's loop."""
+    """Hooks of both; `tiers` is shared with the simulator's loop."""
 
     tiers: TierClient
 

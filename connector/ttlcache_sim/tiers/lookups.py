@@ -2,7 +2,7 @@
 
 vLLM looks the head of the queue up again at every step that has no room for it,
 thousands of blocks each time. The answer changes only when a block of that very
-program is cached or evicted, and in the bench a hash tells its program. Results are
+program is cached or evicted, and here a hash tells its program. Results are
 the same to the byte (`tests/bench/test_sim_engine.py` compares); cells take half the
 time. Scheduler overhead is measured elsewhere, without this.
 """

@@ -1,0 +1,93 @@
+"""Where a prompt ends that the next one repeats without what came of it.
+
+A chat template ends each prompt with the same few tokens, of which the next prompt may
+lack the last ones (`<think>`). They are those that the latest prompts have in common at
+their ends: what tells prompts apart is not among them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ttlcache.types import Arrival, TokenSlice
+
+#: Prompts that are compared, and tokens that count as the template's at most.
+PROMPTS, MOST_TOKENS = 8, 8
+_DIGEST_MASK = (1 << 48) - 1
+
+
+class GenerationPrompt:
+    """The tokens with which the latest prompts all ended. O(1) a prompt."""
+
+    def __init__(self) -> None:
+        self._endings: deque[tuple[int, ...]] = deque(maxlen=PROMPTS)
+
+    def observe(self, arrival: Arrival) -> int:
+        """A prompt came: so many of its tokens are the template's; 0 while unknown."""
+        stop = arrival.num_tokens
+        ending = tuple(arrival.tokens(max(0, stop - MOST_TOKENS), stop))
+        self._endings.append(ending[::-1])
+        if len(self._endings) == 1:
+            return 0
+        shared = 0
+        for tokens in zip(*self._endings, strict=False):
+            if len(set(tokens)) > 1:
+                break
+            shared += 1
+        return shared
+
+
+class PromptEnd(NamedTuple):
+    """A prompt without the template's last tokens.
+
+    num_hashes, last_hash: of its last full block.
+    tail_tokens, tail_digest: of the tokens behind it.
+    prompt_tokens: of the whole prompt.
+    """
+
+    num_hashes: int
+    last_hash: bytes
+    tail_tokens: int
+    tail_digest: int
+    prompt_tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        hashes: Sequence[bytes],
+        tokens: TokenSlice,
+        stable_tokens: int,
+        prompt_tokens: int,
+        block_tokens: int,
+    ) -> PromptEnd | None:
+        """None of a prompt below a block.
+
+        Args:
+            hashes: at least those of the full blocks of the first `stable_tokens`.
+        """
+        num_hashes = stable_tokens // block_tokens
+        if not 0 < num_hashes <= len(hashes):
+            return None
+        start = num_hashes * block_tokens
+        tail = tail_digest(tokens(start, stable_tokens))
+        tail_tokens = stable_tokens - start
+        return cls(num_hashes, hashes[num_hashes - 1], tail_tokens, tail, prompt_tokens)
+
+    def is_extended_by(self, arrival: Arrival, block_tokens: int) -> bool:
+        """Whether a longer prompt begins with this one."""
+        if arrival.num_tokens <= self.prompt_tokens:
+            return False
+        if len(arrival.hashes) < self.num_hashes:
+            return False
+        if arrival.hashes[self.num_hashes - 1] != self.last_hash:
+            return False
+        start = self.num_hashes * block_tokens
+        tail = arrival.tokens(start, start + self.tail_tokens)
+        return tail_digest(tail) == self.tail_digest
+
+
+def tail_digest(tokens: Sequence[int]) -> int:
+    """Of the tokens behind a full block; 0 of none."""
+    return hash(tuple(tokens)) & _DIGEST_MASK if tokens else 0
