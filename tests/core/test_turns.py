@@ -155,7 +155,7 @@ def test_a_client_that_drops_outputs_keeps_its_place_and_pins_prompts_only(engin
     assert engine.admit("a2")
     engine.decode("a2", outputs)
     engine.finish("a2")
-    assert engine.pinned()["A"] == 13  # of 60 tokens without the last eight
+    assert engine.pinned()["A"] == 15  # of 60 tokens
     assert engine.program("A").reuse_share == 1.0
 
 
@@ -178,7 +178,7 @@ def test_a_prompt_without_the_reasoning_before_it_is_recognised_without_an_id(en
         assert engine.arrive(f"other{number}", prompt).reusable_tokens == 0
         engine.abort(f"other{number}")
     record = engine.arrive("a2", [*question[:-1], *range(40, 45), *TEMPLATE])
-    assert (record.reusable_tokens, record.program.turns_finished) == (8, 1)
+    assert (record.reusable_tokens, record.program.turns_finished) == (12, 1)
 
 
 def test_shares_are_learnt_half_of_the_way_each_time(engine):
