@@ -24,7 +24,7 @@ def make_turn(tokens, *, token=1, tool="search", pinned=True, prompt_tokens=0):
         num_hashes=len(hashes),
         last_hash=hashes[-1] if hashes else b"",
         prompt_end=PromptEnd.of(
-            hashes, slice_of(tokens), prompt_tokens - TEMPLATE, prompt_tokens, BLOCK
+            hashes, slice_of(tokens), prompt_tokens - TEMPLATE, BLOCK
         ),
         hashes=hashes if pinned else (),
     )
@@ -109,7 +109,8 @@ PROMPT = [1, 2, 3, *[7] * TEMPLATE]
 @pytest.mark.parametrize(
     ("prompt", "relation"),
     [
-        ([*PROMPT, 90, 91], DROPS_OUTPUT),
+        ([*PROMPT, *[90] * 6], DROPS_OUTPUT),
+        ([*PROMPT, *[90] * 5], SUPERSEDES),  # maybe no more than a template's end
         ([*PROMPT[:4], *[90] * 9], DROPS_OUTPUT),  # without the template's `<think>`
         (PROMPT, SUPERSEDES),  # a retry
         ([*PROMPT[:3], 7, 7], SUPERSEDES),
@@ -127,7 +128,8 @@ def test_a_prompt_that_extends_the_last_prompt(prompt, relation, pinned):
 
 def test_a_sub_agent_may_begin_with_its_parents_prompt():
     turn = make_turn([*PROMPT, 5, 6], tool="Task", prompt_tokens=len(PROMPT))
-    assert relation_of(make_program(1, turn), [*PROMPT, 90, 91]).relation is BRANCHES
+    prompt = [*PROMPT, *[90] * 9]
+    assert relation_of(make_program(1, turn), prompt).relation is BRANCHES
 
 
 def test_the_longest_prompt_wins_and_none_beside_another_request():
@@ -143,7 +145,7 @@ def test_the_longest_prompt_wins_and_none_beside_another_request():
 
 
 def test_a_prompt_below_a_block_is_extended_by_none():
-    assert PromptEnd.of([], slice_of([1]), 1, 1, BLOCK) is None
+    assert PromptEnd.of([], slice_of([1]), 1, BLOCK) is None
     turn = make_turn([1, 2, 3, 4, 5, 6], prompt_tokens=3)
     assert relation_of(make_program(1, turn), [1, 2, 9, 9]).relation is SUPERSEDES
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ttlcache.types import Arrival, TokenSlice
 
@@ -39,19 +39,18 @@ class GenerationPrompt:
         return shared
 
 
-class PromptEnd(NamedTuple):
-    """A prompt without the template's last tokens.
+@dataclass(slots=True)
+class PromptEnd:
+    """A prompt without the template's last tokens. (There is one for each open turn.)
 
     num_hashes, last_hash: of its last full block.
     tail_tokens, tail_digest: of the tokens behind it.
-    prompt_tokens: of the whole prompt.
     """
 
     num_hashes: int
     last_hash: bytes
     tail_tokens: int
     tail_digest: int
-    prompt_tokens: int
 
     @classmethod
     def of(
@@ -59,7 +58,6 @@ class PromptEnd(NamedTuple):
         hashes: Sequence[bytes],
         tokens: TokenSlice,
         stable_tokens: int,
-        prompt_tokens: int,
         block_tokens: int,
     ) -> PromptEnd | None:
         """None of a prompt below a block.
@@ -72,20 +70,19 @@ class PromptEnd(NamedTuple):
             return None
         start = num_hashes * block_tokens
         tail = tail_digest(tokens(start, stable_tokens))
-        tail_tokens = stable_tokens - start
-        return cls(num_hashes, hashes[num_hashes - 1], tail_tokens, tail, prompt_tokens)
+        return cls(num_hashes, hashes[num_hashes - 1], stable_tokens - start, tail)
 
     def is_extended_by(self, arrival: Arrival, block_tokens: int) -> bool:
-        """Whether a longer prompt begins with this one."""
-        if arrival.num_tokens <= self.prompt_tokens:
+        """Whether a prompt begins with this one, and goes on behind the template's."""
+        start = self.num_hashes * block_tokens
+        stop = start + self.tail_tokens
+        if arrival.num_tokens <= stop + MOST_TOKENS:
             return False
         if len(arrival.hashes) < self.num_hashes:
             return False
         if arrival.hashes[self.num_hashes - 1] != self.last_hash:
             return False
-        start = self.num_hashes * block_tokens
-        tail = arrival.tokens(start, start + self.tail_tokens)
-        return tail_digest(tail) == self.tail_digest
+        return tail_digest(arrival.tokens(start, stop)) == self.tail_digest
 
 
 def tail_digest(tokens: Sequence[int]) -> int:

@@ -267,11 +267,7 @@ def _finished_turn(
         num_hashes,
         finish.hashes[num_hashes - 1] if num_hashes else b"",
         prompt_end=PromptEnd.of(
-            finish.hashes,
-            finish.tokens,
-            record.stable_tokens,
-            finish.prompt_tokens,
-            block_tokens,
+            finish.hashes, finish.tokens, record.stable_tokens, block_tokens
         ),
         place=record.place,
         outline=outline(record.head_tokens, finish, num_hashes, block_tokens),
