@@ -56,6 +56,7 @@ def with_tool(name: str, seconds: tuple[float, float] = (4.0, 0.5)) -> list[Row]
         ("OpenHands", samples.openhands_early(), with_tool("str_replace_editor")),
         ("request log", samples.request_log(), COUNTED),
         ("request log", samples.request_log(session="s"), COUNTED),
+        ("request log", '{"input": ""}\n' + samples.request_log(), COUNTED),
     ],
 )
 def test_formats_with_counts(

@@ -59,7 +59,15 @@ def _recognises(log: Log) -> bool:
 
 
 def _read(log: Log) -> Iterator[RecordedProgram]:
-    yield from conversations(list(map(_request, log.records)), log.path.stem)
+    requests = [_request(each) for each in log.records if not _is_empty(each)]
+    yield from conversations(requests, log.path.stem)
+
+
+def _is_empty(record: Record) -> bool:
+    """Of a call that failed, proxies log a prompt without text."""
+    body = _body(record.data)
+    told = [body[name] for name in _PROMPTS if name in body]
+    return bool(told) and not any(told)
 
 
 def _request(record: Record) -> Request:
