@@ -2,58 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.report import grid_verdict
 from bench.report.figures import servers
-from bench.report.figures.results import Json, Results
+from bench.report.figures.results import Json, Results, table
 
 BEGIN = "<!-- results: written by `python -m bench figures` -->"
 END = "<!-- end of results -->"
 
 
 def render_summary(results: Results) -> str:
-    """The whole section; empty where nothing of it was measured."""
-    parts = [*_servers(results)]
-    if "grid" in results:
-        parts.append(_grid(results["grid"]))
-    if not parts:
+    """The whole section: what, the numbers, the command; empty without any."""
+    body = [
+        [*row, f"`{_command(result)}`"]
+        for name, result in results.items()
+        for kind, rows in _ROWS.items()
+        if name.startswith(kind)
+        for row in rows(result)
+    ]
+    if not body:
         return ""
     more = (
-        "[Benchmarks](docs/benchmarks.md): every number with its command, the paper's "
-        "figures beside ours, and where ttlcache loses."
+        "Real servers: vLLM's CPU build with a tiny model on 2 cores. No GPU was used. "
+        "[Benchmarks](docs/benchmarks.md): every number, and where ttlcache loses."
     )
-    return "\n\n".join(["## Results", *parts, more])
+    header = ["what", "found", "command"]
+    return "\n\n".join(["## Results", table(header, body, "---"), more])
 
 
-def _servers(results: Results) -> list[str]:
-    parts = []
-    if "validate" in results:
-        parts.append(servers.validation(results["validate"]))
-    if "pin-vs-reload" in results:
-        parts.append(f"{servers.next_turn(results['pin-vs-reload'])}.")
-    for name, result in results.items():
-        if name.startswith(servers.PREFIX):
-            parts.append(f"{servers.harness_in_short(result)}.")
-    intro = "Real servers, on vLLM's CPU build with a tiny model, 2 cores:"
-    return [intro, *parts] if parts else []
+def _command(result: Json) -> str:
+    return str(result.get("command") or result["setting"]["command"])
 
 
-def _grid(grid: Json) -> str:
-    """The verdict of all groups of cells, in sentences."""
+def _validation(result: Json) -> Iterator[list[str]]:
+    """The highest load."""
+    highest = servers.cells_at_highest_load(result)
+    if highest is not None:
+        load, means = highest
+        told = ", ".join(f"`{arm}` {mean_s:.1f} s" for arm, mean_s in means.items())
+        agents = result["options"]["programs"]
+        yield [f"real servers, {agents} agents at {load}", f"mean JCT: {told}"]
+
+
+def _harness(result: Json) -> Iterator[list[str]]:
+    what = f"real servers, {servers.package_name(result)}, without hints"
+    yield [what, servers.harness_in_short(result)]
+
+
+def _grid(grid: Json) -> Iterator[list[str]]:
+    """The verdict of all cells together."""
     header, groups = grid_verdict.verdict(grid["rows"])
-    names = ("number", "adaptive / base", "/ best rival", "behind")
-    told = [
-        f"{group[0]} ({cells}) {ratio}, over the best rival {best}, behind it in {lost}"
-        for group in groups
-        for cells, ratio, best, lost in [[group[header.index(name)] for name in names]]
-    ]
-    return (
-        "Simulated, with vLLM's own scheduler and a roofline of Llama-3.1-8B on an "
-        "A100-80 (no GPU was used): mean JCT of `adaptive` over that of the best of "
-        "three readings of CacheTTL, by cells of workload, pool and load, with 95 % "
-        f"intervals: {'; '.join(told)}. Headroom: an arm that knows the future wins."
+    cells, ratio, lost = (
+        groups[-1][header.index(name)]
+        for name in ("number", "adaptive / base", "behind")
     )
+    yield [
+        f"simulated A100 (roofline), {cells} cells of workload, pool and load",
+        f"mean JCT {ratio} of the best of three readings of CacheTTL; behind any other "
+        f"arm in {lost}",
+    ]
+
+
+#: By the beginning of a result's name.
+_ROWS = {"validate": _validation, servers.PREFIX: _harness, "grid": _grid}
 
 
 def write_into(page: Path, text: str) -> None:
