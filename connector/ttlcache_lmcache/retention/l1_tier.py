@@ -16,7 +16,6 @@ from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.retention.admission import Admission, AdmissionControl
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
 from ttlcache_lmcache.retention.program_table import Chunk
-from ttlcache_lmcache.retention.rankings import by_return, is_protected
 from ttlcache_lmcache.retention.residency import ObjectKey, chunk_of, space_of
 from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 from ttlcache_lmcache.retention.turn_lifecycle import TurnLifecycle
@@ -45,7 +44,7 @@ class Tier:
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self._returns = ReturnEstimator(config.program_idle_s)
-        self._order = EvictionOrder(config.max_programs, by_return(self._returns))
+        self._order = EvictionOrder(config.max_programs, self._returns)
         self._book, self._residency = self._order.book, self._order.residency
         self._turns = TurnLifecycle(config, self._book, self._returns, self.counts)
         self._admission = AdmissionControl(self._order, is_evictable)
@@ -64,7 +63,7 @@ class Tier:
         chain = _chain(model, salt, hashes)
         now_s = self._clock.now_s()
         with self._lock:
-            self._turns.pass_time(now_s)
+            self._begin(now_s)
             self._turns.lookup(request_id, chain, tokens, now_s)
 
     def context(self, keys: Sequence[ObjectKey]) -> None:
@@ -85,17 +84,6 @@ class Tier:
         now_s = self._clock.now_s()
         with self._lock:
             self._turns.ended(request_id, now_s)
-
-    def session_gone(self, request_id: str) -> None:
-        """LMCache has no session of a request any more; `ended` follows, as a rule."""
-        now_s = self._clock.now_s()
-        with self._lock:
-            self._turns.session_gone(request_id, now_s)
-
-    def _capacity(self, used: float) -> float | None:
-        """Objects that fit into L1; None while it is empty: nobody knows."""
-        objects = self._residency.num_l1
-        return objects / used if objects and used > 0.0 else None
 
     def stored(
         self,
@@ -134,12 +122,11 @@ class Tier:
     def written(self, keys: Sequence[ObjectKey]) -> None:
         now_s = self._clock.now_s()
         with self._lock:
-            self._residency.write(keys, now_s)
+            self._order.written(keys, now_s)
 
     def deleted(self, keys: Sequence[ObjectKey]) -> None:
         with self._lock:
             self._residency.delete(keys)
-            self._admission.deleted(keys)
 
     # what leaves
 
@@ -151,11 +138,11 @@ class Tier:
         """
         used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
-            self._turns.pass_time(now_s)
-            capacity = self._capacity(used)
-            if capacity is None:
-                return Admission(list(keys), [])
-            free = max(int(capacity + 1e-6) - self._residency.num_l1, 0)
+            self._begin(now_s)
+            objects = self._residency.num_objects
+            if not objects or used <= 0.0:
+                return Admission(list(keys), [])  # nobody knows yet what fits
+            free = max(int(objects / used + 1e-6) - objects, 0)
             found = self._admission.decide(keys, free, now_s, may_refuse)
             self.counts["evicted"] += len(found.victims)
             self.counts["refused"] += len(keys) - len(found.keys)
@@ -176,7 +163,8 @@ class Tier:
         if used < FULL:
             return []
         with self._lock:
-            found = self._admission.more_room(keys, objects, now_s, may_refuse)
+            self._begin(now_s)
+            found = self._admission.victims(keys, objects, now_s, may_refuse)
             self.counts["evicted"] += len(found)
             return found
 
@@ -186,14 +174,13 @@ class Tier:
         """Plain numbers for `/status`, metrics and the RPC."""
         with self._lock:
             now_s = self._clock.now_s()
-            self._turns.pass_time(now_s)
+            self._begin(now_s)
             programs = self._book.programs()
-            idle = [each for each in programs if not each.running]
             return {
                 "programs": len(programs),
-                "programs_running": len(programs) - len(idle),
-                "programs_in_ttl": sum(is_protected(each, now_s) for each in idle),
-                "l1_objects": self._residency.num_l1,
+                "programs_running": sum(each.is_running(now_s) for each in programs),
+                "programs_in_ttl": sum(each.is_in_ttl(now_s) for each in programs),
+                "l1_objects": self._residency.num_objects,
                 "gaps_recorded": self._returns.gaps_recorded,
                 "counts": dict(self.counts),
             }
@@ -202,8 +189,13 @@ class Tier:
         """The turns that ended last and their deadlines, the youngest first."""
         with self._lock:
             now_s = self._clock.now_s()
-            self._turns.pass_time(now_s)
+            self._begin(now_s)
             return self._turns.recent(now_s)
+
+    def _begin(self, now_s: float) -> None:
+        """Before what depends on the time, or on how programs are ranked."""
+        self._turns.pass_time(now_s)
+        self._order.look(now_s)
 
 
 def _chain(model: str, salt: str, hashes: Sequence[bytes]) -> list[Chunk]:

@@ -17,13 +17,10 @@ from ttlcache.types import UNKNOWN_GAP
 from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.retention.program_table import ChainProgram, Chunk, ProgramTable
-from ttlcache_lmcache.retention.rankings import is_protected
 from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 
 #: Requests remembered after their end, hints before it, and programs' names.
 MEMORY = 8192
-#: Seconds after a session's end within which LMCache's bus tells of its request's end.
-BUS_S = 5.0
 #: Of the requests that ended, so many are shown.
 SHOWN = 32
 #: Silent programs forgotten at a call: requests wait for it.
@@ -56,8 +53,6 @@ class TurnLifecycle:
         self._hints: OrderedDict[str, _Told] = OrderedDict()
         self._ended: OrderedDict[str, ChainProgram] = OrderedDict()
         self._named: OrderedDict[str, ChainProgram] = OrderedDict()
-        self._sessionless: dict[str, float] = {}  # under way still; since when
-        self._given_up: OrderedDict[str, ChainProgram] = OrderedDict()
         self._deadlines: list[tuple[float, int, ChainProgram]] = []
         self._order = itertools.count()  # of equal deadlines
 
@@ -67,7 +62,6 @@ class TurnLifecycle:
         self, request_id: str, chain: Sequence[Chunk], tokens: int, now_s: float
     ) -> None:
         """A request looks its prompt up."""
-        self._sessionless.pop(request_id, None)
         program, goes_on = self._book.begin(request_id, chain, tokens, now_s)
         if goes_on:
             self._counts["turns_continued"] += 1
@@ -75,27 +69,11 @@ class TurnLifecycle:
 
     def ended(self, request_id: str, now_s: float) -> None:
         """The session of a request that looked something up is over."""
-        self._sessionless.pop(request_id, None)
         known = self._book.of_request(request_id)
-        began_s = known.seen_s if known is not None else now_s
-        program = self._book.end(request_id, now_s)
-        if program is not None:
-            self._returns.observe_service(now_s - began_s)
-            self._is_over(request_id, program, now_s)
-            return
-        program = self._given_up.pop(request_id, None)
-        if program is not None and not program.running:
-            self._book.heard_of(program, now_s)  # it lived longer than its session
-            self._is_over(request_id, program, now_s)
-
-    def session_gone(self, request_id: str, now_s: float) -> None:
-        """LMCache has no session of it any more; of its end the bus tells.
-
-        But not where LMCache cleared the session away: its engine died, or the request
-        takes longer than sessions live.
-        """
-        if self._book.of_request(request_id) is not None:
-            self._sessionless.setdefault(request_id, now_s)
+        if known is not None:
+            self._returns.observe_service(now_s - known.seen_s)
+            self._book.end(request_id, now_s)
+            self._is_over(request_id, known, now_s)
 
     def stored(
         self, request_id: str, chain: Sequence[Chunk], tokens: int, now_s: float
@@ -103,20 +81,18 @@ class TurnLifecycle:
         """The session of a request that only stored something is over."""
         known = self._ended.get(request_id)
         program = self._book.adopt(chain, tokens, known, now_s)
-        if known is None and not program.running:
+        if known is None and not program.is_running(now_s):
             self._is_over(request_id, program, now_s)
 
     def hint(self, hint: Hint, now_s: float) -> None:
         self._counts["hints"] += 1
         program = self._ended.get(hint.request_id)
-        if hint.request_id in self._given_up:
-            program = None  # it lives
         since_s = program.since_s if program is not None else now_s
         if program is None and hint.is_over:
             program = self._over_by_hint(hint, now_s)
         if program is None:
             _remember(self._hints, hint.request_id, _Told(hint, now_s))
-        elif not program.running:
+        elif not program.is_running(now_s):
             self._decide(program, hint, since_s)
 
     def _is_over(self, request_id: str, program: ChainProgram, now_s: float) -> None:
@@ -133,10 +109,8 @@ class TurnLifecycle:
         program = self._book.of_request(hint.request_id)
         if program is not None:
             self._book.end(hint.request_id, now_s)
-        else:
-            program = self._given_up.pop(hint.request_id, None)
-            if program is None and hint.program is not None:
-                program = self._named.get(hint.program)
+        elif hint.program is not None:
+            program = self._named.get(hint.program)
             if program is not None:
                 self._book.heard_of(program, now_s)
         if program is not None:
@@ -147,7 +121,7 @@ class TurnLifecycle:
 
     def _decide(self, program: ChainProgram, hint: Hint | None, since_s: float) -> None:
         """A turn ended, or more is known of one that did."""
-        self._book.changed(program)
+        self._book.changed[program] = None
         program.is_finished = hint is not None and hint.is_last_step
         program.is_told = False
         program.since_s = program.deadline_s = since_s
@@ -168,29 +142,14 @@ class TurnLifecycle:
 
     def pass_time(self, now_s: float) -> None:
         """Let deadlines pass, and forget the silent."""
-        self._give_up(now_s)
         while self._deadlines and self._deadlines[0][0] <= now_s:
             deadline_s, _, program = heapq.heappop(self._deadlines)
-            if program.running or program.deadline_s != deadline_s:
+            if program.is_running(now_s) or program.deadline_s != deadline_s:
                 continue  # it went on, or got another deadline
             if program.is_told and program.chain:
                 self._counts["expired"] += 1
-                self._book.changed(program)
+                self._book.changed[program] = None
         self._forget_silent(now_s)
-
-    def _give_up(self, now_s: float) -> None:
-        """Requests whose engine does not say that they are over."""
-        while self._sessionless:
-            request_id, since_s = next(iter(self._sessionless.items()))
-            if now_s - since_s < BUS_S:
-                return
-            del self._sessionless[request_id]
-            program = self._book.end(request_id, now_s)
-            if program is not None:
-                _remember(self._given_up, request_id, program)
-                _remember(self._ended, request_id, program)
-                told = self._hints.get(request_id)  # for its real end, too
-                self._decide(program, told.hint if told else None, now_s)
 
     def _forget_silent(self, now_s: float) -> None:
         horizon_s = now_s - self._config.program_idle_s
@@ -216,7 +175,7 @@ class TurnLifecycle:
             "left_s": round(program.deadline_s - now_s, 3),
             "is_told": program.is_told,
             "is_finished": program.is_finished,
-            "is_kept": is_protected(program, now_s),
+            "is_kept": program.is_running(now_s) or program.is_in_ttl(now_s),
             "chunks": len(program.chain),
         }
 
