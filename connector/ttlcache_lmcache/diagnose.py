@@ -16,7 +16,13 @@ from typing import Any
 
 from ttlcache.errors import ConfigError, TTLCacheError
 from ttlcache_lmcache import compat
-from ttlcache_lmcache.config import ServerModuleConfig, TierConfig, load
+from ttlcache_lmcache.config import (
+    L2_ADAPTER,
+    SERVER_MODULE,
+    ServerModuleConfig,
+    TierConfig,
+    load,
+)
 from ttlcache_lmcache.findings import BAD, OK, Finding
 from ttlcache_lmcache.store import disk_index
 
@@ -33,8 +39,6 @@ _PLUGINS = {
     "storage plugin": "ttlcache_lmcache.storage_plugin:TTLStoragePlugin",
 }
 
-SERVER_MODULE = "--server-module config"
-L2_ADAPTER = "--l2-adapter adapter_params"
 STORAGE_PLUGIN = "storage_plugins extra_config"
 _Settings = Mapping[str, Any]
 

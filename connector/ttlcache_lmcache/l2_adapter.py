@@ -28,7 +28,7 @@ from ttlcache.clock import Clock, default_clock
 from ttlcache_lmcache import compat
 from ttlcache_lmcache.adapters import otel
 from ttlcache_lmcache.adapters.l2_objects import L2Notifications, encode_key
-from ttlcache_lmcache.config import TierConfig, load
+from ttlcache_lmcache.config import L2_ADAPTER, TierConfig, load
 from ttlcache_lmcache.store.store import FAULTS, TieredStore
 from ttlcache_lmcache.store.threads import StoreThreads
 
@@ -36,7 +36,6 @@ from ttlcache_lmcache.store.threads import StoreThreads
 #: on it run out (--l1-read-ttl-seconds, 300, and --l1-write-ttl-seconds, 600), and then
 #: it may be another context's.
 MAX_WAIT_S = 60.0
-_WHERE = "--l2-adapter adapter_params"
 
 
 class TTLL2Adapter(L2AdapterInterface):
@@ -53,7 +52,7 @@ class TTLL2Adapter(L2AdapterInterface):
         l1_memory_desc: L1MemoryDesc | None = None,
         clock: Clock | None = None,
     ) -> None:
-        config = load(TierConfig, params, _WHERE)
+        config = load(TierConfig, params, L2_ADAPTER)
         compat.check_lmcache(allow_untested=config.allow_untested_lmcache)
         # Copies in memory of what is on disk count once.
         super().__init__(max_capacity_bytes=config.disk_bytes or config.memory_bytes)

@@ -21,10 +21,8 @@ from ttlcache_lmcache import compat, hints
 from ttlcache_lmcache.adapters import otel
 from ttlcache_lmcache.adapters.listeners import L1Events, RequestEvents
 from ttlcache_lmcache.adapters.store_gate import StoreGate
-from ttlcache_lmcache.config import ServerModuleConfig, load
+from ttlcache_lmcache.config import SERVER_MODULE, ServerModuleConfig, load
 from ttlcache_lmcache.retention.l1_tier import Tier
-
-_WHERE = "--server-module config"
 
 
 class TTLServerModule:
@@ -36,7 +34,7 @@ class TTLServerModule:
     """
 
     def __init__(self, build_context: Any) -> None:
-        config = load(ServerModuleConfig, build_context.config, _WHERE)
+        config = load(ServerModuleConfig, build_context.config, SERVER_MODULE)
         version = compat.check_lmcache(allow_untested=config.allow_untested_lmcache)
         self._context = build_context.server_context
         if not self._context.event_bus.enabled:
