@@ -20,13 +20,13 @@ from bench.sim.rivals.arms import parse_arms
 from tests.bench.samples import recorded, write_trace
 from tests.commands import output_of
 from tests.documented import PAGES, ROOT, commands, of_benches
+from tests.fake_engine import FakeEngine
 from ttlcache import policies
 from ttlcache.cli import app
 from ttlcache.cli.config import table
 from ttlcache.config import TTLCacheConfig
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
-from ttlcache.testing.fake_engine import FakeEngine
 from ttlcache_sim.estimate.plan import EstimateOptions, plan_of
 from ttlcache_sim.estimate.sessions import read_sessions
 

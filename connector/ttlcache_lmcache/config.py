@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ttlcache.errors import ConfigError, explain
 
+#: What users write the settings under.
+SERVER_MODULE = "--server-module config"
+L2_ADAPTER = "--l2-adapter adapter_params"
 _Settings = TypeVar("_Settings", bound="PluginConfig")
 
 

@@ -16,7 +16,13 @@ from typing import Any
 
 from ttlcache.errors import ConfigError, TTLCacheError
 from ttlcache_lmcache import compat
-from ttlcache_lmcache.config import ServerModuleConfig, TierConfig, load
+from ttlcache_lmcache.config import (
+    L2_ADAPTER,
+    SERVER_MODULE,
+    ServerModuleConfig,
+    TierConfig,
+    load,
+)
 from ttlcache_lmcache.findings import BAD, OK, Finding
 from ttlcache_lmcache.store import disk_index
 
@@ -27,21 +33,12 @@ _ADAPTER_SPEC = (
 )
 _YAML_SPEC = "lmcache.v1.config:LMCacheEngineConfig"
 
-#: Our plugins, and what they use of LMCache later than at their import, as
-#: "module:name".
-_USED = {
-    "server module": (
-        "ttlcache_lmcache.server_module:build_server_modules",
-        "lmcache.v1.distributed.eviction_policy:NoOpEvictionPolicy",
-        "lmcache.v1.mp_observability.event:EventType.MP_LOOKUP",
-        "lmcache.v1.mp_observability.event:EventType.MP_REQUEST_END",
-    ),
-    "L2 adapter": ("ttlcache_lmcache.l2_adapter:TTLL2Adapter", _ADAPTER_SPEC),
-    "storage plugin": ("ttlcache_lmcache.storage_plugin:TTLStoragePlugin",),
+_PLUGINS = {
+    "server module": "ttlcache_lmcache.server_module:build_server_modules",
+    "L2 adapter": "ttlcache_lmcache.l2_adapter:TTLL2Adapter",
+    "storage plugin": "ttlcache_lmcache.storage_plugin:TTLStoragePlugin",
 }
 
-SERVER_MODULE = "--server-module config"
-L2_ADAPTER = "--l2-adapter adapter_params"
 STORAGE_PLUGIN = "storage_plugins extra_config"
 _Settings = Mapping[str, Any]
 
@@ -89,25 +86,21 @@ def _installation(*, allow_untested: bool) -> list[Finding]:
         is_tested = compat.is_in(version, compat.TESTED_LMCACHE)
         tested = "tested" if is_tested else "not tested, but allowed"
         version_found = Finding(OK, "LMCache version", f"{version}, {tested}")
-    return [version_found, *(_imports(*plugin) for plugin in _USED.items())]
+    return [version_found, *(_imports(*plugin) for plugin in _PLUGINS.items())]
 
 
-def _imports(plugin: str, names: tuple[str, ...]) -> Finding:
-    for name in names:
-        try:
-            _found(name)
-        except Exception as error:  # noqa: BLE001 - any reason not to load is one
-            return Finding(BAD, plugin, f"{name}: {type(error).__name__}: {error}")
+def _imports(plugin: str, name: str) -> Finding:
+    try:
+        _found(name)
+    except Exception as error:  # noqa: BLE001 - any reason not to load is one
+        return Finding(BAD, plugin, f"{name}: {type(error).__name__}: {error}")
     return Finding(OK, plugin, "loads")
 
 
 def _found(name: str) -> Any:
     """What a "module:name" names."""
-    module, _, path = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _server_module(raw: _Settings) -> str:
@@ -179,7 +172,7 @@ def _from_yaml(path: str) -> tuple[str, _Settings]:
         raise ConfigError(f"{path}: no such file")
     given = _found(_YAML_SPEC).from_file(path)
     settings_of = _found("ttlcache_lmcache.storage_plugin:settings_of")
-    prefix, settings = settings_of(given.extra_config)
+    prefix, settings = settings_of(given)
     name = prefix.removeprefix("storage_plugin.")
     if name not in (given.storage_plugins or ()):
         raise ConfigError(
@@ -188,7 +181,6 @@ def _from_yaml(path: str) -> tuple[str, _Settings]:
         )
     key = f"{prefix}.class_name"
     _expect({key: given.extra_config.get(key)}, "TTLStoragePlugin")
-    compat.check_hash(given)
     return STORAGE_PLUGIN, settings
 
 

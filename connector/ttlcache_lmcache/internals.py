@@ -183,7 +183,14 @@ def num_write_managers(storage_manager: Any) -> int:
     return len(storage_manager._write_managers)
 
 
-def replace_eviction_policy(controller: Any, policy: Any) -> None:
-    """An L1 eviction controller asks this policy from now on."""
-    controller._eviction_policy = policy
-    controller._listener._policy = policy
+def asks_a_policy(controller: Any) -> bool:
+    """Whether it is a controller that `replace_eviction_policy` is for."""
+    listener = getattr(controller, "_listener", None)
+    return hasattr(controller, "_eviction_policy") and hasattr(listener, "_policy")
+
+
+def replace_eviction_policy(storage_manager: Any, policy: Any) -> None:
+    """The L1 eviction controllers ask this policy from now on."""
+    for controller in storage_manager._eviction_controllers:
+        controller._eviction_policy = policy
+        controller._listener._policy = policy

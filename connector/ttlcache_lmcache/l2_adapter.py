@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lmcache.lmcache_native import Bitmap
-from lmcache.v1.distributed.api import KeyListPage, MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface, L2TaskId
 from lmcache.v1.memory_management import MemoryObj
@@ -27,18 +27,15 @@ from lmcache.v1.platform import create_event_notifier
 from ttlcache.clock import Clock, default_clock
 from ttlcache_lmcache import compat
 from ttlcache_lmcache.adapters import otel
-from ttlcache_lmcache.adapters.l2_keys import encode_key, page_of_keys
-from ttlcache_lmcache.adapters.l2_notifications import L2Notifications
-from ttlcache_lmcache.config import TierConfig, load
-from ttlcache_lmcache.store.moves import FAULTS
-from ttlcache_lmcache.store.store import TieredStore
-from ttlcache_lmcache.sweeper import Sweeper
+from ttlcache_lmcache.adapters.l2_objects import L2Notifications, encode_key
+from ttlcache_lmcache.config import L2_ADAPTER, TierConfig, load
+from ttlcache_lmcache.store.store import FAULTS, TieredStore
+from ttlcache_lmcache.store.threads import StoreThreads
 
 #: Seconds after which a task that waited no longer touches L1's memory. LMCache's locks
 #: on it run out (--l1-read-ttl-seconds, 300, and --l1-write-ttl-seconds, 600), and then
 #: it may be another context's.
 MAX_WAIT_S = 60.0
-_WHERE = "--l2-adapter adapter_params"
 
 
 class TTLL2Adapter(L2AdapterInterface):
@@ -55,7 +52,7 @@ class TTLL2Adapter(L2AdapterInterface):
         l1_memory_desc: L1MemoryDesc | None = None,
         clock: Clock | None = None,
     ) -> None:
-        config = load(TierConfig, params, _WHERE)
+        config = load(TierConfig, params, L2_ADAPTER)
         compat.check_lmcache(allow_untested=config.allow_untested_lmcache)
         # Copies in memory of what is on disk count once.
         super().__init__(max_capacity_bytes=config.disk_bytes or config.memory_bytes)
@@ -78,14 +75,11 @@ class TTLL2Adapter(L2AdapterInterface):
         self._notifications = L2Notifications(
             self._store.find, self._notify_keys_stored, self._notify_keys_deleted
         )
-        self._notifications.stored([header.key for header in self._store.headers()])
+        found = [header.key for header in self._store.headers()]
+        self._notifications.stored(found)
         self._num_threads = config.num_threads
-        self._stores = ThreadPoolExecutor(config.num_threads, "ttlcache-l2-store")
-        self._loads = ThreadPoolExecutor(config.num_threads, "ttlcache-l2-load")
-        self._sweeper = Sweeper(
-            "ttlcache-l2-sweep",
-            self._store.sweep,
-            lambda error: self._logger.error("ttlcache: sweep failed", exc_info=error),
+        self._threads = StoreThreads(
+            self._store, "l2", config.num_threads, self._logger
         )
         otel.export_faults(config.path, self._faults)
         self._logger.info(
@@ -93,7 +87,7 @@ class TTLL2Adapter(L2AdapterInterface):
             config.path,
             config.disk_bytes,
             config.memory_bytes,
-            len(self._notifications),
+            len(found),
         )
 
     # events
@@ -127,7 +121,7 @@ class TTLL2Adapter(L2AdapterInterface):
                 self._stored[task] = L2StoreResult(all(kept), sum(sizes))
             self._store_event.notify()
 
-        self._run(self._stores, len(keys), store, finish)
+        self._run(self._threads.puts, len(keys), store, finish)
         return task
 
     def pop_completed_store_tasks(self) -> dict[L2TaskId, L2StoreResult]:
@@ -144,9 +138,8 @@ class TTLL2Adapter(L2AdapterInterface):
     ) -> L2TaskId:
         task = next(self._tasks)
         found = self._store.lock([encode_key(key) for key in keys])
-        result = _bitmap(found)
         with self._lock:
-            self._looked_up[task] = result
+            self._looked_up[task] = _bitmap(found)
         self._lookup_event.notify()
         return task
 
@@ -176,7 +169,7 @@ class TTLL2Adapter(L2AdapterInterface):
             if loaded:
                 self._notify_keys_accessed(loaded)
 
-        self._run(self._loads, len(keys), load, finish)
+        self._run(self._threads.gets, len(keys), load, finish)
         return task
 
     def query_load_result(self, task_id: L2TaskId) -> Bitmap | None:
@@ -190,18 +183,9 @@ class TTLL2Adapter(L2AdapterInterface):
         gone = self._store.delete([encode_key(key) for key in keys])
         self._notifications.removed(gone)
 
-    def list_l2_keys(
-        self,
-        model_name: str | None = None,
-        page_size: int = 500,
-        cursor: str | None = None,
-    ) -> KeyListPage:
-        headers = self._store.headers()
-        return page_of_keys(headers, model_name, page_size, cursor)
-
     def report_status(self) -> dict[str, Any]:
         return {
-            "is_healthy": self._sweeper.is_alive,
+            "is_healthy": self._threads.is_sweeping,
             "type": "TTLL2Adapter",
             **self._store.status(),
         }
@@ -211,10 +195,7 @@ class TTLL2Adapter(L2AdapterInterface):
 
     def close(self) -> None:
         """Finish what was submitted."""
-        self._sweeper.stop()
-        self._stores.shutdown(wait=True)
-        self._loads.shutdown(wait=True)
-        self._store.close()
+        self._threads.close()
         for event in (self._store_event, self._lookup_event, self._load_event):
             event.close()
 

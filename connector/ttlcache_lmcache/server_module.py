@@ -16,14 +16,13 @@ from typing import Any
 from lmcache.v1.multiprocess.ext_server_module import server_module_handler
 
 from ttlcache.clock import default_clock
+from ttlcache.errors import ConfigError
 from ttlcache_lmcache import compat, hints
 from ttlcache_lmcache.adapters import otel
 from ttlcache_lmcache.adapters.listeners import L1Events, RequestEvents
 from ttlcache_lmcache.adapters.store_gate import StoreGate
-from ttlcache_lmcache.config import ServerModuleConfig, load
+from ttlcache_lmcache.config import SERVER_MODULE, ServerModuleConfig, load
 from ttlcache_lmcache.retention.l1_tier import Tier
-
-_WHERE = "--server-module config"
 
 
 class TTLServerModule:
@@ -35,17 +34,24 @@ class TTLServerModule:
     """
 
     def __init__(self, build_context: Any) -> None:
-        config = load(ServerModuleConfig, build_context.config, _WHERE)
+        config = load(ServerModuleConfig, build_context.config, SERVER_MODULE)
         version = compat.check_lmcache(allow_untested=config.allow_untested_lmcache)
         self._context = build_context.server_context
-        compat.check_event_bus(self._context)
+        if not self._context.event_bus.enabled:
+            raise ConfigError(
+                "ttlcache's server module needs LMCache's event bus to see lookups; "
+                "remove --disable-observability (value: set, expected: not set)"
+            )
         self._logger = compat.logger(__name__)
         self._storage = self._context.storage_manager
-        self._l1s = compat.l1_managers(self._storage)
+        self._l1 = compat.only_l1(self._storage)
         self.errors: Counter[str] = Counter()
         self.tier = Tier(config, default_clock(), self._used, self._is_evictable)
-        self._take_over_eviction()
-        self._attach()
+        if self._l1 is None:
+            self._logger.warning("ttlcache: several L1s: LMCache's own eviction stays")
+        else:
+            self._attach()
+        otel.export(self.tier, self.errors)
         self._logger.info(
             "ttlcache %s in LMCache %s: max_ttl_s=%g",
             compat.ttlcache_version(),
@@ -54,19 +60,13 @@ class TTLServerModule:
         )
 
     def _attach(self) -> None:
-        l1_events = L1Events(self.tier, self._on_error)
-        for manager in self._l1s:
-            manager.register_listener(l1_events)
+        gate = StoreGate(self.tier, self._delete, self._has_l2, self._on_error)
+        gate.install(self._storage, self._l1)
+        self._l1.register_listener(L1Events(self.tier, self._on_error))
         events = RequestEvents(self.tier, self._salt_of, self._on_error)
         events.subscribe(
             self._context.event_bus, self._context.session_manager.destroy_listeners
         )
-        otel.export(self.tier, self.errors)
-
-    def _take_over_eviction(self) -> None:
-        gate = StoreGate(self.tier, self._delete, self._has_l2, self._on_error)
-        if not compat.take_over_eviction(self._storage, gate):
-            self._logger.warning("ttlcache: several L1s: LMCache's own eviction stays")
 
     def _salt_of(self, request_id: str) -> str | None:
         session = self._context.session_manager.get(request_id)
@@ -100,19 +100,15 @@ class TTLServerModule:
                 self._on_error("hint", error)
         return json.dumps({"accepted": len(told)}).encode()
 
-    def _delete(self, keys: list[Any]) -> int:
-        deleted = 0
-        for manager in self._l1s if keys else ():
-            results = manager.delete(keys)
-            deleted += sum(1 for each in results.values() if each.name == "SUCCESS")
-        return deleted
+    def _delete(self, keys: list[Any]) -> None:
+        if keys:
+            self._l1.delete(keys)
 
     def _is_evictable(self, key: Any) -> bool:
-        return any(manager.is_key_evictable(key) for manager in self._l1s)
+        return bool(self._l1.is_key_evictable(key))
 
     def _used(self) -> float:
-        pairs = [manager.get_memory_usage() for manager in self._l1s]
-        used, total = (sum(column) for column in zip(*pairs, strict=True))
+        used, total = self._l1.get_memory_usage()
         return used / total if total else 0.0
 
     def _on_error(self, hook: str, error: BaseException) -> None:

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from ttlcache_lmcache import compat
 from ttlcache_lmcache.config import TierConfig, load
 from ttlcache_lmcache.store.object_file import Header
 from ttlcache_lmcache.store.store import TieredStore
-from ttlcache_lmcache.sweeper import Sweeper
+from ttlcache_lmcache.store.threads import StoreThreads
 
 #: What LMCache itself reads under a plugin's prefix.
 _LMCACHES_OWN = ("module_path", "class_name")
@@ -42,13 +43,14 @@ _CLASS = "ttlcache_lmcache.storage_plugin"
 _OnStored = Callable[[CacheEngineKey], None]
 
 
-def settings_of(extra_config: dict[str, Any] | None) -> tuple[str, dict[str, Any]]:
-    """The prefix under which this plugin is configured, and its settings.
+def settings_of(config: Any) -> tuple[str, dict[str, Any]]:
+    """The prefix under which LMCache's configuration has this plugin, and its settings.
 
     Raises:
-        ConfigError: it is configured under no name, or under several.
+        ConfigError: it is configured under no name, or under several, or with the
+            default hash: other processes have other keys.
     """
-    extra = extra_config or {}
+    extra = config.extra_config or {}
     ending = ".module_path"
     names = [k[: -len(ending)] for k, v in extra.items() if v == _CLASS]
     names = [name for name in names if name.startswith("storage_plugin.")]
@@ -56,6 +58,13 @@ def settings_of(extra_config: dict[str, Any] | None) -> tuple[str, dict[str, Any
         raise ConfigError(
             f"extra_config has {len(names)} keys 'storage_plugin.NAME.module_path' "
             f"with value {_CLASS!r}, expected: 1"
+        )
+    is_seeded = os.environ.get("PYTHONHASHSEED", "random") != "random"
+    if config.pre_caching_hash_algorithm == "builtin" and not is_seeded:
+        raise ConfigError(
+            "key 'pre_caching_hash_algorithm' has value 'builtin', expected: "
+            "'sha256_cbor' (Python's own hash differs in every process, so nothing on "
+            "disk would ever be found again)"
         )
     prefix = names[0] + "."
     found = {k[len(prefix) :]: v for k, v in extra.items() if k.startswith(prefix)}
@@ -80,25 +89,19 @@ class TTLStoragePlugin(StoragePluginInterface):
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(dst_device, config, metadata, local_cpu_backend, loop)
-        name, raw = settings_of(config.extra_config)
+        name, raw = settings_of(config)
         worker = int(getattr(metadata, "worker_id", 0) or 0)
         if "path" in raw:  # every worker its own
             raw["path"] = f"{raw['path']}/worker-{worker}"
         settings = load(TierConfig, raw, f"extra_config {name}")
         compat.check_lmcache(allow_untested=settings.allow_untested_lmcache)
-        compat.check_hash(config)
         self._cpu = local_cpu_backend
         self._logger = compat.logger(__name__)
         self._store = TieredStore(settings, default_clock(), logger=self._logger)
         self._lock = threading.Lock()
         self._putting: set[CacheEngineKey] = set()
-        # Loads wait for no stores.
-        self._puts = ThreadPoolExecutor(settings.num_threads, "ttlcache-storage-put")
-        self._gets = ThreadPoolExecutor(settings.num_threads, "ttlcache-storage-get")
-        self._sweeper = Sweeper(
-            "ttlcache-storage-sweep",
-            self._store.sweep,
-            lambda error: self._logger.error("ttlcache: sweep failed", exc_info=error),
+        self._threads = StoreThreads(
+            self._store, "storage", settings.num_threads, self._logger
         )
 
     def __str__(self) -> str:
@@ -125,7 +128,7 @@ class TTLStoragePlugin(StoragePluginInterface):
                 self._putting.add(key)
             each.ref_count_up()
             futures.append(
-                self._puts.submit(self._put, key, each, on_complete_callback)
+                self._threads.puts.submit(self._put, key, each, on_complete_callback)
             )
         return futures
 
@@ -199,7 +202,7 @@ class TTLStoragePlugin(StoragePluginInterface):
     ) -> list[MemoryObj]:
         """The objects up to the first miss."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._gets, self._get_prefix, keys)
+        return await loop.run_in_executor(self._threads.gets, self._get_prefix, keys)
 
     def _get_prefix(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj]:
         found = []
@@ -229,10 +232,7 @@ class TTLStoragePlugin(StoragePluginInterface):
         return self._store.status()
 
     def close(self) -> None:
-        self._sweeper.stop()
-        self._puts.shutdown(wait=True)
-        self._gets.shutdown(wait=True)
-        self._store.close()
+        self._threads.close()
 
 
 def _encode(key: CacheEngineKey) -> bytes:

@@ -11,8 +11,8 @@ pytest.importorskip("vllm")
 from bench.sim.rivals import algorithm_1, paper_victims
 from bench.sim.rivals.arms import ARMS
 from bench.sim.rivals.mori import unpin
+from tests.fake_engine import FakeEngine
 from ttlcache.config import load_config
-from ttlcache.testing import FakeEngine
 from ttlcache.types import PinOutcome, Urgency
 
 

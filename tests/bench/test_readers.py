@@ -14,9 +14,9 @@ import pytest
 
 from tests.bench import log_samples as samples
 from tests.bench.samples import recorded, write_trace
+from tests.fake_engine import FakeEngine
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
-from ttlcache.testing.fake_engine import FakeEngine
 from ttlcache_sim.load.readers import READERS, read_paths, read_programs
 from ttlcache_sim.load.traces import RecordedProgram, TraceError
 from ttlcache_sim.load.workload import WorkloadSpec, build

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tests.fake_engine import FakeEngine
 from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
 from ttlcache.programs.model import Program
 from ttlcache.programs.places import Place
-from ttlcache.testing import FakeEngine
 from ttlcache.types import PinOutcome
 
 TTL_S = 10.0

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from tests.core.stories import make_program
+from tests.fake_engine import chain_hashes
 from ttlcache.programs.continuation import Relation, relate
 from ttlcache.programs.model import Turn
 from ttlcache.programs.prompt_end import GenerationPrompt, PromptEnd
-from ttlcache.testing import chain_hashes
 from ttlcache.types import Arrival, GapKey, Hints
 
 BLOCK = 2

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fake_engine import FakeEngine
 from ttlcache.analysis.reader import load
 from ttlcache.cli.top import divergence_lines
 from ttlcache.control import obey
 from ttlcache.programs.divergence import Cause
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
-from ttlcache.testing import FakeEngine
 
 SYSTEM = [*range(1000, 1040)]
 #: With its hashes kept while it waits, and without.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fake_engine import FakeEngine
 from ttlcache.programs.model import Work
 from ttlcache.scheduling.remaining_work import DELAY, MAX_EXCESS_PROGRAMS
-from ttlcache.testing import FakeEngine
 from ttlcache.types import Urgency
 
 

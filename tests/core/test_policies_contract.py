@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core import test_policies_adaptive  # noqa: F401 - registers its own
+from tests.fake_engine import FakeEngine
 from ttlcache import policies
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.policies.base import Policy, View
-from ttlcache.testing import FakeEngine
 from ttlcache.testing.policy_contract import PolicyContract
 from ttlcache.types import FINAL_GAP, USER_GAP, Decision, GapKey, Pressure, TurnFacts
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fake_engine import chain_hashes
 from ttlcache.programs.model import Program
 from ttlcache.programs.places import Place
 from ttlcache.programs.prefix_index import PrefixIndex
-from ttlcache.testing import chain_hashes
 
 BLOCK = 4
 SYSTEM = [1, 2, 3, 4, 5, 6, 7, 8]  # two blocks that all programs share

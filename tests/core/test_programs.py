@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.fake_engine import chain_hashes
 from ttlcache.programs import table as tables
 from ttlcache.programs.hints import ROUTE_PREFIX
 from ttlcache.programs.identity import Identifier
 from ttlcache.programs.prefix_index import PrefixIndex
 from ttlcache.programs.table import ProgramTable, client_key
-from ttlcache.testing import chain_hashes
 from ttlcache.types import Arrival, Finish, Hints, IdentityRule
 
 BLOCK = 4

@@ -13,6 +13,7 @@ from matplotlib import pyplot as plt
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.fake_engine import FakeEngine
 from ttlcache.analysis import timeline
 from ttlcache.analysis.explain import by_tool, verdicts
 from ttlcache.analysis.reader import load
@@ -29,7 +30,6 @@ from ttlcache.cli import app
 from ttlcache.cli.top import _screen
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
-from ttlcache.testing.fake_engine import FakeEngine
 from ttlcache.types import Decision, PinOutcome
 
 WALL_S = 1_000_000.0

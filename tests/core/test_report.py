@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.core.stories import with_prefill_cost
+from tests.fake_engine import FakeEngine
 from ttlcache.analysis.recording import ProgramLog, Recording, TurnLog
 from ttlcache.analysis.summary import summarize
 from ttlcache.cli import app
@@ -16,7 +17,6 @@ from ttlcache.cli.report_tables import of_metrics, of_recording
 from ttlcache.programs.divergence import REMEDIES, Cause, Divergence
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
-from ttlcache.testing.fake_engine import FakeEngine
 
 NAME = "<script>alert(1)</script>"
 

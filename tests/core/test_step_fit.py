@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.fake_holder import FakeHolder
 from ttlcache.clock import VirtualClock
 from ttlcache.config import load_config
 from ttlcache.controller import Controller
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.step_fit import Step
-from ttlcache.testing import FakeHolder
 
 #: Seconds of a step: whatever is in it, per decode, per prompt token, per pair. A
 #: small model on two cores: 5.8k tokens take two seconds.

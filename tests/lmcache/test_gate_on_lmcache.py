@@ -35,9 +35,6 @@ def test_a_load_into_a_full_l1_finds_room(has_l2):
         held, total = l1.get_memory_usage()
         return float(held / total)
 
-    def delete(keys: list[Any]) -> int:
-        return sum(each.name == "SUCCESS" for each in l1.delete(keys).values())
-
     def on_error(*error: Any) -> None:
         errors.append(error)
 
@@ -53,8 +50,8 @@ def test_a_load_into_a_full_l1_finds_room(has_l2):
         _eviction_controllers=[controller],
         reserve_write=lambda keys, layout_desc: {},
     )
-    gate = StoreGate(tier, delete, lambda: has_l2, on_error)
-    assert compat.take_over_eviction(storage, gate)
+    assert compat.only_l1(storage) is l1
+    StoreGate(tier, l1.delete, lambda: has_l2, on_error).install(storage, l1)
     assert controller._eviction_policy.get_eviction_actions(1.0) == []
 
     def write(context: str, count: int) -> int:

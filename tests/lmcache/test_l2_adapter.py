@@ -16,7 +16,7 @@ pytest.importorskip("lmcache", reason="LMCache is an extra")
 from lmcache.v1.distributed.api import ObjectKey
 
 from ttlcache.clock import VirtualClock
-from ttlcache_lmcache.adapters.l2_keys import encode_key
+from ttlcache_lmcache.adapters.l2_objects import encode_key
 from ttlcache_lmcache.l2_adapter import MAX_WAIT_S, TTLL2Adapter
 from ttlcache_lmcache.store import object_file
 

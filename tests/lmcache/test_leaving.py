@@ -11,8 +11,7 @@ import pytest
 
 from tests.lmcache.test_tier import Key, World
 from tests.lmcache.tier_load import TierLoad, percentile_s
-from ttlcache_lmcache.retention.eviction_order import SLICE
-from ttlcache_lmcache.retention.rankings import Rank, of_unowned
+from ttlcache_lmcache.retention.eviction_order import SLICE, Rank, of_unowned
 from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 
 log = logging.getLogger(__name__)
@@ -26,9 +25,9 @@ def put_in_order(world: World) -> Iterator[tuple[Rank, str, bool]]:
     tier, now_s = world.tier, world.clock.now_s()
     book, rank = tier._book, tier._order.rank
     entries = [(rank(each, now_s), each.chain, True) for each in book.programs()]
-    for chunk, used_s in tier._residency._used_s.items():
+    for chunk, found in tier._residency._chunks.items():
         if not book.holders(chunk):
-            entries.append((of_unowned(used_s, now_s), [chunk], False))
+            entries.append((of_unowned(found.used_s, now_s), [chunk], False))
     passed: Counter[tuple[str, bytes]] = Counter()
     for at, chain, is_owned in sorted(entries, key=lambda entry: entry[0]):
         for chunk in reversed(chain):
@@ -98,18 +97,6 @@ def test_no_call_ranks_all_programs(monkeypatch):
     # Those in turn, the ones at the front, those that hold the same: not all 300.
     assert 0 < asked["admit"] < 200
     assert asked["ended"] < 100
-
-
-def test_two_stores_at_once_are_not_named_the_same():
-    world = World()
-    world.turn("r1", "abcd")
-    world.turn("r2", "xy")
-    first, second = (world.tier.admit([Key(k)], True).victims for k in (b"p", b"q"))
-    assert len(first) == len(second) == 1
-    assert first != second
-    # What was not deleted after all is named again.
-    world.clock.advance(1.0)
-    assert world.tier.admit([Key(b"q")], True).victims == first
 
 
 def test_who_shares_a_chunk_with_fewer_has_it_to_give():

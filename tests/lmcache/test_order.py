@@ -227,6 +227,23 @@ def test_large_objects_find_room_behind_small_ones(has_l2):
     assert l1.errors == []
 
 
+def test_a_store_whose_room_was_deleted_for_another_one_finds_other_room():
+    """Two stores at once are named the same; the later one asks again."""
+    l1 = L1(4)
+    l1.serve("abcd", is_last_step=True)
+    real, taken = l1.tier.admit, []
+
+    def at_once(*args):
+        found = real(*args)
+        if not taken:
+            taken.append(l1.store([Key(b"p")]))
+        return found
+
+    l1.tier.admit = at_once
+    assert list(l1.store([Key(b"q")])) == [Key(b"q")]
+    assert l1.held() == {"a", "ab", "p", "q"}
+
+
 def test_what_is_worth_more_does_not_leave_for_large_objects():
     l1 = TwoSizes(1000)
     l1.serve("a" * 995, ttl_s=50.0)

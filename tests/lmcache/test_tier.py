@@ -76,7 +76,7 @@ class World:
 
     def delete(self, keys: list[Any]) -> int:
         for key in keys:
-            self.l1.pop(key)
+            self.l1.pop(key, None)
         self.tier.deleted(keys)
         return len(keys)
 

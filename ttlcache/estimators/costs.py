@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ttlcache.errors import ConfigError
-from ttlcache.estimators.regression import OnlineFit
+from ttlcache.estimators.regression import ReloadFit
 from ttlcache.estimators.step_fit import Step, StepFit
 from ttlcache.estimators.survival import SlidingMean
 from ttlcache.types import Pressure
@@ -80,7 +80,7 @@ class CostModel:
     ) -> None:
         prefill, reloads = _parse_profile(profile or {})
         self._steps = StepFit(prefill, step_tokens)
-        self._reloads = {tier: _reload_fit(seed) for tier, seed in reloads.items()}
+        self._reloads = {tier: ReloadFit(seed) for tier, seed in reloads.items()}
         self._return_waits = SlidingMean(MEAN_WINDOW)
         self._lost_tokens = SlidingMean(KEPT_WINDOW)
         self._kept_tokens = SlidingMean(KEPT_WINDOW)
@@ -109,7 +109,7 @@ class CostModel:
         fit = self._reloads.get(tier)
         if fit is None:
             return math.inf
-        return max(fit.predict((1.0, max(tokens, 0.0))), 0.0)
+        return fit.predict(max(tokens, 0.0))
 
     def observe_reload(self, tier: str, tokens: int, seconds: float) -> None:
         if not _is_measurement(seconds) or tokens <= 0:
@@ -117,8 +117,8 @@ class CostModel:
         fit = self._reloads.get(tier)
         if fit is None:
             # Nothing but one point is known: read it as pure bandwidth.
-            fit = self._reloads[tier] = _reload_fit((0.0, seconds / tokens))
-        fit.observe((1.0, float(tokens)), seconds)
+            fit = self._reloads[tier] = ReloadFit((0.0, seconds / tokens))
+        fit.observe(float(tokens), seconds)
 
     @property
     def tiers(self) -> tuple[str, ...]:
@@ -190,11 +190,6 @@ class CostModel:
 
 def _is_measurement(seconds: float) -> bool:
     return seconds > 0.0 and math.isfinite(seconds)
-
-
-def _reload_fit(seed: Sequence[float]) -> OnlineFit:
-    anchors = ((1.0, 1_000.0), (1.0, 16_000.0))
-    return OnlineFit(seed, anchors)
 
 
 def _parse_profile(

@@ -1,4 +1,4 @@
-"""A small curve fitted online: non-negative, forgetting, hard to mislead.
+"""Small curves fitted online: non-negative, forgetting, hard to mislead.
 
 Plain Python on purpose: with two or three coefficients, one numpy call costs more
 than the whole update, and an update runs once per turn on the serving path.
@@ -19,8 +19,8 @@ Matrix = list[list[float]]
 _RIDGE = 1e-9
 
 
-class OnlineFit:
-    """Least squares y = theta . x with theta >= 0.
+class ReloadFit:
+    """Seconds = latency + seconds a token * tokens, of one lower tier.
 
     Rows are divided by what the seed predicts for them, so that short and long
     contexts weigh alike. A residual beyond four times the median of the last 32 is
@@ -30,8 +30,7 @@ class OnlineFit:
     are extrapolated along it.
 
     Args:
-        seed: coefficients to start from, >= 0 and not all 0.
-        anchors: feature rows at which the seed's shape is held.
+        seed: both coefficients to start from, >= 0 and not both 0.
     """
 
     _FORGET = 0.998  # about the last 500 observations count
@@ -39,55 +38,56 @@ class OnlineFit:
     _RESIDUALS = 32
     _RESIDUAL_FLOOR = 0.02
     _EARLY = 10  # observations before residuals mean anything
-    _EARLY_CLIP = 4.0
+    _ANCHOR_TOKENS = (1_000.0, 16_000.0)
     _ANCHOR_WEIGHT = 0.1  # in observations
     _SOLVE_EVERY = 8  # once there are many, one more changes little
 
-    def __init__(self, seed: Row, anchors: Sequence[Row]) -> None:
-        size = len(seed)
+    def __init__(self, seed: Row) -> None:
         self._seed = tuple(seed)
-        self._anchor_gram = [[0.0] * size for _ in range(size)]
-        self._anchor_pull = [0.0] * size
-        for anchor in anchors:
+        self._anchor_gram: Matrix = [[0.0] * 2 for _ in range(2)]
+        self._anchor_pull = [0.0] * 2
+        for tokens in self._ANCHOR_TOKENS:
             # Roots, because the Gram matrix squares its rows.
             root = math.sqrt(self._ANCHOR_WEIGHT)
-            row = _divided(anchor, _dot(self._seed, anchor) / root)
+            by = _seconds(self._seed, tokens) / root
+            row = (1.0 / by, tokens / by)
             accumulate(self._anchor_gram, self._anchor_pull, row, root, keep=1.0)
-        self._gram = [[0.0] * size for _ in range(size)]
-        self._pull = [0.0] * size
+        self._gram: Matrix = [[0.0] * 2 for _ in range(2)]
+        self._pull = [0.0] * 2
         self._weight = 0.0
         self._level = 0.0  # weighted sum of y / seed
         self._early: list[float] = []  # the first multiples of the seed, ascending
         self._residuals: deque[float] = deque(maxlen=self._RESIDUALS)
-        self.count = 0
-        self.theta = self._seed
+        self._count = 0
+        self._theta: Row = self._seed
 
-    def predict(self, x: Row) -> float:
-        return _dot(self.theta, x)
+    def predict(self, tokens: float) -> float:
+        return _seconds(self._theta, tokens)
 
-    def observe(self, x: Row, y: float) -> None:
-        """Learn from one measurement, y > 0; O(1)."""
-        base, expected = _dot(self._seed, x), self.predict(x)
+    def observe(self, tokens: float, seconds: float) -> None:
+        """Learn from one measurement, both > 0; O(1)."""
+        base, expected = _seconds(self._seed, tokens), self.predict(tokens)
         if not (base > 0.0 and expected > 0.0):
             return
-        level = self._clipped(y, base, expected)
+        level = self._clipped(seconds, base, expected)
         keep = self._FORGET
-        accumulate(self._gram, self._pull, _divided(x, base), level, keep)
+        row = (1.0 / base, tokens / base)
+        accumulate(self._gram, self._pull, row, level, keep)
         self._weight = keep * self._weight + 1.0
         self._level = keep * self._level + level
-        self.count += 1
-        if self.count <= 4 * self._SOLVE_EVERY or self.count % self._SOLVE_EVERY == 0:
+        self._count += 1
+        if self._count <= 4 * self._SOLVE_EVERY or not self._count % self._SOLVE_EVERY:
             self._solve()
 
-    def _clipped(self, y: float, base: float, expected: float) -> float:
-        """`y` as a multiple of the seed's prediction, outliers pulled in."""
-        if self.count < self._EARLY:
+    def _clipped(self, seconds: float, base: float, expected: float) -> float:
+        """As a multiple of the seed's prediction, outliers pulled in."""
+        if self._count < self._EARLY:
             # The seed may be far off, so only the other measurements can tell.
-            insort(self._early, y / base)
+            insort(self._early, seconds / base)
             usual = self._early[(len(self._early) - 1) // 2]
-            return min(y / base, self._EARLY_CLIP * usual)
-        share = (y - expected) / expected
-        limit = self._EARLY_CLIP
+            return min(seconds / base, self._CLIP * usual)
+        share = (seconds - expected) / expected
+        limit = self._CLIP
         if len(self._residuals) >= self._EARLY:
             usual = sorted(self._residuals)[len(self._residuals) // 2]
             limit = self._CLIP * max(usual, self._RESIDUAL_FLOOR)
@@ -96,25 +96,16 @@ class OnlineFit:
 
     def _solve(self) -> None:
         level = self._level / self._weight
-        gram = [
-            [a + b for a, b in zip(ours, anchor, strict=True)]
-            for ours, anchor in zip(self._gram, self._anchor_gram, strict=True)
-        ]
-        pull = [
-            a + level * b for a, b in zip(self._pull, self._anchor_pull, strict=True)
-        ]
-        self.theta = non_negative_solution(gram, pull)
+        gram, pull = [list(line) for line in self._gram], list(self._pull)
+        for i in range(2):
+            pull[i] += level * self._anchor_pull[i]
+            for j in range(2):
+                gram[i][j] += self._anchor_gram[i][j]
+        self._theta = non_negative_solution(gram, pull)
 
 
-def _dot(a: Row, b: Row) -> float:
-    total = 0.0
-    for x, y in zip(a, b, strict=True):
-        total += x * y
-    return total
-
-
-def _divided(row: Row, by: float) -> list[float]:
-    return [value / by for value in row]
+def _seconds(theta: Row, tokens: float) -> float:
+    return theta[0] + theta[1] * tokens
 
 
 def accumulate(

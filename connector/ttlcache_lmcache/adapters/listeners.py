@@ -71,8 +71,7 @@ class L1Events(_Guarded, L1ManagerListener):
 class RequestEvents(_Guarded):
     """Lookups and ends of requests.
 
-    Of requests that looked nothing up only their session knows what they stored. Those
-    whose engine died have their session cleared away, and that is all.
+    Of requests that looked nothing up only their session knows what they stored.
     """
 
     def __init__(self, tier: Tier, salt_of: SaltOf, on_error: OnError) -> None:
@@ -127,4 +126,3 @@ class RequestEvents(_Guarded):
             self._tier.stored(
                 session.request_id, key.model_name, hashes, tokens, key.cache_salt
             )
-        self._tier.session_gone(session.request_id)

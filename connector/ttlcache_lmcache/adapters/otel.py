@@ -34,14 +34,14 @@ def export(tier: Tier, errors: Mapping[str, int]) -> None:
     """Register them; read whenever LMCache's metrics are."""
     meter = metrics.get_meter("ttlcache")
 
-    def told(read: Callable[[str], Any], key: str) -> list[Any]:
-        return [lambda _options: [metrics.Observation(read(key))]]
+    def told(read: Callable[[], Mapping[str, Any]], key: str) -> list[Any]:
+        return [lambda _options: [metrics.Observation(read().get(key, 0))]]
 
     for key, text in GAUGES.items():
-        read = told(lambda name: tier.status()[name], key)
+        read = told(tier.status, key)
         meter.create_observable_gauge(_PREFIX + key, read, description=text)
     for key, text in COUNTERS.items():
-        read = told(lambda name: tier.counts[name], key)
+        read = told(lambda: tier.counts, key)
         meter.create_observable_counter(_PREFIX + key, read, description=text)
     text = "Exceptions in our hooks."
     _export_by_label("ttlcache", "hook_errors", "hook", text, lambda: dict(errors))

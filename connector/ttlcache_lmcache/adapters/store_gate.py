@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ttlcache_lmcache import internals
 from ttlcache_lmcache.retention.l1_tier import Tier
 
-#: Halvings of a store that did not fit although room was made: something else took it,
-#: or memory is in pieces.
-_TRIES = 4
-#: Times that more room is made before, twice as much each time: together enough for
-#: objects 63 times as large as those that leave.
+#: Times that more room is made for a store that does not fit, twice as much each time:
+#: together enough for objects 63 times as large as those that leave.
 _ROOMS = 6
 
 
@@ -25,14 +23,14 @@ class StoreGate:
     """Before `reserve_write` of LMCache's storage manager and of its L1.
 
     Args:
-        delete: deletes objects from L1; how many went.
+        delete: deletes objects from L1, those that another store deletes, too.
         has_l2: whether what L1 stores goes on to L2: then nothing is refused.
     """
 
     def __init__(
         self,
         tier: Tier,
-        delete: Callable[[list[Any]], int],
+        delete: Callable[[list[Any]], object],
         has_l2: Callable[[], bool],
         on_error: Callable[[str, BaseException], None],
     ) -> None:
@@ -41,37 +39,50 @@ class StoreGate:
         self._has_l2 = has_l2
         self._on_error = on_error
 
+    def install(self, storage_manager: Any, l1: Any) -> None:
+        """Stand there, and let LMCache evict nothing by itself.
+
+        LMCache 0.5 has a closed list of eviction policies. The server serves nobody yet
+        when its modules are built.
+        """
+        from lmcache.v1.distributed.eviction_policy import NoOpEvictionPolicy
+
+        reserve, reserve_in_l1 = storage_manager.reserve_write, l1.reserve_write
+
+        def reserve_with_room(keys: list[Any], *args: Any, **more: Any) -> Any:
+            if self._has_l2():  # loads from L2 ask L1 itself
+                self._admitted(keys)
+            return reserve_in_l1(keys, *args, **more)
+
+        def reserve_admitted(keys: list[Any], layout_desc: Any) -> Any:
+            return self.store(keys, lambda chosen: reserve(chosen, layout_desc))
+
+        l1.reserve_write = reserve_with_room
+        storage_manager.reserve_write = reserve_admitted
+        internals.replace_eviction_policy(storage_manager, NoOpEvictionPolicy())
+
     def store(
         self, keys: list[Any], reserve: Callable[[list[Any]], dict[Any, Any]]
     ) -> dict[Any, Any]:
         """Reserve memory for what is admitted of `keys`; `reserve` is LMCache's."""
         chosen = self._admitted(keys)
-        if not chosen:
-            return {}
-        reserved = reserve(chosen)
+        reserved = reserve(chosen) if chosen else {}
         for doublings in range(_ROOMS):
             if reserved or self._tier.has_all(chosen):
                 return reserved
             if not self._made_room(chosen, len(chosen) << doublings):
                 break
             reserved = reserve(chosen)
-        for _ in range(_TRIES if len(chosen) > 1 else 0):
-            if reserved or self._tier.has_all(chosen):
-                break
+        # Something else took the room, or memory is in pieces.
+        while not reserved and len(chosen) > 1 and not self._tier.has_all(chosen):
             chosen = chosen[: len(chosen) // 2]
-            reserved = reserve(chosen) if chosen else {}
+            reserved = reserve(chosen)
         return reserved
-
-    def make_room(self, keys: list[Any]) -> None:
-        """Before L1 reserves memory for `keys`, a load from L2 maybe."""
-        if self._has_l2():
-            self._admitted(keys)
 
     def _admitted(self, keys: list[Any]) -> list[Any]:
         try:
             found = self._tier.admit(keys, not self._has_l2())
-            if found.victims:
-                self._delete(found.victims)
+            self._delete(found.victims)
         except Exception as error:  # noqa: BLE001 - LMCache must go on storing
             self._on_error("admission", error)
             return keys
@@ -79,9 +90,9 @@ class StoreGate:
 
     def _made_room(self, keys: list[Any], objects: int) -> bool:
         try:
-            may_refuse = not self._has_l2()
-            found = self._tier.more_room(keys, objects, may_refuse)
-            return bool(found) and self._delete(found) > 0
+            found = self._tier.more_room(keys, objects, not self._has_l2())
+            self._delete(found)
         except Exception as error:  # noqa: BLE001 - LMCache must go on storing
             self._on_error("admission", error)
             return False
+        return bool(found)

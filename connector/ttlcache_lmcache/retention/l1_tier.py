@@ -1,28 +1,49 @@
 """The server module's mind: programs, clients' TTLs, what leaves L1 for a store.
 
+A turn begins with a lookup and ends with its session, or when the engine says that it
+is over: an engine that keeps KV by itself may end sessions much later, and looks
+nothing up that it still has.
+
 No lmcache here; events come in, keys go out. Thread-safe: LMCache calls from its
 request threads (some while it holds L1's lock), its event bus and its eviction loop.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from ttlcache.clock import Clock
+from ttlcache.types import UNKNOWN_GAP
 from ttlcache_lmcache.config import ServerModuleConfig
 from ttlcache_lmcache.hints import Hint
 from ttlcache_lmcache.retention.admission import Admission, AdmissionControl
 from ttlcache_lmcache.retention.eviction_order import EvictionOrder
-from ttlcache_lmcache.retention.program_table import Chunk
-from ttlcache_lmcache.retention.rankings import by_return, is_protected
+from ttlcache_lmcache.retention.program_table import ChainProgram, Chunk
 from ttlcache_lmcache.retention.residency import ObjectKey, chunk_of, space_of
 from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
-from ttlcache_lmcache.retention.turn_lifecycle import TurnLifecycle
 
 #: Share of L1 in use from which a store that fails is a matter of room.
 FULL = 0.9
+#: Requests remembered after their end, hints before it, and programs' names.
+MEMORY = 8192
+#: Of the requests that ended, so many are shown.
+SHOWN = 32
+#: Silent programs forgotten at a call: requests wait for it.
+FORGOTTEN_AT_ONCE = 64
+
+_Value = TypeVar("_Value")
+
+
+class _Told(NamedTuple):
+    """A hint that came before the turn's end did."""
+
+    hint: Hint
+    heard_s: float
 
 
 class Tier:
@@ -40,15 +61,20 @@ class Tier:
         usage: Callable[[], float],
         is_evictable: Callable[[ObjectKey], bool],
     ) -> None:
+        self._config = config
         self._clock = clock
         self._usage = usage
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self._returns = ReturnEstimator(config.program_idle_s)
-        self._order = EvictionOrder(config.max_programs, by_return(self._returns))
+        self._order = EvictionOrder(config.max_programs, self._returns)
         self._book, self._residency = self._order.book, self._order.residency
-        self._turns = TurnLifecycle(config, self._book, self._returns, self.counts)
         self._admission = AdmissionControl(self._order, is_evictable)
+        self._hints: OrderedDict[str, _Told] = OrderedDict()
+        self._ended: OrderedDict[str, ChainProgram] = OrderedDict()
+        self._named: OrderedDict[str, ChainProgram] = OrderedDict()
+        self._deadlines: list[tuple[float, int, ChainProgram]] = []
+        self._numbers = itertools.count()  # of equal deadlines
 
     # the life of a turn
 
@@ -64,8 +90,11 @@ class Tier:
         chain = _chain(model, salt, hashes)
         now_s = self._clock.now_s()
         with self._lock:
-            self._turns.pass_time(now_s)
-            self._turns.lookup(request_id, chain, tokens, now_s)
+            self._begin(now_s)
+            program, goes_on = self._book.begin(request_id, chain, tokens, now_s)
+            if goes_on:
+                self.counts["turns_continued"] += 1
+                self._returns.gap_ends(program, now_s)
 
     def context(self, keys: Sequence[ObjectKey]) -> None:
         """Objects were used: a hit, or all of a request that ended."""
@@ -81,21 +110,14 @@ class Tier:
                 self._book.extend(list(chain))
 
     def ended(self, request_id: str) -> None:
-        """A request is over."""
+        """The session of a request is over that looked something up."""
         now_s = self._clock.now_s()
         with self._lock:
-            self._turns.ended(request_id, now_s)
-
-    def session_gone(self, request_id: str) -> None:
-        """LMCache has no session of a request any more; `ended` follows, as a rule."""
-        now_s = self._clock.now_s()
-        with self._lock:
-            self._turns.session_gone(request_id, now_s)
-
-    def _capacity(self, used: float) -> float | None:
-        """Objects that fit into L1; None while it is empty: nobody knows."""
-        objects = self._residency.num_l1
-        return objects / used if objects and used > 0.0 else None
+            known = self._book.of_request(request_id)
+            if known is not None:
+                self._returns.observe_service(now_s - known.seen_s)
+                self._book.end(request_id, now_s)
+                self._is_over(request_id, known, now_s)
 
     def stored(
         self,
@@ -105,20 +127,74 @@ class Tier:
         tokens: int,
         salt: str = "",
     ) -> None:
-        """A request is over that looked nothing up; its chunks, from the start."""
+        """The session of a request is over that only stored; as for `lookup`."""
         chain, now_s = _chain(model, salt, hashes), self._clock.now_s()
         with self._lock:
             if not any(self._residency.has(chunk) for chunk in reversed(chain)):
                 return
             for chunk in chain:
                 self._residency.touch(chunk, now_s)
-            self._turns.stored(request_id, chain, tokens, now_s)
+            known = self._ended.get(request_id)
+            program = self._book.adopt(chain, tokens, known, now_s)
+            if known is None and not program.is_running(now_s):
+                self._is_over(request_id, program, now_s)
 
     def hint(self, hint: Hint) -> None:
         """What a client knows of a turn that ended or is about to."""
         now_s = self._clock.now_s()
         with self._lock:
-            self._turns.hint(hint, now_s)
+            self.counts["hints"] += 1
+            program = self._ended.get(hint.request_id)
+            since_s = program.since_s if program is not None else now_s
+            if program is None and hint.is_over:
+                program = self._over_by_hint(hint, now_s)
+            if program is None:
+                _remember(self._hints, hint.request_id, _Told(hint, now_s))
+            elif not program.is_running(now_s):
+                self._decide(program, hint, since_s)
+
+    def _is_over(self, request_id: str, program: ChainProgram, now_s: float) -> None:
+        _remember(self._ended, request_id, program)
+        told = self._hints.pop(request_id, None)
+        if told is None:
+            self._decide(program, None, now_s)
+        else:
+            since_s = told.heard_s if told.hint.is_over else now_s
+            self._decide(program, told.hint, since_s)
+
+    def _over_by_hint(self, hint: Hint, now_s: float) -> ChainProgram | None:
+        """Whose turn it was that the engine says is over; None: not known yet."""
+        program = self._book.of_request(hint.request_id)
+        if program is not None:
+            self._book.end(hint.request_id, now_s)
+        elif hint.program is not None:
+            program = self._named.get(hint.program)
+            if program is not None:
+                self._book.heard_of(program, now_s)
+        if program is not None:
+            _remember(self._ended, hint.request_id, program)
+        return program
+
+    def _decide(self, program: ChainProgram, hint: Hint | None, since_s: float) -> None:
+        """A turn ended, or more is known of one that did."""
+        self._book.changed[program] = None
+        program.is_finished = hint is not None and hint.is_last_step
+        program.is_told = False
+        program.since_s = program.deadline_s = since_s
+        if hint is not None and hint.program:
+            _remember(self._named, hint.program, program)
+        told_key = hint.gap_key if hint is not None else None
+        program.gap_key = told_key if told_key is not None else UNKNOWN_GAP
+        if program.is_finished:
+            self.counts["programs_finished"] += 1
+            self._returns.no_gap(program)
+            return
+        self._returns.gap_begins(program, since_s)
+        if hint is not None and hint.ttl_s is not None:
+            program.is_told = True
+            deadline_s = since_s + min(hint.ttl_s, self._config.max_ttl_s)
+            program.deadline_s = deadline_s
+            heapq.heappush(self._deadlines, (deadline_s, next(self._numbers), program))
 
     # what L1 has
 
@@ -134,12 +210,11 @@ class Tier:
     def written(self, keys: Sequence[ObjectKey]) -> None:
         now_s = self._clock.now_s()
         with self._lock:
-            self._residency.write(keys, now_s)
+            self._order.written(keys, now_s)
 
     def deleted(self, keys: Sequence[ObjectKey]) -> None:
         with self._lock:
             self._residency.delete(keys)
-            self._admission.deleted(keys)
 
     # what leaves
 
@@ -151,11 +226,11 @@ class Tier:
         """
         used, now_s = self._usage(), self._clock.now_s()
         with self._lock:
-            self._turns.pass_time(now_s)
-            capacity = self._capacity(used)
-            if capacity is None:
-                return Admission(list(keys), [])
-            free = max(int(capacity + 1e-6) - self._residency.num_l1, 0)
+            self._begin(now_s)
+            objects = self._residency.num_objects
+            if not objects or used <= 0.0:
+                return Admission(list(keys), [])  # nobody knows yet what fits
+            free = max(int(objects / used + 1e-6) - objects, 0)
             found = self._admission.decide(keys, free, now_s, may_refuse)
             self.counts["evicted"] += len(found.victims)
             self.counts["refused"] += len(keys) - len(found.keys)
@@ -176,7 +251,8 @@ class Tier:
         if used < FULL:
             return []
         with self._lock:
-            found = self._admission.more_room(keys, objects, now_s, may_refuse)
+            self._begin(now_s)
+            found = self._admission.victims(keys, objects, now_s, may_refuse)
             self.counts["evicted"] += len(found)
             return found
 
@@ -186,14 +262,13 @@ class Tier:
         """Plain numbers for `/status`, metrics and the RPC."""
         with self._lock:
             now_s = self._clock.now_s()
-            self._turns.pass_time(now_s)
+            self._begin(now_s)
             programs = self._book.programs()
-            idle = [each for each in programs if not each.running]
             return {
                 "programs": len(programs),
-                "programs_running": len(programs) - len(idle),
-                "programs_in_ttl": sum(is_protected(each, now_s) for each in idle),
-                "l1_objects": self._residency.num_l1,
+                "programs_running": sum(each.is_running(now_s) for each in programs),
+                "programs_in_ttl": sum(each.is_in_ttl(now_s) for each in programs),
+                "l1_objects": self._residency.num_objects,
                 "gaps_recorded": self._returns.gaps_recorded,
                 "counts": dict(self.counts),
             }
@@ -202,10 +277,50 @@ class Tier:
         """The turns that ended last and their deadlines, the youngest first."""
         with self._lock:
             now_s = self._clock.now_s()
-            self._turns.pass_time(now_s)
-            return self._turns.recent(now_s)
+            self._begin(now_s)
+            ids = itertools.islice(reversed(self._ended), SHOWN)
+            return [self._shown(request_id, now_s) for request_id in ids]
+
+    def _shown(self, request_id: str, now_s: float) -> dict[str, object]:
+        program = self._ended[request_id]
+        return {
+            "request_id": request_id,
+            "ttl_s": round(program.deadline_s - program.since_s, 3),
+            "left_s": round(program.deadline_s - now_s, 3),
+            "is_told": program.is_told,
+            "is_finished": program.is_finished,
+            "is_kept": program.is_running(now_s) or program.is_in_ttl(now_s),
+            "chunks": len(program.chain),
+        }
+
+    # time
+
+    def _begin(self, now_s: float) -> None:
+        """Before what depends on the time, or on how programs are ranked."""
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            deadline_s, _, program = heapq.heappop(self._deadlines)
+            if program.is_running(now_s) or program.deadline_s != deadline_s:
+                continue  # it went on, or got another deadline
+            if program.is_told and program.chain:
+                self.counts["expired"] += 1
+                self._book.changed[program] = None
+        silent_s = now_s - self._config.program_idle_s
+        for _ in range(FORGOTTEN_AT_ONCE):
+            longest = self._book.longest_silent()
+            if longest is None or longest.seen_s > silent_s:
+                break
+            self._book.forget(longest)
+            self.counts["forgotten"] += 1
+        self._order.look(now_s)
 
 
 def _chain(model: str, salt: str, hashes: Sequence[bytes]) -> list[Chunk]:
     space = space_of(model, salt)
     return [(space, bytes(each)) for each in hashes]
+
+
+def _remember(memory: OrderedDict[str, _Value], key: str, value: _Value) -> None:
+    memory[key] = value
+    memory.move_to_end(key)
+    while len(memory) > MEMORY:
+        memory.popitem(last=False)

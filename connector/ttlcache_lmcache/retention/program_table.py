@@ -10,14 +10,18 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from ttlcache.types import UNKNOWN_GAP, GapKey
 
 #: (space, chunk hash), see `residency.space_of`. The hash alone would mix models, and
 #: what clients and resets keep apart by a salt.
 Chunk: TypeAlias = tuple[str, bytes]
+
+#: Seconds after which a request without an end has none: its engine died. After as long
+#: LMCache clears its session away.
+LOST_S = 660.0
 
 
 @dataclass(slots=True, eq=False)
@@ -26,51 +30,32 @@ class ChainProgram:
 
     chain: chunks of its latest context, from the start.
     prompt_chunks: how many of them the last turn's prompt had.
-    running: requests of it under way.
+    request: the one of it under way.
     seen_s: when it was last heard of; once nothing runs, when that ended.
     since_s: when its last turn ended, maybe before its session did.
     is_told: a client set a TTL for it.
     deadline_s: while nothing runs, until when it is inside that.
-    refused_from: the first chunk of its chain that L1 refused in this turn.
     """
 
     number: int
     chain: list[Chunk]
     prompt_chunks: int
     context_tokens: int
-    running: set[str] = field(default_factory=set)
+    request: str | None = None
     seen_s: float = 0.0
     since_s: float = 0.0
     deadline_s: float = 0.0
     is_finished: bool = False
     is_told: bool = False
-    refused_from: int | None = None
     gap_key: GapKey = UNKNOWN_GAP
 
+    def is_running(self, now_s: float) -> bool:
+        return self.request is not None and now_s - self.seen_s < LOST_S
 
-class Watcher(Protocol):
-    """Is told what changes about programs and about chunks in L1."""
-
-    def held(self, chunk: Chunk) -> None:
-        """The chunk is a program's now."""
-
-    def freed(self, chunk: Chunk) -> None:
-        """The chunk is nobody's any more."""
-
-    def changed(self, program: ChainProgram) -> None:
-        """It has other chunks, or maybe another rank, or shares one with fewer."""
-
-    def forgot(self, program: ChainProgram) -> None:
-        """It is nobody now."""
-
-    def entered(self, chunk: Chunk, used_s: float) -> None:
-        """L1 has something of the chunk now."""
-
-    def used(self, chunk: Chunk, now_s: float) -> None:
-        """A chunk in L1 was used."""
-
-    def left(self, chunk: Chunk) -> None:
-        """L1 has nothing of the chunk any more."""
+    def is_in_ttl(self, now_s: float) -> bool:
+        """Whether it is idle, and inside the TTL that a client set."""
+        is_kept = self.is_told and not self.is_finished and now_s < self.deadline_s
+        return is_kept and not self.is_running(now_s)
 
 
 class ProgramTable:
@@ -78,16 +63,22 @@ class ProgramTable:
 
     Args:
         max_programs: programs remembered; the longest idle is forgotten.
+
+    Attributes:
+        changed: programs that have other chunks, share one with fewer, or may be worth
+            more or less, since whoever ranks them took them from here.
+        freed: chunks that became nobody's, as above; one may be somebody's again.
     """
 
-    def __init__(self, max_programs: int, watcher: Watcher) -> None:
+    def __init__(self, max_programs: int) -> None:
         self._max = max_programs
         self._numbers = itertools.count()
         self._programs: OrderedDict[ChainProgram, None] = OrderedDict()  # by seen_s
         self._by_request: dict[str, ChainProgram] = {}
         self._holders: dict[Chunk, dict[ChainProgram, None]] = {}
         self._by_end: dict[Chunk, dict[ChainProgram, None]] = {}
-        self._watcher = watcher
+        self.changed: dict[ChainProgram, None] = {}
+        self.freed: dict[Chunk, None] = {}
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -95,10 +86,6 @@ class ProgramTable:
     def programs(self) -> list[ChainProgram]:
         """The one silent for longest first."""
         return list(self._programs)
-
-    def changed(self, program: ChainProgram) -> None:
-        """What is known of it changed: it may be worth more or less."""
-        self._watcher.changed(program)
 
     def longest_silent(self) -> ChainProgram | None:
         return next(iter(self._programs), None)
@@ -127,17 +114,16 @@ class ProgramTable:
         known = self._by_request.get(request_id)
         if known is not None:
             return known, False
-        program = self._continued(chain, tokens)
+        program = self._continued(chain, tokens, now_s)
         goes_on = program is not None
         if program is None:
-            self._make_room()
-            program = ChainProgram(next(self._numbers), [], 0, 0)
+            program = self._new()
         self._set_chain(program, list(chain))
         program.prompt_chunks = len(chain)
         program.context_tokens = tokens
         program.is_finished = program.is_told = False
-        program.refused_from = None
-        program.running.add(request_id)
+        self._no_request(program)
+        program.request = request_id
         self._by_request[request_id] = program
         self._heard_of(program, now_s)
         return program, goes_on
@@ -160,14 +146,10 @@ class ProgramTable:
         return None
 
     def end(self, request_id: str, now_s: float) -> ChainProgram | None:
-        """A request is over; its program if nothing of it runs any more."""
-        program = self._by_request.pop(request_id, None)
-        if program is None:
-            return None
-        program.running.discard(request_id)
-        if program.running:
-            return None
-        self._rest(program, now_s)
+        """A request is over; its program, if it was known."""
+        program = self._by_request.get(request_id)
+        if program is not None:
+            self._rest(program, now_s)
         return program
 
     def adopt(
@@ -186,9 +168,8 @@ class ProgramTable:
         if program is None:
             program = self.extend(chain)
         if program is None:
-            self._make_room()
-            program = ChainProgram(next(self._numbers), [], 0, 0)
-        if program.running:
+            program = self._new()
+        if program.is_running(now_s):
             return program  # its session says at its end what it has
         if (
             len(chain) < len(program.chain)
@@ -204,18 +185,18 @@ class ProgramTable:
 
     def heard_of(self, program: ChainProgram, now_s: float) -> None:
         """A turn of it ended of which nothing was looked up."""
-        if not program.running and program.chain:
+        if program.chain and not program.is_running(now_s):
             self._rest(program, now_s)
 
     def forget(self, program: ChainProgram) -> None:
         """Nothing is known of it any more; its chunks are nobody's."""
-        for request_id in program.running:
-            self._by_request.pop(request_id, None)
+        self._no_request(program)
         self._programs.pop(program, None)
         self._set_chain(program, [])
-        self._watcher.forgot(program)
 
-    def _continued(self, chain: Sequence[Chunk], tokens: int) -> ChainProgram | None:
+    def _continued(
+        self, chain: Sequence[Chunk], tokens: int, now_s: float
+    ) -> ChainProgram | None:
         """The idle program that goes on: behind its context, or behind its prompt.
 
         Behind the prompt only, where the generated tokens come back in another form
@@ -224,21 +205,24 @@ class ProgramTable:
         """
         for depth in range(len(chain), 0, -1):
             chunk = chain[depth - 1]
-            for program in self._by_end.get(chunk, ()):
-                if not program.running and tokens >= program.context_tokens:
-                    return program
+            found = list(self._by_end.get(chunk, ()))
             holders = self._holders.get(chunk, {})
-            if len(holders) != 1 or depth == len(chain):
-                continue
-            (program,) = holders
-            is_its_prompt = program.prompt_chunks == depth and not program.running
-            if is_its_prompt and tokens >= program.context_tokens:
-                return program
+            if len(holders) == 1 and depth < len(chain):
+                found += (each for each in holders if each.prompt_chunks == depth)
+            for program in found:
+                if tokens >= program.context_tokens and not program.is_running(now_s):
+                    return program
         return None
 
     def _rest(self, program: ChainProgram, now_s: float) -> None:
+        self._no_request(program)
         self._heard_of(program, now_s)
-        self._watcher.changed(program)
+        self.changed[program] = None
+
+    def _no_request(self, program: ChainProgram) -> None:
+        if program.request is not None:
+            self._by_request.pop(program.request, None)
+            program.request = None
 
     def _heard_of(self, program: ChainProgram, now_s: float) -> None:
         program.seen_s = now_s
@@ -265,28 +249,21 @@ class ProgramTable:
 
     def _hold(self, program: ChainProgram, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
-            holders = self._holders.get(chunk)
-            if holders is None:
-                self._holders[chunk] = {program: None}
-                self._watcher.held(chunk)
-            else:
-                holders[program] = None
-        self._watcher.changed(program)
+            self._holders.setdefault(chunk, {})[program] = None
+        self.changed[program] = None
 
     def _release(self, program: ChainProgram, chunks: Sequence[Chunk]) -> None:
         shared: ChainProgram | None = None
         for chunk in chunks:
-            holders = self._holders.get(chunk)
-            if holders is None:
-                continue
-            holders.pop(program, None)
+            holders = self._holders[chunk]
+            del holders[program]
             if holders:
                 shared = next(iter(holders))
             else:
                 del self._holders[chunk]
-                self._watcher.freed(chunk)
+                self.freed[chunk] = None
         if shared is not None:  # of the deepest such chunk, so of all before it
-            self._watcher.changed(shared)
+            self.changed[shared] = None
 
     def _list_end(self, program: ChainProgram) -> None:
         if program.chain:
@@ -299,7 +276,8 @@ class ProgramTable:
             if not ending:
                 del self._by_end[program.chain[-1]]
 
-    def _make_room(self) -> None:
+    def _new(self) -> ChainProgram:
         while len(self) >= self._max:
-            idle = (each for each in self._programs if not each.running)
+            idle = (each for each in self._programs if each.request is None)
             self.forget(next(idle, None) or next(iter(self._programs)))
+        return ChainProgram(next(self._numbers), [], 0, 0)

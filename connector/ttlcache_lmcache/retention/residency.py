@@ -1,4 +1,4 @@
-"""Which objects are in L1, by chunk. Not thread-safe.
+"""Which objects are in L1, by chunk, and the last use of those that no program has.
 
 An object is one worker's (and one layer group's) part of a chunk. LMCache's keys are
 used as they are: hashable, with `model_name`, `cache_salt` and `chunk_hash`.
@@ -6,11 +6,15 @@ used as they are: hashable, with `model_name`, `cache_salt` and `chunk_hash`.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from ttlcache_lmcache.retention.program_table import Chunk, Watcher
+from sortedcontainers import SortedDict
+
+from ttlcache_lmcache.retention.program_table import Chunk
 
 
 class ObjectKey(Protocol):
@@ -39,76 +43,112 @@ def chunk_of(key: ObjectKey) -> Chunk:
     return (space_of(key.model_name, key.cache_salt), key.chunk_hash)
 
 
-class Residency:
-    """Objects in L1, by chunk and with the time of the chunk's last use."""
+@dataclass(slots=True)
+class _Resident:
+    """A chunk of which L1 has something; `place` among those that no program has."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._l1: dict[Chunk, dict[ObjectKey, None]] = {}
-        self._used_s: dict[Chunk, float] = {}
+    used_s: float
+    objects: dict[ObjectKey, None] = field(default_factory=dict)
+    place: tuple[float, int] | None = None
+
+
+class Residency:
+    """Objects in L1. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[Chunk, _Resident] = {}
         self._reserved: dict[ObjectKey, None] = {}
-        self._num_l1 = 0
-        self._watcher = watcher
+        self._num_written = 0
+        self._unowned: SortedDict[tuple[float, int], Chunk] = SortedDict()
+        self._numbers = itertools.count(0, -1)
 
     @property
-    def num_l1(self) -> int:
+    def num_objects(self) -> int:
         """Objects in L1, those being written included."""
-        return self._num_l1 + len(self._reserved)
+        return self._num_written + len(self._reserved)
 
     def reserve(self, keys: Iterable[ObjectKey]) -> None:
         """Space was reserved; a writer that dies leaves it to eviction."""
         for key in keys:
-            if key not in self._l1.get(chunk_of(key), ()):
+            if not self.has_object(key):
                 self._reserved[key] = None
 
-    def write(self, keys: Iterable[ObjectKey], now_s: float) -> None:
+    def write(self, keys: Iterable[ObjectKey], now_s: float) -> list[Chunk]:
+        """Objects are there; the chunks of which L1 had nothing."""
+        new = []
         for key in keys:
             self._reserved.pop(key, None)
             chunk = chunk_of(key)
-            objects = self._l1.get(chunk)
-            if objects is None:
-                objects = self._l1[chunk] = {}
-                self._used_s[chunk] = now_s
-                self._watcher.entered(chunk, now_s)
+            if chunk not in self._chunks:
+                self._chunks[chunk] = _Resident(now_s)
+                new.append(chunk)
             else:
                 self.touch(chunk, now_s)
-            if key not in objects:
-                objects[key] = None
-                self._num_l1 += 1
+            objects = self._chunks[chunk].objects
+            self._num_written += key not in objects
+            objects[key] = None
+        return new
 
     def touch(self, chunk: Chunk, now_s: float) -> None:
-        if chunk in self._used_s:
-            self._used_s[chunk] = now_s
-            self._watcher.used(chunk, now_s)
-
-    def used_s(self, chunk: Chunk) -> float | None:
-        """When the chunk was used last; None if L1 has nothing of it."""
-        return self._used_s.get(chunk)
+        found = self._chunks.get(chunk)
+        if found is not None:
+            found.used_s = now_s
+            if found.place is not None:
+                self.own(chunk)
+                self.disown(chunk)
 
     def delete(self, keys: Iterable[ObjectKey]) -> None:
         for key in keys:
             self._reserved.pop(key, None)
             chunk = chunk_of(key)
-            objects = self._l1.get(chunk)
-            if objects is None or key not in objects:
+            found = self._chunks.get(chunk)
+            if found is None or key not in found.objects:
                 continue
-            del objects[key]
-            self._num_l1 -= 1
-            if not objects:
-                del self._l1[chunk]
-                del self._used_s[chunk]
-                self._watcher.left(chunk)
+            del found.objects[key]
+            self._num_written -= 1
+            if not found.objects:
+                self.own(chunk)
+                del self._chunks[chunk]
 
     def has(self, chunk: Chunk) -> bool:
         """Whether L1 has something of the chunk."""
-        return chunk in self._l1
+        return chunk in self._chunks
 
     def has_object(self, key: ObjectKey) -> bool:
         """Whether L1 has it, or somebody is writing it."""
-        return key in self._reserved or key in self._l1.get(chunk_of(key), ())
+        return key in self._reserved or key in self.objects(chunk_of(key))
 
-    def objects(self, chunk: Chunk) -> list[ObjectKey]:
+    def objects(self, chunk: Chunk) -> dict[ObjectKey, None]:
         """The chunk's objects in L1."""
-        return list(self._l1.get(chunk, ()))
+        found = self._chunks.get(chunk)
+        return found.objects if found is not None else {}
 
     def reserved(self) -> list[ObjectKey]:
         return list(self._reserved)
+
+    # what no program has
+
+    def disown(self, chunk: Chunk) -> None:
+        """No program has the chunk, or none any more."""
+        found = self._chunks.get(chunk)
+        if found is not None and found.place is None:
+            # Contexts are disowned from their start on: of one moment the tail goes
+            # first.
+            found.place = (found.used_s, next(self._numbers))
+            self._unowned[found.place] = chunk
+
+    def own(self, chunk: Chunk) -> None:
+        found = self._chunks.get(chunk)
+        if found is not None and found.place is not None:
+            del self._unowned[found.place]
+            found.place = None
+
+    def unowned(self, place: int) -> tuple[float, Chunk] | None:
+        """The time of its last use, and the chunk, by that time; None behind the last.
+
+        One that became a program's is among them until `own`.
+        """
+        if place >= len(self._unowned):
+            return None
+        (used_s, _), chunk = self._unowned.peekitem(place)
+        return used_s, chunk

@@ -105,7 +105,7 @@ class ReturnEstimator:
 
     def worth(self, program: ChainProgram, now_s: float) -> float:
         """From 0, never wanted again, to 1, wanted now."""
-        if program.running:
+        if program.is_running(now_s):
             took_s = now_s - program.seen_s
             left_s = max(self._service_s.value - took_s, 0.0)
             curve = self._curve(None, now_s)

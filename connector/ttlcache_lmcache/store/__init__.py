@@ -1,2 +1,1 @@
-"""Objects on disk: files with a digest, an index of them, moves between CPU memory and
-disk."""
+"""Objects on disk: files with a digest, an index of them, copies in CPU memory."""

@@ -8,20 +8,35 @@ is held.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ttlcache.clock import Clock
 from ttlcache_lmcache.config import TierConfig
 from ttlcache_lmcache.store import disk_index, object_file
-from ttlcache_lmcache.store.index import Entry, Index
-from ttlcache_lmcache.store.moves import Moves, OnRemoved
-from ttlcache_lmcache.store.object_file import Header
+from ttlcache_lmcache.store.index import Entry, Index, Place
+from ttlcache_lmcache.store.object_file import CorruptRecordError, Header
 
 _log = logging.getLogger(__name__)
+
+#: Seconds for which the time of a file's last use may be out of date.
+STAMP_S = 5.0
+
+#: Counted by name: what a disk did wrong, each a miss or a store that did not happen.
+FAULTS = {
+    "corrupt": "a file is not what was written, and is removed",
+    "missing": "a file is gone",
+    "read_errors": "a file cannot be read, and is removed",
+    "write_errors": "a file cannot be written",
+}
+
+#: Told keys and sizes of objects that went away by themselves.
+OnRemoved = Callable[[Sequence[tuple[bytes, int]]], None]
 
 
 class TieredStore:
@@ -45,16 +60,15 @@ class TieredStore:
     ) -> None:
         self._config = config
         self._clock = clock
+        self._on_removed = on_removed
+        self._logger = logger
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         folder = Path(config.path)
         self._index = Index(folder, config.memory_bytes, config.disk_bytes)
-        self._moves = Moves(
-            config, self._index, self._lock, self.counts, on_removed, logger
-        )
         self._folder_lock = disk_index.lock_folder(folder)
         if config.disk_bytes:
-            found = disk_index.scan(folder, self._moves.on_fault)
+            found = disk_index.scan(folder, self._on_fault)
             self._index.restore(found, clock.now_s(), config.disk_ttl_s)
             self.counts["restored"] = len(self._index.entries)
 
@@ -88,12 +102,12 @@ class TieredStore:
                 gone.append(self._index.drop(old))
             entry = Entry(header, self._clock.now_s(), busy=1)
             self._index.entries[key] = entry
-        self._moves.tell(gone)
+        self._tell(gone)
         try:
-            self._moves.admit_to_memory(entry, view)
-            self._moves.write(entry, view)
+            self._admit_to_memory(entry, view)
+            self._write(entry, view)
         finally:
-            kept = self._moves.release(entry)
+            kept = self._release(entry)
         self.counts["stored" if kept else "not_stored"] += 1
         return kept
 
@@ -142,11 +156,11 @@ class TieredStore:
             if data is not None:
                 buffer[:] = data
                 self.counts["memory_hits"] += 1
-                self._moves.stamp(entry)
+                self._stamp(entry)
                 return True
-            return self._moves.read_file(entry, buffer)
+            return self._read_file(entry, buffer)
         finally:
-            self._moves.release(entry)
+            self._release(entry)
 
     def delete(self, keys: Sequence[bytes]) -> list[tuple[bytes, int]]:
         """Remove objects that are not locked; which went, and their sizes."""
@@ -174,7 +188,7 @@ class TieredStore:
                 for entry in place.older(used_before_s):
                     gone.append(self._index.drop(entry))
                     self.counts["expired"] += 1
-        self._moves.tell(gone)
+        self._tell(gone)
 
     def close(self) -> None:
         """Another process may use the folder."""
@@ -191,3 +205,122 @@ class TieredStore:
                 "locked": sum(1 for e in self._index.entries.values() if e.locks),
                 "counts": dict(self.counts),
             }
+
+    # copies, and room for them
+
+    def _admit_to_memory(self, entry: Entry, data: memoryview) -> None:
+        """Copy a busy entry to memory, if there is room for it."""
+        if not self._reserve(self._index.memory, entry, entry.header.size):
+            return
+        copy = bytes(data)
+        with self._lock:
+            if entry.data is not None or entry.is_dead:
+                # Another thread was here meanwhile.
+                self._index.memory.used_bytes -= entry.header.size
+                return
+            entry.data = copy
+            self._index.memory.entries[entry.header.key] = entry
+
+    def _write(self, entry: Entry, data: memoryview) -> None:
+        """Write the file of a busy entry, if there is room for it."""
+        need = entry.header.file_bytes
+        if not self._reserve(self._index.disk, entry, need):
+            return
+        try:
+            object_file.write(self._index.path(entry), entry.header, data)
+        except OSError as error:
+            with self._lock:
+                self._index.disk.used_bytes -= need
+            self._on_fault("write_errors", error)
+            return
+        with self._lock:
+            entry.is_on_disk = True
+            entry.stamped_s = entry.used_s
+            self._index.disk.entries[entry.header.key] = entry
+
+    def _reserve(self, place: Place, entry: Entry, need: int) -> bool:
+        """Take bytes of a place for a busy entry, for which the longest unused leave.
+
+        The youngest bytes win: what is nowhere else is lost.
+        """
+        index, gone = self._index, list[Entry]()
+        with self._lock:
+            if entry.is_dead or need > place.max_bytes:
+                return False
+            while place.used_bytes + need > place.max_bytes:
+                victim = place.oldest()
+                if victim is None:
+                    break
+                if place is index.disk:
+                    self.counts["disk_evicted"] += 1
+                    index.forget_disk(victim)
+                else:
+                    index.forget_memory(victim)
+                if not victim.is_there:
+                    gone.append(index.drop(victim))
+            has_room = place.used_bytes + need <= place.max_bytes
+            if has_room:
+                place.used_bytes += need
+        self._tell(gone)
+        return has_room
+
+    def _read_file(self, entry: Entry, buffer: memoryview) -> bool:
+        """Copy a busy entry from its file; False, and no file, if that is damaged."""
+        path = self._index.path(entry)
+        try:
+            object_file.read_into(path, entry.header, buffer)
+        except (OSError, CorruptRecordError) as error:
+            gone: list[Entry] = []
+            self._on_fault(_fault_of(error), error, path)
+            with self._lock:
+                if not entry.is_dead:
+                    self._index.forget_disk(entry)
+                    if entry.data is None:
+                        gone.append(self._index.drop(entry))
+            self._tell(gone)
+            return False
+        self.counts["disk_hits"] += 1
+        self._stamp(entry)
+        if entry.data is None and self._config.memory_bytes:
+            self._admit_to_memory(entry, buffer)
+        return True
+
+    def _stamp(self, entry: Entry) -> None:
+        """A busy entry was used just now: its file's age survives a restart."""
+        if entry.is_on_disk and entry.used_s - entry.stamped_s >= STAMP_S:
+            entry.stamped_s = entry.used_s
+            with contextlib.suppress(OSError):
+                os.utime(self._index.path(entry))
+
+    def _release(self, entry: Entry) -> bool:
+        """A copy is over; whether the object is there."""
+        with self._lock:
+            entry.busy -= 1
+            if not (entry.busy or entry.is_there or entry.is_dead):
+                self._index.drop(entry)
+            return entry.is_there
+
+    def _on_fault(self, name: str, error: Exception, path: Path | None = None) -> None:
+        """Count a fault of the disk; the first of its kind is logged."""
+        with self._lock:
+            self.counts[name] += 1
+            is_first = self.counts[name] == 1
+        if is_first:
+            self._logger.error(
+                "ttlcache: disk tier: %s (%s: %s). Later ones are only counted, as %s",
+                FAULTS[name],
+                path or self._config.path,
+                error,
+                name,
+            )
+
+    def _tell(self, gone: Sequence[Entry]) -> None:
+        """These left for good, by themselves."""
+        if gone:
+            self._on_removed([(e.header.key, e.header.size) for e in gone])
+
+
+def _fault_of(error: Exception) -> str:
+    if isinstance(error, CorruptRecordError):
+        return "corrupt"
+    return "missing" if isinstance(error, FileNotFoundError) else "read_errors"

@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.fake_holder import FakeHolder
 from ttlcache.clock import VirtualClock
 from ttlcache.config import load_config
 from ttlcache.controller import Controller
 from ttlcache.programs.hints import parse_hints
 from ttlcache.programs.model import MAX_OPEN_TURNS, RequestRecord
 from ttlcache.telemetry.events import Telemetry
-from ttlcache.testing.fake_holder import FakeHolder
 from ttlcache.types import Arrival, Finish, Finished, GapKey, Urgency
 
 
@@ -274,7 +274,7 @@ def _check_orders(controller: Controller) -> None:
     assert set(victims) == set(pins)
     assert [pin.is_awaited for pin in victims] == sorted(pin.is_awaited for pin in pins)
     marked = {pin.pin_id for pin in pins if pin.provisional}
-    assert set(controller.pins._provisional) == marked  # noqa: SLF001
+    assert set(controller.pins._provisional) == marked
     due = controller.pins.expired(math.inf)
     assert set(due) == {pin for pin in pins if not pin.is_awaited}
     deadlines = [pin.deadline_s for pin in due]
