@@ -9,15 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.report.figures import paper, servers
+from bench.report.figures import paper
 from bench.report.figures.cli import ROOT, load_results
-from bench.report.figures.page import losses_of, render
-from bench.report.figures.results import gains, losses, span
+from bench.report.figures.page import render
 from bench.report.figures.summary import BEGIN, END, render_summary, write_into
 from bench.report.figures.sweeps import SWEEPS, ablation_arms
 from bench.sim.rivals.ablations import ABLATIONS
 from bench.sim.rivals.arms import parse_arms
-from tests.bench.samples import grid_row
 
 COMMITTED = load_results()
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -57,22 +55,6 @@ def test_results_are_of_the_sweeps_as_they_are():
             assert list(found) == list(SWEEPS[name].points), f"--measure {name}"
 
 
-def test_losses_of_a_sweep():
-    found = sweep(vllm=[100.0, 100.0], adaptive=[110.0, 100.5], oracle=[50.0, 90.0])
-    assert [str(loss) for loss in losses(found)] == ["1: `vllm` by 10.0 %"]
-    told = list(losses_of({"batch": found}))
-    assert told[0].endswith(": 1; the worst: batch at 1: `vllm` by 10.0 %")
-    assert told[1] == "Within 1 % of plain vLLM: batch at 2"
-
-
-def test_gains_count_upwards_whatever_the_metric():
-    times = sweep(vllm=[4.0, 9.0], adaptive=[2.0, 3.0])
-    assert gains(times, "adaptive") == {"1": 2.0, "2": 3.0}
-    assert span(gains(times, "adaptive").values()) == "2.00x to 3.00x"
-    rates = sweep("programs_per_s", vllm=[2.0], adaptive=[4.0])
-    assert gains(rates, "adaptive", key="programs_per_s") == {"1": 2.0}
-
-
 def row_of(name: str, results: dict) -> list[str]:
     (line,) = (r for r in paper.section(results).splitlines() if f"{name}" in r)
     return [cell.strip() for cell in line.strip("|").split("|")]
@@ -106,69 +88,6 @@ def test_every_figure_that_the_paper_has_is_in_the_table():
         assert re.search(rf"\| \[?Fig. {number}\b", table), number
     for name in ("Table 4", "Table 5", "v1 Fig. 11", "Routing"):
         assert name in table
-
-
-HARNESS = {
-    "package": "a[b]==1",
-    "command": "python -m bench harness a",
-    "options": {"rounds": 2},
-    "rows": [
-        ["metrics.mean_ms", "100", "50", "0.500 ± 0.010"],
-        ["metrics.p99_ms", "6.395e+04", "102,200", "1.598 ± 0.100"],
-        ["metrics.reuse", "0.5", "0.25", "0.500 ± 0.000"],
-        ["failed", "0", "3", ""],
-    ],
-}
-RUNS = [
-    {"mean_jct_s": 20.0, "prompt_hit": 0.5},
-    {"mean_jct_s": 22.0, "prompt_hit": 0.5},
-]
-VALIDATE = {
-    "command": "python -m bench validate",
-    "options": {"programs": 16, "rounds": 2},
-    "discarded": 1,
-    "checks": [{"ok": True}, {"ok": False, "name": "order", "found": "a < b"}],
-    "cells": [
-        {
-            "name": f"{arm} at 0.5/s",
-            "predicted": {"mean_jct_s": 18.9, "prompt_hit": 0.6},
-            "measured": runs,
-        }
-        for arm, runs in (("vllm", RUNS[:1]), ("cachettl", []), ("adaptive", RUNS[1:]))
-    ],
-}
-ARMS = {"vanilla": 400.0, "ttlcache": 100.0, "lmcache": 120.0, "ttlcache+cpu": 150.0}
-DEMO = {
-    "command": "python -m bench demo",
-    "options": {"programs": 12},
-    "rounds": [
-        {
-            arm: {"mean_jct_s": jct_s, "p99_turn_s": 9.0, "prompt_hit": 0.5}
-            for arm, jct_s in ARMS.items()
-        }
-    ],
-}
-
-
-def test_real_servers_come_first_and_their_losses_are_named():
-    results = {"validate": VALIDATE, "harness-a": HARNESS, "demo": DEMO}
-    page = render(results)
-    assert page.index("## Real servers") < page.index("## The paper's figures")
-    assert "| 0.5/s | 20.0 (-6%) |  | 22.0 (-14%) |" in page
-    failed = "1 of 2 checks fail (order a < b)"
-    assert f"largest error -14% in mean JCT, +20% in prompt hit; {failed}" in page
-    worse = "`p99_ms` 1.598 ± 0.100x, `reuse` 0.500 ± 0.000x, `failed` 0 to 3"
-    assert f"`mean_ms` 0.500 ± 0.010x; **worse: {worse}**." in page
-    assert "| `ttlcache` | 100 | 9 | 0.5 |" in page
-    assert servers.losses(results) == [
-        "validate: 1.10x `vllm` at 0.5/s",
-        f"a: {worse}",
-        "demo: mean JCT, s `ttlcache+cpu` 150, `lmcache` 120",
-    ]
-    text = render_summary(results)
-    assert text.startswith("## Results\n\nReal servers")
-    short = f"a, ttlcache over plain vLLM: `mean_ms` 0.500 ± 0.010x; worse: {worse}."
-    assert short in text
 
 
 def test_every_sweep_has_numbers_and_the_ablation_names_every_idea():
@@ -211,27 +130,6 @@ def test_what_is_drawn_needs_no_simulator(tmp_path):
     )
     assert "Agrees: all fall." in row
     assert (tmp_path / "bench" / "workload.png").stat().st_size
-
-
-def test_pages_have_the_grids_numbers():
-    setting = {"half": "even", "programs": 150, "vllm": "1", "command": "bench grid"}
-    arms = {"vllm": 4.0, "infercept": 0.9, "oracle": 0.2}
-    rows = [
-        grid_row(0.6, cachettl=1.0, vllm=1.0, infercept=1.0, adaptive=1.0, oracle=0.9),
-        grid_row(1.1, cachettl=1.0, adaptive=0.25, **arms),
-    ]
-    rows[0]["caveat"] = "9 of 10 programs are cut"
-    grid = {"setting": setting, "rows": rows}
-    text = render_summary({"grid": grid})
-    assert "with headroom (2) 0.500 (0.500-0.500), over the best rival 0." in text
-    page = render({"grid": grid})
-    assert "w: 9 of 10 programs are cut." in page
-    assert "| w small 1.1 | 0.250 (0.250-0.250) | infercept | 0.278 |" in page
-    assert "ahead by more than 1 %: nowhere." in page
-    lost = grid_row(0.8, cachettl=1.0, infercept=0.8, adaptive=0.88, oracle=0.7)
-    page = render({"grid": {**grid, "rows": [lost] * 12}})
-    assert page.count("| w small 0.8 |") == 10
-    assert page.count("w small 0.8 (`infercept` by 10.0 %)") == 12
 
 
 def test_the_summary_goes_between_its_markers(tmp_path):
