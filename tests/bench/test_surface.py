@@ -28,12 +28,6 @@ def test_a_module_that_lacks_what_it_imports_is_no_older_version(monkeypatch, tm
         vllm_moved.find("dumps")
 
 
-def test_a_name_that_is_nowhere_is_an_error(monkeypatch):
-    places(monkeypatch, "math")
-    with pytest.raises(AttributeError, match="dumps is in none"):
-        vllm_moved.find("dumps")
-
-
 @pytest.fixture
 def wheel(tmp_path):
     path = tmp_path / "vllm-0.99.0.whl"
@@ -66,13 +60,3 @@ def test_python_is_the_wheels_and_kernels_are_the_cpu_builds(
     (folder / "left.py").touch()
     overlay.overlay(wheel, folder)
     assert not (folder / "left.py").exists(), "of an older overlay"
-
-
-def test_nobodys_folder_is_removed(wheel, tmp_path, monkeypatch):
-    monkeypatch.setattr(overlay, "_installed", lambda: tmp_path)
-    folder = tmp_path / "work"
-    folder.mkdir()
-    (folder / "mine").touch()
-    with pytest.raises(FileExistsError, match="no overlay"):
-        overlay.overlay(wheel, folder)
-    assert (folder / "mine").exists()
