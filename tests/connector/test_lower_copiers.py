@@ -152,21 +152,6 @@ class Threaded(ThreadedTransfer):
         return future.result(timeout=WAIT_S)
 
 
-def test_a_round_trip(server, caches, threaded):
-    raw = fill(caches)
-    before, moves = raw.clone(), threaded()
-    assert moves.store(caches)
-    raw.zero_()
-    assert moves.load(caches, skip_tokens=5 * 16)  # two chunks and a block
-    after, skipped, loaded = raw.clone(), BLOCKS[:5], BLOCKS[5:]
-    for name, cache in caches.items():
-        raw.copy_(before)
-        wanted = cache[loaded].clone()
-        raw.copy_(after)
-        assert same_bits(cache[loaded], wanted), name
-        assert same_bits(cache[skipped], torch.zeros_like(cache[:5]))
-
-
 class LockingServer(Server):
     """A lookup locked a context for each load; a commit after its slots releases it."""
 
