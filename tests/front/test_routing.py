@@ -14,10 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.compare.fleet.router import Router
 from tests.front.conftest import CHAT, HANG_S
 
-OTHER = {"left": {"right"}, "right": {"left"}}
 HASH, STICKY = "consistent_hash", "sticky_least_loaded"
 Request = tuple[str, dict[str, str], dict[str, Any]]
 TURNS = 8
@@ -162,21 +160,6 @@ def test_programs_without_an_id_land_at_home(front):
     assert_both_are_used(served)
 
 
-@pytest.mark.parametrize("policy", [HASH], indirect=True)
-def test_a_hash_takes_each_turn_without_an_id_for_a_program(router):
-    served = land(router.base_url, WITHOUT_ID, turns=200)
-    assert share_at_home(served) < 0.95  # the ring may be uneven, by its ports
-
-
-@pytest.mark.parametrize("policy", [STICKY], indirect=True)
-def test_a_sticky_router_sends_all_without_an_id_to_one_replica(router, folder):
-    """Where the fewest programs are: it counts none of these."""
-    with Router(router.worker_urls, STICKY, folder / "router-new.log") as fresh:
-        busier = _first_turn(fresh.base_url, "the only one")
-        served = land(fresh.base_url, WITHOUT_ID, turns=200)
-    assert {name for own in served.values() for name in own} == OTHER[busier]
-
-
 @pytest.mark.parametrize("kind", ["Claude Code", "Codex", "URL"])
 def test_the_replica_learns_whose_turn_it_is(front, kind):
     """vllm-router drops all headers of some paths: the id is in the body then."""
@@ -196,19 +179,6 @@ def test_the_end_of_a_program_is_told_to_its_replica(front):
         path = f"/ttlcache/programs/{name}/end"
         end = httpx.post(f"{front.base_url}{path}", timeout=HANG_S).json()
         assert (end["name"], end["path"]) == (home, path)
-
-
-@pytest.mark.parametrize("policy", [HASH], indirect=True)
-def test_a_replica_that_comes_back_gets_its_programs_again(front, router, upstreams):
-    """Drained by the router's own call; its programs move, all others stay."""
-    kinds = {"chat": WITHOUT_ID["chat"], "hint": WITH_ID["hint"]}
-    before = land(front.base_url, kinds, turns=200)
-    url = upstreams["left"].base_url
-    router.remove(url)
-    during = land(front.base_url, kinds, turns=200)
-    router.add(url)
-    assert {name for own in during.values() for name in own} == {"right"}
-    assert land(front.base_url, kinds, turns=200) == before
 
 
 def _first_turn(base_url: str, session: str) -> str:
