@@ -14,7 +14,6 @@ from bench.compare.agents import CONNECTOR, LMCACHE, arm_of
 from bench.compare.demo import DemoOptions
 from bench.serve.arms import ArmResult, EngineCounters
 from bench.serve.replay import Failure
-from bench.serve.scaled import longest_context
 from tests.bench.samples import served
 from ttlcache_sim.metrics import TurnRecord, summarize
 
@@ -72,26 +71,6 @@ def test_the_pairs_differ_in_the_connector_and_the_server_below():
 def test_other_settings_are_refused(texts, told):
     with pytest.raises(ValueError, match=told):
         settings.parse(texts)
-
-
-# --- workload ----------------------------------------------------------------
-
-
-def test_agents_that_wait_for_a_place_arrive_together_in_another_order():
-    one, other = (DemoOptions(at_once=3, seed=seed) for seed in (0, 1))
-    assert {program.arrival_s for program in one.workload()} == {0.0}
-    names = [[p.program_id for p in options.workload()] for options in (one, other)]
-    assert names[0] != names[1]
-    assert sorted(names[0]) == sorted(names[1])
-    assert one.replay().at_once == 3
-
-
-def test_the_default_workload_fits_the_pool_one_by_one_but_not_together():
-    options = DemoOptions()
-    programs = options.workload()
-    room = options.server(None).max_model_len
-    assert longest_context(programs) <= room
-    assert sum(program.context_tokens for program in programs) > 5 * room
 
 
 # --- verdict and tables ------------------------------------------------------

@@ -11,7 +11,7 @@ from bench.serve.scaled import OUTPUT_SHARE, SCALED_TOOLS, SWE_BENCH, synthetic
 from tests.bench.samples import recorded, write_trace
 from ttlcache_sim.load.feed import Loop
 from ttlcache_sim.load.gap_mix import GapMix
-from ttlcache_sim.load.programs import Turn, poisson_arrivals
+from ttlcache_sim.load.programs import Turn
 from ttlcache_sim.load.reshape import fit_context
 from ttlcache_sim.load.shapes import SHAPES
 from ttlcache_sim.load.workload import WorkloadSpec, build
@@ -123,19 +123,3 @@ def test_scaled_programs_have_the_moments_of_the_table():
     moments = GapMix.fit(SWE_BENCH.tool_s, SCALED_TOOLS).moments
     assert moments.mean == pytest.approx(0.925)
     assert moments.std == pytest.approx(3.550)
-
-
-def test_the_last_turn_has_no_tool_and_gaps_are_capped():
-    programs = synthetic(200, 0.5, seed=1, gap_cap_s=2.0)
-    assert all(p.turns[-1].tool == "" for p in programs)
-    assert all(p.turns[-1].gap_s == 0.0 for p in programs)
-    gaps = [turn.gap_s for p in programs for turn in p.turns]
-    assert max(gaps) == 2.0
-    assert all(turn.tool for p in programs for turn in p.turns[:-1])
-
-
-def test_arrivals_start_at_zero_with_the_wanted_rate():
-    times = poisson_arrivals(4001, rate=0.5, seed=7)
-    assert times[0] == 0.0
-    assert list(times) == sorted(times)
-    assert times[-1] / 4000 == pytest.approx(2.0, rel=0.05)
