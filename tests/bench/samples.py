@@ -1,4 +1,10 @@
-"""Turns that were served, and traces that were recorded."""
+"""Turns that were served, traces that were recorded, and logs of others.
+
+`logs/` has a small log in the shape of every format that `ttlcache_sim.load.readers`
+knows. Each is one agent with three turns: prompts of 1000, 1100 and 1300 tokens where
+the format counts them, outputs of 50, 60 and 70; `pytest` runs for 4 s, then a file is
+read for half a second. In a log of requests those of another agent lie between them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ttlcache_sim.metrics import TurnRecord
+
+
+def log_sample(name: str) -> str:
+    return (Path(__file__).parent / "logs" / name).read_text()
 
 
 def served(

@@ -40,16 +40,29 @@ def test_an_ablation_takes_away_one_method_or_attribute(name):
     assert type(policies.create(f"adaptive:{name}")) is ABLATIONS[name]
 
 
-def test_a_claimed_pin_costs_its_ttl():
-    view = view_of(history_of([1, 1, 1, 10]))
-    assert Adaptive().decide(turn_of(12), view).ttl_s == 10.0
-    assert decide("charge-whole-ttl", turn_of(12), view).ttl_s == 1.0
+@pytest.mark.parametrize(
+    ("name", "gaps_s", "turn", "pressure", "full_s", "ablated_s"),
+    [
+        ("charge-whole-ttl", [1, 1, 1, 10], turn_of(12), None, 10.0, 1.0),
+        ("flat-price", [10, 20, 40, 80], turn_of(4), FULL, 80.0, 0.0),
+        ("no-client-estimate", [1, 2, 4, 8], turn_of(5, tool_eta_s=6.0), None, 0, 8.0),
+        ("no-redecision", [1, 2, 10, 11], turn_of(5, waited_s=1.5), None, 0.5, 0.5),
+        ("no-redecision", [1, 2, 10, 11], turn_of(5, waited_s=9.5), None, 1.5, 0.0),
+        ("no-history", [1.0] * 1000, turn_of(5), None, 1.0, math.log(5)),
+    ],
+)
+def test_ttls_with_an_idea_and_without(name, gaps_s, turn, pressure, full_s, ablated_s):
+    view = view_of(history_of(gaps_s), pressure)
+    assert Adaptive().decide(turn, view).ttl_s == full_s
+    assert decide(name, turn, view).ttl_s == pytest.approx(ablated_s)
 
 
-def test_a_held_second_costs_a_second_whatever_the_queue():
-    view = view_of(history_of([10, 20, 40, 80]), FULL)
-    assert Adaptive().decide(turn_of(4), view).ttl_s == 80.0
-    assert decide("flat-price", turn_of(4), view).ttl_s == 0.0  # 4 - 10 < 0
+def test_gaps_that_never_ended_do_not_count():
+    history = history_of([1, 1])
+    for _ in range(2):
+        history.observe(LS, 5.0, completed=False)
+    assert Adaptive().decide(turn_of(1.5), view_of(history)).ttl_s == 0.0
+    assert decide("ended-gaps-only", turn_of(1.5), view_of(history)).ttl_s == 1.0
 
 
 def test_what_is_asked_of_the_reclaimer():
@@ -75,38 +88,6 @@ def test_a_tier_that_forgets_is_believed_to_keep_everything():
     slow = CostModel({"prefill": [1e-3, 0.0, 0.0], "reload": {"cpu": [0.0, 1.0]}})
     decision = decide("tier-keeps-all", turn, view._replace(costs=slow))
     assert decision.stall_wait_s == pytest.approx(5.0)
-
-
-def test_gaps_that_never_ended_do_not_count():
-    history = history_of([1, 1])
-    history.observe(LS, 5.0, completed=False)
-    history.observe(LS, 5.0, completed=False)
-    assert Adaptive().decide(turn_of(1.5), view_of(history)).ttl_s == 0.0
-    assert decide("ended-gaps-only", turn_of(1.5), view_of(history)).ttl_s == 1.0
-
-
-def test_the_client_s_estimate_is_not_read():
-    view = view_of(history_of([1, 2, 4, 8]))
-    turn = turn_of(5, tool_eta_s=6.0)
-    assert Adaptive().decide(turn, view).ttl_s == 0.0
-    assert decide("no-client-estimate", turn, view).ttl_s == 8.0
-
-
-def test_later_in_the_gap_the_first_plan_stands():
-    view = view_of(history_of([1, 2, 10, 11]))
-    for waited_s, again_s, planned_s in (
-        (0.0, 2.0, 2.0),
-        (1.5, 0.5, 0.5),
-        (9.5, 1.5, 0),
-    ):
-        turn = turn_of(5, waited_s=waited_s)
-        assert Adaptive().decide(turn, view).ttl_s == again_s
-        assert decide("no-redecision", turn, view).ttl_s == planned_s
-
-
-def test_no_history_is_ever_trusted():
-    decision = decide("no-history", turn_of(5), view_of(history_of([1.0] * 1000)))
-    assert (decision.ttl_s, decision.reason) == (pytest.approx(math.log(5)), "default")
 
 
 # --- as arms ---------------------------------------------------------------------

@@ -12,11 +12,9 @@ import pytest
 from bench.compare import report, settings
 from bench.compare.agents import CONNECTOR, LMCACHE, arm_of
 from bench.compare.demo import DemoOptions
-from bench.serve.arms import ArmResult, EngineCounters, above
+from bench.serve.arms import ArmResult, EngineCounters
 from bench.serve.replay import Failure
-from bench.serve.scaled import longest_context
 from tests.bench.samples import served
-from ttlcache_connector.lmcache_server.launch import TierOptions
 from ttlcache_sim.metrics import TurnRecord, summarize
 
 NO_PINS = EngineCounters(100, 40, 2.0, 4, 0, {}, 0, 0, 0)
@@ -60,24 +58,6 @@ def test_the_pairs_differ_in_the_connector_and_the_server_below():
     assert servers == [options.server(None)] * 4
 
 
-def test_an_arm_above_a_server_is_told_its_address():
-    server = DemoOptions().server({**LMCACHE, EXTRA: {"a": 1}})
-    transfer = above(server, TierOptions(port=4711)).kv_transfer_config
-    address = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 4711}
-    assert transfer == {**LMCACHE, EXTRA: {"a": 1, **address}}
-
-
-def test_arms_are_connectors_with_their_settings():
-    below = 'lmcache:{"lmcache.mp.save_decode_cache": true}'
-    chosen = settings.parse(["vanilla", '{"admission": "none"}', "lmcache", below])
-    assert chosen == {
-        "vanilla": None,
-        '{"admission": "none"}': {**CONNECTOR, EXTRA: {"admission": "none"}},
-        "lmcache": {**LMCACHE, EXTRA: {}},
-        below: {**LMCACHE, EXTRA: {"lmcache.mp.save_decode_cache": True}},
-    }
-
-
 @pytest.mark.parametrize(
     ("texts", "told"),
     [
@@ -93,32 +73,7 @@ def test_other_settings_are_refused(texts, told):
         settings.parse(texts)
 
 
-# --- workload ----------------------------------------------------------------
-
-
-def test_agents_that_wait_for_a_place_arrive_together_in_another_order():
-    one, other = (DemoOptions(at_once=3, seed=seed) for seed in (0, 1))
-    assert {program.arrival_s for program in one.workload()} == {0.0}
-    names = [[p.program_id for p in options.workload()] for options in (one, other)]
-    assert names[0] != names[1]
-    assert sorted(names[0]) == sorted(names[1])
-    assert one.replay().at_once == 3
-
-
-def test_the_default_workload_fits_the_pool_one_by_one_but_not_together():
-    options = DemoOptions()
-    programs = options.workload()
-    room = options.server(None).max_model_len
-    assert longest_context(programs) <= room
-    assert sum(program.context_tokens for program in programs) > 5 * room
-
-
 # --- verdict and tables ------------------------------------------------------
-
-
-def test_equal_arms_have_no_problems():
-    arms = (arm("vanilla", record()), arm("ttlcache", record(logprob=-1.0005)))
-    assert report.problems(arms) == []
 
 
 def test_every_reason_to_fail_is_named():
@@ -139,14 +94,6 @@ def test_every_reason_to_fail_is_named():
     ]
 
 
-def test_savings_are_told_beside_what_the_arms_measure():
-    plain = arm("vanilla", replace(record(), cached_tokens=10))
-    ours = arm("ttlcache", record(), replace(NO_PINS, prefill_tokens_saved=27))
-    saved = "ttlcache prefilled 30 tokens less than vanilla; it tells 27 saved (0.90x)"
-    assert report.savings(plain, ours) == saved
-    assert "x)" not in report.savings(ours, ours)
-
-
 def summary(jct_s, tokens_per_s=100.0):
     numbers = {"mean_jct_s": jct_s, "p99_turn_s": 2 * jct_s}
     told = SimpleNamespace(**numbers, output_tokens_per_s=tokens_per_s)
@@ -163,18 +110,3 @@ def test_each_round_is_compared_with_its_own_base():
     assert ratio.geometric_mean == pytest.approx(1.0)
     # ln 2 and -ln 2: their standard deviation is sqrt(2) ln 2, of the mean ln 2.
     assert ratio.standard_error == pytest.approx(math.log(2.0))
-
-
-def test_a_line_tells_the_ratios_of_every_round():
-    done = [
-        {"a": summary(10.0), "b": summary(9.0, tokens_per_s=80.0)},
-        {"a": summary(20.0), "b": summary(18.0, tokens_per_s=80.0)},
-    ]
-    assert report.lines(done, ["a", "b"]) == [
-        "b over a: mean JCT 0.900 ± 0.000 (0.90, 0.90), tokens a second 0.800 ± 0.000 "
-        "(0.80, 0.80), turn p99 0.900 ± 0.000 (0.90, 0.90)"
-    ]
-    # A single round has no error.
-    assert report.lines(done[:1], ["a", "b"]) == [
-        "b over a: mean JCT 0.90x, tokens a second 0.80x, turn p99 0.90x"
-    ]

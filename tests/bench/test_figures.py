@@ -11,13 +11,11 @@ from typer.testing import CliRunner
 from bench.cli import app
 from bench.report.figures import paper, servers
 from bench.report.figures.cli import ROOT, load_results
-from bench.report.figures.page import losses_of, render
-from bench.report.figures.results import gains, losses, span
+from bench.report.figures.page import render
 from bench.report.figures.summary import BEGIN, END, render_summary, write_into
 from bench.report.figures.sweeps import SWEEPS, ablation_arms
 from bench.sim.rivals.ablations import ABLATIONS
 from bench.sim.rivals.arms import parse_arms
-from tests.bench.samples import grid_row
 
 COMMITTED = load_results()
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -55,22 +53,6 @@ def test_results_are_of_the_sweeps_as_they_are():
         if SWEEPS[name].points:
             found = dict.fromkeys(row["x"] for row in COMMITTED[name]["rows"])
             assert list(found) == list(SWEEPS[name].points), f"--measure {name}"
-
-
-def test_losses_of_a_sweep():
-    found = sweep(vllm=[100.0, 100.0], adaptive=[110.0, 100.5], oracle=[50.0, 90.0])
-    assert [str(loss) for loss in losses(found)] == ["1: `vllm` by 10.0 %"]
-    told = list(losses_of({"batch": found}))
-    assert told[0].endswith(": 1; the worst: batch at 1: `vllm` by 10.0 %")
-    assert told[1] == "Within 1 % of plain vLLM: batch at 2"
-
-
-def test_gains_count_upwards_whatever_the_metric():
-    times = sweep(vllm=[4.0, 9.0], adaptive=[2.0, 3.0])
-    assert gains(times, "adaptive") == {"1": 2.0, "2": 3.0}
-    assert span(gains(times, "adaptive").values()) == "2.00x to 3.00x"
-    rates = sweep("programs_per_s", vllm=[2.0], adaptive=[4.0])
-    assert gains(rates, "adaptive", key="programs_per_s") == {"1": 2.0}
 
 
 def row_of(name: str, results: dict) -> list[str]:
@@ -210,27 +192,6 @@ def test_what_is_drawn_needs_no_simulator(tmp_path):
     )
     assert "Agrees: all fall." in row
     assert (tmp_path / "bench" / "workload.png").stat().st_size
-
-
-def test_pages_have_the_grids_numbers():
-    setting = {"half": "even", "programs": 150, "vllm": "1", "command": "bench grid"}
-    arms = {"vllm": 4.0, "infercept": 0.9, "oracle": 0.2}
-    rows = [
-        grid_row(0.6, cachettl=1.0, vllm=1.0, infercept=1.0, adaptive=1.0, oracle=0.9),
-        grid_row(1.1, cachettl=1.0, adaptive=0.25, **arms),
-    ]
-    rows[0]["caveat"] = "9 of 10 programs are cut"
-    grid = {"setting": setting, "rows": rows}
-    text = render_summary({"grid": grid})
-    assert "2 cells of workload, pool and load | mean JCT 0.500 (0.500-0.500)" in text
-    page = render({"grid": grid})
-    assert "w: 9 of 10 programs are cut." in page
-    assert "| w small 1.1 | 0.250 (0.250-0.250) | infercept | 0.278 |" in page
-    assert "ahead by more than 1 %: nowhere." in page
-    lost = grid_row(0.8, cachettl=1.0, infercept=0.8, adaptive=0.88, oracle=0.7)
-    page = render({"grid": {**grid, "rows": [lost] * 12}})
-    assert page.count("| w small 0.8 |") == 10
-    assert page.count("w small 0.8 (`infercept` by 10.0 %)") == 12
 
 
 def test_the_summary_goes_between_its_markers(tmp_path):

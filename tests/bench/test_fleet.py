@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench.compare.fleet import report
-from bench.compare.fleet.arms import ARMS, Death, FleetOptions, FleetResult
+from bench.compare.fleet.arms import Death, FleetResult
 from bench.serve.arms import EngineCounters
 from bench.serve.replay import Failure
 from tests.bench.samples import served
@@ -38,14 +38,6 @@ def result(name: str = "session", **changes: object) -> FleetResult:
     return replace(made, **changes)
 
 
-def test_hits_are_shares_of_prompt_tokens_and_a_turn_stayed_where_the_last_one_ran():
-    found = result()
-    assert found.gpu_hit == pytest.approx(0.4)
-    assert found.reloaded == pytest.approx(0.1)
-    assert found.stayed == pytest.approx(3 / 5)
-    assert found.turns_by_replica == {"replica-0": 5, "replica-1": 3}
-
-
 def test_what_a_death_cost():
     facts = report.migration(result(death=Death("replica-1", 12.0)))
     assert facts is not None
@@ -74,10 +66,3 @@ def test_what_ends_the_demo_with_a_problem(changes, said):
     seen = result(**changes)
     found = report.problems(seen, compare_outputs(RECORDS, seen.records))
     assert [said in text for text in found] == ([] if said is None else [True])
-
-
-def test_every_default_arm_exists_and_has_a_workload_that_fits():
-    options = FleetOptions()
-    assert set(options.arms) <= set(ARMS)
-    assert ARMS[options.arms[0]].policy is None, "what the others are compared with"
-    assert len(options.workload()) == options.programs

@@ -51,12 +51,6 @@ def test_the_verdict_by_hand():
     assert grid_verdict.verdict([grid_row(vllm=1.0)])[1] == []
 
 
-def test_variants_of_our_own_are_no_rivals():
-    row = grid_row(cachettl=1.0, adaptive=0.9, oracle=0.88, **{"adaptive:x": 0.1})
-    assert grid_verdict.over_best(row) == pytest.approx(0.9)
-    assert not grid_verdict.has_headroom(row)
-
-
 def test_what_is_not_known_within_two_percent_is_marked():
     row = grid_row(cachettl=1.0, adaptive=0.9)
     row["arms"]["adaptive"]["over_base"] = [0.9, 0.85, 0.95]
@@ -88,14 +82,6 @@ def test_an_interval_has_the_true_ratio_as_often_as_it_says():
     ones = [[1.0] * 150]
     wide, narrow = (paired_bootstrap([x], ones).half_width for x in (waves, mixed))
     assert wide > 2 * narrow
-
-
-def test_of_few_programs_nothing_is_known():
-    few = [[1.0] * (5 * BLOCK_PROGRAMS)]
-    found = paired_bootstrap(few, few)
-    assert found.ratio == 1.0
-    assert math.isnan(found.low)
-    assert not grid_verdict.is_settled(found)
 
 
 def test_intervals_of_cells_add_up_to_that_of_their_mean():
@@ -187,15 +173,3 @@ def test_a_grid_of_one_cell_twice(tmp_path, monkeypatch):
     assert arms["adaptive"]["seeds"] == 2
     assert "--programs 3" in stored["setting"]["command"]
     assert len(list(Path("out/cache/sim").glob("*.json"))) == 5  # with the closed loop
-
-
-def test_the_command_repeats_the_options():
-    text = grid.command(replace(SYNTHETIC, seeds=7, programs=50, tell_last=False))
-    assert "--workloads swe,bfcl" in text
-    assert "--arms vllm,cachettl --programs 50 --seeds 7 --no-tell-last" in text
-    smoke = GridOptions(smoke=True, loads=(0.5,))
-    smoke = replace(smoke, **grid.smoke_of(smoke))
-    assert (smoke.workloads, smoke.loads) == (("swe", "bfcl"), (0.5,))
-    assert (
-        grid.command(smoke) == "python -m bench grid --traces DIR --smoke --loads 0.5"
-    )

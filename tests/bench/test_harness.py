@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from bench.compare import harness
-from bench.compare.harness import read_metrics, rows
+from bench.compare.harness import read_metrics
 from bench.compare.harness_clients import HARNESSES, Load
 from bench.compare.pin_vs_reload_client import TRIES, Client
-from bench.compare.prices import Prices
 from ttlcache_sim.load.programs import Program, Turn
 
 #: What each wrote, without most of what is not read; and one number of it.
@@ -51,20 +47,6 @@ def test_what_was_not_written_is_said(tmp_path):
         read_metrics(path, ("records.*.wall",))
 
 
-def test_rows_compare_the_runs_of_a_pair():
-    def run(seconds, failed=0.0):
-        return SimpleNamespace(metrics={"duration": seconds, "failed": failed})
-
-    done = [
-        {"base": run(10.0), "ttlcache": run(5.0)},
-        {"base": run(20.0), "ttlcache": run(10.0, failed=1.0)},
-    ]
-    assert rows(done) == [
-        ["duration", "15", "7.5", "0.500 ± 0.000"],
-        ["failed", "0", "0.5", ""],
-    ]
-
-
 @pytest.fixture
 def load(tmp_path):
     return Load("http://x", Path("model"), tmp_path, [PROGRAM], at_once=2, seed=0)
@@ -81,17 +63,6 @@ def test_prompts_of_traces_grow_by_whole_blocks(load):
     trace = json.loads((load.folder / "traces" / "a.json").read_text())
     assert [each["in"] for each in trace["requests"]] == [128, 192, 224]
     assert [each["t"] for each in trace["requests"]] == [0.0, 3.5, 8.5]
-
-
-def test_a_missing_python_or_package_is_one_sentence(tmp_path, monkeypatch):
-    with pytest.raises(RuntimeError, match=r"needs Python 9.0 on the PATH"):
-        harness.install(replace(ABENCH, python=(9, 0)), tmp_path / "venv")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", "")
-    nothing = replace(ABENCH, package="ttlcache-has-no-such-package==1.0")
-    with pytest.raises(RuntimeError, match=r"such-package==1.0 cannot be installed"):
-        harness.install(nothing, tmp_path / "venv")
-    assert harness.install(VLLM, tmp_path).name == "python"
 
 
 # --- `bench pin-vs-reload` and `bench prices`: which turns count, and at what price
@@ -133,10 +104,3 @@ def test_a_turn_served_from_elsewhere_is_not_counted():
     client = Asked([("cpu", 96)] * TRIES)
     with pytest.raises(RuntimeError, match="do not come by way of 'prefill'"):
         client.time_next_turn(96, "prefill")
-
-
-def test_prices_of_lengths_between_the_timed_ones_lie_between_their_seconds():
-    prices = Prices({1_000: 1.0, 3_000: 5.0}, [(500, 1.0), (2_000, 3.0)])
-    assert prices.should_be_s == [0.5, 3.0]
-    assert prices.ratios == [2.0, 1.0]
-    assert prices.ratio == pytest.approx(4.0 / 3.5)

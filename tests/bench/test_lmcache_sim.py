@@ -6,8 +6,7 @@ import pytest
 
 pytest.importorskip("lmcache")
 
-from bench.lmcache.plugin import PluginArmResult
-from bench.lmcache.sim import EnginePool, Simulation
+from bench.lmcache.sim import Simulation
 from ttlcache_sim.load.programs import Program, Turn
 
 CHUNK = 64
@@ -47,23 +46,6 @@ def test_what_was_evicted_while_its_request_ran_is_not_written_again(arm):
     sim.l1.clear()
     sim.end("r2", [*tokens, *range(CHUNK)])
     assert sim.l1 == {sim.keys([*tokens, *range(CHUNK)])[3]}
-
-
-def test_what_the_engines_own_pool_had_is_not_lmcaches():
-    arm = PluginArmResult("ttl", 1000, 700, 9, 1.0, {}, gpu_tokens=200)
-    assert arm.prompt_hit == pytest.approx(0.7)
-    assert arm.lmcache_hit == pytest.approx(500 / 800)
-    assert PluginArmResult("ttl", 0, 0, 0, 1.0, {}).lmcache_hit == 0.0
-
-
-def test_an_engine_pool_serves_what_it_still_has_and_loses_tails_first():
-    pool = EnginePool(6)
-    keys = Simulation("LRU", 1, 1).keys(range(10))
-    assert pool.begin(keys[:4]) == 0
-    pool.end(keys[:4], keys[:5])
-    assert pool.begin(keys[5:8]) == 0  # takes three: two of the context go
-    pool.end(keys[5:8], keys[5:8])
-    assert pool.begin(keys[:5]) == 3
 
 
 def test_what_the_pool_has_counts_once():

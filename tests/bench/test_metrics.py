@@ -94,21 +94,6 @@ def test_only_what_lies_between_warm_up_and_drain_counts():
     assert whole.programs_per_s == pytest.approx(6 / 105.0)
 
 
-def test_time_to_a_share_counts_whole_programs():
-    ends = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 50.0]
-    records = [turn(f"p{n}", 0, 0.0, end) for n, end in enumerate(ends)]
-    assert metrics.time_to_share_s(records, 0.9) == 9.0
-    assert metrics.time_to_share_s(records, 0.91) == 50.0
-    assert metrics.time_to_share_s(records, 0.0) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("q", "expected"), [(0, 10.0), (25, 15.0), (50, 20.0), (75, 30.0), (100, 40.0)]
-)
-def test_percentile_interpolates(q, expected):
-    assert metrics.percentile([40.0, 10.0, 20.0], q) == expected
-
-
 def test_no_records_is_an_error():
     with pytest.raises(ValueError, match="nothing to summarize"):
         metrics.summarize([])

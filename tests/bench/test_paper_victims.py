@@ -49,17 +49,6 @@ def test_a_newcomer_ends_older_programs_pins_latest_first_and_whole():
     engine.check()
 
 
-def test_ours_ends_none_for_it():
-    assert _reclaim(_engine(rule=None), 1) == 0
-
-
-def test_too_few_pins_end_all_the_same():
-    """The paper looks at what is enough only while it ends them."""
-    engine = _engine()
-    assert _reclaim(engine, 99) == 12
-    assert _pinned(engine) == {}
-
-
 def test_the_own_pin_goes_only_in_an_engine_that_stands_still():
     engine = _engine()
     for pin in list(engine.controller.pins):

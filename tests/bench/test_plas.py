@@ -140,30 +140,6 @@ def test_a_starved_call_is_promoted_and_its_programs_counters_start_anew(rig):
     assert rig.gate.attained("A") == Attained(service_s=2.0, wait_s=1.0)
 
 
-def test_a_call_in_the_first_queue_has_nowhere_to_be_promoted_to(rig):
-    rig.serve("A", 0.9, waits_s=1.0)
-    rig.take_the_seat()
-    rig.start("A", turn=2)
-    assert rig.gate.next_tick_s() is None
-
-
-def test_an_overdue_call_is_promoted_at_once(rig):
-    rig.serve("A", 2.0, waits_s=50.0)
-    rig.take_the_seat()
-    rig.start("N")
-    rig.start("A", turn=2)  # in the first queue as N is, and came later
-    assert rig.engine.scheduler.waiting.peek_request().request_id == "N-1"
-    assert rig.gate.attained("A") == Attained()
-
-
-def test_an_ended_program_leaves_nothing_behind(rig):
-    rig.serve("A", 5.0)
-    rig.start("A", turn=2)
-    rig.engine.run()
-    rig.finish("A", is_last=True)
-    assert rig.gate.attained("A") == Attained()
-
-
 def test_preempted_calls_resume_first_and_everything_finishes(clock):
     rig = Rig(clock, num_blocks=30, max_num_seqs=8)
     requests = [rig.start(program, max_tokens=100) for program in "ABCDE"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench import log_samples as samples
-from tests.bench.samples import recorded, write_trace
+from tests.bench.samples import log_sample, recorded, write_trace
 from tests.fake_engine import FakeEngine
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
@@ -25,6 +23,7 @@ from ttlcache_sim.load.workload import WorkloadSpec, build
 Row = tuple[int, int, str | None, float | None]
 COUNTED: list[Row] = [(1000, 50, "pytest", 4.0), (50, 60, "Read", 0.5)]
 LAST = (140, 70)
+REQUESTS = log_sample("requests.jsonl")
 
 
 def programs(tmp_path: Path, name: str, text: str) -> list[RecordedProgram]:
@@ -48,15 +47,23 @@ def with_tool(name: str, seconds: tuple[float, float] = (4.0, 0.5)) -> list[Row]
 @pytest.mark.parametrize(
     ("reader", "text", "expected"),
     [
-        ("Claude Code", samples.claude_code(), COUNTED),
-        ("Codex", samples.codex(), COUNTED),
+        ("Claude Code", log_sample("claude-code.jsonl"), COUNTED),
+        ("Codex", log_sample("codex.jsonl"), COUNTED),
         # Answers' times: less 20 ms for each token of the next one.
-        ("ATIF", samples.atif(), with_tool("Read", (4.8, 0.6))),
-        ("mini-swe-agent", samples.mini_swe_agent(), with_tool("cat")),
-        ("OpenHands", samples.openhands_early(), with_tool("str_replace_editor")),
-        ("request log", samples.request_log(), COUNTED),
-        ("request log", samples.request_log(session="s"), COUNTED),
-        ("request log", '{"input": ""}\n' + samples.request_log(), COUNTED),
+        ("ATIF", log_sample("atif.json"), with_tool("Read", (4.8, 0.6))),
+        ("mini-swe-agent", log_sample("mini-swe-agent.json"), with_tool("cat")),
+        (
+            "OpenHands",
+            log_sample("openhands-early.jsonl"),
+            with_tool("str_replace_editor"),
+        ),
+        ("request log", log_sample("requests.jsonl"), COUNTED),
+        (
+            "request log",
+            log_sample("requests.jsonl").replace('"user": null', '"user": "s"'),
+            COUNTED,
+        ),
+        ("request log", '{"input": ""}\n' + log_sample("requests.jsonl"), COUNTED),
     ],
 )
 def test_formats_with_counts(
@@ -72,11 +79,11 @@ def test_formats_with_counts(
 
 
 def test_subagents_are_programs_of_their_own(tmp_path: Path) -> None:
-    nested, own = programs(tmp_path, "k.json", samples.kv_cache_tester())
+    nested, own = programs(tmp_path, "k.json", log_sample("kv-cache-tester.json"))
     assert (nested.program_id, own.program_id) == ("k-1/b", "k-1")
     assert [row[3] for row in rows_of(own)] == [4.0, 0.5, None]
     assert [turn.tool for turn in own.turns] == ["tool"] * 3
-    lines = samples.claude_code().splitlines()
+    lines = log_sample("claude-code.jsonl").splitlines()
     side = [
         line.replace('"isSidechain": false', '"isSidechain": true') for line in lines
     ]
@@ -90,14 +97,14 @@ def test_subagents_are_programs_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "names", "seconds"),
     [
-        (samples.codex(counted=False), ["pytest", "Read"], [4.0, 0.5]),
-        (samples.mini_swe_agent(early=True), ["pytest", "cat"], [None, None]),
-        (samples.swe_agent(), ["pytest", "open"], [4.0, 0.5]),
-        (json.dumps(samples.openhands_events()), ["pytest", "file_editor"], [4.0, 0.5]),
+        (log_sample("codex-without-counts.jsonl"), ["pytest", "Read"], [4.0, 0.5]),
+        (log_sample("mini-swe-agent-1.json"), ["pytest", "cat"], [None, None]),
+        (log_sample("swe-agent.json"), ["pytest", "open"], [4.0, 0.5]),
+        (log_sample("openhands-events.json"), ["pytest", "file_editor"], [4.0, 0.5]),
         # Whole seconds.
-        (samples.vllm_log(), ["pytest", "pytest"], [4.0, 0.0]),
+        (log_sample("vllm.log"), ["pytest", "pytest"], [4.0, 0.0]),
         # No answers: 250 tokens at 20 ms.
-        (samples.request_log(counted=False), [None, None], [1.0, 0.0]),
+        (log_sample("requests-without-counts.jsonl"), [None, None], [1.0, 0.0]),
     ],
 )
 def test_formats_without_counts(
@@ -117,10 +124,10 @@ def test_formats_without_counts(
 def test_the_files_of_a_conversation_are_one_log(tmp_path: Path) -> None:
     home = tmp_path / "conversation"
     (home / "events").mkdir(parents=True)
-    for number, event in enumerate(samples.openhands_events()):
+    for number, event in enumerate(json.loads(log_sample("openhands-events.json"))):
         path = home / "events" / f"event-{number:05d}-ab12.json"
         path.write_text(json.dumps(event))
-    (home / "base_state.json").write_text(json.dumps(samples.openhands_state()))
+    (home / "base_state.json").write_text(log_sample("openhands-state.json"))
     (found,) = read_programs(tmp_path)
     assert found.program_id == "conversation"
     assert rows_of(found)[:2] == with_tool("file_editor")
@@ -154,7 +161,7 @@ def test_a_compacted_context_is_a_new_program(tmp_path: Path) -> None:
 
 
 def test_files_are_packed_or_not_and_found_in_folders(tmp_path: Path) -> None:
-    text = samples.claude_code()
+    text = log_sample("claude-code.jsonl")
     (tmp_path / "a.jsonl").write_text(text)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "c.gz").write_bytes(gzip.compress(text.encode()))
@@ -177,70 +184,64 @@ def test_zstd_needs_its_library(tmp_path: Path) -> None:
             read_programs(path)
         return
     zstandard = import_module("zstandard")
-    path.write_bytes(zstandard.compress(samples.codex().encode()))
+    path.write_bytes(zstandard.compress(log_sample("codex.jsonl").encode()))
     assert len(list(read_programs(path))) == 1
 
 
-def broken(text: str, old: str, new: str) -> str:
-    assert old in text
-    return text.replace(old, new)
+#: How a request of the other agent begins.
+OTHER = '[{"role": "user", "content": "o'
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "old", "new", "message"),
     [
         (
-            broken(
-                samples.claude_code(), '"output_tokens": 50', '"output_tokens": "x"'
-            ),
+            *("claude-code.jsonl", '"output_tokens": 50', '"output_tokens": "x"'),
             r"log:4: message\.usage\.\w+: .* got 'x'",
         ),
         (
-            broken(samples.codex(), '"input_tokens": 1100', '"input_tokens": -1'),
+            *("codex.jsonl", '"input_tokens": 1100', '"input_tokens": -1'),
             r"log:\d+: payload\.info\.last_token_usage\.\w+: .* got -1",
         ),
         (
-            broken(samples.atif(), '"source": "user",', ""),
+            *("atif.json", '"source": "user",', ""),
             r"log: steps\.0\.source: Field required",
         ),
         (
-            broken(samples.mini_swe_agent(), '"timestamp": 2.0', '"timestamp": {}'),
+            *("mini-swe-agent.json", '"timestamp": 2.0', '"timestamp": {}'),
             r"log: messages\.2\.extra\.timestamp: .* ISO 8601",
         ),
         (
-            broken(
-                samples.swe_agent(), '"execution_time": 4.0', '"execution_time": "4"'
-            ),
-            r"log:1: trajectory\.0\.execution_time: .* got '4'",
+            *("swe-agent.json", '"execution_time": 4.0', '"execution_time": "4"'),
+            r"log: trajectory\.0\.execution_time: .* got '4'",
         ),
         (
-            broken(samples.openhands_early(), samples.at(2.0), "yesterday"),
+            *("openhands-early.jsonl", "2026-03-01T10:00:02.000Z", "yesterday"),
             r"log:1: timestamp: .*, got 'yesterday'",
         ),
         (
-            broken(samples.kv_cache_tester(), '"in": 1000, ', ""),
+            *("kv-cache-tester.json", '"in": 1000, ', ""),
             r"log:1: requests\.0: in: Field required",
         ),
         (
-            broken(samples.request_log(), '"start_time": 6.0', '"start_time": "noon"'),
+            *("requests.jsonl", '"start_time": 6.0', '"start_time": "noon"'),
             r"log:3: start_time: .*, got 'noon'",
         ),
         (
-            broken(
-                samples.request_log(),
-                '"messages": [{"role": "user", "content": "o',
-                '"o": [{"role": "user", "content": "o',
-            ),
+            *("requests.jsonl", f'"messages": {OTHER}', f'"o": {OTHER}'),
             r"log:2: messages or input or prompt: expected",
         ),
-        (samples.vllm_log(prompts=False), r"log:2: prompt: not in the log"),
-        ("{", r"log:1: not JSON"),
-        (samples.claude_code() + "{\n\n", r"log:10: not JSON"),
+        ("vllm-without-prompts.log", "", "", r"log:2: prompt: not in the log"),
+        ("claude-code.jsonl", "\n", "\n{\n", r"log:2: not JSON"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_wrong_is_named(
+    tmp_path: Path, name: str, old: str, new: str, message: str
+) -> None:
+    text = log_sample(name)
+    assert old in text
     with pytest.raises(TraceError, match=message):
-        programs(tmp_path, "log", text)
+        programs(tmp_path, "log", text.replace(old, new) if old else text)
 
 
 def test_every_reader_is_tried() -> None:
@@ -250,11 +251,11 @@ def test_every_reader_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [samples.claude_code, samples.mini_swe_agent, samples.vllm_log]
+    "name", ["claude-code.jsonl", "mini-swe-agent.json", "vllm.log"]
 )
-def test_raw_logs_are_workloads(tmp_path: Path, make: Callable[[], str]) -> None:
+def test_raw_logs_are_workloads(tmp_path: Path, name: str) -> None:
     path = tmp_path / "log"
-    path.write_text(make())
+    path.write_text(log_sample(name))
     spec: dict[str, Any] = {"programs": 2, "rate": 1.0, "seed": 0}
     workload = build(WorkloadSpec(f"trace:{path}", **spec))
     assert [len(program.turns) for program in workload.programs] == [3, 3]

@@ -77,14 +77,6 @@ def test_hints_name_program_tool_and_last_step():
     assert all("kv_transfer_params" not in body for body in silent.bodies)
 
 
-def test_the_seed_decides_the_tokens():
-    turn = AGENT.turns[0]
-    zero = new_token_ids("agent", 0, turn, ReplayOptions(seed=0))
-    assert zero == new_token_ids("agent", 0, turn, ReplayOptions(seed=0))
-    assert zero != new_token_ids("agent", 0, turn, ReplayOptions(seed=1))
-    assert zero != new_token_ids("agent", 1, turn, ReplayOptions(seed=0))
-
-
 def test_a_failed_request_ends_its_program_and_is_reported():
     server = FakeServer(fails=range(1, 2))
     result = run(server)
@@ -118,15 +110,6 @@ def test_a_failed_request_is_sent_again_as_often_as_asked():
     assert [failure.turn for failure in result.retried] == [1]
     assert server.bodies[1] == server.bodies[2]
     assert len(result.records) == 3
-
-
-def test_the_program_is_named_in_the_session_header_if_asked():
-    server = FakeServer()
-    run(server)
-    assert server.sessions == [None] * 3
-    server = FakeServer()
-    run(server, ReplayOptions(session_header=True, hints=False))
-    assert server.sessions == ["agent"] * 3
 
 
 def test_no_more_programs_than_asked_are_in_progress():

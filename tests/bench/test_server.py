@@ -88,17 +88,6 @@ def test_metrics_are_summed_over_labels():
     assert not any(name.endswith("_created") for name, _ in samples)
 
 
-def test_the_transfer_config_is_passed_and_decides_about_plugins():
-    vanilla = ServerOptions(num_blocks=64)
-    assert "--kv-transfer-config" not in vanilla.arguments(Path("m"), 1)
-    assert vanilla.environment()["VLLM_PLUGINS"] == ""
-    ours = ServerOptions(num_blocks=64, kv_transfer_config={"kv_connector": "X"})
-    arguments = ours.arguments(Path("m"), 1)
-    index = arguments.index("--kv-transfer-config")
-    assert arguments[index + 1] == '{"kv_connector": "X"}'
-    assert ours.environment().get("VLLM_PLUGINS") == os.environ.get("VLLM_PLUGINS")
-
-
 def test_a_server_that_dies_at_start_is_reported_with_its_log(tmp_path):
     script = "print('loading'); raise ValueError('the pool is too small')"
     server = ScriptServer(script, tmp_path / "logs" / "server.log")
@@ -131,13 +120,6 @@ def test_a_server_that_never_answers_is_stopped(tmp_path):
         assert not is_running(int(pid))
 
 
-def test_leaving_stops_the_server_and_its_children(tmp_path):
-    with ScriptServer(HEALTHY, tmp_path / "log") as server:
-        child = child_of(server.log_path)
-        assert is_running(child)
-    assert becomes(lambda: not is_running(child), HANG_S)
-
-
 BENCH = """
 import signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -159,8 +141,14 @@ else:
 """
 
 
-@pytest.mark.parametrize("where", ["starting", "serving"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "where"),
+    [
+        (signal.SIGINT, "starting"),
+        (signal.SIGTERM, "serving"),
+        (signal.SIGHUP, "serving"),
+    ],
+)
 def test_a_signal_to_the_bench_ends_its_servers(tmp_path, number, where):
     (port,), log = free_ports(1), tmp_path / "log"
     url = f"http://127.0.0.1:{port if where == 'serving' else 0}"

@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from vllm.v1.core.sched.output import SchedulerOutput
 
 from bench.sim.rivals.arms import ARMS, Arm, parse_arms
 from bench.sim.settings import Cell, EngineSetting
@@ -126,43 +125,6 @@ def test_an_arm_of_its_own_file(tmp_path):
     path.write_text("ARM = 3")
     with pytest.raises(ValueError, match="expected ARM"):
         parse_arms(str(path))
-
-
-@pytest.mark.parametrize(("silent", "most_s"), [(1, 0.0), (2, 1.5)])
-def test_an_empty_step_is_not_idleness(monkeypatch, silent, most_s):
-    """Time stands still until asking again has changed nothing.
-
-    Strides hear of such steps, too: one that preempts somebody frees memory for who
-    was refused the step before.
-    """
-    plain = _run("vllm")  # somebody comes while the first one is kept waiting
-    heard = []
-    observe, real = stride_module.Strides.observe, cell_module.Simulation
-
-    def listen(strides, output, steps):
-        observe(strides, output, steps)
-        heard.append(output.total_num_scheduled_tokens)
-
-    def simulation(scheduler, *args, **kwargs):
-        says, empty = scheduler.schedule, [SchedulerOutput.make_empty()] * silent
-        scheduler.schedule = lambda: empty.pop() if empty else says()
-        return real(scheduler, *args, **kwargs)
-
-    monkeypatch.setattr(stride_module.Strides, "observe", listen)
-    monkeypatch.setattr(cell_module, "Simulation", simulation)
-    late = _run("vllm")
-    assert late["empty_steps"] == silent
-    assert 0 <= late["mean_jct_s"] - plain["mean_jct_s"] <= most_s + 1e-9
-    assert heard[:silent] == [0] * silent
-    assert all(heard[silent:])
-
-
-def test_remembered_lookups_change_nothing(monkeypatch):
-    for arm in ("vllm", "cachettl"):
-        fast = _run(arm)
-        monkeypatch.setattr(cell_module, "remember_lookups", lambda manager: None)
-        assert _run(arm) == fast
-        monkeypatch.undo()
 
 
 def test_an_idle_engine_serves_a_turn_in_its_own_time():

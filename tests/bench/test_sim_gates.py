@@ -9,7 +9,7 @@ pytest.importorskip("vllm")
 from bench.sim.rivals.mori import MoriGate
 from bench.sim.rivals.oracle import OracleGate
 from bench.sim.rivals.session_lease import FORCE_S, LEASE_S, SessionLeaseGate
-from bench.sim.rivals.thunderagent import FORCE_RESUME_S, ThunderAgentGate
+from bench.sim.rivals.thunderagent import ThunderAgentGate
 from ttlcache_sim.load.agents import Agent
 from ttlcache_sim.load.programs import Program, Turn
 
@@ -76,18 +76,6 @@ def test_an_idle_session_keeps_its_room_for_the_lease_and_gives_it_on_demand():
     assert gate.arrive(_agent(2, 3_000), 65.0) != []
 
 
-def test_thunderagent_marks_a_reasoning_program_and_pauses_it_later():
-    gate = ThunderAgentGate(1_000)
-    agent = _agent(0, 800)
-    assert gate.arrive(agent, 0.0) == [agent]
-    gate._capacity = 100
-    gate.tick(5.0)
-    gate.finish(agent, 6.0)
-    _next(agent)
-    assert gate.arrive(agent, 7.0) == []
-    assert gate.tick(7.0 + FORCE_RESUME_S) == [agent]
-
-
 def test_mori_demotes_the_idlest_member_for_a_busy_one():
     unpinned: list[str] = []
     gate = MoriGate(2_000, 0, unpinned.append)
@@ -104,20 +92,6 @@ def test_mori_demotes_the_idlest_member_for_a_busy_one():
     assert unpinned == ["p1"]
     assert gate.tick(9.0) == [busy]  # `idle` acts for 8 s of 9
     assert unpinned == ["p1", "p0"]
-
-
-def test_mori_lets_new_programs_into_free_room_only():
-    unpinned: list[str] = []
-    gate = MoriGate(2_000, 0, unpinned.append)
-    idle, busy, new = _agent(0, 700), _agent(1, 700), _agent(2, 700)
-    gate.arrive(idle, 0.0)
-    gate.arrive(busy, 0.0)
-    gate.finish(idle, 1.0)
-    assert gate.arrive(new, 9.0) == []  # `idle` acts for 8 s of 9
-    assert gate.tick(9.0) == []
-    assert unpinned == []
-    busy.turn = len(busy.program.turns) - 1
-    assert gate.finish(busy, 11.0) == [new]  # it ends: not only at the next tick
 
 
 def test_mori_promotes_the_cpu_tier_before_waiting_programs():

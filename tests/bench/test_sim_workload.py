@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from dataclasses import replace
 
@@ -12,8 +11,8 @@ from bench.serve.scaled import OUTPUT_SHARE, SCALED_TOOLS, SWE_BENCH, synthetic
 from tests.bench.samples import recorded, write_trace
 from ttlcache_sim.load.feed import Loop
 from ttlcache_sim.load.gap_mix import GapMix
-from ttlcache_sim.load.programs import Program, Turn, poisson_arrivals
-from ttlcache_sim.load.reshape import fit_context, mean_context
+from ttlcache_sim.load.programs import Turn
+from ttlcache_sim.load.reshape import fit_context
 from ttlcache_sim.load.shapes import SHAPES
 from ttlcache_sim.load.workload import WorkloadSpec, build
 
@@ -44,15 +43,6 @@ def test_same_spec_same_programs_other_seed_others():
     assert ten == synthetic(20, 0.5, seed=1)[:10] != synthetic(10, 0.5, seed=2)
 
 
-def test_poisson_has_the_rate():
-    programs = build(replace(SWE, name="bfcl", programs=3000)).programs
-    times = [p.arrival_s for p in programs]
-    gaps = [after - before for before, after in itertools.pairwise(times)]
-    mean = statistics.fmean(gaps)
-    assert mean == pytest.approx(10.0, rel=0.15)
-    assert statistics.pstdev(gaps) / mean == pytest.approx(1.0, rel=0.15)
-
-
 def test_closed_loop_starts_with_n():
     assert build(replace(SWE, arrivals="closed:7")).loop == Loop(7)
 
@@ -74,11 +64,6 @@ def test_a_context_never_exceeds_its_bound():
     assert kept[-1] == Turn(100, 10, "", 0.0)
     (only,) = fit_context(turns, 50)
     assert only.new_prompt_tokens + only.output_tokens == 50
-
-
-def test_mean_context_is_over_turns():
-    turns = (Turn(10, 5, "a", 1.0), Turn(20, 5, "", 0.0))
-    assert mean_context((Program("p", 0.0, turns),)) == (15 + 40) / 2
 
 
 # --- of a trace --------------------------------------------------------------
@@ -103,20 +88,6 @@ def of_trace(tmp_path):
     )
 
 
-def test_halves_of_a_trace_are_disjoint(of_trace):
-    odd, even = (of_trace(2, half=half).programs for half in ("odd", "even"))
-    assert {p.turns[0].new_prompt_tokens for p in odd} == {100, 102}
-    assert {p.turns[0].new_prompt_tokens for p in even} == {101, 103}
-
-
-def test_unknown_gaps_become_the_median_and_the_tool_is_the_executable(of_trace):
-    programs = of_trace(4).programs
-    by_size = {p.turns[0].new_prompt_tokens: p.turns[0] for p in programs}
-    assert by_size[101].gap_s == 3.0
-    assert by_size[101].tool == "ls"
-    assert all(p.turns[-1].tool == "" for p in programs)
-
-
 def test_a_short_trace_is_used_again_and_says_so(of_trace):
     workload = of_trace(10)
     assert len(workload.programs) == 10
@@ -136,21 +107,6 @@ def test_programs_that_are_longer_than_the_models_context_are_counted(of_trace):
     assert build(replace(SWE, max_context=75_000)).num_cut == len(longer) > 0
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"name": "nonsense"},
-        {"arrivals": "steady"},
-        {"arrivals": "closed:0"},
-        {"rate": 0.0},
-        {"programs": 0},
-    ],
-)
-def test_bad_specs_are_refused(change):
-    with pytest.raises(ValueError):
-        build(replace(SWE, **change))
-
-
 # --- scaled to the servers' model --------------------------------------------
 
 
@@ -167,39 +123,3 @@ def test_scaled_programs_have_the_moments_of_the_table():
     moments = GapMix.fit(SWE_BENCH.tool_s, SCALED_TOOLS).moments
     assert moments.mean == pytest.approx(0.925)
     assert moments.std == pytest.approx(3.550)
-
-
-def test_scaling_tokens_leaves_turns_tools_and_gaps():
-    full = synthetic(10, 0.5, seed=1)
-    small = synthetic(10, 0.5, seed=1, token_scale=0.05)
-    for whole, part in zip(full, small, strict=True):
-        assert [t.gap_s for t in whole.turns] == [t.gap_s for t in part.turns]
-        assert [t.tool for t in whole.turns] == [t.tool for t in part.turns]
-        scaled = whole.context_tokens * 0.05
-        assert part.context_tokens == pytest.approx(scaled, rel=0.1)
-
-
-def test_the_last_turn_has_no_tool_and_gaps_are_capped():
-    programs = synthetic(200, 0.5, seed=1, gap_cap_s=2.0)
-    assert all(p.turns[-1].tool == "" for p in programs)
-    assert all(p.turns[-1].gap_s == 0.0 for p in programs)
-    gaps = [turn.gap_s for p in programs for turn in p.turns]
-    assert max(gaps) == 2.0
-    assert all(turn.tool for p in programs for turn in p.turns[:-1])
-
-
-def test_arrivals_start_at_zero_with_the_wanted_rate():
-    times = poisson_arrivals(4001, rate=0.5, seed=7)
-    assert times[0] == 0.0
-    assert list(times) == sorted(times)
-    assert times[-1] / 4000 == pytest.approx(2.0, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{"num_programs": 0}, {"rate": 0.0}, {"token_scale": -1.0}, {"gap_cap_s": 0.0}],
-    ids=str,
-)
-def test_sizes_must_be_positive(bad):
-    with pytest.raises(ValueError, match="must be positive"):
-        synthetic(**({"num_programs": 3, "rate": 1.0, "seed": 0} | bad))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import tracemalloc
 from dataclasses import replace
@@ -11,16 +10,14 @@ from typing import Any
 
 import pytest
 
-from bench.serve.scaled import longest_context
 from bench.stress.soak import report
 from bench.stress.soak.agents import AgentOptions, Fleet
 from bench.stress.soak.options import SoakOptions
 from bench.stress.soak.report import Ending, SoakResult
-from bench.stress.soak.requests import JUNK, STYLES, Tally, identify
+from bench.stress.soak.requests import JUNK, Tally
 from bench.stress.soak.watch import (
     Sample,
     Watch,
-    growth_mib,
     read_probe,
 )
 from tests.bench.fake_server import FakeServer
@@ -98,22 +95,6 @@ def test_a_refused_request_is_a_failure_with_its_text():
     assert "pool on fire" in tally.reasons[0]
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_every_style_says_what_its_name_promises(style):
-    turn = Turn(5, 5, "pytest", 2.0)
-    params, headers = identify(style, "me", turn, last=False)
-    assert ("me" in json.dumps([params, headers])) == (style != "prefix")
-    assert bool(headers) == (style == "session")
-    if style in ("hints", "wishes"):
-        last, _ = identify(style, "me", turn, last=True)
-        assert last["ttlcache"]["is_last_step"] is True
-        assert "ttl" not in last["ttlcache"]
-
-
-def test_nothing_is_wrong_with_a_soak_that_held():
-    assert failed(result()) == []
-
-
 def sampled(**changes: Any) -> Watch:
     """The usual samples, the last five of them changed."""
     samples = result().watch.samples
@@ -164,17 +145,3 @@ def test_the_probe_sees_our_objects_and_no_others(tmp_path):
     assert read_probe(path) == []
     path.write_text('{"at_s": 1.0, "own_mib": 2.5}\n')
     assert read_probe(path) == [2.5]
-
-
-def test_growth_before_the_end_of_the_warm_up_does_not_count():
-    samples = result().watch.samples
-    cold = [replace(s, engine_rss_mib=100.0, metrics_lines=1) for s in samples[:5]]
-    assert failed(result(watch=Watch([*cold, *samples[5:]]))) == []
-    assert growth_mib([1.0, 9.0, 1.0, 5.0, 3.0, 99.0, 3.0]) == 2.0
-    assert math.isnan(growth_mib([]))
-
-
-def test_the_synthetic_workload_fits_the_model():
-    options = SoakOptions()
-    longest = longest_context(options.workload())
-    assert longest + 96 + 150 <= options.server().max_model_len

@@ -103,22 +103,6 @@ def test_bad_lines_are_named(replay, line, message):
         replay(program("a"), line)
 
 
-def test_unusable_files_are_named(replay, tmp_path):
-    whole = write_trace(tmp_path / "whole.gz", program("a")).read_bytes()
-    path = tmp_path / "broken.gz"
-    with pytest.raises(TraceError, match="no such file"):
-        from_trace(path, 1, 1.0, 0)
-    for content, problem in (
-        (b"{}\n", "in no known format"),
-        (whole[:-12], "cannot be read"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(TraceError, match=problem):
-            from_trace(path, 5, 1.0, 0)
-    with pytest.raises(TraceError, match="no program with at least two turns"):
-        replay(program("a", 1))
-
-
 @pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/traces is absent")
 @pytest.mark.parametrize(
     "name", ["tb_mini_swe_agent", "weka_claude_code", "lmcache_agent_trace"]

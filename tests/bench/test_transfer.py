@@ -13,7 +13,7 @@ from bench.cli import app
 from bench.micro.transfer_arms import EngineArm, OneCopy, make_arms
 from bench.micro.transfer_link import layout_of, transfer
 from bench.micro.transfer_memory import PARTS, CellMemory, CellShape, all_shapes
-from bench.micro.transfer_run import BOTH, bars, run, verify
+from bench.micro.transfer_run import BOTH, run, verify
 from tests.commands import output_of
 from ttlcache.transfer import Direction
 from ttlcache_connector.copy.lanes import make_lanes
@@ -79,22 +79,6 @@ def test_every_arm_of_this_machine_is_right():
     assert {row.direction for row in result.rows} == {"store", "load", BOTH}
     assert all(row.gb_per_s > 0 and row.of_peak > 0 for row in result.rows)
     assert "CUDA" in absent["cupy"]
-
-
-def test_the_bar_is_about_the_worst_row():
-    shape = CellShape("LBHNC", 128 << 10, 1, 2, 1 << 20)
-    result = run(
-        [shape], 2, CPU, arms=[OneCopy(), EngineArm("reference", make_lanes(CPU))]
-    )
-    assert bars(result) == []  # of the CPU nothing is promised
-    rows = [row for row in result.rows if row.direction != BOTH]
-    *others, last = [replace(row, arm="cupy", of_peak=0.95) for row in rows]
-    worst = replace(last, of_peak=0.91)
-    (bar,) = bars(replace(result, rows=[*others, last]))
-    assert bar.ok
-    (bar,) = bars(replace(result, rows=[*others, worst]))
-    assert (bar.ok, bar.found, bar.allowed) == (False, "0.91", ">= 0.92")
-    assert worst.direction in bar.name
 
 
 def test_the_command_writes_its_rows(tmp_path):

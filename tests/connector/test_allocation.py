@@ -60,17 +60,6 @@ def test_decode_takes_pins_before_it_preempts(make_engine, async_scheduling):
     assert "B-1" in engine.finished
 
 
-def test_shrinking_frees_the_tail_and_keeps_the_prefix(make_engine):
-    engine = make_engine(num_blocks=21, extra_config=FOREVER)
-    first_turns(engine, "A", 150)
-    (pin,) = engine.controller.pins
-    prefix = list(pin.turn.hashes[:2])
-    begin(engine, "B", 200, max_tokens=8, base=1)
-    # 13 blocks for B: of 11 free ones and 9 pinned ones two must go.
-    assert pinned(engine) == 7
-    assert list(pin.turn.hashes[:2]) == prefix
-
-
 def test_head_of_the_queue_takes_younger_pins_but_not_older_ones(make_engine):
     engine = make_engine(num_blocks=31, extra_config=HOLD_ALL)
     a = start(engine, "A", 100)
@@ -181,22 +170,6 @@ def test_pins_that_cost_no_memory_are_no_victims(make_engine):
         engine.step()
     assert "pins:victim" not in totals(engine)
     engine.run()
-
-
-def test_what_others_use_is_not_offered_to_who_waits(make_engine):
-    engine = make_engine(num_blocks=100, extra_config=HOLD_ALL)
-    start(engine, "old", 5, base=9)
-    engine.run()
-    for index in range(5):
-        hints = {"program_id": f"p{index}", "tool": "x"}
-        engine.turn(f"p{index}", [*SHARED, *[1000 + index] * 30], hints=hints)
-    engine.add("run", [*SHARED, 1], max_tokens=300)
-    engine.step()
-    before = pinned(engine)
-    # Of 110 pinned blocks, each counted for every pin, ten are nobody else's.
-    begin(engine, "old", 16 * (free(engine) + 15), base=5, turn=2)
-    assert waiting(engine) == ["old-2"]
-    assert pinned(engine) == before
 
 
 def test_a_shortage_that_is_over_is_forgotten(make_engine):

@@ -27,7 +27,6 @@ from ttlcache.errors import ConfigError, TransferError
 from ttlcache.transfer.base import Ticket
 from ttlcache_connector.blocks import expired
 from ttlcache_connector.tiers.cpu import budget, stores, worker
-from ttlcache_connector.tiers.cpu.index import StoredTurn
 from ttlcache_connector.tiers.cpu.messages import CopyReport
 from ttlcache_sim.harness import EngineSpec
 
@@ -303,37 +302,6 @@ def test_a_load_that_could_not_be_ordered_is_tried_again(below, is_late):
     assert lower(engine).faults.total == 1
     assert free(engine) == 63
     assert tier.fill().used_bytes == 0
-
-
-class CountedTurn(StoredTurn):
-    reads = 0
-
-    def __getattribute__(self, name: str) -> Any:
-        CountedTurn.reads += name == "deadline_s"
-        return object.__getattribute__(self, name)
-
-
-def test_making_room_looks_at_few_turns(make_worker):
-    index = lower(make_worker(cpu_blocks=2000)).tier.index
-    for number in range(4000):
-        turn = CountedTurn("p", float(number * 7919 % 4001), index.take_free(1))
-        index.keep(f"t{number}", turn)
-        assert len(index._by_deadline) <= 2 * len(index._turns)
-    assert len(index._turns) == 2000
-    assert CountedTurn.reads < 4000 * 5
-    deadlines = sorted(turn.deadline_s for turn in index._turns.values())
-    index.unlock(index.take_free(100))
-    assert sorted(t.deadline_s for t in index._turns.values()) == deadlines[100:]
-
-
-def test_a_copy_ends_with_its_last_rank():
-    copies: Any = stores.Copies(2)
-    copies.begin("a", 1)
-    copies.begin(7, 2)
-    one = CopyReport({"a": 1, 7: 1}, {7})
-    assert copies.take_ended(one) == []
-    both = one.aggregate(CopyReport({"b": 2}))
-    assert copies.take_ended(both) == [("a", 1, True), (7, 2, False)]
 
 
 def test_what_a_step_computes_is_unwritten_until_then(make_worker):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from types import SimpleNamespace
 
@@ -134,16 +133,6 @@ def test_a_claim_lets_go_of_the_tail_that_was_to_be_copied(rig):
     assert rig.free == BLOCKS
 
 
-def test_all_that_a_turn_gave_up_waits_for_its_copy(rig):
-    pin = rig.pin()
-    rig.shrink(pin, 8)
-    rig.shrink(pin, 4)
-    rig.end(pin, PinOutcome.VICTIM, COPY_FIRST)
-    assert rig.held == (0, 20)
-    rig.copy()
-    assert rig.free == BLOCKS
-
-
 def test_who_runs_takes_what_waits_for_its_copy_oldest_first(rig):
     rig.expire_several(3, 10)
     assert rig.free == 10
@@ -154,14 +143,6 @@ def test_who_runs_takes_what_waits_for_its_copy_oldest_first(rig):
     rig.clock.advance(COPY_WAIT_S)
     assert rig.expired.soon_free() == 0, "nobody waits for that copy any longer"
     assert rig.expired.free(1, at_once=False) == 10
-
-
-def test_room_is_made_once(cached):
-    cached.expire_several(3, 12)
-    for _ in range(3):
-        # 4 are free, 5 are wanted.
-        cached.expired.start_copies_ahead(lambda: [1, 30, 17])
-    assert cached.tier.of("demote") == ["r0"]
 
 
 @pytest.mark.parametrize("urgent", [True, False])
@@ -220,13 +201,6 @@ def test_a_tail_waits_for_its_copy_or_is_let_go(rig, drop, mode, is_stored, copi
     assert rig.free == BLOCKS - left
 
 
-def test_a_pin_that_cannot_be_shortened_is_copied_as_a_whole(rig):
-    pin = rig.pin()
-    assert rig.shrink(pin, 20) is None
-    assert rig.end(pin, PinOutcome.VICTIM, COPY_FIRST) == 20
-    assert rig.held == (0, 20)
-
-
 def test_a_pin_that_only_gives_way_to_another_stays_cached(cached):
     """Under the cap: nobody needs its memory."""
     assert cached.end(cached.pin(), PinOutcome.VICTIM) == 0
@@ -255,25 +229,3 @@ def test_who_found_a_beginning_leaves_the_tail_its_copy(cached, found, held, dro
     cached.expired.on_program_resumed(pin.program)
     assert cached.held == held
     assert cached.tier.of("drop") == dropped
-
-
-def test_in_an_outage_nothing_stays_behind_a_cached_head(cached):
-    pin = cached.pin()
-    cached.shrink(pin, 6)
-    cached.end(pin)
-    cached.tier.up = False
-    cached.copy()
-    assert cached.tier.of("drop") == ["a"]
-    assert cached.free == BLOCKS
-
-
-@pytest.mark.parametrize("room_blocks", [0, 5])
-@pytest.mark.parametrize("whole", [True, False])
-def test_nothing_stays_after_a_reset(room_blocks, whole):
-    rig = Rig(room_blocks)
-    rig.expire_several(2, 10)
-    (rig.holder if whole else rig.expired).drop_all()
-    assert rig.tier.of("drop") == ["r0", "r1"]
-    assert rig.free == BLOCKS
-    assert rig.holder.references() == {}
-    assert rig.expired.free(math.inf, at_once=True) == 0

@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import socket
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ from ttlcache_connector.cli.doctor import findings
 from ttlcache_connector.engine import requirements
 from ttlcache_lmcache import compat as lmcache_compat
 from ttlcache_lmcache.findings import BAD, NOTE, OK
-from ttlcache_lmcache.store import disk_index
 
 
 def run(*command: str, **options: Any) -> Result:
@@ -193,21 +189,6 @@ def test_why_a_server_is_not_reached_is_said_in_plain_words(url, why):
     assert not any(word in told for word in ("Errno", "protocol", "Invalid"))
 
 
-def test_a_server_without_tls_is_no_silent_one():
-    class Plain(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Nothing of it belongs into a test's output."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Plain) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        done = run("top", "--once", "--url", f"https://127.0.0.1:{server.server_port}")
-        server.shutdown()
-        thread.join()
-    assert done.exit_code == 1
-    assert "something answers, but not by TLS" in " ".join(done.output.split())
-
-
 def test_the_exit_status_is_the_verdict():
     assert run("doctor").exit_code == 0
     failed = run("doctor", "--config", '{"polcy": 1}')
@@ -285,21 +266,6 @@ def test_a_yaml_that_lmcache_would_go_on_without_is_bad(tmp_path, monkeypatch):
     assert lmcache_texts(absent)[absent][0] == BAD
 
 
-@pytest.mark.parametrize("worker", ["worker-0", "worker-3"])
-def test_a_workers_folder_that_is_taken_is_seen(tmp_path, worker):
-    kv, where = tmp_path / "kv", "storage_plugins extra_config"
-    path = tmp_path / "lmcache.yaml"
-    path.write_text(YAML.format(name="ours", hash="sha256_cbor", path=kv))
-    for folder in ("worker-0", worker):
-        disk_index.unlock_folder(disk_index.lock_folder(kv / folder))
-    assert lmcache_texts(path)[where][0] == OK
-    engine = disk_index.lock_folder(kv / worker)
-    found = lmcache_texts(path)[where]
-    disk_index.unlock_folder(engine)
-    assert is_bad(found, f"{worker}'")
-    assert is_bad(found, "no other process")
-
-
 def test_an_lmcache_that_was_not_tested_is_bad_unless_allowed(monkeypatch):
     monkeypatch.setattr(lmcache_compat, "lmcache_version", lambda: "0.9.0")
     assert lmcache_texts("plugins")["LMCache version"][0] == BAD
@@ -309,11 +275,3 @@ def test_an_lmcache_that_was_not_tested_is_bad_unless_allowed(monkeypatch):
     monkeypatch.setattr(lmcache_compat, "lmcache_version", lambda: None)
     assert states(lmcache="127.0.0.1:1")["LMCache version"] == NOTE
     assert states(lmcache="plugins")["LMCache version"] == BAD
-
-
-@pytest.mark.parametrize(
-    ("given", "state"), [(None, BAD), ("127.0.0.1:1", BAD), ("plugins", NOTE)]
-)
-def test_lmcaches_plugins_need_no_vllm(monkeypatch, given, state):
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    assert states(lmcache=given)["vllm"] == state

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 import pytest
 from typer.testing import CliRunner
 
@@ -85,12 +83,6 @@ def test_what_makes_earlier_turns_change_is_a_note(tmp_path, template, state, wo
     found = said(tmp_path, template)
     assert any(words in text for _, text in found), found
     assert {each for each, _ in found} == {state}
-
-
-def test_vllms_own_template_for_chats_is_rendered(tmp_path):
-    folder = files("vllm") / "transformers_utils" / "chat_templates"
-    found = said(tmp_path, (folder / "template_chatml.jinja").read_text())
-    assert not any("refuses" in text or "rewrites" in text for _, text in found)
 
 
 def test_a_models_template_is_found(tmp_path):

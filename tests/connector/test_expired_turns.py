@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,11 +10,7 @@ pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCach
 
 from tests.connector.conftest import demoting, expired_pins, fails, free, pinned
 from tests.connector.fake_tier import copy, extra
-from tests.connector.test_stores import offer
 from ttlcache_connector import faults
-from ttlcache_connector.blocks.expired import room_blocks
-from ttlcache_connector.tiers.lmcache.scheduler import LMCacheSchedulerTier
-from ttlcache_connector.tiers.lmcache.store_queue import StoreQueue
 
 HINTS = {"program_id": "p", "tool": "bash"}
 LONG = list(range(600))  # 37 of 63 blocks
@@ -153,14 +148,6 @@ def test_a_tier_that_went_down_gets_nothing(expired, tier, demote):
     assert cached(engine) == demoting(engine) == 0
 
 
-@pytest.mark.parametrize(
-    ("pool", "step", "sizes", "expected"),
-    [(24_000, 8192, [16], 512), (63, 8192, [16], 7), (1000, 100, [16, 32], 11)],
-)
-def test_room_is_what_a_step_takes_but_a_part_of_the_pool(pool, step, sizes, expected):
-    assert room_blocks(pool, step, sizes) == expected
-
-
 # --- what others share, and what fails ---------------------------------------------
 
 
@@ -244,27 +231,6 @@ def test_a_tier_that_raises_keeps_no_memory(make, clock, tier, when):
     assert engine.scheduler.reset_prefix_cache()
 
 
-def half_with(queue, *, up=True, over=True):
-    """LMCache's stores around a real queue."""
-    half = object.__new__(LMCacheSchedulerTier)
-    half._queue = queue
-    half._deferred = SimpleNamespace(is_finished=lambda _: over)
-    half.is_up = lambda: up
-    return half
-
-
-def test_a_turn_without_a_pin_is_dropped_while_the_tier_is_down(make, tier):
-    queue = StoreQueue("on-pressure", 64)
-    half = half_with(queue, up=False)
-    for name in ("has_unstored", "demote", "drop"):
-        setattr(tier, name, getattr(half, name))
-    engine = make(**NEVER_PINNED)
-    engine.add("a", LONG, hints=HINTS)
-    offer(queue, "a")
-    engine.run()
-    assert not queue.has_pending_request("a")
-
-
 def test_a_request_that_is_unknown_to_us_leaves_nothing_to_copy(make, tier):
     engine = make()
     engine.on_step = None
@@ -273,17 +239,6 @@ def test_a_request_that_is_unknown_to_us_leaves_nothing_to_copy(make, tier):
     engine.controller.requests.pop("a")
     engine.run()
     assert tier.of("drop") == ["a"]
-
-
-def test_nothing_of_a_running_request_is_owed():
-    """Under an id that is used again an older turn may still be pinned."""
-    queue = StoreQueue("on-pressure", 64)
-    offer(queue, "a")
-    running = half_with(queue, over=False)
-    assert not running.has_unstored("a")
-    assert not running.demote("a")
-    assert not queue.has_due
-    assert half_with(queue).demote("a")
 
 
 def test_nothing_is_looked_for_behind_a_pinned_turn(make, clock, tier):

@@ -8,7 +8,6 @@ from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from tests.connector.conftest import HOLD_5S, VLLM_OWN, fails, free, totals
 from tests.connector.injection import (
@@ -20,10 +19,7 @@ from tests.connector.injection import (
     paused,
 )
 from ttlcache.controller import Controller
-from ttlcache.policies.fixed import FixedTTL
-from ttlcache.types import Decision
 from ttlcache_connector import faults
-from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.role import build, requests, steps
 from ttlcache_connector.role.answers import SchedulerAnswers
 from ttlcache_connector.role.reports import Reports
@@ -277,19 +273,6 @@ def test_a_role_that_breaks_serves_as_plain_vllm(make_engine, monkeypatch, our_l
     assert sum("no retention in this server" in line for line in our_log) == 1
 
 
-def test_the_worker_role_has_nothing_that_could_throw(make_engine):
-    config = make_engine(num_blocks=40).config
-    worker = TTLConnector(config, KVConnectorRole.WORKER, None)
-    assert worker.scheduler_role is None
-    assert worker.start_load_kv(None) is None
-    assert worker.wait_for_layer_load("layer.0") is None
-    assert worker.save_kv_layer("layer.0", None, None) is None
-    assert worker.wait_for_save() is None
-    assert worker.get_finished({"a"}) == (None, None)
-    assert worker.get_kv_connector_stats() is None
-    worker.shutdown()
-
-
 def test_enough_faults_turn_retention_off(make_engine, clock, monkeypatch, our_log):
     monkeypatch.setattr(faults, "MAX_FAULTS", 3)
     engine = make_engine(num_blocks=40, extra_config=HOLD_5S)
@@ -313,27 +296,6 @@ def test_enough_faults_turn_retention_off(make_engine, clock, monkeypatch, our_l
     assert free(engine) == 39
     assert sum("hook before_step failed" in m for m in our_log) == 1
     assert sum("retention is now off" in m for m in our_log) == 1
-
-
-@pytest.mark.parametrize("answer", [1e308, float("inf")])
-def test_a_policy_that_answers_for_ever_is_capped(make_engine, monkeypatch, answer):
-    monkeypatch.setattr(FixedTTL, "decide", lambda *_: Decision(answer, "nonsense"))
-    engine = make_engine(num_blocks=40)
-    engine.turn("A-1", range(100), hints={"program_id": "A"})
-    (pin,) = engine.controller.pins
-    assert pin.deadline_s == engine.role.parts.clock.now_s() + 300.0
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [Decision(float("nan"), "nan"), Decision(-1.0, "minus"), None, "soon", (), {}],
-)
-def test_a_policy_whose_answer_is_no_decision(make_engine, monkeypatch, answer):
-    monkeypatch.setattr(FixedTTL, "decide", lambda *_: answer)
-    engine = make_engine(num_blocks=40)
-    engine.turn("A-1", range(100), hints={"program_id": "A"})
-    assert free(engine) == 39
-    assert totals(engine)["hook_errors:policy"] == 1
 
 
 def test_a_slow_policy_is_not_asked_for_long(make_engine, monkeypatch, our_log):

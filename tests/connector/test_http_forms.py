@@ -78,13 +78,6 @@ def test_there_is_a_request_for_every_row():
         assert name in bodies
 
 
-def test_a_clients_own_hints_outrank_what_is_read_elsewhere():
-    own = {"ttlcache": {"parent_id": "mine", "tool": "bash"}}
-    clues, told = found(CLAUDE, {"kv_transfer_params": own})
-    assert clues.session == "s:a"
-    assert told == Hints(parent_id="mine", tools=("bash",))
-
-
 def test_headers_outrank_objects_in_the_body():
     fields = {"agent_hint": {"session_id": "b", "parent_session_id": "c"}}
     clues, told = found(CLAUDE, fields)
@@ -128,13 +121,3 @@ def test_an_id_of_an_agent_stays_bounded():
     clues, told = found(headers, {})
     assert clues.session.startswith("sha256-")
     assert told.parent_id == "s" * 256
-
-
-@pytest.mark.parametrize("sent", [b"[1]", b"{", b""])
-def test_a_body_that_is_no_object_gets_no_hints(sent):
-    named = from_headers([(b"x-claude-code-session-id", b"s"), (b"thread-id", b"t")])
-    last = from_headers([(b"session-id", b"s"), (b"x-session-final", b"1")])
-    for before in (named, last):
-        clues = from_body(sent, before)
-        assert clues.session == "s"
-        assert with_hints(sent, clues) is None

@@ -159,22 +159,6 @@ def test_blocks_of_several_parts(part, layout):
     check_round_trip(caches, config, group)
 
 
-@pytest.mark.parametrize(
-    ("layout", "pieces"),
-    [
-        ("LBNHC", (LAYERS, 2048)),  # CUDA's default: a page a layer
-        ("LBHNC", (LAYERS, 2048)),  # the CPU backend's
-        ("LHBNC", (LAYERS * 4, 512)),  # heads outside blocks
-        *((name, (1, LAYERS * 2048)) for name in ("BLHNC", "BLNHC", "BHLNC")),
-    ],
-)
-def test_pieces_are_as_large_as_the_layout_allows(layout, pieces):
-    caches, config = registered(KVCacheLayout[layout], one_group(FULL))
-    (planes,) = read_layout(caches, config).layout.groups
-    assert (planes.rows, planes.piece_bytes) == pieces
-    assert planes.is_dense
-
-
 def test_several_groups_are_refused():
     layers = {"full": FULL, "window": WINDOW}
     groups = [KVCacheGroupSpec([f"{n}0", f"{n}1"], s) for n, s in layers.items()]

@@ -21,8 +21,7 @@ from lmcache.v1.distributed.api import MemoryLayoutDesc
 from lmcache.v1.multiprocess.futures import MessagingFuture
 from lmcache.v1.multiprocess.transfer_context.base import EngineDrivenContextMetadata
 from lmcache.v1.multiprocess.transfer_context.shm import EngineDrivenContextShm
-from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
-from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from tests.connector.test_kv_layouts import FULL, LAYERS, fill, one_group, registered
@@ -34,7 +33,6 @@ from ttlcache.transfer.base import always_wanted
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache.transfer.host_memory import PinnedRanges
 from ttlcache_connector.copy.copy_thread import CopyThreads
-from ttlcache_connector.copy.kv_layouts import namespace
 from ttlcache_connector.copy.lanes import Lanes
 from ttlcache_connector.tiers.lmcache import copier as copier_module
 from ttlcache_connector.tiers.lmcache import registration
@@ -150,21 +148,6 @@ class Threaded(ThreadedTransfer):
 
     def moved(self, future: MessagingFuture[bool]) -> bool:
         return future.result(timeout=WAIT_S)
-
-
-def test_a_round_trip(server, caches, threaded):
-    raw = fill(caches)
-    before, moves = raw.clone(), threaded()
-    assert moves.store(caches)
-    raw.zero_()
-    assert moves.load(caches, skip_tokens=5 * 16)  # two chunks and a block
-    after, skipped, loaded = raw.clone(), BLOCKS[:5], BLOCKS[5:]
-    for name, cache in caches.items():
-        raw.copy_(before)
-        wanted = cache[loaded].clone()
-        raw.copy_(after)
-        assert same_bits(cache[loaded], wanted), name
-        assert same_bits(cache[skipped], torch.zeros_like(cache[:5]))
 
 
 class LockingServer(Server):
@@ -385,15 +368,6 @@ def test_what_lmcaches_server_moves(tensors, register, mode):
     assert adapter._mp_transfer_mode == "lmcache_driven"
 
 
-def test_what_this_worker_moves_may_sleep(tensors, register, monkeypatch):
-    caches, config = tensors
-    adapter, registered_here = Adapter(), []
-    made = register(adapter, config, sleeps=True)
-    monkeypatch.setattr(made, "_by_worker", lambda *_: registered_here.append(1))
-    adapter._send_register_kv_caches_request(caches)
-    assert registered_here
-
-
 def test_groups_that_only_lmcache_splits_change_the_name(tensors, register):
     """The scheduler's half, which cannot know, is told the name that holds."""
     caches, config = tensors
@@ -426,12 +400,3 @@ def test_what_an_old_server_prepared_is_given_up(tensors, register):
     go.set()
     assert [ended.get(timeout=WAIT_S) for _ in range(2)] == [False, False]
     assert wrote == []
-
-
-def test_both_halves_name_layers_of_one_kind_alike():
-    """vLLM's scheduler sees one spec where the workers see one a layer."""
-    specs = {f"l{i}": FULL for i in range(LAYERS)}
-    groups = one_group(UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=specs))
-    _, worker = registered(KVCacheLayout.LBHNC, groups)
-    scheduler = generate_scheduler_kv_cache_config([worker])
-    assert namespace(worker) == namespace(scheduler) != ""

@@ -14,12 +14,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from vllm.v1.engine.core import EngineCore
 
 from tests.connector.conftest import fails, pinned
 from ttlcache.programs.table import bounded
-from ttlcache_connector import connector as connector_module
-from ttlcache_connector.engine import hooks
 from ttlcache_connector.http import control
 from ttlcache_connector.http import middleware as module
 from ttlcache_connector.http.asgi import MAX_BODY_BYTES
@@ -61,12 +58,6 @@ def post(app: object, path: str, *, root_path: str = "", **request: object):
             return await http.post(path, **request)
 
     return asyncio.run(ask())
-
-
-@pytest.mark.parametrize(("own", "session"), [({}, "c-1"), (OWN, "own")])
-def test_an_agents_header_becomes_vllms_unless_that_is_there(own, session):
-    answer = post(application(), CHAT, json={}, headers={"session-id": "c-1", **own})
-    assert answer.json()["session"] == session
 
 
 @pytest.mark.parametrize(
@@ -329,21 +320,6 @@ def test_a_body_without_the_servers_key_is_not_held(key, held):
     asyncio.run(ProgramIdMiddleware(guard)(scope, receive, None))
 
 
-def test_the_plugin_adds_it_to_the_servers_list_once(monkeypatch):
-    calls = []
-    fake = SimpleNamespace(
-        init_entrypoints_middleware=lambda args, app, tasks: calls.append(
-            args.middleware
-        )
-    )
-    monkeypatch.setitem(hooks.sys.modules, hooks._APP_MODULE, fake)
-    hooks.install_middleware("a.B")
-    hooks.install_middleware("a.B")
-    fake.init_entrypoints_middleware(SimpleNamespace(middleware=["x.Y"]), None, ())
-    fake.init_entrypoints_middleware(SimpleNamespace(middleware=["a.B"]), None, ())
-    assert calls == [["x.Y", "a.B"], ["a.B"]]
-
-
 def test_a_vllm_that_answers_for_all_its_engines_at_once():
     class Older:
         async def call_utility_async(self, method: str, text: str) -> str:
@@ -351,17 +327,6 @@ def test_a_vllm_that_answers_for_all_its_engines_at_once():
 
     answer = post(application(engine=Older()), END)
     assert answer.json()["order"] == {"do": "end", "program_id": "p"}
-
-
-@pytest.mark.parametrize(("is_ours", "did"), [(True, {"did": "end"}), (False, {})])
-def test_the_engines_method_finds_our_connector(monkeypatch, is_ours, did):
-    ours = SimpleNamespace(control=lambda order: {"did": order["do"]})
-    found = ours if is_ours else None
-    monkeypatch.setattr(connector_module, "find_connector", lambda _: found)
-    monkeypatch.setattr(EngineCore, "ttlcache_control", None, raising=False)
-    hooks.expose_control(connector_module._control)
-    core = SimpleNamespace(scheduler=SimpleNamespace(connector=None))
-    assert json.loads(EngineCore.ttlcache_control(core, '{"do": "end"}')) == did
 
 
 def test_what_is_dropped_is_counted_by_reason():

@@ -9,9 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ttlcache.cli import app
-from ttlcache.estimators.costs import CostModel
 from ttlcache_connector.cli import profile
-from ttlcache_connector.cli.sweep import FIRST_TOKENS, MAX_REPEATS, Curve, fit, sweep
+from ttlcache_connector.cli.sweep import FIRST_TOKENS, MAX_REPEATS, Curve, sweep
 
 A, B, C = 2e-5, 3e-10, 0.004
 
@@ -90,13 +89,6 @@ def test_a_short_model_is_profiled_as_far_as_it_goes():
     assert curve.median_error is None
     assert max(engine.asked) == 700
     assert FIRST_TOKENS > 700
-
-
-def test_no_coefficient_is_negative():
-    shrinking = [(1000, 1.0), (2000, 1.1), (4000, 1.15), (8000, 1.16)]
-    coefficients = fit(shrinking)
-    assert min(coefficients) >= 0.0
-    assert CostModel({"prefill": list(coefficients)}).prefill_s(3000) > 0
 
 
 #: Even on a CPU this decides how much memory vLLM reserves: most of it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm import SamplingParams
@@ -43,17 +42,6 @@ class Rig:
 
     def pop_all(self) -> list[str]:
         return [self.queue.pop_request().request_id for _ in range(len(self.queue))]
-
-
-def test_smallest_key_first():
-    rig = Rig()
-    for name, key in (("b", 2), ("a", 1), ("c", 3)):
-        rig.add(name, key)
-    assert [r.request_id for r in rig.queue] == rig.pop_all() == ["a", "b", "c"]
-    assert not rig.queue
-    for call in (rig.queue.pop_request, rig.queue.peek_request):
-        with pytest.raises(IndexError):
-            call()
 
 
 def test_pop_returns_what_was_peeked_even_if_keys_changed_in_between():

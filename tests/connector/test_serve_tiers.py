@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 
 pytest.importorskip("lmcache", reason="the matrix of vLLM versions has no LMCache")
 
-from lmcache.integration import vllm as lmcache_vllm
 from lmcache.v1.distributed import config as lmcache_config
 from lmcache.v1.distributed.config import (
     add_storage_manager_args,
@@ -281,17 +280,6 @@ def test_a_key_that_lmcache_does_not_read_is_named(monkeypatch):
         "did you mean 'lmcache.mp.port'?",
         "ttlcache: LMCache does not read 'lmcache.chunk_size'",
     ]
-
-
-def test_every_key_that_lmcache_reads_is_known():
-    """From the source of what it runs inside vLLM."""
-    folder = Path(lmcache_vllm.__file__).parent
-    source = "\n".join(path.read_text() for path in folder.rglob("*mp*.py"))
-    source += "\n".join(path.read_text() for path in folder.rglob("lazy*/*.py"))
-    read = set(re.findall(r'^\s*(?:\w+ = )?"lmcache\.mp\.([\w.]+)"', source, re.M))
-    assert {"host", "server_urls", "autostart.server_args"} <= read
-    known = {*client.READ, *client.DEFAULTS, *client.OURS}
-    assert {name for name in read if not name.startswith("lazy_offload_")} <= known
 
 
 def test_no_server_is_an_error_that_says_what_to_start(monkeypatch):

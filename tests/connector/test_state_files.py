@@ -9,13 +9,11 @@ import threading
 import pytest
 
 from tests.connector.conftest import HOLD_5S
-from ttlcache.config import TTLCacheConfig
 from ttlcache.errors import ConfigError
 from ttlcache.estimators import gap_store
 from ttlcache.types import GapKey
 from ttlcache_connector.cli.sweep import fit
-from ttlcache_connector.role import state_files
-from ttlcache_connector.role.state_files import MIN_SAVE_INTERVAL_S, HistoryFile
+from ttlcache_connector.role.state_files import MIN_SAVE_INTERVAL_S
 
 #: A failure, never a duration.
 HANG_S = 300.0
@@ -126,33 +124,6 @@ def test_a_full_disk_keeps_the_old_file_and_the_engine(
     assert engine.role.parts.faults.total == 0
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["gaps.json"]
-
-
-def test_large_histories_are_saved_less_often(tmp_path):
-    history = HistoryFile(TTLCacheConfig(state_dir=str(tmp_path)), 0.0)
-
-    def saved(now_s: float) -> int:
-        """Which file is there then."""
-        history.save_if_due(now_s)
-        assert history.flush(HANG_S)
-        return (tmp_path / "gaps.json").stat().st_ino
-
-    for number in range(40_000):
-        history.gaps.observe(GapKey(f"tool{number % 500}"), 1.0)
-    before = saved(MIN_SAVE_INTERVAL_S)
-    # 500 windows of 80 records, and the newest 10,000 of all.
-    every_s = 50_000 * state_files.SAVE_INTERVAL_S_PER_RECORD
-    history.gaps.observe(GapKey("tool1"), 1.0)
-    assert saved(MIN_SAVE_INTERVAL_S + every_s - 1.0) == before
-    assert saved(MIN_SAVE_INTERVAL_S + every_s) != before
-
-
-def test_the_folder_is_made_and_must_be_one(start, tmp_path):
-    start(tmp_path / "new" / "one")
-    assert (tmp_path / "new" / "one").is_dir()
-    (tmp_path / "a file").touch()
-    with pytest.raises(ConfigError, match="'state_dir'"):
-        start(tmp_path / "a file")
 
 
 def test_a_profile_seeds_the_costs(start, tmp_path):

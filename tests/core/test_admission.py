@@ -191,13 +191,6 @@ def test_a_sub_agent_starts_while_its_parent_waits_for_it(engine):
     assert not may_start(engine, "C")
 
 
-def test_a_request_that_never_got_memory_does_not_count(engine):
-    before = reserved(engine)
-    newcomer(engine)
-    engine.abort("C")
-    assert reserved(engine) == before
-
-
 @pytest.mark.parametrize("leave", ["finish", "abort"])
 def test_a_program_that_ends_under_way_leaves_nothing_behind(engine, leave):
     # Scenario: A is told to have ended while one of its requests runs and one waits,

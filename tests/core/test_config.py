@@ -39,11 +39,6 @@ CASES = [
 ]
 
 
-def test_defaults_need_no_configuration():
-    assert load_config(None) == load_config({}) == TTLCacheConfig()
-    assert TTLCacheConfig().policy == "adaptive"
-
-
 def test_every_key_is_tested_and_described():
     fields = TTLCacheConfig.model_fields
     assert set(WRONG) == set(fields)
@@ -94,12 +89,6 @@ def test_the_message_says_what_was_expected(raw, words):
         load_config(raw)
     for word in words:
         assert word in str(caught.value)
-
-
-def test_integers_are_fine_for_seconds_and_shares():
-    config = load_config({"max_ttl_s": 60, "max_pinned_fraction": 1})
-    assert config.max_ttl_s == 60.0
-    assert config.max_pinned_fraction == 1.0
 
 
 def test_outputs_are_read_unless_the_parser_is_none():

@@ -73,26 +73,10 @@ def test_the_longest_turn_wins_then_the_latest():
     assert relation_of(make_program(1, second, first), [1, 2, 3]).turn is second
 
 
-@pytest.mark.parametrize("tool", ["Task", "delegate_task"])
-@pytest.mark.parametrize("pinned", [True, False])
-def test_a_sub_agent_leaves_its_parents_turn_alone(tool, pinned):
-    turn = make_turn([1, 2, 3, 4], tool=tool, pinned=pinned)
-    assert relation_of(make_program(1, turn), [1, 2, 9, 9]).relation is BRANCHES
-    assert relation_of(make_program(1, turn), [1, 2, 3, 4, 5]).turn is turn
-
-
 def test_while_another_request_is_under_way_a_new_prompt_branches():
     program = make_program(1, make_turn([1, 2, 3, 4]))
     program.live_requests = 1
     assert relation_of(program, [1, 2, 9, 9]).relation is BRANCHES
-
-
-@pytest.mark.parametrize("prompt", [[1, 2, 9], [9, 9]])
-def test_a_rewrite_of_an_unpinned_turn_ends_its_gap(prompt):
-    # Its hashes are not kept, so nobody knows what is shared; but one turn after
-    # the other under one id is a sequence, whatever the prompt looks like.
-    turn = make_turn([1, 2, 3, 4], pinned=False)
-    assert relation_of(make_program(1, turn), prompt) == (SUPERSEDES, turn, None)
 
 
 def test_a_rewrite_beside_other_open_turns_leaves_the_unpinned_one_open():

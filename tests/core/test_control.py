@@ -40,13 +40,6 @@ def test_an_id_is_tried_as_it_was_sent_too(engine):
     assert told == {"known": True}
 
 
-def test_the_end_releases_everything_at_once(engine):
-    assert len(engine.pins()) == 1
-    assert tell(engine, "end") == {"known": True}
-    assert engine.pins() == []
-    assert tell(engine, "end") == {"known": False}
-
-
 def test_another_tenants_program_is_unknown(engine):
     assert tell(engine, "end", cache_salt="other") == {"known": False}
     assert len(engine.pins()) == 1

@@ -145,18 +145,6 @@ def test_a_title_first_does_not_make_the_conversation_a_divergence(agent):
     assert agent.counted == {"head": 3}
 
 
-def test_a_large_sub_agent_is_no_divergence(agent):
-    for _ in range(3):
-        agent.turn()
-        agent.grow()
-        child = [*range(60_000 + agent.number * 1000, 60_200 + agent.number * 1000)]
-        for _ in range(2):
-            agent.turn(child)
-            child = [*child, *agent.output(), 1]
-        # The parent's context is where it was.
-    assert agent.counted == {}
-
-
 def test_a_retry_is_no_divergence(agent):
     agent.turn()
     assert agent.turn() is None
@@ -170,23 +158,6 @@ def test_parallel_turns_are_not_compared():
     agent.engine.arrive("a", [*range(300, 400)], program="job")
     record = agent.engine.arrive("b", [*range(400, 500)], program="job")
     assert record.divergence is None
-
-
-def test_programs_without_an_id_keep_nothing_for_it():
-    agent = Agent(KEPT)
-    for _ in range(3):
-        agent.turn(program=None)
-        agent.grow()
-    (program,) = agent.engine.controller.programs
-    assert program.last_turn is None
-    assert all(turn.outline == b"" for turn in program.open_turns)
-
-
-def test_an_outline_is_small():
-    agent = Agent(NOT_KEPT)
-    agent.turn([*range(1, 3000)])
-    (program,) = agent.engine.controller.programs
-    assert 8 < len(program.last_turn.outline) <= 8 + 9 * 4
 
 
 def test_a_recording_and_a_live_listing_name_the_cause(tmp_path):

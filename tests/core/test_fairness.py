@@ -102,13 +102,6 @@ def test_a_quantum_is_as_long_as_programs_need(served_s, expected_s):
     assert quantum.seconds == expected_s
 
 
-def test_a_quantum_is_worth_turns_whatever_they_take():
-    for turn_s in (0.01, 10.0):
-        quantum = Quantum(fixed_turns=4)
-        quantum.on_turn(turn_s)
-        assert quantum.seconds == 4 * turn_s
-
-
 def test_the_quantum_can_be_watched():
     engine = make_engine(quantum_turns=None)
     assert engine.controller.gauges()["seniority_quantum_seconds"] == math.inf

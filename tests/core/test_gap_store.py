@@ -146,19 +146,6 @@ def test_a_folder_in_the_file_s_place_is_a_warning(tmp_path, caplog):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_failed_save_keeps_the_old_file(saved, monkeypatch):
-    # Root may write to read-only folders, so the failure is injected.
-    before = saved.read_bytes()
-
-    def refuse(source, target):
-        raise PermissionError("read-only")
-
-    monkeypatch.setattr(gap_store.os, "replace", refuse)
-    assert not save(GapHistory(), saved)
-    assert saved.read_bytes() == before
-    assert os.listdir(saved.parent) == ["gaps.json"]
-
-
 def test_the_file_is_bounded_and_keeps_the_freshest(path):
     history = GapHistory(window=1000, max_keys=3000)
     for number in range(2000):

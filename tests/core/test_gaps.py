@@ -54,15 +54,6 @@ def test_unknown_tokens_record_nothing(history):
     assert history.count(GIT) == 0
 
 
-def test_a_clock_that_goes_back_gives_zero(history):
-    history.start("a", BASH, 10.0)
-    assert history.finish("a", 9.0) == 0.0
-    history.start("b", BASH, 10.0)
-    history.abandon("b", 9.0)
-    assert durations(history, BASH) == [0.0]
-    assert num_censored(history, BASH) == 1
-
-
 @pytest.mark.parametrize("key", [USER_GAP, FINAL_GAP, APPROVAL_GAP])
 def test_human_gaps_stay_out_of_the_global_window(history, key):
     history.observe(key, 600.0)

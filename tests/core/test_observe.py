@@ -89,18 +89,6 @@ def test_memory_takes_no_would_be_pin(engine):
     assert engine.pinned() == {"a": 5}
 
 
-def test_requests_keep_the_order_of_their_arrival(engine):
-    context = engine.turn("a1", CONTEXT_A, program="a")
-    engine.arrive("new", list(range(200, 220)), program="new")
-    engine.arrive("a2", [*context, 1], program="a")
-    assert engine.order("a2", "new") == ["new", "a2"]
-    ours = make_engine(policy="adaptive", pool_blocks=16)
-    context = ours.turn("a1", CONTEXT_A, program="a")
-    ours.arrive("new", list(range(200, 220)), program="new")
-    ours.arrive("a2", [*context, 1], program="a")
-    assert ours.order("a2", "new") == ["a2", "new"]
-
-
 def test_top_says_what_real_pins_would_have_saved(engine):
     context = engine.turn("a1", CONTEXT_A, [90, 91, 92, 93], program="a")
     flood(engine)

@@ -92,13 +92,6 @@ def test_the_time_stood_still_counts_against_the_quantum():
     assert place.is_used_up
 
 
-def test_whoever_is_overdue_is_not_told_to_be_patient(engine):
-    pin(engine, "A", stall_wait_s=50.0)
-    arrive(engine, 15)
-    assert engine.reclaim(3, STALLED, "r") == 0
-    assert engine.reclaim(3, STALLED, "r", patient=False) == 8
-
-
 @pytest.mark.parametrize("urgency", [WAITING, RUNNING])
 def test_patience_is_for_stalls_only(engine, urgency):
     arrive(engine, 8)  # older than A

@@ -109,14 +109,6 @@ def test_the_bound_holds_over_tails_of_all_lengths():
     assert index.find([9, 9, 9, 9, 0, 0]) == "A"
 
 
-def test_remembering_twice_is_remembering_once():
-    index = Index(**{f"p{n}": [*SYSTEM, 100 + n] for n in range(8)})
-    index.remember("p0", [*SYSTEM, 100])
-    assert index.find([*SYSTEM, 100, 0]) == "p0"
-    assert index.find([*SYSTEM, 101, 0]) == "p1"
-    assert len(index) == 8
-
-
 def test_the_index_is_bounded_oldest_first():
     index = Index(2, A=[1] * 4)
     index.remember("A", [2] * 4)
@@ -133,13 +125,3 @@ def test_contexts_without_a_full_block_or_without_its_hash_are_left_out():
     index.index.remember(1, [], 8, lambda i, j: SYSTEM[i:j])
     assert len(index) == 0
     assert index.find([1, 2, 3, 4]) is None
-
-
-def test_an_ended_programs_contexts_are_passed_over_unread():
-    index = Index(A=[*SYSTEM, 1]).index
-
-    def tokens(start, stop):
-        raise AssertionError("read in vain")
-
-    hashes = chain_hashes(SYSTEM, BLOCK)
-    assert index.find(hashes, len(SYSTEM) + 2, tokens, lambda number: None) is None

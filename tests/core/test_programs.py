@@ -70,12 +70,6 @@ def test_a_hint_outranks_a_session(identifier, program, session, label, rule):
     assert (found.program_id, why) == (label, rule)
 
 
-def test_the_same_id_is_the_same_program(identifier):
-    first, _ = identify(identifier, program="P")
-    assert identify(identifier, [9], 1.0, session="P") == (first, SESSION)
-    assert first.last_seen_s == 1.0
-
-
 @pytest.mark.parametrize("session", [None, f"{ROUTE_PREFIX}0123"])
 def test_a_growing_prompt_is_recognised_without_any_id(identifier, session):
     program, _ = identify(identifier, session=session)
@@ -134,46 +128,6 @@ def forget(table, now_s):
     return forgotten
 
 
-def labels(table):
-    return [program.program_id for program in table]
-
-
-def test_programs_are_numbered_by_first_arrival_inside_their_tenant():
-    table = make_table(A, B)
-    assert table.get_or_create(A, 3.0) is table.get(A)
-    assert table.get(A).place.seq < table.get(B).place.seq
-    assert table.get(A).last_seen_s == 3.0
-    assert table.get(("green", "A")) is None
-    assert table.get_or_create(("red", "A"), 4.0) is not table.get(A)
-    assert len(table) == 3
-
-
-def test_a_removed_program_is_ended_and_succeeded_by_a_new_one():
-    table = make_table(A)
-    old = table.get(A)
-    table.remove(old)
-    assert old.ended
-    new = table.get_or_create(A, 2.0)
-    assert new is not old
-    assert not new.ended
-    # Requests of the old one are still under way: they change nothing any more.
-    table.touch(old, 3.0)
-    table.remove(old)
-    assert table.get(A) is new
-    assert new.last_seen_s == 2.0
-
-
-def test_a_program_with_a_turn_in_flight_is_never_idle():
-    table = make_table(A, B, idle_s=10.0)
-    table.get(A).live_requests = 1
-    assert forget(table, 50.0) == ["B"]
-    assert labels(table) == ["A"]
-    table.get(A).live_requests = 0
-    assert forget(table, 59.0) == []  # its long turn counted as activity
-    assert forget(table, 61.0) == ["A"]
-    assert forget(table, 99.0) == []
-
-
 def test_a_table_full_of_busy_programs_waits():
     table = make_table(A, B, max_programs=1)
     for program in table:
@@ -182,13 +136,6 @@ def test_a_table_full_of_busy_programs_waits():
     assert len(table) == 2
     table.get(B).live_requests = 0
     assert forget(table, 3.0) + forget(table, 3.0) == ["B"]
-
-
-def test_a_clock_that_goes_back_ends_nothing():
-    table = make_table(A, B, idle_s=10.0)
-    table.touch(table.get(A), -500.0)
-    assert forget(table, -499.0) == []
-    assert forget(table, 100.0) == ["B", "A"]
 
 
 @pytest.mark.parametrize("tenant", ["", "salt", "\0", "1"])

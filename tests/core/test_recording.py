@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from matplotlib import pyplot as plt
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -25,7 +24,7 @@ from ttlcache.analysis.recording import (
     TurnLog,
     pinned_over_time,
 )
-from ttlcache.analysis.summary import Spread, summarize
+from ttlcache.analysis.summary import summarize
 from ttlcache.cli import app
 from ttlcache.cli.top import _screen
 from ttlcache.telemetry.events import Telemetry
@@ -93,17 +92,6 @@ def test_cost_is_what_was_held_and_what_was_lost(folder):
     assert (three.cost_s, three.oracle_s, three.constant_s) == (None, None, None)
 
 
-def test_the_tables_sum_up_the_turns(folder):
-    log = load(folder).find("a")
-    whole, tool = by_tool(log)
-    assert (whole.name, whole.turns, whole.returned, whole.claimed) == ("all", 2, 2, 1)
-    assert (tool.name, tool.turns) == ("tool", 2)
-    found = verdicts(log)
-    assert whole.cost_s == sum(v.cost_s or 0.0 for v in found)
-    assert whole.constant_s == sum(v.constant_s or 0.0 for v in found)
-    assert whole.oracle_s <= whole.constant_s <= whole.cost_s
-
-
 def test_a_pin_that_still_lives_is_not_judged(folder, file):
     """As in the recording of a killed server."""
     lines = file.read_text().splitlines(keepends=True)
@@ -125,13 +113,6 @@ def test_the_summary_counts_everything_once(folder):
     assert summary.cached_tokens > 0
     assert (summary.claimed_tokens, summary.saved_tokens) == (20, 0)
     assert summary.gaps["tool"].count == 2
-
-
-def test_statistics_of_nothing_and_of_known_numbers():
-    assert Spread.of([]) == Spread()
-    spread = Spread.of([float(n) for n in range(1, 101)])
-    assert (spread.mean, spread.p50, spread.min, spread.max) == (50.5, 50.5, 1, 100)
-    assert spread.p95 == pytest.approx(95.05)
 
 
 def test_a_recording_cut_off_in_mid_line_is_read_up_to_there(folder, file):
@@ -310,19 +291,3 @@ def test_idle_memory_and_final_turns_have_colours_of_their_own(next_gap_s, kind)
     # What is drawn over idle memory can be seen.
     kinds = list(timeline.COLOURS)
     assert kinds.index("idle memory, pinned") < kinds.index(kind)
-
-
-@pytest.mark.parametrize(
-    ("gaps_s", "label"), [((1.5, 2.5, 6.0), "2 s"), ((0.02, 3.0, 400.0), "0.1 s")]
-)
-def test_times_are_labelled_as_people_write_them(gaps_s, label):
-    turns = [TurnLog(n, "r", 0.0, next_gap_s=gap_s) for n, gap_s in enumerate(gaps_s)]
-    recording = Recording([ProgramLog("p", "run", turns)], {"run": {}})
-    figure, axis = plt.subplots()
-    timeline.gap_curves(recording, axis)
-    figure.canvas.draw()
-    labels = [text.get_text() for text in axis.get_xticklabels(which="both")]
-    plt.close(figure)
-    assert label in labels
-    shown = [text for text in labels if text]
-    assert all(text.endswith(" s") and "^" not in text for text in shown)

@@ -26,10 +26,6 @@ def test_command_gives_this_key(command, program):
     assert shell_key(command) == GapKey("bash", program)
 
 
-def test_the_table_is_large():
-    assert len(COMMANDS) >= 85
-
-
 MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 

@@ -254,12 +254,6 @@ def test_the_parent_of_a_nested_sub_agent_is_the_one_renewed():
     assert engine.deadlines() == {"P": 20.0}
 
 
-def test_a_sub_agent_stands_where_a_newcomer_stands(engine):
-    for label, parent in {"P": None, "Q": None, "C": "P", "R": None}.items():
-        engine.arrive(label, PROMPT, program=label, parent_id=parent)
-    assert engine.order(*"RCQP") == ["P", "Q", "C", "R"]
-
-
 def test_a_parent_is_found_inside_the_tenant_once_and_for_all(engine):
     for label in "PQ":
         engine.turn(label, PROMPT, program=label)

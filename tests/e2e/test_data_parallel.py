@@ -197,26 +197,3 @@ def test_a_program_is_asked_about_and_ended_wherever_it_is(ranks):
         )
         again = httpx.post(f"{program}/end", json={"cache_salt": "end"}, timeout=HANG_S)
         assert again.status_code == 404
-
-
-@pytest.mark.parametrize(
-    ("path", "field", "most"),
-    [
-        ("/v1/chat/completions", "messages", "max_tokens"),
-        ("/v1/messages", "messages", "max_tokens"),
-        ("/v1/responses", "input", "max_output_tokens"),
-    ],
-)
-def test_every_generating_path_keeps_to_the_rank(ranks, path, field, most):
-    homes: list[set[int]] = [set() for _ in range(4)]
-    for index, home in enumerate(homes):
-        text = [{"role": "user", "content": f"{path} {index}: say something"}]
-        for _ in range(2):
-            rank, _ = ranks.serve(path, {"model": "tiny", field: text, most: 4}, {})
-            home.add(rank)
-            text += [
-                {"role": "assistant", "content": "something"},
-                {"role": "user", "content": "go on"},
-            ]
-    assert all(len(home) == 1 for home in homes)
-    assert set().union(*homes) == {0, 1}

@@ -13,7 +13,6 @@ from bench.stress.abuse.http import abuse
 from bench.stress.soak.watch import MAX_NEW_LINES
 from tests.commands import output_of
 from tests.documented import commands
-from tests.e2e.conftest import POOL_BLOCKS
 from tests.e2e.loads import answers_to_broken, completion
 from tests.e2e.test_server import prompt
 from tests.test_monitoring import EXPRESSIONS, LMCACHE, names_in
@@ -27,21 +26,6 @@ def test_a_broken_request_gets_vllms_own_answer(agent, vanilla):
     assert ours == vanilla["broken"]
     assert all(400 <= status < 500 for status, _ in ours)
     assert agent.count("ttlcache_http_errors_total") == 0
-
-
-def test_top_shows_the_live_server(agent):
-    agent.ask(prompt(300, 100), hints={"program_id": "seen-by-top", "tool": "bash"})
-    shown = output_of(app, "top", "--once", "--url", agent.server.base_url)
-    assert "seen-by-top" in shown
-    assert f"of {POOL_BLOCKS - 1} blocks" in shown
-    agent.ask([9], max_tokens=1, hints={"program_id": "seen-by-top", "ttl": 0})
-
-
-def test_doctor_shows_the_servers_own_settings(agent):
-    shown = output_of(app, "doctor", "--url", agent.server.base_url)
-    assert "server's policy" in shown
-    assert "fixed {'ttl_s': " in shown
-    assert 'record_path: "' in shown
 
 
 @pytest.mark.parametrize("command", commands("server"), ids=lambda c: c.text)

@@ -21,7 +21,6 @@ import pytest
 from bench.serve.tier_server import TierServer
 from tests.e2e.conftest import HANG_S, HOLD, Agent, engine_pid, start_server
 from tests.e2e.loads import BLOCK, completion
-from tests.e2e.test_server import tenants_share_nothing
 from tests.waiting import becomes
 from ttlcache.analysis.reader import load
 from ttlcache_connector.lmcache_server.launch import TierOptions
@@ -81,10 +80,6 @@ def night(tiny_model, tmp_path_factory):
 def unharmed(night):
     yield night
     night.is_unharmed()
-
-
-def test_tenants_with_one_id_and_one_prompt_share_nothing(unharmed):
-    tenants_share_nothing(unharmed.agent, PROMPT)
 
 
 def test_ten_thousand_ids_take_little_memory_and_no_label(unharmed):

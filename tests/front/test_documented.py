@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import subprocess
-import tracemalloc
-from collections.abc import Callable
 
 import pytest
 import typer
@@ -17,7 +14,6 @@ from tests.documented import ROOT, commands
 from tests.front.conftest import HANG_S, front_before
 from ttlcache.cli import app
 from ttlcache.config import load_config
-from ttlcache_connector.front.prompts import MAX_PROMPTS, STEP_BYTES, PromptMemory
 
 STARTS = [c for c in commands("fleet") if c.words[0] != "curl"]
 ASKS = [c for c in commands("fleet") if c.words[0] == "curl"]
@@ -75,31 +71,6 @@ def test_status_tells_what_the_page_lists():
     front = front_before()
     listed = PAGE.split("`/front/status` tells")[1].split("`date`")[0]
     assert set(re.findall(r"`([a-z_]+)`", listed)) == set(front.status())
-
-
-def prompts_mb(rest_bytes: Callable[[], int]) -> float:
-    """Memory of all prompts that the front remembers, from a tenth of them."""
-    rng = random.Random(1)
-    tracemalloc.start()
-    try:
-        memory = PromptMemory(max_prompts=MAX_PROMPTS // 10)
-        for _ in range(MAX_PROMPTS // 10):
-            memory.key(rng.randbytes(STEP_BYTES + rest_bytes()))
-        return 10 * tracemalloc.get_traced_memory()[0] / 1e6
-    finally:
-        tracemalloc.stop()
-
-
-def test_prompts_take_the_memory_that_the_page_tells():
-    number, usual_mb, most_mb = re.search(
-        r"([\d,]+)\s+prompts at most \((\d+) MB as a rule, at most (\d+) MB\)", PAGE
-    ).groups()
-    assert int(number.replace(",", "")) == MAX_PROMPTS
-    rng = random.Random(2)
-    usual = prompts_mb(lambda: rng.randrange(STEP_BYTES))
-    assert usual == pytest.approx(int(usual_mb), rel=0.15)
-    most = prompts_mb(lambda: STEP_BYTES - 1)
-    assert 0.8 * int(most_mb) < most < int(most_mb)
 
 
 def test_replicas_write_through():

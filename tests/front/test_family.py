@@ -146,13 +146,6 @@ def test_what_many_go_on_from_is_no_program():
     assert len(keys) == 100 - MAX_BRANCHES + 1
 
 
-def test_branches_follow_their_stem():
-    memory = PromptMemory()
-    stem = memory.key(grown(1, 2))
-    for branch in range(MAX_BRANCHES):
-        assert memory.key(grown(1, 2) + b"branch %d" % branch) == stem
-
-
 def test_memory_is_bounded():
     memory = PromptMemory(max_prompts=100)
     for program in range(1000):

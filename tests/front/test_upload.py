@@ -155,37 +155,6 @@ async def test_a_body_is_not_kept_while_its_answer_takes():
     assert taken[1] < MIB
 
 
-async def test_what_is_awaited_at_once_has_a_bound():
-    """Beyond it bodies go on unread, at the upstream's pace; no request is lost."""
-    size, number = 4 * MIB, 8
-    piece = b'{"user": "u", "x": "' + b"x" * 65_516
-    release = anyio.Event()
-    sizes: list[int] = []
-
-    async def handle(request: httpx.Request) -> httpx.Response:
-        await release.wait()
-        sizes.append(sum([len(piece) async for piece in request.stream]))
-        return answer()
-
-    front = front_before(Transport(handle), held_bytes=10 * MIB)
-    clients = [Client(length(size)) for _ in range(number)]
-    async with anyio.create_task_group() as tasks:
-        for client in clients:
-            for sent in range(0, size, len(piece)):
-                rest = size - sent
-                client.say(piece[:rest], more=rest > len(piece))
-            tasks.start_soon(client.ask, front)
-        await anyio.wait_all_tasks_blocked()
-        held = front.status()["held_bytes"]
-        assert 10 * MIB - size <= held <= 10 * MIB + number * len(piece)
-        release.set()
-    assert sizes == [size] * number
-    assert {client.status for client in clients} == {200}
-    status = front.status()
-    assert status["bodies_unread"] >= number - 3
-    assert (status["held_bytes"], status["under_way"]) == (0, 0)
-
-
 @PATHS
 @pytest.mark.parametrize("beginning", [b"", b'{"model": '])
 async def test_a_body_that_does_not_come_is_408(path, beginning):
@@ -223,15 +192,6 @@ async def test_a_length_beside_chunks_is_not_believed(path):
     client.say(b"{}", more=False)
     await served(client, handle)
     assert seen == [(b"{}", "2" if path == CHAT else "")]
-
-
-@PATHS
-async def test_a_client_that_leaves_amid_its_body_leaves_nothing(path):
-    client = Client(length(100), path=path)
-    client.say(b"half")
-    client.leave()
-    await served(client, echo)
-    assert client.heard == []
 
 
 async def test_a_client_that_leaves_an_early_answer_is_noticed():

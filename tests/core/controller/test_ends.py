@@ -44,15 +44,6 @@ def test_a_program_that_ends_with_a_turn_in_flight(engine):
     assert engine.holder.free_blocks == 64
 
 
-def test_an_ended_programs_waiting_request_still_claims(engine):
-    context = engine.turn("r1", PROMPT, program="A")
-    engine.arrive("r2", context, program="A")
-    engine.end("A")
-    assert engine.admit("r2")
-    assert engine.outcomes() == {PinOutcome.CLAIMED: 1}
-    assert engine.finish("r2") == NOTHING_RETAINED
-
-
 @pytest.mark.parametrize("how", ["told", "idle"])
 def test_the_pin_of_a_last_turn_did_not_expire_too_early(how):
     # Scenario:
@@ -131,19 +122,6 @@ def test_neither_a_waiting_turn_s_pin_nor_its_program_ends():
 
 
 # --- requests -----------------------------------------------------------------
-
-
-def test_an_abort_while_waiting_gives_the_claim_back(engine):
-    # Scenario:
-    #   1. r2 waits and holds the pin of r1.
-    #   2. The client goes away; the deadline counts again.
-    #   3. A retry claims the same pin.
-    context = engine.turn("r1", PROMPT, [11, 12, 13], program="A")
-    engine.arrive("r2", context, program="A")
-    engine.abort("r2")
-    engine.step(seconds=TTL_S - 1)
-    engine.turn("r3", context, program="A")
-    assert engine.outcomes() == {PinOutcome.CLAIMED: 1}
 
 
 def test_aborts_do_not_pile_up_open_turns():

@@ -10,30 +10,6 @@ from ttlcache.estimators.step_fit import Step
 from ttlcache.types import PinOutcome, Urgency
 
 
-def test_the_next_turn_claims_the_pin(engine):
-    context = engine.turn("r1", PROMPT, [11, 12, 13], program="A")
-    assert engine.pinned() == {"A": 3}  # 12 tokens with KV
-    assert engine.holder.free_blocks == 61
-
-    engine.step(seconds=3.0)
-    engine.arrive("r2", [*context, 14], program="A")
-    assert engine.observed("gap_seconds") == [3.0]
-    assert engine.admit("r2")
-    assert engine.outcomes() == {PinOutcome.CLAIMED: 1}
-    assert engine.total("claimed_tokens") == 12
-    assert engine.pins() == []
-
-
-def test_a_pin_expires_at_its_deadline(engine):
-    engine.turn("r1", PROMPT, program="A")
-    engine.step(seconds=TTL_S - 0.1)
-    assert len(engine.pins()) == 1
-    engine.step(seconds=0.1)
-    assert engine.outcomes() == {PinOutcome.EXPIRED: 1}
-    assert engine.observed("pinned_seconds") == [TTL_S]
-    assert engine.holder.free_blocks == 64
-
-
 def test_a_return_to_lost_kv_is_counted_and_its_wait_learnt():
     engine = make_engine(pool_blocks=8)
     context = engine.turn("r1", PROMPT, [11, 12, 13], program="A")
