@@ -6,6 +6,7 @@ what was expected: a misspelt key must stop the server, not change its policy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -20,9 +21,10 @@ PROGRAM_ORDERINGS = ("expected-finish", "ttl-aware", "program-fcfs")
 ORDERINGS = (
     "auto",
     *PROGRAM_ORDERINGS,
-    "weighted-arrival",
     "request-fcfs",
 )
+#: Whoever waited so many seconds goes first, if nothing else is said.
+LAST_RESORT_S = 3600.0
 
 #: Keys of lower tiers, which are passed through to them unread.
 LOWER_TIER_PREFIXES = ("lmcache.",)
@@ -44,16 +46,16 @@ class TTLCacheConfig(BaseModel):
     ordering: str = Field(
         default="auto",
         description="Order of the waiting queue: expected-finish, ttl-aware (the "
-        "paper's, §4.3), weighted-arrival, program-fcfs, request-fcfs, or a class of "
-        "your own as package.module:Class. auto: expected-finish with policy adaptive, "
-        "weighted-arrival if there is a lower tier too; else ttl-aware.",
+        "paper's, §4.3), program-fcfs, request-fcfs, or a class of your own as "
+        "package.module:Class. auto: expected-finish with policy adaptive, else "
+        "ttl-aware.",
     )
     admission: Literal["auto", "none", "room-to-grow"] = Field(
         default="auto",
         description="Which programs may start: all (none), or new ones wait where "
         "those under way will fill the pool as they grow (room-to-grow). auto: "
-        "room-to-grow with policy adaptive and ordering expected-finish, ttl-aware "
-        "or program-fcfs, else none.",
+        "room-to-grow with policy adaptive, ordering expected-finish, ttl-aware or "
+        "program-fcfs, and no lower tier; else none.",
     )
     max_pinned_fraction: float = Field(
         default=0.9,
@@ -75,11 +77,13 @@ class TTLCacheConfig(BaseModel):
         "new; default: four times what ended programs took in the mean, at least 24 "
         "turns.",
     )
-    max_queue_wait_s: float = Field(
-        default=3600.0,
+    max_queue_wait_s: float | None = Field(
+        default=None,
         gt=0.0,
         allow_inf_nan=False,
-        description="Last resort: who waited this long goes first, whatever the order.",
+        description="Who waited this long goes first, whatever the order. Default: "
+        "3600; with policy adaptive above a lower tier that keeps what it gets, twice "
+        "the mean wait.",
     )
     program_idle_s: float = Field(
         default=900.0,
@@ -151,9 +155,6 @@ def ordering_in_force(config: TTLCacheConfig) -> str:
         return config.ordering
     if config.observes:
         return "request-fcfs"
-    above_tier = config.policy == "adaptive" and config.lower_tier != "none"
-    if above_tier and config.admission != "room-to-grow":
-        return "weighted-arrival"
     return "expected-finish" if config.policy == "adaptive" else "ttl-aware"
 
 
@@ -166,7 +167,19 @@ def admission_in_force(config: TTLCacheConfig) -> str:
         return config.admission
     by_program = ordering_in_force(config) in PROGRAM_ORDERINGS
     ours = config.policy == "adaptive" and by_program
-    return "room-to-grow" if ours else "none"
+    return "room-to-grow" if ours and config.lower_tier == "none" else "none"
+
+
+def max_wait_in_force(config: TTLCacheConfig) -> float | None:
+    """Seconds after which a request goes first; None: learnt above a lower tier.
+
+    Other policies are what others published, and have no such bound.
+    """
+    if config.observes:
+        return math.inf  # vLLM's order, in which nobody is passed
+    if config.max_queue_wait_s is None and config.policy != "adaptive":
+        return LAST_RESORT_S if config.policy in policies.SHIPPED else None
+    return config.max_queue_wait_s
 
 
 def load_config(raw: Mapping[str, Any] | None) -> TTLCacheConfig:

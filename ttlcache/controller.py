@@ -17,7 +17,7 @@ from typing import Any
 
 from ttlcache import policies
 from ttlcache.clock import Clock
-from ttlcache.config import TTLCacheConfig, ordering_in_force
+from ttlcache.config import TTLCacheConfig, max_wait_in_force, ordering_in_force
 from ttlcache.estimators.costs import CostModel
 from ttlcache.estimators.gap_history import GapHistory
 from ttlcache.estimators.lru_backlog import Backlog
@@ -41,6 +41,7 @@ from ttlcache.scheduling import admission, ordering
 from ttlcache.scheduling.memory import KVMemory
 from ttlcache.scheduling.queue_order import QueueOrder
 from ttlcache.scheduling.remaining_work import RemainingWork
+from ttlcache.scheduling.wait_bound import WaitBound
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.types import Arrival, BlockHolder, Finish, Finished, PinOutcome
 from ttlcache.types import IdentityRule as Rule
@@ -93,6 +94,7 @@ class Controller:
         self._shadow = ShadowHolder(holder, self.pins) if config.observes else None
         holder = self._shadow or holder
         self.tier = TierRecord(self.requests, self.costs, self.telemetry)
+        wait_bound = WaitBound(max_wait_in_force(config), self.tier)
         self.queue = QueueOrder(
             self.requests,
             ordering.create(ordering_in_force(config)),
@@ -100,6 +102,7 @@ class Controller:
             self.programs,
             self.pins,
             RemainingWork(),
+            wait_bound,
             self.telemetry,
         )
         self.admission = admission.create(config, block_tokens)

@@ -121,6 +121,7 @@ class Decision(NamedTuple):
         1: always as a whole.
     provisional: decided while no request waited for memory; once one does, the policy
         is asked again.
+    yields: any request that waits for memory may take the pin before its turn comes.
     """
 
     ttl_s: float
@@ -130,6 +131,7 @@ class Decision(NamedTuple):
     stall_wait_s: float = 0.0
     min_keep_share: float = 0.0
     provisional: bool = False
+    yields: bool = False
 
 
 class Pressure(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -259,6 +260,11 @@ class TTLConnector(KVConnectorBase_V1, SupportsHMA):
     def requeue_if_moved(self, request: Request) -> bool:
         """Whether the place of a waiting request is out of date."""
         return self._bound.answers.requeue_if_moved(request)
+
+    @_of_scheduler(plain=math.inf)
+    def max_wait_s(self) -> float:
+        """Seconds after which a waiting request goes first, whatever the order."""
+        return self._bound.answers.max_wait_s()
 
     @_of_scheduler()
     def on_aged(self) -> None:

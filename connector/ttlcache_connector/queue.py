@@ -22,8 +22,12 @@ class QueueCallbacks(Protocol):
         """Whether the place of the head is out of date: `priority` answers anew."""
         ...
 
+    def max_wait_s(self) -> float:
+        """The bound on waiting, in seconds."""
+        ...
+
     def on_aged(self) -> None:
-        """A request reached the bound on waiting."""
+        """A request reached that bound."""
         ...
 
 
@@ -41,18 +45,12 @@ class ProgramQueue(RequestQueue):
 
     Requests come out by key. Places that went out of date are put right when they
     reach the head, each at most once per quantum of its context. One that has waited
-    for `max_wait_s` comes out first, whatever its key: the last resort.
+    for `max_wait_s` comes out first, whatever its key.
     """
 
-    def __init__(
-        self,
-        callbacks: QueueCallbacks,
-        now_s: Callable[[], float],
-        max_wait_s: float,
-    ) -> None:
+    def __init__(self, callbacks: QueueCallbacks, now_s: Callable[[], float]) -> None:
         self._callbacks = callbacks
         self._now_s = now_s
-        self._max_wait_s = max_wait_s
         self._entries: dict[str, _Entry] = {}
         self._by_key: SortedKeyList[_Entry, tuple[int, ...]]
         self._by_key = SortedKeyList(key=lambda e: e.key)
@@ -137,11 +135,11 @@ class ProgramQueue(RequestQueue):
     def changes_s(self) -> Iterator[float]:
         """When time alone will change the order, for simulators."""
         if self._by_age:
-            yield self._by_age[0].queued_s + self._max_wait_s
+            yield self._by_age[0].queued_s + self._callbacks.max_wait_s()
 
     def _head(self) -> _Entry:
         oldest: _Entry = self._by_age[0]
-        if self._now_s() - oldest.queued_s > self._max_wait_s:
+        if self._now_s() - oldest.queued_s > self._callbacks.max_wait_s():
             if oldest.request.request_id not in self._aged:
                 self._aged.add(oldest.request.request_id)
                 self._callbacks.on_aged()

@@ -6,7 +6,6 @@ step, time it, and let the connector's guard handle failed allocations.
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -33,11 +32,7 @@ class ProgramScheduling:
             )
         self._ttl: TTLConnector = connector
         config = connector.config
-        self.waiting = ProgramQueue(
-            connector,
-            now_s=default_clock().now_s,
-            max_wait_s=math.inf if config.observes else config.max_queue_wait_s,
-        )
+        self.waiting = ProgramQueue(connector, default_clock().now_s)
         # vLLM defers frees so that a connector's load cannot overwrite blocks
         # that an in-flight step still writes. Pins alone load nothing.
         loads = config.lower_tier != "none"

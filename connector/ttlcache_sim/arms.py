@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ttlcache.config import admission_in_force, load_config, ordering_in_force
+from ttlcache.config import (
+    admission_in_force,
+    load_config,
+    max_wait_in_force,
+    ordering_in_force,
+)
 from ttlcache_sim.gates import Gate
 
 if TYPE_CHECKING:
@@ -70,4 +75,5 @@ def spelled_out(extra: Extra, *, above_tier: bool, policy: str = "") -> dict[str
         "policy": policy or config.policy,
         "ordering": ordering_in_force(config),
         "admission": admission_in_force(config),
+        "max_queue_wait_s": max_wait_in_force(config),
     }

@@ -77,7 +77,7 @@ class Crowd:
         return float("inf")
 
 
-@pytest.fixture(params=["ttl-aware", "weighted-arrival", "program-fcfs"])
+@pytest.fixture(params=["ttl-aware", "program-fcfs"])
 def ordering(request):
     return request.param
 

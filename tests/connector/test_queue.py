@@ -22,7 +22,8 @@ class Rig:
         self.now_s = 0.0
         self.aged = 0
         self.moved: dict[str, tuple[int, ...]] = {}
-        self.queue = ProgramQueue(self, lambda: self.now_s, max_wait_s)
+        self._max_wait_s = max_wait_s
+        self.queue = ProgramQueue(self, lambda: self.now_s)
 
     def priority(self, request: Request) -> tuple[int, ...]:
         return self.keys[request.request_id]
@@ -32,6 +33,9 @@ class Rig:
         if key is not None:
             self.keys[request.request_id] = key
         return key is not None
+
+    def max_wait_s(self) -> float:
+        return self._max_wait_s
 
     def on_aged(self) -> None:
         self.aged += 1

@@ -43,7 +43,6 @@ ALL = [
     ("name", "expected"),
     [
         ("ttl-aware", [5, 4, 3, 2, 1]),
-        ("weighted-arrival", [5, 4, 3, 2, 1]),
         ("program-fcfs", [5, 4, 2, 1, 3]),
         ("request-fcfs", [5, 4, 1, 2, 3]),
         ("expected-finish", [5, 4, 3, 2, 1]),
@@ -115,11 +114,3 @@ def test_what_is_no_ordering_is_rejected_with_key_value_and_expectation(name, re
         make_engine(ordering=name)
     for word in ("'ordering'", repr(name), "expected: a subclass of", reason):
         assert word in str(error.value)
-
-
-@pytest.mark.parametrize(("turn", "passed"), [(11, 0), (14, 2), (20, 7), (30, 14)])
-def test_the_older_a_program_the_more_newcomers_its_turn_lets_pass(turn, passed):
-    """Of those that came between the program, 10, and its turn."""
-    turns = [queued(10, 0, turn_seq=turn)]
-    turns += [queued(n, n, turn_seq=n) for n in range(11, turn)]
-    assert served("weighted-arrival", turns).index(0) == passed

@@ -93,6 +93,15 @@ def test_a_waiting_request_leaves_pins_alone_that_are_about_to_pay_off(engine):
     assert engine.reclaim(1, RUNNING, "a") == 1
 
 
+@pytest.mark.parametrize("tier", [None, "cpu"])
+def test_above_a_tier_that_keeps_them_pins_yield_to_any_request_that_waits(tier):
+    engine = token_engine(policy="adaptive")
+    engine.controller.tier.on_source(tier)
+    pin_blocks(engine, "A", 4)
+    engine.arrive("b", [1], program="B")
+    assert engine.reclaim(2, WAITING, "b") == (2 if tier else 0)
+
+
 def test_a_claim_takes_from_pins_whose_turns_stand_behind_it(engine):
     older, younger = pin_blocks(engine, "A", 4), pin_blocks(engine, "B", 4)
     engine.arrive("b", [*younger, 1], program="B")

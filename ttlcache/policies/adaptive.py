@@ -23,6 +23,8 @@ min_keep_share     when every program has lost part of its context, each return 
                    another program's pin (thrashing): a pin loses a little of its tail,
                    and beyond that goes as a whole. What the lower tier has already, so
                    that evicting it costs no copy, always goes as a whole.
+yields             where the lower tier keeps what it gets, a pin saves a reload: no
+                   reason to keep a request waiting.
 
 Each is one method or attribute: `bench/sim/rivals/ablations.py` takes each away.
 """
@@ -72,6 +74,7 @@ class Adaptive(Policy):
             stall_wait_s=rebuild.seconds,
             min_keep_share=1.0 if tier_has_copy else self.MIN_KEEP_SHARE,
             provisional=terms.price <= 0.0,
+            yields=view.tier_keeps,
         )
 
     def _ttl_s(self, turn: TurnFacts, view: View, terms: Terms) -> tuple[float, str]:

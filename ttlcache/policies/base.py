@@ -36,6 +36,7 @@ class View(NamedTuple):
     tier: lower tier that has this turn's KV once it is given up, None where none has.
     tier_has_copy: the tier, where there is one, is written through: it has this turn
         already, and evicting it costs no copy.
+    tier_keeps: lately the tier had what was evicted and wanted again.
     """
 
     gaps: GapHistory
@@ -46,6 +47,7 @@ class View(NamedTuple):
     now_s: float | None = None
     tier: str | None = None
     tier_has_copy: bool = True
+    tier_keeps: bool = False
 
     def recovery_s(self, turn: TurnFacts) -> float:
         """PrefillReload(r): seconds to rebuild the turn's context if it is lost."""

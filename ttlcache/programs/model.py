@@ -223,7 +223,6 @@ class RequestRecord:
     head_tokens: int = 0  # of its program's main conversation's first prompt, 0 aside
     divergence: Divergence | None = None  # from its program's last context
     place_seq: int = 0  # where its program stood when it was queued, or moved back
-    turn_seq: int = 0  # place that a new context would have got instead
     claim_counts: bool = True  # not while its program's quantum is used up
     delay_places: int = 0  # by which its program's work left puts it back
     reusable_tokens: int = 0  # context of the turn it continues that it repeats

@@ -67,11 +67,13 @@ class PinTable:
         stall_wait_s: float = 0.0,
         min_blocks: int = 0,
         provisional: bool = False,
+        yields: bool = False,
     ) -> Pin:
         """Start a pin that expires at `now_s + ttl_s` unless somebody waits for it.
 
         rank: where its program stands; None for its place in the order of arrival,
             at user priority 0.
+        yields: whether its policy asks for no time against requests that wait.
         """
         self._next_id += 1
         place = turn.place or program.place
@@ -86,7 +88,7 @@ class PinTable:
             program.priority_class,
             (0, place.seq) if rank is None else rank,
             place.is_used_up,  # quantum_used
-            now_s + policy_ttl_s,  # policy_deadline_s
+            now_s if yields else now_s + policy_ttl_s,  # policy_deadline_s
             policy_ttl_s < ttl_s,  # has_client_ttl
             now_s + stall_wait_s,  # stall_until_s
             min_blocks,

@@ -9,6 +9,9 @@ from ttlcache.estimators.costs import CostModel
 from ttlcache.programs.model import RequestRecord, Turn
 from ttlcache.telemetry.events import Telemetry
 
+#: Of what GPU memory gave up and a turn wanted again, what a tier has to have.
+KEPT_SHARE = 0.95
+
 
 @dataclass(slots=True)
 class TierRecord:
@@ -25,6 +28,11 @@ class TierRecord:
     telemetry: Telemetry
     source: str | None = None
     generation: int = 0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a context that leaves GPU memory will be there when it is wanted."""
+        return self.source is not None and self.costs.kept_share >= KEPT_SHARE
 
     # --- what an engine adapter says --------------------------------------
 

@@ -238,6 +238,7 @@ class Retention:
             now_s,
             self.tier.source,
             self.config.demote == "write-through",
+            self.tier.keeps,
         )
 
     def _ask(self, facts: TurnFacts, view: View) -> Decision:
@@ -304,6 +305,7 @@ class Retention:
             stall_wait_s=min(decision.stall_wait_s, MAX_STALL_WAIT_S),
             min_blocks=math.ceil(min(1.0, decision.min_keep_share) * keep),
             provisional=decision.provisional,
+            yields=decision.yields,
         )
 
     def _missing(self, finish: Finish, keep: int) -> int:

@@ -20,7 +20,6 @@ class QueuedTurn(NamedTuple):
     claimable: bool  # its program's pin is alive and it will claim it
     place_seq: int  # place of its context in the queue
     request_seq: int  # arrival number of the request itself
-    turn_seq: int = 0  # place that a new context would have got instead
     delay_places: int = 0  # by which its program's expected work left puts it back
 
 
@@ -31,13 +30,11 @@ class Ordering(ABC):
 
     places_end: whether a program that used up its quantum of service queues as if new.
     uses_work: whether keys depend on `QueuedTurn.delay_places`.
-    uses_turns: whether keys depend on `turn_seq`, and so each turn takes a number.
     """
 
     name: ClassVar[str]
     places_end: ClassVar[bool] = True
     uses_work: ClassVar[bool] = False
-    uses_turns: ClassVar[bool] = False
 
     @abstractmethod
     def key(self, turn: QueuedTurn) -> PriorityKey:
@@ -64,30 +61,6 @@ class TTLAware(Ordering):
             not turn.preempted,
             not turn.claimable,
             turn.place_seq,
-            turn.request_seq,
-        )
-
-
-class WeightedArrival(Ordering):
-    """Preempted, then pinned, then between program and request arrival; ours.
-
-    The older its context, the more newcomers a turn lets pass: a newcomer waits for the
-    turns of another program for a third of the time that this one is older, counted in
-    turns of its tenant. For pins above a lower tier: order by program keeps first turns
-    waiting, and a part of it is enough there to keep contexts from crowding each other
-    out, as one that left GPU memory is soon back.
-    """
-
-    name = "weighted-arrival"
-    uses_turns = True
-    REQUEST_WEIGHT = 3  # of request arrival; program arrival has 1
-
-    def key(self, turn: QueuedTurn) -> PriorityKey:
-        return (
-            turn.user_priority,
-            not turn.preempted,
-            not turn.claimable,
-            turn.place_seq + self.REQUEST_WEIGHT * turn.turn_seq,
             turn.request_seq,
         )
 
@@ -138,7 +111,6 @@ class ExpectedFinish(Ordering):
 
 _ALL: tuple[type[Ordering], ...] = (
     TTLAware,
-    WeightedArrival,
     ProgramFCFS,
     RequestFCFS,
     ExpectedFinish,

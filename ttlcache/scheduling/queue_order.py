@@ -12,6 +12,7 @@ from ttlcache.programs.table import ProgramTable
 from ttlcache.retention.pins import PinTable
 from ttlcache.scheduling.ordering import Ordering, PriorityKey, QueuedTurn
 from ttlcache.scheduling.remaining_work import RemainingWork
+from ttlcache.scheduling.wait_bound import WaitBound
 from ttlcache.telemetry.events import Telemetry
 from ttlcache.types import Rank
 
@@ -30,6 +31,7 @@ class QueueOrder:
     programs: ProgramTable
     pins: PinTable
     work: RemainingWork
+    wait_bound: WaitBound
     telemetry: Telemetry
 
     # --- what an engine adapter asks --------------------------------------
@@ -53,7 +55,6 @@ class QueueOrder:
             return False  # what was preempted is in the middle of its turn
         if record.place_seq == record.place.seq:
             return False
-        record.turn_seq = 0  # behind requests that came meanwhile: a new number
         self._read_place(record)
         return True
 
@@ -89,9 +90,10 @@ class QueueOrder:
 
     def on_admission(self, record: RequestRecord) -> None:
         """The request waits no longer."""
-        number = max(record.place_seq, record.turn_seq)
-        self.programs.place_numbers.on_admission(number)
+        self.programs.place_numbers.on_admission(record.place_seq)
         record.place.on_admission()
+        if record.admitted_s is not None:
+            self.wait_bound.on_admission(record.admitted_s - record.queued_s)
 
     def on_service(self, record: RequestRecord, seconds: float) -> None:
         """The request ran for so long."""
@@ -125,9 +127,6 @@ class QueueOrder:
         """Give the request the place of its context as it is now."""
         place = record.place
         record.place_seq = place.seq
-        if self.ordering.uses_turns and not record.turn_seq:
-            tenant = record.program.tenant
-            record.turn_seq = self.programs.place_numbers.next(tenant)
         record.claim_counts = not place.is_used_up
         if self.ordering.uses_work:
             # A sub-agent is work of its parent, which waits for it.
@@ -156,6 +155,5 @@ class QueueOrder:
             self._claims(record),
             record.place_seq,
             record.seq,  # request_seq
-            record.turn_seq,
             record.delay_places,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from vllm.v1.request import RequestStatus
@@ -45,6 +46,11 @@ class SchedulerAnswers:
     def requeue_if_moved(self, request: Request) -> bool:
         """Whether the head of the queue must be sorted in anew."""
         return self._controller.queue.requeue_if_moved(request.request_id)
+
+    @guarded(fallback=math.inf)
+    def max_wait_s(self) -> float:
+        """The bound on waiting."""
+        return self._controller.queue.wait_bound.seconds
 
     @guarded()
     def note_aged(self) -> None:
