@@ -21,7 +21,6 @@ from bench.serve.ports import free_ports
 from tests.front.conftest import CHAT, HANG_S
 from ttlcache_connector.front.app import Front
 from ttlcache_connector.front.forward import upstream_client
-from ttlcache_connector.front.replicas import Replicas
 from ttlcache_connector.front.upload import Limits
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(4 * HANG_S)]
@@ -117,7 +116,6 @@ async def test_nothing_is_left_of_a_load(upstreams, held_bytes):
     client.timeout = None  # however slow this machine is
     front = Front(
         upstreams["left"].base_url,
-        Replicas(()),
         client=client,
         limits=Limits(held_bytes, body_timeout_s=2 * HANG_S),
     )
