@@ -92,7 +92,9 @@ class Controller:
         self.pins = PinTable()
         self._shadow = ShadowHolder(holder, self.pins) if config.observes else None
         holder = self._shadow or holder
-        self.tier = TierRecord(self.requests, self.costs, self.telemetry)
+        self.tier = TierRecord(
+            config.lower_tier, self.requests, self.costs, self.telemetry
+        )
         self.queue = QueueOrder(
             self.requests,
             ordering.create(ordering_in_force(config)),

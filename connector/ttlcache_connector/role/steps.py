@@ -127,9 +127,9 @@ class StepEvents:
             except Exception as error:  # noqa: BLE001 - the others are freed, too
                 failed = error
         for load in events.loaded:
-            self._controller.tier.on_load_finished(load.request_id, load.tokens)
-        for reload in events.reloads:
-            self._controller.tier.learn_reload(*reload)
+            self._controller.tier.on_load_finished(
+                load.request_id, load.tokens, load.seconds
+            )
         for outcome in events.demotions:
             self._parts.count("demotions", outcome)
         if failed is not None:
