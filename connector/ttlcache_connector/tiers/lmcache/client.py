@@ -51,7 +51,7 @@ READ = frozenset(
     }
 )
 #: A server that refused hints is told again after so long: it may have been started
-#: anew, with the module, while no step ran that would have seen it gone.
+#: anew, with the module.
 RETRY_HINTS_S = 60.0
 #: Of the parameters that a client sends to LMCache: how many, and of what length.
 MAX_CLIENT_PARAMS = 16
@@ -112,50 +112,39 @@ class HintSender:
     """Sends turns, their tools and clients' TTLs to every server's retention module.
 
     Over the clients that LMCache's connector has open. Sending hands over to their own
-    thread: it never waits. A server without the module says so in the log once, and is
-    sent nothing more until it was seen to be down, or for `RETRY_HINTS_S`.
+    thread: it never waits. A server without the module is sent a hint in
+    `RETRY_HINTS_S`; the log says so once.
     """
 
     def __init__(self, adapter: Any, now_s: Callable[[], float]) -> None:
         self._adapter = adapter
         self._now_s = now_s
         self._clients: list[HintClient] = []
-        self._retry_s = math.inf
+        self._renew_s = -math.inf
         self._logged = False
-        self.reconnect()
-
-    def reconnect(self) -> None:
-        """The servers may be others than before."""
-        clients = self._adapter.req_clients.values()
-        self._clients = [HintClient(client, self._now_s) for client in clients]
-        self._retry_s = math.inf
 
     def report_turn(self, turn: TurnEnd) -> None:
-        if self._now_s() >= self._retry_s:
-            self.reconnect()
-        if not self._clients:
-            return
         try:
             hints = [_hint(turn)]
         except ValidationError:
             # A client chose an id that is too long, say. That is no fault of the tier:
             # many faults would turn it off for all.
             return
-        for client in list(self._clients):
-            client.send(hints)
-            if client.refusal is not None:
-                self._clients.remove(client)
-                self._retry_s = min(self._retry_s, self._now_s() + RETRY_HINTS_S)
-                self._log(client.refusal)
-
-    def _log(self, reason: str) -> None:
-        if not self._logged:
-            self._logged = True
-            log.info(
-                "ttlcache: the LMCache server takes no hints (%s): it keeps KV by its "
-                "own rules; ttlcache serve-tiers --retention loads the module",
-                reason,
-            )
+        now_s = self._now_s()
+        if now_s >= self._renew_s:
+            self._renew_s = now_s + RETRY_HINTS_S
+            servers = self._adapter.req_clients.values()
+            self._clients = [HintClient(server, self._now_s) for server in servers]
+        for client in self._clients:
+            if client.refusal is None:
+                client.send(hints)
+            elif not self._logged:
+                self._logged = True
+                log.info(
+                    "ttlcache: the LMCache server takes no hints (%s): it keeps KV by "
+                    "its own rules; ttlcache serve-tiers --retention loads the module",
+                    client.refusal,
+                )
 
 
 def _hint(turn: TurnEnd) -> Hint:

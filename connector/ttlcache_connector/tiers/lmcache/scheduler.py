@@ -85,7 +85,6 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
         self._events = TierEvents()
         self._hints = HintSender(self._adapter, self._now_s)
         self.stores = self
-        self._was_up = True
         self._is_split = False
 
     def bind(self, manager: KVCacheManager) -> None:
@@ -113,11 +112,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
 
     def is_up(self) -> bool:
         is_refused = self._is_split or self.is_off
-        up = bool(self._adapter.is_healthy) and not is_refused
-        if up and not self._was_up:
-            self._hints.reconnect()
-        self._was_up = up
-        return up
+        return bool(self._adapter.is_healthy) and not is_refused
 
     def arrive(self, request: Request, *, has_pin: bool) -> None:
         if not has_pin and not self._is_foreign(request):
