@@ -201,7 +201,7 @@ def test_an_answer_is_there_when_the_request_is_asked_for_once_more(is_early, to
         assert rig.match("r") == Match(None)
     rig.answer("r", chunks=3)
     rig.step(100.0)
-    assert rig.match("r") == Match(3 * CHUNK, True, True)
+    assert rig.match("r") == Match(3 * CHUNK, True)
     assert rig.lookups.took_s("r") == pytest.approx(took_s)  # not the 100 s of waiting
 
 

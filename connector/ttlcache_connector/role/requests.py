@@ -94,7 +94,7 @@ class RequestEvents:
         found = self._lower.match(request, hit_tokens, self.stored_tokens(request))
         if found.is_answered:
             self.tier_looked_up(request)
-        return found.tokens, found.is_async
+        return found.tokens, bool(found.tokens)
 
     @guarded()
     def note_local_hit(self, request: Request, hit_tokens: int) -> None:

@@ -47,14 +47,12 @@ class TierMetadata(KVConnectorMetadata):
 class Match:
     """What the tier found of a waiting request.
 
-    tokens: beyond the local hit, that can be loaded; None: not known yet, ask again in
-        the next step.
-    is_async: the request waits for its load.
+    tokens: beyond the local hit, that can be loaded, for which the request waits; None:
+        not known yet, ask again in the next step.
     is_answered: the tier has looked, and found something or nothing.
     """
 
     tokens: int | None = 0
-    is_async: bool = False
     is_answered: bool = False
 
 

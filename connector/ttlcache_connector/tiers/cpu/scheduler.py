@@ -101,7 +101,7 @@ class CPUSchedulerTier(SchedulerTier):
         if found is None:
             return Match(is_answered=True)
         self._found[request.request_id] = found
-        return Match(found.tokens, is_async=True, is_answered=True)
+        return Match(found.tokens, is_answered=True)
 
     def allocated(
         self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int

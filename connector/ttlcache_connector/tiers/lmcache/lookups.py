@@ -85,16 +85,16 @@ class Lookups:
         now_s = self._now_s()
         asked_s = self._asked_s.setdefault(request_id, now_s)
         look = self._inner.get_num_new_matched_tokens
-        tokens, is_async = look(request, hit_tokens)
+        tokens, _ = look(request, hit_tokens)
         while tokens is None and self._wait.for_answer(request_id):
-            tokens, is_async = look(request, hit_tokens)
+            tokens, _ = look(request, hit_tokens)
         if tokens is None:
             self._open[request_id] = None
         elif request_id not in self._took_s:
             self._open.pop(request_id, None)
             answered_s = self._answered_s.pop(request_id, self._now_s())
             self._took_s[request_id] = max(0.0, answered_s - asked_s)
-        return Match(tokens, bool(tokens) and is_async, request_id in self._took_s)
+        return Match(tokens, is_answered=request_id in self._took_s)
 
     def took_s(self, request_id: str) -> float:
         """From when the request's lookup was first waited for until its answer."""
