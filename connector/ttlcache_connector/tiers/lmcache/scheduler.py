@@ -49,15 +49,10 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A load under way.
-
-    since_s: when it was ordered.
-    read_s: the wait for its lookup, which reads what is on disk into CPU memory.
-    """
+    """A load under way, and when it was ordered."""
 
     tokens: int
     since_s: float
-    read_s: float
     blocks: frozenset[int]
 
 
@@ -135,8 +130,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
         self._inner.update_state_after_alloc(request, blocks, loaded_tokens)
         if loaded_tokens:
             ids = frozenset(i for group in blocks.get_block_ids() for i in group)
-            read_s = self._lookups.took_s(request.request_id)
-            load = _Load(loaded_tokens, self._now_s(), read_s, ids)
+            load = _Load(loaded_tokens, self._now_s(), ids)
             self._loads[request.request_id] = load
         self._lookups.end(request.request_id)
 
@@ -173,8 +167,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
             tokens = 0 if bad or request_id in failed else load.tokens
             # Where LMCache's own code copies, all that lies between: other steps, other
             # copies.
-            copy_s = load_s.get(request_id, self._now_s() - load.since_s)
-            seconds = load.read_s + copy_s
+            seconds = load_s.get(request_id, self._now_s() - load.since_s)
             self._events.loaded.append(Loaded(request_id, tokens, seconds))
 
     def take_events(self) -> TierEvents:
