@@ -13,7 +13,7 @@ from bench.compare.fleet.router import Router
 from bench.serve.ports import free_ports
 from bench.serve.process import ServerProcess
 from ttlcache_connector.front import app
-from ttlcache_connector.front.upload import Limits
+from ttlcache_connector.front.upload import Room
 
 #: Anything longer is a hang, on the slowest of machines.
 HANG_S = 120.0
@@ -29,11 +29,11 @@ def anyio_backend():
 def front_before(
     transport: httpx.AsyncBaseTransport | None = None,
     url: str = "http://up",
-    **limits: float,
+    **room: float,
 ) -> app.Front:
     """The application in this process."""
     client = httpx.AsyncClient(transport=transport)
-    return app.Front(url, client=client, limits=Limits(**limits))
+    return app.Front(url, client=client, room=Room(**room))
 
 
 class Upstream(ServerProcess):

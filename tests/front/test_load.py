@@ -21,7 +21,7 @@ from bench.serve.ports import free_ports
 from tests.front.conftest import CHAT, HANG_S
 from ttlcache_connector.front.app import Front
 from ttlcache_connector.front.forward import upstream_client
-from ttlcache_connector.front.upload import Limits
+from ttlcache_connector.front.upload import Room
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(4 * HANG_S)]
 
@@ -110,14 +110,14 @@ async def load(front: Front, port: int) -> None:
     assert set(await asyncio.gather(*waiting)) == {b"HTTP/1.1 200 OK\r\n"}
 
 
-@pytest.mark.parametrize("held_bytes", [Limits().held_bytes, SLOW * len(PIECE) // 2])
-async def test_nothing_is_left_of_a_load(upstreams, held_bytes):
+@pytest.mark.parametrize("max_bytes", [Room().max_bytes, SLOW * len(PIECE) // 2])
+async def test_nothing_is_left_of_a_load(upstreams, max_bytes):
     client = upstream_client()
     client.timeout = None  # however slow this machine is
     front = Front(
         upstreams["left"].base_url,
         client=client,
-        limits=Limits(held_bytes, body_timeout_s=2 * HANG_S),
+        room=Room(max_bytes, timeout_s=2 * HANG_S),
     )
     async with serving(front) as port:
         before = asyncio.all_tasks()

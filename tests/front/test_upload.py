@@ -16,7 +16,7 @@ import pytest
 
 from tests.front.conftest import CHAT, HANG_S, front_before
 from ttlcache_connector.front.app import Front
-from ttlcache_connector.front.upload import Limits, Room, Upload
+from ttlcache_connector.front.upload import Room, Upload
 from ttlcache_connector.http.asgi import MAX_BODY_BYTES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(HANG_S)]
@@ -167,7 +167,7 @@ async def test_what_is_awaited_at_once_has_a_bound():
         sizes.append(sum([len(piece) async for piece in request.stream]))
         return answer()
 
-    front = front_before(Transport(handle), held_bytes=10 * MIB)
+    front = front_before(Transport(handle), max_bytes=10 * MIB)
     clients = [Client(length(size)) for _ in range(number)]
     async with anyio.create_task_group() as tasks:
         for client in clients:
@@ -192,7 +192,7 @@ async def test_a_body_that_does_not_come_is_408(path, beginning):
     client = Client(length(100), path=path)
     if beginning:
         client.say(beginning)
-    status = await served(client, echo, body_timeout_s=0.05)
+    status = await served(client, echo, timeout_s=0.05)
     assert client.status == 408
     assert (b"connection", b"close") in client.heard[0]["headers"]
     assert (status["bodies_late"], status["upstream_errors"]) == (1, 0)
@@ -280,7 +280,7 @@ async def test_a_body_is_sent_once():
 
     again = Client(length(11))
     again.say(b"first")
-    upload = Upload(again.scope, again.receive, Room(Limits()))
+    upload = Upload(again.scope, again.receive, Room())
     await anext(upload.content())
     with pytest.raises(httpx.StreamConsumed):
         await anext(upload.content())

@@ -26,7 +26,6 @@ from ttlcache_connector.front.routes import Family
 from ttlcache_connector.front.upload import (
     BodyError,
     ClientGoneError,
-    Limits,
     Room,
     Upload,
 )
@@ -63,7 +62,7 @@ class Front:
         upstream: base URL of the router.
         ranks: data-parallel ranks of the one vLLM behind; 0: none are named.
         client: what talks to the upstream; ours by default.
-        limits: what bodies may cost.
+        room: what bodies may cost.
         every_path: pass on the upstream's administration, too.
 
     Raises:
@@ -75,7 +74,7 @@ class Front:
         upstream: str,
         ranks: int = 0,
         client: httpx.AsyncClient | None = None,
-        limits: Limits | None = None,
+        room: Room | None = None,
         *,
         every_path: bool = False,
     ) -> None:
@@ -84,7 +83,7 @@ class Front:
         self._ranks = ranks
         self._family = Family()
         self._prompts = PromptMemory()
-        self._room = Room(limits or Limits())
+        self._room = room or Room()
         self._under_way = 0
         #: What `/front/status` tells: requests by where their key was found.
         self.routed: Counter[str] = Counter()
