@@ -93,7 +93,9 @@ class Controller:
         self.pins = PinTable()
         self._shadow = ShadowHolder(holder, self.pins) if config.observes else None
         holder = self._shadow or holder
-        self.tier = TierRecord(self.requests, self.costs, self.telemetry)
+        self.tier = TierRecord(
+            config.lower_tier, self.requests, self.costs, self.telemetry
+        )
         wait_bound = WaitBound(max_wait_in_force(config), self.tier)
         self.queue = QueueOrder(
             self.requests,

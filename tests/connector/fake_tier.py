@@ -21,7 +21,7 @@ class FakeTier(SchedulerTier, TierStores):
         self.stores = self
         self.calls: list[tuple[str, str]] = []
         self.up = True
-        self.found: Any = (0, False)
+        self.found: int | None = 0
         self.asked = True  # whether it really looks
         self.fails: set[str] = set()
         self.ends: list[TurnEnd] = []
@@ -38,7 +38,7 @@ class FakeTier(SchedulerTier, TierStores):
     def match(self, request, hit_tokens, stored_tokens):
         self._maybe_fail("match")
         self.stored_tokens = stored_tokens
-        return Match(*self.found, self.asked)
+        return Match(self.found, self.asked)
 
     def allocated(self, request, blocks, loaded_tokens):
         self._maybe_fail("allocated")

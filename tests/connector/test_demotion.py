@@ -127,7 +127,7 @@ def test_a_broken_tier_is_a_miss(make, tier, call, our_log):
 
 def test_a_promised_load_that_cannot_be_ordered_is_given_up(make, tier):
     engine = make()
-    tier.found = (48, True)
+    tier.found = 48
     tier.fails = {"allocated"}
     request = engine.add("a", PROMPT, hints=HINTS)
     output = engine.step()

@@ -126,7 +126,6 @@ def test_the_table_names_every_hook():
 AT_WILL = {
     "tier_looked_up": ("requests", "controller.tier", "on_lookup"),
     "control": ("reports", "controller", "tick"),
-    "load_started": ("requests", "prefills", "load_started"),
     "stored_tokens": ("requests", "controller", "requests"),
     "worker_output": ("steps", "prefills", "kv_landed"),
 }

@@ -65,6 +65,7 @@ def test_in_every_form_of_system_text(before, after):
         {"system": {"text": HEADER}, "messages": {"role": HEADER}},
         {"system": [HEADER, 5, None, {"text": 5}], "input": HEADER},
         {"messages": [{"role": "system", "content": None}, {"content": HEADER}, USER]},
+        {"messages": [{"role": "system", "content": []}, {"role": "system"}, USER]},
     ],
 )
 def test_what_is_no_header_before_system_text_stays(fields):

@@ -21,6 +21,7 @@ from vllm.v1.worker.utils import allocate_kv_cache
 
 from bench.surface.vllm_moved import find
 from ttlcache.errors import TransferError
+from ttlcache.transfer import Direction
 from ttlcache_connector.copy.block_copier import BlockCopier
 from ttlcache_connector.copy.kv_layouts import namespace, read_layout
 from ttlcache_connector.copy.lanes import make_lanes
@@ -94,10 +95,10 @@ def check_round_trip(caches, config, group):
     copier = BlockCopier(group, make_lanes(CPU))
     try:
         chunks = chunks_for(group, 2)
-        copier.gather([*old, 0, 0, 0], PER_CHUNK, chunks)
+        copier.copy(Direction.STORE, [*old, 0, 0, 0], PER_CHUNK, chunks)
         assert torch.equal(raw, before)
         # The tail of the last chunk is block 0 three times over; leave it there.
-        copier.scatter(new, PER_CHUNK, chunks)
+        copier.copy(Direction.LOAD, new, PER_CHUNK, chunks)
     finally:
         copier.close()
     pairs = zip(wanted + others, bytes_of(new) + bytes_of(kept), strict=True)
@@ -179,7 +180,7 @@ def test_lmcaches_own_order_needs_no_namespace(layout):
     ids = [7, 2, 3, 4]
     ours = chunks_for(group, 1)
     copier = BlockCopier(group, make_lanes(CPU))
-    copier.gather(ids, PER_CHUNK, ours)
+    copier.copy(Direction.STORE, ids, PER_CHUNK, ours)
     copier.close()
     hints = {"kv_layout": "NHD" if layout == "LBNHC" else "HND"}
     theirs = base.gather_paged_kv_to_cpu(caches, ids, PER_CHUNK, layout_hints=hints)
@@ -253,9 +254,11 @@ def test_a_failed_copy_is_an_error_and_small_chunks_are_refused():
     caches, config = registered(KVCacheLayout.LBNHC, one_group(FULL))
     copier = BlockCopier(read_layout(caches, config), make_lanes(CPU))
     with pytest.raises(TransferError, match="a chunk of"):
-        copier.gather([1], PER_CHUNK, [torch.zeros(1, 16, 8, dtype=torch.uint8)])
+        copier.copy(
+            Direction.STORE, [1], PER_CHUNK, [torch.zeros(1, 16, 8, dtype=torch.uint8)]
+        )
     with pytest.raises(TransferError, match="block id 99"):
-        copier.gather([99], PER_CHUNK, chunks_for(copier.group, 1))
+        copier.copy(Direction.STORE, [99], PER_CHUNK, chunks_for(copier.group, 1))
     copier.close()
     with pytest.raises(TransferError, match="closed"):
-        copier.gather([1], PER_CHUNK, chunks_for(copier.group, 1))
+        copier.copy(Direction.STORE, [1], PER_CHUNK, chunks_for(copier.group, 1))

@@ -1,10 +1,8 @@
-"""A worker's loads: when they begin, how long a step waits, where they came from."""
+"""A worker's loads: when they begin, how long a step waits, what they took."""
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,8 +16,7 @@ from ttlcache.clock import VirtualClock
 from ttlcache_connector import connector as connector_module
 from ttlcache_connector.connector import TTLConnector
 from ttlcache_connector.role.worker import WorkerRole
-from ttlcache_connector.tiers.base import Reload, TierMetadata, WorkerTier
-from ttlcache_connector.tiers.lmcache.client import SOURCE_TIMEOUT_S, LoadSources
+from ttlcache_connector.tiers.base import TierMetadata, WorkerTier
 from ttlcache_connector.tiers.lmcache.reports import WorkerReport, load_times
 from ttlcache_connector.tiers.lmcache.worker import MAX_WAIT_S, LMCacheWorkerTier
 
@@ -143,7 +140,7 @@ class Worker(LMCacheWorkerTier):
             get_transfer_results=self._results, get_block_ids_with_load_errors=set
         )
         self._since_s = dict.fromkeys(self.loads, 0.0)
-        self._waited_s = {}
+        self._new = list(self.loads)
 
     def _results(self, finished_ids):
         ended = {name for name, (future, _) in self.loads.items() if future.query()}
@@ -167,76 +164,7 @@ def test_a_step_waits_a_little_for_its_loads(needs, steps, waited, ended):
     assert worker.clock.now_s() == pytest.approx(waited * MAX_WAIT_S)
     assert found == ended
     if not worker.loads:  # nothing is kept of loads that ended
-        assert worker._waited_s == worker._since_s == {}
-
-
-# --- from which tier a load came: asked until the server knows, and never guessed ----
-
-
-class Server:
-    """Answers each call with the next of `answers`; None is no answer yet."""
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.now_s = 0.0
-        self.calls = 0
-        adapter = SimpleNamespace(req_clients={0: self})
-        self.sources = LoadSources(adapter, lambda: self.now_s)
-
-    def server_module_call(self, request: Any) -> Any:
-        self.calls += 1
-        found = self.answers.pop(0) if self.answers else None
-        answer = SimpleNamespace(
-            success=found != "no module", payload=json.dumps(found).encode()
-        )
-        return SimpleNamespace(
-            query=lambda: found is not None, result=lambda timeout: answer
-        )
-
-
-@pytest.mark.parametrize(
-    ("found", "reload"),
-    [
-        ({"cpu": 3}, Reload("cpu", 64, 0.5)),
-        # The wait for a lookup belongs to what it read from disk.
-        ({"cpu": 1, "disk": 2}, Reload("disk", 64, 2.5)),
-    ],
-)
-def test_the_server_says_which(found, reload):
-    server = Server(found)
-    server.sources.ask("a", 64, 0.5, 2.0)
-    assert server.sources.take_known() == [reload]
-    assert server.sources.take_known() == []
-    assert not server.sources.is_waiting
-
-
-@pytest.mark.parametrize(
-    ("answers", "tier"),
-    [
-        (({}, {}, {"disk": 1}), "disk"),  # it is there: late, but known
-        ((), None),
-        (({}, {}), None),
-    ],
-)
-def test_a_server_that_does_not_know_yet_is_asked_again_for_a_while(answers, tier):
-    server = Server(*answers)
-    server.sources.ask("a", 64, 0.5)
-    assert server.sources.take_known() == []
-    assert server.sources.take_known() == []
-    assert server.sources.is_waiting
-    server.now_s = SOURCE_TIMEOUT_S + 1
-    assert server.sources.take_known() == [Reload(tier, 64, 0.5)]
-    assert not server.sources.is_waiting
-    if tier is not None:
-        assert server.calls == len(answers)
-
-
-def test_a_server_without_the_module_is_asked_once():
-    server = Server("no module")
-    for name in ("a", "b"):
-        server.sources.ask(name, 64, 0.5)
-        assert server.sources.take_known() == [Reload("cpu", 64, 0.5)]
-    assert server.calls == 1
+        assert worker._since_s == {}
 
 
 def test_the_slowest_rank_s_copy_counts():

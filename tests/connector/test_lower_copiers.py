@@ -28,8 +28,7 @@ from tests.connector.test_kv_layouts import FULL, LAYERS, fill, one_group, regis
 from tests.transfer.fake_cuda import FakeCuda
 from ttlcache.errors import ConfigError, TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
-from ttlcache.transfer import ReferenceEngine
-from ttlcache.transfer.base import always_wanted
+from ttlcache.transfer import Direction, ReferenceEngine
 from ttlcache.transfer.cupy_engine import CupyEngine
 from ttlcache.transfer.host_memory import PinnedRanges
 from ttlcache_connector.copy.copy_thread import CopyThreads
@@ -266,13 +265,13 @@ def test_lmcaches_memory_is_pinned_while_it_is_there(server, tensors, monkeypatc
     assert copier.name == "cupy"
     for times in (1, 2):
         copier.attach(context)
-        copier.blocks.gather(BLOCKS, PER_CHUNK, chunks, always_wanted)
+        copier.blocks.copy(Direction.STORE, BLOCKS, PER_CHUNK, chunks)
         pool.zero_()
-        copier.blocks.scatter(BLOCKS, PER_CHUNK, chunks, 0, always_wanted)
+        copier.blocks.copy(Direction.LOAD, BLOCKS, PER_CHUNK, chunks)
         copier.detach()
         assert cuda.calls.count("pin") == cuda.calls.count("unpin") == times
         with pytest.raises(TransferError, match="never pinned"):
-            copier.blocks.gather(BLOCKS, PER_CHUNK, chunks, always_wanted)
+            copier.blocks.copy(Direction.STORE, BLOCKS, PER_CHUNK, chunks)
     after = cache[BLOCKS].clone()
     pool.copy_(before)
     assert same_bits(after, cache[BLOCKS])

@@ -11,7 +11,7 @@ PROMPT = list(range(40))
 
 @pytest.fixture
 def engine():
-    return make_engine(policy="adaptive")
+    return make_engine(policy="adaptive", lower_tier="cpu")
 
 
 @pytest.fixture
@@ -22,23 +22,22 @@ def tier(engine):
 def test_failed_reloads_are_counted_while_their_request_lives(engine, tier):
     engine.arrive("r", PROMPT, program="A")
     engine.admit("r")
-    tier.on_load_finished("r", 0)
-    tier.on_load_finished("gone", 8)
+    tier.on_load_finished("r", 0, 0.5)
+    tier.on_load_finished("gone", 8, 0.5)
     assert engine.total("failed_reloads") == 1
+    assert engine.observed("reload_seconds") == [0.5]
     assert engine.controller.requests.keys() == {"r"}
 
 
-def test_what_a_reload_cost_is_learnt_per_tier(engine, tier):
+def test_what_a_reload_cost_is_learnt(engine, tier):
+    tier.on_source("cpu")
     for _ in range(50):
-        tier.learn_reload("cpu", 1000, 0.5)
-    tier.learn_reload(None, 1000, 0.5)  # from nobody knows where: teaches nothing
+        tier.on_load_finished("r", 1000, 0.5)
     costs = engine.controller.costs
     assert costs.reload_s("cpu", 1000) == pytest.approx(0.5, rel=0.05)
-    assert costs.tiers == ("cpu",)
-    for label, number in (("cpu", 50), ("unknown", 1)):
-        assert engine.total("reloads", label) == number
-        assert engine.total("reloaded_tokens", label) == 1000 * number
-    assert engine.observed("reload_seconds") == [0.5] * 51
+    assert engine.total("reloads", "cpu") == 50
+    assert engine.total("reloaded_tokens", "cpu") == 50_000
+    assert engine.observed("reload_seconds") == [0.5] * 50
 
 
 # --- what the lower tier kept ---------------------------------------------------------
@@ -76,7 +75,7 @@ def test_what_a_return_found_below(engine, tier, seen, cached, reloaded, told):
     engine.controller.prefilled("gone")
     engine.controller.on_allocated("r", cached)
     if reloaded is not None:
-        tier.on_load_finished("r", reloaded)
+        tier.on_load_finished("r", reloaded, 0.5)
     engine.step(seconds=1.0)
     engine.controller.prefilled("r")
     engine.controller.prefilled("r")

@@ -15,7 +15,7 @@ from ttlcache.telemetry.events import Telemetry
 
 @pytest.fixture
 def tier():
-    found = TierRecord({}, CostModel(), Telemetry())
+    found = TierRecord("cpu", {}, CostModel(), Telemetry())
     found.on_source("cpu")
     return found
 

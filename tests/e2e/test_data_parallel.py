@@ -132,7 +132,7 @@ def ranks(tiny_model, tmp_path_factory):
             extra_args=("--data-parallel-size", str(RANKS)),
             extra_env={"PYTHONPATH": package_of_vllm(folder / "vllm")},
         ) as server,
-        Front(server.base_url, (), folder / "front.log", ("--ranks", "2")) as front,
+        Front(server.base_url, folder / "front.log", ("--ranks", "2")) as front,
     ):
         ranks = Ranks(server, front)
         yield ranks

@@ -69,7 +69,7 @@ def ask(
 
 
 def reloads(replica: Agent) -> float:
-    return replica.count("ttlcache_reloads_total", "tier", "cpu")
+    return replica.count("ttlcache_reloads_total", "tier", "lmcache")
 
 
 def test_a_killed_replica_takes_no_program_along(tiny_model, tmp_path, vanilla):

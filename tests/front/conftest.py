@@ -13,8 +13,7 @@ from bench.compare.fleet.router import Router
 from bench.serve.ports import free_ports
 from bench.serve.process import ServerProcess
 from ttlcache_connector.front import app
-from ttlcache_connector.front.replicas import Replicas
-from ttlcache_connector.front.upload import Limits
+from ttlcache_connector.front.upload import Room
 
 #: Anything longer is a hang, on the slowest of machines.
 HANG_S = 120.0
@@ -30,12 +29,11 @@ def anyio_backend():
 def front_before(
     transport: httpx.AsyncBaseTransport | None = None,
     url: str = "http://up",
-    **limits: float,
+    **room: float,
 ) -> app.Front:
-    """The application in this process; it knows no replica."""
+    """The application in this process."""
     client = httpx.AsyncClient(transport=transport)
-    replicas = Replicas(())
-    return app.Front(url, replicas, client=client, limits=Limits(**limits))
+    return app.Front(url, client=client, room=Room(**room))
 
 
 class Upstream(ServerProcess):
@@ -77,8 +75,7 @@ def router(upstreams, folder, policy):
 
 
 @pytest.fixture(scope="module")
-def front(router, upstreams, folder):
-    """Before the router, and it knows the replicas."""
-    urls = [upstream.base_url for upstream in upstreams.values()]
-    with Front(router.base_url, urls, folder / "front.log") as front:
+def front(router, folder):
+    """Before the router."""
+    with Front(router.base_url, folder / "front.log") as front:
         yield front

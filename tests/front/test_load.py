@@ -21,8 +21,7 @@ from bench.serve.ports import free_ports
 from tests.front.conftest import CHAT, HANG_S
 from ttlcache_connector.front.app import Front
 from ttlcache_connector.front.forward import upstream_client
-from ttlcache_connector.front.replicas import Replicas
-from ttlcache_connector.front.upload import Limits
+from ttlcache_connector.front.upload import Room
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(4 * HANG_S)]
 
@@ -117,9 +116,8 @@ async def test_nothing_is_left_of_a_load(upstreams):
     client.timeout = None  # however slow this machine is
     front = Front(
         upstreams["left"].base_url,
-        Replicas(()),
         client=client,
-        limits=Limits(SLOW * len(PIECE) // 2, body_timeout_s=2 * HANG_S),
+        room=Room(SLOW * len(PIECE) // 2, timeout_s=2 * HANG_S),
     )
     async with serving(front) as port:
         before = asyncio.all_tasks()

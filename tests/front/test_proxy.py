@@ -20,7 +20,7 @@ from ttlcache_connector.front.keys import rank_of
 def direct(upstreams, folder):
     """Before one upstream with four data-parallel ranks, and no router."""
     url, log = upstreams["left"].base_url, folder / "direct.log"
-    with Front(url, (), log, ("--ranks", "4")) as front:
+    with Front(url, log, ("--ranks", "4")) as front:
         yield front
 
 

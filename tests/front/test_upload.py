@@ -16,7 +16,7 @@ import pytest
 
 from tests.front.conftest import CHAT, HANG_S, front_before
 from ttlcache_connector.front.app import Front
-from ttlcache_connector.front.upload import Limits, Room, Upload
+from ttlcache_connector.front.upload import Room, Upload
 from ttlcache_connector.http.asgi import MAX_BODY_BYTES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(HANG_S)]
@@ -161,7 +161,7 @@ async def test_a_body_that_does_not_come_is_408(path, beginning):
     client = Client(length(100), path=path)
     if beginning:
         client.say(beginning)
-    status = await served(client, echo, body_timeout_s=0.05)
+    status = await served(client, echo, timeout_s=0.05)
     assert client.status == 408
     assert (b"connection", b"close") in client.heard[0]["headers"]
     assert (status["bodies_late"], status["upstream_errors"]) == (1, 0)
@@ -240,7 +240,7 @@ async def test_a_body_is_sent_once():
 
     again = Client(length(11))
     again.say(b"first")
-    upload = Upload(again.scope, again.receive, Room(Limits()))
+    upload = Upload(again.scope, again.receive, Room())
     await anext(upload.content())
     with pytest.raises(httpx.StreamConsumed):
         await anext(upload.content())

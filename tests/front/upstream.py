@@ -18,14 +18,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from starlette.routing import Route
 
 NAME = sys.argv[1] if len(sys.argv) > 2 else "upstream"
-#: What it was told last, and what tests ask it about.
-STATE: dict[str, Any] = {
-    "left": 0,
-    "waiting": 0,
-    "programs": [],
-    "held": 0,
-    "streamed": 0,
-}
+#: What tests ask it about.
+STATE = {"left": 0, "held": 0, "streamed": 0}
 #: Headers that a proxy could take for its own.
 OWN_HEADERS = [("server", "light"), ("date", "Thu, 01 Jan 1970 00:00:00 GMT")]
 
@@ -34,21 +28,8 @@ async def health(request: Request) -> PlainTextResponse:
     return PlainTextResponse("ok")
 
 
-async def metrics(request: Request) -> PlainTextResponse:
-    return PlainTextResponse(
-        f'vllm:num_requests_waiting{{engine="0"}} {STATE["waiting"]}\n'
-    )
-
-
 async def state(request: Request) -> JSONResponse:
-    if request.method == "POST":
-        STATE.update(await request.json())
     return JSONResponse(STATE)
-
-
-async def programs(request: Request) -> JSONResponse:
-    rows = [{"program": name} for name in STATE["programs"]]
-    return JSONResponse({"engines": [{"programs": rows}]})
 
 
 async def stream(events: int) -> Any:
@@ -104,9 +85,7 @@ async def anything(request: Request) -> Any:
 app = Starlette(
     routes=[
         Route("/health", health),
-        Route("/metrics", metrics),
-        Route("/state", state, methods=["GET", "POST"]),
-        Route("/ttlcache/programs", programs),
+        Route("/state", state),
         Route("/{path:path}", anything, methods=["GET", "POST", "DELETE", "PUT"]),
     ]
 )

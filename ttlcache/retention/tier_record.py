@@ -17,12 +17,14 @@ KEPT_SHARE = 0.95
 class TierRecord:
     """Where the KV of turns goes that GPU memory gives up.
 
+    name: the tier's in metrics: `lower_tier`.
     requests: those between arrival and finish.
     source: the tier's name in the cost model, None while there is none.
     generation: counts up when what went there before need not be there any more,
         though the tier has room: it was away, or everything was reset.
     """
 
+    name: str
     requests: Mapping[str, RequestRecord]
     costs: CostModel
     telemetry: Telemetry
@@ -56,26 +58,23 @@ class TierRecord:
         if record is not None:
             record.asked_tier = record.reusable_tokens >= chunk_tokens
 
-    def on_load_finished(self, request_id: str, tokens: int) -> None:
-        """`tokens` of the prompt came, 0 where that failed: prefill what is left."""
+    def on_load_finished(self, request_id: str, tokens: int, seconds: float) -> None:
+        """`tokens` of the prompt came, 0 where that failed: prefill what is left.
+
+        seconds: from the order to the arrival of the last byte.
+        """
+        metrics = self.telemetry.metrics
         if tokens <= 0:
-            self.telemetry.metrics.count("failed_reloads")
+            metrics.count("failed_reloads")
             return
         record = self.requests.get(request_id)
         if record is not None:
             record.reloaded_tokens += tokens
-
-    def learn_reload(self, source: str | None, tokens: int, seconds: float) -> None:
-        """What a reload cost, from the order to the arrival of the last byte.
-
-        source: None where it is not known from which tier it came.
-        """
-        metrics, tier = self.telemetry.metrics, source or "unknown"
-        metrics.count("reloads", tier)
-        metrics.count("reloaded_tokens", tier, by=tokens)
+        metrics.count("reloads", self.name)
+        metrics.count("reloaded_tokens", self.name, by=tokens)
         metrics.observe("reload_seconds", seconds)
-        if source is not None:
-            self.costs.observe_reload(source, tokens, seconds)
+        if self.source is not None:
+            self.costs.observe_reload(self.source, tokens, seconds)
 
     # --- what the controller says -----------------------------------------
 

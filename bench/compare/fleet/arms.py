@@ -225,7 +225,7 @@ def _entry(stack: ExitStack, arm: FleetArm, cluster: Cluster, folder: Path) -> s
     stack.enter_context(router)
     if not arm.front:
         return router.base_url
-    front = Front(router.base_url, cluster.urls, folder / "front.log")
+    front = Front(router.base_url, folder / "front.log")
     return stack.enter_context(front).base_url
 
 

@@ -16,7 +16,6 @@ class Front(ServerProcess):
     def __init__(
         self,
         upstream: str,
-        replica_urls: Sequence[str],
         log_path: Path,
         extra_args: Sequence[str] = (),
     ) -> None:
@@ -25,7 +24,6 @@ class Front(ServerProcess):
         command = [
             *(sys.executable, "-m", "ttlcache.cli", "front"),
             *("--upstream", upstream, "--port", str(port)),
-            *(arg for url in replica_urls for arg in ("--replica", url)),
             *extra_args,
         ]
         super().__init__(command, f"{self.base_url}/front/health", log_path)

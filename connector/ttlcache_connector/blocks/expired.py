@@ -8,7 +8,7 @@ its own on them.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -223,16 +223,10 @@ class ExpiredTurns:
         turns = [*self._copies, *(turn.request_id for turn in self.cached)]
         for request_id in turns:
             self.release(request_id)
-        failed: Exception | None = None
-        drops: list[Callable[[], None]] = [self._stores.drop_copies]
-        drops += [functools.partial(self._stores.drop, each) for each in turns]
-        for drop in drops:
-            try:
-                drop()
-            except Exception as error:  # noqa: BLE001 - the others are dropped, too
-                failed = error
-        if failed is not None:
-            raise failed
+        with contextlib.ExitStack() as drops:  # one that raises keeps no other
+            for request_id in reversed(turns):
+                drops.callback(self._stores.drop, request_id)
+            drops.callback(self._stores.drop_copies)
 
     # --- memory is short -------------------------------------------------
 

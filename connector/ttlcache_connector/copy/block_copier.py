@@ -26,9 +26,9 @@ SLOW_COPY_S = 60.0
 
 
 class BlockCopier:
-    """Gathers blocks into chunks and scatters chunks into blocks.
+    """Copies blocks into chunks and chunks into blocks.
 
-    One thread may gather while another scatters.
+    One thread may store while another loads.
 
     Args:
         group: whose blocks.
@@ -39,56 +39,27 @@ class BlockCopier:
         self.group = group
         self._lanes = lanes
 
-    def gather(
-        self,
-        blocks: Sequence[int],
-        blocks_in_chunk: int,
-        chunks: Sequence[torch.Tensor],
-        is_wanted: Callable[[], bool] = always_wanted,
-    ) -> None:
-        """Blocks to chunks; returns when the bytes are there.
-
-        Args:
-            blocks: `blocks_in_chunk` ids for each chunk of the request.
-            chunks: host tensors to fill.
-            is_wanted: after a no it returns soon, and raises.
-
-        Raises:
-            TransferError: nothing may be committed.
-        """
-        self._copy(Direction.STORE, blocks, blocks_in_chunk, chunks, 0, is_wanted)
-
-    def scatter(
-        self,
-        blocks: Sequence[int],
-        blocks_in_chunk: int,
-        chunks: Sequence[torch.Tensor],
-        skip_tokens: int = 0,
-        is_wanted: Callable[[], bool] = always_wanted,
-    ) -> None:
-        """Chunks to blocks, without the blocks that lie wholly in `skip_tokens`.
-
-        Raises:
-            TransferError: the blocks hold garbage and must count as not loaded.
-        """
-        # The chunks' shape is [layer, token, …], or [2, layer, token, …].
-        tokens = int(chunks[0].shape[-2]) // blocks_in_chunk if chunks else 0
-        skip = skip_tokens // tokens if tokens else 0
-        self._copy(Direction.LOAD, blocks, blocks_in_chunk, chunks, skip, is_wanted)
-
-    def close(self) -> None:
-        """Finish copies under way; later ones fail."""
-        self._lanes.close()
-
-    def _copy(
+    def copy(
         self,
         direction: Direction,
         blocks: Sequence[int],
         blocks_in_chunk: int,
         chunks: Sequence[torch.Tensor],
-        skip_blocks: int,
-        is_wanted: Callable[[], bool],
+        is_wanted: Callable[[], bool] = always_wanted,
+        skip_tokens: int = 0,
     ) -> None:
+        """Returns when the bytes are there.
+
+        Args:
+            blocks: `blocks_in_chunk` ids for each chunk of the request.
+            chunks: host tensors.
+            is_wanted: after a no it returns soon, and raises.
+            skip_tokens: blocks that lie wholly in them are left out.
+
+        Raises:
+            TransferError: nothing may be committed; blocks that were to be loaded hold
+                garbage.
+        """
         layout = self.group.layout
         needed = layout.chunk_bytes(blocks_in_chunk)
         for chunk in chunks:
@@ -98,6 +69,10 @@ class BlockCopier:
                     f"a chunk of {held} bytes for {blocks_in_chunk} blocks of "
                     f"{layout.block_bytes} bytes"
                 )
+        skip_blocks = 0
+        if skip_tokens and chunks:
+            # Of shape [layer, token, …], or [2, layer, token, …].
+            skip_blocks = skip_tokens * blocks_in_chunk // int(chunks[0].shape[-2])
         plan = plan_copies(
             direction,
             layout,
@@ -116,3 +91,7 @@ class BlockCopier:
         outcome = ended[ticket]
         if outcome.failure is not None:
             raise TransferError(f"{outcome.failure.value}: {outcome.detail}")
+
+    def close(self) -> None:
+        """Finish copies under way; later ones fail."""
+        self._lanes.close()

@@ -157,11 +157,8 @@ def _read_group(
 class _View:
     """A layer's KV tensor with manager blocks as first axis; strides in bytes."""
 
-    name: str
-    base: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    item_bytes: int
     storage: int
     planes: tuple[Plane, ...]
 
@@ -188,13 +185,13 @@ class _View:
         if ratio > 1:  # a block is several kernel blocks, one after the other
             shape = (num_blocks, ratio, *shape[1:])
             strides = (ratio * strides[0], *strides)
-        base = cache.data_ptr()
         try:
-            planes = tuple(planes_of(base, shape, strides, item_bytes))
+            found = planes_of(cache.data_ptr(), shape, strides, item_bytes)
+            planes = tuple(found)
         except TransferError as error:
             raise TransferError(f"layer {name}: {error}") from error
         storage = cache.untyped_storage().data_ptr()
-        return cls(name, base, shape, strides, item_bytes, storage, planes)
+        return cls(shape, strides, storage, planes)
 
     @property
     def axes(self) -> tuple[int, ...]:

@@ -22,12 +22,10 @@ from ttlcache_connector.front.forward import (
 )
 from ttlcache_connector.front.keys import HEADERLESS, find, named, rank_of
 from ttlcache_connector.front.prompts import PromptMemory
-from ttlcache_connector.front.replicas import Replicas
 from ttlcache_connector.front.routes import Family
 from ttlcache_connector.front.upload import (
     BodyError,
     ClientGoneError,
-    Limits,
     Room,
     Upload,
 )
@@ -62,10 +60,9 @@ class Front:
 
     Args:
         upstream: base URL of the router.
-        replicas: asked whether a sub-agent may follow its parent.
         ranks: data-parallel ranks of the one vLLM behind; 0: none are named.
         client: what talks to the upstream; ours by default.
-        limits: what bodies may cost.
+        room: what bodies may cost.
         every_path: pass on the upstream's administration, too.
 
     Raises:
@@ -75,20 +72,18 @@ class Front:
     def __init__(
         self,
         upstream: str,
-        replicas: Replicas,
         ranks: int = 0,
         client: httpx.AsyncClient | None = None,
-        limits: Limits | None = None,
+        room: Room | None = None,
         *,
         every_path: bool = False,
     ) -> None:
         self._every_path = every_path
-        self._upstream = Upstream(base_url("--upstream", upstream), client)
+        self._upstream = Upstream(base_url(upstream), client)
         self._ranks = ranks
-        self._replicas = replicas
-        self._family = Family(replicas.is_over)
+        self._family = Family()
         self._prompts = PromptMemory()
-        self._room = Room(limits or Limits())
+        self._room = room or Room()
         self._under_way = 0
         #: What `/front/status` tells: requests by where their key was found.
         self.routed: Counter[str] = Counter()
@@ -114,7 +109,7 @@ class Front:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
-        async with self._upstream.client, self._replicas.watching():
+        async with self._upstream.client:
             await send({"type": "lifespan.startup.complete"})
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
@@ -128,20 +123,17 @@ class Front:
             await answer(send, 404, {"error": f"no such path: {path}"})
 
     def status(self) -> dict[str, object]:
-        """Counters since the start, sizes of what is remembered, last pressures."""
+        """Counters since the start, sizes of what is remembered."""
         return {
             "requests": dict(self.routed),
             "faults": self.faults,
             "upstream_errors": self._upstream.errors,
-            "replica_faults": self._replicas.faults,
             "under_way": self._under_way,
             "held_bytes": self._room.held_bytes,
             "bodies_unread": self._room.unread,
             "bodies_late": self._room.late,
             "children": len(self._family),
-            "children_sent_away": self._family.sent_away,
             "prompts": len(self._prompts),
-            "pressure": self._replicas.status(),
         }
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:

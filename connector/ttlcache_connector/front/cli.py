@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
 
 from ttlcache.cli.common import fail
 from ttlcache.errors import ConfigError
-from ttlcache_connector.front.replicas import BOUND
 
 
 def front(
@@ -18,16 +16,6 @@ def front(
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
-    replica: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A vLLM behind the router; may be repeated. With them, sub-agents "
-            "of a program whose replica is over the bound go by their own id."
-        ),
-    ] = None,
-    pressure_bound: Annotated[
-        float, typer.Option(help="A replica is over it while more requests wait.")
-    ] = BOUND,
     ranks: Annotated[
         int,
         typer.Option(
@@ -55,21 +43,15 @@ def front(
         ),
     ] = 5,
 ) -> None:
-    """Give programs without a session id a stable one, before a router.
-
-    VLLM_API_KEY, where it is set, is the replicas' key.
-    """
+    """Give programs without a session id a stable one, before a router."""
     try:
         import uvicorn
 
         from ttlcache_connector.front.app import Front
-        from ttlcache_connector.front.replicas import Replicas
     except ImportError as error:
         fail(f"{error}; pip install 'ttlcache[fleet]'")
-    key = os.environ.get("VLLM_API_KEY")
     try:
-        replicas = Replicas(replica or (), pressure_bound, key)
-        app = Front(upstream, replicas, ranks, every_path=every_path)
+        app = Front(upstream, ranks, every_path=every_path)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
     # Nothing ends a stream but its upstream and its client; log lines a request

@@ -188,16 +188,17 @@ async def refuse_body(send: Send, error: BodyError) -> None:
     await refuse(send, error.status, error.kind, str(error), last=True)
 
 
-def base_url(key: str, value: str) -> httpx.URL:
-    """`value` as a URL that requests can go to.
+def base_url(value: str) -> httpx.URL:
+    """`--upstream` as a URL that requests can go to.
 
     Raises:
-        ConfigError: none can; it names the key, the value and what was expected.
+        ConfigError: none can; it names the option, the value and what was expected.
     """
+    told = f"--upstream: {value!r}"
     try:
         url = httpx.URL(value.strip().rstrip("/"))
     except httpx.InvalidURL as error:
-        raise ConfigError(f"{key}: {value!r}: {error}; expected {_EXPECTED}") from None
+        raise ConfigError(f"{told}: {error}; expected {_EXPECTED}") from None
     for wrong, why in (
         (url.scheme not in ("http", "https"), "it does not begin with http://"),
         (not url.host or "%" in url.host, "it names no host"),
@@ -205,10 +206,5 @@ def base_url(key: str, value: str) -> httpx.URL:
         (bool(url.query or url.fragment), "it has a query"),
     ):
         if wrong:
-            raise ConfigError(f"{key}: {value!r}: {why}; expected {_EXPECTED}")
+            raise ConfigError(f"{told}: {why}; expected {_EXPECTED}")
     return url
-
-
-def without_user(value: str) -> str:
-    """The URL without user and password, to be shown."""
-    return str(httpx.URL(value).copy_with(userinfo=b""))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 
 from ttlcache_connector.front.keys import Route
 
@@ -18,20 +17,12 @@ class Family:
     nobody can send another one's program away by calling it a child.
 
     Args:
-        is_over: whether the replica that holds a program is over its bound.
         max_children: the longest unused are forgotten.
     """
 
-    def __init__(
-        self,
-        is_over: Callable[[str], bool],
-        max_children: int = MAX_CHILDREN,
-    ) -> None:
-        self._is_over = is_over
+    def __init__(self, max_children: int = MAX_CHILDREN) -> None:
         self._max_children = max_children
         self._keys: OrderedDict[tuple[str, str], str] = OrderedDict()
-        #: Sub-agents that were sent away from their parent's replica.
-        self.sent_away = 0
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -41,7 +32,7 @@ class Family:
         return self._keys.get((tenant, program), program)
 
     def key(self, route: Route, tenant: str = "") -> str | None:
-        """The key to route by. A sub-agent's first turn decides for all of them."""
+        """The key to route by: a sub-agent goes where its parent went."""
         program, parent = route.program, route.parent
         if program is None or route.key is None:
             return route.key
@@ -52,9 +43,6 @@ class Family:
         key = route.key
         if parent is not None and parent != program:
             key = self.of(parent, tenant)
-            if self._is_over(parent):
-                key = program
-                self.sent_away += 1
         self._keys[tenant, program] = key
         while len(self._keys) > self._max_children:
             self._keys.popitem(last=False)

@@ -34,39 +34,32 @@ class BodyTimeoutError(BodyError):
     kind = "timeout_error"
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bodies may cost.
+@dataclass(slots=True)
+class Room:
+    """Counts the bytes of bodies that are in memory, over all requests.
 
-    held_bytes: of all bodies at once that are read before they go on.
-    body_timeout_s: for a body that is read first to be there; for a piece of one that
+    max_bytes: of all bodies at once that are read before they go on.
+    timeout_s: for a body that is read first to be there; for a piece of one that
         streams to come.
+    unread: bodies that were passed on unread for want of room.
+    late: bodies that did not come in time.
     """
 
-    held_bytes: int = 256 * 2**20
-    body_timeout_s: float = 60.0
-
-
-class Room:
-    """Counts the bytes of bodies that are in memory, over all requests."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.held_bytes = 0
-        #: Bodies that were passed on unread for want of room.
-        self.unread = 0
-        #: Bodies that did not come in time.
-        self.late = 0
+    max_bytes: int = 256 * 2**20
+    timeout_s: float = 60.0
+    held_bytes: int = 0
+    unread: int = 0
+    late: int = 0
 
     @property
     def full(self) -> bool:
-        return self.held_bytes > self.limits.held_bytes
+        return self.held_bytes > self.max_bytes
 
     @contextlib.contextmanager
     def patience(self) -> Iterator[None]:
         """For as long as a client's body may take."""
         try:
-            with anyio.fail_after(self.limits.body_timeout_s):
+            with anyio.fail_after(self.timeout_s):
                 yield
         except TimeoutError:
             self.late += 1

@@ -19,59 +19,43 @@ _HEADER = re.compile(
     r"x-anthropic-billing-header:(?:[ \t]{0,8}\w{1,40}=[^;\s]{0,200}(?:;|$)){1,20}\s*"
 )
 _SYSTEM_ROLES = ("system", "developer")
-_Object = dict[str, msgspec.Raw]
 
 
 def without_attribution(body: bytes) -> bytes | None:
     """The body without the header, None where its system text does not begin with it.
 
-    Everything else keeps its bytes, but for blanks between members.
+    Members without the header keep their bytes, but for blanks between them.
     """
     if _NAME not in body:
         return None
     try:
-        fields = msgspec.json.decode(body, type=_Object)
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         changed = False
-        for name in ("system", "instructions"):
-            changed |= _strip_value(fields, name)
-        for name in ("messages", "input"):
-            changed |= _strip_messages(fields, name)
+        for name in ("system", "instructions", "messages", "input"):
+            if _NAME not in bytes(fields.get(name, b"")):
+                continue
+            value = msgspec.json.decode(fields[name])
+            is_text = name in ("system", "instructions")
+            stripped = _stripped(value) if is_text else _stripped_messages(value)
+            if stripped != value:
+                fields[name] = msgspec.Raw(msgspec.json.encode(stripped))
+                changed = True
         return msgspec.json.encode(fields) if changed else None
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return None
 
 
-def _strip_messages(fields: _Object, name: str) -> bool:
-    raw = fields.get(name)
-    if raw is None or not bytes(raw).startswith(b"["):
-        return False
-    items = msgspec.json.decode(raw, type=list[msgspec.Raw])
-    changed = False
-    for index, item in enumerate(items):
-        if _NAME not in bytes(item):
-            continue
-        message = msgspec.json.decode(item, type=_Object)
-        role = message.get("role")
-        if role is None or msgspec.json.decode(role) not in _SYSTEM_ROLES:
-            continue
-        if _strip_value(message, "content"):
-            items[index] = msgspec.Raw(msgspec.json.encode(message))
-            changed = True
-    if changed:
-        fields[name] = msgspec.Raw(msgspec.json.encode(items))
-    return changed
-
-
-def _strip_value(fields: _Object, name: str) -> bool:
-    raw = fields.get(name)
-    if raw is None or _NAME not in bytes(raw):
-        return False
-    value = msgspec.json.decode(raw)
-    stripped = _stripped(value)
-    if stripped == value:
-        return False
-    fields[name] = msgspec.Raw(msgspec.json.encode(stripped))
-    return True
+def _stripped_messages(messages: Any) -> Any:
+    if not isinstance(messages, list):
+        return messages
+    return [
+        {**each, "content": _stripped(each["content"])}
+        if isinstance(each, dict)
+        and each.get("role") in _SYSTEM_ROLES
+        and "content" in each
+        else each
+        for each in messages
+    ]
 
 
 def _stripped(value: Any) -> Any:
@@ -79,7 +63,7 @@ def _stripped(value: Any) -> Any:
     if isinstance(value, str):
         match = _HEADER.match(value)
         return value if match is None else value[match.end() :]
-    if not isinstance(value, list):
+    if not value or not isinstance(value, list):
         return value
     parts = []
     for part in value:

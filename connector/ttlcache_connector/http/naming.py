@@ -10,8 +10,6 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-import msgspec
-
 from ttlcache.programs.client_values import (
     UnfitValueError,
     client_flag,
@@ -19,7 +17,7 @@ from ttlcache.programs.client_values import (
     header_id,
 )
 from ttlcache.programs.hints import ROUTE_PREFIX, clean_hint
-from ttlcache_connector.http.body import UNREADABLE, Body, member, members, opening
+from ttlcache_connector.http.body import Body, member, members, opening
 from ttlcache_connector.http.forms import (
     BODY_FORMS,
     BODY_HINTS,
@@ -200,10 +198,6 @@ def _claude_session(user_id: object) -> str | None:
     if not isinstance(user_id, str) or len(user_id) > 4096:
         return None
     if user_id.startswith("{"):
-        try:
-            fields = msgspec.json.decode(user_id)
-        except UNREADABLE:
-            return None
-        return label(fields.get("session_id")) if isinstance(fields, dict) else None
+        return label(member(user_id, "session_id"))
     match = _LEGACY_USER_ID.search(user_id)
     return match[1] if match else None

@@ -1,69 +1,61 @@
-"""Runs inside the LMCache server: tells from which tier a lookup was served.
+"""Runs inside the LMCache server: what a worker never wrote is nobody's hit.
 
 `lmcache server --server-module '{"module_path": "ttlcache_connector.lmcache_module"}'`,
-LMCache's documented extension point. Its clients learn only how many chunks were
-found; what a reload costs depends on whether they came from CPU memory or disk.
-It also forgets stores that workers left half-way (`torn_stores`).
+LMCache's documented extension point. A worker gets slots, copies, and commits. LMCache
+0.5 commits for a worker that left or died in between: whatever lay in its slots would
+be read as KV from then on, by every replica, and go to disk. A worker of ours leaves so
+whenever it ends during a copy.
 """
 
 from __future__ import annotations
 
-import json
-import threading
-from collections import OrderedDict
+from functools import partial
 from typing import Any
 
-from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.multiprocess.ext_server_module import server_module_handler
 
-from ttlcache_connector.lmcache_server import rpc
-from ttlcache_connector.lmcache_server.torn_stores import forget_torn_stores
+from ttlcache_connector.log import logger
+from ttlcache_lmcache import internals
 
-#: Lookups remembered; a load is asked about within seconds.
-MEMORY = 4096
+log = logger(__name__)
 
 
-class LookupTiers:
-    """Remembers the last lookups' results by request."""
+class TornStores:
+    """Forgets the stores that workers left half-way.
+
+    It can be asked for their number. LMCache answers calls of modules only where one
+    has any: without that a hint to a server without the retention module would be an
+    error in its log, and no refusal.
+    """
 
     def __init__(self, build_context: Any) -> None:
-        self._context = build_context.server_context
-        self._lock = threading.Lock()
-        self._found: OrderedDict[str, dict[str, int]] = OrderedDict()
-        self._context.event_bus.subscribe(
-            EventType.MP_LOOKUP_PREFETCH_END, self._on_lookup
-        )
-
-    @property
-    def context(self) -> Any:
-        return self._context
+        self.context = build_context.server_context
+        self._count = 0
+        # LMCache's own modules; those that hand out no slots are left alone.
+        for module in build_context.modules:
+            if internals.hands_out_slots(module):
+                internals.on_worker_gone(module, partial(self._forget, module))
+            elif type(module).__name__ == "EngineDrivenTransferModule":
+                log.warning(
+                    "ttlcache: this LMCache's transfer module looks different: a store "
+                    "that a worker leaves half-way may be read as if it were whole"
+                )
 
     def report_status(self) -> dict[str, Any]:
-        with self._lock:
-            return {"ttlcache_lookups": len(self._found)}
+        return {"ttlcache_torn_stores": self._count}
 
     def close(self) -> None:
         return
 
-    @server_module_handler(rpc.LOOKUP_TIERS)
-    def lookup_tiers(self, payload: bytes) -> bytes:
-        with self._lock:
-            found = self._found.get(json.loads(payload), {})
-        return json.dumps(found).encode()
+    @server_module_handler("ttlcache.torn_stores")
+    def torn_stores(self, payload: bytes) -> bytes:
+        return b"%d" % self._count
 
-    def _on_lookup(self, event: Event) -> None:
-        data = event.metadata
-        with self._lock:
-            self._found[event.session_id] = {
-                "cpu": data["l1_hit_tokens"],
-                "disk": data["l2_hit_tokens"],
-            }
-            self._found.move_to_end(event.session_id)
-            while len(self._found) > MEMORY:
-                self._found.popitem(last=False)
+    def _forget(self, module: Any, instance_id: int) -> None:
+        if torn := internals.drop_open_stores(module, instance_id):
+            self._count += torn
+            log.info("ttlcache: worker %d left %d stores half-way", instance_id, torn)
 
 
-def build_server_modules(build_context: Any) -> LookupTiers:
-    """What LMCache calls."""
-    forget_torn_stores(build_context.modules)
-    return LookupTiers(build_context)
+#: What LMCache calls.
+build_server_modules = TornStores

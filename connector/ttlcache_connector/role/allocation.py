@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from vllm.v1.request import RequestStatus
 
 from ttlcache.types import Admission, Urgency
+from ttlcache_connector.faults import guarded
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -72,7 +73,7 @@ class AllocationGuard:
         self._manager = manager
         self._callbacks = callbacks
         self._engine, self._prefills = engine, prefills
-        self._upkeep, self._faults = upkeep, upkeep.faults
+        self._upkeep, self.faults = upkeep, upkeep.faults
         self._allocate: Callable[..., Any] = manager.allocate_slots
         self._reset: Callable[[], bool] = manager.reset_prefix_cache
         self._groups = groups_of(manager)
@@ -87,7 +88,7 @@ class AllocationGuard:
         self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any
     ) -> Any:
         """`KVCacheManager.allocate_slots`, with pins that give way."""
-        urgency = self._urgency(request, kwargs)
+        urgency = self.urgency(request, kwargs)
         if urgency is Urgency.WAITING and self._must_wait(request, kwargs):
             return None
         blocks = self._allocate(request, num_new_tokens, *args, **kwargs)
@@ -95,7 +96,7 @@ class AllocationGuard:
             return blocks
         needed = 0
         while True:
-            missing = self._missing_blocks(request, num_new_tokens, kwargs)
+            missing = self.missing_blocks(request, num_new_tokens, kwargs)
             if self._is_refused(missing, urgency):
                 return None
             needed = max(2 * needed, missing, 1)
@@ -140,14 +141,9 @@ class AllocationGuard:
 
         return allocate_slots
 
-    def _urgency(self, request: Request, kwargs: dict[str, Any]) -> Urgency:
-        try:
-            return self._find_urgency(request, kwargs)
-        except Exception:  # noqa: BLE001 - the serving path fails open
-            self._faults.record("urgency")
-            return Urgency.STALLED  # the one that cannot wedge
-
-    def _find_urgency(self, request: Request, kwargs: dict[str, Any]) -> Urgency:
+    @guarded(fallback=Urgency.STALLED)  # the one that cannot wedge
+    def urgency(self, request: Request, kwargs: dict[str, Any]) -> Urgency:
+        """How badly a call needs its blocks."""
         if request.status is RequestStatus.RUNNING:
             return Urgency.RUNNING
         running = self._engine.num_running()
@@ -183,16 +179,8 @@ class AllocationGuard:
             return True
         return ask.admission(request, needed) is Admission.WAIT
 
-    def _missing_blocks(
-        self, request: Request, num_new_tokens: int, kwargs: dict[str, Any]
-    ) -> int:
-        try:
-            return self._count_missing(request, num_new_tokens, kwargs)
-        except Exception:  # noqa: BLE001 - the serving path fails open
-            self._faults.record("missing_blocks")
-            return 1
-
-    def _count_missing(
+    @guarded(fallback=1)
+    def missing_blocks(
         self, request: Request, num_new_tokens: int, kwargs: dict[str, Any]
     ) -> int:
         """How many free blocks the failed call lacked, roughly; below 0: had to spare.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ttlcache_connector.engine import hooks
 from ttlcache_connector.engine.request_view import is_loading, is_prompt_done
 
 if TYPE_CHECKING:
@@ -71,10 +70,6 @@ class EngineView:
     def is_overdue(self, request: Request) -> bool:
         """Whether it has waited longer than the bound."""
         return self._queue is not None and self._queue.is_aged(request.request_id)
-
-    def put_back_failed_loads(self) -> None:
-        if self.scheduler is not None:
-            hooks.put_back_failed_loads(self.scheduler)
 
 
 class Prefills:

@@ -94,7 +94,7 @@ class RequestEvents:
         found = self._lower.match(request, hit_tokens, self.stored_tokens(request))
         if found.is_answered:
             self.tier_looked_up(request)
-        return found.tokens, found.is_async
+        return found.tokens, bool(found.tokens)
 
     @guarded()
     def note_local_hit(self, request: Request, hit_tokens: int) -> None:
@@ -127,14 +127,14 @@ class RequestEvents:
     ) -> None:
         """The request holds its blocks, and of `loaded_tokens` KV will be loaded."""
         self._lower.allocated(request, blocks, loaded_tokens)
-        self.on_allocated(request)
-        if loaded_tokens:
-            self.load_started(request)
+        self.on_allocated(request, is_loaded=loaded_tokens > 0)
 
     @guarded()
-    def on_allocated(self, request: Request) -> None:
-        """Claim its pin."""
+    def on_allocated(self, request: Request, *, is_loaded: bool) -> None:
+        """Claim its pin. `is_loaded`: a part of its KV is on its way."""
         request_id = request.request_id
+        if is_loaded:
+            self._prefills.load_started(request_id)
         hit_tokens = self._local_hits.pop(request_id, 0)
         self._engine.forget(request_id)
         record = self._controller.requests.get(request_id)
@@ -142,11 +142,6 @@ class RequestEvents:
         if self._demoting is not None and record is not None:
             self._demoting.expired.on_program_resumed(record.program)
         self._prefills.start(request)
-
-    @guarded()
-    def load_started(self, request: Request) -> None:
-        """A part of the request's KV is being loaded from the lower tier."""
-        self._prefills.load_started(request.request_id)
 
     @guarded()
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:

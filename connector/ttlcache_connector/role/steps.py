@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ttlcache_connector.engine import hooks
 from ttlcache_connector.engine.request_view import step_of
 from ttlcache_connector.faults import guarded
 from ttlcache_connector.tiers.base import TierEvents
@@ -57,7 +59,8 @@ class StepEvents:
 
     @guarded()
     def put_back_failed_loads(self) -> None:
-        self._parts.engine.put_back_failed_loads()
+        if self._parts.engine.scheduler is not None:
+            hooks.put_back_failed_loads(self._parts.engine.scheduler)
 
     @guarded()
     def foreign_step(self) -> None:
@@ -119,18 +122,13 @@ class StepEvents:
         lower, demoting = self._lower, self._demoting
         if demoting is None:
             return
-        failed: Exception | None = None
         events = lower.call(lower.tier.take_events, TierEvents())
-        for request_id in events.settled:
-            try:
-                demoting.expired.on_settled(request_id)
-            except Exception as error:  # noqa: BLE001 - the others are freed, too
-                failed = error
-        for load in events.loaded:
-            self._controller.tier.on_load_finished(load.request_id, load.tokens)
-        for reload in events.reloads:
-            self._controller.tier.learn_reload(*reload)
-        for outcome in events.demotions:
-            self._parts.count("demotions", outcome)
-        if failed is not None:
-            raise failed
+        with contextlib.ExitStack() as last:  # one that raises keeps no other waiting
+            for request_id in events.settled:
+                last.callback(demoting.expired.on_settled, request_id)
+            for load in events.loaded:
+                self._controller.tier.on_load_finished(
+                    load.request_id, load.tokens, load.seconds
+                )
+            for outcome in events.demotions:
+                self._parts.count("demotions", outcome)

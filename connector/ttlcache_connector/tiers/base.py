@@ -47,34 +47,25 @@ class TierMetadata(KVConnectorMetadata):
 class Match:
     """What the tier found of a waiting request.
 
-    tokens: beyond the local hit, that can be loaded; None: not known yet, ask again in
-        the next step.
-    is_async: the request waits for its load.
+    tokens: beyond the local hit, that can be loaded, for which the request waits; None:
+        not known yet, ask again in the next step.
     is_answered: the tier has looked, and found something or nothing.
     """
 
     tokens: int | None = 0
-    is_async: bool = False
     is_answered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Tokens of a request that came back just now; 0 where that failed."""
+    """Tokens of a request that came back just now, and what that took.
+
+    tokens: 0 where it failed.
+    """
 
     request_id: str
     tokens: int
-
-
-class Reload(NamedTuple):
-    """What a load cost; known later, once the tier says where the KV came from.
-
-    tier: None where the tier did not say in time.
-    """
-
-    tier: str | None
-    tokens: int
-    seconds: float
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -82,14 +73,12 @@ class TierEvents:
     """What happened since the last call.
 
     loaded: loads that ended.
-    reloads: what loads cost, as far as it became known.
     demotions: how they ended: "stored", "failed", or "dropped" in part or whole.
     settled: finished requests whose blocks need not be held for their copy any more:
         the tier has references of its own on what it copies, or does not want it.
     """
 
     loaded: list[Loaded] = field(default_factory=list)
-    reloads: list[Reload] = field(default_factory=list)
     demotions: list[str] = field(default_factory=list)
     settled: list[str] = field(default_factory=list)
 

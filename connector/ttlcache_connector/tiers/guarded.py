@@ -18,6 +18,7 @@ log = logger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F")
 
 
 class GuardedTier:
@@ -66,8 +67,8 @@ class GuardedTier:
         return up
 
     def call(
-        self, hook: Callable[P, R], fallback: R, /, *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+        self, hook: Callable[P, R], fallback: F, /, *args: P.args, **kwargs: P.kwargs
+    ) -> R | F:
         """A method of the tier; `fallback` where it raises, counted under its name."""
         try:
             return hook(*args, **kwargs)
@@ -104,10 +105,8 @@ class GuardedTier:
         """Orders for the workers."""
         if not self.is_set:
             return TierMetadata()
-        try:
-            metadata = self.tier.build_metadata(output)
-        except Exception:  # noqa: BLE001 - the serving path fails open
-            self.faults.record("tier_build_metadata")
+        metadata = self.call(self.tier.build_metadata, None, output)
+        if metadata is None:
             metadata = TierMetadata()
             self._abandoned |= self._ordered
         if self._abandoned:

@@ -177,8 +177,7 @@ class AnyHistory(RuleBasedStateMachine):
     def reload(self, data, tokens):
         request_id = self.pick(data, self.running())
         controller = self.engine.controller
-        controller.tier.on_load_finished(request_id, tokens)
-        controller.tier.learn_reload("cpu", tokens, 0.25)
+        controller.tier.on_load_finished(request_id, tokens, 0.25)
         assert 0.0 <= controller.costs.kept_share <= 1.0
 
     @rule()

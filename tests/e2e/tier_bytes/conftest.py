@@ -10,7 +10,6 @@ from bench.serve.tier_server import TierServer
 from tests.e2e.tier_bytes.worker import BLOCK, CHUNK_BYTES, WAIT_S, Worker
 from ttlcache.transfer import reference
 from ttlcache_connector.lmcache_server.launch import TierOptions
-from ttlcache_connector.tiers.lmcache import client
 from ttlcache_sim.harness import EngineSpec
 
 
@@ -38,7 +37,6 @@ def make_worker(tiers, monkeypatch):
     made: list[Worker] = []
     # Several parts a request.
     monkeypatch.setattr(reference, "PART_BYTES", 5 * CHUNK_BYTES)
-    monkeypatch.setattr(client, "SOURCE_TIMEOUT_S", WAIT_S)
 
     def make(
         num_blocks: int = 64,

@@ -54,7 +54,7 @@ def test_a_round_trip_through_cpu_and_disk(make_worker, tiers):
         assert promoted(engine) == (index + 1) * TURN_BYTES
     engine.settle()
     totals = engine.connector.scheduler_role.parts.controller.telemetry.metrics.totals
-    assert totals["reloads", "cpu"] == totals["reloads", "disk"] == 1
+    assert totals["reloads", "lmcache"] == 2
     assert engine.moved["tier_mover_bytes:reference"] == 3 * TURN_BYTES
 
 

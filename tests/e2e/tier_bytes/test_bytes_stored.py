@@ -111,15 +111,15 @@ def test_returns_tell_what_the_tier_keeps(make_worker, two_block_tiers):
     engine.settle()
     use_free_memory(engine)
     contexts = _return(engine, "second", contexts)
-    engine.settle()  # where a reload came from is known steps later
-    assert totals["reloads", "cpu"] == PROGRAMS
+    engine.settle()
+    assert totals["reloads", "lmcache"] == PROGRAMS
     assert controller.costs.kept_share == 1.0
 
     use_free_memory(engine)
     assert two_block_tiers.clear_cpu()  # it had room for nobody
     _return(engine, "third", contexts)
     engine.settle()
-    assert totals["reloads", "cpu"] == PROGRAMS
+    assert totals["reloads", "lmcache"] == PROGRAMS
     assert controller.costs.kept_share == pytest.approx(0.5, abs=0.05)
     # A newcomer finds nothing either, which says nothing of the tier.
     before = controller.costs.kept_share
@@ -159,7 +159,7 @@ def test_what_the_tier_never_had_or_is_not_asked_for_tells_nothing(
     engine.settle()
     totals = controller.telemetry.metrics.totals
     assert totals["evicted_returns", ""] == PROGRAMS
-    assert totals["reloads", "cpu"] == 0
+    assert totals["reloads", "lmcache"] == 0
     assert controller.costs.kept_share == 1.0
 
 

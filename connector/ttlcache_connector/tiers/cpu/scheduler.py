@@ -13,7 +13,6 @@ from ttlcache_connector.tiers.base import (
     Fill,
     Loaded,
     Match,
-    Reload,
     SchedulerTier,
     TierEvents,
     TierMetadata,
@@ -102,7 +101,7 @@ class CPUSchedulerTier(SchedulerTier):
         if found is None:
             return Match(is_answered=True)
         self._found[request.request_id] = found
-        return Match(found.tokens, is_async=True, is_answered=True)
+        return Match(found.tokens, is_answered=True)
 
     def allocated(
         self, request: Request, blocks: KVCacheBlocks, loaded_tokens: int
@@ -183,11 +182,9 @@ class CPUSchedulerTier(SchedulerTier):
             tokens = 0 if request_id in output.failed_recving else load.tokens
             if not tokens:
                 self.index.forget(load.sources)  # or it would fail again and again
-            self._events.loaded.append(Loaded(request_id, tokens))
-            if tokens:
-                waited_s = self._now_s() - load.ordered_s
-                seconds = report.load_s.get(request_id, waited_s)
-                self._events.reloads.append(Reload("cpu", tokens, seconds))
+            waited_s = self._now_s() - load.ordered_s
+            seconds = report.load_s.get(request_id, waited_s)
+            self._events.loaded.append(Loaded(request_id, tokens, seconds))
         for _, load, _ in self._loads.take_ended(report):
             self._release(load)
         self.stores.on_report(report)

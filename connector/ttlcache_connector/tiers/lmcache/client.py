@@ -1,6 +1,6 @@
-"""The connection to LMCache's servers: how it is configured, and what is asked there.
+"""The connection to LMCache's servers: how it is configured, and what is told there.
 
-LMCache's own connector with the settings that agents need, calls of its servers'
+LMCache's own connector with the settings that agents need, hints to its servers'
 modules, and the parameters that clients send to it.
 """
 
@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import copy
 import difflib
-import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestTracker
 from lmcache.integration.vllm.vllm_multi_process_adapter import ExtraConfigDefault
-from lmcache.v1.multiprocess.protocols.server_module import ServerModuleCallRequest
 from pydantic import ValidationError
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from ttlcache.errors import ConfigError
-from ttlcache_connector.lmcache_server import rpc
 from ttlcache_connector.log import logger
-from ttlcache_connector.tiers.base import Reload, TurnEnd
+from ttlcache_connector.tiers.base import TurnEnd
 from ttlcache_lmcache import internals
 from ttlcache_lmcache.client import HintClient
 from ttlcache_lmcache.hints import Hint
@@ -54,11 +50,8 @@ READ = frozenset(
         "lazy_offload_max_deferral_seconds",
     }
 )
-#: How long the answer to where a load came from is waited for. A load whose source
-#: stays unknown is counted, and teaches nothing about what either tier costs.
-SOURCE_TIMEOUT_S = 10.0
 #: A server that refused hints is told again after so long: it may have been started
-#: anew, with the module, while no step ran that would have seen it gone.
+#: anew, with the module.
 RETRY_HINTS_S = 60.0
 #: Of the parameters that a client sends to LMCache: how many, and of what length.
 MAX_CLIENT_PARAMS = 16
@@ -115,136 +108,43 @@ def connect(role: KVConnectorRole, vllm_config: Any, kv_cache_config: Any) -> An
     return connector
 
 
-@dataclass(slots=True)
-class _Question:
-    """Where a finished load's bytes came from."""
-
-    request_id: str
-    tokens: int
-    copy_s: float
-    read_s: float
-    asked_s: float
-    answer: Any
-
-
-class LoadSources:
-    """From which tier loads were served: only the server knows (`lmcache_server`).
-
-    A server without that module says so once; CPU memory is assumed then.
-    """
-
-    def __init__(self, adapter: Any, now_s: Callable[[], float]) -> None:
-        (self._client, *_) = adapter.req_clients.values()
-        self._now_s = now_s
-        self._has_module = True
-        self._open: list[_Question] = []
-        self._known: list[Reload] = []
-
-    @property
-    def is_waiting(self) -> bool:
-        return bool(self._open)
-
-    def ask(
-        self, request_id: str, tokens: int, copy_s: float, read_s: float = 0.0
-    ) -> None:
-        """A load is done.
-
-        Args:
-            copy_s: from CPU memory to the device.
-            read_s: before that, from disk, if it was there.
-        """
-        if not self._has_module:
-            self._known.append(Reload("cpu", tokens, copy_s))
-            return
-        answer, now_s = self._call(request_id), self._now_s()
-        self._open.append(_Question(request_id, tokens, copy_s, read_s, now_s, answer))
-
-    def take_known(self) -> list[Reload]:
-        """Loads whose source became known since the last call."""
-        questions, self._open = self._open, []
-        for question in questions:
-            tier = self._tier(question)
-            late = self._now_s() - question.asked_s > SOURCE_TIMEOUT_S
-            if tier is None and not late:
-                self._open.append(question)
-            else:
-                seconds = question.copy_s
-                if tier != "cpu":
-                    seconds += question.read_s
-                self._known.append(Reload(tier, question.tokens, seconds))
-        known, self._known = self._known, []
-        return known
-
-    def _tier(self, question: _Question) -> str | None:
-        """None where it is not known yet."""
-        if not question.answer.query():
-            return None
-        answer = question.answer.result(timeout=0)
-        if not answer.success:
-            self._has_module = False
-            return "cpu"
-        found = json.loads(answer.payload)
-        if not found:
-            # The server's own event is on its way to the module.
-            question.answer = self._call(question.request_id)
-            return None
-        return "disk" if found.get("disk") else "cpu"
-
-    def _call(self, request_id: str) -> Any:
-        payload = json.dumps(request_id).encode()
-        return self._client.server_module_call(
-            ServerModuleCallRequest(method=rpc.LOOKUP_TIERS, payload=payload)
-        )
-
-
 class HintSender:
     """Sends turns, their tools and clients' TTLs to every server's retention module.
 
     Over the clients that LMCache's connector has open. Sending hands over to their own
-    thread: it never waits. A server without the module says so in the log once, and is
-    sent nothing more until it was seen to be down, or for `RETRY_HINTS_S`.
+    thread: it never waits. A server without the module is sent a hint in
+    `RETRY_HINTS_S`; the log says so once.
     """
 
     def __init__(self, adapter: Any, now_s: Callable[[], float]) -> None:
         self._adapter = adapter
         self._now_s = now_s
         self._clients: list[HintClient] = []
-        self._retry_s = math.inf
+        self._renew_s = -math.inf
         self._logged = False
-        self.reconnect()
-
-    def reconnect(self) -> None:
-        """The servers may be others than before."""
-        clients = self._adapter.req_clients.values()
-        self._clients = [HintClient(client, self._now_s) for client in clients]
-        self._retry_s = math.inf
 
     def report_turn(self, turn: TurnEnd) -> None:
-        if self._now_s() >= self._retry_s:
-            self.reconnect()
-        if not self._clients:
-            return
         try:
             hints = [_hint(turn)]
         except ValidationError:
             # A client chose an id that is too long, say. That is no fault of the tier:
             # many faults would turn it off for all.
             return
-        for client in list(self._clients):
-            client.send(hints)
-            if client.refusal is not None:
-                self._clients.remove(client)
-                self._retry_s = min(self._retry_s, self._now_s() + RETRY_HINTS_S)
-                self._log(client.refusal)
-
-    def _log(self, reason: str) -> None:
-        if not self._logged:
-            self._logged = True
-            log.info(
-                "ttlcache: the LMCache server takes no hints (%s): it keeps KV by its "
-                "own rules; ttlcache serve-tiers --retention loads the module",
-                reason,
-            )
+        now_s = self._now_s()
+        if now_s >= self._renew_s:
+            self._renew_s = now_s + RETRY_HINTS_S
+            servers = self._adapter.req_clients.values()
+            self._clients = [HintClient(server, self._now_s) for server in servers]
+        for client in self._clients:
+            if client.refusal is None:
+                client.send(hints)
+            elif not self._logged:
+                self._logged = True
+                log.info(
+                    "ttlcache: the LMCache server takes no hints (%s): it keeps KV by "
+                    "its own rules; ttlcache serve-tiers --retention loads the module",
+                    client.refusal,
+                )
 
 
 def _hint(turn: TurnEnd) -> Hint:

@@ -52,17 +52,12 @@ class Lookups:
         self._inner = inner
         self._adapter = inner.scheduler_adapter
         self._salts = salts
-        self._now_s = now_s
         self.stale = StaleLookups(
             self._adapter, inner.request_trackers, self._give_back
         )
         self._wait = LookupWait(self._adapter, now_s)
-        # Without an answer yet, and when the answers of others were there.
-        self._open: dict[str, None] = {}
-        self._answered_s: dict[str, float] = {}
-        # When a lookup was first waited for, and for how long.
-        self._asked_s: dict[str, float] = {}
-        self._took_s: dict[str, float] = {}
+        self._open: dict[str, None] = {}  # without an answer yet
+        self._answered: set[str] = set()  # those that `match` has told
 
     def begin_early(self, request: Request) -> None:
         """The request came, and nothing of it is pinned."""
@@ -81,24 +76,17 @@ class Lookups:
                 # What is in GPU memory reaches as far as anything stored could.
                 align = internals.hit_alignment_tokens(self._inner)
                 tracker.num_vllm_hit_tokens = hit_tokens // align * align
-                return Match(is_answered=request_id in self._took_s)
-        now_s = self._now_s()
-        asked_s = self._asked_s.setdefault(request_id, now_s)
+                return Match(is_answered=request_id in self._answered)
         look = self._inner.get_num_new_matched_tokens
-        tokens, is_async = look(request, hit_tokens)
+        tokens, _ = look(request, hit_tokens)
         while tokens is None and self._wait.for_answer(request_id):
-            tokens, is_async = look(request, hit_tokens)
+            tokens, _ = look(request, hit_tokens)
         if tokens is None:
             self._open[request_id] = None
-        elif request_id not in self._took_s:
+        else:
             self._open.pop(request_id, None)
-            answered_s = self._answered_s.pop(request_id, self._now_s())
-            self._took_s[request_id] = max(0.0, answered_s - asked_s)
-        return Match(tokens, bool(tokens) and is_async, request_id in self._took_s)
-
-    def took_s(self, request_id: str) -> float:
-        """From when the request's lookup was first waited for until its answer."""
-        return self._took_s.get(request_id, 0.0)
+            self._answered.add(request_id)
+        return Match(tokens, is_answered=request_id in self._answered)
 
     def end(self, request_id: str) -> None:
         """The request waits no longer."""
@@ -118,8 +106,6 @@ class Lookups:
                 continue
             if self._adapter.check_lookup_result(request_id) is None:
                 self._open[request_id] = None
-            else:
-                self._answered_s[request_id] = self._now_s()
 
     def reset(self) -> None:
         """What is stored is worthless."""
@@ -132,9 +118,7 @@ class Lookups:
     def _forget(self, request_id: str) -> None:
         self._wait.forget(request_id)
         self._open.pop(request_id, None)
-        self._answered_s.pop(request_id, None)
-        self._asked_s.pop(request_id, None)
-        self._took_s.pop(request_id, None)
+        self._answered.discard(request_id)
 
 
 class LookupWait:

@@ -28,11 +28,7 @@ from ttlcache_connector.tiers.base import (
     TierStores,
     TurnEnd,
 )
-from ttlcache_connector.tiers.lmcache.client import (
-    HintSender,
-    LoadSources,
-    connect,
-)
+from ttlcache_connector.tiers.lmcache.client import HintSender, connect
 from ttlcache_connector.tiers.lmcache.lookups import Lookups
 from ttlcache_connector.tiers.lmcache.orphaned_lookups import OrphanedLookups
 from ttlcache_connector.tiers.lmcache.registration import own_name
@@ -53,15 +49,10 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A load under way.
-
-    since_s: when it was ordered.
-    read_s: the wait for its lookup, which reads what is on disk into CPU memory.
-    """
+    """A load under way, and when it was ordered."""
 
     tokens: int
     since_s: float
-    read_s: float
     blocks: frozenset[int]
 
 
@@ -87,10 +78,8 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
         self._pool: BlockPool | None = None
         self._loads: dict[str, _Load] = {}
         self._events = TierEvents()
-        self._load_sources = LoadSources(self._adapter, self._now_s)
         self._hints = HintSender(self._adapter, self._now_s)
         self.stores = self
-        self._was_up = True
         self._is_split = False
 
     def bind(self, manager: KVCacheManager) -> None:
@@ -118,11 +107,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
 
     def is_up(self) -> bool:
         is_refused = self._is_split or self.is_off
-        up = bool(self._adapter.is_healthy) and not is_refused
-        if up and not self._was_up:
-            self._hints.reconnect()
-        self._was_up = up
-        return up
+        return bool(self._adapter.is_healthy) and not is_refused
 
     def arrive(self, request: Request, *, has_pin: bool) -> None:
         if not has_pin and not self._is_foreign(request):
@@ -145,8 +130,7 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
         self._inner.update_state_after_alloc(request, blocks, loaded_tokens)
         if loaded_tokens:
             ids = frozenset(i for group in blocks.get_block_ids() for i in group)
-            read_s = self._lookups.took_s(request.request_id)
-            load = _Load(loaded_tokens, self._now_s(), read_s, ids)
+            load = _Load(loaded_tokens, self._now_s(), ids)
             self._loads[request.request_id] = load
         self._lookups.end(request.request_id)
 
@@ -181,18 +165,14 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
                 continue
             bad = not load.blocks.isdisjoint(output.invalid_block_ids)
             tokens = 0 if bad or request_id in failed else load.tokens
-            self._events.loaded.append(Loaded(request_id, tokens))
-            if tokens:
-                # Where LMCache's own code copies, all that lies between: other steps,
-                # other copies.
-                waited_s = self._now_s() - load.since_s
-                copy_s = load_s.get(request_id, waited_s)
-                self._load_sources.ask(request_id, tokens, copy_s, load.read_s)
+            # Where LMCache's own code copies, all that lies between: other steps, other
+            # copies.
+            seconds = load_s.get(request_id, self._now_s() - load.since_s)
+            self._events.loaded.append(Loaded(request_id, tokens, seconds))
 
     def take_events(self) -> TierEvents:
-        reloads = self._load_sources.take_known()  # may raise: then nothing is lost
         events, self._events = self._events, TierEvents()
-        events.reloads, events.settled = reloads, self._queue.take_settled()
+        events.settled = self._queue.take_settled()
         return events
 
     def _on_copy_end(self, request_id: str, *, is_lost: bool) -> None:
@@ -206,9 +186,8 @@ class LMCacheSchedulerTier(SchedulerTier, TierStores):
             self._lookups.stale.on_copy_end(request_id)
 
     def has_work(self) -> bool:
-        if self._queue.has_due or self._load_sources.is_waiting or self._orphans:
-            return True
-        return bool(self._inner.has_pending_push_work())
+        ours = self._queue.has_due or self._orphans
+        return bool(ours or self._inner.has_pending_push_work())
 
     def reset(self) -> bool:
         self._lookups.reset()

@@ -29,7 +29,7 @@ log = logger(__name__)
 #: A load that took longer is given up, and its tokens are prefilled.
 LOAD_TIMEOUT_S = 4.0
 
-#: Waited for all loads of one step together, and for each load in all.
+#: Waited for the loads that began in a step, together.
 MAX_WAIT_S = 0.002
 
 
@@ -48,7 +48,7 @@ class LMCacheWorkerTier(WorkerTier):
             self._adapter, self._threads, self.metrics, vllm_config, kv_cache_config
         )
         self._since_s: dict[str, float] = {}
-        self._waited_s: dict[str, float] = {}
+        self._new: list[str] = []  # loads that began in this step
         self._load_s: dict[str, float] = {}  # of loads that are not reported yet
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -81,7 +81,8 @@ class LMCacheWorkerTier(WorkerTier):
     def load(self, metadata: TierMetadata) -> None:
         loads = _of(metadata, "RETRIEVE")
         now_s = self._now_s()
-        self._since_s.update((m.request_id, now_s) for m in loads)
+        self._new = [m.request_id for m in loads]
+        self._since_s.update(dict.fromkeys(self._new, now_s))
         if not loads:
             return
         try:
@@ -124,7 +125,6 @@ class LMCacheWorkerTier(WorkerTier):
         times = context.load_s if isinstance(context, ThreadedTransfer) else {}
         for request_id in transfers.received:
             self._since_s.pop(request_id, None)
-            self._waited_s.pop(request_id, None)
             seconds = times.pop(request_id, None)
             if seconds is not None and request_id not in transfers.failed:
                 self._load_s[request_id] = seconds
@@ -153,14 +153,12 @@ class LMCacheWorkerTier(WorkerTier):
         Beside the Python code of a forward pass its thread hardly gets on: it does
         while this one waits.
         """
-        left_s = MAX_WAIT_S
-        for request_id, (future, _) in list(self._adapter.retrieve_futures.items()):
-            waited_s = self._waited_s.get(request_id, 0.0)
-            began_s = self._now_s()
-            future.wait(max(0.0, min(left_s, MAX_WAIT_S - waited_s)))
-            took_s = self._now_s() - began_s
-            self._waited_s[request_id] = waited_s + took_s
-            left_s -= took_s
+        until_s, futures = self._now_s() + MAX_WAIT_S, self._adapter.retrieve_futures
+        for request_id in self._new:
+            if request_id in futures:
+                future, _ = futures[request_id]
+                future.wait(max(0.0, until_s - self._now_s()))
+        self._new = []
 
     def _give_up_late_loads(self) -> None:
         now_s = self._now_s()

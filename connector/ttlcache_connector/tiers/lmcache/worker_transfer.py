@@ -16,6 +16,7 @@ from lmcache.v1.multiprocess.transfer_context.worker_transfer import (
 from ttlcache.clock import stopwatch_s
 from ttlcache.errors import TransferError
 from ttlcache.telemetry.metrics import MetricsBuffer
+from ttlcache.transfer import Direction
 from ttlcache_connector.copy.copy_thread import CopyThreads, Move
 from ttlcache_connector.tiers.lmcache.copier import ChunkCopier
 
@@ -157,7 +158,9 @@ class ThreadedTransfer(EngineDrivenTransferContext):
                 return True  # all of it is stored already, or there is no room for it
             blocks = [b for i in indices for b in blocks[i * per_chunk :][:per_chunk]]
         with move.copying():
-            self._copier.blocks.gather(blocks, per_chunk, chunks, move.is_wanted)
+            self._copier.blocks.copy(
+                Direction.STORE, blocks, per_chunk, chunks, move.is_wanted
+            )
         ok = bool(context.commit_store(key, self._instance_id, chunks))
         if ok:
             self._count("demoted", chunks)
@@ -195,8 +198,13 @@ class ThreadedTransfer(EngineDrivenTransferContext):
             self._wait_for(event)
             began_s += stopwatch_s() - prepared_s
             with move.copying():
-                self._copier.blocks.scatter(
-                    blocks, per_chunk, chunks, skip_tokens, move.is_wanted
+                self._copier.blocks.copy(
+                    Direction.LOAD,
+                    blocks,
+                    per_chunk,
+                    chunks,
+                    move.is_wanted,
+                    skip_tokens,
                 )
         finally:
             context.commit_retrieve(key, self._instance_id)
