@@ -121,7 +121,8 @@ class Decision(NamedTuple):
         1: always as a whole.
     provisional: decided while no request waited for memory; once one does, the policy
         is asked again.
-    yields: any request that waits for memory may take the pin before its turn comes.
+    yields: any request of its tenant that waits for memory may take the pin, as long as
+        its next turn has not come.
     """
 
     ttl_s: float

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sortedcontainers import SortedKeyList
 from vllm.v1.core.sched.request_queue import RequestQueue
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 
 class QueueCallbacks(Protocol):
@@ -45,7 +45,7 @@ class ProgramQueue(RequestQueue):
 
     Requests come out by key. Places that went out of date are put right when they
     reach the head, each at most once per quantum of its context. One that has waited
-    for `max_wait_s` comes out first, whatever its key.
+    for `max_wait_s` comes out before all that were not preempted, whatever its key.
     """
 
     def __init__(self, callbacks: QueueCallbacks, now_s: Callable[[], float]) -> None:
@@ -138,13 +138,15 @@ class ProgramQueue(RequestQueue):
             yield self._by_age[0].queued_s + self._callbacks.max_wait_s()
 
     def _head(self) -> _Entry:
+        first: _Entry = self._by_key[0]
+        if first.request.status is RequestStatus.PREEMPTED:
+            return first  # its client has a part of the answer; vLLM does the same
         oldest: _Entry = self._by_age[0]
         if self._now_s() - oldest.queued_s > self._callbacks.max_wait_s():
             if oldest.request.request_id not in self._aged:
                 self._aged.add(oldest.request.request_id)
                 self._callbacks.on_aged()
             return oldest
-        first: _Entry = self._by_key[0]
         while self._callbacks.requeue_if_moved(first.request):
             self.rekey(first.request.request_id)
             first = self._by_key[0]

@@ -7,7 +7,7 @@ replaces, each of them once, so that no order of replacements matters:
   `OrphanedLookups`);
 - scheduler's connector: `_get_or_create_request_tracker` (by `SaltGenerations`);
 - worker's adapter: `_send_register_kv_caches_request` (by `Registration`);
-- server's transfer module: `_release_entry` (by `torn_stores`).
+- server's transfer module: `_release_entry` (by `on_worker_gone`).
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
     "arrive": _at(_CONTROLLER, "arrive", "arrive"),
     "priority": _at(_QUEUE, "priority", "priority"),
     "requeue_if_moved": _at(_QUEUE, "requeue_if_moved", "requeue_if_moved"),
+    "max_wait_s": _at(f"{_QUEUE}.wait_bound", "seconds", "max_wait_s"),
     "may_start": _at(_MEMORY, "may_start", "admission"),
     "reclaim": _at(_MEMORY, "reclaim", "eviction"),
     "note_local_hit": _at("requests._local_hits", "__setitem__", "note_local_hit"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm import SamplingParams
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from ttlcache_connector.queue import ProgramQueue
 
@@ -71,6 +71,17 @@ def test_age_beats_key_and_survives_being_skipped():
     assert rig.queue.peek_request().request_id == "old"
     assert rig.queue.is_aged("old")
     assert rig.aged == 1
+
+
+def test_what_was_preempted_goes_before_any_age():
+    rig = Rig(max_wait_s=10.0)
+    rig.add("old", 9)
+    rig.now_s = 11.0
+    preempted = request("preempted")
+    preempted.status = RequestStatus.PREEMPTED
+    rig.keys["preempted"] = (0,)
+    rig.queue.add_request(preempted)
+    assert rig.pop_all() == ["preempted", "old"]
 
 
 def test_age_starts_again_after_admission():

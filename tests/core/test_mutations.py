@@ -64,7 +64,7 @@ def make_copy(folder):
     ignore = shutil.ignore_patterns("__pycache__", "test_mutations.py")
     shutil.copytree(ROOT / "ttlcache", folder / "ttlcache", ignore=ignore)
     shutil.copytree(ROOT / "tests/core", folder / "tests/core", ignore=ignore)
-    for helper in ("curves.py", "labels.py"):
+    for helper in ("curves.py", "labels.py", "fake_engine.py", "fake_holder.py"):
         shutil.copy(ROOT / "tests" / helper, folder / "tests")
     shutil.copy(ROOT / "pyproject.toml", folder)
     (folder / "conftest.py").write_text(CONFTEST)

@@ -93,13 +93,18 @@ def test_a_waiting_request_leaves_pins_alone_that_are_about_to_pay_off(engine):
     assert engine.reclaim(1, RUNNING, "a") == 1
 
 
-@pytest.mark.parametrize("tier", [None, "cpu"])
-def test_above_a_tier_that_keeps_them_pins_yield_to_any_request_that_waits(tier):
+@pytest.mark.parametrize(
+    ("tier", "tenant", "freed"), [(None, "", 0), ("cpu", "other", 0), ("cpu", "", 4)]
+)
+def test_above_a_tier_that_keeps_them_pins_yield_to_waiting_requests_of_their_tenant(
+    tier, tenant, freed
+):
     engine = token_engine(policy="adaptive")
     engine.controller.tier.on_source(tier)
     pin_blocks(engine, "A", 4)
-    engine.arrive("b", [1], program="B")
-    assert engine.reclaim(2, WAITING, "b") == (2 if tier else 0)
+    engine.arrive("b", [1], program="B", tenant=tenant)
+    # As a whole: what is left of a context is of little use.
+    assert engine.reclaim(2, WAITING, "b") == freed
 
 
 def test_a_claim_takes_from_pins_whose_turns_stand_behind_it(engine):

@@ -32,24 +32,24 @@ def bound_after(tier, wait_s, requests=MIN_REQUESTS, fixed_s=None):
     [(3.0, 6.0), (0.01, LEAST_S), (1e6, LAST_RESORT_S)],
 )
 def test_it_is_twice_the_mean_wait_within_limits(tier, wait_s, bound_s):
-    assert bound_after(tier, wait_s).seconds == bound_s
-    assert bound_after(tier, wait_s, MIN_REQUESTS - 1).seconds == LAST_RESORT_S
+    assert bound_after(tier, wait_s).seconds() == bound_s
+    assert bound_after(tier, wait_s, MIN_REQUESTS - 1).seconds() == LAST_RESORT_S
 
 
 def test_without_a_tier_or_one_that_forgets_it_is_the_last_resort(tier):
     bound = bound_after(tier, 3.0)
     for number in range(100):
         tier.costs.observe_lost(100, is_found=number % 10 > 0)
-    assert bound.seconds == LAST_RESORT_S
+    assert bound.seconds() == LAST_RESORT_S
     for _ in range(100):
         tier.costs.observe_lost(100, is_found=True)
-    assert bound.seconds == 6.0
+    assert bound.seconds() == 6.0
     tier.on_source(None)
-    assert bound.seconds == LAST_RESORT_S
+    assert bound.seconds() == LAST_RESORT_S
 
 
 def test_what_the_operator_set_stands(tier):
-    assert bound_after(tier, 3.0, fixed_s=30.0).seconds == 30.0
+    assert bound_after(tier, 3.0, fixed_s=30.0).seconds() == 30.0
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,7 @@ class Pin:
         the pin.
     min_blocks: with fewer it is not worth keeping, and goes as a whole.
     provisional: its deadline was decided while no request waited for memory.
+    yields: its policy leaves it to any request of its tenant that waits for memory.
     stalled_from_s, stalled_until_s: when an engine with nothing to run first and last
         let a request wait rather than take the pin; None and 0 until it does.
     continued: its program's next turn has arrived, whether or not that claims it.
@@ -169,6 +170,7 @@ class Pin:
     stall_until_s: float = -math.inf
     min_blocks: int = 0
     provisional: bool = False
+    yields: bool = False
     stalled_from_s: float | None = None
     stalled_until_s: float = 0.0
     continued: bool = False

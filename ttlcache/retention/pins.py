@@ -73,7 +73,7 @@ class PinTable:
 
         rank: where its program stands; None for its place in the order of arrival,
             at user priority 0.
-        yields: whether its policy asks for no time against requests that wait.
+        yields: see `Pin`.
         """
         self._next_id += 1
         place = turn.place or program.place
@@ -88,11 +88,12 @@ class PinTable:
             program.priority_class,
             (0, place.seq) if rank is None else rank,
             place.is_used_up,  # quantum_used
-            now_s if yields else now_s + policy_ttl_s,  # policy_deadline_s
+            now_s + policy_ttl_s,  # policy_deadline_s
             policy_ttl_s < ttl_s,  # has_client_ttl
             now_s + stall_wait_s,  # stall_until_s
             min_blocks,
             provisional,
+            yields,
         )
         if provisional:
             self._provisional[pin.pin_id] = None

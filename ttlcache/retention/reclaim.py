@@ -191,6 +191,9 @@ class Reclaimer:
             is_claim = pin.is_awaited and not pin.quantum_used
             if pin.pin_id == own_pin_id or (is_claim and own_pin_id is None):
                 return False
+            yields = pin.yields and not pin.is_awaited
+            if yields and pin.program.tenant == program.tenant:
+                return True
             return self._outranks(program, rank, pin, cap, now_s)
 
         freed = self._if_it_helps(needed, eligible, mode)

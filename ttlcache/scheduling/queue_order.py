@@ -92,8 +92,8 @@ class QueueOrder:
         """The request waits no longer."""
         self.programs.place_numbers.on_admission(record.place_seq)
         record.place.on_admission()
-        if record.admitted_s is not None:
-            self.wait_bound.on_admission(record.admitted_s - record.queued_s)
+        admitted_s = record.queued_s if record.admitted_s is None else record.admitted_s
+        self.wait_bound.on_admission(admitted_s - record.queued_s)
 
     def on_service(self, record: RequestRecord, seconds: float) -> None:
         """The request ran for so long."""

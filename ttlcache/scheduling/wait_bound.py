@@ -45,10 +45,14 @@ class WaitBound:
         """A request got its memory after that."""
         self._wait_s.observe(wait_s)
 
-    @property
-    def seconds(self) -> float:
+    def seconds(self, *, may_learn: bool = True) -> float:
+        """W as it is now.
+
+        may_learn: False where some requests are meant to pass others.
+        """
         if self.fixed_s is not None:
             return self.fixed_s
-        if not self.tier.keeps or self._wait_s.count < MIN_REQUESTS:
+        may_learn = may_learn and self._wait_s.count >= MIN_REQUESTS
+        if not (may_learn and self.tier.keeps):
             return LAST_RESORT_S
         return min(max(LEAST_S, MEAN_WAITS * self._wait_s.value), LAST_RESORT_S)

@@ -49,8 +49,11 @@ class SchedulerAnswers:
 
     @guarded(fallback=math.inf)
     def max_wait_s(self) -> float:
-        """The bound on waiting."""
-        return self._controller.queue.wait_bound.seconds
+        """See `TTLConnector.max_wait_s`."""
+        controller = self._controller
+        # Where tenants share, or clients say who goes first, a flood must not.
+        may_learn = self._engine.by_program and controller.retention.num_tenants() <= 1
+        return controller.queue.wait_bound.seconds(may_learn=may_learn)
 
     @guarded()
     def note_aged(self) -> None:

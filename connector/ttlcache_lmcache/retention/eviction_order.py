@@ -81,7 +81,10 @@ class EvictionOrder:
         for chunk in self.book.freed:
             self.residency.disown(chunk)
         for program in self.book.changed:
-            self._put(program, now_s)
+            if program.chain:
+                self._put(program, now_s)
+            else:  # forgotten, or of less than a chunk
+                self._remove(program)
         self.book.freed.clear()
         self.book.changed.clear()
         self._checks = _CHECKS
@@ -95,6 +98,7 @@ class EvictionOrder:
         way, nothing may change.
         """
         place, unowned_place = 0, 0
+        shown: set[Chunk] = set()
         while True:
             first = self._at(place, now_s)
             unowned = self.residency.unowned(unowned_place)
@@ -114,7 +118,10 @@ class EvictionOrder:
             gives = False
             for chunk in self._own(program, rank, now_s):
                 gives = True
-                yield rank, program, chunk
+                # A program taken in meanwhile may have moved this one.
+                if chunk not in shown:
+                    shown.add(chunk)
+                    yield rank, program, chunk
             if gives:
                 place += 1
             else:
