@@ -40,7 +40,8 @@ EVENTS = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
 
 
 def multi(*children: dict[str, Any], role: str = "kv_both") -> EngineSpec:
-    extra = {"connectors": list(children)}
+    # Our plugin fills in what a child lacks.
+    extra = {"connectors": [dict(child) for child in children]}
     return transferring("MultiConnector", role, extra)
 
 

@@ -10,7 +10,8 @@ are late for nothing. So there W is learnt:
 Whatever the order, about as many requests wait, so by Little's law the mean wait is
 about that in order of arrival: a small multiple of it bounds what the order adds. Where
 more contexts are under way than the tier holds it forgets some (`TierRecord.keeps`):
-then the order by program counts, which keeps their number down.
+then the order by program counts, which keeps their number down. Measured in
+docs/research/tiers-measurements.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ttlcache.estimators.survival import SlidingMean
 from ttlcache.retention.tier_record import TierRecord
 
 #: Of 1.5, 2 and 3 the largest that has turns no slower at p99 than 1.2 times those of
-#: vLLM above the same tier (docs/research/policy-log.md).
+#: vLLM above the same tier, where a fixed number of agents shares a server.
 MEAN_WAITS = 2.0
 #: Nobody minds to wait for less, seconds.
 LEAST_S = 2.0

@@ -21,7 +21,7 @@ from ttlcache_lmcache.retention.return_estimator import ReturnEstimator
 #: What is less goes first: the kind, the worth within it, and what settles ties.
 Rank: TypeAlias = tuple[int, float, float]
 
-_FORGOTTEN, _FINISHED, _UNOWNED, _EXPIRED, _FRESH_UNOWNED, _KEPT, _TOLD = range(-1, 6)
+_EMPTY, _FINISHED, _UNOWNED, _EXPIRED, _FRESH_UNOWNED, _KEPT, _TOLD = range(-1, 6)
 
 #: A chunk of no program is given this long to be claimed by one: what a request
 #: generates is known to be its program's only when the request ends.
@@ -185,7 +185,7 @@ class EvictionOrder:
 def _kind_of(program: ChainProgram, now_s: float) -> int:
     """What comes first of a rank."""
     if not program.chain:
-        return _FORGOTTEN
+        return _EMPTY
     if program.is_running(now_s):
         return _KEPT
     if program.is_finished:
