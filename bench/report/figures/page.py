@@ -13,8 +13,7 @@ _INTRO = """# Benchmarks
 Written by `python -m bench figures` from `bench/results/*.json`; do not edit. JCT:
 seconds from a program's first request to its last token, tools included. **Roofline**:
 vLLM's own scheduler in virtual time, with step times computed from a GPU's peak rates.
-No GPU was used, and nobody measured these step times. `oracle` knows the future.
-`git log bench/results/NAME.json` tells which version a number is of.
+No GPU was used. `oracle` knows the future.
 """
 _PAPER = """## The paper's figures (roofline)
 
@@ -100,7 +99,7 @@ def _grid(result: Json, title: str) -> str:
         "",
         table(*verdict.verdict(rows)),
         "",
-        "Mean JCT by cell, of many the best five and the worst five:",
+        "The best and the worst cells:",
         "",
         table(*verdict.cells_against_best(rows)),
         "",

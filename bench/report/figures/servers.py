@@ -17,6 +17,8 @@ _MORE_IS_BETTER = (
     *("successful", "completed", "throughput", "cache_ratio", "ttft_pct", "reuse"),
     "prompt_hit",
 )
+#: Ends of names of metrics that others follow from.
+_SHOWN_IF_WORSE = ("tpot_ms", "itl_p99_ms", "cache_ratio")
 #: Of the demo.
 _DEMO = {
     "mean_jct_s": "mean JCT, s",
@@ -58,7 +60,7 @@ def section(results: Results) -> str:
         for name, result in results.items()
         if name.partition("-")[0] in _SECTIONS
     ]
-    intro = "vLLM's CPU build with a tiny model on 2 cores: seconds are this machine's."
+    intro = "vLLM's CPU build with a tiny model on 2 cores."
     return "\n\n".join(["## Real servers", intro, *parts]) + "\n" if parts else ""
 
 
@@ -163,14 +165,17 @@ def _against_rivals(result: Json) -> Iterator[Compared]:
 
 def _harness(result: Json) -> str:
     rounds = result["options"]["rounds"]
-    good, worse = (
-        ", ".join(c.text for c in _by_metric(result) if c.is_worse is side)
-        for side in (False, True)
+    compared = list(_by_metric(result))
+    better = ", ".join(
+        c.text
+        for c in compared
+        if c.times_worse < 1 / TIE and not c.metric.endswith(_SHOWN_IF_WORSE)
     )
+    worse = ", ".join(c.text for c in compared if c.is_worse)
     return (
-        f"{result['package']}, unmodified and without hints, "
-        f"{rounds} pair{'s' * (rounds > 1)} of runs: `{result['command']}`. ttlcache "
-        f"over {_base(result)}: {good}; **worse: {worse or 'none'}**."
+        f"{result['package']} without hints, {rounds} pair{'s' * (rounds > 1)}: "
+        f"`{result['command']}`. ttlcache over {_base(result)}: {better}; "
+        f"**worse: {worse or 'none'}**."
     )
 
 
