@@ -73,7 +73,7 @@ class Asked(Client):
 
     def __init__(self, turns):
         self.turns, self._programs, self._vocab = turns, 0, 100
-        self.counts = {"claimed": 0.0, "cpu": 0.0, "disk": 0.0}
+        self.counts = {"claimed": 0.0, "lmcache": 0.0}
         self.first = False
 
     def _bring(self, way):
@@ -97,10 +97,10 @@ class Asked(Client):
 
 def test_a_turn_served_from_elsewhere_is_not_counted():
     """A reset that vLLM refused leaves the context in GPU memory, for example."""
-    client = Asked([("claimed", 96), ("cpu", 96), ("disk", 96), ("", 0)])
+    client = Asked([("claimed", 96), ("lmcache", 96), ("", 0)])
     assert client.time_next_turn(96, "disk") >= 0
     assert client.turns == [("", 0)]
     assert client.time_next_turn(96, "prefill") >= 0
-    client = Asked([("cpu", 96)] * TRIES)
+    client = Asked([("lmcache", 96)] * TRIES)
     with pytest.raises(RuntimeError, match="do not come by way of 'prefill'"):
         client.time_next_turn(96, "prefill")
