@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from tests.connector.conftest import FOREVER, totals
+from ttlcache.config import LAST_RESORT_S
+from ttlcache.scheduling.wait_bound import MIN_REQUESTS
 from ttlcache.types import Urgency
 
 STEP_S = 0.1
@@ -238,6 +240,18 @@ def test_without_the_bound_the_flood_starves(make_engine, clock):
 def test_a_flood_of_short_programs_starves_no_long_one(make_engine, clock):
     waited_s = flood_of_short(make_engine, clock, "expected-finish", 1e6)
     assert waited_s < HORIZON_S / 2
+
+
+def test_the_bound_is_learnt_above_a_tier_for_one_tenant_alone(make_engine):
+    engine = make_engine(num_blocks=200, extra_config={"policy": "adaptive"})
+    for _ in range(MIN_REQUESTS):
+        engine.controller.queue.wait_bound.on_admission(3.0)
+    engine.add("a", range(20), max_tokens=1, session_id="a")
+    assert engine.connector.max_wait_s() == LAST_RESORT_S
+    engine.controller.tier.on_source("cpu")
+    assert engine.connector.max_wait_s() == 6.0
+    engine.add("b", range(20), max_tokens=1, session_id="b", cache_salt="other")
+    assert engine.connector.max_wait_s() == LAST_RESORT_S
 
 
 def test_overdue_requests_are_served_in_the_order_they_came(make_engine, clock):

@@ -2,7 +2,8 @@
 
 Decode of a running request outranks every pin. A waiting request may take pins
 that stand behind it in the order of the queue, so that pins never turn it around, and
-pins beyond the TTL that their policy gave. A pin whose own turn waits gives way to
+pins beyond the TTL that their policy gave, and those of its tenant that yield (above a
+lower tier, `Decision.yields`). A pin whose own turn waits gives way to
 requests that have a pin, too: if each held its memory and waited for the rest, they
 would run one at a time. Where several tenants hold pins, a tenant over its equal part
 of the cap may take from itself only, and gives way to running requests first: a flood

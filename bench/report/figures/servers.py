@@ -86,17 +86,13 @@ def validation(result: Json) -> str:
     return table(["mean JCT, s (simulator)", *(f"`{arm}`" for arm in arms)], body)
 
 
-def cells_at_highest_load(result: Json) -> tuple[str, dict[str, float]] | None:
-    """The last load that was measured, and seconds of mean JCT by arm."""
-    cells = {key: cell for key, cell in _cells(result).items() if cell["measured"]}
-    if not cells:
-        return None
-    highest = [load for _, load in cells][-1]
-    return highest, {
-        arm: _mean(cell, "mean_jct_s")
-        for (arm, load), cell in cells.items()
-        if load == highest
-    }
+def jct_by_load(result: Json) -> dict[str, dict[str, float]]:
+    """Seconds of mean JCT by load and arm, of cells that were measured."""
+    found: dict[str, dict[str, float]] = {}
+    for (arm, load), cell in _cells(result).items():
+        if cell["measured"]:
+            found.setdefault(load, {})[arm] = _mean(cell, "mean_jct_s")
+    return found
 
 
 def simulator_error(result: Json) -> str:

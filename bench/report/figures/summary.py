@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,17 +38,24 @@ def _command(result: Json) -> str:
 
 
 def _validation(result: Json) -> Iterator[list[str]]:
-    """The highest load."""
-    highest = servers.cells_at_highest_load(result)
-    if highest is not None:
-        load, means = highest
-        told = ", ".join(f"`{arm}` {mean_s:.1f} s" for arm, mean_s in means.items())
+    """Every load; "-": not measured."""
+    by_load = servers.jct_by_load(result)
+    arms = list(dict.fromkeys(arm for own in by_load.values() for arm in own))
+    told = "; ".join(
+        ", ".join(f"{own[arm]:.1f}" if arm in own else "-" for arm in arms)
+        + f" at {load}"
+        for load, own in by_load.items()
+    )
+    if told:
+        names = ", ".join(f"`{arm}`" for arm in arms)
         agents = result["options"]["programs"]
-        yield [f"real servers, {agents} agents at {load}", f"mean JCT: {told}"]
+        yield [f"real servers, {agents} agents", f"mean JCT, s, {names}: {told}"]
 
 
 def _harness(result: Json) -> Iterator[list[str]]:
-    what = f"real servers, {servers.package_name(result)}, without hints"
+    settings = result["options"].get("connector_config")
+    beside = f", `{json.dumps(settings)}`" if settings else ""
+    what = f"real servers, {servers.package_name(result)}{beside}"
     yield [what, servers.harness_in_short(result)]
 
 
@@ -59,7 +67,7 @@ def _grid(grid: Json) -> Iterator[list[str]]:
         for name in ("number", "adaptive / base", "behind")
     )
     yield [
-        f"simulated A100 (roofline), {cells} cells of workload, pool and load",
+        f"simulated A100 (roofline), {cells} cells",
         f"mean JCT {ratio} of the best of three readings of CacheTTL; behind any other "
         f"arm in {lost}",
     ]

@@ -52,7 +52,11 @@ class SchedulerAnswers:
         """See `TTLConnector.max_wait_s`."""
         controller = self._controller
         # Where tenants share, or clients say who goes first, a flood must not.
-        may_learn = self._engine.by_program and controller.retention.num_tenants() <= 1
+        may_learn = (
+            controller.tier.source is not None
+            and self._engine.by_program
+            and controller.retention.num_tenants() <= 1
+        )
         return controller.queue.wait_bound.seconds(may_learn=may_learn)
 
     @guarded()
