@@ -228,10 +228,10 @@ class Controller:
         It began when it was scheduled, or when the one before it ended: engines may
         schedule a step while another one runs.
         """
-        now_s = self._clock.now_s()
+        now_s, is_ahead = self._clock.now_s(), step.start_s < self._step_ended_s
         seconds = now_s - max(step.start_s, self._step_ended_s)
         self._step_ended_s = now_s
-        self.costs.observe_step(step, seconds)
+        self.costs.observe_step(step, seconds, is_ahead=is_ahead)
 
     def prefilled(self, request_id: str) -> None:
         """The first output token is there: learn what the lower tier had."""

@@ -13,6 +13,7 @@ with tarfile.open(sys.argv[1]) as bundle:
     bundle.extractall(sys.argv[2], filter="fully_trusted")
 P
     [ ! -f "$here/gpu-results.tar.gz" ] || tar -C "$results" -xzf "$here/gpu-results.tar.gz"
+    python3 -m compileall -q -j 0 "$root/site" "$root/checkout" >/dev/null || true
     touch "$root/.unpacked"
 fi
 export PYTHONPATH=$root/checkout:$root/checkout/connector:$root/site${PYTHONPATH:+:$PYTHONPATH}

@@ -89,10 +89,14 @@ def _torch() -> str:
     return f"{torch.__version__}, CUDA {torch.version.cuda}"
 
 
-def _free_memory(wanted_bytes: int) -> str:
+def free_gpu_bytes() -> int:
     import torch
 
-    free_bytes, _ = torch.cuda.mem_get_info()
+    return torch.cuda.mem_get_info()[0]
+
+
+def _free_memory(wanted_bytes: int) -> str:
+    free_bytes = free_gpu_bytes()
     if free_bytes < wanted_bytes:
         raise RuntimeError(
             f"{free_bytes / 1e9:.0f} GB are free, the model and its KV take "

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from bench.compare.agents import arm_of
-from bench.gpu.device import link_gb_per_s
+from bench.gpu.device import free_gpu_bytes, link_gb_per_s
 from bench.gpu.stage import Json, Stage, Verdict
 from bench.serve import tiny_model
 from bench.serve.arms import play, serving
@@ -37,7 +40,8 @@ Workload = tuple[Sequence[Program], Callable[[Sequence[TurnRecord]], Json]]
 def tokens(stage: Stage) -> Verdict:
     """Greedy tokens of seeded weights: equal in every arm."""
     agents = stage.sizes.tokens
-    play_arms(stage, agents, lambda arm: {"tokens": (agents.workload(), _outputs)})
+    workload = (agents.workload(), _outputs)
+    play_arms(stage, agents, {"tokens": dict.fromkeys(agents.arms, workload)})
     base, *others = (stage.cells[f"{arm}, tokens"] for arm in agents.arms)
     checks = _sound(stage)
     for arm, found in zip(agents.arms[1:], others, strict=True):
@@ -55,7 +59,7 @@ def tokens(stage: Stage) -> Verdict:
 
 
 def serve(stage: Stage) -> Verdict:
-    """Mean JCT, hit share and turn p99 at three loads, and decodes beside copies."""
+    """Mean JCT and hit share at three loads, by arm, and decodes beside copies."""
     sizes, agents = stage.sizes, stage.sizes.serve
     link = stage.cell("link", partial(link_gb_per_s, sizes.pinned_bytes))
     loads = {
@@ -63,19 +67,19 @@ def serve(stage: Stage) -> Verdict:
         for number, rate in enumerate(agents.loads)
     }
 
-    def workloads(arm: str) -> Mapping[str, Workload]:
-        found: dict[str, Workload] = {
-            name: (programs, lambda _: {}) for name, programs in loads.items()
+    contexts = {"pins": 1, "pins+cpu": sizes.beside.contexts}
+    workloads: dict[str, Mapping[str, Workload]] = {
+        _BESIDE: {
+            arm: (beside(sizes.beside, count), _decodes)
+            for arm, count in contexts.items()
         }
-        if arm in ("pins", "pins+cpu"):
-            contexts = sizes.beside.contexts if arm == "pins+cpu" else 1
-            found[_BESIDE] = (beside(sizes.beside, contexts), _decodes)
-        return found
-
+    }
+    for load, programs in loads.items():
+        workloads[load] = {arm: (programs, lambda _: {}) for arm in agents.arms}
     play_arms(stage, agents, workloads)
-    base, cells = agents.arms[0], stage.cells
-    bars = []
-    for load in loads:
+    cells, bars = stage.cells, []
+    rivals = [arm for arm in agents.arms if not arm.startswith("pins")]
+    for load, base in itertools.product(loads, rivals):
         plain, ours = cells[f"{base}, {load}"], cells[f"pins+cpu, {load}"]
         for what, least in (("mean_jct_s", False), ("prompt_hit", True)):
             compare = _at_least if least else partial(at_most, unit="")
@@ -96,23 +100,48 @@ def serve(stage: Stage) -> Verdict:
 def play_arms(
     stage: Stage,
     agents: ServedAgents,
-    workloads: Callable[[str], Mapping[str, Workload]],
+    workloads: Mapping[str, Mapping[str, Workload]],
 ) -> None:
-    """Every workload of every arm as the cell "arm, workload"; one server an arm."""
+    """Every arm of every workload as the cell "arm, workload".
+
+    As many servers as fit start together, and are idle while another one is measured.
+    One that does not start leaves the others' cells whole.
+
+    Args:
+        workloads: of each name, by arm.
+
+    Raises:
+        ServerError: of a server that did not start, at the end.
+    """
     model = tiny_model.build(stage.folder / f"model-{stage.name}", shape=agents.shape)
-    for name in agents.arms:
-        missing = {
-            cell: workload
-            for kind, workload in workloads(name).items()
-            if (cell := f"{name}, {kind}") not in stage.cells
-        }
-        if not missing:
-            continue
-        arm = arm_of(name, agents.transfer(name), agents)
-        log_path = stage.folder / f"{stage.name}-{name}.log"
-        with serving(arm, model, log_path) as server:
-            for cell, workload in missing.items():
-                stage.cell(cell, partial(_played, server, agents, workload))
+    missing = {
+        f"{arm}, {kind}": (arm, workload)
+        for kind, arms in workloads.items()
+        for arm, workload in arms.items()
+        if f"{arm}, {kind}" not in stage.cells
+    }
+    names = [name for name in agents.arms if name in dict(missing.values())]
+    size, errors = len(names) or 1, []
+    if agents.server_bytes:
+        size = max(1, free_gpu_bytes() // agents.server_bytes)
+    for first in range(0, len(names), size):
+        with contextlib.ExitStack() as stack:
+
+            def start(name: str, stack: contextlib.ExitStack = stack) -> VLLMServer:
+                arm = arm_of(name, agents.transfer(name), agents)
+                log_path = stage.folder / f"{stage.name}-{name}.log"
+                return stack.enter_context(serving(arm, model, log_path))
+
+            with ThreadPoolExecutor() as pool:  # ends when all have started or failed
+                together = names[first : first + size]
+                starts = {name: pool.submit(start, name) for name in together}
+            for cell, (name, workload) in missing.items():
+                if name in starts and not starts[name].exception():
+                    played = partial(_played, starts[name].result(), agents, workload)
+                    stage.cell(cell, played)
+            errors += [each.exception() for each in starts.values()]
+    for error in filter(None, errors):
+        raise error
 
 
 def beside(sizes: Beside, contexts: int) -> tuple[Program, ...]:

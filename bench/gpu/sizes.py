@@ -6,18 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.compare.agents import CONNECTOR, ComparisonOptions
+from bench.compare.agents import CONNECTOR, LMCACHE, ComparisonOptions
 from bench.compare.pin_vs_reload import PinVsReloadOptions
 from bench.micro.transfer_cli import TransferOptions
 from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import DEFAULT_SHAPE, LLAMA_8B, ModelShape
 
-#: `kv_connector_extra_config` of each arm; None: vLLM without a connector.
+#: `kv_transfer_config` of each arm; None: vLLM without a connector. The size of CPU
+#: memory is `ServedAgents.cpu_gb`, but for LMCache's server, which has it already.
 ARMS: Mapping[str, Mapping[str, Any] | None] = {
     "vanilla": None,
-    "pins": {},
-    "pins+cpu": {"lower_tier": "cpu"},
-    "pins+lmcache": {"lower_tier": "lmcache"},
+    "pins": CONNECTOR,
+    "pins+cpu": {**CONNECTOR, "kv_connector_extra_config": {"lower_tier": "cpu"}},
+    "pins+lmcache": {
+        **CONNECTOR,
+        "kv_connector_extra_config": {"lower_tier": "lmcache"},
+    },
+    "lmcache": LMCACHE,
+    "offloading": {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"},
 }
 #: Speed instead of equal tokens; graphs of decodes, which nothing is compiled for.
 _FAST = (
@@ -31,8 +37,10 @@ _FAST = (
 class ServedAgents(ComparisonOptions):
     """The demo's agents on a model of this shape."""
 
-    arms: tuple[str, ...] = tuple(ARMS)
+    arms: tuple[str, ...] = ("vanilla", "pins", "pins+cpu", "pins+lmcache")
     """The others are compared with the first one."""
+    server_bytes: int = 0
+    """GPU memory of a server: as many as fit are started together. 0: all."""
     loads: tuple[float, ...] = (1.0,)
     """Arrivals a second."""
     shape: ModelShape = DEFAULT_SHAPE
@@ -47,11 +55,16 @@ class ServedAgents(ComparisonOptions):
 
     def transfer(self, arm: str) -> Mapping[str, Any] | None:
         """The arm's `kv_transfer_config`."""
-        extra = ARMS[arm]
-        if extra is None:
+        found = ARMS[arm]
+        if found is None:
             return None
-        sized = {"cpu_gb": self.cpu_gb} if extra.get("lower_tier") == "cpu" else {}
-        return {**CONNECTOR, "kv_connector_extra_config": {**extra, **sized}}
+        sizes: Mapping[str, Mapping[str, Any]] = {
+            "pins+cpu": {"cpu_gb": self.cpu_gb},
+            "offloading": {"cpu_bytes_to_use": round(self.cpu_gb * 1e9)},
+        }
+        extra: Mapping[str, Any] = found.get("kv_connector_extra_config", {})
+        sized = {**extra, **sizes.get(arm, {})}
+        return {**found, "kv_connector_extra_config": sized}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +112,12 @@ class Sizes:
 
 #: A head size that GPU and CPU backends have.
 _HEADS_OF_64 = ModelShape(heads=4, kv_heads=2)
+#: Several servers share the GPU: none takes what the others are to have.
+_SHARED = ("--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes")
 _FAST_8B = (
     *(*_FAST, "--dtype", "bfloat16"),
     *("--max-num-batched-tokens", "8192", "--max-num-seqs", "64"),
+    *(*_SHARED, "5G"),
 )
 
 DEVICE = Sizes(
@@ -111,13 +127,17 @@ DEVICE = Sizes(
     transfer=TransferOptions(
         layouts=("BLNHC", "LBNHC"), pages_kib=(16, 64), mib=256, device="cuda"
     ),
-    tokens=ServedAgents(gap_cap_s=3.0, shape=_HEADS_OF_64),
+    tokens=ServedAgents(
+        rate=2.0, gap_cap_s=1.0, shape=_HEADS_OF_64, extra_args=(*_SHARED, "1G")
+    ),
     serve=ServedAgents(
         blocks=1024,  # 32,768 tokens, 4.3 GB: three agents
         token_scale=0.15,
-        gap_cap_s=3.0,
+        gap_cap_s=2.0,
         cpu_gb=20.0,
-        loads=(0.5, 1.0, 2.0),
+        arms=("vanilla", "pins+cpu", "pins", "lmcache", "offloading"),
+        server_bytes=24 << 30,
+        loads=(2.0, 1.0, 0.5),
         shape=LLAMA_8B,
         extra_args=_FAST_8B,
     ),
@@ -156,7 +176,7 @@ REHEARSAL = Sizes(
         programs=2,
         blocks=96,  # the warm-up of 3,000 tokens has to fit
         token_scale=0.008,
-        arms=("pins", "pins+cpu"),
+        arms=("vanilla", "pins", "pins+cpu"),
         loads=(4.0, 8.0, 16.0),
         shape=_TINY,
         extra_args=_FAST,

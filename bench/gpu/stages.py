@@ -25,6 +25,9 @@ from ttlcache_sim.steps.models import MODELS
 from ttlcache_sim.steps.profile import Profile
 from ttlcache_sim.steps.steptime import Roofline
 
+#: Of each phase of a profile: their tools take hardly any time.
+_PROFILED_PROGRAMS = 4
+
 
 def contract(stage: Stage) -> Verdict:
     """The tests of `tests/gpu`, in a process of their own."""
@@ -79,7 +82,8 @@ def copies(stage: Stage) -> Verdict:
 
 def steps(stage: Stage) -> Verdict:
     """Seconds of a step, fitted on the demo's agents; prefills that follow from it."""
-    agents = replace(stage.sizes.serve, out=stage.folder / "profile")
+    out = stage.folder / "profile"
+    agents = replace(stage.sizes.serve, programs=_PROFILED_PROGRAMS, out=out)
     model = tiny_model.build(stage.folder / f"model-{stage.name}", shape=agents.shape)
     console, gpu = Console(file=sys.stderr), stage.machine["gpu"]
     found = Profile.of(

@@ -96,13 +96,11 @@ class CostModel:
         seconds = a * (n - known) + b * (n * n - known * known) + c
         return seconds if seconds > 0.0 else 0.0
 
-    def observe_step(self, step: Step, seconds: float) -> float:
-        """An engine step took `seconds`.
-
-        Returns:
-            What it took for its prompt tokens.
-        """
-        return self._steps.observe(step, seconds)
+    def observe_step(
+        self, step: Step, seconds: float, *, is_ahead: bool = False
+    ) -> None:
+        """See `StepFit.observe`."""
+        self._steps.observe(step, seconds, is_ahead=is_ahead)
 
     def reload_s(self, tier: str, tokens: float) -> float:
         """Seconds to bring `tokens` back from `tier`; inf for a tier never seen."""
