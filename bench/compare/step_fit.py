@@ -32,10 +32,21 @@ _Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """One engine step: (new tokens, context after them) by request, seconds."""
+    """(request, new tokens, context after them) of one engine step or two; seconds."""
 
-    scheduled: dict[str, tuple[int, int]]
+    scheduled: Sequence[tuple[str, int, int]]
     seconds: float
+    steps: int = 1
+
+    @property
+    def row(self) -> tuple[float, ...]:
+        """What its seconds are fitted to."""
+        sizes = [(new, context) for _, new, context in self.scheduled]
+        return (float(self.steps), *sums(sizes))
+
+    @property
+    def has_prompt(self) -> bool:
+        return any(new > 1 for _, new, _ in self.scheduled)
 
 
 def read_steps(path: Path) -> list[LoggedStep]:
@@ -43,17 +54,23 @@ def read_steps(path: Path) -> list[LoggedStep]:
 
     What lies between two steps is the engine's own work where a request goes on in
     both; else the engine may have been idle, and a step begins when it was scheduled.
-    With asynchronous scheduling that is before the step before has ended.
+    With asynchronous scheduling that is before the step before has ended; where it has
+    a prompt and the other none, the two are one (`ttlcache.estimators.step_fit`).
     """
     steps: list[LoggedStep] = []
     last_s, last = -math.inf, set[str]()
     for line in path.read_text().splitlines():
         start_s, end_s, scheduled = json.loads(line)
-        by_request = {name: (new, context) for name, new, context in scheduled}
-        follows = start_s < last_s or not last.isdisjoint(by_request)
-        begin_s = last_s if follows else start_s
-        steps.append(LoggedStep(by_request, end_s - begin_s))
-        last_s, last = end_s, set(by_request)
+        names = {name for name, _, _ in scheduled}
+        is_ahead = start_s < last_s
+        begin_s = last_s if is_ahead or last & names else start_s
+        step = LoggedStep(scheduled, end_s - begin_s)
+        if is_ahead and step.has_prompt and not steps[-1].has_prompt:
+            before = steps.pop()
+            both = (*before.scheduled, *scheduled)
+            step = LoggedStep(both, before.seconds + step.seconds, 2)
+        steps.append(step)
+        last_s, last = end_s, names
     return steps
 
 
@@ -64,13 +81,13 @@ def fit(steps: Sequence[LoggedStep], machine: str = "") -> Profile:
     """
     if len(steps) < 100:
         raise ValueError(f"{len(steps)} steps are too few for a profile")
-    rows = np.array([(1.0, *sums(list(step.scheduled.values()))) for step in steps])
+    rows = np.array([step.row for step in steps])
     seconds = np.array([step.seconds for step in steps])
     block = np.arange(len(rows)) // _BLOCK
     fitted = block % 2 == 0
     expected = rows[~fitted] @ _fit(rows[fitted], seconds[fitted])
     errors = np.abs(expected - seconds[~fitted]) / seconds[~fitted]
-    has_prompt = [_has_prompt(step) for step in steps]
+    has_prompt = [step.has_prompt for step in steps]
     rng = np.random.default_rng(0)
     drawn = []
     for _ in range(_BOOTSTRAPS):
@@ -97,8 +114,8 @@ def _like_step_error(steps: Sequence[LoggedStep]) -> float:
     """Steps are alike that decode as many requests with about as much context."""
     by_size: dict[int, list[tuple[int, float]]] = {}
     for step in steps:
-        if not _has_prompt(step):
-            context = sum(tokens for _, tokens in step.scheduled.values())
+        if not step.has_prompt:
+            context = sum(tokens for _, _, tokens in step.scheduled)
             by_size.setdefault(len(step.scheduled), []).append((context, step.seconds))
     errors = []
     for found in by_size.values():
@@ -112,10 +129,6 @@ def _like_step_error(steps: Sequence[LoggedStep]) -> float:
 
 def _median(values: _Array | Sequence[float]) -> float:
     return float(np.median(values)) if len(values) else 0.0
-
-
-def _has_prompt(step: LoggedStep) -> bool:
-    return any(new > 1 for new, _ in step.scheduled.values())
 
 
 def fit_request_time(
@@ -133,7 +146,7 @@ def fit_request_time(
     """
     in_steps_s: dict[str, float] = {}
     for step in steps:
-        (name,) = step.scheduled
+        (name,) = {name for name, _, _ in step.scheduled}
         in_steps_s[name] = in_steps_s.get(name, 0.0) + step.seconds
     if len(in_steps_s) != len(turns):
         raise ValueError(f"steps of {len(in_steps_s)} requests, {len(turns)} turns")

@@ -27,13 +27,12 @@ def steps_of(profile: Profile, noise: float, stalls: int = 0) -> list[LoggedStep
     rng = random.Random(0)
     steps = []
     for number in range(400):
-        batch = {str(n): (1, rng.randrange(100, 9000)) for n in range(rng.randrange(9))}
+        batch = [(1, rng.randrange(100, 9000)) for _ in range(rng.randrange(9))]
         if number % 3 == 0 or not batch:
             new = rng.randrange(16, 2048)
-            batch["prompt"] = (new, new + rng.randrange(4000))
-        seconds = profile.seconds(list(batch.values())) * rng.uniform(
-            1 - noise, 1 + noise
-        )
+            batch.append((new, new + rng.randrange(4000)))
+        seconds = profile.seconds(batch) * rng.uniform(1 - noise, 1 + noise)
+        batch = [(str(n), *sizes) for n, sizes in enumerate(batch)]
         steps.append(LoggedStep(batch, seconds * (30.0 if number < stalls else 1.0)))
     return steps
 
@@ -49,7 +48,7 @@ def test_the_sum_of_all_steps_is_what_they_took_and_stalls_bend_nothing():
     steps = steps_of(TRUE, noise=0.2)
     found, stalled = fit(steps), fit(steps_of(TRUE, noise=0.2, stalls=4))
     for each in (found, stalled):
-        told = sum(each.seconds(list(step.scheduled.values())) for step in steps)
+        told = sum(each.of_sums(*step.row[1:]) for step in steps)
         assert told == pytest.approx(sum(step.seconds for step in steps), rel=0.03)
         assert 0.02 < each.held_out_error < 0.3
     assert all(error > 0.0 for error in found.errors[:2])
@@ -58,7 +57,7 @@ def test_the_sum_of_all_steps_is_what_they_took_and_stalls_bend_nothing():
 def test_no_model_errs_less_than_steps_that_are_alike() -> None:
     rng = random.Random(1)
     steps = [
-        LoggedStep({"a": (1, 100 + n)}, 0.01 * rng.uniform(0.6, 1.4))
+        LoggedStep([("a", 1, 100 + n)], 0.01 * rng.uniform(0.6, 1.4))
         for n in range(400)
     ]
     found = fit(steps)
@@ -74,15 +73,19 @@ def test_a_step_lasts_from_the_end_of_the_one_before(tmp_path):
         (2.5, 3.0, [["a", 1, 6]]),  # what lay between was the engine's own work
         (9.0, 9.5, [["b", 1, 9]]),  # the engine was idle before
         (9.2, 9.9, [["c", 1, 9]]),  # scheduled while the last one ran
+        (9.3, 9.91, [["d", 7, 7]]),  # it, too: for so long it was launched
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     steps = read_steps(path)
-    assert [step.seconds for step in steps] == pytest.approx([1.0, 1.0, 0.5, 0.4])
-    assert steps[0].scheduled == {"a": (5, 5)}
+    assert [step.seconds for step in steps] == pytest.approx([1.0, 1.0, 0.5, 0.41])
+    assert [step.row for step in (steps[0], steps[3])] == [
+        (1, 5, 12.5, 5),
+        (2, 8, 33, 16),
+    ]
 
 
 def test_what_requests_take_beside_their_steps():
-    steps = [LoggedStep({str(n // 2): (1, 9)}, 0.5) for n in range(40)]
+    steps = [LoggedStep([(str(n // 2), 1, 9)], 0.5) for n in range(40)]
     turns = [(100 * n, 1.0 + 0.02 + 1e-5 * 100 * n) for n in range(20)]
     base_s, token_s = fit_request_time(steps, turns)
     assert base_s == pytest.approx(0.02, rel=1e-3)

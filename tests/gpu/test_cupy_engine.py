@@ -103,7 +103,7 @@ def ranking(runtime):
 
 
 #: None: the one that calibration found best.
-METHODS = (Method.COPY_2D, Method.KERNEL_8, Method.KERNEL_32, Method.BATCH, None)
+METHODS = (Method.COPY_2D, Method.KERNEL, Method.BATCH, None)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -121,7 +121,7 @@ def test_calibration_ranks_every_method(ranking):
         assert all(0 < cost < 1e-6 for cost in costs.values()), (probe, costs)
 
 
-@pytest.mark.parametrize("method", [Method.COPY_2D, Method.KERNEL_8, Method.BATCH])
+@pytest.mark.parametrize("method", [Method.COPY_2D, Method.KERNEL, Method.BATCH])
 def test_a_store_waits_for_the_work_before_its_event(runtime, method):
     """The stream is held before it writes the block: the store must not be early."""
     skip_without(runtime, method)
@@ -147,7 +147,7 @@ def test_a_store_waits_for_the_work_before_its_event(runtime, method):
             assert set(stored) == {value}
 
 
-@pytest.mark.parametrize("method", [Method.COPY_2D, Method.KERNEL_8, None])
+@pytest.mark.parametrize("method", [Method.COPY_2D, Method.KERNEL, None])
 def test_a_load_is_reported_when_its_bytes_are_there(runtime, method):
     with sides(runtime, method) as (engine, pool, host, _):
         case = example_case(pool.address, host.address, direction=Direction.LOAD)

@@ -65,9 +65,9 @@ METHODS = {
     "2-D": Method.COPY_2D,
     "single": Method.SINGLE,
     # Run records packed by the engine, read back by the fake's plain copier …
-    "kernel": Method.KERNEL_8,
+    "kernel": Method.KERNEL,
     # … and by the device code of the real kernels.
-    "device code": Method.KERNEL_8,
+    "device code": Method.KERNEL,
     # No calibration, a driver without batch copies, narrow pitches.
     "unmeasured": None,
 }

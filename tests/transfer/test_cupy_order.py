@@ -18,7 +18,7 @@ LAYERS, BLOCKS, PIECE, PER_CHUNK = 4, 16, 512, 4
 POOL = LAYERS * BLOCKS * PIECE
 CHUNK = LAYERS * PER_CHUNK * PIECE
 STORE, LOAD = Direction.STORE, Direction.LOAD
-METHODS = (Method.BATCH, Method.COPY_2D, Method.KERNEL_8)
+METHODS = (Method.BATCH, Method.COPY_2D, Method.KERNEL)
 SEEDS = range(12)
 
 
@@ -194,7 +194,7 @@ def test_an_error_of_the_device_ends_all_plans_and_later_ones_at_once():
 
 
 def test_unpinned_host_memory_is_refused():
-    device = Device(method=Method.KERNEL_8)
+    device = Device(method=Method.KERNEL)
     pageable = device.cuda.alloc_pageable(CHUNK)
     plans = [
         device.plan(direction, [1], place)
@@ -232,8 +232,7 @@ def test_what_the_device_cannot_do_is_not_chosen(ranking, sees_host):
     assert device.cuda.calls.count("copy_batch") == 0
     assert (device.cuda.calls.count("launch") > 0) == sees_host
     found = set().union(*calibrate(FakeCuda(**lacks)).cost.values())
-    kernels = {Method.KERNEL_8, Method.KERNEL_32}
-    assert found - {Method.COPY_2D} == (kernels if sees_host else set())
+    assert found - {Method.COPY_2D} == ({Method.KERNEL} if sees_host else set())
 
 
 def test_calibration_ranks_what_this_device_can_do(ranking):
@@ -245,18 +244,18 @@ def test_calibration_ranks_what_this_device_can_do(ranking):
 
 
 @pytest.mark.parametrize(
-    ("kernel_cost", "first"), [(0.95, Method.BATCH), (0.5, Method.KERNEL_8)]
+    ("kernel_cost", "first"), [(0.95, Method.BATCH), (0.5, Method.KERNEL)]
 )
 def test_a_kernel_must_win_clearly(kernel_cost, first):
     probe = STORE, False, 128 << 10
-    costs = {Method.BATCH: 1.0, Method.KERNEL_8: kernel_cost}
+    costs = {Method.BATCH: 1.0, Method.KERNEL: kernel_cost}
     assert Ranking({Probe(*probe): costs}).order(*probe)[0] is first
 
 
 def test_a_method_that_fails_is_not_ranked_and_the_others_are():
     ranking = calibrate(FakeCuda(fail={"launch": 1}))
-    assert list(ranking.faults) == [Method.KERNEL_8.value]
-    others = {*CANDIDATES} - {Method.KERNEL_8}
+    assert list(ranking.faults) == [Method.KERNEL.value]
+    others = {*CANDIDATES} - {Method.KERNEL}
     assert set(ranking.order(LOAD, True, 1_000)) == others
 
 

@@ -97,7 +97,7 @@ def smoke(text):
     sys.modules["planted"] = module
     exec(compile(text, "planted", "exec"), vars(module))
     runtime = module.CupyRuntime(0)
-    for method in (Method.BATCH, Method.COPY_2D, Method.KERNEL_8):
+    for method in (Method.BATCH, Method.COPY_2D, Method.KERNEL):
         gpu.test_a_store_waits_for_the_work_before_its_event(runtime, method)
         gpu.test_a_load_is_reported_when_its_bytes_are_there(runtime, method)
 def survives(text):

@@ -19,7 +19,7 @@ from ttlcache.transfer.layout import BlockLayout, Plane
 from ttlcache.transfer.plan import CopyPlan, Direction, plan_copies
 
 #: The methods compared.
-CANDIDATES = (Method.BATCH, Method.COPY_2D, Method.KERNEL_8, Method.KERNEL_32)
+CANDIDATES = (Method.BATCH, Method.COPY_2D, Method.KERNEL)
 PIECE_BYTES = (2 << 10, 8 << 10, 32 << 10, 128 << 10)
 #: Planes of a usual model; 1: all layers of a block adjoin.
 ROWS = (1, 32)
