@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from bench.compare.agents import arm_of
 from bench.gpu.device import free_gpu_bytes, link_gb_per_s
-from bench.gpu.stage import Json, Stage, Verdict
+from bench.gpu.stage import Json, Stage, Verdict, read
 from bench.serve import tiny_model
 from bench.serve.arms import play, serving
 from bench.serve.server import VLLMServer
 from bench.tables import Check, at_most, equal
 from ttlcache_sim.load.programs import Program, Turn
 from ttlcache_sim.metrics import TurnRecord, percentile
+from ttlcache_sim.steps.profile import Profile
 
 if TYPE_CHECKING:
     from bench.gpu.sizes import Beside, ServedAgents
@@ -30,6 +31,8 @@ MAX_TPOT_RATIO = 1.03
 NOISE = 0.02
 #: Of a reload beside decode, of one pinned copy.
 MIN_LINK_SHARE = 0.85
+#: A learnt price is of the right size within this.
+MAX_PRICE_RATIO = 1.5
 _BESIDE = "decode beside reloads"
 _STREAM, _CONTEXT = "stream", "context"
 
@@ -93,8 +96,23 @@ def serve(stage: Stage) -> Verdict:
     speed = reloaded / max(copying["reload_s"], 1e-9) / 1e9
     share = speed / link["load"]
     bars.append(_at_least("reload beside decode, of the link", share, MIN_LINK_SHARE))
+    bars += _price(stage, [cells[f"pins+cpu, {load}"] for load in loads])
     checks = [*_sound(stage), _at_least("bytes reloaded beside decode", reloaded, 1)]
     return Verdict(checks, bars)
+
+
+def _price(stage: Stage, cells: Sequence[Json]) -> list[Check]:
+    """What a prompt token costs as ttlcache learnt it, by stage `steps`."""
+    tokens = sum(cell["prefill_tokens_saved"] for cell in cells)
+    measured = read(stage.folder, "steps").get("cells", {}).get("profile")
+    if not tokens or measured is None:
+        return []
+    profile, chunk = Profile.of(measured), stage.sizes.beside.context_tokens
+    seconds = sum(cell["prefill_seconds_saved"] for cell in cells)
+    ratio = seconds / tokens / (profile.prefill_s(chunk, chunk) / chunk)
+    is_near = 1 / MAX_PRICE_RATIO <= ratio <= MAX_PRICE_RATIO
+    name = "learnt seconds of a prompt token, by the profile's"
+    return [Check(name, is_near, f"{ratio:.2f}", f"within {MAX_PRICE_RATIO:g}x")]
 
 
 def play_arms(

@@ -17,6 +17,7 @@ from bench.compare.profile import measure_profile
 from bench.gpu.device import preflight
 from bench.gpu.serve import serve, tokens
 from bench.gpu.stage import ROOT, Json, Stage, Verdict, read
+from bench.gpu.window import WINDOWS, load_beside_small_copies
 from bench.micro.transfer_cli import transfer
 from bench.serve import tiny_model
 from bench.tables import Check, at_most, equal
@@ -62,7 +63,7 @@ def _run_tests(stage: Stage) -> Json:
 
 
 def copies(stage: Stage) -> Verdict:
-    """`bench transfer`."""
+    """`bench transfer`; loads beside small copies, by parts in flight."""
     folder = stage.folder / "transfer"
 
     def measure() -> Json:
@@ -70,6 +71,9 @@ def copies(stage: Stage) -> Verdict:
         return read(folder, "transfer")
 
     found = stage.cell("transfer", measure)
+    for parts in (0, *WINDOWS):
+        cell = partial(load_beside_small_copies, stage.sizes.pinned_bytes, parts)
+        stage.cell(f"{parts} parts in flight", cell)
     ours = {row["arm"] for row in found["rows"]} & {"cupy"}
     return Verdict(
         [

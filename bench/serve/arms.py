@@ -46,6 +46,8 @@ class EngineCounters:
     """Prompt tokens served from claimed pins."""
     prefill_tokens_saved: float
     """Of those, what plain vLLM would have evicted, as ttlcache counts it."""
+    prefill_seconds_saved: float
+    """What these would have taken, at the price that it learnt."""
     hook_errors: float
     tier_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes copied between GPU and lower tier, by direction."""
@@ -213,6 +215,7 @@ def read_engine(
         pins=grown_by("ttlcache_pins_total", "outcome"),
         claimed_tokens=grown("ttlcache_claimed_tokens_total", flushed),
         prefill_tokens_saved=grown("ttlcache_prefill_tokens_saved_total", flushed),
+        prefill_seconds_saved=grown("ttlcache_prefill_seconds_saved_total", flushed),
         hook_errors=grown("ttlcache_hook_errors_total", flushed),
         tier_bytes=grown_by("ttlcache_tier_bytes_total", "direction"),
         reloaded_tokens=grown_by("ttlcache_reloaded_tokens_total", "tier"),

@@ -107,6 +107,7 @@ class CupyEngine(TransferEngine):
         pinned: host memory that plans may name; the caller adds to it and closes it.
         ranking: of the methods, from `calibrate`; None: copy engine first.
         method: always this one (benches and tests).
+        parts_in_flight: most parts on the stream.
 
     Raises:
         CudaError: the device gives no stream.
@@ -120,8 +121,10 @@ class CupyEngine(TransferEngine):
         pinned: PinnedRanges,
         ranking: Ranking | None = None,
         method: Method | None = None,
+        parts_in_flight: int = PARTS_IN_FLIGHT,
     ) -> None:
         self._runtime = runtime
+        self._parts_in_flight = parts_in_flight
         self._pinned = pinned
         self._ranking = ranking
         self._method = method
@@ -151,7 +154,7 @@ class CupyEngine(TransferEngine):
         plan: CopyPlan | None = next(parts)
         is_first = True
         while plan is not None:
-            while len(self._in_flight) >= PARTS_IN_FLIGHT:
+            while len(self._in_flight) >= self._parts_in_flight:
                 self._land()
             part = _Part(job, begun, self._event())
             try:
