@@ -26,7 +26,7 @@ from ttlcache_sim.steps.models import MODELS
 from ttlcache_sim.steps.profile import Profile
 from ttlcache_sim.steps.steptime import Roofline
 
-#: Of each phase of a profile: their tools take hardly any time.
+#: At most, in each phase of a profile: their tools take hardly any time.
 _PROFILED_PROGRAMS = 4
 
 
@@ -86,8 +86,9 @@ def copies(stage: Stage) -> Verdict:
 
 def steps(stage: Stage) -> Verdict:
     """Seconds of a step, fitted on the demo's agents; prefills that follow from it."""
+    programs = min(stage.sizes.serve.programs, _PROFILED_PROGRAMS)
     out = stage.folder / "profile"
-    agents = replace(stage.sizes.serve, programs=_PROFILED_PROGRAMS, out=out)
+    agents = replace(stage.sizes.serve, programs=programs, out=out)
     model = tiny_model.build(stage.folder / f"model-{stage.name}", shape=agents.shape)
     console, gpu = Console(file=sys.stderr), stage.machine["gpu"]
     found = Profile.of(
