@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import subprocess
@@ -73,7 +74,9 @@ class GpuOptions:
     @property
     def header(self) -> Json:
         """What results must have in common to be resumed."""
-        return {"machine": machine(self.sizes), "server_args": self.server_args}
+        digest = hashlib.sha256(repr(self.sizes).encode()).hexdigest()[:12]
+        words = {"server_args": self.server_args, "sizes": digest}
+        return {"machine": machine(self.sizes), **words}
 
 
 def gpu(options: GpuOptions, console: Console) -> int:

@@ -96,23 +96,24 @@ def serve(stage: Stage) -> Verdict:
     speed = reloaded / max(copying["reload_s"], 1e-9) / 1e9
     share = speed / link["load"]
     bars.append(_at_least("reload beside decode, of the link", share, MIN_LINK_SHARE))
-    bars += _price(stage, [cells[f"pins+cpu, {load}"] for load in loads])
+    ours = [cells[f"{arm}, {load}"] for load in loads for arm in contexts]
+    bars.append(_price(stage, ours))
     checks = [*_sound(stage), _at_least("bytes reloaded beside decode", reloaded, 1)]
     return Verdict(checks, bars)
 
 
-def _price(stage: Stage, cells: Sequence[Json]) -> list[Check]:
-    """What a prompt token costs as ttlcache learnt it, by stage `steps`."""
-    tokens = sum(cell["prefill_tokens_saved"] for cell in cells)
-    measured = read(stage.folder, "steps").get("cells", {}).get("profile")
-    if not tokens or measured is None:
-        return []
-    profile, chunk = Profile.of(measured), stage.sizes.beside.context_tokens
-    seconds = sum(cell["prefill_seconds_saved"] for cell in cells)
-    ratio = seconds / tokens / (profile.prefill_s(chunk, chunk) / chunk)
-    is_near = 1 / MAX_PRICE_RATIO <= ratio <= MAX_PRICE_RATIO
+def _price(stage: Stage, cells: Sequence[Json]) -> Check:
+    """What a saved prompt token would have cost, as ttlcache learnt it, by `steps`."""
     name = "learnt seconds of a prompt token, by the profile's"
-    return [Check(name, is_near, f"{ratio:.2f}", f"within {MAX_PRICE_RATIO:g}x")]
+    saved = sum(cell["prefill_tokens_saved"] for cell in cells)
+    measured = read(stage.folder, "steps").get("cells", {}).get("profile")
+    if not saved or measured is None:
+        return Check(name, None, "no tokens saved" if measured else "no profile")
+    profile, length = Profile.of(measured), stage.sizes.beside.context_tokens
+    seconds = sum(cell["prefill_seconds_saved"] for cell in cells)
+    ratio = seconds / saved / (profile.prefill_s(length, length) / length)
+    is_near = 1 / MAX_PRICE_RATIO <= ratio <= MAX_PRICE_RATIO
+    return Check(name, is_near, f"{ratio:.2f}", f"within {MAX_PRICE_RATIO:g}x")
 
 
 def play_arms(
@@ -123,13 +124,13 @@ def play_arms(
     """Every arm of every workload as the cell "arm, workload".
 
     As many servers as fit start together, and are idle while another one is measured.
-    One that does not start leaves the others' cells whole.
+    One that does not start, or fails, leaves the others' cells whole.
 
     Args:
         workloads: of each name, by arm.
 
     Raises:
-        ServerError: of a server that did not start, at the end.
+        Exception: the first one's that failed, at the end.
     """
     model = tiny_model.build(stage.folder / f"model-{stage.name}", shape=agents.shape)
     missing = {
@@ -138,10 +139,12 @@ def play_arms(
         for arm, workload in arms.items()
         if f"{arm}, {kind}" not in stage.cells
     }
-    names = [name for name in agents.arms if name in dict(missing.values())]
-    size, errors = len(names) or 1, []
+    wanted = {arm for arm, _ in missing.values()}
+    names = [name for name in agents.arms if name in wanted]
+    size = len(names) or 1
     if agents.server_bytes:
         size = max(1, free_gpu_bytes() // agents.server_bytes)
+    errors: list[BaseException | None] = []
     for first in range(0, len(names), size):
         with contextlib.ExitStack() as stack:
 
@@ -153,13 +156,17 @@ def play_arms(
             with ThreadPoolExecutor() as pool:  # ends when all have started or failed
                 together = names[first : first + size]
                 starts = {name: pool.submit(start, name) for name in together}
-            for cell, (name, workload) in missing.items():
-                if name in starts and not starts[name].exception():
-                    played = partial(_played, starts[name].result(), agents, workload)
-                    stage.cell(cell, played)
             errors += [each.exception() for each in starts.values()]
-    for error in filter(None, errors):
-        raise error
+            for cell, (name, workload) in missing.items():
+                if name not in starts or starts[name].exception():
+                    continue
+                played = partial(_played, starts[name].result(), agents, workload)
+                try:
+                    stage.cell(cell, played)
+                except Exception as error:  # noqa: BLE001 - other servers still run
+                    errors.append(error)
+    for failed in filter(None, errors):
+        raise failed
 
 
 def beside(sizes: Beside, contexts: int) -> tuple[Program, ...]:

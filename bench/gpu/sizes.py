@@ -12,8 +12,8 @@ from bench.micro.transfer_cli import TransferOptions
 from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import DEFAULT_SHAPE, LLAMA_8B, ModelShape
 
-#: `kv_transfer_config` of each arm; None: vLLM without a connector. The size of CPU
-#: memory is `ServedAgents.cpu_gb`, but for LMCache's server, which has it already.
+#: `kv_transfer_config` of each arm; None: vLLM without a connector. CPU memory has
+#: `ServedAgents.cpu_gb`, with which LMCache's server is started.
 ARMS: Mapping[str, Mapping[str, Any] | None] = {
     "vanilla": None,
     "pins": CONNECTOR,
@@ -38,7 +38,7 @@ class ServedAgents(ComparisonOptions):
     """The demo's agents on a model of this shape."""
 
     arms: tuple[str, ...] = ("vanilla", "pins", "pins+cpu", "pins+lmcache")
-    """The others are compared with the first one."""
+    """Tokens are compared with the first one's, speed with that of all without pins."""
     server_bytes: int = 0
     """GPU memory of a server: as many as fit are started together. 0: all."""
     loads: tuple[float, ...] = (1.0,)
@@ -112,12 +112,18 @@ class Sizes:
 
 #: A head size that GPU and CPU backends have.
 _HEADS_OF_64 = ModelShape(heads=4, kv_heads=2)
-#: Several servers share the GPU: none takes what the others are to have.
-_SHARED = ("--gpu-memory-utilization", "0.05", "--kv-cache-memory-bytes")
+
+
+def _shared(kv_bytes: str) -> tuple[str, ...]:
+    """Several servers share the GPU: none takes what the others are to have."""
+    share = ("--gpu-memory-utilization", "0.05")
+    return (*share, "--kv-cache-memory-bytes", kv_bytes)
+
+
 _FAST_8B = (
     *(*_FAST, "--dtype", "bfloat16"),
     *("--max-num-batched-tokens", "8192", "--max-num-seqs", "64"),
-    *(*_SHARED, "5G"),
+    *_shared("5G"),
 )
 
 DEVICE = Sizes(
@@ -128,7 +134,7 @@ DEVICE = Sizes(
         layouts=("BLNHC", "LBNHC"), pages_kib=(16, 64), mib=256, device="cuda"
     ),
     tokens=ServedAgents(
-        rate=2.0, gap_cap_s=1.0, shape=_HEADS_OF_64, extra_args=(*_SHARED, "1G")
+        rate=2.0, gap_cap_s=1.0, shape=_HEADS_OF_64, extra_args=_shared("1G")
     ),
     serve=ServedAgents(
         blocks=1024,  # 32,768 tokens, 4.3 GB: three agents

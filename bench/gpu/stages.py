@@ -26,7 +26,7 @@ from ttlcache_sim.steps.models import MODELS
 from ttlcache_sim.steps.profile import Profile
 from ttlcache_sim.steps.steptime import Roofline
 
-#: At most, in each phase of a profile: their tools take hardly any time.
+#: In the phases of a profile with fewer at once.
 _PROFILED_PROGRAMS = 4
 
 

@@ -10,18 +10,20 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
-from bench.gpu import bundle, fatbin, run, stage
-from bench.gpu.serve import _decodes
+from bench.gpu import bundle, fatbin, run, serve, stage
+from bench.gpu.sizes import DEVICE
 from bench.gpu.stage import Stage, Verdict
 from bench.tables import Check
 from tests.bench.samples import served
+from ttlcache_sim.steps.profile import Profile
 
 ROOT = Path(__file__).parents[2]
 
@@ -168,7 +170,7 @@ def test_decodes_count_between_the_first_turns_and_the_last():
         turn("stream-0", 1, 4.0, 5.0),
         turn("stream-0", 2, 8.0, 9.5),  # ended after
     ]
-    assert _decodes(records) == {"tpot_p99_s": 0.5, "stream_turns": 1}
+    assert serve._decodes(records) == {"tpot_p99_s": 0.5, "stream_turns": 1}
 
 
 def test_a_library_is_cut_to_one_architecture():
@@ -228,3 +230,46 @@ def test_a_bundle_boots(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stdout + done.stderr
     with tarfile.open(tmp_path / "gpu-results.tar.gz") as results:
         assert "./preflight.json" in results.getnames()
+
+
+def test_a_server_that_fails_leaves_the_others_cells_whole(tmp_path, monkeypatch):
+    """Two of three arms fit at a time; one does not start, one dies in a load."""
+    together, running = [], set()
+
+    @contextmanager
+    def serving(arm, model, log_path):
+        if arm.name == "pins":
+            raise RuntimeError("no start")
+        running.add(arm.name)
+        yield arm.name
+        running.remove(arm.name)
+
+    def played(server, agents, workload):
+        together.append(frozenset(running))
+        if (server, workload) == ("lmcache", "2/s"):
+            raise RuntimeError("died")
+        return {"jct": 1.0}
+
+    monkeypatch.setattr(serve, "serving", serving)
+    monkeypatch.setattr(serve, "_played", played)
+    monkeypatch.setattr(serve, "free_gpu_bytes", lambda: 50)
+    monkeypatch.setattr(serve.tiny_model, "build", lambda path, shape: path)
+    arms = ("vanilla", "pins", "lmcache")
+    agents = replace(DEVICE.serve, arms=arms, server_bytes=20)
+    stage = Stage("serve", DEVICE, tmp_path, {"machine": {}})
+    workloads = {load: dict.fromkeys(arms, load) for load in ("1/s", "2/s")}
+    with pytest.raises(RuntimeError, match="no start"):
+        serve.play_arms(stage, agents, workloads)
+    assert list(stage.cells) == ["vanilla, 1/s", "vanilla, 2/s", "lmcache, 1/s"]
+    assert together == [{"vanilla"}] * 2 + [{"lmcache"}] * 2
+    assert not running
+
+
+@pytest.mark.parametrize(("saved_s", "ok"), [(0.2, True), (0.02, False), (0.4, False)])
+def test_the_learnt_price_is_near_the_profile_s(tmp_path, saved_s, ok):
+    stage = Stage("serve", DEVICE, tmp_path, {"machine": {}})
+    cell = {"prefill_tokens_saved": 8192, "prefill_seconds_saved": saved_s}
+    assert serve._price(stage, [cell]).ok is None  # nothing to compare it with
+    steps = Stage("steps", DEVICE, tmp_path, {"machine": {}})
+    steps.cell("profile", lambda: asdict(Profile(0.006, 2.5e-5, 0.0, 0.0)))
+    assert serve._price(stage, [cell]).ok is ok

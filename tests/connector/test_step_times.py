@@ -14,7 +14,13 @@ def run(make_engine, clock, async_scheduling):
     def run(*requests):
         engine = make_engine(num_blocks=200, async_scheduling=async_scheduling)
         costs, seen = engine.controller.costs, []
-        costs.observe_step = lambda *told, is_ahead: seen.append(told)
+        observe = costs.observe_step
+
+        def observed(step, seconds, *, is_ahead):
+            seen.append((step, seconds, is_ahead))
+            observe(step, seconds, is_ahead=is_ahead)
+
+        costs.observe_step = observed
         engine.worker_says = lambda: clock.advance(1.0)
         for name, prompt, max_tokens in requests:
             engine.add(name, prompt, max_tokens=max_tokens)
@@ -24,15 +30,18 @@ def run(make_engine, clock, async_scheduling):
     return run
 
 
-def test_a_prompt_is_computed_in_parts_and_steps_last_from_results_to_results(run):
+def test_a_prompt_is_computed_in_parts_and_steps_last_from_results_to_results(
+    run, async_scheduling
+):
     _, seen = run(("r", PROMPT, 4))
-    prompts = [list(step.prompts) for step, _ in seen if step.prompts]
+    prompts = [list(step.prompts) for step, *_ in seen if step.prompts]
     assert prompts == [[("r", 0, 512)], [("r", 512, 1024)], [("r", 1024, 1200)]]
-    decodes = [(step.decodes, step.decode_tokens) for step, _ in seen if step.decodes]
+    decodes = [(step.decodes, step.decode_tokens) for step, *_ in seen if step.decodes]
     assert decodes == [(1, 1)] * 3
     # The results of a step that nothing was scheduled in are there with the last ones.
-    lasted = [seconds for step, seconds in seen if step.prompts or step.decodes]
-    assert lasted == [1.0] * 6
+    steps = [told for told in seen if told[0].prompts or told[0].decodes]
+    assert [seconds for _, seconds, _ in steps] == [1.0] * 6
+    assert [ahead for *_, ahead in steps] == [False] + [async_scheduling] * 5
 
 
 def test_a_claimed_turn_beside_another_s_chunk(run):

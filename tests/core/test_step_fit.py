@@ -82,8 +82,9 @@ class Engine:
     def _clean_s(self, tokens):
         """A prompt alone."""
         full, rest = divmod(tokens, self.budget)
-        steps_s = full * self._linear_s(self.budget) + self._linear_s(rest)
-        return steps_s + self.cost.pair_s * tokens**2
+        full_s, rest_s = map(self._linear_s, (self.budget, rest))
+        launched_s = full * max(full_s, self.launch_s) + max(rest_s, self.launch_s)
+        return launched_s + self.cost.pair_s * tokens**2
 
     def _linear_s(self, tokens):
         if self.overlaps:
@@ -182,17 +183,20 @@ def test_claims_beside_others_prefills_do_not_raise_the_price(budget, seed, ahea
 
 @pytest.mark.parametrize("longs", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("launch_s", [0.0, 0.02, 0.04])
-@pytest.mark.parametrize("every", [2, 27])
-def test_a_prompt_s_time_is_not_that_of_the_step_before_it(every, launch_s, longs):
+@pytest.mark.parametrize(("every", "budget"), [(2, 8192), (27, 8192), (27, 2048)])
+def test_a_prompt_s_time_is_not_that_of_the_step_before_it(
+    every, budget, launch_s, longs
+):
     """On an H200 the price was a tenth, with 0.04 s and one long prompt of ten."""
-    engine = Engine(8192, ahead=True, launch_s=launch_s, cost=H200)
+    engine = Engine(budget, ahead=True, launch_s=launch_s, cost=H200)
     for number in range(1_500):
         if number % every == 0:
             is_long = engine.rng.random() < longs
             new = (5_000, 8_000) if is_long else (300, 1_400)
             engine.arrive(8_000, 9_000, 80, new=new)
         engine.step()
-    assert engine.worst() < 0.3
+    # No line is flat, as launches are, up to 1,400 tokens and steep from there.
+    assert engine.worst() < (0.45 if launch_s == 0.04 else 0.3)
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

@@ -8,9 +8,10 @@ the weights. A step's time belongs to all that it computes: fitted together, the
 tokens of a claimed turn take nothing of a long prompt's chunk beside them.
 
 An engine that schedules ahead launches a step before it fetches the results of the one
-before. Launching a prompt takes a CPU long (on an H200 without compiled graphs 40 of
-the 47 ms of 1,000 tokens): for so long the step before seems to last, and the prompt
-seems free. The two together took what was seen.
+before. Launching a prompt takes a CPU long (on an H200, run eagerly, 40 of the 47 ms of
+1,000 tokens): for so long the step before seems to last, and the prompt seems free. The
+two together took what was seen. Where all steps are such launches and none is long,
+what a long one takes cannot be known from them.
 """
 
 from __future__ import annotations
@@ -101,17 +102,20 @@ class StepFit:
         # Of steps without prompts: sums of k k, k m, m m; k, m.
         self._decodes = [0.0] * 5
         self._count, self._sample = 0, 0.0
-        #: The step before, and its seconds.
+        # The step before, and its seconds: what decodes take is learnt from it when the
+        # one after it is known.
         self._before: tuple[Row, float] = (0.0, 0.0, 0.0, 0.0), 0.0
 
     def observe(self, step: Step, seconds: float, *, is_ahead: bool = False) -> None:
         """A step, or several that were scheduled as one, took `seconds`.
 
-        is_ahead: it was launched before the results of the one before were fetched.
+        is_ahead: it was scheduled before the results of the one before were there. How
+            the seconds of both are divided between them cannot be told then.
         """
         (row, seconds_before), self._before = self._before, (step.row, seconds)
-        is_joined = bool(step.prompts) and is_ahead and not row[0]
-        if not row[0] and row[3] and not is_joined:
+        only_decodes = row[3] > 0.0 and not row[0]
+        is_joined = bool(step.prompts) and is_ahead and only_decodes
+        if only_decodes and not is_joined:
             self._observe_decodes(row, seconds_before)
         if not step.prompts:
             return

@@ -13,7 +13,7 @@ _INTRO = """# Benchmarks
 Written by `python -m bench figures` from `bench/results/*.json`; do not edit. JCT:
 seconds from a program's first request to its last token, tools included. **Roofline**:
 vLLM's own scheduler in virtual time, with step times computed from a GPU's peak rates.
-[A real one](research/gpu-measurements.md), once. `oracle` knows the future.
+[On a GPU](research/gpu-measurements.md): once. `oracle` knows the future.
 """
 _PAPER = """## The paper's figures (roofline)
 

@@ -26,9 +26,9 @@ def render_summary(results: Results) -> str:
     if not body:
         return ""
     more = (
-        "Real servers: vLLM's CPU build, a tiny model, 2 cores. "
-        "[An H200, once](docs/research/gpu-measurements.md): 0.66x with a CPU tier. "
-        "[Benchmarks](docs/benchmarks.md): every number, every loss."
+        "Real servers: vLLM's CPU build, tiny model, 2 cores. "
+        "[An H200, once](docs/research/gpu-measurements.md): JCT 0.66x with a CPU "
+        "tier. [Benchmarks](docs/benchmarks.md): every number, every loss."
     )
     header = ["what", "found", "command"]
     return "\n\n".join(["## Results", table(header, body, "---"), more])
