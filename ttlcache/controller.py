@@ -208,7 +208,7 @@ class Controller:
             self.tier.on_allocated(record, cached_tokens)
             self.queue.on_admission(record)
             context_blocks = record.num_tokens / self.block_tokens
-            self.admission.on_turn_running(record.program, context_blocks)
+            self.admission.on_context(record.program, context_blocks)
         pin = self.pins.get(record.pin_id)
         record.pin_id = None
         claim = None if pin is None else self._claim(pin, record, cached_tokens)
@@ -260,7 +260,7 @@ class Controller:
             if now_s > record.admitted_s:
                 self.queue.on_service(record, now_s - record.admitted_s)
             if not program.ended:
-                self.admission.on_turn_finished(program, context_blocks)
+                self.admission.on_context(program, context_blocks)
         if not finish.completed:
             self.admission.on_no_pin(program)
             if isinstance(program.key, int) and program.is_empty:
@@ -275,7 +275,7 @@ class Controller:
         if finished.order is None:
             self.admission.on_no_pin(program)
         else:  # making room for it may have ended the program's other pins
-            self.admission.on_turn_finished(program, context_blocks)
+            self.admission.on_context(program, context_blocks)
         return finished if self._shadow is None else Finished(finished.decision)
 
     def progress(

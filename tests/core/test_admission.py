@@ -23,7 +23,7 @@ def room_to_grow(share=0.5, finals=FINALS):
     control = GrowthReserve(share, BLOCK_TOKENS)
     for number, blocks in enumerate(finals, 1000):
         program = make_program(number)
-        control.on_turn_running(program, blocks)
+        control.on_context(program, blocks)
         program.ended = True
         control.on_program_end(program)
     return control
@@ -58,8 +58,7 @@ def test_room_is_kept_for_half_of_what_is_still_to_come(
 ):
     control = room_to_grow(finals=finals)
     for number, blocks in enumerate(running):
-        on_event = (control.on_turn_running, control.on_turn_finished)[number % 2]
-        on_event(make_program(number), blocks)
+        control.on_context(make_program(number), blocks)
     newcomer, pressure = make_program(99), Pressure(100, free_blocks=free)
     found = control.missing_blocks(newcomer, needed, context_blocks, pressure)
     assert found == missing
@@ -68,7 +67,7 @@ def test_room_is_kept_for_half_of_what_is_still_to_come(
 def test_with_several_cache_groups_a_context_takes_more_blocks():
     control = room_to_grow()
     control.on_footprint(10, 9.0)  # a part is shared: growth is not
-    control.on_turn_running(make_program(1), 12)
+    control.on_context(make_program(1), 12)
     assert control.reserved_pool_blocks == 4.0
     control.on_footprint(10, 31.0)
     assert control.reserved_pool_blocks == 8.0
@@ -77,7 +76,7 @@ def test_with_several_cache_groups_a_context_takes_more_blocks():
 def test_who_has_started_is_never_held_back_nor_its_sub_agents():
     control = room_to_grow()
     parent, child = make_program(1), make_program(2)
-    control.on_turn_running(parent, 4)
+    control.on_context(parent, 4)
     assert admitted(control, parent, 50, free_blocks=0)
     assert not admitted(control, child, 4, free_blocks=4)
     child.adopt(parent)
@@ -92,7 +91,7 @@ def test_who_has_started_is_never_held_back_nor_its_sub_agents():
 
 def test_who_holds_no_memory_any_more_has_no_room():
     control, program = room_to_grow(), make_program(1)
-    control.on_turn_finished(program, 4)
+    control.on_context(program, 4)
     turn = make_turn(pin_id=7, context_tokens=16)
     program.open_turns.append(turn)
     control.on_no_pin(program)  # one pin of two
@@ -111,12 +110,12 @@ def test_an_ended_program_is_learnt_once():
     control = GrowthReserve(1.0, BLOCK_TOKENS)
     for number in range(MIN_ENDED):
         program = make_program(number)
-        control.on_turn_finished(program, 20)
+        control.on_context(program, 20)
         program.ended = True
         control.on_program_end(program)
-        control.on_turn_running(program, 2)
+        control.on_context(program, 2)
         control.on_program_end(program)
-    control.on_turn_running(make_program(9), 5)
+    control.on_context(make_program(9), 5)
     assert control.reserved_pool_blocks == 15.0
 
 
@@ -126,7 +125,7 @@ def test_what_a_forgotten_program_had_counts_too():
         program = make_program(number)
         program.open_turns.append(make_turn(number, context_tokens=80))
         control.on_program_end(program)
-    control.on_turn_running(make_program(9), 5)
+    control.on_context(make_program(9), 5)
     assert control.reserved_pool_blocks == 80 / BLOCK_TOKENS - 5
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from html.parser import HTMLParser
 
 import pytest
@@ -10,6 +9,7 @@ from typer.testing import CliRunner
 
 from tests.core.stories import with_prefill_cost
 from tests.fake_engine import FakeEngine
+from ttlcache.analysis.reader import load
 from ttlcache.analysis.recording import ProgramLog, Recording, TurnLog
 from ttlcache.analysis.summary import summarize
 from ttlcache.cli import app
@@ -74,13 +74,11 @@ def test_the_page_needs_nothing_beside_it(observed, tmp_path):
         assert part in shown
 
 
-def test_savings_of_would_be_pins_are_told_apart(observed, tmp_path):
-    path = tmp_path / "numbers.json"
-    shown = run(str(observed), "--json", str(path))
-    assert "tokens that pins would have saved" in shown
-    numbers = json.loads(path.read_text())
-    assert (numbers["savable_tokens"], numbers["savable_s"]) == (20, 20.0)
-    assert (numbers["saved_tokens"], numbers["claimed_tokens"]) == (0, 0)
+def test_savings_of_would_be_pins_are_told_apart(observed):
+    assert "tokens that pins would have saved" in run(str(observed))
+    found = summarize(load(observed))
+    assert (found.savable_tokens, found.savable_s) == (20, 20.0)
+    assert (found.saved_tokens, found.claimed_tokens) == (0, 0)
 
 
 def turn(number, **more):

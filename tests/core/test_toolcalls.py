@@ -81,7 +81,7 @@ FRAGMENTS = st.sampled_from(
         "<tool_call>", "</tool_call>", '{"name": "', '"arguments": {', "}", "[", "]",
         "(", ")", '"', "'", "\\", "```bash\n", "```\n", "<function=f>", "f(x=",
         "<parameter=command>", "</parameter>", "</function>", "[TOOL_CALLS]", "bash",
-        "<|python_tag|>", "to=functions.f ", "<|message|>", BEGIN, SEP, "<<EOF\n",
+        "to=functions.f ", "<|message|>", BEGIN, SEP, "<<EOF\n",
         "EOF\n", "$(", "`", "&&", "|", "; ", "\n", " -c ", "sudo ", "timeout ", "x",
         '<invoke name="f">', '<parameter name="command">', "<think>", "</think>",
         '"commands": [{"keystrokes": "', "python -m ", "#", "\x00", "\ud800",
@@ -99,7 +99,7 @@ def test_shuffled_fragments_give_clean_keys_or_none(text):
 
 
 # Names that formats imply, or that stand for others.
-IMPLIED = {"", "bash", "shell", "terminal", "code_interpreter", "python"}
+IMPLIED = {"", "bash", "shell", "terminal", "python"}
 
 
 @pytest.mark.parametrize("text", SHORT_CALLS)
@@ -121,8 +121,8 @@ def test_truncation_never_invents_a_name(text):
         "```bash\n", "```", "`", "<tool_call>", '<tool_call>{"', "<tool_call>[",
         "<function=f>", "<parameter=x>", "<function=f><parameter=x>", "<function=",
         '<invoke name="f">', '<invoke name="f"><parameter name="x">', "<invoke",
-        "[TOOL_CALLS]", "[TOOL_CALLS]f{", "<|python_tag|>", "<|python_tag|>[",
-        "[f(", "\n[f(x=", "to=functions.f ", " to=f <|", BEGIN, BEGIN + "f" + SEP + "{",
+        "[TOOL_CALLS]", "[TOOL_CALLS]f{", "to=functions.f ", " to=f <|",
+        BEGIN, BEGIN + "f" + SEP + "{",
         '"', "'", "\\", '\\"', " ", "\n", "\t{", "a", "a ", "\u00e9", "<think>",
         "</think>", '{"commands":[', "<arg_key>a</arg_key><arg_value>", "<|", "$(",
         "${", "<<E ", "<<E\n", "cd x && ", "a=b ", "sudo ", "bash -c '", "bash -c ",

@@ -19,8 +19,6 @@ class Spread:
     mean: float = 0.0
     p50: float = 0.0
     p95: float = 0.0
-    p99: float = 0.0
-    min: float = 0.0
     max: float = 0.0
 
     @classmethod
@@ -29,9 +27,8 @@ class Spread:
         if not values:
             return cls()
         numbers = np.asarray(values, dtype=np.float64)
-        p50, p95, p99 = (float(p) for p in np.percentile(numbers, (50, 95, 99)))
-        low, high = float(numbers.min()), float(numbers.max())
-        return cls(len(values), float(numbers.mean()), p50, p95, p99, low, high)
+        p50, p95 = (float(p) for p in np.percentile(numbers, (50, 95)))
+        return cls(len(values), float(numbers.mean()), p50, p95, float(numbers.max()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,6 @@ class Summary:
 
     jct: job completion time of programs with a finished turn, last departure minus
         first arrival. makespan_s: from the first arrival to the last departure.
-    cache_hit_ratio: cached prompt tokens / prompt tokens.
     claims: of pins. claimed_tokens: served from them. saved_tokens, saved_s: of those,
         what plain vLLM's prefix cache would have evicted, and the prefill that this
         spared. savable_tokens, savable_s: the same under policy `observe`, where
@@ -54,7 +50,6 @@ class Summary:
     turns: int
     jct: Spread
     makespan_s: float
-    cache_hit_ratio: float
     prompt_tokens: int
     cached_tokens: int
     claims: int
@@ -92,7 +87,6 @@ def summarize(recording: Recording) -> Summary:
         turns=len(turns),
         jct=Spread.of(jcts),
         makespan_s=max(departures) - min(arrivals) if departures else 0.0,
-        cache_hit_ratio=cached / prompt if prompt else 0.0,
         prompt_tokens=prompt,
         cached_tokens=cached,
         claims=sum(turn.claimed_pin is not None for turn in turns),

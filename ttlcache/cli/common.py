@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -18,9 +17,6 @@ from ttlcache.analysis.recording import Recording, RecordingError
 RecordingPath = Annotated[
     Path,
     typer.Argument(help="Folder of a recording, or one of its files."),
-]
-JsonPath = Annotated[
-    Path | None, typer.Option("--json", help="Write all numbers to this file.")
 ]
 ServerUrl = Annotated[str, typer.Option("--url", help="Address of the vLLM server.")]
 ApiKey = Annotated[
@@ -61,11 +57,6 @@ def read(place: Path) -> Recording:
     if not recording.programs:
         fail(f"{place}: the recording holds no program yet")
     return recording
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1) + "\n")
 
 
 def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -20,9 +19,6 @@ def explain(
     place: Annotated[
         Path, typer.Option("--from", help="Folder of the recording (record_path).")
     ] = Path(),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a turn.")
-    ] = False,
 ) -> None:
     """Each turn of a program: tool, history, TTL and why, outcome, regret."""
     recording = read(place)
@@ -30,10 +26,6 @@ def explain(
     max_ttl_s = recording.max_ttl_s(log)
     found = verdicts(log, max_ttl_s)
     console = Console()
-    if as_json:
-        for verdict in found:
-            console.print_json(json.dumps(_plain(verdict)), indent=None)
-        return
     if log.run in recording.observed_runs:
         console.print("policy observe: all pins and savings are would-be ones")
     for verdict in found:
@@ -129,32 +121,3 @@ def _groups(groups: list[Group]) -> Table:
         counts = (group.turns, group.returned, group.claimed)
         grid.add_row(plain(group.name), *map(str, counts), *map(seconds, sums))
     return grid
-
-
-def _plain(verdict: Verdict) -> dict[str, object]:
-    turn, decided = verdict.turn, verdict.turn.decided
-    return {
-        "turn": verdict.number,
-        "rule": turn.rule,
-        "relation": turn.relation,
-        "gap_s": turn.gap_s,
-        "wait_s": turn.wait_s,
-        "prompt_tokens": turn.prompt_tokens,
-        "cached_tokens": turn.cached_tokens,
-        "claimed": verdict.claimed,
-        "claim": verdict.claim,
-        "claimed_tokens": turn.claimed_tokens,
-        "saved_tokens": turn.saved_tokens,
-        "saved_s": turn.saved_s,
-        "diverged": turn.divergence and turn.divergence.cause.value,
-        "diverged_at": turn.divergence and turn.divergence.at_tokens,
-        "diverged_from": turn.divergence and turn.divergence.context_tokens,
-        "tool": decided.tool if decided else None,
-        "ttl_s": decided.ttl_s if decided else None,
-        "reason": decided.reason if decided else None,
-        "inputs": decided.inputs if decided else {},
-        "after": verdict.after,
-        "cost_s": verdict.cost_s,
-        "oracle_s": verdict.oracle_s,
-        "constant_s": verdict.constant_s,
-    }

@@ -6,7 +6,6 @@ import html
 import tempfile
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,15 +15,7 @@ from rich.console import Console
 
 from ttlcache.analysis.recording import Recording
 from ttlcache.analysis.summary import summarize
-from ttlcache.cli.common import (
-    JsonPath,
-    fail,
-    numbers,
-    plain,
-    printable,
-    read,
-    write_json,
-)
+from ttlcache.cli.common import fail, numbers, plain, printable, read
 from ttlcache.cli.live import reason
 from ttlcache.cli.report_tables import Table, of_metrics, of_recording
 
@@ -53,7 +44,6 @@ def report(
         Path | None,
         typer.Option("--html", help="Write the page, with figures, to this file."),
     ] = None,
-    json_path: JsonPath = None,
 ) -> None:
     """What pins saved, who waited for what, slow tools, programs that break prefixes.
 
@@ -61,22 +51,15 @@ def report(
     """
     if (place is None) == (url is None):
         fail("expected one of: the folder of a recording, --url of a server")
-    if json_path is not None and place is None:
-        fail("--json: only of a recording")
-    recording, summary = None, None
-    if place is not None:
-        recording = read(place)
-        summary = summarize(recording)
-        tables = of_recording(recording, summary)
+    recording = None if place is None else read(place)
+    if recording is not None:
+        tables = of_recording(recording, summarize(recording))
     else:
         tables = of_metrics(_metrics(str(url)))
     tables = [table for table in tables if table.rows]
     console = Console()
     for table in tables:
         _print(table, console)
-    if json_path is not None:
-        assert summary is not None
-        write_json(json_path, asdict(summary))
     if html_path is not None:
         figures = [] if recording is None else _figures(recording)
         source = html.escape(printable(url or place))

@@ -30,8 +30,6 @@ _MAX_PENDING = 16
 class _SortedView:
     """Ascending copy of those ring records whose flag is `flag`, kept lazily."""
 
-    __slots__ = ("_flag", "_pending", "_sorted", "_stale", "_values")
-
     def __init__(self, flag: int) -> None:
         self._flag = flag
         self._sorted: array[float] = array("d")
@@ -78,21 +76,6 @@ class GapWindow:
     pace and their ratio stays true. Arrays handed out are snapshots: read-only,
     and never changed by later records.
     """
-
-    __slots__ = (
-        "_capacity",
-        "_censored",
-        "_completed",
-        "_curve",
-        "_curve_now_s",
-        "_curve_version",
-        "_flags",
-        "_next",
-        "_values",
-        "_version",
-        "num_completed",
-        "open_since_s",
-    )
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

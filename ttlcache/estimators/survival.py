@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -173,11 +172,9 @@ def survival_of_sorted(events: FloatArray, censored: FloatArray) -> SurvivalCurv
     if len(censored) == 0:
         survival = np.arange(n - 1, -1, -1, dtype=np.float64) / n
     else:
-        # Up to some hundred records the number of calls is the cost: hence tables.
-        counts_down, factors = _at_risk_tables((n + len(censored)).bit_length())
-        first = len(counts_down) - 1 - n - len(censored)
-        at_risk = counts_down[first : first + n] - _count_below(censored, events)
-        survival = factors.take(at_risk)
+        records = n + len(censored)
+        at_risk = np.arange(records, records - n, -1) - _count_below(censored, events)
+        survival = 1.0 - 1.0 / at_risk
         np.multiply.accumulate(survival, out=survival)
     # Area of each step: the survival before the event times the step's width.
     areas: FloatArray = events.copy()
@@ -186,18 +183,6 @@ def survival_of_sorted(events: FloatArray, censored: FloatArray) -> SurvivalCurv
     widths *= survival[:-1]
     np.add.accumulate(areas, out=areas)
     return SurvivalCurve(events, read_only(survival), read_only(areas))
-
-
-@lru_cache(maxsize=64)
-def _at_risk_tables(bits: int) -> tuple[IntArray, FloatArray]:
-    """All numbers below 2^bits, descending, and 1 - 1/k for each of them, ascending.
-
-    The latter is what survival is multiplied by at an event with k at risk.
-    """
-    counts_down = np.arange((1 << bits) - 1, -1, -1)
-    at_risk = np.arange(1 << bits, dtype=np.float64)
-    at_risk[0] = 1.0  # never asked for: who has the event is at risk
-    return counts_down, read_only(1.0 - 1.0 / at_risk)
 
 
 def _count_below(values: FloatArray, bounds: FloatArray) -> IntArray:

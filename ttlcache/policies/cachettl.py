@@ -11,14 +11,13 @@ multiplies every term and cancels.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from ttlcache.estimators.gap_history import is_human_gap
-from ttlcache.estimators.survival import FloatArray, read_only
+from ttlcache.estimators.survival import FloatArray
 from ttlcache.policies.base import Policy, PolicyOptions, View, remaining
 from ttlcache.types import Decision, GapKey, TurnFacts
 
@@ -100,16 +99,6 @@ def default_ttl_s(benefit_s: float) -> float:
     return math.log(benefit_s) if benefit_s > 1.0 else 0.0
 
 
-@lru_cache(maxsize=64)
-def _ranks_below(bound: int) -> FloatArray:
-    return read_only(np.arange(1, bound, dtype=np.float64))
-
-
-def _ranks(count: int) -> FloatArray:
-    """1, 2, …, count."""
-    return _ranks_below(1 << count.bit_length())[:count]
-
-
 def best_ttl_s(gaps_s: FloatArray, records: int, benefit_s: float) -> float:
     """First maximum of P(tau) B - tau over `gaps_s` (ascending) and 0.
 
@@ -119,7 +108,7 @@ def best_ttl_s(gaps_s: FloatArray, records: int, benefit_s: float) -> float:
     """
     if benefit_s <= 0.0 or len(gaps_s) == 0:
         return 0.0
-    values = _ranks(len(gaps_s)) * benefit_s
+    values = np.arange(1, len(gaps_s) + 1) * benefit_s
     values -= gaps_s * float(records)
     best = int(values.argmax())
     # tau = 0 is worth P(0) B: nothing, unless gaps of 0 s are among the records.

@@ -124,14 +124,13 @@ class Reclaimer:
             offered = sum(p.kv_blocks for p in self.pins.victims() if eligible(p))
             if offered < blocks:
                 return
+        left = self.pins.kv_blocks - blocks
         for pin in self.pins.victims():
-            if blocks <= 0:
+            if self.pins.kv_blocks <= left:
                 return
-            if not eligible(pin):
-                continue
-            before = pin.kv_blocks
-            self._shrink(pin, blocks, ReleaseMode.KEEP_CACHED)
-            blocks -= before - (pin.kv_blocks if self.pins.get(pin.pin_id) else 0)
+            if eligible(pin):
+                too_many = self.pins.kv_blocks - left
+                self._shrink(pin, too_many, ReleaseMode.KEEP_CACHED)
 
     def trim_client_ttls(self, most_blocks: int) -> None:
         """End pins beyond their policy's TTL while client TTLs hold too much.

@@ -39,11 +39,8 @@ class AdmissionControl:
         """Free blocks that new programs leave to those under way."""
         return 0.0
 
-    def on_turn_running(self, program: Program, context_blocks: float) -> None:
-        """A turn of `program` got its memory."""
-
-    def on_turn_finished(self, program: Program, context_blocks: float) -> None:
-        """Its last turn finished: a tool runs."""
+    def on_context(self, program: Program, context_blocks: float) -> None:
+        """A turn of `program` got its memory, or finished: its context is so large."""
 
     def on_no_pin(self, program: Program) -> None:
         """No pin for its context: its turn got none, or lost it, or was aborted."""
@@ -111,17 +108,13 @@ class GrowthReserve(AdmissionControl):
     def reserved_pool_blocks(self) -> float:
         return self._growth_context_blocks * self._pool_blocks_per_context_block
 
-    def on_turn_running(self, program: Program, context_blocks: float) -> None:
+    def on_context(self, program: Program, context_blocks: float) -> None:
         self._drop(program)
         if program.ended:  # what its requests still do says nothing of others
             return
         growth = self._expected_growth_context_blocks(context_blocks)
         self._shares[program] = _Share(context_blocks, growth)
         self._growth_context_blocks += growth
-
-    def on_turn_finished(self, program: Program, context_blocks: float) -> None:
-        # It holds memory until `on_no_pin`.
-        self.on_turn_running(program, context_blocks)
 
     def on_no_pin(self, program: Program) -> None:
         pinned = any(turn.pin_id is not None for turn in program.open_turns)

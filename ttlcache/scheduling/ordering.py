@@ -60,7 +60,7 @@ class TTLAware(Ordering):
             turn.user_priority,
             not turn.preempted,
             not turn.claimable,
-            turn.place_seq,
+            *self.rank(turn),
             turn.request_seq,
         )
 
@@ -84,7 +84,7 @@ class RequestFCFS(Ordering):
         return (turn.user_priority, not turn.preempted, 0, 0, turn.request_seq)
 
 
-class ExpectedFinish(Ordering):
+class ExpectedFinish(TTLAware):
     """TTL-aware, but new programs pass those expected to finish later than they; ours.
 
     Place, put back by the places that are given while a mean program runs, times the
@@ -96,26 +96,13 @@ class ExpectedFinish(Ordering):
     name = "expected-finish"
     uses_work = True
 
-    def key(self, turn: QueuedTurn) -> PriorityKey:
-        return (
-            turn.user_priority,
-            not turn.preempted,
-            not turn.claimable,
-            turn.place_seq + turn.delay_places,
-            turn.request_seq,
-        )
-
     def rank(self, turn: QueuedTurn) -> Rank:
         return (turn.place_seq + turn.delay_places,)
 
 
-_ALL: tuple[type[Ordering], ...] = (
-    TTLAware,
-    ProgramFCFS,
-    RequestFCFS,
-    ExpectedFinish,
-)
-ORDERINGS: dict[str, type[Ordering]] = {cls.name: cls for cls in _ALL}
+ORDERINGS: dict[str, type[Ordering]] = {
+    cls.name: cls for cls in (TTLAware, ProgramFCFS, RequestFCFS, ExpectedFinish)
+}
 
 
 def create(name: str) -> Ordering:

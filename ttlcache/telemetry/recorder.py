@@ -75,7 +75,6 @@ class Recorder:
         self._number = 0
         self._file: io.FileIO | None = None
         self._file_bytes = 0
-        self._batch, self._batch_events = b"", 0  # encoded, not written yet
         self._is_failing = False
         self._lock = threading.Lock()  # of the files, never taken by `put`
         self._stop = threading.Event()
@@ -98,11 +97,16 @@ class Recorder:
         """Write everything queued so far, if the disk takes it."""
         with self._lock:
             left = len(self._queue)  # what comes meanwhile waits for the next time
-            while left > 0 or self._batch:
-                if not self._batch:
-                    left -= self._encode_batch()
-                if not self._write_batch():
+            while left > 0:
+                # By index: an iterator would end where `put` appends meanwhile.
+                batch = [self._queue[i] for i in range(min(left, _BATCH))]
+                lines = [line for event in batch if (line := _line_of(event))]
+                if not self._write("".join(lines).encode()):
                     return
+                for _ in batch:
+                    self._queue.popleft()
+                left -= len(batch)
+                self.dropped += len(batch) - len(lines)
 
     def close(self) -> None:
         """Write the rest and end; events that come later are dropped."""
@@ -111,8 +115,7 @@ class Recorder:
         self.flush()
         with self._lock:
             self._max_pending = 0
-            self.dropped += self._batch_events + len(self._queue)
-            self._batch, self._batch_events = b"", 0
+            self.dropped += len(self._queue)
             self._queue.clear()
             if self._file is not None:
                 self._file.close()
@@ -122,29 +125,14 @@ class Recorder:
         while not self._stop.wait(self._flush_s):
             self.flush()
 
-    def _encode_batch(self) -> int:
-        """Events taken from the queue."""
-        lines: list[str] = []
-        num_taken = 0
-        while self._queue and num_taken < _BATCH:
-            now_s, kind, fields = self._queue.popleft()
-            num_taken += 1
-            try:
-                line = {"t": round(now_s, 6), "ev": kind, **fields}
-                lines.append(_encode(line) + "\n")
-            except (TypeError, ValueError):
-                self.dropped += 1  # no JSON
-        self._batch, self._batch_events = "".join(lines).encode(), len(lines)
-        return num_taken
-
-    def _write_batch(self) -> bool:
-        """False where the disk refused: the batch is kept for the next time."""
+    def _write(self, batch: bytes) -> bool:
+        """False where the disk refused: its events stay in the queue."""
         if self._file is None:
             return False  # closed
         try:
-            if self._file_bytes + len(self._batch) > self._max_file_bytes:
+            if self._file_bytes + len(batch) > self._max_file_bytes:
                 self._open()
-            _write(self._file, self._batch)
+            _append(self._file, batch)
         except OSError as error:
             if not self._is_failing:
                 logger.warning(
@@ -157,8 +145,7 @@ class Recorder:
         if self._is_failing:
             logger.warning("recording goes on into %s", self._folder)
         self._is_failing = False
-        self._file_bytes += len(self._batch)
-        self._batch, self._batch_events = b"", 0
+        self._file_bytes += len(batch)
         return True
 
     def _open(self) -> None:
@@ -173,7 +160,7 @@ class Recorder:
             # Tells other engines of the folder that this file is live; see `_prune`.
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write(file, head)
+            _append(file, head)
         except BaseException:
             file.close()
             path.unlink(missing_ok=True)
@@ -194,7 +181,16 @@ class Recorder:
                 path.unlink()
 
 
-def _write(file: io.FileIO, data: bytes) -> None:
+def _line_of(event: Event) -> str:
+    """Empty where it is no JSON."""
+    now_s, kind, fields = event
+    try:
+        return _encode({"t": round(now_s, 6), "ev": kind, **fields}) + "\n"
+    except (TypeError, ValueError):
+        return ""
+
+
+def _append(file: io.FileIO, data: bytes) -> None:
     """Append all of `data`, or nothing.
 
     Raises:

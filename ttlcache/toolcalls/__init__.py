@@ -6,17 +6,13 @@ most agents have one tool, and its name alone predicts nothing.
 
 from __future__ import annotations
 
-from ttlcache.toolcalls.base import Parser, combine
-from ttlcache.toolcalls.chain import SCAN_LIMIT, detect
+from ttlcache.toolcalls.chain import detect
 from ttlcache.toolcalls.formats.json_items import detect_items
 from ttlcache.toolcalls.keys import key_for_tool
 from ttlcache.toolcalls.shell import shell_key
 from ttlcache.toolcalls.tool_names import is_subagent
 
 __all__ = [
-    "SCAN_LIMIT",
-    "Parser",
-    "combine",
     "detect",
     "detect_items",
     "is_subagent",

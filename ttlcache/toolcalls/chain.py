@@ -8,7 +8,6 @@ from ttlcache.toolcalls.formats.fenced import code_blocks, fenced_shell, without
 from ttlcache.toolcalls.formats.harmony import harmony
 from ttlcache.toolcalls.formats.hermes import hermes
 from ttlcache.toolcalls.formats.json_items import json_items
-from ttlcache.toolcalls.formats.llama import llama_python_tag, llama_pythonic
 from ttlcache.toolcalls.formats.mistral import mistral
 from ttlcache.toolcalls.formats.terminal_bench import terminal_bench
 from ttlcache.toolcalls.formats.xml_tags import anthropic_invoke, function_xml
@@ -28,9 +27,8 @@ _TAGGED: tuple[Parser, ...] = (
     function_xml,
     anthropic_invoke,
     hermes,
-    llama_python_tag,
 )
-_SHAPED: tuple[Parser, ...] = (terminal_bench, json_items, llama_pythonic)
+_SHAPED: tuple[Parser, ...] = (terminal_bench, json_items)
 _FENCED: tuple[Parser, ...] = (fenced_shell,)
 _REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ttlcache.toolcalls.base import words
+from ttlcache.toolcalls.shell import PROGRAMS, is_quick
 from ttlcache.toolcalls.tool_names import is_subagent
 from ttlcache.types import APPROVAL_TOOL, FINAL_TOOL, PARALLEL_TOOL, USER_TOOL, GapKey
 
@@ -15,15 +15,6 @@ _RESERVED = {
     PARALLEL_TOOL: "parallel",
     "unknown": "unknown",
 }
-_LOOK = words(
-    "awk cat cd cut diff du echo env file find git grep head id jq less ls nl pwd rg "
-    "sed sort stat tail test tree wc which"
-)
-_RUN = words(
-    "ant bazel bun cargo cmake conda ctest docker go gradle java javac jest make meson "
-    "mvn mypy ninja node npm npx pip pip3 pnpm poetry pytest python python3 ruff tox "
-    "tsc uv yarn"
-)
 #: (class, parts of a tool's name), the first that fits.
 _NAMES = (
     ("search", ("search", "query", "retriev")),
@@ -42,9 +33,9 @@ def tool_class(key: GapKey) -> str:
     if is_subagent(key):
         return "subagent"
     if key.executable:
-        if key.executable in _LOOK:
+        if is_quick(key.executable):
             return "shell-look"
-        return "shell-run" if key.executable in _RUN else "shell"
+        return "shell-run" if key.executable in PROGRAMS else "shell"
     name = key.tool.lower()
     if name in ("bash", "shell", "sh", "terminal"):
         return "shell"

@@ -117,6 +117,11 @@ def shell_key(command: str, tool: str = "bash") -> GapKey:
     return FINAL_GAP if rank is _Rank.FINAL else GapKey(tool, program)
 
 
+def is_quick(program: str) -> bool:
+    """Whether it ends within a fraction of a second as a rule."""
+    return program in _PREFIXES or program in _INSTANT
+
+
 def _dominating(script: str, nesting: int) -> _Found | None:
     """The last of the highest rank."""
     best: _Found | None = None

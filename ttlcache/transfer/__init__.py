@@ -8,20 +8,17 @@ Only addresses, strides and counts: no torch, no engine. cupy is imported in
 
 from __future__ import annotations
 
-from ttlcache.transfer.base import Failure, Outcome, Ticket, TransferEngine
+from ttlcache.transfer.base import Failure, TransferEngine
 from ttlcache.transfer.layout import BlockLayout, PlaneGroup
-from ttlcache.transfer.plan import CopyPlan, Direction, plan_copies
+from ttlcache.transfer.plan import Direction, plan_copies
 from ttlcache.transfer.reference import ReferenceEngine
 
 __all__ = [
     "BlockLayout",
-    "CopyPlan",
     "Direction",
     "Failure",
-    "Outcome",
     "PlaneGroup",
     "ReferenceEngine",
-    "Ticket",
     "TransferEngine",
     "plan_copies",
 ]
