@@ -34,17 +34,25 @@ class TransferOptions:
     rounds: int = option(9, "Timed rounds.", min=1)
     device: str = option(
         "auto",
-        "cpu, cuda, auto (cuda where there is one); stand-in: a CuPy that runs on the "
-        "CPU, with host memory for the device's.",
+        "cpu, cuda, auto (cuda where there is one); link: a simulated one; stand-in: a "
+        "CuPy that runs on the CPU, with host memory for the device's.",
     )
     out: Path = option(Path("out/transfer"), "Folder for the result.")
 
     def __post_init__(self) -> None:
-        one_of("--device", self.device, ("cpu", "cuda", "auto", "stand-in"))
+        kinds = ("cpu", "cuda", "auto", "link", "stand-in")
+        one_of("--device", self.device, kinds)
 
 
 def transfer(options: TransferOptions, console: Console) -> int:
     """GB/s both ways by layout, page and run. Status 1: wrong bytes or a missed bar."""
+    if options.device == "link":
+        from bench.micro.transfer_link import measure
+
+        checks, figures = measure(options.rounds)
+        console.print(checks_table("a simulated link of 55 GB/s each way", checks))
+        write_json(options.out / "link.json", figures)
+        return int(any(check.ok is False for check in checks))
     if importlib.util.find_spec("vllm") is None:
         raise ValueError("needs vLLM: its allocator makes the KV tensors")
     import torch

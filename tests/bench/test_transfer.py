@@ -11,6 +11,7 @@ import torch
 
 from bench.cli import app
 from bench.micro.transfer_arms import EngineArm, OneCopy, make_arms
+from bench.micro.transfer_link import layout_of, transfer
 from bench.micro.transfer_memory import PARTS, CellMemory, CellShape, all_shapes
 from bench.micro.transfer_run import BOTH, run, verify
 from tests.commands import output_of
@@ -88,3 +89,14 @@ def test_the_command_writes_its_rows(tmp_path):
     found = json.loads((tmp_path / "transfer.json").read_text())
     arms = {row["arm"] for row in found["rows"]}
     assert {"one copy", "reference"} <= arms
+
+
+@pytest.mark.speed
+def test_the_copy_loop_keeps_a_link_busy(tmp_path):
+    output_of(app, *f"transfer --device link --rounds 5 --out {tmp_path}".split())
+
+
+def test_the_link_takes_the_time_of_its_bytes():
+    found = transfer(layout_of("BLNHC"), Direction.STORE, Direction.LOAD)
+    assert 0.2 < found.busy < 2.0
+    assert found.load_begins_s > 0
