@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from typer.testing import CliRunner
 from ttlcache.cli import app
 from ttlcache.config import TTLCacheConfig
 from ttlcache_connector.cli.doctor import findings
+from ttlcache_connector.cli.findings import BAD, NOTE, OK
 from ttlcache_connector.engine import requirements
 from ttlcache_lmcache import compat as lmcache_compat
-from ttlcache_lmcache.findings import BAD, NOTE, OK
 
 
 def run(*command: str, **options: Any) -> Result:
@@ -197,80 +198,20 @@ def test_the_exit_status_is_the_verdict():
 
 
 PLUGINS = ("server module", "L2 adapter", "storage plugin")
-MODULE = '{"module_path": "ttlcache_lmcache.server_module", "config": %s}'
-ADAPTER = (
-    '{"type": "plugin", "module_path": "ttlcache_lmcache.l2_adapter", '
-    '"class_name": "%s", "adapter_params": {"path": "%s", "disk_bytes": 1000}}'
-)
-YAML = """
-storage_plugins: ["{name}"]
-pre_caching_hash_algorithm: {hash}
-extra_config:
-  storage_plugin.ours.module_path: ttlcache_lmcache.storage_plugin
-  storage_plugin.ours.class_name: TTLStoragePlugin
-  storage_plugin.ours.path: {path}
-  storage_plugin.ours.disk_bytes: 1000
-"""
 
 
-def lmcache_texts(given: object) -> dict[str, tuple[str, str]]:
+def test_lmcaches_plugins_load_here(monkeypatch):
     pytest.importorskip("lmcache", reason="LMCache is an extra")
-    return {f.what: (f.state, f.text) for f in findings("{}", None, [str(given)])}
+    found = states(lmcache="plugins")
+    assert {found[what] for what in (*PLUGINS, "LMCache version")} == {OK}
+    monkeypatch.setitem(sys.modules, "ttlcache_lmcache.l2_adapter", None)
+    found = states(lmcache="plugins")
+    assert [found[what] for what in PLUGINS] == [OK, BAD, OK]
 
 
-def is_bad(found: tuple[str, str], reason: str) -> bool:
-    return found[0] == BAD and reason in found[1]
-
-
-def test_lmcaches_plugins_load_here():
-    found = lmcache_texts("plugins")
-    assert {what: found[what] for what in PLUGINS} == dict.fromkeys(
-        PLUGINS, (OK, "loads")
-    )
-    assert found["LMCache version"][0] == OK
-
-
-def test_what_lmcache_is_given_is_checked_as_it_is(tmp_path):
-    where = "--server-module config"
-    assert lmcache_texts(MODULE % '{"max_ttl_s": 5.0}')[where][0] == OK
-    found = lmcache_texts(MODULE % '{"max_ttl": 5.0}')[where]
-    assert is_bad(found, "did you mean 'max_ttl_s'")
-    for broken in ("{", "{}", '{"module_path": "ttlcache"}', MODULE % "3"):
-        assert lmcache_texts(broken)["JSON"][0] == BAD, broken
-
-    folder, where = tmp_path / "kv", "--l2-adapter adapter_params"
-    assert lmcache_texts(ADAPTER % ("TTLL2Adapter", folder))[where][0] == OK
-    assert not folder.exists()
-    assert lmcache_texts(ADAPTER % ("Other", folder))["JSON"][0] == BAD
-    folder.write_text("a file")
-    for place in (folder, folder / "below"):
-        found = lmcache_texts(ADAPTER % ("TTLL2Adapter", place))[where]
-        assert is_bad(found, "writable folder")
-
-
-def test_a_yaml_that_lmcache_would_go_on_without_is_bad(tmp_path, monkeypatch):
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    path = tmp_path / "lmcache.yaml"
-    settings = {"name": "ours", "hash": "sha256_cbor", "path": tmp_path / "kv"}
-    path.write_text(YAML.format(**settings))
-    assert lmcache_texts(path)["storage_plugins extra_config"][0] == OK
-    for wrong, reason in (
-        ({"name": "other"}, "storage_plugins is ['other']"),
-        ({"hash": "builtin"}, "sha256_cbor"),
-    ):
-        path.write_text(YAML.format(**(settings | wrong)))
-        assert is_bad(lmcache_texts(path)[str(path)], reason)
-    path.write_text("- no\n- mapping\n")
-    assert lmcache_texts(path)[str(path)][0] == BAD
-    absent = str(tmp_path / "absent.yaml")
-    assert lmcache_texts(absent)[absent][0] == BAD
-
-
-def test_an_lmcache_that_was_not_tested_is_bad_unless_allowed(monkeypatch):
+def test_an_lmcache_that_was_not_tested_is_bad(monkeypatch):
     monkeypatch.setattr(lmcache_compat, "lmcache_version", lambda: "0.9.0")
-    assert lmcache_texts("plugins")["LMCache version"][0] == BAD
-    allowed = lmcache_texts(MODULE % '{"allow_untested_lmcache": true}')
-    assert allowed["LMCache version"] == (OK, "0.9.0, not tested, but allowed")
+    assert states(lmcache="plugins")["LMCache version"] == BAD
     # Without LMCache an address is still reached.
     monkeypatch.setattr(lmcache_compat, "lmcache_version", lambda: None)
     assert states(lmcache="127.0.0.1:1")["LMCache version"] == NOTE

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from bench.serve.tiny_model import build
 from ttlcache.cli import app
 from ttlcache_connector.cli.doctor_template import findings
-from ttlcache_lmcache.findings import BAD, NOTE, OK
+from ttlcache_connector.cli.findings import BAD, NOTE, OK
 
 ALL = "{% for m in messages %}"
 THINK = (

@@ -23,9 +23,8 @@ def doctor(
     lmcache: Annotated[
         list[str] | None,
         typer.Option(
-            help="HOST:PORT of an LMCache server to reach; or what LMCache is given to "
-            "load our plugins: the JSON of --server-module or --l2-adapter, an "
-            "lmcache.yaml, or the word plugins. May be repeated."
+            help="HOST:PORT of an LMCache server to reach, or the word plugins: would "
+            "ours load here? May be repeated."
         ),
     ] = None,
     model: Annotated[

@@ -28,10 +28,10 @@ from ttlcache.config import (
 from ttlcache.errors import ConfigError, TTLCacheError
 from ttlcache_connector import plugin
 from ttlcache_connector.cli import doctor_lmcache, doctor_template
+from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
 from ttlcache_connector.engine import hooks, requirements
 from ttlcache_connector.role.state_files import PROFILE, load_costs
 from ttlcache_lmcache import compat
-from ttlcache_lmcache.findings import BAD, NOTE, OK, Finding
 
 _STYLE = {OK: "green", NOTE: "yellow", BAD: "bold red"}
 
@@ -85,7 +85,7 @@ def findings(
         yield _guess("middleware", _middleware)
     else:
         # LMCache's plugins run under other engines, too.
-        state = NOTE if doctor_lmcache.asks_for_plugins(lmcache) else BAD
+        state = NOTE if doctor_lmcache.PLUGINS in lmcache else BAD
         yield Finding(state, "vllm", "not installed: TTLConnector cannot run here")
     if settings is not None:
         yield from _settings(settings)

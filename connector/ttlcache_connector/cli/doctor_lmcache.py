@@ -1,36 +1,45 @@
-"""`ttlcache doctor --lmcache …`: the server below us, and our plugins inside it."""
+"""`ttlcache doctor --lmcache …`: the server below us, and our plugins for LMCache."""
 
 from __future__ import annotations
 
+import importlib
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
-from ttlcache_lmcache.diagnose import diagnose, is_given
-from ttlcache_lmcache.findings import BAD, NOTE, OK, Finding
+from ttlcache.errors import TTLCacheError
+from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
+from ttlcache_lmcache import compat
 
 #: Asks for the installation alone.
 PLUGINS = "plugins"
 
-
-def asks_for_plugins(given: Sequence[str]) -> bool:
-    """Whether our plugins for LMCache must load here."""
-    return any(text == PLUGINS or is_given(text) for text in given)
+_MODULES = {
+    "server module": "ttlcache_lmcache.server_module",
+    "L2 adapter": "ttlcache_lmcache.l2_adapter",
+    "storage plugin": "ttlcache_lmcache.storage_plugin",
+}
 
 
 def findings(given: Sequence[str]) -> Iterator[Finding]:
-    """Addresses are reached, flags and files checked; each thing is said once."""
+    """Whether servers answer at the addresses, and whether our plugins load here."""
+    if not given:
+        return
     # An address may be another machine's, where other packages are installed.
-    bad = BAD if asks_for_plugins(given) else NOTE
-    seen = set()
-    for text in given:
-        if not is_given(text) and text != PLUGINS:
-            yield _reach(text)
-        for found in diagnose(text if is_given(text) else None):
-            finding = replace(found, state=bad) if found.state == BAD else found
-            if finding not in seen:
-                seen.add(finding)
-                yield finding
+    bad = BAD if PLUGINS in given else NOTE
+    yield from (_reach(text) for text in given if text != PLUGINS)
+    try:
+        version = compat.check_lmcache(allow_untested=False)
+        yield Finding(OK, "LMCache version", f"{version}, tested")
+    except TTLCacheError as error:
+        yield Finding(bad, "LMCache version", str(error))
+        if compat.lmcache_version() is None:
+            return
+    for plugin, module in _MODULES.items():
+        try:
+            importlib.import_module(module)
+            yield Finding(OK, plugin, "loads")
+        except Exception as error:  # noqa: BLE001 - any reason not to load is one
+            yield Finding(bad, plugin, f"{module}: {type(error).__name__}: {error}")
 
 
 def _reach(address: str) -> Finding:
@@ -42,5 +51,5 @@ def _reach(address: str) -> Finding:
     except OSError as error:
         return Finding(BAD, "LMCache server", f"{address}: {error}")
     except (ValueError, OverflowError):
-        text = f"{address!r}; expected HOST:PORT, {PLUGINS!r}, a flag's JSON or a .yaml"
+        text = f"{address!r}; expected HOST:PORT, or {PLUGINS!r}"
         return Finding(BAD, "LMCache server", text)

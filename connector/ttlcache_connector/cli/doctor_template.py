@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ttlcache_lmcache.findings import BAD, NOTE, OK, Finding
+from ttlcache_connector.cli.findings import BAD, NOTE, OK, Finding
 
 _NAME = "chat template"
 _CLAUDE = "for Claude Code set CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off"

@@ -1,8 +1,8 @@
 """`ttlcache profile`: the paper's offline profile (CacheTTL v4 §5.2).
 
 Prompts of 1000, 2000, 4000 … tokens are prefilled one at a time (`sweep`), and
-P(n) = a n + b n^2 + c is fitted (`fit`). Lengths between those check it. The budget
-is the whole command's: what vLLM's start leaves of it is for measuring.
+P(n) = a n + b n^2 + c is fitted (`fit`). The budget is the whole command's: what vLLM's
+start leaves of it is for measuring.
 """
 
 from __future__ import annotations
@@ -167,26 +167,18 @@ def _copy_s(size: int) -> float:
 
 def _print(curve: Curve, reload: tuple[float, float] | None, console: Console) -> None:
     grid = Table(title="prefill", title_justify="left")
-    for name in ("tokens", "times", "spread", "fastest", "predicted", "error", ""):
+    for name in ("tokens", "fastest", "fitted", "error"):
         grid.add_column(name, justify="right")
     for point in curve.points:
         grid.add_row(
             f"{point.tokens:,}",
-            str(point.times),
-            "-" if point.spread is None else f"{point.spread:.1%}",
             f"{point.seconds:.4g} s",
             f"{point.predicted_s:.4g} s",
             f"{point.error:+.1%}",
-            "fitted" if point.is_fitted else "unseen",
         )
     console.print(grid)
     a, b, c = curve.coefficients
     console.print(f"P(n) = {a:.3g} n + {b:.3g} n^2 + {c:.3g} s", highlight=False)
-    error = curve.median_error
-    if error is None:
-        console.print("no length was left to check the fit with")
-    else:
-        console.print(f"median error on unseen lengths: {error:.1%}")
     if curve.skipped:
         lengths = ", ".join(f"{tokens:,}" for tokens in curve.skipped)
         console.print(

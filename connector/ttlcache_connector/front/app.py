@@ -63,7 +63,6 @@ class Front:
         ranks: data-parallel ranks of the one vLLM behind; 0: none are named.
         client: what talks to the upstream; ours by default.
         room: what bodies may cost.
-        every_path: pass on the upstream's administration, too.
 
     Raises:
         ConfigError: no request can go to `upstream`.
@@ -75,10 +74,7 @@ class Front:
         ranks: int = 0,
         client: httpx.AsyncClient | None = None,
         room: Room | None = None,
-        *,
-        every_path: bool = False,
     ) -> None:
-        self._every_path = every_path
         self._upstream = Upstream(base_url(upstream), client)
         self._ranks = ranks
         self._family = Family()
@@ -105,7 +101,7 @@ class Front:
         parts = unquote(path).replace("\\", "/").split("/")
         if not path.startswith("/") or not {".", ".."}.isdisjoint(parts):
             return False  # what it means is decided elsewhere
-        return self._every_path or (parts[1] in OPEN and _CLOSED.isdisjoint(parts))
+        return parts[1] in OPEN and _CLOSED.isdisjoint(parts)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -24,12 +24,6 @@ def front(
             min=0,
         ),
     ] = 0,
-    every_path: Annotated[
-        bool,
-        typer.Option(
-            "--every-path", help="Also the administration of what is behind the front."
-        ),
-    ] = False,
     limit_concurrency: Annotated[
         int,
         typer.Option(help="Connections and requests at once; more get 503.", min=1),
@@ -51,7 +45,7 @@ def front(
     except ImportError as error:
         fail(f"{error}; pip install 'ttlcache[fleet]'")
     try:
-        app = Front(upstream, ranks, every_path=every_path)
+        app = Front(upstream, ranks)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
     # Nothing ends a stream but its upstream and its client; log lines a request
