@@ -162,19 +162,6 @@ def test_programs_without_an_id_land_at_home(front, policy):
     assert_both_are_used(served)
 
 
-@pytest.mark.parametrize("kind", ["Claude Code", "Codex", "URL"])
-def test_the_replica_learns_whose_turn_it_is(front, kind):
-    """vllm-router drops all headers of some paths: the id is in the body then."""
-    path, headers, body = WITH_ID[kind](77, 1)
-    answer = httpx.post(
-        f"{front.base_url}{path}", headers=headers, json=body, timeout=HANG_S
-    ).json()
-    name = {"Claude Code": "claude-77", "Codex": "codex-77", "URL": "url-77"}[kind]
-    told = answer["headers"].get("x-session-id"), answer["body"]
-    assert told[0] == name or f'"program_id":"{name}"' in told[1]
-    assert answer["path"] == path.removeprefix("/sessions/url-77")
-
-
 def test_the_end_of_a_program_is_told_to_its_replica(front):
     for name in (f"ends-{number}" for number in range(20)):
         home = _first_turn(front.base_url, name)
