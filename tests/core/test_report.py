@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from html.parser import HTMLParser
 
 import pytest
+from typer.testing import CliRunner
 
-from tests.commands import output_of
 from tests.core.stories import with_prefill_cost
 from tests.fake_engine import FakeEngine
 from ttlcache.analysis.recording import ProgramLog, Recording, TurnLog
@@ -20,7 +19,6 @@ from ttlcache.telemetry.events import Telemetry
 from ttlcache.telemetry.recorder import Recorder
 
 NAME = "<script>alert(1)</script>"
-run = partial(output_of, app, "report")
 
 
 @pytest.fixture
@@ -38,6 +36,12 @@ def observed(tmp_path):
     engine.finish("a2")
     engine.controller.telemetry.close()
     return place
+
+
+def run(*arguments, status=0):
+    result = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["report", *arguments])
+    assert result.exit_code == status, result.output
+    return result.output
 
 
 class Page(HTMLParser):
