@@ -14,8 +14,6 @@ import kubernetes_validate
 import pytest
 import typer
 import yaml
-from check_jsonschema.cli import main as check_jsonschema
-from click.testing import CliRunner
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
@@ -57,14 +55,6 @@ def test_yaml_is_clean(path):
     config = YamlLintConfig(file=str(DEPLOY / ".yamllint"))
     problems = list(linter.run(path.read_text(), config, str(path)))
     assert [str(problem) for problem in problems] == []
-
-
-def test_compose_is_valid():
-    path = str(DEPLOY / "compose" / "compose.yaml")
-    result = CliRunner().invoke(
-        check_jsonschema, ["--builtin-schema", "vendor.compose-spec", path]
-    )
-    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize(

@@ -188,16 +188,6 @@ def test_pages_stay_short():
     assert sum(map(words, [*pages, *research])) <= 26_000
 
 
-@pytest.mark.parametrize(
-    "page", sorted((ROOT / "docs" / "research").glob("*.md")), ids=lambda p: p.name
-)
-def test_research_is_dated(page):
-    """Below its title: how it came about, and of which commit the numbers are."""
-    head = page.read_text().split("\n\n")[1]
-    assert head.startswith("How it came about; ")
-    assert re.search(r"commit [0-9a-f]{7} \(\d{4}-\d\d-\d\d\)", " ".join(head.split()))
-
-
 def test_the_map_is_what_the_script_draws():
     script = runpy.run_path(str(ROOT / "docs" / "make_map.py"))
     drawn = script["draw"](script["boxes_and_imports"]())

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from tests.bench.samples import log_sample, recorded, write_trace
+from tests.commands import output_of
 from ttlcache.cli import app
 from ttlcache_sim.bootstrap import Interval
 from ttlcache_sim.estimate import plan, report
@@ -109,38 +109,19 @@ def load(rate: float, ratio: float, hit: float = 0.5, wide: float = 0.02) -> Loa
     return Load(rate, base, ours, Interval(ratio, ratio - wide, ratio + wide))
 
 
+NONE_PAYS = "It pays at none of these loads: "
+
+
 @pytest.mark.parametrize(
     ("loads", "told"),
     [
         (
             [load(0.1, 1.0, hit=0.94), load(0.2, 0.7), load(0.3, 0.5)],
-            [
-                "It pays from 0.2 programs/s on: 30% less time a job.",
-                "It does not help at 0.1 programs/s: the pool holds all contexts, vLLM "
-                "alone hits 94% of the prompt tokens and no cache more than 95%.",
-            ],
+            ["pays from 0.2 programs/s on: 30% less", "alone hits 94% of the prompt"],
         ),
-        (
-            [load(0.1, 0.8)],
-            [
-                "It pays from 0.1 programs/s on: 20% less time a job.",
-                "It does not help far below 0.1 programs/s.",
-            ],
-        ),
-        (
-            [load(0.1, 1.0), load(0.2, 0.99)],
-            [
-                "It pays at none of these loads: tools take 30 s in the median, for "
-                "which the memory is worth more to other programs."
-            ],
-        ),
-        (
-            [load(0.2, 0.9, wide=0.2)],
-            [
-                "It pays at none of these loads: the difference may be chance; more "
-                "sessions would tell."
-            ],
-        ),
+        ([load(0.1, 0.8)], ["from 0.1 programs/s on: 20% less", "far below 0.1 "]),
+        ([load(0.1, 1.0), load(0.2, 0.99)], [f"{NONE_PAYS}tools take 30 s"]),
+        ([load(0.2, 0.9, wide=0.2)], [f"{NONE_PAYS}the difference may be chance"]),
     ],
 )
 def test_the_verdict(
@@ -149,10 +130,11 @@ def test_the_verdict(
     found = Sessions((), ())
     monkeypatch.setattr(Sessions, "best_hit", 0.95)
     monkeypatch.setattr(Sessions, "median_gap_s", 30.0)
-    assert verdict(loads, found) == told
+    for line, part in zip(verdict(loads, found), told, strict=True):
+        assert part in line
 
 
-@pytest.mark.parametrize("counted", [7, 27, 79])
+@pytest.mark.parametrize("counted", [7, 27, 150])
 def test_an_interval_of_few_programs_holds_as_often_as_it_says(counted: int) -> None:
     rng = random.Random(0)
 
@@ -169,33 +151,29 @@ def test_an_interval_of_few_programs_holds_as_often_as_it_says(counted: int) -> 
     assert 0.91 <= sum(trial() for _ in range(200)) / 200 <= 0.99
 
 
-def estimated(tmp_path: Path, *arguments: str) -> Any:
-    return CliRunner().invoke(app, ["estimate", str(tmp_path / "logs"), *arguments])
+def estimated(tmp_path: Path, *arguments: str, status: int = 0) -> str:
+    return output_of(app, "estimate", tmp_path / "logs", *arguments, status=status)
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:
-    result = estimated(tmp_path)
-    assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
-    assert "logs: no such file or folder" in result.output
-    (tmp_path / "logs").write_text(
-        log_sample("atif.json").replace('"source"', '"sauce"')
-    )
-    assert "steps.0.source: Field required" in estimated(tmp_path).output
-    (tmp_path / "logs").write_text(log_sample("atif.json"))
-    result = estimated(tmp_path, "--gpu", "abacus")
-    assert "gpu 'abacus': expected one of a100-80, " in result.output
-    result = estimated(tmp_path, "--profile", "none.json")
-    assert "profile none.json: " in result.output
-    assert "Traceback" not in result.output
+    sample = log_sample("atif.json")
+    for text, words, told in (
+        (None, (), "logs: no such file or folder"),
+        (sample.replace('"source"', '"sauce"'), (), "steps.0.source: Field required"),
+        (sample, ("--gpu", "abacus"), "gpu 'abacus': expected one of a100-80, "),
+        (sample, ("--profile", "none.json"), "profile none.json: "),
+    ):
+        if text is not None:
+            (tmp_path / "logs").write_text(text)
+        output = estimated(tmp_path, *words, status=1)
+        assert told in output
+        assert "Traceback" not in output
 
 
 def test_programs_of_one_turn_need_no_simulation(tmp_path: Path) -> None:
     write_trace(tmp_path / "logs", recorded({}))
-    result = estimated(tmp_path)
-    assert result.exit_code == 0
-    assert (
-        "It will not help: every program of these logs has one turn." in result.output
-    )
+    told = estimated(tmp_path)
+    assert "It will not help: every program of these logs has one turn." in told
 
 
 def test_from_a_log_to_a_picture(
@@ -215,13 +193,12 @@ def test_from_a_log_to_a_picture(
     ]
     write_trace(tmp_path / "logs", *(each.model_dump() for each in programs))
     options = ("--programs", "12", "--blocks", "700", "--out", "o")
-    result = estimated(tmp_path, *options)
-    assert result.exit_code == 0, result.output
+    output = estimated(tmp_path, *options)
     told = json.loads((tmp_path / "o" / "estimate.json").read_text())
     assert len(told["loads"]) == 3
     for each in told["loads"]:
         assert 0.0 < each["without"]["mean_jct_s"] < 1e4
         assert 0.0 <= each["with_ttlcache"]["hit"] <= 0.9
     assert "step times: a roofline of a100-80, not measured" in told["told"]
-    assert "It pays" in result.output
+    assert "It pays" in output
     assert (tmp_path / "o" / "estimate.png").read_bytes().startswith(b"\x89PNG")

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.report.figures import paper, servers
@@ -16,6 +15,7 @@ from bench.report.figures.summary import BEGIN, END, render_summary, write_into
 from bench.report.figures.sweeps import SWEEPS, ablation_arms
 from bench.sim.rivals.ablations import ABLATIONS
 from bench.sim.rivals.arms import parse_arms
+from tests.commands import output_of
 
 COMMITTED = load_results()
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -31,9 +31,7 @@ def sweep(key: str = "mean_jct_s", **by_arm: list[float]) -> dict:
     return {"rows": rows, "x": "point", "drawn": (key, key)}
 
 
-def test_the_pages_are_what_the_renderer_gives():
-    assert PAGE.read_text() == render(COMMITTED)
-    assert render_summary(COMMITTED) in (ROOT / "README.md").read_text()
+def test_the_summary_is_short():
     assert len(render_summary(COMMITTED).split()) <= 250
     assert render_summary({}) == ""
 
@@ -167,8 +165,7 @@ def test_the_command_renders_page_and_pictures_and_refuses(tmp_path):
     copy = tmp_path / "README.md"
     copy.write_text(readme.read_text())
     to = ["--docs", str(tmp_path), "--readme", str(copy)]
-    result = CliRunner().invoke(app, ["figures", *to])
-    assert result.exit_code == 0, result.output
+    output_of(app, "figures", *to)
     assert (tmp_path / "benchmarks.md").read_text() == PAGE.read_text()
     assert copy.read_text() == readme.read_text()
     drawn, committed = tmp_path / "bench", ROOT / "docs" / "bench"
@@ -176,17 +173,14 @@ def test_the_command_renders_page_and_pictures_and_refuses(tmp_path):
         path.name for path in committed.iterdir()
     }
     assert all(path.stat().st_size for path in drawn.iterdir())
-    result = CliRunner().invoke(app, ["figures", "--measure", "nothing"])
-    assert result.exit_code == 1
+    output_of(app, "figures", "--measure", "nothing", status=1)
 
 
 def test_what_is_drawn_needs_no_simulator(tmp_path):
     to = ["--docs", str(tmp_path), "--results", str(tmp_path / "results")]
     copy = tmp_path / "README.md"
     copy.write_text(f"{BEGIN}\n{END}\n")
-    command = ["figures", "--measure", "workload", *to, "--readme", str(copy)]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
+    output_of(app, "figures", "--measure", "workload", *to, "--readme", copy)
     (row,) = (
         r for r in (tmp_path / "benchmarks.md").read_text().split("\n") if "[Fig" in r
     )

@@ -18,8 +18,10 @@ GOLDENS = json.loads(_SCRIPT["PATH"].read_text())
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
-    """One workload in one pool for every commit, the others at night."""
-    return [] if name.startswith("swe 1000 none ") else [pytest.mark.nightly]
+    """Ours and the paper's rules in one pool for every commit, the others at night."""
+    arm = CELLS[name].arm
+    is_quick = name.startswith("swe 1000 none ") and arm.bounded and not arm.gate
+    return [] if is_quick else [pytest.mark.nightly]
 
 
 @pytest.mark.parametrize(

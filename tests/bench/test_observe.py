@@ -15,7 +15,10 @@ ARMS = 'vllm,adaptive,adaptive:{"policy":"observe"}'
 
 @pytest.mark.parametrize(
     ("workload", "blocks", "programs", "rate"),
-    [("swe", 1_000, 12, 1.0), ("bfcl", 4_000, 24, 0.02)],
+    [
+        ("swe", 1_000, 12, 1.0),
+        pytest.param("bfcl", 4_000, 24, 0.02, marks=pytest.mark.nightly),
+    ],
 )
 def test_savable_tokens_are_those_that_adaptive_does_not_prefill(
     workload, blocks, programs, rate

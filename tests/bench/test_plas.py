@@ -14,25 +14,12 @@ from ttlcache.clock import VirtualClock, use_clock
 from ttlcache_sim.harness import EngineHarness, EngineSpec
 
 
-@pytest.mark.parametrize(
-    ("service_s", "level"),
-    [
-        (0.0, 0),
-        (0.9, 0),
-        (1.0, 1),
-        (1.9, 1),
-        (2.0, 2),
-        (3.9, 2),
-        (4.0, 3),
-        (8.0, 4),
-        (1024.0, 11),
-        (16383.0, 14),
-        (16384.0, 15),
-        (1e9, 15),  # the last queue takes all the rest
-    ],
-)
-def test_service_ranges_double(service_s, level):
-    assert level_of(service_s) == level
+@pytest.mark.parametrize("level", range(16))
+def test_service_ranges_double(level):
+    """From less than a second up; the last queue takes all the rest."""
+    least_s, below_s = (2.0 ** (level - 1) if level else 0.0), 2.0**level
+    assert level_of(least_s) == level
+    assert level_of(below_s - 0.1 if level < 15 else 1e9) == level
 
 
 class Rig:

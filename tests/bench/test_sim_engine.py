@@ -50,6 +50,7 @@ def test_prompts_without_outputs_hit_less_and_are_claimed_all_the_same():
     assert claimed[0] > 0.9 * claimed[1]
 
 
+NIGHTLY = pytest.mark.nightly
 PRESSED = replace(ENGINE, blocks=1_000)
 CROWD = replace(LOAD, programs=8, rate=2.0)
 
@@ -60,10 +61,9 @@ ASK_THE_PRICE = ("infercept", "ski-rental")
 
 
 #: Strides are the engine's and not the policy's: one arm of each kind in every run.
-EACH_KIND = ("vllm", "adaptive", "mori", "thunderagent", "oracle")
+EACH_KIND = ("vllm", "adaptive", "thunderagent")
 STRIDE_ARMS = [
-    pytest.param(arm, marks=() if arm in EACH_KIND else pytest.mark.nightly)
-    for arm in ARMS
+    pytest.param(arm, marks=() if arm in EACH_KIND else NIGHTLY) for arm in ARMS
 ]
 
 
@@ -80,7 +80,7 @@ def test_strides_change_nothing(arm):
 
 
 @pytest.mark.parametrize(
-    "arm", ["vllm", "adaptive", pytest.param("cachettl", marks=pytest.mark.nightly)]
+    "arm", ["adaptive", *(pytest.param(a, marks=NIGHTLY) for a in ("vllm", "cachettl"))]
 )
 def test_strides_change_next_to_nothing_with_tiers(arm):
     """Far within the two percent that a coarser step may cost."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from bench.serve.scaled import TraceScale, from_trace
 from tests.bench.samples import recorded, write_trace
 from ttlcache_sim.load.programs import Program
 from ttlcache_sim.load.traces import TraceError
-
-SHARED = Path(__file__).parents[3] / "shared" / "traces"
 
 
 def program(program_id: str, num_turns: int = 3, **turn: Any) -> dict[str, Any]:
@@ -101,14 +98,3 @@ def test_the_halves_of_a_trace_are_its_lines(replay, half, names):
 def test_bad_lines_are_named(replay, line, message):
     with pytest.raises(TraceError, match=message):
         replay(program("a"), line)
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/traces is absent")
-@pytest.mark.parametrize(
-    "name", ["tb_mini_swe_agent", "weka_claude_code", "lmcache_agent_trace"]
-)
-def test_recorded_traces_can_be_replayed(name):
-    scale = TraceScale(max_context_tokens=12_000)
-    programs = from_trace(SHARED / f"{name}.jsonl.gz", 12, 0.5, 0, scale)
-    assert len(programs) == 12
-    assert all(0 < p.context_tokens <= 12_000 for p in programs)

@@ -36,7 +36,7 @@ from ttlcache_connector.role.engine_view import Prefills
 FIRST_SEED = 1_000_000
 #: Fifty schedules each; the first few for every commit.
 CHUNKS = [
-    pytest.param(chunk, marks=pytest.mark.nightly if chunk >= 4 else ())
+    pytest.param(chunk, marks=pytest.mark.nightly if chunk >= 2 else ())
     for chunk in range(10)
 ]
 #: Seeds in which loads wait for each other; rare since user priority goes first.

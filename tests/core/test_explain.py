@@ -31,60 +31,40 @@ def pinned(outcome=None, end_s=None, *changes):
 CLAIMED = {"claimed_pin": 7, "claimed_tokens": 160}
 
 
+SAVED = {**CLAIMED, "saved_tokens": 96, "saved_s": 1.25}
+BRANCH = {"follows": None, "relation": "branches"}
+REJECTED = {**decided(), "rejected": ("ttl", "tool_type")}
+
+
 @pytest.mark.parametrize(
-    ("now", "before", "text"),
+    ("now", "before", "told"),
     [
-        (
-            {**CLAIMED, "saved_tokens": 96, "saved_s": 1.25},
-            decided(),
-            "claimed pin 7: 160 tokens, of which plain vLLM would have evicted 96, "
-            "1.25 s of prefill saved",
-        ),
-        (
-            CLAIMED,
-            decided(),
-            "claimed pin 7: 160 tokens, all of which plain vLLM would have kept",
-        ),
+        (SAVED, decided(), "160 tokens, of which plain vLLM would have evicted 96, "),
+        (CLAIMED, decided(), "pin 7: 160 tokens, all of which plain vLLM would"),
         ({"wait_s": None}, decided(), "never got memory"),
-        (
-            {"follows": None, "relation": "branches"},
-            None,
-            "branches: extends no open turn of its program",
-        ),
-        ({}, None, "the turn before it is not in this recording"),
-        (
-            {},
-            {**decided(), "rejected": ("ttl", "tool_type")},
-            "no pin: hints rejected (ttl, tool_type)",
-        ),
-        (
-            {"cached_tokens": 32},
-            {},
-            "no pin: the turn before was not decided on; 32 tokens were cached anyway",
-        ),
-        ({}, decided(kv_blocks=0), "no pin: the context does not fill one KV block"),
-        ({}, decided(ttl_s=0.0), "no pin: ecdf:tool gave 0 s"),
-        ({}, decided(), "no pin: no room under max_pinned_fraction"),
-        ({}, pinned(), "pin 7 was still held by another request"),
-        ({}, pinned("expired", 95.0), "pin 7 expired 5 s before it came"),
-        (
-            {},
-            pinned("victim", 102.0),
-            "pin 7 gave its memory to others (victim) 2 s after it came",
-        ),
+        (BRANCH, None, "branches: extends no open turn"),
+        ({}, None, "not in this recording"),
+        ({}, REJECTED, "hints rejected (ttl, tool_type)"),
+        ({"cached_tokens": 32}, {}, "not decided on; 32 tokens were cached anyway"),
+        ({}, decided(kv_blocks=0), "does not fill one KV block"),
+        ({}, decided(ttl_s=0.0), "ecdf:tool gave 0 s"),
+        ({}, decided(), "no room under max_pinned_fraction"),
+        ({}, pinned(), "still held by another request"),
+        ({}, pinned("expired", 95.0), "expired 5 s before it came"),
+        ({}, pinned("victim", 102.0), "(victim) 2 s after it came"),
     ],
 )
-def test_why_a_turn_claimed_what_it_claimed(now, before, text):
+def test_why_a_turn_claimed_what_it_claimed(now, before, told):
     earlier = None if before is None else turn(turn=1, **before)
-    assert claim_text(turn(**now), earlier, first=False) == text
+    assert told in claim_text(turn(**now), earlier, first=False)
 
 
 def test_a_first_turn_has_nothing_to_claim():
-    text = claim_text(turn(follows=None), None, first=True)
-    assert text == "first turn: nothing to claim"
+    assert "first turn" in claim_text(turn(follows=None), None, first=True)
 
 
 CHANGE = (95.0, "re-decided: 3 s from then")
+GONE_TOO_EARLY = {**pinned("expired", 95.0), "next_gap_s": 9.0}
 
 
 @pytest.mark.parametrize(
@@ -95,26 +75,14 @@ CHANGE = (95.0, "re-decided: 3 s from then")
         ({}, "last_step", "program over (last_step)"),
         ({}, "", "no decision"),
         (decided(), "", "not kept"),
-        (
-            pinned(None, None, CHANGE),
-            "",
-            "pin 7: still held; re-decided: 3 s from then",
-        ),
+        (pinned(None, None, CHANGE), "", f"pin 7: still held; {CHANGE[1]}"),
         (
             pinned("claimed", 92.5, CHANGE),
             "",
-            "pin 7 was claimed after 2.5 s; re-decided: 3 s from then",
+            f"pin 7 was claimed after 2.5 s; {CHANGE[1]}",
         ),
-        (
-            {**pinned("expired", 95.0), "next_gap_s": 9.0},
-            "",
-            "pin 7 expired after 5 s",
-        ),
-        (
-            pinned("expired", 95.0),
-            "idle",
-            "pin 7 expired after 5 s; no next turn came",
-        ),
+        (GONE_TOO_EARLY, "", "pin 7 expired after 5 s"),
+        (pinned("expired", 95.0), "idle", "pin 7 expired after 5 s; no next turn came"),
     ],
 )
 def test_what_became_of_a_turn(now, how, text):

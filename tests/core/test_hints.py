@@ -218,6 +218,7 @@ JUNK = (
 
 
 def nested(depth):
+    """So many lists, one in the other."""
     value = []
     for _ in range(depth - 1):
         value = [value]

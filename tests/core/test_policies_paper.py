@@ -174,7 +174,7 @@ def brute_force(gaps_s, benefit_s):
     st.integers(0, 4000),
     st.sampled_from([-1.0, -0.25, 0.0, 0.5, 1.0]),
 )
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300)
 def test_cachettl_equals_brute_force(eighths, wait_eighths, eta):
     gaps_s = [e / 8 for e in eighths]  # eighths are exact in binary
     view = view_of(history_of({LS: gaps_s}), wait_s=wait_eighths / 8, eta=eta)

@@ -7,11 +7,13 @@ turn 3 is its last. Program "b": its pin falls to memory pressure.
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.commands import output_of
 from tests.fake_engine import FakeEngine
 from ttlcache.analysis import timeline
 from ttlcache.analysis.explain import by_tool, verdicts
@@ -32,6 +34,7 @@ from ttlcache.telemetry.recorder import Recorder
 from ttlcache.types import Decision, PinOutcome
 
 WALL_S = 1_000_000.0
+run = partial(output_of, app)
 
 
 def recording_engine(place, **header):
@@ -143,13 +146,6 @@ def test_a_pin_that_shrank_holds_less(folder, file):
     start_s = WALL_S + pin["t"]
     assert levels[start_s] == pin["kv_blocks"] > 1
     assert levels[start_s + 1] == 1
-
-
-def run(*arguments, status=0):
-    wide = {"COLUMNS": "160"}
-    result = CliRunner(env=wide).invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == status, result.output
-    return result.output
 
 
 def test_the_commands_on_a_recording(folder, tmp_path):

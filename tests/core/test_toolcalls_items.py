@@ -56,6 +56,7 @@ JSON_VALUES = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=4)
     ),
+    max_leaves=10,
 )
 
 

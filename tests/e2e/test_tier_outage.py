@@ -84,7 +84,7 @@ def hits_resume(agent: AboveTier, expected: list[int]) -> bool:
 def test_a_hybrid_model_has_the_tier_where_it_has_one_kv_cache_group(
     tiny_model, tmp_path
 ):
-    """With two it has none: tests/connector/test_tier_support.py."""
+    """With two it has none: tests/connector/test_lower_ranks.py."""
     model = window_model(tmp_path / "model", tiny_model)
     options = TierOptions(cpu_gb=0.25, chunk_tokens=BLOCK)
     log = tmp_path / "vllm.log"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.front.conftest import CHAT, HANG_S
 from ttlcache_connector.front.keys import Route
 from ttlcache_connector.front.prompts import (
     MAX_BRANCHES,
@@ -54,21 +52,6 @@ def test_nobody_sends_another_ones_program_away():
     assert key(family, "later", None, "B") == "later", "another tenant's"
     assert family.of("later", "B") == "later"
     assert family.of("later", "A") == "attacker"
-
-
-def test_through_the_router(front):
-    """All children land at the parent's replica."""
-
-    def turn(name: str, parent: str | None = None) -> str:
-        hints = {"program_id": name} | ({"parent_id": parent} if parent else {})
-        messages = [{"role": "user", "content": "the same"}]
-        body = {"messages": messages, "kv_transfer_params": {"ttlcache": hints}}
-        answer = httpx.post(f"{front.base_url}{CHAT}", json=body, timeout=HANG_S)
-        return answer.json()["name"]
-
-    home = turn("family")
-    assert {turn(f"child-{i}", "family") for i in range(20)} == {home}
-    assert {turn(f"child-{i}") for i in range(20)} == {home}
 
 
 # --- programs told apart by their prompts alone

@@ -160,13 +160,6 @@ def test_events_arrive_one_by_one(http, upstream):
     assert becomes(lambda: left(upstream) == before + 1, HANG_S), "it streams to nobody"
 
 
-def test_a_stream_ends_as_the_upstreams_does(http):
-    with http.stream("POST", CHAT, json={"events": 5}) as answer:
-        lines = [line for line in answer.iter_lines() if line]
-    assert lines[-1] == "data: [DONE]"
-    assert len(lines) == 6
-
-
 def test_a_client_that_leaves_before_the_answer_is_told_upstream(direct, upstream):
     before, held = left(upstream), state(upstream)["held"]
     with raw_post(direct, b'{"hold": true}'):

@@ -7,7 +7,6 @@ by running it.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,6 @@ from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
-from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
 
 from ttlcache.errors import ConfigError
 from ttlcache_lmcache.storage_plugin import TTLStoragePlugin
@@ -54,8 +52,6 @@ def engine_config(folder: Path, **extra: Any) -> LMCacheEngineConfig:
         chunk_size=16,
         local_cpu=False,
         max_local_cpu_size=0.05,
-        local_disk=str(folder / "theirs"),
-        max_local_disk_size=0.05,
         pre_caching_hash_algorithm="sha256_cbor",
         storage_plugins=["ttl"],
         extra_config={f"storage_plugin.ttl.{key}": each for key, each in ours.items()},
@@ -167,25 +163,6 @@ def test_a_missing_file_is_a_miss_and_leaks_no_memory(plugin, tmp_path):
     many = [plugin.fill(n) for n in range(20)]  # there is room for them still
     for each in many:
         each.ref_count_down()
-
-
-def test_a_truncated_file_is_a_miss_and_lmcaches_is_a_hit(plugin, tmp_path):
-    """The difference: theirs returns wrong bytes."""
-    plugin.put(1)
-    theirs = LocalDiskBackend(
-        plugin.config, plugin.loop, plugin.cpu, "cpu", None, metadata()
-    )
-    each, done = plugin.fill(1), threading.Event()
-    theirs.submit_put_task(key(1), each, on_complete_callback=lambda _key: done.set())
-    assert done.wait(60.0)
-    (ours_file,) = (tmp_path / "ours").glob("**/*.kv")
-    (theirs_file,) = (p for p in (tmp_path / "theirs").rglob("*") if p.is_file())
-    for path in (ours_file, theirs_file):
-        os.truncate(path, path.stat().st_size // 2)
-    assert not plugin.has(1)
-    hit = theirs.get_blocking(key(1))
-    assert hit is not None, "LMCache has mended it: say so in docs/lmcache.md"
-    assert not is_tensor(hit, 1)
 
 
 def test_the_async_calls_stop_at_the_first_miss(plugin):
