@@ -1,16 +1,16 @@
 """Clients that change the head of their prompts: what it costs, what is said of it.
 
-Claude Code's requests in the shape that its CLI sends them, with text of our own.
+Claude Code's requests in the shape that its CLI sends them with text of our own; and,
+where npm can install it, the CLI itself.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
+from tests.e2e.claude_code import converse, hit_of, install
 from tests.e2e.conftest import Agent, start_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
@@ -27,6 +27,11 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 TURNS = 5
+REMINDER = {"CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "countdown"}
+REMEDY = {
+    "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+}
 SYSTEM = "You are an agent that repairs programs, one small step after the other. " * 30
 TOOL = {
     "name": "Bash",
@@ -70,13 +75,6 @@ def diverged(agent: Agent, cause: str) -> float:
 def said(agent: Agent) -> list[str]:
     log = agent.server.log_path.read_text().splitlines()
     return [line for line in log if "prompt diverged at token" in line]
-
-
-def hit_of(usage: Mapping[str, Any]) -> float:
-    """Share of a prompt that was cached, of what `/v1/messages` answers."""
-    cached = usage["cache_read_input_tokens"]
-    created = usage.get("cache_creation_input_tokens", 0)
-    return float(cached / (cached + created + usage["input_tokens"]))
 
 
 def messages_hits(agent: Agent, session: str, *, reminds: bool) -> list[float]:
@@ -140,3 +138,23 @@ def test_a_header_that_changes_each_time_does_no_harm_in_chats(agent):
                 {"role": "user", "content": "ok"},
             ]
         assert min(hits[1:]) >= 0.95, hits
+
+
+def test_the_real_cli(agent, tmp_path):
+    program = install(tmp_path / "claude")
+
+    def hits(name: str, settings: dict[str, str]) -> list[float]:
+        url = agent.server.base_url
+        found = converse(program, tmp_path / name, url, TURNS, settings)
+        agent.settle()
+        return found
+
+    counted = diverged(agent, "head")
+    before = hits("before", REMINDER)
+    # The whole of what its first turns share is system text.
+    assert max(before[1:]) < 0.8, before
+    assert diverged(agent, "head") == counted + TURNS - 2
+    assert any("CLAUDE_CODE_TOTAL_TOKENS_REMINDER=off" in line for line in said(agent))
+    after = hits("after", REMEDY)
+    assert min(after[1:]) >= 0.95, after
+    assert diverged(agent, "head") == counted + TURNS - 2
