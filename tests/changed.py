@@ -39,12 +39,14 @@ NIGHTLY = {
     "tests/e2e/test_clients.py": ("ttlcache/toolcalls/",),
     "tests/e2e/test_cpu_tier_load.py": (f"{_CONNECTOR}/tiers/cpu/",),
     "tests/e2e/test_data_parallel.py": (f"{_CONNECTOR}/front/", f"{_CONNECTOR}/http/"),
+    "tests/e2e/test_faults.py": (f"{_CONNECTOR}/faults.py", f"{_CONNECTOR}/role/"),
     "tests/e2e/test_fleet.py": (f"{_CONNECTOR}/front/", "bench/compare/fleet/"),
     "tests/e2e/test_process.py": (
         f"{_CONNECTOR}/role/",
         "ttlcache/estimators/",
         "ttlcache/telemetry/",
     ),
+    "tests/e2e/test_survival.py": (f"{_CONNECTOR}/http/", *_LMCACHE),
     "tests/e2e/test_tier_outage.py": (f"{_CONNECTOR}/blocks/", *_LMCACHE),
     "tests/e2e/test_vllm_options.py": (
         f"{_CONNECTOR}/vllm_options.py",

@@ -8,7 +8,7 @@ tables have changed, and what the hook would have done next is missing.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,6 +56,12 @@ POINTS: dict[str, tuple[str, str, frozenset[str]]] = {
 }
 
 
+#: The environment variable by which tests/e2e/faulty_connector.py knows its folder.
+FOLDER_VARIABLE = "TTLCACHE_TEST_FAULTS"
+#: Its point in the API server's process: those throws are nobody's hook errors.
+OBSERVE = "observe"
+
+
 class InjectedError(RuntimeError):
     """What the guards must catch."""
 
@@ -68,14 +74,23 @@ class Injector:
     """Replaces methods by ones that throw every n-th time, and counts the throws.
 
     Args:
-        when: `BEFORE` or `AFTER` the real call.
+        when: of the throws in turn, `BEFORE` or `AFTER` the real call.
     """
 
-    def __init__(self, every: int, when: str = BEFORE) -> None:
+    #: Points that only throw before the real call.
+    before_only: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        every: int,
+        told: Callable[[str], None] = lambda point: None,
+        when: Sequence[str] = (BEFORE,),
+    ) -> None:
         self.every = every
         self.thrown: Counter[str] = Counter()
         self.called: Counter[str] = Counter()
         self.is_on = True
+        self._told = told
         self._when = when
 
     def wrap(self, point: str, method: Any, only: Any = None) -> Any:
@@ -87,9 +102,13 @@ class Injector:
             self.called[point] += 1
             if self.called[point] % self.every:
                 return method(*args, **kwargs)
-            if self._when == AFTER:
+            when = self._when[self.thrown[point] % len(self._when)]
+            if point in self.before_only:
+                when = BEFORE
+            if when == AFTER:
                 method(*args, **kwargs)  # where it throws itself, there is one throw
             self.thrown[point] += 1
+            self._told(point)
             raise InjectedError(point)
 
         return call

@@ -76,7 +76,7 @@ def test_every_hook_may_throw(
         extra_config=extra,
     )
     role = engine.role
-    injector = Injector(every, when=when)
+    injector = Injector(every, when=(when,))
     injector.install(role, point)
 
     def after_step() -> None:
@@ -234,9 +234,9 @@ def test_faults_of_any_hook_turn_retention_off(
     monkeypatch.setattr(faults, "MAX_FAULTS", 5)
     engine = make_engine(num_blocks=30, extra_config=BUSY)
     role = engine.role
-    first = Injector(1, when=when)
+    first = Injector(1, when=(when,))
     first.install(role, point)
-    second = Injector(2 if also == "release" else 1, when=when)
+    second = Injector(2 if also == "release" else 1, when=(when,))
     second.install(role, also)
     held_for = 0
 

@@ -50,12 +50,6 @@ def test_loggers_that_vllm_makes_anew_get_metrics_too(prom, make_engine):
     assert sample("ttlcache_pins_started_total", engine="0") == 0
 
 
-def test_numbers_that_cannot_be_shown_end_no_api_server(prom):
-    prom.observe({"counters": [["of_another_version", "", 1]]})
-    prom.observe({"counters": [["pins_started", "", 1]]})
-    assert sample("ttlcache_pins_started_total", engine="0") == 1
-
-
 def test_an_engine_without_requests_shows_few_lines(prom):
     page = generate_latest().decode().splitlines()
     own = [s for s in page if s.startswith("ttlcache_") and 'engine="0"' in s]

@@ -6,6 +6,8 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psutil
+
 
 def completion(
     prompt: list[int], hints: object = None, max_tokens: int = 8
@@ -51,11 +53,24 @@ def one_program(agent: Any, index: int, hints: bool) -> list[dict[str, Any]]:
     return answers
 
 
-def record(agent: Any, hints: bool = False) -> list[list[dict[str, Any]]]:
-    """Eight concurrent programs on a pool that holds six of them at the end."""
+def record(agent: Any, hints: bool = False) -> dict[str, Any]:
+    """Eight concurrent programs on a pool that holds six of them at the end.
+
+    cpu_s: CPU seconds that the server's processes spent on it.
+    """
+    before_s = cpu_s(agent.server.pid)
     with ThreadPoolExecutor(GROWING_PROGRAMS) as pool:
-        everybody = range(GROWING_PROGRAMS)
-        return list(pool.map(lambda i: one_program(agent, i, hints), everybody))
+        programs = list(
+            pool.map(lambda i: one_program(agent, i, hints), range(GROWING_PROGRAMS))
+        )
+    return {"programs": programs, "cpu_s": cpu_s(agent.server.pid) - before_s}
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds so far of a process and all its descendants."""
+    process = psutil.Process(pid)
+    family = (process, *process.children(recursive=True))
+    return sum(sum(each.cpu_times()[:2]) for each in family)
 
 
 # --- two turns each (tokens with no cache at all) ----------------------------
@@ -98,3 +113,35 @@ RESULT = [5 + (i * 104_729) % 2000 for i in range(40)]
 def two_turns(agent: Any) -> list[dict[str, Any]]:
     first = agent.ask(PROMPT, max_tokens=24)
     return [first, agent.ask([*first["context"], *RESULT], max_tokens=24)]
+
+
+# --- broken requests ---------------------------------------------------------
+
+CHAT = "/v1/chat/completions"
+MESSAGE = b'"messages": [{"role": "user", "content": "x"}]'
+#: (path, body): what clients get wrong, and fields of other people's conventions.
+BROKEN = [
+    (CHAT, b""),
+    (CHAT, b"{"),
+    (CHAT, b"[1, 2]"),
+    (CHAT, b'{"user": "u"'),
+    (CHAT, b"\xff\xfe\x00"),
+    (CHAT, b'{"model": "tiny", "user": {"a": 1}, ' + MESSAGE + b"}"),
+    (CHAT, b'{"model": "tiny", "metadata": 3, "messages": 7}'),
+    (CHAT, b'{"model": "tiny", "job_id": "j", "messages": "no"}'),
+    (CHAT, b'{"model": "tiny", "session_id": 5, ' + MESSAGE + b"}"),
+    (CHAT, b'{"kv_transfer_params": [], "job_id": 1, "model": "tiny"}'),
+    ("/v1/messages", b'{"metadata": {"user_id": "{"}, "model": "tiny"}'),
+    ("/v1/responses", b'{"prompt_cache_key": 3, "model": "tiny", "input": 4}'),
+    ("/v1/completions", b'{"job_id": "j", "prompt": "' + b"x " * 5_000_000 + b'"}'),
+]
+
+
+def answers_to_broken(agent: Any) -> list[tuple[int, str]]:
+    """Status and text of each."""
+    found = []
+    for path, body in BROKEN:
+        headers = {"content-type": "application/json", "session-id": "broken"}
+        answer = agent.http.post(path, content=body, headers=headers)
+        found.append((answer.status_code, answer.text))
+    return found

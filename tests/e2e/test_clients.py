@@ -153,6 +153,20 @@ def test_each_of_five_conversations_at_once_is_a_program(agent, say, turns):
         check(agent, list(pool.map(talk, range(AGENTS))), turns)
 
 
+def test_openai_streamed_chat_arrives_in_pieces(agent):
+    stream = openai_at(agent.server.base_url).chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "Go on."}],
+        max_tokens=12,
+        temperature=0,
+        stream=True,
+        user="u-1",
+        extra_body={"ignore_eos": True},  # drawn at random it may end at once
+    )
+    pieces = [piece for piece in stream if piece.choices]
+    assert len(pieces) > 3
+
+
 def test_claude_codes_requests_are_one_program_by_header_and_by_body(agent):
     chat = [{"role": "user", "content": "hello"}]
     system = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]

@@ -1,6 +1,6 @@
 """A vLLM server with the CPU tier in the box: the tokens of a run without any cache.
 
-With a sliding window beside full attention: test_cpu_tier_load.py.
+Models of several shapes of KV cache: full attention, a sliding window beside it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from bench.serve.tiny_model import build
 from tests.e2e.above_tier import AboveTier, serving
 from tests.e2e.conftest import HOLD, start_server
 from tests.e2e.loads import KEPT, PROGRAMS
+from tests.e2e.models import window_model
 
 pytestmark = pytest.mark.e2e
 
@@ -36,6 +37,23 @@ def test_outputs_are_those_of_a_run_without_any_cache(tiny_model, tmp_path, vani
             assert answers[index]["token_ids"] == expected[index][1]
         assert sum(a["cached_tokens"] == KEPT for a in answers) >= 0.9 * PROGRAMS
         assert agent.reloads() >= 0.5 * PROGRAMS
+
+
+def test_a_sliding_window_beside_full_attention(tiny_model, tmp_path):
+    """Two KV cache groups: turns go down and come back, window and all."""
+    model = window_model(tmp_path / "model", tiny_model)
+    with serving(model, tmp_path / "vllm.log", 100, CPU) as agent:
+        some = range(20)
+        with ThreadPoolExecutor(4) as pool:
+            firsts = list(pool.map(lambda i: agent.first(i, "same"), some))
+            answers = list(pool.map(lambda i: agent.second(firsts[i], i, "same"), some))
+            fresh = list(
+                pool.map(lambda i: agent.second(firsts[i], i, f"new-{i}"), some)
+            )
+        assert all(answer["cached_tokens"] == 0 for answer in fresh)
+        assert [a["token_ids"] for a in answers] == [a["token_ids"] for a in fresh]
+        assert sum(a["cached_tokens"] >= 160 for a in answers) >= 15
+        assert agent.reloads() >= 8
 
 
 def goes_down(agent: AboveTier, index: int, name: str) -> dict[str, Any]:

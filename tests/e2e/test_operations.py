@@ -1,4 +1,4 @@
-"""What an operator sees of a real server."""
+"""What an operator sees of a real server, and what broken clients must not change."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from bench.stress.abuse.http import abuse
 from bench.stress.soak.watch import MAX_NEW_LINES
 from tests.commands import output_of
 from tests.documented import commands
-from tests.e2e.loads import completion
+from tests.e2e.loads import answers_to_broken, completion
 from tests.e2e.test_server import prompt
 from tests.test_monitoring import EXPRESSIONS, LMCACHE, names_in
 from ttlcache.cli import app
 
 pytestmark = pytest.mark.e2e
+
+
+def test_a_broken_request_gets_vllms_own_answer(agent, vanilla):
+    ours = answers_to_broken(agent)
+    assert ours == vanilla["broken"]
+    assert all(400 <= status < 500 for status, _ in ours)
+    assert agent.count("ttlcache_http_errors_total") == 0
 
 
 @pytest.mark.parametrize("command", commands("server"), ids=lambda c: c.text)
@@ -87,6 +94,23 @@ def test_a_session_in_url_or_header_and_vllm_continuums_fields(agent):
     assert "by-job" not in programs_of(agent)
     for name in ("by-url", "by-header"):
         agent.post(f"/ttlcache/programs/{name}/end")
+
+
+def test_programs_are_ended_under_the_ids_that_clients_are_told(agent):
+    body = completion(prompt(330, 100), max_tokens=4)
+    named = agent.http.post(
+        "/v1/completions", json=body, headers={"session-id": "of a/client"}
+    )
+    told = named.headers["x-ttlcache-program"]
+    assert told == "of%20a%2Fclient"
+    unnamed = agent.http.post("/v1/completions", json=completion(prompt(331, 9)))
+    assert unnamed.status_code == 200
+    assert "x-ttlcache-program" not in unnamed.headers
+    newest = next(iter(programs_of(agent)))
+    assert newest.startswith("anonymous-")
+    for program in (told, newest):
+        agent.post(f"/ttlcache/programs/{program}/end")
+    assert not {"of a/client", newest} & programs_of(agent).keys()
 
 
 @pytest.mark.parametrize(

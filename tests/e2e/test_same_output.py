@@ -23,11 +23,11 @@ MAX_UNDECIDED = 5
 
 def test_tokens_and_first_logprobs_equal_vanilla(agent, vanilla):
     ours = record(agent, hints=True)
-    for mine, theirs in zip(ours, vanilla["programs"], strict=True):
+    for mine, theirs in zip(ours["programs"], vanilla["programs"], strict=True):
         for a, b in zip(mine, theirs, strict=True):
             assert a["token_ids"] == b["token_ids"]
             assert a["logprobs"][0] == pytest.approx(b["logprobs"][0], abs=1e-3)
-    cached = [turn["cached_tokens"] for p in ours for turn in p[1:]]
+    cached = [turn["cached_tokens"] for p in ours["programs"] for turn in p[1:]]
     # The pool holds six of the eight: a turn may find that its pin was a victim.
     assert sum(tokens > 0 for tokens in cached) > len(cached) / 2
     assert agent.pins("claimed") > 0

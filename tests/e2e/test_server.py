@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import HANG_S
+from tests.e2e.conftest import HANG_S, Agent
 from tests.e2e.loads import completion
 
 pytestmark = pytest.mark.e2e
@@ -43,15 +43,15 @@ def test_claim(agent):
     assert agent.count("ttlcache_prefill_tokens_saved_total") == saved
 
 
-def test_tenants_with_one_id_and_one_prompt_share_nothing(agent):
-    """Of whole blocks, under three salts."""
-    hints, shared = {"program_id": "same", "ttl": "5m"}, prompt(55, 320)
+def tenants_share_nothing(agent: Agent, tokens: list[int]) -> None:
+    """One id and one prompt of whole blocks under three salts."""
+    hints = {"program_id": "same", "ttl": "5m"}
 
     def ask(tokens: list[int], tenant: str) -> dict[str, Any]:
         return agent.ask(tokens, hints=hints, cache_salt=tenant)
 
     agent.http.post("/reset_prefix_cache").raise_for_status()
-    firsts = {tenant: ask(shared, tenant) for tenant in ("a", "b")}
+    firsts = {tenant: ask(tokens, tenant) for tenant in ("a", "b")}
     assert [first["cached_tokens"] for first in firsts.values()] == [0, 0]
     assert agent.count("ttlcache_pins_active") == 2
     claimed = agent.pins("claimed")
@@ -59,10 +59,14 @@ def test_tenants_with_one_id_and_one_prompt_share_nothing(agent):
     thief = ask(longer, "c")
     assert (thief["cached_tokens"], agent.pins("claimed")) == (0, claimed)
     owner = ask(longer, "a")
-    assert owner["cached_tokens"] == len(shared)
+    assert owner["cached_tokens"] == len(tokens)
     assert agent.pins("claimed") == claimed + 1
     assert owner["token_ids"] == thief["token_ids"]
     agent.http.post("/reset_prefix_cache").raise_for_status()
+
+
+def test_tenants_with_one_id_and_one_prompt_share_nothing(agent):
+    tenants_share_nothing(agent, prompt(55, 320))
 
 
 def test_client_that_goes_away_mid_turn_leaves_nothing(agent):

@@ -6,12 +6,14 @@ Chunks are one block of 32 tokens, so that no tail is lost.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("lmcache", reason="LMCache is an extra")
 
+from bench.serve.server import by_label
 from bench.serve.tier_server import TierServer
 from bench.serve.tiny_model import build
 from tests.e2e.above_tier import AboveTier, serving
@@ -68,6 +70,46 @@ def test_outputs_are_those_of_a_run_without_any_cache(tiered, vanilla):
     moved = tiered.count("ttlcache_tier_bytes_total")
     ours = tiered.count("ttlcache_tier_mover_bytes_total", "mover", "reference")
     assert ours == moved > 0
+
+
+def test_flipped_bytes_on_disk_are_misses(tiered, vanilla):
+    """4 KiB in every file, as a controller would: no wrong token, counted, one line."""
+    contexts = range(0, PROGRAMS, 10)
+
+    def corrupt() -> float:
+        faults = "lmcache_mp_ttlcache_disk_faults_total"
+        return by_label(tiered.tiers.metrics(), faults, "kind").get("corrupt", 0.0)
+
+    firsts = {index: tiered.first(index, f"flipped-{index}") for index in contexts}
+    for index in contexts:
+        heard(tiered, f"flipped-{index}")
+    tiered.empty_gpu()
+    assert tiered.tiers.clear_cpu()
+    disk: Path = tiered.tiers.options.disk
+    files = {path for path in disk.rglob("*") if path.is_file()}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    folders = {disk, *(path.parent for path in files)}
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+    for path in files:
+        flip(path)
+    before, reloads = corrupt(), tiered.reloads()
+    for index in contexts:
+        second = tiered.second(firsts[index], index, f"flipped-{index}")
+        assert second["token_ids"] == vanilla["uncached"][index][1]
+        assert second["cached_tokens"] == 0
+    assert corrupt() - before == len(contexts) * CHUNKS
+    assert tiered.reloads() == reloads
+    assert tiered.tiers.log().count("a file is not what was written") == 1
+
+
+def flip(path: Path, size: int = 4096) -> None:
+    """Invert `size` bytes in the middle of a file."""
+    with path.open("r+b") as file:
+        middle = max(0, path.stat().st_size - size) // 2
+        file.seek(middle)
+        data = file.read(size)
+        file.seek(middle)
+        file.write(bytes(255 - byte for byte in data))
 
 
 def heard(tiered: AboveTier, name: str) -> dict[str, Any]:
