@@ -75,8 +75,11 @@ class GpuOptions:
     def header(self) -> Json:
         """What results must have in common to be resumed."""
         digest = hashlib.sha256(repr(self.sizes).encode()).hexdigest()[:12]
-        words = {"server_args": self.server_args, "sizes": digest}
-        return {"machine": machine(self.sizes), **words}
+        return {
+            "machine": machine(self.sizes),
+            "server_args": self.server_args,
+            "sizes": digest,
+        }
 
 
 def gpu(options: GpuOptions, console: Console) -> int:

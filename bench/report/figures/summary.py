@@ -27,8 +27,8 @@ def render_summary(results: Results) -> str:
         return ""
     more = (
         "Real servers: vLLM's CPU build, tiny model, 2 cores. "
-        "[An H200, once](docs/research/gpu-measurements.md): JCT 0.66x with a CPU "
-        "tier. [Benchmarks](docs/benchmarks.md): every number, every loss."
+        "[Once on an H200](docs/research/gpu-measurements.md). "
+        "[Benchmarks](docs/benchmarks.md): every number, every loss."
     )
     header = ["what", "found", "command"]
     return "\n\n".join(["## Results", table(header, body, "---"), more])
