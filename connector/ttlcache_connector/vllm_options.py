@@ -119,6 +119,13 @@ def missing(
             "are no /ttlcache/… routes and no ttlcache_* metrics"
         )
     if config.lower_tier == "none":
+        is_alone = transfer.kv_connector == "TTLConnector"
+        has_gpu = vllm_config.device_config.device_type == "cuda"
+        if is_alone and has_gpu and not config.observes:
+            yield (
+                "lower_tier is none: what pins lose is prefilled again, and turns wait "
+                'longer; with host memory to spare set "lower_tier": "cpu"'
+            )
         return
     if config.lower_tier == "lmcache" and vllm_config.lora_config is not None:
         yield "--enable-lora: KV of adapters never goes to LMCache"

@@ -114,6 +114,9 @@ class CopyPlan:
 
     def _cut(self, max_bytes: int) -> tuple[Any, ...]:
         """The columns, larger copies as several: of fewer rows, or of shorter ones."""
+        if (self.width * self.rows).max(initial=0) <= max_bytes:
+            pitches = self.src_pitch, self.dst_pitch
+            return self.src, self.dst, self.width, self.rows, *pitches
         width = np.minimum(self.width, max_bytes)
         across = -(-self.width // width)
         rows = np.where(across > 1, 1, np.maximum(1, max_bytes // width))
@@ -262,18 +265,19 @@ def _flattened(
     paged: Any, host: Any, width: Any, rows: Any, paged_pitch: Any, host_pitch: Any
 ) -> tuple[Any, ...]:
     """Rows that adjoin on both sides become one; then copies that do, too."""
-    solid = (rows == 1) | ((paged_pitch == width) & (host_pitch == width))
-    width, rows = np.where(solid, width * rows, width), np.where(solid, 1, rows)
-    if len(width) > 1:
-        step = width.astype(np.uint64)[:-1]
-        joins = solid[:-1] & solid[1:]
-        joins &= (paged[:-1] + step == paged[1:]) & (host[:-1] + step == host[1:])
+    solid = rows == 1
+    if not solid.all():
+        solid |= (paged_pitch == width) & (host_pitch == width)
+        width, rows = np.where(solid, width * rows, width), np.where(solid, 1, rows)
+    step = width[:-1].astype(np.uint64)
+    joins = (paged[:-1] + step == paged[1:]) & (host[:-1] + step == host[1:])
+    joins &= solid[:-1] & solid[1:]
+    if joins.any():
         first = np.flatnonzero(np.concatenate(([True], ~joins)))
         width = np.add.reduceat(width, first)
-        paged, host, rows = paged[first], host[first], rows[first]
+        paged, host, rows, solid = paged[first], host[first], rows[first], solid[first]
         paged_pitch, host_pitch = paged_pitch[first], host_pitch[first]
     # A single row has no pitch; its width is the one that every copy API accepts.
-    one = rows == 1
-    paged_pitch = np.where(one, width, paged_pitch)
-    host_pitch = np.where(one, width, host_pitch)
+    paged_pitch = np.where(solid, width, paged_pitch)
+    host_pitch = np.where(solid, width, host_pitch)
     return paged, host, width, rows, paged_pitch, host_pitch

@@ -32,8 +32,9 @@ MAGIC = b"TTLKV\x00\x00\x03"
 SUFFIX = ".kv"
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
-#: Read and digested in pieces, so that the digest finds them in the core's cache.
-PIECE_BYTES = 1 << 18
+#: Read and digested in pieces, so that the digest finds them in a cache; smaller ones
+#: cost more in threads that wait for the interpreter's lock than they gain.
+PIECE_BYTES = 1 << 20
 _TEMPORARY = ".writing"
 _DIGEST_BYTES = 16
 _FIELDS = struct.Struct(f"<8sIIQ{_DIGEST_BYTES}s")
