@@ -1,1 +1,1 @@
-"""Rivals, sweeps and fleets on the simulator (`ttlcache_sim`)."""
+"""Rivals and sweeps on the simulator (`ttlcache_sim`)."""

@@ -31,11 +31,10 @@ _COLUMNS = (
 )
 
 
-#: Columns of fleets and of rollouts.
-_FLEET_COLUMNS = (("moved", "moved_share", 3), ("imbalance", "load_imbalance", 2))
 _ROLLOUT_COLUMNS = (
     ("turns/min", "turns_per_min", 1),
     ("batches/min", "rollout_steps_per_min", 3),
+    ("t90 s", "time_to_90pct_s", 0),
 )
 
 
@@ -57,18 +56,15 @@ def sim(options: SimOptions, console: Console) -> None:
 
 
 def _columns(metrics: Mapping[str, object]) -> tuple[tuple[str, str, int], ...]:
-    known = _FLEET_COLUMNS if "moved_share" in metrics else ()
-    if "rollout_steps" in metrics:
-        known = (*known, *_ROLLOUT_COLUMNS)
-    t90 = (("t90 s", "time_to_90pct_s", 0),) if known else ()
-    return (*_COLUMNS, *known, *t90)
+    of_rollouts = _ROLLOUT_COLUMNS if "rollout_steps" in metrics else ()
+    return (*_COLUMNS, *of_rollouts)
 
 
 def arms_table(cells: Sequence[Cell], results: Sequence[CellResult]) -> Table:
     """One row an arm: means over its seeds; JCT relative to the first arm."""
     by_arm: dict[str, list[CellResult]] = {}
     for cell, result in zip(cells, results, strict=True):
-        by_arm.setdefault(cell.name, []).append(result)
+        by_arm.setdefault(cell.arm.name, []).append(result)
     caveat = build(cells[0].workload).caveat
     title = f"{cells[0].workload.name}, {len(results) // len(by_arm)} seed(s)"
     title += f" ({caveat})" if caveat else ""

@@ -1,4 +1,4 @@
-"""Cells of rivals and fleets, cached by content, to deterministic JSON."""
+"""Cells of rivals, cached by content, to deterministic JSON."""
 
 from __future__ import annotations
 
@@ -39,16 +39,7 @@ def run_cells(
     known = {index: result for index, result in found if result is not None}
     with pool.workers(min(processes, len(cells) - len(known))) as on:
         keep = partial(_save, cache)
-        return pool.run_cells(cells, on, _run, console=console, known=known, keep=keep)
-
-
-def _run(cell: Cell) -> CellResult:
-    if cell.fleet is None:
-        return pool.simulate(cell)
-    with pool.quiet_imports():
-        from bench.sim.fleet.cell import run_fleet
-
-    return run_fleet(cell)
+        return pool.run_cells(cells, on, console=console, known=known, keep=keep)
 
 
 # --- cache -------------------------------------------------------------------
@@ -68,12 +59,11 @@ def cell_key(cell: Cell) -> str:
 
 def _plain(cell: Cell) -> dict[str, Any]:
     arm = cell.arm
-    plain = {
+    return {
         "arm": [arm.name, dict(arm.override)],
         "engine": {**asdict(cell.engine), "profile": str(cell.engine.profile or "")},
         "workload": asdict(cell.workload),
     }
-    return plain | ({"fleet": asdict(cell.fleet)} if cell.fleet else {})
 
 
 def _data_files(cell: Cell) -> list[Path]:
@@ -135,11 +125,9 @@ def _save(cache: Path | None, cell: Cell, result: CellResult) -> None:
 def to_json(cells: Sequence[Cell], results: Sequence[CellResult]) -> str:
     """Sorted keys, shortest floats that read back: same numbers, same bytes."""
     rows = [
-        {"arm": cell.name, "seed": cell.workload.seed, "metrics": result.metrics}
+        {"arm": cell.arm.name, "seed": cell.workload.seed, "metrics": result.metrics}
         for cell, result in zip(cells, results, strict=True)
     ]
     first = _plain(cells[0])
     del first["arm"], first["workload"]["seed"]
-    if "fleet" in first:
-        del first["fleet"]["routing"]
     return json.dumps({"setting": first, "cells": rows}, indent=1, sort_keys=True)

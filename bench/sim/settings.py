@@ -1,4 +1,4 @@
-"""Cells of rivals and fleets, and the engine as options of a command line."""
+"""Cells of rivals, and the engine as options of a command line."""
 
 from __future__ import annotations
 
@@ -28,23 +28,7 @@ class EngineSetting(settings.EngineSetting):
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSetting:
-    """Replicas behind a router."""
-
-    replicas: int
-    routing: str
-
-
-@dataclass(frozen=True, slots=True)
 class Cell(settings.Cell):
-    """fleet: None for one engine alone."""
+    """Of an arm that may be a rival's."""
 
     arm: Arm
-    fleet: FleetSetting | None = None
-
-    @property
-    def name(self) -> str:
-        """Of the arm, and how turns find their replica."""
-        return (
-            f"{self.arm.name} @ {self.fleet.routing}" if self.fleet else self.arm.name
-        )

@@ -59,7 +59,6 @@ def workers(number: int) -> Iterator[Executor | None]:
 def run_cells(
     cells: Sequence[_Cell],
     on: Executor | None,
-    run: Callable[[_Cell], CellResult] = simulate,
     *,
     console: Console | None = None,
     known: Mapping[int, CellResult] = _NONE,
@@ -69,7 +68,6 @@ def run_cells(
 
     Args:
         on: of `workers`; None: one cell after the other, in this process.
-        run: can be pickled.
         known: results that need no run, by index.
         keep: called in this process with each new result, as soon as it is there.
 
@@ -81,7 +79,7 @@ def run_cells(
     todo = [(index, cell) for index, cell in enumerate(cells) if index not in known]
     with _progress(console) as progress:
         task = progress.add_task("cells", total=len(cells), completed=len(results))
-        for index, result in _run_all(todo, on, run):
+        for index, result in _run_all(todo, on):
             cell = cells[index]
             try:
                 results[index] = result()
@@ -102,9 +100,7 @@ def label(cell: Cell) -> str:
 
 
 def _run_all(
-    todo: Sequence[tuple[int, _Cell]],
-    on: Executor | None,
-    run: Callable[[_Cell], CellResult],
+    todo: Sequence[tuple[int, Cell]], on: Executor | None
 ) -> Iterator[tuple[int, Callable[[], CellResult]]]:
     """What gives the result of each cell, or raises, as soon as it is done."""
     if on is None:
@@ -112,11 +108,11 @@ def _run_all(
         # nor by a logger's level: vLLM sets that of its own while a cell is built.
         logging.disable(logging.WARNING)
         try:
-            yield from ((index, partial(run, cell)) for index, cell in todo)
+            yield from ((index, partial(simulate, cell)) for index, cell in todo)
         finally:
             logging.disable(logging.NOTSET)
         return
-    futures = {on.submit(run, cell): index for index, cell in todo}
+    futures = {on.submit(simulate, cell): index for index, cell in todo}
     for future in as_completed(futures):
         yield futures[future], future.result
 

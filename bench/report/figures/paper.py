@@ -169,21 +169,6 @@ def _overhead(figure: Json, results: Sequence[Json]) -> Found:
     return Found(f"ms a step: {ours}", worst["ratio"] < 1.05, because)
 
 
-def _routing(figure: Json, results: Sequence[Json]) -> Found:
-    """Throughput against replicas alone, JCT against cache-aware routing."""
-    (result,) = results
-    per_s, x = by_arm(result, "programs_per_s"), result["rows"][-1]["x"]
-    (alone,) = per_s[OURS].values()
-    share = per_s[f"{OURS} @ session"][x] / (int(x.split()[0]) * alone)
-    jct = {
-        name: 1 / gains(result, f"{OURS} @ {name}", f"{OURS} @ cache-aware")[x]
-        for name in ("session", "sticky")
-    }
-    ratios = ", ".join(f"`{name}` {ratio:.2f}x" for name, ratio in jct.items())
-    because = f"{share:.3f} of the throughput of replicas alone"
-    return Found(f"{x}: {ratios} of `cache-aware`'s JCT", None, because)
-
-
 CHECKS: Mapping[str, Callable[[Json, Sequence[Json]], Found]] = {
     "falls": _falls,
     "queues_alike": _queues_alike,
@@ -192,5 +177,4 @@ CHECKS: Mapping[str, Callable[[Json, Sequence[Json]], Found]] = {
     "only_plain_slows_down": _only_plain_slows_down,
     "in_order": _in_order,
     "overhead": _overhead,
-    "routing": _routing,
 }

@@ -17,7 +17,7 @@ from bench.report.figures.servers import PREFIX
 _SIZE = (7.5, 4.0)
 _DPI = 110
 #: Sweeps whose x is no axis.
-_BARS = ("ablation", "fleet-full", "rollout", "platforms", "platforms-dram", "ssd")
+_BARS = ("ablation", "rollout", "platforms", "platforms-dram", "ssd")
 #: Points whose names are longer than this stand aslant.
 _LONG_NAME = 9
 #: Where a context is, as the result of `bench pin-vs-reload` names it.

@@ -25,7 +25,6 @@ TIER_ARMS = "vllm,autellix,infercept,cachettl,adaptive"
 PROGRAMS = 40
 #: 384,000 tokens in blocks of 64: what an A100-80 has left beside the 8B weights.
 ENGINE = EngineSetting(blocks=6_000, block_size=64)
-FULL_FLEET = 64
 BASE = SimOptions(programs=PROGRAMS, rate=0.05, seeds=(0, 1), engine=ENGINE)
 
 ROLLOUT = replace(
@@ -137,19 +136,6 @@ def _b200(rate: float, offload: str, programs: int = _MANY) -> SimOptions:
         rate=rate,
         seeds=(0,),
         engine=replace(B200, offload=offload),
-    )
-
-
-def _full_fleet(programs: int, replicas: int, seeds: int = 1) -> SimOptions:
-    """Of 64 replicas at 0.83 programs a second, or a share of that."""
-    return replace(
-        BASE,
-        arms="adaptive",
-        programs=programs,
-        rate=0.83 * replicas / FULL_FLEET,
-        replicas=replicas,
-        routing="session,sticky,cache-aware",
-        seeds=tuple(range(seeds)),
     )
 
 
@@ -265,18 +251,6 @@ _ALL = (
             name: replace(BASE, workload=name, arms=ablation_arms())
             for name in ("swe", "bfcl")
         },
-    ),
-    Sweep(
-        "fleet-full",
-        "64 replicas, 10,000 programs",
-        "replicas x programs",
-        {
-            "1 x 156": _full_fleet(156, 1, seeds=4),
-            f"{FULL_FLEET} x 1,000": _full_fleet(1_000, FULL_FLEET),
-            f"{FULL_FLEET} x 10,000": _full_fleet(10_000, FULL_FLEET),
-        },
-        kept=("load_imbalance",),
-        programs="156, 1,000 or 10,000 programs a cell",
     ),
     Sweep(
         "rollout",

@@ -1,1 +1,0 @@
-"""Several engines behind a router in virtual time."""
